@@ -1,0 +1,72 @@
+"""Judge who may attach: py-spy, gdb and strace must work for the job's own user without sudo."""
+
+from __future__ import annotations
+
+from typing import List
+
+from nodeready.policy import Policy
+from nodeready.probes.ptrace import KEY, Ptrace
+from nodeready.probes.sysctl import SYSCTL_CONF
+from nodeready.results import Result, fail, fixable, na, ok, warn
+
+
+def scope(seen: Ptrace, want: Policy) -> Result:
+    """Yama's ptrace_scope, live and at the next boot, is the policy's.
+
+    At scope 1 only a parent may attach, so py-spy in another shell is refused; at 2 it needs
+    CAP_SYS_PTRACE; 3 forbids it to everybody and cannot be lowered before a reboot
+    (Documentation/admin-guide/LSM/Yama.rst). A kernel without Yama has the classic rules.
+    """
+    check, wanted = "ptrace.scope", str(want.ptrace_scope)
+    if seen.live is None:
+        return na(check, "no Yama in this kernel: the classic rules apply")
+    winner = seen.boot.winner
+    boot = winner.value if winner else "unset"
+    source = winner.where if winner else ""
+    actual = f"{seen.live}, next boot {boot}"
+    boot_wrong = boot != wanted
+    live_wrong = seen.live not in (want.ptrace_scope, 3)
+    if boot_wrong and not live_wrong and source.startswith(f"{SYSCTL_CONF}:"):
+        # Without systemd-sysctl that file is read last: no file of ours can win over it.
+        return fail(check, wanted, actual, source, f"remove the line {source}")
+    if boot_wrong or live_wrong:
+        return fixable(check, wanted, actual, source)
+    if seen.live == 3:
+        return fail(check, wanted, f"{actual}: reboot needed", source, "reboot the node")
+    return ok(check, wanted, str(seen.live), source)
+
+
+def sysctl_conf(seen: Ptrace, want: Policy) -> Result:
+    """No line of /etc/sysctl.conf contradicts the policy.
+
+    ``sysctl --system`` reads that file after all others: whoever runs it by hand (or a package's
+    script) gets the line's value back until the next boot.
+    """
+    check = "ptrace.sysctl_conf"
+    if seen.live is None:
+        return na(check, "no Yama in this kernel: the classic rules apply")
+    conflict = seen.boot.conflict
+    if conflict is None or conflict.value == str(want.ptrace_scope):
+        return ok(check, "no conflicting line")
+    return warn(
+        check,
+        "no conflicting line",
+        f"{KEY} = {conflict.value} wins under sysctl --system",
+        conflict.where,
+        f"remove the line {conflict.where}",
+    )
+
+
+def selinux(seen: Ptrace, want: Policy) -> Result:
+    """SELinux's deny_ptrace is off where SELinux enforces: it stops even root's debugger."""
+    check = "ptrace.selinux"
+    if seen.deny_ptrace is None:
+        return na(check, "no SELinux deny_ptrace on this node")
+    if seen.deny_ptrace:
+        return fixable(check, "off", "on", "/sys/fs/selinux/booleans/deny_ptrace")
+    return ok(check, "off")
+
+
+def judge(seen: Ptrace, want: Policy) -> List[Result]:
+    """All checks of the subject."""
+    return [scope(seen, want), sysctl_conf(seen, want), selinux(seen, want)]

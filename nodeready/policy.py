@@ -1,0 +1,148 @@
+"""Policy: the one declaration of what "ready" means. A field per setting, with its reason.
+
+The field names are the keys of pyinfra's ``group_data``. `nodeready/settings.py` turns such data
+into a Policy, or into a list of errors that name the file, the key and the likely meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional, Tuple
+
+Names = Tuple[str, ...]
+
+
+def _setting(default: Any, kind: str, doc: str, **rule: Any) -> Any:
+    """A field with its kind (the key of a validator in settings.py), its rule and its meaning."""
+    return field(default=default, metadata={"kind": kind, "doc": doc, **rule})
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What every node of a group has to be. All values are plain data."""
+
+    ptrace_scope: int = _setting(
+        0,
+        "int",
+        "kernel.yama.ptrace_scope: 0 lets py-spy and gdb attach to processes of the same user "
+        "without sudo. 3 is refused: it can only be lowered by a reboot.",
+        low=0,
+        high=2,
+    )
+    core_handler: str = _setting(
+        "path",
+        "choice",
+        "Who receives a crash: 'path' writes a file by core_pattern, 'systemd-coredump' keeps "
+        "cores in its own store.",
+        choices=("path", "systemd-coredump"),
+    )
+    core_pattern: str = _setting(
+        "/var/crash/core.%e.%P.%h.%t",
+        "core_pattern",
+        "kernel.core_pattern when core_handler is 'path': absolute, at most 128 bytes (core(5)). "
+        "%h keeps nodes apart on a shared file system, %P is the pid as the host sees it.",
+    )
+    core_retention_days: int = _setting(
+        14,
+        "int",
+        "Days after which systemd-tmpfiles removes a core file; 0 keeps them for ever. A core is "
+        "as large as its process: without a rule the disk fills.",
+        low=0,
+        high=3650,
+    )
+    limit_core: str = _setting(
+        "unlimited",
+        "limit",
+        "RLIMIT_CORE for jobs, soft and hard, in KiB or 'unlimited': a limit below the process's "
+        "size leaves a truncated core.",
+    )
+    limit_memlock: str = _setting(
+        "unlimited",
+        "limit",
+        "RLIMIT_MEMLOCK for jobs, soft and hard, in KiB or 'unlimited': RDMA pins its buffers.",
+    )
+    limit_nofile: int = _setting(
+        1048576,
+        "int",
+        "RLIMIT_NOFILE for jobs, soft and hard: NCCL and data loaders open thousands of files. "
+        "The kernel refuses more than fs.nr_open (1048576 by default).",
+        low=1024,
+        high=1073741816,
+    )
+    limit_domains: Names = _setting(
+        ("*", "root"),
+        "domains",
+        "The limits.d domains that get the limits: '*', 'root', a user, '@group'. '*' does not "
+        "apply to root, so root has lines of its own (limits.conf(5)).",
+    )
+    limit_services: Names = _setting(
+        ("slurmd",),
+        "units",
+        "systemd services whose children are jobs: PAM limits never reach them, so each gets a "
+        "drop-in where the unit exists.",
+    )
+    restart_services: Names = _setting(
+        (),
+        "units",
+        "Services that a deploy may restart so that a new limit takes effect. Empty: a running "
+        "service with an old limit is reported as pending, never restarted.",
+    )
+    packages: Names = _setting(
+        ("gdb", "strace", "pdsh"),
+        "packages",
+        "Debugging tools that the distribution's package manager installs.",
+    )
+    py_spy_version: str = _setting(
+        "0.4.3",
+        "version",
+        "The py-spy that is put into /usr/local/bin; '' leaves py-spy alone.",
+    )
+    pdshrc_users: Names = _setting(
+        (), "users", "Users who get a ~/.pdshrc (a marked block in an existing file of theirs)."
+    )
+    pdshrc_path: Names = _setting(
+        (), "paths", "Directories that ~/.pdshrc puts in front of PATH, absolute."
+    )
+    pdshrc_activate: str = _setting(
+        "", "line", "A shell line in ~/.pdshrc that activates the job's environment; must be quiet."
+    )
+    pdshrc_lines: Names = _setting((), "lines", "Further shell lines of ~/.pdshrc.")
+    ssh_client_mode: str = _setting(
+        "known_hosts",
+        "choice",
+        "How ssh between nodes answers the host-key question: 'known_hosts' distributes every "
+        "node's keys, 'accept-new' trusts at first sight, 'no' never asks and never protects.",
+        choices=("known_hosts", "accept-new", "no"),
+    )
+    ssh_client_hosts: Names = _setting(
+        (),
+        "patterns",
+        "ssh_config(5) host patterns (gpu*, 10.1.*) for which the mode is set. Empty: the ssh "
+        "options of the nodes are left alone, only the keys are distributed.",
+    )
+    ssh_known_hosts: Names = _setting(
+        (),
+        "lines",
+        "Further known_hosts lines for every node, e.g. of a login node outside the inventory.",
+    )
+    iommu_args: Optional[Names] = _setting(
+        None,
+        "kernel_args",
+        "Kernel arguments for the IOMMU. None chooses by the hardware that is there (AMD "
+        "Instinct); () manages nothing.",
+    )
+    port_range: Tuple[int, int] = _setting(
+        (29500, 29510),
+        "port_range",
+        "The ports on which jobs rendezvous, first and last. torchrun's default is 29500.",
+    )
+    lock_wait_s: int = _setting(
+        30, "int", "Seconds that a deploy waits for another one on the same node.", low=0, high=3600
+    )
+    package_lock_wait_s: int = _setting(
+        120,
+        "int",
+        "Seconds to wait for the package manager's lock: a fresh node's first update can hold it.",
+        low=0,
+        high=3600,
+    )

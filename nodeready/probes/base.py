@@ -1,0 +1,124 @@
+"""What a probe is: sections of shell that read a node, and the parser of what they print."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+
+from nodeready.policy import Policy
+
+
+class ProbeError(Exception):
+    """A section's output makes no sense. ``evidence`` holds its first bytes."""
+
+    def __init__(self, reason: str, evidence: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.evidence = evidence[:200]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A subject that could not be observed on a node: why, and the first bytes of what came."""
+
+    reason: str
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One piece of the snapshot: a shell text that only reads, under its own limits.
+
+    script:    the POSIX sh text for a policy; nr_value and the other helpers are at hand
+    timeout_s: seconds after which it is ended; reading /etc takes milliseconds, but a home
+               directory or a mount can hang
+    cap_bytes: output beyond it is cut off on the node
+    """
+
+    name: str
+    script: Callable[[Policy], str]
+    timeout_s: int = 5
+    cap_bytes: int = 262144
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one section printed: its bytes as text (surrogateescape), exit status, and limits."""
+
+    text: str
+    rc: Optional[int]
+    truncated: bool = False
+    nonce: str = ""
+
+    def require(self) -> str:
+        """The text of a section that ended well. Raises ProbeError for one that did not."""
+        if self.truncated:
+            raise ProbeError("output truncated", self.text)
+        if self.rc is None:
+            raise ProbeError("timed out", self.text)
+        if self.rc != 0:
+            raise ProbeError(f"failed with exit status {self.rc}", self.text)
+        return self.text
+
+    def values(self) -> Dict[str, str]:
+        """The ``NAME=VALUE`` lines; the first of a name counts."""
+        found: Dict[str, str] = {}
+        for line in self.require().splitlines():
+            name, equals, value = line.partition("=")
+            if equals and re.fullmatch(r"[a-z][a-z0-9_]*", name):
+                found.setdefault(name, value)
+        return found
+
+    def all(self, name: str) -> List[str]:
+        """Every VALUE of the ``NAME=VALUE`` lines of this name, in order."""
+        start = f"{name}="
+        return [
+            line[len(start) :] for line in self.require().splitlines() if line.startswith(start)
+        ]
+
+    def files(self) -> Dict[str, bytes]:
+        """The files that nr_exact printed, by path, with their bytes as they are on the node."""
+        mark = re.escape(f"@{self.nonce}")
+        found = re.finditer(
+            rf"^{mark} file (/[^\n]*)\n(.*?)\n{mark} eof$", self.require(), re.M | re.S
+        )
+        return {match[1]: match[2].encode("utf-8", "surrogateescape") for match in found}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a file on the node. ``text`` has no line end; ``where`` is ``/path:number``."""
+
+    path: str
+    number: int
+    text: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}:{self.number}"
+
+
+def file_lines(text: str) -> Iterator[Line]:
+    """The lines that nr_lines printed (``/path:number:text``); other lines are passed over."""
+    for raw in text.split("\n"):
+        match = re.match(r"(/.*?):(\d+):(.*)$", raw, re.S)
+        if match:
+            yield Line(match[1], int(match[2]), match[3])
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How one subject is observed: the sections it needs and the parser of their output."""
+
+    subject: str
+    sections: Tuple[Section, ...]
+    parse: Callable[[Mapping[str, Output], Policy], Any]
+
+
+def number(text: str, what: str) -> int:
+    """``text`` as a whole number. Raises ProbeError, with the text, when it is none."""
+    try:
+        return int(text.strip())
+    except ValueError:
+        raise ProbeError(f"{what} is no number", text) from None

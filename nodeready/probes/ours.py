@@ -1,0 +1,35 @@
+"""The files of ours on a node, for diffs and so that a change knows what it replaces."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping
+
+from nodeready.policy import Policy
+from nodeready.probes.base import Output, Probe, Section, file_lines
+
+#: Every file that we own outright. Its base name contains the project's name.
+PATHS = (
+    "/etc/sysctl.d/*nodeready*.conf",
+    "/etc/tmpfiles.d/*nodeready*.conf",
+    "/etc/systemd/coredump.conf.d/*nodeready*.conf",
+    "/etc/security/limits.d/*nodeready*.conf",
+    "/etc/systemd/system/*.service.d/*nodeready*.conf",
+    "/etc/profile.d/*nodeready*",
+    "/etc/ssh/ssh_config.d/*nodeready*.conf",
+    "/etc/default/grub.d/*nodeready*.cfg",
+)
+
+
+def _script(policy: Policy) -> str:
+    return f"nr_lines {' '.join(PATHS)}"
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> Dict[str, bytes]:
+    """The content of each file of ours, by path; they all end with a newline."""
+    lines: Dict[str, List[str]] = {}
+    for line in file_lines(outputs["ours"].require()):
+        lines.setdefault(line.path, []).append(line.text + "\n")
+    return {path: "".join(text).encode("utf-8", "surrogateescape") for path, text in lines.items()}
+
+
+PROBE = Probe("ours", (Section("ours", _script),), parse)

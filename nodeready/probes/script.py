@@ -1,0 +1,108 @@
+"""One script for all the sections of a snapshot, and the way back from its output to sections.
+
+On the wire: a line ``nodeready/1 NONCE gzip`` (or ``plain``), the base64 of the whole, a line
+``nodeready/1 NONCE end``. Inside: per section ``@NONCE begin NAME``, what it printed,
+``@NONCE rc N`` when it ended by itself, ``@NONCE end``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import re
+import zlib
+from typing import Dict, Iterable, List
+
+from nodeready import shell
+from nodeready.policy import Policy
+from nodeready.probes.base import Output, ProbeError, Section
+
+#: More than this much of one node's answer is refused: memory here stays flat.
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+
+# A section runs in a shell of its own so that its timeout can end it, and prints its own exit
+# status last: when that line is missing, the section was cut off or ended by the timeout.
+_RUN = r"""
+nr_section() {
+    printf '\n@%s begin %s\n' "$NR" "$1"
+    timeout -k 1 "$2" sh -c "$NR_LIB$4
+printf '\n@%s rc %s\n' $NR \$?" 2>&1 | head -c "$3"
+    printf '\n@%s end\n' "$NR"
+}
+"""
+_PACK = r"""
+if command -v base64 >/dev/null 2>&1; then
+    if command -v gzip >/dev/null 2>&1; then
+        printf 'nodeready/1 %s gzip\n' "$NR"
+        nr_all | gzip -c1 | base64
+    else
+        printf 'nodeready/1 %s plain\n' "$NR"
+        nr_all | base64
+    fi
+    printf 'nodeready/1 %s end\n' "$NR"
+else
+    printf 'nodeready/1 %s nobase64\n' "$NR"
+fi
+"""
+
+
+def make_script(sections: Iterable[Section], policy: Policy, nonce: str) -> str:
+    """The POSIX sh text that runs ``sections`` and prints the packed answer; it only reads."""
+    calls: List[str] = []
+    for section in sections:
+        body = shell.minify(section.script(policy))
+        cap = section.cap_bytes
+        calls.append(f"nr_section {section.name} {section.timeout_s} {cap} {shell.quote(body)}")
+    lib = shell.quote(shell.library("probe"))
+    return (
+        f"NR={nonce}\nexport NR\nexec 3<&-\nNR_LIB={lib}\n{shell.minify(_RUN)}"
+        f"nr_all() {{\n" + "\n".join(calls) + f"\n}}\n{shell.minify(_PACK)}"
+    )
+
+
+def _unpack(text: str, nonce: str) -> bytes:
+    """The bytes between our two lines; what others printed around them is passed over."""
+    mark = re.escape(f"nodeready/1 {nonce}")
+    begin = re.search(rf"^{mark} (gzip|plain|nobase64)\s*$", text, re.M)
+    if begin is None:
+        raise ProbeError("no answer from the node's shell", text.strip())
+    if begin[1] == "nobase64":
+        raise ProbeError("base64 is not installed")
+    end = re.compile(rf"^{mark} end\s*$", re.M).search(text, begin.end())
+    if end is None:
+        raise ProbeError("the answer was cut off")
+    try:
+        packed = base64.b64decode(text[begin.end() : end.start()], validate=False)
+        if begin[1] == "plain":
+            return packed[:MAX_ANSWER_BYTES]
+        return zlib.decompressobj(31).decompress(packed, MAX_ANSWER_BYTES)
+    except (binascii.Error, zlib.error, gzip.BadGzipFile) as error:
+        raise ProbeError(f"the answer is damaged: {error}") from None
+
+
+def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> Dict[str, Output]:
+    """The sections of one node's answer, by name.
+
+    Raises ProbeError when there is no answer at all. A section that is missing, was cut off or
+    timed out is an Output that says so when its text is asked for.
+    """
+    body = _unpack(text, nonce).decode("utf-8", "surrogateescape")
+    caps = {section.name: section.cap_bytes for section in sections}
+    outputs: Dict[str, Output] = {}
+    mark = re.escape(f"@{nonce}")
+    for piece in re.split(rf"^{mark} begin ", body, flags=re.M)[1:]:
+        name, _, rest = piece.partition("\n")
+        if name not in caps:
+            continue
+        content = re.split(rf"\n{mark} end\n", rest)[0]
+        status = re.search(rf"\n{mark} rc (\d+)\n?\Z", content)
+        if status:
+            outputs[name] = Output(content[: status.start()], int(status[1]), nonce=nonce)
+        else:
+            size = len(content.encode("utf-8", "surrogateescape"))
+            outputs[name] = Output(content, None, truncated=size >= caps[name], nonce=nonce)
+    for name in caps:
+        outputs.setdefault(name, Output("", None))
+    return outputs
+

@@ -1,0 +1,138 @@
+"""The sysctl files of a node, and which of their lines wins at boot.
+
+Rules, from sysctl.d(5) and procps' sysctl(8): files of all directories sort by base name and the
+last assignment wins; a file masks those of the same name in later directories of the list (and a
+link to /dev/null masks them all). systemd-sysctl does not read /etc/sysctl.conf itself (Debian 12
+links it as 99-sysctl.conf); ``sysctl --system`` reads it last of all.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import dataclass
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+
+from nodeready.policy import Policy
+from nodeready.probes.base import Line, Output, Section, file_lines
+
+#: Highest priority first (sysctl.d(5); procps adds /usr/local/lib).
+DIRECTORIES = (
+    "/etc/sysctl.d",
+    "/run/sysctl.d",
+    "/usr/local/lib/sysctl.d",
+    "/usr/lib/sysctl.d",
+    "/lib/sysctl.d",
+)
+SYSCTL_CONF = "/etc/sysctl.conf"
+
+
+def _script(policy: Policy) -> str:
+    globs = " ".join(f"{directory}/*.conf" for directory in DIRECTORIES)
+    return rf"""
+    for nr_file in {globs} {SYSCTL_CONF}; do
+        if [ -e "$nr_file" ] || [ -L "$nr_file" ]; then printf 'file=%s\n' "$nr_file"; fi
+    done
+    for nr_file in /lib/systemd/systemd-sysctl /usr/lib/systemd/systemd-sysctl; do
+        if [ -x "$nr_file" ]; then printf 'reader=systemd\n'; fi
+    done
+    grep -asHnv -e '^[[:space:]]*[#;]' -e '^[[:space:]]*$' {globs} {SYSCTL_CONF} /dev/null
+    :
+    """
+
+
+SECTION = Section("sysctl", _script)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A line that sets a key: the value as written, and the line it stands on."""
+
+    value: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Boot:
+    """What sets one key at the next boot.
+
+    winner:   the line that the node's own boot reader takes; None when no line sets the key
+    conflict: the line of /etc/sysctl.conf that `sysctl --system` would take instead, or None
+    beaten:   base names of files that sort behind the ones of ours and set the key, in order
+    """
+
+    winner: Optional[Setting]
+    conflict: Optional[Setting] = None
+    last_name: str = ""
+
+
+@dataclass(frozen=True)
+class SysctlFiles:
+    """The files in the order in which the boot reader applies them, and their assignments."""
+
+    order: Tuple[str, ...]
+    lines: Mapping[str, Tuple[Line, ...]]
+    systemd: bool
+
+
+def _applied(paths: Iterable[str]) -> List[str]:
+    """The unmasked files of the directories, in the order in which they are applied."""
+    by_name: Dict[str, str] = {}
+    for directory in DIRECTORIES:
+        for path in paths:
+            parent, _, name = path.rpartition("/")
+            if parent == directory:
+                by_name.setdefault(name, path)
+    return [by_name[name] for name in sorted(by_name, key=lambda n: n.encode(errors="replace"))]
+
+
+def parse(output: Output) -> SysctlFiles:
+    """The sysctl files of a node from the section's output. Raises ProbeError."""
+    text = output.require()
+    paths = output.all("file")
+    lines: Dict[str, List[Line]] = {}
+    for line in file_lines(text):
+        lines.setdefault(line.path, []).append(line)
+    order = _applied(paths)
+    if SYSCTL_CONF in paths:
+        order.append(SYSCTL_CONF)
+    return SysctlFiles(
+        tuple(order),
+        {path: tuple(found) for path, found in lines.items()},
+        systemd="reader=systemd" in text.splitlines(),
+    )
+
+
+def _assignment(line: Line, key: str) -> Optional[Setting]:
+    """The value that the line gives to ``key`` (``a.b.c``), or None when it is about another."""
+    match = re.match(r"\s*-?\s*([^=\s]+)\s*=\s*(.*?)\s*$", line.text, re.S)
+    if match is None:
+        return None
+    written = match[1]
+    # sysctl.d(5): the first separator decides; with a slash first, dots are literal.
+    if "/" in written and ("." not in written or written.index("/") < written.index(".")):
+        written = written.replace(".", "\0").replace("/", ".").replace("\0", "/")
+    if written == key or ("*" in written and fnmatch.fnmatchcase(key, written)):
+        return Setting(match[2], line.where)
+    return None
+
+
+def boot_value(files: SysctlFiles, key: str) -> Boot:
+    """Which line sets ``key`` at the next boot, for the node's own reader and for procps."""
+    winner: Optional[Setting] = None
+    conf: Optional[Setting] = None
+    last = ""
+    for path in files.order:
+        for line in files.lines.get(path, ()):
+            found = _assignment(line, key)
+            if found is None:
+                continue
+            if path == SYSCTL_CONF:
+                conf = found
+            else:
+                winner = found
+                if "nodeready" not in path:
+                    last = path.rpartition("/")[2]
+    if not files.systemd:
+        winner = conf or winner
+    return Boot(winner, conf if conf != winner else None, last)

@@ -1,0 +1,87 @@
+"""Result: what one check says about one node. The one currency of checks, reports and operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterable, Tuple
+
+#: The statuses, worst first. ``unknown`` never counts as ok: it stands above ``waived``.
+STATUSES: Tuple[str, ...] = ("fail", "warn", "unknown", "waived", "ok", "na")
+
+#: The owner of a Result that one of our operations repairs.
+NODEREADY = "nodeready"
+#: The owner of a Result that only a person can repair: a reboot, a restart, somebody's file.
+ADMIN = "admin"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One judgement.
+
+    check:    stable dotted id, ``subject.noun``; an id never changes its meaning
+    status:   one of STATUSES
+    expected: what the policy asks for, in words or as a value
+    actual:   what was observed; live and next-boot value where the two can differ
+    source:   where the actual value comes from (``/etc/sysctl.d/10-ptrace.conf:3``), or ""
+    fix:      what repairs it: an operation of ours, a command, a person's act; or ""
+    owner:    who repairs it: NODEREADY when ``nodeready deploy`` does, else ADMIN; "" when ok
+    """
+
+    check: str
+    status: str
+    expected: str = ""
+    actual: str = ""
+    source: str = ""
+    fix: str = ""
+    owner: str = ""
+
+    @property
+    def bad(self) -> bool:
+        """Whether something has to be done or looked at: not ok and not ``na``."""
+        return self.status not in ("ok", "na", "waived")
+
+    @property
+    def fixable(self) -> bool:
+        """Whether ``nodeready deploy`` repairs it."""
+        return self.status in ("fail", "warn") and self.owner == NODEREADY
+
+
+def ok(check: str, expected: str = "", actual: str = "", source: str = "") -> Result:
+    """The value is as the policy wants it; ``actual`` defaults to ``expected``."""
+    return Result(check, "ok", expected, actual or expected, source)
+
+
+def na(check: str, reason: str) -> Result:
+    """The check does not apply to this node, for ``reason``."""
+    return Result(check, "na", actual=reason)
+
+
+def unknown(check: str, reason: str) -> Result:
+    """The value could not be observed, for ``reason``."""
+    return Result(check, "unknown", actual=reason)
+
+
+def fixable(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:
+    """A failure that ``nodeready deploy`` repairs."""
+    return Result(
+        check, "fail", expected, actual, source, fix or f"nodeready deploy: {check}", NODEREADY
+    )
+
+
+def fail(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:
+    """A failure that only a person can repair, by ``fix``."""
+    return Result(check, "fail", expected, actual, source, fix, ADMIN)
+
+
+def warn(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:
+    """Something that a person should do or know, by ``fix``, but that stops no job."""
+    return Result(check, "warn", expected, actual, source, fix, ADMIN)
+
+
+def worst(results: Iterable[Result]) -> str:
+    """The worst status among ``results``; ``ok`` when there is none worse, ``na`` when all are."""
+    statuses = {result.status for result in results}
+    for status in STATUSES:
+        if status in statuses:
+            return status
+    return "na"

@@ -1,0 +1,28 @@
+"""The one gate for text that came from a node: it is data, never markup and never a command."""
+
+from __future__ import annotations
+
+import re
+
+# C0 and C1 controls and DEL, lone surrogates (bytes that are no UTF-8), and the characters that
+# reorder or hide what stands beside them (bidirectional marks, zero-width, line separators).
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+)
+
+
+def _visible(match: "re.Match[str]") -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def sanitise(text: str, limit: int = 4000) -> str:
+    """``text`` as one line that is safe to show: control characters become visible escapes.
+
+    limit: characters after which the rest is cut off, with a mark.
+    """
+    if len(text) > limit:
+        text = text[:limit] + "..."
+    return _UNSAFE.sub(_visible, text.replace("\t", "    "))

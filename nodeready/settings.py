@@ -1,0 +1,179 @@
+"""Turn group_data into a Policy, or into errors that say which file, which key and what to do.
+
+Pure: a mapping goes in, a Policy or a PolicyError comes out. Nothing is contacted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import Field, fields
+from typing import Any, Callable, Dict, List, Mapping
+
+from nodeready.policy import Policy
+
+#: core(5), "Naming of core dump files", Linux 6.12. %F is for pipes only.
+CORE_SPECIFIERS = frozenset("%cCdeEfghiIpPstu")
+#: CORENAME_MAX_SIZE in the kernel: the pattern and its terminating zero.
+CORE_PATTERN_MAX_BYTES = 128
+
+#: First words of our keys: an unknown key that begins with one of them is meant for us.
+_PREFIXES = ("ptrace_", "core_", "limit_", "pdshrc_", "ssh_client_", "iommu_", "py_spy_")
+_FIELDS: Dict[str, "Field[Any]"] = {f.name: f for f in fields(Policy)}
+
+
+class PolicyError(ValueError):
+    """A policy that cannot be used. Each of ``problems`` is one line: file, key, meaning."""
+
+    def __init__(self, problems: List[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class _Wrong(ValueError):
+    """One value breaks its rule; the text completes 'key VALUE ...'."""
+
+
+def _int(value: Any, rule: Mapping[str, Any]) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _Wrong("must be a whole number")
+    if not rule["low"] <= value <= rule["high"]:
+        raise _Wrong(f"must be between {rule['low']} and {rule['high']}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Wrong("must be a string")
+    if any(ord(char) < 32 or ord(char) == 127 for char in value):
+        raise _Wrong("must be one line without control characters")
+    return value
+
+
+def _choice(value: Any, rule: Mapping[str, Any]) -> str:
+    if value not in rule["choices"]:
+        raise _Wrong("must be one of " + ", ".join(rule["choices"]))
+    return str(value)
+
+
+def _limit(value: Any, rule: Mapping[str, Any]) -> str:
+    if value == "unlimited":
+        return "unlimited"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return str(value)
+    raise _Wrong("must be 'unlimited' or a number of KiB")
+
+
+def _core_pattern(value: Any, rule: Mapping[str, Any]) -> str:
+    text = _text(value)
+    if not text.startswith("/"):
+        raise _Wrong("must be an absolute path (a pipe is core_handler = 'systemd-coredump')")
+    if len(text.encode()) > CORE_PATTERN_MAX_BYTES - 1:
+        raise _Wrong(f"is longer than {CORE_PATTERN_MAX_BYTES - 1} bytes; the kernel cuts it off")
+    for specifier in re.findall(r"%(.?)", text):
+        if specifier not in CORE_SPECIFIERS or not specifier:
+            raise _Wrong(f"has the unknown specifier %{specifier} (core(5) lists them)")
+    directory, _, name = text.rpartition("/")
+    if not directory or not name or "%" in directory:
+        raise _Wrong("must name a fixed directory and then the file: /DIRECTORY/core.%e.%P.%h.%t")
+    if "/../" in f"{directory}/" or any(char.isspace() for char in text):
+        raise _Wrong("must not contain '..' or white space")
+    return text
+
+
+def _port_range(value: Any, rule: Mapping[str, Any]) -> Any:
+    if not (isinstance(value, (tuple, list)) and len(value) == 2):
+        raise _Wrong("must be two port numbers: (first, last)")
+    first, last = (_int(port, {"low": 1, "high": 65535}) for port in value)
+    if first > last:
+        raise _Wrong(f"is the wrong way round: ({last}, {first})?")
+    return (first, last)
+
+
+def _each(pattern: str, what: str) -> Callable[[Any, Mapping[str, Any]], Any]:
+    """A validator for a list of strings that must all match ``pattern``."""
+    compiled = re.compile(pattern)
+
+    def validate(value: Any, rule: Mapping[str, Any]) -> Any:
+        if isinstance(value, str) or not isinstance(value, (tuple, list)):
+            raise _Wrong(f"must be a list of {what}s: ({value!r},)?")
+        for item in value:
+            if not compiled.fullmatch(_text(item)):
+                raise _Wrong(f"{item!r} is no {what}")
+        return tuple(value)
+
+    return validate
+
+
+_users = _each(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "user name")
+_kernel_args = _each(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
+
+
+def _version(value: Any, rule: Mapping[str, Any]) -> str:
+    if not re.fullmatch(r"(\d+(\.\d+)*)?", _text(value)):
+        raise _Wrong("must be a version such as 0.4.3")
+    return str(value)
+
+
+_VALIDATORS: Dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
+    "int": _int,
+    "choice": _choice,
+    "limit": _limit,
+    "core_pattern": _core_pattern,
+    "port_range": _port_range,
+    "version": _version,
+    "line": lambda value, rule: _text(value),
+    "lines": _each(r".+", "line"),
+    "users": _users,
+    "domains": _each(r"\*|@?[A-Za-z_][A-Za-z0-9_.-]{0,31}", "limits.conf domain"),
+    "units": _each(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*", "service name"),
+    "packages": _each(r"[a-z0-9][a-z0-9+.-]*", "package name"),
+    "paths": _each(r"/[^:\s'\"]*", "absolute path"),
+    "patterns": _each(r"!?[A-Za-z0-9*?_][A-Za-z0-9*?_.:%-]*", "ssh host pattern"),
+    "kernel_args": lambda value, rule: None if value is None else _kernel_args(value, rule),
+}
+
+
+def _misspelt(key: str) -> str:
+    """What the unknown ``key`` was probably meant to be, or "" when it is not ours."""
+    close = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.85)
+    if close:
+        return f"did you mean {close[0]}?"
+    if key.startswith(_PREFIXES):
+        ours = [name for name in _FIELDS if name.split("_")[0] == key.split("_")[0]]
+        return "the settings are " + ", ".join(ours)
+    return ""
+
+
+def check_settings(
+    data: Mapping[str, Any], where: str, foreign: "frozenset[str]" = frozenset()
+) -> Dict[str, Any]:
+    """The validated settings among ``data`` (other people's keys are left out).
+
+    where:   the file or other origin, for the error text
+    foreign: keys that belong to pyinfra, never taken for a misspelt one of ours
+    Raises PolicyError with every problem of this origin.
+    """
+    settings: Dict[str, Any] = {}
+    problems: List[str] = []
+    for key, value in data.items():
+        if key in _FIELDS:
+            rule = _FIELDS[key].metadata
+            try:
+                settings[key] = _VALIDATORS[rule["kind"]](value, rule)
+            except _Wrong as wrong:
+                shown = repr(value)
+                shown = shown if len(shown) <= 60 else shown[:57] + "..."
+                problems.append(f"{where}: {key} = {shown}: {wrong}")
+        elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
+            meant = _misspelt(key)
+            if meant:
+                problems.append(f"{where}: unknown setting {key}: {meant}")
+    if problems:
+        raise PolicyError(problems)
+    return settings
+
+
+def make_policy(data: Mapping[str, Any], where: str = "policy") -> Policy:
+    """The Policy that ``data`` declares; settings that it does not name keep their default."""
+    return Policy(**check_settings(data, where))

@@ -1,0 +1,31 @@
+# Read-only helpers of the probes. NR is the random word of this run: a line that begins with it
+# is ours, whatever a file or a tool on the node prints.
+
+# nr_value NAME FILE: "NAME=first line of FILE", or nothing when it cannot be read.
+nr_value() {
+    if IFS= read -r nr_line <"$2"; then printf '%s=%s\n' "$1" "$nr_line"; fi 2>/dev/null
+}
+
+# nr_lines FILE...: FILE:LINE:TEXT of every line of the files that are there.
+nr_lines() {
+    grep -asHn '' "$@" /dev/null
+    :
+}
+
+# nr_exact FILE...: the bytes of each file between two lines of ours.
+nr_exact() {
+    for nr_file in "$@"; do
+        if [ -f "$nr_file" ] && [ -r "$nr_file" ]; then
+            printf '\n@%s file %s\n' "$NR" "$nr_file"
+            head -c 1048576 "$nr_file"
+            printf '\n@%s eof\n' "$NR"
+        fi
+    done
+}
+
+# nr_have NAME...: "have=NAME" for each command that is installed.
+nr_have() {
+    for nr_name in "$@"; do
+        if command -v "$nr_name" >/dev/null 2>&1; then printf 'have=%s\n' "$nr_name"; fi
+    done
+}

@@ -1,0 +1,59 @@
+"""Make a crash leave a whole core file where the policy says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready.actions import Action, Directory, RemoveFile, Run
+from nodeready.checks.core_dumps import retention_rule
+from nodeready.operations.dropin import own_file, render, sysctl_dropin
+from nodeready.operations.step import step
+from nodeready.policy import Policy
+from nodeready.probes.core_dumps import KEY, CoreDumps, core_directory
+from nodeready.snapshot import Snapshot
+
+TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
+COREDUMP_CONF = "/etc/systemd/coredump.conf.d/zz-nodeready.conf"
+
+
+@step(fixes=["core_dumps.rewriters"])
+def rewriters(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Stop, disable and mask the services that rewrite core_pattern when they start."""
+    cores: CoreDumps = seen["core_dumps"]
+    for unit in cores.rewriters:
+        if cores.systemd:
+            yield Run(("systemctl", "disable", "--now", unit), f"stop {unit}")
+        yield Run(("systemctl", "mask", unit), f"mask {unit}")
+
+
+@step(fixes=["core_dumps.directory", "core_dumps.retention"])
+def directory(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Make the core directory, now and at boot, with a rule that removes old cores."""
+    cores: CoreDumps = seen["core_dumps"]
+    content = render("core_dumps/tmpfiles.conf.j2", rule=retention_rule(want))
+    yield from own_file(seen, TMPFILES, content)
+    if cores.directory_mode is None or cores.directory_mode & 0o1777 != 0o1777:
+        yield Directory(core_directory(want), "1777")
+
+
+@step(fixes=["core_dumps.pattern"])
+def pattern(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Set kernel.core_pattern now and for the next boot."""
+    cores: CoreDumps = seen["core_dumps"]
+    if want.core_handler == "path":
+        wanted = want.core_pattern
+        yield from sysctl_dropin(seen, "core_dumps", KEY, wanted, cores.boot)
+    else:
+        # The package's own file sets the pattern; ours would hide it.
+        wanted = cores.packaged.value if cores.packaged else cores.live
+        for path, content in seen.files.items():
+            if path.startswith("/etc/sysctl.d/") and path.endswith("nodeready-core_dumps.conf"):
+                yield RemoveFile(path, content)
+    if cores.live != wanted:
+        yield Run(("sysctl", "-w", f"{KEY}={wanted}"))
+
+
+@step(fixes=["core_dumps.size"])
+def size(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Let systemd-coredump keep cores of any size."""
+    yield from own_file(seen, COREDUMP_CONF, render("core_dumps/coredump.conf.j2"))

@@ -1,0 +1,58 @@
+"""Files of ours, from their templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from nodeready.actions import Action, RemoveFile, WriteFile
+from nodeready.operations.step import name_after
+from nodeready.probes.sysctl import Boot
+from nodeready.snapshot import Snapshot
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    # Not HTML: the templates are configuration files, and every value was validated.
+    return Environment(
+        loader=PackageLoader("nodeready", "templates"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+
+
+def render(template: str, **values: Any) -> bytes:
+    """The bytes of a file of ours. Raises jinja2.UndefinedError for a value that is missing."""
+    return _environment().get_template(template).render(**values).encode()
+
+
+def own_file(
+    seen: Snapshot, path: str, content: bytes, mode: str = "0644"
+) -> Iterator[Action]:
+    """Write a file that we own outright, when it is not so already."""
+    old = seen.files.get(path)
+    if old != content:
+        yield WriteFile(path, content, old, mode)
+
+
+def sysctl_dropin(
+    seen: Snapshot, subject: str, key: str, value: str, boot: Boot
+) -> Iterator[Action]:
+    """Our sysctl.d file for one key, named so that it wins at boot over every other file.
+
+    One of ours under another name, from when other files were there, is removed.
+    """
+    if boot.winner is not None and boot.winner.value == value:
+        return
+    stem = f"nodeready-{subject}.conf"
+    path = f"/etc/sysctl.d/{name_after(f'99-zz-{stem}', boot.last_name)}"
+    for old, content in seen.files.items():
+        if old.startswith("/etc/sysctl.d/") and old.endswith(stem) and old != path:
+            yield RemoveFile(old, content)
+    yield from own_file(seen, path, render(f"{subject}/sysctl.conf.j2", key=key, value=value))

@@ -1,0 +1,27 @@
+"""Let py-spy, gdb and strace attach to processes of the same user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready.actions import Action, Run
+from nodeready.operations.dropin import sysctl_dropin
+from nodeready.operations.step import step
+from nodeready.policy import Policy
+from nodeready.probes.ptrace import KEY, Ptrace
+from nodeready.snapshot import Snapshot
+
+
+@step(fixes=["ptrace.scope"])
+def scope(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Set kernel.yama.ptrace_scope now and for the next boot."""
+    ptrace: Ptrace = seen["ptrace"]
+    yield from sysctl_dropin(seen, "ptrace", KEY, str(want.ptrace_scope), ptrace.boot)
+    if ptrace.live not in (want.ptrace_scope, 3):
+        yield Run(("sysctl", "-w", f"{KEY}={want.ptrace_scope}"))
+
+
+@step(fixes=["ptrace.selinux"])
+def selinux(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Switch SELinux's deny_ptrace off, now and for the next boot."""
+    yield Run(("setsebool", "-P", "deny_ptrace", "off"))

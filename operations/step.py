@@ -1,0 +1,102 @@
+"""What an operation is here: it asks the checks, and says what to do when one of them fails.
+
+A step is written as a generator of actions. ``@step`` turns it into a pyinfra operation (for
+``pyinfra INVENTORY deploy.py``) that also has ``plan`` (for ``nodeready deploy``). Both decide in
+one place: a step acts exactly when one of its checks fails and is ours to repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyinfra import host, state
+from pyinfra.api import StringCommand, operation
+
+from nodeready.actions import Action, Change
+from nodeready.policy import Policy
+from nodeready.probes.base import Unknown
+from nodeready.snapshot import Snapshot, judge
+from nodeready.transports import live
+
+Act = Callable[[Snapshot, Policy], Iterator[Action]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation: a callable for deploy.py, with the plan that ``nodeready deploy`` runs.
+
+    name:      ``subject.noun``
+    fixes:     ids of the checks that it makes pass
+    touches:   the subjects that it makes stale
+    timeout_s: limit of the whole change on the node
+    """
+
+    name: str
+    fixes: tuple[str, ...]
+    act: Act
+    touches: tuple[str, ...]
+    timeout_s: int
+    operation: Any = None
+
+    @property
+    def subject(self) -> str:
+        return self.name.partition(".")[0]
+
+    def plan(self, seen: Snapshot, want: Policy) -> Change | None:
+        """What this step would do to a node that looks like ``seen``; None: nothing.
+
+        A subject that could not be observed is left alone: we do not change what we cannot see.
+        """
+        if isinstance(seen.subjects.get(self.subject, Unknown("")), Unknown):
+            return None
+        failing = tuple(
+            result.check
+            for result in judge(seen, want, (self.subject,))
+            if result.check in self.fixes and result.fixable
+        )
+        if not failing:
+            return None
+        actions = tuple(self.act(seen, want))
+        return Change(self.name, failing, actions, self.touches, self.timeout_s)
+
+    def __call__(self, **arguments: Any) -> Any:
+        return self.operation(**arguments)
+
+
+def step(
+    fixes: Iterable[str], touches: Iterable[str] = (), timeout_s: int = 60
+) -> Callable[[Act], Step]:
+    """Make a Step of a generator of actions; its name is ``module.function``."""
+
+    def wrap(act: Act) -> Step:
+        subject = act.__module__.rpartition(".")[2]
+        name = f"{subject}.{act.__name__}"
+        made = Step(name, tuple(fixes), act, (subject, *touches), timeout_s)
+
+        def run() -> Generator[StringCommand, None, None]:
+            seen, want = live.snapshot(state, host), live.policy(host)
+            change = made.plan(seen, want)
+            if change is None:
+                host.noop(f"{name} is as the policy wants it")
+                return
+            yield live.command(host, change)
+            live.forget(host, change.touches)
+
+        run.__name__, run.__module__, run.__doc__ = act.__name__, act.__module__, act.__doc__
+        object.__setattr__(made, "operation", operation()(run))
+        return made
+
+    return wrap
+
+
+def name_after(default: str, other: str) -> str:
+    """A file name that sorts behind ``other``: ``default``, or one with z's in front of it.
+
+    For directories in which the last file wins (sysctl.d, limits.d, grub.d).
+    """
+    name = default
+    while other and name <= other:
+        name = "z" + (name if name.startswith("z") else f"z-{default}")
+    return name
