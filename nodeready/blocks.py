@@ -1,0 +1,90 @@
+"""A marked block of ours in a file of somebody else: bytes in, bytes out.
+
+Everything outside the block stays byte for byte: other people's line ends, a missing final
+newline, bytes that are no UTF-8. The block itself always has plain newlines, which every reader
+of these files takes, also in a file whose other lines end in CRLF.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+BEGIN = b"# >>> nodeready: managed block, do not edit >>>"
+END = b"# <<< nodeready <<<"
+
+#: Where the block stands: the file's first lines, its last ones, or wherever it is now (a new
+#: one at the end).
+PLACES = ("top", "end", "keep")
+
+
+class _Parts(NamedTuple):
+    """A file around its first whole block; ``inner`` is None when there is none."""
+
+    before: bytes
+    inner: bytes | None
+    after: bytes
+
+
+def _parts(content: bytes) -> _Parts:
+    """Take the file apart. Markers without their partner and further blocks are left out.
+
+    The lines behind a BEGIN without END may be the owner's own: they stay, only the marker goes.
+    """
+    outside: list[bytes] = []
+    open_block: list[bytes] | None = None
+    inner: bytes | None = None
+    split = 0
+    for line in re.findall(rb"[^\n]*\n|[^\n]+", content):
+        word = line.rstrip()
+        if word == BEGIN:
+            outside.extend(open_block or ())
+            open_block = []
+        elif word == END:
+            if open_block is not None and inner is None:
+                inner, split = b"".join(open_block), len(outside)
+            open_block = None
+        elif open_block is not None:
+            open_block.append(line)
+        else:
+            outside.append(line)
+    outside.extend(open_block or ())
+    if inner is None:
+        split = len(outside)
+    return _Parts(b"".join(outside[:split]), inner, b"".join(outside[split:]))
+
+
+def _line_end(content: bytes) -> bytes:
+    """The newline that is missing at the end of these lines, or nothing."""
+    return b"\n" if content and not content.endswith(b"\n") else b""
+
+
+def find(content: bytes) -> bytes | None:
+    """The lines between our marks, as they stand, or None when there is no whole block."""
+    return _parts(content).inner
+
+
+def put(content: bytes, inner: bytes, place: str) -> bytes:
+    """``content`` with exactly one block that holds ``inner``, standing at ``place``.
+
+    Putting the same again changes nothing. Of the rest only one thing may change: a last line
+    without a newline gets one when the block comes behind it. Raises ValueError for an ``inner``
+    that holds one of our marks and for an unknown place.
+    """
+    if any(line.rstrip() in (BEGIN, END) for line in inner.split(b"\n")):
+        raise ValueError("the block's own lines must not hold its marks")
+    if place not in PLACES:
+        raise ValueError(f"place must be one of {', '.join(PLACES)}")
+    block = BEGIN + b"\n" + inner + _line_end(inner) + END + b"\n"
+    before, found, after = _parts(content)
+    if place == "top":
+        return block + before + after
+    if place == "end" or found is None:
+        before, after = before + after, b""
+    return before + _line_end(before) + block + after
+
+
+def remove(content: bytes) -> bytes:
+    """``content`` without our block, and without stray marks of ours."""
+    before, _, after = _parts(content)
+    return before + after
