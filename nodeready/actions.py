@@ -18,6 +18,10 @@ from nodeready import shell
 from nodeready.sanitise import sanitise
 
 
+class PlanError(Exception):
+    """An operation cannot be planned on a node; the text says why and what to do, in one line."""
+
+
 @dataclass(frozen=True)
 class WriteFile:
     """The file at ``path`` becomes ``content``.
@@ -55,10 +59,11 @@ class WriteFile:
         if self.large:
             return ""
         texts = [
-            data.decode("utf-8", "replace").splitlines() for data in (self.old or b"", self.content)
+            data.decode("utf-8", "replace").splitlines()
+            for data in (self.old or b"", self.content)
         ]
         names = ("/dev/null" if self.old is None else self.path, self.path)
-        lines = difflib.unified_diff(*texts, *names, lineterm="")
+        lines = difflib.unified_diff(texts[0], texts[1], names[0], names[1], lineterm="")
         return "\n".join(sanitise(line) for line in lines)
 
     def stdin(self) -> str:

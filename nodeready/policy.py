@@ -104,7 +104,9 @@ class Policy:
         (), "paths", "Directories that ~/.pdshrc puts in front of PATH, absolute."
     )
     pdshrc_activate: str = _setting(
-        "", "line", "A shell line in ~/.pdshrc that activates the job's environment; must be quiet."
+        "",
+        "line",
+        "A shell line in ~/.pdshrc that activates the job's environment; must be quiet.",
     )
     pdshrc_lines: Names = _setting((), "lines", "Further shell lines of ~/.pdshrc.")
     ssh_client_mode: str = _setting(
@@ -137,7 +139,11 @@ class Policy:
         "The ports on which jobs rendezvous, first and last. torchrun's default is 29500.",
     )
     lock_wait_s: int = _setting(
-        30, "int", "Seconds that a deploy waits for another one on the same node.", low=0, high=3600
+        30,
+        "int",
+        "Seconds that a deploy waits for another one on the same node.",
+        low=0,
+        high=3600,
     )
     package_lock_wait_s: int = _setting(
         120,

@@ -64,7 +64,7 @@ def unknown(check: str, reason: str) -> Result:
 def fixable(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:
     """A failure that ``nodeready deploy`` repairs."""
     return Result(
-        check, "fail", expected, actual, source, fix or f"nodeready deploy: {check}", NODEREADY
+        check, "fail", expected, actual, source, fix or f"nodeready deploy --only {check.partition(chr(46))[0]}", NODEREADY
     )
 
 

@@ -38,7 +38,7 @@ def join(words: "list[str] | tuple[str, ...]") -> str:
 @lru_cache(maxsize=None)
 def library(name: str) -> str:
     """The text of ``nodeready/sh/NAME.sh``, without comments and indentation."""
-    text = resources.files("nodeready").joinpath("sh", f"{name}.sh").read_text("utf-8")
+    text = resources.files("nodeready").joinpath("sh").joinpath(f"{name}.sh").read_text("utf-8")
     return minify(text)
 
 

@@ -58,9 +58,7 @@ def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any
         return Unknown(f"makes no sense ({type(error).__name__}: {error})", evidence)
 
 
-def read(
-    answer: str, chosen: Tuple[Probe, ...], policy: Policy, nonce: str
-) -> Snapshot:
+def read(answer: str, chosen: Tuple[Probe, ...], policy: Policy, nonce: str) -> Snapshot:
     """The snapshot that a node's answer holds. Never raises: what cannot be read is Unknown."""
     seen: Dict[str, Any] = {}
     try:

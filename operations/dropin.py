@@ -32,9 +32,7 @@ def render(template: str, **values: Any) -> bytes:
     return _environment().get_template(template).render(**values).encode()
 
 
-def own_file(
-    seen: Snapshot, path: str, content: bytes, mode: str = "0644"
-) -> Iterator[Action]:
+def own_file(seen: Snapshot, path: str, content: bytes, mode: str = "0644") -> Iterator[Action]:
     """Write a file that we own outright, when it is not so already."""
     old = seen.files.get(path)
     if old != content:

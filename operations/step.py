@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pyinfra import host, state
+from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
-from nodeready.actions import Action, Change
+from nodeready.actions import Action, Change, PlanError
 from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
 from nodeready.snapshot import Snapshot, judge
@@ -76,8 +76,16 @@ def step(
         made = Step(name, tuple(fixes), act, (subject, *touches), timeout_s)
 
         def run() -> Generator[StringCommand, None, None]:
-            seen, want = live.snapshot(state, host), live.policy(host)
-            change = made.plan(seen, want)
+            seen, want = live.observed(host), live.policy(host)
+            subject = seen[made.subject]
+            if isinstance(subject, Unknown):
+                yield live.refuse(f"{made.subject} could not be observed: {subject.reason}")
+                return
+            try:
+                change = made.plan(seen, want)
+            except PlanError as error:
+                yield live.refuse(f"{name}: {error}")
+                return
             if change is None:
                 host.noop(f"{name} is as the policy wants it")
                 return

@@ -1,0 +1,5 @@
+"""`python -m nodeready`."""
+
+from nodeready.cli import main
+
+main()

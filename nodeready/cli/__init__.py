@@ -1,0 +1,100 @@
+"""The `nodeready` command: its subcommands, and the one way from an error to a line and a code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+import click
+
+import nodeready
+from nodeready.cli.exits import exit_code
+from nodeready.sanitise import sanitise
+
+#: subcommand -> the module that holds it; imported when it is used, so that --help is quick.
+_COMMANDS = {
+    "audit": "What differs from the policy, on every node.",
+    "deploy": "Make every node as the policy wants it.",
+    "lab": "A cluster of real SSH nodes on this machine.",
+}
+
+
+class _Commands(click.Group):
+    """A group that imports a subcommand when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"nodeready.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_COMMANDS.items()))
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "NODEREADY",
+        "show_default": True,
+        "max_content_width": 100,
+    },
+)
+@click.version_option(nodeready.__version__, prog_name="nodeready")
+def cli() -> None:
+    """Makes every node of a GPU cluster debuggable before the job starts, and proves it.
+
+    INVENTORY is a pyinfra inventory file, @local, a node set such as gpu[001-064], names
+    separated by commas, or a hostfile.
+
+    \b
+    Exit status: 0 all good, 1 the tool or an operation failed, 2 usage, policy or nothing
+    selected, 3 a check failed or --check found changes, 4 a node could not be reached,
+    130 interrupted.
+    """
+
+
+def complain(text: str) -> None:
+    """One line on standard error."""
+    click.echo(f"nodeready: {sanitise(text)}", err=True)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; ends the process with the documented exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        sys.exit(cli.main(arguments, prog_name="nodeready", standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(exit_code(usage=True))
+    except click.UsageError as error:
+        complain(error.format_message())
+        if error.ctx is not None:
+            click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
+        sys.exit(exit_code(usage=True))
+    except click.ClickException as error:
+        complain(error.format_message())
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(exit_code(interrupted=True))
+    except BrokenPipeError:
+        # The reader of our output went away; Python would complain once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(exit_code(failed=True))
+    except OSError as error:
+        complain(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
+        sys.exit(exit_code(failed=True))

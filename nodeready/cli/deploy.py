@@ -1,0 +1,171 @@
+"""`nodeready deploy`: plan from one look at every node, show it, run it, look again."""
+
+from __future__ import annotations
+
+from nodeready.transports import patch  # isort: skip  # noqa: F401 - must come first
+
+import signal
+import sys
+from collections.abc import Mapping
+from os import _exit
+from typing import Any
+
+import click
+
+from nodeready.cli.exits import INTERRUPTED, exit_code
+from nodeready.cli.options import common, option
+from nodeready.cli.screen import Screen
+from nodeready.cli.start import Common, gather, open_session, remember_failed, subjects
+from nodeready.execution import Outcome
+from nodeready.execution import deploy as run_plans
+from nodeready.planning import Plan, plan
+from nodeready.reports.plan import show_errors, show_left, show_outcomes, show_plan
+from nodeready.reports.text import counted, nodes
+from nodeready.session import NodeRun, Session
+from nodeready.transports.answer import LOST, UNREACHABLE
+
+
+@click.command()
+@click.argument("inventory")
+@option("--check", is_flag=True, help="Only show what would change; write nothing anywhere.")
+@option("--diff", is_flag=True, help="Show the files' differences.")
+@option("--only", metavar="SUBJECT,...", help="Only these subjects, e.g. ptrace,limits.")
+@option("--yes", "-y", is_flag=True, help="Do not ask before the first change.")
+@common
+def deploy(
+    inventory: str, check: bool, diff: bool, only: str | None, yes: bool, **shared: Any
+) -> int:
+    """Make every node of INVENTORY as the policy wants it.
+
+    Looks at all nodes at once, prints per node what would change and why, asks on a terminal,
+    changes only that, and looks again. Never reboots; restarts only services that the policy
+    names.
+
+    \b
+    Examples:
+      nodeready deploy inventories/prod.py --check --diff
+      nodeready deploy 'gpu[001-064]' --only ptrace,limits --yes
+      nodeready deploy inventories/prod.py --limit @last-failed --yes
+    """
+    options = Common(**shared)
+    chosen = subjects(only)
+    screen = options.screen()
+    with open_session(inventory, options) as session:
+        job = _Deploy(session, screen, chosen)
+        try:
+            return job.run(check, diff, yes)
+        except KeyboardInterrupt:
+            return job.interrupt()
+
+
+class _Deploy:
+    """One run of the command: what it planned and what became of it."""
+
+    def __init__(self, session: Session, screen: Screen, chosen: tuple[str, ...] | None) -> None:
+        self.session, self.screen, self.chosen = session, screen, chosen
+        self.plans: dict[str, Plan] = {}
+        self.outcomes: dict[str, Outcome] = {}
+
+    def run(self, check: bool, diff: bool, yes: bool) -> int:
+        """The whole command. Returns the exit code."""
+        session, screen = self.session, self.screen
+        gather(session, screen)
+        runs = {node.name: node for node in session.nodes}
+        for node in session.nodes:
+            if node.snapshot is not None and not node.error:
+                made = plan(node.snapshot, node.policy, self.chosen)
+                if made.changes or made.refused:
+                    self.plans[node.name] = made
+        if check or not screen.quiet:
+            screen.show(show_plan(runs, self.plans, diff))
+        if check:
+            screen.show(show_left(self._judged()))
+            screen.show(show_errors(session.nodes))
+            self._count_check()
+            return self._code(check=bool(self.plans))
+        if any(made.changes for made in self.plans.values()) and not yes:
+            self._ask()
+        self.outcomes = {
+            name: Outcome(runs[name], failed=dict(made.refused))
+            for name, made in self.plans.items()
+        }
+        with screen.progress("changing", list(self.plans)) as done:
+            run_plans(session, self.plans, self.chosen, done, self.outcomes)
+        return self._finish()
+
+    def interrupt(self) -> int:
+        """Ctrl-C or SIGTERM: no new work, remote commands ended, what was done is shown."""
+        signal.signal(signal.SIGINT, lambda *_: _exit(INTERRUPTED))
+        self.session.interrupted = True
+        self.screen.say("interrupted: ending what runs on the nodes (again: leave at once)")
+        self.session.end_remote()
+        self.screen.show(show_outcomes(self.outcomes))
+        undone = [name for name in self.plans if not self._complete(name)]
+        self.screen.say(
+            f"partial: {len(self.plans) - len(undone)} of {len(self.plans)} nodes were completed"
+            + (f"; not {nodes(undone)}" if undone else "")
+        )
+        return exit_code(interrupted=True)
+
+    def _complete(self, name: str) -> bool:
+        return name in self.outcomes and self.outcomes[name].complete
+
+    def _ask(self) -> None:
+        changes = sum(len(made.changes) for made in self.plans.values())
+        if not sys.stdin.isatty():
+            raise click.UsageError("no terminal to ask on: add --yes, or --check to only look")
+        question = f"Make {counted(changes, 'change')} on {counted(len(self.plans), 'node')}?"
+        if not click.confirm(question, err=True):
+            raise click.Abort
+
+    def _judged(self) -> "list[NodeRun]":
+        if self.chosen is None:
+            return self.session.nodes
+        for node in self.session.nodes:
+            node.results = [r for r in node.results if r.check.partition(".")[0] in self.chosen]
+        return self.session.nodes
+
+    def _finish(self) -> int:
+        screen = self.screen
+        screen.show(show_outcomes(self.outcomes))
+        screen.show(show_errors([n for n in self.session.nodes if n.name not in self.outcomes]))
+        judged = self._judged()
+        if not screen.quiet or self._code():
+            screen.show(show_left(judged))
+        changed = sum(bool(o.done) for o in self.outcomes.values())
+        steps = sum(len(o.done) for o in self.outcomes.values())
+        failed = self._failed()
+        lost = [n for n in self.session.nodes if n.kind in (UNREACHABLE, LOST)]
+        same = sum(1 for n in self.session.nodes if n.reached and n.name not in self.plans)
+        remember_failed(dict.fromkeys([*failed, *(n.name for n in lost)]))
+        if not screen.quiet:
+            screen.out.print(
+                f"{changed} changed ({counted(steps, 'change')}), {same} ok, "
+                f"{len(failed)} failed, {len(lost)} unreachable",
+            )
+        if failed or lost:
+            screen.say("again on these alone: --limit @last-failed")
+        return self._code(
+            check=any(r.status in ("fail", "unknown") for n in judged for r in n.results)
+        )
+
+    def _failed(self) -> Mapping[str, Outcome]:
+        return {name: o for name, o in self.outcomes.items() if o.failed or o.left}
+
+    def _count_check(self) -> None:
+        judged = self.session.nodes
+        unknown = sum(any(r.status == "unknown" for r in n.results) for n in judged)
+        lost = sum(1 for n in judged if n.error)
+        ok = sum(1 for n in judged if n.reached and n.name not in self.plans)
+        self.screen.out.print(
+            f"{len(self.plans)} to change, {ok} ok, {unknown} unknown, {lost} unreachable"
+        )
+
+    def _code(self, check: bool = False) -> int:
+        session = self.session
+        return exit_code(
+            failed=bool(self._failed())
+            or any(n.error and n.kind not in (UNREACHABLE, LOST) for n in session.nodes),
+            unreachable=any(n.kind in (UNREACHABLE, LOST) for n in session.nodes),
+            check=check or any(r.status == "unknown" for n in session.nodes for r in n.results),
+        )

@@ -1,0 +1,33 @@
+"""The exit codes, decided in one place."""
+
+from __future__ import annotations
+
+OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+
+def exit_code(
+    *,
+    interrupted: bool = False,
+    usage: bool = False,
+    failed: bool = False,
+    unreachable: bool = False,
+    check: bool = False,
+) -> int:
+    """The exit code of a run, by what happened in it; the first of these that holds.
+
+    interrupted: 130, Ctrl-C or SIGTERM
+    usage:       2, a wrong argument, a bad policy, zero nodes or zero checks selected
+    failed:      1, the tool or an operation failed
+    unreachable: 4, a node could not be reached
+    check:       3, a check failed or could not be observed, or --check found changes to make
+    """
+    for happened, code in (
+        (interrupted, INTERRUPTED),
+        (usage, USAGE),
+        (failed, FAILED),
+        (unreachable, UNREACHABLE),
+        (check, CHECK),
+    ):
+        if happened:
+            return code
+    return OK

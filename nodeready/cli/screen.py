@@ -1,0 +1,121 @@
+"""What a person sees: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from nodeready.nodesets import fold
+from nodeready.sanitise import sanitise
+
+#: Seconds between two plain progress lines where there is no terminal (with -v).
+PLAIN_EVERY_S = 5.0
+#: Columns of a result in a pipe: nothing wraps there.
+UNLIMITED = 100_000
+
+
+def _console(stream: TextIO, color: str) -> Console:
+    terminal = stream.isatty()
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    forced = color == "always" or (
+        color == "auto" and os.environ.get("CLICOLOR_FORCE", "0") != "0" and not plain
+    )
+    colored = forced or (color == "auto" and terminal and not plain)
+    return Console(
+        file=stream,
+        force_terminal=terminal,
+        color_system="standard" if colored else None,
+        no_color=not colored,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=None if terminal else UNLIMITED,
+        legacy_windows=False,
+    )
+
+
+class Screen:
+    """The two streams of one command, with their manners.
+
+    color: auto, always or never; quiet: only trouble; verbose: plain progress without a terminal
+    """
+
+    def __init__(self, color: str = "auto", quiet: bool = False, verbose: int = 0) -> None:
+        self.out = _console(sys.stdout, color)
+        self.err = _console(sys.stderr, color)
+        self.quiet, self.verbose = quiet, verbose
+
+    @property
+    def width(self) -> int:
+        """Columns for a result: the terminal's, at least 80; no limit in a pipe."""
+        return max(80, self.out.width) if sys.stdout.isatty() else UNLIMITED
+
+    def show(self, lines: Iterable[Text]) -> None:
+        """Results, to standard output."""
+        for line in lines:
+            self.out.print(line, soft_wrap=True)
+
+    def say(self, text: str, style: str = "") -> None:
+        """One line beside the results, to standard error."""
+        self.err.print(Text(f"nodeready: {sanitise(text)}", style=style), soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """The same, but nothing under -q."""
+        if not self.quiet:
+            self.say(text)
+
+    @contextmanager
+    def progress(self, what: str, names: Iterable[str]) -> Iterator["Waiting"]:
+        """Count nodes while they finish; the ones still missing are named."""
+        waiting = Waiting(what, set(names))
+        if self.quiet or not (sys.stderr.isatty() or self.verbose):
+            yield waiting
+        elif not sys.stderr.isatty():
+            waiting.plain = self
+            yield waiting
+        else:
+            with Progress(
+                TextColumn(f"{what:<8}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[left]}"),
+                console=self.err,
+                transient=True,
+            ) as bar:
+                task = bar.add_task(what, total=len(waiting.left), left="")
+                waiting.update = lambda: bar.update(task, advance=1, left=waiting.last(36))
+                yield waiting
+
+
+class Waiting:
+    """The nodes that are not done yet."""
+
+    def __init__(self, what: str, left: set[str]) -> None:
+        self.what, self.left, self.total = what, left, len(left)
+        self.plain: Screen | None = None
+        self.said = time.monotonic()
+        self.update: Callable[[], None] = lambda: None
+
+    def last(self, width: int) -> str:
+        """The slowest nodes, once few are left."""
+        if not self.left or len(self.left) > max(8, self.total // 10):
+            return ""
+        text = "waiting for " + fold(sorted(self.left))
+        return text if len(text) <= width else text[: width - 3] + "..."
+
+    def __call__(self, name: str) -> None:
+        self.left.discard(name)
+        self.update()
+        if self.plain and time.monotonic() - self.said >= PLAIN_EVERY_S:
+            self.said = time.monotonic()
+            done = self.total - len(self.left)
+            self.plain.say(f"{self.what}: {done} of {self.total} nodes. {self.last(200)}")

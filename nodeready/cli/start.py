@@ -1,0 +1,113 @@
+"""From the command line's words to a Session: inventory, selection, policies, connection data."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from pyinfra.api import Config
+
+from nodeready import fleet, inventory
+from nodeready.cli.screen import Screen
+from nodeready.session import Session
+from nodeready.settings import PolicyError
+from nodeready.subjects import SUBJECTS
+from nodeready.transports.answer import SUDO
+
+
+@dataclass(frozen=True)
+class Common:
+    """The values of the options that every command shares."""
+
+    limit: str | None = None
+    sudo: bool = False
+    ssh_user: str | None = None
+    ssh_key: str | None = None
+    color: str = "auto"
+    quiet: bool = False
+    verbose: int = 0
+
+    def screen(self) -> Screen:
+        return Screen(self.color, self.quiet, self.verbose)
+
+
+def _last_failed() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "nodeready" / "last-failed"
+
+
+def remember_failed(names: Iterable[str]) -> None:
+    """Keep the nodes that failed, for ``--limit @last-failed``. A home that is full is no error."""
+    path = _last_failed()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(names) + "\n", encoding="utf-8")
+    except OSError:
+        return
+
+
+def _selected(words: str | None) -> str | None:
+    if words != "@last-failed":
+        return words
+    try:
+        names = _last_failed().read_text(encoding="utf-8").split()
+    except OSError:
+        names = []
+    if not names:
+        raise click.UsageError("--limit @last-failed: no node failed in the last run")
+    return ",".join(names)
+
+
+def subjects(words: str | None) -> tuple[str, ...] | None:
+    """The subjects of ``--only``; None: all. An unknown one is a usage error."""
+    if words is None:
+        return None
+    chosen = tuple(word.strip() for word in words.split(",") if word.strip())
+    for word in chosen:
+        if word not in SUBJECTS:
+            raise click.UsageError(
+                f"--only {word}: no such subject; there are {', '.join(SUBJECTS)}"
+            )
+    if not chosen:
+        raise click.UsageError("--only: no subject named")
+    return chosen
+
+
+def open_session(words: str, common: Common) -> Session:
+    """A Session for an INVENTORY. Every mistake of the user's ends here, before any node."""
+    data: dict[str, Any] = {}
+    if common.ssh_user:
+        data["ssh_user"] = common.ssh_user
+    if common.ssh_key:
+        data["ssh_key"] = common.ssh_key
+    try:
+        loaded = inventory.load(words, data=data)
+        limit = _selected(common.limit)
+        hosts = inventory.limit(loaded, limit) if limit else list(loaded)
+        wanted = fleet.policies(loaded, hosts)
+    except inventory.InventoryError as error:
+        raise click.UsageError(str(error)) from None
+    except PolicyError as error:
+        raise click.UsageError("\nnodeready: ".join(error.problems)) from None
+    config = Config()
+    if common.sudo:
+        config.SUDO = True
+    return Session(loaded, hosts, wanted, config)
+
+
+def gather(session: Session, screen: Screen) -> None:
+    """Look at all nodes, with progress; ask for sudo's password once when nodes want one."""
+    with screen.progress("looking", [node.name for node in session.nodes]) as done:
+        session.gather(done)
+    asking = [node for node in session.nodes if node.kind == SUDO]
+    if asking and sys.stdin.isatty():
+        session.ask_password(getpass.getpass(f"sudo password ({len(asking)} nodes): "))
+        with screen.progress("looking", [node.name for node in asking]) as done:
+            session.each(session.look, asking, done)
+        session.complete()

@@ -1,0 +1,70 @@
+"""The nodes' policies, and what follows for each node from all nodes of the run together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyinfra.api import Inventory
+from pyinfra.api.connectors import get_all_connectors
+from pyinfra.api.host import Host
+
+from nodeready.policy import Policy
+from nodeready.settings import PolicyError, check_settings
+from nodeready.snapshot import Snapshot
+
+#: Host data that is pyinfra's or an inventory's, and never a misspelt setting of ours.
+_INVENTORY_KEYS = frozenset({"slots"})
+
+
+def _foreign() -> frozenset[str]:
+    keys = set(_INVENTORY_KEYS)
+    for connector in get_all_connectors().values():
+        keys.update(getattr(connector, "data_meta", {}) or {})
+    return frozenset(keys)
+
+
+def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
+    """The policy of each of these hosts, by name, from group and host data as pyinfra merges them.
+
+    Raises PolicyError with the problems of all origins, each with its file or host, before any
+    node is touched.
+    """
+    foreign = _foreign()
+    problems: list[str] = []
+    cache: dict[tuple[Any, ...], Policy] = {}
+
+    def settings(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+        try:
+            return check_settings(data, where, foreign)
+        except PolicyError as error:
+            problems.extend(error.problems)
+            return {}
+
+    everywhere = settings(inventory.get_data(), "group_data/all.py")
+    by_group = {
+        group: settings(inventory.get_group_data(group), f"group_data/{group}.py")
+        for group in inventory.groups.keys() | inventory.group_data.keys()
+    }
+    override = settings(inventory.get_override_data(), "command line")
+    made: dict[str, Policy] = {}
+    for host in hosts:
+        own = settings(inventory.get_host_data(host.name), f"host {host.name}")
+        key = (tuple(host.groups), tuple(sorted(own.items())))
+        if key not in cache:
+            merged = dict(everywhere)
+            for group in host.groups:
+                merged.update(by_group.get(group, {}))
+            cache[key] = Policy(**{**merged, **own, **override})
+        made[host.name] = cache[key]
+    if problems:
+        raise PolicyError(list(dict.fromkeys(problems)))
+    return made
+
+
+def expectations(
+    wanted: Mapping[str, Policy], snapshots: Mapping[str, Snapshot]
+) -> dict[str, Policy]:
+    """The policies, completed by what all nodes of the run showed: every node's host keys."""
+    return dict(wanted)

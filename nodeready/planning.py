@@ -1,0 +1,37 @@
+"""What a deploy would do: per node the changes that its failing checks ask for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from nodeready.actions import Change, PlanError
+from nodeready.operations import STEPS
+from nodeready.policy import Policy
+from nodeready.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The changes for one node in order, and the steps that could not be planned, with why."""
+
+    changes: tuple[Change, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def plan(seen: Snapshot, want: Policy, subjects: Iterable[str] | None = None) -> Plan:
+    """The plan for a node that looks like ``seen``; ``subjects`` limits it (None: all)."""
+    chosen = None if subjects is None else set(subjects)
+    changes: list[Change] = []
+    refused: dict[str, str] = {}
+    for step in STEPS:
+        if chosen is not None and step.subject not in chosen:
+            continue
+        try:
+            change = step.plan(seen, want)
+        except PlanError as error:
+            refused[step.name] = str(error)
+            continue
+        if change is not None:
+            changes.append(change)
+    return Plan(tuple(changes), refused)

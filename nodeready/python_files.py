@@ -1,0 +1,150 @@
+"""Inventory and group_data files: Python that pyinfra's users write, run as pyinfra runs it.
+
+pyinfra's own loader lives in its command (pyinfra_cli), and importing that patches the whole
+process. This one gives the same groups and data, and turns whatever goes wrong in a file into
+one line that names the file and the line.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyinfra import logger
+from pyinfra.api.exceptions import InventoryError, PyinfraError
+
+from nodeready.sanitise import sanitise
+
+Hosts = list[Any]
+#: A group's hosts (names, or (name, data)) and its data.
+Group = tuple[Hosts, dict[str, Any]]
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, PyinfraError):
+        return sanitise(text)
+    return sanitise(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _line_in(path: Path, error: BaseException) -> int | None:
+    """The line of ``path`` that was running when ``error`` was raised."""
+    line = None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except OSError as error:
+        raise InventoryError(f"cannot read {path}: {error.strerror}") from None
+    except SyntaxError as error:
+        raise InventoryError(f"{path}:{error.lineno or 1}: {sanitise(error.msg)}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InventoryError(f"{path}: {_one_line(error)}") from None
+
+
+def run(path: Path) -> dict[str, Any]:
+    """What the file ``path`` binds at its top level, without what it imports.
+
+    The current directory can be imported from, as under pyinfra; what the file prints goes to
+    standard error, since standard output is for results. Raises InventoryError, one line.
+    """
+    tree = _parse(path)
+    bound: dict[str, Any] = {"__file__": str(path), "__name__": path.stem}
+    here = os.getcwd()
+    added = here not in sys.path
+    if added:
+        sys.path.append(here)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            exec(compile(tree, str(path), "exec"), bound)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
+        line = _line_in(path, error)
+        place = f"{path}:{line}" if line else str(path)
+        raise InventoryError(f"{place}: {_one_line(error)}") from None
+    finally:
+        if added:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(here)
+    if "__all__" in bound:
+        chosen = set(bound["__all__"])
+    else:
+        chosen = bound.keys() - _imported(tree)
+    return {k: v for k, v in bound.items() if k in chosen and not k.startswith("__")}
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The names that the import statements at the top level of a file bind."""
+    return {
+        alias.asname or alias.name.split(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def groups(path: Path) -> dict[str, Group]:
+    """The groups of an inventory file, in its order: each list of hosts, or (hosts, data).
+
+    As under pyinfra, names with a leading underscore and values of other kinds are no groups.
+    Raises InventoryError, one line.
+    """
+    found: dict[str, Group] = {}
+    for name, value in run(path).items():
+        if name.startswith("_") or not isinstance(value, list | tuple):
+            continue
+        data: dict[str, Any] = {}
+        hosts = value
+        if isinstance(value, tuple):
+            if len(value) != 2 or not isinstance(value[0], list) or not isinstance(value[1], dict):
+                if any(isinstance(item, str | list) for item in value):
+                    raise InventoryError(
+                        f"{path}: {name} must be a list of hosts, or (hosts, data)"
+                    )
+                continue
+            hosts, data = value
+        wrong = next((host for host in hosts if not _is_host(host)), None)
+        if wrong is not None:
+            shown = sanitise(repr(wrong), 60)
+            logger.warning(f"{path}: {name} is no group of hosts: {shown} is no name")
+            continue
+        found[name] = (list(hosts), dict(data))
+    return found
+
+
+def _is_host(item: object) -> bool:
+    if isinstance(item, tuple):
+        return len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], dict)
+    return isinstance(item, str)
+
+
+def group_data(folder: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """Each group's data in ``folder``: the group's name, its file, what the file binds.
+
+    Nothing when there is no such folder. Raises InventoryError, one line, for a file that fails,
+    and for a folder where everyone can put files (/tmp/group_data): what stands there would run
+    with our rights.
+    """
+    if not folder.is_dir():
+        return
+    files = sorted(folder.glob("*.py"))
+    for place in (folder, folder.parent) if files else ():
+        if stat.S_IMODE(place.stat().st_mode) & stat.S_IWOTH:
+            raise InventoryError(
+                f"{folder} is not used: everyone can write to {place.resolve()}; "
+                "run from your project's directory, or take that right away"
+            )
+    for file in files:
+        yield file.stem, file, run(file)

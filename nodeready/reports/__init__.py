@@ -1,0 +1,1 @@
+"""SHOW: one module per output format, from the same Results. No judging here."""

@@ -1,0 +1,118 @@
+"""The snapshots of a pyinfra run: one round trip per node, shared by all its operations.
+
+For `pyinfra INVENTORY deploy.py`, where pyinfra connects and runs, and calls each operation per
+host, in prepare and again in execute. The first call gathers all nodes in parallel; an operation
+that changed something makes only what it touched stale.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from gevent.pool import Pool
+from pyinfra.api import Host, State, StringCommand
+from pyinfra.context import ctx_host
+
+from nodeready import fleet, shell, snapshot
+from nodeready.actions import Change
+from nodeready.policy import Policy
+from nodeready.probes.script import make_script
+from nodeready.snapshot import Snapshot
+from nodeready.transports.connector import Become, carry, who
+
+#: Seconds for a whole snapshot on a node; each section has its own, smaller limit.
+PROBE_TIMEOUT_S = 60
+
+
+def observe(
+    host: Host,
+    policy: Policy,
+    tag: str,
+    subjects: Iterable[str] | None = None,
+    rights: Become | None = None,
+) -> "tuple[Snapshot, str, str]":
+    """One round trip to a connected node: its snapshot, and the error and its kind, or ""."""
+    chosen = snapshot.probes(subjects)
+    nonce = secrets.token_hex(8)
+    script = make_script(snapshot.sections(chosen), policy, nonce)
+    command = shell.command(script, PROBE_TIMEOUT_S, tag)
+    answer = carry(host, command, PROBE_TIMEOUT_S, rights=rights)
+    if answer.error:
+        return snapshot.nothing(answer.error, chosen), answer.error, answer.kind
+    return snapshot.read(answer.stdout, chosen, policy, nonce), "", ""
+
+
+@dataclass
+class _Store:
+    """One pyinfra run: its policies, its snapshots, and what became stale."""
+
+    run: str
+    declared: dict[str, Policy]
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    wanted: dict[str, Policy] = field(default_factory=dict)
+    stale: dict[str, set[str]] = field(default_factory=dict)
+
+
+_stores: "WeakKeyDictionary[State, _Store]" = WeakKeyDictionary()
+
+
+def _real(host: Host) -> Host:
+    """The host itself: operations get pyinfra's context proxy of it."""
+    return host.state.inventory.get_host(host.name)
+
+
+def _store(host: Host) -> _Store:
+    state = host.state
+    if state not in _stores:
+        declared = fleet.policies(state.inventory, list(state.inventory))
+        _stores[state] = _Store(secrets.token_hex(6), declared)
+    store = _stores[state]
+    if host.name not in store.snapshots:
+        missing = [h for h in state.inventory.get_active_hosts() if h.name not in store.snapshots]
+
+        def gather(node: Host) -> None:
+            with ctx_host.use(node):
+                seen, _, _ = observe(node, store.declared[node.name], f"nodeready:{store.run}")
+            store.snapshots[node.name] = seen
+
+        Pool(max(1, len(missing))).map(gather, missing)
+        store.wanted = fleet.expectations(store.declared, store.snapshots)
+    return store
+
+
+def observed(host: Host) -> Snapshot:
+    """The node's snapshot, with what became stale looked at again."""
+    store, node = _store(host), _real(host)
+    stale = store.stale.pop(host.name, None)
+    if stale:
+        seen, _, _ = observe(node, store.wanted[node.name], f"nodeready:{store.run}", stale)
+        store.snapshots[host.name] = store.snapshots[host.name].merged(seen)
+    return store.snapshots[host.name]
+
+
+def policy(host: Host) -> Policy:
+    """The node's policy, completed by what the other nodes showed."""
+    return _store(host).wanted[host.name]
+
+
+def command(host: Host, change: Change) -> StringCommand:
+    """The one command that makes a change on the node."""
+    store = _store(host)
+    want = store.wanted[host.name]
+    script = change.script(store.run, who(), want.lock_wait_s)
+    line = shell.command(script, change.timeout_s + want.lock_wait_s, f"nodeready:{store.run}")
+    stdin = change.stdin()
+    return StringCommand(line, _stdin=stdin) if stdin else StringCommand(line)
+
+
+def refuse(reason: str) -> StringCommand:
+    """A command that fails with this reason: pyinfra then counts the node as failed."""
+    return StringCommand(f"echo {shell.quote('nodeready: ' + reason)} >&2; exit 1")
+
+
+def forget(host: Host, touched: Iterable[str]) -> None:
+    """Something of ours changed these subjects on the node: look again before the next use."""
+    _store(host).stale.setdefault(host.name, set()).update(touched)
