@@ -63,9 +63,8 @@ def unknown(check: str, reason: str) -> Result:
 
 def fixable(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:
     """A failure that ``nodeready deploy`` repairs."""
-    return Result(
-        check, "fail", expected, actual, source, fix or f"nodeready deploy --only {check.partition(chr(46))[0]}", NODEREADY
-    )
+    command = f"nodeready deploy --only {check.partition('.')[0]}"
+    return Result(check, "fail", expected, actual, source, fix or command, NODEREADY)
 
 
 def fail(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:

@@ -1,0 +1,82 @@
+"""The probes as pyinfra facts: `pyinfra INVENTORY fact nodeready.facts.NodeFacts`.
+
+NodeFacts carries all subjects in one round trip; each subject is a fact of its own as well
+(`nodeready.facts.Ptrace`). A subject that could not be observed is ``{"unknown": reason}``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from typing import Any
+
+from pyinfra.api import FactBase
+from pyinfra.context import ctx_host
+from typing_extensions import override
+
+from nodeready import fleet, shell, snapshot
+from nodeready.probes.base import Unknown
+from nodeready.probes.script import make_script
+from nodeready.subjects import SUBJECTS
+from nodeready.transports.live import PROBE_TIMEOUT_S
+
+
+def plain(observed: Any) -> Any:
+    """An observation as data that JSON can hold: dicts, lists, text, numbers."""
+    if isinstance(observed, Unknown):
+        return {"unknown": observed.reason}
+    if dataclasses.is_dataclass(observed) and not isinstance(observed, type):
+        return {f.name: plain(getattr(observed, f.name)) for f in dataclasses.fields(observed)}
+    if isinstance(observed, dict):
+        return {str(key): plain(value) for key, value in observed.items()}
+    if isinstance(observed, (list, tuple, set, frozenset)):
+        return [plain(value) for value in observed]
+    if isinstance(observed, bytes):
+        return observed.decode("utf-8", "replace")
+    return observed
+
+
+class NodeFacts(FactBase[dict[str, Any]]):
+    """Every subject of one node, as plain data, in one round trip: ``{subject: {...}}``."""
+
+    subjects: tuple[str, ...] = tuple(SUBJECTS)
+
+    @override
+    def command(self) -> str:
+        host = ctx_host.get()
+        self._policy = fleet.policies(host.inventory, [host])[host.name]
+        self._nonce = secrets.token_hex(8)
+        self._probes = snapshot.probes(self.subjects)
+        script = make_script(snapshot.sections(self._probes), self._policy, self._nonce)
+        return shell.command(script, PROBE_TIMEOUT_S, "nodeready:fact")
+
+    @staticmethod
+    @override
+    def default() -> dict[str, Any]:
+        return {}
+
+    @override
+    def process(self, output: list[str]) -> dict[str, Any]:
+        seen = snapshot.read("\n".join(output), self._probes, self._policy, self._nonce)
+        return {subject: plain(seen[subject]) for subject in self.subjects}
+
+
+def _fact_of(subject: str) -> type[FactBase[Any]]:
+    """The fact of one subject, named like it: ``core_dumps`` becomes ``CoreDumps``."""
+    name = "".join(word.capitalize() for word in subject.split("_"))
+
+    def process(self: NodeFacts, output: list[str]) -> Any:
+        return NodeFacts.process(self, output)[subject]
+
+    body = {
+        "__doc__": f"The subject {subject} of one node, as plain data.",
+        "__module__": __name__,
+        "subjects": (subject,),
+        "process": process,
+    }
+    return type(name, (NodeFacts,), body)
+
+
+for _subject in SUBJECTS:
+    _fact = _fact_of(_subject)
+    globals()[_fact.__name__] = _fact

@@ -1,0 +1,56 @@
+#!/bin/sh
+# Prepare a checkout: system packages (when root, else name them) and the locked Python packages.
+# Usage: scripts/setup.sh demo|test
+set -eu
+cd "$(dirname "$0")/.."
+
+what=${1:-demo}
+commands="sshd:openssh-server ssh:openssh-client ip:iproute2 unshare:util-linux sysctl:procps
+    sudo:sudo gdb:gdb strace:strace pdsh:pdsh"
+if [ "$what" = test ]; then
+    commands="$commands qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mke2fs:e2fsprogs
+        cpio:cpio busybox:busybox-static nft:nftables fish:fish tcsh:tcsh man:man-db"
+fi
+
+missing=
+for pair in $commands; do
+    PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
+done
+python=${PYTHON:-python3}
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    if [ -n "${PYTHON:-}" ]; then
+        echo "setup: $python is not Python 3.10 or newer; set PYTHON to one that is" >&2
+        exit 1
+    fi
+    missing="$missing python3"
+fi
+"$python" -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
+
+if [ -n "$missing" ]; then
+    if [ "$(id -u)" != 0 ]; then
+        echo "setup: not root; please install:$missing" >&2
+        exit 1
+    fi
+    if ! command -v apt-get >/dev/null 2>&1; then
+        echo "setup: this is no Debian or Ubuntu; please install:$missing" >&2
+        exit 1
+    fi
+    echo "setup: installing$missing" >&2
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    # shellcheck disable=SC2086 # a list of words
+    if ! apt-get install -y -qq --no-install-recommends $missing >/tmp/nodeready-setup.log 2>&1; then
+        cat /tmp/nodeready-setup.log >&2
+        exit 1
+    fi
+fi
+
+# One environment for everything, remade when the lock changes.
+stamp=.venv/.nodeready-lock
+if ! cmp -s requirements.lock "$stamp" 2>/dev/null; then
+    echo "setup: installing the locked Python packages into .venv" >&2
+    [ -x .venv/bin/python ] || "$python" -m venv .venv
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+    cp requirements.lock "$stamp"
+fi
