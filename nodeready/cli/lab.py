@@ -1,0 +1,166 @@
+"""`nodeready lab`: a cluster of real SSH nodes on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from nodeready.cli.exits import exit_code
+from nodeready.lab import PROFILES, Lab, LabError, down, state
+from nodeready.lab.needs import can_raise_limits
+from nodeready.lab.network import MAX_NODES
+from nodeready.nodesets import fold
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _valid_name(context: click.Context, option: click.Parameter, value: str) -> str:
+    try:
+        state.directory(value)
+    except LabError as error:
+        raise click.BadParameter(str(error)) from None
+    return value
+
+
+def _name_option(command: F) -> F:
+    return click.option(
+        "--name",
+        default="lab",
+        envvar="NODEREADY_LAB",
+        show_envvar=True,
+        callback=_valid_name,
+        help="Several labs run side by side under different names.",
+    )(command)
+
+
+@click.group()
+def lab() -> None:
+    """A cluster of real SSH nodes on this machine: no container engine, nothing left behind.
+
+    Each node has its own root file system (an overlay of this machine's), its own namespaces,
+    address, /proc/sys and sshd. Needs root.
+    """
+
+
+@lab.command()
+@click.option("--nodes", default=3, type=click.IntRange(1, MAX_NODES), help="How many nodes.")
+@click.option(
+    "--profile", default="cpu", type=click.Choice(list(PROFILES)), help="The nodes' hardware."
+)
+@_name_option
+def up(nodes: int, profile: str, name: str) -> None:
+    """Start the lab; harmless when it runs: starts what is dead or missing.
+
+    \b
+    nodeready lab up --nodes 16
+    pyinfra inventories/lab.py exec -- hostname
+    """
+    progress = _Progress()
+    try:
+        made = Lab.up(name, nodes, profile, progress=progress)
+    except LabError as error:
+        raise click.ClickException(str(error)) from None
+    finally:
+        progress.end()
+    folded = fold(node.name for node in made.nodes)
+    if made.started == len(made.nodes):
+        click.echo(f"{name}: {made.started} nodes up: {folded}")
+    elif made.started:
+        click.echo(f"{name}: {made.started} of {len(made.nodes)} nodes started: {folded}")
+    else:
+        click.echo(f"{name}: already up, {len(made.nodes)} nodes: {folded}")
+    click.echo(f"log in: {_login(made)}")
+    if made.started and not can_raise_limits():
+        click.echo(
+            "nodeready: this machine lacks CAP_SYS_RESOURCE: limits on the nodes cannot be raised "
+            "above its own",
+            err=True,
+        )
+
+
+@lab.command(name="down")
+@_name_option
+@click.option("--all", "every", is_flag=True, help="End every lab of this machine.")
+@click.pass_context
+def down_(context: click.Context, name: str, every: bool) -> None:
+    """End the lab, or what a crash has left of it, and remove every trace."""
+    named = context.get_parameter_source("name") is click.core.ParameterSource.COMMANDLINE
+    if every and named:
+        raise click.UsageError("--name and --all exclude each other")
+    ended = []
+    try:
+        for one in state.names() if every else [name]:
+            if down(one):
+                ended.append(one)
+    except LabError as error:
+        raise click.ClickException(str(error)) from None
+    for one in ended:
+        click.echo(f"{one}: ended")
+    if not ended:
+        click.echo("no lab runs" if every else f"{name}: no such lab runs")
+
+
+@lab.command()
+def status() -> None:
+    """What runs, and how to log in. Exit status 3 when a node of a lab is not up."""
+    rows = [("LAB", "PROFILE", "UP", "NODES", "ADDRESSES")]
+    notes: list[str] = []
+    trouble = False
+    for name in state.names():
+        found = Lab.load(name)
+        if found is None:
+            trouble = True
+            notes.append(f"{name}: unfinished; clean up: nodeready lab down --name {name}")
+            continue
+        states = {node.name: node.status for node in found.nodes}
+        good = [node for node, one in states.items() if one == "up"]
+        first, last = found.nodes[0].address, found.nodes[-1].address
+        rows.append(
+            (name, found.profile, f"{len(good)}/{len(states)}", fold(states), f"{first}-{last}")
+        )
+        for bad in ("dead", "no sshd"):
+            if named := [node for node, one in states.items() if one == bad]:
+                trouble = True
+                notes.append(f"{name}: {bad}: {fold(named)}; dead nodes start with `lab up`")
+        inventory = "inventories/lab.py"
+        if name != "lab":
+            inventory = f"NODEREADY_LAB={name} {inventory}"
+        notes += [f"{name}: log in: {_login(found)}", f"{name}: inventory: {inventory}"]
+    if len(rows) > 1:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            click.echo("  ".join(cells).rstrip())
+    elif not notes:
+        click.echo("no lab runs; start one: nodeready lab up")
+    for note in notes:
+        click.echo(note)
+    if trouble:
+        sys.exit(exit_code(check=True))
+
+
+def _login(found: Lab) -> str:
+    return f"ssh -F {found.ssh_config} {found.nodes[0].name}"
+
+
+class _Progress:
+    """One line that counts nodes, on a terminal only."""
+
+    def __init__(self) -> None:
+        self.shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.width = 0
+
+    def __call__(self, ready: int, total: int) -> None:
+        if self.shown:
+            line = f"starting nodes: {ready} of {total}"
+            self.width = len(line)
+            click.echo(f"\r{line}", nl=False, err=True)
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self.width:
+            click.echo(f"\r{' ' * self.width}\r", nl=False, err=True)

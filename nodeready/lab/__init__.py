@@ -1,0 +1,37 @@
+"""The lab: a cluster of real SSH nodes on one machine, without a container engine.
+
+    from nodeready.lab import Lab
+
+    lab = Lab.up("lab", nodes=3, profile="cpu")
+    node = lab.nodes[0]
+    node.run("hostname", user="ml")        # over ssh, as any client
+    node.enter(["ip", "link"])             # without ssh, for breaking things
+    node.write("/etc/motd", "hello\\n")
+    node.reset()                           # a fresh node again
+    lab.down()
+
+Each node has an overlay of this machine's root file system, namespaces of its own (mount, PID,
+network, UTS, IPC), an address on a bridge, its own /proc/sys and a real sshd. What is not a
+namespace's to separate stays this machine's: the kernel's real Yama and core_pattern, memory
+and CPUs.
+
+errors    LabError, LabUnavailable
+needs     what the machine must have
+profiles  the hardware that nodes show
+state     /run/nodeready/lab/NAME
+network   subnets, addresses
+image     the layer that makes an overlay a fresh node
+helper    our end of the process that starts nodes
+boot      its end;  assemble: what each node does then;  syscalls
+cluster   Lab;  node: Node;  remains: ending a lab;  processes: recognising its processes
+"""
+
+from __future__ import annotations
+
+from nodeready.lab.cluster import Lab
+from nodeready.lab.errors import LabError, LabUnavailable
+from nodeready.lab.node import Node
+from nodeready.lab.profiles import PROFILES, Profile
+from nodeready.lab.remains import down
+
+__all__ = ["PROFILES", "Lab", "LabError", "LabUnavailable", "Node", "Profile", "down"]

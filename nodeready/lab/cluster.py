@@ -1,0 +1,184 @@
+"""A lab: make it, find it, end it.
+
+    lab = Lab.up("lab", nodes=3)
+    lab.nodes[0].run("hostname").stdout    # node001
+    lab.down()
+
+Every change holds the lab's lock. An interrupted `up` takes back what it made; whatever a
+killed one leaves, `down` finds and removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nodeready.lab import image, network, power, remains, state, syscalls
+from nodeready.lab.errors import LabError
+from nodeready.lab.keys import new_key
+from nodeready.lab.needs import check, check_kernel
+from nodeready.lab.node import Node
+from nodeready.lab.power import Files, Progress
+from nodeready.lab.profiles import PROFILES
+from nodeready.lab.state import LabState, NodeState
+
+# How much all nodes together may write, in part of this machine's memory. The tmpfs is empty
+# at first and grows with what they write.
+_FS_SIZE = "50%"
+
+
+class Lab:
+    """A lab that exists. `started` is the number of nodes that `up` had to start."""
+
+    def __init__(self, known: LabState) -> None:
+        self._state = known
+        self.name = known.name
+        self.profile = known.profile
+        self.directory = state.directory(known.name)
+        self.subnet = str(network.subnet(known.index))
+        self.gateway = str(network.gateway(known.index).ip)
+        self.ssh_key = self.directory / "ssh" / "id_ed25519"
+        self.ssh_config = self.directory / "ssh" / "ssh_config"
+        self.known_hosts = self.directory / "ssh" / "known_hosts"
+        self.started = 0
+
+    @classmethod
+    def load(cls, name: str = "lab") -> Lab | None:
+        """The lab of this name; None when there is none, or only what is left of one."""
+        known = state.load(name)
+        return cls(known) if known and known.is_current() else None
+
+    @classmethod
+    def up(
+        cls,
+        name: str = "lab",
+        nodes: int = 3,
+        profile: str = "cpu",
+        files: Files | None = None,
+        progress: Progress | None = None,
+    ) -> Lab:
+        """Have a lab of at least this many nodes, all running; `files` go to the new ones.
+
+        Raises LabUnavailable when this machine cannot, LabError for anything else. On any
+        exception, KeyboardInterrupt included, what this call made is gone again.
+        """
+        directory = state.directory(name)
+        if not 1 <= nodes <= network.MAX_NODES:
+            raise LabError(f"a lab has 1 to {network.MAX_NODES} nodes, not {nodes}")
+        if profile not in PROFILES:
+            raise LabError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
+        check()
+        with state.locked(directory):
+            known = state.load(name)
+            if known and known.is_current():
+                lab = cls(known)
+                if lab.profile != profile:
+                    raise LabError(
+                        f"the lab {name} runs with profile {lab.profile}; end it first: "
+                        f"nodeready lab down --name {name}"
+                    )
+                lab.started = power.grow(known, nodes, files, progress)
+                return lab
+            try:
+                check_kernel()
+                remains.clean(directory)
+                known = _create(name, profile)
+                lab = cls(known)
+                lab.started = power.grow(known, nodes, files, progress)
+                known.complete = True
+                state.save(known)
+            except BaseException:
+                remains.remove(directory)
+                raise
+            return lab
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Its nodes, in order."""
+        return [Node(self, one) for one in self._state.nodes]
+
+    def node(self, name: str) -> Node:
+        """The node of this name. Raises LabError."""
+        return Node(self, self.state_of(name))
+
+    def state_of(self, name: str) -> NodeState:
+        """What is known of this node. Raises LabError."""
+        for one in self._state.nodes:
+            if one.name == name:
+                return one
+        raise LabError(f"the lab {self.name} has no node {name}")
+
+    def add(self, count: int = 1, files: Files | None = None) -> list[Node]:
+        """New nodes, known to the others by /etc/hosts."""
+        with self._changing():
+            have = len(self._state.nodes)
+            if have + count > network.MAX_NODES:
+                raise LabError(f"a lab has at most {network.MAX_NODES} nodes")
+            power.grow(self._state, have + count, files)
+            return self.nodes[have:]
+
+    def restart(
+        self,
+        nodes: Sequence[Node],
+        keep_disk: bool,
+        files: Files | None = None,
+        new_host_key: bool = False,
+    ) -> None:
+        """Power nodes off and on, with their disks or with empty ones."""
+        with self._changing():
+            chosen = [self.state_of(node.name) for node in nodes]
+            for one in chosen:
+                power.kill(one)
+                if new_host_key:
+                    key = new_key(f"root@{one.name}")
+                    one.host_key, one.host_key_public = key.private, key.public
+            power.start(self._state, chosen, files, keep_disk=keep_disk)
+
+    def inventory_data(self) -> list[tuple[str, dict[str, Any]]]:
+        """The nodes as pyinfra hosts, with all that it takes to log in."""
+        common = {
+            "ssh_user": "root",
+            "ssh_key": str(self.ssh_key),
+            "ssh_known_hosts_file": str(self.known_hosts),
+            "ssh_strict_host_key_checking": "yes",
+        }
+        return [(node.name, {"ssh_hostname": node.address, **common}) for node in self.nodes]
+
+    def switch_ip(self, *commands: str) -> None:
+        """Run `ip` commands where the lab's bridge and the nodes' wires (n1, n2, …) are."""
+        network.ip(commands, self._state.switch)
+
+    def down(self) -> None:
+        """End it and remove every trace of it."""
+        remains.down(self.name)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lab, and know what other commands have done to it."""
+        with state.locked(self.directory):
+            known = state.load(self.name)
+            if known is None:
+                remains.remove(self.directory)
+                raise LabError(f"there is no lab {self.name} any more")
+            self._state = known
+            yield
+
+
+def _create(name: str, profile: str) -> LabState:
+    """Everything but the nodes and the network."""
+    with state.locked(state.ROOT):
+        others = [state.load(other) for other in state.names() if other != name]
+        index = network.free_index(other.index for other in others if other)
+        known = LabState(name, profile, index, state.boot_id())
+        state.save(known)
+    directory = state.directory(name)
+    fs = directory / "fs"
+    fs.mkdir()
+    syscalls.mount("nodeready-lab", str(fs), "tmpfs", 0, f"mode=0755,size={_FS_SIZE}")
+    key = new_key(f"{name}@nodeready-lab")
+    state.write(directory / "ssh" / "id_ed25519", key.private, 0o600)
+    state.write(directory / "ssh" / "id_ed25519.pub", f"{key.public}\n")
+    image.build(fs / "base", PROFILES[profile], key)
+    (fs / "nodes").mkdir()
+    return known

@@ -1,0 +1,94 @@
+"""What makes a node fresh: data for nodeready.lab.image. All paths are those of the node."""
+
+from __future__ import annotations
+
+# The ordinary user of every node, for what must work without root.
+USER = "ml"
+USER_ID = 2000
+
+# Directories that a node has for itself, with their modes.
+FRESH = {
+    "/root": 0o700,
+    "/home": 0o755,
+    "/tmp": 0o1777,
+    "/var/tmp": 0o1777,
+    "/var/log": 0o755,
+    "/run": 0o755,
+    "/dev": 0o755,
+    "/etc/ssh": 0o755,
+    "/etc/sysctl.d": 0o755,
+    "/etc/tmpfiles.d": 0o755,
+    "/etc/security/limits.d": 0o755,
+    # Debian runs these at every login.
+    "/etc/update-motd.d": 0o755,
+}
+
+# Files and directories of this machine that a node must not have.
+HIDDEN = (
+    "/.dockerenv",
+    "/etc/default/grub",
+    "/etc/default/grub.d",
+    "/boot/grub",
+    "/boot/grub2",
+    "/boot/loader",
+    "/etc/motd",
+    "/etc/systemd/coredump.conf.d",
+    "/usr/local/bin/py-spy",
+    "/var/crash",
+    "/var/lib/systemd/coredump",
+)
+
+# Below these, whatever bears our name.
+OURS = ("/etc", "/usr/local", "/var/lib", "/var/cache")
+
+# /dev/NAME: major, minor (Documentation/admin-guide/devices.txt).
+DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
+
+# As Debian's openssh-server ships it.
+SSHD_CONFIG = """\
+Include /etc/ssh/sshd_config.d/*.conf
+KbdInteractiveAuthentication no
+UsePAM yes
+X11Forwarding yes
+PrintMotd no
+AcceptEnv LANG LC_*
+Subsystem\tsftp\t{sftp}
+"""
+
+SSH_CONFIG = """\
+Include /etc/ssh/ssh_config.d/*.conf
+Host *
+    SendEnv LANG LC_*
+    HashKnownHosts yes
+    GSSAPIAuthentication yes
+"""
+
+SYSCTL_CONF = """\
+# See /etc/sysctl.d/ and sysctl.conf(5).
+#kernel.domainname = example.com
+#kernel.sysrq=438
+"""
+
+# Where distributions have it.
+SFTP_SERVERS = (
+    "/usr/lib/openssh/sftp-server",
+    "/usr/libexec/openssh/sftp-server",
+    "/usr/lib/ssh/sftp-server",
+    "/usr/libexec/sftp-server",
+)
+
+# What a freshly booted distribution kernel has, whatever was set on this machine.
+KERNEL_DEFAULTS = {
+    "kernel/yama/ptrace_scope": "1",
+    "kernel/core_pattern": "core",
+    "kernel/core_uses_pid": "0",
+    "kernel/core_pipe_limit": "0",
+    "fs/suid_dumpable": "0",
+}

@@ -1,0 +1,240 @@
+"""The layer that every node of a lab shares: what makes an overlay of this machine a FRESH node.
+
+`build` writes it once per lab; the nodes use it as the middle of their overlay, between their
+own writes and this machine's root. A directory marked opaque hides this machine's; a whiteout
+hides one file. So nothing that was ever configured here (ssh, sysctl, limits, home directories)
+reaches a node, and the packages installed here do.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from nodeready.lab.assemble import STASH
+from nodeready.lab.fresh import (
+    DEVICES,
+    FRESH,
+    HIDDEN,
+    KERNEL_DEFAULTS,
+    OURS,
+    SFTP_SERVERS,
+    SSH_CONFIG,
+    SSHD_CONFIG,
+    SYSCTL_CONF,
+    USER,
+    USER_ID,
+)
+from nodeready.lab.keys import Key
+from nodeready.lab.needs import can_raise_limits
+from nodeready.lab.profiles import Profile
+
+
+class Image:
+    """The layer under construction; paths are those of the node."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        base.mkdir(mode=0o755)
+
+    def directory(self, path: str, mode: int | None = None, opaque: bool = False) -> Path:
+        """A directory; with no mode, parents and itself look like this machine's."""
+        made = self.base / path.lstrip("/")
+        if not made.is_dir():
+            self.directory(os.path.dirname(path))
+            made.mkdir(mode=0o755)
+            if os.path.isdir(path):
+                shutil.copystat(path, made)
+                like = os.stat(path)
+                os.chown(made, like.st_uid, like.st_gid)
+        if mode is not None:
+            made.chmod(mode)
+        if opaque:
+            os.setxattr(made, "trusted.overlay.opaque", b"y")
+        return made
+
+    def file(self, path: str, content: str, mode: int = 0o644, owner: int = 0) -> None:
+        """A regular file."""
+        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        made.write_text(content)
+        made.chmod(mode)
+        os.chown(made, owner, owner)
+
+    def hide(self, path: str) -> None:
+        """Nothing at this path, whatever the machine has there."""
+        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        if not os.path.lexists(made):
+            os.mknod(made, stat.S_IFCHR, os.makedev(0, 0))
+
+
+def build(base: Path, profile: Profile, key: Key) -> None:
+    """Write the layer to `base`, which must not exist. Raises OSError."""
+    image = Image(base)
+    for path, mode in FRESH.items():
+        image.directory(path, mode, opaque=True)
+    for path in (*HIDDEN, *_ours()):
+        if os.path.lexists(path):
+            image.hide(path)
+    _devices(image)
+    _system(image, profile)
+    _accounts(image, key)
+    _pam(image)
+    _kernel(image, profile)
+    for path, file in profile.files.items():
+        image.file(path, file.content, file.mode)
+
+
+def submounts() -> list[str]:
+    """Other file systems that hold parts of this machine's software (a separate /usr or /var)."""
+    mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    tops = ("/usr", "/opt", "/var", "/etc")
+    fresh = tuple(f"{path}/" for path in FRESH)
+    return sorted(
+        path
+        for path in mounts
+        if f"{path}/".startswith(tuple(f"{top}/" for top in tops))
+        and not f"{path}/".startswith(fresh)
+        # mountinfo writes a space as \\040, and an overlay's options cannot say : or ,
+        and not set("\\:,") & set(path)
+        and os.path.isdir(path)
+    )
+
+
+def _ours() -> Iterable[str]:
+    for top in OURS:
+        yield from glob.glob(f"{top}/**/*nodeready*", recursive=True)
+
+
+def _devices(image: Image) -> None:
+    dev = image.directory("/dev")
+    for name, (major, minor) in DEVICES.items():
+        os.mknod(dev / name, stat.S_IFCHR, os.makedev(major, minor))
+        (dev / name).chmod(0o666)
+    for name, target in (
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ):
+        (dev / name).symlink_to(target)
+    image.directory("/dev/pts")
+    image.directory("/dev/shm", 0o1777)
+
+
+def _system(image: Image, profile: Profile) -> None:
+    image.directory("/run/sshd", 0o755)
+    image.directory("/run/lock", 0o1777)
+    image.directory("/run/user", 0o755)
+    image.directory("/var/log/apt", 0o755)
+    for path in ("/run/utmp", "/var/log/wtmp", "/var/log/btmp", "/var/log/lastlog"):
+        image.file(path, "", 0o664)
+    sftp = next((path for path in SFTP_SERVERS if os.path.exists(path)), "internal-sftp")
+    image.file("/etc/ssh/sshd_config", SSHD_CONFIG.format(sftp=sftp))
+    image.file("/etc/ssh/ssh_config", SSH_CONFIG)
+    image.directory("/etc/ssh/sshd_config.d", 0o755)
+    image.directory("/etc/ssh/ssh_config.d", 0o755)
+    if os.path.exists("/etc/sysctl.conf"):
+        image.file("/etc/sysctl.conf", SYSCTL_CONF)
+        link = image.directory("/etc/sysctl.d") / "99-sysctl.conf"
+        link.symlink_to("../sysctl.conf")
+    lines = (f"{name}={value}\n" for name, value in profile.environment.items())
+    image.file("/etc/environment", "".join(lines))
+    if os.path.isdir("/etc/sudoers.d"):
+        image.file(f"/etc/sudoers.d/{USER}", f"{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n", 0o440)
+
+
+def _accounts(image: Image, key: Key) -> None:
+    account = f"{USER}:x:{USER_ID}:{USER_ID}::/home/{USER}:/bin/bash"
+    _with_line(image, "/etc/passwd", account)
+    _with_line(image, "/etc/group", f"{USER}:x:{USER_ID}:")
+    # "*": no password fits, and unlike "!" the account is not locked.
+    _with_line(image, "/etc/shadow", f"{USER}:*:19000:0:99999:7:::")
+    for home, owner in (("/root", 0), (f"/home/{USER}", USER_ID)):
+        made = image.directory(home)
+        os.chown(made, owner, owner)
+        for name in (".bashrc", ".profile"):
+            skeleton = Path("/etc/skel", name)
+            if skeleton.is_file():
+                image.file(f"{home}/{name}", skeleton.read_text(), owner=owner)
+        os.chown(image.directory(f"{home}/.ssh", 0o700), owner, owner)
+        image.file(f"{home}/.ssh/authorized_keys", key.public + "\n", 0o600, owner)
+        # Nodes reach each other with the lab's key, and know no host key: asking about those
+        # is the trouble that nodeready removes.
+        image.file(f"{home}/.ssh/id_ed25519", key.private, 0o600, owner)
+        image.file(f"{home}/.ssh/id_ed25519.pub", key.public + "\n", 0o644, owner)
+
+
+def _pam(image: Image) -> None:
+    """Let people in also where a limit of theirs cannot be raised; elsewhere change nothing."""
+    if can_raise_limits():
+        return
+    for path in glob.glob("/etc/pam.d/*"):
+        text = Path(path).read_text(errors="surrogateescape")
+        changed = re.sub(
+            r"^(session\s+)required(\s+pam_limits\.so)", r"\1optional\2", text, flags=re.M
+        )
+        if changed != text:
+            image.file(path, changed)
+
+
+def _with_line(image: Image, path: str, line: str) -> None:
+    """This machine's table of accounts, with this account instead of any like it."""
+    table = Path(path)
+    if not table.exists():
+        return
+    name = line.split(":", 1)[0] + ":"
+    kept = [
+        old
+        for old in table.read_text().splitlines()
+        if not old.startswith(name) and f":{USER_ID}:" not in old
+    ]
+    like = table.stat()
+    image.file(path, "\n".join([*kept, line, ""]), stat.S_IMODE(like.st_mode))
+    os.chown(image.base / path.lstrip("/"), like.st_uid, like.st_gid)
+
+
+def _kernel(image: Image, profile: Profile) -> None:
+    image.directory(STASH, 0o755)
+    image.file(f"{STASH}/proc/cmdline", profile.cmdline + "\n", 0o444)
+    for path, content in _sysctls().items():
+        image.file(f"{STASH}/proc/sys/{path}", content)
+    image.directory(f"{STASH}/proc/sys/net", 0o555)
+    for tree, files in trees(profile).items():
+        image.directory(STASH + tree)
+        for path, content in files.items():
+            image.file(f"{STASH}{tree}/{path}", content)
+
+
+def trees(profile: Profile) -> dict[str, dict[str, str]]:
+    """What is laid over /sys: the profile's, and nothing where this machine has hardware."""
+    over: dict[str, dict[str, str]] = {
+        path: {} for path in ("/sys/class/infiniband",) if os.path.isdir(path)
+    }
+    over.update({path: dict(files) for path, files in profile.trees.items()})
+    return over
+
+
+def _sysctls() -> dict[str, str]:
+    """This machine's /proc/sys without `net`, as text by path; write-only keys are empty."""
+    values: dict[str, str] = {}
+    device = os.stat("/proc/sys").st_dev
+    for directory, inner, files in os.walk("/proc/sys"):
+        if directory == "/proc/sys":
+            inner.remove("net")
+        inner[:] = [d for d in inner if os.stat(f"{directory}/{d}").st_dev == device]
+        for name in files:
+            path = Path(directory, name)
+            try:
+                readable = path.stat().st_mode & stat.S_IROTH
+                content = path.read_bytes().decode(errors="replace") if readable else ""
+            except OSError:
+                continue
+            values[str(path.relative_to("/proc/sys"))] = content
+    values.update({path: f"{value}\n" for path, value in KERNEL_DEFAULTS.items()})
+    return values

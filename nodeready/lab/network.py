@@ -1,0 +1,125 @@
+"""Where a lab lives on the network: a number, from which its subnet and interface follow."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from nodeready.lab.errors import LabError
+from nodeready.lab.needs import environment
+
+# Private (RFC 1918), and away from what Docker, libvirt and home routers take by default.
+_RANGE = ipaddress.IPv4Network("10.213.0.0/16")
+
+# 510 addresses: 256 nodes, and room for those that tests add.
+_PREFIX = 23
+_SUBNETS = list(_RANGE.subnets(new_prefix=_PREFIX))
+
+MAX_NODES = 500
+
+# A route as wide as this is somebody's "everything private goes there" (a VPN's 10.0.0.0/8),
+# and ours, being narrower, wins for its own addresses. A narrower one is a network in use.
+_BROAD = 12
+
+
+def subnet(index: int) -> ipaddress.IPv4Network:
+    """The subnet of lab number `index`."""
+    return _SUBNETS[index]
+
+
+def interface(index: int) -> str:
+    """The one interface that the lab has on this machine (at most 15 characters)."""
+    return f"nrlab{index}"
+
+
+def gateway(index: int) -> ipaddress.IPv4Interface:
+    """This machine's address in the lab."""
+    return ipaddress.IPv4Interface(f"{_SUBNETS[index][1]}/{_PREFIX}")
+
+
+def address(index: int, number: int) -> ipaddress.IPv4Interface:
+    """The address of node `number`, counted from 1."""
+    return ipaddress.IPv4Interface(f"{_SUBNETS[index][number + 1]}/{_PREFIX}")
+
+
+def port(number: int) -> str:
+    """The end of its wire at the lab's bridge."""
+    return f"n{number}"
+
+
+def mac(index: int, number: int) -> str:
+    """Its Ethernet address: the same after a restart, so that no cache of ours goes stale.
+
+    02 marks a locally administered address.
+    """
+    return f"02:6e:72:{index:02x}:{number >> 8:02x}:{number & 0xFF:02x}"
+
+
+def free_index(taken: Iterable[int]) -> int:
+    """A number whose subnet and interface nothing on this machine uses. Raises LabError."""
+    interfaces = {link["ifname"] for link in _ip("link", "show")}
+    used = []
+    for route in _ip("route", "show", "table", "all"):
+        if route.get("dst", "default") != "default":
+            network = ipaddress.IPv4Network(route["dst"], strict=False)
+            if network.prefixlen > _BROAD:
+                used.append(network)
+    unavailable = set(taken)
+    for index, candidate in enumerate(_SUBNETS):
+        if index in unavailable or interface(index) in interfaces:
+            continue
+        if not any(candidate.overlaps(network) for network in used):
+            return index
+    raise LabError(f"no free subnet in {_RANGE}; `nodeready lab down --all` ends all labs")
+
+
+def delete_interface(index: int) -> None:
+    """Remove the lab's interface from this machine; no error when it is not there."""
+    _run("link", "delete", interface(index))
+
+
+def ip(commands: Iterable[str], namespace_of: int = 0, force: bool = False) -> None:
+    """Run `ip` commands as one batch, in a process's network namespace or the caller's.
+
+    With `force`, a command that fails does not stop the others and is no error.
+    """
+    argv = ["ip", *(["-force"] if force else []), "-batch", "-"]
+    if namespace_of:
+        argv = ["nsenter", "-t", str(namespace_of), "-n", *argv]
+    done = subprocess.run(
+        argv,
+        input="\n".join(commands) + "\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    if done.returncode and not force:
+        raise OSError(f"ip: {done.stderr.strip().splitlines()[0]}")
+
+
+def listening(pid: int) -> bool:
+    """Is something listening on port 22 in the network namespace of this process?"""
+    try:
+        sockets = Path(f"/proc/{pid}/net/tcp").read_text()
+    except OSError:
+        return False
+    # local_address, rem_address, st: port 22 is 0016, LISTEN is 0A.
+    return ":0016 00000000:0000 0A" in sockets
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["ip", *words], capture_output=True, text=True, check=False, env=environment()
+    )
+
+
+def _ip(*words: str) -> list[dict[str, str]]:
+    done = _run("-4", "-json", *words)
+    if done.returncode:
+        raise LabError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+    answer: list[dict[str, str]] = json.loads(done.stdout or "[]")
+    return answer

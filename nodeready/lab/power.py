@@ -1,0 +1,174 @@
+"""Starting and stopping the nodes of a lab whose lock is ours."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from nodeready.lab import helper, network, processes, state
+from nodeready.lab.assemble import STASH
+from nodeready.lab.errors import LabError
+from nodeready.lab.helper import Content
+from nodeready.lab.keys import new_key
+from nodeready.lab.state import LabState, NodeState
+
+# Told the number of nodes that are ready, and of how many.
+Progress = Callable[[int, int], None]
+Files = Mapping[str, Content]
+
+_SSH_CONFIG = """\
+Host *
+    User root
+    IdentityFile {ssh}/id_ed25519
+    IdentitiesOnly yes
+    UserKnownHostsFile {ssh}/known_hosts
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+    BatchMode yes
+    ConnectTimeout 10
+    LogLevel ERROR
+"""
+
+
+def alive(one: NodeState) -> bool:
+    """Does its process 1 live?"""
+    return one.pid > 0 and processes.started_at(one.pid) == one.started
+
+
+def kill(one: NodeState) -> None:
+    """Take its power away."""
+    if alive(one):
+        processes.end(one.pid)
+
+
+def new_node(lab: LabState, number: int) -> NodeState:
+    """Node `number` of the lab, not started yet."""
+    # The default lab's nodes are called what the examples call them. Elsewhere a name that
+    # ends in a digit needs something between itself and the number.
+    prefix = "node" if lab.name == "lab" else lab.name
+    dash = "-" if prefix[-1].isdigit() else ""
+    name = f"{prefix}{dash}{number:03d}"
+    key = new_key(f"root@{name}")
+    address = str(network.address(lab.index, number).ip)
+    return NodeState(name, number, address, key.private, key.public)
+
+
+def grow(lab: LabState, count: int, files: Files | None, progress: Progress | None = None) -> int:
+    """Start what is dead, or missing to `count` nodes; how many that were.
+
+    On an exception the missing ones are missing again.
+    """
+    if processes.started_at(lab.switch) != lab.switch_started:
+        # Without its switch no node can be reached: they get a new one, and new wires.
+        lab.switch = 0
+        network.delete_interface(lab.index)
+        for one in lab.nodes:
+            kill(one)
+    old = list(lab.nodes)
+    dead = [one for one in old if not alive(one)]
+    new = [new_node(lab, number) for number in range(len(old) + 1, count + 1)]
+    try:
+        start(lab, dead, None, progress, keep_disk=True)
+        lab.nodes = old + new
+        start(lab, new, files, progress)
+        if new:
+            _tell_hosts(old, new)
+    except BaseException:
+        for one in new:
+            kill(one)
+            shutil.rmtree(_home(lab, one), ignore_errors=True)
+        lab.nodes = old
+        state.save(lab)
+        raise
+    return len(dead) + len(new)
+
+
+def start(
+    lab: LabState,
+    nodes: Sequence[NodeState],
+    files: Files | None,
+    progress: Progress | None = None,
+    keep_disk: bool = False,
+) -> None:
+    """Start these nodes, all of them new or dead, and wait until they can be logged in to."""
+    if not nodes:
+        return
+    specs = []
+    for one in nodes:
+        again = one.pid > 0
+        _prepare_disk(lab, one, keep_disk)
+        content = {} if keep_disk else {**_own_files(lab, one), **(files or {})}
+        specs.append(helper.spec(lab.index, one, again, content))
+    _write_ssh(lab)
+    waiting = {one.name: one for one in nodes}
+    problems: list[str] = []
+    ready = 0
+    for answer in helper.boot(lab, specs):
+        if "switch" in answer:
+            lab.switch = answer["switch"]
+            lab.switch_started = processes.started_at(lab.switch) or 0
+        elif "error" in answer:
+            problems.append(f"{answer.get('node', 'network')}: {answer['error']}")
+        else:
+            one = waiting[answer["node"]]
+            one.pid = answer["pid"]
+            one.started = processes.started_at(one.pid) or 0
+            ready += 1
+            if progress:
+                progress(ready, len(nodes))
+    state.save(lab)
+    if ready < len(nodes):
+        first = problems[0] if problems else "their helper ended early"
+        raise LabError(f"{len(nodes) - ready} of {len(nodes)} nodes did not start: {first}")
+
+
+def _home(lab: LabState, one: NodeState) -> Path:
+    return state.directory(lab.name) / "fs" / "nodes" / one.name
+
+
+def _prepare_disk(lab: LabState, one: NodeState, keep: bool) -> None:
+    """An empty disk, or the one there is without what does not survive a power cycle."""
+    home = _home(lab, one)
+    disk = home / f"g{one.generation}"
+    if keep:
+        for gone in (STASH, "/run", "/tmp"):
+            shutil.rmtree(disk / "upper0" / gone.lstrip("/"), ignore_errors=True)
+    elif disk.exists():
+        # The kernel may still be letting go of the old one: never use it again.
+        one.generation += 1
+        shutil.rmtree(disk, ignore_errors=True)
+    home.mkdir(exist_ok=True)
+
+
+def _own_files(lab: LabState, one: NodeState) -> dict[str, Content]:
+    own = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+    return {
+        "/etc/hostname": f"{one.name}\n",
+        "/etc/hosts": own + "".join(_host_line(node) for node in lab.nodes),
+        "/etc/ssh/ssh_host_ed25519_key": (one.host_key, 0o600),
+        "/etc/ssh/ssh_host_ed25519_key.pub": f"{one.host_key_public}\n",
+    }
+
+
+def _host_line(one: NodeState) -> str:
+    return f"{one.address} {one.name}\n"
+
+
+def _tell_hosts(old: Sequence[NodeState], new: Sequence[NodeState]) -> None:
+    """Append, so that what a person wrote there stays."""
+    lines = "".join(_host_line(one) for one in new)
+    for one in old:
+        helper.enter(one.pid, ["sh", "-c", "cat >> /etc/hosts"], lines)
+
+
+def _write_ssh(lab: LabState) -> None:
+    """What a client needs to log in: names, addresses and keys of all nodes."""
+    ssh = state.directory(lab.name) / "ssh"
+    known, hosts = "", ""
+    for one in lab.nodes:
+        kind, key = one.host_key_public.split()[:2]
+        known += f"{one.name},{one.address} {kind} {key}\n"
+        hosts += f"Host {one.name}\n    HostName {one.address}\n"
+    state.write(ssh / "known_hosts", known)
+    state.write(ssh / "ssh_config", hosts + _SSH_CONFIG.format(ssh=ssh))

@@ -1,0 +1,82 @@
+"""The processes of a lab: recognised by what they are, never by a number alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+from nodeready.lab.assemble import MARK
+from nodeready.lab.errors import LabError
+
+# A killed init takes its node along; the kernel needs milliseconds, a loaded machine more.
+DEATH_S = 20.0
+
+
+def started_at(pid: int) -> int | None:
+    """When this process began, in clock ticks since boot; None when it is gone or a zombie.
+
+    With the pid it identifies a process: pids are used again (proc(5), stat, field 22).
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def of_lab(directory: Path) -> list[int]:
+    """Every process that belongs to the lab in this directory: inits and half-started nodes."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            words = Path("/proc", entry, "cmdline").read_bytes().decode(errors="replace")
+            if _belongs(words.split("\0"), str(directory)):
+                found.append(int(entry))
+    return found
+
+
+def _belongs(words: list[str], directory: str) -> bool:
+    is_init = words[:2] == ["sh", "-c"] and words[3:5] == [MARK, directory]
+    is_boot = words[1:4] == ["-m", "nodeready.lab.boot", directory]
+    return is_init or is_boot
+
+
+def end_all(directory: Path) -> int:
+    """Kill every process of the lab, and wait until none is left; how many there were.
+
+    A process may fork while we look, so only a look that finds nothing ends it.
+    """
+    deadline = time.monotonic() + DEATH_S
+    killed: set[int] = set()
+    while found := [pid for pid in of_lab(directory) if started_at(pid) is not None]:
+        if time.monotonic() > deadline:
+            raise LabError(
+                f"process {found[0]} of the lab does not end; look at /proc/{found[0]}/stack"
+            )
+        for pid in found:
+            end(pid, wait_s=0.0)
+        killed.update(found)
+        time.sleep(0.01)
+    return len(killed)
+
+
+def end(pid: int, wait_s: float = DEATH_S) -> None:
+    """Kill this process, and wait at most this long until it has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        if wait_s:
+            select.select([handle], [], [], wait_s)
+    finally:
+        os.close(handle)

@@ -1,0 +1,151 @@
+"""What is known about a lab, in /run/nodeready/lab/NAME.
+
+    state.json    this module
+    ssh/          key, known_hosts, ssh_config for whoever wants to log in
+    fs/           a tmpfs: base (the shared layer), nodes/NAME (each node's writes, its log)
+
+The directory itself is locked (flock) while a command changes the lab, so there is no lock file
+to leave behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from nodeready.lab.errors import LabError
+
+ROOT = Path("/run/nodeready/lab")
+
+# A lab's name begins its nodes' names; with three digits and a dash it stays a host name.
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+
+# As long as 256 nodes may take to start on a slow machine.
+LOCK_S = 120.0
+
+
+@dataclass
+class NodeState:
+    """One node. `pid` and `started` identify its init; `generation` counts its disks.
+
+    `host_key` is the private half of its key pair: a node keeps its key over a reset.
+    """
+
+    name: str
+    number: int
+    address: str
+    host_key: str
+    host_key_public: str
+    pid: int = 0
+    started: int = 0
+    generation: int = 1
+
+
+@dataclass
+class LabState:
+    """One lab. `complete` is false from the first write until `up` has made all of it."""
+
+    name: str
+    profile: str
+    index: int
+    boot_id: str
+    complete: bool = False
+    switch: int = 0
+    switch_started: int = 0
+    nodes: list[NodeState] = field(default_factory=list)
+
+    def is_current(self) -> bool:
+        """Is it a whole lab of this boot of the machine, and not the remains of one?"""
+        return self.complete and self.boot_id == boot_id()
+
+
+def directory(name: str) -> Path:
+    """The lab's directory. Raises LabError for what cannot be a lab's name."""
+    if not _NAME.fullmatch(name) or name.endswith("-"):
+        raise LabError(
+            f"{name!r} is no name for a lab: small letters, digits and '-', "
+            "beginning with a letter, 40 at most"
+        )
+    return ROOT / name
+
+
+def names() -> list[str]:
+    """Every lab that has a directory, also a half-made one."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(path.name for path in ROOT.iterdir() if _NAME.fullmatch(path.name))
+    return []
+
+
+def load(name: str) -> LabState | None:
+    """What was last saved; None when there is no such lab or it was never saved."""
+    try:
+        data = json.loads((directory(name) / "state.json").read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise LabError(
+            f"{directory(name)}/state.json: {error}; `nodeready lab down --name {name}` cleans up"
+        ) from None
+    data["nodes"] = [NodeState(**node) for node in data["nodes"]]
+    return LabState(**data)
+
+
+def save(state: LabState) -> None:
+    """Replace state.json in one step."""
+    write(directory(state.name) / "state.json", json.dumps(asdict(state), indent=1) + "\n", 0o600)
+
+
+def write(path: Path, content: str, mode: int = 0o644) -> None:
+    """Replace a file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as out:
+        out.write(content)
+    new.rename(path)
+
+
+def boot_id() -> str:
+    """Which boot of this machine this is: what a former one left has no processes any more."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
+    """Make the directory if need be and hold it alone. Raises LabError when others keep it.
+
+    `down` removes the directory while it holds it: whoever waited then makes a new one.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(handle)
+                raise LabError(
+                    f"another command has been changing the lab {path.name} for {wait_s:.0f} s; "
+                    "see who with `fuser -v " + str(path) + "`"
+                ) from None
+            time.sleep(0.05)
+        except FileNotFoundError:
+            pass
+        os.close(handle)
+    try:
+        yield
+    finally:
+        os.close(handle)
