@@ -21,7 +21,7 @@ MAX_BYTES = 32 * 1024 * 1024
 #: More slots than any node has hardware threads: a typing error.
 MAX_SLOTS = 65_536
 #: Where DeepSpeed looks (deepspeed --hostfile), after the current directory.
-DEFAULT_FILES = ("hostfile", "/job/hostfile")
+DEFAULT_FILES = ("./hostfile", "/job/hostfile")
 
 _SLOTS = ("slots", "cpus", "cpu", "count")
 # Settings of the launchers that say nothing about which nodes there are.

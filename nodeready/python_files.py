@@ -62,14 +62,14 @@ def run(path: Path) -> dict[str, Any]:
     standard error, since standard output is for results. Raises InventoryError, one line.
     """
     tree = _parse(path)
-    bound: dict[str, Any] = {"__file__": str(path), "__name__": path.stem}
+    bound: dict[str, Any] = {"__file__": str(path)}
     here = os.getcwd()
     added = here not in sys.path
     if added:
         sys.path.append(here)
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            exec(compile(tree, str(path), "exec"), bound)
+            exec(compile(tree, str(path), "exec", dont_inherit=True), bound)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
         line = _line_in(path, error)
         place = f"{path}:{line}" if line else str(path)
@@ -134,17 +134,26 @@ def group_data(folder: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
     """Each group's data in ``folder``: the group's name, its file, what the file binds.
 
     Nothing when there is no such folder. Raises InventoryError, one line, for a file that fails,
-    and for a folder where everyone can put files (/tmp/group_data): what stands there would run
+    and for one that somebody else left where everyone can write (/tmp/group_data): it would run
     with our rights.
     """
     if not folder.is_dir():
         return
-    files = sorted(folder.glob("*.py"))
-    for place in (folder, folder.parent) if files else ():
-        if stat.S_IMODE(place.stat().st_mode) & stat.S_IWOTH:
+    for file in sorted(folder.glob("*.py")):
+        if _is_planted(file):
             raise InventoryError(
-                f"{folder} is not used: everyone can write to {place.resolve()}; "
-                "run from your project's directory, or take that right away"
+                f"{file} is not run: it is another user's, where everyone can write; "
+                "go to your project's directory"
             )
-    for file in files:
         yield file.stem, file, run(file)
+
+
+def _is_planted(file: Path) -> bool:
+    """Whether a stranger could have put ``file`` there for us to run."""
+    try:
+        places = [file.parent.stat(), file.parent.parent.stat()]
+        owners = {file.stat().st_uid, places[0].st_uid}
+    except OSError:
+        return False
+    trusted = {0, os.geteuid()}
+    return not owners <= trusted and any(place.st_mode & stat.S_IWOTH for place in places)

@@ -1,0 +1,50 @@
+"""The policy of every node. The lines below are nodeready's defaults: uncomment what differs.
+
+A file named after a group (`h100.py`) holds what that group has otherwise. Misspelt keys and
+wrong values are refused before any node is touched.
+"""
+
+from __future__ import annotations
+
+# py-spy and gdb attach to processes of the same user without sudo.
+# ptrace_scope = 0
+
+# Crashes leave a file. %h keeps nodes apart on a shared file system, %P is the pid as the host
+# sees it. "systemd-coredump" keeps cores in its own store instead.
+# core_handler = "path"
+# core_pattern = "/var/crash/core.%e.%P.%h.%t"
+# core_retention_days = 14
+
+# A lower core limit leaves a truncated core; RDMA pins its buffers (memlock). "*" does not apply
+# to root.
+# limit_core = "unlimited"
+# limit_memlock = "unlimited"
+# limit_nofile = 1048576
+# limit_domains = ("*", "root")
+
+# systemd services whose children are jobs: PAM limits never reach them. A running one is
+# restarted only when it is listed in restart_services.
+# limit_services = ("slurmd",)
+# restart_services = ()
+
+# What the distribution's package manager installs; "" as py_spy_version leaves py-spy alone.
+# packages = ("gdb", "strace", "pdsh")
+# py_spy_version = "0.4.3"
+
+# Who gets a ~/.pdshrc, and what it puts in front of PATH, activates and runs.
+# pdshrc_users = ()
+# pdshrc_path = ()
+# pdshrc_activate = ""
+# pdshrc_lines = ()
+
+# "known_hosts" gives every node the host keys of all nodes, "accept-new" trusts at first sight,
+# "no" never asks and never protects; for ssh to the hosts that match these patterns (gpu*).
+# ssh_client_mode = "known_hosts"
+# ssh_client_hosts = ()
+# ssh_known_hosts = ()
+
+# None chooses by the hardware that is there, () leaves the kernel's command line alone.
+# iommu_args = None
+
+# The ports on which jobs meet: torchrun's default and the ten after it.
+# port_range = (29500, 29510)
