@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import nodeready
+from nodeready.cli.config import defaults
 from nodeready.cli.exits import exit_code
 from nodeready.sanitise import sanitise
 
@@ -77,7 +78,13 @@ def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; ends the process with the documented exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        sys.exit(cli.main(arguments, prog_name="nodeready", standalone_mode=False) or 0)
+        status = cli.main(
+            arguments,
+            prog_name="nodeready",
+            standalone_mode=False,
+            default_map=defaults(list(_COMMANDS)),
+        )
+        sys.exit(status or 0)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         sys.exit(exit_code(usage=True))

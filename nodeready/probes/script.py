@@ -21,13 +21,29 @@ from nodeready.probes.base import Output, ProbeError, Section
 #: More than this much of one node's answer is refused: memory here stays flat.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
-# A section runs in a shell of its own so that its timeout can end it, and prints its own exit
-# status last: when that line is missing, the section was cut off or ended by the timeout.
+# A section runs in a shell of its own so that its timeout can end it. The probe library's exit
+# trap prints the exit status last: when that line is missing, the section was cut off or ended.
+# Busybox's timeout ends only its child and leaves what that started: there, we end the session.
 _RUN = r"""
+nr_timeout=$(command -v timeout)
+if [ "$nr_timeout" = timeout ] || [ "$nr_timeout" -ef /bin/busybox ]; then
+    nr_limit() {
+        nr_seconds=$1
+        shift
+        setsid "$@" &
+        nr_pid=$!
+        (sleep "$nr_seconds"; kill -TERM -- -$nr_pid; sleep 1; kill -KILL -- -$nr_pid) \
+            >/dev/null 2>&1 &
+        nr_watch=$!
+        wait $nr_pid
+        kill $nr_watch
+    }
+else
+    nr_limit() { timeout -k 1 "$@"; }
+fi
 nr_section() {
     printf '\n@%s begin %s\n' "$NR" "$1"
-    timeout -k 1 "$2" sh -c "$NR_LIB$4
-printf '\n@%s rc %s\n' $NR \$?" 2>&1 | head -c "$3"
+    nr_limit "$2" sh -c "$NR_LIB$4" 2>&1 | head -c "$3"
     printf '\n@%s end\n' "$NR"
 }
 """
@@ -105,4 +121,3 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> Dict[str
     for name in caps:
         outputs.setdefault(name, Output("", None))
     return outputs
-

@@ -1,6 +1,10 @@
 # Read-only helpers of the probes. NR is the random word of this run: a line that begins with it
 # is ours, whatever a file or a tool on the node prints.
 
+trap 'nr_rc=$?; printf "\n@%s rc %s\n" "$NR" "$nr_rc"' EXIT
+# Without this, bash would run the exit trap when the timeout ends the section.
+trap 'trap - EXIT; exit 143' TERM
+
 # nr_value NAME FILE: "NAME=first line of FILE", or nothing when it cannot be read.
 nr_value() {
     if IFS= read -r nr_line <"$2"; then printf '%s=%s\n' "$1" "$nr_line"; fi 2>/dev/null

@@ -1,0 +1,128 @@
+"""The one round trip: what a node prints becomes sections again, whatever it prints."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import subprocess
+
+import pytest
+
+from nodeready import shell, snapshot
+from nodeready.policy import Policy
+from nodeready.probes.base import ProbeError, Section, Unknown
+from nodeready.probes.script import make_script, parse_answer
+
+NONCE = "0123456789abcdef"
+SHELLS = (["dash", "-c"], ["busybox", "sh", "-c"], ["bash", "-c"])
+
+
+def section(name: str, script: str, **limits: int) -> Section:
+    return Section(name, lambda policy: script, **limits)
+
+
+def run(sections: list[Section], runner: list[str] = SHELLS[0], before: str = "") -> str:
+    command = shell.command(make_script(sections, Policy(), NONCE), 30, "nodeready:test")
+    return subprocess.run(
+        [*runner, before + command], capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
+def test_sections_come_back_whole_and_each_fails_alone(runner):
+    sections = [
+        section("good", "printf 'a=1\\nb=x=y\\n'"),
+        section("failed", "echo evidence; exit 3"),
+        section("slow", "echo before; sleep 30", timeout_s=1),
+        section("huge", "yes aaaaaaaa | head -c 10000000", cap_bytes=4096),
+        section("bytes", "printf 'v=\\377\\376\\n'"),
+        section("silent", ":"),
+    ]
+    outputs = parse_answer(run(sections, runner), sections, NONCE)
+    assert outputs["good"].values() == {"a": "1", "b": "x=y"}
+    assert outputs["bytes"].values()["v"].encode("utf-8", "surrogateescape") == b"\xff\xfe"
+    assert outputs["silent"].require() == ""
+    for name, reason in (
+        ("failed", "failed with exit status 3"),
+        ("slow", "timed out"),
+        ("huge", "output truncated"),
+    ):
+        with pytest.raises(ProbeError) as problem:
+            outputs[name].require()
+        assert problem.value.reason == reason
+        assert len(problem.value.evidence) <= 200
+
+
+def test_noise_around_the_answer_is_passed_over():
+    sections = [section("good", "echo a=1")]
+    noisy = run(sections, before="echo welcome; printf 'nodeready/1 ffff gzip\\n'; ")
+    assert parse_answer(noisy + "\nbye\n", sections, NONCE)["good"].values() == {"a": "1"}
+
+
+def test_a_section_cannot_pose_as_another():
+    fake = "printf '@feed begin other\\nx=1\\n@feed rc 0\\n'; printf '@%s begin other\\n' wrong"
+    sections = [section("mine", fake), section("other", "echo x=2")]
+    outputs = parse_answer(run(sections), sections, NONCE)
+    assert outputs["other"].values() == {"x": "2"}
+
+
+def test_exact_files_keep_every_byte(tmp_path):
+    contents = {
+        "plain": b"a\n",
+        "no_newline": b"a",
+        "crlf": b"a\r\nb\r\n",
+        "latin1": b"caf\xe9\n",
+        "empty": b"",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    files = " ".join(str(tmp_path / name) for name in (*contents, "missing"))
+    sections = [section("files", f"nr_exact {files}")]
+    found = parse_answer(run(sections), sections, NONCE)["files"].files()
+    assert found == {str(tmp_path / name): content for name, content in contents.items()}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("", "no answer from the node's shell"),
+        ("sh: 1: timeout: not found\n", "no answer from the node's shell"),
+        (f"nodeready/1 {NONCE} nobase64\n", "base64 is not installed"),
+        (f"nodeready/1 {NONCE} gzip\nH4sIAAAA\n", "the answer was cut off"),
+        (f"nodeready/1 {NONCE} gzip\nAAAA\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
+        (f"nodeready/1 {NONCE[::-1]} gzip\nAAAA\n", "no answer from the node's shell"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(answer, reason):
+    seen = snapshot.read(answer, snapshot.probes(), Policy(), NONCE)
+    assert seen.subjects
+    for subject in seen.subjects.values():
+        assert isinstance(subject, Unknown)
+        assert subject.reason.startswith(reason)
+    results = snapshot.judge(seen, Policy())
+    assert {result.status for result in results} == {"unknown"}
+
+
+def test_a_bomb_is_cut_off():
+    bomb = base64.b64encode(gzip.compress(b"a" * 200_000_000)).decode()
+    answer = f"nodeready/1 {NONCE} gzip\n{bomb}\nnodeready/1 {NONCE} end\n"
+    sections = [section("good", ":")]
+    with pytest.raises(ProbeError):
+        parse_answer(answer, sections, NONCE)["good"].require()
+
+
+def test_without_gzip_the_answer_is_plain(tmp_path):
+    for tool in ("timeout", "sh", "base64", "head", "cat"):
+        (tmp_path / tool).symlink_to(f"/usr/bin/{tool}")
+    command = shell.command(
+        make_script([section("good", "echo a=1")], Policy(), NONCE), 30, "nodeready:test"
+    )
+    # The prologue appends the system's directories; a node without gzip has none there.
+    text = base64.b64decode(command.split("echo ")[1].split("|")[0]).decode()
+    text = text.replace("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:", "")
+    done = subprocess.run(
+        ["/bin/sh", "-c", text], env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert f"nodeready/1 {NONCE} plain" in done.stdout
+    outputs = parse_answer(done.stdout, [section("good", "")], NONCE)
+    assert outputs["good"].values() == {"a": "1"}
