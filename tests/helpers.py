@@ -1,0 +1,63 @@
+"""Look at a node and change it with plain commands, without the command line around it.
+
+`run` runs one command on a node as root and returns what it said, whatever its exit status:
+`on(node)` of a lab node, or any function like it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from nodeready import shell, snapshot
+from nodeready.actions import Change
+from nodeready.operations.step import Step
+from nodeready.policy import Policy
+from nodeready.probes import script
+from nodeready.snapshot import Snapshot
+
+Done = subprocess.CompletedProcess[str]
+Runner = Callable[..., Done]
+
+
+class _Node(Protocol):
+    def run(self, command: str, *, input: str | None = ..., check: bool = ...) -> Done: ...
+
+
+def on(node: _Node) -> Runner:
+    """The runner of a lab node: over ssh, as root."""
+
+    def run(command: str, stdin: str = "") -> Done:
+        return node.run(command, input=stdin, check=False)
+
+    return run
+
+
+def here(command: str, stdin: str = "") -> Done:
+    """The runner of this machine: only to look."""
+    return subprocess.run(
+        ["sh", "-c", command], input=stdin, capture_output=True, text=True, check=False
+    )
+
+
+def observe(run: Runner, policy: Policy, subjects: Iterable[str] | None = None) -> Snapshot:
+    """What the probes of these subjects (None: all) see on the node."""
+    chosen, nonce = snapshot.probes(subjects), secrets.token_hex(6)
+    text = script.make_script(snapshot.sections(chosen), policy, nonce)
+    done = run(shell.command(text, 60, "nodeready:test"))
+    return snapshot.read(done.stdout, chosen, policy, nonce)
+
+
+def plan(seen: Snapshot, policy: Policy, steps: Iterable[Step]) -> list[Change]:
+    """What these steps would do."""
+    return [change for step in steps if (change := step.plan(seen, policy)) is not None]
+
+
+def apply(run: Runner, changes: Iterable[Change]) -> None:
+    """Carry the changes out. Raises AssertionError with the step's own words when one fails."""
+    for change in changes:
+        text = change.script("test", "root@test", 5)
+        done = run(shell.command(text, change.timeout_s, "nodeready:test"), change.stdin())
+        assert done.returncode == 0, f"{change.step}: {done.stderr.strip()}"
