@@ -1,0 +1,63 @@
+"""Give jobs their resource limits: at login, and to what services start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready.actions import Action, RemoveFile, Run
+from nodeready.checks.limits import restarts, shown, unit_value, wanted
+from nodeready.operations.dropin import own_file, render
+from nodeready.operations.step import name_after, step
+from nodeready.policy import Policy
+from nodeready.probes.limits import Limits
+from nodeready.snapshot import Snapshot
+
+NAME = "zz-nodeready.conf"
+LIMITS_D = "/etc/security/limits.d"
+
+
+def _last(seen: Snapshot, directory: str, other: str, content: bytes) -> Iterator[Action]:
+    """Our file in a directory where the last one wins; one of ours under another name goes."""
+    path = f"{directory}/{name_after(NAME, other)}"
+    for old, before in seen.files.items():
+        if old.rpartition("/")[0] == directory and old != path:
+            yield RemoveFile(old, before)
+    yield from own_file(seen, path, content)
+
+
+@step(fixes=["limits.core", "limits.memlock", "limits.nofile"])
+def logins(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Write the limits of new logins into a file of limits.d that is read last."""
+    limits: Limits = seen["limits"]
+    lines = [
+        f"{domain} - {item} {shown(limit, item)}"
+        for domain in want.limit_domains
+        for item, limit in wanted(limits, want).items()
+    ]
+    content = render("limits/limits.conf.j2", lines=lines)
+    yield from _last(seen, LIMITS_D, limits.pam.last, content)
+
+
+@step(fixes=["limits.services"])
+def services(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Write a drop-in with the limits for each of the policy's services that is installed."""
+    limits: Limits = seen["limits"]
+    lines = [
+        f"Limit{item.upper()}={unit_value(limit, item)}"
+        for item, limit in wanted(limits, want).items()
+    ]
+    content = render("limits/service.conf.j2", lines=lines)
+    for service, unit in limits.units.items():
+        yield from _last(seen, f"/etc/systemd/system/{service}.service.d", unit.last, content)
+    if limits.systemd:
+        yield Run(("systemctl", "daemon-reload"))
+
+
+# A restart waits for the service to stop, up to systemd's own 90 s.
+@step(fixes=["limits.running"], timeout_s=150)
+def restart(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Restart the services that the policy lets us restart, so that their limits take effect."""
+    # systemctl restart alone would start a unit with the settings that systemd last read.
+    yield Run(("systemctl", "daemon-reload"))
+    for service in restarts(seen["limits"], want):
+        yield Run(("systemctl", "restart", f"{service}.service"), f"restart {service}")
