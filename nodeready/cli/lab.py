@@ -114,7 +114,10 @@ def status() -> None:
         found = Lab.load(name)
         if found is None:
             trouble = True
-            notes.append(f"{name}: unfinished; clean up: nodeready lab down --name {name}")
+            if state.is_locked(state.directory(name)):
+                notes.append(f"{name}: another command is starting or ending it")
+            else:
+                notes.append(f"{name}: unfinished; clean up: nodeready lab down --name {name}")
             continue
         states = {node.name: node.status for node in found.nodes}
         good = [node for node, one in states.items() if one == "up"]

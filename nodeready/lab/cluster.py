@@ -69,29 +69,41 @@ class Lab:
         if profile not in PROFILES:
             raise LabError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
         check()
-        with state.locked(directory):
-            known = state.load(name)
-            if known and known.is_current():
-                lab = cls(known)
-                if lab.profile != profile:
-                    raise LabError(
-                        f"the lab {name} runs with profile {lab.profile}; end it first: "
-                        f"nodeready lab down --name {name}"
-                    )
-                lab.started = power.grow(known, nodes, files, progress)
-                return lab
-            try:
-                check_kernel()
-                remains.clean(directory)
-                known = _create(name, profile)
-                lab = cls(known)
-                lab.started = power.grow(known, nodes, files, progress)
-                known.complete = True
-                state.save(known)
-            except BaseException:
-                remains.remove(directory)
-                raise
-            return lab
+        try:
+            with state.locked(directory):
+                known = state.load(name)
+                if known and known.is_current():
+                    lab = cls(known)
+                    if lab.profile != profile:
+                        raise LabError(
+                            f"the lab {name} runs with profile {lab.profile}; end it first: "
+                            f"nodeready lab down --name {name}"
+                        )
+                    lab.started = power.grow(known, nodes, files, progress)
+                    return lab
+                return cls._begin(name, nodes, profile, files, progress)
+        except BaseException:
+            remains.remove_empty(directory)
+            raise
+
+    @classmethod
+    def _begin(
+        cls, name: str, nodes: int, profile: str, files: Files | None, progress: Progress | None
+    ) -> Lab:
+        """A new lab, in place of what may be left of one."""
+        directory = state.directory(name)
+        try:
+            check_kernel()
+            remains.clean(directory)
+            known = _create(name, profile)
+            lab = cls(known)
+            lab.started = power.grow(known, nodes, files, progress)
+            known.complete = True
+            state.save(known)
+        except BaseException:
+            remains.remove(directory)
+            raise
+        return lab
 
     @property
     def nodes(self) -> list[Node]:
@@ -137,13 +149,7 @@ class Lab:
 
     def inventory_data(self) -> list[tuple[str, dict[str, Any]]]:
         """The nodes as pyinfra hosts, with all that it takes to log in."""
-        common = {
-            "ssh_user": "root",
-            "ssh_key": str(self.ssh_key),
-            "ssh_known_hosts_file": str(self.known_hosts),
-            "ssh_strict_host_key_checking": "yes",
-        }
-        return [(node.name, {"ssh_hostname": node.address, **common}) for node in self.nodes]
+        return [node.inventory_data() for node in self.nodes]
 
     def switch_ip(self, *commands: str) -> None:
         """Run `ip` commands where the lab's bridge and the nodes' wires (n1, n2, …) are."""

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from nodeready.lab.state import LabState, NodeState
 
 # What a file of a node may be given as: text, bytes, or either with its mode.
 Content = str | bytes | tuple[str | bytes, int]
+# What the helper says when it breaks, in the lab's directory.
+LOG = "boot.log"
 Done = subprocess.CompletedProcess[str]
 
 
@@ -56,7 +58,7 @@ def run(argv: Sequence[str], data: str = "", timeout: float = 60) -> Done:
     )
 
 
-def boot(lab: LabState, specs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any], None, None]:
     """Start the nodes of these `spec`s; its answers as they come. It ends with us."""
     directory = state.directory(lab.name)
     plan = {
@@ -73,7 +75,7 @@ def boot(lab: LabState, specs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
     argv = [sys.executable, "-m", "nodeready.lab.boot", str(directory)]
     with (
-        open(directory / "boot.log", "ab") as log,
+        open(directory / LOG, "ab") as log,
         # A session of its own: Ctrl-C reaches us, and we decide.
         subprocess.Popen(
             argv,

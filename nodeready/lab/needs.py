@@ -51,7 +51,12 @@ def check() -> None:
     missing = missing_programs()
     if missing:
         installer, column = next(
-            ((name, at) for name, at in _INSTALLERS if shutil.which(name)), ("", 0)
+            (
+                (name, at)
+                for name, at in _INSTALLERS
+                if shutil.which(name, path=environment()["PATH"])
+            ),
+            ("", 0),
         )
         packages = sorted({_PROGRAMS[name][column] for name in missing})
         how = f"{installer} install" if installer else "install"

@@ -21,7 +21,7 @@ class Node:
     """A node, by its name in the lab; `name`, `address` and `number` never change."""
 
     def __init__(self, lab: Lab, known: NodeState) -> None:
-        self._lab = lab
+        self.lab = lab
         self.name = known.name
         self.address = known.address
         self.number = known.number
@@ -31,7 +31,7 @@ class Node:
 
     @property
     def _state(self) -> NodeState:
-        return self._lab.state_of(self.name)
+        return self.lab.state_of(self.name)
 
     @property
     def pid(self) -> int:
@@ -55,7 +55,7 @@ class Node:
     @property
     def log(self) -> Path:
         """What its init and sshd said."""
-        return self._lab.directory / "fs" / "nodes" / self.name / "log"
+        return self.lab.directory / "fs" / "nodes" / self.name / "log"
 
     def run(
         self,
@@ -70,7 +70,7 @@ class Node:
         Raises LabError with the command's own message when `check` and it fails,
         subprocess.TimeoutExpired after `timeout` seconds.
         """
-        argv = ["ssh", "-F", str(self._lab.ssh_config), "-l", user, self.name, "--", command]
+        argv = ["ssh", "-F", str(self.lab.ssh_config), "-l", user, self.name, "--", command]
         return self._checked(command, helper.run(argv, input or "", timeout), check)
 
     def enter(
@@ -103,13 +103,24 @@ class Node:
         script = 'mkdir -p -- "${1%/*}/" && cat > "$1" && { [ -z "$2" ] || chmod "$2" "$1"; }'
         self.enter(["sh", "-c", script, "sh", path, f"{mode:o}" if mode else ""], input=content)
 
+    def inventory_data(self) -> tuple[str, dict[str, Any]]:
+        """The node as a pyinfra host, with all that it takes to log in."""
+        data = {
+            "ssh_hostname": self.address,
+            "ssh_user": "root",
+            "ssh_key": str(self.lab.ssh_key),
+            "ssh_known_hosts_file": str(self.lab.known_hosts),
+            "ssh_strict_host_key_checking": "yes",
+        }
+        return self.name, data
+
     def testinfra(self, user: str = "root") -> Any:
         """A testinfra host for this node, over plain ssh."""
         import testinfra  # type: ignore[import-untyped]
 
         # No shared connection: it would outlive the test, and keep the limits of its login.
         spec = f"ssh://{user}@{self.name}?controlpersist=0"
-        return testinfra.get_host(spec, ssh_config=str(self._lab.ssh_config))
+        return testinfra.get_host(spec, ssh_config=str(self.lab.ssh_config))
 
     def kill(self) -> None:
         """The node loses power: nothing answers at its address."""
@@ -117,11 +128,11 @@ class Node:
 
     def freeze(self) -> None:
         """The cable is pulled: connections neither answer nor close."""
-        self._lab.switch_ip(f"link set dev {port(self.number)} down")
+        self.lab.switch_ip(f"link set dev {port(self.number)} down")
 
     def thaw(self) -> None:
         """The cable is back."""
-        self._lab.switch_ip(f"link set dev {port(self.number)} up")
+        self.lab.switch_ip(f"link set dev {port(self.number)} up")
 
     def stop_sshd(self) -> None:
         """Connections are refused; those that are open stay."""
@@ -138,7 +149,7 @@ class Node:
 
     def reboot(self) -> None:
         """Power off and on: the disk stays, /run, /tmp and live kernel values do not."""
-        self._lab.restart([self], keep_disk=True)
+        self.lab.restart([self], keep_disk=True)
 
     def reset(
         self, files: Mapping[str, Content] | None = None, new_host_key: bool = False
@@ -147,4 +158,4 @@ class Node:
 
         With `new_host_key` it is a re-imaged node: whoever knew it must refuse it.
         """
-        self._lab.restart([self], keep_disk=False, files=files, new_host_key=new_host_key)
+        self.lab.restart([self], keep_disk=False, files=files, new_host_key=new_host_key)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nodeready.lab import helper, network, processes, state
 from nodeready.lab.assemble import STASH
@@ -76,7 +78,6 @@ def grow(lab: LabState, count: int, files: Files | None, progress: Progress | No
             _tell_hosts(old, new)
     except BaseException:
         for one in new:
-            kill(one)
             shutil.rmtree(_home(lab, one), ignore_errors=True)
         lab.nodes = old
         state.save(lab)
@@ -91,7 +92,10 @@ def start(
     progress: Progress | None = None,
     keep_disk: bool = False,
 ) -> None:
-    """Start these nodes, all of them new or dead, and wait until they can be logged in to."""
+    """Start these nodes, all of them new or dead, and wait until they can be logged in to.
+
+    On an exception none of them runs.
+    """
     if not nodes:
         return
     specs = []
@@ -101,26 +105,44 @@ def start(
         content = {} if keep_disk else {**_own_files(lab, one), **(files or {})}
         specs.append(helper.spec(lab.index, one, again, content))
     _write_ssh(lab)
-    waiting = {one.name: one for one in nodes}
+    try:
+        _boot(lab, {one.name: one for one in nodes}, specs, progress)
+    except BaseException:
+        # Some may run that had no time to say so.
+        processes.end_all(state.directory(lab.name), [one.name for one in nodes])
+        raise
+    finally:
+        state.save(lab)
+
+
+def _boot(
+    lab: LabState,
+    nodes: Mapping[str, NodeState],
+    specs: list[dict[str, Any]],
+    progress: Progress | None,
+) -> None:
+    """Have the helper start them, and note what it answers."""
     problems: list[str] = []
     ready = 0
-    for answer in helper.boot(lab, specs):
-        if "switch" in answer:
-            lab.switch = answer["switch"]
-            lab.switch_started = processes.started_at(lab.switch) or 0
-        elif "error" in answer:
-            problems.append(f"{answer.get('node', 'network')}: {answer['error']}")
-        else:
-            one = waiting[answer["node"]]
-            one.pid = answer["pid"]
-            one.started = processes.started_at(one.pid) or 0
-            ready += 1
-            if progress:
-                progress(ready, len(nodes))
-    state.save(lab)
+    with contextlib.closing(helper.boot(lab, specs)) as answers:
+        for answer in answers:
+            if "switch" in answer:
+                lab.switch = answer["switch"]
+                lab.switch_started = processes.started_at(lab.switch) or 0
+            elif "error" in answer:
+                problems.append(f"{answer.get('node', 'network')}: {answer['error']}")
+            else:
+                one = nodes[answer["node"]]
+                one.pid = answer["pid"]
+                one.started = processes.started_at(one.pid) or 0
+                ready += 1
+                if progress:
+                    progress(ready, len(nodes))
     if ready < len(nodes):
-        first = problems[0] if problems else "their helper ended early"
-        raise LabError(f"{len(nodes) - ready} of {len(nodes)} nodes did not start: {first}")
+        log = (state.directory(lab.name) / helper.LOG).read_text(errors="replace").split("\n")
+        first = [*problems, *log[-2:], "their helper ended early"]
+        why = next(line for line in first if line)
+        raise LabError(f"{len(nodes) - ready} of {len(nodes)} nodes did not start: {why}")
 
 
 def _home(lab: LabState, one: NodeState) -> Path:

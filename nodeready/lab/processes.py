@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from nodeready.lab.assemble import MARK
@@ -29,42 +30,42 @@ def started_at(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def of_lab(directory: Path) -> list[int]:
-    """Every process that belongs to the lab in this directory: inits and half-started nodes."""
+def of_lab(directory: Path, names: Collection[str] = ()) -> list[int]:
+    """Every process that belongs to the lab in this directory: inits and half-started nodes.
+
+    With `names`, the inits of these nodes alone.
+    """
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError):
             words = Path("/proc", entry, "cmdline").read_bytes().decode(errors="replace")
-            if _belongs(words.split("\0"), str(directory)):
+            if _belongs(words.split("\0"), str(directory), names):
                 found.append(int(entry))
     return found
 
 
-def _belongs(words: list[str], directory: str) -> bool:
-    is_init = words[:2] == ["sh", "-c"] and words[3:5] == [MARK, directory]
-    is_boot = words[1:4] == ["-m", "nodeready.lab.boot", directory]
-    return is_init or is_boot
+def _belongs(words: list[str], directory: str, names: Collection[str]) -> bool:
+    if words[:2] == ["sh", "-c"] and words[3:5] == [MARK, directory]:
+        return not names or words[5] in names
+    return not names and words[1:4] == ["-m", "nodeready.lab.boot", directory]
 
 
-def end_all(directory: Path) -> int:
-    """Kill every process of the lab, and wait until none is left; how many there were.
+def end_all(directory: Path, names: Collection[str] = ()) -> None:
+    """Kill every process of the lab (or of these nodes), and wait until none is left.
 
     A process may fork while we look, so only a look that finds nothing ends it.
     """
     deadline = time.monotonic() + DEATH_S
-    killed: set[int] = set()
-    while found := [pid for pid in of_lab(directory) if started_at(pid) is not None]:
+    while found := [pid for pid in of_lab(directory, names) if started_at(pid) is not None]:
         if time.monotonic() > deadline:
             raise LabError(
                 f"process {found[0]} of the lab does not end; look at /proc/{found[0]}/stack"
             )
         for pid in found:
             end(pid, wait_s=0.0)
-        killed.update(found)
         time.sleep(0.01)
-    return len(killed)
 
 
 def end(pid: int, wait_s: float = DEATH_S) -> None:

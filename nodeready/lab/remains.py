@@ -29,10 +29,14 @@ def remove(directory: Path) -> None:
     """Leave nothing of the lab; its lock is ours."""
     clean(directory)
     shutil.rmtree(directory)
-    # What all labs share goes with the last one.
-    with contextlib.suppress(OSError):
-        state.ROOT.rmdir()
-        state.ROOT.parent.rmdir()
+    remove_empty(directory)
+
+
+def remove_empty(directory: Path) -> None:
+    """Remove the lab's directory if nothing is in it, and those above if this was the last."""
+    for path in (directory, state.ROOT, state.ROOT.parent):
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def clean(directory: Path) -> None:

@@ -117,6 +117,21 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def is_locked(path: Path) -> bool:
+    """Is a command changing the lab in this directory?"""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 @contextlib.contextmanager
 def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
     """Make the directory if need be and hold it alone. Raises LabError when others keep it.

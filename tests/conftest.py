@@ -1,0 +1,142 @@
+"""The lab for every test that wants real nodes.
+
+lab            three nodes that all tests of the session share: look, do not break
+fresh_nodes    a factory: `fresh_nodes(2, files={...}, profile="mi300x")` gives pristine nodes, for
+               this test alone, to do with as it likes
+fresh_node     one of them
+own_lab        the name of a lab that is ended after the test, for tests of `lab up` itself
+inventory      a factory: `inventory(nodes, core_pattern="x")` writes a pyinfra inventory of them
+
+A test that uses them carries `@pytest.mark.lab`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeready.lab import Lab, LabUnavailable, Node, down, state
+from nodeready.lab.helper import Content
+from nodeready.lab.needs import check, check_kernel
+
+Files = Mapping[str, Content]
+
+# test-WORKER-PID-WHAT: unique among the workers of pytest-xdist and the runs on this machine.
+_OURS = re.compile(r"test-[a-z0-9]+-([0-9]+)-[a-z0-9]+")
+
+
+def _lab_name(what: str) -> str:
+    """A name for a lab of this test process; if it dies, the next run ends the lab."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    return f"test-{worker}-{os.getpid()}-{what}"
+
+
+@pytest.fixture(scope="session")
+def lab_machine() -> None:
+    """Skip where no lab can run; in CI that is a failure."""
+    try:
+        check()
+        check_kernel()
+    except LabUnavailable as error:
+        reason = f"no lab here: {error}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    for name in state.names():
+        match = _OURS.fullmatch(name)
+        if match and not Path("/proc", match[1]).exists():
+            down(name)
+
+
+@pytest.fixture
+def own_lab(lab_machine: None) -> Iterator[str]:
+    """The name of a lab that the test may start; it is ended after the test."""
+    name = _lab_name("own")
+    try:
+        yield name
+    finally:
+        down(name)
+
+
+@pytest.fixture(scope="session")
+def lab(lab_machine: None) -> Iterator[Lab]:
+    """Three nodes, shared by all tests of the session."""
+    try:
+        yield Lab.up(_lab_name("lab"), nodes=3)
+    finally:
+        down(_lab_name("lab"))
+
+
+class NodePool:
+    """Nodes to break: a lab per profile that grows, whose used nodes are reset for the next."""
+
+    def __init__(self) -> None:
+        self.labs: dict[str, Lab] = {}
+        self.used: dict[str, set[str]] = {}
+
+    def take(self, count: int, files: Files | None, profile: str, taken: set[str]) -> list[Node]:
+        """Pristine nodes that are not among `taken`."""
+        if profile not in self.labs:
+            self.labs[profile] = Lab.up(_lab_name(profile), count, profile, files)
+            self.used[profile] = set()
+        lab, used = self.labs[profile], self.used[profile]
+        free = [node for node in lab.nodes if node.name not in taken][:count]
+        stale = [node for node in free if node.name in used or files]
+        if stale:
+            lab.restart(stale, keep_disk=False, files=files)
+        if len(free) < count:
+            free += lab.add(count - len(free), files)
+        used.update(node.name for node in free)
+        return free
+
+    def end(self) -> None:
+        """End all of its labs."""
+        for profile in self.labs:
+            down(_lab_name(profile))
+
+
+@pytest.fixture(scope="session")
+def node_pool(lab_machine: None) -> Iterator[NodePool]:
+    """Where `fresh_nodes` come from."""
+    pool = NodePool()
+    try:
+        yield pool
+    finally:
+        pool.end()
+
+
+@pytest.fixture
+def fresh_nodes(node_pool: NodePool) -> Callable[..., list[Node]]:
+    """A factory of pristine nodes: `fresh_nodes(count=1, files=None, profile="cpu")`."""
+    taken: set[str] = set()
+
+    def take(count: int = 1, files: Files | None = None, profile: str = "cpu") -> list[Node]:
+        nodes = node_pool.take(count, files, profile, taken)
+        taken.update(node.name for node in nodes)
+        return nodes
+
+    return take
+
+
+@pytest.fixture
+def fresh_node(fresh_nodes: Callable[..., list[Node]]) -> Node:
+    """One pristine node."""
+    return fresh_nodes(1)[0]
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Callable[..., Path]:
+    """A factory of inventory files: `inventory(nodes, name=value)`, the values for all nodes."""
+
+    def write(nodes: Sequence[Node], **data: Any) -> Path:
+        path = tmp_path / "inventory.py"
+        hosts = [node.inventory_data() for node in nodes]
+        path.write_text(f"lab = ({hosts!r}, {data!r})\n")
+        return path
+
+    return write
