@@ -100,11 +100,12 @@ def step(
 
 
 def name_after(default: str, other: str) -> str:
-    """A file name that sorts behind ``other``: ``default``, or one with z's in front of it.
+    """A file name that sorts behind ``other``: ``default``, or one that begins with z's.
 
     For directories in which the last file wins (sysctl.d, limits.d, grub.d).
     """
-    name = default
+    name, zs = default, 0
     while other and name <= other:
-        name = "z" + (name if name.startswith("z") else f"z-{default}")
+        zs += 1
+        name = "z" * zs + "-" + default[default.index("nodeready") :]
     return name
