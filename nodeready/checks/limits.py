@@ -21,23 +21,28 @@ def _declared(want: Policy, item: str) -> int:
     return UNLIMITED if text == "unlimited" else min(int(text) * ITEMS[item], UNLIMITED)
 
 
-def refused(seen: Limits, want: Policy) -> str:
-    """Why this node's kernel refuses the policy's nofile, or "".
+def refused(seen: Limits, want: Policy, item: str) -> str:
+    """Why this node's kernel refuses the policy's limit, or "".
 
-    pam_limits then fails, and with it every login, root's too.
+    pam_limits fails on a limit that cannot be set, and with it every login, root's too.
     """
-    if seen.nr_open is not None and want.limit_nofile > seen.nr_open:
+    limit = _declared(want, item)
+    if limit > seen.ceiling.get(item, UNLIMITED):
+        most = shown(seen.ceiling[item], item)
+        return f"{most} is the most without CAP_SYS_RESOURCE, which this node's root lacks"
+    if item != "nofile":
+        return ""
+    if seen.nr_open is not None and limit > seen.nr_open:
         return f"{NR_OPEN} is {seen.nr_open}"
     boot = seen.nr_open_boot.winner
-    if boot is not None and boot.value.isdigit() and want.limit_nofile > int(boot.value):
+    if boot is not None and boot.value.isdigit() and limit > int(boot.value):
         return f"{NR_OPEN} is {boot.value} from the next boot on ({boot.where})"
     return ""
 
 
 def wanted(seen: Limits, want: Policy) -> dict[str, int]:
-    """The limits that this node can have, in kernel units: one that its kernel refuses is out."""
-    without = "nofile" if refused(seen, want) else ""
-    return {item: _declared(want, item) for item in ITEMS if item != without}
+    """The limits that this node can have, in kernel units: those that it refuses are left out."""
+    return {item: _declared(want, item) for item in ITEMS if not refused(seen, want, item)}
 
 
 def _unbeatable(path: str) -> bool:
@@ -45,10 +50,27 @@ def _unbeatable(path: str) -> bool:
     return path.rpartition("/")[2][:1] > "z"
 
 
+def _refused(item: str, why: str, seen: Limits, want: Policy) -> Result:
+    """The node cannot have this limit: a line of ours that asks for it must go, and at once."""
+    check, limit = f"limits.{item}", _declared(want, item)
+    expected = f"{shown(limit, item)} for {', '.join(want.limit_domains)}"
+    for entry in seen.pam.entries:
+        if entry.item == item and "/zz" in entry.where and "nodeready" in entry.where:
+            actual = f"{shown(entry.value, item)} breaks logins: {why}"
+            return fixable(check, "no limit that this node refuses", actual, entry.where)
+    least = f"sysctl {NR_OPEN}={want.limit_nofile} here, or " if NR_OPEN in why else ""
+    return fail(
+        check, expected, f"not set: {why}", "", f"{least}a lower limit_{item} in the policy"
+    )
+
+
 def _logins(item: str, seen: Limits, want: Policy) -> Result:
     """One limit, soft and hard, for every domain of the policy."""
     check, limit = f"limits.{item}", _declared(want, item)
     expected = f"{shown(limit, item)} for {', '.join(want.limit_domains)}"
+    why = refused(seen, want, item)
+    if why:
+        return _refused(item, why, seen, want)
     for domain in want.limit_domains:
         for written, where in seen.pam.exempt:
             if same_domain(written, domain):
@@ -88,17 +110,7 @@ def nofile(seen: Limits, want: Policy) -> Result:
     More than fs.nr_open is refused by the kernel (setrlimit(2)); pam_limits then refuses the
     login, so such a value is not written, and one of ours is taken back.
     """
-    why = refused(seen, want)
-    if not why:
-        return _logins("nofile", seen, want)
-    check, expected = "limits.nofile", f"{want.limit_nofile} for {', '.join(want.limit_domains)}"
-    for entry in seen.pam.entries:
-        if entry.item == "nofile" and "nodeready" in entry.where:
-            return fixable(
-                check, "no value that breaks logins", f"{entry.value}, {why}", entry.where
-            )
-    fix = f"sysctl {NR_OPEN}={want.limit_nofile}, or a lower limit_nofile in the policy"
-    return fail(check, expected, f"not set: {why}", "/proc/sys/fs/nr_open", fix)
+    return _logins("nofile", seen, want)
 
 
 def exceptions(seen: Limits, want: Policy) -> Result:
@@ -117,7 +129,8 @@ def exceptions(seen: Limits, want: Policy) -> Result:
                 if entry is not None and entry.value < limit:
                     text = f"{domain} {kind} {item} {shown(entry.value, item)}"
                     lines.setdefault(entry.where, []).append(text)
-    for domain, where in seen.pam.exempt:
+    exempt = [(name, where) for name, where in seen.pam.exempt if name not in want.limit_domains]
+    for domain, where in exempt:
         lines.setdefault(where, []).append(f"{domain} is exempt from all limits")
     if not lines:
         return ok(check, "none")

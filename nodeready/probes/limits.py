@@ -66,6 +66,22 @@ def _service_script(service: str) -> str:
     """
 
 
+# Without CAP_SYS_RESOURCE (a container) root may not raise a hard limit above what the init has. A
+# strict pam_limits then refuses the login, so what is possible there matters. The capability is
+# bit 24, in the tenth digit of CapBnd.
+_CEILING = r"""
+    while read -r nr_key nr_bits; do
+        if [ "$nr_key" = CapBnd: ]; then break; fi
+    done </proc/self/status
+    case $nr_bits in
+    ?????????[02468ace]??????)
+        set -- "$@" /proc/1/limits
+        grep -asHE '^-?session[[:space:]]+requi.*pam_limits' /etc/pam.d/* /usr/lib/pam.d/*
+        ;;
+    esac
+"""
+
+
 def _script(policy: Policy) -> str:
     services = policy.limit_services
     limits = " ".join(
@@ -90,6 +106,7 @@ def _script(policy: Policy) -> str:
     set --
     {"".join(_service_script(service) for service in services)}
     {scan if services else ""}
+    {_CEILING}
     grep -asHnv -e '^[[:space:]]*[#;]' -e '^[[:space:]]*$' {limits} "$@" {_NR_OPEN_FILE}
     :
     """
@@ -111,6 +128,8 @@ class Limits:
     pam:          what the files give to new logins
     units:        service -> what its files set; a service that is not installed is missing
     running:      the processes of the services of the policy
+    ceiling:      hard limits that logins cannot exceed, by item: root may not raise any here and
+                  pam_limits is strict; empty on every usual node
     nr_open:      fs.nr_open in force: no process may have more open files; None: unreadable
     nr_open_boot: what the sysctl files set it to at the next boot
     systemd:      systemd runs as the init
@@ -119,13 +138,14 @@ class Limits:
     pam: PamLimits
     units: Mapping[str, Unit]
     running: tuple[Running, ...]
+    ceiling: Mapping[str, int]
     nr_open: int | None
     nr_open_boot: sysctl.Boot
     systemd: bool
 
 
-def _running(service: str, pid: str, lines: Iterable[Line]) -> Running | None:
-    """The limits of one process; None when it ended while we looked."""
+def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
+    """Item -> (soft, hard) of a /proc/PID/limits; nothing when the process ended meanwhile."""
     found: dict[str, tuple[int, int]] = {}
     for line in lines:
         match = re.match(r"(Max [a-z ]+?)\s{2,}(\w+)\s+(\w+)", line.text)
@@ -135,7 +155,7 @@ def _running(service: str, pid: str, lines: Iterable[Line]) -> Running | None:
                 for text in (match[2], match[3])
             )
             found[_PROC_NAMES[match[1]]] = (soft, hard)
-    return Running(service, number(pid, "a process id"), found) if found else None
+    return found
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
@@ -156,16 +176,18 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
     running = []
     for text in dict.fromkeys(output.all("process")):
         name, _, pid = text.partition(" ")
-        process = _running(
-            by_name.get(name[:15], name), pid, by_path.get(f"/proc/{pid}/limits", ())
-        )
-        if process is not None:
-            running.append(process)
+        limits = _proc_limits(by_path.get(f"/proc/{pid}/limits", ()))
+        if limits:
+            service = by_name.get(name[:15], name)
+            running.append(Running(service, number(pid, "a process id"), limits))
+    own = _proc_limits(by_path.get("/proc/1/limits", ()))
+    strict = re.search(r"^/[^:]*/pam\.d/", output.text, re.M)
     nr_open = by_path.get(_NR_OPEN_FILE, ())
     return Limits(
         pam=pam_limits.parse(lines),
         units=units,
         running=tuple(running),
+        ceiling={item: hard for item, (_, hard) in own.items()} if strict else {},
         nr_open=number(nr_open[0].text, NR_OPEN) if nr_open else None,
         nr_open_boot=sysctl.boot_value(sysctl.parse(outputs["sysctl"]), NR_OPEN),
         systemd="systemd" in values,
