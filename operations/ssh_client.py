@@ -1,0 +1,99 @@
+"""Make ssh between nodes ask no question: the fleet's host keys, and options for its hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from nodeready import blocks
+from nodeready.actions import Action, RemoveFile, WriteFile
+from nodeready.checks.ssh_client import (
+    expected,
+    option_lines,
+    ours,
+    wanted_options,
+)
+from nodeready.operations.dropin import render
+from nodeready.operations.step import step
+from nodeready.policy import Policy
+from nodeready.probes import ssh_config
+from nodeready.probes.ssh_client import KNOWN_HOSTS, SshClient
+from nodeready.snapshot import Snapshot
+
+#: A file of this size and more travels through the connection: with its base64, and the script's,
+#: it would not fit into one command line.
+LARGE_BYTES = 32 * 1024
+
+#: ssh reads the new file before it is put in place; the file's name comes as last word.
+VALIDATOR = ("sh", "-c", 'ssh -GT -F "$1" nodeready >/dev/null', "sh")
+
+
+@lru_cache(maxsize=64)
+def _with_block(content: bytes, inner: bytes) -> bytes:
+    """One object for all nodes whose files are alike, however large the fleet."""
+    return blocks.put(content, inner, "keep")
+
+
+@step(fixes=["ssh_client.known_hosts"], timeout_s=120)
+def known_hosts(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Write every node's host keys into our block of /etc/ssh/ssh_known_hosts."""
+    client: SshClient = seen["ssh_client"]
+    old = client.known_hosts.content
+    if want.ssh_client_mode == "known_hosts":
+        new = _with_block(old or b"", expected(want.ssh_known_hosts).inner)
+    else:
+        new = blocks.remove(old or b"")
+        if not new:
+            yield RemoveFile(KNOWN_HOSTS, old or b"")
+            return
+    large = not client.known_hosts.sent or max(len(new), len(old or b"")) > LARGE_BYTES
+    yield WriteFile(KNOWN_HOSTS, new, old, large=large)
+
+
+def _goes_into_dropin(client: SshClient, want: Policy) -> bool:
+    """Whether the drop-in is the place; else it is a block at the top of the main file.
+
+    A drop-in that is there and says the right thing in vain is beaten by what we cannot see.
+    """
+    there = ours(client)
+    if there.block is not None or there.dropin == option_lines(want):
+        return False
+    main = ssh_config.MAIN if ssh_config.MAIN in client.config else ssh_config.VENDOR
+    return ssh_config.speaks_first(main, client.files, wanted_options(want))
+
+
+def _without_block(client: SshClient) -> Iterator[Action]:
+    """Our block goes out of the main file; the file too when it held nothing else."""
+    old = client.config.get(ssh_config.MAIN, b"")
+    if blocks.find(old) is None:
+        return
+    rest = blocks.remove(old)
+    if rest.strip():
+        yield WriteFile(ssh_config.MAIN, rest, old, validator=VALIDATOR)
+    else:
+        yield RemoveFile(ssh_config.MAIN, old)
+
+
+@step(fixes=["ssh_client.options"])
+def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Set the options of the mode for the policy's hosts where the first value wins."""
+    client: SshClient = seen["ssh_client"]
+    lines = option_lines(want)
+    if want.ssh_client_hosts and _goes_into_dropin(client, want):
+        content = render("ssh_client/ssh_config.conf.j2", lines=lines)
+        old = seen.files.get(ssh_config.DROPIN)
+        if old != content:
+            yield WriteFile(ssh_config.DROPIN, content, old, validator=VALIDATOR)
+        return
+    if want.ssh_client_hosts:
+        old = client.config.get(ssh_config.MAIN)
+        alone = not blocks.remove(old or b"").strip()
+        vendor = ssh_config.VENDOR if alone and ssh_config.VENDOR in client.config else ""
+        inner = render("ssh_client/block.j2", lines=lines, vendor=vendor)
+        new = blocks.put(old or b"", inner, "top")
+        if new != old:
+            yield WriteFile(ssh_config.MAIN, new, old, validator=VALIDATOR)
+    else:
+        yield from _without_block(client)
+    if ssh_config.DROPIN in client.files:
+        yield RemoveFile(ssh_config.DROPIN, seen.files.get(ssh_config.DROPIN, b""))
