@@ -17,7 +17,7 @@ from shutil import which
 
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.nodesets import NodeSetError, expand, host_name, unique
+from nodeready.nodesets import NodeSetError, expand, host_name, natural, unique
 from nodeready.sanitise import sanitise
 
 #: Seconds for one answer. Slurm's own MessageTimeout is 10 s by default, and its tools try a
@@ -59,7 +59,7 @@ def inventory(
             raise InventoryError(_no_partition(wanted, partitions))
         chosen = partitions[wanted]
     else:
-        chosen = unique(name for members in partitions.values() for name in members)
+        chosen = sorted({name for part in partitions.values() for name in part}, key=natural)
     known = set(chosen)
     groups = {
         group: [name for name in members if name in known]
@@ -86,16 +86,19 @@ def job_nodes(text: str, path: str, timeout_s: float) -> list[str]:
 
 
 def _partitions(out: str) -> dict[str, list[str]]:
-    """The nodes of each partition, from lines of "NODE PARTITION"."""
+    """The nodes of each partition, from lines of "NODE PARTITION", both in natural order.
+
+    sinfo's own order changes from call to call, and the order of a node's groups decides whose
+    setting holds: that of the last by name.
+    """
     found: dict[str, list[str]] = {}
-    for line in out.splitlines():
-        words = line.split()
+    for line in filter(str.strip, out.split("\n")):
         try:
-            name, partition = words
+            name, partition = line.split()
             found.setdefault(partition, []).append(host_name(name))
         except ValueError:
             raise InventoryError(f"sinfo printed what is no node: {line[:80]!a}") from None
-    return {partition: unique(members) for partition, members in found.items()}
+    return {name: sorted(set(found[name]), key=natural) for name in sorted(found, key=natural)}
 
 
 def _no_partition(wanted: str, partitions: Mapping[str, object]) -> str:
@@ -124,13 +127,17 @@ def _ask(command: list[str], path: str, timeout_s: float) -> str:
         _end(child)
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        raise InventoryError(
-            f"{shown} gave no answer in {timeout_s:g} s: is slurmctld up? (scontrol ping)"
-        ) from None
+        said = _last_line(error.stderr or b"") or "is slurmctld up? (scontrol ping)"
+        raise InventoryError(f"{shown} gave no answer in {timeout_s:g} s: {said}") from None
     if child.returncode:
-        said = sanitise(problem.decode("utf-8", "replace").strip().split("\n")[-1], 200)
-        raise InventoryError(f"{shown} failed: {said or f'exit code {child.returncode}'}")
+        said = _last_line(problem) or f"exit code {child.returncode}"
+        raise InventoryError(f"{shown} failed: {said}")
     return out.decode("utf-8", "replace")
+
+
+def _last_line(problem: bytes) -> str:
+    """The last thing that a command said on standard error."""
+    return sanitise(problem.decode("utf-8", "replace").strip().split("\n")[-1], 200)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
