@@ -18,6 +18,7 @@ from nodeready.sanitise import sanitise
 
 #: subcommand -> the module that holds it; imported when it is used, so that --help is quick.
 _COMMANDS = {
+    "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
     "deploy": "Make every node as the policy wants it.",
     "lab": "A cluster of real SSH nodes on this machine.",
