@@ -73,25 +73,22 @@ def lab(lab_machine: None) -> Iterator[Lab]:
 
 
 class NodePool:
-    """Nodes to break: a lab per profile that grows, whose used nodes are reset for the next."""
+    """Nodes to break: a lab per profile that grows; every node is reset for the next test."""
 
     def __init__(self) -> None:
         self.labs: dict[str, Lab] = {}
-        self.used: dict[str, set[str]] = {}
 
     def take(self, count: int, files: Files | None, profile: str, taken: set[str]) -> list[Node]:
         """Pristine nodes that are not among `taken`."""
         if profile not in self.labs:
             self.labs[profile] = Lab.up(_lab_name(profile), count, profile, files)
-            self.used[profile] = set()
-        lab, used = self.labs[profile], self.used[profile]
+            return self.labs[profile].nodes
+        lab = self.labs[profile]
         free = [node for node in lab.nodes if node.name not in taken][:count]
-        stale = [node for node in free if node.name in used or files]
-        if stale:
-            lab.restart(stale, keep_disk=False, files=files)
+        if free:
+            lab.restart(free, keep_disk=False, files=files)
         if len(free) < count:
             free += lab.add(count - len(free), files)
-        used.update(node.name for node in free)
         return free
 
     def end(self) -> None:

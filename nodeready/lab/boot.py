@@ -5,7 +5,7 @@
     {"parent": pid, "interface": "nrlab0", "gateway": "10.213.0.1/23", "switch": pid or 0,
      "submounts": ["/usr"], "trees": ["/sys/bus/pci/devices"],
      "nodes": [{"name", "address": "10.213.0.2/23", "mac", "port": "n1", "generation": "g1",
-                "again": bool, "files": {path: {"data": base64, "mode": int}}}]}
+                "files": {path: {"data": base64, "mode": int}}}]}
 
 and answers with one JSON object per line: {"switch": pid}, then {"node": name, "pid": pid} or
 {"node": name, "error": text} as each node is ready. It is a process of its own because it
@@ -49,7 +49,6 @@ class Starting:
     go: int
     port: str
     mac: str
-    again: bool
 
     def hear(self) -> bytes:
         """What the node says next; empty when it runs its init."""
@@ -128,7 +127,7 @@ def fork_node(directory: str, spec: Spec) -> Starting:
             os._exit(1)
     os.close(child_status)
     os.close(child_go)
-    return Starting(spec["name"], pid, status, go, spec["port"], spec["mac"], spec["again"])
+    return Starting(spec["name"], pid, status, go, spec["port"], spec["mac"])
 
 
 def start_batch(directory: str, switch: int, specs: list[Spec]) -> dict[str, int]:
@@ -141,8 +140,8 @@ def start_batch(directory: str, switch: int, specs: list[Spec]) -> dict[str, int
             waiting.append(node)
         else:
             say(node=node.name, error=(heard or b"its process ended").decode())
-    # A node that died takes its wire along only when the kernel comes to it.
-    ip([f"link delete {node.port}" for node in waiting if node.again], switch, force=True)
+    # A node that ran before and died takes its wire along only when the kernel comes to it.
+    ip([f"link delete {node.port}" for node in waiting], switch, force=True)
     wires: list[str] = []
     for node in waiting:
         peer = f"peer name eth0 address {node.mac} netns {node.pid}"

@@ -24,22 +24,21 @@ LOG = "boot.log"
 Done = subprocess.CompletedProcess[str]
 
 
-def spec(index: int, one: NodeState, again: bool, files: Mapping[str, Content]) -> dict[str, Any]:
-    """What the helper must know about a node of lab number `index`; `again`: it ran before."""
+def spec(index: int, one: NodeState, files: Mapping[str, Content]) -> dict[str, Any]:
+    """What the helper must know about a node of lab number `index`."""
     return {
         "name": one.name,
         "address": str(network.address(index, one.number)),
         "mac": network.mac(index, one.number),
         "port": network.port(one.number),
         "generation": f"g{one.generation}",
-        "again": again,
         "files": {path: _encoded(item) for path, item in files.items()},
     }
 
 
 def enter(pid: int, argv: Sequence[str], data: str = "", timeout: float = 60) -> Done:
     """Run a program as root in the namespaces of the node whose process 1 this is."""
-    into = ["nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "--wd=/", "--"]
+    into = ["nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "-w", "--"]
     return run([*into, *argv], data, timeout)
 
 

@@ -61,6 +61,7 @@ def grow(lab: LabState, count: int, files: Files | None, progress: Progress | No
 
     On an exception the missing ones are missing again.
     """
+    _end_strays(lab)
     if processes.started_at(lab.switch) != lab.switch_started:
         # Without its switch no node can be reached: they get a new one, and new wires.
         lab.switch = 0
@@ -77,12 +78,22 @@ def grow(lab: LabState, count: int, files: Files | None, progress: Progress | No
         if new:
             _tell_hosts(old, new)
     except BaseException:
+        if new:
+            processes.end_all(state.directory(lab.name), [one.name for one in new])
         for one in new:
             shutil.rmtree(_home(lab, one), ignore_errors=True)
         lab.nodes = old
         state.save(lab)
         raise
     return len(dead) + len(new)
+
+
+def _end_strays(lab: LabState) -> None:
+    """End what a killed command began and nobody knows of."""
+    known = {lab.switch, *(one.pid for one in lab.nodes)}
+    for pid in processes.of_lab(state.directory(lab.name)):
+        if pid not in known:
+            processes.end(pid)
 
 
 def start(
@@ -100,10 +111,9 @@ def start(
         return
     specs = []
     for one in nodes:
-        again = one.pid > 0
         _prepare_disk(lab, one, keep_disk)
         content = {} if keep_disk else {**_own_files(lab, one), **(files or {})}
-        specs.append(helper.spec(lab.index, one, again, content))
+        specs.append(helper.spec(lab.index, one, content))
     _write_ssh(lab)
     try:
         _boot(lab, {one.name: one for one in nodes}, specs, progress)

@@ -185,6 +185,24 @@ def test_up_after_a_crash_begins_anew(name: str) -> None:
     assert len(processes.of_lab(directory)) == 2  # the switch and the node
 
 
+def test_a_running_lab_survives_a_crash_while_it_grows(name: str) -> None:
+    lab = Lab.up(name, 1)
+    pid = lab.nodes[0].pid
+    directory = state.directory(name)
+    with starting(name) as process:
+        while process.poll() is None and not MOMENTS["with some nodes running"](directory):
+            time.sleep(0.001)
+        process.kill()
+    assert nodeready("lab", "up", "--nodes", "4", "--name", name).returncode == 0
+    found = Lab.load(name)
+    assert found is not None
+    assert found.nodes[0].pid == pid
+    assert [node.run("hostname").stdout.strip() for node in found.nodes[:4]] == [
+        f"{name}{number:03d}" for number in range(1, 5)
+    ]
+    assert len(processes.of_lab(directory)) == 1 + len(found.nodes)
+
+
 def test_ssh_as_root_and_as_the_user(lab: Lab) -> None:
     node = lab.nodes[1]
     assert node.run("id -un; hostname; pwd").stdout.split() == ["root", node.name, "/root"]
