@@ -25,6 +25,12 @@ def _foreign() -> frozenset[str]:
     return frozenset(keys)
 
 
+def _origin(inventory: Inventory, group: str) -> str:
+    """The files that set a group's data, or the group's name when pyinfra itself loaded them."""
+    files = getattr(inventory, "group_files", {}).get(group, ())
+    return ", ".join(str(path) for path in files) or f"group {group}"
+
+
 def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
     """The policy of each of these hosts, by name, from group and host data as pyinfra merges them.
 
@@ -42,9 +48,9 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
             problems.extend(error.problems)
             return {}
 
-    everywhere = settings(inventory.get_data(), "group_data/all.py")
+    everywhere = settings(inventory.get_data(), _origin(inventory, "all"))
     by_group = {
-        group: settings(inventory.get_group_data(group), f"group_data/{group}.py")
+        group: settings(inventory.get_group_data(group), _origin(inventory, group))
         for group in inventory.groups.keys() | inventory.group_data.keys()
     }
     override = settings(inventory.get_override_data(), "command line")
