@@ -1,0 +1,89 @@
+"""Give the kernel the IOMMU arguments of the hardware that is there, from the next boot on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready import blocks, shell
+from nodeready.actions import Action, PlanError, RemoveFile, Run, WriteFile
+from nodeready.checks.iommu import our_line, tool, wanted
+from nodeready.operations.dropin import render
+from nodeready.operations.step import name_after, step
+from nodeready.policy import Policy
+from nodeready.probes import cmdline
+from nodeready.probes.iommu import DEFAULT_GRUB, GRUB_D, OURS, Iommu
+from nodeready.snapshot import Snapshot
+
+_DROPIN = "zz-nodeready.cfg"
+#: GRUB's configuration is shell: a file that does not parse would stop update-grub.
+_VALIDATOR = ("sh", "-n")
+
+
+def _pattern(token: str) -> str:
+    """The shell patterns of the tokens that ours replaces. Nothing in it is special but ``*``."""
+    name = token.partition("=")[0]
+    spelt = "".join("[-_]" if char in "-_" else char for char in name)
+    if cmdline.option(token) in cmdline.REPEATABLE:
+        return shell.quote(token)
+    return f"{spelt} | {spelt}=*"
+
+
+def grub_piece(args: tuple[str, ...]) -> bytes:
+    """Our piece of GRUB's configuration: shell, to be read behind all other."""
+    patterns = dict.fromkeys(_pattern(token) for token in args)
+    return render(
+        "iommu/grub.cfg.j2",
+        variable=OURS,
+        args=our_line(args).partition("=")[2],
+        patterns=" | ".join(patterns),
+    )
+
+
+def _debian(seen: Snapshot, iommu: Iommu, piece: bytes) -> Iterator[Action]:
+    """A drop-in that is read last, for update-grub."""
+    others = [line.path.rpartition("/")[2] for line in iommu.config if line.path != DEFAULT_GRUB]
+    others = [name for name in others if "nodeready" not in name]
+    path = f"{GRUB_D}/{name_after(_DROPIN, max(others, default=''))}"
+    for old, content in seen.files.items():
+        if old.startswith(f"{GRUB_D}/") and old != path:
+            yield RemoveFile(old, content)
+    if seen.files.get(path) != piece:
+        yield WriteFile(path, piece, seen.files.get(path), validator=_VALIDATOR)
+
+
+def _suse(iommu: Iommu, piece: bytes) -> Iterator[Action]:
+    """A block at the end of the one file that SUSE's grub2-mkconfig reads."""
+    if iommu.default_grub is None:
+        raise PlanError(f"{DEFAULT_GRUB} is not there; is GRUB this node's boot loader?")
+    content = blocks.put(iommu.default_grub, piece, "end")
+    if content != iommu.default_grub:
+        yield WriteFile(DEFAULT_GRUB, content, iommu.default_grub, validator=_VALIDATOR)
+
+
+def _redhat(iommu: Iommu, args: tuple[str, ...]) -> Run:
+    """grubby edits every boot loader entry, and what new kernels get."""
+    tokens = [token for entry in iommu.boot for token in entry.tokens]
+    remove = cmdline.contradicting(tokens, args)
+    words = ["grubby", "--update-kernel=ALL", f"--args={' '.join(args)}"]
+    if remove:
+        words.insert(2, f"--remove-args={' '.join(remove)}")
+    return Run(tuple(words))
+
+
+@step(fixes=["iommu.args"], timeout_s=300)
+def args(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Put the arguments on the kernel's command line of the next boot. Never reboots."""
+    iommu: Iommu = seen["iommu"]
+    wants = wanted(iommu, want)
+    if isinstance(wants, str):
+        return
+    if iommu.family == "redhat":
+        yield _redhat(iommu, wants)
+        return
+    piece = grub_piece(wants)
+    if iommu.family == "debian":
+        yield from _debian(seen, iommu, piece)
+    else:
+        yield from _suse(iommu, piece)
+    # os-prober and a dozen kernels make this slow on a busy disk: hence the long limit.
+    yield Run(tool(iommu))
