@@ -23,6 +23,12 @@ TOOLS = {
     "ssh-keygen": "openssh-client",
 }
 
+# PID and mount namespaces of its own: mmdebstrap survives a plain SIGTERM.
+_CONTAINED = (
+    *("setpriv", "--pdeathsig", "KILL", "--"),
+    *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
+)
+
 
 def missing() -> list[str]:
     """What this machine lacks to build and run the virtual machine, one phrase each."""
@@ -97,11 +103,11 @@ def run_logged(
 ) -> None:
     """Run one step of the build, its output added to `log`; raises VmError when it fails.
 
-    The step is told to end when we are killed, so that no half of a build goes on.
+    When we are killed the step ends with all its children and mounts.
     """
     with log.open("a") as out:
         done = subprocess.run(
-            ["setpriv", "--pdeathsig", "TERM", "--", *(str(part) for part in command)],
+            [*_CONTAINED, *(str(part) for part in command)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
