@@ -34,13 +34,7 @@ def run(shell: list[str], before: str, args: tuple[str, ...]) -> list[str]:
         ("a=1", "", ("iommu=pt",), ["a=1 iommu=pt", ""]),
         ("a iommu=soft b", "iommu=off quiet", ("iommu=pt",), ["a b iommu=pt", "quiet"]),
         ("iommu=pt a", "iommu=pt", ("iommu=pt",), ["a iommu=pt", ""]),
-        (
-            'dyndbg="file x +p" *  $HOME',
-            "",
-            ("iommu=pt",),
-            'dyndbg="file x +p" *  $HOME iommu=pt',
-            "",
-        ),
+        ('d="file x +p" *  $HOME', "", ("iommu=pt",), ['d="file x +p" *  $HOME iommu=pt', ""]),
         ('n="a iommu=soft b" iommu', "", ("iommu=pt",), ['n="a iommu=soft b" iommu=pt', ""]),
         (
             "amd-iommu=off x",

@@ -144,9 +144,8 @@ def good(**changes: object) -> Iommu:
     )
 
 
-SOFT = Line(
-    "/etc/default/grub.d/99-x.cfg", 1, 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX iommu=soft"'
-)
+APPEND = 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX iommu=soft"'
+SOFT = Line("/etc/default/grub.d/99-x.cfg", 1, APPEND)
 SHELL = Line("/etc/default/grub.d/99-x.cfg", 1, "GRUB_CMDLINE_LINUX=$(cat /etc/args)")
 OURS = Line("/etc/default/grub.d/zz-nodeready.cfg", 4, "nodeready_args=iommu=pt")
 LAST = Line("/etc/default/grub.d/zz-nodeready.cfg", 40, "GRUB_CMDLINE_LINUX=$nodeready_kept")
