@@ -111,7 +111,12 @@ def status() -> None:
     notes: list[str] = []
     trouble = False
     for name in state.names():
-        found = Lab.load(name)
+        try:
+            found = Lab.load(name)
+        except LabError as error:
+            trouble = True
+            notes.append(f"{name}: {error}")
+            continue
         if found is None:
             trouble = True
             if state.is_locked(state.directory(name)):

@@ -174,8 +174,7 @@ class Lab:
 def _create(name: str, profile: str) -> LabState:
     """Everything but the nodes and the network."""
     with state.locked(state.ROOT):
-        others = [state.load(other) for other in state.names() if other != name]
-        index = network.free_index(other.index for other in others if other)
+        index = network.free_index(state.taken())
         known = LabState(name, profile, index, state.boot_id())
         state.save(known)
     directory = state.directory(name)

@@ -85,16 +85,28 @@ def names() -> list[str]:
 
 def load(name: str) -> LabState | None:
     """What was last saved; None when there is no such lab or it was never saved."""
+    path = directory(name) / "state.json"
     try:
-        data = json.loads((directory(name) / "state.json").read_text())
+        data = json.loads(path.read_text())
+        data["nodes"] = [NodeState(**node) for node in data["nodes"]]
+        return LabState(**data)
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, TypeError, KeyError):
+        # Cut off by a full disk, or of another version.
         raise LabError(
-            f"{directory(name)}/state.json: {error}; `nodeready lab down --name {name}` cleans up"
+            f"{path} cannot be understood; clean up: nodeready lab down --name {name}"
         ) from None
-    data["nodes"] = [NodeState(**node) for node in data["nodes"]]
-    return LabState(**data)
+
+
+def taken() -> list[int]:
+    """The numbers of all labs; one that cannot be read still has its interface and its route."""
+    found = []
+    for name in names():
+        with contextlib.suppress(LabError):
+            if known := load(name):
+                found.append(known.index)
+    return found
 
 
 def save(state: LabState) -> None:

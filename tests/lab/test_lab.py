@@ -185,6 +185,21 @@ def test_up_after_a_crash_begins_anew(name: str) -> None:
     assert len(processes.of_lab(directory)) == 2  # the switch and the node
 
 
+def test_a_broken_state_file_is_named_and_cleaned_up(name: str) -> None:
+    Lab.up(name, 1)
+    index = index_of(name)
+    (state.directory(name) / "state.json").write_text('{"name": ')
+    for words in (["up", "--name", name], ["status"]):
+        done = nodeready("lab", *words)
+        assert done.returncode in (1, 3)
+        assert f"clean up: nodeready lab down --name {name}" in done.stdout + done.stderr
+    assert nodeready("lab", "down", "--name", name).returncode == 0
+    deadline = time.monotonic() + 30
+    while traces(name, index) and time.monotonic() < deadline:
+        time.sleep(0.1)  # the kernel takes the interface away after its namespace
+    assert traces(name, index) == []
+
+
 def test_a_running_lab_survives_a_crash_while_it_grows(name: str) -> None:
     lab = Lab.up(name, 1)
     pid = lab.nodes[0].pid
@@ -376,6 +391,15 @@ def test_what_is_ours_on_this_machine_does_not_reach_a_node(
     assert (hidden.st_mode & 0o170000, hidden.st_rdev) == (0o020000, 0)
     opaque = tmp_path / "base" / "etc" / "sysctl.d"
     assert os.getxattr(opaque, "trusted.overlay.opaque") == b"y"
+
+
+def test_a_separate_file_system_of_the_machine_is_part_of_the_node(name: str) -> None:
+    mounted = "mount -t tmpfs t /usr/local/share && echo here > /usr/local/share/x"
+    script = f"{mounted} && exec {sys.executable} -m nodeready lab up --nodes 1 --name {name}"
+    subprocess.run(["unshare", "--mount", "sh", "-c", script], cwd=ROOT, check=True)
+    lab = Lab.load(name)
+    assert lab is not None
+    assert lab.nodes[0].run("cat /usr/local/share/x").stdout == "here\n"
 
 
 def pyinfra(cwd: Path, *words: str, **environment: str) -> Done:
