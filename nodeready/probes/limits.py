@@ -66,7 +66,7 @@ def _service_script(service: str) -> str:
     """
 
 
-# Without CAP_SYS_RESOURCE (a container) root may not raise a hard limit above what the init has. A
+# Without CAP_SYS_RESOURCE (a container) root may not raise a hard limit above what sshd has. A
 # strict pam_limits then refuses the login, so what is possible there matters. The capability is
 # bit 24, in the tenth digit of CapBnd.
 _CEILING = r"""
@@ -75,7 +75,10 @@ _CEILING = r"""
     done </proc/self/status
     case $nr_bits in
     ?????????[02468ace]??????)
-        set -- "$@" /proc/1/limits
+        nr_pid=1
+        { read -r nr_pid </run/sshd.pid; } 2>/dev/null
+        printf 'ceiling=%s\n' "$nr_pid"
+        set -- "$@" "/proc/$nr_pid/limits"
         grep -asHE '^-?session[[:space:]]+requi.*pam_limits' /etc/pam.d/* /usr/lib/pam.d/*
         ;;
     esac
@@ -180,7 +183,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
         if limits:
             service = by_name.get(name[:15], name)
             running.append(Running(service, number(pid, "a process id"), limits))
-    own = _proc_limits(by_path.get("/proc/1/limits", ()))
+    own = _proc_limits(by_path.get(f"/proc/{values.get('ceiling')}/limits", ()))
     strict = re.search(r"^/[^:]*/pam\.d/", output.text, re.M)
     nr_open = by_path.get(_NR_OPEN_FILE, ())
     return Limits(

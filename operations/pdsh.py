@@ -1,0 +1,50 @@
+"""Make pdsh use ssh in every kind of shell, and give users their ~/.pdshrc."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready import blocks
+from nodeready.actions import Action, PlanError, RemoveFile, WriteFile
+from nodeready.checks.pdsh import TYPE, has_block, last_in_profile, pdshrc_lines, suffixes
+from nodeready.operations.dropin import own_file, render
+from nodeready.operations.step import name_after, step
+from nodeready.policy import Policy
+from nodeready.probes.pdsh import ENVIRONMENT, PROFILE_D, RCMD_DEFAULT, VARIABLE, Pdsh
+from nodeready.snapshot import Snapshot
+
+
+@step(fixes=["pdsh.rcmd"])
+def rcmd(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Set ssh as the remote command: Debian's file, the environment, the login shells."""
+    pdsh: Pdsh = seen["pdsh"]
+    # The file is one word for Debian's wrapper and has no room for a mark of ours.
+    word = f"{TYPE}\n".encode()
+    if pdsh.debian and pdsh.rcmd_default != word:
+        yield WriteFile(RCMD_DEFAULT, word, pdsh.rcmd_default)
+    old = pdsh.environment or b""
+    content = blocks.put(old, f"{VARIABLE}={TYPE}\n".encode(), "end")
+    if content != old:
+        yield WriteFile(ENVIRONMENT, content, pdsh.environment)
+    for suffix in suffixes(pdsh):
+        default = f"zz-nodeready-pdsh{suffix}"
+        path = f"{PROFILE_D}/{name_after(default, last_in_profile(pdsh, suffix))}"
+        for ours, before in seen.files.items():
+            if ours.startswith(PROFILE_D) and ours.endswith(f"pdsh{suffix}") and ours != path:
+                yield RemoveFile(ours, before)
+        text = render(f"pdsh/profile{suffix}.j2", variable=VARIABLE, type=TYPE)
+        yield from own_file(seen, path, text)
+
+
+@step(fixes=["pdsh.pdshrc"])
+def pdshrc(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Put our block into the ~/.pdshrc of the policy's users; what is theirs stays."""
+    inner = render("pdsh/pdshrc.j2", lines=pdshrc_lines(want))
+    for user in seen["pdsh"].users:
+        if user.trouble or has_block(user, want):
+            continue
+        try:
+            content = blocks.put(user.pdshrc or b"", inner, "keep")
+        except ValueError as error:
+            raise PlanError(f"pdshrc_lines: {error}") from None
+        yield WriteFile(user.path, content, user.pdshrc, user=user.name)
