@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, Node, image, network, processes, state
-from nodeready.lab.keys import new_key
-from nodeready.lab.profiles import PROFILES
+from nodeready.lab import Lab, Node, network, processes, state
 
 pytestmark = pytest.mark.lab
 
@@ -216,181 +213,6 @@ def test_a_running_lab_survives_a_crash_while_it_grows(name: str) -> None:
         f"{name}{number:03d}" for number in range(1, 5)
     ]
     assert len(processes.of_lab(directory)) == 1 + len(found.nodes)
-
-
-def test_ssh_as_root_and_as_the_user(lab: Lab) -> None:
-    node = lab.nodes[1]
-    assert node.run("id -un; hostname; pwd").stdout.split() == ["root", node.name, "/root"]
-    as_user = node.run("id -u; pwd; sudo -n id -u", user="ml").stdout.split()
-    assert as_user == ["2000", "/home/ml", "0"]
-    refused = node.run("true", user="nobody", check=False)
-    assert refused.returncode == 255
-    assert "Permission denied" in refused.stderr
-    seen = node.testinfra()
-    assert seen.user("ml").shell == "/bin/bash"
-    assert seen.file("/etc/hostname").content_string == f"{node.name}\n"
-    assert seen.socket("tcp://0.0.0.0:22").is_listening
-
-
-def test_nodes_know_names_but_no_host_keys(lab: Lab) -> None:
-    here, there = lab.nodes[0], lab.nodes[2]
-    for user in ("root", "ml"):
-        asks = here.run(f"ssh -o BatchMode=yes {there.name} hostname", user=user, check=False)
-        assert asks.returncode == 255
-        assert "Host key verification failed" in asks.stderr
-        quiet = "-o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
-        there_is = here.run(f"ssh {quiet} {there.name} hostname", user=user)
-        assert there_is.stdout == f"{there.name}\n"
-
-
-def test_sysctls_are_the_nodes_own(fresh_nodes: Fresh) -> None:
-    one, other = fresh_nodes(2)
-    machine = [Path("/proc/sys/kernel/core_pattern"), Path("/proc/sys/fs/suid_dumpable")]
-    before = [path.read_text() for path in machine]
-    assert one.run("sysctl -n kernel.yama.ptrace_scope kernel.core_pattern").stdout == "1\ncore\n"
-    one.run("sysctl -qw kernel.yama.ptrace_scope=0")
-    one.run("echo '/tmp/core.%e' > /proc/sys/kernel/core_pattern")
-    one.run("sysctl -qw kernel.numa_balancing=0 fs.suid_dumpable=2 net.ipv4.ip_forward=1")
-    keys = "kernel.yama.ptrace_scope kernel.core_pattern fs.suid_dumpable net.ipv4.ip_forward"
-    assert one.run(f"sysctl -n {keys}").stdout.split() == ["0", "/tmp/core.%e", "2", "1"]
-    assert other.run(f"sysctl -n {keys}").stdout.split() == ["1", "core", "0", "0"]
-    assert [path.read_text() for path in machine] == before
-    assert one.run("cat /proc/sys/kernel/hostname").stdout == f"{one.name}\n"
-    boots = {node.read("/proc/sys/kernel/random/boot_id") for node in (one, other)}
-    assert len(boots | {state.boot_id() + "\n"}) == 3
-
-
-def test_processes_and_files_are_the_nodes_own(lab: Lab) -> None:
-    node = lab.nodes[0]
-    with subprocess.Popen(["sleep", "98765"]) as outside:
-        try:
-            assert node.run("pgrep -f 'sleep 9876[5]'", check=False).returncode == 1
-        finally:
-            outside.kill()
-    marker = f"/usr/local/{node.name}"
-    node.run(f"touch {marker} /tmp/{node.name}")
-    assert not Path(marker).exists()
-    assert lab.nodes[1].run(f"ls {marker}", check=False).returncode == 2
-    assert node.run("ls /home").stdout == "ml\n"
-    assert node.run("ls /sys/class/net").stdout.split() == ["eth0", "lo"]
-    assert node.run("echo x > /sys/kernel/profiling", check=False).returncode == 1
-
-
-def test_orphans_are_reaped(fresh_node: Node) -> None:
-    fresh_node.run("(setsid sh -c 'sleep 0.1 & sleep 0.1 & exit' >/dev/null 2>&1 &)")
-    fresh_node.run("sleep 0.5")
-    assert fresh_node.run("ps -eo state,ppid,comm").stdout.count("Z ") == 0
-    fresh_node.stop_sshd()
-    fresh_node.enter(["sh", "-c", "(setsid sleep 0.1 &)"])
-    fresh_node.enter(["sleep", "0.5"])
-    assert fresh_node.enter(["ps", "-eo", "state,ppid,comm"]).stdout.count("Z ") == 0
-
-
-@pytest.mark.parametrize(("profile", "accelerators"), [("cpu", 0), ("mi300x", 8)])
-def test_profiles_show_their_hardware(fresh_nodes: Fresh, profile: str, accelerators: int) -> None:
-    assert profile in PROFILES
-    node = fresh_nodes(1, profile=profile)[0]
-    script = "cd /sys/bus/pci/devices && for d in *; do cat $d/vendor $d/device $d/class; done"
-    seen = node.run(script).stdout
-    assert seen.count("0x1002\n0x74a1\n0x120000\n") == accelerators
-    assert node.run("ls /sys/class/infiniband", check=False).stdout == ""
-    assert node.read("/proc/cmdline") == "BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet\n"
-    node.write("/proc/cmdline", "quiet iommu=pt\n")
-    assert node.run("cat /proc/cmdline").stdout == "quiet iommu=pt\n"
-    assert "iommu=pt\n" not in Path("/proc/cmdline").read_text()
-
-
-def test_files_given_at_the_start(fresh_nodes: Fresh) -> None:
-    latin = b"# caf\xe9\nkernel.yama.ptrace_scope = 2\n"
-    files = {"/etc/sysctl.d/10-x.conf": latin, "/opt/tool/run": ("#!/bin/sh\necho hi\n", 0o755)}
-    node = fresh_nodes(1, files=files)[0]
-    assert node.read("/etc/sysctl.d/10-x.conf").encode("utf-8", "surrogateescape") == latin
-    assert node.run("/opt/tool/run; stat -c %a /opt/tool/run").stdout == "hi\n755\n"
-
-
-def test_reboot_keeps_the_disk_and_reads_sysctls_as_a_boot_does(fresh_node: Node) -> None:
-    if not any(Path(p, "systemd/systemd-sysctl").exists() for p in ("/usr/lib", "/lib")):
-        pytest.skip("this machine has no systemd-sysctl")
-    fresh_node.write("/etc/sysctl.d/50-first.conf", "kernel.yama.ptrace_scope = 3\n")
-    fresh_node.write("/etc/sysctl.d/60-last.conf", "kernel.yama.ptrace_scope = 2\n")
-    fresh_node.run("sysctl -qw kernel.yama.ptrace_scope=0; touch /tmp/x /run/x /root/x")
-    fresh_node.reboot()
-    assert fresh_node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "2\n"
-    assert fresh_node.run("ls /tmp /run/x /root", check=False).stdout.split() == [
-        "/root:",
-        "x",
-        "/tmp:",
-    ]
-
-
-def test_a_reset_node_is_as_on_the_first_day(fresh_node: Node, tmp_path: Path) -> None:
-    known = tmp_path / "known_hosts"
-    shutil.copy(fresh_node.lab.known_hosts, known)
-    fresh_node.run("rm -rf /etc/ssh/ssh_config.d /usr/bin/python3 && echo x > /etc/environment")
-    fresh_node.reset()
-    assert fresh_node.run("ls -d /etc/ssh/ssh_config.d; cat /etc/environment").stdout == (
-        "/etc/ssh/ssh_config.d\n"
-    )
-    # Its host key is the same one: nobody has to be told.
-    argv = ["ssh", "-F", str(fresh_node.lab.ssh_config), "-o", f"UserKnownHostsFile={known}"]
-    assert subprocess.run([*argv, fresh_node.name, "true"], check=False).returncode == 0
-
-    fresh_node.reset(new_host_key=True)
-    fresh_node.run("true")
-    refused = subprocess.run(
-        [*argv, fresh_node.name, "true"], capture_output=True, text=True, check=False
-    )
-    assert refused.returncode == 255
-    assert "Host key verification failed" in refused.stderr
-
-
-def test_faults(fresh_node: Node) -> None:
-    def try_ssh() -> str:
-        argv = ["ssh", "-F", str(fresh_node.lab.ssh_config), "-o", "ConnectTimeout=2"]
-        argv += [fresh_node.name, "echo fine"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        return done.stdout + done.stderr
-
-    fresh_node.freeze()
-    assert "timed out" in try_ssh()
-    fresh_node.thaw()
-    assert try_ssh() == "fine\n"
-    fresh_node.pause_sshd()
-    assert "banner" in try_ssh()
-    fresh_node.resume_sshd()
-    assert try_ssh() == "fine\n"
-    fresh_node.stop_sshd()
-    assert "refused" in try_ssh()
-    assert fresh_node.status == "no sshd"
-    fresh_node.resume_sshd()
-    assert try_ssh() == "fine\n"
-    fresh_node.kill()
-    assert fresh_node.status == "dead"
-    assert "fine" not in try_ssh()
-    with pytest.raises(LabError, match="is dead"):
-        fresh_node.enter(["true"])
-
-
-def test_labs_do_not_meet(lab: Lab, fresh_node: Node) -> None:
-    assert fresh_node.lab.subnet != lab.subnet
-    there = lab.nodes[0].address
-    tried = fresh_node.run(f"ssh -o ConnectTimeout=2 root@{there} true", check=False)
-    assert tried.returncode == 255
-    assert "unreachable" in tried.stderr
-
-
-def test_what_is_ours_on_this_machine_does_not_reach_a_node(
-    lab_machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = tmp_path / "etc" / "99-nodeready.conf"
-    ours.parent.mkdir()
-    ours.write_text("x")
-    monkeypatch.setattr(image, "OURS", (str(tmp_path / "etc"),))
-    image.build(tmp_path / "base", PROFILES["cpu"], new_key("test"))
-    hidden = (tmp_path / "base" / str(ours).lstrip("/")).lstat()
-    assert (hidden.st_mode & 0o170000, hidden.st_rdev) == (0o020000, 0)
-    opaque = tmp_path / "base" / "etc" / "sysctl.d"
-    assert os.getxattr(opaque, "trusted.overlay.opaque") == b"y"
 
 
 def test_a_separate_file_system_of_the_machine_is_part_of_the_node(name: str) -> None:
