@@ -11,7 +11,7 @@ from nodeready.planning import Plan, plan
 from nodeready.results import Result
 from nodeready.session import NodeRun, Progress, Session
 from nodeready.snapshot import judge
-from nodeready.transports.answer import LOST, SUDO
+from nodeready.transports.answer import LOST, OVER
 from nodeready.transports.connector import who
 
 #: A change can bring the next one to light (a package that brings a configuration file, apport
@@ -43,7 +43,7 @@ def _run(session: Session, node: NodeRun, change: Change) -> "tuple[bool, str, b
     limit = change.timeout_s + want.lock_wait_s
     script = change.script(session.run, who(), want.lock_wait_s)
     answer = session.carry(node, shell.command(script, limit, session.tag), limit, change.stdin())
-    return answer.ok, "" if answer.ok else answer.reason(), answer.kind in (LOST, SUDO)
+    return answer.ok, "" if answer.ok else answer.reason(), answer.kind in OVER
 
 
 def deploy_node(

@@ -15,12 +15,13 @@ from gevent.pool import Pool
 from pyinfra.api import Config, Host, Inventory, State
 from pyinfra.context import ctx_host, ctx_state
 
-from nodeready import fleet, shell
+from nodeready import fleet, known_hosts, shell
 from nodeready.policy import Policy
 from nodeready.results import Result
 from nodeready.snapshot import Snapshot, judge
-from nodeready.transports.answer import LOST, SUDO, UNREACHABLE, Answer
-from nodeready.transports.connector import Become, become, carry, connect, set_timeouts
+from nodeready.transports.answer import HUNG, OVER, SUDO, Answer
+from nodeready.transports.connection import connect, set_timeouts
+from nodeready.transports.connector import Become, become, carry
 from nodeready.transports.live import observe
 
 #: Nodes worked on at once. Each costs one socket and little memory; beyond this the controller's
@@ -81,6 +82,7 @@ class Session:
         config.PARALLEL = max(1, min(len(chosen), MAX_PARALLEL))
         self.state = State(inventory, config, check_for_changes=False)
         self.run = secrets.token_hex(6)
+        self._declared = wanted
         self.nodes = [NodeRun(host, wanted[host.name]) for host in chosen]
         self._pool = Pool(config.PARALLEL)
         self.interrupted = False
@@ -90,7 +92,7 @@ class Session:
         """The word that marks this run's processes on the nodes."""
         return f"nodeready:{self.run}"
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> Session:
         self._context = ctx_state.use(self.state)
         self._context.__enter__()
         return self
@@ -138,7 +140,7 @@ class Session:
         if node.rights is None:
             node.rights = become(node.host)
         seen, error, kind = observe(node.host, node.policy, self.tag, subjects, node.rights)
-        if error and kind in (LOST, SUDO, UNREACHABLE):
+        if error and kind in OVER - {HUNG}:
             node.error, node.kind = error, kind
             return
         node.snapshot = node.snapshot.merged(seen) if node.snapshot else seen
@@ -152,11 +154,18 @@ class Session:
     def complete(self) -> None:
         """Judge every node that was looked at, with the policy that all nodes' answers complete."""
         snapshots = {node.name: node.snapshot for node in self.nodes if node.snapshot}
-        wanted = fleet.expectations({node.name: node.policy for node in self.nodes}, snapshots)
+        wanted = fleet.expectations(self._declared, snapshots, self.state.inventory, self._block)
         for node in self.nodes:
             node.policy = wanted[node.name]
             if node.snapshot is not None:
                 node.results = judge(node.snapshot, node.policy)
+
+    def _block(self, name: str) -> str:
+        """A node's known_hosts block that was too large for the snapshot."""
+        node = next(node for node in self.nodes if node.name == name)
+        with ctx_host.use(node.host):
+            line = shell.command(known_hosts.READ_BLOCK, 30, self.tag)
+            return self.carry(node, line, 30).stdout
 
     def ask_password(self, password: str) -> None:
         """Use this password for sudo on the nodes that want one."""
@@ -166,7 +175,7 @@ class Session:
 
     def carry(self, node: NodeRun, command: str, timeout_s: int, stdin: str = "") -> Answer:
         """One command on a node that was looked at."""
-        return carry(node.host, command, timeout_s, stdin, node.rights)
+        return carry(node.host, command, timeout_s, stdin=stdin, rights=node.rights)
 
     def end_remote(self) -> None:
         """End what this run still has running on the nodes, by its tag; at most a few seconds."""

@@ -77,15 +77,20 @@ def make_script(sections: Iterable[Section], policy: Policy, nonce: str) -> str:
     )
 
 
+def mark(nonce: str) -> str:
+    """The text with which the answer of the script with this nonce begins."""
+    return f"nodeready/1 {nonce}"
+
+
 def _unpack(text: str, nonce: str) -> bytes:
     """The bytes between our two lines; what others printed around them is passed over."""
-    mark = re.escape(f"nodeready/1 {nonce}")
-    begin = re.search(rf"^{mark} (gzip|plain|nobase64)\s*$", text, re.M)
+    start = re.escape(mark(nonce))
+    begin = re.search(rf"^{start} (gzip|plain|nobase64)\s*$", text, re.M)
     if begin is None:
         raise ProbeError("no answer from the node's shell", text.strip())
     if begin[1] == "nobase64":
         raise ProbeError("base64 is not installed")
-    end = re.compile(rf"^{mark} end\s*$", re.M).search(text, begin.end())
+    end = re.compile(rf"^{start} end\s*$", re.M).search(text, begin.end())
     if end is None:
         raise ProbeError("the answer was cut off")
     try:

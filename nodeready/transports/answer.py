@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-#: Kinds of failure that are the connection's, not the command's.
-UNREACHABLE, LOST, TIMEOUT, SUDO = "unreachable", "lost", "timeout", "sudo"
+#: Kinds of failure that are not the command's own: no connection was made; it ended in the
+#: middle; it stands, but not even the command's own limit was kept; the limit ended the command;
+#: sudo wants a password; sudo refuses for good; the node prints without end.
+UNREACHABLE, LOST, HUNG, TIMEOUT = "unreachable", "lost", "hung", "timeout"
+SUDO, REFUSED, OUTPUT = "sudo", "refused", "output"
+
+#: After these there is no use in asking the node anything more.
+OVER = frozenset({UNREACHABLE, LOST, HUNG, SUDO, REFUSED})
 
 
 @dataclass(frozen=True)
@@ -14,8 +20,9 @@ class Answer:
     """One command's answer from one node.
 
     ok:    the command ran and exited 0
-    error: one line for a person when the connection failed; "" when the command itself ran
-    kind:  UNREACHABLE, LOST, TIMEOUT or SUDO beside an error, else ""
+    error: one line for a person when it did not come to an end of its own; else ""
+    kind:  one of the words above beside an error, else ""
+    status: the command's exit status; None: a signal ended it
     """
 
     ok: bool
@@ -23,6 +30,7 @@ class Answer:
     stderr: str = ""
     error: str = ""
     kind: str = ""
+    status: int | None = 0
 
     def reason(self) -> str:
         """Why it failed, in one line: our own script's last word, or the connection's."""
@@ -32,11 +40,18 @@ class Answer:
         ours = [line for line in lines if line.startswith("nodeready: ")]
         if ours:
             return ours[-1].removeprefix("nodeready: ")
-        return lines[-1] if lines else "failed without a word"
+        if lines:
+            return lines[-1]
+        return "ended by a signal" if self.status is None else f"exit status {self.status}"
 
 
-def connect_error(text: str, address: str, user: str, key: str, known_hosts: str) -> str:
-    """pyinfra's words for a connection that failed, in ours: what, where, what to do."""
+def connect_error(
+    text: str, address: str, *, user: str, key: str, known_hosts: str, limit_s: int
+) -> str:
+    """pyinfra's words for a connection that failed, in ours: what, where, what to do.
+
+    address: the host, or ``[host]:port`` as known_hosts files write it
+    """
     lowered = text.lower()
     if "host key error" in lowered or "does not match" in lowered:
         return (
@@ -45,22 +60,44 @@ def connect_error(text: str, address: str, user: str, key: str, known_hosts: str
         )
     if "no host key for" in lowered:
         return f"host key of {address} is not in {known_hosts}; refused (ssh-keyscan adds it)"
-    if "authentication" in lowered or "no authentication methods" in lowered:
+    if "authentication" in lowered:
         return f"{address} refused user {user} with {key}"
-    if "private key file is encrypted" in lowered:
-        return f"{key} is encrypted: unlock it in an ssh agent"
-    if "no such file" in lowered and "key" in lowered:
-        return f"{key}: no such key file"
+    if "private key file" in lowered:
+        if "is encrypted" in lowered:
+            return f"{key} is encrypted: unlock it in an ssh agent"
+        return f"{key}: no such key file" if "no such" in lowered else f"{key} is no private key"
     if "could not resolve" in lowered or "name or service not known" in lowered:
         return f"host name {address} does not resolve"
-    if "banner" in lowered:
-        return f"{address} accepts connections but sends no SSH banner"
     for pattern, words in (
+        (r"banner", "accepts connections but sends no SSH banner"),
+        (r"during the handshake", f"stopped during the SSH handshake, within {limit_s} s"),
         (r"connection refused|unable to connect", "connection refused: is sshd running?"),
         (r"no route to host|unreachable", "no route to the node"),
-        (r"timed? ?out", "no answer in time"),
+        (r"timed? ?out", f"no answer in {limit_s} s"),
         (r"reset by peer|eof", "the node closed the connection"),
     ):
         if re.search(pattern, lowered):
             return f"{address}: {words}"
     return f"{address}: {text}"
+
+
+def sudo_error(stderr: str) -> tuple[str, str]:
+    """What sudo's own words (in English) mean, and their kind; "" twice when it has not refused.
+
+    Its warnings (``unable to resolve host``) are none of these: the command ran.
+    """
+    for line in stderr.splitlines():
+        ours = re.match(r"sudo(-rs)?: ", line)
+        if ours and re.search(r"(password|interactive authentication) is required", line):
+            return "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD", SUDO
+        if re.search(
+            r"^sudo(-rs)?: .*(incorrect (password|authentication)|no password was)", line
+        ):
+            return "sudo refused the password", REFUSED
+        if re.search(r" is not (in the sudoers file|allowed to )|may not run sudo", line):
+            return f"sudo: {line.strip()}", REFUSED
+        if re.search(r"^env: .*sudo.*No such file|^sh: .*sudo: not found", line):
+            return "sudo is not installed", REFUSED
+        if ours and re.search(r"must have a tty|terminal is required", line):
+            return line.strip(), REFUSED
+    return "", ""

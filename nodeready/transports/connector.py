@@ -1,43 +1,39 @@
-"""pyinfra's connectors as the carrier: connect under one deadline, run one command, one answer."""
+"""pyinfra's connectors as the carrier: one command to a connected node, one answer back."""
 
 from __future__ import annotations
 
 import getpass
 import os
-import socket
+import time
 from dataclasses import dataclass
 from typing import Any, cast
 
 import gevent
 from paramiko import SSHException
-from pyinfra.api import Host, Inventory, StringCommand
+from pyinfra.api import Host, StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
-from pyinfra.api.exceptions import ConnectError, PyinfraError
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.connectors.local import LocalConnector
+from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.connectors.util import extract_control_arguments, make_unix_command_for_host
 
 from nodeready.shell import KILL_AFTER_S, quote
-from nodeready.transports.answer import LOST, SUDO, TIMEOUT, UNREACHABLE, Answer, connect_error
+from nodeready.transports import channel
+from nodeready.transports.answer import (
+    HUNG,
+    LOST,
+    OUTPUT,
+    TIMEOUT,
+    Answer,
+    sudo_error,
+)
+from nodeready.transports.channel import Said, TooMuchOutput
+from nodeready.transports.connection import transport_of
 
-#: One deadline over name resolution, TCP, banner, authentication and channel.
-CONNECT_TIMEOUT_S = 15
-#: A node that dies in the middle is noticed after this: unacknowledged data or keepalives for
-#: this long end the connection (TCP_USER_TIMEOUT, tcp(7)); TCP's own limit is 15 minutes.
-DEAD_AFTER_S = 25
-KEEPALIVE_S = 5
-#: Our own exit status when sudo wants a password: before any work, and without a prompt.
-SUDO_STATUS_WORDS = "nodeready: sudo wants a password"
-
-
-def set_timeouts(inventory: Inventory) -> None:
-    """Give every node's connection a deadline; paramiko's own can wait up to an hour.
-
-    Must be called before pyinfra's State takes the inventory.
-    """
-    limits = dict.fromkeys(
-        ("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), CONNECT_TIMEOUT_S
-    )
-    for host in inventory:
-        own = host.data.get("ssh_paramiko_connect_kwargs") or {}
-        host.data.ssh_paramiko_connect_kwargs = {**limits, **own}
+#: How `timeout` ends: by TERM, by KILL, or killed by its own KILL to the whole group.
+TIMED_OUT = (124, 137, None)
+#: Arguments of pyinfra's that put something around a command; without them it goes as it is.
+_AROUND = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
 
 
 @dataclass(frozen=True)
@@ -60,82 +56,92 @@ def become(host: Host) -> Become:
     return Become(ours, password, others)
 
 
-def connect(host: Host) -> Answer:
-    """Connect, or say why not. Never raises for a node's fault, and takes CONNECT_TIMEOUT_S."""
-    data = host.data
-    address = str(data.get("ssh_hostname") or host.name)
-    try:
-        with gevent.Timeout(CONNECT_TIMEOUT_S):
-            host.connect(show_errors=False, raise_exceptions=True)
-    except gevent.Timeout:
-        return Answer(
-            False, error=f"{address}: no answer in {CONNECT_TIMEOUT_S} s", kind=UNREACHABLE
-        )
-    except (ConnectError, PyinfraError, SSHException, OSError, EOFError, ValueError) as error:
-        user = str(data.get("ssh_user") or getpass.getuser())
-        key = str(data.get("ssh_key") or "any key of the agent or ~/.ssh")
-        known_hosts = str(data.get("ssh_known_hosts_file") or "~/.ssh/known_hosts")
-        text = connect_error(str(error), address, user, key, known_hosts)
-        return Answer(False, error=text, kind=UNREACHABLE)
-    transport = _transport(host)
-    if transport is not None:
-        transport.set_keepalive(KEEPALIVE_S)
-        sock = getattr(transport, "sock", None)
-        if isinstance(sock, socket.socket):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
-    return Answer(True)
-
-
-def _transport(host: Host) -> Any:
-    client = getattr(host.connector, "client", None)
-    return client.get_transport() if client is not None else None
-
-
 def _with_sudo(command: str, password: str) -> str:
-    if password:
-        # -k: always read the password, so that it never becomes the command's input.
-        return f"exec sudo -k -S -p '' -H {command}"
-    return (
-        f"if sudo -n -H true 2>/dev/null; then exec sudo -n -H {command}; "
-        f"else echo {quote(SUDO_STATUS_WORDS)} >&2; exit 77; fi"
+    """``command`` as root. In English, so that a refusal can be told from the command's own words.
+
+    With a password, which is the first line of the input, and of no command line: a node that
+    wants none would leave it to the command, hence the first test there.
+    """
+    if not password:
+        return f"env LC_ALL=C sudo -n -H {command}"
+    line = (
+        "LC_ALL=C; export LC_ALL; "
+        "if sudo -n -k -H true 2>/dev/null; "
+        'then read -r nr_password; exec sudo -n -H "$@"; fi; '
+        'exec sudo -k -S -p "" -H "$@"'
     )
+    return f"sh -c {quote(line)} sh {command}"
+
+
+def _speak(host: Host, command: str, stdin: str, mark: str, others: dict[str, Any]) -> Said:
+    """The command through the node's connector, and what it said."""
+    connector, arguments = host.connector, dict(others)
+    if not isinstance(connector, SSHConnector | LocalConnector):
+        arguments["_stdin"] = stdin or None
+        ok, output = host.run_shell_command(StringCommand(command), **arguments)
+        return Said(0 if ok else 1, output.stdout, output.stderr)
+    if any(arguments.get(name) for name in _AROUND):
+        extract_control_arguments(cast("Any", arguments))
+        wrapped = make_unix_command_for_host(host.state, host, StringCommand(command), **arguments)
+        command = wrapped.get_raw_value()
+    data, start = stdin.encode("utf-8", "surrogateescape"), mark.encode()
+    if isinstance(connector, LocalConnector):
+        return channel.here(command, data, start)
+    return channel.over_ssh(transport_of(host), command, data, start)
 
 
 def carry(
-    host: Host, command: str, timeout_s: int, stdin: str = "", rights: Become | None = None
+    host: Host,
+    command: str,
+    timeout_s: int,
+    *,
+    stdin: str = "",
+    rights: Become | None = None,
+    mark: str = "",
 ) -> Answer:
     """Run a command of shell.command() on a connected node and wait for its answer.
 
     timeout_s: the limit that the command has on the node; here it is a little more, for a node
-    whose own `timeout` no longer works. Never raises for a node's fault.
+    whose own `timeout` no longer works
+    mark:      the text with which the answer begins, whatever the login prints before it
+    Never raises for a node's fault.
     """
     rights = rights or become(host)
     if rights.sudo:
         command = _with_sudo(command, rights.password)
         if rights.password:
             stdin = f"{rights.password}\n{stdin}"
+    started = time.monotonic()
     try:
         with gevent.Timeout(timeout_s + 2 * KILL_AFTER_S):
-            arguments = {**rights.others, "_stdin": stdin or None}
-            ok, output = host.run_shell_command(StringCommand(command), **arguments)
+            said = _speak(host, command, stdin, mark, rights.others)
     except (gevent.Timeout, TimeoutError):
-        return Answer(False, error=f"no answer in {timeout_s} s", kind=TIMEOUT)
-    except (PyinfraError, SSHException, OSError, EOFError) as error:
-        return Answer(False, error=f"connection lost ({error or type(error).__name__})", kind=LOST)
-    stderr = output.stderr
-    transport = _transport(host)
-    if not ok and transport is not None and not transport.is_active():
-        return Answer(False, output.stdout, stderr, "connection lost", LOST)
-    if (
-        not ok
-        and rights.sudo
-        and (
-            SUDO_STATUS_WORDS in stderr or "incorrect password" in stderr or "Sorry, try" in stderr
-        )
-    ):
-        wrong = "refused the password" if rights.password else "wants a password"
-        return Answer(False, output.stdout, stderr, f"sudo {wrong}", SUDO)
-    return Answer(ok, output.stdout, stderr)
+        return Answer(False, error=f"no answer in {timeout_s} s", kind=HUNG)
+    except TooMuchOutput as problem:
+        first = problem.first.decode("utf-8", "replace")
+        return Answer(False, error=f"{problem}, beginning with {first!r}", kind=OUTPUT)
+    except (PyinfraError, SSHException, OSError, EOFError) as problem:
+        why = str(problem) or type(problem).__name__
+        return Answer(False, error=f"connection lost ({why})", kind=LOST)
+    if said.status is None and _gone(host):
+        return Answer(False, said.stdout, said.stderr, "connection lost", LOST)
+    if said.status in TIMED_OUT and time.monotonic() - started >= timeout_s:
+        return Answer(False, said.stdout, said.stderr, f"ended after {timeout_s} s", TIMEOUT)
+    if rights.sudo and said.status:
+        error, kind = sudo_error(said.stderr)
+        if error:
+            return Answer(False, said.stdout, said.stderr, error, kind)
+    return Answer(said.status == 0, said.stdout, said.stderr, status=said.status)
+
+
+def _gone(host: Host) -> bool:
+    """Whether the connection itself ended, and not only the command."""
+    transport = transport_of(host)
+    if transport is None:
+        return False
+    # Its reader tells the channels first, and marks itself as ended after that.
+    transport.join(0.5)
+    return not transport.is_active()
 
 
 def who() -> str:

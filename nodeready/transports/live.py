@@ -16,10 +16,10 @@ from gevent.pool import Pool
 from pyinfra.api import Host, State, StringCommand
 from pyinfra.context import ctx_host
 
-from nodeready import fleet, shell, snapshot
+from nodeready import fleet, known_hosts, shell, snapshot
 from nodeready.actions import Change
 from nodeready.policy import Policy
-from nodeready.probes.script import make_script
+from nodeready.probes.script import make_script, mark
 from nodeready.snapshot import Snapshot
 from nodeready.transports.connector import Become, carry, who
 
@@ -33,15 +33,18 @@ def observe(
     tag: str,
     subjects: Iterable[str] | None = None,
     rights: Become | None = None,
-) -> "tuple[Snapshot, str, str]":
+) -> tuple[Snapshot, str, str]:
     """One round trip to a connected node: its snapshot, and the error and its kind, or ""."""
     chosen = snapshot.probes(subjects)
     nonce = secrets.token_hex(8)
     script = make_script(snapshot.sections(chosen), policy, nonce)
     command = shell.command(script, PROBE_TIMEOUT_S, tag)
-    answer = carry(host, command, PROBE_TIMEOUT_S, rights=rights)
+    answer = carry(host, command, PROBE_TIMEOUT_S, rights=rights, mark=mark(nonce))
     if answer.error:
         return snapshot.nothing(answer.error, chosen), answer.error, answer.kind
+    if mark(nonce) not in answer.stdout:
+        said = f"{answer.stderr}\n{answer.stdout}".strip()
+        return snapshot.nothing("no answer from the node's shell", chosen, said), "", ""
     return snapshot.read(answer.stdout, chosen, policy, nonce), "", ""
 
 
@@ -56,7 +59,7 @@ class _Store:
     stale: dict[str, set[str]] = field(default_factory=dict)
 
 
-_stores: "WeakKeyDictionary[State, _Store]" = WeakKeyDictionary()
+_stores: WeakKeyDictionary[State, _Store] = WeakKeyDictionary()
 
 
 def _real(host: Host) -> Host:
@@ -79,7 +82,16 @@ def _store(host: Host) -> _Store:
             store.snapshots[node.name] = seen
 
         Pool(max(1, len(missing))).map(gather, missing)
-        store.wanted = fleet.expectations(store.declared, store.snapshots)
+
+        def block(name: str) -> str:
+            node = state.inventory.get_host(name)
+            line = shell.command(known_hosts.READ_BLOCK, 30, f"nodeready:{store.run}")
+            with ctx_host.use(node):
+                return carry(node, line, 30).stdout
+
+        store.wanted = fleet.expectations(
+            store.declared, store.snapshots, state.inventory, block
+        )
     return store
 
 
