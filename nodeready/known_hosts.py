@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from nodeready import blocks as marks
 from nodeready.probes.identity import Identity, clean_address, clean_key, clean_name
-from nodeready.probes.ssh_client import SshClient
+from nodeready.probes.ssh_client import KNOWN_HOSTS, SshClient, block_digest
 
 if TYPE_CHECKING:
     from nodeready.snapshot import Snapshot
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 #: Stands between the nodes' lines and those of the policy: the latter are not kept when the
 #: policy drops them.
 FURTHER = "# Further lines, from the policy:"
+
+#: Different large blocks that are fetched, the commonest first.
+MAX_FETCHED = 4
+
+#: The shell text that prints a node's block with its marks; it only reads.
+READ_BLOCK = f"sed -n '/^{marks.BEGIN.decode()}$/,/^{marks.END.decode()}$/p' {KNOWN_HOSTS}\n"
 
 Endpoint = tuple[str, int]
 
@@ -38,7 +45,7 @@ def parse_line(line: str) -> Entry | None:
     """A line in the only form that we write; None for any other (hashed, marked, a pattern)."""
     names, _, key = line.partition(" ")
     words = names.split(",")
-    if not all(_is_target(word) for word in words) or clean_key(key) != key:
+    if not key or clean_key(key) != key or not all(map(_is_target, words)):
         return None
     return Entry(tuple(words), key)
 
@@ -53,12 +60,14 @@ def fleet_lines(
     snapshots: Mapping[str, Snapshot],
     extra: Iterable[str] = (),
     endpoints: Mapping[str, Endpoint] | None = None,
+    blocks: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[str, ...]:
     """The known_hosts lines that every node of the fleet shall have, sorted.
 
     snapshots: what the nodes of this run showed, by inventory name
     extra:     the policy's own lines, as they are
     endpoints: address and port that the inventory gives for a node, by its name
+    blocks:    the lines of blocks that were too large to come along, by digest (see unsent)
 
     Lines about nodes that were not observed this time (a --limit, a node that is down) come from
     the blocks that the others have. An old line goes when one of its names now belongs to an
@@ -81,7 +90,7 @@ def fleet_lines(
         (node, key): set(names[node]) for node in nodes for key in keys[node] if names[node]
     }
     kept: list[Entry] = []
-    for entry in _old(observed.values()):
+    for entry in _old(observed.values(), blocks or {}):
         belongs = {owners[name] for name in entry.names if name in owners}
         if any(entry.key not in keys[node] for node in belongs):
             continue
@@ -95,6 +104,33 @@ def fleet_lines(
     lines.update(_line(entry.names, entry.key) for entry in kept)
     others = sorted({line for line in further if line not in lines})
     return (*sorted(lines), *((FURTHER, *others) if others else ()))
+
+
+def unsent(snapshots: Mapping[str, Snapshot], lines: tuple[str, ...]) -> dict[str, str]:
+    """The blocks that have to be fetched before ``lines`` may replace them: digest to a node.
+
+    Empty unless blocks were too large to come along and are not what ``lines`` would make: then
+    some hold keys of nodes that this run did not see. READ_BLOCK on that node prints the block.
+    """
+    wanted = block_digest("".join(f"{line}\n" for line in lines).encode())
+    holders: dict[str, str] = {}
+    held: Counter[str] = Counter()
+    for name, snapshot in snapshots.items():
+        seen = snapshot.subjects.get("ssh_client")
+        if isinstance(seen, SshClient) and not seen.known_hosts.sent:
+            holders.setdefault(seen.known_hosts.digest, name)
+            held[seen.known_hosts.digest] += 1
+    for known in ("", wanted):
+        del held[known]
+    return {digest: holders[digest] for digest, _ in held.most_common(MAX_FETCHED)}
+
+
+def read_block(text: str, digest: str) -> tuple[str, ...]:
+    """The lines of a block that READ_BLOCK printed. Raises ValueError when it is another one."""
+    inner = marks.find(text.encode("utf-8", "surrogateescape"))
+    if inner is None or block_digest(inner) != digest:
+        raise ValueError(f"{KNOWN_HOSTS} changed since it was looked at")
+    return tuple(inner.decode("utf-8", "surrogateescape").splitlines())
 
 
 def _line(names: Iterable[str], key: str) -> str:
@@ -158,7 +194,7 @@ def _reserved(further: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
-def _old(nodes: Iterable[SshClient]) -> list[Entry]:
+def _old(nodes: Iterable[SshClient], fetched: Mapping[str, tuple[str, ...]]) -> list[Entry]:
     """The entries of the blocks that the nodes have now.
 
     Where blocks disagree about a name's key of one type, the key that more nodes have is taken: a
@@ -167,7 +203,7 @@ def _old(nodes: Iterable[SshClient]) -> list[Entry]:
     held: Counter[int] = Counter()
     lines_of: dict[int, tuple[str, ...]] = {}
     for seen in nodes:
-        lines = seen.known_hosts.lines
+        lines = seen.known_hosts.lines or fetched.get(seen.known_hosts.digest)
         if lines:
             held[id(lines)] += 1
             lines_of[id(lines)] = lines

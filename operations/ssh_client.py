@@ -24,8 +24,20 @@ from nodeready.snapshot import Snapshot
 #: it would not fit into one command line.
 LARGE_BYTES = 32 * 1024
 
-#: ssh reads the new file before it is put in place; the file's name comes as last word.
-VALIDATOR = ("sh", "-c", 'ssh -GT -F "$1" nodeready >/dev/null', "sh")
+# ssh reads the new file before it is put in place; the file's name comes as last word.
+_READS = 'ssh -GT -F "$1" nodeready >/dev/null'
+# A check that is strict, and no keys, would refuse every node.
+_HAS_KEYS = f"""grep -qxF '{blocks.BEGIN.decode()}' {KNOWN_HOSTS} 2>/dev/null || {{
+    echo 'the host keys are not in {KNOWN_HOSTS} yet'
+    exit 1
+}}
+"""
+
+
+def validator(want: Policy) -> tuple[str, ...]:
+    """The command that a new ssh_config has to pass on the node."""
+    strict = want.ssh_client_hosts and want.ssh_client_mode == "known_hosts"
+    return ("sh", "-c", (_HAS_KEYS if strict else "") + _READS, "sh")
 
 
 @lru_cache(maxsize=64)
@@ -39,15 +51,23 @@ def known_hosts(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Write every node's host keys into our block of /etc/ssh/ssh_known_hosts."""
     client: SshClient = seen["ssh_client"]
     old = client.known_hosts.content
-    if want.ssh_client_mode == "known_hosts":
-        new = _with_block(old or b"", expected(want.ssh_known_hosts).inner)
-    else:
-        new = blocks.remove(old or b"")
-        if not new:
-            yield RemoveFile(KNOWN_HOSTS, old or b"")
-            return
+    new = _with_block(old or b"", expected(want.ssh_known_hosts).inner)
+    yield _write(client, new)
+
+
+@step(fixes=["ssh_client.leftover"], timeout_s=120)
+def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Take our block out of /etc/ssh/ssh_known_hosts: comes after the options."""
+    client: SshClient = seen["ssh_client"]
+    old = client.known_hosts.content or b""
+    new = blocks.remove(old)
+    yield _write(client, new) if new else RemoveFile(KNOWN_HOSTS, old)
+
+
+def _write(client: SshClient, new: bytes) -> WriteFile:
+    old = client.known_hosts.content
     large = not client.known_hosts.sent or max(len(new), len(old or b"")) > LARGE_BYTES
-    yield WriteFile(KNOWN_HOSTS, new, old, large=large)
+    return WriteFile(KNOWN_HOSTS, new, old, large=large)
 
 
 def _goes_into_dropin(client: SshClient, want: Policy) -> bool:
@@ -62,14 +82,14 @@ def _goes_into_dropin(client: SshClient, want: Policy) -> bool:
     return ssh_config.speaks_first(main, client.files, wanted_options(want))
 
 
-def _without_block(client: SshClient) -> Iterator[Action]:
+def _without_block(client: SshClient, want: Policy) -> Iterator[Action]:
     """Our block goes out of the main file; the file too when it held nothing else."""
     old = client.config.get(ssh_config.MAIN, b"")
     if blocks.find(old) is None:
         return
     rest = blocks.remove(old)
     if rest.strip():
-        yield WriteFile(ssh_config.MAIN, rest, old, validator=VALIDATOR)
+        yield WriteFile(ssh_config.MAIN, rest, old, validator=validator(want))
     else:
         yield RemoveFile(ssh_config.MAIN, old)
 
@@ -81,9 +101,9 @@ def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
     lines = option_lines(want)
     if want.ssh_client_hosts and _goes_into_dropin(client, want):
         content = render("ssh_client/ssh_config.conf.j2", lines=lines)
-        old = seen.files.get(ssh_config.DROPIN)
+        old = client.config.get(ssh_config.DROPIN)
         if old != content:
-            yield WriteFile(ssh_config.DROPIN, content, old, validator=VALIDATOR)
+            yield WriteFile(ssh_config.DROPIN, content, old, validator=validator(want))
         return
     if want.ssh_client_hosts:
         old = client.config.get(ssh_config.MAIN)
@@ -92,8 +112,8 @@ def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
         inner = render("ssh_client/block.j2", lines=lines, vendor=vendor)
         new = blocks.put(old or b"", inner, "top")
         if new != old:
-            yield WriteFile(ssh_config.MAIN, new, old, validator=VALIDATOR)
+            yield WriteFile(ssh_config.MAIN, new, old, validator=validator(want))
     else:
-        yield from _without_block(client)
-    if ssh_config.DROPIN in client.files:
-        yield RemoveFile(ssh_config.DROPIN, seen.files.get(ssh_config.DROPIN, b""))
+        yield from _without_block(client, want)
+    if ssh_config.DROPIN in client.config:
+        yield RemoveFile(ssh_config.DROPIN, client.config[ssh_config.DROPIN])

@@ -76,11 +76,7 @@ def known_hosts(seen: SshClient, want: Policy) -> Result:
     keys, and its old ones must go.
     """
     check, file = "ssh_client.known_hosts", seen.known_hosts
-    has_block = bool(file.digest)
     if want.ssh_client_mode != "known_hosts":
-        if has_block:
-            # Nothing would keep it right: a re-imaged node would be refused for ever.
-            return fixable(check, "no block", "a block from mode known_hosts", KNOWN_HOSTS)
         return na(check, f"ssh_client_mode is {want.ssh_client_mode}")
     if not want.ssh_known_hosts:
         return na(check, "no host keys were gathered")
@@ -121,6 +117,19 @@ def _unsent(seen: SshClient, fleet: Expected, wanted: str) -> Result:
             "deploy to all nodes at once, or remove the block by hand",
         )
     return fixable(check, wanted, "another block" if file.digest else "no block", KNOWN_HOSTS)
+
+
+def leftover(seen: SshClient, want: Policy) -> Result:
+    """In the other modes, no block of ours is left in ssh_known_hosts.
+
+    Nothing keeps it right there: a node that is re-imaged would be refused for ever.
+    """
+    check = "ssh_client.leftover"
+    if want.ssh_client_mode == "known_hosts":
+        return na(check, "ssh_client_mode is known_hosts")
+    if seen.known_hosts.digest:
+        return fixable(check, "no block of ours", "one from mode known_hosts", KNOWN_HOSTS)
+    return ok(check, "no block of ours")
 
 
 def option_lines(want: Policy) -> tuple[str, ...]:
@@ -164,7 +173,7 @@ def ours(seen: SshClient) -> Ours:
         kept = (text.rstrip() for text in texts)
         return tuple(text for text in kept if text and not text.startswith("#"))
 
-    dropin = seen.files.get(ssh_config.DROPIN)
+    dropin = seen.files.get(ssh_config.DROPIN) if ssh_config.DROPIN in seen.config else None
     inner = blocks.find(seen.config.get(ssh_config.MAIN, b""))
     text = "" if inner is None else inner.decode("utf-8", "surrogateescape")
     return Ours(
@@ -207,6 +216,9 @@ def options(seen: SshClient, want: Policy) -> Result:
     if want.ssh_client_mode == "known_hosts" and not want.ssh_known_hosts:
         # Without keys, "yes" would refuse every node.
         return na(check, "no host keys were gathered")
+    keys = known_hosts(seen, want)
+    if keys.status == "fail" and not keys.fixable:
+        return na(check, f"no host keys on the node: {keys.actual}")
     if not samples(want):
         return fail(
             check,
@@ -281,4 +293,4 @@ def installed(seen: SshClient, want: Policy) -> Result:
 
 def judge(seen: SshClient, want: Policy) -> list[Result]:
     """All checks of the subject."""
-    return [check(seen, want) for check in (installed, known_hosts, options)]
+    return [check(seen, want) for check in (installed, known_hosts, options, leftover)]

@@ -73,10 +73,10 @@ def _script(policy: Policy) -> str:
     begin, end = (mark.decode() for mark in (blocks.BEGIN, blocks.END))
     return rf"""
     {identity.SCRIPT}
-    set -- /etc/ssh/ssh_config.d/*.conf
-    if [ -e "$1" ]; then grep -asHn '' "$@" /dev/null; fi
-    set -- /usr/etc/ssh/ssh_config.d/*.conf
-    if [ -e "$1" ]; then grep -asHn '' "$@" /dev/null; fi
+    for nr_dir in {" ".join(ssh_config.DROPIN_FOLDERS)}; do
+        set -- "$nr_dir"/*.conf
+        if [ -e "$1" ]; then grep -asHn '' "$@" /dev/null; fi
+    done
     nr_size=0
     if [ -s {KNOWN_HOSTS} ]; then nr_size=$(wc -c <{KNOWN_HOSTS}); fi
     printf 'size=%s\n' "$nr_size"
@@ -94,7 +94,7 @@ def _script(policy: Policy) -> str:
         sed '/^{begin}$/,/^{end}$/d' {KNOWN_HOSTS} | head -c {SENT_BYTES}
         printf '\n@%s eof\n' "$NR"
     fi
-    nr_exact {ssh_config.MAIN} {ssh_config.VENDOR}
+    nr_exact {ssh_config.MAIN} {ssh_config.VENDOR} {ssh_config.DROPIN}
     :
     """
 
@@ -142,7 +142,7 @@ class SshClient:
     version:     of OpenSSH, (9, 2); None: not asked or not OpenSSH
     identity:    by what others know it: names, addresses, host keys
     known_hosts: what it knows about others
-    config:      bytes of the system's ssh_config, by path
+    config:      bytes of the system's ssh_config and of our drop-in, by path
     files:       lines of all system files of ssh_config, by path
     own:         lines of root's own file, which wins over the system's
     asked:       what ssh itself says about the policy's hosts
@@ -164,7 +164,7 @@ def block_digest(inner: bytes) -> str:
 
 
 @lru_cache(maxsize=64)
-def _whole_file(content: bytes) -> KnownHosts:
+def parse_known_hosts(content: bytes) -> KnownHosts:
     """One object for all nodes whose files are alike: a fleet's are."""
     inner = blocks.find(content)
     if inner is None:
@@ -180,7 +180,7 @@ def _known_hosts(values: Mapping[str, str], files: Mapping[str, bytes]) -> Known
     if content is None:
         return KnownHosts()
     if "digest" not in values:
-        return _whole_file(content)
+        return parse_known_hosts(content)
     found = digest[0] if digest else ""
     if found == hashlib.sha256(b"").hexdigest():
         found = ""
@@ -214,11 +214,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     for line in file_lines(head):
         lines.setdefault(line.path, []).append(line)
     own = lines.pop(values.get("own", ""), [])
-    config = {
-        path: content
-        for path, content in files.items()
-        if path in (ssh_config.MAIN, ssh_config.VENDOR)
-    }
+    exact = (ssh_config.MAIN, ssh_config.VENDOR, ssh_config.DROPIN)
+    config = {path: files[path] for path in exact if path in files}
     system = {path: tuple(found) for path, found in lines.items()}
     system.update({path: ssh_config.lines_of(path, data) for path, data in config.items()})
     version = re.search(r"OpenSSH_(\d{1,3})\.(\d{1,3})", values.get("version", ""))

@@ -22,6 +22,9 @@ VENDOR = "/usr/etc/ssh/ssh_config"
 #: The file of ours: it sorts in front of every usual name.
 DROPIN = "/etc/ssh/ssh_config.d/00-nodeready.conf"
 
+#: The directories whose files a probe reads.
+DROPIN_FOLDERS = ("/etc/ssh/ssh_config.d", "/usr/etc/ssh/ssh_config.d")
+
 #: ssh itself gives up at this depth of Include (READCONF_MAX_DEPTH).
 _MAX_DEPTH = 16
 
@@ -74,11 +77,14 @@ def _section(said: Directive, host: str) -> bool:
     return False
 
 
+def _folder(pattern: str) -> str:
+    """The directory of one word of an Include line; a relative one is below /etc/ssh."""
+    return (pattern if pattern.startswith("/") else f"/etc/ssh/{pattern}").rpartition("/")[0]
+
+
 def included(pattern: str, files: Files) -> list[str]:
     """The files that one word of an Include line names, in the order in which ssh reads them."""
-    if not pattern.startswith("/"):
-        pattern = f"/etc/ssh/{pattern}"
-    folder, _, name = pattern.rpartition("/")
+    folder, name = _folder(pattern), pattern.rpartition("/")[2]
     return sorted(
         path
         for path in files
@@ -114,7 +120,7 @@ def winner(path: str, files: Files, host: str, option: str) -> Setting | None:
 def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
     """Whether DROPIN, there or not, is read for every host and before any line about ``options``.
 
-    path: the main file, without a block of ours
+    A file that is read before it and that we cannot see counts as one that speaks about them.
     """
     known: dict[str, tuple[Line, ...]] = {**files, DROPIN: ()}
     for line in known.get(path, ()):
@@ -123,13 +129,19 @@ def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
             continue
         if said.keyword in ("host", "match", *options):
             return False
-        if said.keyword == "include":
-            for word in said.value.split():
-                for name in included(word, known):
-                    if name == DROPIN:
-                        return True
-                    if any(_about(entry, options) for entry in known[name]):
-                        return False
+        if said.keyword != "include":
+            continue
+        for word in said.value.split():
+            names = included(word, known)
+            before = names[: names.index(DROPIN)] if DROPIN in names else names
+            if any(
+                _about(entry, (*options, "include")) for name in before for entry in known[name]
+            ):
+                return False
+            if DROPIN in names:
+                return True
+            if _folder(word) not in DROPIN_FOLDERS:
+                return False
     return False
 
 

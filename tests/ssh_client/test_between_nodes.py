@@ -14,7 +14,7 @@ from nodeready.policy import Policy
 from nodeready.snapshot import Snapshot, judge
 from tests.helpers import apply, observe, on, plan
 
-STEPS = (ssh_client.known_hosts, ssh_client.options)
+STEPS = (ssh_client.known_hosts, ssh_client.options, ssh_client.leftover)
 Nodes = Callable[..., "list[Node]"]
 
 pytestmark = pytest.mark.lab
