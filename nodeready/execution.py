@@ -11,7 +11,7 @@ from nodeready.planning import Plan, plan
 from nodeready.results import Result
 from nodeready.session import NodeRun, Progress, Session
 from nodeready.snapshot import judge
-from nodeready.transports.answer import LOST, OVER
+from nodeready.transports.answer import HUNG, LOST, OVER, Answer
 from nodeready.transports.connector import who
 
 #: A change can bring the next one to light (a package that brings a configuration file, apport
@@ -25,7 +25,8 @@ class Outcome:
 
     done:   steps that ran well, in order
     failed: step -> one line why
-    cut:    the step during which the connection was lost or the run was interrupted, or ""
+    cut:    the step during which the connection was lost or the run was interrupted, or ""; what
+            it was doing to a file is done whole or not at all
     left:   fixable results that are still there after the last look
     """
 
@@ -37,13 +38,12 @@ class Outcome:
     complete: bool = False
 
 
-def _run(session: Session, node: NodeRun, change: Change) -> "tuple[bool, str, bool]":
-    """One change on one node: whether it worked, why not, and whether the node is lost."""
+def _run(session: Session, node: NodeRun, change: Change) -> Answer:
+    """One change on one node."""
     want = node.policy
     limit = change.timeout_s + want.lock_wait_s
     script = change.script(session.run, who(), want.lock_wait_s)
-    answer = session.carry(node, shell.command(script, limit, session.tag), limit, change.stdin())
-    return answer.ok, "" if answer.ok else answer.reason(), answer.kind in OVER
+    return session.carry(node, shell.command(script, limit, session.tag), limit, change.stdin())
 
 
 def deploy_node(
@@ -60,18 +60,17 @@ def deploy_node(
             if session.interrupted:
                 return
             outcome.cut = change.step
-            worked, why, lost = _run(session, node, change)
+            answer = _run(session, node, change)
             touched.update(change.touches)
-            if lost:
-                outcome.failed[change.step] = why
-                node.error, node.kind = f"{why} in {change.step}", LOST
+            if answer.kind in OVER:
+                kind = LOST if answer.kind == HUNG else answer.kind
+                node.error, node.kind = f"{answer.reason()} in {change.step}", kind
                 return
             outcome.cut = ""
-            if worked:
-                if change.step not in outcome.done:
-                    outcome.done.append(change.step)
-            else:
-                outcome.failed[change.step] = why
+            if not answer.ok:
+                outcome.failed[change.step] = answer.reason()
+            elif change.step not in outcome.done:
+                outcome.done.append(change.step)
         if not touched:
             break
         session.look(node, touched)

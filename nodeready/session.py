@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from nodeready import fleet, known_hosts, shell
 from nodeready.policy import Policy
 from nodeready.results import Result
 from nodeready.snapshot import Snapshot, judge
-from nodeready.transports.answer import HUNG, OVER, SUDO, Answer
+from nodeready.transports.answer import FAILED, HUNG, LOST, OVER, SUDO, Answer
 from nodeready.transports.connection import connect, set_timeouts
 from nodeready.transports.connector import Become, become, carry
 from nodeready.transports.live import observe
@@ -117,8 +118,11 @@ class Session:
         def one(node: NodeRun) -> None:
             if self.interrupted:
                 return
-            with ctx_host.use(node.host):
-                work(node)
+            try:
+                with ctx_host.use(node.host):
+                    work(node)
+            except Exception as error:  # noqa: BLE001 - a mistake of ours costs this node alone
+                node.error, node.kind = _mistake(error), FAILED
             done(node.name)
 
         jobs = [self._pool.spawn(one, node) for node in nodes]
@@ -141,7 +145,8 @@ class Session:
             node.rights = become(node.host)
         seen, error, kind = observe(node.host, node.policy, self.tag, subjects, node.rights)
         if error and kind in OVER - {HUNG}:
-            node.error, node.kind = error, kind
+            node.error = f"{error} while looking" if kind == LOST else error
+            node.kind = kind
             return
         node.snapshot = node.snapshot.merged(seen) if node.snapshot else seen
         node.seconds = node.seconds or time.monotonic() - started
@@ -152,7 +157,7 @@ class Session:
         self.complete()
 
     def complete(self) -> None:
-        """Judge every node that was looked at, with the policy that all nodes' answers complete."""
+        """Judge every node that was looked at; all nodes' answers complete its policy."""
         snapshots = {node.name: node.snapshot for node in self.nodes if node.snapshot}
         wanted = fleet.expectations(self._declared, snapshots, self.state.inventory, self._block)
         for node in self.nodes:
@@ -179,11 +184,12 @@ class Session:
 
     def end_remote(self) -> None:
         """End what this run still has running on the nodes, by its tag; at most a few seconds."""
-        pattern = shell.quote(f"^timeout .* {self.tag}$")
-        line = f"pkill -TERM -f {pattern}"
+        # In brackets, so that it does not find the search itself.
+        script = f"{shell.library('end')}nr_end {shell.quote(f'[n]odeready:{self.run}')}"
+        line = shell.command(script, 3, "nodeready:end")
 
         def end(node: NodeRun) -> None:
-            with ctx_host.use(node.host), gevent.Timeout(4):
+            with ctx_host.use(node.host):
                 carry(node.host, line, 3, rights=node.rights)
 
         closing = Pool(64)
@@ -191,6 +197,13 @@ class Session:
             if node.host.connected:
                 closing.spawn(end, node)
         closing.join(timeout=5)
+
+
+def _mistake(error: Exception) -> str:
+    """An exception that nobody expected, in one line, with the place in our code."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
+    return f"internal error at {where}: {type(error).__name__}: {error}"
 
 
 def _disconnect(host: Host) -> None:

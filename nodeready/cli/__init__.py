@@ -67,8 +67,9 @@ def cli() -> None:
 
 
 def complain(text: str) -> None:
-    """One line on standard error."""
-    click.echo(f"nodeready: {sanitise(text)}", err=True)
+    """On standard error, a line for each of the problems."""
+    for line in text.split("\n"):
+        click.echo(f"nodeready: {sanitise(line)}", err=True)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -23,7 +23,7 @@ def user_file() -> Path:
     return Path(base) / "nodeready" / "config.toml"
 
 
-def defaults(commands: "list[str]") -> dict[str, dict[str, Any]]:
+def defaults(commands: list[str]) -> dict[str, dict[str, Any]]:
     """click's default map: per command the option values of both files.
 
     Top-level keys are options of all commands (``limit = "gpu[001-064]"``), a table is one

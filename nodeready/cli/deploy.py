@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from nodeready.transports import patch  # isort: skip  # noqa: F401 - must come first
 
-import signal
 import sys
 from collections.abc import Mapping
-from os import _exit
 from typing import Any
 
 import click
 
-from nodeready.cli.exits import INTERRUPTED, exit_code
+from nodeready.cli.exits import exit_code
 from nodeready.cli.options import common, option
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, gather, open_session, remember_failed, subjects
@@ -83,8 +81,9 @@ class _Deploy:
             screen.show(show_errors(session.nodes))
             self._count_check()
             return self._code(check=bool(self.plans))
-        if any(made.changes for made in self.plans.values()) and not yes:
-            self._ask()
+        if any(made.changes for made in self.plans.values()) and not yes and not self._agreed():
+            screen.say("nothing was changed")
+            return self._code(check=True)
         self.outcomes = {
             name: Outcome(runs[name], failed=dict(made.refused))
             for name, made in self.plans.items()
@@ -95,12 +94,14 @@ class _Deploy:
 
     def interrupt(self) -> int:
         """Ctrl-C or SIGTERM: no new work, remote commands ended, what was done is shown."""
-        signal.signal(signal.SIGINT, lambda *_: _exit(INTERRUPTED))
         self.session.interrupted = True
         self.screen.say("interrupted: ending what runs on the nodes (again: leave at once)")
         self.session.end_remote()
         self.screen.show(show_outcomes(self.outcomes))
         undone = [name for name in self.plans if not self._complete(name)]
+        if not self.outcomes:
+            self.screen.say("nothing was changed")
+            return exit_code(interrupted=True)
         self.screen.say(
             f"partial: {len(self.plans) - len(undone)} of {len(self.plans)} nodes were completed"
             + (f"; not {nodes(undone)}" if undone else "")
@@ -110,15 +111,17 @@ class _Deploy:
     def _complete(self, name: str) -> bool:
         return name in self.outcomes and self.outcomes[name].complete
 
-    def _ask(self) -> None:
+    def _agreed(self) -> bool:
         changes = sum(len(made.changes) for made in self.plans.values())
         if not sys.stdin.isatty():
             raise click.UsageError("no terminal to ask on: add --yes, or --check to only look")
         question = f"Make {counted(changes, 'change')} on {counted(len(self.plans), 'node')}?"
-        if not click.confirm(question, err=True):
-            raise click.Abort
+        try:
+            return click.confirm(question, err=True)
+        except click.Abort:
+            raise KeyboardInterrupt from None
 
-    def _judged(self) -> "list[NodeRun]":
+    def _judged(self) -> list[NodeRun]:
         if self.chosen is None:
             return self.session.nodes
         for node in self.session.nodes:
@@ -128,7 +131,7 @@ class _Deploy:
     def _finish(self) -> int:
         screen = self.screen
         screen.show(show_outcomes(self.outcomes))
-        screen.show(show_errors([n for n in self.session.nodes if n.name not in self.outcomes]))
+        screen.show(show_errors(self.session.nodes))
         judged = self._judged()
         if not screen.quiet or self._code():
             screen.show(show_left(judged))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
@@ -29,7 +29,7 @@ def _console(stream: TextIO, color: str) -> Console:
         color == "auto" and os.environ.get("CLICOLOR_FORCE", "0") != "0" and not plain
     )
     colored = forced or (color == "auto" and terminal and not plain)
-    return Console(
+    return _Console(
         file=stream,
         force_terminal=terminal,
         color_system="standard" if colored else None,
@@ -40,6 +40,15 @@ def _console(stream: TextIO, color: str) -> Console:
         width=None if terminal else UNLIMITED,
         legacy_windows=False,
     )
+
+
+class _Console(Console):
+    """A console whose reader may go away (`| head -1`): the work on the nodes goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), self.file.fileno())
 
 
 class Screen:
@@ -72,15 +81,27 @@ class Screen:
         if not self.quiet:
             self.say(text)
 
+    def _tell(self, waiting: Waiting) -> None:
+        """A plain line every few seconds: how many are done, and which are not."""
+        while not waiting.over.wait(PLAIN_EVERY_S):
+            done = waiting.total - len(waiting.left)
+            self.say(f"{waiting.what}: {done} of {waiting.total} nodes. {waiting.last(200)}")
+
     @contextmanager
-    def progress(self, what: str, names: Iterable[str]) -> Iterator["Waiting"]:
+    def progress(self, what: str, names: Iterable[str]) -> Iterator[Waiting]:
         """Count nodes while they finish; the ones still missing are named."""
         waiting = Waiting(what, set(names))
-        if self.quiet or not (sys.stderr.isatty() or self.verbose):
+        moving = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        if self.quiet or not (moving or self.verbose):
             yield waiting
-        elif not sys.stderr.isatty():
-            waiting.plain = self
-            yield waiting
+        elif not moving:
+            telling = threading.Thread(target=self._tell, args=(waiting,), daemon=True)
+            telling.start()
+            try:
+                yield waiting
+            finally:
+                waiting.over.set()
+                telling.join()
         else:
             with Progress(
                 TextColumn(f"{what:<8}"),
@@ -101,8 +122,7 @@ class Waiting:
 
     def __init__(self, what: str, left: set[str]) -> None:
         self.what, self.left, self.total = what, left, len(left)
-        self.plain: Screen | None = None
-        self.said = time.monotonic()
+        self.over = threading.Event()
         self.update: Callable[[], None] = lambda: None
 
     def last(self, width: int) -> str:
@@ -115,7 +135,3 @@ class Waiting:
     def __call__(self, name: str) -> None:
         self.left.discard(name)
         self.update()
-        if self.plain and time.monotonic() - self.said >= PLAIN_EVERY_S:
-            self.said = time.monotonic()
-            done = self.total - len(self.left)
-            self.plain.say(f"{self.what}: {done} of {self.total} nodes. {self.last(200)}")

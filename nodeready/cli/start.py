@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pyinfra.api import Config
+from pyinfra.api import Config, Host
 
 from nodeready import fleet, inventory
+from nodeready.cli.interrupt import hear
 from nodeready.cli.screen import Screen
 from nodeready.session import Session
 from nodeready.settings import PolicyError
 from nodeready.subjects import SUBJECTS
 from nodeready.transports.answer import SUDO
+
+#: What stands for the nodes that failed in the last run.
+LAST_FAILED = "@last-failed"
 
 
 @dataclass(frozen=True)
@@ -43,25 +47,28 @@ def _last_failed() -> Path:
 
 
 def remember_failed(names: Iterable[str]) -> None:
-    """Keep the nodes that failed, for ``--limit @last-failed``. A home that is full is no error."""
+    """Keep the nodes that failed, for ``--limit @last-failed``. A full home is no error."""
     path = _last_failed()
+    new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(names) + "\n", encoding="utf-8")
+        new.write_text("\n".join(names) + "\n", encoding="utf-8")
+        new.replace(path)
     except OSError:
         return
 
 
-def _selected(words: str | None) -> str | None:
-    if words != "@last-failed":
-        return words
-    try:
-        names = _last_failed().read_text(encoding="utf-8").split()
-    except OSError:
-        names = []
-    if not names:
-        raise click.UsageError("--limit @last-failed: no node failed in the last run")
-    return ",".join(names)
+def _selected(loaded: inventory.NodeInventory, words: str) -> list[Host]:
+    """The hosts that ``--limit`` selects."""
+    named: dict[str, list[str]] = {}
+    if LAST_FAILED in words:
+        try:
+            named[LAST_FAILED] = _last_failed().read_text(encoding="utf-8").split()
+        except OSError:
+            named[LAST_FAILED] = []
+        if not named[LAST_FAILED]:
+            raise click.UsageError(f"--limit {LAST_FAILED}: no node failed in the last run")
+    return inventory.limit(loaded, words, named)
 
 
 def subjects(words: str | None) -> tuple[str, ...] | None:
@@ -81,6 +88,7 @@ def subjects(words: str | None) -> tuple[str, ...] | None:
 
 def open_session(words: str, common: Common) -> Session:
     """A Session for an INVENTORY. Every mistake of the user's ends here, before any node."""
+    hear()
     data: dict[str, Any] = {}
     if common.ssh_user:
         data["ssh_user"] = common.ssh_user
@@ -88,13 +96,12 @@ def open_session(words: str, common: Common) -> Session:
         data["ssh_key"] = common.ssh_key
     try:
         loaded = inventory.load(words, data=data)
-        limit = _selected(common.limit)
-        hosts = inventory.limit(loaded, limit) if limit else list(loaded)
+        hosts = list(loaded) if common.limit is None else _selected(loaded, common.limit)
         wanted = fleet.policies(loaded, hosts)
     except inventory.InventoryError as error:
         raise click.UsageError(str(error)) from None
     except PolicyError as error:
-        raise click.UsageError("\nnodeready: ".join(error.problems)) from None
+        raise click.UsageError("\n".join(error.problems)) from None
     config = Config()
     if common.sudo:
         config.SUDO = True

@@ -13,6 +13,9 @@ from nodeready.reports.text import STYLES, counted, grouped, line, nodes, told
 from nodeready.results import Result
 from nodeready.session import NodeRun
 
+#: Kinds of a node's error that are its connection's.
+UNREACHED = ("unreachable", "lost")
+
 
 def _why(change: Change, results: list[Result]) -> Iterator[Text]:
     for result in results:
@@ -20,7 +23,7 @@ def _why(change: Change, results: list[Result]) -> Iterator[Text]:
             yield line("  ", (f"{result.check:<26}", STYLES["change"]), f" {told(result)}")
 
 
-def _key(node: NodeRun, plan: Plan) -> "tuple[object, ...]":
+def _key(node: NodeRun, plan: Plan) -> tuple[object, ...]:
     whys = tuple(
         (result.check, told(result))
         for change in plan.changes
@@ -52,7 +55,7 @@ def show_plan(
             yield line("  ", (f"{step:<26}", STYLES["fail"]), f" cannot be planned: {reason}")
 
 
-def show_left(runs: "list[NodeRun]") -> Iterator[Text]:
+def show_left(runs: list[NodeRun]) -> Iterator[Text]:
     """What no operation of ours repairs: a reboot, a restart, somebody's line, an unknown."""
     rows = grouped(
         ((result.status, result.check, told(result), result.fix), node.name)
@@ -69,12 +72,12 @@ def show_left(runs: "list[NodeRun]") -> Iterator[Text]:
             yield line("          fix: ", (fix, "bold"))
 
 
-def show_errors(runs: "list[NodeRun]") -> Iterator[Text]:
+def show_errors(runs: list[NodeRun]) -> Iterator[Text]:
     """The nodes that could not be looked at, with why; equal reasons share a line."""
     for (kind, error), names in grouped(
         ((node.kind, node.error), node.name) for node in runs if node.error
     ):
-        word = "unreachable" if kind in ("unreachable", "lost") else "failed"
+        word = "unreachable" if kind in UNREACHED else "failed"
         yield line((f"{word:<12}", STYLES["fail"]), f"{nodes(names)}: {error}")
 
 
@@ -86,7 +89,7 @@ def show_outcomes(outcomes: Mapping[str, Outcome]) -> Iterator[Text]:
     for (step, why), names in failures:
         yield line((f"{'failed':<12}", STYLES["fail"]), f"{nodes(names)}: {step}: {why}")
     for name, outcome in outcomes.items():
-        if outcome.cut and outcome.cut not in outcome.failed:
+        if outcome.cut and not outcome.node.error:
             yield line((f"{'partial':<12}", STYLES["warn"]), f"{name}: stopped in {outcome.cut}")
     left = grouped(
         ((result.check, told(result)), name)

@@ -11,8 +11,8 @@ from nodeready.results import STATUSES
 from nodeready.session import NodeRun
 
 
-def show_table(runs: "list[NodeRun]") -> Iterator[Text]:
-    """One row per finding, the nodes that share it folded; then the healthy nodes; then a count."""
+def show_table(runs: list[NodeRun]) -> Iterator[Text]:
+    """One row per finding, its nodes folded; then the healthy nodes; then a count."""
     rows = grouped(
         ((STATUSES.index(r.status), r.check, told(r), r.fix), node.name)
         for node in runs

@@ -47,7 +47,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def line(*parts: "str | tuple[str, str]") -> Text:
+def line(*parts: str | tuple[str, str]) -> Text:
     """One line of parts, each a text or (text, style); everything is sanitised."""
     text = Text()
     for part in parts:

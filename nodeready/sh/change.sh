@@ -29,9 +29,13 @@ nr_start() {
     nr_stat=
     { IFS= read -r nr_stat <"/proc/$1/stat"; } 2>/dev/null || return 1
     # The command name may contain anything; the fields after its last parenthesis do not.
+    # shellcheck disable=SC2086 # numbers
     set -- ${nr_stat##*) }
     printf '%s' "${20}"
 }
+
+# nr_lives PID START: this very process still runs.
+nr_lives() { [ "${1:-0}" -gt 0 ] 2>/dev/null && [ "$(nr_start "$1")" = "$2" ]; }
 
 # nr_anchor: the nearest ancestor that is no shell: the connection's sshd, or the local program.
 # When the connection dies, it is gone, and the lock with it.
@@ -49,13 +53,15 @@ nr_anchor() {
             return
             ;;
         esac
+        # shellcheck disable=SC2086 # numbers
         set -- ${nr_stat##*) }
         nr_pid=$2
     done
     printf '0'
 }
 
-# nr_lock RUN WHO WAIT: this node is ours until our connection ends, or fail naming the holder.
+# nr_lock RUN WHO WAIT: this node is ours until our connection ends and with it the change that it
+# was making (a cut connection does not stop one), or fail naming the holder.
 nr_lock() {
     [ "$(id -u)" = 0 ] || nr_fail 'not root: run with sudo'
     command -v flock >/dev/null 2>&1 || nr_fail 'flock is not installed (util-linux)'
@@ -64,10 +70,10 @@ nr_lock() {
     while :; do
         { exec 9>>"$nr_file"; } 2>/dev/null || nr_fail "cannot write $nr_file"
         flock -w 10 9 || nr_fail "cannot lock $nr_file"
-        nr_run= nr_holder= nr_hstart= nr_who= nr_since=
-        read -r nr_run nr_holder nr_hstart nr_who nr_since <"$nr_file" || :
-        if [ -n "$nr_run" ] && [ "$nr_run" != "$1" ] && [ "$nr_holder" -gt 0 ] 2>/dev/null &&
-            [ "$(nr_start "$nr_holder")" = "$nr_hstart" ]; then
+        nr_run='' nr_holder='' nr_hstart='' nr_worker='' nr_wstart='' nr_who='' nr_since=''
+        read -r nr_run nr_holder nr_hstart nr_worker nr_wstart nr_who nr_since <"$nr_file" || :
+        if [ -n "$nr_run" ] && [ "$nr_run" != "$1" ] &&
+            { nr_lives "$nr_holder" "$nr_hstart" || nr_lives "$nr_worker" "$nr_wstart"; }; then
             exec 9>&-
             if [ "$(date +%s)" -ge "$nr_until" ]; then
                 nr_fail "locked by $nr_who since $nr_since; waited $3 s"
@@ -77,9 +83,12 @@ nr_lock() {
         fi
         if [ "$nr_run" != "$1" ]; then
             nr_holder=$(nr_anchor)
-            printf '%s %s %s %s %s\n' "$1" "$nr_holder" "$(nr_start "$nr_holder")" "$2" \
-                "$(date +%Y-%m-%dT%H:%M:%S)" >"$nr_file" || nr_fail "no space left on $nr_file"
+            nr_hstart=$(nr_start "$nr_holder")
+            nr_who=$2
+            nr_since=$(date +%Y-%m-%dT%H:%M:%S)
         fi
+        printf '%s %s %s %s %s %s %s\n' "$1" "$nr_holder" "${nr_hstart:--}" "$$" \
+            "$(nr_start $$)" "$nr_who" "$nr_since" >"$nr_file" || nr_fail "no space left on $nr_file"
         exec 9>&-
         return
     done
@@ -93,11 +102,13 @@ nr_write() {
     nr_path=$1 nr_mode=$2 nr_data=$3 nr_old=$4
     shift 4
     nr_target=$(readlink -f -- "$nr_path" 2>/dev/null) || nr_target=
+    if [ -L "$nr_path" ] && [ ! -e "$nr_path" ]; then nr_fail "$nr_path: a link that leads nowhere"; fi
     if [ -z "$nr_target" ]; then
         nr_out=$(mkdir -p -- "${nr_path%/*}" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
         nr_target=$(readlink -f -- "$nr_path") || nr_fail "$nr_path: a link that leads nowhere"
     fi
     [ ! -d "$nr_target" ] || nr_fail "$nr_path: is a directory"
+    if [ -e "$nr_target" ] && [ ! -f "$nr_target" ]; then nr_fail "$nr_path: $nr_target is no regular file"; fi
     case $nr_old in
     '*') ;;
     -) [ ! -e "$nr_target" ] || nr_fail "$nr_path: appeared since it was looked at; run again" ;;

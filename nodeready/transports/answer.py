@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 #: Kinds of failure that are not the command's own: no connection was made; it ended in the
 #: middle; it stands, but not even the command's own limit was kept; the limit ended the command;
-#: sudo wants a password; sudo refuses for good; the node prints without end.
+#: sudo wants a password; sudo refuses for good; the node prints without end; a mistake of ours.
 UNREACHABLE, LOST, HUNG, TIMEOUT = "unreachable", "lost", "hung", "timeout"
-SUDO, REFUSED, OUTPUT = "sudo", "refused", "output"
+SUDO, REFUSED, OUTPUT, FAILED = "sudo", "refused", "output", "failed"
 
 #: After these there is no use in asking the node anything more.
 OVER = frozenset({UNREACHABLE, LOST, HUNG, SUDO, REFUSED})

@@ -48,13 +48,14 @@ class _Kept:
     """Standard output so far: a little until ``mark`` has come, then as much as an answer is."""
 
     def __init__(self, mark: bytes) -> None:
-        self.data, self.mark, self.limit = bytearray(), mark, NOISE_BYTES
+        self.data, self.mark = bytearray(), mark
+        self.limit = NOISE_BYTES if mark else ANSWER_BYTES
 
     def add(self, piece: bytes) -> None:
         self.data += piece
         if len(self.data) <= self.limit:
             return
-        if self.mark and self.limit < ANSWER_BYTES and self.mark in self.data:
+        if self.limit < ANSWER_BYTES and self.mark in self.data:
             self.limit = ANSWER_BYTES
         else:
             raise TooMuchOutput(bytes(self.data[:200]))
