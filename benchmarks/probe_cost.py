@@ -1,0 +1,50 @@
+"""What one look costs a node: processes started and CPU time, for all subjects together."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from dataclasses import dataclass
+
+from nodeready import shell, snapshot
+from nodeready.lab import Node
+from nodeready.policy import Policy
+from nodeready.probes.script import make_script
+
+#: Looks whose median is taken; the first ones also fill the node's caches.
+LOOKS = 9
+
+_TRACE = "/tmp/nodeready-benchmark-trace"
+_CPU = """\
+import resource, subprocess, sys
+subprocess.run(["sh", "-c", sys.argv[1]], stdout=subprocess.DEVNULL, check=True)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime)
+"""
+# strace cuts a call in two when another process does something meanwhile.
+_STARTED = re.compile(r"(?m)^\d+\s+(?:<\.\.\. )?(?:clone3?|v?fork)\b(?!.*CLONE_THREAD).*= \d+$")
+_PROGRAM = re.compile(r"(?m)^\d+\s+(?:<\.\.\. )?execve\b.*= 0$")
+
+
+@dataclass(frozen=True)
+class ProbeCost:
+    """One look at one node. cpu_s: user and system time of all its processes, median."""
+
+    processes: int
+    programs: int
+    cpu_s: float
+
+
+def probe_cost(node: Node, policy: Policy) -> ProbeCost:
+    """Look at a node of the lab, without ssh, as `nodeready audit` and `deploy` do."""
+    script = make_script(snapshot.sections(snapshot.probes()), policy, "benchmark")
+    line = shell.command(script, 60, "nodeready:benchmark")
+    calls = "trace=clone,clone3,fork,vfork,execve"
+    node.enter(["strace", "-f", "-qq", "-e", calls, "-o", _TRACE, "sh", "-c", line])
+    trace = node.read(_TRACE)
+    looks = [
+        float(node.enter(["/usr/bin/python3", "-c", _CPU, line]).stdout) for _ in range(LOOKS)
+    ]
+    return ProbeCost(
+        len(_STARTED.findall(trace)), len(_PROGRAM.findall(trace)), statistics.median(looks)
+    )
