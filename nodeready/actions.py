@@ -12,7 +12,8 @@ import difflib
 import gzip
 import hashlib
 from dataclasses import dataclass, field
-from typing import Tuple, Union
+from functools import lru_cache
+from typing import Union
 
 from nodeready import shell
 from nodeready.sanitise import sanitise
@@ -20,6 +21,12 @@ from nodeready.sanitise import sanitise
 
 class PlanError(Exception):
     """An operation cannot be planned on a node; the text says why and what to do, in one line."""
+
+
+@lru_cache(maxsize=8)
+def _packed(content: bytes) -> str:
+    """Once per content: a fleet's nodes all get the same py-spy and the same known_hosts."""
+    return base64.encodebytes(gzip.compress(content, 6, mtime=0)).decode("ascii")
 
 
 @dataclass(frozen=True)
@@ -30,23 +37,26 @@ class WriteFile:
     mode:      of a new file; an existing one keeps its mode and owner
     user:      write with this user's rights (a file in a home directory), not as root
     validator: a command that gets the new file as its last word and must succeed
-    secret:    the content is not shown in a diff
-    large:     sent through the connection instead of the command line, packed
+    large:     sent through the connection instead of the command line, packed; no diff
+    owned:     ours outright: written whatever is there, where another's file that changed since
+               it was looked at is left alone
     """
 
     path: str
     content: bytes
-    old: Union[bytes, None]
+    old: bytes | None
     mode: str = "0644"
     user: str = ""
-    validator: Tuple[str, ...] = ()
+    validator: tuple[str, ...] = ()
     large: bool = False
+    owned: bool = False
 
     def sh(self) -> str:
         data = "-" if self.large else base64.b64encode(self.content).decode("ascii")
-        old = "-" if self.old is None else hashlib.sha256(self.old).hexdigest()
-        if self.large:
+        if self.large or self.owned:
             old = "*"
+        else:
+            old = "-" if self.old is None else hashlib.sha256(self.old).hexdigest()
         words = shell.join(["nr_write", self.path, self.mode, data, old, *self.validator])
         return f"nr_as {shell.quote(self.user)} {shell.quote(words)}" if self.user else words
 
@@ -70,7 +80,7 @@ class WriteFile:
         """The packed content for the connection's standard input; "" for a small file."""
         if not self.large:
             return ""
-        return base64.encodebytes(gzip.compress(self.content, 6)).decode("ascii")
+        return _packed(self.content)
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,7 @@ class Directory:
 class Run:
     """A command. ``what`` says it in the field's words when it fails; "" is the command itself."""
 
-    argv: Tuple[str, ...]
+    argv: tuple[str, ...]
     what: str = ""
 
     def sh(self) -> str:
@@ -134,7 +144,7 @@ class Script:
     """
 
     library: str
-    argv: Tuple[str, ...]
+    argv: tuple[str, ...]
     what: str
 
     def sh(self) -> str:
@@ -161,9 +171,9 @@ class Change:
     """
 
     step: str
-    fixes: Tuple[str, ...]
-    actions: Tuple[Action, ...]
-    touches: Tuple[str, ...] = field(default=())
+    fixes: tuple[str, ...]
+    actions: tuple[Action, ...]
+    touches: tuple[str, ...] = field(default=())
     timeout_s: int = 60
 
     def script(self, run: str, who: str, wait_s: int) -> str:

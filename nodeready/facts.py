@@ -32,7 +32,7 @@ def plain(observed: Any) -> Any:
     if isinstance(observed, (list, tuple, set, frozenset)):
         return [plain(value) for value in observed]
     if isinstance(observed, bytes):
-        return observed.decode("utf-8", "replace")
+        return f"{len(observed)} bytes"
     return observed
 
 

@@ -36,7 +36,7 @@ def own_file(seen: Snapshot, path: str, content: bytes, mode: str = "0644") -> I
     """Write a file that we own outright, when it is not so already."""
     old = seen.files.get(path)
     if old != content:
-        yield WriteFile(path, content, old, mode)
+        yield WriteFile(path, content, old, mode, owned=True)
 
 
 def sysctl_dropin(

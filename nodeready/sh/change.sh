@@ -123,7 +123,9 @@ nr_write() {
     rm -f -- "$nr_dir"/.nodeready.??????
     nr_out=$(mktemp "$nr_dir/.nodeready.XXXXXX" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     nr_tmp=$nr_out
+    nr_there=
     if [ -e "$nr_target" ]; then
+        nr_there=1
         nr_mode=$(stat -c %a -- "$nr_target")
         chown "$(stat -c %u:%g -- "$nr_target")" "$nr_tmp" || nr_fail "$nr_path: cannot keep the owner"
         if [ -e /sys/fs/selinux/enforce ]; then chcon --reference="$nr_target" -- "$nr_tmp" 2>/dev/null; fi
@@ -140,7 +142,7 @@ nr_write() {
     nr_out=$(sync -- "$nr_tmp" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     nr_out=$(mv -f -- "$nr_tmp" "$nr_target" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     nr_tmp=
-    if [ -e /sys/fs/selinux/enforce ] && [ "$nr_old" = - ]; then restorecon -- "$nr_target" 2>/dev/null; fi
+    if [ -e /sys/fs/selinux/enforce ] && [ -z "$nr_there" ]; then restorecon -- "$nr_target" 2>/dev/null; fi
     sync -- "$nr_dir" 2>/dev/null || :
 }
 
