@@ -37,13 +37,14 @@ _LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/lib/*", "/usr/local/lib", "/usr/lo
 
 
 def _script(policy: Policy) -> str:
+    modules = " ".join(f"{parent}/pdsh/sshcmd.so" for parent in _LIBRARIES)
     return rf"""
     nr_have pdsh
     if [ -e /etc/debian_version ] || [ -d /etc/pdsh ]; then printf 'debian=1\n'; fi
     for nr_file in /etc/csh.* {PROFILE_D}/*.csh; do
         if [ -e "$nr_file" ]; then printf 'csh=1\n'; break; fi
     done
-    for nr_file in {" ".join(f"{parent}/pdsh/sshcmd.so" for parent in _LIBRARIES)}; do
+    for nr_file in {modules}; do
         if [ -e "$nr_file" ]; then printf 'module=%s\n' "$nr_file"; fi
     done
     nr_exact {RCMD_DEFAULT} {ENVIRONMENT}
@@ -53,7 +54,7 @@ def _script(policy: Policy) -> str:
 
 
 # Run with the user's rights: a link in a home directory then shows nothing that the user could not
-# read anyway, and a home on NFS, which root may not read, is read too. The first line is the state.
+# read anyway, and a home on NFS, closed to root, is read too. The first line is the state.
 _AS_USER = r"""
     if [ ! -d "$1" ]; then echo none; exit; fi
     nr_state=
