@@ -71,7 +71,7 @@ def connect_error(
     for pattern, words in (
         (r"banner", "accepts connections but sends no SSH banner"),
         (r"during the handshake", f"stopped during the SSH handshake, within {limit_s} s"),
-        (r"connection refused|unable to connect", "connection refused: is sshd running?"),
+        (r"connection refused", "connection refused: is sshd running?"),
         (r"no route to host|unreachable", "no route to the node"),
         (r"timed? ?out", f"no answer in {limit_s} s"),
         (r"reset by peer|eof", "the node closed the connection"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import gevent
 from paramiko import SSHException
+from paramiko.ssh_exception import NoValidConnectionsError
 from pyinfra.api import Host, Inventory
 from pyinfra.api.exceptions import ConnectError, PyinfraError
 
@@ -43,7 +44,7 @@ def connect(host: Host) -> Answer:
     except gevent.Timeout:
         return _unreachable(host, _stage(host))
     except (ConnectError, PyinfraError, SSHException, OSError, EOFError, ValueError) as error:
-        return _unreachable(host, str(error) or type(error).__name__)
+        return _unreachable(host, _words(error))
     transport = transport_of(host)
     if transport is not None:
         transport.set_keepalive(KEEPALIVE_S)
@@ -56,6 +57,14 @@ def connect(host: Host) -> Answer:
 def transport_of(host: Host) -> Any:
     client = getattr(host.connector, "client", None)
     return client.get_transport() if client is not None else None
+
+
+def _words(error: BaseException) -> str:
+    """The error's text; of a connection that no address took, the reason of the last of them."""
+    cause = error.__context__ or error
+    if isinstance(cause, NoValidConnectionsError):
+        return str(list(cause.errors.values())[-1])
+    return str(error) or type(error).__name__
 
 
 def _stage(host: Host) -> str:

@@ -1,0 +1,147 @@
+"""The command as a user runs it, and what a fault may and may not leave on a node.
+
+tool       runs `nodeready …` in a home directory of its own; `tool.start` leaves it running
+written    everything that was ever written on a node's disk: path -> (size, time, type)
+ours       what is left of our own on a node: processes and temporary files
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeready.lab import Node
+
+#: Long enough for the deadlines of a node that hangs, on a machine that is busy.
+LIMIT_S = 90
+
+#: A policy whose limits every machine can give its nodes.
+POLICY = {"limit_memlock": 4096, "limit_nofile": 16384}
+
+#: The command with other limits than its own: `python -c SHORT SECONDS WORDS…`.
+SHORT = """
+import sys
+from nodeready.operations import STEPS
+for step in STEPS:
+    object.__setattr__(step, "timeout_s", int(sys.argv[1]))
+from nodeready.cli import main
+main(sys.argv[2:])
+"""
+
+
+class Done:
+    """How the command ended."""
+
+    def __init__(self, status: int, out: str, err: str, peak_kb: int = 0) -> None:
+        self.status, self.out, self.err, self.peak_kb = status, out, err, peak_kb
+        self.lines = self.err.splitlines()
+        assert "Traceback" not in out + err, out + err
+
+    def __repr__(self) -> str:
+        return f"exit {self.status}\n--- stdout\n{self.out}--- stderr\n{self.err}"
+
+
+class Tool:
+    """`nodeready`, in an empty home and away from this project's own files."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("NODEREADY", "XDG_"))}
+        for name in ("NO_COLOR", "CLICOLOR_FORCE", "SSH_AUTH_SOCK", "COLUMNS"):
+            kept.pop(name, None)
+        path = str(Path(__file__).parents[2])
+        return {**kept, "HOME": str(self.home), "PYTHONPATH": path, "TERM": "xterm", **more}
+
+    def start(
+        self,
+        *words: object,
+        seconds: int | None = None,
+        env: dict[str, str] | None = None,
+        **how: Any,
+    ) -> subprocess.Popen[bytes]:
+        """seconds: the limit of each operation on the node, in place of its own."""
+        argv = ["-m", "nodeready"] if seconds is None else ["-c", SHORT, str(seconds)]
+        how = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "cwd": self.home,
+            **how,
+        }
+        started = subprocess.Popen(
+            [sys.executable, *argv, *map(str, words)], env=self.environment(**(env or {})), **how
+        )
+        self.running.append(started)
+        return started
+
+    def end(self, started: subprocess.Popen[bytes]) -> Done:
+        out, err = started.communicate(timeout=LIMIT_S)
+        texts = [(text or b"").decode(errors="surrogateescape") for text in (out, err)]
+        return Done(started.returncode, *texts)
+
+    def __call__(self, *words: object, **how: Any) -> Done:
+        return self.end(self.start(*words, **how))
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Iterator[Tool]:
+    home = tmp_path / "home"
+    home.mkdir()
+    tool = Tool(home)
+    yield tool
+    for process in tool.running:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Callable[..., Path]:
+    """An inventory of these nodes and further hosts: `fleet(nodes, {name: data}, key=value)`."""
+
+    def write(
+        nodes: Sequence[Node], more: dict[str, dict[str, Any]] | None = None, **data: Any
+    ) -> Path:
+        hosts = [node.inventory_data() for node in nodes]
+        hosts = [(name, {**own, **(more or {}).pop(name, {})}) for name, own in hosts]
+        hosts += list((more or {}).items())
+        path = tmp_path / "fleet" / "inventory.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"lab = ({hosts!r}, { ({**POLICY, **data})!r})\n")
+        return path
+
+    return write
+
+
+#: What a login and the lab itself write.
+_LOGIN = re.compile(r"upper\d+/(run|tmp|\.lab|var/log|root/\.cache|home/ml/\.cache)(/|$)")
+
+
+def written(node: Node) -> dict[str, tuple[int, int, int]]:
+    """Everything on the node's own layer of its disk, but for what a login writes."""
+    disks = node.lab.directory / "fs" / "nodes" / node.name
+    found = {}
+    for path in disks.glob("g*/upper*/**/*"):
+        if not _LOGIN.search(str(path)):
+            known = path.lstat()
+            found[str(path)] = (known.st_size, known.st_mtime_ns, known.st_mode)
+    return found
+
+
+def ours(node: Node) -> list[str]:
+    """Processes of ours that still run on the node, and temporary files that were left."""
+    look = (
+        "ps -eo pid,args | grep '[n]odeready:';"
+        "find /etc /usr/local /home /root /var/crash -xdev -name '.nodeready.*'"
+    )
+    return node.enter(["sh", "-c", look], check=False).stdout.splitlines()
