@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
+from nodeready.probes.last_name import beatable
 from nodeready.probes.limits import NR_OPEN, Limits
 from nodeready.probes.pam_limits import ITEMS, UNLIMITED, same_domain
 from nodeready.results import Result, fail, fixable, na, ok, warn
@@ -46,8 +47,9 @@ def wanted(seen: Limits, want: Policy) -> dict[str, int]:
 
 
 def _unbeatable(path: str) -> bool:
-    """Whether no file name of ours (ours begin with z) can sort behind this one."""
-    return path.rpartition("/")[2][:1] > "z"
+    """Whether no file of ours can be read after this one; what is set outside a .d is beaten."""
+    directory, _, name = path.rpartition("/")
+    return directory.endswith(".d") and not beatable(name)
 
 
 def _refused(item: str, why: str, seen: Limits, want: Policy) -> Result:
@@ -169,7 +171,7 @@ def services(seen: Limits, want: Policy) -> Result:
                 value = "/".join(dict.fromkeys(shown(v, item) for v in (found.soft, found.hard)))
                 source = source or found.where
                 path = found.where.rpartition(":")[0]
-                high = high or (path if path != unit.path and _unbeatable(path) else "")
+                high = high or (path if _unbeatable(path) else "")
             wrong.append(f"{service} {item} {value}")
     if high:
         fix = f"rename {high}: no drop-in can be read after it"

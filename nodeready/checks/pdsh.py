@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from nodeready import blocks, shell
 from nodeready.policy import Policy
 from nodeready.probes.base import Line
+from nodeready.probes.last_name import beatable
 from nodeready.probes.pdsh import (
     ENVIRONMENT,
     PROFILE_D,
@@ -63,9 +64,11 @@ def _in_profile(seen: Pdsh, suffix: str) -> list[tuple[str, Line]]:
 
 
 def last_in_profile(seen: Pdsh, suffix: str) -> str:
-    """Base name of the last file of profile.d that sets the variable and is not ours, or ""."""
+    """Base name of the last file of profile.d that sets the variable, is not ours, and can be
+    followed by ours; "" when there is none."""
     names = [line.path.rpartition("/")[2] for _, line in _in_profile(seen, suffix)]
-    return next((name for name in reversed(names) if "nodeready" not in name), "")
+    others = (name for name in reversed(names) if "nodeready" not in name and beatable(name))
+    return next(others, "")
 
 
 def suffixes(seen: Pdsh) -> tuple[str, ...]:
@@ -109,7 +112,7 @@ def rcmd(seen: Pdsh, want: Policy) -> Result:
         fix = f"remove the backslash at the end of {ENVIRONMENT}"
         return fail(check, TYPE, actual, ENVIRONMENT, fix)
     for _, _, where in wrong:
-        if where.startswith(PROFILE_D) and where[len(PROFILE_D) + 1] > "z":
+        if where.startswith(PROFILE_D) and not beatable(where.rpartition("/")[2]):
             fix = f"remove the line {where}: no file can be read after it"
             return fail(check, TYPE, actual, where, fix)
     return fixable(check, TYPE, actual, source)

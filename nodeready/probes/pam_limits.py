@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nodeready.probes.base import Line
+from nodeready.probes.last_name import beatable
 
 #: The limits of the policy, with the number of kernel units (bytes, descriptors) in one unit of
 #: limits.conf: core and memlock are given there in KiB.
@@ -52,7 +53,8 @@ class PamLimits:
 
     entries: in the order in which pam_limits applies them
     exempt:  (domain, where) of the lines that exempt a user or group from all limits
-    last:    base name of the last file of limits.d that is not ours and gives one of ITEMS
+    last:    base name of the last file of limits.d that is not ours and gives one of ITEMS, of
+             those that a file of ours can follow
     """
 
     entries: tuple[Entry, ...] = ()
@@ -124,6 +126,8 @@ def parse(lines: Iterable[Line]) -> PamLimits:
             if value is not None:
                 kinds = ("soft", "hard") if kind == "-" else (kind,)
                 entries.extend(Entry(domain, one, item, value, line.where) for one in kinds)
-        if len(entries) > before and "/limits.d/" in path and "nodeready" not in path:
-            last = path.rpartition("/")[2]
+        name = path.rpartition("/")[2]
+        ours = "/limits.d/" not in path or "nodeready" in name
+        if len(entries) > before and not ours and beatable(name):
+            last = name
     return PamLimits(tuple(entries), tuple(exempt), last)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nodeready.probes.base import Line
+from nodeready.probes.last_name import beatable
 from nodeready.probes.pam_limits import ITEMS, UNLIMITED
 
 #: Highest priority first, systemd.unit(5), table 1; /lib on a system without merged /usr.
@@ -41,7 +42,8 @@ class Unit:
 
     path:   its unit file
     limits: item -> the limit that its files set; an item that they do not set is missing
-    last:   base name of the last drop-in that is not ours and sets a limit
+    last:   base name of the last drop-in that is not ours and sets a limit, of those that one
+            of ours can follow
     """
 
     path: str
@@ -120,6 +122,7 @@ def parse(service: str, path: str, lines: Iterable[Line]) -> Unit:
     _apply(by_path.get(path, ()), limits)
     last = ""
     for name in sorted(dropins, key=lambda name: name.encode("utf-8", "surrogateescape")):
-        if _apply(by_path[dropins[name]], limits) and "nodeready" not in name:
+        sets = _apply(by_path[dropins[name]], limits)
+        if sets and "nodeready" not in name and beatable(name):
             last = name
     return Unit(path, limits, last)

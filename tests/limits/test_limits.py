@@ -142,11 +142,18 @@ def test_root_exempt_from_limits_needs_a_person() -> None:
     assert (result.status, result.fixable, result.source) == ("fail", False, f"{CONF}:1")
 
 
-def test_a_file_behind_every_name_of_ours_needs_a_person() -> None:
-    path = "/etc/security/limits.d/~last.conf"
+@pytest.mark.parametrize("name", ["~last.conf", "zz{.conf", "\udcc3\udcbf.conf", "z" * 220])
+def test_a_file_behind_every_name_of_ours_needs_a_person(name: str) -> None:
+    path = f"/etc/security/limits.d/{name}"
     result = judged(node({OURS: GOOD, path: "* hard core 0"}))["limits.core"]
     assert (result.status, result.fixable) == ("fail", False)
     assert path in result.fix
+    # It costs nobody else: what it does not set is repaired.
+    change = steps.logins.plan(
+        Snapshot({"limits": node({path: "* - core unlimited", CONF: "* - nofile 64"})}), POLICY
+    )
+    assert change is not None
+    assert change.fixes == ("limits.core", "limits.memlock", "limits.nofile")
 
 
 def test_our_file_wins_over_every_other() -> None:
@@ -255,6 +262,13 @@ def test_a_service_gets_a_drop_in_that_sorts_last() -> None:
     assert reload == Run(("systemctl", "daemon-reload"))
     after = node({**files, write.path: write.content.decode()}, f"unit=slurmd {UNIT}")
     assert judged(after, policy)["limits.services"].status == "ok"
+
+
+def test_a_drop_in_behind_every_name_of_ours_needs_a_person() -> None:
+    files = {UNIT: SET, f"{DROPINS}/~.conf": "[Service]\nLimitCORE=0"}
+    result = judged(node(files, f"unit=slurmd {UNIT}"))["limits.services"]
+    assert (result.status, result.fixable) == ("fail", False)
+    assert f"{DROPINS}/~.conf" in result.fix
 
 
 def test_no_service_is_not_applicable() -> None:
