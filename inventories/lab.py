@@ -8,6 +8,7 @@ import os
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.lab import Lab, LabError
+from nodeready.lab.needs import reachable_limits
 
 _name = os.environ.get("NODEREADY_LAB") or "lab"
 try:
@@ -18,4 +19,5 @@ if _lab is None:
     _option = "" if _name == "lab" else f" --name {_name}"
     raise InventoryError(f"the lab {_name!r} does not run; start it: nodeready lab up{_option}")
 
-lab = _lab.inventory_data()
+# The nodes are processes of this machine: where it cannot raise its own limits, nor can they.
+lab = (_lab.inventory_data(), reachable_limits())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -90,3 +91,21 @@ def can_raise_limits() -> bool:
     """
     words = Path("/proc/self/status").read_text().split()
     return bool(int(words[words.index("CapEff:") + 1], 16) >> _CAP_SYS_RESOURCE & 1)
+
+
+def reachable_limits() -> dict[str, int]:
+    """Policy settings that the nodes of a lab here can reach: none where root may raise limits.
+
+    Without CAP_SYS_RESOURCE they are this machine's own hard limits, where those are lower than
+    the policy's defaults.
+    """
+    if can_raise_limits():
+        return {}
+    found: dict[str, int] = {}
+    _, nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if nofile != resource.RLIM_INFINITY:
+        found["limit_nofile"] = min(nofile, 1048576)
+    if memlock != resource.RLIM_INFINITY:
+        found["limit_memlock"] = memlock // 1024
+    return found

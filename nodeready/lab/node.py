@@ -116,7 +116,7 @@ class Node:
 
     def testinfra(self, user: str = "root") -> Any:
         """A testinfra host for this node, over plain ssh."""
-        import testinfra  # type: ignore[import-untyped]
+        import testinfra
 
         # No shared connection: it would outlive the test, and keep the limits of its login.
         spec = f"ssh://{user}@{self.name}?controlpersist=0"

@@ -5,9 +5,15 @@ trap 'nr_rc=$?; printf "\n@%s rc %s\n" "$NR" "$nr_rc"' EXIT
 # Without this, bash would run the exit trap when the timeout ends the section.
 trap 'trap - EXIT; exit 143' TERM
 
-# nr_value NAME FILE: "NAME=first line of FILE", or nothing when it cannot be read.
+# nr_value NAME FILE: "NAME=first line of FILE", or nothing when it cannot be read. A number of
+# /proc/sys can be read only at once, and dash reads byte by byte: its read would see "1" of "1024".
 nr_value() {
-    if IFS= read -r nr_line <"$2"; then printf '%s=%s\n' "$1" "$nr_line"; fi 2>/dev/null
+    nr_line=
+    case $2 in
+    /proc/sys/*) { nr_line=$(cat <"$2"); } 2>/dev/null ;;
+    *) { IFS= read -r nr_line <"$2"; } 2>/dev/null ;;
+    esac
+    if [ -n "$nr_line" ]; then printf '%s=%s\n' "$1" "$nr_line"; fi
 }
 
 # nr_lines FILE...: FILE:LINE:TEXT of every line of the files that are there.

@@ -53,6 +53,22 @@ def test_sections_come_back_whole_and_each_fails_alone(runner):
         assert len(problem.value.evidence) <= 200
 
 
+@pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
+def test_a_value_is_read_whole_whatever_the_shell(runner, tmp_path):
+    (tmp_path / "no_newline").write_text("0 1")
+    script = f"""
+    nr_value number /proc/sys/kernel/pid_max
+    nr_value text /proc/sys/kernel/hostname
+    nr_value bare {tmp_path}/no_newline
+    nr_value missing /nonexistent
+    nr_value none /proc/sys/kernel/nonexistent
+    """
+    sections = [section("values", script)]
+    with open("/proc/sys/kernel/pid_max") as pid_max, open("/proc/sys/kernel/hostname") as host:
+        wanted = {"number": pid_max.read().strip(), "text": host.read().strip(), "bare": "0 1"}
+    assert parse_answer(run(sections, runner), sections, NONCE)["values"].values() == wanted
+
+
 def test_noise_around_the_answer_is_passed_over():
     sections = [section("good", "echo a=1")]
     noisy = run(sections, before="echo welcome; printf 'nodeready/1 ffff gzip\\n'; ")

@@ -1,0 +1,100 @@
+"""A deploy to a real kernel: live at once, at work in a crash and an attach, and after a reboot."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeready.lab.vm import Vm
+
+pytestmark = pytest.mark.vm
+
+ROOT = Path(__file__).parents[2]
+#: Values that tell the policy's from the machine's own.
+POLICY = {"limit_nofile": 65536, "ssh_client_hosts": ["vm*"], "pdshrc_users": ["ml"]}
+
+
+@pytest.fixture(scope="module")
+def where(vm: Vm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The inventory of the machine, which has the hardware of an MI300X node."""
+    vm.plant_pci_device("0000:41:00.0", "0x1002", "0x74a1", "0x120000")
+    path = tmp_path_factory.mktemp("inventory") / "inventory.py"
+    path.write_text(f"vm = ([('vm1', {vm.inventory_data()!r})], {POLICY!r})\n")
+    return path
+
+
+def nodeready(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nodeready", *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=600,
+        check=False,
+    )
+
+
+def at_work(vm: Vm) -> None:
+    """What the kernel does, not what a file says."""
+    assert vm.run("cat /proc/sys/kernel/yama/ptrace_scope").stdout == "0\n"
+    pattern = "/var/crash/core.%e.%P.%h.%t\n"
+    assert vm.run("cat /proc/sys/kernel/core_pattern").stdout == pattern
+    for user in ("root", "ml"):
+        limits = vm.run("ulimit -Sc; ulimit -Hc; ulimit -l; ulimit -Hn", user=user).stdout
+        assert limits.split() == ["unlimited", "unlimited", "unlimited", "65536"], user
+
+    # A crash of an ordinary user's leaves a core that gdb reads.
+    crash = "sh -c 'kill -SEGV $$; :'; echo $?"
+    assert vm.run(crash, user="ml").stdout == f"{128 + signal.SIGSEGV}\n"
+    (core,) = vm.run("ls /var/crash").stdout.split()
+    assert core.startswith("core.sh.")
+    seen = vm.run(f"gdb -nx -batch -ex bt /bin/sh /var/crash/{core} 2>&1", user="ml").stdout
+    assert "Program terminated with signal SIGSEGV" in seen
+    vm.run(f"rm /var/crash/{core}")
+
+    # py-spy attaches to a process of the same user that is no child of its own.
+    vm.run(
+        "setsid python3 -c 'import time\ndef waiting(): time.sleep(600)\nwaiting()'"
+        " </dev/null >/dev/null 2>&1 & sleep 1",
+        user="ml",
+    )
+    dump = vm.run("py-spy dump --pid $(pgrep -u ml -nx python3)", user="ml").stdout
+    assert "waiting" in dump
+    vm.run("pkill -u ml -x python3")
+
+
+def test_a_deploy_is_at_work_at_once_and_after_a_reboot(vm: Vm, where: Path) -> None:
+    first = nodeready("deploy", where, "--yes")
+    # The kernel's arguments need a reboot: a person's, and only that is left.
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "1 changed" in first.stdout.splitlines()[-1]
+    assert "iommu.live" in first.stdout
+    assert "pending" in first.stdout
+    at_work(vm)
+    again = nodeready("deploy", where, "--yes")
+    assert (again.returncode, again.stdout.splitlines()[-1]) == (
+        0,
+        "0 changed (0 changes), 1 ok, 0 failed, 0 unreachable",
+    )
+    assert "iommu=pt" not in vm.run("cat /proc/cmdline").stdout.split()
+
+    vm.reboot()
+    assert "iommu=pt" in vm.run("cat /proc/cmdline").stdout.split()
+    at_work(vm)
+    assert nodeready("deploy", where, "--check").returncode == 0
+    audit = nodeready("audit", where)
+    assert audit.returncode == 0, audit.stdout
+
+
+def test_scope_3_cannot_be_lowered_and_says_so(vm: Vm, where: Path) -> None:
+    vm.run("sysctl -qw kernel.yama.ptrace_scope=3")
+    deployed = nodeready("deploy", where, "--yes", "--only", "ptrace")
+    assert deployed.returncode == 3, deployed.stdout
+    assert "reboot needed" in deployed.stdout
+    vm.reboot()
+    assert nodeready("deploy", where, "--check", "--only", "ptrace").returncode == 0
