@@ -13,7 +13,6 @@ import gzip
 import hashlib
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Union
 
 from nodeready import shell
 from nodeready.sanitise import sanitise
@@ -157,7 +156,7 @@ class Script:
         return ""
 
 
-Action = Union[WriteFile, RemoveFile, Directory, Run, Script]
+Action = WriteFile | RemoveFile | Directory | Run | Script
 
 
 @dataclass(frozen=True)

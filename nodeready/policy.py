@@ -7,9 +7,9 @@ into a Policy, or into a list of errors that name the file, the key and the like
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional, Tuple
+from typing import Any
 
-Names = Tuple[str, ...]
+Names = tuple[str, ...]
 
 
 def _setting(default: Any, kind: str, doc: str, **rule: Any) -> Any:
@@ -127,13 +127,13 @@ class Policy:
         "lines",
         "Further known_hosts lines for every node, e.g. of a login node outside the inventory.",
     )
-    iommu_args: Optional[Names] = _setting(
+    iommu_args: Names | None = _setting(
         None,
         "kernel_args",
         "Kernel arguments for the IOMMU. None chooses by the hardware that is there (AMD "
         "Instinct); () manages nothing.",
     )
-    port_range: Tuple[int, int] = _setting(
+    port_range: tuple[int, int] = _setting(
         (29500, 29510),
         "port_range",
         "The ports on which jobs rendezvous, first and last. torchrun's default is 29500.",

@@ -1,12 +1,12 @@
-"""Result: what one check says about one node. The one currency of checks, reports and operations."""
+"""Result: what one check says about one node, for checks, reports and operations alike."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Iterable, Tuple
 
 #: The statuses, worst first. ``unknown`` never counts as ok: it stands above ``waived``.
-STATUSES: Tuple[str, ...] = ("fail", "warn", "unknown", "waived", "ok", "na")
+STATUSES: tuple[str, ...] = ("fail", "warn", "unknown", "waived", "ok", "na")
 
 #: The owner of a Result that one of our operations repairs.
 NODEREADY = "nodeready"

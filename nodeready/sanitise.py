@@ -11,7 +11,7 @@ _UNSAFE = re.compile(
 )
 
 
-def _visible(match: "re.Match[str]") -> str:
+def _visible(match: re.Match[str]) -> str:
     code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any
 
 from nodeready.policy import Policy
 
@@ -19,13 +20,13 @@ CORE_PATTERN_MAX_BYTES = 128
 
 #: First words of our keys: an unknown key that begins with one of them is meant for us.
 _PREFIXES = ("ptrace_", "core_", "limit_", "pdshrc_", "ssh_client_", "iommu_", "py_spy_")
-_FIELDS: Dict[str, "Field[Any]"] = {f.name: f for f in fields(Policy)}
+_FIELDS: dict[str, Field[Any]] = {f.name: f for f in fields(Policy)}
 
 
 class PolicyError(ValueError):
     """A policy that cannot be used. Each of ``problems`` is one line: file, key, meaning."""
 
-    def __init__(self, problems: List[str]) -> None:
+    def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
 
@@ -115,7 +116,7 @@ def _version(value: Any, rule: Mapping[str, Any]) -> str:
     return str(value)
 
 
-_VALIDATORS: Dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
+_VALIDATORS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     "int": _int,
     "choice": _choice,
     "limit": _limit,
@@ -140,22 +141,22 @@ def _misspelt(key: str) -> str:
     if close:
         return f"did you mean {close[0]}?"
     if key.startswith(_PREFIXES):
-        ours = [name for name in _FIELDS if name.split("_")[0] == key.split("_")[0]]
+        ours = [name for name in _FIELDS if name.split("_")[0] == key.split("_", maxsplit=1)[0]]
         return "the settings are " + ", ".join(ours)
     return ""
 
 
 def check_settings(
-    data: Mapping[str, Any], where: str, foreign: "frozenset[str]" = frozenset()
-) -> Dict[str, Any]:
+    data: Mapping[str, Any], where: str, foreign: frozenset[str] = frozenset()
+) -> dict[str, Any]:
     """The validated settings among ``data`` (other people's keys are left out).
 
     where:   the file or other origin, for the error text
     foreign: keys that belong to pyinfra, never taken for a misspelt one of ours
     Raises PolicyError with every problem of this origin.
     """
-    settings: Dict[str, Any] = {}
-    problems: List[str] = []
+    settings: dict[str, Any] = {}
+    problems: list[str] = []
     for key, value in data.items():
         if key in _FIELDS:
             rule = _FIELDS[key].metadata

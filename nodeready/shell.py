@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import re
 import shlex
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 
 #: Seconds between TERM and KILL for a remote command that ran into its limit.
@@ -30,12 +30,12 @@ def quote(value: object) -> str:
     return shlex.quote(text)
 
 
-def join(words: "list[str] | tuple[str, ...]") -> str:
+def join(words: list[str] | tuple[str, ...]) -> str:
     """``words`` as one shell command, each word quoted."""
     return " ".join(quote(word) for word in words)
 
 
-@lru_cache(maxsize=None)
+@cache
 def library(name: str) -> str:
     """The text of ``nodeready/sh/NAME.sh``, without comments and indentation."""
     text = resources.files("nodeready").joinpath("sh").joinpath(f"{name}.sh").read_text("utf-8")

@@ -5,8 +5,9 @@ A subject whose section failed, timed out or made no sense is Unknown there, and
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, Tuple, Union
+from typing import Any
 
 from nodeready.policy import Policy
 from nodeready.probes import script as wire
@@ -29,13 +30,13 @@ class Snapshot:
         """The observation of a subject. Raises KeyError when it was not observed at all."""
         return self.subjects[subject]
 
-    def merged(self, newer: "Snapshot") -> "Snapshot":
+    def merged(self, newer: Snapshot) -> Snapshot:
         """This snapshot with the subjects of a newer, smaller one in place of its own."""
         files = newer.files if "ours" in newer.subjects else self.files
         return Snapshot({**self.subjects, **newer.subjects}, files)
 
 
-def probes(subjects: "Iterable[str] | None" = None) -> Tuple[Probe, ...]:
+def probes(subjects: Iterable[str] | None = None) -> tuple[Probe, ...]:
     """The probes of these subjects (None: all) and the one that reads our own files."""
     if subjects is None:
         return PROBES
@@ -43,7 +44,7 @@ def probes(subjects: "Iterable[str] | None" = None) -> Tuple[Probe, ...]:
     return tuple(probe for probe in PROBES if probe.subject in wanted)
 
 
-def sections(chosen: Iterable[Probe]) -> Tuple[Section, ...]:
+def sections(chosen: Iterable[Probe]) -> tuple[Section, ...]:
     """Their sections, each once, in order."""
     return tuple({s.name: s for probe in chosen for s in probe.sections}.values())
 
@@ -58,32 +59,32 @@ def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any
         return Unknown(f"makes no sense ({type(error).__name__}: {error})", evidence)
 
 
-def read(answer: str, chosen: Tuple[Probe, ...], policy: Policy, nonce: str) -> Snapshot:
+def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> Snapshot:
     """The snapshot that a node's answer holds. Never raises: what cannot be read is Unknown."""
-    seen: Dict[str, Any] = {}
+    seen: dict[str, Any] = {}
     try:
         outputs = wire.parse_answer(answer, sections(chosen), nonce)
     except ProbeError as error:
         return nothing(error.reason, chosen, error.evidence)
     for probe in chosen:
         seen[probe.subject] = _observe(probe, outputs, policy)
-    files: Union[Mapping[str, bytes], Unknown] = seen.get("ours", {})
+    files: Mapping[str, bytes] | Unknown = seen.get("ours", {})
     return Snapshot(seen, {} if isinstance(files, Unknown) else files)
 
 
-def nothing(reason: str, chosen: Tuple[Probe, ...] = PROBES, evidence: str = "") -> Snapshot:
+def nothing(reason: str, chosen: tuple[Probe, ...] = PROBES, evidence: str = "") -> Snapshot:
     """A node that gave no answer: every subject is Unknown for this reason."""
     return Snapshot({probe.subject: Unknown(reason, evidence) for probe in chosen})
 
 
 def judge(
-    snapshot: Snapshot, policy: Policy, subjects: "Iterable[str] | None" = None
-) -> List[Result]:
+    snapshot: Snapshot, policy: Policy, subjects: Iterable[str] | None = None
+) -> list[Result]:
     """The results of all checks of these subjects (None: all that were observed).
 
     A subject that is Unknown gives one ``unknown`` result, with the reason and the evidence.
     """
-    results: List[Result] = []
+    results: list[Result] = []
     for subject, (_, judge_subject) in SUBJECTS.items():
         if subject not in snapshot.subjects or (subjects is not None and subject not in subjects):
             continue

@@ -29,7 +29,15 @@ ALLOWED = {
 }  # fmt: skip
 
 #: Code that also runs on a node as one file: Python 3.9, the standard library alone.
-NODE_SIDE = ("policy.py", "results.py", "probes", "checks", "snapshot.py", "subjects.py", "shell.py")
+NODE_SIDE = (
+    "policy.py",
+    "results.py",
+    "probes",
+    "checks",
+    "snapshot.py",
+    "subjects.py",
+    "shell.py",
+)
 
 
 def files(room: str) -> list[Path]:
@@ -83,4 +91,3 @@ def test_every_check_says_why():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{path.name}: {node.name}"
-

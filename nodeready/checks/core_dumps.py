@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from nodeready.policy import Policy
 from nodeready.probes.core_dumps import KEY, CoreDumps, core_directory
 from nodeready.probes.sysctl import SYSCTL_CONF
@@ -123,7 +121,7 @@ def size(seen: CoreDumps, want: Policy) -> Result:
     return ok(check, "infinity")
 
 
-def judge(seen: CoreDumps, want: Policy) -> List[Result]:
+def judge(seen: CoreDumps, want: Policy) -> list[Result]:
     """All checks of the subject."""
     return [
         check(seen, want)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from nodeready.policy import Policy
 from nodeready.probes.ptrace import KEY, Ptrace
 from nodeready.probes.sysctl import SYSCTL_CONF
@@ -67,6 +65,6 @@ def selinux(seen: Ptrace, want: Policy) -> Result:
     return ok(check, "off")
 
 
-def judge(seen: Ptrace, want: Policy) -> List[Result]:
+def judge(seen: Ptrace, want: Policy) -> list[Result]:
     """All checks of the subject."""
     return [scope(seen, want), sysctl_conf(seen, want), selinux(seen, want)]

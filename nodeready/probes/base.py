@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable
 
 from nodeready.policy import Policy
 
@@ -47,7 +48,7 @@ class Output:
     """What one section printed: its bytes as text (surrogateescape), exit status, and limits."""
 
     text: str
-    rc: Optional[int]
+    rc: int | None
     truncated: bool = False
     nonce: str = ""
 
@@ -61,23 +62,23 @@ class Output:
             raise ProbeError(f"failed with exit status {self.rc}", self.text)
         return self.text
 
-    def values(self) -> Dict[str, str]:
+    def values(self) -> dict[str, str]:
         """The ``NAME=VALUE`` lines; the first of a name counts."""
-        found: Dict[str, str] = {}
+        found: dict[str, str] = {}
         for line in self.require().splitlines():
             name, equals, value = line.partition("=")
             if equals and re.fullmatch(r"[a-z][a-z0-9_]*", name):
                 found.setdefault(name, value)
         return found
 
-    def all(self, name: str) -> List[str]:
+    def all(self, name: str) -> list[str]:
         """Every VALUE of the ``NAME=VALUE`` lines of this name, in order."""
         start = f"{name}="
         return [
             line[len(start) :] for line in self.require().splitlines() if line.startswith(start)
         ]
 
-    def files(self) -> Dict[str, bytes]:
+    def files(self) -> dict[str, bytes]:
         """The files that nr_exact printed, by path, with their bytes as they are on the node."""
         mark = re.escape(f"@{self.nonce}")
         found = re.finditer(
@@ -112,7 +113,7 @@ class Probe:
     """How one subject is observed: the sections it needs and the parser of their output."""
 
     subject: str
-    sections: Tuple[Section, ...]
+    sections: tuple[Section, ...]
     parse: Callable[[Mapping[str, Output], Policy], Any]
 
 

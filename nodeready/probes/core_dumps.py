@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Dict, Mapping, Optional, Tuple
 
 from nodeready import shell
 from nodeready.policy import Policy
@@ -74,18 +74,18 @@ class CoreDumps:
 
     live: str
     boot: sysctl.Boot
-    directory_mode: Optional[int]
-    retention: Optional[Line]
-    rewriters: Tuple[str, ...]
+    directory_mode: int | None
+    retention: Line | None
+    rewriters: tuple[str, ...]
     systemd: bool
     coredump_binary: str
     coredump: Mapping[str, sysctl.Setting]
-    packaged: Optional[sysctl.Setting]
+    packaged: sysctl.Setting | None
 
 
-def _retention(lines: Tuple[Line, ...], directory: str) -> Optional[Line]:
+def _retention(lines: tuple[Line, ...], directory: str) -> Line | None:
     """The rule that applies: of several for one path, the first file by name (tmpfiles.d(5))."""
-    masked: Dict[str, str] = {}
+    masked: dict[str, str] = {}
     rules = []
     for parent in _TMPFILES:
         for line in lines:
@@ -98,13 +98,13 @@ def _retention(lines: Tuple[Line, ...], directory: str) -> Optional[Line]:
     return min(rules, key=lambda line: line.path.rpartition("/")[2]) if rules else None
 
 
-def _coredump_conf(lines: Tuple[Line, ...]) -> Dict[str, sysctl.Setting]:
+def _coredump_conf(lines: tuple[Line, ...]) -> dict[str, sysctl.Setting]:
     """Main file first, then drop-ins by base name, the last value of a key counts."""
 
-    def order(line: Line) -> Tuple[bool, str, int]:
+    def order(line: Line) -> tuple[bool, str, int]:
         return ("/coredump.conf.d/" in line.path, line.path.rpartition("/")[2], line.number)
 
-    found: Dict[str, sysctl.Setting] = {}
+    found: dict[str, sysctl.Setting] = {}
     for line in sorted(lines, key=order):
         match = re.match(r"\s*([A-Za-z]+)\s*=\s*(.*?)\s*$", line.text)
         if match:

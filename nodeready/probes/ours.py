@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping
+from collections.abc import Mapping
 
 from nodeready.policy import Policy
 from nodeready.probes.base import Output, Probe, Section, file_lines
@@ -24,9 +24,9 @@ def _script(policy: Policy) -> str:
     return f"nr_lines {' '.join(PATHS)}"
 
 
-def parse(outputs: Mapping[str, Output], policy: Policy) -> Dict[str, bytes]:
+def parse(outputs: Mapping[str, Output], policy: Policy) -> dict[str, bytes]:
     """The content of each file of ours, by path; they all end with a newline."""
-    lines: Dict[str, List[str]] = {}
+    lines: dict[str, list[str]] = {}
     for line in file_lines(outputs["ours"].require()):
         lines.setdefault(line.path, []).append(line.text + "\n")
     return {path: "".join(text).encode("utf-8", "surrogateescape") for path, text in lines.items()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping, Optional
 
 from nodeready.policy import Policy
 from nodeready.probes import sysctl
@@ -33,9 +33,9 @@ class Ptrace:
                  None: no such boolean on this node
     """
 
-    live: Optional[int]
+    live: int | None
     boot: sysctl.Boot
-    deny_ptrace: Optional[bool] = None
+    deny_ptrace: bool | None = None
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ptrace:
@@ -43,7 +43,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ptrace:
     values = outputs["ptrace"].values()
     if "proc" not in values:
         raise ProbeError("/proc/sys/kernel is not there")
-    live: Optional[int] = None
+    live: int | None = None
     if "live" in values:
         live = number(values["live"], KEY)
         if live not in range(4):

@@ -12,7 +12,7 @@ import binascii
 import gzip
 import re
 import zlib
-from typing import Dict, Iterable, List
+from collections.abc import Iterable
 
 from nodeready import shell
 from nodeready.policy import Policy
@@ -65,7 +65,7 @@ fi
 
 def make_script(sections: Iterable[Section], policy: Policy, nonce: str) -> str:
     """The POSIX sh text that runs ``sections`` and prints the packed answer; it only reads."""
-    calls: List[str] = []
+    calls: list[str] = []
     for section in sections:
         body = shell.minify(section.script(policy))
         cap = section.cap_bytes
@@ -102,7 +102,7 @@ def _unpack(text: str, nonce: str) -> bytes:
         raise ProbeError(f"the answer is damaged: {error}") from None
 
 
-def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> Dict[str, Output]:
+def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str, Output]:
     """The sections of one node's answer, by name.
 
     Raises ProbeError when there is no answer at all. A section that is missing, was cut off or
@@ -110,7 +110,7 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> Dict[str
     """
     body = _unpack(text, nonce).decode("utf-8", "surrogateescape")
     caps = {section.name: section.cap_bytes for section in sections}
-    outputs: Dict[str, Output] = {}
+    outputs: dict[str, Output] = {}
     mark = re.escape(f"@{nonce}")
     for piece in re.split(rf"^{mark} begin ", body, flags=re.M)[1:]:
         name, _, rest = piece.partition("\n")

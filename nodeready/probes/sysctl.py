@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from nodeready.policy import Policy
 from nodeready.probes.base import Line, Output, Section, file_lines
@@ -61,8 +61,8 @@ class Boot:
     beaten:   base names of files that sort behind the ones of ours and set the key, in order
     """
 
-    winner: Optional[Setting]
-    conflict: Optional[Setting] = None
+    winner: Setting | None
+    conflict: Setting | None = None
     last_name: str = ""
 
 
@@ -70,14 +70,14 @@ class Boot:
 class SysctlFiles:
     """The files in the order in which the boot reader applies them, and their assignments."""
 
-    order: Tuple[str, ...]
-    lines: Mapping[str, Tuple[Line, ...]]
+    order: tuple[str, ...]
+    lines: Mapping[str, tuple[Line, ...]]
     systemd: bool
 
 
-def _applied(paths: Iterable[str]) -> List[str]:
+def _applied(paths: Iterable[str]) -> list[str]:
     """The unmasked files of the directories, in the order in which they are applied."""
-    by_name: Dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for directory in DIRECTORIES:
         for path in paths:
             parent, _, name = path.rpartition("/")
@@ -90,7 +90,7 @@ def parse(output: Output) -> SysctlFiles:
     """The sysctl files of a node from the section's output. Raises ProbeError."""
     text = output.require()
     paths = output.all("file")
-    lines: Dict[str, List[Line]] = {}
+    lines: dict[str, list[Line]] = {}
     for line in file_lines(text):
         lines.setdefault(line.path, []).append(line)
     order = _applied(paths)
@@ -103,7 +103,7 @@ def parse(output: Output) -> SysctlFiles:
     )
 
 
-def _assignment(line: Line, key: str) -> Optional[Setting]:
+def _assignment(line: Line, key: str) -> Setting | None:
     """The value that the line gives to ``key`` (``a.b.c``), or None when it is about another."""
     match = re.match(r"\s*-?\s*([^=\s]+)\s*=\s*(.*?)\s*$", line.text, re.S)
     if match is None:
@@ -119,8 +119,8 @@ def _assignment(line: Line, key: str) -> Optional[Setting]:
 
 def boot_value(files: SysctlFiles, key: str) -> Boot:
     """Which line sets ``key`` at the next boot, for the node's own reader and for procps."""
-    winner: Optional[Setting] = None
-    conf: Optional[Setting] = None
+    winner: Setting | None = None
+    conf: Setting | None = None
     last = ""
     for path in files.order:
         for line in files.lines.get(path, ()):

@@ -1,4 +1,4 @@
-"""A deploy to a real kernel: live at once, at work in a crash and an attach, and after a reboot."""
+"""A deploy to a real kernel: live at once, seen in a crash, and still so after a reboot."""
 
 from __future__ import annotations
 
