@@ -46,7 +46,7 @@ def sysctl_dropin(
 
     One of ours under another name, from when other files were there, is removed.
     """
-    if boot.winner is not None and boot.winner.value == value:
+    if (boot.winner is not None and boot.winner.value == value) or not boot.beatable:
         return
     stem = f"nodeready-{subject}.conf"
     path = f"/etc/sysctl.d/{name_after(f'99-zz-{stem}', boot.last_name)}"

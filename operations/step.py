@@ -102,7 +102,8 @@ def step(
 def name_after(default: str, other: str) -> str:
     """A file name that sorts behind ``other``: ``default``, or one that begins with z's.
 
-    For directories in which the last file wins (sysctl.d, limits.d, grub.d).
+    For directories in which the last file wins (sysctl.d, limits.d, grub.d). ``other`` must be
+    beatable (nodeready/probes/last_name.py).
     """
     name, zs = default, 0
     while other and name <= other:

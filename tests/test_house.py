@@ -20,7 +20,7 @@ ALLOWED = {
     "shell.py": set(),
     "blocks.py": set(),
     "probes": {"policy", "probes", "shell", "blocks"},
-    "checks": {"policy", "probes", "results", "checks", "blocks", "known_hosts"},
+    "checks": {"policy", "probes", "results", "checks", "blocks", "known_hosts", "shell"},
     "reports": {
         "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
         "session", "rich",

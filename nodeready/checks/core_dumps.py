@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.probes.core_dumps import KEY, CoreDumps, core_directory
-from nodeready.probes.sysctl import SYSCTL_CONF
 from nodeready.results import Result, fail, fixable, na, ok, warn
 
 #: The coredump.conf settings that cut a core off (2 GB by default in systemd 252).
@@ -35,7 +34,7 @@ def pattern(seen: CoreDumps, want: Policy) -> Result:
     if seen.live == wanted and boot == wanted:
         return ok(check, wanted, wanted, source)
     actual = f"{seen.live}, next boot {boot}"
-    if seen.live == wanted and source.startswith(f"{SYSCTL_CONF}:"):
+    if seen.live == wanted and not seen.boot.beatable:
         return fail(check, wanted, actual, source, f"remove the line {source}")
     return fixable(check, wanted, actual, source)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.probes.ptrace import KEY, Ptrace
-from nodeready.probes.sysctl import SYSCTL_CONF
 from nodeready.results import Result, fail, fixable, na, ok, warn
 
 
@@ -24,8 +23,7 @@ def scope(seen: Ptrace, want: Policy) -> Result:
     actual = f"{seen.live}, next boot {boot}"
     boot_wrong = boot != wanted
     live_wrong = seen.live not in (want.ptrace_scope, 3)
-    if boot_wrong and not live_wrong and source.startswith(f"{SYSCTL_CONF}:"):
-        # Without systemd-sysctl that file is read last: no file of ours can win over it.
+    if boot_wrong and not live_wrong and not seen.boot.beatable:
         return fail(check, wanted, actual, source, f"remove the line {source}")
     if boot_wrong or live_wrong:
         return fixable(check, wanted, actual, source)

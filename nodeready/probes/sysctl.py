@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from nodeready.policy import Policy
 from nodeready.probes.base import Line, Output, Section, file_lines
+from nodeready.probes.last_name import beatable
 
 #: Highest priority first (sysctl.d(5); procps adds /usr/local/lib).
 DIRECTORIES = (
@@ -56,14 +57,23 @@ class Setting:
 class Boot:
     """What sets one key at the next boot.
 
-    winner:   the line that the node's own boot reader takes; None when no line sets the key
-    conflict: the line of /etc/sysctl.conf that `sysctl --system` would take instead, or None
-    beaten:   base names of files that sort behind the ones of ours and set the key, in order
+    winner:    the line that the node's own boot reader takes; None when no line sets the key
+    conflict:  the line of /etc/sysctl.conf that `sysctl --system` would take instead, or None
+    last_name: base name of the last of other people's files that set the key; "" for none
     """
 
     winner: Setting | None
     conflict: Setting | None = None
     last_name: str = ""
+
+    @property
+    def beatable(self) -> bool:
+        """Whether a file of ours in /etc/sysctl.d can win over the winner."""
+        if self.winner is None:
+            return True
+        path = self.winner.where.rpartition(":")[0]
+        # Without systemd-sysctl, /etc/sysctl.conf is read behind every directory.
+        return path != SYSCTL_CONF and beatable(path.rpartition("/")[2])
 
 
 @dataclass(frozen=True)
@@ -131,8 +141,9 @@ def boot_value(files: SysctlFiles, key: str) -> Boot:
                 conf = found
             else:
                 winner = found
-                if "nodeready" not in path:
-                    last = path.rpartition("/")[2]
+                name = path.rpartition("/")[2]
+                if "nodeready" not in name and beatable(name):
+                    last = name
     if not files.systemd:
         winner = conf or winner
     return Boot(winner, conf if conf != winner else None, last)

@@ -96,6 +96,14 @@ BOOT = [
         "fail",
         "99-sysctl.conf:1",
     ),
+    (
+        "a name behind every z cannot be beaten: its line is named",
+        "0",
+        {f"{ETC}/10-a.conf": f"{KEY}=0", f"{ETC}/~last.conf": f"{KEY}=1"},
+        True,
+        "fail",
+        "~last.conf:1",
+    ),
     ("scope 3", "3", {f"{ETC}/1.conf": f"{KEY}=0"}, True, "fail", "1.conf:1"),
 ]
 
@@ -118,6 +126,18 @@ def test_scope_3_needs_a_reboot_and_nothing_else_is_tried():
     assert "reboot needed" in scope.actual
     assert scope.fix == "reboot the node"
     assert operation.scope.plan(Snapshot({"ptrace": seen}), WANT) is None
+
+
+def test_what_cannot_be_beaten_is_left_to_a_person():
+    files = {f"{ETC}/~last.conf": f"{KEY}=1"}
+    seen = Snapshot({"ptrace": ptrace.parse(outputs("0", files), WANT)})
+    (scope, *_) = judge(seen["ptrace"], WANT)
+    assert scope.fix == f"remove the line {ETC}/~last.conf:1"
+    assert operation.scope.plan(seen, WANT) is None
+    # What is live can be set all the same, and no file is written in vain.
+    seen = Snapshot({"ptrace": ptrace.parse(outputs("1", files), WANT)})
+    change = operation.scope.plan(seen, WANT)
+    assert [action.describe() for action in change.actions] == [f"run sysctl -w {KEY}=0"]
 
 
 def test_no_yama_does_not_apply():
