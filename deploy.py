@@ -1,10 +1,28 @@
 """Makes every node of the inventory debuggable: `pyinfra INVENTORY deploy.py`."""
 
-from operations import core_dumps, ptrace
+from operations import core_dumps, debug_tools, iommu, limits, pdsh, ptrace, ssh_client
 
 ptrace.selinux()
 ptrace.scope()
+
 core_dumps.rewriters()
 core_dumps.directory()
 core_dumps.pattern()
 core_dumps.size()
+
+limits.logins()
+limits.services()
+limits.restart()
+
+ssh_client.known_hosts()
+ssh_client.options()
+ssh_client.leftover()
+
+pdsh.rcmd()
+pdsh.pdshrc()
+
+iommu.args()
+
+# What needs the network comes last: a package mirror that is down stops nothing else.
+debug_tools.py_spy()
+debug_tools.packages()

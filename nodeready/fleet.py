@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from pyinfra.api import Inventory
 from pyinfra.api.connectors import get_all_connectors
 from pyinfra.api.host import Host
 
+from nodeready import known_hosts
 from nodeready.policy import Policy
 from nodeready.settings import PolicyError, check_settings
 from nodeready.snapshot import Snapshot
@@ -70,7 +71,47 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
 
 
 def expectations(
-    wanted: Mapping[str, Policy], snapshots: Mapping[str, Snapshot]
+    wanted: Mapping[str, Policy],
+    snapshots: Mapping[str, Snapshot],
+    inventory: Inventory,
+    fetch: Callable[[str], str],
 ) -> dict[str, Policy]:
-    """The policies, completed by what all nodes of the run showed: every node's host keys."""
-    return dict(wanted)
+    """The policies, completed by what all nodes of the run showed: every node's host keys.
+
+    fetch: runs known_hosts.READ_BLOCK on the node of that name and returns what it printed; only
+           called for blocks that were too large to come along and differ from what is wanted
+    """
+    lines: dict[tuple[str, ...], tuple[str, ...]] = {}
+    made: dict[str, Policy] = {}
+    endpoints = {name: _endpoint(inventory, name) for name in snapshots}
+    for name, policy in wanted.items():
+        if policy.ssh_client_mode != "known_hosts":
+            made[name] = policy
+            continue
+        extra = policy.ssh_known_hosts
+        if extra not in lines:
+            lines[extra] = _known_hosts(snapshots, extra, endpoints, fetch)
+        made[name] = replace(policy, ssh_known_hosts=lines[extra])
+    return made
+
+
+def _endpoint(inventory: Inventory, name: str) -> known_hosts.Endpoint:
+    data = inventory.get_host(name).data
+    return str(data.get("ssh_hostname") or ""), int(data.get("ssh_port") or 22)
+
+
+def _known_hosts(
+    snapshots: Mapping[str, Snapshot],
+    extra: tuple[str, ...],
+    endpoints: Mapping[str, known_hosts.Endpoint],
+    fetch: Callable[[str], str],
+) -> tuple[str, ...]:
+    lines = known_hosts.fleet_lines(snapshots, extra, endpoints)
+    missing = known_hosts.unsent(snapshots, lines)
+    blocks: dict[str, tuple[str, ...]] = {}
+    for digest, node in missing.items():
+        try:
+            blocks[digest] = known_hosts.read_block(fetch(node), digest)
+        except ValueError:
+            continue
+    return known_hosts.fleet_lines(snapshots, extra, endpoints, blocks) if blocks else lines

@@ -6,8 +6,27 @@ What needs the network comes last, so that a package mirror that is down stops n
 
 from __future__ import annotations
 
-from nodeready.operations import core_dumps, ptrace
+from nodeready.operations import (
+    core_dumps,
+    debug_tools,
+    iommu,
+    limits,
+    pdsh,
+    ptrace,
+    ssh_client,
+)
 from nodeready.operations.step import Step
+
+__all__ = [
+    "STEPS",
+    "core_dumps",
+    "debug_tools",
+    "iommu",
+    "limits",
+    "pdsh",
+    "ptrace",
+    "ssh_client",
+]
 
 STEPS: tuple[Step, ...] = (
     ptrace.selinux,
@@ -16,4 +35,16 @@ STEPS: tuple[Step, ...] = (
     core_dumps.directory,
     core_dumps.pattern,
     core_dumps.size,
+    limits.logins,
+    limits.services,
+    limits.restart,
+    ssh_client.known_hosts,
+    ssh_client.options,
+    # Behind the options: "yes" goes before the keys that it needs.
+    ssh_client.leftover,
+    pdsh.rcmd,
+    pdsh.pdshrc,
+    iommu.args,
+    debug_tools.py_spy,
+    debug_tools.packages,
 )

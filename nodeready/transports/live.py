@@ -12,14 +12,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from gevent.lock import BoundedSemaphore
 from gevent.pool import Pool
 from pyinfra.api import Host, State, StringCommand
+from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_host
 
 from nodeready import fleet, known_hosts, shell, snapshot
 from nodeready.actions import Change
 from nodeready.policy import Policy
 from nodeready.probes.script import make_script, mark
+from nodeready.settings import PolicyError
 from nodeready.snapshot import Snapshot
 from nodeready.transports.connector import Become, carry, who
 
@@ -57,6 +60,8 @@ class _Store:
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     wanted: dict[str, Policy] = field(default_factory=dict)
     stale: dict[str, set[str]] = field(default_factory=dict)
+    # pyinfra loads a deploy file for all nodes at once: the first gathers, the others wait.
+    gathering: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
 
 _stores: WeakKeyDictionary[State, _Store] = WeakKeyDictionary()
@@ -67,31 +72,41 @@ def _real(host: Host) -> Host:
     return host.state.inventory.get_host(host.name)
 
 
+def _gather(store: _Store, state: State) -> None:
+    """Look at all nodes that were not looked at yet, in parallel."""
+    missing = [h for h in state.inventory.get_active_hosts() if h.name not in store.snapshots]
+    seen: dict[str, Snapshot] = {}
+
+    def look(node: Host) -> None:
+        with ctx_host.use(node):
+            seen[node.name], _, _ = observe(
+                node, store.declared[node.name], f"nodeready:{store.run}"
+            )
+
+    def block(name: str) -> str:
+        node = state.inventory.get_host(name)
+        line = shell.command(known_hosts.READ_BLOCK, 30, f"nodeready:{store.run}")
+        with ctx_host.use(node):
+            return carry(node, line, 30).stdout
+
+    Pool(max(1, len(missing))).map(look, missing)
+    store.snapshots.update(seen)
+    store.wanted = fleet.expectations(store.declared, store.snapshots, state.inventory, block)
+
+
 def _store(host: Host) -> _Store:
     state = host.state
     if state not in _stores:
-        declared = fleet.policies(state.inventory, list(state.inventory))
+        try:
+            declared = fleet.policies(state.inventory, list(state.inventory))
+        except PolicyError as error:
+            # pyinfra prints its own exceptions as one line, any other as a traceback.
+            raise PyinfraError(str(error)) from None
         _stores[state] = _Store(secrets.token_hex(6), declared)
     store = _stores[state]
-    if host.name not in store.snapshots:
-        missing = [h for h in state.inventory.get_active_hosts() if h.name not in store.snapshots]
-
-        def gather(node: Host) -> None:
-            with ctx_host.use(node):
-                seen, _, _ = observe(node, store.declared[node.name], f"nodeready:{store.run}")
-            store.snapshots[node.name] = seen
-
-        Pool(max(1, len(missing))).map(gather, missing)
-
-        def block(name: str) -> str:
-            node = state.inventory.get_host(name)
-            line = shell.command(known_hosts.READ_BLOCK, 30, f"nodeready:{store.run}")
-            with ctx_host.use(node):
-                return carry(node, line, 30).stdout
-
-        store.wanted = fleet.expectations(
-            store.declared, store.snapshots, state.inventory, block
-        )
+    with store.gathering:
+        if host.name not in store.snapshots:
+            _gather(store, state)
     return store
 
 

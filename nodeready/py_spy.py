@@ -1,0 +1,194 @@
+"""The static py-spy binary that goes to the nodes: where the control machine gets it from.
+
+Nodes need no internet. In this order: the directory of $NODEREADY_PY_SPY_DIR (wheels as pip
+downloads them), the py-spy of this environment, our cache, and pip. py-spy's manylinux wheels
+hold one statically linked program per machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+#: sha256 of the program inside the manylinux wheels, per (version, machine).
+PINNED = {
+    ("0.4.3", "x86_64"): "a41205d4925beafd108e1ace85e66c0a1a7adbfcbebcd4441f07848b608886c0",
+    ("0.4.3", "aarch64"): "ad6e22882e8dcaced4f0a76fef10d372645cc7b94c48a289ebe1bedb754774ed",
+}
+#: machine -> the number of its ELF files (elf.h, EM_*), and pip's names for it, newest first.
+_MACHINES = {
+    "x86_64": (62, ("manylinux_2_17_x86_64", "manylinux_2_5_x86_64", "manylinux1_x86_64")),
+    "aarch64": (183, ("manylinux_2_17_aarch64", "manylinux2014_aarch64")),
+}
+#: Seconds for pip: three megabytes over a slow proxy, and not the whole deploy.
+_PIP_TIMEOUT_S = 120
+_INTERPRETER = 3  # PT_INTERP: the program wants a dynamic loader, and this node's libc
+
+_lock = threading.Lock()
+_found: dict[tuple[str, str], bytes | str] = {}
+
+
+class PySpyError(Exception):
+    """There is no py-spy for a machine; the text says why and what to do, in one line."""
+
+
+def binary(version: str, machine: str) -> bytes:
+    """The program of this version for ``uname -m`` MACHINE. Raises PySpyError.
+
+    Looked for once per process, whatever the number of nodes and the outcome.
+    """
+    with _lock:
+        if (version, machine) not in _found:
+            try:
+                _found[version, machine] = _find(version, machine)
+            except PySpyError as error:
+                _found[version, machine] = str(error)
+        found = _found[version, machine]
+    if isinstance(found, str):
+        raise PySpyError(found)
+    return found
+
+
+def _find(version: str, machine: str) -> bytes:
+    if machine not in _MACHINES:
+        raise PySpyError(f"no static py-spy for {machine}, only for {', '.join(_MACHINES)}")
+    given = os.environ.get("NODEREADY_PY_SPY_DIR", "")
+    if given:
+        return _from_directory(Path(given), version, machine)
+    cached = _cache() / version / machine
+    for content in (_installed(version, machine), _read(cached)):
+        if content is not None and not wrong(content, version, machine):
+            return content
+    content = _download(version, machine)
+    _keep(cached, content)
+    return content
+
+
+def wrong(content: bytes, version: str, machine: str) -> str:
+    """Why ``content`` is not the static py-spy of this version and machine; "" when it is."""
+    pinned = PINNED.get((version, machine))
+    if pinned is not None:
+        return "" if hashlib.sha256(content).hexdigest() == pinned else "not the expected sha256"
+    try:
+        if content[:6] != b"\x7fELF\x02\x01":
+            return "no 64-bit program"
+        (number,) = struct.unpack_from("<H", content, 18)
+        (start,) = struct.unpack_from("<Q", content, 32)
+        size, count = struct.unpack_from("<HH", content, 54)
+        places = range(start, start + count * size, size)
+        kinds = [struct.unpack_from("<I", content, at)[0] for at in places]
+    except (struct.error, ValueError, OverflowError):
+        return "a damaged program"
+    if number != _MACHINES[machine][0]:
+        return f"not for {machine}"
+    return "not statically linked" if _INTERPRETER in kinds else ""
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home, "nodeready", "py-spy")
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Put a program into the cache, whole or not at all; one that cannot be written is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
+            part.write(content)
+        Path(part.name).replace(path)
+    except OSError:
+        pass
+
+
+def _installed(version: str, machine: str) -> bytes | None:
+    """The program of this environment's own py-spy package, when it is the one."""
+    if platform.machine() != machine:
+        return None
+    try:
+        package = metadata.distribution("py-spy")
+    except metadata.PackageNotFoundError:
+        return None
+    if package.version != version:
+        return None
+    for file in package.files or ():
+        if file.name == "py-spy":
+            return _read(Path(str(package.locate_file(file))))
+    return None
+
+
+def _from_wheel(wheel: Path, version: str) -> bytes:
+    """The program inside a wheel. Raises PySpyError."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.read(f"py_spy-{version}.data/scripts/py-spy")
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise PySpyError(f"{wheel}: no wheel of py-spy {version}: {error}") from None
+
+
+def _from_directory(directory: Path, version: str, machine: str) -> bytes:
+    """From a site's own directory of wheels. Raises PySpyError: nothing else is tried then."""
+    wheels = sorted(directory.glob(f"py_spy-{version}-*manylinux*_{machine}.whl"))
+    if not wheels:
+        raise PySpyError(
+            f"no py_spy-{version}-…_{machine}.whl in {directory} ($NODEREADY_PY_SPY_DIR): "
+            f"put the wheel for {machine} there"
+        )
+    content = _from_wheel(wheels[0], version)
+    reason = wrong(content, version, machine)
+    if reason:
+        raise PySpyError(f"py-spy in {wheels[0]} is {reason}: replace the file")
+    return content
+
+
+def _download(version: str, machine: str) -> bytes:
+    """The program from the package index that pip is set up for. Raises PySpyError."""
+    help_text = f"put its {machine} wheel into a directory and set NODEREADY_PY_SPY_DIR to it"
+    platforms = [word for name in _MACHINES[machine][1] for word in ("--platform", name)]
+    with tempfile.TemporaryDirectory(prefix="nodeready-py-spy-") as directory:
+        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        argv += ["--disable-pip-version-check", "--no-input", "--only-binary=:all:", *platforms]
+        argv += ["--dest", directory, f"py-spy=={version}"]
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_PIP_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise PySpyError(f"py-spy {version}: pip took too long; {help_text}") from None
+        wheels = sorted(Path(directory).glob("*.whl"))
+        if done.returncode or not wheels:
+            raise PySpyError(f"py-spy {version}: {_pip_reason(done.stderr)}; {help_text}")
+        content = _from_wheel(wheels[0], version)
+    reason = wrong(content, version, machine)
+    if reason:
+        raise PySpyError(f"py-spy {version} from pip is {reason}; {help_text}")
+    return content
+
+
+def _pip_reason(said: str) -> str:
+    """pip's own last word: the last ERROR line, or the last line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return re.sub(r"^ERROR: ", "", (errors or lines or ["pip failed"])[-1])

@@ -1,0 +1,141 @@
+# Install packages with the distribution's manager: one refresh of the index at most, a limit on
+# waiting for its lock, and one line that says what went wrong, in the mirror's own words.
+
+# nr_left: the seconds until the wait for locks is over.
+nr_left() {
+    nr_now=$(date +%s)
+    if [ "$nr_now" -lt "$nr_until" ]; then printf '%s' "$((nr_until - nr_now))"; else printf 0; fi
+}
+
+# nr_line PATTERN...: the first line of nr_out that matches the first pattern that any line does.
+nr_line() {
+    for nr_pattern in "$@"; do
+        if printf '%s\n' "$nr_out" | grep -E -m 1 -e "$nr_pattern"; then return; fi
+    done
+}
+
+# nr_locked: fail, naming who holds the lock that nr_out complains about.
+nr_locked() {
+    nr_text=$(nr_line 'Could not get lock' 'locked by' 'System management is locked' 'pid [0-9]' 'lock')
+    nr_pid=$(printf '%s\n' "$nr_out" | sed -nE 's/.*(process|pid|locked by) ([0-9]+).*/\2/p' | head -n 1)
+    nr_file=$(printf '%s\n' "$nr_text" | sed -nE 's/.*Could not get lock (\/[^ ]*[^ .]).*/\1/p')
+    if [ -z "$nr_pid" ] && [ -n "$nr_file" ]; then
+        # Older apt names nobody: the kernel's table of locks does.
+        nr_inode=$(stat -Lc %i -- "$nr_file" 2>/dev/null)
+        while read -r nr_x nr_x nr_x nr_x nr_number nr_where nr_x; do
+            case $nr_where in *":$nr_inode") nr_pid=$nr_number ;; esac
+        done </proc/locks
+    fi
+    nr_who=''
+    if [ -n "$nr_pid" ] && [ -r "/proc/$nr_pid/cmdline" ]; then
+        nr_who=$(tr -s '[:cntrl:]' ' ' <"/proc/$nr_pid/cmdline" 2>/dev/null | head -c 120)
+    fi
+    if [ -n "$nr_pid" ]; then
+        nr_fail "${nr_file:-the package manager} is locked by process $nr_pid (${nr_who% }); waited $nr_wait s"
+    fi
+    nr_fail "the package manager is locked: $nr_text; waited $nr_wait s"
+}
+
+# nr_try COMMAND...: run it, its words in nr_out; again while it is locked out, until the limit.
+nr_try() {
+    while :; do
+        nr_rc=0
+        nr_out=$("$@" 2>&1) || nr_rc=$?
+        [ "$nr_rc" != 0 ] || return 0
+        case $nr_out in
+        *'Could not get lock'* | *'already locked by'* | *'holding the yum lock'* | \
+            *'another copy is running'* | *'transaction lock'* | *'System management is locked'*)
+            if [ "$(nr_left)" = 0 ]; then nr_locked; fi
+            sleep 1
+            ;;
+        *) return "$nr_rc" ;;
+        esac
+    done
+}
+
+# The three managers. needrestart must not restart services that hold jobs; an administrator's
+# changed configuration files stay; a package that would push others out is not installed.
+nr_apt() {
+    DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 NEEDRESTART_MODE=l UCF_FORCE_CONFFOLD=1 \
+        apt-get -q -y -o DPkg::Lock::Timeout="$(nr_left)" -o Dpkg::Use-Pty=0 \
+        -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 \
+        -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold "$@"
+}
+nr_dnf() {
+    if [ "$nr_manager" = dnf ]; then set -- --setopt=install_weak_deps=0 "$@"; fi
+    "$nr_manager" -y --setopt=exit_on_lock=1 "$@"
+}
+nr_zypper() {
+    nr_code=0
+    ZYPP_LOCK_TIMEOUT=$(nr_left) zypper --non-interactive "$@" || nr_code=$?
+    # 100 to 103: done, with a hint (zypper(8), EXIT CODES).
+    case $nr_code in 100 | 101 | 102 | 103) nr_code=0 ;; esac
+    return "$nr_code"
+}
+nr_install() {
+    case $nr_manager in
+    apt-get) nr_try nr_apt --no-install-recommends --no-remove install -- "$@" ;;
+    zypper) nr_try nr_zypper install --no-recommends -- "$@" ;;
+    *) nr_try nr_dnf install -- "$@" ;;
+    esac
+}
+
+nr_unknown='Unable to locate package|has no installation candidate|Unable to find a match|No match for argument|No package .* available|not found in package names|No provider of'
+nr_network='Failed to fetch|[Cc]url error|curl#|Error message: |Status code: |Cannot download'
+
+# nr_refused: what a mirror said that did not give what nr_out asks for; nothing when all did.
+nr_refused() {
+    # apt tells the cause in the line below "Err:1 URL"; without a warning it tried again and got it.
+    nr_text=
+    if [ -n "$(nr_line '^(E: |W: Failed to fetch|W: Some index files failed)')" ]; then
+        nr_text=$(printf '%s\n' "$nr_out" |
+            sed -nE '/^Err:[0-9]+ /{N;s/^Err:[0-9]+ ([^ ]+)[^\n]*\n[[:space:]]*/\1: /p;q;}')
+    fi
+    if [ -n "$nr_text" ]; then printf '%s\n' "$nr_text"; else nr_line "$nr_network"; fi
+}
+
+# nr_cause: why the last installation failed, in one line of the tool's own.
+nr_cause() {
+    nr_text=$(nr_refused)
+    if [ -z "$nr_text" ]; then nr_text=$(nr_line 'dpkg: error'); fi
+    if [ -z "$nr_text" ]; then
+        # With a mirror down, the index lacks what it would have brought.
+        nr_text=$(nr_line "$nr_unknown" '^(E:|Error)' '[^[:space:]].*')
+        nr_text=${nr_mirror:+$nr_mirror; then }${nr_text#E: }
+    fi
+    nr_text=${nr_text:-$nr_manager failed with exit status $nr_rc}
+    printf '%s\n' "$nr_text" | sed -E 's/^[[:space:]-]*((E|W|Error): )?//; s/[[:space:]]+/ /g'
+}
+
+# nr_packages MANAGER WAIT NAME...: have them all installed, or as many as can be, and say which not.
+nr_packages() {
+    nr_manager=$1 nr_wait=$2 nr_mirror=
+    nr_until=$(($(date +%s) + $2))
+    shift 2
+    if [ "$nr_manager" = apt-get ]; then
+        # A mirror that is down only makes warnings here: the index of last time may do.
+        nr_try nr_apt update || :
+        nr_mirror=$(nr_refused)
+        if [ -z "$nr_mirror" ]; then nr_mirror=$(nr_line '^E: '); fi
+    fi
+    if nr_install "$@"; then return; fi
+    nr_why=$(nr_cause) nr_missing=$*
+    if [ $# -gt 1 ] && [ -z "$(nr_line "$nr_network")" ]; then
+        # One that cannot be had must not keep the others away.
+        nr_why='' nr_missing=''
+        for nr_name in "$@"; do
+            if ! nr_install "$nr_name"; then
+                nr_missing="$nr_missing $nr_name"
+                nr_why=${nr_why:-$(nr_cause)}
+            fi
+        done
+        if [ -z "$nr_missing" ]; then return; fi
+    fi
+    if printf '%s\n' "$nr_why" | grep -Eq -e "$nr_unknown"; then
+        case " $nr_missing $nr_manager" in
+        *' pdsh '*zypper) nr_why="$nr_why (pdsh is in PackageHub: enable it)" ;;
+        *' pdsh '*dnf | *' pdsh '*yum) nr_why="$nr_why (pdsh is in EPEL: enable it)" ;;
+        esac
+    fi
+    nr_fail "not installed: ${nr_missing# }: $nr_why"
+}

@@ -1,0 +1,52 @@
+"""Install the debugging tools: the distribution's packages, and the control machine's py-spy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready import py_spy as controller
+from nodeready.actions import Action, PlanError, Run, Script, WriteFile
+from nodeready.operations.step import step
+from nodeready.policy import Policy
+from nodeready.probes.debug_tools import PY_SPY, DebugTools
+from nodeready.snapshot import Snapshot
+
+#: Seconds for a whole installation, the wait for the package manager's lock included.
+_TIMEOUT_S = 600
+
+
+@step(fixes=["debug_tools.py_spy"], timeout_s=120)
+def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Put the control machine's static py-spy into /usr/local/bin: the node needs no network."""
+    tools: DebugTools = seen["debug_tools"]
+    there = tools.py_spy is not None
+    if there and tools.mode & 0o555 != 0o555:
+        # An existing file keeps its mode when it is written.
+        yield Run(("chmod", "0755", PY_SPY))
+        if tools.py_spy == want.py_spy_version:
+            return
+    try:
+        content = controller.binary(want.py_spy_version, tools.machine)
+    except controller.PySpyError as error:
+        raise PlanError(str(error)) from None
+    test = f'[ "$("$1" --version)" = "py-spy {want.py_spy_version}" ]'
+    yield WriteFile(
+        PY_SPY,
+        content,
+        b"" if there else None,
+        mode="0755",
+        validator=("sh", "-c", f"{test} || {{ echo 'it does not run'; exit 1; }}", "sh"),
+        large=True,
+    )
+
+
+@step(fixes=["debug_tools.packages"], touches=["pdsh"], timeout_s=_TIMEOUT_S)
+def packages(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Install the missing packages with one refresh of the index at most."""
+    tools: DebugTools = seen["debug_tools"]
+    wait_s = min(want.package_lock_wait_s, _TIMEOUT_S - 60)
+    yield Script(
+        "packages",
+        ("nr_packages", tools.manager, str(wait_s), *tools.missing),
+        f"install {' '.join(tools.missing)} with {tools.manager}",
+    )
