@@ -20,7 +20,7 @@ from nodeready import fleet, known_hosts, shell
 from nodeready.policy import Policy
 from nodeready.results import Result
 from nodeready.snapshot import Snapshot, judge
-from nodeready.transports.answer import FAILED, HUNG, LOST, OVER, SUDO, Answer
+from nodeready.transports.answer import FAILED, HUNG, LOST, OVER, SUDO, UNREACHED, Answer
 from nodeready.transports.connection import connect, set_timeouts
 from nodeready.transports.connector import Become, become, carry
 from nodeready.transports.live import observe
@@ -57,6 +57,11 @@ class NodeRun:
     @property
     def reached(self) -> bool:
         return self.snapshot is not None
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether it was not reached, or got lost on the way."""
+        return self.kind in UNREACHED
 
     def fail(self, answer: Answer) -> None:
         self.error, self.kind = answer.error, answer.kind

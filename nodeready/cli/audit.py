@@ -14,7 +14,6 @@ from nodeready.cli.start import Common, gather, open_session, remember_failed, s
 from nodeready.reports.plan import show_errors
 from nodeready.reports.table import show_table
 from nodeready.snapshot import judge
-from nodeready.transports.answer import LOST, UNREACHABLE
 
 
 @click.command()
@@ -49,7 +48,7 @@ def audit(inventory: str, only: str | None, **shared: Any) -> int:
         remember_failed(bad)
         return exit_code(
             interrupted=session.interrupted,
-            failed=any(n.error and n.kind not in (UNREACHABLE, LOST) for n in session.nodes),
-            unreachable=any(n.kind in (UNREACHABLE, LOST) for n in session.nodes),
+            failed=any(n.error and not n.unreachable for n in session.nodes),
+            unreachable=any(n.unreachable for n in session.nodes),
             check=any(r.status in ("fail", "unknown") for n in session.nodes for r in n.results),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeready.transports import patch  # isort: skip  # noqa: F401 - must come first
 
 import sys
-from collections.abc import Mapping
+from collections import Counter
 from typing import Any
 
 import click
@@ -20,7 +20,6 @@ from nodeready.planning import Plan, plan
 from nodeready.reports.plan import show_errors, show_left, show_outcomes, show_plan
 from nodeready.reports.text import counted, nodes
 from nodeready.session import NodeRun, Session
-from nodeready.transports.answer import LOST, UNREACHABLE
 
 
 @click.command()
@@ -138,13 +137,14 @@ class _Deploy:
         changed = sum(bool(o.done) for o in self.outcomes.values())
         steps = sum(len(o.done) for o in self.outcomes.values())
         failed = self._failed()
-        lost = [n for n in self.session.nodes if n.kind in (UNREACHABLE, LOST)]
-        same = sum(1 for n in self.session.nodes if n.reached and n.name not in self.plans)
-        remember_failed(dict.fromkeys([*failed, *(n.name for n in lost)]))
+        lost = [n for n in self.session.nodes if n.unreachable]
+        words = Counter(self._word(node) for node in judged)
+        remember_failed([*failed, *(n.name for n in lost)])
         if not screen.quiet:
             screen.out.print(
-                f"{changed} changed ({counted(steps, 'change')}), {same} ok, "
-                f"{len(failed)} failed, {len(lost)} unreachable",
+                f"{changed} changed ({counted(steps, 'change')}), {words['ok']} ok, "
+                f"{len(failed)} failed, {len(lost)} unreachable"
+                + "".join(f", {words[w]} {w}" for w in ("unknown", "for a person") if words[w])
             )
         if failed or lost:
             screen.say("again on these alone: --limit @last-failed")
@@ -152,23 +152,34 @@ class _Deploy:
             check=any(r.status in ("fail", "unknown") for n in judged for r in n.results)
         )
 
-    def _failed(self) -> Mapping[str, Outcome]:
-        return {name: o for name, o in self.outcomes.items() if o.failed or o.left}
+    def _failed(self) -> list[str]:
+        """The nodes on which something failed that is not the connection."""
+        steps = [o.node.name for o in self.outcomes.values() if o.failed or o.left]
+        looks = [n.name for n in self.session.nodes if n.error and not n.unreachable]
+        return list(dict.fromkeys([*steps, *looks]))
+
+    def _word(self, node: NodeRun) -> str:
+        """The one word for a node that counts it."""
+        if node.error:
+            return "unreachable" if node.unreachable else "failed"
+        if node.name in self.plans:
+            return "to change"
+        if any(result.status == "unknown" for result in node.results):
+            return "unknown"
+        return "for a person" if any(result.bad for result in node.results) else "ok"
 
     def _count_check(self) -> None:
-        judged = self.session.nodes
-        unknown = sum(any(r.status == "unknown" for r in n.results) for n in judged)
-        lost = sum(1 for n in judged if n.error)
-        ok = sum(1 for n in judged if n.reached and n.name not in self.plans)
-        self.screen.out.print(
-            f"{len(self.plans)} to change, {ok} ok, {unknown} unknown, {lost} unreachable"
-        )
+        counts = Counter(self._word(node) for node in self.session.nodes)
+        for word in ("failed", "for a person"):
+            if not counts[word]:
+                del counts[word]
+        words = dict.fromkeys(("to change", "ok", "unknown", "unreachable", *counts))
+        self.screen.out.print(", ".join(f"{counts[word]} {word}" for word in words))
 
     def _code(self, check: bool = False) -> int:
         session = self.session
         return exit_code(
-            failed=bool(self._failed())
-            or any(n.error and n.kind not in (UNREACHABLE, LOST) for n in session.nodes),
-            unreachable=any(n.kind in (UNREACHABLE, LOST) for n in session.nodes),
+            failed=bool(self._failed()),
+            unreachable=any(n.unreachable for n in session.nodes),
             check=check or any(r.status == "unknown" for n in session.nodes for r in n.results),
         )

@@ -13,10 +13,6 @@ from nodeready.reports.text import STYLES, counted, grouped, line, nodes, told
 from nodeready.results import Result
 from nodeready.session import NodeRun
 
-#: Kinds of a node's error that are its connection's.
-UNREACHED = ("unreachable", "lost")
-
-
 def _why(change: Change, results: list[Result]) -> Iterator[Text]:
     for result in results:
         if result.check in change.fixes:
@@ -74,10 +70,10 @@ def show_left(runs: list[NodeRun]) -> Iterator[Text]:
 
 def show_errors(runs: list[NodeRun]) -> Iterator[Text]:
     """The nodes that could not be looked at, with why; equal reasons share a line."""
-    for (kind, error), names in grouped(
-        ((node.kind, node.error), node.name) for node in runs if node.error
+    for (unreachable, error), names in grouped(
+        ((node.unreachable, node.error), node.name) for node in runs if node.error
     ):
-        word = "unreachable" if kind in UNREACHED else "failed"
+        word = "unreachable" if unreachable else "failed"
         yield line((f"{word:<12}", STYLES["fail"]), f"{nodes(names)}: {error}")
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 UNREACHABLE, LOST, HUNG, TIMEOUT = "unreachable", "lost", "hung", "timeout"
 SUDO, REFUSED, OUTPUT, FAILED = "sudo", "refused", "output", "failed"
 
+#: The node's own connection is the trouble: exit status 4.
+UNREACHED = frozenset({UNREACHABLE, LOST})
 #: After these there is no use in asking the node anything more.
 OVER = frozenset({UNREACHABLE, LOST, HUNG, SUDO, REFUSED})
 
