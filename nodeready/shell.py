@@ -60,5 +60,7 @@ def command(script: str, timeout_s: int, tag: str) -> str:
     encoded = base64.b64encode(text.encode("utf-8", "surrogateescape")).decode("ascii")
     if len(encoded) > MAX_SCRIPT_BYTES:
         raise ValueError(f"a script of {len(encoded)} bytes is too long for one command")
-    inner = f"exec 3<&0; echo {encoded}|base64 -d|sh"
+    # The trap: `timeout` watches only this shell. If TERM ended it, what ignores TERM would never
+    # get its KILL.
+    inner = f"trap : TERM; exec 3<&0; echo {encoded}|base64 -d|sh"
     return f"timeout -k {KILL_AFTER_S} {int(timeout_s)} sh -c {quote(inner)} {tag}"

@@ -13,6 +13,7 @@ from nodeready.cli.options import common, option
 from nodeready.cli.start import Common, gather, open_session, remember_failed, subjects
 from nodeready.reports.plan import show_errors
 from nodeready.reports.table import show_table
+from nodeready.reports.text import nodes
 from nodeready.snapshot import judge
 
 
@@ -37,7 +38,8 @@ def audit(inventory: str, only: str | None, **shared: Any) -> int:
         except KeyboardInterrupt:
             session.interrupted = True
             session.end_remote()
-            screen.say("interrupted: the results are partial")
+            missing = [node.name for node in session.nodes if not (node.reached or node.error)]
+            screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
         for node in session.nodes:
             if node.snapshot is not None:
                 node.results = judge(node.snapshot, node.policy, chosen)

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Done:
         assert "Traceback" not in out + err, out + err
 
     def __repr__(self) -> str:
-        return f"exit {self.status}\n--- stdout\n{self.out}--- stderr\n{self.err}"
+        return f"\nexit {self.status}\n--- stdout\n{self.out}--- stderr\n{self.err}"
 
 
 class Tool:
@@ -145,3 +146,27 @@ def ours(node: Node) -> list[str]:
         "find /etc /usr/local /home /root /var/crash -xdev -name '.nodeready.*'"
     )
     return node.enter(["sh", "-c", look], check=False).stdout.splitlines()
+
+
+def hang(node: Node, before: str = "") -> None:
+    """`sysctl -w` never ends on the node; `hangs` tells when it has begun."""
+    script = f"""#!/bin/sh
+[ "$1" = -w ] || exec /usr/sbin/sysctl "$@"
+touch /run/hanging
+{before}
+sleep 600
+"""
+    node.write("/usr/local/sbin/sysctl", script, mode=0o755)
+
+
+def hangs(node: Node) -> bool:
+    return node.enter(["test", "-e", "/run/hanging"], check=False).returncode == 0
+
+
+def wait_for(ready: Callable[[], bool]) -> None:
+    """Until it is so. Raises AssertionError when it never is."""
+    for _ in range(900):
+        if ready():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never came to that")

@@ -6,12 +6,12 @@ import contextlib
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from nodeready.nodesets import nodes
-from tests.faults.conftest import ours, written
+from tests.faults.conftest import hang, hangs, ours, wait_for, written
 
 pytestmark = pytest.mark.lab
 
@@ -123,27 +123,6 @@ def test_refused(case, fresh_nodes, fleet, tool, tmp_path):
     assert (written(bad), paths["other"].read_text()) == before
     tries = bad.log.read_text(errors="replace").count("Failed publickey for invalid user nobody")
     assert tries <= 1
-
-
-def hang(node) -> None:
-    """The node's sysctl never ends; it notes that it was started."""
-    script = '#!/bin/sh\n[ "$1" = -w ] || exec /usr/sbin/sysctl.real "$@"\n'
-    node.enter(["cp", "/usr/sbin/sysctl", "/usr/sbin/sysctl.real"])
-    node.write("/usr/local/sbin/sysctl", f"{script}touch /run/hanging\nsleep 600\n", mode=0o755)
-
-
-def wait_for(ready: Callable[[], bool]) -> None:
-    """Until it is so; the test's own time limit ends a wait in vain."""
-    tick = threading.Event()
-    for _ in range(600):
-        if ready():
-            return
-        tick.wait(0.1)
-    raise AssertionError("it never came to that")
-
-
-def hangs(node) -> bool:
-    return node.enter(["test", "-e", "/run/hanging"], check=False).returncode == 0
 
 
 DEATHS = {
