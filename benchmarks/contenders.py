@@ -13,6 +13,9 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.cluster import Cluster
 from benchmarks.settings import by_hand, policy_data
+from nodeready import shell, snapshot
+from nodeready.policy import Policy
+from nodeready.probes.script import make_script
 
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent
@@ -53,6 +56,14 @@ def yardstick(inventory: Path) -> Contender:
     """E: one command on every node, by the engine that we use."""
     argv = [str(BIN / "pyinfra"), str(inventory), "exec", "--", "true"]
     return Contender(report.EXEC, argv, r"Disconnecting")
+
+
+def look(inventory: Path, policy: Policy) -> Contender:
+    """E with the work of nodeready's look on the nodes: they share this machine's cores."""
+    script = make_script(snapshot.sections(snapshot.probes()), policy, "benchmark")
+    command = f"{shell.command(script, 60, 'nodeready:benchmark')} >/dev/null"
+    argv = [str(BIN / "pyinfra"), str(inventory), "exec", "--", command]
+    return Contender(report.LOOK, argv, r"Disconnecting")
 
 
 def nodeready(inventory: Path) -> Contender:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ from benchmarks.contenders import (
     ansible_environment,
     ansible_version,
     contenders,
+    look,
     yardstick,
 )
 from benchmarks.measure import BenchmarkError, Sample, median, run
@@ -43,7 +45,9 @@ class Benchmark:
         self.samples: dict[tuple[str, str], list[Sample]] = {}
         self.contenders = contenders(nodes, ansible_commands)
         data = policy_data(f"{nodes.lab.name}*")
-        self.yardstick = yardstick(nodes.pyinfra_inventory("inventory", data))
+        inventory = nodes.pyinfra_inventory("inventory", data)
+        self.yardstick = yardstick(inventory)
+        self.look = look(inventory, Policy(**data))
 
     def _run(self, contender: Contender, phase: str) -> None:
         def accept(status: int, output: str) -> bool:
@@ -68,6 +72,8 @@ class Benchmark:
             turns = TURNS if contender.name in (report.NODEREADY, report.PYINFRA) else 1
             for _ in range(turns):
                 self._run(self.yardstick, report.RUN)
+                if contender.name == report.NODEREADY:
+                    self._run(self.look, report.RUN)
                 self._run(contender, report.NOTHING)
 
     def medians(self) -> dict[tuple[str, str], Sample]:
@@ -112,7 +118,7 @@ def main() -> int:
     """The command. Exit status 1 when a run did not do what is measured."""
     parser = argparse.ArgumentParser(prog="benchmarks/run deploy", description=__doc__)
     parser.add_argument("--nodes", type=_sizes, default=[16, 64], metavar="N,…")
-    parser.add_argument("--repeat", type=int, default=3, help="rounds on fresh nodes (default 3)")
+    parser.add_argument("--repeat", type=int, default=2, help="rounds on fresh nodes (default 2)")
     parser.add_argument("--without-ansible", action="store_true")
     parser.add_argument("--name", default="bench", help="of the lab (default bench)")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks.md")
@@ -121,6 +127,8 @@ def main() -> int:
         print("benchmarks: the lab makes network namespaces: run as root", file=sys.stderr)
         return 2
     commands = None if options.without_ansible else ansible_environment()
+    # So that the lab goes away then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     load, started = os.getloadavg()[0], time.monotonic()
     try:
         result = measure(

@@ -13,6 +13,7 @@ from benchmarks.probe_cost import ProbeCost
 FIRST, NOTHING, RUN = "first deploy", "nothing to do", "run"
 #: Names of the contenders that a budget speaks of.
 EXEC, NODEREADY, PYINFRA = "pyinfra exec -- true (E)", "nodeready deploy", "pyinfra deploy.py"
+LOOK = "pyinfra exec -- the same look"
 STOCK, ANSIBLE = "stock pyinfra operations", "Ansible playbook"
 
 Key = tuple[str, str]
@@ -91,7 +92,10 @@ class Report:
         yield Budget(f"`pyinfra … deploy.py`, {at}: wall ÷ E", 3, wall / unit)
         yield Budget(f"`nodeready deploy`, {at}: commands per node", 1, ours.sessions)
         yield Budget(
-            f"`nodeready deploy`, {at}: CPU per node", 25, ours.cpu_s / size * 1000, " ms"
+            f"`nodeready deploy`, {at}: CPU per node (audit's budget)",
+            25,
+            ours.cpu_s / size * 1000,
+            " ms",
         )
         if (ANSIBLE, NOTHING) in found:
             faster = found[ANSIBLE, NOTHING].wall_s / ours.wall_s
@@ -120,5 +124,5 @@ def _order(item: tuple[Key, Sample]) -> tuple[int, int]:
     (name, phase), _ = item
     return (
         (RUN, FIRST, NOTHING).index(phase),
-        (EXEC, NODEREADY, PYINFRA, STOCK, ANSIBLE).index(name),
+        (EXEC, LOOK, NODEREADY, PYINFRA, STOCK, ANSIBLE).index(name),
     )

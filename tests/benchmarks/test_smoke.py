@@ -1,0 +1,41 @@
+"""The deploy benchmark runs to its end and reports every contender. No number is judged here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EACH = ("nodeready deploy", "pyinfra deploy.py", "stock pyinfra operations")
+
+
+@pytest.mark.lab
+def test_every_contender_is_in_the_table(own_lab: str, tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    document.write_text("# Numbers\n\nkept\n\n<!-- begin deploy -->old<!-- end deploy -->\n")
+    argv = [ROOT / "benchmarks" / "run", "deploy", "--nodes", "2", "--repeat", "1"]
+    argv += ["--without-ansible", "--name", own_lab, "-o", document]
+    done = subprocess.run(
+        [str(word) for word in argv],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+    )
+    assert done.returncode == 0, done.stderr
+    text = document.read_text()
+    assert text.startswith("# Numbers\n\nkept\n")
+    assert "old" not in text
+    for name in EACH:
+        for phase in ("first deploy", "nothing to do"):
+            row = f"{name}, {phase}"
+            assert row in done.stdout
+            assert sum(line.startswith(f"| {row} ") for line in text.splitlines()) == 1, row
+    assert "pyinfra exec -- true (E)" in done.stdout
+    # The one number that is no timing: a look is one command, whatever the machine does.
+    (look,) = [line for line in text.splitlines() if line.startswith(f"| {EACH[0]}, nothing")]
+    assert look.rstrip(" |").split("|")[-2].strip() == "1"
