@@ -1,0 +1,66 @@
+"""Writes the generated documentation; with `--check`, only says what is out of date.
+
+docs/checks.md and docs/nodeready.1 are generated whole. In the other pages, and in README.md, what
+stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is: the policy keys, the operations'
+order and the exit codes come from the code, so that they cannot say something else.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import checks_page
+import man_page
+import tables
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Files that are generated whole: path -> its text.
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/checks.md": checks_page.page,
+    "docs/nodeready.1": man_page.page,
+}
+#: Generated pieces of other pages: the name between the marks -> its text.
+PIECES: dict[str, Callable[[], str]] = {
+    "policy-keys": tables.policy_keys,
+    "exit-codes": tables.exit_codes,
+    "commands": tables.commands,
+}
+
+_PIECE = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.S)
+
+
+def with_pieces(text: str) -> str:
+    """``text`` with every generated piece as the code has it now. Raises KeyError for a name
+    that is none of PIECES."""
+    return _PIECE.sub(lambda found: f"{found[1]}{PIECES[found[2]]()}{found[3]}", text)
+
+
+def wanted() -> dict[Path, str]:
+    """Every file that has something generated in it, as it should be."""
+    found = {ROOT / name: page() for name, page in PAGES.items()}
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        if path not in found and path.is_file() and _PIECE.search(text := path.read_text()):
+            found[path] = with_pieces(text)
+    return found
+
+
+def main() -> int:
+    check = "--check" in sys.argv[1:]
+    stale = []
+    for path, text in wanted().items():
+        if path.is_file() and path.read_text() == text:
+            continue
+        stale.append(path.relative_to(ROOT))
+        if not check:
+            path.write_text(text)
+    for name in stale:
+        print(f"{name}: {'out of date: run scripts/make_docs.py' if check else 'written'}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""docs/nodeready.1, from the commands' own help: synopsis, options, variables, examples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import click
+from tables import exit_meanings, leaves
+
+import nodeready
+from nodeready.cli import cli
+
+_FILES = (
+    ("group_data/*.py", "The policy: one file per group, all.py for every node."),
+    ("/etc/nodeready/config.toml", "Defaults of the options for everybody on this machine."),
+    (
+        "~/.config/nodeready/config.toml",
+        "A user's own; it wins over the system's. $XDG_CONFIG_HOME is obeyed.",
+    ),
+    (
+        "~/.local/state/nodeready/last-failed",
+        "The nodes for --limit @last-failed. $XDG_STATE_HOME is obeyed.",
+    ),
+    ("~/.cache/nodeready", "py-spy programs, images of the virtual machine of the tests."),
+    ("/run/nodeready/lab", "The labs that run on this machine."),
+    ("/run/nodeready.lock", "On a node: who is changing it."),
+)
+_ENVIRONMENT = (
+    ("NODEREADY_OPTION", "The value of an option, as --help names it, e.g. NODEREADY_LIMIT."),
+    ("NODEREADY_LAB", "The lab of nodeready lab and inventories/lab.py."),
+    ("NODEREADY_HOSTFILE", "The hostfile of inventories/hostfile.py."),
+    ("NODEREADY_PARTITION", "The Slurm partition of inventories/slurm.py."),
+    ("NODEREADY_PY_SPY_DIR", "A directory of py-spy wheels, in place of the package index."),
+    ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb", "Colours, when --color is auto."),
+)
+
+
+def escape(text: str) -> str:
+    """``text`` for roff: nothing in it is a request or an escape."""
+    text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
+    text = text.replace("\u2026", "...")
+    return re.sub(r"^\.", r"\\&.", text, flags=re.M)
+
+
+def tagged(items: Iterable[tuple[str, str]], font: str = "B") -> list[str]:
+    """A list of terms and what they mean."""
+    lines = []
+    for term, text in items:
+        lines += [".TP", f".{font} {escape(term)}" if font else escape(term), escape(text)]
+    return lines
+
+
+def paragraphs(text: str) -> list[str]:
+    """Help text; a paragraph that begins with \\b keeps its lines, as click shows it."""
+    lines: list[str] = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        rows = [row.strip() for row in block.splitlines()]
+        if rows[0] == "\b":
+            lines += [".PP", ".nf", *(escape(row) for row in rows[1:]), ".fi"]
+        else:
+            lines += [".PP", escape(" ".join(rows))]
+    return lines
+
+
+def without_examples(text: str) -> str:
+    """Help text without its examples: they stand in a section of their own."""
+    return "\n\n".join(block for block in re.split(r"\n\s*\n", text) if "Examples:" not in block)
+
+
+def examples(text: str) -> list[str]:
+    """The lines of a help text's examples."""
+    for block in re.split(r"\n\s*\n", text):
+        if "Examples:" in block:
+            return [row.strip() for row in block.split("Examples:")[1].splitlines() if row.strip()]
+    return []
+
+
+def option(parameter: click.Option) -> tuple[str, str]:
+    """An option's names and what it does, with its variable and default."""
+    names = ", ".join(parameter.opts)
+    if isinstance(parameter.type, click.Choice):
+        names += " " + "|".join(map(str, parameter.type.choices))
+    elif not parameter.is_flag and not parameter.count:
+        names += f" {parameter.metavar or parameter.type.name.split()[0].upper()}"
+    text = parameter.help or ""
+    if isinstance(parameter.default, str | int) and not (parameter.is_flag or parameter.count):
+        text += f" Default: {parameter.default}."
+    if isinstance(parameter.envvar, str):
+        text += f" Variable: {parameter.envvar}."
+    return names, text
+
+
+def _small(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def page() -> str:
+    """The whole manual page."""
+    head = (cli.help or "").split("\n\n")
+    lines = [
+        f'.TH NODEREADY 1 "" "nodeready {nodeready.__version__}" "User Commands"',
+        ".SH NAME",
+        f"nodeready \\- {escape(_small(head[0].strip().rstrip('.')))}",
+        ".SH SYNOPSIS",
+    ]
+    commands = list(leaves())
+    for words, command in commands:
+        arguments = " ".join(
+            p.make_metavar(click.Context(command))
+            for p in command.params
+            if isinstance(p, click.Argument)
+        )
+        usage = f".B nodeready {' '.join(words)}\n[options] {escape(arguments)}".rstrip()
+        lines += [usage, ".br"]
+    lines.append(".SH DESCRIPTION")
+    lines += paragraphs("\n\n".join(part for part in head if "Exit status" not in part))
+    shown: list[str] = []
+    for words, command in commands:
+        lines.append(f".SH NODEREADY {' '.join(words).upper()}")
+        lines += paragraphs(without_examples(command.help or ""))
+        lines += tagged(option(p) for p in command.params if isinstance(p, click.Option))
+        shown += examples(command.help or "")
+    lines.append(".SH EXIT STATUS")
+    lines += tagged((str(code), f"{when}.") for code, when in exit_meanings())
+    lines += [".PP", "The first of these that holds is the exit status."]
+    lines.append(".SH ENVIRONMENT")
+    lines += [
+        ".PP",
+        escape(
+            "An option is taken from the command line, else from its variable, else from the "
+            "user's configuration file, else from the system's, else it has its default."
+        ),
+    ]
+    lines += tagged(_ENVIRONMENT)
+    lines.append(".SH FILES")
+    lines += tagged(_FILES, "I")
+    lines += [".SH EXAMPLES", ".nf", *(escape(row) for row in shown), ".fi"]
+    lines += [".SH SEE ALSO", ".BR pyinfra (1),", ".BR pdsh (1),", ".BR ssh (1),"]
+    lines += [".BR core (5),", ".BR sysctl.d (5),", ".BR limits.conf (5)"]
+    return "\n".join(lines) + "\n"

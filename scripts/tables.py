@@ -1,0 +1,105 @@
+"""The generated tables: policy keys, exit codes, commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from nodeready.cli import cli, exits
+from nodeready.policy import Policy
+
+#: What a value of each kind looks like (nodeready/settings.py).
+_KINDS = {
+    "limit": '`"unlimited"`, or KiB',
+    "core_pattern": "an absolute path pattern",
+    "port_range": "`(first, last)`, 1 to 65535",
+    "version": 'a version, or `""`',
+    "line": "one line of text",
+    "lines": "lines of text",
+    "users": "user names",
+    "domains": "limits.conf domains",
+    "units": "service names",
+    "packages": "package names",
+    "paths": "absolute paths",
+    "patterns": "ssh host patterns",
+    "kernel_args": "kernel arguments, or `None`",
+}
+
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def plain(text: str) -> str:
+    """``text`` with the characters that Markdown would take for markup, outside of code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(p if p.startswith("`") else re.sub(r"([*~<|])", r"\\\1", p) for p in parts)
+
+
+def value(item: Any) -> str:
+    """A default as a group_data file would spell it."""
+    if isinstance(item, tuple):
+        inner = ", ".join(value(part) for part in item)
+        return f"({inner},)" if len(item) == 1 else f"({inner})"
+    return f'"{item}"' if isinstance(item, str) else repr(item)
+
+
+def _accepts(rule: Any) -> str:
+    if rule["kind"] == "choice":
+        return ", ".join(f'`"{choice}"`' for choice in rule["choices"])
+    if rule["kind"] == "int":
+        return f"{rule['low']} to {rule['high']}"
+    return _KINDS[rule["kind"]]
+
+
+def policy_keys() -> str:
+    """Every key of the policy: default, what it takes, and why."""
+    rows = [
+        (f"`{f.name}`", f"`{value(f.default)}`", _accepts(f.metadata), plain(f.metadata["doc"]))
+        for f in fields(Policy)
+    ]
+    return markdown(("Key", "Default", "Takes", "Meaning and reason"), rows)
+
+
+def exit_meanings() -> list[tuple[int, str]]:
+    """(code, when) in the order of precedence, from `exits.exit_code` itself."""
+    text = exits.exit_code.__doc__ or ""
+    found = re.findall(r"^ {4}\w+: +(\d+), (.*)$", text, re.M)
+    return [*((int(code), when) for code, when in found), (exits.OK, "all is well")]
+
+
+def exit_codes() -> str:
+    """The exit codes, the one that wins first."""
+    return markdown(("Code", "When"), ((str(code), when) for code, when in exit_meanings()))
+
+
+def leaves(
+    group: click.Group = cli, path: tuple[str, ...] = ()
+) -> Iterable[tuple[tuple[str, ...], click.Command]]:
+    """Every command that does something, with its words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def about(command: click.Command) -> str:
+    """The first sentence of a command's help."""
+    return re.split(r"(?<=\.)\s", (command.help or "").strip(), maxsplit=1)[0].replace("\n", " ")
+
+
+def commands() -> str:
+    """Every command and what it does."""
+    rows = ((f"`nodeready {' '.join(words)}`", about(command)) for words, command in leaves())
+    return markdown(("Command", "What it does"), rows)
