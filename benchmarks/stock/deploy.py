@@ -75,6 +75,12 @@ files.put(
     dest="/etc/profile.d/zz-pdsh.sh",
     mode="644",
 )
+files.put(
+    name="ssh for pdsh, for login shells of the other kind",
+    src=text(["setenv PDSH_RCMD_TYPE ssh"]),
+    dest="/etc/profile.d/zz-pdsh.csh",
+    mode="644",
+)
 files.line(
     name="ssh for pdsh, for all sessions",
     path="/etc/environment",
@@ -86,6 +92,14 @@ for user in data.nr_pdshrc_users:
         name=f"pdshrc of {user}",
         path=f"/home/{user}/.pdshrc",
         content=f"PATH={':'.join(data.nr_pdshrc_path)}:$PATH",
+    )
+    # files.block leaves it root's, and readable by root alone.
+    files.file(
+        name=f"pdshrc belongs to {user}",
+        path=f"/home/{user}/.pdshrc",
+        user=user,
+        group=user,
+        mode="644",
     )
 files.put(
     name="Known hosts",
