@@ -85,7 +85,8 @@ def mark(nonce: str) -> str:
 def _unpack(text: str, nonce: str) -> bytes:
     """The bytes between our two lines; what others printed around them is passed over."""
     start = re.escape(mark(nonce))
-    begin = re.search(rf"^{start} (gzip|plain|nobase64)\s*$", text, re.M)
+    # Not at the start of a line: what a login printed before it may end in the middle of one.
+    begin = re.search(rf"{start} (gzip|plain|nobase64)\s*$", text, re.M)
     if begin is None:
         raise ProbeError("no answer from the node's shell", text.strip())
     if begin[1] == "nobase64":

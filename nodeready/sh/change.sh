@@ -154,7 +154,7 @@ nr_remove() {
 # nr_directory PATH MODE: the directory is there with this mode.
 nr_directory() {
     nr_out=$(mkdir -p -- "$1" 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
-    nr_out=$(chmod "$2" -- "$1" 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
+    nr_out=$(chmod -- "$2" "$1" 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
 }
 
 # nr_do WHAT COMMAND...: run it; its last line of output is the reason when it fails.

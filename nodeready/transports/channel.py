@@ -32,7 +32,7 @@ class TooMuchOutput(Exception):
 
     def __init__(self, first: bytes) -> None:
         super().__init__("too much output")
-        self.first = first[:200]
+        self.first = first[:40]
 
 
 @dataclass(frozen=True)

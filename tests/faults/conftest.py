@@ -90,6 +90,16 @@ class Tool:
         texts = [(text or b"").decode(errors="surrogateescape") for text in (out, err)]
         return Done(started.returncode, *texts)
 
+    def measured(self, *words: object) -> Done:
+        """The same, with the most memory that the command had at once."""
+        files = [self.home / name for name in ("out", "err")]
+        with files[0].open("wb") as out, files[1].open("wb") as err:
+            started = self.start(*words, stdout=out, stderr=err)
+            _, status, used = os.wait4(started.pid, 0)
+        started.returncode = os.waitstatus_to_exitcode(status)
+        texts = [file.read_text(errors="surrogateescape") for file in files]
+        return Done(started.returncode, *texts, peak_kb=used.ru_maxrss)
+
     def __call__(self, *words: object, **how: Any) -> Done:
         return self.end(self.start(*words, **how))
 
@@ -129,13 +139,17 @@ _LOGIN = re.compile(r"upper\d+/(run|tmp|\.lab|var/log|root/\.cache|home/ml/\.cac
 
 
 def written(node: Node) -> dict[str, tuple[int, int, int]]:
-    """Everything on the node's own layer of its disk, but for what a login writes."""
+    """Everything on the node's own layer of its disk by path, but for what a login writes."""
     disks = node.lab.directory / "fs" / "nodes" / node.name
     found = {}
     for path in disks.glob("g*/upper*/**/*"):
         if not _LOGIN.search(str(path)):
             known = path.lstat()
-            found[str(path)] = (known.st_size, known.st_mtime_ns, known.st_mode)
+            found[re.sub(r"^.*?/upper\d+", "", str(path))] = (
+                known.st_size,
+                known.st_mtime_ns,
+                known.st_mode,
+            )
     return found
 
 
