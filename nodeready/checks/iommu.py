@@ -162,7 +162,7 @@ def live(seen: Iommu, want: Policy) -> Result:
         return warn(
             check, expected, f"pending reboot: {wrong}", "/proc/cmdline", "reboot the node"
         )
-    return warn(check, expected, wrong, "/proc/cmdline", "iommu.args first, then reboot the node")
+    return warn(check, expected, wrong, "/proc/cmdline", "repair iommu.args, then reboot the node")
 
 
 def off(seen: Iommu, want: Policy) -> Result:

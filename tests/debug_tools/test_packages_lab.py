@@ -19,6 +19,13 @@ REPO = "/srv/repo"
 NAMES = ("nr-alpha", "nr-beta")
 
 
+#: Counts the refreshes of the index; does not try a dead mirror again and again.
+APT_CONF = """
+APT::Update::Pre-Invoke { "echo refreshed >>/var/log/refreshed"; };
+Acquire::Retries "0";
+"""
+
+
 def want(*packages: str, wait_s: int = 30) -> Policy:
     return Policy(packages=packages, package_lock_wait_s=wait_s)
 
@@ -37,28 +44,32 @@ def status(node: Node, policy: Policy) -> str:
     return found.status
 
 
+#: Makes package $1, whose control file gets the line $2, and puts it into the repository.
+MAKE_DEB = r"""
+set -e
+build=/tmp/build/$1
+mkdir -p $build/DEBIAN $build/usr/bin /srv/repo
+printf '#!/bin/sh\necho here\n' >$build/usr/bin/$1
+chmod 755 $build/usr/bin/$1
+{
+    printf 'Package: %s\nVersion: 1.0\nArchitecture: all\n' $1
+    printf 'Maintainer: nobody\nDescription: a command for a test\n%s' "$2"
+} >$build/DEBIAN/control
+cd /srv/repo
+dpkg-deb -b $build $1.deb >/dev/null
+{
+    cat $build/DEBIAN/control
+    printf 'Filename: ./%s.deb\nSize: %s\n' $1 $(stat -c %s $1.deb)
+    printf 'SHA256: %s\n\n' $(sha256sum <$1.deb | head -c 64)
+} >>Packages
+printf 'Date: Thu, 01 Jan 2026 00:00:00 UTC\nSHA256:\n %s %s Packages\n' \
+    $(sha256sum <Packages | head -c 64) $(stat -c %s Packages) >Release
+"""
+
+
 def make_deb(node: Node, name: str, extra: str = "") -> None:
     """A package with one command of its name, in the node's own repository."""
-    build = f"/tmp/build/{name}"
-    control = (
-        f"Package: {name}\nVersion: 1.0\nArchitecture: all\nMaintainer: nobody\n"
-        f"Description: a command for a test\n{extra}"
-    )
-    node.write(f"{build}/DEBIAN/control", control)
-    node.write(f"{build}/usr/bin/{name}", "#!/bin/sh\necho here\n", 0o755)
-    node.run(f"mkdir -p {REPO} && dpkg-deb -b {build} {REPO}/{name}.deb")
-    size, digest = size_and_digest(node, f"{name}.deb")
-    stanza = f"{control}Filename: ./{name}.deb\nSize: {size}\nSHA256: {digest}\n\n"
-    node.run(f"cat >>{REPO}/Packages", input=stanza)
-    size, digest = size_and_digest(node, "Packages")
-    release = f"Date: Thu, 01 Jan 2026 00:00:00 UTC\nSHA256:\n {digest} {size} Packages\n"
-    node.write(f"{REPO}/Release", release)
-
-
-def size_and_digest(node: Node, file: str) -> tuple[str, str]:
-    """Bytes and sha256 of a file of the repository."""
-    said = node.run(f"cd {REPO} && stat -c %s {file} && sha256sum {file}").stdout.split()
-    return said[0], said[1]
+    node.enter(["sh", "-c", MAKE_DEB, "sh", name, extra])
 
 
 @pytest.fixture
@@ -68,8 +79,7 @@ def apt(fresh_node: Node) -> Node:
     for name in NAMES:
         make_deb(fresh_node, name)
     fresh_node.write("/etc/apt/sources.list", f"deb [trusted=yes] file://{REPO} ./\n")
-    hook = 'APT::Update::Pre-Invoke { "echo refreshed >>/var/log/refreshed"; };\n'
-    fresh_node.write("/etc/apt/apt.conf.d/99count", hook)
+    fresh_node.write("/etc/apt/apt.conf.d/99test", APT_CONF)
     return fresh_node
 
 

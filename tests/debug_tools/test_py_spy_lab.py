@@ -62,6 +62,7 @@ def test_it_lands_whole_and_a_second_run_has_nothing_to_do(fresh_node):
         ("no program at all\n", 0o755),
         ("\x7fELF\x02\x01 of another machine", 0o755),
         ("#!/bin/sh\nprintf '\\033[2J%0100000d' 1\n", 0o755),
+        ("#!/bin/sh\nsleep 600\n", 0o755),
         ("", 0o644),
     ],
 )
