@@ -92,7 +92,7 @@ class Screen:
         """Count nodes while they finish; the ones still missing are named."""
         waiting = Waiting(what, set(names))
         moving = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        if self.quiet or not (moving or self.verbose):
+        if self.quiet or not waiting.left or not (moving or self.verbose):
             yield waiting
         elif not moving:
             telling = threading.Thread(target=self._tell, args=(waiting,), daemon=True)

@@ -7,10 +7,15 @@ ours       what is left of our own on a node: processes and temporary files
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
+import select
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +34,7 @@ POLICY = {"limit_memlock": 4096, "limit_nofile": 16384}
 #: The command with other limits than its own: `python -c SHORT SECONDS WORDS…`.
 SHORT = """
 import sys
+import termios
 from nodeready.operations import STEPS
 for step in STEPS:
     object.__setattr__(step, "timeout_s", int(sys.argv[1]))
@@ -184,3 +190,47 @@ def wait_for(ready: Callable[[], bool]) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("it never came to that")
+
+
+class Terminal:
+    """The command as on a person's terminal: all of its input and output is this."""
+
+    def __init__(self, tool: Tool, *words: object, columns: int = 80, **env: str) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+
+        def own() -> None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        streams = {"stdin": slave, "stdout": slave, "stderr": slave}
+        how: dict[str, Any] = {**streams, "start_new_session": True, "preexec_fn": own}
+        self.tool, self.text = tool, ""
+        self.process = tool.start(*words, env=env, **how)
+        os.close(slave)
+
+    def _more(self) -> bool:
+        """Whether the command said something more, or has not ended yet."""
+        if not select.select([self.master], [], [], LIMIT_S)[0]:
+            raise AssertionError(f"silent for {LIMIT_S} s: {self.text}")
+        try:
+            piece = os.read(self.master, 65536)
+        except OSError:
+            return False
+        self.text += piece.decode(errors="surrogateescape").replace("\r\n", "\n")
+        return bool(piece)
+
+    def expect(self, words: str) -> None:
+        """Until it has said this. Raises AssertionError when it ends without."""
+        while words not in self.text:
+            assert self._more(), f"no {words!r} in {self.text}"
+
+    def send(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def end(self) -> Done:
+        """To its end; all that it wrote is `out`, without colours and movements of the cursor."""
+        while self._more():
+            pass
+        os.close(self.master)
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text)
+        return Done(self.process.wait(), plain, "")

@@ -1,0 +1,147 @@
+"""sudo that wants a password, and secrets: asked for once, and never to be seen again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeready.nodesets import fold
+from tests.faults.conftest import Terminal, ours, wait_for, written
+
+pytestmark = pytest.mark.lab
+
+PASSWORD = "Zu-g3h31m'\"$x"
+WITH = "ml ALL=(ALL:ALL) ALL\n"
+WANTS = "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD"
+
+
+def lock(node, sudoers: str = WITH) -> None:
+    """ml has a password, and these rights."""
+    node.enter(["chpasswd"], input=f"ml:{PASSWORD}\n")
+    node.write("/etc/sudoers.d/ml", sudoers, mode=0o440)
+
+
+@contextlib.contextmanager
+def watched(nodes, secret: str) -> Iterator[list[str]]:
+    """Where the secret can be read in a process of these nodes, or of this machine, meanwhile."""
+    seen: list[str] = []
+    over = threading.Event()
+    secrets = [secret.encode(), secret.encode().hex().encode()]
+
+    def look() -> None:
+        while not over.wait(0.01):
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                for name in ("cmdline", "environ"):
+                    with contextlib.suppress(OSError):
+                        content = Path("/proc", pid, name).read_bytes()
+                        if any(word in content for word in secrets):
+                            seen.append(f"{pid} {name}: {content[:200]!r}")
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        # It would be seen.
+        with subprocess.Popen(["sleep", "60"], env={"X": secret}) as shown:
+            wait_for(lambda: bool(seen))
+            shown.kill()
+        seen.clear()
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def as_ml(fleet, nodes, **data):
+    return fleet(nodes, {node.name: {"ssh_user": "ml"} for node in nodes}, **data)
+
+
+def test_sudo_wants_a_password(fresh_nodes, fleet, tool):
+    """Without a terminal: found before any work, in one line for all nodes; the others finish."""
+    free, *locked, stranger = fresh_nodes(4)
+    for node in locked:
+        lock(node)
+    stranger.enter(["rm", "/etc/sudoers.d/ml"])
+    before = [written(node) for node in (*locked, stranger)]
+    where = as_ml(fleet, [free, *locked, stranger])
+    done = tool("deploy", where, "--sudo", "--yes", "--only", "ptrace")
+    assert done.status == 1, done
+    assert done.out.count(WANTS) == 1
+    assert f"failed      {fold(n.name for n in (*locked, stranger))}: {WANTS}\n" in done.out, done
+    assert re.search(rf"^changed +{free.name}: ptrace\.scope$", done.out, re.M), done
+    assert [written(node) for node in (*locked, stranger)] == before
+    without = tool("deploy", where, "--yes", "--only", "ptrace", "--limit", locked[0].name)
+    assert without.status == 1, without
+    assert "ptrace.scope: not root: run with sudo" in without.out
+
+
+def test_sudo_asks_once_on_a_terminal(fresh_nodes, fleet, tool):
+    """For all nodes together, whatever of them wants one; the password is nowhere to be seen."""
+    free, first, second, stranger = nodes = fresh_nodes(4)
+    for node in (first, second):
+        lock(node)
+    lock(stranger, "")
+    where = as_ml(fleet, nodes)
+    words = ("deploy", where, "--sudo", "--yes", "--diff", "--only", "ptrace,debug_tools", "-v")
+    with watched(nodes, PASSWORD) as seen:
+        terminal = Terminal(tool, *words)
+        terminal.expect("sudo password (3 nodes): ")
+        terminal.send(f"{PASSWORD}\n")
+        done = terminal.end()
+    assert done.status == 1, done
+    assert done.out.count("sudo password") == 1
+    assert f"failed      {stranger.name}: sudo: ml is not in the sudoers file" in done.out, done
+    changed = fold(node.name for node in (free, first, second))
+    assert f"changed     {changed}: ptrace.scope, debug_tools.py_spy\n" in done.out, done
+    for node in (free, first, second):
+        assert node.run("py-spy --version; sysctl -n kernel.yama.ptrace_scope").stdout.endswith(
+            "0\n"
+        )
+        assert ours(node) == []
+    assert seen == []
+    assert PASSWORD not in done.out
+    for node in nodes:
+        found = node.enter(
+            ["grep", "-rlF", "--", PASSWORD, "/etc", "/var/log", "/tmp", "/root", "/run"],
+            check=False,
+        )
+        assert found.stdout == ""
+    kept = [path for path in tool.home.rglob("*") if path.is_file()]
+    assert all(PASSWORD not in path.read_text(errors="replace") for path in kept)
+
+
+def test_sudo_refuses_the_password(fresh_nodes, fleet, tool):
+    """One line, and nothing was done."""
+    nodes = fresh_nodes(2)
+    for node in nodes:
+        lock(node)
+    terminal = Terminal(tool, "deploy", as_ml(fleet, nodes), "--sudo", "--yes", "--only", "ptrace")
+    terminal.expect("sudo password (2 nodes): ")
+    terminal.send("wrong\n")
+    done = terminal.end()
+    assert done.status == 1, done
+    both = fold(node.name for node in nodes)
+    assert f"failed      {both}: sudo refused the password\n" in done.out, done
+    assert "wrong" not in done.out
+    for node in nodes:
+        assert not [path for path in written(node) if "nodeready" in path]
+
+
+def test_a_password_in_the_inventory(fresh_nodes, fleet, tool):
+    """It works, on nodes that want none too, and is shown neither by a node nor by us."""
+    free, locked = nodes = fresh_nodes(2)
+    lock(locked)
+    where = as_ml(fleet, nodes, _sudo=True, _sudo_password=PASSWORD)
+    with watched(nodes, PASSWORD) as seen:
+        done = tool("deploy", where, "--yes", "--only", "ptrace,debug_tools", "-vv")
+    assert done.status in (0, 3), done
+    assert f"changed     {fold(n.name for n in nodes)}: ptrace.scope" in done.out, done
+    assert seen == []
+    assert PASSWORD not in done.out + done.err
+    assert free.run("py-spy --version").stdout.startswith("py-spy ")
