@@ -1,11 +1,12 @@
 # Everything a contributor types. `make demo` and `make test` prepare what they need.
-.PHONY: help demo test lint format bench lock clean
+.PHONY: help demo test lint format docs bench lock clean
 
 help:
 	@echo 'make demo    a lab of three nodes: audit, deploy, deploy again, audit'
 	@echo 'make test    all tests, with the lab and the virtual machine'
 	@echo 'make lint    formatting, lint, types, shell scripts'
 	@echo 'make format  format the code'
+	@echo 'make docs    write the pages that are generated from the code'
 	@echo 'make bench   the benchmarks (minutes); tables for docs/benchmarks.md'
 	@echo 'make lock    pin the dependencies anew'
 
@@ -24,6 +25,10 @@ format:
 	@scripts/setup.sh test
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
+
+docs:
+	@scripts/setup.sh test
+	.venv/bin/python scripts/make_docs.py
 
 bench:
 	@scripts/setup.sh test

@@ -63,7 +63,7 @@ def unknown(check: str, reason: str) -> Result:
 
 def fixable(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:
     """A failure that ``nodeready deploy`` repairs."""
-    command = f"nodeready deploy --only {check.partition('.')[0]}"
+    command = f"nodeready deploy INVENTORY --only {check.partition('.')[0]}"
     return Result(check, "fail", expected, actual, source, fix or command, NODEREADY)
 
 

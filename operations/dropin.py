@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -32,25 +32,38 @@ def render(template: str, **values: Any) -> bytes:
     return _environment().get_template(template).render(**values).encode()
 
 
-def own_file(seen: Snapshot, path: str, content: bytes, mode: str = "0644") -> Iterator[Action]:
-    """Write a file that we own outright, when it is not so already."""
+def own_file(
+    seen: Snapshot,
+    path: str,
+    content: bytes,
+    *,
+    validator: tuple[str, ...] = (),
+    instead_of: Callable[[str], bool] = lambda path: False,
+) -> Iterator[Action]:
+    """Write a file that we own outright, when it is not so already.
+
+    instead_of: tells which other files of ours this one replaces: they go, after it is there, so
+                that a connection that dies in between leaves the setting in place
+    """
     old = seen.files.get(path)
     if old != content:
-        yield WriteFile(path, content, old, mode, owned=True)
+        yield WriteFile(path, content, old, validator=validator, owned=True)
+    for other, before in seen.files.items():
+        if other != path and instead_of(other):
+            yield RemoveFile(other, before)
 
 
 def sysctl_dropin(
     seen: Snapshot, subject: str, key: str, value: str, boot: Boot
 ) -> Iterator[Action]:
-    """Our sysctl.d file for one key, named so that it wins at boot over every other file.
-
-    One of ours under another name, from when other files were there, is removed.
-    """
+    """Our sysctl.d file for one key, named so that it wins at boot over every other file."""
     if (boot.winner is not None and boot.winner.value == value) or not boot.beatable:
         return
     stem = f"nodeready-{subject}.conf"
     path = f"/etc/sysctl.d/{name_after(f'99-zz-{stem}', boot.last_name)}"
-    for old, content in seen.files.items():
-        if old.startswith("/etc/sysctl.d/") and old.endswith(stem) and old != path:
-            yield RemoveFile(old, content)
-    yield from own_file(seen, path, render(f"{subject}/sysctl.conf.j2", key=key, value=value))
+    content = render(f"{subject}/sysctl.conf.j2", key=key, value=value)
+
+    def same_setting(other: str) -> bool:
+        return other.startswith("/etc/sysctl.d/") and other.endswith(stem)
+
+    yield from own_file(seen, path, content, instead_of=same_setting)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeready import blocks, shell
-from nodeready.actions import Action, PlanError, RemoveFile, Run, WriteFile
+from nodeready.actions import Action, PlanError, Run, WriteFile
 from nodeready.checks.iommu import our_line, tool, wanted
-from nodeready.operations.dropin import render
+from nodeready.operations.dropin import own_file, render
 from nodeready.operations.step import name_after, step
 from nodeready.policy import Policy
 from nodeready.probes import cmdline
@@ -44,11 +44,11 @@ def _debian(seen: Snapshot, iommu: Iommu, piece: bytes) -> Iterator[Action]:
     others = [line.path.rpartition("/")[2] for line in iommu.config if line.path != DEFAULT_GRUB]
     others = [name for name in others if "nodeready" not in name]
     path = f"{GRUB_D}/{name_after(_DROPIN, max(others, default=''))}"
-    for old, content in seen.files.items():
-        if old.startswith(f"{GRUB_D}/") and old != path:
-            yield RemoveFile(old, content)
-    if seen.files.get(path) != piece:
-        yield WriteFile(path, piece, seen.files.get(path), validator=_VALIDATOR)
+
+    def beside(other: str) -> bool:
+        return other.startswith(f"{GRUB_D}/")
+
+    yield from own_file(seen, path, piece, validator=_VALIDATOR, instead_of=beside)
 
 
 def _suse(iommu: Iommu, piece: bytes) -> Iterator[Action]:

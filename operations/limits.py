@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.actions import Action, RemoveFile, Run
+from nodeready.actions import Action, Run
 from nodeready.checks.limits import restarts, shown, unit_value, wanted
 from nodeready.operations.dropin import own_file, render
 from nodeready.operations.step import name_after, step
@@ -19,10 +19,11 @@ LIMITS_D = "/etc/security/limits.d"
 def _last(seen: Snapshot, directory: str, other: str, content: bytes) -> Iterator[Action]:
     """Our file in a directory where the last one wins; one of ours under another name goes."""
     path = f"{directory}/{name_after(NAME, other)}"
-    for old, before in seen.files.items():
-        if old.rpartition("/")[0] == directory and old != path:
-            yield RemoveFile(old, before)
-    yield from own_file(seen, path, content)
+
+    def beside(other: str) -> bool:
+        return other.rpartition("/")[0] == directory
+
+    yield from own_file(seen, path, content, instead_of=beside)
 
 
 @step(fixes=["limits.core", "limits.memlock", "limits.nofile"])

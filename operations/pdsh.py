@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from nodeready import blocks
-from nodeready.actions import Action, PlanError, RemoveFile, WriteFile
+from nodeready.actions import Action, PlanError, WriteFile
 from nodeready.checks.pdsh import TYPE, has_block, last_in_profile, pdshrc_lines, suffixes
 from nodeready.operations.dropin import own_file, render
 from nodeready.operations.step import name_after, step
@@ -29,11 +30,13 @@ def rcmd(seen: Snapshot, want: Policy) -> Iterator[Action]:
     for suffix in suffixes(pdsh):
         default = f"zz-nodeready-pdsh{suffix}"
         path = f"{PROFILE_D}/{name_after(default, last_in_profile(pdsh, suffix))}"
-        for ours, before in seen.files.items():
-            if ours.startswith(PROFILE_D) and ours.endswith(f"pdsh{suffix}") and ours != path:
-                yield RemoveFile(ours, before)
         text = render(f"pdsh/profile{suffix}.j2", variable=VARIABLE, type=TYPE)
-        yield from own_file(seen, path, text)
+        kind = partial(_same_kind, suffix)
+        yield from own_file(seen, path, text, instead_of=kind)
+
+
+def _same_kind(suffix: str, other: str) -> bool:
+    return other.startswith(f"{PROFILE_D}/") and other.endswith(f"pdsh{suffix}")
 
 
 @step(fixes=["pdsh.pdshrc"])

@@ -22,6 +22,16 @@ def _declared(want: Policy, item: str) -> int:
     return UNLIMITED if text == "unlimited" else min(int(text) * ITEMS[item], UNLIMITED)
 
 
+def most(seen: Limits, item: str) -> int:
+    """The highest limit that this node's kernel accepts, now and at the next boot."""
+    limits = [seen.ceiling.get(item, UNLIMITED)]
+    if item == "nofile":
+        boot = seen.nr_open_boot.winner
+        limits += [seen.nr_open] if seen.nr_open is not None else []
+        limits += [int(boot.value)] if boot is not None and boot.value.isdigit() else []
+    return min(limits)
+
+
 def refused(seen: Limits, want: Policy, item: str) -> str:
     """Why this node's kernel refuses the policy's limit, or "".
 
@@ -57,7 +67,8 @@ def _refused(item: str, why: str, seen: Limits, want: Policy) -> Result:
     check, limit = f"limits.{item}", _declared(want, item)
     expected = f"{shown(limit, item)} for {', '.join(want.limit_domains)}"
     for entry in seen.pam.entries:
-        if entry.item == item and "/zz" in entry.where and "nodeready" in entry.where:
+        ours = "/zz" in entry.where and "nodeready" in entry.where
+        if entry.item == item and ours and entry.value > most(seen, item):
             actual = f"{shown(entry.value, item)} breaks logins: {why}"
             return fixable(check, "no limit that this node refuses", actual, entry.where)
     least = f"sysctl {NR_OPEN}={want.limit_nofile} here, or " if NR_OPEN in why else ""
@@ -78,22 +89,35 @@ def _logins(item: str, seen: Limits, want: Policy) -> Result:
             if same_domain(written, domain):
                 actual = f"{written} is exempt from all limits"
                 return fail(check, expected, actual, where, f"remove the line {where}")
-    wrong, source, high = [], "", ""
+    wrong: dict[str, list[tuple[str, str]]] = {}
+    source, high = "", ""
     for domain in want.limit_domains:
         for kind in KINDS:
             entry = seen.pam.effective(domain, kind, item)
             if entry is None or entry.value != limit:
                 value = "unset" if entry is None else shown(entry.value, item)
-                wrong.append(f"{domain} {kind} {value}")
+                wrong.setdefault(value, []).append((domain, kind))
                 where = entry.where if entry else ""
                 source = source or where
                 high = high or (where if _unbeatable(where.rpartition(":")[0]) else "")
     if high:
         fix = f"rename {high.rpartition(':')[0]}: no file can be read after it"
-        return fail(check, expected, ", ".join(wrong), high, fix)
+        return fail(check, expected, _by_value(wrong), high, fix)
     if wrong:
-        return fixable(check, expected, ", ".join(wrong), source)
+        return fixable(check, expected, _by_value(wrong), source)
     return ok(check, expected, source=source)
+
+
+def _by_value(wrong: dict[str, list[tuple[str, str]]]) -> str:
+    """``unset for *, root``: where soft and hard agree, the domain stands alone."""
+    texts = []
+    for value, places in wrong.items():
+        kinds: dict[str, list[str]] = {}
+        for domain, kind in places:
+            kinds.setdefault(domain, []).append(kind)
+        names = [f"{d} {k[0]}" if len(k) == 1 else d for d, k in kinds.items()]
+        texts.append(f"{value} for {', '.join(names)}")
+    return "; ".join(texts)
 
 
 def core(seen: Limits, want: Policy) -> Result:

@@ -105,7 +105,13 @@ def rcmd(seen: Pdsh, want: Policy) -> Result:
     wrong = [place for place in _places(seen) if place[1] != TYPE]
     if not wrong:
         return ok(check, TYPE)
-    actual = ", ".join(f"{value} in {what}" for what, value, _ in wrong)
+    values: dict[str, list[str]] = {}
+    for what, value, _ in wrong:
+        values.setdefault(value, []).append(what)
+    actual = "; ".join(
+        f"{value} in {', '.join(places).replace(', /etc/', ', ')}"
+        for value, places in values.items()
+    )
     source = next((where for _, _, where in wrong if where), "")
     if blocks.remove(seen.environment or b"").rstrip().endswith(b"\\"):
         # pam_env joins the next lines to such a line, ours too.

@@ -217,7 +217,7 @@ def test_an_iommu_that_somebody_switched_off_is_reported_not_changed(seen, polic
 def test_the_drop_in_sorts_behind_every_other_and_its_old_name_goes():
     later = Line("/etc/default/grub.d/zzz-x.cfg", 1, APPEND)
     seen = good(config=(OURS, LAST, later), ours=OURS)
-    remove, write, _ = plan(seen, {OURS.path: b"old"})
+    write, remove, _ = plan(seen, {OURS.path: b"old"})
     assert remove == RemoveFile(OURS.path, b"old")
     assert isinstance(write, WriteFile)
     assert write.path.rpartition("/")[2] > "zzz-x.cfg"

@@ -77,11 +77,11 @@ def test_a_good_node_has_nothing_to_do() -> None:
     ("files", "wrong"),
     [
         ({CONF: "* hard core 0", OURS: GOOD}, ""),
-        ({OURS: GOOD, "/etc/security/limits.d/zzz.conf": "* hard core 0"}, "* hard 0"),
-        ({CONF: GOOD + "\n*\t hard\t\tcore   0\t# no cores\r"}, "* hard 0"),
-        ({CONF: GOOD + "\nroot - core 0"}, "root soft 0, root hard 0"),
-        ({CONF: GOOD + "\n0: hard core 0"}, "root hard 0"),
-        ({CONF: GOOD + "\n* SOFT CORE 1024"}, "* soft 1024"),
+        ({OURS: GOOD, "/etc/security/limits.d/zzz.conf": "* hard core 0"}, "0 for * hard"),
+        ({CONF: GOOD + "\n*\t hard\t\tcore   0\t# no cores\r"}, "0 for * hard"),
+        ({CONF: GOOD + "\nroot - core 0"}, "0 for root"),
+        ({CONF: GOOD + "\n0: hard core 0"}, "0 for root hard"),
+        ({CONF: GOOD + "\n* SOFT CORE 1024"}, "1024 for * soft"),
         ({CONF: GOOD + "\n#* hard core 0\n  # * hard core 0"}, ""),
         ({CONF: GOOD + "\n* hard core\n* hard core zero\n* limit core 0\n* hard cores 0"}, ""),
         ({CONF: GOOD + "\n% hard core 0\nml hard core 0\n@gpu hard core 0"}, ""),
@@ -95,7 +95,7 @@ def test_a_good_node_has_nothing_to_do() -> None:
                 "/usr/etc/security/limits.d/a.conf": "* - core 0",
                 "/usr/etc/security/limits.d/b.conf": "root soft core 5",
             },
-            "root soft 5",
+            "5 for root soft",
         ),
     ],
 )
@@ -133,7 +133,7 @@ def test_domains_of_the_policy_are_all_judged() -> None:
     policy = Policy(limit_domains=("*", "root", "ml", "@gpu"), limit_core="1000")
     text = "* - core 1000\nroot - core 1000\nml - core 0\n@gpu soft core 1000"
     result = judged(node({CONF: text}), policy)["limits.core"]
-    assert result.actual == "ml soft 0, ml hard 0, @gpu hard unset"
+    assert result.actual == "0 for ml; unset for @gpu hard"
     assert judged(node({CONF: text}), policy)["limits.exceptions"].status == "ok"
 
 
@@ -161,7 +161,7 @@ def test_our_file_wins_over_every_other() -> None:
     seen = node({OURS: GOOD, last: "* hard core 0"})
     change = steps.logins.plan(Snapshot({"limits": seen}, {OURS: b"old"}), POLICY)
     assert change is not None
-    remove, write = change.actions
+    write, remove = change.actions
     assert remove == RemoveFile(OURS, b"old")
     assert isinstance(write, WriteFile)
     assert write.path > last
