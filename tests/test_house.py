@@ -23,7 +23,7 @@ ALLOWED = {
     "checks": {"policy", "probes", "results", "checks", "blocks", "known_hosts", "shell"},
     "reports": {
         "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
-        "session", "rich",
+        "session", "transports", "rich",
     },
     "planning.py": {"actions", "operations", "policy", "snapshot"},
 }  # fmt: skip

@@ -60,9 +60,13 @@ def cli() -> None:
     separated by commas, or a hostfile.
 
     \b
-    Exit status: 0 all good, 1 the tool or an operation failed, 2 usage, policy or nothing
-    selected, 3 a check failed or --check found changes, 4 a node could not be reached,
-    130 interrupted.
+    Exit status:
+      0    all good
+      1    the tool or an operation failed
+      2    usage, a bad policy, or nothing selected
+      3    a check failed, or --check found changes to make
+      4    a node could not be reached
+      130  interrupted
     """
 
 
@@ -84,7 +88,7 @@ def main(arguments: list[str] | None = None) -> Any:
             arguments,
             prog_name="nodeready",
             standalone_mode=False,
-            default_map=defaults(list(_COMMANDS)),
+            default_map=defaults(),
         )
         sys.exit(status or 0)
     except click.exceptions.NoArgsIsHelpError as error:

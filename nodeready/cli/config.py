@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import click
+from nodeready.cli.exits import Refused
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -16,6 +17,13 @@ else:
 
 SYSTEM = Path("/etc/nodeready/config.toml")
 
+_COMMON = ("limit", "sudo", "ssh_user", "ssh_key", "color", "quiet", "verbose")
+#: command -> the options that a file may set
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "audit": (*_COMMON, "only"),
+    "deploy": (*_COMMON, "only", "check", "diff", "yes"),
+}
+
 
 def user_file() -> Path:
     """``$XDG_CONFIG_HOME/nodeready/config.toml``, or under ~/.config."""
@@ -23,31 +31,48 @@ def user_file() -> Path:
     return Path(base) / "nodeready" / "config.toml"
 
 
-def defaults(commands: list[str]) -> dict[str, dict[str, Any]]:
+def defaults() -> dict[str, dict[str, Any]]:
     """click's default map: per command the option values of both files.
 
     Top-level keys are options of all commands (``limit = "gpu[001-064]"``), a table is one
-    command's (``[deploy]``). Raises click.UsageError for a file that cannot be used.
+    command's (``[deploy]``). Raises Refused for a file that cannot be used.
     """
-    found: dict[str, dict[str, Any]] = {name: {} for name in commands}
+    found: dict[str, dict[str, Any]] = {name: {} for name in OPTIONS}
     for path in (SYSTEM, user_file()):
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            continue
-        except (OSError, UnicodeDecodeError) as error:
-            raise click.UsageError(f"{path}: {error}") from None
-        try:
-            data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise click.UsageError(f"{path}: {error}") from None
+        data = _read(path)
+        tables = {key: value for key, value in data.items() if isinstance(value, dict)}
         for key, value in data.items():
-            if not isinstance(value, dict):
+            if key not in tables:
+                name = _name(path, key, _COMMON)
                 for options in found.values():
-                    options[key.replace("-", "_")] = value
-        for key, value in data.items():
-            if isinstance(value, dict):
-                if key not in found:
-                    raise click.UsageError(f"{path}: [{key}] is no command of nodeready")
-                found[key].update({k.replace("-", "_"): v for k, v in value.items()})
+                    options[name] = _value(value)
+        for command, table in tables.items():
+            if command not in OPTIONS:
+                raise Refused(f"{path}: [{command}] is no command of nodeready")
+            for key, value in table.items():
+                found[command][_name(path, key, OPTIONS[command])] = _value(value)
     return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return data
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise Refused(f"{path}: {error}") from None
+
+
+def _name(path: Path, key: str, known: tuple[str, ...]) -> str:
+    name = key.replace("-", "_")
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+        raise Refused(f"{path}: unknown option {key}: {advice}")
+    return name
+
+
+def _value(value: Any) -> Any:
+    """A list stands for the comma-separated words of the command line."""
+    return ",".join(map(str, value)) if isinstance(value, list) else value

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from nodeready.cli.exits import exit_code
+from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import common, option
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, gather, open_session, remember_failed, subjects
@@ -113,7 +113,7 @@ class _Deploy:
     def _agreed(self) -> bool:
         changes = sum(len(made.changes) for made in self.plans.values())
         if not sys.stdin.isatty():
-            raise click.UsageError("no terminal to ask on: add --yes, or --check to only look")
+            raise Refused("no terminal to ask on: add --yes, or --check to only look")
         question = f"Make {counted(changes, 'change')} on {counted(len(self.plans), 'node')}?"
         try:
             return click.confirm(question, err=True)

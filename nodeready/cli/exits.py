@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import click
+
 OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
@@ -31,3 +33,12 @@ def exit_code(
         if happened:
             return code
     return OK
+
+
+class Refused(click.ClickException):
+    """An inventory, policy or file of the user's that cannot be used: its words, and exit 2.
+
+    Unlike click.UsageError, no advice to read the command's --help follows.
+    """
+
+    exit_code = USAGE

@@ -68,9 +68,17 @@ class Screen:
         return max(80, self.out.width) if sys.stdout.isatty() else UNLIMITED
 
     def show(self, lines: Iterable[Text]) -> None:
-        """Results, to standard output."""
+        """Results, to standard output. On a terminal, a long line goes on below its own text."""
         for line in lines:
-            self.out.print(line, soft_wrap=True)
+            plain = line.plain
+            if not sys.stdout.isatty() or line.cell_len <= self.width:
+                self.out.print(line, soft_wrap=True)
+                continue
+            indent = len(plain) - len(plain.lstrip()) + 4
+            first, *rest = line.wrap(self.out, self.width - indent)
+            self.out.print(first, soft_wrap=True)
+            for piece in rest:
+                self.out.print(Text(" " * indent) + piece, soft_wrap=True)
 
     def say(self, text: str, style: str = "") -> None:
         """One line beside the results, to standard error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import getpass
 import os
 import sys
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 from pyinfra.api import Config, Host
 
 from nodeready import fleet, inventory
+from nodeready.cli.exits import Refused
 from nodeready.cli.interrupt import hear
 from nodeready.cli.screen import Screen
 from nodeready.session import Session
@@ -67,7 +68,7 @@ def _selected(loaded: inventory.NodeInventory, words: str) -> list[Host]:
         except OSError:
             named[LAST_FAILED] = []
         if not named[LAST_FAILED]:
-            raise click.UsageError(f"--limit {LAST_FAILED}: no node failed in the last run")
+            raise Refused(f"--limit {LAST_FAILED}: no node failed in the last run")
     return inventory.limit(loaded, words, named)
 
 
@@ -78,11 +79,13 @@ def subjects(words: str | None) -> tuple[str, ...] | None:
     chosen = tuple(word.strip() for word in words.split(",") if word.strip())
     for word in chosen:
         if word not in SUBJECTS:
-            raise click.UsageError(
-                f"--only {word}: no such subject; there are {', '.join(SUBJECTS)}"
+            close = difflib.get_close_matches(word, SUBJECTS, n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise Refused(
+                f"--only {word}: no such subject; {meant}there are {', '.join(SUBJECTS)}"
             )
     if not chosen:
-        raise click.UsageError("--only: no subject named")
+        raise Refused("--only: no subject named")
     return chosen
 
 
@@ -99,9 +102,9 @@ def open_session(words: str, common: Common) -> Session:
         hosts = list(loaded) if common.limit is None else _selected(loaded, common.limit)
         wanted = fleet.policies(loaded, hosts)
     except inventory.InventoryError as error:
-        raise click.UsageError(str(error)) from None
+        raise Refused(str(error)) from None
     except PolicyError as error:
-        raise click.UsageError("\n".join(error.problems)) from None
+        raise Refused("\n".join(error.problems)) from None
     config = Config()
     if common.sudo:
         config.SUDO = True

@@ -13,6 +13,7 @@ from nodeready.reports.text import STYLES, counted, grouped, line, nodes, told
 from nodeready.results import Result
 from nodeready.session import NodeRun
 
+
 def _why(change: Change, results: list[Result]) -> Iterator[Text]:
     for result in results:
         if result.check in change.fixes:

@@ -9,6 +9,7 @@ from rich.text import Text
 from nodeready.reports.text import STYLES, counted, grouped, line, nodes, told
 from nodeready.results import STATUSES
 from nodeready.session import NodeRun
+from nodeready.transports.answer import LOST, UNREACHABLE
 
 
 def show_table(runs: list[NodeRun]) -> Iterator[Text]:
@@ -27,20 +28,20 @@ def show_table(runs: list[NodeRun]) -> Iterator[Text]:
         if fix:
             yield line("        fix: ", (fix, "cyan"))
     healthy = [node for node in runs if node.reached and not any(r.bad for r in node.results)]
-    if healthy:
-        checks = sum(r.status == "ok" for r in healthy[0].results)
+    passed = grouped((sum(r.status == "ok" for r in node.results), node.name) for node in healthy)
+    for checks, names in passed:
         yield line(
-            (f"{'ok':<8}", STYLES["ok"]),
-            (nodes(node.name for node in healthy), "bold"),
-            f"  {counted(checks, 'check')} passed",
+            (f"{'ok' if checks else 'na':<8}", STYLES["ok" if checks else "na"]),
+            (nodes(names), "bold"),
+            f"  {counted(checks, 'check')} passed" if checks else "  nothing applies here",
         )
-    counts = []
+    counts = [counted(len(runs), "node")]
     for status in STATUSES:
         number = sum(r.status == status for node in runs for r in node.results)
         if number:
             counts.append(f"{number} {status}")
-    unreachable = sum(1 for node in runs if node.error)
-    yield line(
-        f"{counted(len(runs), 'node')}: {', '.join(counts) or 'no results'}"
-        + (f", {unreachable} unreachable" if unreachable else "")
-    )
+    lost = sum(node.kind in (UNREACHABLE, LOST) for node in runs)
+    failed = sum(bool(node.error) for node in runs) - lost
+    counts += [f"{lost} unreachable"] if lost else []
+    counts += [f"{failed} failed"] if failed else []
+    yield line(f"{counts[0]}: {', '.join(counts[1:]) or 'no results'}")

@@ -1,0 +1,61 @@
+"""Defaults from files: the user's over the system's, and a mistake in one is named with it."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from nodeready.cli import config
+from nodeready.cli.exits import USAGE, Refused
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write the system's and the user's file."""
+    monkeypatch.setattr(config, "SYSTEM", tmp_path / "system.toml")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def both(system: str, user: str) -> None:
+        (tmp_path / "system.toml").write_text(system)
+        (tmp_path / "nodeready").mkdir()
+        config.user_file().write_text(user)
+
+    return both
+
+
+def test_the_users_file_wins_over_the_systems(write):
+    write('sudo = true\nlimit = "a"\n[deploy]\ndiff = true\n', 'limit = "b"\n')
+    found = config.defaults()
+    assert found["deploy"] == {"sudo": True, "limit": "b", "diff": True}
+    assert found["audit"] == {"sudo": True, "limit": "b"}
+
+
+def test_a_list_is_words_and_a_dash_is_an_underscore(write):
+    write("", '[deploy]\nonly = ["ptrace", "limits"]\nssh-user = "ml"\n')
+    assert config.defaults()["deploy"] == {"only": "ptrace,limits", "ssh_user": "ml"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('lmit = "a"', "unknown option lmit: did you mean limit?"),
+        ("yes = true", "unknown option yes"),
+        ("[depoly]\nyes = true", "[depoly] is no command of nodeready"),
+        ("limit = ", "Invalid value"),
+    ],
+)
+def test_a_mistake_is_named_with_its_file(write, text, words):
+    write("", text)
+    with pytest.raises(Refused) as refused:
+        config.defaults()
+    assert refused.value.exit_code == USAGE
+    assert str(config.user_file()) in refused.value.message
+    assert words in refused.value.message
+
+
+@pytest.mark.parametrize("name", config.OPTIONS)
+def test_every_option_may_stand_in_a_file(name):
+    command = getattr(importlib.import_module(f"nodeready.cli.{name}"), name)
+    options = {p.name for p in command.params if p.param_type_name == "option"}
+    assert set(config.OPTIONS[name]) == options - {"help"}
