@@ -29,7 +29,12 @@ def common(command: Command) -> Command:
             ),
             option("--sudo", is_flag=True, help="Become root with sudo on the nodes."),
             option("--ssh-user", metavar="NAME", help="Log in as this user."),
-            option("--ssh-key", metavar="FILE", help="Log in with this key."),
+            option(
+                "--ssh-key",
+                metavar="FILE",
+                type=click.Path(exists=True, dir_okay=False),
+                help="Log in with this key.",
+            ),
             option(
                 "--color",
                 type=click.Choice(["auto", "always", "never"]),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from nodeready.nodesets import nodes
-from tests.faults.conftest import hang, hangs, ours, wait_for, written
+from tests.command import hang, hangs, ours, wait_for, written
 
 pytestmark = pytest.mark.lab
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from nodeready.nodesets import fold
-from tests.faults.conftest import Tool, hang, hangs, ours, wait_for, written
+from tests.command import Tool, hang, hangs, ours, wait_for, written
 
 pytestmark = pytest.mark.lab
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import wait_for, written
+from tests.command import wait_for, written
 
 pytestmark = pytest.mark.lab
 

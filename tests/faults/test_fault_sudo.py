@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.nodesets import fold
-from tests.faults.conftest import Terminal, ours, wait_for, written
+from tests.command import Terminal, ours, wait_for, written
 
 pytestmark = pytest.mark.lab
 

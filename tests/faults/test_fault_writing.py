@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nodeready.actions import Change, WriteFile
-from tests.faults.conftest import ours
+from tests.command import ours
 from tests.helpers import apply, on
 
 pytestmark = pytest.mark.lab

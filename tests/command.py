@@ -1,0 +1,237 @@
+"""The command as a user runs it, and what it may and may not leave on a node.
+
+tool       runs `nodeready …` in a home directory of its own; `tool.start` leaves it running
+written    everything that was ever written on a node's disk: path -> (size, time, type)
+ours       what is left of our own on a node: processes and temporary files
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeready.lab import Node
+
+#: Long enough for the deadlines of a node that hangs, on a machine that is busy.
+LIMIT_S = 90
+
+#: A policy whose limits every machine can give its nodes.
+POLICY = {"limit_memlock": 4096, "limit_nofile": 16384}
+
+#: The command with other limits than its own: `python -c SHORT SECONDS WORDS…`.
+SHORT = """
+import sys
+import termios
+from nodeready.operations import STEPS
+for step in STEPS:
+    object.__setattr__(step, "timeout_s", int(sys.argv[1]))
+from nodeready.cli import main
+main(sys.argv[2:])
+"""
+
+
+class Done:
+    """How the command ended."""
+
+    def __init__(self, status: int, out: str, err: str, peak_kb: int = 0) -> None:
+        self.status, self.out, self.err, self.peak_kb = status, out, err, peak_kb
+        self.lines = self.err.splitlines()
+        assert "Traceback" not in out + err, out + err
+
+    def __repr__(self) -> str:
+        return f"\nexit {self.status}\n--- stdout\n{self.out}--- stderr\n{self.err}"
+
+
+class Tool:
+    """`nodeready`, in an empty home and away from this project's own files."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("NODEREADY", "XDG_"))}
+        for name in ("NO_COLOR", "CLICOLOR_FORCE", "SSH_AUTH_SOCK", "COLUMNS"):
+            kept.pop(name, None)
+        path = str(Path(__file__).parents[2])
+        return {**kept, "HOME": str(self.home), "PYTHONPATH": path, "TERM": "xterm", **more}
+
+    def start(
+        self,
+        *words: object,
+        seconds: int | None = None,
+        env: dict[str, str] | None = None,
+        **how: Any,
+    ) -> subprocess.Popen[bytes]:
+        """seconds: the limit of each operation on the node, in place of its own."""
+        argv = ["-m", "nodeready"] if seconds is None else ["-c", SHORT, str(seconds)]
+        how = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "cwd": self.home,
+            **how,
+        }
+        started = subprocess.Popen(
+            [sys.executable, *argv, *map(str, words)], env=self.environment(**(env or {})), **how
+        )
+        self.running.append(started)
+        return started
+
+    def end(self, started: subprocess.Popen[bytes]) -> Done:
+        out, err = started.communicate(timeout=LIMIT_S)
+        texts = [(text or b"").decode(errors="surrogateescape") for text in (out, err)]
+        return Done(started.returncode, *texts)
+
+    def measured(self, *words: object) -> Done:
+        """The same, with the most memory that the command had at once."""
+        files = [self.home / name for name in ("out", "err")]
+        with files[0].open("wb") as out, files[1].open("wb") as err:
+            started = self.start(*words, stdout=out, stderr=err)
+            _, status, used = os.wait4(started.pid, 0)
+        started.returncode = os.waitstatus_to_exitcode(status)
+        texts = [file.read_text(errors="surrogateescape") for file in files]
+        return Done(started.returncode, *texts, peak_kb=used.ru_maxrss)
+
+    def __call__(self, *words: object, **how: Any) -> Done:
+        return self.end(self.start(*words, **how))
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Iterator[Tool]:
+    home = tmp_path / "home"
+    home.mkdir()
+    tool = Tool(home)
+    yield tool
+    for process in tool.running:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Callable[..., Path]:
+    """An inventory of these nodes and further hosts: `fleet(nodes, {name: data}, key=value)`."""
+
+    def write(
+        nodes: Sequence[Node], more: dict[str, dict[str, Any]] | None = None, **data: Any
+    ) -> Path:
+        hosts = [node.inventory_data() for node in nodes]
+        hosts = [(name, {**own, **(more or {}).pop(name, {})}) for name, own in hosts]
+        hosts += list((more or {}).items())
+        path = tmp_path / "fleet" / "inventory.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"lab = ({hosts!r}, { ({**POLICY, **data})!r})\n")
+        return path
+
+    return write
+
+
+#: What a login and the lab itself write.
+_LOGIN = re.compile(r"upper\d+/(run|tmp|\.lab|var/log|root/\.cache|home/ml/\.cache)(/|$)")
+
+
+def written(node: Node) -> dict[str, tuple[int, int, int]]:
+    """Everything on the node's own layer of its disk by path, but for what a login writes."""
+    disks = node.lab.directory / "fs" / "nodes" / node.name
+    found = {}
+    for path in disks.glob("g*/upper*/**/*"):
+        if not _LOGIN.search(str(path)):
+            known = path.lstat()
+            found[re.sub(r"^.*?/upper\d+", "", str(path))] = (
+                known.st_size,
+                known.st_mtime_ns,
+                known.st_mode,
+            )
+    return found
+
+
+def ours(node: Node) -> list[str]:
+    """Processes of ours that still run on the node, and temporary files that were left."""
+    look = (
+        "ps -eo pid,args | grep '[n]odeready:';"
+        "find /etc /usr/local /home /root /var/crash -xdev -name '.nodeready.*'"
+    )
+    return node.enter(["sh", "-c", look], check=False).stdout.splitlines()
+
+
+def hang(node: Node, before: str = "") -> None:
+    """`sysctl -w` never ends on the node; `hangs` tells when it has begun."""
+    script = f"""#!/bin/sh
+[ "$1" = -w ] || exec /usr/sbin/sysctl "$@"
+touch /run/hanging
+{before}
+sleep 600
+"""
+    node.write("/usr/local/sbin/sysctl", script, mode=0o755)
+
+
+def hangs(node: Node) -> bool:
+    return node.enter(["test", "-e", "/run/hanging"], check=False).returncode == 0
+
+
+def wait_for(ready: Callable[[], bool]) -> None:
+    """Until it is so. Raises AssertionError when it never is."""
+    for _ in range(900):
+        if ready():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never came to that")
+
+
+class Terminal:
+    """The command as on a person's terminal: all of its input and output is this."""
+
+    def __init__(self, tool: Tool, *words: object, columns: int = 80, **env: str) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+
+        def own() -> None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        streams = {"stdin": slave, "stdout": slave, "stderr": slave}
+        how: dict[str, Any] = {**streams, "start_new_session": True, "preexec_fn": own}
+        self.text, self.heard = "", 0
+        self.process = tool.start(*words, env=env, **how)
+        os.close(slave)
+
+    def _more(self) -> bool:
+        """Whether the command said something more, or has not ended yet."""
+        if not select.select([self.master], [], [], LIMIT_S)[0]:
+            raise AssertionError(f"silent for {LIMIT_S} s: {self.text}")
+        try:
+            piece = os.read(self.master, 65536)
+        except OSError:
+            return False
+        self.text += piece.decode(errors="surrogateescape").replace("\r\n", "\n")
+        return bool(piece)
+
+    def expect(self, words: str) -> None:
+        """Until it has said this, after what was expected before. Raises AssertionError."""
+        while words not in self.text[self.heard :]:
+            assert self._more(), f"no {words!r} in {self.text}"
+        self.heard = self.text.index(words, self.heard) + len(words)
+
+    def send(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def end(self) -> Done:
+        """To its end; all that it wrote is `out`, without colours and movements of the cursor."""
+        while self._more():
+            pass
+        os.close(self.master)
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text)
+        return Done(self.process.wait(), plain, "")
