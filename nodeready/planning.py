@@ -32,6 +32,9 @@ def plan(seen: Snapshot, want: Policy, subjects: Iterable[str] | None = None) ->
         except PlanError as error:
             refused[step.name] = str(error)
             continue
+        except Exception as error:  # noqa: BLE001 - a fact that nobody foresaw costs this step
+            refused[step.name] = f"internal error: {type(error).__name__}: {error}"
+            continue
         if change is not None:
             changes.append(change)
     return Plan(tuple(changes), refused)

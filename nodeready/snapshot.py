@@ -56,7 +56,11 @@ def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any
         return Unknown(error.reason, error.evidence)
     except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
         evidence = "".join(outputs[section.name].text[:200] for section in probe.sections[:1])
-        return Unknown(f"makes no sense ({type(error).__name__}: {error})", evidence)
+        return Unknown(_nonsense(error), evidence)
+
+
+def _nonsense(error: Exception) -> str:
+    return f"makes no sense ({type(error).__name__}: {error})"
 
 
 def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> Snapshot:
@@ -92,6 +96,9 @@ def judge(
         if isinstance(seen, Unknown):
             shown = f"{seen.reason}: {seen.evidence}" if seen.evidence else seen.reason
             results.append(unknown(f"{subject}.observed", shown))
-        else:
+            continue
+        try:
             results.extend(judge_subject(seen, policy))
+        except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
+            results.append(unknown(f"{subject}.observed", _nonsense(error)))
     return results

@@ -31,16 +31,14 @@ LIMIT_S = 90
 #: A policy whose limits every machine can give its nodes.
 POLICY = {"limit_memlock": 4096, "limit_nofile": 16384}
 
-#: The command with other limits than its own: `python -c SHORT SECONDS WORDS…`.
+#: What runs before the command to give its operations other limits on the node than their own.
 SHORT = """
-import sys
-import termios
 from nodeready.operations import STEPS
 for step in STEPS:
-    object.__setattr__(step, "timeout_s", int(sys.argv[1]))
-from nodeready.cli import main
-main(sys.argv[2:])
+    object.__setattr__(step, "timeout_s", {seconds})
 """
+_PATCH = "from nodeready.transports import patch\n"
+_MAIN = "import sys\nfrom nodeready.cli import main\nmain(sys.argv[1:])\n"
 
 
 class Done:
@@ -72,12 +70,12 @@ class Tool:
     def start(
         self,
         *words: object,
-        seconds: int | None = None,
+        first: str = "",
         env: dict[str, str] | None = None,
         **how: Any,
     ) -> subprocess.Popen[bytes]:
-        """seconds: the limit of each operation on the node, in place of its own."""
-        argv = ["-m", "nodeready"] if seconds is None else ["-c", SHORT, str(seconds)]
+        """first: code that runs before the command, in its process."""
+        argv = ["-c", _PATCH + first + _MAIN] if first else ["-m", "nodeready"]
         how = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,

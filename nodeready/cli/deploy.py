@@ -118,7 +118,9 @@ class _Deploy:
         try:
             return click.confirm(question, err=True)
         except click.Abort:
-            raise KeyboardInterrupt from None
+            self.screen.err.print()
+            self.session.interrupted = True
+            return False
 
     def _judged(self) -> list[NodeRun]:
         if self.chosen is None:
@@ -179,6 +181,7 @@ class _Deploy:
     def _code(self, check: bool = False) -> int:
         session = self.session
         return exit_code(
+            interrupted=session.interrupted,
             failed=bool(self._failed()),
             unreachable=any(n.unreachable for n in session.nodes),
             check=check or any(r.status == "unknown" for n in session.nodes for r in n.results),

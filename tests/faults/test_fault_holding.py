@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from nodeready.nodesets import fold
-from tests.command import Tool, hang, hangs, ours, wait_for, written
+from tests.command import SHORT, Tool, hang, hangs, ours, wait_for, written
 
 pytestmark = pytest.mark.lab
 
@@ -63,10 +63,17 @@ def test_a_command_hangs(fresh_nodes, fleet, tool):
     hang(deaf, "trap '' TERM INT HUP\n")
     probed.write("/usr/local/bin/py-spy", "#!/bin/sh\nsleep 600\n", mode=0o755)
     where = fleet([good, slow, deaf, probed], lock_wait_s=0)
-    done = tool("deploy", where, "--yes", "--only", "ptrace,limits,debug_tools", seconds=3)
+    done = tool(
+        "deploy",
+        where,
+        "--yes",
+        "--only",
+        "ptrace,limits,debug_tools",
+        first=SHORT.format(seconds=6),
+    )
     assert done.status == 1, done
     both = fold([slow.name, deaf.name])
-    assert f"failed      {both}: ptrace.scope: ended after 3 s\n" in done.out, done
+    assert f"failed      {both}: ptrace.scope: ended after 6 s\n" in done.out, done
     for node in (slow, deaf):
         assert node.run("cat /etc/security/limits.d/zz-nodeready.conf").stdout
     assert re.search(rf"unknown +debug_tools\S* +{probed.name}\n.*timed out", done.out), done

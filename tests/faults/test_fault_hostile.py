@@ -41,6 +41,43 @@ def test_a_fact_that_makes_no_sense(fresh_nodes, fleet, tool):
     assert odd.read("/proc/sys/kernel/yama/ptrace_scope").startswith("abc")
 
 
+#: Mistakes that we do not know of: in looking at a node, in judging a subject, in planning a step.
+_MISTAKES = """
+from nodeready import session, subjects
+from nodeready.operations import core_dumps
+real = session.observe
+
+def observe(host, *words):
+    if host.name.endswith("002"):
+        raise KeyError("looking")
+    return real(host, *words)
+
+def wrong(*words):
+    raise IndexError("judging or planning")
+
+session.observe = observe
+subjects.SUBJECTS["limits"] = (subjects.SUBJECTS["limits"][0], wrong)
+object.__setattr__(core_dumps.directory, "act", wrong)
+"""
+
+
+def test_a_mistake_of_ours(fresh_nodes, fleet, tool):
+    """It costs the node, the subject or the step in which it shows; all others are done."""
+    good, bad = fresh_nodes(2)
+    words = ("--yes", "--only", "ptrace,core_dumps,limits")
+    done = tool("deploy", fleet([good, bad]), *words, first=_MISTAKES)
+    assert done.status == 1, done
+    assert re.search(
+        rf"^failed +{bad.name}: internal error at \S+:\d+: KeyError: ", done.out, re.M
+    )
+    planning = "core_dumps.directory: internal error: IndexError: judging or planning"
+    assert f"failed      {good.name}: {planning}\n" in done.out, done
+    assert re.search(rf"unknown +limits\.observed +{good.name}\n +makes no sense \(Ind", done.out)
+    changed = rf"^changed +{good.name}: ptrace\.scope, core_dumps\.pattern$"
+    assert re.search(changed, done.out, re.M), done
+    assert not [path for path in written(bad) if "nodeready" in path]
+
+
 @pytest.mark.parametrize("color", ["never", "always"])
 def test_escape_sequences_and_markup_from_a_node(color, fresh_node, fleet, tool):
     """Shown as visible escapes and as text: in values, in their sources, in diffs, in errors."""
