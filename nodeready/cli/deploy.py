@@ -79,7 +79,8 @@ class _Deploy:
             screen.show(show_left(self._judged()))
             screen.show(show_errors(session.nodes))
             self._count_check()
-            return self._code(check=bool(self.plans))
+            failing = any(r.status == "fail" for n in session.nodes for r in n.results)
+            return self._code(check=bool(self.plans) or failing)
         if any(made.changes for made in self.plans.values()) and not yes and not self._agreed():
             screen.say("nothing was changed")
             return self._code(check=True)

@@ -132,6 +132,7 @@ nr_write() {
     fi
     chmod "$nr_mode" "$nr_tmp" || nr_fail "$nr_path: cannot set the mode"
     if [ "$nr_data" = - ]; then
+        command -v gzip >/dev/null 2>&1 || nr_fail "$nr_path: gzip is not installed"
         nr_out=$({ base64 -d <&3 | gzip -dc >"$nr_tmp"; } 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     else
         nr_out=$({ printf '%s' "$nr_data" | base64 -d >"$nr_tmp"; } 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"

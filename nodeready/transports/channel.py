@@ -135,7 +135,7 @@ def here(command: str, stdin: bytes = b"", mark: bytes = b"") -> Said:
     endless: list[bytes] = []
 
     def end() -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
 
     def stderr() -> None:
@@ -157,7 +157,7 @@ def here(command: str, stdin: bytes = b"", mark: bytes = b"") -> Said:
         if endless:
             raise TooMuchOutput(endless[0])
         status = process.wait()
-    except BaseException:
+    except (TooMuchOutput, gevent.Timeout):
         end()
         raise
     finally:

@@ -96,6 +96,25 @@ def test_mode_and_owner_stay(fresh_node, fleet, tool):
     assert fresh_node.run(stat.format(OURS)).stdout == "640 ml ml\n644 root root\n"
 
 
+def test_selinux_label_is_kept(fresh_node, fleet, tool):
+    """Of a file that is there; a new one gets what the node's policy says. With stand-ins: they
+    note what they are asked, since few machines that run tests have SELinux."""
+    fresh_node.enter(["sh", "-c", "mount -t tmpfs none /sys/fs; mkdir /sys/fs/selinux"])
+    fresh_node.write("/sys/fs/selinux/enforce", "1")
+    for name in ("chcon", "restorecon"):
+        note = f'#!/bin/sh\necho "{name} $*" >>/run/labels\n'
+        fresh_node.write(f"/usr/local/sbin/{name}", note, mode=0o755)
+    fresh_node.write(OURS, OLD)
+    done = tool("deploy", fleet([fresh_node]), "--yes", "--only", "ptrace,limits")
+    assert done.status == 0, done
+    labels = fresh_node.read("/run/labels").splitlines()
+    assert len(labels) == 2, labels
+    assert re.fullmatch(
+        rf"chcon --reference={re.escape(OURS)} -- /etc/sysctl\.d/\.nodeready\.\S{{6}}", labels[0]
+    )
+    assert labels[1] == "restorecon -- /etc/security/limits.d/zz-nodeready.conf"
+
+
 #: A stand-in for a tool: it does its work (or half of it, or none), and the power goes.
 _CUT = """#!/bin/sh
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
