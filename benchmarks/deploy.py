@@ -122,6 +122,7 @@ def main() -> int:
     parser.add_argument("--without-ansible", action="store_true")
     parser.add_argument("--name", default="bench", help="of the lab (default bench)")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--note", default="", help="a sentence about this run, for the document")
     options = parser.parse_args()
     if os.geteuid() != 0:
         print("benchmarks: the lab makes network namespaces: run as root", file=sys.stderr)
@@ -150,8 +151,8 @@ def main() -> int:
     result.about = (
         f"{machine.today()}; {machine.describe()}; {names}, {machine.sshd()}. "
         f"Load average before the run {load:.1f}; the run took "
-        f"{(time.monotonic() - started) / 60:.0f} minutes."
-    )
+        f"{(time.monotonic() - started) / 60:.0f} minutes. {options.note}"
+    ).rstrip()
     print(result.text())
     options.output.parent.mkdir(parents=True, exist_ok=True)
     table.replace(options.output, "deploy", result.markdown())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -114,7 +115,7 @@ class Report:
 
     def markdown(self) -> str:
         """For docs/benchmarks.md."""
-        parts = [f"## Deploy\n\n```\n{self.command}\n```\n\n{self.about}"]
+        parts = [f"## Deploy\n\n```\n{self.command}\n```\n\n{textwrap.fill(self.about, 98)}"]
         parts += [f"### {size} nodes\n\n{table.markdown(self.rows(size))}" for size in self.sizes]
         parts += [f"### Budgets\n\n{table.markdown(self.budget_rows())}"]
         return "\n\n".join(parts)
