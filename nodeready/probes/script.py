@@ -21,8 +21,14 @@ from nodeready.probes.base import Output, ProbeError, Section
 #: More than this much of one node's answer is refused: memory here stays flat.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
-# A section runs in a shell of its own so that its timeout can end it. The probe library's exit
-# trap prints the exit status last: when that line is missing, the section was cut off or ended.
+#: Seconds for all sections together in one shell: they take a tenth of one.
+TOGETHER_S = 5
+
+# First all sections run in one shell, each in a subshell of its own: starting three programs for
+# each would cost the node more than what they do. When that shell does not end well (one hangs,
+# prints without end, or breaks the shell), each runs once more in a shell of its own, under its
+# own timeout and cap; what comes later counts. The exit trap of the probe library prints a
+# section's status last: when that line is missing, the section was cut off or ended.
 # Busybox's timeout ends only its child and leaves what that started: there, we end the session.
 _RUN = r"""
 nr_timeout=$(command -v timeout)
@@ -36,15 +42,31 @@ if [ "$nr_timeout" = timeout ] || [ "$nr_timeout" -ef /bin/busybox ]; then
             >/dev/null 2>&1 &
         nr_watch=$!
         wait $nr_pid
+        nr_status=$?
         kill $nr_watch
+        return $nr_status
     }
 else
     nr_limit() { timeout -k 1 "$@"; }
 fi
 nr_section() {
     printf '\n@%s begin %s\n' "$NR" "$1"
-    nr_limit "$2" sh -c "$NR_LIB$4" 2>&1 | head -c "$3"
+    nr_limit "$2" sh -c "$NR_LIB
+nr_trap
+$4" 2>&1 | head -c "$3"
     printf '\n@%s end\n' "$NR"
+}
+nr_join() {
+    NR_TOGETHER="$NR_TOGETHER
+printf '\n@%s begin %s\n' $NR $1
+(nr_trap
+$2
+)
+printf '\n@%s end\n' $NR"
+}
+nr_together() {
+    { { nr_limit "$1" sh -c "$NR_LIB$NR_TOGETHER" 2>&1 4>&- 5>&-; echo $? >&4; } |
+        head -c "$2" >&5; } 4>&1
 }
 """
 _PACK = r"""
@@ -65,16 +87,26 @@ fi
 
 def make_script(sections: Iterable[Section], policy: Policy, nonce: str) -> str:
     """The POSIX sh text that runs ``sections`` and prints the packed answer; it only reads."""
-    calls: list[str] = []
-    for section in sections:
-        body = shell.minify(section.script(policy))
-        cap = section.cap_bytes
-        calls.append(f"nr_section {section.name} {section.timeout_s} {cap} {shell.quote(body)}")
-    lib = shell.quote(shell.library("probe"))
-    return (
-        f"NR={nonce}\nexport NR\nexec 3<&-\nNR_LIB={lib}\n{shell.minify(_RUN)}"
-        f"nr_all() {{\n" + "\n".join(calls) + f"\n}}\n{shell.minify(_PACK)}"
-    )
+    chosen = tuple(sections)
+    bodies = [shell.quote(shell.minify(section.script(policy))) for section in chosen]
+    names = [f"nr_body_{number}" for number in range(len(chosen))]
+    lines = [
+        f"NR={nonce}",
+        "export NR",
+        "exec 3<&-",
+        f"NR_LIB={shell.quote(shell.library('probe'))}",
+    ]
+    lines += [f"{name}={body}" for name, body in zip(names, bodies)]
+    lines += [shell.minify(_RUN), "NR_TOGETHER="]
+    lines += [f'nr_join {s.name} "${name}"' for s, name in zip(chosen, names)]
+    alone = [
+        f'nr_section {section.name} {section.timeout_s} {section.cap_bytes} "${name}"'
+        for section, name in zip(chosen, names)
+    ]
+    cap = sum(section.cap_bytes for section in chosen)
+    lines += ["nr_all() {", "exec 5>&1", f"nr_ended=$(nr_together {TOGETHER_S} {cap})"]
+    lines += ['if [ "$nr_ended" != 0 ]; then', *alone, "fi", "}", shell.minify(_PACK)]
+    return "\n".join(lines)
 
 
 def mark(nonce: str) -> str:

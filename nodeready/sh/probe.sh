@@ -1,9 +1,12 @@
 # Read-only helpers of the probes. NR is the random word of this run: a line that begins with it
 # is ours, whatever a file or a tool on the node prints.
 
-trap 'nr_rc=$?; printf "\n@%s rc %s\n" "$NR" "$nr_rc"' EXIT
-# Without this, bash would run the exit trap when the timeout ends the section.
-trap 'trap - EXIT; exit 143' TERM
+# nr_trap: print the exit status of this (sub)shell as its last line.
+nr_trap() {
+    trap 'nr_rc=$?; printf "\n@%s rc %s\n" "$NR" "$nr_rc"' EXIT
+    # Without this, bash would run the exit trap when the timeout ends the section.
+    trap 'trap - EXIT; exit 143' TERM
+}
 
 # nr_value NAME FILE: "NAME=first line of FILE", or nothing when it cannot be read. A number of
 # /proc/sys can be read only at once, and dash reads byte by byte: its read would see "1" of "1024".
