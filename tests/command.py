@@ -223,6 +223,13 @@ class Terminal:
             assert self._more(), f"no {words!r} in {self.text}"
         self.heard = self.text.index(words, self.heard) + len(words)
 
+    def asked(self, words: str) -> None:
+        """Until it has asked this, and waits for the answer: a key that is pressed in between
+        would interrupt nothing."""
+        self.expect(words)
+        call = Path("/proc", str(self.process.pid), "syscall")
+        wait_for(lambda: call.read_text().split()[1:2] == ["0x0"])
+
     def send(self, text: str) -> None:
         os.write(self.master, text.encode())
 

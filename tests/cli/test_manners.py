@@ -88,7 +88,7 @@ def test_a_terminal_is_asked_once(fresh_node, fleet, tool):
     words = ("deploy", where, "--only", "ptrace,limits,core_dumps,pdsh")
     for answer, status in (("n\n", 3), ("\n", 3), ("\x03", 130), ("\x04", 130)):
         terminal = Terminal(tool, *words)
-        terminal.expect("changes on 1 node? [y/N]: ")
+        terminal.asked("changes on 1 node? [y/N]: ")
         terminal.send(answer)
         done = terminal.end()
         assert done.status == status, (answer, done)
@@ -102,7 +102,7 @@ def test_a_terminal_is_asked_once(fresh_node, fleet, tool):
         if line.startswith("  limits."):
             assert re.sub(r"\s+", "", line) in squeezed
     terminal = Terminal(tool, *words)
-    terminal.expect("[y/N]: ")
+    terminal.asked("[y/N]: ")
     terminal.send("y\n")
     assert terminal.end().status == 0
     assert fresh_node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "0\n"
