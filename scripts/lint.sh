@@ -1,7 +1,7 @@
 #!/bin/sh
 # Formatting, lint, types and shell scripts: all of them, then fail if one did.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 PATH=$PWD/.venv/bin:$PATH
 status=0
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -54,8 +55,16 @@ def test_a_mistake_is_named_with_its_file(write, text, words):
     assert words in refused.value.message
 
 
+#: In a process of its own: a command that talks to nodes makes sockets and threads gevent's.
+_OPTIONS = """
+import importlib, sys
+name = sys.argv[1]
+command = getattr(importlib.import_module(f"nodeready.cli.{name}"), name)
+print(*(p.name for p in command.params if p.param_type_name == "option"))
+"""
+
+
 @pytest.mark.parametrize("name", config.OPTIONS)
 def test_every_option_may_stand_in_a_file(name):
-    command = getattr(importlib.import_module(f"nodeready.cli.{name}"), name)
-    options = {p.name for p in command.params if p.param_type_name == "option"}
-    assert set(config.OPTIONS[name]) == options - {"help"}
+    shown = subprocess.check_output([sys.executable, "-c", _OPTIONS, name], text=True)
+    assert set(config.OPTIONS[name]) == set(shown.split()) - {"help"}
