@@ -26,7 +26,7 @@ def test_two_runs_at_once(fresh_node, fleet, tool):
     hang(fresh_node)
     where = fleet([fresh_node], lock_wait_s=1)
     words = ("deploy", where, "--yes", "--only", "ptrace")
-    first = tool.start(*words)
+    first = tool.start(*words, first=SHORT.format(seconds=900))
     wait_for(lambda: hangs(fresh_node))
 
     second = tool(*words)
@@ -46,7 +46,7 @@ def test_two_runs_at_once(fresh_node, fleet, tool):
 
     # It ends while the next one waits: that one goes on.
     patient = tool.start("deploy", fleet([fresh_node], lock_wait_s=60), *words[2:])
-    wait_for(lambda: len(ours(fresh_node)) > 1)
+    wait_for(lambda: len(set(re.findall(r"nodeready:\w+", "".join(ours(fresh_node))))) == 2)
     release(fresh_node)
     done = tool.end(patient)
     assert done.status == 0, done
