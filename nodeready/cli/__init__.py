@@ -23,10 +23,16 @@ _COMMANDS = {
     "deploy": "Make every node as the policy wants it.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
+#: Those that talk to nodes.
+_TALKING = ("audit", "deploy")
 
 
 class _Commands(click.Group):
     """A group that imports a subcommand when it is asked for."""
+
+    #: Whether this process is the command, and no program that has imported it: only then may the
+    #: standard library be patched.
+    is_the_command = False
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
@@ -34,6 +40,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
+        if self.is_the_command and cmd_name in _TALKING:
+            importlib.import_module("nodeready.transports.patch")
         module = importlib.import_module(f"nodeready.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
@@ -83,6 +91,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; ends the process with the documented exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    _Commands.is_the_command = True
     try:
         status = cli.main(
             arguments,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from nodeready.transports import patch  # isort: skip  # noqa: F401 - must come first
-
 import sys
 from collections import Counter
 from typing import Any

@@ -1,5 +1,5 @@
-"""Imported first by every command that talks to nodes: gevent must patch the standard library
-before anything else opens a socket, as pyinfra's own command does.
+"""Imported before a command that talks to nodes: gevent must patch the standard library before
+anything else opens a socket, as pyinfra's own command does.
 """
 
 from __future__ import annotations
