@@ -100,9 +100,10 @@ class _Deploy:
         if not self.outcomes:
             self.screen.say("nothing was changed")
             return exit_code(interrupted=True)
+        remember_failed(undone)
         self.screen.say(
             f"partial: {len(self.plans) - len(undone)} of {len(self.plans)} nodes were completed"
-            + (f"; not {nodes(undone)}" if undone else "")
+            + (f"; not {nodes(undone)} (--limit @last-failed)" if undone else "")
         )
         return exit_code(interrupted=True)
 

@@ -161,7 +161,7 @@ def here(command: str, stdin: bytes = b"", mark: bytes = b"") -> Said:
         end()
         raise
     finally:
-        gevent.killall(helpers, block=False)
+        gevent.killall(helpers)
         for stream in (to, stdout, complaints):
             with contextlib.suppress(OSError):
                 stream.close()

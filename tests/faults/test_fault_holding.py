@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -85,6 +86,45 @@ def test_a_command_hangs(fresh_nodes, fleet, tool):
         assert node.enter(["pgrep", "-xa", "sleep"], check=False).stdout.count("600") == 0
 
 
+#: A look ends after one second and not after sixty.
+_IMPATIENT = "from nodeready.transports import live\nlive.PROBE_TIMEOUT_S = 1\n"
+
+
+def test_a_login_that_hangs(fresh_node, fleet, tool):
+    """Not even our limit on the node comes into force: the one here does; the node is unknown."""
+    fresh_node.write("/root/.bashrc", "exec sleep 600\n")
+    done = tool("deploy", fleet([fresh_node]), "--yes", "--only", "ptrace", first=_IMPATIENT)
+    assert done.status == 3, done
+    assert re.search(r"unknown +ptrace\.observed .*\n +no answer in 1 s\n", done.out), done
+
+
+#: Commands on this machine: as `@local` runs them.
+_HERE = r"""
+from nodeready.transports.channel import TooMuchOutput, here
+
+large = b"x" * 5_000_000
+assert here("cat", large).stdout == large.decode()
+assert here("exit 3").status == 3
+assert here("kill -9 $$").status is None
+assert here("exec <&-; sleep 0.1; echo done", large).stdout == "done\n"
+said = here("printf '\\377x'; printf '\\376y' >&2")
+assert (said.stdout, said.stderr) == ("\udcffx", "\udcfey")
+for endless in ("yes", "yes >&2"):
+    try:
+        here(endless, mark=b"never")
+        raise SystemExit(endless)
+    except TooMuchOutput as error:
+        assert error.first.startswith(b"y\ny\n")
+"""
+
+
+def test_commands_on_this_machine():
+    """The same limits, and nothing lost, where no ssh is between."""
+    argv = [sys.executable, "-c", _HERE]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
+
+
 def interrupted(tool: Tool, running: subprocess.Popen[bytes], number: signal.Signals):
     running.send_signal(number)
     done = tool.end(running)
@@ -99,7 +139,8 @@ def test_interrupted_while_changing(number, fresh_nodes, fleet, tool):
     hang(slow)
     # A process of that name, as apt runs it: half-way it must not be ended.
     hang(installing, "cp /bin/sleep /run/dpkg; /run/dpkg 30\n")
-    running = tool.start("deploy", fleet([good, slow, installing]), "--yes", "--only", "ptrace")
+    where = fleet([good, slow, installing])
+    running = tool.start("deploy", where, "--yes", "--only", "ptrace")
     scope = "sysctl -n kernel.yama.ptrace_scope"
     wait_for(lambda: hangs(slow) and hangs(installing) and good.run(scope).stdout == "0\n")
     wait_for(lambda: not ours(good))
@@ -108,6 +149,9 @@ def test_interrupted_while_changing(number, fresh_nodes, fleet, tool):
     for node in (slow, installing):
         assert f"partial     {node.name}: stopped in ptrace.scope\n" in done.out
     assert f"partial: 1 of 3 nodes were completed; not {slow.name[:-3]}[" in done.err
+    left = tool("deploy", where, "--check", "--only", "ptrace", "--limit", "@last-failed")
+    assert f"{good.name}" not in left.out
+    assert f"{fold([slow.name, installing.name])}: 1 change\n" in left.out, left
     wait_for(lambda: not ours(slow))
     assert slow.enter(["pgrep", "-xa", "sleep"], check=False).stdout.count("600") == 0
     assert installing.enter(["pgrep", "-x", "dpkg"]).stdout
