@@ -17,6 +17,8 @@ from nodeready.transports.connector import who
 #: A change can bring the next one to light (a package that brings a configuration file, apport
 #: that resets core_pattern when it stops). What is not done after this many looks is reported.
 MAX_PASSES = 3
+#: What nr_lock says (sh/change.sh).
+NOT_ROOT = "not root: run with sudo"
 
 
 @dataclass
@@ -69,6 +71,9 @@ def deploy_node(
             outcome.cut = ""
             if not answer.ok:
                 outcome.failed[change.step] = answer.reason()
+                if answer.reason() == NOT_ROOT:
+                    # No later step can do better: say it once.
+                    return
             elif change.step not in outcome.done:
                 outcome.done.append(change.step)
         if not touched:
