@@ -160,7 +160,7 @@ def written(node: Node) -> dict[str, tuple[int, int, int]]:
 def ours(node: Node) -> list[str]:
     """Processes of ours that still run on the node, and temporary files that were left."""
     look = (
-        "ps -eo pid,args | grep '[n]odeready:';"
+        "ps -eww -o pid,args | grep '[n]odeready:';"
         "find /etc /usr/local /home /root /var/crash -xdev -name '.nodeready.*'"
     )
     return node.enter(["sh", "-c", look], check=False).stdout.splitlines()

@@ -77,10 +77,8 @@ def test_a_deploy_is_at_work_at_once_and_after_a_reboot(vm: Vm, where: Path) -> 
     assert "pending" in first.stdout
     at_work(vm)
     again = nodeready("deploy", where, "--yes")
-    assert (again.returncode, again.stdout.splitlines()[-1]) == (
-        0,
-        "0 changed (0 changes), 1 ok, 0 failed, 0 unreachable",
-    )
+    assert again.returncode == 0, again.stdout
+    assert again.stdout.splitlines()[-1].startswith("0 changed (0 changes), ")
     assert "iommu=pt" not in vm.run("cat /proc/cmdline").stdout.split()
 
     vm.reboot()
