@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import secrets
 import subprocess
+import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Protocol
 
 from nodeready import shell, snapshot
@@ -61,3 +63,21 @@ def apply(run: Runner, changes: Iterable[Change]) -> None:
         text = change.script("test", "root@test", 5)
         done = run(shell.command(text, change.timeout_s, "nodeready:test"), change.stdin())
         assert done.returncode == 0, f"{change.step}: {done.stderr.strip()}"
+
+
+def project(*words: object) -> Done:
+    """Run a program in the checkout, without a terminal; whatever its exit status."""
+    return subprocess.run(
+        [str(word) for word in words],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=600,
+        check=False,
+    )
+
+
+def nodeready(*words: object) -> Done:
+    """Run this project's command, as a user would from the checkout."""
+    return project(sys.executable, "-m", "nodeready", *words)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from nodeready.operations import STEPS
 from nodeready.subjects import SUBJECTS
+from tests.helpers import Done, nodeready, project
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,24 +25,8 @@ POLICY = {
 }
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(word) for word in words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=300,
-        check=False,
-    )
-
-
-def nodeready(*words: object) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-m", "nodeready", *words)
-
-
-def pyinfra(*words: object) -> subprocess.CompletedProcess[str]:
-    return run(Path(sys.executable).parent / "pyinfra", *words)
+def pyinfra(*words: object) -> Done:
+    return project(Path(sys.executable).parent / "pyinfra", *words)
 
 
 def count_commands(nodes):

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT
-
-
-def nodeready(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nodeready", *map(str, words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+from tests.docs.pages import DOCS
+from tests.helpers import nodeready
 
 
 @pytest.mark.lab

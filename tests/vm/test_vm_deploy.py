@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from nodeready.lab.vm import Vm
+from tests.helpers import nodeready
 
 pytestmark = pytest.mark.vm
 
-ROOT = Path(__file__).parents[2]
 #: Values that tell the policy's from the machine's own.
 POLICY = {"limit_nofile": 65536, "ssh_client_hosts": ["vm*"], "pdshrc_users": ["ml"]}
 
@@ -25,18 +23,6 @@ def where(vm: Vm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("inventory") / "inventory.py"
     path.write_text(f"vm = ([('vm1', {vm.inventory_data()!r})], {POLICY!r})\n")
     return path
-
-
-def nodeready(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nodeready", *map(str, words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=600,
-        check=False,
-    )
 
 
 def at_work(vm: Vm) -> None:
