@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,14 +18,20 @@ from tests.command import Terminal, ours, wait_for, written
 
 pytestmark = pytest.mark.lab
 
-PASSWORD = "Zu-g3h31m'\"$x"
 WITH = "ml ALL=(ALL:ALL) ALL\n"
 WANTS = "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD"
 
 
-def lock(node, sudoers: str = WITH) -> None:
-    """ml has a password, and these rights."""
-    node.enter(["chpasswd"], input=f"ml:{PASSWORD}\n")
+@pytest.fixture
+def password() -> str:
+    """With all that a shell could stumble over; another in each test, since tests run side by side
+    and look for it in every process."""
+    return f"Zu-{secrets.token_hex(6)}'\"$x"
+
+
+def lock(node, password: str, sudoers: str = WITH) -> None:
+    """ml has this password, and these rights."""
+    node.enter(["chpasswd"], input=f"ml:{password}\n")
     node.write("/etc/sudoers.d/ml", sudoers, mode=0o440)
 
 
@@ -33,7 +40,8 @@ def watched(nodes, secret: str) -> Iterator[list[str]]:
     """Where the secret can be read in a process of these nodes, or of this machine, meanwhile."""
     seen: list[str] = []
     over = threading.Event()
-    secrets = [secret.encode(), secret.encode().hex().encode()]
+    forms = [secret.encode(), secret.encode().hex().encode()]
+    known: list[str] = []
 
     def look() -> None:
         while not over.wait(0.01):
@@ -41,7 +49,7 @@ def watched(nodes, secret: str) -> Iterator[list[str]]:
                 for name in ("cmdline", "environ"):
                     with contextlib.suppress(OSError):
                         content = Path("/proc", pid, name).read_bytes()
-                        if any(word in content for word in secrets):
+                        if pid not in known and any(word in content for word in forms):
                             seen.append(f"{pid} {name}: {content[:200]!r}")
 
     thread = threading.Thread(target=look)
@@ -50,6 +58,7 @@ def watched(nodes, secret: str) -> Iterator[list[str]]:
         # It would be seen.
         with subprocess.Popen(["sleep", "60"], env={"X": secret}) as shown:
             wait_for(lambda: bool(seen))
+            known.append(str(shown.pid))
             shown.kill()
         seen.clear()
         yield seen
@@ -62,11 +71,11 @@ def as_ml(fleet, nodes, **data):
     return fleet(nodes, {node.name: {"ssh_user": "ml"} for node in nodes}, **data)
 
 
-def test_sudo_wants_a_password(fresh_nodes, fleet, tool):
+def test_sudo_wants_a_password(fresh_nodes, fleet, tool, password):
     """Without a terminal: found before any work, in one line for all nodes; the others finish."""
     free, *locked, stranger = fresh_nodes(4)
     for node in locked:
-        lock(node)
+        lock(node, password)
     stranger.enter(["rm", "/etc/sudoers.d/ml"])
     before = [written(node) for node in (*locked, stranger)]
     where = as_ml(fleet, [free, *locked, stranger])
@@ -81,18 +90,18 @@ def test_sudo_wants_a_password(fresh_nodes, fleet, tool):
     assert "ptrace.scope: not root: run with sudo" in without.out
 
 
-def test_sudo_asks_once_on_a_terminal(fresh_nodes, fleet, tool):
+def test_sudo_asks_once_on_a_terminal(fresh_nodes, fleet, tool, password):
     """For all nodes together, whatever of them wants one; the password is nowhere to be seen."""
     free, first, second, stranger = nodes = fresh_nodes(4)
     for node in (first, second):
-        lock(node)
-    lock(stranger, "")
+        lock(node, password)
+    lock(stranger, password, "")
     where = as_ml(fleet, nodes)
     words = ("deploy", where, "--sudo", "--yes", "--diff", "--only", "ptrace,debug_tools", "-v")
-    with watched(nodes, PASSWORD) as seen:
+    with watched(nodes, password) as seen:
         terminal = Terminal(tool, *words)
         terminal.expect("sudo password (3 nodes): ")
-        terminal.send(f"{PASSWORD}\n")
+        terminal.send(f"{password}\n")
         done = terminal.end()
     assert done.status == 1, done
     assert done.out.count("sudo password") == 1
@@ -105,22 +114,22 @@ def test_sudo_asks_once_on_a_terminal(fresh_nodes, fleet, tool):
         )
         assert ours(node) == []
     assert seen == []
-    assert PASSWORD not in done.out
+    assert password not in done.out
     for node in nodes:
         found = node.enter(
-            ["grep", "-rlF", "--", PASSWORD, "/etc", "/var/log", "/tmp", "/root", "/run"],
+            ["grep", "-rlF", "--", password, "/etc", "/var/log", "/tmp", "/root", "/run"],
             check=False,
         )
         assert found.stdout == ""
     kept = [path for path in tool.home.rglob("*") if path.is_file()]
-    assert all(PASSWORD not in path.read_text(errors="replace") for path in kept)
+    assert all(password not in path.read_text(errors="replace") for path in kept)
 
 
-def test_sudo_refuses_the_password(fresh_nodes, fleet, tool):
+def test_sudo_refuses_the_password(fresh_nodes, fleet, tool, password):
     """One line, and nothing was done."""
     nodes = fresh_nodes(2)
     for node in nodes:
-        lock(node)
+        lock(node, password)
     terminal = Terminal(tool, "deploy", as_ml(fleet, nodes), "--sudo", "--yes", "--only", "ptrace")
     terminal.expect("sudo password (2 nodes): ")
     terminal.send("wrong\n")
@@ -133,15 +142,15 @@ def test_sudo_refuses_the_password(fresh_nodes, fleet, tool):
         assert not [path for path in written(node) if "nodeready" in path]
 
 
-def test_a_password_in_the_inventory(fresh_nodes, fleet, tool):
+def test_a_password_in_the_inventory(fresh_nodes, fleet, tool, password):
     """It works, on nodes that want none too, and is shown neither by a node nor by us."""
     free, locked = nodes = fresh_nodes(2)
-    lock(locked)
-    where = as_ml(fleet, nodes, _sudo=True, _sudo_password=PASSWORD)
-    with watched(nodes, PASSWORD) as seen:
+    lock(locked, password)
+    where = as_ml(fleet, nodes, _sudo=True, _sudo_password=password)
+    with watched(nodes, password) as seen:
         done = tool("deploy", where, "--yes", "--only", "ptrace,debug_tools", "-vv")
     assert done.status in (0, 3), done
     assert f"changed     {fold(n.name for n in nodes)}: ptrace.scope" in done.out, done
     assert seen == []
-    assert PASSWORD not in done.out + done.err
+    assert password not in done.out + done.err
     assert free.run("py-spy --version").stdout.startswith("py-spy ")
