@@ -10,11 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Names = tuple[str, ...]
+#: A mapping of names to settings, as plain tuples so that a Policy can be compared and hashed;
+#: `rows` turns it back into dicts.
+Table = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
 
 
 def _setting(default: Any, kind: str, doc: str, **rule: Any) -> Any:
     """A field with its kind (the key of a validator in settings.py), its rule and its meaning."""
     return field(default=default, metadata={"kind": kind, "doc": doc, **rule})
+
+
+def rows(table: Table) -> dict[str, dict[str, Any]]:
+    """A Table as ``{name: {column: value}}``."""
+    return {name: dict(columns) for name, columns in table}
 
 
 @dataclass(frozen=True)
@@ -151,4 +159,109 @@ class Policy:
         "Seconds to wait for the package manager's lock: a fresh node's first update can hold it.",
         low=0,
         high=3600,
+    )
+    gpu_count: int | None = _setting(
+        None,
+        "count",
+        "GPUs that every node has; None: as many as its PCI bus shows.",
+        low=0,
+        high=64,
+    )
+    gpu_model: str = _setting(
+        "", "line", "The product name that the vendor's tool prints; '': any, if it is one."
+    )
+    gpu_driver: str = _setting("", "line", "The GPU driver's version; '': any.")
+    gpu_vbios: Names = _setting((), "lines", "The VBIOS versions that GPUs may have; (): any.")
+    gpu_ecc: str = _setting(
+        "on",
+        "choice",
+        "ECC mode of GPUs that have one: without it a flipped bit is a wrong result that nobody "
+        "sees. 'any' judges nothing.",
+        choices=("on", "off", "any"),
+    )
+    gpu_persistence: str = _setting(
+        "on",
+        "choice",
+        "Persistence of NVIDIA's driver, by its daemon or mode: without it the driver unloads "
+        "after each job and the next one waits seconds per GPU.",
+        choices=("on", "off", "any"),
+    )
+    gpu_mig: str = _setting(
+        "any", "choice", "MIG mode of GPUs that have one.", choices=("on", "off", "any")
+    )
+    gpu_max_temperature_c: int | None = _setting(
+        None,
+        "count",
+        "Degrees Celsius that no GPU may reach; None: its own slow-down threshold.",
+        low=30,
+        high=120,
+    )
+    gpu_idle: bool = _setting(
+        False, "bool", "True: no process may be left on a GPU, for nodes that have no job."
+    )
+    xid_ignore: tuple[int, ...] = _setting(
+        (), "numbers", "NVIDIA Xid codes that are not reported.", low=0, high=1023
+    )
+    nics: Table = _setting(
+        (),
+        "table",
+        "Network interfaces that every node has, and what they must be: "
+        "{'eth0': {'speed_mbps': 100000, 'mtu': 9000, 'driver': 'mlx5_core'}}.",
+        columns={"speed_mbps": int, "mtu": int, "driver": str, "firmware": str},
+    )
+    rdma_ports: Table = _setting(
+        (),
+        "table",
+        "RDMA ports that every node has, as DEVICE/PORT, and what they must be: "
+        "{'mlx5_0/1': {'rate_gbps': 400, 'link_layer': 'InfiniBand', 'firmware': '28.39.1002'}}.",
+        columns={"rate_gbps": int, "link_layer": str, "firmware": str},
+    )
+    kernel_release: str = _setting("", "line", "The kernel's release, as uname -r; '': any.")
+    os_release: str = _setting(
+        "", "line", "Distribution and version, ID and VERSION_ID of os-release(5): 'ubuntu 22.04'."
+    )
+    timezone: str = _setting("", "line", "The time zone, e.g. 'Etc/UTC'; '': any.")
+    clock: str = _setting(
+        "synchronised",
+        "choice",
+        "Whether the clock must be synchronised: logs and certificates of nodes have to agree.",
+        choices=("synchronised", "any"),
+    )
+    mounts: Names = _setting((), "paths", "Directories that must be mount points, absolute.")
+    disk_free_percent: int = _setting(
+        5,
+        "int",
+        "Per cent of space and of inodes that must be free on local file systems: at 5 per cent "
+        "ext4 keeps the rest for root, and jobs fail.",
+        low=0,
+        high=99,
+    )
+    shm_min_mb: int = _setting(
+        0,
+        "int",
+        "MiB that /dev/shm must have: PyTorch's data loaders and NCCL share memory through it. "
+        "0: any.",
+        low=0,
+        high=1 << 30,
+    )
+    memory_min_mb: int = _setting(
+        0, "int", "MiB of memory that the kernel must see; 0: any.", low=0, high=1 << 30
+    )
+    hugepages: int | None = _setting(
+        None, "count", "vm.nr_hugepages; None: any.", low=0, high=1 << 30
+    )
+    swap: str = _setting("any", "choice", "Whether there may be swap.", choices=("any", "off"))
+    numa_balancing: int | None = _setting(
+        None,
+        "count",
+        "kernel.numa_balancing; None: 0 where AMD Instinct GPUs are (ROCm asks for it), any "
+        "elsewhere.",
+        low=0,
+        high=2,
+    )
+    waivers: tuple[tuple[str, str], ...] = _setting(
+        (),
+        "waivers",
+        "Findings that are known and accepted, check id -> reason: they are listed as waived, "
+        "and fail nothing: {'nics.mtu': 'until the switch is replaced, ticket 4711'}.",
     )

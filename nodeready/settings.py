@@ -19,7 +19,10 @@ CORE_SPECIFIERS = frozenset("%cCdeEfghiIpPstu")
 CORE_PATTERN_MAX_BYTES = 128
 
 #: First words of our keys: an unknown key that begins with one of them is meant for us.
-_PREFIXES = ("ptrace_", "core_", "limit_", "pdshrc_", "ssh_client_", "iommu_", "py_spy_")
+_PREFIXES = (
+    "ptrace_", "core_", "limit_", "pdshrc_", "ssh_client_", "iommu_", "py_spy_", "gpu_", "xid_",
+    "rdma_",
+)  # fmt: skip
 _FIELDS: dict[str, Field[Any]] = {f.name: f for f in fields(Policy)}
 
 
@@ -41,6 +44,61 @@ def _int(value: Any, rule: Mapping[str, Any]) -> int:
     if not rule["low"] <= value <= rule["high"]:
         raise _Wrong(f"must be between {rule['low']} and {rule['high']}")
     return value
+
+
+def _count(value: Any, rule: Mapping[str, Any]) -> int | None:
+    return None if value is None else _int(value, rule)
+
+
+def _bool(value: Any, rule: Mapping[str, Any]) -> bool:
+    if not isinstance(value, bool):
+        raise _Wrong("must be True or False")
+    return value
+
+
+def _numbers(value: Any, rule: Mapping[str, Any]) -> Any:
+    if isinstance(value, str) or not isinstance(value, (tuple, list, set, frozenset)):
+        raise _Wrong(f"must be a list of numbers: ({value!r},)?")
+    return tuple(sorted(_int(item, rule) for item in value))
+
+
+def _table(value: Any, rule: Mapping[str, Any]) -> Any:
+    """A mapping of names to columns; see policy.Table."""
+    columns: Mapping[str, type] = rule["columns"]
+    if value == ():
+        return ()
+    if not isinstance(value, Mapping):
+        raise _Wrong("must map names to settings: {'NAME': {...}}")
+    found = []
+    for name, settings in sorted(value.items(), key=lambda item: str(item[0])):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*", _text(name)):
+            raise _Wrong(f"{name!r} is no name")
+        if not isinstance(settings, Mapping):
+            raise _Wrong(f"{name!r} must have settings: {{'{next(iter(columns))}': ...}}")
+        for column, wanted in settings.items():
+            if column not in columns:
+                close = difflib.get_close_matches(str(column), columns, n=1)
+                meant = f"did you mean {close[0]}?" if close else "there are " + ", ".join(columns)
+                raise _Wrong(f"{name!r} has the unknown setting {column!r}: {meant}")
+            if columns[column] is int:
+                _int(wanted, {"low": 1, "high": 10_000_000})
+            else:
+                _text(wanted)
+        found.append((name, tuple(sorted(settings.items()))))
+    return tuple(found)
+
+
+def _waivers(value: Any, rule: Mapping[str, Any]) -> Any:
+    if value == ():
+        return ()
+    if not isinstance(value, Mapping):
+        raise _Wrong("must map check ids to reasons: {'nics.mtu': 'why'}")
+    for check, reason in value.items():
+        if not re.fullmatch(r"[a-z_]+\.[a-z_]+", _text(check)):
+            raise _Wrong(f"{check!r} is no check id")
+        if not _text(reason).strip():
+            raise _Wrong(f"{check!r} needs a reason")
+    return tuple(sorted(value.items()))
 
 
 def _text(value: Any) -> str:
@@ -118,6 +176,11 @@ def _version(value: Any, rule: Mapping[str, Any]) -> str:
 
 _VALIDATORS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     "int": _int,
+    "count": _count,
+    "bool": _bool,
+    "numbers": _numbers,
+    "table": _table,
+    "waivers": _waivers,
     "choice": _choice,
     "limit": _limit,
     "core_pattern": _core_pattern,

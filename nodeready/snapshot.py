@@ -13,7 +13,7 @@ from nodeready.policy import Policy
 from nodeready.probes import script as wire
 from nodeready.probes.base import Output, Probe, ProbeError, Section, Unknown
 from nodeready.results import Result, unknown
-from nodeready.subjects import PROBES, SUBJECTS
+from nodeready.subjects import OBSERVED, PROBES, SUBJECTS
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,17 @@ def judge(
     A subject that is Unknown gives one ``unknown`` result, with the reason and the evidence.
     """
     results: list[Result] = []
-    for subject, (_, judge_subject) in SUBJECTS.items():
-        if subject not in snapshot.subjects or (subjects is not None and subject not in subjects):
+    for name, subject in SUBJECTS.items():
+        if name not in snapshot.subjects or (subjects is not None and name not in subjects):
             continue
-        seen = snapshot[subject]
+        seen = snapshot[name]
         if isinstance(seen, Unknown):
             shown = f"{seen.reason}: {seen.evidence}" if seen.evidence else seen.reason
-            results.append(unknown(f"{subject}.observed", shown))
+            results.append(unknown(f"{name}.{OBSERVED}", shown))
             continue
-        try:
-            results.extend(judge_subject(seen, policy))
-        except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
-            results.append(unknown(f"{subject}.observed", _nonsense(error)))
+        for given in subject.checks:
+            try:
+                results.append(given(seen, policy))
+            except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
+                results.append(unknown(f"{name}.{given.__name__}", _nonsense(error)))
     return results

@@ -1,8 +1,12 @@
-"""The subjects: the probe and the judge of each, under one name, in the order of the reports."""
+"""The subjects: the probe, the checks and the comparable facts of each, under one name.
+
+Their order is that of the reports.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nodeready.checks import core_dumps, debug_tools, iommu, limits, pdsh, ptrace, ssh_client
@@ -18,18 +22,54 @@ from nodeready.probes import ssh_client as ssh_client_probe
 from nodeready.probes.base import Probe
 from nodeready.results import Result
 
-Judge = Callable[[Any, Policy], list[Result]]
+Check = Callable[[Any, Policy], Result]
 
-#: subject -> (probe, judge)
-SUBJECTS: dict[str, tuple[Probe, Judge]] = {
-    "ptrace": (ptrace_probe.PROBE, ptrace.judge),
-    "core_dumps": (core_dumps_probe.PROBE, core_dumps.judge),
-    "limits": (limits_probe.PROBE, limits.judge),
-    "ssh_client": (ssh_client_probe.PROBE, ssh_client.judge),
-    "pdsh": (pdsh_probe.PROBE, pdsh.judge),
-    "iommu": (iommu_probe.PROBE, iommu.judge),
-    "debug_tools": (debug_tools_probe.PROBE, debug_tools.judge),
-}
+
+def _nothing(seen: Any) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One subject in all rooms.
+
+    checks:   pure functions (observed, policy) -> Result; the id is ``SUBJECT.FUNCTION``
+    compared: what the nodes of a group should have in common: fact -> number or text. The fact's
+              name is relative to the subject (``driver``, ``eth0.mtu``); a value that could not be
+              observed is left out
+    learned:  the policy that this node would fit: key of Policy -> value as group_data holds it
+    """
+
+    name: str
+    probe: Probe
+    checks: tuple[Check, ...]
+    compared: Callable[[Any], Mapping[str, Any]] = _nothing
+    learned: Callable[[Any], Mapping[str, Any]] = _nothing
+
+    def ids(self) -> list[str]:
+        """The ids of its checks."""
+        return [f"{self.name}.{check.__name__}" for check in self.checks]
+
+
+_ALL = (
+    Subject("ptrace", ptrace_probe.PROBE, ptrace.CHECKS),
+    Subject("core_dumps", core_dumps_probe.PROBE, core_dumps.CHECKS),
+    Subject("limits", limits_probe.PROBE, limits.CHECKS),
+    Subject("ssh_client", ssh_client_probe.PROBE, ssh_client.CHECKS),
+    Subject("pdsh", pdsh_probe.PROBE, pdsh.CHECKS),
+    Subject("iommu", iommu_probe.PROBE, iommu.CHECKS),
+    Subject("debug_tools", debug_tools_probe.PROBE, debug_tools.CHECKS),
+)
+
+SUBJECTS: dict[str, Subject] = {subject.name: subject for subject in _ALL}
+
+#: What stands for a subject that could not be observed: ``SUBJECT.observed``.
+OBSERVED = "observed"
 
 #: The probes of a snapshot: the subjects', and the one that reads the files of ours.
-PROBES: tuple[Probe, ...] = (*(probe for probe, _ in SUBJECTS.values()), ours.PROBE)
+PROBES: tuple[Probe, ...] = (*(subject.probe for subject in _ALL), ours.PROBE)
+
+
+def check_ids() -> list[str]:
+    """The id of every check, in the order of the reports."""
+    return [check for subject in _ALL for check in subject.ids()]

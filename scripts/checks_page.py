@@ -62,12 +62,8 @@ class Subject:
 
     def checks(self) -> Iterator[ast.FunctionDef]:
         """The checks, in the order in which they are judged."""
-        judge = self.functions["judge"]
-        used = [node.id for node in ast.walk(judge) if isinstance(node, ast.Name)]
-        for name in sorted(set(used) & self.functions.keys(), key=used.index):
-            function = self.functions[name]
-            if isinstance(function.returns, ast.Name) and function.returns.id == "Result":
-                yield function
+        for check in SUBJECTS[self.name].checks:
+            yield self.functions[check.__name__]
 
     def reached(self, function: ast.FunctionDef) -> list[ast.FunctionDef]:
         """The function, and those of the module that it hands its judgement to."""

@@ -11,13 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from nodeready import shell, snapshot
 from nodeready.actions import Change
 from nodeready.operations.step import Step
 from nodeready.policy import Policy
 from nodeready.probes import script
+from nodeready.results import Result
 from nodeready.snapshot import Snapshot
 
 Done = subprocess.CompletedProcess[str]
@@ -50,6 +51,11 @@ def observe(run: Runner, policy: Policy, subjects: Iterable[str] | None = None) 
     text = script.make_script(snapshot.sections(chosen), policy, nonce)
     done = run(shell.command(text, 60, "nodeready:test"))
     return snapshot.read(done.stdout, chosen, policy, nonce)
+
+
+def judge_all(checks: Any, seen: Any, policy: Policy) -> list[Result]:
+    """The results of all checks of a module of nodeready.checks."""
+    return [check(seen, policy) for check in checks.CHECKS]
 
 
 def plan(seen: Snapshot, policy: Policy, steps: Iterable[Step]) -> list[Change]:

@@ -120,9 +120,5 @@ def size(seen: CoreDumps, want: Policy) -> Result:
     return ok(check, "infinity")
 
 
-def judge(seen: CoreDumps, want: Policy) -> list[Result]:
-    """All checks of the subject."""
-    return [
-        check(seen, want)
-        for check in (pattern, sysctl_conf, directory, retention, rewriters, size)
-    ]
+#: All checks of the subject, in the order of the reports.
+CHECKS = (pattern, sysctl_conf, directory, retention, rewriters, size)

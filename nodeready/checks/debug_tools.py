@@ -44,6 +44,5 @@ def py_spy(seen: DebugTools, want: Policy) -> Result:
     return ok(check, version, version, PY_SPY)
 
 
-def judge(seen: DebugTools, want: Policy) -> list[Result]:
-    """All checks of the subject."""
-    return [packages(seen, want), py_spy(seen, want)]
+#: All checks of the subject, in the order of the reports.
+CHECKS = (packages, py_spy)

@@ -193,6 +193,5 @@ def off(seen: Iommu, want: Policy) -> Result:
     return warn(check, "the IOMMU is not switched off", f"{pending}{token}", where, fix)
 
 
-def judge(seen: Iommu, want: Policy) -> list[Result]:
-    """All checks of the subject."""
-    return [args(seen, want), live(seen, want), off(seen, want)]
+#: All checks of the subject, in the order of the reports.
+CHECKS = (args, live, off)

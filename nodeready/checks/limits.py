@@ -256,7 +256,5 @@ def running(seen: Limits, want: Policy) -> Result:
     )
 
 
-def judge(seen: Limits, want: Policy) -> list[Result]:
-    """All checks of the subject."""
-    checks = (core, memlock, nofile, exceptions, services, running)
-    return [check(seen, want) for check in checks]
+#: All checks of the subject, in the order of the reports.
+CHECKS = (core, memlock, nofile, exceptions, services, running)

@@ -215,6 +215,5 @@ def _absent(seen: Pdsh, want: Policy) -> bool:
     return not seen.installed and "pdsh" not in want.packages
 
 
-def judge(seen: Pdsh, want: Policy) -> list[Result]:
-    """All checks of the subject."""
-    return [check(seen, want) for check in (installed, rcmd, conflicts, pdshrc, users)]
+#: All checks of the subject, in the order of the reports.
+CHECKS = (installed, rcmd, conflicts, pdshrc, users)

@@ -63,6 +63,5 @@ def selinux(seen: Ptrace, want: Policy) -> Result:
     return ok(check, "off")
 
 
-def judge(seen: Ptrace, want: Policy) -> list[Result]:
-    """All checks of the subject."""
-    return [scope(seen, want), sysctl_conf(seen, want), selinux(seen, want)]
+#: All checks of the subject, in the order of the reports.
+CHECKS = (scope, sysctl_conf, selinux)

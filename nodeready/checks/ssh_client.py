@@ -291,6 +291,5 @@ def installed(seen: SshClient, want: Policy) -> Result:
     return judged(check, "installed", "not installed", "", fix)
 
 
-def judge(seen: SshClient, want: Policy) -> list[Result]:
-    """All checks of the subject."""
-    return [check(seen, want) for check in (installed, known_hosts, options, leftover)]
+#: All checks of the subject, in the order of the reports.
+CHECKS = (installed, known_hosts, options, leftover)

@@ -35,12 +35,15 @@ class Section:
     timeout_s: seconds after which it is ended; reading /etc takes milliseconds, but a home
                directory or a mount can hang
     cap_bytes: output beyond it is cut off on the node
+    beside:    it starts a program that may be slow or hang for good (a vendor's tool, a mount):
+               it runs beside the others, and what cannot be ended is left behind, not waited for
     """
 
     name: str
     script: Callable[[Policy], str]
     timeout_s: int = 5
     cap_bytes: int = 262144
+    beside: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.checks.core_dumps import judge
+from nodeready.checks import core_dumps as checks
 from nodeready.operations import core_dumps as operation
 from nodeready.policy import Policy
 from nodeready.probes import core_dumps
 from nodeready.probes.base import Line, Output, ProbeError
 from nodeready.probes.sysctl import Boot, Setting
-from tests.helpers import apply, observe, on, plan
+from tests.helpers import apply, judge_all, observe, on, plan
 
 WANT = Policy()
 STORE = Policy(core_handler="systemd-coredump")
@@ -42,7 +42,7 @@ def wrong(observed, want=WANT):
     """The checks that are not ok, by name, with their status."""
     return {
         result.check.partition(".")[2]: result.status
-        for result in judge(observed, want)
+        for result in judge_all(checks, observed, want)
         if result.bad
     }
 
@@ -86,7 +86,7 @@ def test_each_fault_gives_its_own_finding_and_no_other(changes, want, findings):
 
 
 def test_an_uninstalled_systemd_coredump_is_a_persons_to_install():
-    (result,) = [r for r in judge(seen(), STORE) if r.check == "core_dumps.pattern"]
+    (result,) = [r for r in judge_all(checks, seen(), STORE) if r.check == "core_dumps.pattern"]
     assert not result.fixable
     assert "systemd-coredump" in result.fix
 

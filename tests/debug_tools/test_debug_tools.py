@@ -13,6 +13,7 @@ from nodeready.probes import debug_tools as probe
 from nodeready.probes.base import Output, ProbeError
 from nodeready.probes.debug_tools import DebugTools
 from nodeready.snapshot import Snapshot
+from tests.helpers import judge_all
 
 GOOD = "have=apt-get\nmachine=x86_64\nmode=755\nversion=py-spy 0.4.3\n"
 
@@ -27,7 +28,7 @@ def plan(step, seen: DebugTools, **policy: object):
 
 
 def statuses(seen: DebugTools, **policy: object) -> list[str]:
-    return [result.status for result in checks.judge(seen, Policy(**policy))]
+    return [result.status for result in judge_all(checks, seen, Policy(**policy))]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_missing_packages_are_one_script_with_the_policy_s_wait():
 
 def test_without_a_package_manager_a_person_has_to_install():
     seen = parse("missing=gdb\nmachine=x86_64\n")
-    (result, _) = checks.judge(seen, Policy())
+    (result, _) = judge_all(checks, seen, Policy())
     assert (result.owner, result.actual.split(";")[0]) == ("admin", "missing: gdb")
     assert plan(debug_tools.packages, seen) == ()
 

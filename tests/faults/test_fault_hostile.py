@@ -43,6 +43,7 @@ def test_a_fact_that_makes_no_sense(fresh_nodes, fleet, tool):
 
 #: Mistakes that we do not know of: in looking at a node, in judging a subject, in planning a step.
 _MISTAKES = """
+from dataclasses import replace
 from nodeready import session, subjects
 from nodeready.operations import core_dumps
 real = session.observe
@@ -56,7 +57,7 @@ def wrong(*words):
     raise IndexError("judging or planning")
 
 session.observe = observe
-subjects.SUBJECTS["limits"] = (subjects.SUBJECTS["limits"][0], wrong)
+subjects.SUBJECTS["limits"] = replace(subjects.SUBJECTS["limits"], checks=(wrong,))
 object.__setattr__(core_dumps.directory, "act", wrong)
 """
 

@@ -15,6 +15,7 @@ from nodeready.probes import iommu as probe
 from nodeready.probes.base import Line, Output, ProbeError
 from nodeready.probes.iommu import Entry, Iommu
 from nodeready.snapshot import Snapshot
+from tests.helpers import judge_all
 
 UBUNTU = """device=0x74a1
 device=0x74a1
@@ -60,7 +61,7 @@ def parse(text: str, policy: Policy | None = None) -> Iommu:
 
 
 def result(seen: Iommu, check: str, **policy: object):
-    return {r.check: r for r in checks.judge(seen, Policy(**policy))}[check]
+    return {r.check: r for r in judge_all(checks, seen, Policy(**policy))}[check]
 
 
 def plan(seen: Iommu, files: dict[str, bytes] | None = None, **policy: object):
@@ -103,7 +104,7 @@ def test_rocky_with_variables_in_the_boot_loader_entries_on_an_intel_host():
 
 
 def test_a_node_without_amd_hardware_prints_nothing_and_everything_is_na():
-    assert {r.status for r in checks.judge(parse(""), Policy())} == {"na"}
+    assert {r.status for r in judge_all(checks, parse(""), Policy())} == {"na"}
 
 
 @pytest.mark.parametrize(

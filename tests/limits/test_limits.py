@@ -13,6 +13,7 @@ from nodeready.probes.base import Output, ProbeError, file_lines
 from nodeready.probes.limits import Limits
 from nodeready.results import Result
 from nodeready.snapshot import Snapshot
+from tests.helpers import judge_all
 
 CONF = "/etc/security/limits.conf"
 OURS = "/etc/security/limits.d/zz-nodeready.conf"
@@ -57,7 +58,7 @@ def node(
 
 
 def judged(seen: Limits, policy: Policy = POLICY) -> dict[str, Result]:
-    return {result.check: result for result in checks.judge(seen, policy)}
+    return {result.check: result for result in judge_all(checks, seen, policy)}
 
 
 def test_a_good_node_has_nothing_to_do() -> None:
@@ -66,7 +67,7 @@ def test_a_good_node_has_nothing_to_do() -> None:
         f"unit=slurmd {UNIT}",
         "process=slurmd 7",
     )
-    assert {r.status for r in checks.judge(seen, POLICY)} == {"ok"}
+    assert {r.status for r in judge_all(checks, seen, POLICY)} == {"ok"}
     snapshot = Snapshot({"limits": seen})
     for step in (steps.logins, steps.services, steps.restart):
         assert step.plan(snapshot, POLICY) is None
@@ -198,7 +199,7 @@ def test_our_own_line_that_breaks_logins_is_taken_back() -> None:
     change = steps.logins.plan(Snapshot({"limits": seen}, {OURS: GOOD.encode()}), POLICY)
     assert change is not None
     after = node({OURS: change.actions[0].content.decode()}, nr_open="65536")  # type: ignore[union-attr]
-    assert not any(result.fixable for result in checks.judge(after, POLICY))
+    assert not any(result.fixable for result in judge_all(checks, after, POLICY))
 
 
 def test_a_container_that_cannot_raise_limits_is_not_locked_out() -> None:

@@ -16,6 +16,7 @@ from nodeready.probes.base import Line, Output
 from nodeready.probes.pdsh import Pdsh, User
 from nodeready.results import Result
 from nodeready.snapshot import Snapshot
+from tests.helpers import judge_all
 
 POLICY = Policy()
 NONCE = "4711"
@@ -36,7 +37,7 @@ def node(text: str, users: str = "", policy: Policy = POLICY) -> Pdsh:
 
 
 def judged(seen: Pdsh, policy: Policy = POLICY) -> dict[str, Result]:
-    return {result.check: result for result in checks.judge(seen, policy)}
+    return {result.check: result for result in judge_all(checks, seen, policy)}
 
 
 def environment(content: str) -> str:
@@ -46,7 +47,7 @@ def environment(content: str) -> str:
 def test_a_good_node_has_nothing_to_do() -> None:
     debian = "debian=1\n" + exact("/etc/pdsh/rcmd_default", "ssh\n")
     seen = node(MODULE + debian + environment(BLOCK) + PROFILE)
-    assert {r.check: r.status for r in checks.judge(seen, POLICY)} == {
+    assert {r.check: r.status for r in judge_all(checks, seen, POLICY)} == {
         "pdsh.installed": "ok", "pdsh.rcmd": "ok", "pdsh.conflicts": "ok",
         "pdsh.pdshrc": "na", "pdsh.users": "na",
     }  # fmt: skip

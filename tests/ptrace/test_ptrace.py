@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.checks.ptrace import judge
+from nodeready.checks import ptrace as checks
 from nodeready.operations import ptrace as operation
 from nodeready.policy import Policy
 from nodeready.probes import ptrace, sysctl
 from nodeready.probes.base import Output, ProbeError
 from nodeready.snapshot import Snapshot
-from tests.helpers import apply, observe, on, plan
+from tests.helpers import apply, judge_all, observe, on, plan
 
 WANT = Policy()
 ETC, RUN, USR = "/etc/sysctl.d", "/run/sysctl.d", "/usr/lib/sysctl.d"
@@ -31,7 +31,7 @@ def outputs(live: str, files: dict[str, str], systemd: bool = True, more: str = 
 
 def judged(*args, **kwargs):
     seen = ptrace.parse(outputs(*args, **kwargs), WANT)
-    return {result.check.partition(".")[2]: result for result in judge(seen, WANT)}
+    return {result.check.partition(".")[2]: result for result in judge_all(checks, seen, WANT)}
 
 
 # name, live, files, systemd, status of scope, source of the winner
@@ -122,7 +122,7 @@ def test_the_winner_of_the_next_boot_is_named(live, files, systemd, status, sour
 def test_scope_3_needs_a_reboot_and_nothing_else_is_tried():
     files = {f"{ETC}/1.conf": f"{KEY}=0"}
     seen = ptrace.parse(outputs("3", files), WANT)
-    (scope, *_) = judge(seen, WANT)
+    (scope, *_) = judge_all(checks, seen, WANT)
     assert "reboot needed" in scope.actual
     assert scope.fix == "reboot the node"
     assert operation.scope.plan(Snapshot({"ptrace": seen}), WANT) is None
@@ -131,7 +131,7 @@ def test_scope_3_needs_a_reboot_and_nothing_else_is_tried():
 def test_what_cannot_be_beaten_is_left_to_a_person():
     files = {f"{ETC}/~last.conf": f"{KEY}=1"}
     seen = Snapshot({"ptrace": ptrace.parse(outputs("0", files), WANT)})
-    (scope, *_) = judge(seen["ptrace"], WANT)
+    (scope, *_) = judge_all(checks, seen["ptrace"], WANT)
     assert scope.fix == f"remove the line {ETC}/~last.conf:1"
     assert operation.scope.plan(seen, WANT) is None
     # What is live can be set all the same, and no file is written in vain.
@@ -219,7 +219,7 @@ def test_on_a_dirty_node_ours_wins_at_boot_and_no_other_file_changes(fresh_nodes
     assert before == {path: node.run(f"sha256sum {path}").stdout for path in DIRTY}
     again = observe(on(node), WANT)
     assert plan(again, WANT, steps) == []
-    results = {result.check: result for result in judge(again["ptrace"], WANT)}
+    results = {result.check: result for result in judge_all(checks, again["ptrace"], WANT)}
     assert results["ptrace.sysctl_conf"].source == "/etc/sysctl.conf:2"
 
     # A profile that comes back later, behind ours: ours moves behind it, and one file stays.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.checks.ssh_client import judge, options
+from nodeready.checks import ssh_client as checks
+from nodeready.checks.ssh_client import options
 from nodeready.policy import Policy
 from nodeready.probes import ssh_client, ssh_config
 from nodeready.probes.base import Output, ProbeError
 from nodeready.probes.ssh_client import SshClient, samples
 from nodeready.probes.ssh_config import DROPIN, MAIN, speaks_first, winner
+from tests.helpers import judge_all
 from tests.ssh_client.test_file import key
 
 WANT = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=("x y",))
@@ -60,14 +62,24 @@ def test_a_recorded_node() -> None:
     found = options(seen, WANT)
     assert found.fixable
     assert found.source == "/etc/ssh/ssh_config.d/50-site.conf:2"
-    assert [result.status for result in judge(seen, WANT)] == ["ok", "fail", "fail", "na"]
+    assert [result.status for result in judge_all(checks, seen, WANT)] == [
+        "ok",
+        "fail",
+        "fail",
+        "na",
+    ]
 
 
 def test_a_node_with_nothing() -> None:
     seen = parse("host=gpu001\naddresses=10.0.0.1 fe80::1 \nsize=0\n")
     assert seen.identity.addresses == ("10.0.0.1",)
     assert seen.known_hosts.content is None
-    assert [result.status for result in judge(seen, Policy())] == ["warn", "na", "na", "na"]
+    assert [result.status for result in judge_all(checks, seen, Policy())] == [
+        "warn",
+        "na",
+        "na",
+        "na",
+    ]
 
 
 def test_a_file_cannot_speak_for_the_node() -> None:
