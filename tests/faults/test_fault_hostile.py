@@ -57,6 +57,7 @@ def wrong(*words):
     raise IndexError("judging or planning")
 
 session.observe = observe
+wrong.__name__ = "core"
 subjects.SUBJECTS["limits"] = replace(subjects.SUBJECTS["limits"], checks=(wrong,))
 object.__setattr__(core_dumps.directory, "act", wrong)
 """
@@ -73,7 +74,7 @@ def test_a_mistake_of_ours(fresh_nodes, fleet, tool):
     )
     planning = "core_dumps.directory: internal error: IndexError: judging or planning"
     assert f"failed      {good.name}: {planning}\n" in done.out, done
-    assert re.search(rf"unknown +limits\.observed +{good.name}\n +makes no sense \(Ind", done.out)
+    assert re.search(rf"unknown +limits\.core +{good.name}\n +makes no sense \(Ind", done.out)
     changed = rf"^changed +{good.name}: ptrace\.scope, core_dumps\.pattern$"
     assert re.search(changed, done.out, re.M), done
     assert not [path for path in written(bad) if "nodeready" in path]
