@@ -1,0 +1,167 @@
+"""What is known of a node's GPUs, whoever made them. None: the source does not say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that a GPU's tool lists. ``name`` is what the tool prints, often a path."""
+
+    pid: int
+    name: str
+    memory_mb: int | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link between GPUs (NVLink, XGMI). ``state`` is ``active`` or ``inactive``."""
+
+    index: int
+    state: str
+    speed_gbps: float | None = None  # gigabytes per second, one direction, as nvidia-smi has it
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One device as its vendor's tool shows it.
+
+    pci_address:     ``0000:5e:00.0``: lower case, a domain of four digits
+    ecc, mig:        ``on`` or ``off``; None where the device has none
+    ecc_*_volatile:  errors since the driver was loaded; ``aggregate``: of its lifetime
+    remap_*:         memory rows that are replaced: at the next reset, or no longer possible
+    pcie_*_max:      what device and slot support together
+    throttle:        the active reasons of the hardware for a lower clock: ``hw_slowdown``,
+                     ``hw_thermal_slowdown``, ``hw_power_brake_slowdown``, ``sw_thermal_slowdown``
+    temperature_slowdown_c: the temperature at which it slows down
+    persistence:     ``on`` or ``off``; None where the driver has no such mode
+    performance_state: ``P0`` (busy) to ``P15``
+    """
+
+    index: int
+    vendor: str
+    pci_address: str
+    model: str | None = None
+    uuid: str | None = None
+    serial: str | None = None
+    vbios: str | None = None
+    memory_total_mb: int | None = None
+    memory_used_mb: int | None = None
+    ecc: str | None = None
+    ecc_pending: str | None = None
+    ecc_uncorrectable_volatile: int | None = None
+    ecc_uncorrectable_aggregate: int | None = None
+    ecc_correctable_volatile: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    remapped_uncorrectable: int | None = None
+    retired_pending: bool | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    throttle: tuple[str, ...] = ()
+    temperature_c: int | None = None
+    temperature_slowdown_c: int | None = None
+    memory_temperature_c: int | None = None
+    persistence: str | None = None
+    mig: str | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    links: tuple[Link, ...] = ()
+    performance_state: str | None = None
+
+
+@dataclass(frozen=True)
+class PciGpu:
+    """A GPU as the PCI bus shows it, whether or not a driver has it.
+
+    device:     the device id, four hex digits
+    driver:     the kernel driver that is bound to it; ``vfio-pci`` gives it to a guest
+    pcie_width: lanes in use; 0 or None where sysfs does not say
+    """
+
+    address: str
+    vendor: str
+    device: str
+    driver: str | None = None
+    numa_node: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_speed: str | None = None  # as sysfs prints it: "16.0 GT/s PCIe"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A source that can fail by itself.
+
+    state:  ``ok``, ``missing``, ``stuck`` (an earlier one hangs in the kernel), ``timed out``,
+            ``failed`` or ``nonsense`` (its output makes none)
+    detail: its version, or what it said
+    """
+
+    name: str
+    state: str
+    detail: str = ""
+
+    @property
+    def works(self) -> bool:
+        return self.state == "ok"
+
+
+@dataclass(frozen=True)
+class KernelFault:
+    """What the kernel's log says of a GPU since the boot, equal ones counted.
+
+    source: ``xid`` or ``amdgpu``
+    code:   the Xid
+    text:   the first such line, at most 160 characters
+    action: ``ISOLATE``, ``REBOOT``, ``RESET``, ``MONITOR`` or ``APPLICATION`` (not the node's)
+    """
+
+    source: str
+    code: int | None
+    pci_address: str | None
+    text: str
+    action: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class DeviceFile:
+    """A device file that a job opens. ``mode`` as ls prints it: ``crw-rw-rw-``."""
+
+    path: str
+    mode: str
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """A node's GPUs: by the PCI bus, by the vendors' tools, by the kernel's log.
+
+    nvswitches:     NVSwitch devices on the PCI bus
+    driver:         the version of NVIDIA's kernel driver; None: not loaded
+    cuda:           the highest CUDA version that this driver supports
+    fabric_manager: ``running``, ``not running`` or ``not needed``
+    """
+
+    pci: tuple[PciGpu, ...] = ()
+    nvswitches: int = 0
+    nvidia: tuple[Gpu, ...] = ()
+    amd: tuple[Gpu, ...] = ()
+    nvidia_tool: Tool = Tool("nvidia-smi", "missing")
+    amd_tool: Tool = Tool("amd-smi", "missing")
+    driver: str | None = None
+    amd_driver: str | None = None
+    cuda: str | None = None
+    fabric_manager: str = "not needed"
+    device_files: tuple[DeviceFile, ...] = ()
+    kernel_faults: tuple[KernelFault, ...] = ()
+    kernel_log: Tool = Tool("kernel log", "missing")
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All devices that a tool shows."""
+        return self.nvidia + self.amd
