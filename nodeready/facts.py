@@ -6,7 +6,6 @@ NodeFacts carries all subjects in one round trip; each subject is a fact of its 
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from typing import Any
 
@@ -15,25 +14,10 @@ from pyinfra.context import ctx_host
 from typing_extensions import override
 
 from nodeready import fleet, shell, snapshot
-from nodeready.probes.base import Unknown
+from nodeready.plain import plain
 from nodeready.probes.script import make_script
 from nodeready.subjects import SUBJECTS
 from nodeready.transports.live import PROBE_TIMEOUT_S
-
-
-def plain(observed: Any) -> Any:
-    """An observation as data that JSON can hold: dicts, lists, text, numbers."""
-    if isinstance(observed, Unknown):
-        return {"unknown": observed.reason}
-    if dataclasses.is_dataclass(observed) and not isinstance(observed, type):
-        return {f.name: plain(getattr(observed, f.name)) for f in dataclasses.fields(observed)}
-    if isinstance(observed, dict):
-        return {str(key): plain(value) for key, value in observed.items()}
-    if isinstance(observed, (list, tuple, set, frozenset)):
-        return [plain(value) for value in observed]
-    if isinstance(observed, bytes):
-        return f"{len(observed)} bytes"
-    return observed
 
 
 class NodeFacts(FactBase[dict[str, Any]]):

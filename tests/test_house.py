@@ -19,11 +19,13 @@ ALLOWED = {
     "sanitise.py": set(),
     "shell.py": set(),
     "blocks.py": set(),
+    "plain.py": {"probes"},
+    "audit.py": {"plain", "results", "snapshot", "subjects"},
     "probes": {"policy", "probes", "shell", "blocks"},
     "checks": {"policy", "probes", "results", "checks", "blocks", "known_hosts", "shell"},
     "reports": {
         "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
-        "session", "transports", "rich",
+        "session", "transports", "audit", "rich",
     },
     "planning.py": {"actions", "operations", "policy", "snapshot"},
 }  # fmt: skip
@@ -37,6 +39,7 @@ NODE_SIDE = (
     "snapshot.py",
     "subjects.py",
     "shell.py",
+    "plain.py",
 )
 
 
