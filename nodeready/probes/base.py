@@ -37,6 +37,8 @@ class Section:
     cap_bytes: output beyond it is cut off on the node
     beside:    it starts a program that may be slow or hang for good (a vendor's tool, a mount):
                it runs beside the others, and what cannot be ended is left behind, not waited for
+    when:      for a section that runs beside: a shell command that says whether there is anything
+               to run (``command -v nvidia-smi >/dev/null``); when not, the section is empty
     """
 
     name: str
@@ -44,6 +46,7 @@ class Section:
     timeout_s: int = 5
     cap_bytes: int = 262144
     beside: bool = False
+    when: str = ":"
 
 
 @dataclass(frozen=True)

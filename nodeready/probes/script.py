@@ -30,13 +30,20 @@ TOGETHER_S = 5
 # own timeout and cap; what comes later counts. The exit trap of the probe library prints a
 # section's status last: when that line is missing, the section was cut off or ended.
 # Busybox's timeout ends only its child and leaves what that started: there, we end the session.
+#
+# A section that runs beside the others is started first, in the background of the left side of a
+# pipe; on the right side everything else runs, and then what came through the pipe is taken, with a
+# limit of its own. So nothing waits for a program in state D, which no signal ends and `timeout`
+# would wait for: it is left behind with a pipe that nobody reads. No file is needed, and a section
+# with nothing to run costs no process.
 _RUN = r"""
 nr_timeout=$(command -v timeout)
 if [ "$nr_timeout" = timeout ] || [ "$nr_timeout" -ef /bin/busybox ]; then
     nr_limit() {
         nr_seconds=$1
         shift
-        setsid "$@" &
+        # What runs in the background has no standard input, unless it is told.
+        { setsid "$@" <&6 & } 6<&0
         nr_pid=$!
         (sleep "$nr_seconds"; kill -TERM -- -$nr_pid; sleep 1; kill -KILL -- -$nr_pid) \
             >/dev/null 2>&1 &
@@ -64,6 +71,20 @@ $2
 )
 printf '\n@%s end\n' $NR"
 }
+nr_start() { nr_limit "$1" sh -c "$NR_LIB
+nr_trap
+$2" </dev/null 2>&1 & }
+nr_take() {
+    printf '\n@%s begin %s\n' "$NR" "$1"
+    read -r nr_up nr_x </proc/uptime
+    nr_left=$(($2 + 2 + nr_begin - ${nr_up%%.*}))
+    if [ "$nr_left" -lt 1 ]; then nr_left=1; fi
+    nr_limit "$nr_left" cat | head -c "$3"
+    printf '\n@%s end\n' "$NR"
+}
+nr_empty() {
+    printf '\n@%s begin %s\n\n@%s rc 0\n\n@%s end\n' "$NR" "$1" "$NR" "$NR"
+}
 nr_together() {
     { { nr_limit "$1" sh -c "$NR_LIB$NR_TOGETHER" 2>&1 4>&- 5>&-; echo $? >&4; } |
         head -c "$2" >&5; } 4>&1
@@ -87,26 +108,47 @@ fi
 
 def make_script(sections: Iterable[Section], policy: Policy, nonce: str) -> str:
     """The POSIX sh text that runs ``sections`` and prints the packed answer; it only reads."""
-    chosen = tuple(sections)
-    bodies = [shell.quote(shell.minify(section.script(policy))) for section in chosen]
-    names = [f"nr_body_{number}" for number in range(len(chosen))]
+    sections = tuple(sections)
+    together = [section for section in sections if not section.beside]
+    beside = [section for section in sections if section.beside]
+    bodies = {s.name: shell.quote(shell.minify(s.script(policy))) for s in (*together, *beside)}
     lines = [
         f"NR={nonce}",
         "export NR",
         "exec 3<&-",
         f"NR_LIB={shell.quote(shell.library('probe'))}",
+        *(f"nr_body_{name}={body}" for name, body in bodies.items()),
+        shell.minify(_RUN),
+        "NR_TOGETHER=",
+        *(f'nr_join {s.name} "$nr_body_{s.name}"' for s in together),
+        "read -r nr_begin nr_x </proc/uptime",
+        "nr_begin=${nr_begin%%.*}",
     ]
-    lines += [f"{name}={body}" for name, body in zip(names, bodies)]
-    lines += [shell.minify(_RUN), "NR_TOGETHER="]
-    lines += [f'nr_join {s.name} "${name}"' for s, name in zip(chosen, names)]
-    alone = [
-        f'nr_section {section.name} {section.timeout_s} {section.cap_bytes} "${name}"'
-        for section, name in zip(chosen, names)
-    ]
-    cap = sum(section.cap_bytes for section in chosen)
-    lines += ["nr_all() {", "exec 5>&1", f"nr_ended=$(nr_together {TOGETHER_S} {cap})"]
-    lines += ['if [ "$nr_ended" != 0 ]; then', *alone, "fi", "}", shell.minify(_PACK)]
+    cap = sum(section.cap_bytes for section in together)
+    lines += ["nr_level_0() {", "exec 5>&1", f"nr_ended=$(nr_together {TOGETHER_S} {cap})"]
+    lines += ['if [ "$nr_ended" != 0 ]; then', ":"]
+    lines += [f'nr_section {_limits(s)} "$nr_body_{s.name}"' for s in together]
+    lines += ["fi", "}"]
+    for level, section in enumerate(beside):
+        lines += [
+            f"nr_level_{level + 1}() {{",
+            f"if {section.when}; then",
+            f'nr_start {section.timeout_s} "$nr_body_{section.name}" </dev/null | {{',
+            f"nr_level_{level} </dev/null",
+            f"nr_take {_limits(section)}",
+            "}",
+            "else",
+            f"nr_empty {section.name}",
+            f"nr_level_{level}",
+            "fi",
+            "}",
+        ]
+    lines += [f"nr_all() {{ nr_level_{len(beside)}; }}", shell.minify(_PACK)]
     return "\n".join(lines)
+
+
+def _limits(section: Section) -> str:
+    return f"{section.name} {section.timeout_s} {section.cap_bytes}"
 
 
 def mark(nonce: str) -> str:

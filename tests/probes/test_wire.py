@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
+import os
+import signal
 import subprocess
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +23,7 @@ NONCE = "0123456789abcdef"
 SHELLS = (["dash", "-c"], ["busybox", "sh", "-c"], ["bash", "-c"])
 
 
-def section(name: str, script: str, **limits: int) -> Section:
+def section(name: str, script: str, **limits: Any) -> Section:
     return Section(name, lambda policy: script, **limits)
 
 
@@ -51,6 +57,70 @@ def test_sections_come_back_whole_and_each_fails_alone(runner):
             outputs[name].require()
         assert problem.value.reason == reason
         assert len(problem.value.evidence) <= 200
+
+
+@pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
+def test_slow_sections_run_beside_the_others(runner, tmp_path):
+    """All at once: each waits for a file that another one makes."""
+    sections = [
+        section("first", f"until [ -e {tmp_path}/b ]; do sleep 0.05; done; echo a=1", beside=True),
+        section("second", f"touch {tmp_path}/b; yes | head -c 200000; cat", beside=True),
+        section("absent", "echo never", beside=True, when="[ -e /nonexistent ]"),
+        section("deaf", "trap '' TERM; echo b=2; sleep 30", beside=True, timeout_s=1),
+        section("huge", "yes aaaaaaaa", beside=True, cap_bytes=4096),
+        section("good", f"until [ -e {tmp_path}/b ]; do sleep 0.05; done; echo c=3; cat"),
+    ]
+    outputs = parse_answer(run(sections, runner), sections, NONCE)
+    assert outputs["first"].values() == {"a": "1"}
+    assert len(outputs["second"].require()) == 200000
+    assert outputs["absent"].require() == ""
+    assert outputs["good"].values() == {"c": "3"}
+    for name, reason in (("deaf", "timed out"), ("huge", "output truncated")):
+        with pytest.raises(ProbeError, match=reason):
+            outputs[name].require()
+
+
+@pytest.fixture
+def freezer(tmp_path):
+    """A directory of the kernel's freezer; what is in it when the test is over may go on."""
+    top = tmp_path / "freezer"
+    top.mkdir()
+    mount = ["mount", "-t", "cgroup", "-o", "freezer", "freezer", str(top)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("no cgroup v1 freezer here")
+    made = top / "nodeready-test"
+    made.mkdir()
+    yield made
+    (made / "freezer.state").write_text("THAWED")
+    for pid in (made / "tasks").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    while (made / "tasks").read_text():
+        time.sleep(0.01)
+    made.rmdir()
+    subprocess.run(["umount", str(top)], check=True)
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
+def test_a_program_that_no_signal_ends_is_left_behind(runner, freezer):
+    """As a driver's fault leaves nvidia-smi: in state D, deaf to KILL too."""
+    stuck = f"""
+    echo before
+    sh -c 'echo $$ >{freezer}/tasks; echo FROZEN >{freezer}/freezer.state; exec sleep 60'
+    """
+    sections = [
+        section("stuck", stuck, beside=True, timeout_s=1),
+        section("good", "echo a=1"),
+    ]
+    outputs = parse_answer(run(sections, runner), sections, NONCE)
+    assert outputs["good"].values() == {"a": "1"}
+    with pytest.raises(ProbeError, match="timed out") as problem:
+        outputs["stuck"].require()
+    assert "before" in problem.value.evidence
+    (pid,) = (freezer / "tasks").read_text().split()
+    state = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
+    assert state == "D"
 
 
 @pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
