@@ -7,11 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that a GPU's tool lists. ``name`` is what the tool prints, often a path."""
+    """A process that a GPU's tool lists.
+
+    name: what the tool prints, often a path
+    kind: NVIDIA's type: ``C`` computes, ``G`` only draws (an X server), ``C+G``, ``M+C`` (MPS)
+    """
 
     pid: int
     name: str
     memory_mb: int | None = None
+    kind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,12 @@ class Gpu:
     temperature_slowdown_c: the temperature at which it slows down
     persistence:     ``on`` or ``off``; None where the driver has no such mode
     performance_state: ``P0`` (busy) to ``P15``
+    idle:            the tool says that nothing runs on it
+    virtual:         it is seen from inside a virtual machine, which does not know the slot
+    repair_pending:  a memory channel or a TPC that the next reset repairs
+    recovery:        what the driver itself asks for: ``none``, ``reset``, ``reboot`` and others
+    fabric_state:    registration at the NVLink fabric: ``completed``, ``in progress`` and others
+    fabric_status:   its outcome: ``success``, or what went wrong
     """
 
     index: int
@@ -70,6 +81,14 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
     links: tuple[Link, ...] = ()
     performance_state: str | None = None
+    idle: bool | None = None
+    virtual: bool = False
+    memory_temperature_max_c: int | None = None
+    mig_pending: str | None = None
+    repair_pending: bool | None = None
+    recovery: str | None = None
+    fabric_state: str | None = None
+    fabric_status: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,7 @@ class PciGpu:
     """A GPU as the PCI bus shows it, whether or not a driver has it.
 
     device:     the device id, four hex digits
+    pci_class:  six hex digits: 030000 is a display adapter, 030200 and 120000 only compute
     driver:     the kernel driver that is bound to it; ``vfio-pci`` gives it to a guest
     pcie_width: lanes in use; 0 or None where sysfs does not say
     """
@@ -89,6 +109,7 @@ class PciGpu:
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     pcie_speed: str | None = None  # as sysfs prints it: "16.0 GT/s PCIe"
+    pci_class: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,7 +165,7 @@ class Gpus:
     nvswitches:     NVSwitch devices on the PCI bus
     driver:         the version of NVIDIA's kernel driver; None: not loaded
     cuda:           the highest CUDA version that this driver supports
-    fabric_manager: ``running``, ``not running`` or ``not needed``
+    fabric_manager: ``running``, ``not running``, ``not needed`` or ``not looked for``
     """
 
     pci: tuple[PciGpu, ...] = ()
@@ -152,6 +173,7 @@ class Gpus:
     nvidia: tuple[Gpu, ...] = ()
     amd: tuple[Gpu, ...] = ()
     nvidia_tool: Tool = Tool("nvidia-smi", "missing")
+    nvlink_tool: Tool = Tool("nvidia-smi nvlink", "missing")
     amd_tool: Tool = Tool("amd-smi", "missing")
     driver: str | None = None
     amd_driver: str | None = None
