@@ -23,7 +23,7 @@ from nodeready.snapshot import Snapshot, judge
 from nodeready.transports.answer import FAILED, HUNG, LOST, OVER, SUDO, UNREACHED, Answer
 from nodeready.transports.connection import connect, set_timeouts
 from nodeready.transports.connector import Become, become, carry
-from nodeready.transports.live import observe
+from nodeready.transports.live import PROBE_TIMEOUT_S, observe
 
 #: Nodes worked on at once. Each costs one socket and little memory; beyond this the controller's
 #: own CPU is the limit.
@@ -73,6 +73,8 @@ class Session:
     inventory: pyinfra's, not yet used by a State
     hosts:     the selected ones
     wanted:    their declared policies, by name
+    subjects:  what it looks at; None: all
+    limit_s:   seconds for the look at one node
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class Session:
         hosts: Iterable[Host],
         wanted: dict[str, Policy],
         config: Config | None = None,
+        subjects: Iterable[str] | None = None,
+        limit_s: int = PROBE_TIMEOUT_S,
     ) -> None:
         set_timeouts(inventory)
         config = config or Config()
@@ -88,7 +92,9 @@ class Session:
         config.PARALLEL = max(1, min(len(chosen), MAX_PARALLEL))
         self.state = State(inventory, config, check_for_changes=False)
         self.run = secrets.token_hex(6)
-        self._declared = wanted
+        self.declared = wanted
+        self.subjects = None if subjects is None else tuple(subjects)
+        self.limit_s = limit_s
         self.nodes = [NodeRun(host, wanted[host.name]) for host in chosen]
         self._pool = Pool(config.PARALLEL)
         self.interrupted = False
@@ -138,7 +144,11 @@ class Session:
             raise
 
     def look(self, node: NodeRun, subjects: Iterable[str] | None = None) -> None:
-        """Connect if needed and observe the node: one round trip."""
+        """Connect if needed and observe the node: one round trip.
+
+        subjects: what to look at; None: what this session is about
+        """
+        subjects = self.subjects if subjects is None else subjects
         started = time.monotonic()
         node.error = node.kind = ""
         if not node.host.connected:
@@ -148,7 +158,9 @@ class Session:
                 return
         if node.rights is None:
             node.rights = become(node.host)
-        seen, error, kind = observe(node.host, node.policy, self.tag, subjects, node.rights)
+        seen, error, kind = observe(
+            node.host, node.policy, self.tag, subjects, node.rights, limit_s=self.limit_s
+        )
         if error and kind in OVER - {HUNG}:
             node.error = f"{error} while looking" if kind == LOST else error
             node.kind = kind
@@ -164,7 +176,7 @@ class Session:
     def complete(self) -> None:
         """Judge every node that was looked at; all nodes' answers complete its policy."""
         snapshots = {node.name: node.snapshot for node in self.nodes if node.snapshot}
-        wanted = fleet.expectations(self._declared, snapshots, self.state.inventory, self._block)
+        wanted = fleet.expectations(self.declared, snapshots, self.state.inventory, self._block)
         for node in self.nodes:
             node.policy = wanted[node.name]
             if node.snapshot is not None:

@@ -63,6 +63,12 @@ _ALL = (
 
 SUBJECTS: dict[str, Subject] = {subject.name: subject for subject in _ALL}
 
+#: The subjects that operations change; the others are only looked at.
+CHANGED = ("ptrace", "core_dumps", "limits", "ssh_client", "pdsh", "iommu", "debug_tools")
+
+#: The subjects from which a policy can be learnt.
+LEARNED = tuple(subject.name for subject in _ALL if subject.learned is not _nothing)
+
 #: What stands for a subject that could not be observed: ``SUBJECT.observed``.
 OBSERVED = "observed"
 

@@ -45,7 +45,7 @@ def deploy(
     options = Common(**shared)
     chosen = subjects(only)
     screen = options.screen()
-    with open_session(inventory, options) as session:
+    with open_session(inventory, options, chosen) as session:
         job = _Deploy(session, screen, chosen)
         try:
             return job.run(check, diff, yes)
@@ -56,7 +56,7 @@ def deploy(
 class _Deploy:
     """One run of the command: what it planned and what became of it."""
 
-    def __init__(self, session: Session, screen: Screen, chosen: tuple[str, ...] | None) -> None:
+    def __init__(self, session: Session, screen: Screen, chosen: tuple[str, ...]) -> None:
         self.session, self.screen, self.chosen = session, screen, chosen
         self.plans: dict[str, Plan] = {}
         self.outcomes: dict[str, Outcome] = {}
@@ -74,7 +74,7 @@ class _Deploy:
         if check or not screen.quiet:
             screen.show(show_plan(runs, self.plans, diff))
         if check:
-            screen.show(show_left(self._judged()))
+            screen.show(show_left(self.session.nodes))
             screen.show(show_errors(session.nodes))
             self._count_check()
             failing = any(r.status == "fail" for n in session.nodes for r in n.results)
@@ -122,18 +122,11 @@ class _Deploy:
             self.session.interrupted = True
             return False
 
-    def _judged(self) -> list[NodeRun]:
-        if self.chosen is None:
-            return self.session.nodes
-        for node in self.session.nodes:
-            node.results = [r for r in node.results if r.check.partition(".")[0] in self.chosen]
-        return self.session.nodes
-
     def _finish(self) -> int:
         screen = self.screen
         screen.show(show_outcomes(self.outcomes))
         screen.show(show_errors(self.session.nodes))
-        judged = self._judged()
+        judged = self.session.nodes
         if not screen.quiet or self._code():
             screen.show(show_left(judged))
         changed = sum(bool(o.done) for o in self.outcomes.values())

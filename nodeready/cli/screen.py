@@ -80,6 +80,11 @@ class Screen:
             for piece in rest:
                 self.out.print(Text(" " * indent) + piece, soft_wrap=True)
 
+    def tell(self, lines: Iterable[Text]) -> None:
+        """Lines beside the results, to standard error."""
+        for line in lines:
+            self.err.print(line, soft_wrap=True)
+
     def say(self, text: str, style: str = "") -> None:
         """One line beside the results, to standard error."""
         self.err.print(Text(f"nodeready: {sanitise(text)}", style=style), soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import getpass
 import os
@@ -17,10 +18,12 @@ from nodeready import fleet, inventory
 from nodeready.cli.exits import Refused
 from nodeready.cli.interrupt import hear
 from nodeready.cli.screen import Screen
+from nodeready.files import write_atomically
 from nodeready.session import Session
 from nodeready.settings import PolicyError
-from nodeready.subjects import SUBJECTS
+from nodeready.subjects import CHANGED, SUBJECTS
 from nodeready.transports.answer import SUDO
+from nodeready.transports.live import PROBE_TIMEOUT_S
 
 #: What stands for the nodes that failed in the last run.
 LAST_FAILED = "@last-failed"
@@ -50,13 +53,9 @@ def _last_failed() -> Path:
 def remember_failed(names: Iterable[str]) -> None:
     """Keep the nodes that failed, for ``--limit @last-failed``. A full home is no error."""
     path = _last_failed()
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text("\n".join(names) + "\n", encoding="utf-8")
-        new.replace(path)
-    except OSError:
-        return
+        write_atomically(path, [f"{name}\n" for name in names])
 
 
 def _selected(loaded: inventory.NodeInventory, words: str) -> list[Host]:
@@ -72,25 +71,37 @@ def _selected(loaded: inventory.NodeInventory, words: str) -> list[Host]:
     return inventory.limit(loaded, words, named)
 
 
-def subjects(words: str | None) -> tuple[str, ...] | None:
-    """The subjects of ``--only``; None: all. An unknown one is a usage error."""
+def subjects(words: str | None) -> tuple[str, ...]:
+    """The subjects that ``--only`` chooses of those that can be changed; None: all of them.
+
+    An unknown one is a usage error.
+    """
     if words is None:
-        return None
+        return CHANGED
     chosen = tuple(word.strip() for word in words.split(",") if word.strip())
     for word in chosen:
-        if word not in SUBJECTS:
-            close = difflib.get_close_matches(word, SUBJECTS, n=1)
+        if word not in CHANGED:
+            if word in SUBJECTS:
+                raise Refused(f"--only {word}: is only looked at, by nodeready audit")
+            close = difflib.get_close_matches(word, CHANGED, n=1)
             meant = f"did you mean {close[0]}? " if close else ""
-            raise Refused(
-                f"--only {word}: no such subject; {meant}there are {', '.join(SUBJECTS)}"
-            )
+            raise Refused(f"--only {word}: no such subject; {meant}there are {', '.join(CHANGED)}")
     if not chosen:
         raise Refused("--only: no subject named")
     return chosen
 
 
-def open_session(words: str, common: Common) -> Session:
-    """A Session for an INVENTORY. Every mistake of the user's ends here, before any node."""
+def open_session(
+    words: str,
+    common: Common,
+    subjects: Iterable[str] | None = None,
+    limit_s: int = PROBE_TIMEOUT_S,
+) -> Session:
+    """A Session for an INVENTORY. Every mistake of the user's ends here, before any node.
+
+    subjects: what it looks at; None: all
+    limit_s:  seconds for the look at one node
+    """
     hear()
     data: dict[str, Any] = {}
     if common.ssh_user:
@@ -108,7 +119,7 @@ def open_session(words: str, common: Common) -> Session:
     config = Config()
     if common.sudo:
         config.SUDO = True
-    return Session(loaded, hosts, wanted, config)
+    return Session(loaded, hosts, wanted, config, subjects, limit_s)
 
 
 def gather(session: Session, screen: Screen) -> None:

@@ -24,6 +24,7 @@ from nodeready.policy import Policy
 from nodeready.probes.script import make_script, mark
 from nodeready.settings import PolicyError
 from nodeready.snapshot import Snapshot
+from nodeready.subjects import CHANGED
 from nodeready.transports.connector import Become, carry, who
 
 #: Seconds for a whole snapshot on a node; each section has its own, smaller limit.
@@ -36,13 +37,18 @@ def observe(
     tag: str,
     subjects: Iterable[str] | None = None,
     rights: Become | None = None,
+    *,
+    limit_s: int = PROBE_TIMEOUT_S,
 ) -> tuple[Snapshot, str, str]:
-    """One round trip to a connected node: its snapshot, and the error and its kind, or ""."""
+    """One round trip to a connected node: its snapshot, and the error and its kind, or "".
+
+    limit_s: seconds after which the look is ended on the node
+    """
     chosen = snapshot.probes(subjects)
     nonce = secrets.token_hex(8)
     script = make_script(snapshot.sections(chosen), policy, nonce)
-    command = shell.command(script, PROBE_TIMEOUT_S, tag)
-    answer = carry(host, command, PROBE_TIMEOUT_S, rights=rights, mark=mark(nonce))
+    command = shell.command(script, limit_s, tag)
+    answer = carry(host, command, limit_s, rights=rights, mark=mark(nonce))
     if answer.error:
         return snapshot.nothing(answer.error, chosen), answer.error, answer.kind
     if mark(nonce) not in answer.stdout:
@@ -80,7 +86,7 @@ def _gather(store: _Store, state: State) -> None:
     def look(node: Host) -> None:
         with ctx_host.use(node):
             seen[node.name], _, _ = observe(
-                node, store.declared[node.name], f"nodeready:{store.run}"
+                node, store.declared[node.name], f"nodeready:{store.run}", CHANGED
             )
 
     def block(name: str) -> str:

@@ -1,0 +1,67 @@
+"""Which checks a command is about: ``--only`` and ``--skip`` with ids, subjects and globs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from nodeready.results import Result
+from nodeready.subjects import OBSERVED, SUBJECTS, check_ids
+
+
+class SelectionError(ValueError):
+    """A word that selects no check, or words that leave none."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen checks.
+
+    checks: their ids, in the order of the reports
+    """
+
+    checks: tuple[str, ...]
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """Their subjects, in order."""
+        return tuple(dict.fromkeys(check.partition(".")[0] for check in self.checks))
+
+    def of(self, results: Iterable[Result]) -> list[Result]:
+        """The results of these checks. A subject that could not be observed stays."""
+        ids = {*self.checks, *(f"{subject}.{OBSERVED}" for subject in self.subjects)}
+        return [result for result in results if result.check in ids]
+
+
+def _matching(option: str, words: str) -> set[str]:
+    """The ids that the comma-separated words of one option mean."""
+    ids = check_ids()
+    found: set[str] = set()
+    for word in (part.strip() for part in words.split(",")):
+        if not word:
+            continue
+        pattern = f"{word}.*" if word in SUBJECTS else word
+        matched = {check for check in ids if fnmatchcase(check, pattern)}
+        if not matched:
+            close = difflib.get_close_matches(word, [*ids, *SUBJECTS], n=1)
+            meant = f"did you mean {close[0]}?" if close else "there are " + ", ".join(SUBJECTS)
+            raise SelectionError(f"{option} {word}: no such check or subject; {meant}")
+        found |= matched
+    if not found:
+        raise SelectionError(f"{option}: no check named")
+    return found
+
+
+def select(only: str | None = None, skip: str | None = None) -> Selection:
+    """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas.
+
+    Raises SelectionError for a word that means nothing, and when nothing is left.
+    """
+    chosen = set(check_ids()) if only is None else _matching("--only", only)
+    if skip is not None:
+        chosen -= _matching("--skip", skip)
+    if not chosen:
+        raise SelectionError("--skip leaves no check to make")
+    return Selection(tuple(check for check in check_ids() if check in chosen))
