@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from nodeready.audit import Audit
 
 OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -33,6 +38,25 @@ def exit_code(
         if happened:
             return code
     return OK
+
+
+def audit_code(audit: Audit, fail_on: str = "fail") -> int:
+    """The exit code of an audit; ``fail_on="warn"``: a warning fails too."""
+    have, results = audit.summary["nodes"], audit.summary["results"]
+    return exit_code(
+        interrupted=not audit.complete,
+        usage=not audit.nodes,
+        failed=have["failed"] > 0,
+        unreachable=have["unreachable"] > 0,
+        check=results["fail"] + results["unknown"] + (fail_on == "warn") * results["warn"] > 0,
+    )
+
+
+def nagios_code(audit: Audit) -> int:
+    """The exit code of ``--format nagios``: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN."""
+    from nodeready.reports import nagios
+
+    return nagios.state(audit)
 
 
 class Refused(click.ClickException):

@@ -1,0 +1,108 @@
+"""The audit as JUnit XML: a suite per node, a case per check. For Jenkins, GitLab and their like.
+
+The format is that of the Jenkins xUnit plugin (junit-10.xsd): fail is a failure; unknown, and a
+node that could not be looked at, an error; na and waived are skipped. A warning is a case that
+passes, with its text as output, unless it is asked to fail.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from xml.sax.saxutils import escape
+
+from nodeready.audit import Audit, NodeReport, Outlier
+from nodeready.reports.peers import differing
+from nodeready.reports.text import told
+from nodeready.results import Result
+from nodeready.sanitise import sanitise
+
+# Beyond the control characters: what XML 1.0 forbids (section 2.2).
+_FORBIDDEN = re.compile("[\ufffe\uffff]")
+
+
+def _xml(text: str) -> str:
+    """``text`` for an attribute or an element: one line, nothing that XML forbids or obeys."""
+    return escape(_FORBIDDEN.sub("\ufffd", sanitise(text)), {'"': "&quot;"})
+
+
+def _tag(element: str, /, **attributes: str) -> str:
+    return f"<{element}" + "".join(f' {key}="{_xml(text)}"' for key, text in attributes.items())
+
+
+def _element(name: str, message: str, kind: str, text: str = "") -> str:
+    tag = _tag(name, message=message, type=kind)
+    return f"{tag}>{_xml(text)}</{name}>" if text else f"{tag}/>"
+
+
+def _outcome(result: Result, failing: tuple[str, ...]) -> str:
+    """What stands inside of a check's case; "" when it passed."""
+    fix = f"fix: {result.fix}" if result.fix else ""
+    if result.status in failing:
+        return _element("failure", told(result), result.status, fix)
+    if result.status == "warn":
+        return f"<system-out>{_xml(f'warn: {told(result)} {fix}'.rstrip())}</system-out>"
+    if result.status == "unknown":
+        return _element("error", told(result), "unknown")
+    if result.status == "waived":
+        return _element("skipped", result.fix, "waived", told(result))
+    return _element("skipped", told(result), "na") if result.status == "na" else ""
+
+
+def _case(classname: str, name: str, inside: str) -> str:
+    tag = _tag("testcase", classname=classname, name=name)
+    return f"    {tag}>{inside}</testcase>\n" if inside else f"    {tag}/>\n"
+
+
+def _suite(node: NodeReport, audit: Audit, failing: tuple[str, ...], apart: list[str]) -> str:
+    statuses = [result.status for result in node.results]
+    cases = [
+        _case(result.check.partition(".")[0], result.check, _outcome(result, failing))
+        for result in node.results
+    ]
+    if node.error:
+        cases.insert(0, _case("node", "node.look", _element("error", node.error, node.status)))
+    tag = _tag(
+        "testsuite",
+        name=node.name,
+        hostname=node.name,
+        timestamp=audit.started,
+        time=f"{node.seconds:.3f}",
+        tests=str(len(cases)),
+        failures=str(sum(status in failing for status in statuses)),
+        errors=str(statuses.count("unknown") + bool(node.error)),
+        skipped=str(statuses.count("na") + statuses.count("waived")),
+    )
+    output = [f"    <system-out>{_xml(text)}</system-out>\n" for text in apart]
+    return f"  {tag}>\n{''.join([*cases, *output])}  </testsuite>\n"
+
+
+def _apart(outliers: tuple[Outlier, ...]) -> dict[str, list[str]]:
+    """Node -> in what it differs from its peers, in words."""
+    found: dict[str, list[str]] = {}
+    for outlier in outliers:
+        for name in outlier.nodes:
+            found.setdefault(name, []).append(differing(outlier, name))
+    return found
+
+
+def render(audit: Audit, fail_on: str = "fail") -> Iterator[str]:
+    """The pieces of the document, a node at a time.
+
+    fail_on: ``warn`` makes a warning a failure too
+    """
+    failing = ("fail", "warn") if fail_on == "warn" else ("fail",)
+    results = audit.summary["results"]
+    errors = sum(bool(node.error) for node in audit.nodes)
+    tag = _tag(
+        "testsuites",
+        name="nodeready audit" if audit.complete else "nodeready audit (partial: interrupted)",
+        tests=str(sum(results.values()) + errors),
+        failures=str(sum(results[status] for status in failing)),
+        errors=str(results["unknown"] + errors),
+    )
+    yield f'<?xml version="1.0" encoding="UTF-8"?>\n{tag}>\n'
+    apart = _apart(audit.outliers)
+    for node in audit.nodes:
+        yield _suite(node, audit, failing, apart.get(node.name, []))
+    yield "</testsuites>\n"

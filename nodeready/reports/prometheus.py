@@ -1,0 +1,100 @@
+"""The audit as Prometheus text, for the node exporter's textfile collector.
+
+A series for each finding, counts for the rest: with 60 checks on 10,000 nodes, one series per
+check would be 600,000 that all say ok. A finding that is gone has no series any more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from nodeready.audit import FAILED, UNREACHABLE, Audit
+from nodeready.reports.peers import shown
+from nodeready.results import STATUSES
+from nodeready.sanitise import sanitise
+
+#: The results that have a series of their own.
+_LISTED = ("fail", "warn", "unknown", "waived")
+#: Characters of a label's value: Prometheus can be told to refuse a scrape with longer ones.
+_LABEL = 200
+
+Sample = tuple[dict[str, str], float]
+
+
+def _label(text: str) -> str:
+    """A label's value: the format's three escapes, after everything else is made visible."""
+    safe = sanitise(text, _LABEL)
+    return safe.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _metric(name: str, about: str, samples: Iterable[Sample]) -> Iterator[str]:
+    """One gauge with its head; numbers as integers where they are."""
+    yield f"# HELP {name} {about}\n# TYPE {name} gauge\n"
+    for labels, value in samples:
+        inside = ",".join(f'{key}="{_label(text)}"' for key, text in labels.items())
+        number = int(value) if value == int(value) else value
+        yield f"{name}{{{inside}}} {number}\n" if inside else f"{name} {number}\n"
+
+
+def _seconds(moment: str) -> float:
+    """ISO 8601 with a Z as seconds since 1970."""
+    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+
+
+def _nodes(audit: Audit) -> Iterator[Sample]:
+    for node in audit.nodes:
+        yield {"node": node.name}, float(node.status not in (UNREACHABLE, FAILED))
+
+
+def _results(audit: Audit) -> Iterator[Sample]:
+    for node in audit.nodes:
+        counts = Counter(result.status for result in node.results)
+        for status in STATUSES:
+            if node.results:
+                yield {"node": node.name, "status": status}, counts[status]
+
+
+def _checks(audit: Audit) -> Iterator[Sample]:
+    for node in audit.nodes:
+        for result in node.results:
+            if result.status in _LISTED:
+                yield {"node": node.name, "check": result.check, "status": result.status}, 1
+
+
+def _outliers(audit: Audit) -> Iterator[Sample]:
+    for one in audit.outliers:
+        for node, value in one.nodes.items():
+            yield (
+                {
+                    "node": node,
+                    "fact": one.fact,
+                    "group": one.group,
+                    "value": shown(value),
+                    "majority": shown(one.majority),
+                },
+                1,
+            )
+
+
+def render(audit: Audit) -> Iterator[str]:
+    """The pieces of the exposition, a series at a time."""
+    finished = _seconds(audit.finished)
+    moments: list[Sample] = [({}, finished)]
+    duration: list[Sample] = [({}, round(finished - _seconds(audit.started), 3))]
+    complete: list[Sample] = [({}, audit.complete)]
+    digest: list[Sample] = [({"policy_digest": audit.policy_digest}, 1)]
+    counts: list[Sample] = [({"status": s}, n) for s, n in audit.summary["nodes"].items()]
+    for name, about, samples in (
+        ("audit_timestamp_seconds", "When the audit ended, in seconds since 1970.", moments),
+        ("audit_duration_seconds", "How long the audit took.", duration),
+        ("audit_complete", "0 when it was interrupted: nodes are missing.", complete),
+        ("audit_info", "The digest of the policy that was judged by.", digest),
+        ("nodes", "Nodes by their worst status.", counts),
+        ("node_up", "0 when the node could not be looked at.", _nodes(audit)),
+        ("node_results", "Results of one node by status.", _results(audit)),
+        ("check_status", "A check that is not ok; those that are have no series.", _checks(audit)),
+        ("outlier", "A fact in which the node differs from its group.", _outliers(audit)),
+    ):
+        yield from _metric(f"nodeready_{name}", about, samples)
