@@ -1,0 +1,61 @@
+"""--only and --skip: ids, subjects, globs; a word that means nothing is an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeready.results import fail, unknown
+from nodeready.selection import SelectionError, select
+from nodeready.subjects import SUBJECTS, check_ids
+
+
+def test_nothing_said_is_everything_in_the_order_of_the_reports():
+    assert select().checks == tuple(check_ids())
+    assert select().subjects == tuple(SUBJECTS)
+
+
+@pytest.mark.parametrize(
+    ("only", "skip", "checks"),
+    [
+        ("ptrace.scope", None, ["ptrace.scope"]),
+        ("ptrace", None, ["ptrace.scope", "ptrace.sysctl_conf", "ptrace.selinux"]),
+        ("ptrace", "*.selinux,ptrace.scope", ["ptrace.sysctl_conf"]),
+        (" limits.core , ptrace.scope,", None, ["ptrace.scope", "limits.core"]),
+        ("*.sysctl_conf", None, ["ptrace.sysctl_conf", "core_dumps.sysctl_conf"]),
+    ],
+)
+def test_words_select(only, skip, checks):
+    assert list(select(only, skip).checks) == checks
+
+
+@pytest.mark.parametrize(
+    ("only", "skip", "words"),
+    [
+        ("ptrace.scop", None, "--only ptrace.scop: no such check or subject; did you mean ptrace"),
+        ("gpu", None, "did you mean"),
+        (None, "zzzz", "--skip zzzz: no such check or subject; there are ptrace, "),
+        ("", None, "--only: no check named"),
+        (" , ", None, "--only: no check named"),
+        ("ptrace", "ptrace", "--skip leaves no check to make"),
+        (None, "*", "--skip leaves no check to make"),
+    ],
+)
+def test_words_that_mean_nothing(only, skip, words):
+    with pytest.raises(SelectionError) as problem:
+        select(only, skip)
+    assert words in str(problem.value)
+
+
+def test_a_subject_that_could_not_be_observed_stays_with_any_of_its_checks():
+    seen = [
+        fail("ptrace.scope", "0", "1"),
+        unknown("ptrace.observed", "timed out"),
+        unknown("limits.observed", "timed out"),
+        fail("limits.core", "unlimited", "0"),
+    ]
+    kept = select("ptrace.selinux,limits.core").of(seen)
+    assert [result.check for result in kept] == [
+        "ptrace.observed",
+        "limits.observed",
+        "limits.core",
+    ]
