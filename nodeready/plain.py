@@ -22,8 +22,10 @@ def plain(observed: Any) -> Any:
         return {f.name: plain(getattr(observed, f.name)) for f in dataclasses.fields(observed)}
     if isinstance(observed, Mapping):
         return {str(key): plain(value) for key, value in observed.items()}
-    if isinstance(observed, (list, tuple, set, frozenset)):
+    if isinstance(observed, (list, tuple)):
         return [plain(value) for value in observed]
+    if isinstance(observed, (set, frozenset)):
+        return sorted((plain(value) for value in observed), key=str)
     if isinstance(observed, bytes):
         return f"{len(observed)} bytes"
     if isinstance(observed, float) and not math.isfinite(observed):

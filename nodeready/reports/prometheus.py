@@ -30,10 +30,17 @@ def _label(text: str) -> str:
 
 
 def _metric(name: str, about: str, samples: Iterable[Sample]) -> Iterator[str]:
-    """One gauge with its head; numbers as integers where they are."""
+    """One gauge with its head; numbers as integers where they are.
+
+    A series that comes twice would make Prometheus refuse the whole file: the first one counts.
+    """
     yield f"# HELP {name} {about}\n# TYPE {name} gauge\n"
+    seen: set[str] = set()
     for labels, value in samples:
         inside = ",".join(f'{key}="{_label(text)}"' for key, text in labels.items())
+        if inside in seen:
+            continue
+        seen.add(inside)
         number = int(value) if value == int(value) else value
         yield f"{name}{{{inside}}} {number}\n" if inside else f"{name} {number}\n"
 

@@ -23,6 +23,8 @@ _VALUES = 4
 _WIDEST, _WHOLE = 160, 1_000_000
 #: Columns of the words on the left, and at most of the names of checks.
 _INDENT, _NAME = 9, 26
+#: Characters of a text that are shown without -v.
+_TEXT = 500
 
 Row = TypeVar("Row")
 Part = str | tuple[str, str]
@@ -88,7 +90,10 @@ class _Table:
         return line(start, name, (self.nodes(names, _INDENT + len(name)), "bold"))
 
     def below(self, *parts: Part) -> Text:
-        return line(" " * _INDENT, *parts)
+        text = line(" " * _INDENT, *parts)
+        if not self.verbose and len(text) > _TEXT:
+            return text[:_TEXT] + Text("...")
+        return text
 
     def finding(self, one: Finding) -> Iterator[Text]:
         """The row, what was seen, and what repairs it or why it was waived."""
