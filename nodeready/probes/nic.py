@@ -1,0 +1,166 @@
+"""One network interface: what /sys/class/net says about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: Where the kernel shows the interfaces.
+NET = "/sys/class/net"
+#: Interface types of include/uapi/linux/if_arp.h that we tell apart.
+_INFINIBAND, _LOOPBACK = "32", "772"
+#: Kinds that the kernel itself names, in DEVTYPE of the uevent file.
+_NAMED = {"bond": "bond", "bridge": "bridge", "vlan": "vlan", "wlan": "wifi"}
+
+
+@dataclass(frozen=True)
+class Nic:
+    """One network interface. None: the kernel does not say, or cannot while it is down.
+
+    kind:            "ethernet" and "infiniband" are hardware, so are "wifi" and "usb" (often the
+                     BMC's own); "bond", "bridge", "vlan", "loopback"; all else is "virtual"
+    operstate:       RFC 2863's: "up", "down", "lowerlayerdown", "unknown" where none is kept
+    carrier:         whether it has a link; None: it is administratively down
+    admin_up:        whether it was switched on
+    speed_mbps:      of the link
+    duplex:          "full" or "half"
+    mac:             the hardware address
+    firmware:        of the adapter, where its RDMA side tells it
+    carrier_changes: how often the link came or went since the interface was made
+    pci_address:     "0000:5e:00.0"
+    numa_node:       the one that the adapter is attached to
+    master:          the bond or bridge that it belongs to
+    upper:           the interfaces that stand on it: its master, its VLANs
+    addresses:       "10.0.0.1/24"; None: cannot be told apart from another's
+    routed:          whether a route leads through it
+    rx_errors and so on: lifetime counters, Documentation/networking/statistics.rst
+    """
+
+    name: str
+    kind: str
+    operstate: str | None = None
+    carrier: bool | None = None
+    admin_up: bool | None = None
+    speed_mbps: int | None = None
+    duplex: str | None = None
+    mtu: int | None = None
+    mac: str | None = None
+    driver: str | None = None
+    firmware: str | None = None
+    carrier_changes: int | None = None
+    pci_address: str | None = None
+    numa_node: int | None = None
+    master: str | None = None
+    upper: tuple[str, ...] = ()
+    addresses: tuple[str, ...] | None = ()
+    routed: bool = False
+    rx_errors: int | None = None
+    tx_errors: int | None = None
+    rx_dropped: int | None = None
+    tx_dropped: int | None = None
+    rx_crc_errors: int | None = None
+
+    @property
+    def physical(self) -> bool:
+        """Whether it is a port of an adapter of this node."""
+        return self.kind in ("ethernet", "infiniband")
+
+
+def by_path(text: str, start: str) -> dict[str, list[str]]:
+    """Path -> its lines, of what ``grep -H`` printed of files whose path begins with ``start``."""
+    found: dict[str, list[str]] = {}
+    for line in text.split("\n"):
+        path, colon, rest = line.partition(":")
+        if colon and path.startswith(start):
+            found.setdefault(path[len(start) :], []).append(rest.rstrip("\r"))
+    return found
+
+
+def attributes(text: str) -> dict[str, dict[str, str]]:
+    """Interface -> attribute -> its value. Of uevent files every line is one: "DEVTYPE"."""
+    found: dict[str, dict[str, str]] = {}
+    # The PCI address is in the path of no attribute here, so that no colon is.
+    for path, lines in by_path(text, f"{NET}/").items():
+        name, _, attribute = path.partition("/")
+        values = found.setdefault(name, {})
+        if attribute.startswith("device/infiniband/"):
+            values["firmware"] = lines[0]
+        elif attribute.endswith("uevent"):
+            prefix = "device." if attribute.startswith("device/") else ""
+            values.setdefault(f"{prefix}uevent", "")
+            for line in lines:
+                key, equals, value = line.partition("=")
+                if equals:
+                    values.setdefault(prefix + key, value)
+        else:
+            key = attribute.rpartition("/")[2]
+            values["device.numa_node" if key == "numa_node" else key] = lines[0]
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(r"-?[0-9]{1,20}", text) else None
+
+
+def _above(number: int | None, least: int) -> int | None:
+    """The number, or None when the kernel says "unknown" with a smaller one (-1)."""
+    return number if number is not None and number >= least else None
+
+
+def _kind(values: Mapping[str, str], hardware: bool) -> str:
+    named = _NAMED.get(values.get("DEVTYPE", ""))
+    if values.get("type") == _LOOPBACK:
+        return "loopback"
+    if named is not None:
+        return named
+    if not hardware:
+        return "virtual"
+    if values.get("type") == _INFINIBAND:
+        return "infiniband"
+    return "usb" if values.get("device.DEVTYPE") == "usb_interface" else "ethernet"
+
+
+def parse(
+    name: str,
+    values: Mapping[str, str],
+    *,
+    master: str | None,
+    upper: tuple[str, ...],
+    addresses: tuple[str, ...] | None,
+    routed: bool,
+) -> Nic:
+    """The interface of these attributes: "mtu", "DEVTYPE" of uevent, "device.DRIVER" and so on.
+
+    An attribute that is missing or makes no sense is None: the kernel refuses to read some while
+    the interface is down (EINVAL), and says -1 for a speed that it does not know.
+    """
+    hardware = any(key.startswith("device.") for key in values)
+    flags, carrier, duplex = values.get("flags", ""), values.get("carrier"), values.get("duplex")
+    speed = _above(_number(values.get("speed")), 1)
+    return Nic(
+        name=name,
+        kind=_kind(values, hardware),
+        operstate=values.get("operstate"),
+        carrier={"0": False, "1": True}.get(carrier or ""),
+        admin_up=bool(int(flags, 16) & 1) if re.fullmatch(r"0x[0-9a-f]{1,8}", flags) else None,
+        # SPEED_UNKNOWN is -1, which old drivers print without its sign.
+        speed_mbps=speed if speed is not None and speed < 0x7FFFFFFF else None,
+        duplex=duplex if duplex in ("full", "half") else None,
+        mtu=_above(_number(values.get("mtu")), 1),
+        mac=values.get("address"),
+        driver=values.get("device.DRIVER"),
+        firmware=values.get("firmware"),
+        carrier_changes=_above(_number(values.get("carrier_changes")), 0),
+        pci_address=values.get("device.PCI_SLOT_NAME"),
+        numa_node=_above(_number(values.get("device.numa_node")), 0),
+        master=master,
+        upper=upper,
+        addresses=addresses,
+        routed=routed,
+        rx_errors=_above(_number(values.get("rx_errors")), 0),
+        tx_errors=_above(_number(values.get("tx_errors")), 0),
+        rx_dropped=_above(_number(values.get("rx_dropped")), 0),
+        tx_dropped=_above(_number(values.get("tx_dropped")), 0),
+        rx_crc_errors=_above(_number(values.get("rx_crc_errors")), 0),
+    )

@@ -1,0 +1,277 @@
+"""Which network interfaces a node has, in what state, and which of them reaches the other nodes.
+
+Everything comes from /sys and /proc, by two greps: no tool is needed, and nothing here waits for
+the kernel's network lock for good, as ``ip`` and ``ethtool`` do when a driver is in trouble.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from nodeready import shell
+from nodeready.policy import Policy, rows
+from nodeready.probes import bonding, nic, routes
+from nodeready.probes.base import Output, Probe, ProbeError, Section, number
+from nodeready.probes.bonding import Bond
+from nodeready.probes.counters import Counters
+from nodeready.probes.nic import Nic
+from nodeready.probes.routes import Route
+
+_FILES = (
+    "address",
+    "carrier",
+    "carrier_changes",
+    "duplex",
+    "flags",
+    "mtu",
+    "operstate",
+    "speed",
+    "type",
+    "uevent",
+    "statistics/rx_errors",
+    "statistics/tx_errors",
+    "statistics/rx_crc_errors",
+    "statistics/rx_dropped",
+    "statistics/tx_dropped",
+    "device/uevent",
+    "device/numa_node",
+    "device/infiniband/*/fw_ver",
+)
+#: Counters of which only the change since an earlier look says something.
+COUNTED = ("carrier_changes", "rx_errors", "tx_errors", "rx_crc_errors")
+#: Interfaces that are never for the traffic between nodes, whatever their routes say.
+_NOT_FOR_PEERS = re.compile(r"lo$|docker|virbr|br-[0-9a-f]{12}|veth|cni|cali|flannel|lxc|podman")
+
+# The node's ends of the interfaces of containers and virtual machines, by the names that Docker
+# and CNI plugins give: there can be hundreds, and they say nothing about the node.
+_ENDS = (
+    "veth[0-9a-f]??????*|cali???????????|lxc[0-9a-f]????*|eni[0-9a-f]??????????"
+    "|gke[0-9a-f]??????????|azv[0-9a-f]??????????|tap*|vnet[0-9]*"
+)
+
+
+def _script(policy: Policy) -> str:
+    kept = "|".join(shell.quote(name) for name in rows(policy.nics))
+    # The names need no quotes: the kernel allows no white space and no slash in them.
+    files = " ".join(f"$nr_dir/{name}" for name in _FILES)
+    return rf"""
+    nr_ends=0 nr_files=
+    for nr_dir in {nic.NET}/*; do
+        nr_name=${{nr_dir##*/}}
+        case $nr_name in
+        {f"{kept}) ;;" if kept else ""}
+        {_ENDS}) nr_ends=$((nr_ends + 1)); continue ;;
+        esac
+        if [ ! -e "$nr_dir/ifindex" ]; then continue; fi
+        nr_files="$nr_files {files}"
+        for nr_upper in "$nr_dir"/upper_*; do
+            if [ ! -e "$nr_upper" ]; then continue; fi
+            printf 'upper=%s %s\n' "$nr_name" "${{nr_upper##*/upper_}}"
+            if [ "$nr_upper" -ef "$nr_dir/master" ]; then
+                printf 'master=%s %s\n' "$nr_name" "${{nr_upper##*/upper_}}"
+            fi
+        done
+    done
+    printf 'ends=%s\n' "$nr_ends"
+    grep -asH '' $nr_files /proc/net/bonding/* /dev/null
+    :
+    """
+
+
+# Left out: link-local and multicast networks, routes to this node itself and to containers, and
+# the branches of the tree. What is long comes last: it may be cut off.
+_ROUTES = r"""
+    grep -asHvE '^f[ef][0-9a-f]{30}|^(cali|veth|lxc|gke|azv)|[[:space:]]lo$' \
+        /proc/net/if_inet6 /proc/net/route /proc/net/ipv6_route
+    grep -asHE '\|-- |/32 host LOCAL' /proc/net/fib_trie
+    :
+"""
+
+
+@dataclass(frozen=True)
+class Nics:
+    """The network of a node.
+
+    interfaces:         name -> interface, without those that containers have on the node
+    bonds:              name -> bond
+    container_ends:     how many interfaces were left out
+    routes:             of the main tables, the widest first
+    routes_cut:         there are more routes than were read
+    default_interface:  where what no other route takes goes
+    peers_via:          the interfaces that reach the other nodes of this run, the one that reaches
+                        the most of them first; () before `with_peers`
+    nccl_socket_ifname: the interface for NCCL_SOCKET_IFNAME; None: nothing tells which
+    before:             the counters of an earlier look, if there was one
+    """
+
+    interfaces: Mapping[str, Nic]
+    bonds: Mapping[str, Bond]
+    container_ends: int
+    routes: tuple[Route, ...]
+    routes_cut: bool
+    default_interface: str | None
+    peers_via: tuple[str, ...] = ()
+    nccl_socket_ifname: str | None = None
+    before: Counters | None = None
+
+    def configured(self, also: Iterable[str] = ()) -> dict[str, Nic]:
+        """The interfaces that have a task here: those that must work.
+
+        A port with an address (not only a link-local one) or a route, or that belongs to a bond,
+        a bridge or a VLAN; the interface of the default route and those to the other nodes, which
+        in a container are virtual; and those named in ``also``.
+        """
+        named = {*also, *self.peers_via, self.default_interface}
+        return {
+            name: one
+            for name, one in self.interfaces.items()
+            if name in named or ((one.physical or one.kind == "bond") and self._in_use(one))
+        }
+
+    def _in_use(self, one: Nic) -> bool:
+        if one.addresses is None or one.routed or one.upper:
+            return True
+        return any(not _link_local(address) for address in one.addresses)
+
+
+def _link_local(network: str) -> bool:
+    """Whether it is IPv4's link-local network or in it: what an interface gives itself."""
+    return network.startswith("169.254.")
+
+
+def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for value in values:
+        name, space, other = value.partition(" ")
+        if space:
+            found.setdefault(name, []).append(other)
+    return found
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
+    """Raises ProbeError when there is no interface at all: even a node without network has lo."""
+    output, table = outputs["nics"], outputs["nic_routes"]
+    text = output.require()
+    if not table.truncated:
+        table.require()
+    attributes = nic.attributes(text)
+    if not attributes:
+        raise ProbeError(f"no interface in {nic.NET}", text.strip())
+    proc = nic.by_path(table.text, "/proc/net/")
+    known = routes.parse(proc.get("route", ()), proc.get("ipv6_route", ()))
+    placed = routes.addresses(known, proc.get("fib_trie", ()), proc.get("if_inet6", ()))
+    used = {route.interface for route in known if not _link_local(route.destination)}
+    uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
+    interfaces = {}
+    for name, values in attributes.items():
+        listed = placed.get(name, [])
+        interfaces[name] = nic.parse(
+            name,
+            values,
+            master=next(iter(masters.get(name, ())), None),
+            upper=tuple(uppers.get(name, ())),
+            addresses=None if listed is None else tuple(listed),
+            routed=name in used,
+        )
+    seen = Nics(
+        interfaces=interfaces,
+        bonds={
+            name: bonding.parse(name, lines)
+            for name, lines in nic.by_path(text, "/proc/net/bonding/").items()
+        },
+        container_ends=number(output.values().get("ends", "0"), "a number of interfaces"),
+        routes=known,
+        routes_cut=table.truncated,
+        default_interface=routes.default_interface(known),
+    )
+    return replace(seen, nccl_socket_ifname=socket_interface(seen)[0])
+
+
+def reaching(seen: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """The interfaces by which this node reaches these addresses, the one of the most first.
+
+    Names and loopback addresses are passed over. The node's own address may be among them, so
+    that one tuple serves all nodes: sorting it is what costs.
+    """
+    counts = routes.reached(seen.routes, addresses)
+    known = [name for name in counts if name in seen.interfaces]
+    return tuple(sorted(known, key=lambda name: (-counts[name], name)))
+
+
+def with_peers(seen: Nics, addresses: tuple[str, ...]) -> Nics:
+    """The observation, with what follows from the addresses of the nodes of the run."""
+    found = replace(seen, peers_via=reaching(seen, addresses))
+    return replace(found, nccl_socket_ifname=socket_interface(found)[0])
+
+
+def socket_interface(seen: Nics) -> tuple[str | None, str]:
+    """The interface for NCCL's sockets, and why that one; the rules are told in nodeready.nccl."""
+
+    def usable(name: str | None) -> bool:
+        one = seen.interfaces.get(name or "")
+        if one is None or one.carrier is False or one.admin_up is False:
+            return False
+        return not _NOT_FOR_PEERS.match(one.name)
+
+    for name in filter(usable, seen.peers_via):
+        return name, "its routes lead to the other nodes"
+    if seen.peers_via:
+        return None, f"{', '.join(seen.peers_via)} leads to the other nodes, but cannot be used"
+    if usable(seen.default_interface):
+        return seen.default_interface, "the default route leads through it"
+    # A slave's traffic is its bond's.
+    named = [n for n, one in seen.configured().items() if usable(n) and one.master is None]
+    if len(named) == 1:
+        return named[0], "no other interface is configured"
+    if named:
+        return None, f"nothing tells which of {', '.join(sorted(named))} reaches the other nodes"
+    return None, "no interface with a link is configured"
+
+
+PROBE = Probe(
+    "nics",
+    (Section("nics", _script), Section("nic_routes", lambda policy: _ROUTES)),
+    parse,
+)
+
+
+def counters(seen: Nics) -> dict[str, int]:
+    """What the next look compares with: "eth0.rx_crc_errors" -> its value now."""
+    found = {}
+    configured = seen.configured()
+    for name, one in seen.interfaces.items():
+        if one.physical or name in configured:
+            for counter in COUNTED:
+                value = getattr(one, counter)
+                if value is not None:
+                    found[f"{name}.{counter}"] = value
+    return found
+
+
+def compared(seen: Nics) -> dict[str, str | int]:
+    """What the nodes of a group should share: their ports, and how those that are used are set."""
+    configured = seen.configured()
+    found: dict[str, str | int] = {
+        "interfaces": ",".join(sorted(n for n, one in seen.interfaces.items() if one.physical))
+    }
+    for name, one in seen.interfaces.items():
+        facts = ["driver", "firmware"] if one.physical else []
+        if name in configured:
+            facts += ["mtu"] if one.kind == "virtual" else ["mtu", "speed_mbps"]
+        for fact in facts:
+            value = getattr(one, fact)
+            if value is not None:
+                found[f"{name}.{fact}"] = value
+    return found
+
+
+def learned(seen: Nics) -> dict[str, dict[str, dict[str, str | int]]]:
+    """The policy that this node fits: its configured ports and bonds, as they are now."""
+    found = {}
+    for name, one in seen.configured().items():
+        columns = ("mtu",) if one.kind == "virtual" else ("speed_mbps", "mtu", "driver")
+        values = {column: getattr(one, column) for column in columns}
+        found[name] = {column: value for column, value in values.items() if value is not None}
+    return {"nics": found} if found else {}
