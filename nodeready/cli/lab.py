@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from nodeready.cli.exits import exit_code
 from nodeready.lab import PROFILES, Lab, LabError, down, state
+from nodeready.lab.fault import Fault
+from nodeready.lab.faults import FAULTS
 from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.network import MAX_NODES
 from nodeready.nodesets import fold
@@ -51,17 +53,31 @@ def lab() -> None:
 @click.option(
     "--profile", default="cpu", type=click.Choice(list(PROFILES)), help="The nodes' hardware."
 )
+@click.option(
+    "--fault",
+    metavar="NAME",
+    help="What is wrong with the last node; `none`: nothing with any; `list` shows all there are.",
+)
 @_name_option
-def up(nodes: int, profile: str, name: str) -> None:
+def up(nodes: int, profile: str, fault: str | None, name: str) -> None:
     """Start the lab; harmless when it runs: starts what is dead or missing.
 
     \b
     nodeready lab up --nodes 16
+    nodeready lab up --profile h100 --fault ib-half-rate
     pyinfra inventories/lab.py exec -- hostname
     """
+    if fault == "list":
+        _table([("FAULT", "PROFILES", "WHAT IS WRONG"), *map(_fault_row, FAULTS.values())])
+        return
+    if fault not in (None, "none", *FAULTS):
+        raise click.BadParameter(
+            f"no fault {fault!r}; see `nodeready lab up --fault list`", param_hint="--fault"
+        )
     progress = _Progress()
+    wrong = "" if fault == "none" else fault
     try:
-        made = Lab.up(name, nodes, profile, progress=progress)
+        made = Lab.up(name, nodes, profile, progress=progress, fault=wrong)
     except LabError as error:
         raise click.ClickException(str(error)) from None
     finally:
@@ -73,6 +89,8 @@ def up(nodes: int, profile: str, name: str) -> None:
         click.echo(f"{name}: {made.started} of {len(made.nodes)} nodes started: {folded}")
     else:
         click.echo(f"{name}: already up, {len(made.nodes)} nodes: {folded}")
+    for note in _faults(made):
+        click.echo(note)
     click.echo(f"log in: {_login(made)}")
     if made.started and not can_raise_limits():
         click.echo(
@@ -134,21 +152,40 @@ def status() -> None:
             if named := [node for node, one in states.items() if one == bad]:
                 trouble = True
                 notes.append(f"{name}: {bad}: {fold(named)}; dead nodes start with `lab up`")
+        notes += [f"{name}: {note}" for note in _faults(found)]
         inventory = "inventories/lab.py"
         if name != "lab":
             inventory = f"NODEREADY_LAB={name} {inventory}"
         notes += [f"{name}: log in: {_login(found)}", f"{name}: inventory: {inventory}"]
     if len(rows) > 1:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            click.echo("  ".join(cells).rstrip())
+        _table(rows)
     elif not notes:
         click.echo("no lab runs; start one: nodeready lab up")
     for note in notes:
         click.echo(note)
     if trouble:
         sys.exit(exit_code(check=True))
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def _fault_row(fault: Fault) -> tuple[str, str, str]:
+    everywhere = fault.profiles == tuple(PROFILES)
+    return fault.name, "all" if everywhere else ",".join(fault.profiles), fault.about
+
+
+def _faults(found: Lab) -> list[str]:
+    """What is wrong on purpose, a line for each node."""
+    return [
+        f"fault on {node.name}: {node.fault}: {FAULTS[node.fault].about}"
+        for node in found.nodes
+        if node.fault in FAULTS
+    ]
 
 
 def _login(found: Lab) -> str:

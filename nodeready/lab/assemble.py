@@ -13,6 +13,7 @@ import errno
 import ipaddress
 import os
 import resource
+import shutil
 import signal
 import socket
 import time
@@ -26,10 +27,14 @@ from nodeready.lab import syscalls as k
 MARK = "nodeready-lab"
 
 # Process 1 of a node. It applies the persisted sysctls as a boot does, with the distribution's
-# own reader; starts sshd; and stays to reap orphans, also when sshd is stopped.
+# own reader; runs what the node's hardware and its fault need; starts sshd; and stays to reap
+# orphans, also when sshd is stopped.
 INIT = """
 for s in /usr/lib/systemd/systemd-sysctl /lib/systemd/systemd-sysctl; do
     if [ -x "$s" ]; then "$s"; break; fi
+done
+for s in start fault; do
+    if [ -e /.lab/$s ]; then sh -e /.lab/$s || exit; fi
 done
 /usr/sbin/sshd -D -e &
 while :; do sleep 86400 & wait; done
@@ -53,6 +58,9 @@ RELEASE_S = 10.0
 
 # Where `base` keeps what is laid over /proc and /sys.
 STASH = "/.lab"
+
+# The real /sys, once more, where a directory of it is replaced by one with links to the rest.
+REAL_SYS = f"{STASH}/sysfs"
 
 
 def become_switch(directory: str) -> NoReturn:
@@ -78,8 +86,10 @@ def become_node(directory: str, spec: dict[str, Any], status: int, go: int) -> N
     root = _mount_root(fs, spec)
     _mount_kernel(root)
     k.pivot_root(root)
-    _overlay_kernel(spec["trees"])
+    _overlay_kernel(spec["targets"])
     socket.sethostname(spec["name"])
+    for path in spec["gone"]:
+        _remove(path)
     for path, item in spec["files"].items():
         _write(Path(path), base64.b64decode(item["data"]), item["mode"])
     if os.read(go, 1) != b"g":
@@ -148,7 +158,7 @@ def _mount_kernel(root: str) -> None:
     k.mount("tmpfs", f"{root}/dev/shm", "tmpfs", k.NOSUID | k.NODEV, "mode=1777")
 
 
-def _overlay_kernel(trees: list[str]) -> None:
+def _overlay_kernel(targets: list[str]) -> None:
     """Lay the node's own /proc/sys and the profile's hardware over the real ones.
 
     What belongs to a namespace stays real: /proc/sys/net, the host name.
@@ -166,15 +176,23 @@ def _overlay_kernel(trees: list[str]) -> None:
     # A crash by sysrq would be the machine's, not the node's.
     if os.path.exists("/proc/sysrq-trigger"):
         _bind("/dev/null", "/proc/sysrq-trigger")
-    for tree in trees:
-        source, target = Path(STASH + tree), Path(tree)
-        while not target.exists():
-            source, target = source.parent, target.parent
-        _bind(str(source), str(target))
+    if os.path.isdir(REAL_SYS):
+        safe = k.NOSUID | k.NODEV | k.NOEXEC
+        k.mount("sysfs", REAL_SYS, "sysfs", safe | k.RDONLY)
+    for target in targets:
+        _bind(STASH + target, target)
 
 
 def _bind(source: str, target: str) -> None:
     k.mount(source, target, flags=k.BIND)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:

@@ -3,9 +3,9 @@
 `python -m nodeready.lab.boot DIRECTORY` reads a plan (one JSON object) from standard input:
 
     {"parent": pid, "interface": "nrlab0", "gateway": "10.213.0.1/23", "switch": pid or 0,
-     "submounts": ["/usr"], "trees": ["/sys/bus/pci/devices"],
+     "submounts": ["/usr"], "targets": ["/sys/bus/pci/devices"],
      "nodes": [{"name", "address": "10.213.0.2/23", "mac", "port": "n1", "generation": "g1",
-                "files": {path: {"data": base64, "mode": int}}}]}
+                "files": {path: {"data": base64, "mode": int}}, "gone": [path]}]}
 
 and answers with one JSON object per line: {"switch": pid}, then {"node": name, "pid": pid} or
 {"node": name, "error": text} as each node is ready. It is a process of its own because it
@@ -189,7 +189,7 @@ def main(directory: str) -> None:
     switch = plan["switch"] or start_switch(directory, plan)
     nodes: list[Spec] = plan["nodes"]
     for spec in nodes:
-        spec.update(submounts=plan["submounts"], trees=plan["trees"])
+        spec.update(submounts=plan["submounts"], targets=plan["targets"])
     pending: dict[str, int] = {}
     for at in range(0, len(nodes), BATCH):
         pending |= start_batch(directory, switch, nodes[at : at + BATCH])

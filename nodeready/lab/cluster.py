@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nodeready.lab import image, network, power, remains, state, syscalls
+from nodeready.lab import faults, image, network, power, remains, state, syscalls
 from nodeready.lab.errors import LabError
 from nodeready.lab.keys import new_key
 from nodeready.lab.needs import check, check_kernel
@@ -56,9 +56,13 @@ class Lab:
         nodes: int = 3,
         profile: str = "cpu",
         files: Files | None = None,
+        *,
         progress: Progress | None = None,
+        fault: str | None = None,
     ) -> Lab:
         """Have a lab of at least this many nodes, all running; `files` go to the new ones.
+
+        `fault` is the name of what is wrong with the last node; with "", all are healthy again.
 
         Raises LabUnavailable when this machine cannot, LabError for anything else. On any
         exception, KeyboardInterrupt included, what this call made is gone again.
@@ -68,6 +72,8 @@ class Lab:
             raise LabError(f"a lab has 1 to {network.MAX_NODES} nodes, not {nodes}")
         if profile not in PROFILES:
             raise LabError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
+        if fault:
+            faults.find(fault, profile)
         check()
         try:
             with state.locked(directory):
@@ -79,16 +85,25 @@ class Lab:
                             f"the lab {name} runs with profile {lab.profile}; end it first: "
                             f"nodeready lab down --name {name}"
                         )
-                    lab.started = power.grow(known, nodes, files, progress)
+                    lab.started = power.grow(known, nodes, files, progress, fault)
                     return lab
-                return cls._begin(name, nodes, profile, files, progress)
+                return cls._begin(
+                    name, nodes, profile, files=files, progress=progress, fault=fault
+                )
         except BaseException:
             remains.remove_empty(directory)
             raise
 
     @classmethod
     def _begin(
-        cls, name: str, nodes: int, profile: str, files: Files | None, progress: Progress | None
+        cls,
+        name: str,
+        nodes: int,
+        profile: str,
+        *,
+        files: Files | None,
+        progress: Progress | None,
+        fault: str | None,
     ) -> Lab:
         """A new lab, in place of what may be left of one."""
         directory = state.directory(name)
@@ -97,7 +112,7 @@ class Lab:
             remains.clean(directory)
             known = _create(name, profile)
             lab = cls(known)
-            lab.started = power.grow(known, nodes, files, progress)
+            lab.started = power.grow(known, nodes, files, progress, fault)
             known.complete = True
             state.save(known)
         except BaseException:
@@ -136,12 +151,20 @@ class Lab:
         keep_disk: bool,
         files: Files | None = None,
         new_host_key: bool = False,
+        fault: str | None = None,
     ) -> None:
-        """Power nodes off and on, with their disks or with empty ones."""
+        """Power nodes off and on, with their disks or with empty ones.
+
+        With `fault` they have this one; "" is none. Otherwise it stays with the disk.
+        """
+        if fault:
+            faults.find(fault, self.profile)
         with self._changing():
             chosen = [self.state_of(node.name) for node in nodes]
             for one in chosen:
                 power.kill(one)
+                if fault is not None or not keep_disk:
+                    one.fault = fault or ""
                 if new_host_key:
                     key = new_key(f"root@{one.name}")
                     one.host_key, one.host_key_public = key.private, key.public

@@ -92,3 +92,33 @@ KERNEL_DEFAULTS = {
     "kernel/core_pipe_limit": "0",
     "fs/suid_dumpable": "0",
 }
+
+# Without it a clock is not synchronised (systemd-timesyncd.service(8)).
+CLOCK = "/run/systemd/timesync/synchronized"
+
+# The program, for a node's own record.
+DMESG = """\
+#!/bin/sh
+log=/.lab/kernel.log
+case " $* " in
+*" -T "* | *" --ctime "* | *" -"[a-zA-Z]T* | *" --time-format=ctime "*)
+    read -r up rest </proc/uptime
+    boot=$(($(date +%s) - ${up%.*}))
+    while IFS= read -r line; do
+        at=${line%%.*}
+        time=$(date -d "@$((boot + ${at##*[!0-9]}))" '+%a %b %e %T %Y')
+        printf '[%s]%s\\n' "$time" "${line#*]}"
+    done <$log
+    ;;
+*) exec cat $log ;;
+esac
+"""
+
+# What any kernel says when it boots: seconds since then, message.
+KERNEL_LOG = (
+    (0.0, "Command line: BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet"),
+    (1.204511, "pci 0000:01:00.0: [14e4:16d7] type 00 class 0x020000 PCIe Endpoint"),
+    (4.871322, "EXT4-fs (sda1): mounted filesystem ro with ordered data mode."),
+    (6.310027, "systemd[1]: Detected architecture x86-64."),
+    (9.552104, "bnxt_en 0000:01:00.0 eth0: NIC Link is Up, 25000 Mbps full duplex"),
+)

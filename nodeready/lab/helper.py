@@ -12,7 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import image, network, state
+from nodeready.lab import image, kernel, network, state
 from nodeready.lab.needs import environment
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.state import LabState, NodeState
@@ -24,8 +24,10 @@ LOG = "boot.log"
 Done = subprocess.CompletedProcess[str]
 
 
-def spec(index: int, one: NodeState, files: Mapping[str, Content]) -> dict[str, Any]:
-    """What the helper must know about a node of lab number `index`."""
+def spec(
+    index: int, one: NodeState, files: Mapping[str, Content], gone: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What the helper must know about a node of lab number `index`: what it has, and has not."""
     return {
         "name": one.name,
         "address": str(network.address(index, one.number)),
@@ -33,6 +35,7 @@ def spec(index: int, one: NodeState, files: Mapping[str, Content]) -> dict[str, 
         "port": network.port(one.number),
         "generation": f"g{one.generation}",
         "files": {path: _encoded(item) for path, item in files.items()},
+        "gone": list(gone),
     }
 
 
@@ -42,7 +45,12 @@ def enter(pid: int, argv: Sequence[str], data: str = "", timeout: float = 60) ->
     return run([*into, *argv], data, timeout)
 
 
-def run(argv: Sequence[str], data: str = "", timeout: float = 60) -> Done:
+def run(
+    argv: Sequence[str],
+    data: str = "",
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+) -> Done:
     """Run a program here; what it says as text, and bytes that are none as surrogates."""
     return subprocess.run(
         argv,
@@ -53,8 +61,20 @@ def run(argv: Sequence[str], data: str = "", timeout: float = 60) -> Done:
         errors="surrogateescape",
         timeout=timeout,
         check=False,
-        env=environment(),
+        env=env or environment(),
     )
+
+
+def module(name: str, *words: str) -> Done:
+    """Run a module of this package here, as a program."""
+    return run([sys.executable, "-m", name, *words], env=_module_environment())
+
+
+def _module_environment() -> dict[str, str]:
+    env = environment()
+    package = str(Path(__file__).parents[2])
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
+    return env
 
 
 def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any], None, None]:
@@ -66,12 +86,9 @@ def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any]
         "gateway": str(network.gateway(lab.index)),
         "switch": lab.switch,
         "submounts": image.submounts(),
-        "trees": list(image.trees(PROFILES[lab.profile])),
+        "targets": kernel.targets(PROFILES[lab.profile]),
         "nodes": specs,
     }
-    package = str(Path(__file__).parents[2])
-    env = environment()
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
     argv = [sys.executable, "-m", "nodeready.lab.boot", str(directory)]
     with (
         open(directory / LOG, "ab") as log,
@@ -82,7 +99,7 @@ def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any]
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env=env,
+            env=_module_environment(),
             cwd="/",
             start_new_session=True,
         ) as process,

@@ -11,17 +11,16 @@ from __future__ import annotations
 import glob
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodeready.lab.assemble import STASH
+from nodeready.lab import kernel
 from nodeready.lab.fresh import (
+    CLOCK,
     DEVICES,
     FRESH,
     HIDDEN,
-    KERNEL_DEFAULTS,
     OURS,
     SFTP_SERVERS,
     SSH_CONFIG,
@@ -31,45 +30,9 @@ from nodeready.lab.fresh import (
     USER_ID,
 )
 from nodeready.lab.keys import Key
+from nodeready.lab.layer import Image
 from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.profiles import Profile
-
-
-class Image:
-    """The layer under construction; paths are those of the node."""
-
-    def __init__(self, base: Path) -> None:
-        self.base = base
-        base.mkdir(mode=0o755)
-
-    def directory(self, path: str, mode: int | None = None, opaque: bool = False) -> Path:
-        """A directory; with no mode, parents and itself look like this machine's."""
-        made = self.base / path.lstrip("/")
-        if not made.is_dir():
-            self.directory(os.path.dirname(path))
-            made.mkdir(mode=0o755)
-            if os.path.isdir(path):
-                shutil.copystat(path, made)
-                like = os.stat(path)
-                os.chown(made, like.st_uid, like.st_gid)
-        if mode is not None:
-            made.chmod(mode)
-        if opaque:
-            os.setxattr(made, "trusted.overlay.opaque", b"y")
-        return made
-
-    def file(self, path: str, content: str, mode: int = 0o644, owner: int = 0) -> None:
-        """A regular file."""
-        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
-        made.write_text(content)
-        made.chmod(mode)
-        os.chown(made, owner, owner)
-
-    def hide(self, path: str) -> None:
-        """Nothing at this path, whatever the machine has there."""
-        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
-        if not os.path.lexists(made):
-            os.mknod(made, stat.S_IFCHR, os.makedev(0, 0))
 
 
 def build(base: Path, profile: Profile, key: Key) -> None:
@@ -84,8 +47,10 @@ def build(base: Path, profile: Profile, key: Key) -> None:
     _system(image, profile)
     _accounts(image, key)
     _pam(image)
-    _kernel(image, profile)
-    for path, file in profile.files.items():
+    kernel.build(image, profile)
+    for path, mode in profile.hardware.devices.items():
+        image.device(path, mode)
+    for path, file in profile.hardware.files.items():
         image.file(path, file.content, file.mode)
 
 
@@ -132,6 +97,7 @@ def _system(image: Image, profile: Profile) -> None:
     image.directory("/run/lock", 0o1777)
     image.directory("/run/user", 0o755)
     image.directory("/var/log/apt", 0o755)
+    image.file(CLOCK, "")
     for path in ("/run/utmp", "/var/log/wtmp", "/var/log/btmp", "/var/log/lastlog"):
         image.file(path, "", 0o664)
     sftp = next((path for path in SFTP_SERVERS if os.path.exists(path)), "internal-sftp")
@@ -197,44 +163,3 @@ def _with_line(image: Image, path: str, line: str) -> None:
     like = table.stat()
     image.file(path, "\n".join([*kept, line, ""]), stat.S_IMODE(like.st_mode))
     os.chown(image.base / path.lstrip("/"), like.st_uid, like.st_gid)
-
-
-def _kernel(image: Image, profile: Profile) -> None:
-    image.directory(STASH, 0o755)
-    image.file(f"{STASH}/proc/cmdline", profile.cmdline + "\n", 0o444)
-    for path, content in _sysctls().items():
-        image.file(f"{STASH}/proc/sys/{path}", content)
-    image.directory(f"{STASH}/proc/sys/net", 0o555)
-    for tree, files in trees(profile).items():
-        image.directory(STASH + tree)
-        for path, content in files.items():
-            image.file(f"{STASH}{tree}/{path}", content)
-
-
-def trees(profile: Profile) -> dict[str, dict[str, str]]:
-    """What is laid over /sys: the profile's, and nothing where this machine has hardware."""
-    over: dict[str, dict[str, str]] = {
-        path: {} for path in ("/sys/class/infiniband",) if os.path.isdir(path)
-    }
-    over.update({path: dict(files) for path, files in profile.trees.items()})
-    return over
-
-
-def _sysctls() -> dict[str, str]:
-    """This machine's /proc/sys without `net`, as text by path; write-only keys are empty."""
-    values: dict[str, str] = {}
-    device = os.stat("/proc/sys").st_dev
-    for directory, inner, files in os.walk("/proc/sys"):
-        if directory == "/proc/sys":
-            inner.remove("net")
-        inner[:] = [d for d in inner if os.stat(f"{directory}/{d}").st_dev == device]
-        for name in files:
-            path = Path(directory, name)
-            try:
-                readable = path.stat().st_mode & stat.S_IROTH
-                content = path.read_bytes().decode(errors="replace") if readable else ""
-            except OSError:
-                continue
-            values[str(path.relative_to("/proc/sys"))] = content
-    values.update({path: f"{value}\n" for path, value in KERNEL_DEFAULTS.items()})
-    return values

@@ -53,6 +53,11 @@ class Node:
         return "up" if listening(self._state.pid) else "no sshd"
 
     @property
+    def fault(self) -> str:
+        """The name of what is wrong with it; "": nothing."""
+        return self._state.fault
+
+    @property
     def log(self) -> Path:
         """What its init and sshd said."""
         return self.lab.directory / "fs" / "nodes" / self.name / "log"
@@ -147,15 +152,23 @@ class Node:
         script = 'kill -CONT "$(cat /run/sshd.pid)" 2>/dev/null || exec /usr/sbin/sshd'
         self.enter(["sh", "-c", script])
 
-    def reboot(self) -> None:
-        """Power off and on: the disk stays, /run, /tmp and live kernel values do not."""
-        self.lab.restart([self], keep_disk=True)
+    def reboot(self, fault: str | None = None) -> None:
+        """Power off and on: the disk stays, /run, /tmp and live kernel values do not.
+
+        With `fault` this is wrong with it from now on; "": nothing is.
+        """
+        self.lab.restart([self], keep_disk=True, fault=fault)
 
     def reset(
-        self, files: Mapping[str, Content] | None = None, new_host_key: bool = False
+        self,
+        files: Mapping[str, Content] | None = None,
+        new_host_key: bool = False,
+        fault: str = "",
     ) -> None:
-        """Make it as fresh as on the first day, plus these files.
+        """Make it as fresh as on the first day, plus these files and this fault.
 
         With `new_host_key` it is a re-imaged node: whoever knew it must refuse it.
         """
-        self.lab.restart([self], keep_disk=False, files=files, new_host_key=new_host_key)
+        self.lab.restart(
+            [self], keep_disk=False, files=files, new_host_key=new_host_key, fault=fault
+        )

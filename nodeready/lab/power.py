@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import helper, network, processes, state
+from nodeready.lab import faults, helper, network, processes, state
 from nodeready.lab.assemble import STASH
 from nodeready.lab.errors import LabError
 from nodeready.lab.helper import Content
@@ -56,10 +56,17 @@ def new_node(lab: LabState, number: int) -> NodeState:
     return NodeState(name, number, address, key.private, key.public)
 
 
-def grow(lab: LabState, count: int, files: Files | None, progress: Progress | None = None) -> int:
+def grow(
+    lab: LabState,
+    count: int,
+    files: Files | None,
+    progress: Progress | None = None,
+    fault: str | None = None,
+) -> int:
     """Start what is dead, or missing to `count` nodes; how many that were.
 
-    On an exception the missing ones are missing again.
+    With a `fault` the last node has it, and is started again if it ran without it; with "", no
+    node has one. On an exception the missing ones are missing again.
     """
     _end_strays(lab)
     if processes.started_at(lab.switch) != lab.switch_started:
@@ -69,8 +76,15 @@ def grow(lab: LabState, count: int, files: Files | None, progress: Progress | No
         for one in lab.nodes:
             kill(one)
     old = list(lab.nodes)
+    before = [one.fault for one in old]
+    if fault == "":
+        _change_faults(old, fault)
+    elif fault and count <= len(old):
+        _change_faults(old[-1:], fault)
     dead = [one for one in old if not alive(one)]
     new = [new_node(lab, number) for number in range(len(old) + 1, count + 1)]
+    if new and fault:
+        new[-1].fault = fault
     try:
         start(lab, dead, None, progress, keep_disk=True)
         lab.nodes = old + new
@@ -83,9 +97,18 @@ def grow(lab: LabState, count: int, files: Files | None, progress: Progress | No
         for one in new:
             shutil.rmtree(_home(lab, one), ignore_errors=True)
         lab.nodes = old
+        for one, had in zip(old, before, strict=True):
+            one.fault = had
         state.save(lab)
         raise
     return len(dead) + len(new)
+
+
+def _change_faults(nodes: Sequence[NodeState], fault: str) -> None:
+    for one in nodes:
+        if one.fault != fault:
+            kill(one)
+            one.fault = fault
 
 
 def _end_strays(lab: LabState) -> None:
@@ -113,10 +136,17 @@ def start(
     for one in nodes:
         _prepare_disk(lab, one, keep_disk)
         content = {} if keep_disk else {**_own_files(lab, one), **(files or {})}
-        specs.append(helper.spec(lab.index, one, content))
+        gone: list[str] = []
+        if one.fault:
+            wrong, gone = faults.changes(one.fault, lab.profile)
+            content = {**content, **wrong}
+        specs.append(helper.spec(lab.index, one, content, gone))
     _write_ssh(lab)
     try:
         _boot(lab, {one.name: one for one in nodes}, specs, progress)
+        for one in nodes:
+            if one.fault:
+                faults.act(one.fault, one.pid)
     except BaseException:
         # Some may run that had no time to say so.
         processes.end_all(state.directory(lab.name), [one.name for one in nodes])
@@ -164,7 +194,7 @@ def _prepare_disk(lab: LabState, one: NodeState, keep: bool) -> None:
     home = _home(lab, one)
     disk = home / f"g{one.generation}"
     if keep:
-        for gone in (STASH, "/run", "/tmp"):
+        for gone in (STASH, "/run", "/tmp", "/dev"):
             shutil.rmtree(disk / "upper0" / gone.lstrip("/"), ignore_errors=True)
     elif disk.exists():
         # The kernel may still be letting go of the old one: never use it again.

@@ -36,6 +36,7 @@ class NodeState:
     """One node. `pid` and `started` identify its init; `generation` counts its disks.
 
     `host_key` is the private half of its key pair: a node keeps its key over a reset.
+    `fault` is the name of what is wrong with it; "": nothing.
     """
 
     name: str
@@ -46,6 +47,7 @@ class NodeState:
     pid: int = 0
     started: int = 0
     generation: int = 1
+    fault: str = ""
 
 
 @dataclass

@@ -87,14 +87,8 @@ def test_orphans_are_reaped(fresh_node: Node) -> None:
     assert fresh_node.enter(["ps", "-eo", "state,ppid,comm"]).stdout.count("Z ") == 0
 
 
-@pytest.mark.parametrize(("profile", "accelerators"), [("cpu", 0), ("mi300x", 8)])
-def test_profiles_show_their_hardware(fresh_nodes: Fresh, profile: str, accelerators: int) -> None:
-    assert profile in PROFILES
-    node = fresh_nodes(1, profile=profile)[0]
-    script = "cd /sys/bus/pci/devices && for d in *; do cat $d/vendor $d/device $d/class; done"
-    seen = node.run(script).stdout
-    assert seen.count("0x1002\n0x74a1\n0x120000\n") == accelerators
-    assert node.run("ls /sys/class/infiniband", check=False).stdout == ""
+def test_the_kernels_command_line_is_the_nodes_own(fresh_node: Node) -> None:
+    node = fresh_node
     assert node.read("/proc/cmdline") == "BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet\n"
     node.write("/proc/cmdline", "quiet iommu=pt\n")
     assert node.run("cat /proc/cmdline").stdout == "quiet iommu=pt\n"

@@ -1,0 +1,118 @@
+"""What a node's hardware shows, as data: trees of /sys, files, device files, the kernel's log.
+
+Hardware(
+    trees={"/sys/class/infiniband": {"mlx5_0/fw_ver": "28.39.1002\\n"}},
+    files={"/usr/bin/tool": File("#!/bin/sh\\n…", 0o755)},
+    devices=("/dev/kfd",),
+)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+DEFAULT_CMDLINE = "BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet"
+PCI = "/sys/bus/pci/devices"
+DRIVERS = "/sys/bus/pci/drivers"
+
+
+@dataclass(frozen=True)
+class File:
+    """The content of a file of the node, and its mode."""
+
+    content: str
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Link:
+    """A symbolic link. One that leads to a directory may be what a tool looks for (`driver`)."""
+
+    target: str
+
+
+#: The content of a directory: relative path -> text or link. A path that ends with "/" is an
+#: empty directory.
+Tree = Mapping[str, "str | Link"]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a kind of node has.
+
+    trees:      directory of /sys or /proc -> its content; it hides what this machine has there
+    files:      absolute path -> file, laid over the node's root
+    devices:    device files, all of them as harmless as /dev/null; path -> mode
+    sysctls:    path below /proc/sys -> value, where the distribution's default is another
+    kernel_log: what dmesg prints: seconds since boot, message
+    start:      shell text that root runs at every start of the node, before its sshd
+    """
+
+    trees: Mapping[str, Tree] = field(default_factory=dict)
+    files: Mapping[str, File] = field(default_factory=dict)
+    devices: Mapping[str, int] = field(default_factory=dict)
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+    kernel_log: tuple[tuple[float, str], ...] = ()
+    start: str = ""
+
+
+@dataclass(frozen=True)
+class PciDevice:
+    """A PCI function as `/sys/bus/pci/devices/ADDRESS` shows it; numbers as sysfs prints them.
+
+    driver: the kernel driver that is bound to it; "": none
+    link:   (current speed, current width, greatest speed, greatest width); None: no PCIe link
+    more:   further files of its directory
+    """
+
+    address: str
+    vendor: str
+    device: str
+    pci_class: str
+    numa_node: int = 0
+    driver: str = ""
+    link: tuple[str, int, str, int] | None = None
+    more: Tree = field(default_factory=dict)
+
+    def content(self) -> dict[str, str | Link]:
+        """Its directory."""
+        bound = f"DRIVER={self.driver}\n" if self.driver else ""
+        values: dict[str, str | Link] = {
+            "vendor": f"{self.vendor}\n",
+            "device": f"{self.device}\n",
+            "class": f"{self.pci_class}\n",
+            "numa_node": f"{self.numa_node}\n",
+            "uevent": f"{bound}PCI_SLOT_NAME={self.address}\n",
+            **self.more,
+        }
+        if self.driver:
+            values["driver"] = Link(f"../../drivers/{self.driver}")
+        if self.link:
+            names = (
+                "current_link_speed",
+                "current_link_width",
+                "max_link_speed",
+                "max_link_width",
+            )
+            values |= {name: f"{value}\n" for name, value in zip(names, self.link, strict=True)}
+        return {f"{self.address}/{name}": value for name, value in values.items()}
+
+
+def pci_trees(*devices: PciDevice) -> dict[str, Tree]:
+    """The `trees` of these PCI devices and of their drivers."""
+    content: dict[str, str | Link] = {}
+    drivers: dict[str, str | Link] = {}
+    for device in devices:
+        content |= device.content()
+        if device.driver:
+            drivers[f"{device.driver}/{device.address}"] = Link(f"../../devices/{device.address}")
+    return {PCI: content, **({DRIVERS: drivers} if drivers else {})}
+
+
+# What any server has: a host bridge, a network card, an NVMe disk.
+SERVER = (
+    PciDevice("0000:00:00.0", "0x1022", "0x14a4", "0x060000"),
+    PciDevice("0000:01:00.0", "0x14e4", "0x16d7", "0x020000"),
+    PciDevice("0000:02:00.0", "0x144d", "0xa80a", "0x010802"),
+)

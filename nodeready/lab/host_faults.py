@@ -1,0 +1,33 @@
+"""What can be wrong with a node itself: its clock, mounts and processes."""
+
+from __future__ import annotations
+
+from nodeready.lab.fault import Fault
+from nodeready.lab.fresh import CLOCK
+from nodeready.lab.network_faults import ALL
+
+FAULTS = (
+    Fault("clock", "no time server answers: the clock is not synchronised", ALL, gone=(CLOCK,)),
+    Fault(
+        "disk-full",
+        "/scratch is full",
+        ALL,
+        start="""\
+mkdir -p /scratch
+mount -t tmpfs -o size=1m,mode=1777 /dev/nvme0n1 /scratch
+head -c 2m /dev/zero >/scratch/checkpoint.pt 2>/dev/null || :
+""",
+    ),
+    Fault(
+        "dead-mount",
+        "the server of the network mount /nas is gone: whoever looks into it hangs",
+        ALL,
+        programs=(("dead_mount", "/nas"),),
+    ),
+    Fault(
+        "stuck-process",
+        "a process hangs in the kernel (state D)",
+        ALL,
+        programs=(("culprits", "stuck"),),
+    ),
+)
