@@ -109,9 +109,9 @@ def ansible_version(commands: Path) -> str:
     return f"ansible-core {done.stdout.strip()}"
 
 
-def ansible(inventory: Path, commands: Path, forks: int, scratch: Path) -> Contender:
-    """The same settings as a playbook: pipelining, a fork per node, no facts gathered."""
-    environment = {
+def _ansible_settings(commands: Path, forks: int, scratch: Path) -> dict[str, str]:
+    """Pipelining, a fork per node, no facts gathered unless asked for."""
+    return {
         "ANSIBLE_HOME": str(scratch / "ansible"),
         "ANSIBLE_FORKS": str(forks),
         "ANSIBLE_PIPELINING": "true",
@@ -123,9 +123,23 @@ def ansible(inventory: Path, commands: Path, forks: int, scratch: Path) -> Conte
         "ANSIBLE_NOCOLOR": "1",
         "PATH": f"{commands}:{os.environ['PATH']}",
     }
+
+
+def ansible(inventory: Path, commands: Path, forks: int, scratch: Path) -> Contender:
+    """The same settings as a playbook."""
+    environment = _ansible_settings(commands, forks, scratch)
     argv = [str(commands / "ansible-playbook"), "-i", str(inventory)]
     argv.append(str(HERE / "ansible" / "playbook.yml"))
     return Contender(report.ANSIBLE, argv, r"(?s)\A(?!.*changed=[1-9])", (0,), environment)
+
+
+def ansible_setup(inventory: Path, commands: Path, forks: int, scratch: Path) -> Contender:
+    """Ansible's own facts of every node, without those of other programs."""
+    argv = [str(commands / "ansible"), "-i", str(inventory), "all", "-m", "setup"]
+    argv += ["-a", "gather_subset=!facter,!ohai"]
+    return Contender(
+        "Ansible setup", argv, "", environment=_ansible_settings(commands, forks, scratch)
+    )
 
 
 def contenders(cluster: Cluster, ansible_commands: Path | None) -> list[Contender]:

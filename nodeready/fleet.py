@@ -10,10 +10,11 @@ from pyinfra.api import Inventory
 from pyinfra.api.connectors import get_all_connectors
 from pyinfra.api.host import Host
 
-from nodeready import known_hosts
+from nodeready import known_hosts, waivers
 from nodeready.policy import Policy
 from nodeready.settings import PolicyError, check_settings
 from nodeready.snapshot import Snapshot
+from nodeready.subjects import check_ids
 
 #: Host data that is pyinfra's or an inventory's, and never a misspelt setting of ours.
 _INVENTORY_KEYS = frozenset({"slots"})
@@ -38,16 +39,19 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
     Raises PolicyError with the problems of all origins, each with its file or host, before any
     node is touched.
     """
-    foreign = _foreign()
+    foreign, ids = _foreign(), check_ids()
     problems: list[str] = []
     cache: dict[tuple[Any, ...], Policy] = {}
 
     def settings(data: Mapping[str, Any], where: str) -> dict[str, Any]:
         try:
-            return check_settings(data, where, foreign)
+            found = check_settings(data, where, foreign)
         except PolicyError as error:
             problems.extend(error.problems)
             return {}
+        waived = waivers.problems(Policy(waivers=found.get("waivers", ())), ids)
+        problems.extend(f"{where}: {problem}" for problem in waived)
+        return found
 
     everywhere = settings(inventory.get_data(), _origin(inventory, "all"))
     by_group = {

@@ -169,16 +169,20 @@ class Session:
         node.seconds = node.seconds or time.monotonic() - started
 
     def gather(self, done: Progress) -> None:
-        """Look at every node, then judge: what all nodes showed completes each one's policy."""
+        """Look at every node; what all of them showed completes each one's policy."""
         self.each(self.look, self.nodes, done)
         self.complete()
 
     def complete(self) -> None:
-        """Judge every node that was looked at; all nodes' answers complete its policy."""
+        """Complete the policies by what all nodes' answers say together."""
         snapshots = {node.name: node.snapshot for node in self.nodes if node.snapshot}
         wanted = fleet.expectations(self.declared, snapshots, self.state.inventory, self._block)
         for node in self.nodes:
             node.policy = wanted[node.name]
+
+    def judge(self) -> None:
+        """Judge every node that was looked at."""
+        for node in self.nodes:
             if node.snapshot is not None:
                 node.results = judge(node.snapshot, node.policy)
 

@@ -14,6 +14,7 @@ from nodeready.probes import script as wire
 from nodeready.probes.base import Output, Probe, ProbeError, Section, Unknown
 from nodeready.results import Result, unknown
 from nodeready.subjects import OBSERVED, PROBES, SUBJECTS
+from nodeready.waivers import waive
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def nothing(reason: str, chosen: tuple[Probe, ...] = PROBES, evidence: str = "")
 def judge(
     snapshot: Snapshot, policy: Policy, subjects: Iterable[str] | None = None
 ) -> list[Result]:
-    """The results of all checks of these subjects (None: all that were observed).
+    """The results of all checks of these subjects (None: all that were observed), after waivers.
 
     A subject that is Unknown gives one ``unknown`` result, with the reason and the evidence.
     """
@@ -102,4 +103,4 @@ def judge(
                 results.append(given(seen, policy))
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
                 results.append(unknown(f"{name}.{given.__name__}", _nonsense(error)))
-    return results
+    return waive(results, policy)

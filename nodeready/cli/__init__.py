@@ -21,10 +21,12 @@ _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
     "deploy": "Make every node as the policy wants it.",
+    "learn": "What most nodes have in common, as a policy to review.",
+    "explain": "What a check means, and what repairs it.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: Those that talk to nodes.
-_TALKING = ("audit", "deploy")
+_TALKING = ("audit", "deploy", "learn")
 
 
 class _Commands(click.Group):

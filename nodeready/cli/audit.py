@@ -2,35 +2,113 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
-from nodeready.cli.exits import exit_code
+from nodeready import auditing
+from nodeready.audit import FAILED, UNREACHABLE, Audit
+from nodeready.cli.exits import OK, Refused, audit_code, nagios_code
 from nodeready.cli.options import common, option
-from nodeready.cli.start import Common, gather, open_session, remember_failed, subjects
-from nodeready.reports.plan import show_errors
-from nodeready.reports.table import show_table
+from nodeready.cli.start import Common, gather, open_session, remember_failed
+from nodeready.files import write_atomically
+from nodeready.reports import json_report, junit, nagios, prometheus
+from nodeready.reports.table import show_audit
 from nodeready.reports.text import nodes
-from nodeready.snapshot import judge
+from nodeready.selection import SelectionError, select
+from nodeready.transports.live import PROBE_TIMEOUT_S
+
+#: format -> the text that it makes of an audit, in pieces
+FORMATS: dict[str, Callable[[Audit], Iterator[str]]] = {
+    "json": json_report.render,
+    "prometheus": prometheus.render,
+    "nagios": nagios.render,
+}
+
+
+#: The statuses of the nodes that ``--limit @last-failed`` means.
+FAILING = (UNREACHABLE, FAILED, "fail", "warn", "unknown")
+
+
+def _writable(output: str | None) -> None:
+    """Refuse a file that cannot be written before any node is looked at."""
+    if output is None:
+        return
+    path = Path(os.path.realpath(output))
+    if path.is_dir():
+        raise Refused(f"-o {output}: is a directory")
+    if not path.parent.is_dir():
+        raise Refused(f"-o {output}: no directory {path.parent}")
+    if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
+        raise Refused(f"-o {output}: cannot write to {path.parent}")
+
+
+def _text(audit: Audit, form: str, fail_on: str, verbose: int) -> Iterator[str]:
+    """The report as a file holds it, in pieces."""
+    if form == "table":
+        return (f"{line.plain}\n" for line in show_audit(audit, verbose))
+    return junit.render(audit, fail_on) if form == "junit" else FORMATS[form](audit)
 
 
 @click.command()
 @click.argument("inventory")
-@option("--only", metavar="SUBJECT,...", help="Only these subjects, e.g. ptrace,limits.")
+@option(
+    "--format",
+    type=click.Choice(["table", "junit", *FORMATS]),
+    default="table",
+    help="A table for people, or a form for machines.",
+)
+@option("-o", "--output", metavar="FILE", help="Write the report to FILE, whole or not at all.")
+@option("--only", metavar="CHECK,...", help="Only these checks or subjects: gpus,nics.mtu.")
+@option("--skip", metavar="CHECK,...", help="Not these.")
+@option(
+    "--fail-on",
+    type=click.Choice(["fail", "warn"]),
+    default="fail",
+    help="What makes the exit status 3; 'warn': warnings and outliers, too.",
+)
+@option(
+    "--timeout",
+    type=click.IntRange(1, 3600),
+    default=PROBE_TIMEOUT_S,
+    metavar="S",
+    help="Seconds for the look at one node, once it is connected.",
+)
 @common
-def audit(inventory: str, only: str | None, **shared: Any) -> int:
+def audit(
+    inventory: str,
+    *,
+    format: str,
+    output: str | None,
+    only: str | None,
+    skip: str | None,
+    fail_on: str,
+    timeout: int,
+    **shared: Any,
+) -> int:
     """Say for every node of INVENTORY what differs from the policy. Never writes to a node.
 
     \b
     Examples:
       nodeready audit @local
-      nodeready audit inventories/prod.py --only ptrace,core_dumps
+      nodeready audit inventories/prod.py --only ptrace,gpus.ecc_errors
+      nodeready audit 'gpu[001-064]' --format json -o audit.json
+      nodeready audit inventories/prod.py -q --fail-on warn        # from cron
+      nodeready audit inventories/prod.py --format prometheus \\
+          -o /var/lib/prometheus/node-exporter/nodeready.prom
     """
     options = Common(**shared)
-    chosen = subjects(only)
+    try:
+        selection = select(only, skip)
+    except SelectionError as error:
+        raise Refused(str(error)) from None
+    _writable(output)
     screen = options.screen()
-    with open_session(inventory, options) as session:
+    started = auditing.now()
+    with open_session(inventory, options, auditing.looked_at(selection), timeout) as session:
         try:
             gather(session, screen)
         except KeyboardInterrupt:
@@ -38,17 +116,16 @@ def audit(inventory: str, only: str | None, **shared: Any) -> int:
             session.end_remote()
             missing = [node.name for node in session.nodes if not (node.reached or node.error)]
             screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
-        for node in session.nodes:
-            if node.snapshot is not None:
-                node.results = judge(node.snapshot, node.policy, chosen)
-        bad = [n.name for n in session.nodes if n.error or any(r.bad for r in n.results)]
-        if bad or not screen.quiet:
-            screen.show(show_table(session.nodes))
-            screen.show(show_errors(session.nodes))
-        remember_failed(bad)
-        return exit_code(
-            interrupted=session.interrupted,
-            failed=any(n.error and not n.unreachable for n in session.nodes),
-            unreachable=any(n.unreachable for n in session.nodes),
-            check=any(r.status in ("fail", "unknown") for n in session.nodes for r in n.results),
-        )
+        session.judge()
+        found = auditing.report(session, selection, started, complete=not session.interrupted)
+    code = audit_code(found, fail_on)
+    text = _text(found, format, fail_on, screen.verbose)
+    if output is not None:
+        write_atomically(Path(output), text)
+    elif format != "table":
+        for piece in text:
+            click.echo(piece, nl=False)
+    elif not screen.quiet or code != OK:
+        screen.show(show_audit(found, screen.verbose, screen.width))
+    remember_failed(node.name for node in found.nodes if node.status in FAILING)
+    return nagios_code(found) if format == "nagios" else code

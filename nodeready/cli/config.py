@@ -20,7 +20,8 @@ SYSTEM = Path("/etc/nodeready/config.toml")
 _COMMON = ("limit", "sudo", "ssh_user", "ssh_key", "color", "quiet", "verbose")
 #: command -> the options that a file may set
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "audit": (*_COMMON, "only"),
+    "audit": (*_COMMON, "format", "output", "only", "skip", "fail_on", "timeout"),
+    "learn": (*_COMMON, "output", "force"),
     "deploy": (*_COMMON, "only", "check", "diff", "yes"),
 }
 

@@ -65,6 +65,7 @@ class _Deploy:
         """The whole command. Returns the exit code."""
         session, screen = self.session, self.screen
         gather(session, screen)
+        session.judge()
         runs = {node.name: node for node in session.nodes}
         for node in session.nodes:
             if node.snapshot is not None and not node.error:

@@ -41,14 +41,17 @@ def exit_code(
 
 
 def audit_code(audit: Audit, fail_on: str = "fail") -> int:
-    """The exit code of an audit; ``fail_on="warn"``: a warning fails too."""
+    """The exit code of an audit; ``fail_on="warn"``: a warning or an outlier fails too."""
     have, results = audit.summary["nodes"], audit.summary["results"]
+    bad = results["fail"] + results["unknown"]
+    if fail_on == "warn":
+        bad += results["warn"] + len(audit.outliers)
     return exit_code(
         interrupted=not audit.complete,
         usage=not audit.nodes,
         failed=have["failed"] > 0,
         unreachable=have["unreachable"] > 0,
-        check=results["fail"] + results["unknown"] + (fail_on == "warn") * results["warn"] > 0,
+        check=bad > 0,
     )
 
 

@@ -116,7 +116,7 @@ def test_refused(case, fresh_nodes, fleet, tool, tmp_path):
     done = tool("audit", where, "--only", "ptrace")
     assert done.status == 4, done
     quoted = {name: re.escape(str(value)) for name, value in words.items()}
-    found = re.findall(rf"^unreachable +{bad.name}: (.*)$", done.out, re.M)
+    found = re.findall(rf"^unreachable +{bad.name}\n +(.*)$", done.out, re.M)
     assert len(found) == 1, done
     assert re.fullmatch(pattern.format(**quoted), found[0]), found
     assert re.search(rf"^fail +ptrace.scope +{good.name}$", done.out, re.M), done

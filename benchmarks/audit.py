@@ -1,0 +1,232 @@
+"""`benchmarks/run audit`: one look at every node, beside other ways to ask them something.
+
+In one run, on the same nodes: `nodeready audit`, the same facts fetched one by one with pyinfra,
+one `true` by pyinfra (the yardstick E), pdsh and clush, and Ansible's setup module. Then 10,000
+simulated answers, judged and rendered in every format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import textwrap
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import machine, report, table
+from benchmarks.cluster import Cluster, cluster
+from benchmarks.contenders import (
+    BIN,
+    ROOT,
+    Contender,
+    ansible_environment,
+    ansible_setup,
+    ansible_version,
+    look,
+    yardstick,
+)
+from benchmarks.measure import BenchmarkError, Sample, median, run
+from benchmarks.probe_cost import ProbeCost, probe_cost
+from benchmarks.simulated import Simulated, simulate
+from nodeready.lab import LabError
+from nodeready.policy import Policy
+from nodeready.subjects import SUBJECTS
+
+AUDIT, FACTS = "nodeready audit", "pyinfra fact, one by one"
+PDSH, CLUSH, SETUP = "pdsh true", "clush true", "Ansible setup"
+ORDER = (report.EXEC, PDSH, CLUSH, report.LOOK, AUDIT, FACTS, SETUP)
+
+
+def contenders(nodes: Cluster, ansible: Path | None) -> list[Contender]:
+    """All of them; each exits with its own word for "all nodes answered"."""
+    inventory = nodes.pyinfra_inventory("inventory", {})
+    names = ",".join(node.name for node in nodes.lab.nodes)
+    fan, login = str(nodes.size), f"-F {nodes.lab.ssh_config}"
+    classes = ["".join(word.capitalize() for word in name.split("_")) for name in SUBJECTS]
+    facts = [f"nodeready.facts.{name}" for name in classes]
+    found = [
+        yardstick(inventory),
+        Contender(
+            PDSH,
+            ["pdsh", "-R", "ssh", "-S", "-f", fan, "-w", names, "true"],
+            "",
+            environment={"PDSH_SSH_ARGS_APPEND": login},
+        ),
+        Contender(
+            CLUSH, [str(BIN / "clush"), "-S", "-f", fan, "-o", login, "-w", names, "true"], ""
+        ),
+        look(inventory, Policy()),
+        Contender(AUDIT, [str(BIN / "nodeready"), "audit", str(inventory)], "", (0, 3)),
+        Contender(FACTS, [str(BIN / "pyinfra"), str(inventory), "fact", *facts], ""),
+    ]
+    if ansible is not None:
+        names_file = nodes.ansible_inventory({})
+        found.append(ansible_setup(names_file, ansible, nodes.size, nodes.directory))
+    return found
+
+
+@dataclass
+class Report:
+    """Medians by cluster size and contender, how many runs they are of, and the rest."""
+
+    sizes: dict[int, dict[str, Sample]] = field(default_factory=dict)
+    runs: dict[int, dict[str, int]] = field(default_factory=dict)
+    probe: ProbeCost | None = None
+    simulated: list[Simulated] = field(default_factory=list)
+    command: str = ""
+    about: str = ""
+
+    def rows(self, size: int) -> list[tuple[str, ...]]:
+        """The table of one cluster size. Its first row is the head."""
+        found, runs = self.sizes[size], self.runs[size]
+        unit = found[report.EXEC].wall_s
+        head = ("", "runs", "wall", "÷ E", "CPU", "CPU/node", "commands", "logins")
+        return [
+            head,
+            *(
+                (
+                    name,
+                    str(runs[name]),
+                    f"{found[name].wall_s:.2f} s",
+                    f"{found[name].wall_s / unit:.2f}",
+                    f"{found[name].cpu_s:.2f} s",
+                    f"{found[name].cpu_s / size * 1000:.0f} ms",
+                    f"{found[name].sessions:.4g}",
+                    f"{found[name].logins:.4g}",
+                )
+                for name in ORDER
+                if name in found
+            ),
+        ]
+
+    def simulated_rows(self) -> list[tuple[str, ...]]:
+        """What the simulated answers cost."""
+        head = ("nodes", "read", "judge", "compare", "render", "all", "peak memory")
+        return [head, *(one.row() for one in self.simulated)]
+
+    def budget_rows(self) -> list[tuple[str, ...]]:
+        """The limits that the design sets, on 64 nodes where they were measured."""
+        size = 64 if 64 in self.sizes else max(self.sizes)
+        found = self.sizes[size]
+        unit, ours = found[report.EXEC].wall_s, found[AUDIT]
+        budgets = [
+            report.Budget(f"audit, {size} nodes: wall ÷ E", 1.3, ours.wall_s / unit),
+            report.Budget(f"audit, {size} nodes: commands per node", 1, ours.sessions),
+            report.Budget(
+                f"audit, {size} nodes: CPU per node", 25, ours.cpu_s / size * 1000, " ms"
+            ),
+        ]
+        if self.probe:
+            cpu = self.probe.cpu_s * 1000
+            budgets += [
+                report.Budget("one look: processes started", 60, self.probe.processes),
+                report.Budget("one look, on the node: CPU", 50, cpu, " ms"),
+            ]
+        for one in self.simulated:
+            name = f"{one.nodes} answers ({one.profile})"
+            budgets += [
+                report.Budget(f"{name}: judged and rendered", 20, one.judged_and_rendered_s, " s"),
+                report.Budget(f"{name}: peak memory", 1024, one.peak_mb, " MiB"),
+            ]
+        return [("", "budget", "measured", ""), *(budget.row() for budget in budgets)]
+
+    def text(self) -> str:
+        """For a terminal."""
+        parts = [f"{size} nodes\n{table.aligned(self.rows(size))}" for size in self.sizes]
+        rest = [table.aligned(self.simulated_rows()), table.aligned(self.budget_rows())]
+        return "\n\n".join([*parts, *rest, self.about])
+
+    def markdown(self) -> str:
+        """For docs/benchmarks.md."""
+        parts = [f"## Audit\n\n```\n{self.command}\n```\n\n{textwrap.fill(self.about, 98)}"]
+        parts += [
+            f"### Audit, {size} nodes\n\n{table.markdown(self.rows(size))}" for size in self.sizes
+        ]
+        parts.append(f"### Simulated answers\n\n{table.markdown(self.simulated_rows())}")
+        parts.append(f"### Audit's budgets\n\n{table.markdown(self.budget_rows())}")
+        return "\n\n".join(parts)
+
+
+def say(text: str) -> None:
+    """Progress, beside the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure(sizes: list[int], turns: int, ansible: Path | None, name: str) -> Report:
+    """Run everything, one cluster after the other, the contenders in turns."""
+    made = Report()
+    for size in sizes:
+        with (
+            tempfile.TemporaryDirectory(prefix="nr-bench-") as scratch,
+            cluster(size, Path(scratch), name) as nodes,
+        ):
+            say(f"{size} nodes")
+            samples: dict[str, list[Sample]] = {}
+            for turn in range(turns):
+                for contender in contenders(nodes, ansible if turn == 0 else None):
+                    sample = run(
+                        nodes,
+                        contender.argv,
+                        contender.environ(),
+                        lambda status, output, good=contender.good: status in good,
+                        contender.cwd,
+                    )
+                    samples.setdefault(contender.name, []).append(sample)
+                    say(f"  {contender.name}: {sample.wall_s:.2f} s, CPU {sample.cpu_s:.2f} s")
+            made.sizes[size] = {key: median(found) for key, found in samples.items()}
+            made.runs[size] = {key: len(found) for key, found in samples.items()}
+            if size == sizes[-1]:
+                made.probe = probe_cost(nodes.lab.nodes[0], Policy())
+    return made
+
+
+def main() -> int:
+    """The command. Exit status 1 when a run did not do what is measured."""
+    parser = argparse.ArgumentParser(prog="benchmarks/run audit", description=__doc__)
+    parser.add_argument("--nodes", default="16,64,256", metavar="N,…")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each (default 3)")
+    parser.add_argument("--simulated", type=int, default=10_000, metavar="N")
+    parser.add_argument("--without-ansible", action="store_true")
+    parser.add_argument("--name", default="bench", help="of the lab (default bench)")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--note", default="", help="a sentence about this run, for the document")
+    options = parser.parse_args()
+    if os.geteuid() != 0:
+        print("benchmarks: the lab makes network namespaces: run as root", file=sys.stderr)
+        return 2
+    commands = None if options.without_ansible else ansible_environment()
+    # So that the lab goes away then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    load, started = os.getloadavg()[0], time.monotonic()
+    sizes = [int(word) for word in options.nodes.split(",")]
+    try:
+        result = measure(sizes, options.repeat, commands, options.name)
+        result.simulated = [
+            simulate(profile, options.simulated, options.name) for profile in ("cpu", "h100")
+        ]
+    except (BenchmarkError, LabError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    names = machine.versions("pyinfra", "paramiko", "ClusterShell")
+    if commands:
+        names += f", {ansible_version(commands)}"
+    result.command = f"benchmarks/run audit --nodes {options.nodes} --repeat {options.repeat}"
+    result.command += f" --simulated {options.simulated}" if options.simulated != 10_000 else ""
+    result.command += " --without-ansible" if options.without_ansible else ""
+    result.about = (
+        f"{machine.today()}; {machine.describe()}; {names}, {machine.sshd()}. "
+        f"Load average before the run {load:.1f}; the run took "
+        f"{(time.monotonic() - started) / 60:.0f} minutes. {options.note}"
+    ).rstrip()
+    print(result.text())
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    table.replace(options.output, "audit", result.markdown())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

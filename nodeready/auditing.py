@@ -1,0 +1,74 @@
+"""From the looks at all nodes to the document that the reports show."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime, timezone
+
+from pyinfra.api import Inventory
+
+from nodeready import outliers
+from nodeready.audit import NOT_LOOKED_AT, Audit, NodeReport
+from nodeready.policy import Policy
+from nodeready.selection import Selection
+from nodeready.session import Session
+
+#: Subjects whose counters say something only beside those of an earlier look at the same boot,
+#: which the subject "host" tells.
+COUNTING = ("nics", "rdma")
+
+
+def looked_at(selection: Selection) -> tuple[str, ...]:
+    """The subjects that have to be observed to judge these checks."""
+    subjects = selection.subjects
+    return (*subjects, "host") if {*COUNTING} & {*subjects} - {"host"} else subjects
+
+
+def now() -> str:
+    """This moment as the reports write it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def digest(policies: Iterable[Policy]) -> str:
+    """A short name for these policies, whatever their order: equal policies, equal names."""
+    texts = {json.dumps(asdict(policy), sort_keys=True) for policy in policies}
+    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:16]
+
+
+def groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:
+    """The groups that tell this node from others: not those that hold every node."""
+    found = inventory.get_host(name).groups
+    return tuple(group for group in found if len(inventory.get_group(group)) < total)
+
+
+def report(
+    session: Session, selection: Selection, started: str, *, complete: bool = True
+) -> Audit:
+    """The audit of a session whose nodes were looked at and judged."""
+    inventory = session.state.inventory
+    total = len(inventory)
+    reports = []
+    for node in session.nodes:
+        error = node.error or ("" if node.reached else NOT_LOOKED_AT)
+        reports.append(
+            NodeReport.of(
+                node.name,
+                selection.of(node.results),
+                snapshot=node.snapshot,
+                seconds=round(node.seconds, 3),
+                error=error,
+                unreachable=node.unreachable,
+                groups=groups(inventory, node.name, total),
+            )
+        )
+    return Audit(
+        started,
+        now(),
+        digest(session.declared.values()),
+        tuple(reports),
+        outliers.find(reports, selection.subjects),
+        complete,
+    )

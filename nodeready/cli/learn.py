@@ -1,0 +1,57 @@
+"""`nodeready learn`: what most nodes have in common, as a policy to review."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodeready.auditing import now
+from nodeready.cli.exits import Refused, exit_code
+from nodeready.cli.options import common, option
+from nodeready.cli.start import Common, gather, open_session
+from nodeready.files import write_atomically
+from nodeready.learning import learn as majority
+from nodeready.learning import render
+from nodeready.reports.plan import show_errors
+from nodeready.subjects import LEARNED
+
+
+@click.command()
+@click.argument("inventory")
+@option("-o", "--output", metavar="FILE", help="Write it to FILE, which must not exist yet.")
+@option("--force", is_flag=True, help="Replace FILE when it exists.")
+@common
+def learn(inventory: str, output: str | None, force: bool, **shared: Any) -> int:
+    """Write what most nodes of INVENTORY have in common as a group_data file to review.
+
+    GPU model and count, driver, VBIOS, NIC names and speeds, RDMA ports, kernel, mounts: each
+    with the number of nodes that agree, and the names of those that do not. Never writes to a
+    node. Learn each kind of node by itself.
+
+    \b
+    Examples:
+      nodeready learn inventories/prod.py --limit h100 -o inventories/group_data/h100.py
+      nodeready learn 'gpu[001-064]'
+    """
+    options = Common(**shared)
+    if output is not None and Path(output).exists() and not force:
+        raise Refused(f"{output} exists: choose another name, or --force to replace it")
+    screen = options.screen()
+    with open_session(inventory, options, LEARNED) as session:
+        gather(session, screen)
+        seen = {n.name: n.snapshot for n in session.nodes if n.snapshot and not n.error}
+        screen.tell(show_errors(session.nodes))
+        if seen:
+            text = render(majority(seen), list(seen), now())
+            if output is None:
+                click.echo(text, nl=False)
+            else:
+                write_atomically(Path(output), [text])
+                screen.note(f"{output}: review it before you use it")
+        return exit_code(
+            interrupted=session.interrupted,
+            failed=any(n.error and not n.unreachable for n in session.nodes),
+            unreachable=any(n.unreachable for n in session.nodes),
+        )
