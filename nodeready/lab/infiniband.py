@@ -93,15 +93,16 @@ class Device:
             "hca_type": self.hca_type,
             "board_id": self.board_id,
             "node_guid": self.guid,
+            "node_type": "1: CA",
             "node_desc": f"node {self.name}",
             "device/numa_node": str(self.numa_node),
             "device/uevent": f"DRIVER={self.driver}\nPCI_SLOT_NAME={self.pci_address}",
             **{f"ports/1/{name}": value for name, value in port.items()},
         }
         if self.netdev:
-            files[f"device/net/{self.netdev}/operstate"] = (
-                "up" if self.state == "4: ACTIVE" else "down"
-            )
+            up = self.state == "4: ACTIVE"
+            files[f"device/net/{self.netdev}/operstate"] = "up" if up else "down"
+            files[f"device/net/{self.netdev}/carrier"] = "1" if up else "0"
         if self.uverbs:
             files[f"device/infiniband_verbs/{self.uverbs}/ibdev"] = self.name
         return files

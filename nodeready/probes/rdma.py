@@ -1,0 +1,257 @@
+"""Which RDMA devices a node has: InfiniBand, RoCE, EFA, Omni-Path, Slingshot.
+
+Everything comes from /sys by one grep; a node without RDMA starts no program at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from nodeready.policy import Policy
+from nodeready.probes import rdma_device
+from nodeready.probes.base import Output, Probe, ProbeError, Section
+from nodeready.probes.counters import Counters
+from nodeready.probes.rdma_device import HW_COUNTERS, PMA_COUNTERS, RdmaDevice, RdmaPort
+
+_IB, _CXI, _VERBS = "/sys/class/infiniband", "/sys/class/cxi", "/sys/class/infiniband_verbs"
+
+_DEVICE = "fw_ver hca_type board_id node_type node_guid node_desc"
+_FUNCTION = "device/uevent device/numa_node device/net/*/operstate device/net/*/carrier"
+_PORT = (
+    *["state", "phys_state", "rate", "link_layer", "lid", "sm_lid"],
+    *(f"counters/{name}" for name in PMA_COUNTERS),
+    *(f"hw_counters/{name}" for name in HW_COUNTERS),
+)
+_SLINGSHOT = (
+    "device/port/link device/port/speed device/uc/qspi_blob_version device/fru/part_number"
+)
+
+#: Kinds of device that NCCL uses by plugins of their own, or not at all.
+NOT_VERBS = ("efa", "hfi1", "cxi", "software")
+
+#: More devices or ports than this are none of an adapter's: the rest is left out.
+MAX_DEVICES = 512
+
+# A RoCE port has 256 GIDs, two for each address, and the filled ones stand first: 16 hold the
+# link-local and seven further addresses. Those of an InfiniBand port say nothing here.
+_FIRST = "[0-9] 1[0-5]"
+
+
+def _globs(start: str, names: str) -> str:
+    return " ".join(f"{start}/{name}" for name in names.split())
+
+
+# PCI functions that are adapters for RDMA and for nothing else: classes 0x0207 (InfiniBand) and
+# 0x0208 (fabric), Amazon's EFA (0xefa0 and up), HPE's Cassini (0x0501). One without an RDMA device
+# has lost its driver, unless it was given away to a virtual machine (vfio-pci).
+_SCRIPT = rf"""
+    for nr_dir in /sys/bus/pci/devices/*; do
+        nr_class= nr_vendor= nr_device=
+        {{ read -r nr_class <"$nr_dir/class"; }} 2>/dev/null
+        case $nr_class in
+        0x020[78]*) ;;
+        0x0200*)
+            {{ read -r nr_vendor <"$nr_dir/vendor" && read -r nr_device <"$nr_dir/device"; }} \
+                2>/dev/null
+            case $nr_vendor:$nr_device in 0x1d0f:0xefa*|0x17db:0x0501) ;; *) continue ;; esac
+            ;;
+        *) continue ;;
+        esac
+        nr_name=${{nr_dir##*/}}
+        if [ -e "$nr_dir/physfn" ] || [ -e "/sys/bus/pci/drivers/vfio-pci/$nr_name" ]; then
+            continue
+        fi
+        if [ -e "$nr_dir/driver" ]; then nr_device=bound; else nr_device=unbound; fi
+        printf 'adapter=%s %s\n' "$nr_name" "$nr_device"
+    done
+    set --
+    if [ -d {_IB} ]; then
+        set -- {_globs(f"{_IB}/*", f"{_DEVICE} {_FUNCTION} device/infiniband_verbs/*/ibdev")} \
+            {_globs(f"{_IB}/*/ports/[0-9]*", " ".join(_PORT))} {_VERBS}/*/ibdev
+        for nr_dir in {_IB}/*; do
+            if [ -e "$nr_dir/device/physfn" ]; then printf 'virtual=%s\n' "${{nr_dir##*/}}"; fi
+        done
+        for nr_dir in {_IB}/*/ports/[0-9]*; do
+            nr_line=
+            {{ read -r nr_line <"$nr_dir/link_layer"; }} 2>/dev/null
+            if [ "$nr_line" = Ethernet ]; then
+                set -- "$@" {_globs('"$nr_dir"/gids', _FIRST)} \
+                    {_globs('"$nr_dir"/gid_attrs/types', _FIRST)} "$nr_dir"/gid_attrs/ndevs/0
+            fi
+        done
+    fi
+    if [ -d {_CXI} ]; then
+        set -- "$@" {_globs(f"{_CXI}/*", f"{_FUNCTION} {_SLINGSHOT}")}
+    fi
+    if [ $# != 0 ]; then grep -asH '' "$@" /dev/null; fi
+    :
+"""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A PCI function that only RDMA uses. bound: it has a driver."""
+
+    pci_address: str
+    bound: bool
+
+
+@dataclass(frozen=True)
+class Rdma:
+    """The RDMA of a node.
+
+    devices:     name -> device
+    without:     adapters on the PCI bus that have no RDMA device
+    nccl_ib_hca: the devices for NCCL_IB_HCA, as far as RDMA alone tells
+    before:      the counters of an earlier look, if there was one
+    """
+
+    devices: Mapping[str, RdmaDevice]
+    without: tuple[Adapter, ...] = ()
+    nccl_ib_hca: tuple[str, ...] = ()
+    before: Counters | None = None
+
+    @property
+    def ports(self) -> dict[str, RdmaPort]:
+        """Every port by its name, "mlx5_0/1"."""
+        return {port.name: port for device in self.devices.values() for port in device.ports}
+
+
+def _attributes(text: str, root: str) -> dict[str, dict[str, str]]:
+    """Device -> path below its directory -> first line. A key of uevent is "device.DRIVER"."""
+    found: dict[str, dict[str, str]] = {}
+    start = f"{root}/"
+    for line in text.split("\n"):
+        if not line.startswith(start):
+            continue
+        # No path here contains a colon: the PCI address stands behind links only.
+        place, _, value = line[len(start) :].partition(":")
+        name, _, path = place.partition("/")
+        if path == "device/uevent":
+            key, _, value = value.partition("=")
+            path = f"device.{key}"
+        if name in found or len(found) < MAX_DEVICES:
+            found.setdefault(name, {}).setdefault(path, value.strip())
+    return found
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
+    """Raises ProbeError when the look was cut off; what one device does not tell is left empty."""
+    output = outputs["rdma"]
+    text = output.require()
+    infiniband, cxi = _attributes(text, _IB), _attributes(text, _CXI)
+    verbs = {values.get("ibdev") for values in _attributes(text, _VERBS).values()}
+    for values in infiniband.values():
+        verbs |= {value for path, value in values.items() if path.endswith("/ibdev")}
+    virtual = set(output.all("virtual"))
+    devices = {
+        name: rdma_device.parse(name, values, of is cxi, name in virtual, name in verbs)
+        for of in (infiniband, cxi)
+        for name, values in of.items()
+    }
+    addresses = {device.pci_address for device in devices.values()}
+    without = []
+    for text in output.all("adapter"):
+        address, _, state = text.partition(" ")
+        if state not in ("bound", "unbound"):
+            raise ProbeError("an adapter that makes no sense", text)
+        if address not in addresses:
+            without.append(Adapter(address, state == "bound"))
+    seen = Rdma(devices, tuple(without))
+    return replace(seen, nccl_ib_hca=hcas(seen)[0])
+
+
+def hcas(seen: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], str]:
+    """The devices for NCCL_IB_HCA, and why those; a port of a device with several is "mlx5_0:2".
+
+    NCCL's verbs transport takes InfiniBand and RoCE; EFA, Omni-Path and Slingshot have plugins of
+    their own, and iWARP does not work. Of the active ports, bonds and those whose interface is
+    among ``avoid`` (that of ssh, of the default route) carry the management, as long as there are
+    others. NCCL runs at the pace of its slowest port, so those of the highest rate remain, and
+    InfiniBand where there are both.
+    """
+    avoid = frozenset(avoid)
+    usable = [
+        (device, port)
+        for device in seen.devices.values()
+        if device.kind not in NOT_VERBS and device.node_type != "RNIC"
+        for port in device.ports
+        if port.active
+    ]
+    if not usable:
+        return (), "no active InfiniBand or RoCE port"
+    left = [
+        (device, port)
+        for device, port in usable
+        if not is_bond(device, port)
+        and not (
+            port.link_layer != "InfiniBand"
+            and avoid & {port.netdev, *(one.name for one in device.netdevs)}
+        )
+    ]
+    chosen = left or usable
+    layers = {port.link_layer for _, port in chosen}
+    if len(layers) > 1 and "InfiniBand" in layers:
+        chosen = [(device, port) for device, port in chosen if port.link_layer == "InfiniBand"]
+    best = max(port.rate_gbps or 0.0 for _, port in chosen)
+    chosen = [(device, port) for device, port in chosen if (port.rate_gbps or 0.0) == best]
+    names = [d.name if len(d.ports) == 1 else f"{d.name}:{p.port}" for d, p in chosen]
+    kind = "InfiniBand" if chosen[0][1].link_layer == "InfiniBand" else "RoCE"
+    return tuple(names), f"active {kind} ports at {best:g} Gb/s"
+
+
+def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
+    """Whether this is a bond of Ethernet ports: of management more often than not."""
+    return "bond" in device.name or (port.netdev or "").startswith("bond")
+
+
+PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT),), parse)
+
+
+def counters(seen: Rdma) -> dict[str, int]:
+    """What the next look compares with: "mlx5_0/1.link_downed" -> its value now."""
+    return {
+        f"{name}.{counter}": value
+        for name, port in seen.ports.items()
+        for counter, value in port.counters.items()
+        if value is not None
+    }
+
+
+def compared(seen: Rdma) -> dict[str, str | int | float]:
+    """What the nodes of a group should share: devices, their firmware, their ports' rates."""
+    found: dict[str, str | int | float] = {}
+    hardware = {n: d for n, d in seen.devices.items() if d.kind != "software" and not d.virtual}
+    if not hardware:
+        return {}
+    found["devices"] = ",".join(sorted(hardware))
+    for name, device in hardware.items():
+        for fact in ("firmware", "hca_type"):
+            if getattr(device, fact):
+                found[f"{name}.{fact}"] = getattr(device, fact)
+        for port in device.ports:
+            if port.link_layer:
+                found[f"{port.name}.link_layer"] = port.link_layer
+            # A port without a link shows the rate of its lowest speed.
+            if port.active and port.rate_gbps is not None:
+                found[f"{port.name}.rate_gbps"] = port.rate_gbps
+    return found
+
+
+def learned(seen: Rdma) -> dict[str, dict[str, dict[str, str | int]]]:
+    """The policy that this node fits: its active ports, as they are now."""
+    found: dict[str, dict[str, str | int]] = {}
+    for device in seen.devices.values():
+        for port in device.ports:
+            if not port.active or device.kind == "software" or device.virtual:
+                continue
+            columns: dict[str, str | int] = {}
+            if port.rate_gbps is not None and port.rate_gbps == int(port.rate_gbps):
+                columns["rate_gbps"] = int(port.rate_gbps)
+            if port.link_layer:
+                columns["link_layer"] = port.link_layer
+            if device.firmware:
+                columns["firmware"] = device.firmware
+            found[port.name] = columns
+    return {"rdma_ports": found} if found else {}
