@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 
 from pyinfra.api import Inventory
@@ -13,8 +14,10 @@ from pyinfra.api import Inventory
 from nodeready import outliers
 from nodeready.audit import NOT_LOOKED_AT, Audit, NodeReport
 from nodeready.policy import Policy
+from nodeready.probes import nics as nics_probe
+from nodeready.probes.nics import Nics
 from nodeready.selection import Selection
-from nodeready.session import Session
+from nodeready.session import NodeRun, Session
 
 #: Subjects whose counters say something only beside those of an earlier look at the same boot,
 #: which the subject "host" tells.
@@ -36,6 +39,29 @@ def digest(policies: Iterable[Policy]) -> str:
     """A short name for these policies, whatever their order: equal policies, equal names."""
     texts = {json.dumps(asdict(policy), sort_keys=True) for policy in policies}
     return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:16]
+
+
+def with_peers(nodes: Iterable[NodeRun]) -> None:
+    """Complete what each node's network shows by where the other nodes are."""
+    seen = {
+        node.name: (node, nics)
+        for node in nodes
+        if node.snapshot and isinstance(nics := node.snapshot.subjects.get("nics"), Nics)
+    }
+    if len(seen) < 2:
+        return
+    # An address that several nodes have, such as a container bridge's, leads to none of them.
+    counts = Counter(
+        address.partition("/")[0]
+        for _, nics in seen.values()
+        for one in nics.interfaces.values()
+        for address in one.addresses or ()
+    )
+    own = tuple(sorted(address for address, count in counts.items() if count == 1))
+    for node, nics in seen.values():
+        assert node.snapshot is not None
+        subjects = {**node.snapshot.subjects, "nics": nics_probe.with_peers(nics, own)}
+        node.snapshot = replace(node.snapshot, subjects=subjects)
 
 
 def groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:

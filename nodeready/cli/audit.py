@@ -116,6 +116,7 @@ def audit(
             session.end_remote()
             missing = [node.name for node in session.nodes if not (node.reached or node.error)]
             screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
+        auditing.with_peers(session.nodes)
         session.judge()
         found = auditing.report(session, selection, started, complete=not session.interrupted)
     code = audit_code(found, fail_on)
