@@ -21,6 +21,8 @@ ALLOWED = {
     "blocks.py": set(),
     "plain.py": {"probes"},
     "waivers.py": {"policy", "results"},
+    "check_sources.py": {"policy"},
+    "catalog.py": {"check_sources", "operations", "subjects"},
     "audit.py": {"plain", "results", "snapshot", "subjects"},
     "probes": {"policy", "probes", "shell", "blocks"},
     "checks": {"policy", "probes", "results", "checks", "blocks", "known_hosts", "shell"},
