@@ -1,0 +1,106 @@
+"""Judge what the kernel's log of this boot says of the GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from nodeready.checks.each_gpu import few, none
+from nodeready.policy import Policy
+from nodeready.probes import xids
+from nodeready.probes.gpu import Gpus, KernelFault
+from nodeready.results import Result, fail, na, ok, unknown, warn
+
+_NODE = (xids.ISOLATE, xids.REBOOT, xids.RESET)
+_VENDOR = "open a case with the vendor if it comes back"
+_LENGTH = 70
+
+
+def _what(fault: KernelFault) -> str:
+    """``Xid 79 GPU has fallen off the bus``; for the rest, the line without its device."""
+    if fault.source == "xid" and fault.code is not None:
+        known = xids.XIDS.get(fault.code)
+        return f"Xid {fault.code} {known.meaning}" if known else f"unknown Xid {fault.code}"
+    text = re.sub(
+        r"^(NVRM:|nvidia-nvswitch\d+:|amdgpu:|amdgpu \S+:( amdgpu:)?)\s*", "", fault.text
+    )
+    text = re.sub(r"^GPU [0-9a-f:.]+:\s*", "", text)
+    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
+
+
+def _where(seen: Gpus, fault: KernelFault) -> str:
+    """``gpu 3 (0000:5e:00.0)``; the address alone when no tool shows the device."""
+    for gpu in seen.gpus:
+        if gpu.pci_address == fault.pci_address:
+            return f"gpu {gpu.index} ({gpu.pci_address})"
+    return fault.pci_address or "an unnamed device"
+
+
+def _listed(seen: Gpus, faults: Iterable[KernelFault]) -> str:
+    """What was said, of which devices, and how often; what needs most comes first."""
+    groups: dict[str, list[KernelFault]] = {}
+    for fault in sorted(faults, key=lambda one: xids.ACTIONS.index(one.action)):
+        groups.setdefault(_what(fault), []).append(fault)
+    words = []
+    for what, group in groups.items():
+        times = sum(fault.count for fault in group)
+        where = few(list(dict.fromkeys(_where(seen, fault) for fault in group)))
+        words.append(f"{what}: {where}" + (f", {times} times" if times > 1 else ""))
+    return few(words)
+
+
+def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
+    """What the worst of them needs."""
+    worst = min(faults, key=lambda one: xids.ACTIONS.index(one.action))
+    where = _where(seen, worst)
+    if worst.action == xids.ISOLATE:
+        return f"drain the node and open a case with the vendor: {where}"
+    if worst.action == xids.REBOOT:
+        return f"drain and reboot the node; {_VENDOR}: {where}"
+    if worst.source == "sxid":
+        return f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}"
+    if worst.source == "amdgpu":
+        index = next((g.index for g in seen.amd if g.pci_address == worst.pci_address), "N")
+        return f"drain, then amd-smi reset --gpureset --gpu {index}; {_VENDOR}"
+    return f"drain, then nvidia-smi --gpu-reset -i {worst.pci_address or 'N'}; {_VENDOR}"
+
+
+def _over(seen: Gpus, fault: KernelFault) -> bool:
+    """Whether the driver itself says that the device needs no reset any more.
+
+    The log keeps a fault after the reset that repaired it, and the driver does not log the reset.
+    """
+    return fault.action == xids.RESET and any(
+        gpu.recovery == "none" and gpu.pci_address == fault.pci_address for gpu in seen.gpus
+    )
+
+
+def kernel_faults(seen: Gpus, want: Policy) -> Result:
+    """The kernel has reported no fault of a GPU since the boot (policy xid_ignore).
+
+    A fault of the device fails, with what NVIDIA's Xid catalog, or amdgpu's own words, ask for:
+    isolate, reboot or reset. One that is to be watched, or that the driver has recovered from,
+    warns. What an application did to itself (13, 31, 43, 45, a page fault) is not the node's.
+    """
+    check, wanted = "gpus.kernel_faults", "no fault of a GPU since the boot"
+    reason = none(seen)
+    if reason:
+        return na(check, reason)
+    log = seen.kernel_log
+    if not log.works:
+        return unknown(check, f"{log.name} {log.state}: {log.detail}".rstrip(": "))
+    source = f"{log.name} ({log.detail})"
+    faults = [
+        fault
+        for fault in seen.kernel_faults
+        if not (fault.source == "xid" and fault.code in want.xid_ignore)
+    ]
+    bad = [fault for fault in faults if fault.action in _NODE and not _over(seen, fault)]
+    if bad:
+        return fail(check, wanted, _listed(seen, bad), source, _fix(seen, bad))
+    watched = [fault for fault in faults if fault.action != xids.APPLICATION]
+    if watched:
+        return warn(check, wanted, _listed(seen, watched), source, _VENDOR)
+    if faults:
+        return ok(check, wanted, f"only of applications: {_listed(seen, faults)}", source)
+    return ok(check, wanted, "none", source)
