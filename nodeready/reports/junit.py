@@ -1,8 +1,9 @@
 """The audit as JUnit XML: a suite per node, a case per check. For Jenkins, GitLab and their like.
 
 The format is that of the Jenkins xUnit plugin (junit-10.xsd): fail is a failure; unknown, and a
-node that could not be looked at, an error; na and waived are skipped. A warning is a case that
-passes, with its text as output, unless it is asked to fail.
+node that could not be looked at, an error; na and waived are skipped. A warning, and a fact in
+which the node differs from its peers, is a case that passes, with its text as output, unless it
+is asked to fail.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ def _case(classname: str, name: str, inside: str) -> str:
     return f"    {tag}>{inside}</testcase>\n" if inside else f"    {tag}/>\n"
 
 
-def _suite(node: NodeReport, audit: Audit, failing: tuple[str, ...], apart: list[str]) -> str:
+def _suite(node: NodeReport, audit: Audit, failing: tuple[str, ...], apart: list[Outlier]) -> str:
     statuses = [result.status for result in node.results]
     cases = [
         _case(result.check.partition(".")[0], result.check, _outcome(result, failing))
         for result in node.results
     ]
+    for outlier in apart:
+        cases.append(_case("outliers", outlier.fact, _differs(outlier, node.name, failing)))
     if node.error:
         cases.insert(0, _case("node", "node.look", _element("error", node.error, node.status)))
     tag = _tag(
@@ -69,40 +72,52 @@ def _suite(node: NodeReport, audit: Audit, failing: tuple[str, ...], apart: list
         timestamp=audit.started,
         time=f"{node.seconds:.3f}",
         tests=str(len(cases)),
-        failures=str(sum(status in failing for status in statuses)),
+        failures=str(
+            sum(status in failing for status in statuses) + len(apart) * ("warn" in failing)
+        ),
         errors=str(statuses.count("unknown") + bool(node.error)),
         skipped=str(statuses.count("na") + statuses.count("waived")),
     )
-    output = [f"    <system-out>{_xml(text)}</system-out>\n" for text in apart]
-    return f"  {tag}>\n{''.join([*cases, *output])}  </testsuite>\n"
+    return f"  {tag}>\n{''.join(cases)}  </testsuite>\n"
 
 
-def _apart(outliers: tuple[Outlier, ...]) -> dict[str, list[str]]:
-    """Node -> in what it differs from its peers, in words."""
-    found: dict[str, list[str]] = {}
-    for outlier in outliers:
+def _differs(outlier: Outlier, name: str, failing: tuple[str, ...]) -> str:
+    text = differing(outlier, name)
+    if "warn" in failing:
+        return _element("failure", text, "differs")
+    return f"<system-out>{_xml(f'differs: {text}')}</system-out>"
+
+
+def _apart(audit: Audit) -> dict[str, list[Outlier]]:
+    """Node -> the facts in which it differs from its peers."""
+    found: dict[str, list[Outlier]] = {node.name: [] for node in audit.nodes}
+    for outlier in audit.outliers:
         for name in outlier.nodes:
-            found.setdefault(name, []).append(differing(outlier, name))
+            if name in found:
+                found[name].append(outlier)
     return found
 
 
 def render(audit: Audit, fail_on: str = "fail") -> Iterator[str]:
     """The pieces of the document, a node at a time.
 
-    fail_on: ``warn`` makes a warning a failure too
+    fail_on: ``warn`` makes a warning, and an outlier, a failure too
     """
     failing = ("fail", "warn") if fail_on == "warn" else ("fail",)
     results = audit.summary["results"]
     errors = sum(bool(node.error) for node in audit.nodes)
+    apart = _apart(audit)
+    differing_facts = sum(map(len, apart.values()))
     tag = _tag(
         "testsuites",
         name="nodeready audit" if audit.complete else "nodeready audit (partial: interrupted)",
-        tests=str(sum(results.values()) + errors),
-        failures=str(sum(results[status] for status in failing)),
+        tests=str(sum(results.values()) + errors + differing_facts),
+        failures=str(
+            sum(results[status] for status in failing) + differing_facts * ("warn" in failing)
+        ),
         errors=str(results["unknown"] + errors),
     )
     yield f'<?xml version="1.0" encoding="UTF-8"?>\n{tag}>\n'
-    apart = _apart(audit.outliers)
     for node in audit.nodes:
-        yield _suite(node, audit, failing, apart.get(node.name, []))
+        yield _suite(node, audit, failing, apart[node.name])
     yield "</testsuites>\n"

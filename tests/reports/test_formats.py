@@ -88,6 +88,14 @@ def test_junit_is_as_its_schema_says(name):
     assert len(list(suites.iter("testcase"))) == int(suites.get("tests"))
 
 
+def test_what_fails_the_run_fails_in_junit_too():
+    text = "".join(junit.render(AUDITS["outliers"], "warn"))
+    JUNIT.validate(text)
+    root = xmlschema.XMLResource(text).root
+    assert len(list(root.iter("failure"))) == int(root.get("failures")) == 4
+    assert 'failures="0"' in "".join(junit.render(AUDITS["outliers"]))
+
+
 def samples(made):
     found = {}
     for family in text_string_to_metric_families("".join(prometheus.render(made))):
