@@ -243,7 +243,7 @@ def _degraded(bond: Bond) -> list[str]:
     """What is wrong with a bond, in words."""
     if not bond.slaves:
         return [f"{bond.name}: no slave"]
-    down = [slave.name for slave in bond.slaves if slave.mii != "up"]
+    down = [slave.name for slave in bond.slaves if slave.mii not in ("up", None)]
     texts = [f"{bond.name}: {_names(down)} down"] if down else []
     silent = bond.lacp and bond.partner_mac == "00:00:00:00:00:00"
     if silent:
@@ -277,6 +277,9 @@ def bond(seen: Nics, want: Policy) -> Result:
         where = next(one.name for one in bonds if _degraded(one))
         fix = "check cables and switch ports of the slaves, and LACP on the switch"
         return fail(check, "all slaves in use", some(wrong), f"/proc/net/bonding/{where}", fix)
+    silent = [slave.name for one in bonds for slave in one.slaves if slave.mii is None]
+    if silent:
+        return unknown(check, f"the kernel does not say whether {_names(silent)} is in use")
     return ok(check, "all slaves in use", _names(one.name for one in bonds))
 
 

@@ -66,6 +66,18 @@ class Nic:
         """Whether it is a port of an adapter of this node."""
         return self.kind in ("ethernet", "infiniband")
 
+    @property
+    def addressed(self) -> bool:
+        """Whether it takes part in a network: an address or a route that is not link-local."""
+        if self.addresses is None or self.routed:
+            return True
+        return not all(map(link_local, self.addresses))
+
+
+def link_local(network: str) -> bool:
+    """Whether it is in IPv4's link-local network: an address that an interface gives itself."""
+    return network.startswith("169.254.")
+
 
 def by_path(text: str, start: str) -> dict[str, list[str]]:
     """Path -> its lines, of what ``grep -H`` printed of files whose path begins with ``start``."""
@@ -95,6 +107,8 @@ def attributes(text: str) -> dict[str, dict[str, str]]:
                     values.setdefault(prefix + key, value)
         else:
             key = attribute.rpartition("/")[2]
+            if attribute.startswith("bonding"):
+                key = attribute
             values["device.numa_node" if key == "numa_node" else key] = lines[0]
     return found
 

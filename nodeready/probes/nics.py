@@ -38,6 +38,7 @@ _FILES = (
     "device/uevent",
     "device/numa_node",
     "device/infiniband/*/fw_ver",
+    *bonding.FILES,
 )
 #: Counters of which only the change since an earlier look says something.
 COUNTED = ("carrier_changes", "rx_errors", "tx_errors", "rx_crc_errors")
@@ -75,17 +76,17 @@ def _script(policy: Policy) -> str:
         done
     done
     printf 'ends=%s\n' "$nr_ends"
-    grep -asH '' $nr_files /proc/net/bonding/* /dev/null
+    grep -asH '' $nr_files /dev/null
     :
     """
 
 
 # Left out: link-local and multicast networks, routes to this node itself and to containers, and
-# the branches of the tree. What is long comes last: it may be cut off.
+# all of the tree but its leaves and this node's own. What is long comes last: it may be cut off.
 _ROUTES = r"""
-    grep -asHvE '^f[ef][0-9a-f]{30}|^(cali|veth|lxc|gke|azv)|[[:space:]]lo$' \
-        /proc/net/if_inet6 /proc/net/route /proc/net/ipv6_route
-    grep -asHE '\|-- |/32 host LOCAL' /proc/net/fib_trie
+    grep -asHvE -e '^f[ef][0-9a-f]{30}|^(cali|veth|lxc|gke|azv)|[[:space:]]lo$' \
+        -e '\+-- | (UNI|BROAD|MULTI)CAST$' \
+        /proc/net/if_inet6 /proc/net/route /proc/net/ipv6_route /proc/net/fib_trie
     :
 """
 
@@ -119,26 +120,24 @@ class Nics:
     def configured(self, also: Iterable[str] = ()) -> dict[str, Nic]:
         """The interfaces that have a task here: those that must work.
 
-        A port with an address (not only a link-local one) or a route, or that belongs to a bond,
-        a bridge or a VLAN; the interface of the default route and those to the other nodes, which
-        in a container are virtual; and those named in ``also``.
+        A port or bond with an address (not only a link-local one) or a route, or that belongs to
+        a bond, a bridge or a VLAN; a bond with slaves; the interface of the default route and
+        those to the other nodes; and those named in ``also``. Where no port or bond has an
+        address, as in a container, a virtual interface that has one.
         """
         named = {*also, *self.peers_via, self.default_interface}
-        return {
-            name: one
-            for name, one in self.interfaces.items()
-            if name in named or ((one.physical or one.kind == "bond") and self._in_use(one))
+        named |= {name for name, bond in self.bonds.items() if bond.slaves}
+        ports = {
+            n: one for n, one in self.interfaces.items() if one.physical or one.kind == "bond"
         }
-
-    def _in_use(self, one: Nic) -> bool:
-        if one.addresses is None or one.routed or one.upper:
-            return True
-        return any(not _link_local(address) for address in one.addresses)
-
-
-def _link_local(network: str) -> bool:
-    """Whether it is IPv4's link-local network or in it: what an interface gives itself."""
-    return network.startswith("169.254.")
+        if not any(one.addressed for one in ports.values()):
+            named |= {
+                name
+                for name, one in self.interfaces.items()
+                if one.kind == "virtual" and one.addressed and not _NOT_FOR_PEERS.match(name)
+            }
+        named |= {name for name, one in ports.items() if one.addressed or one.upper}
+        return {name: one for name, one in self.interfaces.items() if name in named}
 
 
 def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
@@ -162,7 +161,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
     proc = nic.by_path(table.text, "/proc/net/")
     known = routes.parse(proc.get("route", ()), proc.get("ipv6_route", ()))
     placed = routes.addresses(known, proc.get("fib_trie", ()), proc.get("if_inet6", ()))
-    used = {route.interface for route in known if not _link_local(route.destination)}
+    used = {route.interface for route in known if not nic.link_local(route.destination)}
     uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
     interfaces = {}
     for name, values in attributes.items():
@@ -177,10 +176,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         )
     seen = Nics(
         interfaces=interfaces,
-        bonds={
-            name: bonding.parse(name, lines)
-            for name, lines in nic.by_path(text, "/proc/net/bonding/").items()
-        },
+        bonds=bonding.parse(attributes),
         container_ends=number(output.values().get("ends", "0"), "a number of interfaces"),
         routes=known,
         routes_cut=table.truncated,
@@ -221,8 +217,12 @@ def socket_interface(seen: Nics) -> tuple[str | None, str]:
         return None, f"{', '.join(seen.peers_via)} leads to the other nodes, but cannot be used"
     if usable(seen.default_interface):
         return seen.default_interface, "the default route leads through it"
-    # A slave's traffic is its bond's.
-    named = [n for n, one in seen.configured().items() if usable(n) and one.master is None]
+    # A slave's traffic is its bond's, and the ports of RDMA alone have no address.
+    named = [
+        name
+        for name, one in seen.configured().items()
+        if usable(name) and one.addressed and one.master is None
+    ]
     if len(named) == 1:
         return named[0], "no other interface is configured"
     if named:
@@ -258,7 +258,7 @@ def compared(seen: Nics) -> dict[str, str | int]:
     }
     for name, one in seen.interfaces.items():
         facts = ["driver", "firmware"] if one.physical else []
-        if name in configured:
+        if name in configured or (one.physical and one.carrier):
             facts += ["mtu"] if one.kind == "virtual" else ["mtu", "speed_mbps"]
         for fact in facts:
             value = getattr(one, fact)

@@ -33,13 +33,29 @@ def wanted(**columns: Any) -> Policy:
 def test_a_node_of_the_lab_is_well(lab: Lab) -> None:
     seen, bad = look(lab.nodes[0], wanted(mtu=1500))
     assert bad == {}
-    assert seen.default_interface in ("eth0", None)
+    assert seen.nccl_socket_ifname == "eth0"
     assert seen.interfaces["eth0"].addresses is not None
     assert seen.interfaces["eth0"].addresses[0].startswith(f"{lab.nodes[0].address}/")
     assert seen.interfaces["eth0"].carrier is True
     others = nics.with_peers(seen, tuple(node.address for node in lab.nodes))
     assert others.peers_via == ("eth0",)
     assert others.nccl_socket_ifname == "eth0"
+
+
+@pytest.mark.parametrize("profile", ["h100", "mi300x"])
+def test_a_gpu_node_is_well(fresh_nodes: Callable[..., list[Node]], profile: str) -> None:
+    seen, bad = look(fresh_nodes(1, profile=profile)[0])
+    assert bad == {}
+    ports = [one for one in seen.interfaces.values() if one.physical]
+    assert len(ports) >= 8
+    assert {one.driver for one in ports} == {"mlx5_core"}
+    assert all(one.pci_address and one.numa_node is not None for one in ports)
+    bonds = {name: [slave.mii for slave in bond.slaves] for name, bond in seen.bonds.items()}
+    assert bonds == ({"bond0": ["up", "up"]} if profile == "h100" else {})
+    assert seen.nccl_socket_ifname == "eth0"
+    facts = nics.compared(seen)
+    assert facts["eth0.mtu"] == 1500
+    assert facts[f"{ports[0].name}.speed_mbps"] == ports[0].speed_mbps
 
 
 def test_a_changed_mtu_is_the_one_failure(fresh_node: Node) -> None:
