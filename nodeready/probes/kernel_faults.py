@@ -75,8 +75,8 @@ KINDS = (
 ORIGIN = r"^(NVRM: |nvidia-nvswitch[0-9]+: |amdgpu |amdgpu: |\[drm)"
 #: Any of the patterns.
 ANY = "|".join(kind.pattern for kind in KINDS)
-#: What amdgpu says when a reset brought the device back.
-RECOVERED = r"GPU reset[(0-9)]* succeeded"
+#: What amdgpu says when a reset brought the device, or the one ring that hung, back.
+RECOVERED = r"GPU reset[(0-9)]* succeeded|Ring [^ ]+ reset succe"
 
 _ORIGINS = {
     "nvidia": ("NVRM: ",),

@@ -218,8 +218,9 @@ def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
     kind = kernel_faults.find(text)
     if kind is None:
         return None
-    recovered = last < scan.recovered.get((address or "")[:10], 0)
-    healed = reloaded if kind.source == "nvidia" else recovered
+    # The compute part of amdgpu does not name the device.
+    resets = [scan.recovered.get(address[:10], 0)] if address else scan.recovered.values()
+    healed = reloaded if kind.source == "nvidia" else last < max(resets, default=0)
     action = kind.healed if healed else kind.action
     if not action:
         return None

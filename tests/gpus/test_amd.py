@@ -212,7 +212,7 @@ RENDER = "/dev/dri/renderD128"
     [
         (node(file("/dev/kfd", OPEN), file(RENDER, OPEN)), "ok", "for everybody"),
         (node(file("/dev/kfd", GROUP), file(RENDER, OPEN)), "ok", "group 109 only"),
-        (node(file("/dev/kfd", GROUP, 0), file(RENDER, OPEN)), "fail", f"/dev/kfd {GROUP} group 0"),
+        (node(file("/dev/kfd", GROUP, 0), file(RENDER, OPEN)), "fail", f"/dev/kfd {GROUP}"),
         (node(file("/dev/kfd", OPEN), file(RENDER, ROOT)), "fail", f"{RENDER} {ROOT}"),
         (node(file(RENDER, OPEN)), "fail", "/dev/kfd is missing"),
         (node(file("/dev/kfd", OPEN)), "fail", "/dev/dri/renderD* is missing"),

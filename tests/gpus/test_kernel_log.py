@@ -74,6 +74,8 @@ def test_each_line_gets_the_action_that_its_text_asks_for(scan) -> None:
         ("sxid", 28006, "0000:c1:00.0"): "MONITOR",
         ("sxid", 12028, "0000:c1:00.0"): "RESET",
         ("amdgpu", None, "0000:05:00.0"): "MONITOR",  # its reset succeeded
+        ("amdgpu", None, None): "MONITOR",  # before it
+        ("amdgpu", None, "0000:c5:00.0"): "MONITOR",  # its ring was reset
         ("amdgpu", None, "0000:29:00.0"): "REBOOT",  # its reset failed
         ("amdgpu", None, "0000:49:00.0"): "RESET",
         ("amdgpu", None, "0000:85:00.0"): "ISOLATE",
