@@ -39,7 +39,11 @@ def nodes(names: Iterable[str], limit: int = 60) -> str:
     """A folded node set; a very long one is cut, with the count."""
     names = list(names)
     text = sanitise(fold(names))
-    return text if len(text) <= limit else f"{text[: limit - 14]}... ({len(names)} nodes)"
+    if len(text) <= limit:
+        return text
+    more = f"... ({len(names)} nodes)"
+    kept = text[: limit - len(more)]
+    return kept[: kept.rfind(",") + 1 or None] + more
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
