@@ -43,7 +43,10 @@ _FILES = (
 #: Counters of which only the change since an earlier look says something.
 COUNTED = ("carrier_changes", "rx_errors", "tx_errors", "rx_crc_errors")
 #: Interfaces that are never for the traffic between nodes, whatever their routes say.
-_NOT_FOR_PEERS = re.compile(r"lo$|docker|virbr|br-[0-9a-f]{12}|veth|cni|cali|flannel|lxc|podman")
+_NOT_FOR_PEERS = re.compile(
+    r"lo$|docker|virbr|br-[0-9a-f]{12}|veth|cni|cali|cilium|flannel|kube|lxc|nodelocal|podman"
+    r"|tailscale|tunl|vxlan|weave"
+)
 
 # The node's ends of the interfaces of containers and virtual machines, by the names that Docker
 # and CNI plugins give: there can be hundreds, and they say nothing about the node.
@@ -188,12 +191,21 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
 def reaching(seen: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
     """The interfaces by which this node reaches these addresses, the one of the most first.
 
-    Names and loopback addresses are passed over. The node's own address may be among them, so
-    that one tuple serves all nodes: sorting it is what costs.
+    Names, loopback addresses and the node's own are passed over, and so are the networks of
+    containers. The same tuple should be given for all nodes: sorting it is what costs.
     """
     counts = routes.reached(seen.routes, addresses)
-    known = [name for name in counts if name in seen.interfaces]
-    return tuple(sorted(known, key=lambda name: (-counts[name], name)))
+    known = routes.known(addresses)
+    listed = [text for one in seen.interfaces.values() for text in one.addresses or ()]
+    own = tuple(text for text in listed if text.partition("/")[0] in known)
+    for name, count in routes.reached(seen.routes, own).items():
+        counts[name] = counts.get(name, 0) - count
+    names = [
+        name
+        for name, count in counts.items()
+        if count > 0 and name in seen.interfaces and not _NOT_FOR_PEERS.match(name)
+    ]
+    return tuple(sorted(names, key=lambda name: (-counts[name], name)))
 
 
 def with_peers(seen: Nics, addresses: tuple[str, ...]) -> Nics:

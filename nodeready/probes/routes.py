@@ -129,6 +129,12 @@ def _sorted(addresses: tuple[str, ...]) -> dict[int, list[int]]:
     return {version: sorted(numbers) for version, numbers in found.items()}
 
 
+@lru_cache(maxsize=2)
+def known(addresses: tuple[str, ...]) -> frozenset[str]:
+    """The addresses, to look one up."""
+    return frozenset(addresses)
+
+
 def reached(routes: Iterable[Route], addresses: tuple[str, ...]) -> dict[str, int]:
     """Interface -> how many of the addresses it reaches; the narrowest route takes an address.
 

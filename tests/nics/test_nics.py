@@ -365,6 +365,23 @@ def test_the_narrowest_route_reaches_a_peer(
         assert nics.with_peers(seen, addresses).nccl_socket_ifname == via[0]
 
 
+def test_a_nodes_own_networks_are_no_way_to_the_others() -> None:
+    interfaces = {"eth0": PORT, "usb1": BMC, "br1": CNI, "flannel.1": UP}
+    seen = node(
+        {name: dict(one) for name, one in interfaces.items()},
+        routes=(
+            v4("eth0", "10.1.0.0/16"),
+            v4("usb1", "192.168.31.0/24"),
+            v4("br1", "10.244.7.0/24"),
+            v4("flannel.1", "10.244.0.0/16"),
+        ),
+        own=("10.1.0.7", "192.168.31.7", "10.244.7.1"),
+    )
+    everyones = ("10.1.0.7", "192.168.31.7", "10.244.7.1", "10.1.0.8", "10.244.8.1", "10.244.9.1")
+    assert nics.reaching(seen, everyones) == ("eth0",)
+    assert wrong(nics.with_peers(seen, everyones)) == {}
+
+
 def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
     networks = ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "10.1.2.0/30",
                 "10.1.2.128/25", "10.2.0.0/16", "10.1.2.3/32", "192.168.0.0/24"]  # fmt: skip
@@ -395,7 +412,8 @@ def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
         ({}, (), "bond0"),
         ({}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "ib0"),
         ({"ib0": {"carrier": 0}}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "bond0"),
-        ({}, ("172.17.0.2",), None),
+        ({}, ("172.17.0.2",), "bond0"),
+        ({"bond0": {"carrier": 0}}, ("10.1.0.8",), None),
         ({"bond0": {"carrier": 0}}, (), "ib0"),
     ],
 )
