@@ -6,15 +6,14 @@ leave out, so each value is looked up under all of its names, and what is not th
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from xml.etree import ElementTree
 
 from nodeready.policy import Policy
 from nodeready.probes.base import Output, Section
 from nodeready.probes.gpu import Gpu, GpuProcess, Tool
+from nodeready.probes.nvidia_xml import NOTHING, Element, tree
 
 NAME = "nvidia-smi"
 FABRIC_MANAGER = "nv-fabricmanager"
@@ -63,21 +62,6 @@ def _script(policy: Policy) -> str:
 
 SECTION = Section("nvidia_smi", _script, 20, 1048576, beside=True, when=WHEN)
 
-#: What stands in the place of a value that there is not, with or without brackets.
-_NOTHING = (
-    "",
-    "n/a",
-    "none",
-    "not supported",
-    "not found",
-    "unknown error",
-    "err!",
-    "gpu is lost",
-    "gpu requires reset",
-    "requested functionality has been deprecated",
-    "insufficient permissions",
-)
-_SWITCH = {"enabled": "on", "disabled": "off"}
 _REASONS = (
     "hw_slowdown",
     "hw_thermal_slowdown",
@@ -119,50 +103,7 @@ def message(text: str) -> str:
     return ""
 
 
-class _Element:
-    """An element of the XML whose values may be missing, in any part of the path."""
-
-    def __init__(self, node: ElementTree.Element) -> None:
-        self.node = node
-
-    def text(self, *paths: str) -> str | None:
-        """The text of the first path that has one; None for N/A and the like."""
-        for path in paths:
-            text = (self.node.findtext(path) or "").strip()
-            if text.lower().strip("[]") not in _NOTHING:
-                return text[:200]
-        return None
-
-    def number(self, *paths: str) -> int | None:
-        """The whole number with which the text begins, without its unit."""
-        match = re.match(r"(-?[0-9]{1,15})(?![0-9])", self.text(*paths) or "")
-        return int(match[1]) if match else None
-
-    def switch(self, *paths: str) -> str | None:
-        return _SWITCH.get((self.text(*paths) or "").lower())
-
-    def flag(self, *paths: str) -> bool | None:
-        """Yes or no; True when one of the paths says yes."""
-        said = [(self.text(path) or "").lower() for path in paths]
-        return True if "yes" in said else False if "no" in said else None
-
-    def total(self, path: str, word: str, old: str) -> int | None:
-        """The sum of the counters below ``path`` with ``word`` in their name.
-
-        Schemas before v11, and boards before Ampere, count below ``old`` with a total.
-        """
-        below = self.node.find(path)
-        if below is None:
-            return None
-        here = _Element(below)
-        names = [child.tag for child in below if re.search(rf"(^|_){word}(_|$)", child.tag)]
-        found = [value for name in names if (value := here.number(name)) is not None]
-        total = here.number(f"{old}/total")
-        found += [total] if total is not None else []
-        return sum(found) if found else None
-
-
-def _throttle(gpu: _Element) -> tuple[tuple[str, ...], bool | None]:
+def _throttle(gpu: Element) -> tuple[tuple[str, ...], bool | None]:
     """The active reasons that slow hardware down, and whether the GPU is idle."""
     active = {}
     for kind in ("event", "throttle"):
@@ -172,7 +113,7 @@ def _throttle(gpu: _Element) -> tuple[tuple[str, ...], bool | None]:
     return tuple(name for name in _REASONS if active.get(name)), active.get("gpu_idle")
 
 
-def _slowdown(gpu: _Element) -> int | None:
+def _slowdown(gpu: Element) -> int | None:
     """The temperature at which the GPU slows down.
 
     Ada and later print no such temperature but how many degrees are left to the limit, and at how
@@ -188,14 +129,14 @@ def _slowdown(gpu: _Element) -> int | None:
     return now + left - at
 
 
-def _recovery(gpu: _Element) -> str | None:
+def _recovery(gpu: Element) -> str | None:
     """What the driver asks for: v13 names the action, v12 says whether a reset is needed."""
     raw = gpu.node.findtext("gpu_recovery_action")
     if raw is not None:
         said = raw.strip().lower()
         if said == "none":
             return said
-        return None if said.strip("[]") in _NOTHING else said.replace("gpu ", "")[:40]
+        return None if said.strip("[]") in NOTHING else said.replace("gpu ", "")[:40]
     if gpu.flag("gpu_reset_status/reset_required"):
         return "reset"
     if gpu.flag("gpu_reset_status/drain_and_reset_recommended"):
@@ -203,7 +144,7 @@ def _recovery(gpu: _Element) -> str | None:
     return None if gpu.flag("gpu_reset_status/reset_required") is None else "none"
 
 
-def _lost(gpu: _Element) -> str | None:
+def _lost(gpu: Element) -> str | None:
     """Such a GPU has these words in the place of its values (nvmlErrorString)."""
     said = {(node.text or "").strip().lower().strip("[]") for node in gpu.node.iter()}
     if "gpu is lost" in said:
@@ -211,9 +152,9 @@ def _lost(gpu: _Element) -> str | None:
     return "reset" if "gpu requires reset" in said else None
 
 
-def _processes(gpu: _Element) -> Iterator[GpuProcess]:
+def _processes(gpu: Element) -> Iterator[GpuProcess]:
     for number, node in enumerate(gpu.node.iterfind("processes/process_info")):
-        process = _Element(node)
+        process = Element(node)
         pid = process.number("pid")
         if pid is not None and number < _MAX_PROCESSES:
             name = process.text("process_name") or "?"
@@ -226,7 +167,7 @@ def _lower(text: str | None) -> str | None:
     return None if text is None else text.lower()
 
 
-def _gpu(index: int, gpu: _Element) -> Gpu | None:
+def _gpu(index: int, gpu: Element) -> Gpu | None:
     """One ``<gpu>``; None when it has no PCI address."""
     where = address(gpu.node.get("id", "")) or address(gpu.text("pci/pci_bus_id") or "")
     if where is None:
@@ -282,35 +223,6 @@ def _gpu(index: int, gpu: _Element) -> Gpu | None:
     )
 
 
-def _escaped(line: str) -> str:
-    """A process can name itself what it likes: its name must not break the XML."""
-    start, end = line.find("<process_name>"), line.rfind("</process_name>")
-    if start < 0 or end < start:
-        return line
-    start += len("<process_name>")
-    return line[:start] + html.escape(html.unescape(line[start:end])) + line[end:]
-
-
-def _tree(text: str) -> ElementTree.Element | None:
-    """The XML of the answer, or None when there is none that is whole.
-
-    No DTD is read and no entity is declared: the DOCTYPE is taken out first, and one that declares
-    anything is refused.
-    """
-    start, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
-    if start < 0 or end < start:
-        return None
-    body = text[start : end + len("</nvidia_smi_log>")]
-    if "<!" in body or "<![" in text[:start] or "<!ENTITY" in text[:start]:
-        return None
-    clean = re.sub(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]", "\ufffd", body)
-    lines = "\n".join(_escaped(line) for line in clean.split("\n"))
-    try:
-        return ElementTree.fromstring(lines)
-    except (ElementTree.ParseError, ValueError):
-        return None
-
-
 def parse(output: Output) -> NvidiaSmi:
     """What the section ``nvidia_smi`` printed; a tool that failed is a result too."""
     text = output.text
@@ -325,7 +237,7 @@ def parse(output: Output) -> NvidiaSmi:
     if stuck:
         words = f"pid {stuck[1]} hangs in the kernel for {stuck[2]} s"
         return NvidiaSmi((), Tool(NAME, "stuck", words), fabric_manager=manager)
-    root = _tree(text)
+    root = tree(text)
     if root is None:
         said = message(text)
         if output.truncated:
@@ -337,9 +249,9 @@ def parse(output: Output) -> NvidiaSmi:
         else:
             tool = Tool(NAME, "nonsense", f"no whole XML: {text.strip()[:100]!r}")
         return NvidiaSmi((), tool, fabric_manager=manager)
-    log = _Element(root)
+    log = Element(root)
     nodes = root.findall("gpu")[:_MAX_GPUS]
-    found = [_gpu(index, _Element(node)) for index, node in enumerate(nodes)]
+    found = [_gpu(index, Element(node)) for index, node in enumerate(nodes)]
     gpus = tuple(gpu for gpu in found if gpu is not None)
     driver, cuda = log.text("driver_version"), log.text("cuda_version")
     tool = Tool(NAME, "ok", driver or "")

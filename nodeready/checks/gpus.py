@@ -1,0 +1,269 @@
+"""Judge a node's GPUs: all there, shown by their tool, and as the policy has them."""
+
+from __future__ import annotations
+
+from nodeready.checks.amd_gpus import device_access, xgmi_errors
+from nodeready.checks.each_gpu import (
+    DRIVERS,
+    each,
+    expected,
+    few,
+    guest,
+    none,
+    unseen,
+    why_unseen,
+)
+from nodeready.checks.each_gpu import (
+    tool as tool_of,
+)
+from nodeready.checks.gpu_faults import kernel_faults
+from nodeready.checks.gpu_health import (
+    ecc_errors,
+    pcie,
+    recovery,
+    remapped_rows,
+    retired_pages,
+    temperature,
+    throttle,
+)
+from nodeready.checks.gpu_links import fabric_manager, nvlink
+from nodeready.policy import Policy
+from nodeready.probes.gpu import Gpu, Gpus
+from nodeready.results import Result, fail, na, ok, unknown, warn
+
+_PCI = "/sys/bus/pci/devices"
+_PACKAGES = {
+    "nvidia": "install nvidia-smi with the driver's utilities",
+    "amd": "install amd-smi or rocm-smi",
+}
+
+
+def present(seen: Gpus, want: Policy) -> Result:
+    """Each GPU on the PCI bus has its driver and is shown by its vendor's tool.
+
+    The bus is the witness: one that is there and that the tool does not show has fallen off the
+    bus, or its driver is broken. GPUs of guests (vfio-pci) and screens are not counted.
+    """
+    check, reason = "gpus.present", none(seen)
+    if reason:
+        return na(check, reason)
+    gpus = expected(seen)
+    lost = {gpu.address for gpu in unseen(seen)}
+    loose = [gpu for gpu in gpus if gpu.driver != DRIVERS[gpu.vendor] and gpu.address in lost]
+    gone = [gpu for gpu in gpus if gpu.address in lost and tool_of(seen, gpu.vendor).works]
+    words = [
+        f"{gpu.address}: driver {gpu.driver}" if gpu.driver else f"{gpu.address}: no driver"
+        for gpu in loose
+    ]
+    words += [
+        f"{gpu.address}: {tool_of(seen, gpu.vendor).name} does not show it"
+        for gpu in gone
+        if gpu not in loose
+    ]
+    wanted = "each GPU has its driver and is shown"
+    if words:
+        fix = "see the kernel's log; reset or reseat it" if gone else "install or load the driver"
+        return fail(check, wanted, few(words), _PCI, fix)
+    hidden = why_unseen(seen)
+    if hidden:
+        return unknown(check, hidden)
+    return ok(check, wanted, f"{len(gpus) or len(seen.gpus)} GPUs", _PCI)
+
+
+def tool(seen: Gpus, want: Policy) -> Result:
+    """The vendor's tool answers. What hangs here hangs in jobs too, and most of the rest rests on
+    it. One that is not installed stops no job, but then its GPUs are not judged.
+    """
+    check, wanted = "gpus.tool", "the vendor's tool answers"
+    reason = none(seen)
+    if reason:
+        return na(check, reason)
+    vendors = [vendor for vendor in DRIVERS if expected(seen, vendor)]
+    tools = [(vendor, tool_of(seen, vendor)) for vendor in vendors]
+    broken = [one for _, one in tools if one.state in ("stuck", "timed out", "failed")]
+    if broken:
+        words = [f"{one.name} {one.state}: {one.detail}".rstrip(": ") for one in broken]
+        stuck = any(one.state == "stuck" for one in broken)
+        fix = "reboot the node: it cannot be ended" if stuck else "run it by hand; see dmesg"
+        return fail(check, wanted, "; ".join(words), broken[0].name, fix)
+    for vendor, one in tools:
+        if one.state == "missing":
+            text = f"{one.name} is not installed"
+            return warn(check, wanted, text, one.name, _PACKAGES[vendor])
+    for _, one in tools:
+        if not one.works:
+            return unknown(check, f"{one.name}: {one.state}: {one.detail}")
+    names = [f"{one.name} {one.detail}".strip() for _, one in tools]
+    return ok(check, wanted, ", ".join(names))
+
+
+def count(seen: Gpus, want: Policy) -> Result:
+    """The node has as many GPUs as the policy says, or as its PCI bus shows."""
+    check, on_bus = "gpus.count", len(expected(seen))
+    shown = len({(gpu.vendor, gpu.pci_address) for gpu in seen.gpus})
+    if want.gpu_count is None and none(seen):
+        return na(check, none(seen))
+    wanted = on_bus or shown if want.gpu_count is None else want.gpu_count
+    fix = "see the kernel's log and the BMC; reseat or replace it"
+    if on_bus and on_bus != wanted:
+        return fail(check, str(wanted), f"{on_bus} on the PCI bus", _PCI, fix)
+    if shown != wanted and not (shown < on_bus and not _works(seen)):
+        guests = sum(guest(gpu) for gpu in seen.pci)
+        more = f", and {guests} of virtual machines" if guests else ""
+        return fail(check, str(wanted), f"{shown}{more}", _PCI, fix)
+    if shown != wanted:
+        return unknown(check, why_unseen(seen))
+    return ok(check, str(wanted), str(shown), _PCI)
+
+
+def _works(seen: Gpus) -> bool:
+    """Whether every tool that has GPUs to show works."""
+    return all(tool_of(seen, vendor).works for vendor in DRIVERS if expected(seen, vendor))
+
+
+def model(seen: Gpus, want: Policy) -> Result:
+    """The GPUs are of the policy's model, by the name that their tool prints."""
+
+    def wrong(gpu: Gpu) -> str:
+        return "" if want.gpu_model in ("", gpu.model) else str(gpu.model)
+
+    wanted = want.gpu_model or "any"
+    absent = "no tool names a model"
+    return each("gpus.model", seen, wanted, lambda gpu: gpu.model, wrong, absent=absent)
+
+
+def driver(seen: Gpus, want: Policy) -> Result:
+    """The kernel driver is loaded, in the policy's version where that names one."""
+    check, reason = "gpus.driver", none(seen)
+    if reason:
+        return na(check, reason)
+    versions = {"nvidia": seen.driver, "amd": seen.amd_driver}
+    wanted, words = want.gpu_driver or "loaded", []
+    for vendor, name in DRIVERS.items():
+        bound = [gpu for gpu in expected(seen, vendor) if gpu.driver == name]
+        version = versions[vendor]
+        if not bound and expected(seen, vendor) and version is None:
+            fix = f"install or load {name}; see dmesg"
+            return fail(check, wanted, f"{name} is not loaded", _PCI, fix)
+        if version is None and bound and want.gpu_driver:
+            return unknown(check, f"{name} does not say its version")
+        if version is not None or bound:
+            words.append(f"{name} {version or 'loaded'}")
+            if want.gpu_driver and version != want.gpu_driver:
+                fix = "install that driver, then reboot"
+                return fail(check, wanted, f"{name} {version}", f"/sys/module/{name}", fix)
+    return ok(check, wanted, ", ".join(words) or "loaded")
+
+
+def vbios(seen: Gpus, want: Policy) -> Result:
+    """Each GPU's firmware is one of the policy's versions."""
+
+    def wrong(gpu: Gpu) -> str:
+        return str(gpu.vbios) if want.gpu_vbios and gpu.vbios not in want.gpu_vbios else ""
+
+    wanted = " or ".join(want.gpu_vbios) or "any"
+    fix = "update the firmware with the vendor's package"
+    absent = "no tool shows a VBIOS version"
+    return each("gpus.vbios", seen, wanted, lambda gpu: gpu.vbios, wrong, absent=absent, fix=fix)
+
+
+def ecc_mode(seen: Gpus, want: Policy) -> Result:
+    """ECC is as the policy has it, now and after the next reset of the GPU."""
+    check, wanted = "gpus.ecc_mode", want.gpu_ecc
+    if wanted == "any":
+        return na(check, "gpu_ecc is 'any'")
+
+    def wrong(gpu: Gpu) -> str:
+        after = gpu.ecc_pending or gpu.ecc
+        if (gpu.ecc, after) == (wanted, wanted):
+            return ""
+        return str(gpu.ecc) if gpu.ecc == after else f"{gpu.ecc}, {after} after a reset"
+
+    fix = f"nvidia-smi -e {int(wanted == 'on')}, then reset the GPU or reboot"
+    absent = "these GPUs have no ECC"
+    return each(check, seen, wanted, lambda gpu: gpu.ecc, wrong, absent=absent, fix=fix)
+
+
+def persistence(seen: Gpus, want: Policy) -> Result:
+    """NVIDIA's driver stays loaded between jobs, as the policy has it.
+
+    Without it the first use of a GPU initialises it anew, which takes seconds, and settings such
+    as power limits are lost (nvidia-persistenced(1)).
+    """
+    check, wanted = "gpus.persistence", want.gpu_persistence
+    if wanted == "any":
+        return na(check, "gpu_persistence is 'any'")
+
+    def wrong(gpu: Gpu) -> str:
+        return "" if gpu.persistence == wanted else str(gpu.persistence)
+
+    turn = "enable" if wanted == "on" else "disable"
+    fix = f"systemctl {turn} --now nvidia-persistenced, or nvidia-smi -pm {int(wanted == 'on')}"
+    absent = "these GPUs have no such mode"
+    return each(check, seen, wanted, lambda gpu: gpu.persistence, wrong, absent=absent, fix=fix)
+
+
+def mig(seen: Gpus, want: Policy) -> Result:
+    """MIG is as the policy has it, now and after the next reset: it splits a GPU into several."""
+    check, wanted = "gpus.mig", want.gpu_mig
+    if wanted == "any":
+        return na(check, "gpu_mig is 'any'")
+
+    def wrong(gpu: Gpu) -> str:
+        after = gpu.mig_pending or gpu.mig
+        if (gpu.mig, after) == (wanted, wanted):
+            return ""
+        return str(gpu.mig) if gpu.mig == after else f"{gpu.mig}, {after} after a reset"
+
+    fix = f"nvidia-smi -mig {int(wanted == 'on')}, when no job runs"
+    absent = "these GPUs have no MIG"
+    return each(check, seen, wanted, lambda gpu: gpu.mig, wrong, absent=absent, fix=fix)
+
+
+def processes(seen: Gpus, want: Policy) -> Result:
+    """No process computes on a GPU of a node that has no job (policy gpu_idle).
+
+    What a job left behind holds memory and time of the next one. An X server only draws.
+    """
+    check = "gpus.processes"
+    if not want.gpu_idle:
+        return na(check, "jobs may run: gpu_idle is off")
+
+    def wrong(gpu: Gpu) -> str:
+        left = [
+            f"pid {one.pid} {one.name}"
+            + ("" if one.memory_mb is None else f" {one.memory_mb} MiB")
+            for one in gpu.processes
+            if one.kind != "G"
+        ]
+        return few(left)
+
+    fix = "end them; a name like [Not Found] is a process of a container, or one that is dead"
+    return each(check, seen, "none", lambda gpu: True, wrong, absent="", fix=fix, shown="none")
+
+
+#: All checks of the subject, in the order of the reports.
+CHECKS = (
+    present,
+    tool,
+    count,
+    model,
+    driver,
+    vbios,
+    recovery,
+    ecc_mode,
+    ecc_errors,
+    remapped_rows,
+    retired_pages,
+    pcie,
+    throttle,
+    temperature,
+    persistence,
+    mig,
+    processes,
+    nvlink,
+    xgmi_errors,
+    fabric_manager,
+    device_access,
+    kernel_faults,
+)
