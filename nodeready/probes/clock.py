@@ -1,0 +1,137 @@
+"""Whether a node's clock is synchronised, and by whom.
+
+The kernel's own word (adjtimex(2), STA_UNSYNC) needs a system call, which no shell has, so whoever
+keeps the clock is asked: systemd-timesyncd by its file (systemd-timesyncd.service(8)), chrony by
+``chronyc tracking``, ntpd by ``ntpq -c rv``, and at last timedated, which reads STA_UNSYNC and so
+knows of others (phc2sys) too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# The directory is timesyncd's own and goes when it stops; the file comes with the first answer.
+TIMESYNC = "/run/systemd/timesync"
+_CHRONY = "/run/chrony/chronyd.pid /run/chronyd.pid /run/chrony/chronyd.sock"
+_NTPD = "/run/ntpd.pid /run/ntp.pid /run/ntpd/ntpd.pid /run/ntpsec/ntpd.pid /run/ntp/ntpd.pid"
+
+# Each line "clock=WHO" begins what that program printed, "clock_rc=N" ends it.
+SCRIPT = rf"""
+nr_ask() {{
+    printf 'clock=%s\n' "$1"
+    shift
+    timeout -k 1 3 "$@" 2>&1
+    printf '\nclock_rc=%s\n' "$?"
+}}
+nr_any() {{
+    for nr_file in "$@"; do if [ -e "$nr_file" ]; then return 0; fi; done
+    return 1
+}}
+if [ -e {TIMESYNC}/synchronized ]; then
+    printf 'clock=timesyncd\nsynchronized\nclock_rc=0\n'
+elif nr_any {_CHRONY} && command -v chronyc >/dev/null; then
+    nr_ask chronyc chronyc -n tracking
+elif nr_any {_NTPD} && command -v ntpq >/dev/null; then
+    nr_ask ntpq ntpq -n -c rv
+else
+    if [ -d {TIMESYNC} ]; then printf 'clock=timesyncd\nwaiting\nclock_rc=0\n'; fi
+    if [ -d /run/systemd/system ] && command -v timedatectl >/dev/null; then
+        nr_ask timedatectl timedatectl show -p NTP -p NTPSynchronized
+    fi
+    printf 'clock=none\nclock_rc=0\n'
+fi
+"""
+
+#: More than this of what a program prints is not looked at.
+_MOST = 8192
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Who keeps the clock, and whether it is right.
+
+    synchronised: None: could not be told, ``detail`` says why
+    source:       systemd-timesyncd, chrony, ntpd, kernel (somebody, by the kernel's word), none
+    offset_ms:    how far the clock was from its source's, where the source tells
+    detail:       what the source said, in short
+    """
+
+    synchronised: bool | None
+    source: str = "none"
+    offset_ms: float | None = None
+    detail: str = ""
+
+
+def _chrony(text: str, rc: int) -> Clock:
+    if rc in (124, 137):
+        return Clock(None, "chrony", detail="chronyc timed out")
+    if "cannot talk to daemon" in text.lower():
+        return Clock(False, "chrony", detail="chronyd does not answer")
+    leap = re.search(r"^Leap status *:(.*)$", text, re.M)
+    if rc != 0 or leap is None:
+        return Clock(None, "chrony", detail=f"chronyc: {_first(text)}")
+    status = leap[1].strip()[:100]
+    if not status:
+        return Clock(None, "chrony", detail="chronyc tells no leap status")
+    offset = re.search(r"^System time *: ([0-9.]{1,20}) seconds (fast|slow)", text, re.M)
+    offset_ms = None
+    if offset:
+        sign = -1 if offset[2] == "slow" else 1
+        offset_ms = sign * _milliseconds(offset[1], 1000.0)
+    return Clock(status.startswith(("Normal", "Insert", "Delete")), "chrony", offset_ms, status)
+
+
+def _ntpd(text: str, rc: int) -> Clock:
+    if rc in (124, 137):
+        return Clock(None, "ntpd", detail="ntpq timed out")
+    if "Connection refused" in text or "timed out" in text:
+        return Clock(False, "ntpd", detail="ntpd does not answer")
+    leap = re.search(r"\bleap_(\w{1,20})", text)
+    if rc != 0 or leap is None:
+        return Clock(None, "ntpd", detail=f"ntpq: {_first(text)}")
+    offset = re.search(r"\boffset=([-+]?[0-9.]{1,20})", text)
+    offset_ms = _milliseconds(offset[1], 1.0) if offset else None
+    return Clock(leap[1] != "alarm", "ntpd", offset_ms, f"leap_{leap[1]}")
+
+
+def _milliseconds(text: str, factor: float) -> float:
+    try:
+        return round(float(text) * factor, 3)
+    except ValueError:
+        return 0.0
+
+
+def _first(text: str) -> str:
+    return (text.strip().splitlines() or ["no output"])[0][:100]
+
+
+def parse(text: str) -> Clock:
+    """The clock from what SCRIPT printed; never raises."""
+    pieces = re.split(r"^clock=(\w+)$", text, flags=re.M)
+    found: dict[str, tuple[str, int]] = {}
+    for name, piece in zip(pieces[1::2], pieces[2::2]):
+        said, end, rc = piece.partition("\nclock_rc=")
+        status = re.match(r"\d{1,3}$", rc, re.M)
+        if end and status:
+            found.setdefault(name, (said[:_MOST], int(status[0])))
+    if "chronyc" in found:
+        return _chrony(*found["chronyc"])
+    if "ntpq" in found:
+        return _ntpd(*found["ntpq"])
+    waiting = found.get("timesyncd")
+    if waiting and waiting[0].strip() == "synchronized":
+        return Clock(True, "systemd-timesyncd")
+    source = "systemd-timesyncd" if waiting else "none"
+    kernel, kernel_rc = found.get("timedatectl", ("", 0))
+    answer = re.search(r"^NTPSynchronized=(yes|no)$", kernel, re.M)
+    if answer and answer[1] == "yes":
+        return Clock(True, "systemd-timesyncd" if waiting else "kernel")
+    if waiting:
+        return Clock(False, source, detail="no answer from a time server since it was started")
+    if "none" in found:
+        if kernel_rc in (124, 137):
+            return Clock(None, source, detail="timedatectl timed out")
+        return Clock(False, source, detail="nothing synchronises it")
+    asked = pieces[1::2]
+    return Clock(None, detail=f"{asked[-1]} did not end" if asked else "could not be looked at")
