@@ -9,10 +9,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.checks import core_dumps, debug_tools, iommu, limits, nics, pdsh, ptrace, ssh_client
+from nodeready.checks import (
+    core_dumps,
+    debug_tools,
+    gpus,
+    host,
+    iommu,
+    limits,
+    nics,
+    pdsh,
+    ptrace,
+    ssh_client,
+)
 from nodeready.policy import Policy
 from nodeready.probes import core_dumps as core_dumps_probe
 from nodeready.probes import debug_tools as debug_tools_probe
+from nodeready.probes import gpus as gpus_probe
+from nodeready.probes import host as host_probe
+from nodeready.probes import host_facts
 from nodeready.probes import iommu as iommu_probe
 from nodeready.probes import limits as limits_probe
 from nodeready.probes import nics as nics_probe
@@ -60,7 +74,9 @@ _ALL = (
     Subject("pdsh", pdsh_probe.PROBE, pdsh.CHECKS),
     Subject("iommu", iommu_probe.PROBE, iommu.CHECKS),
     Subject("debug_tools", debug_tools_probe.PROBE, debug_tools.CHECKS),
+    Subject("gpus", gpus_probe.PROBE, gpus.CHECKS, gpus_probe.compared, gpus_probe.learned),
     Subject("nics", nics_probe.PROBE, nics.CHECKS, nics_probe.compared, nics_probe.learned),
+    Subject("host", host_probe.PROBE, host.CHECKS, host_facts.compared, host_facts.learned),
 )
 
 SUBJECTS: dict[str, Subject] = {subject.name: subject for subject in _ALL}
