@@ -25,6 +25,7 @@ def guest(gpu: PciGpu) -> bool:
 
 
 def tool(seen: Gpus, vendor: str) -> Tool:
+    """How the vendor's tool fared."""
     return seen.nvidia_tool if vendor == "nvidia" else seen.amd_tool
 
 
@@ -115,6 +116,7 @@ def values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
 
 
 def sources(gpus: Iterable[Gpu], seen: Gpus) -> str:
+    """The tools that show these GPUs."""
     names = dict.fromkeys(tool(seen, gpu.vendor).name for gpu in gpus)
     return ", ".join("nvidia-smi -q" if name == "nvidia-smi" else name for name in names)
 
@@ -132,12 +134,12 @@ def each(
     without: Callable[[Gpu], bool] = lambda gpu: False,
     bad: Callable[[str, str, str, str, str], Result] = fail,
 ) -> Result:
-    """Judge each GPU that has a ``value`` (not None); ``wrong`` says what is wrong with it, or "".
+    """Judge each GPU that has a ``value`` (not None); ``wrong`` says what is wrong, or "".
 
     A GPU that no tool shows, or that alone of its model does not say its value, makes the answer
     unknown, not ok: what is wrong with another one is still said. ``absent`` is the reason when no
-    GPU has such a value at all, ``shown`` the words when all is well (else the values); ``without``
-    says of a GPU that its settings leave it without a value.
+    GPU has such a value at all, ``shown`` the words when all is well (else the values);
+    ``without`` says of a GPU that its settings leave it without a value.
     """
     reason = none(seen)
     if reason:
