@@ -26,11 +26,10 @@ from nodeready.probes import core_dumps as core_dumps_probe
 from nodeready.probes import debug_tools as debug_tools_probe
 from nodeready.probes import gpus as gpus_probe
 from nodeready.probes import host as host_probe
-from nodeready.probes import host_facts
+from nodeready.probes import host_facts, ours
 from nodeready.probes import iommu as iommu_probe
 from nodeready.probes import limits as limits_probe
 from nodeready.probes import nics as nics_probe
-from nodeready.probes import ours
 from nodeready.probes import pdsh as pdsh_probe
 from nodeready.probes import ptrace as ptrace_probe
 from nodeready.probes import ssh_client as ssh_client_probe
