@@ -12,7 +12,7 @@ from nodeready.policy import Policy
 from nodeready.probes import rdma_device
 from nodeready.probes.base import Output, Probe, ProbeError, Section
 from nodeready.probes.counters import Counters
-from nodeready.probes.rdma_device import HW_COUNTERS, PMA_COUNTERS, RdmaDevice, RdmaPort
+from nodeready.probes.rdma_device import HW_COUNTERS, PMA_COUNTERS, Files, RdmaDevice, RdmaPort
 
 _IB, _CXI, _VERBS = "/sys/class/infiniband", "/sys/class/cxi", "/sys/class/infiniband_verbs"
 
@@ -118,37 +118,45 @@ class Rdma:
         return {port.name: port for device in self.devices.values() for port in device.ports}
 
 
-def _attributes(text: str, root: str) -> dict[str, dict[str, str]]:
-    """Device -> path below its directory -> first line. A key of uevent is "device.DRIVER"."""
-    found: dict[str, dict[str, str]] = {}
-    start = f"{root}/"
-    for line in text.split("\n"):
-        if not line.startswith(start):
+def _devices(lines: Iterable[str], root: str) -> Mapping[str, Files]:
+    """Device -> directory below its own -> file -> first line. A key of uevent is "DRIVER="."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    length = len(root)
+    for line in lines:
+        if not line.startswith(root):
             continue
         # No path here contains a colon: the PCI address stands behind links only.
-        place, _, value = line[len(start) :].partition(":")
-        name, _, path = place.partition("/")
-        if path == "device/uevent":
+        path, _, value = line[length:].partition(":")
+        name, _, path = path.partition("/")
+        directory, _, file = path.rpartition("/")
+        if file == "uevent":
             key, _, value = value.partition("=")
-            path = f"device.{key}"
+            file = f"{key}="
         if name in found or len(found) < MAX_DEVICES:
-            found.setdefault(name, {}).setdefault(path, value.strip())
+            files = found.setdefault(name, {}).setdefault(directory, {})
+            files.setdefault(file, value.strip())
     return found
+
+
+def _openable(devices: Mapping[str, Files], verbs: Mapping[str, Files]) -> set[str]:
+    """The devices that have uverbs."""
+    named = {files.get("", {}).get("ibdev", "") for files in verbs.values()}
+    for directories in devices.values():
+        named |= {files["ibdev"] for files in directories.values() if "ibdev" in files}
+    return named
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
     """Raises ProbeError when the look was cut off; what one device does not tell is left empty."""
     output = outputs["rdma"]
-    text = output.require()
-    infiniband, cxi = _attributes(text, _IB), _attributes(text, _CXI)
-    verbs = {values.get("ibdev") for values in _attributes(text, _VERBS).values()}
-    for values in infiniband.values():
-        verbs |= {value for path, value in values.items() if path.endswith("/ibdev")}
+    lines = output.require().split("\n")
+    infiniband, cxi = _devices(lines, f"{_IB}/"), _devices(lines, f"{_CXI}/")
+    verbs = _openable(infiniband, _devices(lines, f"{_VERBS}/"))
     virtual = set(output.all("virtual"))
     devices = {
-        name: rdma_device.parse(name, values, of is cxi, name in virtual, name in verbs)
+        name: rdma_device.parse(name, files, of is cxi, name in virtual, name in verbs)
         for of in (infiniband, cxi)
-        for name, values in of.items()
+        for name, files in of.items()
     }
     addresses = {device.pci_address for device in devices.values()}
     without = []
@@ -206,7 +214,7 @@ def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
     return "bond" in device.name or (port.netdev or "").startswith("bond")
 
 
-PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT),), parse)
+PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT, cap_bytes=1 << 20),), parse)
 
 
 def counters(seen: Rdma) -> dict[str, int]:

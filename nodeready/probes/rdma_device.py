@@ -36,7 +36,14 @@ _KINDS = {
     "cxi_ss1": "cxi",
 }
 
+#: Directory below that of a device ("" is its own) -> file -> its first line.
+Files = Mapping[str, Mapping[str, str]]
+
 _EMPTY_GID = re.compile(r"[0:]*$")
+_NET = "device/net/"
+_PORT = re.compile(r"ports/([0-9]{1,3})(?:/|$)")
+_NUMBER = re.compile(r"(?:[0-9]{1,20}|0x[0-9a-fA-F]{1,16})")
+_RATE = re.compile(r"(?<![0-9.])([0-9]{1,5}(?:\.[0-9]{1,2})?) ?G")
 
 
 @dataclass(frozen=True)
@@ -133,14 +140,14 @@ class RdmaDevice:
 
 def number(text: str | None) -> int | None:
     """A whole number that is none below zero, decimal or with 0x; None for everything else."""
-    if text is None or not re.fullmatch(r"[0-9]{1,20}|0x[0-9a-fA-F]{1,16}", text):
+    if text is None or not _NUMBER.fullmatch(text):
         return None
     return int(text, 16 if text.startswith("0x") else 10)
 
 
 def gbps(text: str) -> float | None:
     """The number of "400 Gb/sec (4X NDR)", "200 Gbps", "BS_200G"; None where there is none."""
-    match = re.search(r"(?<![0-9.])([0-9]{1,5}(?:\.[0-9]{1,2})?) ?G", text)
+    match = _RATE.search(text)
     return float(match[1]) if match else None
 
 
@@ -149,27 +156,30 @@ def _word(text: str) -> str:
     return text.partition(":")[2].strip() if re.match(r"[0-9]+:", text) else text.strip()
 
 
-def _counters(values: Mapping[str, str]) -> dict[str, int | None]:
+def _counters(files: Files, directory: str) -> dict[str, int | None]:
     """The counters that we judge. The kernel shows the first group whole or not at all."""
     found: dict[str, int | None] = {}
-    if any(f"counters/{name}" in values for name in PMA_COUNTERS):
-        found = {name: number(values.get(f"counters/{name}")) for name in PMA_COUNTERS}
-    for name in HW_COUNTERS:
-        if f"hw_counters/{name}" in values:
-            found[name] = number(values[f"hw_counters/{name}"])
+    given = files.get(f"{directory}/counters", {})
+    if any(name in given for name in PMA_COUNTERS):
+        found = {name: number(given.get(name)) for name in PMA_COUNTERS}
+    more = files.get(f"{directory}/hw_counters", {})
+    found.update({name: number(more[name]) for name in HW_COUNTERS if name in more})
     return found
 
 
-def _gids(values: Mapping[str, str]) -> tuple[Gid, ...]:
+def _gids(files: Files, directory: str) -> tuple[Gid, ...]:
+    types = files.get(f"{directory}/gid_attrs/types", {})
     found = []
-    for path, text in values.items():
-        index = number(path[5:]) if path.startswith("gids/") else None
+    for name, text in files.get(f"{directory}/gids", {}).items():
+        index = number(name)
         if index is not None and not _EMPTY_GID.match(text):
-            found.append(Gid(index, text, values.get(f"gid_attrs/types/{index}", "")))
+            found.append(Gid(index, text, types.get(name, "")))
     return tuple(sorted(found, key=lambda gid: gid.index))
 
 
-def _port(device: str, index: int, values: Mapping[str, str]) -> RdmaPort:
+def _port(device: str, index: int, files: Files) -> RdmaPort:
+    directory = f"ports/{index}"
+    values = files.get(directory, {})
     rate = values.get("rate", "")
     return RdmaPort(
         device=device,
@@ -181,16 +191,17 @@ def _port(device: str, index: int, values: Mapping[str, str]) -> RdmaPort:
         link_layer=values.get("link_layer", ""),
         lid=number(values.get("lid")),
         sm_lid=number(values.get("sm_lid")),
-        netdev=values.get("gid_attrs/ndevs/0"),
-        gids=_gids(values),
-        counters=_counters(values),
+        netdev=files.get(f"{directory}/gid_attrs/ndevs", {}).get("0"),
+        gids=_gids(files, directory),
+        counters=_counters(files, directory),
     )
 
 
-def _slingshot(device: str, netdevs: tuple[Netdev, ...], values: Mapping[str, str]) -> RdmaPort:
+def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPort:
     """The one port of a cxi device; the driver says "up" or "down", else its interface does."""
-    link = values.get("device/port/link") or next((one.operstate for one in netdevs), "")
-    speed = values.get("device/port/speed", "")
+    values = files.get("device/port", {})
+    link = values.get("link") or next((one.operstate for one in netdevs), "")
+    speed = values.get("speed", "")
     return RdmaPort(
         device=device,
         port=1,
@@ -202,47 +213,46 @@ def _slingshot(device: str, netdevs: tuple[Netdev, ...], values: Mapping[str, st
     )
 
 
-def _netdevs(values: Mapping[str, str]) -> tuple[Netdev, ...]:
-    found = []
-    for path, text in values.items():
-        if path.startswith("device/net/") and path.endswith("/operstate"):
-            name = path[11:-10]
-            carrier = values.get(f"device/net/{name}/carrier", "")
-            found.append(Netdev(name, text, {"0": False, "1": True}.get(carrier)))
-    return tuple(found)
-
-
-def parse(
-    name: str, values: Mapping[str, str], cxi: bool, virtual: bool, uverbs: bool
-) -> RdmaDevice:
-    """The device of these attributes: relative path -> first line; uevent's are "device.DRIVER".
+def parse(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool) -> RdmaDevice:
+    """The device with these files.
 
     What is missing or makes no sense is "" or None: the kernel refuses to read some files of a
     port in trouble, and no driver has all of them.
     """
-    driver, netdevs = values.get("device.DRIVER", ""), _netdevs(values)
-    ports: dict[int, dict[str, str]] = {}
-    for path, text in values.items():
-        index, _, attribute = path[6:].partition("/")
-        if path.startswith("ports/") and re.fullmatch(r"[0-9]{1,3}", index):
-            ports.setdefault(int(index), {})[attribute] = text
+    values, function = files.get("", {}), files.get("device", {})
+    driver = function.get("DRIVER=", "")
+    netdevs = tuple(
+        Netdev(
+            directory[len(_NET) :],
+            given.get("operstate", ""),
+            {"0": False, "1": True}.get(given.get("carrier", "")),
+        )
+        for directory, given in files.items()
+        if directory.startswith(_NET)
+    )
+    ports = {int(match[1]) for directory in files if (match := _PORT.match(directory))}
     software = not driver and re.match(r"rxe|siw", name)
     kind = "cxi" if cxi else "software" if software else _KINDS.get(driver, driver)
-    found = [_port(name, index, ports[index]) for index in sorted(ports)]
+    firmware, board = values.get("fw_ver", ""), values.get("board_id", "")
+    if cxi:
+        firmware = files.get("device/uc", {}).get("qspi_blob_version", "")
+        board = files.get("device/fru", {}).get("part_number", "")
     return RdmaDevice(
         name=name,
         kind=kind or re.split(r"_?[0-9]", name)[0],
         hca_type=values.get("hca_type", ""),
-        firmware=values.get("device/uc/qspi_blob_version" if cxi else "fw_ver", ""),
-        board_id=values.get("device/fru/part_number" if cxi else "board_id", ""),
+        firmware=firmware,
+        board_id=board,
         node_type=_word(values.get("node_type", "")),
         node_guid=values.get("node_guid", ""),
         node_desc=values.get("node_desc", ""),
         driver=driver,
-        pci_address=values.get("device.PCI_SLOT_NAME", ""),
-        numa_node=number(values.get("device/numa_node")),
+        pci_address=function.get("PCI_SLOT_NAME=", ""),
+        numa_node=number(function.get("numa_node")),
         virtual=virtual,
         uverbs=uverbs,
         netdevs=netdevs,
-        ports=(_slingshot(name, netdevs, values),) if cxi else tuple(found),
+        ports=(_slingshot(name, netdevs, files),)
+        if cxi
+        else tuple(_port(name, index, files) for index in sorted(ports)),
     )
