@@ -70,6 +70,11 @@ Host *
     GSSAPIAuthentication yes
 """
 
+FSTAB = """\
+# /etc/fstab: static file system information.
+/dev/sda1  /  ext4  errors=remount-ro  0  1
+"""
+
 SYSCTL_CONF = """\
 # See /etc/sysctl.d/ and sysctl.conf(5).
 #kernel.domainname = example.com

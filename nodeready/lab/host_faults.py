@@ -19,10 +19,25 @@ head -c 2m /dev/zero >/scratch/checkpoint.pt 2>/dev/null || :
 """,
     ),
     Fault(
+        "read-only",
+        "the root file system became read-only after an error of its disk",
+        ALL,
+        start="""\
+for dir in /run /tmp /dev; do mount --bind $dir $dir; done
+mount -o remount,bind,ro /
+""",
+    ),
+    Fault(
         "dead-mount",
         "the server of the network mount /nas is gone: whoever looks into it hangs",
         ALL,
         programs=(("dead_mount", "/nas"),),
+    ),
+    Fault(
+        "other-kernel",
+        "another kernel than on the other nodes",
+        ALL,
+        start="echo 5.4.0-1-generic >/proc/sys/kernel/osrelease\n",
     ),
     Fault(
         "stuck-process",

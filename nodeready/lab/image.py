@@ -20,6 +20,7 @@ from nodeready.lab.fresh import (
     CLOCK,
     DEVICES,
     FRESH,
+    FSTAB,
     HIDDEN,
     OURS,
     SFTP_SERVERS,
@@ -101,6 +102,7 @@ def _system(image: Image, profile: Profile) -> None:
     for path in ("/run/utmp", "/var/log/wtmp", "/var/log/btmp", "/var/log/lastlog"):
         image.file(path, "", 0o664)
     sftp = next((path for path in SFTP_SERVERS if os.path.exists(path)), "internal-sftp")
+    image.file("/etc/fstab", FSTAB)
     image.file("/etc/ssh/sshd_config", SSHD_CONFIG.format(sftp=sftp))
     image.file("/etc/ssh/ssh_config", SSH_CONFIG)
     image.directory("/etc/ssh/sshd_config.d", 0o755)

@@ -6,7 +6,6 @@ from nodeready.lab.fault import Fault
 
 ALL = ("cpu", "h100", "a100", "mi300x")
 
-NODES = ("h100", "a100", "mi300x")
 IB = ("h100", "a100")
 
 FAULTS = (
@@ -27,6 +26,18 @@ FAULTS = (
         "mlx5_3 has another firmware than the other adapters",
         ("h100",),
         hardware={"ports": {"mlx5_3": {"firmware": "28.36.1010"}}},
+    ),
+    Fault(
+        "roce-down",
+        "port mlx5_3 has no link: a cable is out",
+        ("mi300x",),
+        hardware={"ports": {"mlx5_3": {"state": "1: DOWN", "phys_state": "3: Disabled"}}},
+    ),
+    Fault(
+        "bond-half",
+        "one of the two ports of the management bond has no link",
+        ("h100",),
+        hardware={"cut": ("ens1f1np1",)},
     ),
     Fault(
         "wrong-mtu",

@@ -20,6 +20,12 @@ FAULTS = (
         hardware={"gpus": {3: {"ecc_uncorrectable": 2, "ecc_uncorrectable_aggregate": 2}}},
     ),
     Fault(
+        "ecc-off",
+        "GPU 3 runs without ECC: a flipped bit is a wrong result",
+        BOTH,
+        hardware={"gpus": {3: {"ecc": "off"}}},
+    ),
+    Fault(
         "remap-pending",
         "GPU 3 waits for a reset to replace a row of its memory",
         BOTH,
@@ -36,6 +42,12 @@ FAULTS = (
         "GPU 3 has 92 degrees and slows down",
         BOTH,
         hardware={"gpus": {3: {"temperature_c": 92, "throttle": ("hw_thermal_slowdown",)}}},
+    ),
+    Fault(
+        "no-persistence",
+        "the driver unloads after each job: persistence is off",
+        BOTH,
+        hardware={"gpus": {at: {"persistence": "off"} for at in range(8)}},
     ),
     Fault(
         "xid",

@@ -66,6 +66,7 @@ def make(
     *,
     gpus: Mapping[int, Mapping[str, Any] | None] = {},
     ports: Mapping[str, Mapping[str, Any]] = {},
+    cut: Collection[str] = (),
     inactive: Collection[tuple[int, int]] = (),
     tool: str = "ok",
     fabric_manager: bool = True,
@@ -75,18 +76,23 @@ def make(
 
     gpus:     index -> what nvidia-smi shows of it instead (`nvidia_smi.CHANGES`); None: nothing
     ports:    RDMA device -> fields of `infiniband.Device` that it has instead
+    cut:      interfaces without a link
     inactive: NVLinks that are down, as (GPU, link)
     tool:     what nvidia-smi does (`nvidia_tool.BEFORE`)
     xids:     GPU -> code and text of an Xid in the kernel's log
     """
     system = SYSTEMS[model]
+    # Without its manager the fabric stays as it is after a boot.
+    fabric = {} if fabric_manager else {"fabric_state": "In Progress", "fabric_status": "N/A"}
     shown = {
-        at: {"address": f"0000:{bus}:00.0", **(gpus.get(at) or {})}
+        at: {"address": f"0000:{bus}:00.0", **fabric, **(gpus.get(at) or {})}
         for at, bus in enumerate(system.gpus)
         if gpus.get(at, {}) is not None
     }
     devices = [replace(one, **ports.get(one.name, {})) for one in system.ports()]
-    nics = adapters.interfaces(devices)
+    nics = [
+        replace(nic, up=nic.name not in cut and nic.up) for nic in adapters.interfaces(devices)
+    ]
     functions = [
         *SERVER,
         *_gpus(system, gpus),
