@@ -19,6 +19,7 @@ from nodeready.checks import (
     nics,
     pdsh,
     ptrace,
+    rdma,
     ssh_client,
 )
 from nodeready.policy import Policy
@@ -32,6 +33,7 @@ from nodeready.probes import limits as limits_probe
 from nodeready.probes import nics as nics_probe
 from nodeready.probes import pdsh as pdsh_probe
 from nodeready.probes import ptrace as ptrace_probe
+from nodeready.probes import rdma as rdma_probe
 from nodeready.probes import ssh_client as ssh_client_probe
 from nodeready.probes.base import Probe
 from nodeready.results import Result
@@ -75,6 +77,7 @@ _ALL = (
     Subject("debug_tools", debug_tools_probe.PROBE, debug_tools.CHECKS),
     Subject("gpus", gpus_probe.PROBE, gpus.CHECKS, gpus_probe.compared, gpus_probe.learned),
     Subject("nics", nics_probe.PROBE, nics.CHECKS, nics_probe.compared, nics_probe.learned),
+    Subject("rdma", rdma_probe.PROBE, rdma.CHECKS, rdma_probe.compared, rdma_probe.learned),
     Subject("host", host_probe.PROBE, host.CHECKS, host_facts.compared, host_facts.learned),
 )
 
