@@ -43,6 +43,7 @@ NODE_SIDE = (
     "subjects.py",
     "shell.py",
     "plain.py",
+    "waivers.py",
 )
 
 

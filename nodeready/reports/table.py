@@ -59,6 +59,10 @@ class _Table:
 
     def finding(self, one: Finding) -> Iterator[Text]:
         """The row, what was seen, and what repairs it or why it was waived."""
+        if self.alone and one.status in ("ok", "na"):
+            start = (f"{one.status:<{_INDENT}}", STYLES[one.status])
+            yield line(start, f"{one.check:<{self.room}}  {one.text}".rstrip())
+            return
         yield self.head(one.status, one.check, one.names)
         if one.text:
             yield self.below(f"e.g. {one.example}: " if one.example else "", one.text)
