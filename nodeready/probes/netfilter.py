@@ -1,0 +1,255 @@
+"""What a packet filter does with a new connection: chains, rules, and their evaluation.
+
+The connection is the one that a job's rendezvous needs: the first TCP packet from another node,
+to one of this node's addresses, on a port of a range. What a rule asks of it is certain (YES, NO)
+or not (MAYBE: its source address, its interface, a rate). From that follows what can happen to it,
+as nft(8) and iptables(8) say: a dropped packet is gone, an accepted one goes on to the next base
+chain, and one that reaches the end of a base chain gets that chain's policy. Not seen here: NAT,
+XDP and other eBPF programs, and filters outside the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nodeready.probes.packet import MAYBE, NO, YES, Packet, holds, ports_of
+
+#: The hooks that a packet for this node passes, in their order.
+HOOKS = ("ingress", "prerouting", "input")
+
+#: More pieces than this of one port range are not looked at one by one.
+MOST_PIECES = 64
+
+
+@dataclass(frozen=True)
+class Match:
+    """One condition: what is looked at, and any of the values, each with a part per selector.
+
+    No selectors: a condition that we cannot evaluate.
+    """
+
+    selectors: tuple[str, ...] = ()
+    values: tuple[tuple[str, ...], ...] = ()
+    negated: bool = False
+
+    def of(self, packet: Packet) -> int:
+        """Whether the packet meets it: YES, NO or MAYBE."""
+        if not self.selectors:
+            return MAYBE
+        if any(packet.lacks(selector) for selector in self.selectors):
+            return NO
+        answer = NO
+        for value in self.values:
+            parts = [holds(s, v, packet) for s, v in zip(self.selectors, value)]
+            fits = min(parts) if len(value) == len(self.selectors) else MAYBE
+            answer = max(answer, fits)
+        return YES - answer if self.negated else answer
+
+
+#: A condition that we cannot evaluate.
+UNCERTAIN = Match()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule with an effect on a packet's way.
+
+    verdict: accept, drop (reject too), return, jump, goto, or elsewhere (queue, tproxy: somebody
+             else decides)
+    target:  the chain of a jump or goto
+    text:    as the tool prints it
+    """
+
+    matches: tuple[Match, ...]
+    verdict: str
+    target: str = ""
+    text: str = ""
+
+    def of(self, packet: Packet) -> int:
+        return min((match.of(packet) for match in self.matches), default=YES)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain; a base chain has a hook and a policy.
+
+    table: family and name, ``inet filter``
+    """
+
+    table: str
+    name: str
+    rules: tuple[Rule, ...]
+    hook: str = ""
+    policy: str = ""
+
+    @property
+    def families(self) -> tuple[int, ...]:
+        """The versions of IP whose packets come by."""
+        return {"ip": (4,), "ip6": (6,), "inet": (4, 6), "netdev": (4, 6)}.get(
+            self.table.partition(" ")[0], ()
+        )
+
+
+@dataclass(frozen=True)
+class Ruleset:
+    """All chains of one or more tables, by (table, name). ``marks``: some rule sets a mark."""
+
+    chains: Mapping[tuple[str, str], Chain] = field(default_factory=dict)
+    marks: bool = False
+
+    def merged(self, other: Ruleset) -> Ruleset:
+        """Both; where they have the same table, the other's is taken."""
+        tables = {table for table, _ in other.chains}
+        kept = {key: chain for key, chain in self.chains.items() if key[0] not in tables}
+        return Ruleset({**kept, **other.chains}, self.marks or other.marks)
+
+    def base_chains(self, family: int) -> list[Chain]:
+        """The base chains that such a packet passes, in the order of the hooks."""
+        found = [c for c in self.chains.values() if c.hook in HOOKS and family in c.families]
+        return sorted(found, key=lambda chain: HOOKS.index(chain.hook))
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A rule, or a policy, that decides. ``sure``: it is reached and met by every such packet."""
+
+    chain: str
+    text: str
+    sure: bool
+
+
+_Fates = dict[str, Cause]  # "accept", "drop", "elsewhere" -> the first cause of it
+
+
+def _note(fates: _Fates, fate: str, cause: Cause) -> None:
+    """Keep the first cause of a fate, or the first that is sure."""
+    known = fates.get(fate)
+    if known is None or (cause.sure and not known.sure):
+        fates[fate] = cause
+
+
+class _Walk:
+    """One packet's possible ways through the chains of a ruleset."""
+
+    def __init__(self, rules: Ruleset, packet: Packet) -> None:
+        self.rules, self.packet = rules, packet
+        self.known: dict[tuple[str, str], tuple[_Fates, bool]] = {}
+        self.depth = 0
+
+    def chain(self, chain: Chain) -> tuple[_Fates, bool]:
+        """The fates that the packet may meet in the chain, and whether it may leave it alive."""
+        key = (chain.table, chain.name)
+        # The kernel refuses loops and more than 16 levels; what claims to have them is no ruleset.
+        if key not in self.known:
+            lost: _Fates = {"elsewhere": Cause(chain.name, "jumps without end", False)}
+            if self.depth > 16:
+                return lost, True
+            self.known[key] = lost, True
+            self.depth += 1
+            self.known[key] = self._rules(chain)
+            self.depth -= 1
+        return self.known[key]
+
+    def _rules(self, chain: Chain) -> tuple[_Fates, bool]:
+        fates: _Fates = {}
+        leaves = False
+        name = f"{chain.table} {chain.name}"
+        for rule in chain.rules:
+            met = rule.of(self.packet)
+            if met == NO:
+                continue
+            sure = met == YES
+            if rule.verdict == "return":
+                ends, may_leave = sure, True
+            elif rule.verdict in ("jump", "goto"):
+                target = self.rules.chains.get((chain.table, rule.target))
+                inner, alive = self.chain(target) if target else ({}, True)
+                for fate, cause in inner.items():
+                    _note(fates, fate, Cause(cause.chain, cause.text, cause.sure and sure))
+                ends = sure and (rule.verdict == "goto" or not alive)
+                may_leave = rule.verdict == "goto" and alive
+            else:
+                _note(fates, rule.verdict, Cause(name, rule.text, sure))
+                ends, may_leave = sure, False
+            leaves = leaves or may_leave
+            if ends:
+                return fates, leaves
+        return fates, True
+
+    def base(self, chain: Chain) -> _Fates:
+        """All that may happen to the packet in a base chain."""
+        fates, alive = self.chain(chain)
+        fates = dict(fates)
+        if alive:
+            name = f"{chain.table} {chain.name}"
+            _note(fates, chain.policy, Cause(name, f"policy {chain.policy}", True))
+        return fates
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What happens to new connections on some ports.
+
+    verdict: open, dropped, or cannot tell
+    cause:   the rule that drops, or the one that we cannot evaluate; None when open
+    """
+
+    first: int
+    last: int
+    verdict: str
+    cause: Cause | None = None
+
+
+def _fate(rules: Ruleset, packet: Packet) -> Fate:
+    walk = _Walk(rules, packet)
+    doubt: Cause | None = None
+    for chain in rules.base_chains(packet.family):
+        fates = walk.base(chain)
+        drop, accept = fates.get("drop"), fates.get("accept")
+        if drop and len(fates) == 1:
+            return Fate(packet.first, packet.last, "dropped", drop)
+        if drop or "elsewhere" in fates:
+            # A drop that hits whatever is left: then what lets some in is what we cannot judge.
+            unsure = accept if drop and drop.sure and accept else drop
+            doubt = doubt or fates.get("elsewhere") or unsure
+    return Fate(packet.first, packet.last, "cannot tell" if doubt else "open", doubt)
+
+
+def _pieces(rules: Ruleset, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The range in pieces whose ports all rules treat alike."""
+    starts = {first}
+    for chain in rules.chains.values():
+        for rule in chain.rules:
+            for match in rule.matches:
+                starts.update(_starts(match, first, last))
+    ordered: Sequence[int] = sorted(starts)
+    for start, following in zip(ordered, [*ordered[1:], last + 1]):
+        yield start, following - 1
+
+
+def _starts(match: Match, first: int, last: int) -> Iterable[int]:
+    for index, selector in enumerate(match.selectors):
+        if selector not in ("tcp dport", "th dport"):
+            continue
+        for value in match.values:
+            ports = ports_of(value[index]) if index < len(value) else None
+            for start in (ports[0], ports[1] + 1) if ports else ():
+                if first < start <= last:
+                    yield start
+
+
+def fates(
+    rules: Ruleset, family: int, ports: tuple[int, int], addresses: tuple[str, ...] = ()
+) -> tuple[Fate, ...]:
+    """What happens to new connections from other nodes, for each piece of the port range.
+
+    family:    4 or 6
+    addresses: those that this node has, as text; () when they are not known
+    """
+    pieces = list(_pieces(rules, *ports))
+    if len(pieces) > MOST_PIECES:
+        return (Fate(*ports, "cannot tell", Cause("", f"{len(pieces)} pieces of it", False)),)
+    return tuple(
+        _fate(rules, Packet(family, first, last, addresses, rules.marks)) for first, last in pieces
+    )
