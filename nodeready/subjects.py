@@ -18,6 +18,7 @@ from nodeready.checks import (
     limits,
     nics,
     pdsh,
+    ports,
     ptrace,
     rdma,
     ssh_client,
@@ -32,6 +33,7 @@ from nodeready.probes import iommu as iommu_probe
 from nodeready.probes import limits as limits_probe
 from nodeready.probes import nics as nics_probe
 from nodeready.probes import pdsh as pdsh_probe
+from nodeready.probes import ports as ports_probe
 from nodeready.probes import ptrace as ptrace_probe
 from nodeready.probes import rdma as rdma_probe
 from nodeready.probes import ssh_client as ssh_client_probe
@@ -78,6 +80,7 @@ _ALL = (
     Subject("gpus", gpus_probe.PROBE, gpus.CHECKS, gpus_probe.compared, gpus_probe.learned),
     Subject("nics", nics_probe.PROBE, nics.CHECKS, nics_probe.compared, nics_probe.learned),
     Subject("rdma", rdma_probe.PROBE, rdma.CHECKS, rdma_probe.compared, rdma_probe.learned),
+    Subject("ports", ports_probe.PROBE, ports.CHECKS, ports_probe.compared),
     Subject("host", host_probe.PROBE, host.CHECKS, host_facts.compared, host_facts.learned),
 )
 
