@@ -193,3 +193,12 @@ def test_a_program_that_a_fault_needs_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("nodeready.lab.faults.environment", lambda: {"PATH": "/nonexistent"})
     with pytest.raises(LabError, match="the fault firewall needs nft, which is not installed"):
         find("firewall", "cpu")
+
+
+def test_the_page_lists_all_profiles_and_faults() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text()
+    for profile in PROFILES.values():
+        assert f"| `{profile.name}` | {profile.about} |" in page
+    for fault in FAULTS.values():
+        where = "all" if fault.profiles == tuple(PROFILES) else ", ".join(fault.profiles)
+        assert f"| `{fault.name}` | {where} | {fault.about} |" in page
