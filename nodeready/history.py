@@ -62,9 +62,10 @@ def look(snapshot: Snapshot, now: float) -> Look | None:
     """What of this snapshot is to be kept; None when nothing can be compared with it later."""
     boot_id = _boot_id(snapshot)
     taken = {
-        name: (now, counters(observed))
+        name: (now, values)
         for name, (kind, counters) in _COUNTING.items()
         if isinstance(observed := snapshot.subjects.get(name), kind)
+        and (values := counters(observed))
     }
     return Look(boot_id, taken) if boot_id and taken else None
 
