@@ -27,8 +27,10 @@ def _soldered(seen: Gpus, gpu: Gpu) -> bool:
         return False
     if seen.nvswitches or gpu.fabric_state in _FABRIC:
         return True
-    several = len(seen.nvidia) > 1 and not gpu.virtual
-    return several and re.search(r"\bSXM|\bHBM3\b", gpu.model or "") is not None
+    model = gpu.model or ""
+    # Four P100 have a link to each other one, and one to spare.
+    several = len(seen.nvidia) > 1 and not gpu.virtual and "P100" not in model
+    return several and re.search(r"\bSXM|\bHBM3\b", model) is not None
 
 
 def _down(seen: Gpus, gpu: Gpu) -> str:

@@ -244,7 +244,7 @@ def parse(output: Output) -> NvidiaSmi:
             tool = Tool(NAME, "nonsense", "its answer was cut off")
         elif output.rc is None:
             tool = Tool(NAME, "timed out", said or f"after {SECTION.timeout_s} s")
-        elif output.rc != 0:
+        elif output.rc != 0 or said.startswith("No devices"):
             tool = Tool(NAME, "failed", said or f"exit status {output.rc}")
         else:
             tool = Tool(NAME, "nonsense", f"no whole XML: {text.strip()[:100]!r}")

@@ -123,6 +123,7 @@ BOMB = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&
         (GOOD[:9000], 0, False, "nonsense", "no whole XML: "),
         ("nr_scanned=1\nFailed to initialize NVML: Driver/library version mismatch\n", 18, False,
          "failed", "Failed to initialize NVML: Driver/library version mismatch"),
+        ("nr_scanned=1\nNo devices were found\n", 0, False, "failed", "No devices were found"),
         ("Unable to determine the device handle for GPU0: 0000:1B:00.0: GPU is lost.\n", 15, False,
          "failed", "Unable to determine the device handle for GPU0: 0000:1B:00.0: GPU is lost."),
         (f"{GOOD}WARNING: infoROM is corrupted at gpu 0000:1B:00.0\n", 14, False, "failed",
