@@ -5,6 +5,7 @@ Everything comes from /sys by one grep; a node without RDMA starts no program at
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -133,8 +134,9 @@ def _devices(lines: Iterable[str], root: str) -> Mapping[str, Files]:
             key, _, value = value.partition("=")
             file = f"{key}="
         if name in found or len(found) < MAX_DEVICES:
-            files = found.setdefault(name, {}).setdefault(directory, {})
-            files.setdefault(file, value.strip())
+            files = found.setdefault(sys.intern(name), {}).setdefault(directory, {})
+            # Ports of thousands of nodes say the same words: each is kept once.
+            files.setdefault(file, sys.intern(value.strip()))
     return found
 
 

@@ -7,6 +7,7 @@ Linux; for Slingshot, cxi_stat(1) of HPE's driver, which reads the same files.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -153,7 +154,8 @@ def gbps(text: str) -> float | None:
 
 def _word(text: str) -> str:
     """ "ACTIVE" of "4: ACTIVE"."""
-    return text.partition(":")[2].strip() if re.match(r"[0-9]+:", text) else text.strip()
+    word = text.partition(":")[2] if re.match(r"[0-9]+:", text) else text
+    return sys.intern(word.strip())
 
 
 def _counters(files: Files, directory: str) -> dict[str, int | None]:
