@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nodeready.policy import Policy
 from nodeready.probes.fstab import FSTAB
 from nodeready.probes.host import Host
-from nodeready.probes.mounts import TABLE, Mount
+from nodeready.probes.mounts import TABLE, Mount, is_network
 from nodeready.results import Result, fail, na, ok, unknown, warn
 from nodeready.shell import quote
 
@@ -82,18 +82,18 @@ def read_only(seen: Host, want: Policy) -> Result:
     alone.
     """
     check = "host.read_only"
-    written = {entry.path for entry in seen.fstab if "ro" not in entry.options}
-    broken = []
+    broken = {
+        entry.path: entry.device
+        for entry in seen.fstab
+        if entry.read_only and "ro" not in entry.options and not is_network(entry.fstype)
+    }
     for mount in seen.mounts:
-        if mount.network:
-            continue
-        marked = {"emergency_ro", "shutdown"} & set(mount.options.split(","))
-        if marked or (mount.read_only and mount.path in written):
-            broken.append(mount)
+        if not mount.network and {"emergency_ro", "shutdown"} & set(mount.options.split(",")):
+            broken.setdefault(mount.path, mount.device)
     if not broken:
         return ok(check, "none", source=TABLE)
-    actual = named([f"{mount.path} ({mount.device}) is read-only" for mount in broken])
-    fix = f"see dmesg for errors of {broken[0].device}; check or replace the disk"
+    actual = named([f"{path} ({device}) is read-only" for path, device in broken.items()])
+    fix = f"see dmesg for errors of {next(iter(broken.values()))}; check or replace the disk"
     return fail(check, "none", actual, TABLE, fix)
 
 

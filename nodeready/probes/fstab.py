@@ -13,7 +13,11 @@ FSTAB = "/etc/fstab"
 
 @dataclass(frozen=True)
 class Entry:
-    """A line that mounts something at a directory. mounted: something is mounted there now."""
+    """A line that mounts something at a directory.
+
+    mounted:   something is mounted there now
+    read_only: and that is read-only
+    """
 
     path: str
     device: str
@@ -21,6 +25,7 @@ class Entry:
     options: tuple[str, ...]
     where: str
     mounted: bool
+    read_only: bool = False
 
     @property
     def at_boot(self) -> bool:
@@ -35,7 +40,11 @@ class Entry:
 
 def parse(lines: Iterable[Line], table: Iterable[Line]) -> tuple[Entry, ...]:
     """The lines of fstab, told by the kernel's table of mounts what is there."""
-    mounted = {unescaped(words[1]) for line in table if len(words := line.text.split(" ")) > 1}
+    options_now = {
+        unescaped(words[1]): words[3].split(",")
+        for words in (line.text.split(" ") for line in table)
+        if len(words) > 3
+    }
     found = []
     for line in lines:
         words = line.text.split()
@@ -44,5 +53,6 @@ def parse(lines: Iterable[Line], table: Iterable[Line]) -> tuple[Entry, ...]:
         path = unescaped(words[1]).rstrip("/") or "/"
         options = tuple(words[3].split(",")) if len(words) > 3 else ()
         device = unescaped(words[0])
-        found.append(Entry(path, device, words[2], options, line.where, path in mounted))
+        mounted, read_only = path in options_now, "ro" in options_now.get(path, ())
+        found.append(Entry(path, device, words[2], options, line.where, mounted, read_only))
     return tuple(found)
