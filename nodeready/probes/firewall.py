@@ -21,7 +21,7 @@ from nodeready.probes.netfilter import Fate, Ruleset, fates
 # prints in full, while nft cannot show all of it. A table's name becomes part of a command: one
 # that is not made of plain characters is not asked for.
 _SCRIPT = r"""
-    nr_caps=
+    nr_caps= nr_odd=
     while read -r nr_key nr_bits; do
         if [ "$nr_key" = CapEff: ]; then nr_caps=$nr_bits; break; fi
     done </proc/self/status
@@ -62,26 +62,30 @@ _SCRIPT = r"""
         ;;
     esac
     if [ -n "$nr_nft" ] && command -v nft >/dev/null; then
-        if nr_tables=$(nft list tables 2>&1); then
-            nr_list= nr_compat=
-            while read -r nr_word nr_ip nr_table; do
-                case "$nr_ip $nr_table" in
-                ' '|arp*|bridge*|'ip nat'|'ip6 nat') continue ;;
-                *[!A-Za-z0-9_.\ -]*) nr_state nft odd; continue ;;
-                'ip filter'|'ip6 filter') nr_compat="$nr_compat $nr_ip" ;;
-                esac
-                nr_list="$nr_list list table $nr_ip $nr_table;"
-            done <<NR_TABLES
+        nr_tables=$({ nft list tables 2>&1; echo "status $?"; } | head -c 65536)
+        nr_list= nr_compat= nr_rc=
+        while read -r nr_word nr_ip nr_table; do
+            case "$nr_word $nr_ip $nr_table" in
+            status*) nr_rc=$nr_ip; continue ;;
+            'table ip nat'|'table ip6 nat'|'table arp '*|'table bridge '*) continue ;;
+            *[!A-Za-z0-9_.\ -]*) nr_odd=1; continue ;;
+            'table ip filter'|'table ip6 filter') nr_compat="$nr_compat $nr_ip" ;;
+            'table '*) ;;
+            *) continue ;;
+            esac
+            nr_list="$nr_list list table $nr_ip $nr_table;"
+        done <<NR_TABLES
 $nr_tables
 NR_TABLES
-            if [ -n "$nr_list" ]; then
-                nr_tool nft nft -s "$nr_list"
-            else
-                nr_state nft 0
-            fi
-        else
-            printf '\n@%s tool nft\n%s\n@%s status 1\n' "$NR" "$nr_tables" "$NR"
+        if [ "$nr_rc" != 0 ]; then
+            printf '\n@%s tool nft\n%s\n@%s status %s\n' "$NR" "$nr_tables" "$NR" "${nr_rc:-1}"
             nr_compat='ip ip6'
+        elif [ -n "$nr_odd" ]; then
+            nr_state nft odd
+        elif [ -n "$nr_list" ]; then
+            nr_tool nft nft -s "$nr_list"
+        else
+            nr_state nft 0
         fi
     elif [ -n "$nr_nft" ]; then
         nr_state nft missing
