@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, replace
@@ -11,7 +12,7 @@ from datetime import datetime, timezone
 
 from pyinfra.api import Inventory
 
-from nodeready import outliers
+from nodeready import history, outliers
 from nodeready.audit import NOT_LOOKED_AT, Audit, NodeReport
 from nodeready.policy import Policy
 from nodeready.probes import nics as nics_probe
@@ -62,6 +63,25 @@ def with_peers(nodes: Iterable[NodeRun]) -> None:
         assert node.snapshot is not None
         subjects = {**node.snapshot.subjects, "nics": nics_probe.with_peers(nics, own)}
         node.snapshot = replace(node.snapshot, subjects=subjects)
+
+
+def with_history(nodes: Iterable[NodeRun]) -> str:
+    """Put the counters of each node's last look beside those of this one, and keep these.
+
+    The history is this machine's, no node is written to. Returns a line about what could not be
+    kept, or "".
+    """
+    moment = time.time()
+    seen = {node.name: node for node in nodes if node.snapshot is not None}
+    earlier = history.previous(seen)
+    looks = {}
+    for name, node in seen.items():
+        assert node.snapshot is not None
+        look = history.look(node.snapshot, moment)
+        if look is not None:
+            looks[name] = look
+        node.snapshot = history.with_history(node.snapshot, earlier.get(name), moment)
+    return history.remember(looks)
 
 
 def groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:

@@ -117,6 +117,9 @@ def audit(
             missing = [node.name for node in session.nodes if not (node.reached or node.error)]
             screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
         auditing.with_peers(session.nodes)
+        problem = auditing.with_history(session.nodes)
+        if problem and screen.verbose:
+            screen.say(problem)
         session.judge()
         found = auditing.report(session, selection, started, complete=not session.interrupted)
     code = audit_code(found, fail_on)
