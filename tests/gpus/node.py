@@ -63,6 +63,10 @@ def switch(address: str) -> str:
     return pci(address, device="0x22a3", kind="0x068000", width=2)
 
 
+BUS = "".join(map(pci, ADDRESSES))
+SERVER = pci("0000:03:00.0", "0x1a03", "0x2000", "0x030000", driver="ast")
+
+
 @dataclass(frozen=True)
 class Node:
     """The answers of the sections; the default is a healthy HGX with eight H100."""
@@ -114,3 +118,17 @@ def smi(
 
 def statuses(results: Mapping[str, Result], status: str) -> set[str]:
     return {name for name, result in results.items() if result.status == status}
+
+
+def one(results: Mapping[str, Result], name: str) -> tuple[str, str]:
+    return results[name].status, results[name].actual
+
+
+def judged(seen: Gpus, **settings: Any) -> dict[str, Result]:
+    """The results for an observation, by the names of the checks."""
+    results = judge_all(checks, seen, Policy(**settings))
+    return {result.check.partition(".")[2]: result for result in results}
+
+
+def bad(results: Mapping[str, Result]) -> dict[str, str]:
+    return {name: result.actual for name, result in results.items() if result.bad}
