@@ -21,7 +21,7 @@ from nodeready.probes.netfilter import Fate, Ruleset, fates
 # prints in full, while nft cannot show all of it. A table's name becomes part of a command: one
 # that is not made of plain characters is not asked for.
 _SCRIPT = r"""
-    nr_caps= nr_odd=
+    nr_caps='' nr_odd=''
     while read -r nr_key nr_bits; do
         if [ "$nr_key" = CapEff: ]; then nr_caps=$nr_bits; break; fi
     done </proc/self/status
@@ -63,7 +63,8 @@ _SCRIPT = r"""
     esac
     if [ -n "$nr_nft" ] && command -v nft >/dev/null; then
         nr_tables=$({ nft list tables 2>&1; echo "status $?"; } | head -c 65536)
-        nr_list= nr_compat= nr_rc=
+        nr_compat='' nr_rc=''
+        set --
         while read -r nr_word nr_ip nr_table; do
             case "$nr_word $nr_ip $nr_table" in
             status*) nr_rc=$nr_ip; continue ;;
@@ -73,7 +74,7 @@ _SCRIPT = r"""
             'table '*) ;;
             *) continue ;;
             esac
-            nr_list="$nr_list list table $nr_ip $nr_table;"
+            set -- "$@" "$nr_ip $nr_table"
         done <<NR_TABLES
 $nr_tables
 NR_TABLES
@@ -82,10 +83,14 @@ NR_TABLES
             nr_compat='ip ip6'
         elif [ -n "$nr_odd" ]; then
             nr_state nft odd
-        elif [ -n "$nr_list" ]; then
-            nr_tool nft nft -s "$nr_list"
-        else
+        elif [ $# = 0 ]; then
             nr_state nft 0
+        elif [ $# -gt 12 ]; then
+            nr_tool nft nft -s list ruleset
+        else
+            for nr_table in "$@"; do
+                nr_tool nft nft -s "list table $nr_table"
+            done
         fi
     elif [ -n "$nr_nft" ]; then
         nr_state nft missing
@@ -190,7 +195,7 @@ def _split(output: Output) -> tuple[tuple[Tool, ...], list[tuple[str, str]]]:
             tools.append(Tool(name[:40], state, "" if state == "ok" else said))
         if ended and word == "0":
             texts.append((name, _DATES.sub("", body)))
-    return tuple(tools), texts
+    return tuple(dict.fromkeys(tools)), texts
 
 
 # The rules of a fleet's nodes are mostly the same, and take longer to read than to judge.

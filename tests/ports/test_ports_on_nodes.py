@@ -158,6 +158,19 @@ def test_what_nft_drops_is_found(fresh_node: Node, rules: str, status: str, part
     assert statuses(looked(fresh_node)) == GOOD
 
 
+def test_the_tables_of_all_families_are_seen(fresh_node: Node) -> None:
+    for family in ("ip", "ip6", "inet"):
+        for name in ("filter", "nat", "a"):
+            fresh_node.enter(["nft", f"add table {family} {name}"])
+    assert statuses(looked(fresh_node)) == GOOD
+    base = "add chain ip a in { type filter hook prerouting priority 0; policy drop; }"
+    fresh_node.enter(["nft", f"{base}; add rule ip a in tcp dport 22 accept; "
+                      "add rule ip a in tcp sport 22 accept"])  # fmt: skip
+    assert looked(fresh_node)["ports.firewall"].source == "ip a in (nftables)"
+    fresh_node.enter(["nft", "; ".join(f"add table inet t{number}" for number in range(20))])
+    assert looked(fresh_node)["ports.firewall"].source == "ip a in (nftables)"
+
+
 def test_a_table_with_an_odd_name_costs_the_firewall_alone(fresh_node: Node) -> None:
     # A name cannot become a command, whatever it is.
     fresh_node.write(
