@@ -167,10 +167,7 @@ def _gpu(index: int, address: str, board: Board, changes: Mapping[str, Any]) -> 
 \t\t<product_name>{gpu["product"] or board.product}</product_name>
 \t\t<product_brand>NVIDIA</product_brand>
 \t\t<product_architecture>{board.architecture}</product_architecture>
-\t\t<display_mode>Enabled</display_mode>
-\t\t<display_active>Disabled</display_active>
 \t\t<persistence_mode>{_SWITCH[gpu["persistence"]]}</persistence_mode>
-\t\t<addressing_mode>None</addressing_mode>
 \t\t<mig_mode>
 \t\t\t<current_mig>{_SWITCH[gpu["mig"]]}</current_mig>
 \t\t\t<pending_mig>{_SWITCH[gpu["mig"]]}</pending_mig>
@@ -221,10 +218,6 @@ def _gpu(index: int, address: str, board: Board, changes: Mapping[str, Any]) -> 
 \t\t\t<free>{board.memory_mib - 551 - used} MiB</free>
 \t\t</fb_memory_usage>
 \t\t<compute_mode>Default</compute_mode>
-\t\t<utilization>
-\t\t\t<gpu_util>0 %</gpu_util>
-\t\t\t<memory_util>0 %</memory_util>
-\t\t</utilization>
 \t\t<ecc_mode>
 \t\t\t<current_ecc>{ecc}</current_ecc>
 \t\t\t<pending_ecc>{ecc}</pending_ecc>

@@ -1,4 +1,4 @@
-"""One source of what is known of GPUs fails: the others are judged still, and nothing is guessed."""
+"""One source of what is known of GPUs fails: the others are judged, and nothing is guessed."""
 
 from __future__ import annotations
 
