@@ -17,10 +17,11 @@ and CPUs.
 
 errors    LabError, LabUnavailable
 needs     what the machine must have
-profiles  the hardware that nodes show
+profiles  the kinds of node: hardware (what is data), nvidia_nodes, amd_nodes, adapters
+faults    what can be wrong with a node, by name
 state     /run/nodeready/lab/NAME
 network   subnets, addresses
-image     the layer that makes an overlay a fresh node
+image     the layer that makes an overlay a fresh node; kernel: its /proc, /sys and kernel log
 helper    our end of the process that starts nodes
 boot      its end;  assemble: what each node does then;  syscalls
 cluster   Lab;  node: Node;  remains: ending a lab;  processes: recognising its processes

@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nodeready.lab import syscalls as k
@@ -164,7 +165,13 @@ def start_batch(directory: str, switch: int, specs: list[Spec]) -> dict[str, int
     return running
 
 
-def await_ready(pending: dict[str, int], deadline: float) -> dict[str, int]:
+def last_words(directory: str, name: str) -> str:
+    """The last line of a node's log."""
+    log = Path(directory, "fs", "nodes", name, "log").read_text(errors="replace")
+    return (log.strip() or "it said nothing").splitlines()[-1]
+
+
+def await_ready(directory: str, pending: dict[str, int], deadline: float) -> dict[str, int]:
     """Report each node whose sshd listens; those that still do not at the deadline."""
     while pending:
         for name, pid in list(pending.items()):
@@ -172,7 +179,7 @@ def await_ready(pending: dict[str, int], deadline: float) -> dict[str, int]:
                 say(node=name, pid=pid)
                 del pending[name]
             elif os.waitpid(pid, os.WNOHANG)[0]:
-                say(node=name, error="its init ended")
+                say(node=name, error=f"its init ended: {last_words(directory, name)}")
                 del pending[name]
         if not pending or time.monotonic() > deadline:
             break
@@ -193,8 +200,8 @@ def main(directory: str) -> None:
     pending: dict[str, int] = {}
     for at in range(0, len(nodes), BATCH):
         pending |= start_batch(directory, switch, nodes[at : at + BATCH])
-        await_ready(pending, deadline=0.0)
-    for name in await_ready(pending, time.monotonic() + READY_S):
+        await_ready(directory, pending, deadline=0.0)
+    for name in await_ready(directory, pending, time.monotonic() + READY_S):
         say(node=name, error="sshd does not listen; see its log")
 
 

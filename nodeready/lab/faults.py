@@ -51,8 +51,8 @@ def find(name: str, profile: str) -> Fault:
 
 
 def changes(name: str, profile: str) -> tuple[dict[str, Content], list[str]]:
-    """The files of a node with this fault, and what it does not have."""
-    fault = FAULTS[name]
+    """The files of a node with this fault, and what it does not have. Raises LabError."""
+    fault = find(name, profile)
     files: dict[str, Content] = {}
     gone = list(fault.gone)
     if fault.hardware:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,16 @@ def test_the_page_lists_all_profiles_and_faults() -> None:
     for fault in FAULTS.values():
         where = "all" if fault.profiles == tuple(PROFILES) else ", ".join(fault.profiles)
         assert f"| `{fault.name}` | {where} | {fault.about} |" in page
+
+
+def test_a_fault_that_cannot_be_set_costs_no_other_node(
+    own_lab: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = replace(FAULTS["clock"], start="echo no such device >&2\nexit 1\n")
+    monkeypatch.setitem(FAULTS, "clock", broken)
+    lab = Lab.up(own_lab, 2)
+    with pytest.raises(LabError, match="its init ended: no such device"):
+        Lab.up(own_lab, 2, fault="clock")
+    assert [node.status for node in lab.nodes] == ["up", "dead"]
+    found = Lab.up(own_lab, 2).nodes
+    assert [(node.status, node.fault) for node in found] == [("up", "")] * 2
