@@ -27,6 +27,8 @@ _KINDS = {
     "paths": "absolute paths",
     "patterns": "ssh host patterns",
     "kernel_args": "kernel arguments, or `None`",
+    "bool": "`True`, `False`",
+    "waivers": "check ids and reasons: `{'ID': 'WHY'}`",
 }
 
 
@@ -54,8 +56,13 @@ def value(item: Any) -> str:
 def _accepts(rule: Any) -> str:
     if rule["kind"] == "choice":
         return ", ".join(f'`"{choice}"`' for choice in rule["choices"])
-    if rule["kind"] == "int":
-        return f"{rule['low']} to {rule['high']}"
+    if rule["kind"] in ("int", "count", "numbers"):
+        several = "numbers, " if rule["kind"] == "numbers" else ""
+        nothing = ", or `None`" if rule["kind"] == "count" else ""
+        return f"{several}{rule['low']} to {rule['high']}{nothing}"
+    if rule["kind"] == "table":
+        columns = ", ".join(f"`{name}`" for name in rule["columns"])
+        return f"names with {columns}"
     return _KINDS[rule["kind"]]
 
 

@@ -48,3 +48,41 @@ from __future__ import annotations
 
 # The ports on which jobs meet: torchrun's default and the ten after it.
 # port_range = (29500, 29510)
+
+# What the nodes are looked at for, beside what a deploy sets up. `nodeready learn` writes these for
+# a group from what most of its nodes have.
+
+# The GPUs of every node. None and "" and () judge nothing; "any" neither.
+# gpu_count = None
+# gpu_model = ""
+# gpu_driver = ""
+# gpu_vbios = ()
+# gpu_ecc = "on"
+# gpu_persistence = "on"
+# gpu_mig = "any"
+# gpu_max_temperature_c = None
+
+# True where no job may have left a process on a GPU; Xid codes that are not reported.
+# gpu_idle = False
+# xid_ignore = ()
+
+# Interfaces and RDMA ports that every node has: {"eth0": {"speed_mbps": 100000, "mtu": 9000}},
+# {"mlx5_0/1": {"rate_gbps": 400, "link_layer": "InfiniBand"}}.
+# nics = ()
+# rdma_ports = ()
+
+# The system: "" and None and 0 judge nothing. os_release is like "ubuntu 22.04".
+# kernel_release = ""
+# os_release = ""
+# timezone = ""
+# clock = "synchronised"
+# mounts = ()
+# disk_free_percent = 5
+# shm_min_mb = 0
+# memory_min_mb = 0
+# hugepages = None
+# swap = "any"
+# numa_balancing = None
+
+# Findings that are known and accepted: {"nics.mtu": "until the switch is replaced, ticket 4711"}.
+# waivers = ()

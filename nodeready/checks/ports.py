@@ -70,10 +70,11 @@ def range(seen: Ports, want: Policy) -> Result:
     """Every port of the range is free for the next job's rendezvous.
 
     Held is a port on which somebody listens, on whatever address: a job that listens on all of
-    them is refused (EADDRINUSE, bind(2)). A service keeps it: fail. A user's process is most
-    likely a job that runs now and ends: warn. Also held is the local port of somebody's
-    connection whose listener is gone or never was; TIME_WAIT is not, since rendezvous listen with
-    SO_REUSEADDR. A socket that is bound, and neither listens nor is connected, cannot be seen.
+    them is refused (EADDRINUSE, bind(2)). A service keeps it, and what root or a system user
+    runs counts as one: fail. Another user's process is most likely a job, and ends: warn. Also
+    held is the local port of somebody's connection whose listener is gone or never was; TIME_WAIT
+    is not, since rendezvous listen with SO_REUSEADDR. A socket that is bound, and neither listens
+    nor is connected, cannot be seen.
     """
     check, expected = "ports.range", f"{_wanted(want)} free"
     if seen.listeners is None or seen.connections is None:
@@ -90,7 +91,7 @@ def range(seen: Ports, want: Policy) -> Result:
     taken = {one.port: one for one in seen.connections}
     if taken:
         peers = "; ".join(
-            f"{port} by {_holder(one)}, {one.state}{' to ' * bool(one.peer)}{one.peer}"
+            f"{port} by {_holder(one)}, {one.state} to {one.peer or 'nobody'}"
             for port, one in sorted(taken.items())[:_MOST]
         )
         more = f" and {len(taken) - _MOST} more" if len(taken) > _MOST else ""
@@ -176,9 +177,10 @@ def firewall(seen: Ports, want: Policy) -> Result:
     """The node's packet filter lets other nodes connect to the range.
 
     Judged is the first packet of a connection from another node, through the rules that are in
-    force, whoever made them: a reject counts as dropped. A rule that depends on what we cannot
-    know, the peer's address or interface for instance, is named and left to a person. NAT, eBPF
-    and filters outside the node are not seen.
+    force, whoever made them: a reject counts as dropped. Where it depends on the peer's address
+    or interface, the node's own networks are taken, one after the other. A rule that depends on
+    anything else that we cannot know is named and left to a person. NAT, eBPF and filters outside
+    the node are not seen.
     """
     check, seen_rules = "ports.firewall", seen.firewall
     expected = f"{_wanted(want)} open to other nodes"
@@ -190,11 +192,13 @@ def firewall(seen: Ports, want: Policy) -> Result:
         actual = f"{seen_rules.ports} dropped by {seen_rules.rule}"
         return fail(check, expected, actual, source, fix)
     if seen_rules.verdict == "cannot tell":
-        actual = f"{seen_rules.ports} depends on {seen_rules.rule}"
+        let_in = f", open to {', '.join(seen_rules.networks)}" if seen_rules.networks else ""
+        actual = f"{seen_rules.ports} depends on {seen_rules.rule}{let_in}"
         fix = f"see whether it lets the other nodes in; else: {fix}"
         return warn(check, expected, actual, source, fix)
     by = seen_rules.manager
-    return ok(check, expected, f"open ({by})" if by else "open, no rules")
+    to = f" to {', '.join(seen_rules.networks)}" if seen_rules.networks else ""
+    return ok(check, expected, f"open{to} ({by})" if by else "open, no rules")
 
 
 def privileged(seen: Ports, want: Policy) -> Result:

@@ -130,7 +130,7 @@ def test_the_manual_has_what_manuals_have():
     sections = re.findall(r"^\.SH (.*)$", text, re.M)
     for wanted in ("NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS", "FILES", "EXAMPLES"):
         assert wanted in sections
-    for subject in ("ptrace", "core_dumps"):
+    for subject in ("ptrace", "gpus"):
         assert subject in SUBJECTS
         assert subject in text
 
