@@ -11,7 +11,7 @@ XDP and other eBPF programs, and filters outside the node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nodeready.probes.packet import MAYBE, NO, YES, Packet, holds, ports_of
 
@@ -239,17 +239,11 @@ def _starts(match: Match, first: int, last: int) -> Iterable[int]:
                     yield start
 
 
-def fates(
-    rules: Ruleset, family: int, ports: tuple[int, int], addresses: tuple[str, ...] = ()
-) -> tuple[Fate, ...]:
-    """What happens to new connections from other nodes, for each piece of the port range.
-
-    family:    4 or 6
-    addresses: those that this node has, as text; () when they are not known
-    """
-    pieces = list(_pieces(rules, *ports))
+def fates(rules: Ruleset, packet: Packet) -> tuple[Fate, ...]:
+    """What happens to such new connections, for each piece of the packet's ports."""
+    pieces = list(_pieces(rules, packet.first, packet.last))
     if len(pieces) > MOST_PIECES:
-        return (Fate(*ports, "cannot tell", Cause("", f"{len(pieces)} pieces of it", False)),)
-    return tuple(
-        _fate(rules, Packet(family, first, last, addresses, rules.marks)) for first, last in pieces
-    )
+        many = Cause("", f"{len(pieces)} pieces of it", False)
+        return (Fate(packet.first, packet.last, "cannot tell", many),)
+    marked = replace(packet, marked=rules.marks)
+    return tuple(_fate(rules, replace(marked, first=first, last=last)) for first, last in pieces)

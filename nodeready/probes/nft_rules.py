@@ -60,29 +60,6 @@ def _selector(tokens: Tokens, at: int) -> tuple[str, int]:
     return "", at + 1
 
 
-def _group(tokens: Tokens, at: int) -> int:
-    """Behind the bracket that closes the one at ``at``."""
-    depth = 0
-    for index in range(at, len(tokens)):
-        depth += (tokens[index] in "{(") - (tokens[index] in "})")
-        if depth == 0:
-            return index + 1
-    return len(tokens)
-
-
-def _list(tokens: Tokens, at: int) -> tuple[Tokens, int]:
-    """``a,b,c``, or ``(a | b | c)``, as words."""
-    if tokens[at : at + 1] == ["("]:
-        end = _group(tokens, at)
-        return [t for t in tokens[at + 1 : end - 1] if t != "|"], end
-    words = tokens[at : at + 1]
-    at += 1
-    while tokens[at : at + 1] == [","] and at + 1 < len(tokens):
-        words.append(tokens[at + 1])
-        at += 2
-    return words, at
-
-
 def _compared(operator: str, value: str) -> str:
     """``< 1024`` as a range; "?" for what is no number."""
     if not re.fullmatch(r"\d{1,5}", value):
@@ -154,7 +131,7 @@ class _RuleReader:
     def _skip(self, at: int) -> int:
         """Pass over the words of a statement, up to a verdict."""
         while at < len(self.tokens) and self.tokens[at] not in _VERDICTS:
-            at = _group(self.tokens, at) if self.tokens[at] == "{" else at + 1
+            at = nft_text.group(self.tokens, at) if self.tokens[at] == "{" else at + 1
         return at
 
     def _condition(self, at: int) -> int:
@@ -177,7 +154,7 @@ class _RuleReader:
         """The operator and value of a condition, or the map whose verdict it takes."""
         mask: Tokens | None = None
         if self.tokens[at : at + 1] == ["&"]:
-            mask, at = _list(self.tokens, at + 1)
+            mask, at = nft_text.listed(self.tokens, at + 1)
         operator = "=="
         if self.tokens[at : at + 1] and self.tokens[at] in (
             "==", "!=", "<", ">", "<=", ">=", "!", "vmap",
@@ -189,7 +166,7 @@ class _RuleReader:
             return at
         token = self.tokens[at]
         if token == "{" or token.startswith("@"):
-            end = _group(self.tokens, at) if token == "{" else at + 1
+            end = nft_text.group(self.tokens, at) if token == "{" else at + 1
             inside = self.tokens[at + 1 : end - 1]
             given = (
                 nft_text.SetOf(nft_text.elements(inside))
@@ -203,9 +180,9 @@ class _RuleReader:
             values: Values = (nft_text.key(self.tokens[at:end]),)
             self.matches.append(Match(selectors, values, operator == "!="))
             return end
-        words, at = _list(self.tokens, at)
+        words, at = nft_text.listed(self.tokens, at)
         if self.tokens[at : at + 1] == ["/"]:
-            mask, at = _list(self.tokens, at + 1)
+            mask, at = nft_text.listed(self.tokens, at + 1)
         self.matches.append(_plain(selectors[0], operator, words, mask))
         return at
 

@@ -92,3 +92,26 @@ def read_set(inside: Tokens) -> SetOf:
         elif statement[0] == "timeout" or (statement[0] == "flags" and "dynamic" in statement):
             return SetOf(None)
     return SetOf(found)
+
+
+def group(words: Tokens, at: int) -> int:
+    """Behind the bracket that closes the one at ``at``."""
+    depth = 0
+    for index in range(at, len(words)):
+        depth += (words[index] in "{(") - (words[index] in "})")
+        if depth == 0:
+            return index + 1
+    return len(words)
+
+
+def listed(words: Tokens, at: int) -> tuple[Tokens, int]:
+    """``a,b,c``, or ``(a | b | c)``, as words."""
+    if words[at : at + 1] == ["("]:
+        end = group(words, at)
+        return [t for t in words[at + 1 : end - 1] if t != "|"], end
+    found = words[at : at + 1]
+    at += 1
+    while words[at : at + 1] == [","] and at + 1 < len(words):
+        found.append(words[at + 1])
+        at += 2
+    return found, at

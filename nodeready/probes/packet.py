@@ -1,8 +1,8 @@
 """The first packet of a connection from another node, and what can be said about it.
 
 Certain are: TCP, the SYN flag, the destination port, that it is new to connection tracking, that
-it comes for one of this node's addresses and through no loopback device. Its source, its interface
-and the moment are not.
+it comes for one of this node's addresses and through no loopback device. The moment is not, nor
+are its source and interface, unless it is taken to come from one of the node's own networks.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Packet:
     family:    4 or 6
     addresses: the node's own addresses, as text; () when unknown
     marked:    some rule may have set a mark on it
+    interface: where it comes in; "" when unknown
+    network:   the network of its source, ``10.1.0.0/16``; "" when unknown
     """
 
     family: int
@@ -61,6 +63,8 @@ class Packet:
     last: int
     addresses: tuple[str, ...] = ()
     marked: bool = False
+    interface: str = ""
+    network: str = ""
 
     def lacks(self, selector: str) -> bool:
         """Whether it has nothing of the kind: another protocol's field, an output interface."""
@@ -82,6 +86,22 @@ def _network(value: str) -> _Network | None:
         return None
 
 
+def is_virtual(interface: str) -> bool:
+    """Whether it belongs to containers or virtual machines of this node."""
+    return _VIRTUAL.fullmatch(interface) is not None
+
+
+def _interface(value: str, packet: Packet) -> int:
+    """``eth0``, or a beginning of names: ``eth*`` of nft, ``eth+`` of iptables."""
+    if value == "lo" or is_virtual(value):
+        return NO
+    if not packet.interface:
+        return MAYBE
+    if value.endswith(("*", "+")):
+        return YES if packet.interface.startswith(value[:-1]) else NO
+    return YES if packet.interface == value else NO
+
+
 def _source(value: str, packet: Packet) -> int:
     net = _network(value)
     if net is None:
@@ -90,8 +110,12 @@ def _source(value: str, packet: Packet) -> int:
         return YES
     one = net.network_address
     odd = one.is_loopback or one.is_multicast or one.is_unspecified or str(one) in _BROADCAST
-    own = net.num_addresses == 1 and str(one) in packet.addresses
-    return NO if odd or own else MAYBE
+    if odd or (net.num_addresses == 1 and str(one) in packet.addresses):
+        return NO
+    peers = _network(packet.network) if packet.network else None
+    if isinstance(net, ipaddress.IPv4Network) and isinstance(peers, ipaddress.IPv4Network):
+        return YES if peers.subnet_of(net) else MAYBE if peers.overlaps(net) else NO
+    return MAYBE
 
 
 _BROADCAST = ("255.255.255.255",)
@@ -157,7 +181,7 @@ def holds(selector: str, value: str, packet: Packet) -> int:
     if selector == "tcp flags":
         return _flags(value)
     if selector in _INTERFACES:
-        return NO if value == "lo" or _VIRTUAL.fullmatch(value) else MAYBE
+        return _interface(value, packet)
     if selector in ("ip saddr", "ip6 saddr"):
         return _source(value, packet)
     if selector in ("ip daddr", "ip6 daddr"):

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.policy import Policy
-from nodeready.probes import firewall, sockets, sysctl
+from nodeready.probes import firewall, rule_tools, sockets, sysctl
 from nodeready.probes.base import Output, Probe, ProbeError, Section, number
 from nodeready.probes.firewall import Firewall
+from nodeready.probes.packet import is_virtual
 from nodeready.probes.sockets import Socket
 
 EPHEMERAL = "net.ipv4.ip_local_port_range"
@@ -85,6 +86,23 @@ def _addresses(output: Output) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _networks(output: Output) -> tuple[tuple[str, str], ...]:
+    """The IPv4 networks that the node is connected to: (interface, network); those of its own
+    containers aside. /proc/net/route has them in the order of the host's bytes."""
+    found = []
+    for text in dict.fromkeys(output.all("network")):
+        match = re.fullmatch(r"(\S{1,15}) ([0-9A-F]{8}) ([0-9A-F]{8})", text)
+        if match and not is_virtual(match[1]):
+            network, mask = (
+                ipaddress.IPv4Address(bytes.fromhex(match[part])[::-1]) for part in (2, 3)
+            )
+            try:
+                found.append((match[1], str(ipaddress.IPv4Network(f"{network}/{mask}"))))
+            except ValueError:
+                continue
+    return tuple(found)
+
+
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
     """Raises ProbeError when a number of the kernel is none."""
     output = outputs["ports"]
@@ -113,7 +131,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
         ephemeral_boot=sysctl.boot_value(files, EPHEMERAL),
         reserved_boot=sysctl.boot_value(files, RESERVED),
         privileged_below=number(values.get("privileged", "1024"), "ip_unprivileged_port_start"),
-        firewall=firewall.parse(outputs["firewall"], policy, _addresses(output)),
+        firewall=firewall.parse(
+            outputs["firewall"], policy, _addresses(output), _networks(output)
+        ),
     )
 
 
@@ -129,4 +149,6 @@ def compared(seen: Ports) -> dict[str, Any]:
     return found
 
 
-PROBE = Probe("ports", (Section("ports", sockets.script), sysctl.SECTION, firewall.SECTION), parse)
+PROBE = Probe(
+    "ports", (Section("ports", sockets.script), sysctl.SECTION, rule_tools.SECTION), parse
+)

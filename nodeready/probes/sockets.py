@@ -53,6 +53,11 @@ FILENAME ~ /fib_trie$/ {{
     }}
     next
 }}
+FILENAME ~ /\/route$/ {{
+    if (FNR > 1 && $1 != "lo" && $3 == "00000000" && $8 != "00000000" && nets++ < 50)
+        print "network=" $1 " " $2 " " $8
+    next
+}}
 FNR == 1 {{ kind = FILENAME; sub(/.*\//, "", kind); print "read=" kind; next }}
 {{
     port = substr($2, length($2) - 3) ""
@@ -71,7 +76,7 @@ END {{
 _FILES = (
     "/proc/sys/net/ipv4/ip_local_port_range /proc/sys/net/ipv4/ip_local_reserved_ports "
     "/proc/sys/net/ipv4/ip_unprivileged_port_start /proc/net/if_inet6 /proc/net/fib_trie "
-    "/proc/net/tcp /proc/net/tcp6"
+    "/proc/net/route /proc/net/tcp /proc/net/tcp6"
 )
 
 # Only when a port of the range is held: whose socket that is. Neither /proc/PID/fd nor comm can

@@ -236,6 +236,49 @@ def test_every_base_chain_on_the_way_counts() -> None:
     assert evaluated(tool("nft", dormant)).verdict == "open"
 
 
+@pytest.mark.parametrize(
+    ("rules", "verdict", "let_in"),
+    [
+        (("ip saddr 10.1.0.0/16 tcp dport 29500-29510 accept",), "cannot tell", ["10.1.0.0/16"]),
+        (("ip saddr { 10.0.0.0/8, 192.168.0.0/16 } accept",), "open", [*"ab"]),
+        (("ip saddr 10.1.0.0/24 accept",), "cannot tell", []),
+        (("ip saddr 172.16.0.0/12 accept",), "cannot tell", []),
+        (('iifname "eth0" accept',), "cannot tell", ["10.1.0.0/16"]),
+        (('iifname { "eth*", "ib0" } accept',), "open", [*"ab"]),
+        (('iifname "eth0" ip saddr 10.1.0.0/16 accept', 'iifname "ib0" goto in'), "open", [*"ab"]),
+        (("ip saddr 203.0.113.7 drop", "accept"), "open", [*"ab"]),
+        (("ip saddr @blocked drop", "accept"), "open", [*"ab"]),
+        (("ip saddr 10.1.3.0/24 drop", "accept"), "cannot tell", ["192.168.7.0/24"]),
+        (("limit rate 5/second accept",), "cannot tell", []),
+    ],
+)
+def test_peers_are_looked_for_in_the_nodes_own_networks(
+    rules: tuple[str, ...], verdict: str, let_in: list[str]
+) -> None:
+    more = (
+        "\tchain in {\n\t\taccept\n\t}\n"
+        "\tset blocked {\n\t\ttype ipv4_addr\n\t\telements = { 203.0.113.8 }\n\t}\n"
+    )
+    networks = (("eth0", "10.1.0.0/16"), ("ib0", "192.168.7.0/24"))
+    output = Output(nft(*STATEFUL, *rules, more=more), 0)
+    seen = firewall.parse(output, POLICY, OWN, networks)
+    assert seen.verdict == verdict
+    if verdict == "open":
+        assert len(seen.networks) == len(let_in)
+    else:
+        assert [text.partition(" ")[0] for text in seen.networks] == let_in
+    assert firewall.parse(output, POLICY, OWN).verdict == "cannot tell"
+
+
+def test_a_drop_of_ipv6_is_seen_beside_networks_that_get_in() -> None:
+    v6 = f"table ip6 f {{\n\tchain c {{\n\t\t{BASE} drop;\n\t}}\n}}\n"
+    rules = nft("meta nfproto ipv6 accept", "ip saddr 10.0.0.0/8 accept") + tool("nft", v6)
+    networks = (("eth0", "10.1.0.0/16"),)
+    assert firewall.parse(Output(rules, 0), POLICY, OWN, networks).verdict == "open"
+    seen = firewall.parse(Output(rules, 0), POLICY, V6, networks)
+    assert (seen.verdict, seen.ports) == ("cannot tell", "29500-29510 over IPv6")
+
+
 def test_ipv6_counts_where_the_node_has_an_address() -> None:
     only = tool("nft", f"table ip6 filter {{\n\tchain c {{\n\t\t{BASE} drop;\n\t}}\n}}\n")
     assert evaluated(only).verdict == "open"

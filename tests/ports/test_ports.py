@@ -199,6 +199,23 @@ def test_a_drop_is_named_with_what_opens_it() -> None:
     assert (result.status, "ip saddr 10.0.0.0/8 drop" in result.actual) == ("warn", True)
 
 
+def test_a_network_of_the_node_that_gets_in_is_named() -> None:
+    rules = DROP.replace("accept;", "drop;").replace(
+        "tcp dport 29500-29510 counter drop", "ip saddr 10.1.0.0/16 accept"
+    )
+    eth0, ib0, docker = (
+        "eth0 0000010A 0000FFFF",
+        "ib0 0007A8C0 00FFFFFF",
+        "docker0 000011AC 0000FFFF",
+    )
+    seen = node(f"network={eth0}", f"network={docker}", "network=x", rules=rules)
+    result = judged(seen)["ports.firewall"]
+    assert (result.status, result.actual) == ("ok", "open to 10.1.0.0/16 on eth0 (nftables)")
+    result = judged(node(f"network={eth0}", f"network={ib0}", rules=rules))["ports.firewall"]
+    assert result.status == "warn"
+    assert result.actual.endswith("ip saddr 10.1.0.0/16 accept, open to 10.1.0.0/16 on eth0")
+
+
 def test_without_root_the_firewall_alone_is_unknown() -> None:
     seen = node(rules="\n@ tool nft\n@ status root\n")
     results = judged(seen)

@@ -131,7 +131,9 @@ def test_a_busybox_node_names_the_holder_too(fresh_node: Node) -> None:
     [
         ("add rule inet t in tcp dport 29500-29510 drop", "fail", "29500-29510 dropped by"),
         ("add rule inet t in tcp dport 29505 counter reject", "fail", "29505 dropped by tcp"),
-        ("add rule inet t in ip saddr 192.0.2.0/24 drop", "warn", "depends on ip saddr"),
+        ("add rule inet t in tcp sport 40000 drop", "warn", "depends on tcp sport 40000"),
+        ("add rule inet t in ip saddr 192.0.2.0/24 drop", "ok", "on eth0"),
+        ("add rule inet t in ip saddr 10.0.0.0/8 accept; add rule inet t in drop", "ok", "eth0"),
         ("add rule inet t in tcp dport 29511 drop", "ok", ""),
         (
             "add rule inet t in tcp dport { 22, 29500-29510 } accept; add rule inet t in "

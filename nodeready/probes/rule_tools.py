@@ -1,0 +1,169 @@
+"""The programs that list a node's packet filter rules, and what they print.
+
+Rules are listed only where the kernel can have some: nothing here loads a module.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from nodeready.policy import Policy
+from nodeready.probes.base import Output, Section
+
+# nf_tables is there as a loaded module, or in the kernel itself: then no module file is around.
+# Legacy tables name themselves in /proc. Tables of NAT are left out: on a Kubernetes node they
+# are the large ones, and NAT is not judged. What iptables-nft keeps in `filter` its own save
+# prints in full, while nft cannot show all of it. A table's name becomes part of a command: one
+# that is not made of plain characters is not asked for.
+_SCRIPT = r"""
+    nr_caps='' nr_odd=''
+    while read -r nr_key nr_bits; do
+        if [ "$nr_key" = CapEff: ]; then nr_caps=$nr_bits; break; fi
+    done </proc/self/status
+    nr_nft=1
+    if [ ! -d /sys/module/nf_tables ]; then
+        nr_release=
+        { read -r nr_release </proc/sys/kernel/osrelease; } 2>/dev/null
+        for nr_file in "/lib/modules/$nr_release/kernel/net/netfilter/nf_tables.ko"*; do
+            if [ -e "$nr_file" ]; then nr_nft=; fi
+        done
+    fi
+    nr_legacy=
+    for nr_ip in ip ip6; do
+        nr_file=/proc/net/${nr_ip}_tables_names
+        if [ -r "$nr_file" ]; then
+            while read -r nr_table; do
+                case $nr_table in
+                filter|mangle|raw|security) nr_legacy="$nr_legacy $nr_ip:$nr_table" ;;
+                esac
+            done <"$nr_file"
+        elif [ -e "$nr_file" ]; then
+            nr_legacy="$nr_legacy $nr_ip:?"
+        fi
+    done
+    nr_tool() {
+        printf '\n@%s tool %s\n' "$NR" "$1"
+        shift
+        "$@" 2>&1
+        printf '\n@%s status %s\n' "$NR" "$?"
+    }
+    nr_state() { printf '\n@%s tool %s\n@%s status %s\n' "$NR" "$1" "$NR" "$2"; }
+    case $nr_caps in
+    ????????????[13579bdf]???) ;;
+    *)
+        if [ -n "$nr_nft" ]; then nr_state nft root; fi
+        if [ -n "$nr_legacy" ]; then nr_state iptables root; fi
+        exit 0
+        ;;
+    esac
+    if [ -n "$nr_nft" ] && command -v nft >/dev/null; then
+        nr_tables=$({ nft list tables 2>&1; echo "status $?"; } | head -c 65536)
+        nr_compat='' nr_rc=''
+        set --
+        while read -r nr_word nr_ip nr_table; do
+            case "$nr_word $nr_ip $nr_table" in
+            status*) nr_rc=$nr_ip; continue ;;
+            'table ip nat'|'table ip6 nat'|'table arp '*|'table bridge '*) continue ;;
+            *[!A-Za-z0-9_.\ -]*) nr_odd=1; continue ;;
+            'table ip filter'|'table ip6 filter') nr_compat="$nr_compat $nr_ip" ;;
+            'table '*) ;;
+            *) continue ;;
+            esac
+            set -- "$@" "$nr_ip $nr_table"
+        done <<NR_TABLES
+$nr_tables
+NR_TABLES
+        if [ "$nr_rc" != 0 ]; then
+            printf '\n@%s tool nft\n%s\n@%s status %s\n' "$NR" "$nr_tables" "$NR" "${nr_rc:-1}"
+            nr_compat='ip ip6'
+        elif [ -n "$nr_odd" ]; then
+            nr_state nft odd
+        elif [ $# = 0 ]; then
+            nr_state nft 0
+        elif [ $# -gt 12 ]; then
+            nr_tool nft nft -s list ruleset
+        else
+            for nr_table in "$@"; do
+                nr_tool nft nft -s "list table $nr_table"
+            done
+        fi
+    elif [ -n "$nr_nft" ]; then
+        nr_state nft missing
+        nr_compat='ip ip6'
+    else
+        nr_compat=
+    fi
+    for nr_ip in $nr_compat; do
+        if command -v "${nr_ip}tables-nft-save" >/dev/null; then
+            nr_tool "${nr_ip}tables-nft" "${nr_ip}tables-nft-save" -t filter
+        fi
+    done
+    for nr_ip in $nr_legacy; do
+        nr_table=${nr_ip#*:}
+        nr_ip=${nr_ip%%:*}
+        nr_save=${nr_ip}tables-legacy-save
+        command -v "$nr_save" >/dev/null || nr_save=${nr_ip}tables-save
+        if command -v "$nr_save" >/dev/null; then
+            nr_tool "${nr_ip}tables" "$nr_save" -t "$nr_table"
+        else
+            nr_state "${nr_ip}tables" missing
+        fi
+    done
+    :
+"""
+
+
+def script(policy: Policy) -> str:
+    """List the rules, where there can be any and we may see them."""
+    return _SCRIPT
+
+
+#: It runs beside the others: nft waits for its lock, and a node can have very many rules.
+SECTION = Section("firewall", script, timeout_s=5, beside=True)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program that lists rules. ``state``: ok, missing, needs root, failed or timed out."""
+
+    name: str
+    state: str
+    detail: str = ""
+
+
+#: What differs between equal rulesets: dates, and the counters of chains.
+_DATES = re.compile(r"^# (Generated|Completed) .*$| \[\d+:\d+\]$", re.M)
+_STATES = {"0": "ok", "root": "needs root", "missing": "missing"}
+
+
+def _failed(said: str) -> str:
+    """The state of a tool that failed, by what it said."""
+    if re.search("(Protocol|Operation) not supported", said):
+        # Such a kernel has no nf_tables, and so no rules in it.
+        return "ok"
+    return "needs root" if "Operation not permitted" in said else "failed"
+
+
+def split(output: Output) -> tuple[tuple[Tool, ...], list[tuple[str, str]]]:
+    """The tools, and the text of those that ended well."""
+    mark = re.escape(f"@{output.nonce}")
+    tools, texts = [], []
+    for piece in re.split(rf"^{mark} tool ", output.text, flags=re.M)[1:]:
+        name, _, rest = piece.partition("\n")
+        body, ended, status = rest.rpartition(f"\n@{output.nonce} status ")
+        if not ended and rest.startswith(f"@{output.nonce} status "):
+            body, status = "", rest[len(f"@{output.nonce} status ") :]
+            ended = "yes"
+        word = status.strip().partition("\n")[0] if ended else ""
+        said = next((line for line in body.splitlines() if line.strip()), "")[:160]
+        if not ended:
+            tools.append(Tool(name[:40], "timed out"))
+        elif word == "odd":
+            tools.append(Tool(name[:40], "failed", "a table with an odd name"))
+        else:
+            state = _STATES.get(word) or _failed(said)
+            tools.append(Tool(name[:40], state, "" if state == "ok" else said))
+        if ended and word == "0":
+            texts.append((name, _DATES.sub("", body)))
+    return tuple(dict.fromkeys(tools)), texts
