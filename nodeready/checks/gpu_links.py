@@ -74,8 +74,12 @@ def nvlink(seen: Gpus, want: Policy) -> Result:
         down += [(gpu, text) for gpu in seen.nvidia if (text := _down(seen, gpu))]
     found = down + _speeds(seen)
     if found:
-        fix = "reset the GPUs; then reseat the board or the bridge; see dmesg for Xid 74"
-        return fail(check, wanted, listed(found), seen.nvlink_tool.name, fix)
+        # Xid 74 is NVIDIA's code for a link.
+        amd = all(gpu.vendor == "amd" for gpu, _ in found)
+        source = (seen.amd_tool if amd else seen.nvlink_tool).name
+        word = "amdgpu" if amd else "Xid 74"
+        fix = f"reset the GPUs; then reseat the board or the bridge; see dmesg for {word}"
+        return fail(check, wanted, listed(found), source, fix)
     hidden = why_unseen(seen)
     if hidden:
         return unknown(check, hidden)
