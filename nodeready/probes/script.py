@@ -46,7 +46,7 @@ if [ "$nr_timeout" = timeout ] || [ "$nr_timeout" -ef /bin/busybox ]; then
         { setsid "$@" <&6 & } 6<&0
         nr_pid=$!
         (sleep "$nr_seconds"; kill -TERM -- -$nr_pid; sleep 1; kill -KILL -- -$nr_pid) \
-            >/dev/null 2>&1 &
+            >/dev/null 2>&1 4>&- 5>&- &
         nr_watch=$!
         wait $nr_pid
         nr_status=$?
@@ -125,10 +125,10 @@ def make_script(sections: Iterable[Section], policy: Policy, nonce: str) -> str:
         "nr_begin=${nr_begin%%.*}",
     ]
     cap = sum(section.cap_bytes for section in together)
-    lines += ["nr_level_0() {", "exec 5>&1", f"nr_ended=$(nr_together {TOGETHER_S} {cap})"]
+    lines += ["nr_level_0() {", f"nr_ended=$(nr_together {TOGETHER_S} {cap})"]
     lines += ['if [ "$nr_ended" != 0 ]; then', ":"]
     lines += [f'nr_section {_limits(s)} "$nr_body_{s.name}"' for s in together]
-    lines += ["fi", "}"]
+    lines += ["fi", "} 5>&1"]
     for level, section in enumerate(beside):
         lines += [
             f"nr_level_{level + 1}() {{",
