@@ -163,7 +163,7 @@ class Policy:
     gpu_count: int | None = _setting(
         None,
         "count",
-        "GPUs that every node has; None: as many as its PCI bus shows.",
+        "GPUs that every node's PCI bus shows; None: any.",
         low=0,
         high=64,
     )

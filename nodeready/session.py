@@ -83,6 +83,7 @@ class Session:
         hosts: Iterable[Host],
         wanted: dict[str, Policy],
         config: Config | None = None,
+        *,
         subjects: Iterable[str] | None = None,
         limit_s: int = PROBE_TIMEOUT_S,
     ) -> None:

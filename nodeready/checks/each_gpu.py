@@ -65,12 +65,16 @@ def none(seen: Gpus) -> str:
 
 
 def why_unseen(seen: Gpus, vendor: str = "") -> str:
-    """Which GPUs could not be observed and why; "" when all were."""
+    """Which GPUs nobody can judge because their tool shows none, and why; "" when it shows them.
+
+    That one is missing among the others is what `gpus.present` fails for, not every check.
+    """
     words = []
     for name in ("nvidia", "amd"):
-        lost = unseen(seen, name) if vendor in ("", name) else []
+        source = tool(seen, name)
+        shown = source.works and any(gpu.vendor == name for gpu in seen.gpus)
+        lost = unseen(seen, name) if vendor in ("", name) and not shown else []
         if lost:
-            source = tool(seen, name)
             state = "does not show" if source.works else f"{source.state}:"
             said = f" ({source.detail})" if source.detail and not source.works else ""
             where = few([gpu.address for gpu in lost])
@@ -136,9 +140,9 @@ def each(
 ) -> Result:
     """Judge each GPU that has a ``value`` (not None); ``wrong`` says what is wrong, or "".
 
-    A GPU that no tool shows, or that alone of its model does not say its value, makes the answer
-    unknown, not ok: what is wrong with another one is still said. ``absent`` is the reason when no
-    GPU has such a value at all, ``shown`` the words when all is well (else the values);
+    GPUs whose tool does not work, or one that alone of its model does not say its value, make the
+    answer unknown, not ok: what is wrong with another one is still said. ``absent`` is the reason
+    when no GPU has such a value at all, ``shown`` the words when all is well (else the values);
     ``without`` says of a GPU that its settings leave it without a value.
     """
     reason = none(seen)

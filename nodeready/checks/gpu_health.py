@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeready.checks.each_gpu import each, expected, few, none, unseen, why_unseen
+from nodeready.checks.each_gpu import each, expected, few, none, why_unseen
 from nodeready.policy import Policy
 from nodeready.probes.gpu import Gpu, Gpus, PciGpu
 from nodeready.results import Result, fail, na, unknown, warn
@@ -146,7 +146,7 @@ def pcie(seen: Gpus, want: Policy) -> Result:
     check, wanted = "gpus.pcie", "full width, and full speed under load"
     if none(seen):
         return na(check, none(seen))
-    hidden = unseen(seen)
+    hidden = why_unseen(seen)
     words = _narrow_on_bus(expected(seen)) if hidden else []
     fix = "reseat the GPU or its riser; look at the slot's settings"
 
@@ -164,7 +164,7 @@ def pcie(seen: Gpus, want: Policy) -> Result:
     if words and not idle:
         return fail(check, wanted, few(words), "/sys/bus/pci/devices", fix)
     if hidden and not idle:
-        return unknown(check, why_unseen(seen))
+        return unknown(check, hidden)
     return each(
         check,
         seen,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nodeready.checks.each_gpu import expected, listed, none, tool, unseen, values, why_unseen
+from nodeready.checks.each_gpu import expected, listed, none, tool, values, why_unseen
 from nodeready.policy import Policy
 from nodeready.probes.gpu import Gpu, Gpus
 from nodeready.results import Result, fail, na, ok, unknown, warn
@@ -121,13 +121,13 @@ def fabric_manager(seen: Gpus, want: Policy) -> Result:
     if words:
         fix = "systemctl start nvidia-fabricmanager, of the driver's own version; see its log"
         return fail(check, wanted, "; ".join(words), "nvidia-smi -q", fix)
+    hidden = why_unseen(seen, "nvidia")
     if not seen.nvswitches and not states:
-        hidden = why_unseen(seen, "nvidia")
         return unknown(check, hidden) if hidden else na(check, "no NVSwitch")
     if seen.nvswitches and seen.fabric_manager != "running":
         said = tool(seen, "nvidia")
         return unknown(check, f"processes were not looked at: {said.name} {said.state}")
-    if unseen(seen, "nvidia"):
-        return unknown(check, why_unseen(seen, "nvidia"))
+    if hidden:
+        return unknown(check, hidden)
     actual = "running" if seen.nvswitches else "registered"
     return ok(check, wanted, actual)

@@ -11,7 +11,7 @@ import click
 
 from nodeready import auditing
 from nodeready.audit import FAILED, UNREACHABLE, Audit
-from nodeready.cli.exits import OK, Refused, audit_code, nagios_code
+from nodeready.cli.exits import Refused, audit_code, nagios_code
 from nodeready.cli.options import common, option
 from nodeready.cli.start import Common, gather, open_session, remember_failed
 from nodeready.files import write_atomically
@@ -123,13 +123,14 @@ def audit(
         session.judge()
         found = auditing.report(session, selection, started, complete=not session.interrupted)
     code = audit_code(found, fail_on)
+    failing = [node.name for node in found.nodes if node.status in FAILING]
     text = _text(found, format, fail_on, screen.verbose)
     if output is not None:
         write_atomically(Path(output), text)
     elif format != "table":
         for piece in text:
             click.echo(piece, nl=False)
-    elif not screen.quiet or code != OK:
+    elif failing or not screen.quiet:
         screen.show(show_audit(found, screen.verbose, screen.width))
-    remember_failed(node.name for node in found.nodes if node.status in FAILING)
+    remember_failed(failing)
     return nagios_code(found) if format == "nagios" else code

@@ -119,7 +119,7 @@ def open_session(
     config = Config()
     if common.sudo:
         config.SUDO = True
-    return Session(loaded, hosts, wanted, config, subjects, limit_s)
+    return Session(loaded, hosts, wanted, config, subjects=subjects, limit_s=limit_s)
 
 
 def gather(session: Session, screen: Screen) -> None:

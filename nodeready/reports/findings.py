@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeready.audit import Audit
 from nodeready.reports.text import grouped, told
@@ -31,6 +31,7 @@ class Finding:
     names:   the nodes
     example: "" when all of them say just this, else the node that says it: the others say
              something like it
+    also:    how many more checks of the subject say the same
     """
 
     status: str
@@ -39,6 +40,12 @@ class Finding:
     fix: str
     names: tuple[str, ...]
     example: str = ""
+    also: int = 0
+
+    @property
+    def title(self) -> str:
+        """The check, and how many more."""
+        return f"{self.check} and {self.also} more" if self.also else self.check
 
 
 def _places() -> dict[str, float]:
@@ -91,11 +98,26 @@ def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list
     order = sorted(
         found, key=lambda key: (wanted[key[0]], places.get(key[1], len(places)), key[1])
     )
-    return [
+    rows = [
         Finding(status, check, text, fix, tuple(names), example)
         for status, check in order
         for (text, fix), names, example in _folded(found[status, check], _APART, every)
     ]
+    return rows if every else _together(rows)
+
+
+def _together(rows: list[Finding]) -> list[Finding]:
+    """What could not be observed for one and the same reason stands once, with the first check.
+
+    A tool that hangs leaves a dozen checks unknown: one row says so.
+    """
+    alike: dict[tuple[object, ...], list[Finding]] = {}
+    for number, row in enumerate(rows):
+        subject = row.check.partition(".")[0]
+        alone = row.status != "unknown"
+        key = (number,) if alone else (subject, row.text, row.names, row.example)
+        alike.setdefault(key, []).append(row)
+    return [replace(first, also=len(more)) if more else first for first, *more in alike.values()]
 
 
 def errors(audit: Audit, every: bool = False) -> list[Finding]:

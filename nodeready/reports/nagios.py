@@ -79,7 +79,7 @@ def _told(finding: Finding) -> str:
     example = f"e.g. {finding.example}: " if finding.example else ""
     fix = f" (fix: {finding.fix})" if finding.fix else ""
     return (
-        f"{finding.status.upper()} {finding.check} {nodes(finding.names)}: "
+        f"{finding.status.upper()} {finding.title} {nodes(finding.names)}: "
         f"{example}{finding.text}{fix}"
     )
 

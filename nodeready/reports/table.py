@@ -63,7 +63,7 @@ class _Table:
             start = (f"{one.status:<{_INDENT}}", STYLES[one.status])
             yield line(start, f"{one.check:<{self.room}}  {one.text}".rstrip())
             return
-        yield self.head(one.status, one.check, one.names)
+        yield self.head(one.status, one.title, one.names)
         if one.text:
             yield self.below(f"e.g. {one.example}: " if one.example else "", one.text)
         if one.status == "waived":
@@ -128,7 +128,7 @@ def show_audit(audit: Audit, verbose: int = 0, width: int = 80) -> Iterator[Text
     found = findings(audit, ("fail", "warn", "unknown"), every)
     waived = findings(audit, ("waived",), every)
     rest = findings(audit, ("na", "ok")) if every else []
-    names = [one.check for one in (*found, *waived, *rest)]
+    names = [one.title for one in (*found, *waived, *rest)]
     table = _Table(audit, [*names, *(one.fact for one in audit.outliers)], verbose, width)
     yield from table.capped(lost, table.error)
     yield from table.capped(found, table.finding)

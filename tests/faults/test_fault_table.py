@@ -34,7 +34,6 @@ TOLD = (
     "pcie", "throttle", "temperature", "persistence", "nvlink",
 )  # fmt: skip
 UNTOLD = {f"gpus.{name}": "unknown" for name in (*TOLD, "fabric_manager")}
-AMD_UNTOLD = {f"gpus.{name}": "unknown" for name in (*TOLD, "xgmi_errors")}
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Row:
 
 
 TABLE = {
-    "gpu-gone": Row({"gpus.present": "fail", "gpus.count": "fail", **UNTOLD}, "0000:"),
+    "gpu-gone": Row({"gpus.present": "fail"}, "0000:"),
     "gpu-ecc": Row({"gpus.ecc_errors": "fail"}, "gpu 3"),
     "ecc-off": Row({"gpus.ecc_mode": "fail"}, "gpu 3"),
     "remap-pending": Row({"gpus.remapped_rows": "fail"}, "gpu 3"),
@@ -56,16 +55,16 @@ TABLE = {
     "no-persistence": Row({"gpus.persistence": "fail"}, "gpus 0-7"),
     "xid": Row({"gpus.kernel_faults": "fail"}, "Xid 79"),
     "nvidia-smi-hangs": Row(
-        {"gpus.tool": "fail", "gpus.present": "unknown", "gpus.count": "unknown", **UNTOLD},
+        {"gpus.tool": "fail", "gpus.present": "unknown", **UNTOLD},
         "timed out",
     ),
     "nvidia-smi-fails": Row(
-        {"gpus.tool": "fail", "gpus.present": "unknown", "gpus.count": "unknown", **UNTOLD},
+        {"gpus.tool": "fail", "gpus.present": "unknown", **UNTOLD},
         "Driver/library version mismatch",
     ),
     "nvlink-down": Row({"gpus.nvlink": "fail"}, "gpu 3"),
     "no-fabric-manager": Row({"gpus.fabric_manager": "fail"}, "nv-fabricmanager"),
-    "amd-gpu-gone": Row({"gpus.present": "fail", "gpus.count": "fail", **AMD_UNTOLD}, "0000:65"),
+    "amd-gpu-gone": Row({"gpus.present": "fail"}, "0000:65"),
     "amd-ecc": Row({"gpus.ecc_errors": "fail"}, "gpu 3"),
     "amd-xgmi-down": Row({"gpus.nvlink": "fail"}, "gpus 3,5"),
     "amd-half-width": Row({"gpus.pcie": "fail"}, "x8 of x16"),

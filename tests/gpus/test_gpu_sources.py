@@ -37,16 +37,11 @@ LOST = smi(ADDRESSES[:7], {})
 def test_one_that_fell_off_the_bus() -> None:
     results = h100(smi=LOST).judged()
     assert one(results, "present") == ("fail", "0000:df:00.0: nvidia-smi does not show it")
-    assert one(results, "count") == ("fail", "7")
-    # What is not seen is not good, and what is seen is judged.
-    assert one(results, "ecc_errors") == ("unknown", "nvidia-smi does not show 0000:df:00.0")
-    assert not statuses(results, "ok") & {
-        "ecc_errors",
-        "pcie",
-        "temperature",
-        "nvlink",
-        "throttle",
-    }
+    # One fault is one finding: what is shown is judged by itself.
+    assert statuses(results, "fail") == {"present"}
+    assert statuses(results, "unknown") & SEEN_BY_TOOL == set()
+    none = replace(Node(), smi=smi([], {})).judged()
+    assert statuses(none, "ok") & SEEN_BY_TOOL == set()
     worse = replace(Node(), smi=smi(ADDRESSES[:7], {0: {"ecc_uncorrectable": 1}})).judged()
     assert worse["ecc_errors"].status == "fail"
 
@@ -84,7 +79,8 @@ def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(
     assert results["tool"].actual.startswith(actual)
     assert {results[name].status for name in SEEN_BY_TOOL} == {"unknown"}
     assert one(results, "driver") == ("ok", "nvidia 535.129.03")
-    assert results["present"].status == results["count"].status == "unknown"
+    assert results["present"].status == "unknown"
+    assert one(results, "count") == ("ok", "8")
     lost = replace(Node(), smi=answer, bus=VERSION + "".join(map(pci, ADDRESSES[:7])))
     assert one(lost.judged(gpu_count=8), "count") == ("fail", "7 on the PCI bus")
     narrow = BUS.replace("current_link_width:16", "current_link_width:8", 1)

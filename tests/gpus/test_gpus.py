@@ -62,7 +62,7 @@ def test_no_gpu_of_this_host_is_no_fault(bus: str, reason: str) -> None:
     assert results["present"].actual == reason
     assert one(node.judged(gpu_count=8), "count") == (
         "fail",
-        "0" if "virtual" not in reason else "0, and 8 of virtual machines",
+        "0 on the PCI bus" + (", and 8 of virtual machines" if "virtual" in reason else ""),
     )
 
 
