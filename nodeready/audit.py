@@ -80,7 +80,7 @@ class Outlier:
     group:    the group of the inventory in which the nodes were compared
     majority: the value that most of them have
     count:    the number of nodes that have it
-    nodes:    who differs -> their value; None: a node that has no such value
+    nodes:    who differs -> their value
     """
 
     fact: str

@@ -35,21 +35,13 @@ def _in_group(group: str, facts: Mapping[str, dict[str, dict[str, Any]]]) -> Ite
     """The outliers among these nodes; facts: node -> subject -> fact -> value."""
     for subject in SUBJECTS:
         seen = {node: found[subject] for node, found in facts.items() if subject in found}
-        if len(seen) < FEWEST:
-            continue
         for fact in dict.fromkeys(name for values in seen.values() for name in values):
-            values = {node: known.get(fact) for node, known in seen.items()}
+            # What a node does not tell differs from nobody: that is the checks' business.
+            values = {node: known[fact] for node, known in seen.items() if fact in known}
             (most, count), *_ = Counter(values.values()).most_common(1)
-            if most is None or count * 2 <= len(values):
+            if len(values) < FEWEST or count * 2 <= len(values):
                 continue
-            # That a node lacks a whole device is told once, by the list of the devices: a fact of
-            # one device is compared only where the device is.
-            single = "." in fact
-            differs = {
-                node: value
-                for node, value in values.items()
-                if value != most and not (single and value is None)
-            }
+            differs = {node: value for node, value in values.items() if value != most}
             if differs:
                 yield Outlier(f"{subject}.{fact}", group, most, count, differs)
 
@@ -58,7 +50,7 @@ def find(nodes: Iterable[NodeReport], subjects: Iterable[str]) -> tuple[Outlier,
     """What nodes of the same groups do not have in common with most of them.
 
     Nodes are peers when they are in the same groups of the inventory. A fact has a majority when
-    more than half of the peers that show the subject have one value.
+    more than half of the peers that tell it have one value.
     """
     chosen = tuple(subjects)
     peers: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}

@@ -51,7 +51,9 @@ def lab() -> None:
 @lab.command()
 @click.option("--nodes", default=3, type=click.IntRange(1, MAX_NODES), help="How many nodes.")
 @click.option(
-    "--profile", default="cpu", type=click.Choice(list(PROFILES)), help="The nodes' hardware."
+    "--profile",
+    type=click.Choice(list(PROFILES)),
+    help="The nodes' hardware; that of the running lab, or cpu.",
 )
 @click.option(
     "--fault",
@@ -59,7 +61,7 @@ def lab() -> None:
     help="What is wrong with the last node; `none`: nothing with any; `list` shows all there are.",
 )
 @_name_option
-def up(nodes: int, profile: str, fault: str | None, name: str) -> None:
+def up(nodes: int, profile: str | None, fault: str | None, name: str) -> None:
     """Start the lab; harmless when it runs: starts what is dead or missing.
 
     \b

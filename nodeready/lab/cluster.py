@@ -54,7 +54,7 @@ class Lab:
         cls,
         name: str = "lab",
         nodes: int = 3,
-        profile: str = "cpu",
+        profile: str | None = None,
         files: Files | None = None,
         *,
         progress: Progress | None = None,
@@ -62,6 +62,7 @@ class Lab:
     ) -> Lab:
         """Have a lab of at least this many nodes, all running; `files` go to the new ones.
 
+        `profile` is its nodes' hardware; without one that of the lab that runs, or cpu.
         `fault` is the name of what is wrong with the last node; with "", all are healthy again.
 
         Raises LabUnavailable when this machine cannot, LabError for anything else. On any
@@ -70,15 +71,17 @@ class Lab:
         directory = state.directory(name)
         if not 1 <= nodes <= network.MAX_NODES:
             raise LabError(f"a lab has 1 to {network.MAX_NODES} nodes, not {nodes}")
-        if profile not in PROFILES:
+        if profile not in (None, *PROFILES):
             raise LabError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
-        if fault:
-            faults.find(fault, profile)
         check()
         try:
             with state.locked(directory):
                 known = state.load(name)
-                if known and known.is_current():
+                running = known is not None and known.is_current()
+                profile = profile or (known.profile if known and running else "cpu")
+                if fault:
+                    faults.find(fault, profile)
+                if known and running:
                     lab = cls(known)
                     if lab.profile != profile:
                         raise LabError(

@@ -98,7 +98,8 @@ def message(text: str) -> str:
     """The first line of a tool's words that says something, at most 160 characters."""
     for line in text.splitlines():
         words = line.strip()
-        if words and not words.startswith(("<", "nr_")):
+        # The shell's word for the end that its limit made.
+        if words and not words.startswith(("<", "nr_")) and words not in ("Killed", "Terminated"):
             return words[:160]
     return ""
 
