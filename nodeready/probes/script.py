@@ -24,12 +24,13 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 #: Seconds for all sections together in one shell: they take a tenth of one.
 TOGETHER_S = 5
 
-# First all sections run in one shell, each in a subshell of its own: starting three programs for
-# each would cost the node more than what they do. When that shell does not end well (one hangs,
-# prints without end, or breaks the shell), each runs once more in a shell of its own, under its
-# own timeout and cap; what comes later counts. The exit trap of the probe library prints a
-# section's status last: when that line is missing, the section was cut off or ended.
+# First all sections run in one shell, one after the other, as functions: a process costs more than
+# what most of them do. When that shell does not end well (one hangs, prints without end, or ends
+# the shell), each runs once more in a shell of its own, under its own timeout and cap; what comes
+# later counts. A section's status is its last line (there, the exit trap of the probe library
+# prints it): when that line is missing, the section was cut off or ended.
 # Busybox's timeout ends only its child and leaves what that started: there, we end the session.
+# $nr_limit is mostly a program, not a function of ours: so it costs no shell of its own.
 #
 # A section that runs beside the others is started first, in the background of the left side of a
 # pipe; on the right side everything else runs, and then what came through the pipe is taken, with a
@@ -37,41 +38,47 @@ TOGETHER_S = 5
 # would wait for: it is left behind with a pipe that nobody reads. No file is needed, and a section
 # with nothing to run costs no process.
 _RUN = r"""
-nr_timeout=$(command -v timeout)
-if [ "$nr_timeout" = timeout ] || [ "$nr_timeout" -ef /bin/busybox ]; then
-    nr_limit() {
-        nr_seconds=$1
-        shift
-        # What runs in the background has no standard input, unless it is told.
-        { setsid "$@" <&6 & } 6<&0
-        nr_pid=$!
-        (sleep "$nr_seconds"; kill -TERM -- -$nr_pid; sleep 1; kill -KILL -- -$nr_pid) \
-            >/dev/null 2>&1 4>&- 5>&- &
-        nr_watch=$!
-        wait $nr_pid
-        nr_status=$?
-        kill $nr_watch
-        return $nr_status
-    }
-else
-    nr_limit() { timeout -k 1 "$@"; }
-fi
+nr_timeout=
+IFS=:
+for nr_dir in $PATH; do
+    case $nr_dir in *[!A-Za-z0-9/._+-]*) continue ;; esac
+    if [ -x "$nr_dir/timeout" ]; then nr_timeout=$nr_dir/timeout; break; fi
+done
+unset IFS
+nr_limit="$nr_timeout -k 1"
+if [ -z "$nr_timeout" ] || [ "$nr_timeout" -ef /bin/busybox ]; then nr_limit=nr_session; fi
+nr_session() {
+    nr_seconds=$1
+    shift
+    # What runs in the background has no standard input, unless it is told.
+    { setsid "$@" <&6 & } 6<&0
+    nr_pid=$!
+    (sleep "$nr_seconds"; kill -TERM -- -$nr_pid; sleep 1; kill -KILL -- -$nr_pid) \
+        >/dev/null 2>&1 4>&- 5>&- &
+    nr_watch=$!
+    wait $nr_pid
+    nr_status=$?
+    kill $nr_watch
+    return $nr_status
+}
 nr_section() {
     printf '\n@%s begin %s\n' "$NR" "$1"
-    nr_limit "$2" sh -c "$NR_LIB
+    $nr_limit "$2" sh -c "$NR_LIB
 nr_trap
 $4" 2>&1 | head -c "$3"
     printf '\n@%s end\n' "$NR"
 }
 nr_join() {
     NR_TOGETHER="$NR_TOGETHER
-printf '\n@%s begin %s\n' $NR $1
-(nr_trap
+nr_it() {
+:
 $2
-)
-printf '\n@%s end\n' $NR"
 }
-nr_start() { nr_limit "$1" sh -c "$NR_LIB
+printf '\n@%s begin %s\n' $NR $1
+nr_it
+printf '\n@%s rc %s\n\n@%s end\n' $NR \$? $NR"
+}
+nr_start() { $nr_limit "$1" sh -c "$NR_LIB
 nr_trap
 $2" </dev/null 2>&1 & }
 nr_take() {
@@ -79,14 +86,14 @@ nr_take() {
     read -r nr_up nr_x </proc/uptime
     nr_left=$(($2 + 2 + nr_begin - ${nr_up%%.*}))
     if [ "$nr_left" -lt 1 ]; then nr_left=1; fi
-    nr_limit "$nr_left" cat | head -c "$3"
+    $nr_limit "$nr_left" cat | head -c "$3"
     printf '\n@%s end\n' "$NR"
 }
 nr_empty() {
     printf '\n@%s begin %s\n\n@%s rc 0\n\n@%s end\n' "$NR" "$1" "$NR" "$NR"
 }
 nr_together() {
-    { { nr_limit "$1" sh -c "$NR_LIB$NR_TOGETHER" 2>&1 4>&- 5>&-; echo $? >&4; } |
+    { { $nr_limit "$1" sh -c "$NR_LIB$NR_TOGETHER" 2>&1 4>&- 5>&-; echo $? >&4; } |
         head -c "$2" >&5; } 4>&1
 }
 """

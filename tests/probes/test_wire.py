@@ -16,6 +16,7 @@ import pytest
 
 from nodeready import shell, snapshot
 from nodeready.policy import Policy
+from nodeready.probes import script as wire
 from nodeready.probes.base import ProbeError, Section, Unknown
 from nodeready.probes.script import make_script, parse_answer
 
@@ -57,6 +58,15 @@ def test_sections_come_back_whole_and_each_fails_alone(runner):
             outputs[name].require()
         assert problem.value.reason == reason
         assert len(problem.value.evidence) <= 200
+
+
+@pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
+def test_no_section_of_ours_needs_a_shell_of_its_own(runner):
+    """All run in one; each would run once more if one of them ended that shell."""
+    chosen = snapshot.sections(snapshot.probes())
+    body = wire._unpack(run(list(chosen), runner), NONCE).decode("utf-8", "surrogateescape")
+    names = [line.split()[2] for line in body.splitlines() if line.startswith(f"@{NONCE} begin")]
+    assert sorted(names) == sorted(section.name for section in chosen)
 
 
 @pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
