@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nodeready.subjects import SUBJECTS
 from tests.command import ours, written
+from tests.helpers import project
 
 pytestmark = pytest.mark.lab
 
@@ -176,6 +179,31 @@ def test_this_machine_without_an_inventory(tool, tmp_path):
     assert (done.status, done.err) in ((0, ""), (3, "")), done
     (results,) = told(done).values()
     assert {check.partition(".")[0] for check in results} == set(SUBJECTS)
+
+
+def test_each_subject_is_a_fact_for_pyinfra(lab, fleet):
+    """`pyinfra INVENTORY fact nodeready.facts.Gpus`: plain data of every subject."""
+    names = {name: "".join(word.capitalize() for word in name.split("_")) for name in SUBJECTS}
+    where = fleet(lab.nodes[:1])
+    facts = [f"nodeready.facts.{name}" for name in names.values()]
+    done = project(Path(sys.executable).with_name("pyinfra"), where, "fact", *facts)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout + done.stderr
+    for name in names.values():
+        assert f"nodeready.facts.{name}" in shown or f"Fact data for: {name}" in shown, shown
+    assert '"unknown":' not in shown
+    assert '"boot_id"' in shown
+    assert '"nccl_socket_ifname"' in shown
+
+
+def test_a_kernel_unlike_its_peers_shows_without_a_policy(fresh_nodes, fleet, tool):
+    *_, odd = nodes = fresh_nodes(3)
+    odd.lab.restart([odd], keep_disk=True, fault="other-kernel")
+    done = tool("audit", fleet(nodes), "--only", "host", "--format", "json")
+    assert done.status == 0, done
+    found = {outlier["fact"]: outlier["nodes"] for outlier in json.loads(done.out)["outliers"]}
+    assert list(found) == ["host.kernel"]
+    assert list(found["host.kernel"]) == [odd.name]
 
 
 @pytest.mark.parametrize(
