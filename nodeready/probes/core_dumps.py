@@ -32,9 +32,12 @@ def core_directory(policy: Policy) -> str:
 
 def _script(policy: Policy) -> str:
     directory = shell.quote(core_directory(policy))
+    pattern = shell.quote(re.sub(r"([][\\.*^$])", r"\\\1", core_directory(policy)))
     tmpfiles = " ".join(f"{parent}/*.conf" for parent in _TMPFILES)
     return rf"""
-    nr_value live /proc/sys/kernel/core_pattern
+    nr_line=
+    {{ IFS= read -r nr_line </proc/sys/kernel/core_pattern; }} 2>/dev/null
+    if [ -n "$nr_line" ]; then printf 'live=%s\n' "$nr_line"; fi
     if [ -d {directory} ]; then stat -Lc 'directory=%a' {directory}; fi
     if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
     for nr_dir in {" ".join(_UNIT_DIRECTORIES)}; do
@@ -51,8 +54,7 @@ def _script(policy: Policy) -> str:
     for nr_file in /usr/lib/systemd/systemd-coredump /lib/systemd/systemd-coredump; do
         if [ -x "$nr_file" ]; then printf 'coredump=%s\n' "$nr_file"; fi
     done
-    grep -asHnF -- {directory} {tmpfiles} /dev/null
-    grep -asHn '^[[:space:]]*[A-Z]' {" ".join(_COREDUMP)} /dev/null
+    grep -asHn -e {pattern} -e '^[[:space:]]*[A-Z]' {tmpfiles} {" ".join(_COREDUMP)} /dev/null
     :
     """
 

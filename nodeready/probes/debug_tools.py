@@ -36,7 +36,9 @@ def _script(policy: Policy) -> str:
     nr_have {" ".join(MANAGERS)}
     """
     py_spy = rf"""
-    printf 'machine=%s\n' "$(uname -m)"
+    nr_line=
+    {{ read -r nr_line </proc/sys/kernel/arch; }} 2>/dev/null
+    printf 'machine=%s\n' "${{nr_line:-$(uname -m)}}"
     if [ -e {PY_SPY} ]; then
         printf 'mode=%s\n' "$(stat -Lc %a {PY_SPY})"
         printf 'version=%s\n' "$(timeout -k 1 2 {PY_SPY} --version 2>/dev/null)"

@@ -4,7 +4,7 @@ A broken GPU can say the same thing a hundred thousand times. So the node sends 
 once, with its count and the number of its last line, and never a tail of the log. A kind is an
 Xid's code of one device, or a line without its numbers; the address of the device always counts.
 
-``dmesg`` is the kernel's own ring, and short: when it begins after the boot, or may not be read,
+It is read where a GPU, or the driver of one, is there. ``dmesg`` is the kernel's own ring, and short: when it begins after the boot, or may not be read,
 journald is asked for this boot too.
 """
 
@@ -107,7 +107,7 @@ END {{
 def _script(policy: Policy) -> str:
     """Scan dmesg; when it is not complete, or may not be read, scan the journal."""
     return (
-        'nr_scan() { awk -v mark="@$NR status " -v from="$1" \''
+        'nr_scan() { exec awk -v mark="@$NR status " -v from="$1" \''
         + _SCAN
         + r"""'
     }
@@ -120,7 +120,18 @@ def _script(policy: Policy) -> str:
     )
 
 
-SECTION = Section("kernel_log", _script, timeout_s=10, beside=True)
+# Also where the driver of a GPU is loaded that has left the bus.
+_WHEN = r"""nr_gpu=
+if [ -d /sys/module/nvidia ] || [ -d /sys/module/amdgpu ]; then nr_gpu=1; fi
+for nr_file in /sys/bus/pci/devices/*/vendor; do
+if [ -n "$nr_gpu" ]; then break; fi
+nr_line=
+{ read -r nr_line <"$nr_file"; } 2>/dev/null
+case $nr_line in 0x10de | 0x1002) nr_gpu=1 ;; esac
+done
+[ -n "$nr_gpu" ]"""
+
+SECTION = Section("kernel_log", _script, timeout_s=10, beside=True, when=_WHEN)
 
 
 @dataclass(frozen=True)
@@ -189,6 +200,8 @@ def _tool(output: Output, scan: _Scan | None) -> Tool:
     said = " ".join(scan.values.get("said", "") for scan in _scans(output))
     if re.search(r"not permitted|denied", said, re.I):
         return Tool(NAME, "failed", "needs root")
+    if output.rc == 0 and not output.text.strip():
+        return Tool(NAME, "missing", "not read where there is no GPU")
     if output.rc is None:
         return Tool(NAME, "nonsense" if output.truncated else "timed out")
     if not _scans(output):

@@ -21,7 +21,13 @@ PATHS = (
 
 
 def _script(policy: Policy) -> str:
-    return f"nr_lines {' '.join(PATHS)}"
+    return rf"""
+    set --
+    for nr_file in {" ".join(PATHS)}; do
+        if [ -f "$nr_file" ]; then set -- "$@" "$nr_file"; fi
+    done
+    if [ $# != 0 ]; then nr_lines "$@"; fi
+    """
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> dict[str, bytes]:

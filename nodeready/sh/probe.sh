@@ -10,6 +10,7 @@ nr_trap() {
 
 # nr_value NAME FILE: "NAME=first line of FILE", or nothing when it cannot be read. A number of
 # /proc/sys can be read only at once, and dash reads byte by byte: its read would see "1" of "1024".
+# (A text of /proc/sys, and one digit, can be read without the program that this takes there.)
 nr_value() {
     nr_line=
     case $2 in

@@ -39,3 +39,26 @@ def test_every_contender_is_in_the_table(own_lab: str, tmp_path: Path) -> None:
     # The one number that is no timing: a look is one command, whatever the machine does.
     (look,) = [line for line in text.splitlines() if line.startswith(f"| {EACH[0]}, nothing")]
     assert look.rstrip(" |").split("|")[-2].strip() == "1"
+
+
+@pytest.mark.lab
+def test_the_audit_benchmark_reports_everybody(own_lab: str, tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    argv = [ROOT / "benchmarks" / "run", "audit", "--nodes", "2", "--repeat", "1"]
+    argv += ["--without-ansible", "--simulated", "20", "--name", own_lab, "-o", document]
+    done = subprocess.run(
+        [str(word) for word in argv],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+    )
+    assert done.returncode == 0, done.stderr
+    text = document.read_text()
+    for name in ("nodeready audit", "pyinfra fact, one by one", "pdsh true", "clush true"):
+        assert sum(line.startswith(f"| {name} ") for line in text.splitlines()) == 1, name
+    for profile in ("20 (cpu)", "20 (h100)"):
+        assert f"| {profile} " in text
+    (look,) = [line for line in text.splitlines() if line.startswith("| nodeready audit ")]
+    assert look.rstrip(" |").split("|")[-2].strip() == "1"
