@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from functools import cache
 
 from nodeready import check_sources
 from nodeready.operations import STEPS
+from nodeready.spelling import closest
 from nodeready.subjects import OBSERVED, SUBJECTS, check_ids
 
 _OBSERVED = """\
@@ -92,7 +92,6 @@ def meant(word: str) -> str:
     known: Iterable[str] = [*SUBJECTS, *check_ids()]
     subject, _, noun = word.partition(".")
     if noun and subject not in SUBJECTS:
-        near = difflib.get_close_matches(subject, SUBJECTS, n=1)
-        known = [one for one in known if near and one.startswith(near[0])] or known
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return close[0] if close else ""
+        near = closest(subject, SUBJECTS)
+        known = [one for one in known if near and one.startswith(near)] or known
+    return closest(word, known, cutoff=0.5)

@@ -6,6 +6,7 @@ Pure: snapshots go in, a Python text comes out that validates as it is.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -145,7 +146,8 @@ def render(learned: Sequence[Learned], nodes: Sequence[str], when: str) -> str:
     ]
     for one in learned:
         lines.append("")
-        meaning = str(_FIELDS[one.key].metadata["doc"]).partition(". ")[0].rstrip(".") + "."
+        # Its first sentence; "e.g." ends none.
+        meaning = re.split(r"(?<=[.]) (?=[A-Z])", str(_FIELDS[one.key].metadata["doc"]))[0]
         for text in (meaning, *one.notes):
             lines += _comment(text)
         lines += _assigned(one) if one.value is not None else [f"# {one.key} is not set."]

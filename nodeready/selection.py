@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from nodeready.results import Result
+from nodeready.spelling import closest
 from nodeready.subjects import OBSERVED, SUBJECTS, check_ids
 
 
@@ -45,8 +45,8 @@ def _matching(option: str, words: str) -> set[str]:
         pattern = f"{word}.*" if word in SUBJECTS else word
         matched = {check for check in ids if fnmatchcase(check, pattern)}
         if not matched:
-            close = difflib.get_close_matches(word, [*ids, *SUBJECTS], n=1)
-            meant = f"did you mean {close[0]}?" if close else "there are " + ", ".join(SUBJECTS)
+            close = closest(word, [*SUBJECTS, *ids])
+            meant = f"did you mean {close}?" if close else "there are " + ", ".join(SUBJECTS)
             raise SelectionError(f"{option} {word}: no such check or subject; {meant}")
         found |= matched
     if not found:

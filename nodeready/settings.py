@@ -12,6 +12,7 @@ from dataclasses import Field, fields
 from typing import Any
 
 from nodeready.policy import Policy
+from nodeready.spelling import closest
 
 #: core(5), "Naming of core dump files", Linux 6.12. %F is for pipes only.
 CORE_SPECIFIERS = frozenset("%cCdeEfghiIpPstu")
@@ -77,8 +78,8 @@ def _table(value: Any, rule: Mapping[str, Any]) -> Any:
             raise _Wrong(f"{name!r} must have settings: {{'{next(iter(columns))}': ...}}")
         for column, wanted in settings.items():
             if column not in columns:
-                close = difflib.get_close_matches(str(column), columns, n=1)
-                meant = f"did you mean {close[0]}?" if close else "there are " + ", ".join(columns)
+                close = closest(str(column), columns)
+                meant = f"did you mean {close}?" if close else "there are " + ", ".join(columns)
                 raise _Wrong(f"{name!r} has the unknown setting {column!r}: {meant}")
             if columns[column] is int:
                 _int(wanted, {"low": 1, "high": 10_000_000})

@@ -7,7 +7,6 @@ lost its partitions would silently lose their settings.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ from pyinfra.api.exceptions import InventoryError
 
 from nodeready.nodesets import NodeSetError, expand, host_name, natural, unique
 from nodeready.sanitise import sanitise
+from nodeready.spelling import closest
 
 #: Seconds for one answer. Slurm's own MessageTimeout is 10 s by default, and its tools try a
 #: backup controller after that; a controller that needs longer is not working.
@@ -102,8 +102,8 @@ def _partitions(out: str) -> dict[str, list[str]]:
 
 
 def _no_partition(wanted: str, partitions: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(wanted, partitions, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(partitions)}"
+    close = closest(wanted, partitions)
+    hint = f"did you mean {close}?" if close else f"there are {', '.join(partitions)}"
     return sanitise(f"NODEREADY_PARTITION: no partition {wanted}; {hint}", 300)
 
 

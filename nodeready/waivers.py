@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import replace
 
 from nodeready.policy import Policy
 from nodeready.results import Result
+from nodeready.spelling import closest
 
 #: The only statuses that can be waived: what was not observed cannot have been accepted.
 WAIVABLE = ("fail", "warn")
@@ -51,7 +51,7 @@ def _meant(check: str, known: list[str]) -> str:
     same = [one for one in known if one.startswith(f"{subject}.")]
     if same and name == "observed":
         return "what could not be observed cannot be waived"
-    close = difflib.get_close_matches(check, known, n=1)
+    close = closest(check, known)
     if close:
-        return f"no such check; did you mean {close[0]}?"
+        return f"no such check; did you mean {close}?"
     return f"no such check; there are {', '.join(same)}" if same else "no such check"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from nodeready.cli.exits import Refused
+from nodeready.spelling import closest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -68,8 +68,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _name(path: Path, key: str, known: tuple[str, ...]) -> str:
     name = key.replace("-", "_")
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+        close = closest(name, known)
+        advice = f"did you mean {close}?" if close else f"there are {', '.join(known)}"
         raise Refused(f"{path}: unknown option {key}: {advice}")
     return name
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import getpass
 import os
 import sys
@@ -21,6 +20,7 @@ from nodeready.cli.screen import Screen
 from nodeready.files import write_atomically
 from nodeready.session import Session
 from nodeready.settings import PolicyError
+from nodeready.spelling import closest
 from nodeready.subjects import CHANGED, SUBJECTS
 from nodeready.transports.answer import SUDO
 from nodeready.transports.live import PROBE_TIMEOUT_S
@@ -83,8 +83,8 @@ def subjects(words: str | None) -> tuple[str, ...]:
         if word not in CHANGED:
             if word in SUBJECTS:
                 raise Refused(f"--only {word}: is only looked at, by nodeready audit")
-            close = difflib.get_close_matches(word, CHANGED, n=1)
-            meant = f"did you mean {close[0]}? " if close else ""
+            close = closest(word, CHANGED)
+            meant = f"did you mean {close}? " if close else ""
             raise Refused(f"--only {word}: no such subject; {meant}there are {', '.join(CHANGED)}")
     if not chosen:
         raise Refused("--only: no subject named")
