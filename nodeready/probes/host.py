@@ -54,7 +54,9 @@ def _script(policy: Policy) -> str:
         case $nr_key in "model name"*) printf 'cpu_model=%s\n' "$nr_line"; break ;; esac
     done </proc/cpuinfo
     if [ ! -r {_SYS}/kernel/arch ]; then printf 'architecture=%s\n' "$(uname -m)"; fi
-    if [ -L /etc/localtime ]; then
+    if [ /etc/localtime -ef /usr/share/zoneinfo/Etc/UTC ]; then
+        printf 'localtime=Etc/UTC\n'
+    elif [ -L /etc/localtime ]; then
         printf 'localtime=%s\n' "$(readlink /etc/localtime)"
     elif [ -e /etc/localtime ]; then
         printf 'localtime=\n'
