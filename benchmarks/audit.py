@@ -8,31 +8,24 @@ simulated answers, judged and rendered in every format.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 import tempfile
 import textwrap
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import machine, report, table
+from benchmarks import command, report, table
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.contenders import (
     BIN,
-    ROOT,
     Contender,
-    ansible_environment,
     ansible_setup,
-    ansible_version,
     look,
     yardstick,
 )
-from benchmarks.measure import BenchmarkError, Sample, median, run
+from benchmarks.measure import Sample, median, run
 from benchmarks.probe_cost import ProbeCost, probe_cost
 from benchmarks.simulated import Simulated, simulate
-from nodeready.lab import LabError
 from nodeready.policy import Policy
 from nodeready.subjects import SUBJECTS
 
@@ -184,48 +177,19 @@ def measure(sizes: list[int], turns: int, ansible: Path | None, name: str) -> Re
     return made
 
 
+def _measure(given: argparse.Namespace, ansible: Path | None) -> Report:
+    made = measure(given.nodes, given.repeat, ansible, given.name)
+    made.simulated = [
+        simulate(profile, given.simulated, given.name) for profile in ("cpu", "h100")
+    ]
+    return made
+
+
 def main() -> int:
-    """The command. Exit status 1 when a run did not do what is measured."""
-    parser = argparse.ArgumentParser(prog="benchmarks/run audit", description=__doc__)
-    parser.add_argument("--nodes", default="16,64,256", metavar="N,…")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each (default 3)")
+    """The command."""
+    parser = command.options("audit", __doc__, "16,64,256", 3)
     parser.add_argument("--simulated", type=int, default=10_000, metavar="N")
-    parser.add_argument("--without-ansible", action="store_true")
-    parser.add_argument("--name", default="bench", help="of the lab (default bench)")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks.md")
-    parser.add_argument("--note", default="", help="a sentence about this run, for the document")
-    options = parser.parse_args()
-    if os.geteuid() != 0:
-        print("benchmarks: the lab makes network namespaces: run as root", file=sys.stderr)
-        return 2
-    commands = None if options.without_ansible else ansible_environment()
-    # So that the lab goes away then, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    load, started = os.getloadavg()[0], time.monotonic()
-    sizes = [int(word) for word in options.nodes.split(",")]
-    try:
-        result = measure(sizes, options.repeat, commands, options.name)
-        result.simulated = [
-            simulate(profile, options.simulated, options.name) for profile in ("cpu", "h100")
-        ]
-    except (BenchmarkError, LabError) as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 1
-    names = machine.versions("pyinfra", "paramiko", "ClusterShell")
-    if commands:
-        names += f", {ansible_version(commands)}"
-    result.command = f"benchmarks/run audit --nodes {options.nodes} --repeat {options.repeat}"
-    result.command += f" --simulated {options.simulated}" if options.simulated != 10_000 else ""
-    result.command += " --without-ansible" if options.without_ansible else ""
-    result.about = (
-        f"{machine.today()}; {machine.describe()}; {names}, {machine.sshd()}. "
-        f"Load average before the run {load:.1f}; the run took "
-        f"{(time.monotonic() - started) / 60:.0f} minutes. {options.note}"
-    ).rstrip()
-    print(result.text())
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    table.replace(options.output, "audit", result.markdown())
-    return 0
+    return command.main("audit", parser, _measure, ("pyinfra", "paramiko", "ClusterShell"))
 
 
 if __name__ == "__main__":

@@ -7,29 +7,22 @@ pyinfra's own operations and as an Ansible playbook, and the yardstick E, `pyinf
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import machine, report, table
+from benchmarks import command, report
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.contenders import (
-    ROOT,
     Contender,
-    ansible_environment,
-    ansible_version,
     contenders,
     look,
     yardstick,
 )
-from benchmarks.measure import BenchmarkError, Sample, median, run
+from benchmarks.measure import Sample, median, run
 from benchmarks.probe_cost import probe_cost
 from benchmarks.settings import policy_data
-from nodeready.lab import LabError
 from nodeready.policy import Policy
 
 #: A run of seconds is repeated for each fresh cluster, in turns with the yardstick: what else the
@@ -110,53 +103,20 @@ def measure(
     return made
 
 
-def _sizes(words: str) -> list[int]:
-    return [int(word) for word in words.split(",")]
+def _measure(given: argparse.Namespace, ansible: Path | None) -> report.Report:
+    return measure(
+        given.nodes,
+        given.repeat,
+        ansible,
+        given.name,
+        lambda text: print(text, file=sys.stderr),
+    )
 
 
 def main() -> int:
-    """The command. Exit status 1 when a run did not do what is measured."""
-    parser = argparse.ArgumentParser(prog="benchmarks/run deploy", description=__doc__)
-    parser.add_argument("--nodes", type=_sizes, default=[16, 64], metavar="N,…")
-    parser.add_argument("--repeat", type=int, default=2, help="rounds on fresh nodes (default 2)")
-    parser.add_argument("--without-ansible", action="store_true")
-    parser.add_argument("--name", default="bench", help="of the lab (default bench)")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks.md")
-    parser.add_argument("--note", default="", help="a sentence about this run, for the document")
-    options = parser.parse_args()
-    if os.geteuid() != 0:
-        print("benchmarks: the lab makes network namespaces: run as root", file=sys.stderr)
-        return 2
-    commands = None if options.without_ansible else ansible_environment()
-    # So that the lab goes away then, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    load, started = os.getloadavg()[0], time.monotonic()
-    try:
-        result = measure(
-            options.nodes,
-            options.repeat,
-            commands,
-            options.name,
-            lambda text: print(text, file=sys.stderr),
-        )
-    except (BenchmarkError, LabError) as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 1
-    names = machine.versions("pyinfra", "paramiko")
-    if commands:
-        names += f", {ansible_version(commands)}"
-    result.command = "benchmarks/run deploy --nodes " + ",".join(map(str, options.nodes))
-    result.command += f" --repeat {options.repeat}"
-    result.command += " --without-ansible" if options.without_ansible else ""
-    result.about = (
-        f"{machine.today()}; {machine.describe()}; {names}, {machine.sshd()}. "
-        f"Load average before the run {load:.1f}; the run took "
-        f"{(time.monotonic() - started) / 60:.0f} minutes. {options.note}"
-    ).rstrip()
-    print(result.text())
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    table.replace(options.output, "deploy", result.markdown())
-    return 0
+    """The command."""
+    parser = command.options("deploy", __doc__, "16,64", 2)
+    return command.main("deploy", parser, _measure, ("pyinfra", "paramiko"))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,10 @@ ROOT = Path(__file__).parents[2]
 EACH = ("nodeready deploy", "pyinfra deploy.py", "stock pyinfra operations")
 
 
-@pytest.mark.lab
-def test_every_contender_is_in_the_table(own_lab: str, tmp_path: Path) -> None:
-    document = tmp_path / "benchmarks.md"
-    document.write_text("# Numbers\n\nkept\n\n<!-- begin deploy -->old<!-- end deploy -->\n")
-    argv = [ROOT / "benchmarks" / "run", "deploy", "--nodes", "2", "--repeat", "1"]
-    argv += ["--without-ansible", "--name", own_lab, "-o", document]
+def benchmark(name: str, lab: str, document: Path, *words: str) -> str:
+    """Run a benchmark on two nodes without Ansible; what it printed."""
+    argv = [ROOT / "benchmarks" / "run", name, "--nodes", "2", "--repeat", "1"]
+    argv += ["--without-ansible", "--name", lab, "-o", document, *words]
     done = subprocess.run(
         [str(word) for word in argv],
         capture_output=True,
@@ -27,15 +25,23 @@ def test_every_contender_is_in_the_table(own_lab: str, tmp_path: Path) -> None:
         env={**os.environ, "LC_ALL": "C.UTF-8"},
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.lab
+def test_every_contender_is_in_the_table(own_lab: str, tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    document.write_text("# Numbers\n\nkept\n\n<!-- begin deploy -->old<!-- end deploy -->\n")
+    shown = benchmark("deploy", own_lab, document)
     text = document.read_text()
     assert text.startswith("# Numbers\n\nkept\n")
     assert "old" not in text
     for name in EACH:
         for phase in ("first deploy", "nothing to do"):
             row = f"{name}, {phase}"
-            assert row in done.stdout
+            assert row in shown
             assert sum(line.startswith(f"| {row} ") for line in text.splitlines()) == 1, row
-    assert "pyinfra exec -- true (E)" in done.stdout
+    assert "pyinfra exec -- true (E)" in shown
     # The one number that is no timing: a look is one command, whatever the machine does.
     (look,) = [line for line in text.splitlines() if line.startswith(f"| {EACH[0]}, nothing")]
     assert look.rstrip(" |").split("|")[-2].strip() == "1"
@@ -44,17 +50,7 @@ def test_every_contender_is_in_the_table(own_lab: str, tmp_path: Path) -> None:
 @pytest.mark.lab
 def test_the_audit_benchmark_reports_everybody(own_lab: str, tmp_path: Path) -> None:
     document = tmp_path / "benchmarks.md"
-    argv = [ROOT / "benchmarks" / "run", "audit", "--nodes", "2", "--repeat", "1"]
-    argv += ["--without-ansible", "--simulated", "20", "--name", own_lab, "-o", document]
-    done = subprocess.run(
-        [str(word) for word in argv],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "LC_ALL": "C.UTF-8"},
-    )
-    assert done.returncode == 0, done.stderr
+    benchmark("audit", own_lab, document, "--simulated", "20")
     text = document.read_text()
     for name in ("nodeready audit", "pyinfra fact, one by one", "pdsh true", "clush true"):
         assert sum(line.startswith(f"| {name} ") for line in text.splitlines()) == 1, name
