@@ -106,10 +106,22 @@ class Line:
         return f"{self.path}:{self.number}"
 
 
+# The first number between colons ends the path, unless it is part of a PCI address (0000:52:00.0).
+_FILE_LINE = re.compile(
+    r"(/[^:]*(?::[^:]*)*?)"
+    r":(?!(?<=/[0-9a-f]{4}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])([0-9]{1,12}):(.*)",
+    re.S,
+)
+
+
 def file_lines(text: str) -> Iterator[Line]:
-    """The lines that nr_lines printed (``/path:number:text``); other lines are passed over."""
+    """The lines that nr_lines printed (``/path:number:text``); other lines are passed over.
+
+    The path of a PCI device is told from a line's number; another path with a number between
+    colons (``/etc/a:1:b.conf``) is not: its lines pass for those of ``/etc/a``.
+    """
     for raw in text.split("\n"):
-        match = re.match(r"(/.*?):(\d+):(.*)$", raw, re.S)
+        match = _FILE_LINE.match(raw)
         if match:
             yield Line(match[1], int(match[2]), match[3])
 

@@ -9,10 +9,12 @@ import base64
 import binascii
 import ipaddress
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from nodeready.probes.base import Output
+from nodeready.probes.routes import Address
 
 #: Interfaces whose addresses are the same on many nodes or change with every container.
 _VIRTUAL = re.compile(
@@ -28,33 +30,39 @@ _NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:(?:{_LABEL}\.)+(?!\d+\Z))?{_LABEL}")
 _LOCAL_NAME = re.compile(r"(localhost|ip6-.*|.*\.localdomain)(\..*)?")
 
 
+#: A node has few addresses in no network of its interfaces: a cloud's /32, a tunnel's. More of
+#: them are those of a load balancer's services (kube-ipvs0), which every node has.
+MOST_ALONE = 16
+_HOSTS = "/etc/hosts"
+_KEY_FILE = re.compile(r"^/etc/ssh/ssh_host_[^/:\n]{1,80}_key\.pub:(.*)$", re.M)
+
 # The keys are those that sshd offers: the usual files, and what its configuration names instead.
-SCRIPT = r"""
+# The name in full is what the resolver would say: /etc/hosts knows it, else DNS is asked. The
+# addresses come from nodeready.probes.routes: `ip` can wait for the network lock for ever.
+SCRIPT = rf"""
     nr_host=
-    nr_value host /proc/sys/kernel/hostname
-    IFS= read -r nr_host </proc/sys/kernel/hostname
+    {{ IFS= read -r nr_host </proc/sys/kernel/hostname; }} 2>/dev/null
+    printf 'host=%s\n' "$nr_host"
     case $nr_host in
-    *.*) ;;
-    *) if command -v hostname >/dev/null; then
-        printf 'fqdn=%s\n' "$(timeout 1 hostname -f 2>/dev/null)"
-    fi ;;
+    *[!A-Za-z0-9_-]*) nr_full=1 nr_line='hostkey' ;;
+    *) nr_full= nr_line="[^#]*[[:space:]]$nr_host([[:space:]#]|$)" ;;
     esac
-    if command -v ip >/dev/null; then
-        ip -o addr show scope global 2>/dev/null
-    elif command -v hostname >/dev/null; then
-        printf 'addresses=%s\n' "$(hostname -I 2>/dev/null)"
-    fi
-    for nr_file in /etc/ssh/ssh_host_*_key.pub; do nr_value key "$nr_file"; done
-    nr_keys=$(grep -ahsi '^[[:space:]]*hostkey[[:space:]=]' /etc/ssh/sshd_config \
-        /etc/ssh/sshd_config.d/*.conf)
+    nr_found=$(grep -aHsiE -e "^$nr_line" \
+        -e '^[[:space:]]*hostkey[[:space:]=]' -e '^(ssh|ecdsa)-' {_HOSTS} \
+        /etc/ssh/ssh_host_*_key.pub /etc/ssh/sshd_config /etc/ssh/sshd_config.d/*.conf)
+    printf '%s\n' "$nr_found"
     set -f
-    for nr_file in $nr_keys; do
+    for nr_file in $nr_found; do
         case $nr_file in
-        /etc/ssh/ssh_host_*_key) ;;
+        /etc/ssh/ssh_host_*_key | *:*) ;;
         /*) nr_value key "$nr_file.pub" ;;
         esac
     done
     set +f
+    case $nr_found in *{_HOSTS}:*) nr_full=1 ;; esac
+    if [ -z "$nr_full" ] && command -v hostname >/dev/null; then
+        printf 'fqdn=%s\n' "$(timeout 1 hostname -f 2>/dev/null)"
+    fi
 """
 
 
@@ -111,13 +119,25 @@ def clean_key(text: str) -> str:
     return f"{match[1]} {match[2]}"
 
 
-def _addresses(head: str, listed: str) -> tuple[str, ...]:
-    found: list[str] = listed.split()
-    for match in re.finditer(r"^\d+: (\S+)\s+inet6? (\S+?)/\d+ ?(.*)$", head, re.M):
-        # Temporary addresses (RFC 8981) change every day.
-        if not _VIRTUAL.match(match[1]) and not re.search(r"\b(temporary|tentative)\b", match[3]):
-            found.append(match[2])
+def _addresses(own: Iterable[Address]) -> tuple[str, ...]:
+    """Those by which others may reach the node, IPv4 first."""
+    found, alone = [], []
+    for one in sorted(own, key=lambda one: ":" in one.text):
+        if not one.interfaces:
+            alone.append(one.text)
+        elif one.lasting and not all(map(_VIRTUAL.match, one.interfaces)):
+            found.append(one.text)
+    found += alone if len(alone) <= MOST_ALONE else []
     return tuple(dict.fromkeys(filter(None, map(clean_address, found))))
+
+
+def _in_hosts(host: str, head: str) -> str:
+    """The first name on the first line of /etc/hosts that knows this host (hosts(5))."""
+    for line in re.findall(rf"^{_HOSTS}:([^#\n]*)", head, re.M):
+        words = line.split()
+        if host.lower() in map(str.lower, words[1:]):
+            return str(words[1])
+    return ""
 
 
 def _names(host: str, full: str) -> tuple[str, ...]:
@@ -128,11 +148,16 @@ def _names(host: str, full: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, names)))
 
 
-def parse(output: Output) -> Identity:
-    """What the script printed. Names and keys that are no such are left out."""
+def parse(output: Output, own: Iterable[Address]) -> Identity:
+    """What the script printed. Names and keys that are no such are left out.
+
+    own: the node's addresses, of nodeready.probes.routes
+    """
     values = output.values()
+    host = values.get("host", "")
+    keys = (*_KEY_FILE.findall(output.text), *output.all("key"))
     return Identity(
-        _names(values.get("host", ""), values.get("fqdn", "")),
-        _addresses(output.text, values.get("addresses", "")),
-        tuple(dict.fromkeys(filter(None, map(clean_key, output.all("key"))))),
+        _names(host, values.get("fqdn") or _in_hosts(host, output.text)),
+        _addresses(own),
+        tuple(dict.fromkeys(filter(None, map(clean_key, keys)))),
     )

@@ -4,8 +4,8 @@ A broken GPU can say the same thing a hundred thousand times. So the node sends 
 once, with its count and the number of its last line, and never a tail of the log. A kind is an
 Xid's code of one device, or a line without its numbers; the address of the device always counts.
 
-It is read where a GPU, or the driver of one, is there. ``dmesg`` is the kernel's own ring, and short: when it begins after the boot, or may not be read,
-journald is asked for this boot too.
+It is read where a GPU, or the driver of one, is there. ``dmesg`` is the kernel's own ring, and
+short: when it begins after the boot, or may not be read, journald is asked for this boot too.
 """
 
 from __future__ import annotations

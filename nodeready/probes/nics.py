@@ -84,16 +84,6 @@ def _script(policy: Policy) -> str:
     """
 
 
-# Left out: link-local and multicast networks, routes to this node itself and to containers, and
-# all of the tree but its leaves and this node's own. What is long comes last: it may be cut off.
-_ROUTES = r"""
-    grep -asHvE -e '^f[ef][0-9a-f]{30}|^(cali|veth|lxc|gke|azv)|[[:space:]]lo$' \
-        -e '\+-- | (UNI|BROAD|MULTI)CAST$' \
-        /proc/net/if_inet6 /proc/net/route /proc/net/ipv6_route /proc/net/fib_trie
-    :
-"""
-
-
 @dataclass(frozen=True)
 class Nics:
     """The network of a node.
@@ -154,16 +144,15 @@ def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
     """Raises ProbeError when there is no interface at all: even a node without network has lo."""
-    output, table = outputs["nics"], outputs["nic_routes"]
+    output, table = outputs["nics"], outputs[routes.SECTION.name]
     text = output.require()
     if not table.truncated:
         table.require()
     attributes = nic.attributes(text)
     if not attributes:
         raise ProbeError(f"no interface in {nic.NET}", text.strip())
-    proc = nic.by_path(table.text, "/proc/net/")
-    known = routes.parse(proc.get("route", ()), proc.get("ipv6_route", ()))
-    placed = routes.addresses(known, proc.get("fib_trie", ()), proc.get("if_inet6", ()))
+    known, own = routes.parse_section(table)
+    placed = routes.addresses(own)
     used = {route.interface for route in known if not nic.link_local(route.destination)}
     uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
     interfaces = {}
@@ -242,11 +231,7 @@ def socket_interface(seen: Nics) -> tuple[str | None, str]:
     return None, "no interface with a link is configured"
 
 
-PROBE = Probe(
-    "nics",
-    (Section("nics", _script), Section("nic_routes", lambda policy: _ROUTES)),
-    parse,
-)
+PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
 
 
 def counters(seen: Nics) -> dict[str, int]:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+
+from nodeready.probes.base import Output, Section
+from nodeready.probes.nic import by_path
 
 #: Routes that are kept, the widest first: nodes are reached by those, and containers by the
 #: thousands of narrow ones that a network for containers makes.
@@ -20,6 +23,20 @@ MOST_ROUTES = 256
 
 _UP, _REJECT = 0x1, 0x200
 _LOCAL_V6, _ANYCAST_V6 = 0x80000000, 0x100000
+#: Flags of an address (include/uapi/linux/if_addr.h): one of RFC 8981, which changes every day,
+#: and one that is not proven to be the node's alone.
+_TEMPORARY, _TENTATIVE = 0x01, 0x40
+
+# Left out: link-local and multicast networks, routes to this node itself and to containers, and
+# all of the tree but its leaves and this node's own. What is long comes last: it may be cut off.
+_SCRIPT = r"""
+    grep -asHvE -e '^f[ef][0-9a-f]{30}|^(cali|veth|lxc|gke|azv)|[[:space:]]lo$' \
+        -e '\+-- | (UNI|BROAD|MULTI)CAST$' \
+        /proc/net/if_inet6 /proc/net/route /proc/net/ipv6_route /proc/net/fib_trie
+    :
+"""
+
+SECTION = Section("nic_routes", lambda policy: _SCRIPT)
 
 
 @dataclass(frozen=True)
@@ -156,58 +173,87 @@ def reached(routes: Iterable[Route], addresses: tuple[str, ...]) -> dict[str, in
     return counts
 
 
-def _own_v4(fib_trie: Iterable[str]) -> tuple[str, ...]:
-    """This node's IPv4 addresses in /proc/net/fib_trie: a leaf that has ``/32 host LOCAL``."""
-    found: dict[str, None] = {}
+@dataclass(frozen=True)
+class Address:
+    """One address of this node.
+
+    prefix:     of its network
+    interfaces: that of the network; several when they share one, none when no route tells
+    lasting:    not one that changes every day, or that may be another node's too
+    """
+
+    text: str
+    prefix: int
+    interfaces: tuple[str, ...]
+    lasting: bool = True
+
+
+def _own_v4(routes: Iterable[Route], fib_trie: Iterable[str]) -> Iterator[Address]:
+    """This node's IPv4 addresses in /proc/net/fib_trie: a leaf that has ``/32 host LOCAL``.
+
+    /proc does not say which interface such an address belongs to: it is the one of the narrowest
+    route to it that is not the default.
+    """
+    candidates = [
+        (*_bounds(route.destination)[1:], route)
+        for route in routes
+        if not route.default and ":" not in route.destination
+    ]
+    seen = set()
     leaf = ""
     for line in fib_trie:
-        match = re.fullmatch(r"\s*\|-- (\d{1,3}(?:\.\d{1,3}){3})", line)
-        if match:
-            leaf = match[1]
-        elif leaf and line.strip() == "/32 host LOCAL" and not leaf.startswith("127."):
-            found[leaf] = None
-    return tuple(found)
+        words = line.split()
+        if len(words) == 2 and words[0] == "|--":
+            leaf = words[1]
+        elif words == ["/32", "host", "LOCAL"] and leaf not in seen:
+            seen.add(leaf)
+            try:
+                number = int(ipaddress.IPv4Address(leaf))
+            except ValueError:
+                continue
+            if number >> 24 == 127:
+                continue
+            hits = [route for first, last, route in candidates if first <= number <= last]
+            best = max(map(_prefix, hits), default=32)
+            narrowest = [route for route in hits if _prefix(route) == best]
+            names = tuple(dict.fromkeys(route.interface for route in narrowest))
+            direct = bool(narrowest) and narrowest[-1].gateway is None
+            yield Address(leaf, best if direct else 32, names)
 
 
-def _own_v6(if_inet6: Iterable[str]) -> dict[str, list[str]]:
-    """Interface -> its IPv6 addresses in /proc/net/if_inet6, without link-local ones."""
-    found: dict[str, list[str]] = {}
+def _own_v6(if_inet6: Iterable[str]) -> Iterator[Address]:
+    """This node's IPv6 addresses in /proc/net/if_inet6, without link-local ones."""
     for line in if_inet6:
-        match = re.fullmatch(r"([0-9a-f]{32}) [0-9a-f]+ ([0-9a-f]{2}) [0-9a-f]+ \S+ +(\S+)", line)
-        if match is None or match[3] == "lo":
+        match = re.fullmatch(
+            r"([0-9a-f]{32}) [0-9a-f]+ ([0-9a-f]{2}) [0-9a-f]+ ([0-9a-f]+) +(\S+)", line
+        )
+        if match is None or match[4] == "lo":
             continue
         address = ipaddress.IPv6Address(int(match[1], 16))
         if not address.is_link_local:
-            found.setdefault(match[3], []).append(f"{address}/{int(match[2], 16)}")
-    return found
+            lasting = not int(match[3], 16) & (_TEMPORARY | _TENTATIVE)
+            yield Address(str(address), int(match[2], 16), (match[4],), lasting)
 
 
-def addresses(
-    routes: Iterable[Route], fib_trie: Iterable[str], if_inet6: Iterable[str]
-) -> dict[str, list[str] | None]:
+def parse_section(output: Output) -> tuple[tuple[Route, ...], tuple[Address, ...]]:
+    """The routes and this node's addresses, as far as the section came. Never raises."""
+    proc = by_path(output.text, "/proc/net/")
+    known = parse(proc.get("route", ()), proc.get("ipv6_route", ()))
+    own = (*_own_v6(proc.get("if_inet6", ())), *_own_v4(known, proc.get("fib_trie", ())))
+    return known, own
+
+
+def addresses(own: Iterable[Address]) -> dict[str, list[str] | None]:
     """Interface -> its addresses ("10.0.0.1/24"); an interface that has none is missing.
 
-    /proc does not say which interface an IPv4 address belongs to: it is the one of the narrowest
-    route to it that is not the default. Interfaces that share a subnet cannot be told apart: None.
+    Interfaces that share a subnet cannot be told apart: None.
     """
-    found: dict[str, list[str] | None] = dict(_own_v6(if_inet6))
-    candidates = [route for route in routes if not route.default and ":" not in route.destination]
-    for text in _own_v4(fib_trie):
-        try:
-            number = int(ipaddress.IPv4Address(text))
-        except ValueError:
-            continue
-        hits = []
-        for route in candidates:
-            _, first, last = _bounds(route.destination)
-            if first <= number <= last:
-                hits.append(route)
-        narrowest = [route for route in hits if _prefix(route) == max(map(_prefix, hits))]
-        interfaces = {route.interface: route for route in narrowest}
-        for interface, route in interfaces.items():
+    found: dict[str, list[str] | None] = {}
+    for one in own:
+        for interface in one.interfaces:
             listed = found.setdefault(interface, [])
-            if len(interfaces) > 1:
+            if len(one.interfaces) > 1:
                 found[interface] = None
             elif listed is not None:
-                listed.append(f"{text}/{32 if route.gateway else _prefix(route)}")
+                listed.append(f"{one.text}/{one.prefix}")
     return found

@@ -33,8 +33,8 @@ TOGETHER_S = 5
 # $nr_limit is mostly a program, not a function of ours: so it costs no shell of its own.
 #
 # A section that runs beside the others is started first, in the background of the left side of a
-# pipe; on the right side everything else runs, and then what came through the pipe is taken, with a
-# limit of its own. So nothing waits for a program in state D, which no signal ends and `timeout`
+# pipe; on the right side everything else runs, and then what came through the pipe is taken, with
+# a limit of its own. So nothing waits for a program in state D, which no signal ends and `timeout`
 # would wait for: it is left behind with a pipe that nobody reads. No file is needed, and a section
 # with nothing to run costs no process.
 _RUN = r"""

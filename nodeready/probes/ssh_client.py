@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from nodeready import blocks, shell
 from nodeready.policy import Policy
-from nodeready.probes import identity, ssh_config
+from nodeready.probes import identity, routes, ssh_config
 from nodeready.probes.base import Line, Output, Probe, Section, file_lines
 from nodeready.probes.identity import Identity
 
@@ -20,6 +20,9 @@ KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 SENT_BYTES = 192 * 1024
 #: Patterns of the policy that are tried with ``ssh -G``: each costs a process on the node.
 MAX_SAMPLES = 3
+
+
+_DROPINS = tuple(f"{folder}/" for folder in ssh_config.DROPIN_FOLDERS)
 
 
 def samples(policy: Policy) -> tuple[str, ...]:
@@ -211,9 +214,11 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     top = Output(head, 0, nonce=output.nonce)
     values, files = top.values(), output.files()
     lines: dict[str, list[Line]] = {}
+    root = values.get("own", "")
     for line in file_lines(head):
-        lines.setdefault(line.path, []).append(line)
-    own = lines.pop(values.get("own", ""), [])
+        if line.path == root or line.path.startswith(_DROPINS):
+            lines.setdefault(line.path, []).append(line)
+    own = lines.pop(root, [])
     exact = (ssh_config.MAIN, ssh_config.VENDOR, ssh_config.DROPIN)
     config = {path: files[path] for path in exact if path in files}
     system = {path: tuple(found) for path, found in lines.items()}
@@ -222,7 +227,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     return SshClient(
         installed="ssh" in top.all("have"),
         version=(int(version[1]), int(version[2])) if version else None,
-        identity=identity.parse(top),
+        identity=identity.parse(top, routes.parse_section(outputs[routes.SECTION.name])[1]),
         known_hosts=_known_hosts(values, files),
         config=config,
         files=system,
@@ -232,5 +237,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
 
 
 PROBE = Probe(
-    "ssh_client", (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144),), parse
+    "ssh_client",
+    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), routes.SECTION),
+    parse,
 )

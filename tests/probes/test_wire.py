@@ -17,7 +17,7 @@ import pytest
 from nodeready import shell, snapshot
 from nodeready.policy import Policy
 from nodeready.probes import script as wire
-from nodeready.probes.base import ProbeError, Section, Unknown
+from nodeready.probes.base import Line, ProbeError, Section, Unknown, file_lines
 from nodeready.probes.script import make_script, parse_answer
 
 NONCE = "0123456789abcdef"
@@ -176,6 +176,20 @@ def test_exact_files_keep_every_byte(tmp_path):
     sections = [section("files", f"nr_exact {files}")]
     found = parse_answer(run(sections), sections, NONCE)["files"].files()
     assert found == {str(tmp_path / name): content for name, content in contents.items()}
+
+
+@pytest.mark.parametrize(
+    ("printed", "path", "number", "text"),
+    [
+        ("/etc/a.conf:12:b:3:c", "/etc/a.conf", 12, "b:3:c"),
+        ("/etc/a:b.conf:3:", "/etc/a:b.conf", 3, ""),
+        ("/etc/hosts:2:12:34.5", "/etc/hosts", 2, "12:34.5"),
+        ("/sys/devices/0000:52:00.0/x:1:2", "/sys/devices/0000:52:00.0/x", 1, "2"),
+        ("/sys/x/0000:0a:00.0/0000:10:01.7/y:7:z", "/sys/x/0000:0a:00.0/0000:10:01.7/y", 7, "z"),
+    ],
+)
+def test_a_line_of_a_file_is_told_from_its_path(printed, path, number, text):
+    assert list(file_lines(f"noise\n{printed}\n")) == [Line(path, number, text)]
 
 
 @pytest.mark.parametrize(

@@ -6,25 +6,24 @@ import pytest
 
 from nodeready.checks import ssh_client as checks
 from nodeready.checks.ssh_client import options
+from nodeready.lab import Node
 from nodeready.policy import Policy
 from nodeready.probes import ssh_client, ssh_config
 from nodeready.probes.base import Output, ProbeError
+from nodeready.probes.identity import Identity
 from nodeready.probes.ssh_client import SshClient, samples
 from nodeready.probes.ssh_config import DROPIN, MAIN, speaks_first, winner
-from tests.helpers import judge_all
+from tests.helpers import judge_all, observe, on
+from tests.nics.made import proc, v4
 from tests.ssh_client.test_file import key
 
 WANT = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=("x y",))
 
 RECORDED = f"""\
 host=GPU001
-fqdn=gpu001.cluster.example
-2: eth0    inet 10.0.0.1/24 brd 10.0.0.255 scope global eth0\\       valid_lft forever
-3: ib0    inet 10.9.0.1/16 scope global ib0\\       valid_lft forever
-2: eth0    inet6 2001:db8::1/64 scope global \\       valid_lft forever
-2: eth0    inet6 2001:db8::abcd/64 scope global temporary dynamic \\       valid_lft 600sec
-4: docker0    inet 172.17.0.1/16 brd 172.17.255.255 scope global docker0\\       valid_lft forever
-key={key(1)} root@gpu001
+/etc/hosts:127.0.1.1 gpu001.cluster.example gpu001 # ours
+/etc/hosts:10.0.0.1 gpu001.other.example gpu001
+/etc/ssh/ssh_host_ed25519_key.pub:{key(1)} root@gpu001
 key={key(1)} the same again
 /etc/ssh/ssh_config.d/50-site.conf:1:Host *
 /etc/ssh/ssh_config.d/50-site.conf:2:  StrictHostKeyChecking ask
@@ -48,14 +47,30 @@ Include /etc/ssh/ssh_config.d/*.conf
 """
 
 
-def parse(text: str, rc: int | None = 0, truncated: bool = False) -> SshClient:
-    return ssh_client.parse({"ssh_client": Output(text, rc, truncated, "abc")}, WANT)
+ROUTES = (v4("eth0", "10.0.0.0/24"), v4("ib0", "10.9.0.0/16"), v4("docker0", "172.17.0.0/16"))
+NETWORK = (
+    proc(ROUTES, ("10.0.0.1", "10.9.0.1", "172.17.0.1", "10.64.0.9"))
+    + """\
+/proc/net/if_inet6:20010db8000000000000000000000001 02 40 00 80     eth0
+/proc/net/if_inet6:20010db800000000000000000000abcd 02 40 00 01     eth0
+/proc/net/if_inet6:20010db800000000000000000000abce 02 40 00 40     eth0
+/proc/net/if_inet6:fd000000000000000000000000000001 04 40 00 80  docker0
+"""
+)
+
+
+def parse(text: str, rc: int | None = 0, truncated: bool = False, network: str = "") -> SshClient:
+    outputs = {
+        "ssh_client": Output(text, rc, truncated, "abc"),
+        "nic_routes": Output(network, 0),
+    }
+    return ssh_client.parse(outputs, WANT)
 
 
 def test_a_recorded_node() -> None:
-    seen = parse(RECORDED)
+    seen = parse(RECORDED, network=NETWORK)
     assert seen.identity.names == ("gpu001", "gpu001.cluster.example")
-    assert seen.identity.addresses == ("10.0.0.1", "10.9.0.1", "2001:db8::1")
+    assert seen.identity.addresses == ("10.0.0.1", "10.9.0.1", "2001:db8::1", "10.64.0.9")
     assert seen.identity.keys == (key(1),)
     assert seen.known_hosts.content == b"login ssh-rsa AAAA\n"
     assert seen.known_hosts.lines is None
@@ -71,8 +86,9 @@ def test_a_recorded_node() -> None:
 
 
 def test_a_node_with_nothing() -> None:
-    seen = parse("host=gpu001\naddresses=10.0.0.1 fe80::1 \nsize=0\n")
-    assert seen.identity.addresses == ("10.0.0.1",)
+    seen = parse("host=gpu001\nfqdn=gpu001.example\nsize=0\n")
+    assert seen.identity.names == ("gpu001", "gpu001.example")
+    assert seen.identity.addresses == ()
     assert seen.known_hosts.content is None
     assert [result.status for result in judge_all(checks, seen, Policy())] == [
         "warn",
@@ -80,6 +96,12 @@ def test_a_node_with_nothing() -> None:
         "na",
         "na",
     ]
+
+
+def test_the_addresses_of_a_balancer_are_not_the_nodes() -> None:
+    services = tuple(f"10.96.0.{number}" for number in range(40))
+    seen = parse("host=gpu001\n", network=proc(ROUTES, ("10.0.0.1", *services)))
+    assert seen.identity.addresses == ("10.0.0.1",)
 
 
 def test_a_file_cannot_speak_for_the_node() -> None:
@@ -91,13 +113,33 @@ def test_a_file_cannot_speak_for_the_node() -> None:
     assert seen.installed is False
 
 
+@pytest.mark.lab
+def test_a_node_tells_who_it_is(fresh_node: Node) -> None:
+    node, name = fresh_node, fresh_node.name
+    (ours,) = identity(node).keys
+    assert identity(node).addresses == (node.address,)
+    node.write("/usr/local/bin/hostname", f"#!/bin/sh\necho {name}.dns.example\n", 0o755)
+    node.write("/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1\t{name}.files.example\t{name}\n")
+    assert identity(node).names == (name, f"{name}.files.example")
+    node.write("/etc/hosts", f"127.0.0.1 localhost\n10.0.0.9 x{name} {name}-ib # {name}\n")
+    assert identity(node).names == (name, f"{name}.dns.example")
+    node.write("/etc/ssh/site_key.pub", f"{key(3)} root@site\n")
+    node.write("/etc/ssh/sshd_config.d/site.conf", "hostkey /etc/ssh/site_key\n")
+    assert identity(node).keys == (ours, key(3))
+
+
+def identity(node: Node) -> Identity:
+    seen: SshClient = observe(on(node), Policy(), ["ssh_client"])["ssh_client"]
+    return seen.identity
+
+
 HOSTILE = {
     "escape sequences": "host=gpu\x1b[31m001\nfqdn=\x1b]0;x\x07\nkey=\x1b[2J\n",
-    "patterns": "host=*\nfqdn=*.*\naddresses=* !10.0.0.1 0.0.0.0/0\n",
-    "shell characters": "host=$(reboot)\nfqdn=`x`.y\naddresses=;reboot\nkey=ssh-rsa $(x)\n",
+    "patterns": "host=*\nfqdn=*.*\n/etc/hosts:10.0.0.1 *.example *\n",
+    "shell characters": "host=$(reboot)\nfqdn=`x`.y\nkey=ssh-rsa $(x)\n",
     "more lines": f"host=a b\nkey=x {key(1)}\nkey=ssh-ed25519 AAAA\nkey=ssh-rsa {'A' * 9000}\n",
     "somebody else's full name": "host=\nfqdn=github.com\n",
-    "bytes that are no text": "host=\udcff\udcfe\nkey=\udcff\naddresses=\udcff\n",
+    "bytes that are no text": "host=\udcff\udcfe\nkey=\udcff\n/etc/hosts:\udcff\n",
     "10 MB": "host=" + "a" * 10_000_000 + "\nkey=" + "A" * 1_000_000 + "\n",
 }
 
