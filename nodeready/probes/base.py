@@ -49,6 +49,9 @@ class Section:
     when: str = ":"
 
 
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+
+
 @dataclass(frozen=True)
 class Output:
     """What one section printed: its bytes as text (surrogateescape), exit status, and limits."""
@@ -73,8 +76,8 @@ class Output:
         found: dict[str, str] = {}
         for line in self.require().splitlines():
             name, equals, value = line.partition("=")
-            if equals and re.fullmatch(r"[a-z][a-z0-9_]*", name):
-                found.setdefault(name, value)
+            if equals and name not in found and _NAME.match(name):
+                found[name] = value
         return found
 
     def all(self, name: str) -> list[str]:

@@ -86,7 +86,9 @@ def tree(text: str) -> ElementTree.Element | None:
         return None
     body = text[start : end + len("</nvidia_smi_log>")]
     clean = re.sub(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]", "\ufffd", body)
-    lines = "\n".join(_escaped(line) for line in clean.split("\n"))
+    lines = "\n".join(
+        _escaped(line) if "<process_name>" in line else line for line in clean.split("\n")
+    )
     try:
         return ElementTree.fromstring(lines)
     except (ElementTree.ParseError, ValueError):

@@ -13,6 +13,8 @@ from nodeready.probes.nvidia import PREPARE, WHEN, message
 NAME = "nvidia-smi nvlink"
 
 _MAX_LINKS = 64
+_GPU = re.compile(r"GPU [0-9]{1,4}: [^(]{0,200}\(UUID: (\S{1,80})\)")
+_LINK = re.compile(r"\s+Link ([0-9]{1,3}): (<inactive>|[0-9]{1,6}(?:\.[0-9]{1,6})? GB/s)")
 
 
 def _script(policy: Policy) -> str:
@@ -47,13 +49,12 @@ def parse(output: Output) -> NvLinks:
     found: dict[str, list[Link]] = {}
     links: list[Link] = []
     for line in text.splitlines():
-        gpu = re.match(r"GPU [0-9]{1,4}: [^(]{0,200}\(UUID: (\S{1,80})\)", line)
-        link = re.match(
-            r"\s+Link ([0-9]{1,3}): (<inactive>|[0-9]{1,6}(?:\.[0-9]{1,6})? GB/s)", line
-        )
-        if gpu:
-            links = found.setdefault(gpu[1], [])
-        elif link and len(links) < _MAX_LINKS:
+        link = _LINK.match(line)
+        if link is None:
+            gpu = _GPU.match(line)
+            if gpu:
+                links = found.setdefault(gpu[1], [])
+        elif len(links) < _MAX_LINKS:
             speed = None if link[2] == "<inactive>" else float(link[2].split()[0])
             links.append(Link(int(link[1]), "inactive" if speed is None else "active", speed))
     tool = Tool(NAME, "ok")

@@ -235,6 +235,7 @@ def _own_v6(if_inet6: Iterable[str]) -> Iterator[Address]:
             yield Address(str(address), int(match[2], 16), (match[4],), lasting)
 
 
+@lru_cache(maxsize=2)
 def parse_section(output: Output) -> tuple[tuple[Route, ...], tuple[Address, ...]]:
     """The routes and this node's addresses, as far as the section came. Never raises."""
     proc = by_path(output.text, "/proc/net/")

@@ -193,15 +193,15 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
     body = _unpack(text, nonce).decode("utf-8", "surrogateescape")
     caps = {section.name: section.cap_bytes for section in sections}
     outputs: dict[str, Output] = {}
-    mark = re.escape(f"@{nonce}")
-    for piece in re.split(rf"^{mark} begin ", body, flags=re.M)[1:]:
+    for piece in f"\n{body}".split(f"\n@{nonce} begin ")[1:]:
         name, _, rest = piece.partition("\n")
         if name not in caps:
             continue
-        content = re.split(rf"\n{mark} end\n", rest)[0]
-        status = re.search(rf"\n{mark} rc (\d+)\n?\Z", content)
-        if status:
-            outputs[name] = Output(content[: status.start()], int(status[1]), nonce=nonce)
+        content = rest.partition(f"\n@{nonce} end\n")[0]
+        printed, ended, status = content.rpartition(f"\n@{nonce} rc ")
+        # Only the last line tells the status.
+        if ended and re.fullmatch(r"[0-9]{1,3}\n?", status):
+            outputs[name] = Output(printed, int(status), nonce=nonce)
         else:
             size = len(content.encode("utf-8", "surrogateescape"))
             outputs[name] = Output(content, None, truncated=size >= caps[name], nonce=nonce)

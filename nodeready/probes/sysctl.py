@@ -12,6 +12,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nodeready.policy import Policy
 from nodeready.probes.base import Line, Output, Section, file_lines
@@ -96,8 +97,12 @@ def _applied(paths: Iterable[str]) -> list[str]:
     return [by_name[name] for name in sorted(by_name, key=lambda n: n.encode(errors="replace"))]
 
 
+@lru_cache(maxsize=64)
 def parse(output: Output) -> SysctlFiles:
-    """The sysctl files of a node from the section's output. Raises ProbeError."""
+    """The sysctl files of a node from the section's output. Raises ProbeError.
+
+    One object for all subjects, and for all nodes whose files are alike: a fleet's are.
+    """
     text = output.require()
     paths = output.all("file")
     lines: dict[str, list[Line]] = {}
