@@ -49,8 +49,8 @@ from __future__ import annotations
 # The ports on which jobs meet: torchrun's default and the ten after it.
 # port_range = (29500, 29510)
 
-# What the nodes are looked at for, beside what a deploy sets up. `nodeready learn` writes these for
-# a group from what most of its nodes have.
+# What the nodes are looked at for, beside what a deploy sets up. `nodeready learn` writes these
+# for a group, from what most of its nodes have.
 
 # The GPUs of every node. None and "" and () judge nothing; "any" neither.
 # gpu_count = None

@@ -32,17 +32,15 @@ _STAMP = (
     r"^(<[0-9]+>|\[ *[0-9.]+\]|\[ *[TC][0-9]+\]"
     r"|\[[A-Z][a-z][a-z] [A-Z][a-z][a-z] [ 0-9][0-9] [0-9:]+ [0-9]+\]) *"
 )
-_HUNG = r"^INFO: task .*:[0-9]+ blocked for more than [0-9]+ seconds"
 
 # What the lines tell is anchored at their begin: a process may be named like any message.
 _SCAN = rf"""
-function keep(kind, key, text) {{
+function keep(key, text) {{
     if (!(key in count)) {{
         if (kinds >= 400) {{ more++; return }}
         name[++kinds] = key
-        what[key] = kind
     }}
-    if (!(key in count) || kind == "hung" || key ~ /: 154$/) first[key] = substr(text, 1, 300)
+    if (!(key in count) || key ~ /: 154$/) first[key] = substr(text, 1, 300)
     count[key]++
     last[key] = NR
 }}
@@ -54,7 +52,7 @@ NF {{
         if (match($0, /^\[ *[0-9]+[.]/)) begins = substr($0, 2, RLENGTH - 2) + 0
     }}
 }}
-!/NVRM|SXid|amdgpu|blocked for more than/ {{ next }}
+!/NVRM|SXid|amdgpu/ {{ next }}
 {{
     text = $0
     while (match(text, /{_STAMP}/)) text = substr(text, RLENGTH + 1)
@@ -62,16 +60,10 @@ NF {{
     while (match(text, /{_STAMP}/)) text = substr(text, RLENGTH + 1)
 }}
 text ~ /^NVRM: loading NVIDIA/ {{ loaded = NR; next }}
-text ~ /{_HUNG}/ {{
-    key = text
-    sub(/ blocked for more than.*/, "", key)
-    keep("hung", key, text)
-    next
-}}
 match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
     key = substr(text, 1, RLENGTH)
     if (text ~ /[^n]Fatal/) key = key " Fatal"
-    keep("fault", key, text)
+    keep(key, text)
     next
 }}
 match(text, /^amdgpu {_ADDRESS}/) && /{kernel_faults.RECOVERED}/ {{
@@ -83,7 +75,7 @@ text ~ /{kernel_faults.ORIGIN}/ && text ~ /{kernel_faults.ANY}/ {{
     key = text
     gsub(/0x[0-9a-fA-F]+/, "#", key)
     gsub(/[0-9]+/, "#", key)
-    keep("fault", device " " key, text)
+    keep(device " " key, text)
 }}
 END {{
     print "scan=" from
@@ -96,7 +88,7 @@ END {{
     for (device in recovered) print "recovered=" device " " recovered[device]
     for (i = 1; i <= kinds; i++) {{
         key = name[i]
-        print what[key] "=" count[key] " " last[key] " " first[key]
+        print "fault=" count[key] " " last[key] " " first[key]
     }}
     print "end=" from
     exit !(status == "0" && lines > 0 && begins + 0 <= {_COMPLETE_S})
@@ -141,7 +133,6 @@ class _Scan:
     source: str
     values: Mapping[str, str]
     faults: tuple[tuple[int, int, str], ...]
-    hung: tuple[tuple[int, int, str], ...]
     recovered: Mapping[str, int]
 
     @property
@@ -169,7 +160,7 @@ def _scans(output: Output) -> list[_Scan]:
     scans = []
     for source, body in re.findall(r"^scan=([a-z]+)\n(.*?)^end=\1$", output.text, re.M | re.S):
         values: dict[str, str] = {}
-        lists: dict[str, list[str]] = {"fault": [], "hung": [], "recovered": []}
+        lists: dict[str, list[str]] = {"fault": [], "recovered": []}
         for line in body.split("\n"):
             name, _, value = line.partition("=")
             if name in lists:
@@ -178,9 +169,7 @@ def _scans(output: Output) -> list[_Scan]:
                 values.setdefault(name, value)
         devices = (line.rpartition(" ") for line in lists["recovered"])
         recovered = {device.lower(): _number(at) for device, _, at in devices}
-        scans.append(
-            _Scan(source, values, _counted(lists["fault"]), _counted(lists["hung"]), recovered)
-        )
+        scans.append(_Scan(source, values, _counted(lists["fault"]), recovered))
     return scans
 
 
@@ -257,16 +246,3 @@ def parse_kernel_log(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
         known = merged.get(key)
         merged[key] = replace(known, count=known.count + count) if known else fault
     return tuple(merged.values()), tool
-
-
-def hung_tasks(output: Output) -> tuple[tuple[str, int, int], ...]:
-    """The tasks that the kernel called hung since the boot: name, pid, seconds when last seen."""
-    scan = _best(output)
-    found = []
-    for _, _, text in scan.hung if scan else ():
-        match = re.match(
-            r"INFO: task (.{0,64}):([0-9]{1,9}) blocked for more than ([0-9]{1,9}) seconds", text
-        )
-        if match:
-            found.append((match[1], int(match[2]), int(match[3])))
-    return tuple(found)

@@ -13,6 +13,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 from nodeready import shell
 from nodeready.policy import Policy
@@ -20,6 +21,9 @@ from nodeready.probes.base import Output, ProbeError, Section
 
 #: More than this much of one node's answer is refused: memory here stays flat.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
+
+#: Seconds that are left for the answer when a section beside the others was ended by its limit.
+MARGIN_S = 3
 
 #: Seconds for all sections together in one shell: they take a tenth of one.
 TOGETHER_S = 5
@@ -113,9 +117,14 @@ fi
 """
 
 
-def make_script(sections: Iterable[Section], policy: Policy, nonce: str) -> str:
-    """The POSIX sh text that runs ``sections`` and prints the packed answer; it only reads."""
-    sections = tuple(sections)
+def make_script(sections: Iterable[Section], policy: Policy, nonce: str, limit_s: int = 60) -> str:
+    """The POSIX sh text that runs ``sections`` and prints the packed answer; it only reads.
+
+    limit_s: what the whole may take: a section whose own limit is longer gets less, so that a slow
+    one costs itself and not the answer
+    """
+    rest = max(1, limit_s - MARGIN_S)
+    sections = tuple(replace(s, timeout_s=min(s.timeout_s, rest)) for s in sections)
     together = [section for section in sections if not section.beside]
     beside = [section for section in sections if section.beside]
     bodies = {s.name: shell.quote(shell.minify(s.script(policy))) for s in (*together, *beside)}
@@ -132,7 +141,7 @@ def make_script(sections: Iterable[Section], policy: Policy, nonce: str) -> str:
         "nr_begin=${nr_begin%%.*}",
     ]
     cap = sum(section.cap_bytes for section in together)
-    lines += ["nr_level_0() {", f"nr_ended=$(nr_together {TOGETHER_S} {cap})"]
+    lines += ["nr_level_0() {", f"nr_ended=$(nr_together {min(TOGETHER_S, rest)} {cap})"]
     lines += ['if [ "$nr_ended" != 0 ]; then', ":"]
     lines += [f'nr_section {_limits(s)} "$nr_body_{s.name}"' for s in together]
     lines += ["fi", "} 5>&1"]

@@ -46,7 +46,7 @@ def observe(
     """
     chosen = snapshot.probes(subjects)
     nonce = secrets.token_hex(8)
-    script = make_script(snapshot.sections(chosen), policy, nonce)
+    script = make_script(snapshot.sections(chosen), policy, nonce, limit_s)
     command = shell.command(script, limit_s, tag)
     answer = carry(host, command, limit_s, rights=rights, mark=mark(nonce))
     if answer.error:

@@ -84,10 +84,6 @@ def test_each_line_gets_the_action_that_its_text_asks_for(scan) -> None:
     faults, tool = kernel_log.parse_kernel_log(output)
     assert tool == Tool("kernel log", "ok", "dmesg")
     assert {f.count for f in faults if f.code == 31} == {2}
-    assert kernel_log.hung_tasks(output) == (
-        ("nvidia-smi", 4711, 241),
-        ("kworker/u8:3", 812, 120),
-    )
 
 
 def test_a_storm_is_counted_and_hides_nothing(scan) -> None:
@@ -147,7 +143,7 @@ def test_a_log_that_may_not_be_read_is_not_an_empty_one(scan, journal: str | Non
 )
 def test_half_an_answer_is_no_clean_log(output: Output, state: str) -> None:
     faults, tool = kernel_log.parse_kernel_log(output)
-    assert (faults, tool.state, kernel_log.hung_tasks(output)) == ((), state, ())
+    assert (faults, tool.state) == ((), state)
 
 
 def test_hostile_lines_cost_nothing_else() -> None:
@@ -155,7 +151,6 @@ def test_hostile_lines_cost_nothing_else() -> None:
         "fault=1 1 NVRM: Xid (" + "(" * 5000,
         "fault=99999999999999999999 1 NVRM: Xid (PCI:0000:5e:00): 79, x",
         "fault=1 1 NVRM: Xid (PCI:[red]\x1b[31m): " + "9" * 5000,
-        "hung=1 1 INFO: task " + "a:" * 4000 + "1 blocked for more than 1 seconds",
         "recovered=",
         "fault=2 7 NVRM: Xid (PCI:0000:5E:00): 48, \udcff[b]\x1b[2J",
     ]

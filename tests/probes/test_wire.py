@@ -90,6 +90,19 @@ def test_slow_sections_run_beside_the_others(runner, tmp_path):
             outputs[name].require()
 
 
+def test_a_limit_for_the_whole_look_costs_the_slow_section_alone():
+    sections = [
+        section("slow", "sleep 30; echo a=1", beside=True, timeout_s=20),
+        section("good", "echo b=2"),
+    ]
+    command = shell.command(make_script(sections, Policy(), NONCE, 5), 5, "nodeready:test")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    outputs = parse_answer(done.stdout, sections, NONCE)
+    assert outputs["good"].values() == {"b": "2"}
+    with pytest.raises(ProbeError, match="timed out"):
+        outputs["slow"].require()
+
+
 @pytest.fixture
 def freezer(tmp_path):
     """A directory of the kernel's freezer; what is in it when the test is over may go on."""
