@@ -111,7 +111,7 @@ def freezer(tmp_path):
     mount = ["mount", "-t", "cgroup", "-o", "freezer", "freezer", str(top)]
     if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
         pytest.skip("no cgroup v1 freezer here")
-    made = top / "nodeready-test"
+    made = top / f"nodeready-test-{os.getpid()}"
     made.mkdir()
     yield made
     (made / "freezer.state").write_text("THAWED")
