@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 #: The statuses, worst first. ``unknown`` never counts as ok: it stands above ``waived``.
 STATUSES: tuple[str, ...] = ("fail", "warn", "unknown", "waived", "ok", "na")
@@ -46,11 +47,14 @@ class Result:
         return self.status in ("fail", "warn") and self.owner == NODEREADY
 
 
+# Thousands of nodes are well in the same words: each of them is kept once.
+@lru_cache(maxsize=4096)
 def ok(check: str, expected: str = "", actual: str = "", source: str = "") -> Result:
     """The value is as the policy wants it; ``actual`` defaults to ``expected``."""
     return Result(check, "ok", expected, actual or expected, source)
 
 
+@lru_cache(maxsize=4096)
 def na(check: str, reason: str) -> Result:
     """The check does not apply to this node, for ``reason``."""
     return Result(check, "na", actual=reason)

@@ -56,7 +56,7 @@ def unseen(seen: Gpus, vendor: str = "") -> list[PciGpu]:
 
 def none(seen: Gpus) -> str:
     """Why there is nothing to judge; "" when there is."""
-    if expected(seen) or seen.gpus:
+    if seen.gpus or expected(seen):
         return ""
     guests = sum(guest(gpu) for gpu in seen.pci)
     if guests:
@@ -72,8 +72,11 @@ def why_unseen(seen: Gpus, vendor: str = "") -> str:
     words = []
     for name in ("nvidia", "amd"):
         source = tool(seen, name)
-        shown = source.works and any(gpu.vendor == name for gpu in seen.gpus)
-        lost = unseen(seen, name) if vendor in ("", name) and not shown else []
+        if vendor not in ("", name):
+            continue
+        if source.works and any(gpu.vendor == name for gpu in seen.gpus):
+            continue
+        lost = unseen(seen, name)
         if lost:
             state = "does not show" if source.works else f"{source.state}:"
             said = f" ({source.detail})" if source.detail and not source.works else ""

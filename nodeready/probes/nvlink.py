@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from nodeready.policy import Policy
 from nodeready.probes.base import Output, Section
@@ -33,6 +34,14 @@ class NvLinks:
     links: dict[str, tuple[Link, ...]] = field(default_factory=dict)
 
 
+# The links of thousands of nodes are alike: each is kept once.
+@lru_cache(maxsize=4096)
+def _link(number: str, text: str) -> Link:
+    speed = None if text == "<inactive>" else float(text.partition(" ")[0])
+    return Link(int(number), "inactive" if speed is None else "active", speed)
+
+
+
 def parse(output: Output) -> NvLinks:
     """What the section ``nvlink`` printed.
 
@@ -55,8 +64,7 @@ def parse(output: Output) -> NvLinks:
             if gpu:
                 links = found.setdefault(gpu[1], [])
         elif len(links) < _MAX_LINKS:
-            speed = None if link[2] == "<inactive>" else float(link[2].split()[0])
-            links.append(Link(int(link[1]), "inactive" if speed is None else "active", speed))
+            links.append(_link(link[1], link[2]))
     tool = Tool(NAME, "ok")
     if output.truncated:
         tool = Tool(NAME, "nonsense", "its answer was cut off")
