@@ -41,7 +41,6 @@ def _link(number: str, text: str) -> Link:
     return Link(int(number), "inactive" if speed is None else "active", speed)
 
 
-
 def parse(output: Output) -> NvLinks:
     """What the section ``nvlink`` printed.
 
