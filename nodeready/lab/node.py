@@ -141,7 +141,13 @@ class Node:
 
     def stop_sshd(self) -> None:
         """Connections are refused; those that are open stay."""
-        self.enter(["sh", "-c", 'kill "$(cat /run/sshd.pid)"'])
+        # It is told, and goes a moment later: until then it takes connections.
+        script = """
+            pid=$(cat /run/sshd.pid) && kill "$pid" || exit 1
+            for i in $(seq 200); do kill -0 "$pid" 2>/dev/null || exit 0; sleep 0.05; done
+            exit 1
+        """
+        self.enter(["sh", "-c", script])
 
     def pause_sshd(self) -> None:
         """Connections open, and no banner ever comes."""
