@@ -28,7 +28,8 @@ COUNTING = ("nics", "rdma")
 def looked_at(selection: Selection) -> tuple[str, ...]:
     """The subjects that have to be observed to judge these checks."""
     subjects = selection.subjects
-    return (*subjects, "host") if {*COUNTING} & {*subjects} - {"host"} else subjects
+    counting = any(subject in COUNTING for subject in subjects)
+    return tuple(dict.fromkeys((*subjects, "host"))) if counting else subjects
 
 
 def now() -> str:
@@ -38,7 +39,7 @@ def now() -> str:
 
 def digest(policies: Iterable[Policy]) -> str:
     """A short name for these policies, whatever their order: equal policies, equal names."""
-    texts = {json.dumps(asdict(policy), sort_keys=True) for policy in policies}
+    texts = {json.dumps(asdict(policy), sort_keys=True) for policy in set(policies)}
     return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:16]
 
 
