@@ -73,7 +73,11 @@ def with_history(nodes: Iterable[NodeRun]) -> str:
     kept, or "".
     """
     moment = time.time()
-    seen = {node.name: node for node in nodes if node.snapshot is not None}
+    seen = {
+        node.name: node
+        for node in nodes
+        if node.snapshot and any(name in node.snapshot.subjects for name in COUNTING)
+    }
     earlier = history.previous(seen)
     looks = {}
     for name, node in seen.items():

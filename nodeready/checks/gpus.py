@@ -160,6 +160,14 @@ def vbios(seen: Gpus, want: Policy) -> Result:
     return each("gpus.vbios", seen, wanted, lambda gpu: gpu.vbios, wrong, absent=absent, fix=fix)
 
 
+def _not_kept(wanted: str, now: str | None, pending: str | None) -> str:
+    """What a mode is now and after the next reset; "" when both are as wanted."""
+    after = pending or now
+    if (now, after) == (wanted, wanted):
+        return ""
+    return str(now) if now == after else f"{now}, {after} after a reset"
+
+
 def ecc_mode(seen: Gpus, want: Policy) -> Result:
     """ECC is as the policy has it, now and after the next reset of the GPU."""
     check, wanted = "gpus.ecc_mode", want.gpu_ecc
@@ -167,10 +175,7 @@ def ecc_mode(seen: Gpus, want: Policy) -> Result:
         return na(check, "gpu_ecc is 'any'")
 
     def wrong(gpu: Gpu) -> str:
-        after = gpu.ecc_pending or gpu.ecc
-        if (gpu.ecc, after) == (wanted, wanted):
-            return ""
-        return str(gpu.ecc) if gpu.ecc == after else f"{gpu.ecc}, {after} after a reset"
+        return _not_kept(wanted, gpu.ecc, gpu.ecc_pending)
 
     fix = f"nvidia-smi -e {int(wanted == 'on')}, then reset the GPU or reboot"
     absent = "these GPUs have no ECC"
@@ -203,10 +208,7 @@ def mig(seen: Gpus, want: Policy) -> Result:
         return na(check, "gpu_mig is 'any'")
 
     def wrong(gpu: Gpu) -> str:
-        after = gpu.mig_pending or gpu.mig
-        if (gpu.mig, after) == (wanted, wanted):
-            return ""
-        return str(gpu.mig) if gpu.mig == after else f"{gpu.mig}, {after} after a reset"
+        return _not_kept(wanted, gpu.mig, gpu.mig_pending)
 
     fix = f"nvidia-smi -mig {int(wanted == 'on')}, when no job runs"
     absent = "these GPUs have no MIG"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import socket
 import sys
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from nodeready.lab import syscalls as k
+from nodeready.lab.processes import detach
 
 # As <sys/prctl.h> has it: the name in /proc/PID/comm.
 _PR_SET_NAME = 15
@@ -59,7 +59,7 @@ def start(pid: int, kind: str, *words: str) -> None:
     if os.fork() == 0:
         try:
             os.close(heard)
-            _leave()
+            detach()
             CULPRITS[kind](lambda: _say(said, b"ready"), *words)
         except Exception as error:  # noqa: BLE001 - its last words, whatever they are
             _say(said, str(error).encode())
@@ -69,15 +69,6 @@ def start(pid: int, kind: str, *words: str) -> None:
     answer = os.read(heard, 4096)
     if answer != b"ready":
         raise OSError(answer.decode() or f"{kind} ended at once")
-
-
-def _leave() -> None:
-    os.setsid()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    null = os.open("/dev/null", os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    os.chdir("/")
 
 
 def _say(pipe: int, what: bytes) -> None:

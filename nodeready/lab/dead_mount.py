@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import stat
 import struct
 import sys
 from typing import NoReturn
 
 from nodeready.lab import syscalls as k
+from nodeready.lab.processes import detach
 
 #: What the mount shows in /proc/mounts: a kind that every site calls a network file system.
 KIND = "fuse.sshfs"
@@ -68,12 +68,7 @@ def _open_device() -> int:
 
 
 def _serve(path: str, ready: int) -> NoReturn:
-    os.setsid()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    null = os.open("/dev/null", os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    os.chdir("/")
+    detach()
     os.makedirs(path, exist_ok=True)
     device = _open_device()
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"

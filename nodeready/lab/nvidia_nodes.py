@@ -23,7 +23,6 @@ _FABRIC_MANAGER_SCRIPT = """\
 while :; do sleep 86400; done
 """
 _START = f"{_FABRIC_MANAGER} >/dev/null 2>&1 </dev/null &\n"
-_PERSISTENCED = "/usr/bin/nvidia-persistenced"
 
 
 @dataclass(frozen=True)

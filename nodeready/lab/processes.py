@@ -17,6 +17,16 @@ from nodeready.lab.errors import LabError
 DEATH_S = 20.0
 
 
+def detach() -> None:
+    """Cut this process off from who started it: session, terminal, streams, directory."""
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    null = os.open("/dev/null", os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.chdir("/")
+
+
 def started_at(pid: int) -> int | None:
     """When this process began, in clock ticks since boot; None when it is gone or a zombie.
 
