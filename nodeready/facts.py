@@ -16,14 +16,14 @@ from typing_extensions import override
 from nodeready import fleet, shell, snapshot
 from nodeready.plain import plain
 from nodeready.probes.script import make_script
-from nodeready.subjects import SUBJECTS
+from nodeready.subjects import LOOKED_AT
 from nodeready.transports.live import PROBE_TIMEOUT_S
 
 
 class NodeFacts(FactBase[dict[str, Any]]):
     """Every subject of one node, as plain data, in one round trip: ``{subject: {...}}``."""
 
-    subjects: tuple[str, ...] = tuple(SUBJECTS)
+    subjects: tuple[str, ...] = LOOKED_AT
 
     @override
     def command(self) -> str:
@@ -61,6 +61,6 @@ def _fact_of(subject: str) -> type[FactBase[Any]]:
     return type(name, (NodeFacts,), body)
 
 
-for _subject in SUBJECTS:
+for _subject in LOOKED_AT:
     _fact = _fact_of(_subject)
     globals()[_fact.__name__] = _fact

@@ -146,6 +146,49 @@ class Policy:
         "port_range",
         "The ports on which jobs rendezvous, first and last. torchrun's default is 29500.",
     )
+    job_user: str = _setting(
+        "",
+        "user",
+        "The user as whom `nodeready ready` proves that a node is debuggable; '': whoever logs in. "
+        "What root can do says nothing about what a job's user can.",
+    )
+    gate: bool = _setting(
+        False,
+        "bool",
+        "True: a deploy installs the node's own check: one file, a timer that writes the last "
+        "verdict and the Prometheus textfile, and Slurm's prolog and health check.",
+    )
+    gate_interval_s: int = _setting(
+        300, "int", "Seconds between two verdicts of the timer.", low=30, high=86400
+    )
+    gate_max_age_s: int = _setting(
+        900,
+        "int",
+        "Seconds for which the prolog believes a verdict: three of the timer's intervals, so that "
+        "one that is late costs nothing.",
+        low=0,
+        high=86400,
+    )
+    gate_budget_s: int = _setting(
+        10,
+        "int",
+        "Seconds that the prolog and the health check may take: Slurm kills a health check after "
+        "60, and a prolog holds every job of its node.",
+        low=1,
+        high=50,
+    )
+    gate_textfile: str = _setting(
+        "/var/lib/prometheus/node-exporter/nodeready.prom",
+        "path",
+        "The file for node_exporter's textfile collector, written where its directory exists; "
+        "'': none.",
+    )
+    gate_drain: bool = _setting(
+        False,
+        "bool",
+        "True: the health check drains its node in Slurm, with a reason that begins with "
+        "'nodeready:', and takes back only what bears such a reason.",
+    )
     lock_wait_s: int = _setting(
         30,
         "int",

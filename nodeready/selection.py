@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from nodeready.results import Result
 from nodeready.spelling import closest
-from nodeready.subjects import OBSERVED, SUBJECTS, check_ids
+from nodeready.subjects import LOOKED_AT, OBSERVED, SUBJECTS, check_ids
 
 
 class SelectionError(ValueError):
@@ -35,18 +35,20 @@ class Selection:
         return [result for result in results if result.check in ids]
 
 
-def _matching(option: str, words: str) -> set[str]:
+def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
     """The ids that the comma-separated words of one option mean."""
-    ids = check_ids()
+    ids = _ids(subjects)
     found: set[str] = set()
     for word in (part.strip() for part in words.split(",")):
         if not word:
             continue
-        pattern = f"{word}.*" if word in SUBJECTS else word
+        pattern = f"{word}.*" if word in subjects else word
         matched = {check for check in ids if fnmatchcase(check, pattern)}
         if not matched:
-            close = closest(word, [*SUBJECTS, *ids])
-            meant = f"did you mean {close}?" if close else "there are " + ", ".join(SUBJECTS)
+            if word.partition(".")[0] in SUBJECTS.keys() - set(subjects):
+                raise SelectionError(f"{option} {word}: is proved, by nodeready ready")
+            close = closest(word, [*subjects, *ids])
+            meant = f"did you mean {close}?" if close else "there are " + ", ".join(subjects)
             raise SelectionError(f"{option} {word}: no such check or subject; {meant}")
         found |= matched
     if not found:
@@ -54,14 +56,22 @@ def _matching(option: str, words: str) -> set[str]:
     return found
 
 
-def select(only: str | None = None, skip: str | None = None) -> Selection:
+def _ids(subjects: Iterable[str]) -> list[str]:
+    return [check for check in check_ids() if check.partition(".")[0] in subjects]
+
+
+def select(
+    only: str | None = None, skip: str | None = None, subjects: Iterable[str] = LOOKED_AT
+) -> Selection:
     """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas.
 
+    subjects: those that the command can judge
     Raises SelectionError for a word that means nothing, and when nothing is left.
     """
-    chosen = set(check_ids()) if only is None else _matching("--only", only)
+    subjects = tuple(subjects)
+    chosen = set(_ids(subjects)) if only is None else _matching("--only", only, subjects)
     if skip is not None:
-        chosen -= _matching("--skip", skip)
+        chosen -= _matching("--skip", skip, subjects)
     if not chosen:
         raise SelectionError("--skip leaves no check to make")
     return Selection(tuple(check for check in check_ids() if check in chosen))

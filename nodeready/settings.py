@@ -22,7 +22,7 @@ CORE_PATTERN_MAX_BYTES = 128
 #: First words of our keys: an unknown key that begins with one of them is meant for us.
 _PREFIXES = (
     "ptrace_", "core_", "limit_", "pdshrc_", "ssh_client_", "iommu_", "py_spy_", "gpu_", "xid_",
-    "rdma_",
+    "rdma_", "gate_",
 )  # fmt: skip
 _FIELDS: dict[str, Field[Any]] = {f.name: f for f in fields(Policy)}
 
@@ -166,6 +166,7 @@ def _each(pattern: str, what: str) -> Callable[[Any, Mapping[str, Any]], Any]:
 
 
 _users = _each(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "user name")
+_paths = _each(r"/[^:\s'\"]*", "absolute path")
 _kernel_args = _each(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
 
 
@@ -189,11 +190,13 @@ _VALIDATORS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     "version": _version,
     "line": lambda value, rule: _text(value),
     "lines": _each(r".+", "line"),
+    "user": lambda value, rule: value if value == "" else _users((value,), rule)[0],
     "users": _users,
     "domains": _each(r"\*|@?[A-Za-z_][A-Za-z0-9_.-]{0,31}", "limits.conf domain"),
     "units": _each(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*", "service name"),
     "packages": _each(r"[a-z0-9][a-z0-9+.-]*", "package name"),
-    "paths": _each(r"/[^:\s'\"]*", "absolute path"),
+    "path": lambda value, rule: value if value == "" else _paths((value,), rule)[0],
+    "paths": _paths,
     "patterns": _each(r"!?[A-Za-z0-9*?_][A-Za-z0-9*?_.:%-]*", "ssh host pattern"),
     "kernel_args": lambda value, rule: None if value is None else _kernel_args(value, rule),
 }

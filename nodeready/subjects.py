@@ -19,6 +19,7 @@ from nodeready.checks import (
     nics,
     pdsh,
     ports,
+    proof,
     ptrace,
     rdma,
     ssh_client,
@@ -51,6 +52,7 @@ def _nothing(seen: Any) -> Mapping[str, Any]:
 class Subject:
     """One subject in all rooms.
 
+    probe:    how it is observed; None: by acting, before a job (nodeready/proofs)
     checks:   pure functions (observed, policy) -> Result; the id is ``SUBJECT.FUNCTION``
     compared: what the nodes of a group should have in common: fact -> number or text. The fact's
               name is relative to the subject (``driver``, ``eth0.mtu``); a value that could not be
@@ -59,7 +61,7 @@ class Subject:
     """
 
     name: str
-    probe: Probe
+    probe: Probe | None
     checks: tuple[Check, ...]
     compared: Callable[[Any], Mapping[str, Any]] = _nothing
     learned: Callable[[Any], Mapping[str, Any]] = _nothing
@@ -82,9 +84,13 @@ _ALL = (
     Subject("rdma", rdma_probe.PROBE, rdma.CHECKS, rdma_probe.compared, rdma_probe.learned),
     Subject("ports", ports_probe.PROBE, ports.CHECKS, ports_probe.compared),
     Subject("host", host_probe.PROBE, host.CHECKS, host_facts.compared, host_facts.learned),
+    Subject("proof", None, proof.CHECKS),
 )
 
 SUBJECTS: dict[str, Subject] = {subject.name: subject for subject in _ALL}
+
+#: The subjects that a look observes. The others are proved by acting.
+LOOKED_AT = tuple(subject.name for subject in _ALL if subject.probe)
 
 #: The subjects that operations change; the others are only looked at.
 CHANGED = ("ptrace", "core_dumps", "limits", "ssh_client", "pdsh", "iommu", "debug_tools")
@@ -96,7 +102,7 @@ LEARNED = tuple(subject.name for subject in _ALL if subject.learned is not _noth
 OBSERVED = "observed"
 
 #: The probes of a snapshot: the subjects', and the one that reads the files of ours.
-PROBES: tuple[Probe, ...] = (*(subject.probe for subject in _ALL), ours.PROBE)
+PROBES: tuple[Probe, ...] = (*(s.probe for s in _ALL if s.probe), ours.PROBE)
 
 
 def check_ids() -> list[str]:

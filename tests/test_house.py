@@ -26,7 +26,10 @@ ALLOWED = {
     "catalog.py": {"spelling", "check_sources", "operations", "subjects"},
     "audit.py": {"plain", "results", "snapshot", "subjects"},
     "probes": {"policy", "probes", "shell", "blocks"},
-    "checks": {"policy", "probes", "results", "checks", "blocks", "known_hosts", "shell"},
+    "checks": {
+        "policy", "probes", "results", "checks", "blocks", "known_hosts", "shell", "proofs",
+    },
+    "proofs": {"policy", "probes", "proofs", "shell"},
     "reports": {
         "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
         "session", "transports", "audit", "plain", "subjects", "rich",
@@ -40,6 +43,7 @@ NODE_SIDE = (
     "results.py",
     "probes",
     "checks",
+    "proofs",
     "snapshot.py",
     "subjects.py",
     "shell.py",

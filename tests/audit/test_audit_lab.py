@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeready.subjects import SUBJECTS
+from nodeready.subjects import LOOKED_AT
 from tests.command import ours, written
 from tests.helpers import project
 
@@ -78,7 +78,7 @@ def test_nothing_is_written_on_a_node(fresh_nodes, fleet, tool):
     ]
     assert statuses[0] == statuses[1]
     assert "unknown" not in statuses[0].values(), done
-    assert {check.partition(".")[0] for check in statuses[0]} == set(SUBJECTS) - {"host"}
+    assert {check.partition(".")[0] for check in statuses[0]} == set(LOOKED_AT) - {"host"}
     assert all(ours(node) == [] for node in nodes)
 
 
@@ -167,7 +167,7 @@ def test_without_root(profile, fresh_nodes, fleet, tool):
     done = tool("audit", fleet([node], {node.name: {"ssh_user": "ml"}}), "--format", "json")
     assert done.status == 3, done
     results = told(done)[node.name].values()
-    assert {result["check"].partition(".")[0] for result in results} == set(SUBJECTS)
+    assert {result["check"].partition(".")[0] for result in results} == set(LOOKED_AT)
     unseen = [result for result in results if result["status"] == "unknown"]
     assert all(re.search("root|permi", result["actual"], re.I) for result in unseen), unseen
     bad = {result["check"] for result in results if result["status"] in ("fail", "warn")}
@@ -178,7 +178,7 @@ def test_this_machine_without_an_inventory(tool, tmp_path):
     done = tool("audit", "@local", "--format", "json", cwd=tmp_path)
     assert (done.status, done.err) in ((0, ""), (3, "")), done
     (results,) = told(done).values()
-    assert {check.partition(".")[0] for check in results} == set(SUBJECTS)
+    assert {check.partition(".")[0] for check in results} == set(LOOKED_AT)
 
 
 def test_each_subject_is_a_fact_for_pyinfra(lab, fleet):

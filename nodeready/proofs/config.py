@@ -1,0 +1,32 @@
+"""What one run of the proofs on a node is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: The proofs that run in the job's user's session, in the order in which they start. Each is a
+#: module of this package with ``prove(own, config)``, and a field of `proved.Proved`.
+SESSION = ("limits", "attach", "tracers", "core", "peers")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the program on the node has to do.
+
+    nonce:     random word with which each of its lines begins
+    tag:       ``nodeready:RUN``, in the arguments of every process that it starts and leaves
+               running for a while, so that an interrupt finds it
+    user:      the job's user; "": whoever the login is
+    wanted:    which of SESSION
+    peers:     the other nodes to which ssh and pdsh are tried, by the names of the inventory
+    limit_s:   seconds after which it must have ended
+    py_spy:    the path of py-spy; "": where the user's PATH finds it
+    """
+
+    nonce: str
+    tag: str
+    user: str = ""
+    wanted: tuple[str, ...] = SESSION
+    peers: tuple[str, ...] = ()
+    limit_s: int = 50
+    py_spy: str = "/usr/local/bin/py-spy"

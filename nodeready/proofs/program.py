@@ -1,0 +1,121 @@
+"""The program on the node: become the job's user, run the canaries, print what they saw.
+
+Started by root, it opens a session for the user (``su -``, through PAM as every login) and runs
+there once more; what only root can tell, it tells beside that. Started by the user, it runs as it
+is. Each observation is a line (`wire.py`) as soon as it is there: what a hang cuts off is missing,
+and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from nodeready.proofs import attach, core, limits, peers, session, source, tracers, wire
+from nodeready.proofs.config import Config
+from nodeready.proofs.own import Own
+from nodeready.proofs.session import User
+
+_PROVE: dict[str, Callable[[Own, Config], Any]] = {
+    "limits": limits.prove,
+    "attach": attach.prove,
+    "tracers": tracers.prove,
+    "core": core.prove,
+    "peers": peers.prove,
+}
+
+_printing = threading.Lock()
+
+
+def _say(config: Config, name: str, seen: Any) -> None:
+    with _printing:
+        print(wire.line(config.nonce, name, seen), flush=True)
+
+
+def _proofs(own: Own, config: Config) -> None:
+    """All wanted proofs side by side: the slowest, py-spy's native unwinding, takes seconds."""
+
+    def one(name: str) -> None:
+        try:
+            _say(config, name, _PROVE[name](own, config))
+        except Exception as problem:  # noqa: BLE001 - one canary's trouble is not another's
+            place = traceback.extract_tb(problem.__traceback__)[-1]
+            where = f"{os.path.basename(place.filename)}:{place.lineno}"
+            said = f"{type(problem).__name__}: {problem} ({where})"
+            _say(config, name, session.Broken(said[:300]))
+
+    threads = [threading.Thread(target=one, args=(name,), daemon=True) for name in config.wanted]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(own.left_s)
+
+
+def _end_with_parent(own: Own) -> None:
+    """End everything when whoever started us is gone: our standard input is a pipe of its."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        own.end()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(config: Config, *, inside: bool = False) -> None:
+    """inside: this is the session that root opened for the user."""
+    own = Own(config.tag, config.limit_s)
+
+    def leave(number: int, frame: object) -> None:
+        own.end()
+        os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, leave)
+    with own:
+        if inside:
+            _end_with_parent(own)
+        elif os.geteuid() == 0 and config.user not in ("", "root"):
+            _as_user(own, config)
+            return
+        here = pwd.getpwuid(os.geteuid()).pw_name
+        if config.user and here != config.user:
+            why = f"logged in as {here}, who cannot become {config.user}: log in as root"
+            _say(config, "user", User(config.user, os.geteuid(), True, why))
+            return
+        _say(config, "user", User(here, os.geteuid(), bool(config.user), ""))
+        if not inside and "attach" in config.wanted and os.geteuid() == 0:
+            _say(config, "control", attach.control(own, config))
+        _proofs(own, config)
+
+
+def _as_user(own: Own, config: Config) -> None:
+    """The user's session, and root's control beside it."""
+    try:
+        uid = pwd.getpwnam(config.user).pw_uid
+    except KeyError:
+        _say(config, "user", User(config.user, -1, True, f"no such user: {config.user}"))
+        return
+    beside = threading.Thread(
+        target=lambda: _say(config, "control", attach.control(own, config, uid)), daemon=True
+    )
+    if "attach" in config.wanted:
+        beside.start()
+    inner = replace(config, limit_s=max(1, int(own.left_s) - 2))
+    ended = session.run(own, config.user, source.command(sys.executable, inner, inside=True))
+    with _printing:
+        sys.stdout.write(ended.out)
+        sys.stdout.flush()
+    if not any(name == "user" for name, _ in wire.lines(ended.out, config.nonce)):
+        why = "timed out" if ended.rc is None else ended.first or f"exit status {ended.rc}"
+        _say(config, "user", User(config.user, uid, True, f"no session: {why}"))
+    if beside.ident is not None:
+        beside.join(own.left_s)

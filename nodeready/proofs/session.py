@@ -1,0 +1,73 @@
+"""A new session of the job's user on the node, as a login or a job gets one: through PAM."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from dataclasses import dataclass
+
+from nodeready.proofs.own import Ended, Own
+
+
+@dataclass(frozen=True)
+class User:
+    """Whose session the proofs ran in.
+
+    uid:   -1: there is no such user
+    named: somebody asked for this user
+    error: why there is no session; "": there is one
+    """
+
+    name: str
+    uid: int
+    named: bool
+    error: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A proof that ended with an exception of ours: its words."""
+
+    broken: str
+
+
+def run(own: Own, user: str, command: str) -> Ended:
+    """Run a command in a new session of this user, as root; its standard input stays open.
+
+    Through ``su -``: sudo sets the core limit of what it runs to 0 (since 1.9.9), and setpriv
+    gives no limits at all. When we came through sudo ourselves, the limit goes back to what the
+    login had.
+    """
+    _undo_sudo()
+    # su's own environment is the user's; our input is the pipe that tells it when we are gone.
+    read, write = os.pipe()
+    try:
+        return own.run(
+            ["su", "-", user, "-s", "/bin/sh", "-c", f"exec {command}"], own.left_s, stdin=read
+        )
+    except OSError as problem:
+        return Ended(127, "", f"su: {problem.strerror}", 0.0)
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def _undo_sudo() -> None:
+    """Give ourselves the core limit that the login's daemon has, in place of sudo's 0."""
+    if "SUDO_UID" not in os.environ:
+        return
+    pid = os.getppid()
+    for _ in range(32):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+            # The first ancestor that sudo did not start: above it, nothing was changed.
+            if name == "sudo":
+                parent = int(rest.split()[1])
+                soft, hard = resource.prlimit(parent, resource.RLIMIT_CORE)
+                resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+                return
+            pid = int(rest.split()[1])
+            continue
+        return
