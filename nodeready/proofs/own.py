@@ -22,7 +22,7 @@ KEPT_BYTES = 256 * 1024
 #: The frame that a stack of a canary must show.
 FRAME = "nodeready_canary"
 
-# It waits for the end of a pipe that only we hold: when we die, however that comes, it ends, too;
+# It answers each byte of a pipe that only we hold: when we die, however that comes, it ends, too;
 # when it is stopped then, the kernel kills it (PR_SET_PDEATHSIG). Never longer than its alarm.
 _CANARY = f"""
 import os, signal, sys
@@ -34,7 +34,8 @@ except Exception:
     pass
 def {FRAME}():
     os.write(1, b"ready")
-    os.read(0, 1)
+    while os.read(0, 1):
+        os.write(1, b".")
 {FRAME}()
 """
 
@@ -71,6 +72,20 @@ def status(pid: int) -> Status:
     except OSError:
         return Status("", 0)
     return Status(values["State"].split()[0], int(values["TracerPid"]))
+
+
+def answers(canary: subprocess.Popen[bytes]) -> bool:
+    """Whether a canary goes on: whether it does, within two seconds, what it is told."""
+    assert canary.stdin is not None
+    assert canary.stdout is not None
+    try:
+        canary.stdin.write(b".")
+        canary.stdin.flush()
+        if not select.select([canary.stdout], [], [], 2)[0]:
+            return False
+        return os.read(canary.stdout.fileno(), 1) == b"."
+    except OSError:
+        return False
 
 
 class Own:
@@ -124,14 +139,14 @@ class Own:
         self.stop(process)
         return Ended(rc, out, err, time.monotonic() - began)
 
-    def canary(self) -> subprocess.Popen[bytes]:
+    def canary(self, uid: int | None = None) -> subprocess.Popen[bytes]:
         """A Python that waits in the function FRAME, a sibling of whoever looks at it.
 
-        Raises OSError when it does not come up.
+        uid: whose it is, where we are root; else ours. Raises OSError when it does not come up.
         """
         seconds = str(int(self.left_s) + 2)
         argv = [sys.executable, "-I", "-S", "-c", _CANARY, self.tag, seconds]
-        process = self.start(argv, stdin=subprocess.PIPE)
+        process = self.start(argv, stdin=subprocess.PIPE, user=uid, cwd="/")
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], min(10, self.left_s))
         if not ready or os.read(process.stdout.fileno(), 5) != b"ready":

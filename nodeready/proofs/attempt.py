@@ -1,0 +1,131 @@
+"""One tool, tried on one canary: how it ended, and what it left of its target."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nodeready.proofs.own import Ended, Own, answers, status
+
+#: Exit status of a tool that is there and cannot be started, as a shell has it.
+NO_START = 126
+#: Bit of CAP_SYS_PTRACE in the sets of /proc/PID/status (capabilities(7)).
+_CAP_SYS_PTRACE = 1 << 19
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How a tool fared.
+
+    tool:    its path; "": it is not installed, and nothing else here means anything
+    rc:      its exit status, negative for a signal, NO_START; None: ended by its limit
+    said:    what it complained about, on one line
+    good:    it showed what it should
+    limit_s: seconds that it had
+    full:    these were all that it may have: not the end of the run cut them short
+    state:   its target's afterwards, the letter of /proc; "": gone
+    tracer:  who traces the target afterwards
+    answers: the target went on: it did what it was told afterwards
+    """
+
+    tool: str
+    rc: int | None = 0
+    said: str = ""
+    good: bool = False
+    limit_s: int = 0
+    full: bool = True
+    state: str = ""
+    tracer: int = 0
+    answers: bool = True
+
+
+@dataclass(frozen=True)
+class Guards:
+    """What may keep this process from attaching to another one of its user.
+
+    yama:        kernel.yama.ptrace_scope in force; None: no Yama in this kernel
+    deny_ptrace: SELinux enforces and its boolean is on; None: no such boolean
+    capable:     CAP_SYS_PTRACE is effective
+    bounded:     CAP_SYS_PTRACE is not in the bounding set: nobody here can have it, root neither
+    """
+
+    yama: int | None
+    deny_ptrace: bool | None
+    capable: bool
+    bounded: bool
+
+
+def first_number(path: str) -> int | None:
+    """The number with which a file of the kernel begins; None: there is none."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return int(file.read(100).split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def guards() -> Guards:
+    """As they are for this process, now."""
+    deny = first_number("/sys/fs/selinux/booleans/deny_ptrace")
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+        sets = dict(row.split(":", 1) for row in file if row.startswith("Cap"))
+    effective, bounding = (int(sets[name], 16) for name in ("CapEff", "CapBnd"))
+    return Guards(
+        yama=first_number("/proc/sys/kernel/yama/ptrace_scope"),
+        deny_ptrace=None
+        if deny is None
+        else deny == 1 and first_number("/sys/fs/selinux/enforce") == 1,
+        capable=bool(effective & _CAP_SYS_PTRACE),
+        bounded=not bounding & _CAP_SYS_PTRACE,
+    )
+
+
+def environment() -> dict[str, str]:
+    """The session's, in English; gdb downloads nothing and leaves no compiled Python behind."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("DEBUGINFOD_URLS", "LANGUAGE")}
+    return {**kept, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def attempt(
+    own: Own,
+    canary: subprocess.Popen[bytes],
+    argv: Sequence[str],
+    limit_s: int,
+    *,
+    wrong: Callable[[Ended], str],
+    run: Callable[[Sequence[str], float], Ended] | None = None,
+) -> Attempt:
+    """Try a tool on this canary.
+
+    wrong: what is wrong with how it ended; "": nothing
+    run:   how it is run; else by own.run
+    """
+    full = own.left_s > limit_s
+    try:
+        if run is None:
+            ended = own.run(argv, limit_s, env=environment())
+        else:
+            ended = run(argv, limit_s)
+    except OSError as problem:
+        return Attempt(argv[0], NO_START, problem.strerror or str(problem), False, limit_s, full)
+    said = "" if ended.rc is None else wrong(ended)
+    answered = answers(canary)
+    after = status(canary.pid)
+    return Attempt(
+        tool=argv[0],
+        rc=ended.rc,
+        said=said[:300],
+        good=ended.rc is not None and not said,
+        limit_s=limit_s,
+        full=full,
+        state=after.state,
+        tracer=after.tracer,
+        answers=answered,
+    )
+
+
+def complaint(ended: Ended) -> str:
+    """What a tool said, on one line: the errors of py-spy and gdb have several."""
+    return " ".join((ended.err.strip() or ended.out.strip())[:2000].split())
