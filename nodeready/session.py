@@ -99,6 +99,8 @@ class Session:
         self.nodes = [NodeRun(host, wanted[host.name]) for host in chosen]
         self._pool = Pool(config.PARALLEL)
         self.interrupted = False
+        #: What else to begin on a node as soon as it is connected, without waiting for it.
+        self.beside: Callable[[NodeRun], None] | None = None
 
     @property
     def tag(self) -> str:
@@ -159,6 +161,8 @@ class Session:
                 return
         if node.rights is None:
             node.rights = become(node.host)
+        if self.beside is not None:
+            self.beside(node)
         seen, error, kind = observe(
             node.host, node.policy, self.tag, subjects, node.rights, limit_s=self.limit_s
         )
@@ -204,7 +208,7 @@ class Session:
         """One command on a node that was looked at."""
         return carry(node.host, command, timeout_s, stdin=stdin, rights=node.rights)
 
-    def end_remote(self) -> None:
+    def end_remote(self, limit_s: int = 5) -> None:
         """End what this run still has running on the nodes, by its tag; at most a few seconds."""
         # In brackets, so that it does not find the search itself.
         script = f"{shell.library('end')}nr_end {shell.quote(f'[n]odeready:{self.run}')}"
@@ -218,7 +222,7 @@ class Session:
         for node in self.nodes:
             if node.host.connected:
                 closing.spawn(end, node)
-        closing.join(timeout=5)
+        closing.join(timeout=limit_s)
 
 
 def _mistake(error: Exception) -> str:

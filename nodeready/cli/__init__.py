@@ -20,13 +20,15 @@ from nodeready.sanitise import sanitise
 _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
+    "ready": "Go or no-go for every node, proven, before a job.",
     "deploy": "Make every node as the policy wants it.",
+    "env": "The exports for a job that the nodes' facts suggest.",
     "learn": "What most nodes have in common, as a policy to review.",
     "explain": "What a check means, and what repairs it.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: Those that talk to nodes.
-_TALKING = ("audit", "deploy", "learn")
+_TALKING = ("audit", "ready", "deploy", "env", "learn")
 
 
 class _Commands(click.Group):

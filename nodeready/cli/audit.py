@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from nodeready import auditing
 from nodeready.audit import FAILED, UNREACHABLE, Audit
 from nodeready.cli.exits import Refused, audit_code, nagios_code
 from nodeready.cli.options import common, option
+from nodeready.cli.output import refuse_unwritable
 from nodeready.cli.start import Common, gather, open_session, remember_failed
 from nodeready.files import write_atomically
 from nodeready.reports import json_report, junit, nagios, prometheus
@@ -31,19 +31,6 @@ FORMATS: dict[str, Callable[[Audit], Iterator[str]]] = {
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "warn", "unknown")
-
-
-def _writable(output: str | None) -> None:
-    """Refuse a file that cannot be written before any node is looked at."""
-    if output is None:
-        return
-    path = Path(os.path.realpath(output))
-    if path.is_dir():
-        raise Refused(f"-o {output}: is a directory")
-    if not path.parent.is_dir():
-        raise Refused(f"-o {output}: no directory {path.parent}")
-    if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
-        raise Refused(f"-o {output}: cannot write to {path.parent}")
 
 
 def _text(audit: Audit, form: str, fail_on: str, verbose: int) -> Iterator[str]:
@@ -105,7 +92,7 @@ def audit(
         selection = select(only, skip)
     except SelectionError as error:
         raise Refused(str(error)) from None
-    _writable(output)
+    refuse_unwritable(output)
     screen = options.screen()
     started = auditing.now()
     with open_session(inventory, options, auditing.looked_at(selection), timeout) as session:

@@ -21,6 +21,12 @@ _COMMON = ("limit", "sudo", "ssh_user", "ssh_key", "color", "quiet", "verbose")
 #: command -> the options that a file may set
 OPTIONS: dict[str, tuple[str, ...]] = {
     "audit": (*_COMMON, "format", "output", "only", "skip", "fail_on", "timeout"),
+    "ready": (
+        *_COMMON,
+        *("format", "output", "only", "skip", "budget", "user", "ports", "gpus"),
+        *("nodes_needed", "hostfile_out", "hostfile_format", "full_mesh"),
+    ),
+    "env": (*_COMMON, "format", "output", "ports"),
     "learn": (*_COMMON, "output", "force"),
     "deploy": (*_COMMON, "only", "check", "diff", "yes"),
 }

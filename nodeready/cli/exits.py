@@ -8,6 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from nodeready.audit import Audit
+    from nodeready.ready import Ready
 
 OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -52,6 +53,18 @@ def audit_code(audit: Audit, fail_on: str = "fail") -> int:
         failed=have["failed"] > 0,
         unreachable=have["unreachable"] > 0,
         check=bad > 0,
+    )
+
+
+def ready_code(ready: Ready) -> int:
+    """The exit code of ``ready``: with ``--nodes-needed``, enough ready nodes are all good."""
+    have = ready.audit.summary["nodes"]
+    return exit_code(
+        interrupted=not ready.audit.complete,
+        usage=not ready.audit.nodes,
+        failed=have["failed"] > 0 and not ready.enough,
+        unreachable=have["unreachable"] > 0 and not ready.enough,
+        check=not ready.enough,
     )
 
 

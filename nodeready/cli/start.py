@@ -6,7 +6,7 @@ import contextlib
 import getpass
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from nodeready.cli.exits import Refused
 from nodeready.cli.interrupt import hear
 from nodeready.cli.screen import Screen
 from nodeready.files import write_atomically
+from nodeready.policy import Policy
 from nodeready.session import Session
 from nodeready.settings import PolicyError
 from nodeready.spelling import closest
@@ -96,11 +97,13 @@ def open_session(
     common: Common,
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
+    change: Callable[[Policy], Policy] = lambda policy: policy,
 ) -> Session:
     """A Session for an INVENTORY. Every mistake of the user's ends here, before any node.
 
     subjects: what it looks at; None: all
     limit_s:  seconds for the look at one node
+    change:   what the command line says about each node's policy
     """
     hear()
     data: dict[str, Any] = {}
@@ -112,6 +115,8 @@ def open_session(
         loaded = inventory.load(words, data=data)
         hosts = list(loaded) if common.limit is None else _selected(loaded, common.limit)
         wanted = fleet.policies(loaded, hosts)
+        changed = {policy: change(policy) for policy in {*wanted.values()}}
+        wanted = {name: changed[policy] for name, policy in wanted.items()}
     except inventory.InventoryError as error:
         raise Refused(str(error)) from None
     except PolicyError as error:

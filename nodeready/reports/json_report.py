@@ -14,10 +14,12 @@ from typing import Any
 
 from nodeready.audit import Audit, NodeReport
 from nodeready.plain import plain
+from nodeready.ready import Ready
 from nodeready.results import Result
 from nodeready.sanitise import sanitise
 
 SCHEMA = "nodeready.audit/1"
+READY = "nodeready.ready/1"
 
 # The escapes of a JSON text, each as a whole; a surrogate pair is one character.
 _ESCAPE = re.compile(
@@ -62,14 +64,31 @@ def _listed(rows: Iterator[str]) -> Iterator[str]:
     yield "\n]" if before != "\n" else "]"
 
 
-def render(audit: Audit) -> Iterator[str]:
-    """The pieces of the document; a node's facts are in memory only while it is written."""
+def render_ready(ready: Ready) -> Iterator[str]:
+    """``nodeready.ready/1``: the audit's document, and who is ready: docs/schema/ready-1.json."""
+    return render(
+        ready.audit,
+        READY,
+        budget_s=ready.budget_s,
+        needed=ready.needed,
+        enough=ready.enough,
+        go=list(ready.go),
+        no_go={name: list(reasons) for name, reasons in ready.no_go.items()},
+    )
+
+
+def render(audit: Audit, schema: str = SCHEMA, **more: Any) -> Iterator[str]:
+    """The pieces of the document; a node's facts are in memory only while it is written.
+
+    more: further fields, before the nodes
+    """
     head = {
-        "schema": SCHEMA,
+        "schema": schema,
         "started": audit.started,
         "finished": audit.finished,
         "policy_digest": audit.policy_digest,
         "complete": audit.complete,
+        **more,
     }
     yield "{\n" + "".join(f"{dump(key)}: {dump(value)},\n" for key, value in head.items())
     yield '"nodes": '

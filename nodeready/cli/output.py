@@ -1,0 +1,21 @@
+"""Where a report is written: FILE of ``-o`` and of other options."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nodeready.cli.exits import Refused
+
+
+def refuse_unwritable(output: str | None, name: str = "-o") -> None:
+    """Refuse a file that cannot be written before any node is looked at."""
+    if output is None:
+        return
+    path = Path(os.path.realpath(output))
+    if path.is_dir():
+        raise Refused(f"{name} {output}: is a directory")
+    if not path.parent.is_dir():
+        raise Refused(f"{name} {output}: no directory {path.parent}")
+    if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
+        raise Refused(f"{name} {output}: cannot write to {path.parent}")

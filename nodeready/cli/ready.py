@@ -1,0 +1,237 @@
+"""`nodeready ready`: may the job start, and on which nodes?"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import gevent
+
+from nodeready import auditing, launch
+from nodeready.cli.audit import FORMATS
+from nodeready.cli.exits import Refused, nagios_code, ready_code
+from nodeready.cli.local import ready_here
+from nodeready.cli.options import common, option
+from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.start import Common, gather, open_session, remember_failed
+from nodeready.files import write_atomically
+from nodeready.policy import Policy
+from nodeready.proving import Proving, Wanted, out_of_time
+from nodeready.ready import Ready, slots
+from nodeready.reports import json_report, junit
+from nodeready.reports.go import show_ready
+from nodeready.reports.text import nodes
+from nodeready.selection import Selection, SelectionError, select
+from nodeready.session import Session
+from nodeready.settings import PolicyError, check_settings
+from nodeready.subjects import LOOKED_AT, SUBJECTS
+
+#: Seconds of the budget for ending what is left over on the nodes and for the report.
+_RESERVE_S = 3
+_PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+
+
+def _overrides(ports: str | None, gpus: int | None, user: str | None) -> dict[str, Any]:
+    """The options that stand for a setting of the policy, with the policy's own rules."""
+    given: dict[str, Any] = {}
+    if ports is not None:
+        match = _PORTS.fullmatch(ports)
+        if match is None:
+            raise Refused(f"--ports {ports}: write FIRST-LAST, such as 29500-29510")
+        given["port_range"] = (int(match[1]), int(match[2] or match[1]))
+    if gpus is not None:
+        given["gpu_count"] = gpus
+    if user is not None:
+        if not user:
+            raise Refused("--user: no name")
+        given["job_user"] = user
+    options = {"port_range": "--ports", "gpu_count": "--gpus", "job_user": "--user"}
+    try:
+        return check_settings(given, "")
+    except PolicyError as error:
+        problems = [problem.removeprefix(": ") for problem in error.problems]
+        for key, name in options.items():
+            problems = [problem.replace(f"{key} =", name) for problem in problems]
+        raise Refused("\n".join(problems)) from None
+
+
+def _selected(only: str | None, skip: str | None) -> Selection:
+    try:
+        chosen = select(only, skip, SUBJECTS)
+    except SelectionError as error:
+        raise Refused(str(error)) from None
+    checks = chosen.checks
+    if any(check.startswith("proof.") for check in checks) and "proof.user" not in checks:
+        # Without the user's session the others do not apply: that must not look like success.
+        checks = (*checks, "proof.user")
+    return Selection(checks)
+
+
+def _prove(session: Session, screen: Any, wanted: Wanted, budget_s: int) -> None:
+    """Look and prove until the budget is spent."""
+    time_s = budget_s - min(_RESERVE_S, budget_s / 4)
+    proving = Proving(session, wanted, time.monotonic() + time_s)
+    session.beside = proving.begin
+    try:
+        with gevent.Timeout(time_s):
+            gather(session, screen)
+    except gevent.Timeout:
+        out_of_time(session, budget_s)
+        session.complete()
+    with screen.progress("proving", [node.name for node in session.nodes]) as done:
+        proving.finish(done)
+
+
+def _text(ready: Ready, form: str, verbose: int) -> Iterator[str]:
+    """The report as a file holds it, in pieces."""
+    if form == "table":
+        return (f"{line.plain}\n" for line in show_ready(ready, verbose))
+    if form == "json":
+        return json_report.render_ready(ready)
+    return junit.render(ready.audit, "fail") if form == "junit" else FORMATS[form](ready.audit)
+
+
+def _hostfile(ready: Ready, path: str, form: str, given: dict[str, int]) -> str:
+    """Write the ready nodes; returns what to say when there is nothing to write."""
+    if not ready.go:
+        return f"no node is ready: {path} is left as it is"
+    if not ready.audit.complete:
+        return f"interrupted: {path} is left as it is"
+    found = {node.name: slots(node) for node in ready.audit.nodes}
+    rows = {name: given.get(name, found[name]) for name in ready.go}
+    write_atomically(Path(path), [launch.text(form, rows, ready.no_go)])
+    return ""
+
+
+@click.command()
+@click.argument("inventory", required=False)
+@option("--local", is_flag=True, help="This machine, without any connection.")
+@option("--budget", type=click.IntRange(1, 3600), default=60, metavar="S", help="Seconds for all.")
+@option("--user", metavar="NAME", help="Prove it as this user: the one whose job will run.")
+@option("--ports", metavar="FIRST-LAST", help="The ports on which the job meets.")
+@option("--gpus", type=click.IntRange(0, 64), metavar="N", help="GPUs that every node must have.")
+@option(
+    "--nodes-needed",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Enough when so many are ready; without it, all have to be.",
+)
+@option("--hostfile-out", metavar="FILE", help="Write the ready nodes to FILE.")
+@option(
+    "--hostfile-format",
+    type=click.Choice(list(launch.FORMS)),
+    default="hostfile",
+    help="; ".join(f"{name}, for {who}" for name, who in launch.FORMS.items()) + ".",
+)
+@option("--full-mesh", is_flag=True, help="Every node connects to every other, not to some.")
+@option("--only", metavar="CHECK,...", help="Only these checks or subjects: proof,gpus.present.")
+@option("--skip", metavar="CHECK,...", help="Not these.")
+@option(
+    "--format",
+    type=click.Choice(["table", "junit", *FORMATS]),
+    default="table",
+    help="A table for people, or a form for machines.",
+)
+@option("-o", "--output", metavar="FILE", help="Write the report to FILE, whole or not at all.")
+@common
+def ready(
+    inventory: str | None,
+    *,
+    local: bool,
+    budget: int,
+    user: str | None,
+    ports: str | None,
+    gpus: int | None,
+    nodes_needed: int | None,
+    hostfile_out: str | None,
+    hostfile_format: str,
+    full_mesh: bool,
+    only: str | None,
+    skip: str | None,
+    format: str,
+    output: str | None,
+    **shared: Any,
+) -> int:
+    """Say go or no-go for every node of INVENTORY, proven, before the job starts.
+
+    The audit, and beside it: stacks are taken and a core is made as the job's user, ssh and pdsh
+    go from node to node, and the nodes connect over the job's ports. Only processes, files and
+    listeners of its own are touched. What does not finish within the budget is unknown: no-go.
+
+    \b
+    Examples:
+      nodeready ready inventories/prod.py --user ada
+      nodeready ready 'gpu[001-064]' --gpus 8 --nodes-needed 60 --hostfile-out job.hosts
+      nodeready ready inventories/prod.py --hostfile-out bad --hostfile-format exclude
+      nodeready ready inventories/prod.py --only proof.mesh --full-mesh
+      nodeready ready --local
+    """
+    options = Common(**shared)
+    given = _overrides(ports, gpus, user)
+    selection = _selected(only, skip)
+    if local == (inventory is not None):
+        raise Refused("an INVENTORY or --local, one of both")
+    if local:
+        fleet_only = {
+            "--nodes-needed": nodes_needed,
+            "--hostfile-out": hostfile_out,
+            "--limit": options.limit,
+        }
+        wrong = [name for name, value in fleet_only.items() if value is not None]
+        if wrong:
+            raise Refused(f"{', '.join(wrong)}: --local is about this machine alone")
+        refuse_unwritable(output)
+        return ready_here(given, selection, budget, format, output, options)
+    assert inventory is not None
+    for name, path in (("-o", output), ("--hostfile-out", hostfile_out)):
+        refuse_unwritable(path, name)
+    screen = options.screen()
+    started = auditing.now()
+    subjects = [subject for subject in auditing.looked_at(selection) if subject in LOOKED_AT]
+    with open_session(inventory, options, subjects, budget, change=_changed(given)) as session:
+        if nodes_needed is not None and nodes_needed > len(session.nodes):
+            raise Refused(f"--nodes-needed {nodes_needed}: {len(session.nodes)} are selected")
+        try:
+            _prove(session, screen, Wanted.of(selection.checks, full=full_mesh), budget)
+        except KeyboardInterrupt:
+            session.interrupted = True
+            session.end_remote()
+            missing = [node.name for node in session.nodes if not (node.reached or node.error)]
+            screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
+        auditing.with_peers(session.nodes)
+        auditing.with_history(session.nodes)
+        session.judge()
+        found = Ready(
+            auditing.report(session, selection, started, complete=not session.interrupted),
+            budget,
+            nodes_needed,
+        )
+        inventory_slots = {
+            node.name: int(node.host.data.slots)
+            for node in session.nodes
+            if node.host.data.get("slots")
+        }
+    if hostfile_out is not None:
+        problem = _hostfile(found, hostfile_out, hostfile_format, inventory_slots)
+        if problem:
+            screen.say(problem)
+    text = _text(found, format, screen.verbose)
+    if output is not None:
+        write_atomically(Path(output), text)
+    elif format != "table":
+        for piece in text:
+            click.echo(piece, nl=False)
+    elif found.no_go or not found.enough or not screen.quiet:
+        screen.show(show_ready(found, screen.verbose, screen.width))
+    remember_failed(found.no_go)
+    return nagios_code(found.audit) if format == "nagios" else ready_code(found)
+
+
+def _changed(given: dict[str, Any]) -> Callable[[Policy], Policy]:
+    """The policy with what the command line says."""
+    return lambda policy: replace(policy, **given)
