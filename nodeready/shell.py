@@ -27,7 +27,9 @@ def quote(value: object) -> str:
     text = str(value)
     if "\0" in text:
         raise ValueError("a shell word cannot contain a NUL byte")
-    return shlex.quote(text)
+    quoted = shlex.quote(text)
+    # zsh makes the path of a command of a bare =word (zshexpn, "= expansion").
+    return f"'{text}'" if quoted == text and text.startswith("=") else quoted
 
 
 def join(words: list[str] | tuple[str, ...]) -> str:

@@ -1,0 +1,72 @@
+"""Snapshots of nodes, as `nodeready env` gets them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodeready.policy import Policy
+from nodeready.probes import sysctl
+from nodeready.probes.firewall import Firewall
+from nodeready.probes.nic import Nic
+from nodeready.probes.nics import Nics
+from nodeready.probes.pdsh import Pdsh
+from nodeready.probes.ports import Ports
+from nodeready.probes.rdma import Rdma
+from nodeready.probes.rdma_device import RdmaDevice, RdmaPort
+from nodeready.probes.sockets import Socket
+from nodeready.snapshot import Snapshot
+
+POLICY = Policy()
+
+
+def nics(via: str | None = "eth0", *others: str) -> Nics:
+    """A network in which the other nodes are reached by ``via``; None: by no interface at all."""
+    names = (via, *others) if via else others
+    interfaces = {
+        name: Nic(name, "ethernet", carrier=True, admin_up=True, addresses=("10.0.0.1/24",))
+        for name in names
+    }
+    return Nics(interfaces, {}, 0, (), False, None, (via,) if via else ())
+
+
+def rdma(*names: str) -> Rdma:
+    """InfiniBand devices with one active port each."""
+    devices = {}
+    for name in names:
+        port = RdmaPort(
+            name, 1, state="ACTIVE", phys_state="LinkUp", rate_gbps=400.0,
+            link_layer="InfiniBand",
+        )  # fmt: skip
+        devices[name] = RdmaDevice(name, "mlx5", ports=(port,))
+    return Rdma(devices)
+
+
+def socket(port: int, process: str = "python3", state: str = "listening", uid: int = 7) -> Socket:
+    return Socket("tcp", "0.0.0.0", port, state, "", uid, "ada", process, 4711)
+
+
+def ports(*held: Socket, **values: Any) -> Ports:
+    boot = sysctl.Boot(None)
+    known = {
+        "listeners": tuple(one for one in held if one.state == "listening"),
+        "connections": tuple(one for one in held if one.state != "listening"),
+        "more": False,
+        "ephemeral": (32768, 60999),
+        "reserved": (),
+        "ephemeral_boot": boot,
+        "reserved_boot": boot,
+        "privileged_below": 1024,
+        "firewall": Firewall("open", "29500-29510"),
+    }
+    return Ports(**{**known, **values})
+
+
+def node(**subjects: Any) -> Snapshot:
+    """A node that is like most; an argument is another observation of that subject."""
+    usual = {
+        "nics": nics(),
+        "rdma": rdma("mlx5_0", "mlx5_1"),
+        "ports": ports(),
+        "pdsh": Pdsh(installed=True, module="/usr/lib/pdsh/sshcmd.so"),
+    }
+    return Snapshot({**usual, **subjects})
