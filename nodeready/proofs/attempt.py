@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nodeready.proofs.own import Ended, Own, answers, status
+from nodeready.proofs.own import Ended, Heard, Own, answers, status
 
 #: Exit status of a tool that is there and cannot be started, as a shell has it.
 NO_START = 126
 #: Bit of CAP_SYS_PTRACE in the sets of /proc/PID/status (capabilities(7)).
 _CAP_SYS_PTRACE = 1 << 19
+# EPERM and EACCES, as py-spy, gdb and strace put them.
+_REFUSED = re.compile(r"permission denied|not permitted|\bEPERM\b|\bEACCES\b|os error 13?\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Attempt:
     rc:      its exit status, negative for a signal, NO_START; None: ended by its limit
     said:    what it complained about, on one line
     good:    it showed what it should
+    refused: it was not permitted to look at its target
     limit_s: seconds that it had
     full:    these were all that it may have: not the end of the run cut them short
     state:   its target's afterwards, the letter of /proc; "": gone
@@ -34,6 +38,7 @@ class Attempt:
     rc: int | None = 0
     said: str = ""
     good: bool = False
+    refused: bool = False
     limit_s: int = 0
     full: bool = True
     state: str = ""
@@ -95,22 +100,20 @@ def attempt(
     limit_s: int,
     *,
     wrong: Callable[[Ended], str],
-    run: Callable[[Sequence[str], float], Ended] | None = None,
+    heard: Heard | None = None,
 ) -> Attempt:
     """Try a tool on this canary.
 
     wrong: what is wrong with how it ended; "": nothing
-    run:   how it is run; else by own.run
+    heard: gets its output as it comes
     """
     full = own.left_s > limit_s
     try:
-        if run is None:
-            ended = own.run(argv, limit_s, env=environment())
-        else:
-            ended = run(argv, limit_s)
+        ended = own.run(argv, limit_s, heard, env=environment())
     except OSError as problem:
-        return Attempt(argv[0], NO_START, problem.strerror or str(problem), False, limit_s, full)
+        return Attempt(argv[0], NO_START, problem.strerror or str(problem))
     said = "" if ended.rc is None else wrong(ended)
+    refused = bool(said and _REFUSED.search(ended.err))
     answered = answers(canary)
     after = status(canary.pid)
     return Attempt(
@@ -118,6 +121,7 @@ def attempt(
         rc=ended.rc,
         said=said[:300],
         good=ended.rc is not None and not said,
+        refused=refused,
         limit_s=limit_s,
         full=full,
         state=after.state,
@@ -127,5 +131,10 @@ def attempt(
 
 
 def complaint(ended: Ended) -> str:
-    """What a tool said, on one line: the errors of py-spy and gdb have several."""
-    return " ".join((ended.err.strip() or ended.out.strip())[:2000].split())
+    """What a tool said, on one line: the errors of py-spy and gdb have several.
+
+    gdb talks of uids first, and of the error last.
+    """
+    rows = (ended.err.strip() or ended.out.strip()).splitlines()
+    chosen = [row for row in rows if _REFUSED.search(row)] or rows
+    return " ".join(" ".join(chosen)[:2000].split())

@@ -62,12 +62,18 @@ def _of(pid: int) -> tuple[Limit, ...]:
 
 
 def _before() -> tuple[Limit, ...]:
-    parent = os.getppid()
+    """Those of the su that opened this session: it has them from PAM, and reads no profile."""
+    pid = os.getppid()
     try:
-        with open(f"/proc/{parent}/comm", encoding="utf-8", errors="replace") as file:
-            return _of(parent) if file.read().strip() == "su" else ()
-    except (OSError, ValueError, KeyError):
-        return ()
+        for _up in range(4):
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+            if name == "su":
+                return _of(pid)
+            pid = int(rest.split()[1])
+    except (OSError, ValueError, KeyError, IndexError):
+        pass
+    return ()
 
 
 def _ceiling() -> tuple[int, ...]:

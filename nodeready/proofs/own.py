@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 #: Output of a tool that is kept; the rest is read and dropped.
@@ -38,6 +38,9 @@ def {FRAME}():
         os.write(1, b".")
 {FRAME}()
 """
+
+#: Gets each piece that a process wrote to its output, 1, or to 2.
+Heard = Callable[["subprocess.Popen[bytes]", int, bytes], None]
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class Own:
         self.tag = tag
         self.deadline = time.monotonic() + limit_s
         self._started: list[subprocess.Popen[bytes]] = []
-        self._lock = threading.Lock()
+        # A signal's handler may come while we hold it.
+        self._lock = threading.RLock()
 
     def __enter__(self) -> Own:
         return self
@@ -124,18 +128,27 @@ class Own:
             self._started.append(process)
         return process  # type: ignore[no-any-return]
 
-    def run(self, argv: Sequence[str], limit_s: float, **how: object) -> Ended:
+    def run(
+        self,
+        argv: Sequence[str],
+        limit_s: float,
+        heard: Heard | None = None,
+        **how: object,
+    ) -> Ended:
         """Run a program to its end, or end it after ``limit_s`` seconds; never longer.
 
-        Raises OSError when it cannot be started.
+        heard: gets each piece of its output (1) and complaints (2) as it comes. Raises OSError
+        when it cannot be started.
         """
         began = time.monotonic()
         process = self.start(argv, **how)
-        out, err, whole = _read(process, min(limit_s, self.left_s))
+        out, err, whole = _read(process, min(limit_s, self.left_s), heard)
         rc: int | None = None
         if whole:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rc = process.wait(timeout=1)
+        if rc is None:
+            _end_all({process.pid})
         self.stop(process)
         return Ended(rc, out, err, time.monotonic() - began)
 
@@ -173,11 +186,40 @@ class Own:
 
     def end(self) -> None:
         """End everything."""
-        for process in list(self._started):
+        started = list(self._started)
+        _end_all({process.pid for process in started if process.returncode is None})
+        for process in started:
             self.stop(process)
 
 
-def _read(process: subprocess.Popen[bytes], limit_s: float) -> tuple[str, str, bool]:
+def _end_all(pids: set[int]) -> None:
+    """Kill these processes of ours and all that they started, in sessions of their own, too.
+
+    su puts a login into a session of its own, and when su is killed, it tells nobody.
+    """
+    sessions = set(pids)
+    # Twice: what was started while we looked is in one of the same sessions.
+    for _ in range(2 if pids else 0):
+        known: dict[int, tuple[int, int]] = {}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                    words = file.read().rpartition(")")[2].split()
+                known[int(name)] = (int(words[1]), int(words[3]))
+        found = {pid for pid, (_, session) in known.items() if session in sessions}
+        while more := {pid for pid, (parent, _) in known.items() if parent in found} - found:
+            found |= more
+            sessions |= {known[pid][1] for pid in more}
+        for pid in found - {os.getpid()}:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _read(
+    process: subprocess.Popen[bytes],
+    limit_s: float,
+    heard: Heard | None,
+) -> tuple[str, str, bool]:
     """Both outputs, each at most KEPT_BYTES, and whether that was all before the time was over."""
     streams = {s.fileno(): bytearray() for s in (process.stdout, process.stderr) if s is not None}
     open_ = set(streams)
@@ -189,8 +231,11 @@ def _read(process: subprocess.Popen[bytes], limit_s: float) -> tuple[str, str, b
             break
         for number in ready:
             piece = os.read(number, 65536)
+            error = process.stderr is not None and number == process.stderr.fileno()
             if not piece:
                 open_.discard(number)
+            elif heard is not None:
+                heard(process, 2 if error else 1, piece)
             streams[number] += piece[: max(0, KEPT_BYTES - len(streams[number]))]
     texts = [bytes(kept).decode("utf-8", "replace") for kept in streams.values()]
     return (*[*texts, "", ""][:2], not open_)  # type: ignore[return-value]

@@ -86,7 +86,7 @@ def main(config: Config, *, inside: bool = False) -> None:
         elif os.geteuid() == 0 and config.user not in ("", "root"):
             _as_user(own, config)
             return
-        here = pwd.getpwuid(os.geteuid()).pw_name
+        here = _name(os.geteuid())
         if config.user and here != config.user:
             why = f"logged in as {here}, who cannot become {config.user}: log in as root"
             _say(config, "user", User(config.user, os.geteuid(), True, why))
@@ -95,6 +95,13 @@ def main(config: Config, *, inside: bool = False) -> None:
         if not inside and "attach" in config.wanted and os.geteuid() == 0:
             _say(config, "control", attach.control(own, config))
         _proofs(own, config)
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _as_user(own: Own, config: Config) -> None:
@@ -110,12 +117,23 @@ def _as_user(own: Own, config: Config) -> None:
     if "attach" in config.wanted:
         beside.start()
     inner = replace(config, limit_s=max(1, int(own.left_s) - 2))
-    ended = session.run(own, config.user, source.command(sys.executable, inner, inside=True))
-    with _printing:
-        sys.stdout.write(ended.out)
-        sys.stdout.flush()
-    if not any(name == "user" for name, _ in wire.lines(ended.out, config.nonce)):
-        why = "timed out" if ended.rc is None else ended.first or f"exit status {ended.rc}"
+    begun = False
+
+    def line(text: str) -> None:
+        nonlocal begun
+        for name, _ in wire.lines(text, config.nonce):
+            begun = begun or name == "user"
+            with _printing:
+                print(text, flush=True)
+
+    script = source.script(inner, first=sys.executable, inside=True)
+    ended = session.run(own, config.user, script, line)
+    if not begun:
+        why = ended.first or f"exit status {ended.rc}"
+        if source.NO_PYTHON in why:
+            why = f"{source.NO_PYTHON} that {config.user} may run"
+        elif ended.rc is None:
+            why = f"timed out; it said: {ended.first}" if ended.first else "timed out"
         _say(config, "user", User(config.user, uid, True, f"no session: {why}"))
     if beside.ident is not None:
         beside.join(own.left_s)

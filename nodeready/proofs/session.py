@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from nodeready.proofs.own import Ended, Own
+from nodeready.proofs.own import KEPT_BYTES, Ended, Own
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,10 @@ class Broken:
     broken: str
 
 
-def run(own: Own, user: str, command: str) -> Ended:
-    """Run a command in a new session of this user, as root; its standard input stays open.
+def run(own: Own, user: str, script: str, line: Callable[[str], None]) -> Ended:
+    """Run a script in a new session of this user, as root; its standard input stays open.
+
+    line: gets each line of its output as it comes.
 
     Through ``su -``: sudo sets the core limit of what it runs to 0 (since 1.9.9), and setpriv
     gives no limits at all. When we came through sudo ourselves, the limit goes back to what the
@@ -43,9 +46,19 @@ def run(own: Own, user: str, command: str) -> Ended:
     # su's own environment is the user's; our input is the pipe that tells it when we are gone.
     read, write = os.pipe()
     try:
-        return own.run(
-            ["su", "-", user, "-s", "/bin/sh", "-c", f"exec {command}"], own.left_s, stdin=read
-        )
+        kept = bytearray()
+
+        def heard(_: object, stream: int, piece: bytes) -> None:
+            if stream == 1:
+                *rows, rest = bytes(kept + piece).split(b"\n")
+                kept[:] = rest[-KEPT_BYTES:]
+                for row in rows:
+                    line(row.decode("utf-8", "replace"))
+
+        argv = ["su", "-", user, "-s", "/bin/sh", "-c", script]
+        # A second is left to end what hangs, and to say so.
+        limit_s = own.left_s - 1
+        return own.run(argv, limit_s, heard, stdin=read)
     except OSError as problem:
         return Ended(127, "", f"su: {problem.strerror}", 0.0)
     finally:

@@ -86,20 +86,18 @@ def text(config: Config, main: str = "program", **how: object) -> str:
     )
 
 
-def command(python: str, config: Config, **how: object) -> str:
-    """The shell command that runs the program with this Python."""
-    return join([python, "-I", "-S", "-c", text(config, **how)])
-
-
-def script(config: Config, main: str = "program", stdin: bool = False) -> str:
+def script(
+    config: Config, main: str = "program", stdin: bool = False, first: str = "", **how: object
+) -> str:
     """The POSIX sh text that finds a Python on the node and runs the program with it.
 
     stdin: the program reads what comes over the connection
+    first: the path of a Python that is tried before the others
     """
     old = "import sys; sys.exit(sys.version_info < (3, 9))"
     return f"""
     nr_python=
-    for nr_name in {join(list(PYTHONS))}; do
+    for nr_name in {join([first or PYTHONS[0], *PYTHONS])}; do
         if "$nr_name" -I -S -c {quote(old)} 2>/dev/null; then nr_python=$nr_name; break; fi
     done
     if [ -z "$nr_python" ]; then
@@ -107,5 +105,5 @@ def script(config: Config, main: str = "program", stdin: bool = False) -> str:
         exit 0
     fi
     exec timeout -k {KILL_AFTER_S} {config.limit_s + 1} \\
-        "$nr_python" -I -S -c {quote(text(config, main))}{" <&3" if stdin else ""}
+        "$nr_python" -I -S -c {quote(text(config, main, **how))}{" <&3" if stdin else ""}
     """
