@@ -6,6 +6,7 @@ and never kept, so that 10,000 nodes fit in memory.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,11 @@ UNREACHABLE, FAILED = "unreachable", "failed"
 NODE_STATUSES: tuple[str, ...] = (UNREACHABLE, FAILED, *STATUSES)
 #: The error of a node that an interrupt left out.
 NOT_LOOKED_AT = "not looked at: interrupted"
+
+
+def now() -> str:
+    """This moment as the reports write it: ISO 8601, UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @dataclass(frozen=True)

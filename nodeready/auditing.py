@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, replace
-from datetime import datetime, timezone
+from dataclasses import replace
 
 from pyinfra.api import Inventory
 
 from nodeready import history, outliers
-from nodeready.audit import NOT_LOOKED_AT, Audit, NodeReport
-from nodeready.policy import Policy
+from nodeready.audit import NOT_LOOKED_AT, Audit, NodeReport, now
+from nodeready.policy_digest import digest
 from nodeready.probes import nics as nics_probe
 from nodeready.probes.nics import Nics
 from nodeready.selection import Selection
@@ -30,17 +27,6 @@ def looked_at(selection: Selection) -> tuple[str, ...]:
     subjects = selection.subjects
     counting = any(subject in COUNTING for subject in subjects)
     return tuple(dict.fromkeys((*subjects, "host"))) if counting else subjects
-
-
-def now() -> str:
-    """This moment as the reports write it."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def digest(policies: Iterable[Policy]) -> str:
-    """A short name for these policies, whatever their order: equal policies, equal names."""
-    texts = {json.dumps(asdict(policy), sort_keys=True) for policy in set(policies)}
-    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:16]
 
 
 def with_peers(nodes: Iterable[NodeRun]) -> None:

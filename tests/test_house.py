@@ -32,7 +32,14 @@ ALLOWED = {
     "proofs": {"policy", "probes", "proofs", "shell"},
     "reports": {
         "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
-        "session", "transports", "audit", "plain", "subjects", "rich",
+        "session", "transports", "audit", "plain", "subjects", "ready", "environment", "shell",
+    },
+    "environment.py": {"nccl", "nccl_hca", "policy", "probes", "rendezvous", "snapshot"},
+    "rendezvous.py": {"nodesets", "probes"},
+    "local": {
+        "audit", "checks", "exit_codes", "files", "known_hosts", "local", "policy", "policy_digest",
+        "probes", "proofs", "readiness", "ready", "reports", "results", "sanitise", "selection",
+        "settings", "shell", "snapshot", "spelling", "subjects", "waivers", "nodeready",
     },
     "planning.py": {"actions", "operations", "policy", "snapshot"},
 }  # fmt: skip
@@ -50,6 +57,19 @@ NODE_SIDE = (
     "plain.py",
     "waivers.py",
     "spelling.py",
+    "audit.py",
+    "blocks.py",
+    "exit_codes.py",
+    "files.py",
+    "known_hosts.py",
+    "local",
+    "policy_digest.py",
+    "readiness.py",
+    "ready.py",
+    "reports",
+    "sanitise.py",
+    "selection.py",
+    "settings.py",
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from nodeready import auditing
-from nodeready.audit import FAILED, UNREACHABLE, Audit
+from nodeready.audit import FAILED, UNREACHABLE, Audit, now
 from nodeready.cli.exits import Refused, audit_code, nagios_code
 from nodeready.cli.options import common, option
 from nodeready.cli.output import refuse_unwritable
@@ -94,7 +94,7 @@ def audit(
         raise Refused(str(error)) from None
     refuse_unwritable(output)
     screen = options.screen()
-    started = auditing.now()
+    started = now()
     with open_session(inventory, options, auditing.looked_at(selection), timeout) as session:
         try:
             gather(session, screen)

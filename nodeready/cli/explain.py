@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 import click
-from rich.text import Text
 
 from nodeready import catalog
 from nodeready.catalog import Entry
@@ -16,7 +15,7 @@ from nodeready.cli.exits import Refused
 from nodeready.cli.options import option
 from nodeready.cli.screen import Screen
 from nodeready.policy import Policy
-from nodeready.reports.text import line
+from nodeready.reports.text import Line, line
 from nodeready.subjects import SUBJECTS
 
 #: Longer lines of prose are hard to read.
@@ -29,7 +28,7 @@ def _prose(text: str) -> str:
     return re.sub(r"``(.+?)``", r"\1", text, flags=re.S)
 
 
-def _wrapped(text: str, width: int, indent: str = "") -> Iterator[Text]:
+def _wrapped(text: str, width: int, indent: str = "") -> Iterator[Line]:
     """Paragraphs, each filled anew; lists and examples stay as they stand."""
     for number, paragraph in enumerate(_prose(text).split("\n\n")):
         if number:
@@ -51,14 +50,14 @@ def _wrapped(text: str, width: int, indent: str = "") -> Iterator[Text]:
         )
 
 
-def _part(title: str, text: str, width: int) -> Iterator[Text]:
+def _part(title: str, text: str, width: int) -> Iterator[Line]:
     """A title of its own line, its text below it."""
     yield line("")
     yield line((title, "bold"))
     yield from _wrapped(text, width, "  ")
 
 
-def _entry(entry: Entry, width: int) -> Iterator[Text]:
+def _entry(entry: Entry, width: int) -> Iterator[Line]:
     """The whole page of one check."""
     yield line((entry.id, "bold"))
     yield line("")
@@ -84,7 +83,7 @@ def _entry(entry: Entry, width: int) -> Iterator[Text]:
             yield from (line(f"    {row}") for row in rest)
 
 
-def _listed(subjects: list[str], width: int) -> Iterator[Text]:
+def _listed(subjects: list[str], width: int) -> Iterator[Line]:
     """Every check of these subjects, a line each."""
     room = max(len(entry.id) for subject in subjects for entry in catalog.entries(subject))
     for number, subject in enumerate(subjects):
@@ -123,7 +122,7 @@ def explain(check: tuple[str, ...], color: str) -> int:
     """
     screen = Screen(color)
     width = min(screen.width, _WIDEST)
-    pages: list[Iterator[Text]] = []
+    pages: list[Iterator[Line]] = []
     for word in check:
         if word in SUBJECTS:
             pages.append(_listed([word], width))

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from nodeready.auditing import now
+from nodeready.audit import now
 from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import common, option
 from nodeready.cli.start import Common, gather, open_session

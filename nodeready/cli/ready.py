@@ -13,6 +13,7 @@ import click
 import gevent
 
 from nodeready import auditing, launch
+from nodeready.audit import now
 from nodeready.cli.audit import FORMATS
 from nodeready.cli.exits import Refused, nagios_code, ready_code
 from nodeready.cli.local import ready_here
@@ -191,7 +192,7 @@ def ready(
     for name, path in (("-o", output), ("--hostfile-out", hostfile_out)):
         refuse_unwritable(path, name)
     screen = options.screen()
-    started = auditing.now()
+    started = now()
     subjects = [subject for subject in auditing.looked_at(selection) if subject in LOOKED_AT]
     with open_session(inventory, options, subjects, budget, change=_changed(given)) as session:
         if nodes_needed is not None and nodes_needed > len(session.nodes):

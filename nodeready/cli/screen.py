@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from nodeready.nodesets import fold
+from nodeready.reports.text import Line
 from nodeready.sanitise import sanitise
 
 #: Seconds between two plain progress lines where there is no terminal (with -v).
@@ -51,6 +52,11 @@ class _Console(Console):
             os.dup2(nothing.fileno(), self.file.fileno())
 
 
+def _text(line: Line) -> Text:
+    """A report's line with its styles; its text is no markup."""
+    return Text.assemble(*line.parts)
+
+
 class Screen:
     """The two streams of one command, with their manners.
 
@@ -67,9 +73,9 @@ class Screen:
         """Columns for a result: the terminal's, at least 80; no limit in a pipe."""
         return max(80, self.out.width) if sys.stdout.isatty() else UNLIMITED
 
-    def show(self, lines: Iterable[Text]) -> None:
+    def show(self, lines: Iterable[Line]) -> None:
         """Results, to standard output. On a terminal, a long line goes on below its own text."""
-        for line in lines:
+        for line in map(_text, lines):
             plain = line.plain
             if not sys.stdout.isatty() or line.cell_len <= self.width:
                 self.out.print(line, soft_wrap=True)
@@ -80,10 +86,10 @@ class Screen:
             for piece in rest:
                 self.out.print(Text(" " * indent) + piece, soft_wrap=True)
 
-    def tell(self, lines: Iterable[Text]) -> None:
+    def tell(self, lines: Iterable[Line]) -> None:
         """Lines beside the results, to standard error."""
         for line in lines:
-            self.err.print(line, soft_wrap=True)
+            self.err.print(_text(line), soft_wrap=True)
 
     def say(self, text: str, style: str = "") -> None:
         """One line beside the results, to standard error."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.text import Text
-
 from nodeready.ready import Ready
 from nodeready.reports.table import show_audit
-from nodeready.reports.text import STYLES, counted, grouped, line, nodes
+from nodeready.reports.text import STYLES, Line, counted, grouped, line, nodes
 
 #: Columns of the words on the left; reasons of no-go that are told without -v.
 _INDENT, _MOST = 9, 8
 
 
-def show_ready(ready: Ready, verbose: int = 0, width: int = 80) -> Iterator[Text]:
+def show_ready(ready: Ready, verbose: int = 0, width: int = 80) -> Iterator[Line]:
     """Who is ready, who is not and why; then the findings with what repairs them."""
     room = width - _INDENT
     if ready.go:
@@ -33,7 +31,7 @@ def show_ready(ready: Ready, verbose: int = 0, width: int = 80) -> Iterator[Text
     yield from show_audit(ready.audit, verbose, width)
 
 
-def _why(ready: Ready, verbose: int, room: int) -> Iterator[Text]:
+def _why(ready: Ready, verbose: int, room: int) -> Iterator[Line]:
     """A line for each set of checks that stops nodes; what they say stands in the findings."""
     pairs = (
         (", ".join(dict.fromkeys(reason.partition(":")[0] for reason in reasons)), name)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rich.text import Text
-
 from nodeready.actions import Change
 from nodeready.execution import Outcome
 from nodeready.planning import Plan
-from nodeready.reports.text import STYLES, counted, grouped, line, nodes, told
+from nodeready.reports.text import STYLES, Line, counted, grouped, line, nodes, told
 from nodeready.results import Result
 from nodeready.session import NodeRun
 
 
-def _why(change: Change, results: list[Result]) -> Iterator[Text]:
+def _why(change: Change, results: list[Result]) -> Iterator[Line]:
     for result in results:
         if result.check in change.fixes:
             yield line("  ", (f"{result.check:<26}", STYLES["change"]), f" {told(result)}")
@@ -34,7 +32,7 @@ def _key(node: NodeRun, plan: Plan) -> tuple[object, ...]:
 
 def show_plan(
     runs: Mapping[str, NodeRun], plans: Mapping[str, Plan], diff: bool
-) -> Iterator[Text]:
+) -> Iterator[Line]:
     """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
     for _, names in grouped((_key(runs[name], plans[name]), name) for name in plans):
         plan, node = plans[names[0]], runs[names[0]]
@@ -52,7 +50,7 @@ def show_plan(
             yield line("  ", (f"{step:<26}", STYLES["fail"]), f" cannot be planned: {reason}")
 
 
-def show_left(runs: list[NodeRun]) -> Iterator[Text]:
+def show_left(runs: list[NodeRun]) -> Iterator[Line]:
     """What no operation of ours repairs: a reboot, a restart, somebody's line, an unknown."""
     rows = grouped(
         ((result.status, result.check, told(result), result.fix), node.name)
@@ -69,7 +67,7 @@ def show_left(runs: list[NodeRun]) -> Iterator[Text]:
             yield line("          fix: ", (fix, "bold"))
 
 
-def show_errors(runs: list[NodeRun]) -> Iterator[Text]:
+def show_errors(runs: list[NodeRun]) -> Iterator[Line]:
     """The nodes that could not be looked at, with why; equal reasons share a line."""
     for (unreachable, error), names in grouped(
         ((node.unreachable, node.error), node.name) for node in runs if node.error
@@ -78,7 +76,7 @@ def show_errors(runs: list[NodeRun]) -> Iterator[Text]:
         yield line((f"{word:<12}", STYLES["fail"]), f"{nodes(names)}: {error}")
 
 
-def show_outcomes(outcomes: Mapping[str, Outcome]) -> Iterator[Text]:
+def show_outcomes(outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
     """What was done, node sets folded; failures first, with the step and why."""
     failures = grouped(
         ((step, why), name) for name, o in outcomes.items() for step, why in o.failed.items()

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from rich.text import Text
-
 from nodeready.audit import Audit, NodeReport, Outlier
 from nodeready.reports.findings import Finding, errors, findings
 from nodeready.reports.peers import majority, who
-from nodeready.reports.text import STYLES, counted, line, nodes
+from nodeready.reports.text import STYLES, Line, Part, counted, line, nodes
 
 #: Findings, and outliers, that are shown without -v.
 MOST = 30
@@ -24,7 +22,6 @@ _INDENT, _NAME = 9, 26
 _TEXT = 500
 
 Row = TypeVar("Row")
-Part = str | tuple[str, str]
 
 
 class _Table:
@@ -43,7 +40,7 @@ class _Table:
         """A node set, cut where it does not fit beside so many columns of other text."""
         return nodes(names, _WHOLE if self.verbose else max(20, self.width - beside))
 
-    def head(self, word: str, name: str, names: Iterable[str], style: str = "") -> Text:
+    def head(self, word: str, name: str, names: Iterable[str], style: str = "") -> Line:
         """``fail     gpus.ecc_errors  gpu[007,019]``."""
         start = (f"{word:<{_INDENT}}", STYLES[style or word])
         if self.alone:
@@ -51,13 +48,11 @@ class _Table:
         name = f"{name:<{self.room}}  "
         return line(start, name, (self.nodes(names, _INDENT + len(name)), "bold"))
 
-    def below(self, *parts: Part) -> Text:
+    def below(self, *parts: Part) -> Line:
         text = line(" " * _INDENT, *parts)
-        if not self.verbose and len(text) > _TEXT:
-            return text[:_TEXT] + Text("...")
-        return text
+        return text if self.verbose else text.cut(_TEXT)
 
-    def finding(self, one: Finding) -> Iterator[Text]:
+    def finding(self, one: Finding) -> Iterator[Line]:
         """The row, what was seen, and what repairs it or why it was waived."""
         if self.alone and one.status in ("ok", "na"):
             start = (f"{one.status:<{_INDENT}}", STYLES[one.status])
@@ -71,13 +66,13 @@ class _Table:
         elif one.fix:
             yield self.below("fix: ", (one.fix, "cyan"))
 
-    def error(self, one: Finding) -> Iterator[Text]:
+    def error(self, one: Finding) -> Iterator[Line]:
         """Nodes that could not be looked at, and why."""
         word = f"{one.status:<{_INDENT - 2}}  "
         yield line((word, STYLES[one.status]), (self.nodes(one.names, len(word)), "bold"))
         yield self.below(f"e.g. {one.example}: " if one.example else "", one.text)
 
-    def outlier(self, one: Outlier) -> Iterator[Text]:
+    def outlier(self, one: Outlier) -> Iterator[Line]:
         """The fact with who differs, then what the others have."""
         yield self.head("differs", one.fact, one.nodes, "warn")
         rows = list(who(one))
@@ -87,7 +82,7 @@ class _Table:
         yield self.below(rows[0][1] if len(rows) == 1 else f"{said}{more}")
         yield self.below(majority(one))
 
-    def capped(self, rows: list[Row], show: Callable[[Row], Iterable[Text]]) -> Iterator[Text]:
+    def capped(self, rows: list[Row], show: Callable[[Row], Iterable[Line]]) -> Iterator[Line]:
         """Every row, or the first ones with the number of the others."""
         most = len(rows) if self.verbose else MOST
         for row in rows[:most]:
@@ -95,7 +90,7 @@ class _Table:
         if rows[most:]:
             yield self.below((f"and {len(rows) - most} more (-v shows them)", "bold"))
 
-    def healthy(self, all_nodes: Iterable[NodeReport]) -> Iterator[Text]:
+    def healthy(self, all_nodes: Iterable[NodeReport]) -> Iterator[Line]:
         """One line for the nodes without a finding, one for those to which nothing applies."""
         fine = [node for node in all_nodes if node.status in ("ok", "waived")]
         passed = [sum(result.status == "ok" for result in node.results) for node in fine]
@@ -116,7 +111,7 @@ def _counts(noun: str, counts: dict[str, int]) -> str:
     return f"{counted(sum(counts.values()), noun)}: {shown or 'nothing to show'}"
 
 
-def show_audit(audit: Audit, verbose: int = 0, width: int = 80) -> Iterator[Text]:
+def show_audit(audit: Audit, verbose: int = 0, width: int = 80) -> Iterator[Line]:
     """What is wrong, the worst first, each with its fix; then what is well, in a line.
 
     verbose: from 1 on nothing is folded by example or cut, and what is ok or does not apply is

@@ -1,13 +1,14 @@
-"""Pieces of a terminal report: sanitised, aligned, the meaning never carried by colour alone."""
+"""Pieces of a terminal report: sanitised, aligned, the meaning never carried by colour alone.
+
+Without rich: a node shows the same tables as plain text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import TypeVar, Union
 
-from rich.text import Text
-
-from nodeready.nodesets import fold
 from nodeready.results import Result
 from nodeready.sanitise import sanitise
 
@@ -25,6 +26,30 @@ STYLES = {
 }
 
 Key = TypeVar("Key", bound=Hashable)
+#: A text, or a text with its style.
+Part = Union[str, tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a report: pieces of safe text, each with its style, or ""."""
+
+    parts: tuple[tuple[str, str], ...]
+
+    @property
+    def plain(self) -> str:
+        """The text alone."""
+        return "".join(text for text, _ in self.parts)
+
+    def cut(self, limit: int) -> Line:
+        """This line, with a mark for what is beyond so many characters."""
+        kept, room = [], limit
+        for text, style in self.parts:
+            kept.append((text[:room], style))
+            room -= len(text)
+            if room < 0:
+                return Line((*kept, ("...", "")))
+        return self
 
 
 def grouped(pairs: Iterable[tuple[Key, str]]) -> list[tuple[Key, list[str]]]:
@@ -38,10 +63,18 @@ def grouped(pairs: Iterable[tuple[Key, str]]) -> list[tuple[Key, list[str]]]:
 def nodes(names: Iterable[str], limit: int = 60) -> str:
     """A folded node set; a very long one is cut, with the count."""
     names = list(names)
-    text = sanitise(fold(names))
+    if len(names) == 1:
+        return _cut(sanitise(names[0]), limit, 1)
+    # A node, which has no ClusterShell, knows one name only: its own.
+    from nodeready.nodesets import fold
+
+    return _cut(sanitise(fold(names)), limit, len(names))
+
+
+def _cut(text: str, limit: int, count: int) -> str:
     if len(text) <= limit:
         return text
-    more = f"... ({len(names)} nodes)"
+    more = f"... ({count} nodes)"
     kept = text[: limit - len(more)]
     return kept[: kept.rfind(",") + 1 or None] + more
 
@@ -51,13 +84,10 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def line(*parts: str | tuple[str, str]) -> Text:
+def line(*parts: Part) -> Line:
     """One line of parts, each a text or (text, style); everything is sanitised."""
-    text = Text()
-    for part in parts:
-        plain, style = part if isinstance(part, tuple) else (part, "")
-        text.append(sanitise(plain), style)
-    return text
+    pairs = ((part, "") if isinstance(part, str) else part for part in parts)
+    return Line(tuple((sanitise(text), style) for text, style in pairs))
 
 
 def told(result: Result) -> str:
