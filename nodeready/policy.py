@@ -308,3 +308,14 @@ class Policy:
         "Findings that are known and accepted, check id -> reason: they are listed as waived, "
         "and fail nothing: {'nics.mtu': 'until the switch is replaced, ticket 4711'}.",
     )
+
+
+@dataclass(frozen=True)
+class Expected(Policy):
+    """A policy as the control machine judges by it: with what follows from it, no setting.
+
+    gate_files: path -> sha256 of what the node's own check consists of. On the node itself,
+                where a policy is no more than that, nobody knows it.
+    """
+
+    gate_files: tuple[tuple[str, str], ...] = ()

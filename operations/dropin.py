@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from nodeready.actions import Action, RemoveFile, WriteFile
 from nodeready.operations.step import name_after
 from nodeready.probes.sysctl import Boot
+from nodeready.rendering import render
 from nodeready.snapshot import Snapshot
 
-
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    # Not HTML: the templates are configuration files, and every value was validated.
-    return Environment(
-        loader=PackageLoader("nodeready", "templates"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-    )
-
-
-def render(template: str, **values: Any) -> bytes:
-    """The bytes of a file of ours. Raises jinja2.UndefinedError for a value that is missing."""
-    return _environment().get_template(template).render(**values).encode()
+__all__ = ["own_file", "render", "sysctl_dropin"]
 
 
 def own_file(
