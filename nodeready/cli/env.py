@@ -1,0 +1,120 @@
+"""`nodeready env`: the exports that the nodes' facts suggest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodeready.audit import now
+from nodeready.auditing import with_peers
+from nodeready.cli.exits import Refused, exit_code
+from nodeready.cli.options import common, option
+from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.start import Common, gather, open_session
+from nodeready.environment import SUBJECTS, Environment, grouped, variables
+from nodeready.files import write_atomically
+from nodeready.reports import exports
+from nodeready.reports.plan import show_errors
+from nodeready.session import Session
+
+#: format -> the text that it makes, in pieces
+FORMATS: dict[str, Callable[[Environment], Iterator[str]]] = {
+    "sh": exports.shell_lines,
+    "json": exports.json,
+}
+
+
+def _ports(words: str) -> tuple[int, int]:
+    """``29500-29510``, or one port. Raises Refused."""
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last <= 65535:
+        raise Refused(f"--ports {words}: must be FIRST-LAST, two ports from 1 to 65535")
+    return first, last
+
+
+def _look_for(session: Session, ports: tuple[int, int]) -> None:
+    """Let the nodes be looked at with this range, whatever their policies say."""
+    for node in session.nodes:
+        node.policy = replace(node.policy, port_range=ports)
+        session.declared[node.name] = node.policy
+
+
+def _found(session: Session, taken: str) -> Environment:
+    seen = {n.name: n.snapshot for n in session.nodes if n.snapshot and not n.error}
+    return Environment(
+        taken,
+        tuple(seen),
+        grouped({node.name: node.error for node in session.nodes if node.error}),
+        variables(seen, {name: session.declared[name] for name in seen}) if seen else (),
+    )
+
+
+@click.command()
+@click.argument("inventory")
+@option(
+    "--format",
+    type=click.Choice([*FORMATS]),
+    default="sh",
+    # Not NODEREADY_FORMAT, which is audit's and has other values.
+    envvar="NODEREADY_ENV_FORMAT",
+    help="Lines for a shell, or a form for programs.",
+)
+@option("-o", "--output", metavar="FILE", help="Write them to FILE, whole or not at all.")
+@option(
+    "--ports",
+    metavar="FIRST-LAST",
+    help="Choose MASTER_PORT from these, not from the policy's port_range.",
+)
+@common
+def env(
+    inventory: str, *, format: str, output: str | None, ports: str | None, **shared: Any
+) -> int:
+    """Print the exports for a job on the nodes of INVENTORY, each with its reason.
+
+    NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA, PDSH_RCMD_TYPE and MASTER_PORT, as the
+    nodes' networks, adapters and ports suggest. What the nodes do not agree on is not exported:
+    comments say who has what, and the exit status is 3. Never writes to a node.
+
+    \b
+    Examples:
+      eval "$(nodeready env 'gpu[001-064]')"
+      nodeready env inventories/prod.py --limit h100 -o job.env
+      nodeready env inventories/prod.py --ports 29600-29700 --format json
+    """
+    options = Common(**shared)
+    wanted = None if ports is None else _ports(ports)
+    refuse_unwritable(output)
+    screen = options.screen()
+    taken = now()
+    with open_session(inventory, options, SUBJECTS) as session:
+        if wanted is not None:
+            _look_for(session, wanted)
+        try:
+            gather(session, screen)
+        except KeyboardInterrupt:
+            session.interrupted = True
+            session.end_remote()
+            screen.say("interrupted: nothing is exported")
+            return exit_code(interrupted=True)
+        with_peers(session.nodes)
+        found = _found(session, taken)
+        screen.tell(show_errors(session.nodes))
+    if found.nodes:
+        text = FORMATS[format](found)
+        if output is not None:
+            write_atomically(Path(output), text)
+        else:
+            click.echo("".join(text), nl=False)
+    for line in exports.troubles(found):
+        screen.say(line)
+    return exit_code(
+        failed=any(n.error and not n.unreachable for n in session.nodes),
+        unreachable=any(n.unreachable for n in session.nodes),
+        check=not all(one.settled for one in found.variables),
+    )

@@ -1,0 +1,116 @@
+"""What `nodeready env` prints: lines for a shell to evaluate, or ``nodeready.env/1``
+(docs/schema/env-1.json).
+
+In the shell's lines a node's words stand in comments, one line each, and in quoted values alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+from nodeready import shell
+from nodeready.environment import Environment, Groups, Variable
+from nodeready.reports.json_report import dump
+from nodeready.reports.text import counted, nodes
+from nodeready.sanitise import sanitise
+
+SCHEMA = "nodeready.env/1"
+#: Columns of the comments.
+WIDTH = 80
+#: What stands for no value.
+_NONE = "nothing"
+
+
+def _comment(text: str, indent: str = "# ") -> list[str]:
+    # Sanitised, it is one line: nothing of it can end the comment.
+    return wrap(
+        sanitise(text),
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+    )
+
+
+def _differing(found: Variable) -> list[str]:
+    """Who would have which value, and what can be done."""
+    width = max(len(value or _NONE) for value, _ in found.nodes_by_value)
+    lines = []
+    for value, names in found.nodes_by_value:
+        lines += _comment(f"{value or _NONE:<{width}}  {nodes(names)}", "#   ")
+    (_, most), (_, more), *_ = found.nodes_by_value
+    if len(most) > len(more):
+        fewer = nodes(name for _, names in found.nodes_by_value[1:] for name in names)
+        lines += _comment(f"mend {fewer}, or give each node its own value in a file there")
+    else:
+        lines += _comment("give each node its own value in a file there")
+    return lines
+
+
+def _shown(found: Variable) -> Iterator[str]:
+    yield from _comment(
+        found.reason if found.value is not None else f"{found.name} is not set: {found.reason}"
+    )
+    if found.value is None and len(found.nodes_by_value) > 1:
+        yield from _differing(found)
+    for note in found.notes:
+        yield from _comment(note)
+    for why, names in found.unknown:
+        yield from _comment(f"unknown on {nodes(names)}: {why}")
+    if found.value is not None:
+        yield f"export {found.name}={shell.quote(found.value)}"
+
+
+def shell_lines(found: Environment) -> Iterator[str]:
+    """The text for `eval`, in pieces; POSIX sh, so bash, dash, ksh and zsh too."""
+    lines = _comment(
+        f"nodeready env, {found.taken}: {nodes(found.nodes)} ({counted(len(found.nodes), 'node')})"
+    )
+    for error, names in found.missing:
+        lines += _comment(f"not among them: {nodes(names)}: {error}")
+    for one in found.variables:
+        lines += ["", *_shown(one)]
+    return (f"{line}\n" for line in lines)
+
+
+def _listed(groups: Groups, key: str) -> list[dict[str, object]]:
+    return [{key: text or None, "nodes": list(names)} for text, names in groups]
+
+
+def json(found: Environment) -> Iterator[str]:
+    """The document, a variable per line."""
+    head = {
+        "schema": SCHEMA,
+        "taken": found.taken,
+        "nodes": found.nodes,
+        "missing": _listed(found.missing, "error"),
+    }
+    yield "{\n" + "".join(f"{dump(key)}: {dump(value)},\n" for key, value in head.items())
+    rows = (
+        dump(
+            {
+                "name": one.name,
+                "value": one.value,
+                "reason": one.reason,
+                "settled": one.settled,
+                "nodes_by_value": _listed(one.nodes_by_value, "value"),
+                "unknown": _listed(one.unknown, "reason"),
+                "notes": one.notes,
+            }
+        )
+        for one in found.variables
+    )
+    yield '"variables": [\n' + ",\n".join(rows) + "\n]\n}\n"
+
+
+def troubles(found: Environment) -> Iterator[str]:
+    """A line for each variable that somebody has to look at: `eval` hides the comments."""
+    for one in found.variables:
+        if one.value is None and not one.settled:
+            shares = "; ".join(
+                f"{v or _NONE} on {nodes(n, 40)}" for v, n in one.nodes_by_value[:3]
+            )
+            yield f"{one.name} is not set: {one.reason}" + (f": {shares}" if shares else "")
+        for why, names in one.unknown:
+            yield f"{one.name} is unknown on {nodes(names)}: {why}"
