@@ -5,7 +5,7 @@ Which node will be the first of a job is not known yet, so that a port must be f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nodeready.nodesets import fold
@@ -58,20 +58,22 @@ def _holder(one: Socket) -> str:
     return f"{who} listens" if one.state == "listening" else f"a connection of {who}"
 
 
-def _taken(seen: Ports) -> dict[str, Ranges]:
-    """Why -> the ports that a job of any user cannot use on this node."""
+def _taken(seen: Ports, first: int, last: int) -> dict[str, Ranges]:
+    """Why -> the ports of the range that a job of any user cannot use on this node."""
     held: dict[int, str] = {}
     for one in (*(seen.listeners or ()), *(seen.connections or ())):
-        held.setdefault(one.port, _holder(one))
-    found = {
-        why: _runs(port for port, text in held.items() if text == why)
-        for why in dict.fromkeys(held.values())
-    }
+        if first <= one.port <= last:
+            held.setdefault(one.port, _holder(one))
+    ports: dict[str, list[int]] = {}
+    for port, why in held.items():
+        ports.setdefault(why, []).append(port)
+    found = {why: _runs(some) for why, some in ports.items()}
     if seen.privileged_below > 0:
-        found["for root alone"] = ((0, seen.privileged_below - 1),)
+        found["for root alone"] = _within(((0, seen.privileged_below - 1),), first, last)
     if seen.firewall.verdict == "dropped":
-        found["the firewall drops it"] = parse_ranges(seen.firewall.ports) or ()
-    return found
+        dropped = parse_ranges(seen.firewall.ports) or ()
+        found["the firewall drops it"] = _within(dropped, first, last)
+    return {why: ranges for why, ranges in found.items() if ranges}
 
 
 def _lent(seen: Ports) -> Ranges:
@@ -139,15 +141,14 @@ def choose(seen: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> 
     for name, one in seen.items():
         if isinstance(one, Unknown):
             continue
-        for why, ports in _taken(one).items():
-            if inside := _within(ports, first, last):
-                taken.setdefault((why, inside), []).append(name)
+        for why, ports in _taken(one, first, last).items():
+            taken.setdefault((why, ports), []).append(name)
         if inside := _within(_lent(one), first, last):
             lent.setdefault(("outgoing connections may get it", inside), []).append(name)
     if len(unknown) == len(seen):
         return Choice(None, "no node tells which of its ports are free", (), unknown)
     free = _free(first, last, taken)
-    lasting = [port for port in free if port in {*_free(first, last, lent)}]
+    lasting = _free(first, last, {**taken, **lent})
     every = shown(first, last)
     if not free:
         reason = f"no port of {every} is free on all nodes"
@@ -160,7 +161,7 @@ def choose(seen: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> 
     return Choice(port, f"the first of {every} that is free on all nodes", notes, unknown)
 
 
-def _free(first: int, last: int, against: Groups) -> Sequence[int]:
+def _free(first: int, last: int, against: Groups) -> list[int]:
     """The ports of the range that none of these stand against, ascending."""
     held = {
         port
