@@ -9,7 +9,8 @@ commands="sshd:openssh-server ssh:openssh-client ip:iproute2 unshare:util-linux 
     sudo:sudo gdb:gdb strace:strace pdsh:pdsh"
 if [ "$what" = test ]; then
     commands="$commands qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mke2fs:e2fsprogs
-        cpio:cpio busybox:busybox-static nft:nftables fish:fish tcsh:tcsh man:man-db"
+        cpio:cpio busybox:busybox-static nft:nftables fish:fish tcsh:tcsh man:man-db
+        slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge"
 fi
 
 missing=
@@ -38,6 +39,14 @@ if [ -n "$missing" ]; then
     echo "setup: installing$missing" >&2
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
+    # What the packages bring along as services shall not run here (invoke-rc.d(8)).
+    no_services=/usr/sbin/policy-rc.d
+    if [ "$what" = test ] && [ ! -e "$no_services" ]; then
+        trap 'rm -f "$no_services"' EXIT
+        trap 'exit 130' HUP INT TERM
+        printf '#!/bin/sh\nexit 101\n' >"$no_services"
+        chmod 755 "$no_services"
+    fi
     # shellcheck disable=SC2086 # a list of words
     if ! apt-get install -y -qq --no-install-recommends $missing >/tmp/nodeready-setup.log 2>&1; then
         cat /tmp/nodeready-setup.log >&2

@@ -4,6 +4,8 @@ lab            three nodes that all tests of the session share: look, do not bre
 fresh_nodes    a factory: `fresh_nodes(2, files={...}, profile="mi300x")` gives pristine nodes, for
                this test alone, to do with as it likes
 fresh_node     one of them
+slurm_lab      three nodes with a real Slurm that all tests of the session share: who drains a node
+               or calls `slurm_configure` puts that back
 own_lab        the name of a lab that is ended after the test, for tests of `lab up` itself
 inventory      a factory: `inventory(nodes, core_pattern="x")` writes a pyinfra inventory of them
 
@@ -70,6 +72,22 @@ def lab(lab_machine: None) -> Iterator[Lab]:
         yield Lab.up(_lab_name("lab"), nodes=3)
     finally:
         down(_lab_name("lab"))
+
+
+@pytest.fixture(scope="session")
+def slurm_lab(lab_machine: None) -> Iterator[Lab]:
+    """Three nodes with a real Slurm, shared by all tests of the session."""
+    try:
+        check(slurm=True)
+    except LabUnavailable as error:
+        reason = f"no Slurm here: {error}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    try:
+        yield Lab.up(_lab_name("slurm"), nodes=3, slurm=True)
+    finally:
+        down(_lab_name("slurm"))
 
 
 class NodePool:

@@ -60,13 +60,19 @@ def lab() -> None:
     metavar="NAME",
     help="What is wrong with the last node; `none`: nothing with any; `list` shows all there are.",
 )
+@click.option(
+    "--slurm",
+    is_flag=True,
+    help="A real Slurm runs on it: slurmd on every node, slurmctld beside them.",
+)
 @_name_option
-def up(nodes: int, profile: str | None, fault: str | None, name: str) -> None:
+def up(nodes: int, profile: str | None, fault: str | None, slurm: bool, name: str) -> None:
     """Start the lab; harmless when it runs: starts what is dead or missing.
 
     \b
     nodeready lab up --nodes 16
     nodeready lab up --profile h100 --fault ib-half-rate
+    nodeready lab up --slurm
     pyinfra inventories/lab.py exec -- hostname
     """
     if fault == "list":
@@ -79,7 +85,7 @@ def up(nodes: int, profile: str | None, fault: str | None, name: str) -> None:
     progress = _Progress()
     wrong = "" if fault == "none" else fault
     try:
-        made = Lab.up(name, nodes, profile, progress=progress, fault=wrong)
+        made = Lab.up(name, nodes, profile, progress=progress, fault=wrong, slurm=slurm)
     except LabError as error:
         raise click.ClickException(str(error)) from None
     finally:
@@ -92,6 +98,8 @@ def up(nodes: int, profile: str | None, fault: str | None, name: str) -> None:
     else:
         click.echo(f"{name}: already up, {len(made.nodes)} nodes: {folded}")
     for note in _faults(made):
+        click.echo(note)
+    for note in _slurm(made):
         click.echo(note)
     click.echo(f"log in: {_login(made)}")
     if made.started and not can_raise_limits():
@@ -154,7 +162,11 @@ def status() -> None:
             if named := [node for node, one in states.items() if one == bad]:
                 trouble = True
                 notes.append(f"{name}: {bad}: {fold(named)}; dead nodes start with `lab up`")
-        notes += [f"{name}: {note}" for note in _faults(found)]
+        if found.controller and found.controller.status != "up":
+            trouble = True
+            bad = found.controller.status
+            notes.append(f"{name}: {bad}: {found.controller.name}; dead ones start with `lab up`")
+        notes += [f"{name}: {note}" for note in [*_faults(found), *_slurm(found)]]
         inventory = "inventories/lab.py"
         if name != "lab":
             inventory = f"NODEREADY_LAB={name} {inventory}"
@@ -187,6 +199,16 @@ def _faults(found: Lab) -> list[str]:
         f"fault on {node.name}: {node.fault}: {FAULTS[node.fault].about}"
         for node in found.nodes
         if node.fault in FAULTS
+    ]
+
+
+def _slurm(found: Lab) -> list[str]:
+    """How to use its Slurm, if it has one."""
+    if found.controller is None:
+        return []
+    return [
+        f"Slurm: on every node and on {found.controller.name}; "
+        f"from here: SLURM_CONF={found.slurm_conf} sinfo"
     ]
 
 

@@ -21,19 +21,20 @@ import uuid
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nodeready.lab import freezer
 from nodeready.lab import syscalls as k
 
 # How a process of the lab is recognised: argument 3 of its shell; 4 is the lab's directory.
 MARK = "nodeready-lab"
 
 # Process 1 of a node. It applies the persisted sysctls as a boot does, with the distribution's
-# own reader; runs what the node's hardware and its fault need; starts sshd; and stays to reap
-# orphans, also when sshd is stopped.
+# own reader; runs what the node's hardware, Slurm and its fault need; starts sshd; and stays to
+# reap orphans, also when sshd is stopped.
 INIT = """
 for s in /usr/lib/systemd/systemd-sysctl /lib/systemd/systemd-sysctl; do
     if [ -x "$s" ]; then "$s"; break; fi
 done
-for s in start fault; do
+for s in start slurm fault; do
     if [ -e /.lab/$s ]; then sh -e /.lab/$s || exit; fi
 done
 /usr/sbin/sshd -D -e &
@@ -87,6 +88,8 @@ def become_node(directory: str, spec: dict[str, Any], status: int, go: int) -> N
     _mount_kernel(root)
     k.pivot_root(root)
     _overlay_kernel(spec["targets"])
+    if spec["freezer"]:
+        freezer.join(spec["freezer"])
     socket.sethostname(spec["name"])
     for path in spec["gone"]:
         _remove(path)

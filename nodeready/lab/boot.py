@@ -5,7 +5,8 @@
     {"parent": pid, "interface": "nrlab0", "gateway": "10.213.0.1/23", "switch": pid or 0,
      "submounts": ["/usr"], "targets": ["/sys/bus/pci/devices"],
      "nodes": [{"name", "address": "10.213.0.2/23", "mac", "port": "n1", "generation": "g1",
-                "files": {path: {"data": base64, "mode": int}}, "gone": [path]}]}
+                "files": {path: {"data": base64, "mode": int}}, "gone": [path],
+                "freezer": "/nodeready-lab-lab/node001" or ""}]}
 
 and answers with one JSON object per line: {"switch": pid}, then {"node": name, "pid": pid} or
 {"node": name, "error": text} as each node is ready. It is a process of its own because it

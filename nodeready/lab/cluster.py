@@ -14,8 +14,19 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nodeready.lab import faults, image, network, power, remains, state, syscalls
+from nodeready.lab import (
+    faults,
+    image,
+    network,
+    power,
+    remains,
+    slurm_control,
+    state,
+    syscalls,
+)
+from nodeready.lab import slurm as slurm_files
 from nodeready.lab.errors import LabError
+from nodeready.lab.helper import Done
 from nodeready.lab.keys import new_key
 from nodeready.lab.needs import check, check_kernel
 from nodeready.lab.node import Node
@@ -41,6 +52,7 @@ class Lab:
         self.ssh_key = self.directory / "ssh" / "id_ed25519"
         self.ssh_config = self.directory / "ssh" / "ssh_config"
         self.known_hosts = self.directory / "ssh" / "known_hosts"
+        self.slurm_conf = slurm_control.conf(known.name)
         self.started = 0
 
     @classmethod
@@ -59,11 +71,14 @@ class Lab:
         *,
         progress: Progress | None = None,
         fault: str | None = None,
+        slurm: bool = False,
     ) -> Lab:
         """Have a lab of at least this many nodes, all running; `files` go to the new ones.
 
         `profile` is its nodes' hardware; without one that of the lab that runs, or cpu.
         `fault` is the name of what is wrong with the last node; with "", all are healthy again.
+        With `slurm` the nodes are those of a real Slurm, and known to it when this returns; a lab
+        that runs has it or has it not.
 
         Raises LabUnavailable when this machine cannot, LabError for anything else. On any
         exception, KeyboardInterrupt included, what this call made is gone again.
@@ -73,7 +88,7 @@ class Lab:
             raise LabError(f"a lab has 1 to {network.MAX_NODES} nodes, not {nodes}")
         if profile not in (None, *PROFILES):
             raise LabError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
-        check()
+        check(slurm)
         try:
             with state.locked(directory):
                 known = state.load(name)
@@ -88,10 +103,21 @@ class Lab:
                             f"the lab {name} runs with profile {lab.profile}; end it first: "
                             f"nodeready lab down --name {name}"
                         )
+                    if slurm and not lab.slurm:
+                        raise LabError(
+                            f"the lab {name} runs without Slurm; end it first: "
+                            f"nodeready lab down --name {name}"
+                        )
                     lab.started = power.grow(known, nodes, files, progress, fault)
                     return lab
                 return cls._begin(
-                    name, nodes, profile, files=files, progress=progress, fault=fault
+                    name,
+                    nodes,
+                    profile,
+                    files=files,
+                    progress=progress,
+                    fault=fault,
+                    slurm=slurm,
                 )
         except BaseException:
             remains.remove_empty(directory)
@@ -107,13 +133,14 @@ class Lab:
         files: Files | None,
         progress: Progress | None,
         fault: str | None,
+        slurm: bool,
     ) -> Lab:
         """A new lab, in place of what may be left of one."""
         directory = state.directory(name)
         try:
             check_kernel()
             remains.clean(directory)
-            known = _create(name, profile)
+            known = _create(name, profile, slurm)
             lab = cls(known)
             lab.started = power.grow(known, nodes, files, progress, fault)
             known.complete = True
@@ -134,7 +161,7 @@ class Lab:
 
     def state_of(self, name: str) -> NodeState:
         """What is known of this node. Raises LabError."""
-        for one in self._state.nodes:
+        for one in self._state.machines():
             if one.name == name:
                 return one
         raise LabError(f"the lab {self.name} has no node {name}")
@@ -181,6 +208,36 @@ class Lab:
         """Run `ip` commands where the lab's bridge and the nodes' wires (n1, n2, …) are."""
         network.ip(commands, self._state.switch)
 
+    @property
+    def slurm(self) -> bool:
+        """Has it Slurm?"""
+        return self._state.slurm is not None
+
+    @property
+    def controller(self) -> Node | None:
+        """The machine of Slurm's controller, where users may log in too; it is no node."""
+        return next((Node(self, one) for one in self._state.beside()), None)
+
+    def slurm_run(self, *argv: str, check: bool = True, timeout: float = 60) -> Done:
+        """Run one of Slurm's commands of this machine, as root, on the lab's Slurm.
+
+        Raises LabError with the command's own message when `check` and it fails,
+        subprocess.TimeoutExpired after `timeout` seconds.
+        """
+        done = slurm_control.run(self._state, argv, timeout)
+        if check and done.returncode:
+            raise LabError(f"{argv[0]}: exit {done.returncode}: {done.stderr.strip()}")
+        return done
+
+    def slurm_configure(self, *lines: str) -> None:
+        """Have these lines in slurm.conf, instead of those of the last call, on all that runs.
+
+        A line replaces the lab's own setting of the same name. slurmd and slurmctld are started
+        again; jobs go on. Raises LabError when Slurm refuses them; then it has the old ones.
+        """
+        with self._changing():
+            slurm_control.configure(self._state, lines)
+
     def down(self) -> None:
         """End it and remove every trace of it."""
         remains.down(self.name)
@@ -197,11 +254,13 @@ class Lab:
             yield
 
 
-def _create(name: str, profile: str) -> LabState:
+def _create(name: str, profile: str, slurm: bool) -> LabState:
     """Everything but the nodes and the network."""
     with state.locked(state.ROOT):
         index = network.free_index(state.taken())
         known = LabState(name, profile, index, state.boot_id())
+        if slurm:
+            known.slurm = slurm_files.new(power.new_controller(known))
         state.save(known)
     directory = state.directory(name)
     fs = directory / "fs"

@@ -23,6 +23,9 @@ FRESH = {
     "/etc/update-motd.d": 0o755,
 }
 
+# Directories of services that are empty on a new machine, where this one has them.
+EMPTY = ("/etc/munge", "/etc/slurm", "/var/lib/munge", "/var/lib/slurm")
+
 # Files and directories of this machine that a node must not have.
 HIDDEN = (
     "/.dockerenv",

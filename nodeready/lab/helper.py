@@ -25,7 +25,11 @@ Done = subprocess.CompletedProcess[str]
 
 
 def spec(
-    index: int, one: NodeState, files: Mapping[str, Content], gone: Sequence[str] = ()
+    index: int,
+    one: NodeState,
+    files: Mapping[str, Content],
+    gone: Sequence[str] = (),
+    freezer: str = "",
 ) -> dict[str, Any]:
     """What the helper must know about a node of lab number `index`: what it has, and has not."""
     return {
@@ -36,6 +40,7 @@ def spec(
         "generation": f"g{one.generation}",
         "files": {path: _encoded(item) for path, item in files.items()},
         "gone": list(gone),
+        "freezer": freezer,
     }
 
 

@@ -19,6 +19,7 @@ from nodeready.lab import kernel
 from nodeready.lab.fresh import (
     CLOCK,
     DEVICES,
+    EMPTY,
     FRESH,
     FSTAB,
     HIDDEN,
@@ -41,6 +42,8 @@ def build(base: Path, profile: Profile, key: Key) -> None:
     image = Image(base)
     for path, mode in FRESH.items():
         image.directory(path, mode, opaque=True)
+    for path in filter(os.path.isdir, EMPTY):
+        image.directory(path, opaque=True)
     for path in (*HIDDEN, *_ours()):
         if os.path.lexists(path):
             image.hide(path)
@@ -59,7 +62,7 @@ def submounts() -> list[str]:
     """Other file systems that hold parts of this machine's software (a separate /usr or /var)."""
     mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     tops = ("/usr", "/opt", "/var", "/etc")
-    fresh = tuple(f"{path}/" for path in FRESH)
+    fresh = tuple(f"{path}/" for path in (*FRESH, *EMPTY))
     return sorted(
         path
         for path in mounts

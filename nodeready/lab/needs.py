@@ -17,6 +17,13 @@ _PROGRAMS = {
     "ssh": ("openssh-client", "openssh-clients", "openssh-clients"),
     "nsenter": ("util-linux", "util-linux-core", "util-linux"),
 }
+# What Slurm on a lab needs besides.
+_SLURM_PROGRAMS = {
+    "slurmctld": ("slurmctld", "slurm-slurmctld", "slurm"),
+    "slurmd": ("slurmd", "slurm-slurmd", "slurm-node"),
+    "sinfo": ("slurm-client", "slurm", "slurm"),
+    "munged": ("munge", "munge", "munge"),
+}
 _INSTALLERS = (("apt-get", 0), ("dnf", 1), ("zypper", 2))
 
 # <linux/capability.h>
@@ -39,17 +46,18 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path, "LC_ALL": "C"}
 
 
-def missing_programs() -> list[str]:
-    """The programs of a lab that are not installed."""
+def missing_programs(slurm: bool = False) -> list[str]:
+    """The programs of a lab (and of Slurm) that are not installed."""
     path = environment()["PATH"]
-    return [name for name in _PROGRAMS if not shutil.which(name, path=path)]
+    names = [*_PROGRAMS, *(_SLURM_PROGRAMS if slurm else ())]
+    return [name for name in names if not shutil.which(name, path=path)]
 
 
-def check() -> None:
-    """Raise LabUnavailable, in one line, unless this machine can run a lab."""
+def check(slurm: bool = False) -> None:
+    """Raise LabUnavailable, in one line, unless this machine can run a lab (with Slurm)."""
     if os.geteuid() != 0:
         raise LabUnavailable("the lab makes namespaces and mounts: run it as root (sudo)")
-    missing = missing_programs()
+    missing = missing_programs(slurm)
     if missing:
         installer, column = next(
             (
@@ -59,7 +67,8 @@ def check() -> None:
             ),
             ("", 0),
         )
-        packages = sorted({_PROGRAMS[name][column] for name in missing})
+        known = {**_PROGRAMS, **_SLURM_PROGRAMS}
+        packages = sorted({known[name][column] for name in missing})
         how = f"{installer} install" if installer else "install"
         raise LabUnavailable(f"not installed: {', '.join(missing)}; {how} {' '.join(packages)}")
 

@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import faults, helper, network, processes, state
+from nodeready.lab import (
+    faults,
+    freezer,
+    helper,
+    network,
+    processes,
+    slurm,
+    slurm_control,
+    state,
+)
 from nodeready.lab.assemble import STASH
 from nodeready.lab.errors import LabError
 from nodeready.lab.helper import Content
@@ -41,7 +50,8 @@ def alive(one: NodeState) -> bool:
 def kill(one: NodeState) -> None:
     """Take its power away."""
     if alive(one):
-        processes.end(one.pid)
+        group = freezer.group_of(one.pid)
+        processes.end(one.pid, meanwhile=lambda: freezer.thaw(group) if group else None)
 
 
 def new_node(lab: LabState, number: int) -> NodeState:
@@ -50,7 +60,16 @@ def new_node(lab: LabState, number: int) -> NodeState:
     # ends in a digit needs something between itself and the number.
     prefix = "node" if lab.name == "lab" else lab.name
     dash = "-" if prefix[-1].isdigit() else ""
-    name = f"{prefix}{dash}{number:03d}"
+    return _new_machine(lab, number, f"{prefix}{dash}{number:03d}")
+
+
+def new_controller(lab: LabState) -> NodeState:
+    """The machine of Slurm's controller, not started yet."""
+    name = "slurmctl" if lab.name == "lab" else f"{lab.name}-slurmctl"
+    return _new_machine(lab, slurm.CONTROLLER_NUMBER, name)
+
+
+def _new_machine(lab: LabState, number: int, name: str) -> NodeState:
     key = new_key(f"root@{name}")
     address = str(network.address(lab.index, number).ip)
     return NodeState(name, number, address, key.private, key.public)
@@ -73,7 +92,7 @@ def grow(
         # Without its switch no node can be reached: they get a new one, and new wires.
         lab.switch = 0
         network.delete_interface(lab.index)
-        for one in lab.nodes:
+        for one in lab.machines():
             kill(one)
     old = list(lab.nodes)
     before = [one.fault for one in old]
@@ -82,15 +101,24 @@ def grow(
     elif fault and count <= len(old):
         _change_faults(old[-1:], fault)
     dead = [one for one in old if not alive(one)]
+    # A controller that never ran has no disk to keep.
+    first = [one for one in lab.beside() if not one.pid]
+    again = [one for one in lab.beside() if one.pid and not alive(one)]
     new = [new_node(lab, number) for number in range(len(old) + 1, count + 1)]
     if new and fault:
         new[-1].fault = fault
     try:
+        start(lab, again, None, keep_disk=True)
         start(lab, dead, None, progress, keep_disk=True)
         lab.nodes = old + new
+        # A node that finds no controller, or one that does not know it, asks again a second later.
+        if first:
+            start(lab, first, None)
+        elif new:
+            slurm_control.spread(lab)
         start(lab, new, files, progress)
         if new:
-            _tell_hosts(old, new)
+            _tell_hosts([*old, *(one for one in lab.beside() if one not in first)], new)
     except BaseException:
         if new:
             processes.end_all(state.directory(lab.name), [one.name for one in new])
@@ -100,6 +128,8 @@ def grow(
         for one, had in zip(old, before, strict=True):
             one.fault = had
         state.save(lab)
+        with contextlib.suppress(LabError):
+            slurm_control.spread(lab)
         raise
     return len(dead) + len(new)
 
@@ -113,7 +143,7 @@ def _change_faults(nodes: Sequence[NodeState], fault: str) -> None:
 
 def _end_strays(lab: LabState) -> None:
     """End what a killed command began and nobody knows of."""
-    known = {lab.switch, *(one.pid for one in lab.nodes)}
+    known = {lab.switch, *(one.pid for one in lab.machines())}
     for pid in processes.of_lab(state.directory(lab.name)):
         if pid not in known:
             processes.end(pid)
@@ -136,17 +166,19 @@ def start(
     for one in nodes:
         _prepare_disk(lab, one, keep_disk)
         content = {} if keep_disk else {**_own_files(lab, one), **(files or {})}
+        content.update(slurm.files(lab, one))
         gone: list[str] = []
         if one.fault:
             wrong, gone = faults.changes(one.fault, lab.profile)
             content = {**content, **wrong}
-        specs.append(helper.spec(lab.index, one, content, gone))
+        specs.append(helper.spec(lab.index, one, content, gone, slurm.group(lab, one)))
     _write_ssh(lab)
     try:
         _boot(lab, {one.name: one for one in nodes}, specs, progress)
         for one in nodes:
             if one.fault:
                 faults.act(one.fault, one.pid)
+        slurm_control.began(lab, nodes)
     except BaseException:
         # Some may run that had no time to say so.
         processes.end_all(state.directory(lab.name), [one.name for one in nodes])
@@ -207,7 +239,7 @@ def _own_files(lab: LabState, one: NodeState) -> dict[str, Content]:
     own = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
     return {
         "/etc/hostname": f"{one.name}\n",
-        "/etc/hosts": own + "".join(_host_line(node) for node in lab.nodes),
+        "/etc/hosts": own + "".join(_host_line(node) for node in lab.machines()),
         "/etc/ssh/ssh_host_ed25519_key": (one.host_key, 0o600),
         "/etc/ssh/ssh_host_ed25519_key.pub": f"{one.host_key_public}\n",
     }
@@ -228,7 +260,7 @@ def _write_ssh(lab: LabState) -> None:
     """What a client needs to log in: names, addresses and keys of all nodes."""
     ssh = state.directory(lab.name) / "ssh"
     known, hosts = "", ""
-    for one in lab.nodes:
+    for one in lab.machines():
         kind, key = one.host_key_public.split()[:2]
         known += f"{one.name},{one.address} {kind} {key}\n"
         hosts += f"Host {one.name}\n    HostName {one.address}\n"

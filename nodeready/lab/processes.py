@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from nodeready.lab.assemble import MARK
@@ -78,8 +78,8 @@ def end_all(directory: Path, names: Collection[str] = ()) -> None:
         time.sleep(0.01)
 
 
-def end(pid: int, wait_s: float = DEATH_S) -> None:
-    """Kill this process, and wait at most this long until it has ended."""
+def end(pid: int, wait_s: float = DEATH_S, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Kill this process, do something, and wait at most this long until it has ended."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -87,6 +87,7 @@ def end(pid: int, wait_s: float = DEATH_S) -> None:
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
+        meanwhile()
         if wait_s:
             select.select([handle], [], [], wait_s)
     finally:

@@ -51,6 +51,18 @@ class NodeState:
 
 
 @dataclass
+class SlurmState:
+    """Slurm on a lab: the machine of its controller, munge's key (base64), the lines that are
+    added to slurm.conf, and whether the nodes have the v1 freezer.
+    """
+
+    controller: NodeState
+    key: str
+    freezer: bool
+    lines: list[str]
+
+
+@dataclass
 class LabState:
     """One lab. `complete` is false from the first write until `up` has made all of it."""
 
@@ -62,6 +74,15 @@ class LabState:
     switch: int = 0
     switch_started: int = 0
     nodes: list[NodeState] = field(default_factory=list)
+    slurm: SlurmState | None = None
+
+    def beside(self) -> list[NodeState]:
+        """The machines that are no nodes: Slurm's controller."""
+        return [self.slurm.controller] if self.slurm else []
+
+    def machines(self) -> list[NodeState]:
+        """The nodes, and what is beside them."""
+        return [*self.nodes, *self.beside()]
 
     def is_current(self) -> bool:
         """Is it a whole lab of this boot of the machine, and not the remains of one?"""
@@ -91,6 +112,9 @@ def load(name: str) -> LabState | None:
     try:
         data = json.loads(path.read_text())
         data["nodes"] = [NodeState(**node) for node in data["nodes"]]
+        if slurm := data.get("slurm"):
+            slurm["controller"] = NodeState(**slurm["controller"])
+            data["slurm"] = SlurmState(**slurm)
         return LabState(**data)
     except FileNotFoundError:
         return None

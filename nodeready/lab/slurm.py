@@ -1,0 +1,151 @@
+"""What the machines of a lab have for Slurm: its configuration, munge's key, a start script.
+
+The controller is a machine of the lab beside its nodes, so that Slurm's daemons see the nodes'
+users and files, and this machine's /etc/slurm, /etc/munge and services stay as they are. It is no
+node of the lab: no inventory has it.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import secrets
+from collections.abc import Sequence
+
+from nodeready.lab import freezer
+from nodeready.lab.assemble import STASH
+from nodeready.lab.errors import LabError
+from nodeready.lab.state import LabState, NodeState, SlurmState
+
+CONF = "/etc/slurm/slurm.conf"
+SCRIPT = f"{STASH}/slurm"
+
+# The addresses of a lab end with 510; its nodes are the first 500.
+CONTROLLER_NUMBER = 509
+
+# Each daemon, and its port (slurm.conf(5), SlurmctldPort and SlurmdPort) as /proc/net/tcp has it.
+_SLURMCTLD = ("slurmctld", "1AA1")
+_SLURMD = ("slurmd", "1AA2")
+
+# What differs from Slurm's defaults, for a lab: few cores, and tests that wait for seconds.
+_SETTINGS = {
+    "SlurmUser": "root",
+    "StateSaveLocation": "/var/lib/slurm/slurmctld",
+    "SlurmdSpoolDir": "/var/lib/slurm/slurmd",
+    "SlurmctldPidFile": "/run/slurmctld.pid",
+    "SlurmdPidFile": "/run/slurmd.pid",
+    "SlurmctldLogFile": "/var/log/slurm/slurmctld.log",
+    "SlurmdLogFile": "/var/log/slurm/slurmd.log",
+    "MailProg": "/bin/true",
+    "MpiDefault": "none",
+    "TaskPlugin": "task/none",
+    "SelectType": "select/cons_tres",
+    "SelectTypeParameters": "CR_CPU",
+    "SlurmdParameters": "config_overrides",
+    "ReturnToService": "2",
+    "SlurmdTimeout": "15",
+    "KillWait": "5",
+    "UnkillableStepTimeout": "20",
+    "SchedulerParameters": "sched_interval=2,bf_interval=2",
+}
+# As many jobs as that run side by side on a node, whatever this machine has (config_overrides).
+_NODE = "CPUs=4 RealMemory=4096"
+
+# Those of lines that may be there several times.
+_REPEATED = {"nodename", "partitionname", "downnodes", "nodeset"}
+
+_SETTING = re.compile(r"([A-Za-z]+)=[^\n]*")
+
+# Starts the daemons, or starts Slurm's again. The limits are those of Debian's slurmd.service; the
+# group is there when this is not run by process 1.
+_SCRIPT = """\
+daemon={daemon}
+cd /
+if [ -e {root}/freezer/cgroup.procs ]; then echo $$ >{root}/freezer/cgroup.procs; fi
+if ! munge -n >/dev/null 2>&1; then
+    install -d -o munge -g munge -m 755 /run/munge
+    install -d -o munge -g munge -m 700 /var/lib/munge /var/log/munge
+    chown munge:munge /etc/munge /etc/munge/munge.key
+    setpriv --reuid=munge --regid=munge --clear-groups munged
+fi
+install -d -m 755 /var/lib/slurm/slurmctld /var/lib/slurm/slurmd /var/log/slurm
+if pid=$(cat /run/$daemon.pid 2>/dev/null) && kill "$pid" 2>/dev/null; then
+    i=0
+    while kill -0 "$pid" 2>/dev/null; do
+        if [ $((i += 1)) = 1500 ]; then echo "$daemon does not end" >&2; exit 1; fi
+        sleep 0.02
+    done
+fi
+ulimit -Sc 0 || :
+ulimit -n 131072 2>/dev/null || :
+ulimit -l unlimited 2>/dev/null || :
+ulimit -s unlimited 2>/dev/null || :
+$daemon
+i=0
+while ! grep -q ':{port} 00000000:0000 0A' /proc/net/tcp; do
+    if [ $((i += 1)) = 1500 ]; then
+        echo "$daemon does not listen: $(tail -n 1 /var/log/slurm/$daemon.log)" >&2
+        exit 1
+    fi
+    sleep 0.02
+done
+"""
+
+
+def new(controller: NodeState) -> SlurmState:
+    """A Slurm with this controller and a key of its own."""
+    key = base64.b64encode(secrets.token_bytes(128)).decode()
+    return SlurmState(controller, key, freezer.available(), [])
+
+
+def checked(lines: Sequence[str]) -> list[str]:
+    """Lines for slurm.conf. Raises LabError for what is none."""
+    for line in lines:
+        if not _SETTING.fullmatch(line):
+            raise LabError(f"{line!r} is no line of slurm.conf: it takes Name=value")
+    return list(lines)
+
+
+def conf(lab: LabState, slurm: SlurmState) -> str:
+    """slurm.conf, one for all machines; the lab's own lines replace those of the same name."""
+    tracking = "proctrack/cgroup" if slurm.freezer else "proctrack/linuxproc"
+    settings = {
+        "ClusterName": lab.name,
+        "SlurmctldHost": f"{slurm.controller.name}({slurm.controller.address})",
+        **_SETTINGS,
+        "ProctrackType": tracking,
+    }
+    replaced = {line.partition("=")[0].lower() for line in slurm.lines} - _REPEATED
+    lines = [f"{name}={value}" for name, value in settings.items() if name.lower() not in replaced]
+    lines += slurm.lines
+    lines += [f"NodeName={one.name} NodeAddr={one.address} {_NODE}" for one in lab.nodes]
+    lines += ["PartitionName=batch Nodes=ALL Default=YES"]
+    return "\n".join([*lines, ""])
+
+
+def client_conf(lab: LabState, slurm: SlurmState) -> str:
+    """slurm.conf for the commands of this machine: they use the munged of the controller."""
+    socket = f"/proc/{slurm.controller.pid}/root/run/munge/munge.socket.2"
+    return conf(lab, slurm) + f"AuthInfo=socket={socket}\n"
+
+
+def files(lab: LabState, one: NodeState) -> dict[str, str | tuple[str | bytes, int]]:
+    """What a machine has for Slurm at every start; nothing in a lab without."""
+    slurm = lab.slurm
+    if slurm is None:
+        return {}
+    daemon, port = _SLURMCTLD if one is slurm.controller else _SLURMD
+    script = _SCRIPT.format(daemon=daemon, port=port, root=freezer.ROOT)
+    return {
+        CONF: conf(lab, slurm),
+        "/etc/slurm/cgroup.conf": f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={freezer.ROOT}\n",
+        "/etc/munge/munge.key": (base64.b64decode(slurm.key), 0o400),
+        SCRIPT: script,
+    }
+
+
+def group(lab: LabState, one: NodeState) -> str:
+    """The node's group of the freezer; "" where it needs none."""
+    if lab.slurm is None or not lab.slurm.freezer or one is lab.slurm.controller:
+        return ""
+    return freezer.group(lab.name, one.name)
