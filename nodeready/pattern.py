@@ -37,7 +37,7 @@ def rounds(names: Sequence[str], offsets: Iterable[int]) -> list[list[tuple[str,
         raise ValueError("a name is there twice")
     turned = [*names, *names]
     different = dict.fromkeys(offset % count for offset in offsets if count and offset % count)
-    return [list(zip(names, turned[offset : offset + count])) for offset in different]
+    return [list(zip(names, turned[offset : offset + count], strict=True)) for offset in different]
 
 
 def peers_of(names: Sequence[str], offsets: Iterable[int]) -> dict[str, tuple[str, ...]]:
