@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nodeready.proofs.watch import Watch, end_all
+
 #: Output of a tool that is kept; the rest is read and dropped.
 KEPT_BYTES = 256 * 1024
 
@@ -92,7 +94,10 @@ def answers(canary: subprocess.Popen[bytes]) -> bool:
 
 
 class Own:
-    """All processes of one run. Use as a context manager: leaving it ends every one."""
+    """All processes of one run. Use as a context manager: leaving it ends every one.
+
+    To be made before any thread is started.
+    """
 
     def __init__(self, tag: str, limit_s: float) -> None:
         self.tag = tag
@@ -100,12 +105,14 @@ class Own:
         self._started: list[subprocess.Popen[bytes]] = []
         # A signal's handler may come while we hold it.
         self._lock = threading.RLock()
+        self._watch = Watch()
 
     def __enter__(self) -> Own:
         return self
 
     def __exit__(self, *problem: object) -> None:
         self.end()
+        self._watch.close()
 
     @property
     def left_s(self) -> float:
@@ -124,6 +131,7 @@ class Own:
             **how,
         }
         process = subprocess.Popen(argv, start_new_session=True, **given)  # type: ignore[call-overload]
+        self._watch.add(process.pid)
         with self._lock:
             self._started.append(process)
         return process  # type: ignore[no-any-return]
@@ -148,7 +156,7 @@ class Own:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rc = process.wait(timeout=1)
         if rc is None:
-            _end_all({process.pid})
+            end_all({process.pid})
         self.stop(process)
         return Ended(rc, out, err, time.monotonic() - began)
 
@@ -183,36 +191,14 @@ class Own:
         with self._lock:
             if process in self._started:
                 self._started.remove(process)
+                self._watch.remove(process.pid)
 
     def end(self) -> None:
         """End everything."""
         started = list(self._started)
-        _end_all({process.pid for process in started if process.returncode is None})
+        end_all({process.pid for process in started if process.returncode is None})
         for process in started:
             self.stop(process)
-
-
-def _end_all(pids: set[int]) -> None:
-    """Kill these processes of ours and all that they started, in sessions of their own, too.
-
-    su puts a login into a session of its own, and when su is killed, it tells nobody.
-    """
-    sessions = set(pids)
-    # Twice: what was started while we looked is in one of the same sessions.
-    for _ in range(2 if pids else 0):
-        known: dict[int, tuple[int, int]] = {}
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                    words = file.read().rpartition(")")[2].split()
-                known[int(name)] = (int(words[1]), int(words[3]))
-        found = {pid for pid, (_, session) in known.items() if session in sessions}
-        while more := {pid for pid, (parent, _) in known.items() if parent in found} - found:
-            found |= more
-            sessions |= {known[pid][1] for pid in more}
-        for pid in found - {os.getpid()}:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
 
 
 def _read(

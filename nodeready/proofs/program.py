@@ -14,8 +14,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nodeready.proofs import attach, core, limits, peers, session, source, tracers, wire
@@ -39,23 +40,29 @@ def _say(config: Config, name: str, seen: Any) -> None:
         print(wire.line(config.nonce, name, seen), flush=True)
 
 
-def _proofs(own: Own, config: Config) -> None:
+def _observe(config: Config, name: str, look: Callable[[], Any]) -> None:
+    """One canary's trouble is not another's: an exception is an observation like others."""
+    try:
+        seen = look()
+    except Exception as problem:  # noqa: BLE001
+        place = traceback.extract_tb(problem.__traceback__)[-1]
+        where = f"{os.path.basename(place.filename)}:{place.lineno}"
+        seen = session.Broken(f"{type(problem).__name__}: {problem} ({where})"[:300])
+    _say(config, name, seen)
+
+
+def _beside(config: Config, name: str, look: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=_observe, args=(config, name, look), daemon=True)
+    thread.start()
+    return thread
+
+
+def _proofs(own: Own, config: Config, more: Mapping[str, Callable[[], Any]]) -> None:
     """All wanted proofs side by side: the slowest, py-spy's native unwinding, takes seconds."""
-
-    def one(name: str) -> None:
-        try:
-            _say(config, name, _PROVE[name](own, config))
-        except Exception as problem:  # noqa: BLE001 - one canary's trouble is not another's
-            place = traceback.extract_tb(problem.__traceback__)[-1]
-            where = f"{os.path.basename(place.filename)}:{place.lineno}"
-            said = f"{type(problem).__name__}: {problem} ({where})"
-            _say(config, name, session.Broken(said[:300]))
-
-    threads = [threading.Thread(target=one, args=(name,), daemon=True) for name in config.wanted]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(own.left_s)
+    looks = {**more} | {name: partial(_PROVE[name], own, config) for name in config.wanted}
+    for thread in [_beside(config, name, look) for name, look in looks.items()]:
+        # A little longer: what is cut off by the end of the time shall say so itself.
+        thread.join(own.left_s + 0.5)
 
 
 def _end_with_parent(own: Own) -> None:
@@ -75,6 +82,8 @@ def main(config: Config, *, inside: bool = False) -> None:
     own = Own(config.tag, config.limit_s)
 
     def leave(number: int, frame: object) -> None:
+        # What is not said by now is missing: no word of a tool that we kill. We may be saying it.
+        _printing.acquire(blocking=False)
         own.end()
         os._exit(128 + number)
 
@@ -83,18 +92,25 @@ def main(config: Config, *, inside: bool = False) -> None:
     with own:
         if inside:
             _end_with_parent(own)
+            _here(own, config)
         elif os.geteuid() == 0 and config.user not in ("", "root"):
             _as_user(own, config)
-            return
-        here = _name(os.geteuid())
-        if config.user and here != config.user:
-            why = f"logged in as {here}, who cannot become {config.user}: log in as root"
-            _say(config, "user", User(config.user, os.geteuid(), True, why))
-            return
-        _say(config, "user", User(here, os.geteuid(), bool(config.user), ""))
-        if not inside and "attach" in config.wanted and os.geteuid() == 0:
-            _say(config, "control", attach.control(own, config))
-        _proofs(own, config)
+        else:
+            control = os.geteuid() == 0 and "attach" in config.wanted
+            _here(own, config, control=control)
+        _printing.acquire()
+
+
+def _here(own: Own, config: Config, *, control: bool = False) -> None:
+    """The proofs in this session; control: we are root, and try what only root can tell."""
+    here, uid = _name(os.geteuid()), os.geteuid()
+    if config.user and here != config.user:
+        why = f"logged in as {here}, who cannot become {config.user}: log in as root"
+        _say(config, "user", User(config.user, uid, True, why))
+        return
+    _say(config, "user", User(here, uid, bool(config.user), ""))
+    beside = {"control": partial(attach.control, own, config)} if control else {}
+    _proofs(own, config, beside)
 
 
 def _name(uid: int) -> str:
@@ -111,11 +127,8 @@ def _as_user(own: Own, config: Config) -> None:
     except KeyError:
         _say(config, "user", User(config.user, -1, True, f"no such user: {config.user}"))
         return
-    beside = threading.Thread(
-        target=lambda: _say(config, "control", attach.control(own, config, uid)), daemon=True
-    )
-    if "attach" in config.wanted:
-        beside.start()
+    control = partial(attach.control, own, config, uid)
+    beside = _beside(config, "control", control) if "attach" in config.wanted else None
     inner = replace(config, limit_s=max(1, int(own.left_s) - 2))
     begun = False
 
@@ -123,8 +136,9 @@ def _as_user(own: Own, config: Config) -> None:
         nonlocal begun
         for name, _ in wire.lines(text, config.nonce):
             begun = begun or name == "user"
+            # A profile's noise may stand in front of it.
             with _printing:
-                print(text, flush=True)
+                print(text[text.index(f"{config.nonce} ") :], flush=True)
 
     script = source.script(inner, first=sys.executable, inside=True)
     ended = session.run(own, config.user, script, line)
@@ -135,5 +149,5 @@ def _as_user(own: Own, config: Config) -> None:
         elif ended.rc is None:
             why = f"timed out; it said: {ended.first}" if ended.first else "timed out"
         _say(config, "user", User(config.user, uid, True, f"no session: {why}"))
-    if beside.ident is not None:
+    if beside is not None:
         beside.join(own.left_s)

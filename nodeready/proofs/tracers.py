@@ -55,13 +55,16 @@ def _gdb(own: Own, canary: subprocess.Popen[bytes]) -> Attempt | None:
 
 def _strace(own: Own, canary: subprocess.Popen[bytes]) -> Attempt | None:
     text = bytearray()
+    told: list[bytes] = []
 
     def heard(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
         """Let the canary make system calls under its eyes, then interrupt it: so it detaches."""
-        before = b"attached" in text
         text.extend(piece[:4096])
-        if not before and b"attached" in text:
+        if not told and b"attached" in text:
+            told.append(b"go on")
             answers(canary)
+        if len(told) == 1 and b"read(0," in text:
+            told.append(b"leave")
             process.send_signal(signal.SIGINT)
 
     argv = [shutil.which("strace") or "", "-p", str(canary.pid)]
