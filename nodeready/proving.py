@@ -141,20 +141,17 @@ class Proving:
         """Put what was proved beside what was seen, with what only all nodes together tell."""
         names = {node.name for node in reached}
         tried = {
-            name: one.peers
-            for name, one in self.seen.items()
-            if isinstance(one.peers, Peers) and name in names
+            name: one.peers for name, one in self.seen.items() if isinstance(one.peers, Peers)
         }
-        reach = reaching.reach(tried) if tried else {}
+        away = {node.name for node in self.session.nodes} - names
+        reach = reaching.reach(tried, away)
         late = Unknown(proved.UNFINISHED)
         for node in reached:
             one = self.seen.get(node.name)
             if one is None:
                 one = Proved(late, **dict.fromkeys(self.wanted.session, late))
-            if isinstance(one.peers, Peers):
-                one = replace(one, reach=reach.get(node.name))
-            elif isinstance(one.peers, Unknown):
-                one = replace(one, reach=one.peers)
+            if "peers" in self.wanted.session:
+                one = replace(one, reach=reach.get(node.name, one.peers))
             if self.wanted.mesh:
                 one = replace(one, mesh=meshes.get(node.name, late))
             assert node.snapshot is not None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import click
 
 from nodeready.audit import now
 from nodeready.auditing import with_peers
-from nodeready.cli.exits import Refused, exit_code
-from nodeready.cli.options import common, option
+from nodeready.cli.exits import exit_code
+from nodeready.cli.options import common, option, port_range
 from nodeready.cli.output import refuse_unwritable
 from nodeready.cli.start import Common, gather, open_session
 from nodeready.environment import SUBJECTS, Environment, grouped, variables
@@ -27,22 +25,6 @@ FORMATS: dict[str, Callable[[Environment], Iterator[str]]] = {
     "sh": exports.shell_lines,
     "json": exports.json,
 }
-
-
-def _ports(words: str) -> tuple[int, int]:
-    """``29500-29510``, or one port. Raises Refused."""
-    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words.strip())
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= first <= last <= 65535:
-        raise Refused(f"--ports {words}: must be FIRST-LAST, two ports from 1 to 65535")
-    return first, last
-
-
-def _look_for(session: Session, ports: tuple[int, int]) -> None:
-    """Let the nodes be looked at with this range, whatever their policies say."""
-    for node in session.nodes:
-        node.policy = replace(node.policy, port_range=ports)
-        session.declared[node.name] = node.policy
 
 
 def _found(session: Session, taken: str) -> Environment:
@@ -88,13 +70,11 @@ def env(
       nodeready env inventories/prod.py --ports 29600-29700 --format json
     """
     options = Common(**shared)
-    wanted = None if ports is None else _ports(ports)
+    given = {} if ports is None else {"port_range": port_range(ports)}
     refuse_unwritable(output)
     screen = options.screen()
     taken = now()
-    with open_session(inventory, options, SUBJECTS) as session:
-        if wanted is not None:
-            _look_for(session, wanted)
+    with open_session(inventory, options, SUBJECTS, given=given) as session:
         try:
             gather(session, screen)
         except KeyboardInterrupt:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+
+from nodeready.cli.exits import Refused
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -16,6 +19,15 @@ def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     variable = "NODEREADY_" + name.partition("/")[0].replace("-", "_").upper()
     settings.setdefault("envvar", variable)
     return click.option(*names, show_envvar=True, **settings)
+
+
+def port_range(words: str) -> tuple[int, int]:
+    """``29500-29510``, or one port, as ``--ports`` takes it. Raises Refused."""
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last <= 65535:
+        raise Refused(f"--ports {words}: must be FIRST-LAST, two ports from 1 to 65535")
+    return first, last
 
 
 def common(command: Command) -> Command:

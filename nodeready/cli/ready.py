@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from nodeready.audit import now
 from nodeready.cli.audit import FORMATS
 from nodeready.cli.exits import Refused, nagios_code, ready_code
 from nodeready.cli.local import ready_here
-from nodeready.cli.options import common, option
+from nodeready.cli.options import common, option, port_range
 from nodeready.cli.output import refuse_unwritable
 from nodeready.cli.start import Common, gather, open_session, remember_failed
 from nodeready.files import write_atomically
-from nodeready.policy import Policy
 from nodeready.proving import Proving, Wanted, out_of_time
 from nodeready.ready import Ready, slots
 from nodeready.reports import json_report, junit
@@ -29,36 +27,25 @@ from nodeready.reports.go import show_ready
 from nodeready.reports.text import nodes
 from nodeready.selection import Selection, SelectionError, select
 from nodeready.session import Session
-from nodeready.settings import PolicyError, check_settings
+from nodeready.settings import USER
 from nodeready.subjects import LOOKED_AT, SUBJECTS
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
 _RESERVE_S = 3
-_PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
-def _overrides(ports: str | None, gpus: int | None, user: str | None) -> dict[str, Any]:
-    """The options that stand for a setting of the policy, with the policy's own rules."""
+def _given(ports: str | None, gpus: int | None, user: str | None) -> dict[str, Any]:
+    """The settings of the policy for which there is an option."""
     given: dict[str, Any] = {}
     if ports is not None:
-        match = _PORTS.fullmatch(ports)
-        if match is None:
-            raise Refused(f"--ports {ports}: write FIRST-LAST, such as 29500-29510")
-        given["port_range"] = (int(match[1]), int(match[2] or match[1]))
+        given["port_range"] = port_range(ports)
     if gpus is not None:
         given["gpu_count"] = gpus
     if user is not None:
-        if not user:
-            raise Refused("--user: no name")
+        if not re.fullmatch(USER, user):
+            raise Refused(f"--user {user}: is no user name")
         given["job_user"] = user
-    options = {"port_range": "--ports", "gpu_count": "--gpus", "job_user": "--user"}
-    try:
-        return check_settings(given, "")
-    except PolicyError as error:
-        problems = [problem.removeprefix(": ") for problem in error.problems]
-        for key, name in options.items():
-            problems = [problem.replace(f"{key} =", name) for problem in problems]
-        raise Refused("\n".join(problems)) from None
+    return given
 
 
 def _selected(only: str | None, skip: str | None) -> Selection:
@@ -173,7 +160,7 @@ def ready(
       nodeready ready --local
     """
     options = Common(**shared)
-    given = _overrides(ports, gpus, user)
+    given = _given(ports, gpus, user)
     selection = _selected(only, skip)
     if local == (inventory is not None):
         raise Refused("an INVENTORY or --local, one of both")
@@ -194,7 +181,7 @@ def ready(
     screen = options.screen()
     started = now()
     subjects = [subject for subject in auditing.looked_at(selection) if subject in LOOKED_AT]
-    with open_session(inventory, options, subjects, budget, change=_changed(given)) as session:
+    with open_session(inventory, options, subjects, budget, given=given) as session:
         if nodes_needed is not None and nodes_needed > len(session.nodes):
             raise Refused(f"--nodes-needed {nodes_needed}: {len(session.nodes)} are selected")
         try:
@@ -231,8 +218,3 @@ def ready(
         screen.show(show_ready(found, screen.verbose, screen.width))
     remember_failed(found.no_go)
     return nagios_code(found.audit) if format == "nagios" else ready_code(found)
-
-
-def _changed(given: dict[str, Any]) -> Callable[[Policy], Policy]:
-    """The policy with what the command line says."""
-    return lambda policy: replace(policy, **given)

@@ -6,9 +6,10 @@ import contextlib
 import getpass
 import os
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pyinfra.api import Config, Host
@@ -18,7 +19,6 @@ from nodeready.cli.exits import Refused
 from nodeready.cli.interrupt import hear
 from nodeready.cli.screen import Screen
 from nodeready.files import write_atomically
-from nodeready.policy import Policy
 from nodeready.session import Session
 from nodeready.settings import PolicyError
 from nodeready.spelling import closest
@@ -97,13 +97,13 @@ def open_session(
     common: Common,
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
-    change: Callable[[Policy], Policy] = lambda policy: policy,
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> Session:
     """A Session for an INVENTORY. Every mistake of the user's ends here, before any node.
 
     subjects: what it looks at; None: all
     limit_s:  seconds for the look at one node
-    change:   what the command line says about each node's policy
+    given:    settings of the policy that the command line sets for every node
     """
     hear()
     data: dict[str, Any] = {}
@@ -115,8 +115,9 @@ def open_session(
         loaded = inventory.load(words, data=data)
         hosts = list(loaded) if common.limit is None else _selected(loaded, common.limit)
         wanted = fleet.policies(loaded, hosts)
-        changed = {policy: change(policy) for policy in {*wanted.values()}}
-        wanted = {name: changed[policy] for name, policy in wanted.items()}
+        if given:
+            changed = {policy: replace(policy, **given) for policy in {*wanted.values()}}
+            wanted = {name: changed[policy] for name, policy in wanted.items()}
     except inventory.InventoryError as error:
         raise Refused(str(error)) from None
     except PolicyError as error:
