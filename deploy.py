@@ -1,6 +1,6 @@
 """Makes every node of the inventory debuggable: `pyinfra INVENTORY deploy.py`."""
 
-from operations import core_dumps, debug_tools, iommu, limits, pdsh, ptrace, ssh_client
+from operations import core_dumps, debug_tools, gate, iommu, limits, pdsh, ptrace, ssh_client
 
 ptrace.selinux()
 ptrace.scope()
@@ -26,3 +26,9 @@ iommu.args()
 # What needs the network comes last: a package mirror that is down stops nothing else.
 debug_tools.py_spy()
 debug_tools.packages()
+
+# The node begins to judge itself when everything else is in place.
+gate.leftover()
+gate.program()
+gate.timer()
+gate.slurm()

@@ -10,7 +10,7 @@ from pyinfra.api import Inventory
 from pyinfra.api.connectors import get_all_connectors
 from pyinfra.api.host import Host
 
-from nodeready import known_hosts, waivers
+from nodeready import gate, known_hosts, waivers
 from nodeready.policy import Policy
 from nodeready.settings import PolicyError, check_settings
 from nodeready.snapshot import Snapshot
@@ -80,7 +80,8 @@ def expectations(
     inventory: Inventory,
     fetch: Callable[[str], str],
 ) -> dict[str, Policy]:
-    """The policies, completed by what all nodes of the run showed: every node's host keys.
+    """The policies, completed by what all nodes of the run showed, every node's host keys, and by
+    what this nodeready makes of them (gate.complete).
 
     fetch: runs known_hosts.READ_BLOCK on the node of that name and returns what it printed; only
            called for blocks that were too large to come along and differ from what is wanted
@@ -90,12 +91,13 @@ def expectations(
     endpoints = {name: _endpoint(inventory, name) for name in snapshots}
     for name, policy in wanted.items():
         if policy.ssh_client_mode != "known_hosts":
-            made[name] = policy
+            made[name] = gate.complete(policy, policy)
             continue
         extra = policy.ssh_known_hosts
         if extra not in lines:
             lines[extra] = _known_hosts(snapshots, extra, endpoints, fetch)
-        made[name] = replace(policy, ssh_known_hosts=lines[extra])
+        told = replace(policy, ssh_known_hosts=lines[extra])
+        made[name] = gate.complete(told, policy)
     return made
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from nodeready.checks import (
     core_dumps,
     debug_tools,
+    gate,
     gpus,
     host,
     iommu,
@@ -27,6 +28,7 @@ from nodeready.checks import (
 from nodeready.policy import Policy
 from nodeready.probes import core_dumps as core_dumps_probe
 from nodeready.probes import debug_tools as debug_tools_probe
+from nodeready.probes import gate as gate_probe
 from nodeready.probes import gpus as gpus_probe
 from nodeready.probes import host as host_probe
 from nodeready.probes import host_facts, ours
@@ -79,6 +81,7 @@ _ALL = (
     Subject("pdsh", pdsh_probe.PROBE, pdsh.CHECKS),
     Subject("iommu", iommu_probe.PROBE, iommu.CHECKS),
     Subject("debug_tools", debug_tools_probe.PROBE, debug_tools.CHECKS),
+    Subject("gate", gate_probe.PROBE, gate.CHECKS),
     Subject("gpus", gpus_probe.PROBE, gpus.CHECKS, gpus_probe.compared, gpus_probe.learned),
     Subject("nics", nics_probe.PROBE, nics.CHECKS, nics_probe.compared, nics_probe.learned),
     Subject("rdma", rdma_probe.PROBE, rdma.CHECKS, rdma_probe.compared, rdma_probe.learned),
@@ -93,7 +96,7 @@ SUBJECTS: dict[str, Subject] = {subject.name: subject for subject in _ALL}
 LOOKED_AT = tuple(subject.name for subject in _ALL if subject.probe)
 
 #: The subjects that operations change; the others are only looked at.
-CHANGED = ("ptrace", "core_dumps", "limits", "ssh_client", "pdsh", "iommu", "debug_tools")
+CHANGED = ("ptrace", "core_dumps", "limits", "ssh_client", "pdsh", "iommu", "debug_tools", "gate")
 
 #: The subjects from which a policy can be learnt.
 LEARNED = tuple(subject.name for subject in _ALL if subject.learned is not _nothing)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from nodeready.operations import (
     core_dumps,
     debug_tools,
+    gate,
     iommu,
     limits,
     pdsh,
@@ -21,6 +22,7 @@ __all__ = [
     "STEPS",
     "core_dumps",
     "debug_tools",
+    "gate",
     "iommu",
     "limits",
     "pdsh",
@@ -47,4 +49,9 @@ STEPS: tuple[Step, ...] = (
     iommu.args,
     debug_tools.py_spy,
     debug_tools.packages,
+    # Last: the node begins to judge itself when everything else is in place.
+    gate.leftover,
+    gate.program,
+    gate.timer,
+    gate.slurm,
 )

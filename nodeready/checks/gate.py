@@ -18,6 +18,8 @@ from nodeready.probes.gate import (
 from nodeready.results import Result, fail, fixable, na, ok, warn
 
 OFF = "gate is False"
+#: A node that judges itself runs its own check: that much works, and no job has to wait for more.
+_ALONE = "only the control machine knows what it should be"
 _NO_PYTHON = "no Python for it: see gate.python"
 #: Seconds that a prolog of ours may take longer than its budget, until it is ended for good.
 GRACE_S = 4
@@ -67,6 +69,8 @@ def python(seen: Gate, want: Policy) -> Result:
     check, expected = "gate.python", "Python 3.9 or newer"
     if not want.gate:
         return na(check, OFF)
+    if not isinstance(want, Expected):
+        return na(check, _ALONE)
     if seen.python:
         return ok(check, expected, seen.python)
     fix = "install one beside it: dnf install python3.11, zypper install python311"
@@ -80,7 +84,7 @@ def _installed(check: str, seen: Gate, want: Policy, paths: tuple[str, ...]) -> 
     if not seen.python:
         return na(check, _NO_PYTHON)
     if not isinstance(want, Expected):
-        return na(check, "only the control machine knows what it should be")
+        return na(check, _ALONE)
     expected = f"{', '.join(paths)} as this nodeready writes it"
     wanted, there = dict(want.gate_files), seen.digests or {}
     wrong = [f"no {path}" for path in paths if path not in there]
@@ -104,7 +108,7 @@ def policy(seen: Gate, want: Policy) -> Result:
 
 
 def timer(seen: Gate, want: Policy) -> Result:
-    """The node looks at itself again and again: by a systemd timer, or by cron where there is none.
+    """The node looks at itself again and again: by a systemd timer, or by cron.
 
     So Slurm's prolog finds a fresh verdict and costs a job no time, and Prometheus has its file.
     """
@@ -114,7 +118,7 @@ def timer(seen: Gate, want: Policy) -> Result:
         if result.status == "ok" and WANTED not in seen.there:
             return fixable(check, "enabled at boot", "nodeready.timer is not enabled", TIMER)
         others = [CRON]
-    elif not want.gate or seen.cron:
+    elif seen.cron or not isinstance(want, Expected):
         result = _installed(check, seen, want, (RECORD, CRON))
         others = [WANTED, TIMER, SERVICE]
     else:

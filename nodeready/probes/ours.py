@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from nodeready.policy import Policy
 from nodeready.probes.base import Output, Probe, Section, file_lines
 
-#: Every file that we own outright. Its base name contains the project's name.
+#: Every file that we own outright. Its path contains the project's name.
 PATHS = (
     "/etc/sysctl.d/*nodeready*.conf",
     "/etc/tmpfiles.d/*nodeready*.conf",
@@ -17,6 +17,12 @@ PATHS = (
     "/etc/profile.d/*nodeready*",
     "/etc/ssh/ssh_config.d/*nodeready*.conf",
     "/etc/default/grub.d/*nodeready*.cfg",
+    "/etc/systemd/system/nodeready.*",
+    "/etc/cron.d/nodeready",
+    "/etc/nodeready/policy.json",
+    # Not the bundle, which is no text.
+    "/usr/local/lib/nodeready/record",
+    "/usr/local/lib/nodeready/slurm-*",
 )
 
 

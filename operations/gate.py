@@ -1,0 +1,108 @@
+"""Install the node's own check, its timer and what Slurm runs; or take them away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready import gate
+from nodeready.actions import Action, RemoveFile, Run, WriteFile
+from nodeready.checks.gate import kept
+from nodeready.operations.step import step
+from nodeready.policy import Policy
+from nodeready.probes.gate import (
+    BUNDLE,
+    CRON,
+    DIRECTORY,
+    HEALTH_CHECK,
+    POLICY,
+    PROGRAMS,
+    PROLOG,
+    RECORD,
+    SERVICE,
+    TIMER,
+    VERDICT,
+    WANTED,
+    Gate,
+)
+from nodeready.snapshot import Snapshot
+
+#: Seconds for a change that carries the bundle over a slow connection.
+_TIMEOUT_S = 120
+_RELOAD = Run(("systemctl", "daemon-reload"))
+
+
+def _files(seen: Snapshot, want: Policy, *paths: str) -> Iterator[Action]:
+    """Write those of our files that are not as they should be."""
+    there: Gate = seen["gate"]
+    for path in paths:
+        content, old = gate.contents(want)[path], seen.files.get(path)
+        program = path in PROGRAMS
+        if path in there.there and old == content:
+            # An existing file keeps its mode when it is written.
+            if program and path not in there.runs:
+                yield Run(("chmod", "0755", path))
+            continue
+        yield WriteFile(path, content, old, mode="0755" if program else "0644", owned=True)
+        if program and path in there.there:
+            yield Run(("chmod", "0755", path))
+
+
+@step(fixes=["gate.leftover"])
+def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Take the node's own check away, what starts it first; never what slurm.conf still names."""
+    there: Gate = seen["gate"]
+    staying = kept(there)
+    gone = [path for path in there.there if path not in staying]
+    if there.systemd and TIMER in gone:
+        yield Run(("systemctl", "disable", "--now", "nodeready.timer"))
+    for path in gone:
+        yield RemoveFile(path, seen.files.get(path, b""))
+    for path in (VERDICT, want.gate_textfile):
+        if path:
+            yield RemoveFile(path)
+    if there.systemd and (TIMER in gone or SERVICE in gone):
+        yield _RELOAD
+    if not staying:
+        yield Run(("sh", "-c", f"rmdir {DIRECTORY} 2>/dev/null || :"), f"remove {DIRECTORY}")
+
+
+@step(fixes=["gate.bundle", "gate.policy"], timeout_s=_TIMEOUT_S)
+def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Write nodeready as one file, when the node's Python can run it, and the node's policy."""
+    there: Gate = seen["gate"]
+    wanted = dict(getattr(want, "gate_files", ()))
+    if (there.digests or {}).get(BUNDLE) != wanted.get(BUNDLE):
+        test = '"$0" -I "$1" --version >/dev/null 2>&1 || { echo "it does not run"; exit 1; }'
+        yield WriteFile(
+            BUNDLE,
+            gate.contents(want)[BUNDLE],
+            b"" if BUNDLE in there.there else None,
+            validator=("sh", "-c", test, there.python),
+            large=True,
+        )
+    yield from _files(seen, want, POLICY)
+
+
+@step(fixes=["gate.timer"])
+def timer(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Have the node look at itself: by a systemd timer, or by cron where systemd does not run."""
+    there: Gate = seen["gate"]
+    if there.systemd:
+        yield from _files(seen, want, RECORD, SERVICE, TIMER)
+        yield _RELOAD
+        yield Run(("systemctl", "enable", "nodeready.timer"))
+        # A timer that runs keeps its old interval otherwise.
+        yield Run(("systemctl", "restart", "nodeready.timer"))
+        others = [CRON]
+    else:
+        yield from _files(seen, want, RECORD, CRON)
+        others = [WANTED, TIMER, SERVICE]
+    for path in others:
+        if path in there.there:
+            yield RemoveFile(path, seen.files.get(path, b""))
+
+
+@step(fixes=["gate.slurm_scripts"])
+def slurm(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Write the programs that slurm.conf can name. That file itself is the administrator's."""
+    yield from _files(seen, want, PROLOG, HEALTH_CHECK)

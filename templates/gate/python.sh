@@ -1,0 +1,11 @@
+# Slurm's prolog has no PATH.
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin:/opt/slurm/sbin
+export PATH
+python=
+for name in {{ pythons }}; do
+    if "$name" -I -S -c 'import sys; sys.exit(sys.version_info < {{ oldest }})' 2>/dev/null; then
+        python=$name
+        break
+    fi
+done
+say() { logger -t nodeready -- "$*" 2>/dev/null || :; }

@@ -1,0 +1,278 @@
+"""What a node shows of its own check, how it is judged, and what a deploy makes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import fields, replace
+
+import pytest
+
+from nodeready import gate as wanted
+from nodeready.actions import RemoveFile, Run, WriteFile
+from nodeready.checks import gate as checks
+from nodeready.operations import gate as steps
+from nodeready.policy import Policy
+from nodeready.probes import gate as probe
+from nodeready.probes.base import Output, ProbeError
+from nodeready.probes.gate import FILES, PROGRAMS, Gate, SlurmConf
+from nodeready.settings import make_policy
+from nodeready.snapshot import Snapshot
+from tests.helpers import judge_all
+
+ON = Policy(gate=True)
+WANT = wanted.complete(ON, ON)
+DIGESTS = dict(WANT.gate_files)  # type: ignore[attr-defined]
+STEPS = (steps.leftover, steps.program, steps.timer, steps.slurm)
+CONF = SlurmConf(
+    "/etc/slurm/slurm.conf",
+    ((probe.PROLOG, "/etc/slurm/slurm.conf:3"),),
+    ((probe.HEALTH_CHECK, "/etc/slurm/slurm.conf:4"),),
+    "300",
+)
+GOOD = Gate(
+    there=tuple(path for path in FILES if path != probe.CRON),
+    digests={path: digest for path, digest in DIGESTS.items() if path != probe.CRON},
+    runs=PROGRAMS,
+    systemd=True,
+    cron=True,
+    slurm=True,
+    slurm_conf=CONF,
+    python="python3",
+    age_s=10,
+    since_s=4000,
+)
+
+
+def judged(seen: Gate, policy: Policy = WANT) -> dict[str, str]:
+    """What is not ok and not na, with its owner."""
+    found = judge_all(checks, seen, policy)
+    return {r.check.partition(".")[2]: f"{r.status} {r.owner}" for r in found if r.bad}
+
+
+def planned(seen: Gate, policy: Policy = WANT, files: dict[str, bytes] | None = None):
+    snapshot = Snapshot({"gate": seen}, files or {})
+    changes = [step.plan(snapshot, policy) for step in STEPS]
+    return [action for change in changes if change for action in change.actions]
+
+
+def without(seen: Gate, *paths: str, **more) -> Gate:
+    digests = {path: sha for path, sha in (seen.digests or {}).items() if path not in paths}
+    there = tuple(path for path in seen.there if path not in paths)
+    runs = tuple(path for path in seen.runs if path not in paths)
+    return replace(seen, there=there, digests=digests, runs=runs, **more)
+
+
+BY_CRON = replace(
+    without(GOOD, probe.TIMER, probe.SERVICE, probe.WANTED),
+    there=(probe.CRON, *PROGRAMS, probe.BUNDLE, probe.POLICY),
+    systemd=False,
+)
+BY_CRON = replace(BY_CRON, digests={**(BY_CRON.digests or {}), probe.CRON: DIGESTS[probe.CRON]})
+FIX, DO = "fail nodeready", "fail admin"
+WARN = "warn admin"
+
+
+@pytest.mark.parametrize(
+    ("seen", "policy", "found"),
+    [
+        (GOOD, WANT, {}),
+        (BY_CRON, WANT, {}),
+        (Gate(), Policy(), {}),
+        (Gate(slurm=True, slurm_conf=CONF), Policy(), {}),
+        # A node that judges itself does not know what its files should be.
+        (GOOD, ON, {}),
+        # Fresh nodes.
+        (Gate(python="python3", systemd=True), WANT,
+         {"bundle": FIX, "policy": FIX, "timer": FIX}),
+        (Gate(python="python3", cron=True, slurm=True), WANT,
+         {"bundle": FIX, "policy": FIX, "timer": FIX, "slurm_scripts": FIX}),
+        (Gate(python="python3"), WANT, {"bundle": FIX, "policy": FIX, "timer": DO}),
+        (Gate(old="python3 is 3.6", systemd=True, slurm=True), WANT, {"python": DO}),
+        # Something is otherwise.
+        (without(GOOD, probe.POLICY), WANT, {"policy": FIX}),
+        (replace(GOOD, digests={**DIGESTS, probe.BUNDLE: "0" * 64}), WANT, {"bundle": FIX}),
+        (replace(GOOD, runs=(probe.RECORD, probe.PROLOG)), WANT, {"slurm_scripts": FIX}),
+        (without(GOOD, probe.WANTED), WANT, {"timer": FIX}),
+        (replace(GOOD, there=FILES), WANT, {"timer": FIX}),
+        (replace(BY_CRON, systemd=True), WANT, {"timer": FIX}),
+        # slurm.conf is the administrator's.
+        (replace(GOOD, slurm_conf=SlurmConf("/etc/slurm/slurm.conf")), WANT,
+         {"slurm_conf": WARN}),
+        (replace(GOOD, slurm_conf=replace(CONF, interval=None)), WANT, {"slurm_conf": WARN}),
+        (replace(GOOD, slurm_conf=replace(CONF, timeout="10")), WANT, {"slurm_conf": WARN}),
+        (replace(GOOD, slurm_conf=replace(CONF, timeout="60")), WANT, {}),
+        (replace(GOOD, slurm_conf=replace(CONF, prolog=(("/etc/slurm/p", "x:1"),))), WANT,
+         {"slurm_conf": WARN}),
+        (replace(GOOD, slurm_conf=replace(CONF, prolog=((f"{probe.DIRECTORY}/slurm-*", "x:1"),))),
+         WANT, {}),
+        (replace(GOOD, slurm_conf=None), WANT, {}),
+        # The timer does not do its work.
+        (replace(GOOD, age_s=901), WANT, {"verdict": WARN}),
+        (replace(GOOD, age_s=None), WANT, {"verdict": WARN}),
+        (replace(GOOD, age_s=None, since_s=60), WANT, {}),
+        # Left from another policy.
+        (GOOD, Policy(), {"leftover": FIX}),
+        (Gate(there=(probe.PROLOG,), slurm=True, slurm_conf=CONF), Policy(), {"leftover": WARN}),
+        (Gate(there=(probe.PROLOG,), slurm=True), Policy(), {"leftover": WARN}),
+        (Gate(there=(probe.PROLOG,), slurm=True, slurm_conf=SlurmConf("x")), Policy(),
+         {"leftover": FIX}),
+        (Gate(there=(probe.PROLOG,)), Policy(), {"leftover": FIX}),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_finding_and_somebodys(seen, policy, found):
+    assert judged(seen, policy) == found
+    acting = bool(planned(seen, policy))
+    assert acting is (FIX in found.values())
+
+
+def test_a_fresh_node_gets_all_of_it_the_bundle_first():
+    actions = planned(Gate(python="python3", systemd=True, slurm=True))
+    written = [action.path for action in actions if isinstance(action, WriteFile)]
+    assert written[:2] == [probe.BUNDLE, probe.POLICY]
+    assert set(written) == set(DIGESTS) - {probe.CRON}
+    assert {a.path for a in actions if isinstance(a, WriteFile) and a.mode == "0755"} == set(
+        PROGRAMS
+    )
+    runs = [" ".join(action.argv) for action in actions if isinstance(action, Run)]
+    assert runs == [
+        "systemctl daemon-reload",
+        "systemctl enable nodeready.timer",
+        "systemctl restart nodeready.timer",
+    ]
+
+
+def test_only_what_differs_is_written():
+    seen = replace(GOOD, digests={**(GOOD.digests or {}), probe.POLICY: "0" * 64})
+    assert [action.describe() for action in planned(seen, files={probe.POLICY: b"{}\n"})] == [
+        f"change {probe.POLICY}"
+    ]
+    files = {path: wanted.contents(WANT)[path] for path in (probe.PROLOG, probe.HEALTH_CHECK)}
+    seen = replace(GOOD, runs=(probe.RECORD, probe.PROLOG))
+    assert [action.describe() for action in planned(seen, files=files)] == [
+        f"run chmod 0755 {probe.HEALTH_CHECK}"
+    ]
+
+
+def test_the_prolog_that_slurm_conf_names_is_never_taken_away():
+    gone = [a.path for a in planned(GOOD, Policy()) if isinstance(a, RemoveFile)]
+    assert probe.PROLOG not in gone
+    assert probe.HEALTH_CHECK not in gone
+    assert gone[0] == probe.WANTED
+    assert probe.BUNDLE in gone
+    free = replace(GOOD, slurm_conf=SlurmConf("/etc/slurm/slurm.conf"))
+    gone = [a.path for a in planned(free, Policy()) if isinstance(a, RemoveFile)]
+    assert set(GOOD.there) <= set(gone)
+
+
+def test_the_node_reads_the_policy_back_as_it_was_declared():
+    declared = make_policy(
+        {
+            "gate": True,
+            "limit_memlock": 4096,
+            "nics": {"eth0": {"mtu": 9000}},
+            "rdma_ports": {"mlx5_0/1": {"rate_gbps": 400}},
+            "waivers": {"nics.mtu": "why\u00e9"},
+            "xid_ignore": [13],
+            "iommu_args": ["iommu=pt"],
+            "ssh_known_hosts": ["host ssh-ed25519 AAAA"],
+        }
+    )
+    data = json.loads(wanted.document(declared))
+    assert make_policy(data) == replace(declared, ssh_known_hosts=())
+    assert data.keys() == {field.name for field in fields(Policy)} - {"ssh_known_hosts"}
+
+
+def test_what_the_fleet_told_changes_no_file():
+    told = replace(ON, ssh_known_hosts=("n1 ssh-ed25519 AAAA",))
+    completed = wanted.complete(told, ON)
+    assert completed.gate_files == WANT.gate_files  # type: ignore[attr-defined]
+    assert completed.ssh_known_hosts == told.ssh_known_hosts
+    assert wanted.contents(completed) == wanted.contents(ON)
+    off = Policy()
+    assert wanted.complete(off, off) is off
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "times"),
+    [(30, "* * * * *"), (60, "* * * * *"), (300, "*/5 * * * *"), (3599, "*/59 * * * *"),
+     (3600, "7 * * * *"), (7200, "7 */2 * * *"), (86400, "7 0 * * *")],
+)  # fmt: skip
+def test_cron_runs_at_least_as_often(interval_s, times):
+    assert wanted.cron_times(interval_s) == times
+
+
+def test_the_programs_are_sound_sh_and_end_in_time():
+    most = wanted.contents(Policy(gate=True, gate_budget_s=50))
+    for path in PROGRAMS:
+        text = most[path].decode()
+        done = subprocess.run(["dash", "-n"], input=text, text=True, check=False)
+        assert done.returncode == 0, path
+    # Slurm ends a health check after 60 s.
+    limit = re.search(r"timeout -k 2 (\d+)", most[probe.HEALTH_CHECK].decode())
+    assert limit is not None
+    assert int(limit[1]) + 2 <= 60
+
+
+SLURM = "/etc/slurm/slurm.conf"
+
+
+def printed(*lines: str) -> Output:
+    return Output("\n".join(["now=2000", *lines, ""]), 0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "conf"),
+    [
+        ((f"slurm={SLURM}",), SlurmConf(SLURM)),
+        ((f"slurm={SLURM}", f"{SLURM}:3:PROLOG = {probe.PROLOG} # ours",
+          f"{SLURM}:4:HealthCheckInterval=300", f"{SLURM}:9:healthcheckinterval=0"),
+         SlurmConf(SLURM, ((probe.PROLOG, f"{SLURM}:3"),), (), "0")),
+        # What is not included does not count.
+        ((f"slurm={SLURM}", "/etc/slurm/old.conf:1:Prolog=/old"), SlurmConf(SLURM)),
+        ((f"slurm={SLURM}", f"{SLURM}:1:include site.conf", "/etc/slurm/site.conf:7:Prolog=/p",
+          "/etc/slurm/site.conf:8:Include /etc/slurm/*.conf"),
+         SlurmConf(SLURM, (("/p", "/etc/slurm/site.conf:7"),))),
+        # Hostile: a line that names itself, or nothing at all.
+        ((f"slurm={SLURM}", f"{SLURM}:1:include slurm.conf", f"{SLURM}:2:Prolog=",
+          f"{SLURM}:3:Prolog"), SlurmConf(SLURM)),
+        ((), None),
+    ],
+)  # fmt: skip
+def test_slurm_conf_is_read_as_slurm_reads_it(lines, conf):
+    assert probe.parse({"gate": printed(*lines)}, ON).slurm_conf == conf
+
+
+@pytest.mark.parametrize(
+    ("lines", "python", "old"),
+    [
+        (["python=python3 3.11"], "python3", ""),
+        (["python=python3 3.6", "python=python3.9 3.9"], "python3.9", ""),
+        (["python=python3 3.6"], "", "python3 is 3.6"),
+        (["python=python3 ?"], "", "python3 does not run"),
+        (["python=; rm -rf / 3.11"], "", "; does not run"),
+        ([], "", ""),
+    ],
+)
+def test_the_python_that_can_run_it_is_found(lines, python, old):
+    seen = probe.parse({"gate": printed(*lines)}, ON)
+    assert (seen.python, seen.old) == (python, old)
+
+
+def test_nothing_but_our_own_files_is_taken_from_an_answer():
+    seen = probe.parse(
+        {"gate": printed(f"{'a' * 64}  {probe.BUNDLE}", f"{'b' * 64}  /etc/shadow",
+                         "there=/etc/shadow", f"there={probe.BUNDLE}", "runs=/bin/sh",
+                         f"written=1900 {probe.BUNDLE}", f"written=2500 {probe.VERDICT}")},
+        ON,
+    )  # fmt: skip
+    assert (seen.there, seen.runs) == ((probe.BUNDLE,), ())
+    assert seen.digests == {probe.BUNDLE: "a" * 64}
+    assert (seen.since_s, seen.age_s) == (100, 0)
+
+
+@pytest.mark.parametrize("line", ["written=soon /run/nodeready/verdict.json", "now="])
+def test_a_time_that_is_none_makes_no_sense(line):
+    with pytest.raises(ProbeError):
+        probe.parse({"gate": Output(f"{line}\n", 0)}, ON)
