@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from typing import Any
 
-from nodeready.policy import Policy
+from nodeready.policy import Policy, rows
 from nodeready.spelling import closest
 
 #: core(5), "Naming of core dump files", Linux 6.12. %F is for pipes only.
@@ -165,7 +165,9 @@ def _each(pattern: str, what: str) -> Callable[[Any, Mapping[str, Any]], Any]:
     return validate
 
 
-_users = _each(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "user name")
+#: What may be the name of a user.
+USER = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
+_users = _each(USER, "user name")
 _paths = _each(r"/[^:\s'\"]*", "absolute path")
 _kernel_args = _each(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
 
@@ -245,3 +247,20 @@ def check_settings(
 def make_policy(data: Mapping[str, Any], where: str = "policy") -> Policy:
     """The Policy that ``data`` declares; settings that it does not name keep their default."""
     return Policy(**check_settings(data, where))
+
+
+def as_data(policy: Policy) -> dict[str, Any]:
+    """All settings as group_data, or JSON, holds them: `make_policy` makes the same of it."""
+    return {
+        name: _plain(rule.metadata["kind"], vars(policy)[name]) for name, rule in _FIELDS.items()
+    }
+
+
+def _plain(kind: str, value: Any) -> Any:
+    if kind == "table":
+        return rows(value)
+    if kind == "waivers":
+        return dict(value)
+    if kind == "limit" and value != "unlimited":
+        return int(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -37,9 +37,9 @@ ALLOWED = {
     "environment.py": {"nccl", "nccl_hca", "policy", "probes", "rendezvous", "snapshot"},
     "rendezvous.py": {"nodesets", "probes"},
     "local": {
-        "audit", "checks", "exit_codes", "files", "known_hosts", "local", "policy", "policy_digest",
-        "probes", "proofs", "readiness", "ready", "reports", "results", "sanitise", "selection",
-        "settings", "shell", "snapshot", "spelling", "subjects", "waivers", "nodeready",
+        "audit", "exit_codes", "files", "known_hosts", "local", "policy", "policy_digest",
+        "probes", "proofs", "readiness", "ready", "reports", "results", "sanitise",
+        "selection", "settings", "shell", "snapshot", "spelling", "subjects", "waivers",
     },
     "planning.py": {"actions", "operations", "policy", "snapshot"},
 }  # fmt: skip

@@ -1,0 +1,97 @@
+"""`record` and `prolog`: the timer keeps a verdict, and a job's prolog asks for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from nodeready import exit_codes
+from nodeready.local import verdict
+from nodeready.local.verdict import Verdict
+from nodeready.policy import Policy
+from nodeready.policy_digest import digest
+
+if TYPE_CHECKING:
+    from nodeready.audit import Audit
+
+#: Characters of all reasons together: a log has them on one line.
+_LENGTH = 1000
+#: When this process began to work, by time.monotonic(): the budget counts from here.
+BEGAN = time.monotonic()
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """No options of their own."""
+
+
+def told(go: bool, reasons: Iterable[str]) -> str:
+    """A verdict on one line."""
+    from nodeready.sanitise import sanitise
+
+    return "nodeready: go" if go else sanitise(f"nodeready: no-go: {'; '.join(reasons)}", _LENGTH)
+
+
+def judged(audit: Audit, policy: Policy) -> Verdict:
+    """The verdict that an audit of this machine comes to."""
+    from nodeready import readiness
+
+    (node,) = audit.nodes
+    return Verdict(
+        time.time(),
+        verdict.boot_id(),
+        digest([policy]),
+        readiness.go(node.results),
+        tuple(readiness.reasons(node.results)),
+    )
+
+
+def keep(audit: Audit, policy: Policy) -> tuple[Verdict, list[str]]:
+    """Keep the verdict and the metrics of an audit. Returns it, and what could not be written."""
+    from nodeready.local import report
+
+    found, problems = judged(audit, policy), []
+    try:
+        verdict.write(found)
+    except OSError as error:
+        problems.append(_problem(error, verdict.PATH))
+    textfile = policy.gate_textfile
+    if textfile and os.path.isdir(os.path.dirname(textfile)):
+        try:
+            report.write(report.of_audit(audit, "prometheus"), textfile)
+        except OSError as error:
+            problems.append(_problem(error, textfile))
+    return found, problems
+
+
+def _problem(error: OSError, path: str) -> str:
+    return f"{error.strerror or error}: {error.filename or path}"
+
+
+def record(policy: Policy, given: Namespace) -> int:
+    """Audit, and keep the verdict and the Prometheus textfile. Returns the audit's exit code."""
+    from nodeready.local import here
+    from nodeready.selection import select
+
+    audit = here.audit(policy, select())
+    found, problems = keep(audit, policy)
+    print(told(found.go, found.reasons))
+    for problem in problems:
+        print(f"nodeready: {problem}", file=sys.stderr)
+    return exit_codes.exit_code(failed=bool(problems), check=not found.go)
+
+
+def prolog(policy: Policy, given: Namespace) -> int:
+    """Answer from a fresh verdict, else from a look within the budget: 0 for go, 3 for no-go."""
+    found = verdict.read(digest([policy]), policy.gate_max_age_s)
+    if found is None:
+        from nodeready.local import here
+        from nodeready.selection import select
+
+        left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
+        found = judged(here.audit(policy, select(), left), policy)
+    print(told(found.go, found.reasons))
+    return exit_codes.exit_code(check=not found.go)

@@ -1,0 +1,127 @@
+"""The program on the node: its commands, and the one way from an error to a line and a code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NamedTuple, NoReturn
+
+import nodeready
+from nodeready import exit_codes
+from nodeready.local import policy_file
+from nodeready.settings import PolicyError
+
+
+class Command(NamedTuple):
+    """One command: what it is for, and its module of this package, imported when it is used.
+
+    The module has ``arguments(parser)``, and a function ``run(policy, given) -> exit code`` or
+    of the name that is given here.
+    """
+
+    about: str
+    module: str
+    run: str = "run"
+
+
+COMMANDS = {
+    "audit": Command("what differs from the policy on this node; changes nothing", "audit"),
+    "ready": Command("go or no-go for a job, proven by acting, within a budget", "ready"),
+    "record": Command("audit, and keep the verdict and the Prometheus textfile", "gate", "record"),
+    "prolog": Command(
+        "the kept verdict, or a quick audit: 0 go, 3 no-go with its reasons", "gate", "prolog"
+    ),
+}
+
+_EXIT = """
+exit status:
+  0    all good
+  1    the tool failed
+  2    usage, or a bad policy
+  3    a check failed or could not be observed: no-go
+  130  interrupted
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        _complain(message)
+        print(f"Try '{self.prog} --help'.", file=sys.stderr)
+        sys.exit(exit_codes.exit_code(usage=True))
+
+
+def _parser(name: str, about: str, epilog: str) -> _Parser:
+    return _Parser(
+        prog=name,
+        description=about,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _complain(text: str) -> None:
+    from nodeready.sanitise import sanitise
+
+    print(f"nodeready: {sanitise(text)}", file=sys.stderr)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # A second one leaves at once.
+    for again in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(again, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def _command(words: list[str]) -> tuple[str, list[str]]:
+    """The command and its own words; ends the process for --help, --version and a wrong one."""
+    listed = "".join(f"  {name:<12} {one.about}\n" for name, one in COMMANDS.items())
+    parser = _parser(
+        "nodeready.pyz",
+        "Whether this node is ready for a job.",
+        f"commands:\n{listed}\nA command's own --help has its options.\n{_EXIT}",
+    )
+    parser.add_argument("--version", action="version", version=f"{nodeready.__version__}")
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of those below")
+    first = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    return parser.parse_args(words[: first + 1]).command, words[first + 1 :]
+
+
+def _run(words: list[str]) -> int:
+    # This program knows no other node than this one.
+    name, rest = _command([word for word in words if word != "--local"])
+    command = COMMANDS[name]
+    module = importlib.import_module(f"nodeready.local.{command.module}")
+    parser = _parser(f"nodeready.pyz {name}", f"{name}: {command.about}.", _EXIT)
+    parser.add_argument("--policy", metavar="FILE", help="settings as JSON, before all others")
+    module.arguments(parser)
+    given = parser.parse_args(rest)
+    code: int = getattr(module, command.run)(policy_file.load(given.policy), given)
+    sys.stdout.flush()
+    return code
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _terminate)
+    try:
+        return _run(sys.argv[1:] if words is None else words)
+    except PolicyError as error:
+        for problem in error.problems:
+            _complain(problem)
+        return exit_codes.exit_code(usage=True)
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return exit_codes.exit_code(interrupted=True)
+    except BrokenPipeError:
+        # The reader of our output went away; Python would complain once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.exit_code(failed=True)
+    except OSError as error:
+        _complain(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
+        return exit_codes.exit_code(failed=True)
