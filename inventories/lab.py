@@ -19,5 +19,12 @@ if _lab is None:
     _option = "" if _name == "lab" else f" --name {_name}"
     raise InventoryError(f"the lab {_name!r} does not run; start it: nodeready lab up{_option}")
 
-# The nodes are processes of this machine: where it cannot raise its own limits, nor can they.
-lab = (_lab.inventory_data(), reachable_limits())
+# The nodes are processes of this machine: where it cannot raise its own limits, nor can they; and
+# the core_pattern that a node shows and changes is not the one by which this kernel writes cores.
+_shared = {
+    "waivers": {
+        "proof.core": "lab nodes share this machine's kernel and its core_pattern",
+        "proof.backtrace": "see proof.core",
+    }
+}
+lab = (_lab.inventory_data(), {**reachable_limits(), **_shared})

@@ -151,7 +151,8 @@ class Proving:
             if one is None:
                 one = Proved(late, **dict.fromkeys(self.wanted.session, late))
             if "peers" in self.wanted.session:
-                one = replace(one, reach=reach.get(node.name, one.peers))
+                late_too = one.peers if isinstance(one.peers, Unknown) else None
+                one = replace(one, reach=reach.get(node.name, late_too))
             if self.wanted.mesh:
                 one = replace(one, mesh=meshes.get(node.name, late))
             assert node.snapshot is not None

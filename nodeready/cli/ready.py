@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import click
 import gevent
 
 from nodeready import auditing, launch
-from nodeready.audit import now
+from nodeready.audit import Audit, now
 from nodeready.cli.audit import FORMATS
 from nodeready.cli.exits import Refused, nagios_code, ready_code
-from nodeready.cli.local import ready_here
 from nodeready.cli.options import common, option, port_range
 from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, gather, open_session, remember_failed
 from nodeready.files import write_atomically
 from nodeready.proving import Proving, Wanted, out_of_time
@@ -27,7 +28,7 @@ from nodeready.reports.go import show_ready
 from nodeready.reports.text import nodes
 from nodeready.selection import Selection, SelectionError, select
 from nodeready.session import Session
-from nodeready.settings import USER
+from nodeready.settings import USER, PolicyError
 from nodeready.subjects import LOOKED_AT, SUBJECTS
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
@@ -60,19 +61,49 @@ def _selected(only: str | None, skip: str | None) -> Selection:
     return Selection(checks)
 
 
-def _prove(session: Session, screen: Any, wanted: Wanted, budget_s: int) -> None:
-    """Look and prove until the budget is spent."""
-    time_s = budget_s - min(_RESERVE_S, budget_s / 4)
+def _session(
+    inventory: str, options: Common, selection: Selection, budget_s: int, given: dict[str, Any]
+) -> Session:
+    subjects = [subject for subject in auditing.looked_at(selection) if subject in LOOKED_AT]
+    return open_session(inventory, options, subjects, budget_s, given)
+
+
+def _fleet(
+    session: Session, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
+) -> Audit:
+    """Look and prove until the budget is spent, and judge what there is."""
+    started, time_s = now(), budget_s - min(_RESERVE_S, budget_s / 4)
     proving = Proving(session, wanted, time.monotonic() + time_s)
     session.beside = proving.begin
     try:
-        with gevent.Timeout(time_s):
-            gather(session, screen)
-    except gevent.Timeout:
-        out_of_time(session, budget_s)
-        session.complete()
-    with screen.progress("proving", [node.name for node in session.nodes]) as done:
-        proving.finish(done)
+        try:
+            with gevent.Timeout(time_s):
+                gather(session, screen)
+        except gevent.Timeout:
+            out_of_time(session, budget_s)
+            session.complete()
+        with screen.progress("proving", [node.name for node in session.nodes]) as done:
+            proving.finish(done)
+    except KeyboardInterrupt:
+        session.interrupted = True
+        session.end_remote()
+        missing = [node.name for node in session.nodes if not (node.reached or node.error)]
+        screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
+    auditing.with_peers(session.nodes)
+    auditing.with_history(session.nodes)
+    session.judge()
+    return auditing.report(session, selection, started, complete=not session.interrupted)
+
+
+def _here(given: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
+    """The same on this machine, without any connection."""
+    from nodeready.local import here, policy_file
+
+    try:
+        policy = replace(policy_file.load(None), **given)
+    except PolicyError as error:
+        raise Refused("\n".join(error.problems)) from None
+    return here.ready(policy, selection, budget_s).audit
 
 
 def _text(ready: Ready, form: str, verbose: int) -> Iterator[str]:
@@ -164,48 +195,27 @@ def ready(
     selection = _selected(only, skip)
     if local == (inventory is not None):
         raise Refused("an INVENTORY or --local, one of both")
-    if local:
-        fleet_only = {
-            "--nodes-needed": nodes_needed,
-            "--hostfile-out": hostfile_out,
-            "--limit": options.limit,
-        }
-        wrong = [name for name, value in fleet_only.items() if value is not None]
-        if wrong:
-            raise Refused(f"{', '.join(wrong)}: --local is about this machine alone")
-        refuse_unwritable(output)
-        return ready_here(given, selection, budget, format, output, options)
-    assert inventory is not None
     for name, path in (("-o", output), ("--hostfile-out", hostfile_out)):
         refuse_unwritable(path, name)
     screen = options.screen()
-    started = now()
-    subjects = [subject for subject in auditing.looked_at(selection) if subject in LOOKED_AT]
-    with open_session(inventory, options, subjects, budget, given=given) as session:
-        if nodes_needed is not None and nodes_needed > len(session.nodes):
-            raise Refused(f"--nodes-needed {nodes_needed}: {len(session.nodes)} are selected")
-        try:
-            _prove(session, screen, Wanted.of(selection.checks, full=full_mesh), budget)
-        except KeyboardInterrupt:
-            session.interrupted = True
-            session.end_remote()
-            missing = [node.name for node in session.nodes if not (node.reached or node.error)]
-            screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
-        auditing.with_peers(session.nodes)
-        auditing.with_history(session.nodes)
-        session.judge()
-        found = Ready(
-            auditing.report(session, selection, started, complete=not session.interrupted),
-            budget,
-            nodes_needed,
-        )
-        inventory_slots = {
-            node.name: int(node.host.data.slots)
-            for node in session.nodes
-            if node.host.data.get("slots")
-        }
+    own_slots: dict[str, int] = {}
+    if inventory is None:
+        if options.limit is not None:
+            raise Refused("--limit: --local is about this machine alone")
+        found = Ready(_here(given, selection, budget), budget, nodes_needed)
+    else:
+        with _session(inventory, options, selection, budget, given) as session:
+            if nodes_needed is not None and nodes_needed > len(session.nodes):
+                raise Refused(f"--nodes-needed {nodes_needed}: {len(session.nodes)} are selected")
+            wanted = Wanted.of(selection.checks, full=full_mesh)
+            found = Ready(_fleet(session, screen, selection, wanted, budget), budget, nodes_needed)
+            own_slots = {
+                node.name: int(node.host.data.slots)
+                for node in session.nodes
+                if node.host.data.get("slots")
+            }
     if hostfile_out is not None:
-        problem = _hostfile(found, hostfile_out, hostfile_format, inventory_slots)
+        problem = _hostfile(found, hostfile_out, hostfile_format, own_slots)
         if problem:
             screen.say(problem)
     text = _text(found, format, screen.verbose)
