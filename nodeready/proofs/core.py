@@ -1,104 +1,181 @@
-"""Prove that a crash leaves a core: crash a shell of our own, find its file, read it, remove it.
-
-Only that one file is ever removed: one that holds our canary's words, or that bears its number.
-"""
+"""Prove that a crash leaves a core: crash a shell of our own, read its core, remove it."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
-import secrets
-import select
 import shutil
-import signal
-import stat
-import struct
-import subprocess
-import tempfile
-import threading
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import sys
+from dataclasses import dataclass, replace
 
+from nodeready.proofs import core_pattern, core_store
+from nodeready.proofs.attempt import environment
 from nodeready.proofs.config import Config
+from nodeready.proofs.core_scene import DUMP_S, Scene
 from nodeready.proofs.own import Own
 
-_KERNEL = Path("/proc/sys/kernel")
-#: Handlers that keep a report, for which somebody is told, where we could not remove it.
-_REPORTERS = ("apport", "abrt-hook-ccpp")
-_SYSTEMD = "systemd-coredump"
-_STORE = "/var/lib/systemd/coredump"
-#: Seconds for a handler to put the core away: the kernel does not wait for it.
-_KEEP_S = 10
-_DUMP_S, _GDB_S = 10, 60
-#: The head of a core, with the command line of what crashed (NT_PRPSINFO).
-_HEAD_BYTES = 65536
-_UNKNOWN = "\0"
+#: Handlers that keep a report of their own and tell somebody of it, by their programs' names.
+REPORTERS = ("apport", "abrt-hook-ccpp")
+_PATTERN = "/proc/sys/kernel/core_pattern"
+_GDB_S = 60
 
 
 @dataclass(frozen=True)
 class Directory:
     """Where the core was to be written.
 
-    mode:       permission bits; None: there is no such directory
+    error:      why it cannot be used as a directory; "": it can
+    mode:       permission bits
     writable:   for the user
-    free_bytes: what the user may still write there; None: not known
+    free_bytes: what the user may still write there
     free_files: files that can still be made there; None: the file system has no such number
     """
 
     path: str
-    mode: int | None
-    writable: bool
-    read_only: bool
-    free_bytes: int | None
-    free_files: int | None
+    error: str = ""
+    mode: int = 0
+    writable: bool = False
+    read_only: bool = False
+    free_bytes: int = 0
+    free_files: int | None = None
 
 
 @dataclass(frozen=True)
 class Core:
     """What the crash of a sleeping /bin/sh left.
 
-    pattern:        kernel.core_pattern as this session sees it
-    handler:        the program that the pattern pipes to; "": it names a file
-    handler_there:  that program exists
-    skipped:        why nothing was crashed; "": something was
-    dumped:         the kernel says that it wrote a core (WCOREDUMP), whole or not, or piped it
-    dumpable:       the canary was; False: fs.suid_dumpable or an unreadable /bin/sh
-    limit_bytes:    the session's soft core limit; None: unlimited
-    expected:       the path that the pattern gives, ``*`` for what only the kernel knows
-    path:           where the core was found; "": nowhere
-    stray:          the core lay in the canary's working directory, not where the pattern says
-    size_bytes:     of the file found
-    whole_bytes:    what its own headers say that it should have; None: it has none
-    directory:      of ``expected``; None for a handler
-    frames:         of the backtrace that gdb read from it
-    gdb:            gdb's path; "": not installed
-    gdb_said:       what gdb (or coredumpctl) complained about
-    left:           the path that could not be removed, and why; "": nothing is left
+    pattern:       kernel.core_pattern as this session sees it
+    handler:       the program that the pattern pipes to; "": it names a file
+    handler_there: that program exists
+    skipped:       why nothing was crashed; "": something was
+    dumped:        the kernel says that it wrote a core, whole or not, or piped it (WCOREDUMP);
+                   None: it had not finished after ``dump_s`` seconds
+    dumpable:      the canary was; False: its user may not read /bin/sh
+    limit_bytes:   the session's soft core limit; None: unlimited
+    expected:      the path that the pattern gives, ``*`` for what only the kernel knows
+    path:          where the core was found; "": nowhere
+    stray:         it lay in the working directory, where the pattern does not say
+    size_bytes:    of the core found
+    whole_bytes:   what its own headers say that it should have; None: it has none
+    directory:     of ``expected``; None for a handler, or when only the kernel knows its name
+    gdb:           gdb's path; "": not installed
+    gdb_said:      what it, or coredumpctl, complained about
+    frames:        of the backtrace that gdb read from it
+    left:          what could not be removed, and why; "": nothing
     """
 
     pattern: str
-    handler: str
-    handler_there: bool
-    skipped: str
-    dumped: bool
-    dumpable: bool
-    limit_bytes: int | None
-    expected: str
-    path: str
-    stray: bool
-    size_bytes: int
-    whole_bytes: int | None
-    directory: Directory | None
-    frames: int
-    gdb: str
-    gdb_said: str
-    left: str
+    handler: str = ""
+    handler_there: bool = True
+    skipped: str = ""
+    dumped: bool | None = False
+    dump_s: int = DUMP_S
+    dumpable: bool = True
+    limit_bytes: int | None = None
+    expected: str = ""
+    path: str = ""
+    stray: bool = False
+    size_bytes: int = 0
+    whole_bytes: int | None = None
+    directory: Directory | None = None
+    gdb: str = ""
+    gdb_said: str = ""
+    frames: int = 0
+    left: str = ""
+
+
+def _directory(path: str) -> Directory | None:
+    """The directory as this user finds it; None: its name is not known."""
+    if core_pattern.UNKNOWN in path:
+        return None
+    shown = core_pattern.shown(path)
+    try:
+        mode = os.stat(os.path.join(path, "")).st_mode
+        room = os.statvfs(path)
+    except OSError as problem:
+        return Directory(shown, problem.strerror or str(problem))
+    return Directory(
+        shown,
+        mode=mode & 0o7777,
+        writable=os.access(path, os.W_OK | os.X_OK),
+        read_only=bool(room.f_flag & os.ST_RDONLY),
+        free_bytes=room.f_bavail * room.f_frsize,
+        free_files=room.f_favail if room.f_files else None,
+    )
+
+
+def _backtrace(own: Own, gdb: str, program: str, path: str) -> tuple[int, str]:
+    """How many frames gdb reads from a core, and what it said when there is none."""
+    argv = [gdb, "-batch", "-nx", "-ex", "bt", program, path]
+    ended = own.run(argv, _GDB_S, env=environment())
+    if ended.rc is None:
+        return 0, f"no answer in {ended.seconds:.0f} s"
+    frames = len(re.findall(r"^#[0-9]+ ", ended.out, re.M))
+    return frames, "" if frames else ended.first or f"exit status {ended.rc}"
+
+
+def _before(scene: Scene) -> Core:
+    """What can be seen before the crash."""
+    handler = core_pattern.program(scene.pattern)
+    limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
+    expected = "" if handler else core_pattern.shown(scene.expected())
+    # With no second in it, the path is what a crash would replace (fs/coredump.c unlinks it).
+    there = not handler and scene.pattern and os.path.lexists(scene.expected())
+    return Core(
+        pattern=core_pattern.shown(scene.pattern),
+        handler=core_pattern.shown(handler),
+        handler_there=not handler or os.access(handler, os.X_OK),
+        skipped=f"{expected} is there, and a crash would replace it" if there else "",
+        dumpable=os.stat(f"/proc/{scene.pid}").st_uid == os.geteuid(),
+        limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
+        expected=expected,
+        gdb=shutil.which("gdb") or "",
+    )
+
+
+def _after(scene: Scene, seen: Core) -> Core:
+    """Crash it, and see what is on the disk, where it stays."""
+    seen = replace(seen, dumped=scene.crash())
+    if not seen.handler:
+        seen = replace(seen, directory=_directory(os.path.dirname(scene.expected())))
+    elif os.path.basename(seen.handler) == core_store.PROGRAM and seen.dumped:
+        kept = core_store.kept(scene.own, scene.pid, scene.mark, scene.home)
+        seen = replace(seen, path=core_pattern.shown(kept.path), gdb_said=kept.said)
+    found = scene.cores()
+    if not found:
+        return seen
+    core = found[-1]
+    at_home = os.path.dirname(core.path) == scene.home
+    relative = not seen.handler and not os.path.isabs(scene.pattern)
+    seen = replace(
+        seen,
+        path=seen.path or core_pattern.shown(core.path),
+        stray=at_home and not relative and not seen.path,
+        size_bytes=core.size_bytes,
+        whole_bytes=core.whole_bytes,
+    )
+    if seen.gdb and core.size_bytes >= (core.whole_bytes or sys.maxsize):
+        frames, said = _backtrace(scene.own, seen.gdb, scene.program, core.path)
+        seen = replace(seen, frames=frames, gdb_said=said)
+    return seen
 
 
 def prove(own: Own, config: Config) -> Core:
     """Crash a canary and see what is left of it."""
-    raise NotImplementedError
+    with open(_PATTERN, encoding="utf-8", errors="surrogateescape") as file:
+        pattern = file.read().rstrip("\n")
+    handler = core_pattern.program(pattern)
+    if os.path.basename(handler) in REPORTERS:
+        shown = core_pattern.shown(handler)
+        why = f"{shown} reports each crash to somebody, so nothing was crashed"
+        return Core(core_pattern.shown(pattern), shown, skipped=why)
+    scene = Scene(own, pattern)
+    own.at_end(scene.tidy)
+    try:
+        scene.begin()
+        seen = _before(scene)
+        seen = seen if seen.skipped else _after(scene, seen)
+    finally:
+        left = scene.tidy()
+    return replace(seen, left=left)

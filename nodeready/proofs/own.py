@@ -106,6 +106,7 @@ class Own:
         # A signal's handler may come while we hold it.
         self._lock = threading.RLock()
         self._watch = Watch()
+        self._tidy: list[Callable[[], object]] = []
 
     def __enter__(self) -> Own:
         return self
@@ -193,12 +194,19 @@ class Own:
                 self._started.remove(process)
                 self._watch.remove(process.pid)
 
+    def at_end(self, tidy: Callable[[], object]) -> None:
+        """Have this called when everything ends: it removes files, and can be called twice."""
+        self._tidy.append(tidy)
+
     def end(self) -> None:
         """End everything."""
         started = list(self._started)
         end_all({process.pid for process in started if process.returncode is None})
         for process in started:
             self.stop(process)
+        for tidy in self._tidy:
+            with contextlib.suppress(Exception):
+                tidy()
 
 
 def _read(
