@@ -73,17 +73,31 @@ def _with_sudo(command: str, password: str) -> str:
     return f"sh -c {quote(line)} sh {command}"
 
 
+def _around(host: Host, command: str, others: dict[str, Any]) -> str:
+    """What pyinfra puts around a command, for a connector that is ours to speak with."""
+    if not any(others.get(name) for name in _AROUND):
+        return command
+    arguments = dict(others)
+    extract_control_arguments(cast("Any", arguments))
+    made = make_unix_command_for_host(host.state, host, StringCommand(command), **arguments)
+    return made.get_raw_value()
+
+
+def with_rights(host: Host, command: str, rights: Become) -> str:
+    """``command`` with the node's rights; sudo's password is then the first line of its input."""
+    if rights.sudo:
+        command = _with_sudo(command, rights.password)
+    return _around(host, command, rights.others)
+
+
 def _speak(host: Host, command: str, stdin: str, mark: str, others: dict[str, Any]) -> Said:
     """The command through the node's connector, and what it said."""
-    connector, arguments = host.connector, dict(others)
+    connector = host.connector
     if not isinstance(connector, SSHConnector | LocalConnector):
-        arguments["_stdin"] = stdin or None
+        arguments = {**others, "_stdin": stdin or None}
         ok, output = host.run_shell_command(StringCommand(command), **arguments)
         return Said(0 if ok else 1, output.stdout, output.stderr)
-    if any(arguments.get(name) for name in _AROUND):
-        extract_control_arguments(cast("Any", arguments))
-        wrapped = make_unix_command_for_host(host.state, host, StringCommand(command), **arguments)
-        command = wrapped.get_raw_value()
+    command = _around(host, command, others)
     data, start = stdin.encode("utf-8", "surrogateescape"), mark.encode()
     if isinstance(connector, LocalConnector):
         return channel.here(command, data, start)
