@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from nodeready.policy import Expected, Policy, rows
+from nodeready.policy import Expected, Policy
 from nodeready.probes import gate as places
 from nodeready.rendering import render
+from nodeready.settings import as_data
 
 #: What only all nodes of a run together tell, and a node cannot judge by itself.
 _FLEET = ("ssh_known_hosts",)
@@ -70,7 +71,7 @@ def _bundle() -> bytes:
     # Most fleets have no gate, and every command reads this module.
     from nodeready import bundle
 
-    return bundle.build(Policy())
+    return bundle.build()
 
 
 def _values(policy: Policy) -> dict[str, Any]:
@@ -103,19 +104,6 @@ def cron_times(interval_s: int) -> str:
 
 
 def document(policy: Policy) -> bytes:
-    """The policy as the node reads it: every setting by its key, as group_data holds them."""
-    found = {
-        key: _as_data(Policy.__dataclass_fields__[key].metadata["kind"], value)
-        for key, value in asdict(policy).items()
-        if key not in _FLEET
-    }
+    """The policy as the node reads it: every setting that is not the fleet's alone."""
+    found = {key: value for key, value in as_data(policy).items() if key not in _FLEET}
     return (json.dumps(found, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _as_data(kind: str, value: Any) -> Any:
-    """A setting as group_data holds it: what its validator takes."""
-    if kind == "table":
-        return rows(value)
-    if kind == "waivers":
-        return dict(value)
-    return int(value) if kind == "limit" and value.isdigit() else value

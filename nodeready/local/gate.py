@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 #: Characters of all reasons together: a log has them on one line.
 _LENGTH = 1000
+#: Seconds of the prolog's budget that are for scontrol, at most a fourth of it.
+_SLURM_S = 2.5
+#: Seconds that scontrol may take beyond the budget; the prolog's program ends us 2 s after it.
+_LATE_S = 1.0
 #: When this process began to work, by time.monotonic(): the budget counts from here.
 BEGAN = time.monotonic()
 
@@ -92,6 +96,16 @@ def prolog(policy: Policy, given: Namespace) -> int:
         from nodeready.selection import select
 
         left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
-        found = judged(here.audit(policy, select(), left), policy)
+        # What is left for Slurm when the look takes all the time that it has.
+        slurm_s = min(_SLURM_S, left / 4) if policy.gate_drain else 0.0
+        found = judged(here.audit(policy, select(), left - slurm_s), policy)
+    if policy.gate_drain and not found.go:
+        from nodeready.local.healthcheck import tell
+
+        # Slurm itself drains a node whose prolog fails, and the first reason stays: ours says why.
+        # Never for a node that is ready: a large job would ask slurmctld once for every node.
+        problem = tell(found, BEGAN + policy.gate_budget_s + _LATE_S)
+        if problem:
+            print(f"nodeready: {problem}", file=sys.stderr)
     print(told(found.go, found.reasons))
     return exit_codes.exit_code(check=not found.go)

@@ -35,6 +35,7 @@ COMMANDS = {
     "prolog": Command(
         "the kept verdict, or a quick audit: 0 go, 3 no-go with its reasons", "gate", "prolog"
     ),
+    "healthcheck": Command("record, and drain the node in Slurm or take that back", "healthcheck"),
 }
 
 _EXIT = """
