@@ -89,9 +89,10 @@ def _told(one: Blocked) -> str:
         return f"the names of {_who(one)}: {one.cause}"
     numbers = _folded(one.ports)
     if one.kind == "pair":
-        back = {True: "; the way back works: asymmetric", False: "; nor is the way back"}
         told = f"{numbers} of {one.peers[0]} not reached ({one.cause})"
-        return told + back.get(one.back, "")  # type: ignore[arg-type]
+        if one.back is None:
+            return told
+        return told + ("; the way back works: asymmetric" if one.back else "; nor the way back")
     if one.kind == "both":
         return f"{numbers} neither reached from nor reached at {_who(one)} ({one.cause})"
     if one.kind == "target":

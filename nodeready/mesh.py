@@ -1,0 +1,273 @@
+"""What came of the rounds between the nodes: which ports, which way, who is to blame. Pure.
+
+A node's answers are data: ports that nobody asked for, addresses that are none and times that no
+clock shows are dropped.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import statistics
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from nodeready import blame
+from nodeready.blame import BOTH, PAIR, SOURCE, TARGET, Attempt
+from nodeready.proofs.mesh import (
+    FOREIGN,
+    IN_A_ROW,
+    OK,
+    REFUSED,
+    SILENT,
+    SKIPPED,
+    TIMEOUT,
+    UNREACHABLE,
+    Listening,
+    Round,
+)
+from nodeready.proofs.mesh_seen import Blocked, Mesh
+
+#: More ports of a range than this are not tried: each is a listener and a connection per pair.
+MOST_PORTS = 32
+
+_DROPPED = "timed out: dropped"
+_CAUSES = {
+    REFUSED: "refused: rejected on the way",
+    TIMEOUT: _DROPPED,
+    FOREIGN: "another program answers",
+    SILENT: "connected, then silence: another program answers, or the node hangs",
+}
+#: All ports of a pair, when the first ones timed out and the others were not waited for.
+_ALL_DROPPED = f"{_DROPPED}; the first {IN_A_ROW} ports stand for all"
+
+_Edge = tuple[str, str]
+#: What is not asked for any more: node, direction, port; None: the name already led astray.
+_Cut = tuple[str, str, int | None]
+
+
+def chosen(first: int, last: int) -> tuple[int, ...]:
+    """The ports of a range that are tried: all, or the first, the last and evenly between."""
+    count = last - first + 1
+    if count <= MOST_PORTS:
+        return tuple(range(first, last + 1))
+    return tuple(first + step * (count - 1) // (MOST_PORTS - 1) for step in range(MOST_PORTS))
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """What one node's attempt at another came to. name: why its name led nowhere; "": it did."""
+
+    passed: tuple[int, ...]
+    failing: Mapping[int, str]
+    name: str
+
+
+@dataclass
+class _Times:
+    """The handshakes of one node's own connections, in ms."""
+
+    all: array[float] = field(default_factory=lambda: array("f"))
+    worst: float = 0.0
+    peer: str = ""
+
+    def add(self, ms: float, peer: str) -> None:
+        # A clock that jumps, or a node that makes it up.
+        if not math.isfinite(ms) or not 0 <= ms < 60_000:
+            return
+        self.all.append(ms)
+        if ms >= self.worst:
+            self.worst, self.peer = ms, peer
+
+
+def _address(text: str) -> str:
+    """An address as we write it; "" for what is none."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return ""
+
+
+class Rounds:
+    """All that the rounds showed so far.
+
+    total:     how many nodes were to take part
+    listening: those that do, and what they said at first
+    """
+
+    def __init__(
+        self, total: int, span: tuple[int, int], listening: Mapping[str, Listening]
+    ) -> None:
+        self.total, self.span = total, span
+        wanted = chosen(*span)
+        self.ports = {
+            name: tuple(port for port in wanted if port in {*one.ports})
+            for name, one in listening.items()
+        }
+        self.busy = {
+            name: tuple(busy for busy in one.busy if busy.port in wanted)
+            for name, one in listening.items()
+        }
+        self.owner: dict[str, str] = {}
+        self.addresses = self._addresses(listening)
+        self.connections = 0
+        self._pairs: dict[_Edge, _Pair] = {}
+        self._times: dict[str, _Times] = {}
+        self._cut: set[_Cut] = set()
+        self._fresh = False
+
+    def _addresses(self, listening: Mapping[str, Listening]) -> dict[str, tuple[str, ...]]:
+        """Each node's own; what several have (a container bridge) leads to none of them."""
+        found = {
+            name: tuple(dict.fromkeys(filter(None, map(_address, one.addresses))))
+            for name, one in listening.items()
+        }
+        for name, addresses in found.items():
+            for one in addresses:
+                self.owner[one] = "" if one in self.owner else name
+        return {
+            name: tuple(one for one in addresses if self.owner[one])
+            for name, addresses in found.items()
+        }
+
+    def to_ask(self, source: str, target: str) -> tuple[int, ...]:
+        """The ports of the target that are worth a connection from here."""
+        if {(source, SOURCE, None), (target, TARGET, None)} & self._cut:
+            return ()
+        return tuple(
+            port
+            for port in self.ports[target]
+            if (source, SOURCE, port) not in self._cut and (target, TARGET, port) not in self._cut
+        )
+
+    def add(self, source: str, target: str, asked: tuple[int, ...], seen: Round) -> None:
+        """What the source said of its attempt at the target."""
+        failing: dict[int, str] = {}
+        passed = []
+        times = self._times.setdefault(source, _Times())
+        self.connections += sum(one.outcome != SKIPPED for one in seen.tries)
+        skipped = any(one.outcome == SKIPPED for one in seen.tries)
+        for one in seen.tries:
+            if one.port not in asked:
+                continue
+            if one.outcome == OK:
+                passed.append(one.port)
+                times.add(one.ms, target)
+            elif skipped and one.outcome in (TIMEOUT, SKIPPED):
+                failing[one.port] = _ALL_DROPPED
+            elif one.outcome == UNREACHABLE:
+                failing[one.port] = f"unreachable: {one.said}"
+            else:
+                failing[one.port] = _CAUSES.get(one.outcome) or one.said or "failed"
+        # Equal on nearly all pairs: kept once.
+        ports = self.ports[target] if tuple(passed) == self.ports[target] else tuple(passed)
+        name = "" if seen.address in self.addresses[target] else self._astray(source, target, seen)
+        self._pairs[source, target] = _Pair(ports, failing, name)
+        self._fresh = self._fresh or bool(failing or name)
+
+    def _astray(self, source: str, target: str, seen: Round) -> str:
+        """Why the target's name led to no address of its own."""
+        addresses = [one for one in map(_address, seen.resolved) if one]
+        if not addresses:
+            return f"{target} does not resolve ({seen.error or 'no address'})"
+        first = addresses[0]
+        whose = self.owner.get(first)
+        if ipaddress.ip_address(first).is_loopback:
+            why = "which is loopback"
+        elif whose == source:
+            why = f"which is {source}'s own"
+        elif whose:
+            why = f"which is {whose}'s"
+        elif whose == "":
+            why = "which several nodes have"
+        else:
+            why = f"which is not {target}'s"
+        return f"{target} resolves to {first}, {why}"
+
+    def drop(self, name: str) -> None:
+        """The node is gone: what others met there says nothing of them, nor of it."""
+        self._pairs = {edge: pair for edge, pair in self._pairs.items() if name not in edge}
+        self.ports.pop(name, None)
+
+    def cut(self) -> None:
+        """Ask no more for what a node is to blame for: each time would cost a time-out."""
+        if not self._fresh:
+            return
+        self._fresh = False
+        for found, ports in self._findings():
+            if found.kind != PAIR:
+                ways = (SOURCE, TARGET) if found.kind == BOTH else (found.kind,)
+                self._cut |= {(found.node, way, p) for way in ways for p in ports or (None,)}
+
+    def _columns(self) -> Iterator[tuple[tuple[int, ...], dict[_Edge, str], set[_Edge]]]:
+        """Ports on which the same failed: they, what failed with its cause, and what passed.
+        The name comes first, as no port."""
+        bad = {edge: pair.name for edge, pair in self._pairs.items() if pair.name}
+        if bad:
+            yield (), bad, self._pairs.keys() - bad.keys()
+        failing: dict[int, dict[_Edge, str]] = {}
+        for edge, pair in self._pairs.items():
+            for port, cause in pair.failing.items():
+                failing.setdefault(port, {})[edge] = cause
+        alike: dict[object, tuple[list[int], dict[_Edge, str], set[_Edge]]] = {}
+        for port, bad in sorted(failing.items()):
+            good = {edge for edge, pair in self._pairs.items() if port in pair.passed}
+            key = (frozenset(bad.items()), frozenset(good))
+            alike.setdefault(key, ([], bad, good))[0].append(port)
+        for ports, bad, good in alike.values():
+            yield tuple(ports), bad, good
+
+    def _findings(self) -> list[tuple[blame.Finding, tuple[int, ...]]]:
+        """Who is to blame for what, each with its ports."""
+        attempts: list[Attempt] = []
+        columns: dict[str, tuple[int, ...]] = {}
+        for number, (ports, bad, good) in enumerate(self._columns()):
+            # In the order of the numbers as text: blame tells them in that order.
+            what = f"{number:02}"
+            columns[what] = ports
+            attempts += [Attempt(*edge, what, False, cause) for edge, cause in bad.items()]
+            attempts += [Attempt(*edge, what, True) for edge in good]
+        return [
+            (found, tuple(sorted(port for what in found.what for port in columns[what])))
+            for found in blame.attribute(attempts)
+        ]
+
+    def meshes(self) -> dict[str, Mesh]:
+        """What is to be said of each node that took part to the end."""
+        blocked: dict[str, list[Blocked]] = {}
+        for found, ports in self._findings():
+            blocked.setdefault(found.node, []).append(
+                Blocked(found.kind, ports, found.peers, found.tried, found.cause, found.back)
+            )
+        to: dict[str, int] = {}
+        by: dict[str, int] = {}
+        for (source, target), pair in self._pairs.items():
+            if not (pair.passed or pair.failing or pair.name):
+                # Nothing was left to ask for.
+                continue
+            to[source] = to.get(source, 0) + 1
+            by[target] = by.get(target, 0) + 1
+        return {
+            name: self._mesh(name, to.get(name, 0), by.get(name, 0), tuple(blocked.get(name, ())))
+            for name in self.ports
+        }
+
+    def _mesh(self, name: str, to: int, by: int, blocked: tuple[Blocked, ...]) -> Mesh:
+        times = self._times.get(name)
+        median = worst = None
+        if times is not None and times.all:
+            median, worst = round(statistics.median(times.all), 3), round(times.worst, 3)
+        return Mesh(
+            nodes=self.total,
+            first=self.span[0],
+            last=self.span[1],
+            listening=self.ports[name],
+            busy=self.busy[name],
+            to=to,
+            by=by,
+            blocked=blocked,
+            median_ms=median,
+            worst_ms=worst,
+            worst_peer=times.peer if times and times.all else "",
+        )
