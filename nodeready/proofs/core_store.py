@@ -39,17 +39,19 @@ def kept(own: Own, pid: int, mark: Mark, home: str) -> Kept:
     """
     until = time.monotonic() + min(_KEEP_S, own.left_s / 2)
     while True:
-        path, said = _shown(own, pid, mark)
+        path, said = _entry(own, pid, mark)
         if path or time.monotonic() > until:
             break
         time.sleep(0.3)
-    if path and not said:
-        said = _copy(own, pid, home)
-    return Kept(path, said) if path else Kept(_stored(pid, mark), said)
+    if not path:
+        return Kept(_stored(pid, mark), said)
+    if said == "missing":
+        return Kept("", f"coredumpctl: the file of {path} is missing")
+    return Kept(path, _copy(own, pid, home))
 
 
-def _shown(own: Own, pid: int, mark: Mark) -> tuple[str, str]:
-    """Where coredumpctl says that the core is, "" for nowhere; and what is wrong with it."""
+def _entry(own: Own, pid: int, mark: Mark) -> tuple[str, str]:
+    """Where the journal says that the core is, and how it is there; else "", and why not."""
     argv = ["coredumpctl", "--no-pager", "-1", "info", str(pid)]
     try:
         info = own.run(argv, 5, env=environment())
@@ -57,10 +59,7 @@ def _shown(own: Own, pid: int, mark: Mark) -> tuple[str, str]:
         return "", f"coredumpctl: {problem.strerror}"
     # An earlier process had the same number, and another command line.
     match = _STORAGE.search(info.out) if mark.word in info.out else None
-    if match is None:
-        return "", f"coredumpctl: {info.first}"
-    trouble = match[2] or "present"
-    return match[1], "" if trouble == "present" else f"coredumpctl: {trouble}"
+    return (match[1], match[2] or "") if match else ("", f"coredumpctl: {info.first}")
 
 
 def _copy(own: Own, pid: int, home: str) -> str:
