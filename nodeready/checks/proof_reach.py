@@ -43,19 +43,10 @@ def ssh(seen: Proved, want: Policy) -> Result:
     user = seen.user.name if isinstance(seen.user, User) else want.job_user or "the user"
     actual = "; ".join(_words(one, user) for one in reach.ssh)
     first = reach.ssh[0]
-    fix = CAUSES[first.cause].fix.format(user=user, said=first.said)
-    source = offending(first.said)
-    if source and not source.startswith("/etc/"):
-        # A deploy keeps its hands off people's own files.
-        file, _, line = source.rpartition(":")
-        fix = f"remove line {line} of {file} on {_where(first)}"
-    elif CAUSES[first.cause].deploy:
-        return fixable(check, expected, actual, source, fix)
-    return fail(check, expected, actual, source, fix)
-
-
-def _where(one: Trouble) -> str:
-    return ", ".join(one.peers) if one.kind == "target" else "this node"
+    if CAUSES[first.cause].deploy:
+        fix = "nodeready deploy INVENTORY --only ssh_client"
+        return fixable(check, expected, actual, offending(first.said), fix)
+    return fail(check, expected, actual, fix=CAUSES[first.cause].fix.format(user=user))
 
 
 def _words(one: Trouble, user: str) -> str:
@@ -107,8 +98,8 @@ def pdsh(seen: Proved, want: Policy) -> Result:
         actual = f"{len(reach.missing)} of {reach.asked} peers did not answer: {lost}"
         return fail(check, expected, actual, fix=f"pdsh -R ssh -w {reach.missing[0].name} true")
     if reach.same:
-        pairs = "; ".join(f"{' and '.join(one.names)} are {one.answer}" for one in reach.same)
-        actual = f"{reach.distinct} different answers from {reach.asked} peers: {pairs}"
+        pairs = "; ".join(f"{' and '.join(one.names)} say {one.answer}" for one in reach.same)
+        actual = f"{reach.asked} peers, host names: {reach.distinct}: {pairs}"
         fix = "correct the addresses of these names, in the DNS or in /etc/hosts"
         return fail(check, expected, actual, fix=fix)
-    return ok(check, expected, f"{reach.distinct} different answers from {reach.asked} peers")
+    return ok(check, expected, f"{reach.distinct} of {reach.asked} peers")

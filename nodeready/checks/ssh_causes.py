@@ -14,17 +14,15 @@ class Cause:
     pattern: what ssh says then; "": it is told by something else than ssh's words
     words:   what is wrong; ``{user}`` is the job's user, ``{said}`` what ssh said
     fix:     what a person does about it
-    deploy:  ``nodeready deploy`` repairs it
+    deploy:  a deploy of the subject ssh_client repairs it
     """
 
     key: str
     pattern: str
     words: str
-    fix: str
+    fix: str = ""
     deploy: bool = False
 
-
-_DEPLOY = "nodeready deploy INVENTORY --only ssh_client"
 
 #: The first whose pattern is found counts: what ends a login is often the consequence of a line
 #: before it. Patterns and words: OpenSSH 7 to 10 (sshconnect.c, sshconnect2.c, readconf.c).
@@ -33,7 +31,6 @@ _ALL = (
         "changed_key",
         r"HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed|Offending key for IP in ",
         "the host key is not the one that is known",
-        _DEPLOY,
         deploy=True,
     ),
     Cause(
@@ -46,7 +43,6 @@ _ALL = (
         "unknown_key",
         r"Host key verification failed|host key is known for",
         "the host key is unknown, so ssh would ask",
-        _DEPLOY,
         deploy=True,
     ),
     Cause(

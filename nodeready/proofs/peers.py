@@ -156,6 +156,6 @@ def _pdsh(own: Own, names: tuple[str, ...]) -> PdshRun:
         answers = tuple(Answer(label[:200], text[:200]) for label, colon, text in parts if colon)
         # Not _said: pdsh exits with 0 whatever happened.
         run = PdshRun(names, answers, ended.rc, ended.err.strip()[-_KEPT:])
-        if answers or ended.rc is None:
+        if answers or ended.rc is None or "command timeout" in ended.err:
             break
     return run
