@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def write_atomically(path: Path, pieces: Iterable[str], mode: int = 0o644) -> None:
+def write_atomically(path: Path, pieces: Iterable[str | bytes], mode: int = 0o644) -> None:
     """Make ``path`` hold these pieces: a reader sees the old file or the new one, never a part.
 
     A link stays, its target is replaced; an existing file keeps its mode. A path that is no
@@ -18,16 +18,16 @@ def write_atomically(path: Path, pieces: Iterable[str], mode: int = 0o644) -> No
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        with target.open("w", encoding="utf-8", errors="backslashreplace") as out:
-            out.writelines(pieces)
+        with target.open("wb") as out:
+            out.writelines(map(_bytes, pieces))
         return
     new = None
     try:
         with contextlib.suppress(FileNotFoundError):
             mode = target.stat().st_mode & 0o7777
         handle, new = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as out:
-            out.writelines(pieces)
+        with open(handle, "wb") as out:
+            out.writelines(map(_bytes, pieces))
             out.flush()
             os.fchmod(out.fileno(), mode)
             os.fsync(out.fileno())
@@ -39,3 +39,7 @@ def write_atomically(path: Path, pieces: Iterable[str], mode: int = 0o644) -> No
         if isinstance(problem, OSError):
             problem.filename = str(path)
         raise
+
+
+def _bytes(piece: str | bytes) -> bytes:
+    return piece if isinstance(piece, bytes) else piece.encode("utf-8", "backslashreplace")

@@ -22,6 +22,7 @@ _COMMANDS = {
     "audit": "What differs from the policy, on every node.",
     "ready": "Go or no-go for every node, proven, before a job.",
     "deploy": "Make every node as the policy wants it.",
+    "bundle": "The node's own program as one file, with a policy.",
     "env": "The exports for a job that the nodes' facts suggest.",
     "learn": "What most nodes have in common, as a policy to review.",
     "explain": "What a check means, and what repairs it.",

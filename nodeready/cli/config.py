@@ -26,6 +26,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("format", "output", "only", "skip", "budget", "user", "ports", "gpus"),
         *("nodes_needed", "hostfile_out", "hostfile_format", "full_mesh"),
     ),
+    "bundle": ("limit", "output"),
     "env": (*_COMMON, "format", "output", "ports"),
     "learn": (*_COMMON, "output", "force"),
     "deploy": (*_COMMON, "only", "check", "diff", "yes"),

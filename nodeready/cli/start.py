@@ -19,6 +19,7 @@ from nodeready.cli.exits import Refused
 from nodeready.cli.interrupt import hear
 from nodeready.cli.screen import Screen
 from nodeready.files import write_atomically
+from nodeready.policy import Policy
 from nodeready.session import Session
 from nodeready.settings import PolicyError
 from nodeready.spelling import closest
@@ -92,6 +93,33 @@ def subjects(words: str | None) -> tuple[str, ...]:
     return chosen
 
 
+def declared(
+    words: str, common: Common, given: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[inventory.NodeInventory, list[Host], dict[str, Policy]]:
+    """An INVENTORY, its selected hosts, and their policies by name; no node is contacted.
+
+    given: settings of the policy that the command line sets for every node
+    Every mistake of the user's ends here, as Refused.
+    """
+    data: dict[str, Any] = {}
+    if common.ssh_user:
+        data["ssh_user"] = common.ssh_user
+    if common.ssh_key:
+        data["ssh_key"] = common.ssh_key
+    try:
+        loaded = inventory.load(words, data=data)
+        hosts = list(loaded) if common.limit is None else _selected(loaded, common.limit)
+        wanted = fleet.policies(loaded, hosts)
+    except inventory.InventoryError as error:
+        raise Refused(str(error)) from None
+    except PolicyError as error:
+        raise Refused("\n".join(error.problems)) from None
+    if given:
+        changed = {policy: replace(policy, **given) for policy in {*wanted.values()}}
+        wanted = {name: changed[policy] for name, policy in wanted.items()}
+    return loaded, hosts, wanted
+
+
 def open_session(
     words: str,
     common: Common,
@@ -106,22 +134,7 @@ def open_session(
     given:    settings of the policy that the command line sets for every node
     """
     hear()
-    data: dict[str, Any] = {}
-    if common.ssh_user:
-        data["ssh_user"] = common.ssh_user
-    if common.ssh_key:
-        data["ssh_key"] = common.ssh_key
-    try:
-        loaded = inventory.load(words, data=data)
-        hosts = list(loaded) if common.limit is None else _selected(loaded, common.limit)
-        wanted = fleet.policies(loaded, hosts)
-        if given:
-            changed = {policy: replace(policy, **given) for policy in {*wanted.values()}}
-            wanted = {name: changed[policy] for name, policy in wanted.items()}
-    except inventory.InventoryError as error:
-        raise Refused(str(error)) from None
-    except PolicyError as error:
-        raise Refused("\n".join(error.problems)) from None
+    loaded, hosts, wanted = declared(words, common, given)
     config = Config()
     if common.sudo:
         config.SUDO = True
