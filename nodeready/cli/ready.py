@@ -25,7 +25,7 @@ from nodeready.proving import Proving, Wanted, out_of_time
 from nodeready.ready import Ready, slots
 from nodeready.reports import json_report, junit
 from nodeready.reports.go import show_ready
-from nodeready.reports.text import nodes
+from nodeready.reports.text import counted, nodes
 from nodeready.selection import Selection, SelectionError, select
 from nodeready.session import Session
 from nodeready.settings import USER, PolicyError
@@ -206,7 +206,11 @@ def ready(
     else:
         with _session(inventory, options, selection, budget, given) as session:
             if nodes_needed is not None and nodes_needed > len(session.nodes):
-                raise Refused(f"--nodes-needed {nodes_needed}: {len(session.nodes)} are selected")
+                have = len(session.nodes)
+                raise Refused(
+                    f"--nodes-needed {nodes_needed}: {counted(have, 'node')} "
+                    f"{'is' if have == 1 else 'are'} selected"
+                )
             wanted = Wanted.of(selection.checks, full=full_mesh)
             found = Ready(_fleet(session, screen, selection, wanted, budget), budget, nodes_needed)
             own_slots = {
