@@ -1,0 +1,126 @@
+"""Which verdict is believed: only one of this boot, by this policy, not too old, and root's."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from nodeready.local import verdict
+from nodeready.local.verdict import Verdict
+
+GOOD = Verdict(1000.0, "boot", "policy", True)
+BAD = Verdict(1000.0, "boot", "policy", False, ("gpus.present: 7",))
+NOW = {"now": 1060.0, "boot_id": "boot", "policy_digest": "policy", "max_age_s": 60}
+
+
+@pytest.mark.parametrize("found", [GOOD, BAD], ids=["go", "no-go"])
+def test_what_is_written_is_read(found):
+    assert verdict.parse(found.text().encode()) == found
+    assert verdict.fresh(found, **NOW) == found
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"now": 1060.1},
+        {"now": 999.9},
+        {"now": -1.0},
+        {"max_age_s": 0},
+        {"boot_id": "another"},
+        {"boot_id": ""},
+        {"policy_digest": "another"},
+    ],
+    ids=str,
+)
+def test_a_stale_one_is_none(more):
+    assert verdict.fresh(GOOD, **{**NOW, **more}) is None
+
+
+def test_there_may_be_none():
+    assert verdict.fresh(None, **NOW) is None
+    assert verdict.fresh(replace(GOOD, boot_id=""), **{**NOW, "boot_id": ""}) is None
+
+
+def changed(**more: object) -> bytes:
+    return json.dumps({**json.loads(BAD.text()), **more}).encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        BAD.text().encode()[:-3],
+        b"\xff\xfe{",
+        b"[" * 100_000,
+        changed(schema="nodeready.verdict/2"),
+        changed(go=1),
+        changed(go="true"),
+        changed(go=True),  # with a reason why not
+        changed(reasons=[]),  # a no-go that does not say why
+        changed(reasons="none"),
+        changed(reasons=[1]),
+        changed(time="now"),
+        changed(time=True),
+        changed(boot_id=None),
+        changed(policy_digest=7),
+        changed(more=1),
+    ],
+)
+def test_what_is_no_verdict_is_none(text):
+    assert verdict.parse(text) is None
+
+
+@pytest.mark.parametrize("moment", [float("nan"), float("inf"), float("-inf")])
+def test_a_time_that_is_no_time_is_never_fresh(moment):
+    assert verdict.fresh(replace(GOOD, time=moment), **NOW) is None
+
+
+@pytest.fixture
+def place(tmp_path):
+    folder = tmp_path / "nodeready"
+    return folder / "verdict.json"
+
+
+def _write(path, **more):
+    import time
+
+    made = replace(GOOD, time=time.time() - 1, boot_id=verdict.boot_id(), **more)
+    verdict.write(made, str(path))
+    return made
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone writes a verdict")
+def test_only_roots_own_file_is_read(place, tmp_path):
+    def read():
+        return verdict.read("policy", 60, str(place))
+
+    assert read() is None
+    made = _write(place)
+    assert read().go
+    assert read().boot_id == made.boot_id
+    os.chmod(place, 0o646)
+    assert read() is None
+    _write(place)
+    assert read() is not None, "written anew, it is root's alone again"
+    os.chown(place, 65534, -1)
+    assert read() is None
+    os.chown(place, 0, -1)
+    os.chmod(place.parent, 0o777)
+    assert read() is None, "others could put an older one in its place"
+    os.chmod(place.parent, 0o755)
+    elsewhere = tmp_path / "elsewhere"
+    os.replace(place, elsewhere)
+    place.symlink_to(elsewhere)
+    assert read() is None
+    place.unlink()
+    os.mkfifo(place)
+    assert read() is None
+    place.unlink()
+    place.mkdir()
+    assert read() is None
