@@ -9,3 +9,6 @@ for name in {{ pythons }}; do
     fi
 done
 say() { logger -t nodeready -- "$*" 2>/dev/null || :; }
+# The last line that the program said: why, when it went wrong.
+last() { printf '%s' "${said##*
+}"; }
