@@ -22,7 +22,8 @@ def user(seen: Proved, want: Policy) -> Result:
     What root can do says nothing about what a job's user can: Yama and file permissions stop
     users only.
     """
-    check, expected, found = "proof.user", "a session of the job's user", seen.user
+    check, found = "proof.user", seen.user
+    expected = "a session of " + (want.job_user or "the job's user")
     if not isinstance(found, User):
         evidence = f": {found.evidence}" if found.evidence else ""
         return unknown(check, f"{found.reason}{evidence}")
@@ -56,6 +57,7 @@ def _possible(seen: SessionLimits, want: Policy) -> dict[str, int]:
 def limits(seen: Proved, want: Policy) -> Result:
     """A new session of the job's user has the policy's limits, after PAM and after its profile.
 
+    limit_core, limit_memlock and limit_nofile of the policy, or more; soft and hard.
     The files may say so and no login may have it: a pam.d file without pam_limits, a ulimit in a
     profile. A limit that this node's kernel refuses is told by the subject limits, a core limit
     that cost a core by proof.core, and neither again here.
@@ -84,8 +86,9 @@ def limits(seen: Proved, want: Policy) -> Result:
         return ok(check, expected)
     if lowered:
         name = seen.user.name if isinstance(seen.user, User) else "the user"
-        actual = f"{', '.join(low)}: the profile lowers {', '.join(lowered)}"
-        fix = f"remove the ulimit of {', '.join(lowered)} from {name}'s profile, or /etc/profile"
+        items = ", ".join(lowered)
+        actual = f"{', '.join(low)}: the profile lowers {items}"
+        fix = f"remove the ulimit of {items} from {name}'s profile, or /etc/profile"
         return fail(check, expected, actual, "", fix)
     fix = "nodeready deploy INVENTORY --only limits"
     return fixable(check, expected, ", ".join(low), "", fix)

@@ -58,7 +58,7 @@ def _py_spy(config: Config) -> str:
 def _wrong(ended: Ended) -> str:
     """Why this is no stack of a canary; "": it is one."""
     if ended.rc != 0:
-        return complaint(ended) or f"exit status {ended.rc}"
+        return complaint(ended)
     try:
         threads = json.loads(ended.out)
         frames = [str(frame["name"]) for thread in threads for frame in thread["frames"]]

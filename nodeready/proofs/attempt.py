@@ -131,10 +131,13 @@ def attempt(
 
 
 def complaint(ended: Ended) -> str:
-    """What a tool said, on one line: the errors of py-spy and gdb have several.
+    """What a tool said, on one line, or how it ended: py-spy's and gdb's errors have several.
 
     gdb talks of uids first, and of the error last.
     """
     rows = (ended.err.strip() or ended.out.strip()).splitlines()
     chosen = [row for row in rows if _REFUSED.search(row)] or rows
-    return " ".join(" ".join(chosen)[:2000].split())
+    said = " ".join(" ".join(chosen)[:2000].split())
+    if said or ended.rc is None:
+        return said
+    return f"exit status {ended.rc}" if ended.rc >= 0 else f"ended by signal {-ended.rc}"

@@ -35,14 +35,14 @@ def _no_backtrace(ended: Ended) -> str:
     # gdb ends well whatever became of the process that it was to attach to.
     if re.search(r"^#0 ", ended.out, re.MULTILINE):
         return ""
-    return complaint(ended) or f"exit status {ended.rc}, and no backtrace"
+    return complaint(ended)
 
 
 def _no_calls(ended: Ended) -> str:
     # Interrupted, it ends by that signal, or by its number, or with 0: by its version.
     if "attached" in ended.err and "read(0," in ended.err:
         return ""
-    return complaint(ended) or f"exit status {ended.rc}, and no system call"
+    return complaint(ended)
 
 
 def _gdb(own: Own, canary: subprocess.Popen[bytes]) -> Attempt | None:

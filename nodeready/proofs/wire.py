@@ -41,7 +41,7 @@ def lines(text: str, nonce: str) -> Iterator[tuple[str, Any]]:
             continue
         try:
             yield name, json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
 
 

@@ -1,0 +1,80 @@
+"""The program of the proofs on a lab node, and what it may leave there."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+
+from nodeready import py_spy, shell
+from nodeready.checks import proof
+from nodeready.lab import Node
+from nodeready.policy import Policy
+from nodeready.proofs import proved, source
+from nodeready.proofs.attach import Attach, Control
+from nodeready.proofs.attempt import Attempt, Guards
+from nodeready.proofs.config import Config
+from nodeready.proofs.limits import Limit, SessionLimits
+from nodeready.proofs.proved import Proved
+from nodeready.proofs.session import User
+from nodeready.proofs.tracers import Tracers
+
+SPY = "/usr/local/bin/py-spy"
+TAG = "nodeready:test"
+
+#: What the lab's nodes give to a login, whatever the machine is.
+ANY_LIMITS = Policy(limit_core="0", limit_memlock="0", limit_nofile=256)
+
+GOOD = Attempt("/usr/local/bin/py-spy", good=True, limit_s=10, state="S")
+NO_GUARDS = Guards(None, None, capable=False, bounded=False)
+AS_ROOT = Guards(None, None, capable=True, bounded=False)
+LIMITS = SessionLimits(*[Limit(-1, -1)] * 2, Limit(1048576, 1048576), (), (), 1048576)
+
+#: A node on which everything is as it should be.
+WELL = Proved(
+    User("ml", 2000, True, ""),
+    limits=LIMITS,
+    attach=Attach(NO_GUARDS, "", GOOD, GOOD, GOOD),
+    control=Control(AS_ROOT, "", GOOD),
+    tracers=Tracers(NO_GUARDS, "", GOOD, GOOD),
+)
+
+
+def put_py_spy(node: Node) -> None:
+    """The real one, as a deploy puts it."""
+    node.write(SPY, py_spy.binary(Policy().py_spy_version, platform.machine()), mode=0o755)
+
+
+def configured(user="ml", limit_s=40, wanted=("limits", "attach", "tracers")) -> Config:
+    nonce = f"nodeready-{secrets.token_hex(8)}"
+    return Config(nonce, TAG, user=user, wanted=wanted, limit_s=limit_s)
+
+
+def line(config: Config) -> str:
+    """The command as it travels."""
+    return shell.command(source.script(config), config.limit_s + 2, TAG)
+
+
+def prove(node: Node, login="root", **how) -> Proved:
+    """What the program sees there, in the session of the job's user; and it leaves nothing."""
+    config = configured(**how)
+    before = processes(node)
+    done = node.run(line(config), user=login, check=False)
+    assert not done.stderr, done.stderr
+    assert processes(node) == before
+    return proved.read(done.stdout, config)
+
+
+def processes(node: Node) -> list[str]:
+    """What runs on the node, but for the logins that just end."""
+    rows = node.enter(["ps", "-eww", "-o", "pid,comm,args"]).stdout.splitlines()[1:]
+    return [row[:90] for row in rows if row.split()[1] not in ("ps", "sshd")]
+
+
+def judged(seen: Proved, want: Policy = ANY_LIMITS) -> dict[str, tuple[str, str]]:
+    """Name of the check -> its status and what it found; those that nobody asked for left out."""
+    results = {check.__name__: check(seen, want) for check in proof.CHECKS}
+    return {n: (r.status, r.actual) for n, r in results.items() if r.actual != "not proved"}
+
+
+def statuses(seen: Proved) -> dict[str, str]:
+    return {name: status for name, (status, _) in judged(seen).items()}
