@@ -30,7 +30,7 @@ class Ready:
 
     @cached_property
     def no_go(self) -> Mapping[str, tuple[str, ...]]:
-        """The others, each with its reasons: ``CHECK: what is`` or the node's error."""
+        """The others, each with its reasons: ``CHECK: what is``, ``unreachable: why``."""
         return {node.name: _reasons(node) for node in self.audit.nodes if not _ready(node)}
 
     @property
@@ -45,7 +45,9 @@ def _ready(node: NodeReport) -> bool:
 
 
 def _reasons(node: NodeReport) -> tuple[str, ...]:
-    return (node.error,) if node.error else tuple(readiness.reasons(node.results))
+    if node.error:
+        return (f"{node.status}: {node.error}",)
+    return tuple(readiness.reasons(node.results))
 
 
 def slots(node: NodeReport) -> int:
