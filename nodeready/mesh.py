@@ -196,9 +196,30 @@ class Rounds:
             return
         self._fresh = False
         for found, ports in self._findings():
-            if found.kind != PAIR:
+            # Three peers are evidence; where every port fails, each more costs most: two.
+            if found.kind != PAIR and (len(found.peers) > 2 or ports in ((), self._all(found))):
                 ways = (SOURCE, TARGET) if found.kind == BOTH else (found.kind,)
                 self._cut |= {(found.node, way, p) for way in ways for p in ports or (None,)}
+
+    def ways_back(self) -> dict[str, str]:
+        """Source -> target of a round that tells for pairs that fail whether the way back works.
+
+        Nobody is in it twice in one direction; what does not fit stays untold.
+        """
+        back: dict[str, str] = {}
+        for found, ports in self._findings():
+            source, target = found.peers[0], found.node
+            untold = found.kind == PAIR and ports and found.back is None
+            free = source not in back and target not in back.values()
+            if untold and free and self.to_ask(source, target):
+                back[source] = target
+        return back
+
+    def _all(self, found: blame.Finding) -> tuple[int, ...]:
+        """The ports that could be tried in this direction."""
+        if found.kind == TARGET:
+            return self.ports[found.node]
+        return tuple(sorted({port for peer in found.peers for port in self.ports[peer]}))
 
     def _columns(self) -> Iterator[tuple[tuple[int, ...], dict[_Edge, str], set[_Edge]]]:
         """Ports on which the same failed: they, what failed with its cause, and what passed.

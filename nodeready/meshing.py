@@ -151,17 +151,16 @@ class _Run:
         """All rounds of the pattern, as far as there is time."""
         names = list(self.seen.ports)
         offsets = (pattern.full if full else pattern.ring_and_skips)(len(names))
-        for number, pairs in enumerate(pattern.rounds(names, offsets)):
-            if self.left_s < _MORE_S:
-                return
-            self._round(number, dict(pairs))
-            self.made += 1
-            for name in self.lost:
-                self.seen.drop(name)
-            self.seen.cut()
+        for pairs in pattern.rounds(names, offsets):
+            self._round(dict(pairs))
+        self._round(self.seen.ways_back())
 
-    def _round(self, number: int, target_of: dict[str, str]) -> None:
-        limit_s = min(_ROUND_S, self.left_s - _MORE_S)
+    def _round(self, target_of: dict[str, str]) -> None:
+        """One round, when there is still time for one."""
+        if self.left_s < _MORE_S or not target_of:
+            return
+        number, limit_s = self.made, min(_ROUND_S, self.left_s - _MORE_S)
+        self.made += 1
 
         def one(source: str) -> None:
             target = target_of[source]
@@ -190,6 +189,9 @@ class _Run:
 
         here = [s for s, t in target_of.items() if s in self.talks and t in self.talks]
         self._each(one, here)
+        for name in self.lost:
+            self.seen.drop(name)
+        self.seen.cut()
 
     def farewell(self) -> None:
         """Who died in the last round is lost, too: others may have met a closed port there."""

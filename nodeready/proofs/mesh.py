@@ -14,11 +14,8 @@ import json
 import os
 import queue
 import re
-import secrets
-import selectors
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -28,6 +25,7 @@ from typing import Any
 
 from nodeready.proofs import wire
 from nodeready.proofs.config import Config
+from nodeready.proofs.listeners import Listeners, reset_on_close
 from nodeready.proofs.mesh_seen import Busy
 
 OK, REFUSED, TIMEOUT, UNREACHABLE = "ok", "refused", "timeout", "unreachable"
@@ -40,10 +38,6 @@ TOKEN_S = 3.0
 RESOLVE_S = 3.0
 #: After so many time-outs in a row, from the first port on, the others are not waited for.
 IN_A_ROW = 3
-#: A busy port is tried once more: what holds it may be a connection that is just ending.
-AGAIN_S = 0.5
-#: Connections to our listeners that are open at once, and how long each may be.
-_MOST, _OPEN_S = 64, 5.0
 
 
 @dataclass(frozen=True)
@@ -135,102 +129,6 @@ def _read(path: str) -> str:
         return ""
 
 
-def _listener(port: int) -> socket.socket:
-    """Listen as torchrun's TCPStore does: on all addresses, of both families where there are two.
-
-    SO_REUSEADDR: a TIME_WAIT of the last job is no obstacle. Raises OSError.
-    """
-    both = ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0"))
-    for family, address in both:
-        try:
-            made = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:
-            if family == socket.AF_INET:
-                raise
-            continue
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            made.bind((address, port))
-            made.listen(_MOST)
-            made.setblocking(False)
-            return made
-        except OSError as problem:
-            made.close()
-            if family == socket.AF_INET or problem.errno in (errno.EADDRINUSE, errno.EACCES):
-                raise
-    raise OSError(errno.EAFNOSUPPORT, "no TCP")
-
-
-def _reset_on_close(one: socket.socket) -> None:
-    """Its end is a reset: no TIME_WAIT is left on a port of the job's (socket(7), SO_LINGER)."""
-    with contextlib.suppress(OSError):
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-class Listeners:
-    """Our listeners. Each connection gets the token."""
-
-    def __init__(self, ports: Iterable[int]) -> None:
-        self.token = secrets.token_hex(8)
-        self.came = 0
-        self.sockets: dict[int, socket.socket] = {}
-        errors = self._listen(ports)
-        if errors:
-            time.sleep(AGAIN_S)
-            errors = self._listen(errors)
-        self.busy = tuple(Busy(port, error) for port, error in sorted(errors.items()))
-
-    def _listen(self, ports: Iterable[int]) -> dict[int, str]:
-        errors = {}
-        for port in ports:
-            try:
-                self.sockets[port] = _listener(port)
-            except OSError as problem:
-                errors[port] = problem.strerror or str(problem)
-        return errors
-
-    def serve(self) -> None:
-        """Send the token to whoever connects, until the process ends."""
-        waiting = selectors.DefaultSelector()
-        opened: dict[socket.socket, float] = {}
-
-        def close(one: socket.socket) -> None:
-            waiting.unregister(one)
-            del opened[one]
-            one.close()
-
-        def accept(listener: socket.socket) -> None:
-            one, _ = listener.accept()
-            self.came += 1
-            one.setblocking(False)
-            _reset_on_close(one)
-            opened[one] = time.monotonic() + _OPEN_S
-            waiting.register(one, selectors.EVENT_READ)
-            with contextlib.suppress(OSError):
-                one.send(self.token.encode())
-
-        listeners = set(self.sockets.values())
-        for listener in listeners:
-            waiting.register(listener, selectors.EVENT_READ)
-        while True:
-            for key, _ in waiting.select(1):
-                one = key.fileobj
-                assert isinstance(one, socket.socket)
-                if one in listeners:
-                    with contextlib.suppress(OSError):
-                        accept(one)
-                elif one in opened:
-                    # Whatever it says, it has its token.
-                    close(one)
-            now = time.monotonic()
-            late = [one for one, until in opened.items() if until < now]
-            for one in late + [*opened][: max(0, len(opened) - _MOST)]:
-                if one in opened:
-                    close(one)
-
-
 def _resolve(name: str) -> tuple[tuple[str, ...], str]:
     """The addresses of a name, in the resolver's order, or why there are none. Bounded: a name
     service that hangs is left behind in its thread."""
@@ -277,7 +175,7 @@ def _connect(address: str, port: int, token: bytes) -> Try:
             return Try(port, FOREIGN, ms, problem.strerror or str(problem))
         if heard != token:
             return Try(port, FOREIGN, ms, "")
-        _reset_on_close(one)
+        reset_on_close(one)
         return Try(port, OK, ms, "")
 
 

@@ -1,0 +1,91 @@
+"""Run the mesh over the nodes of an inventory, as a command would, and print what came of it.
+
+    mesh_driver.py INVENTORY FIRST LAST SECONDS [full]
+
+One JSON object: ``nodes`` (name -> mesh or unknown), ``results`` (name -> the checks' results),
+``connections`` (made, as the sources count them), ``came`` (as the listeners do), ``rounds``,
+``seconds``.
+"""
+
+# It comes before anything that opens a socket.
+from nodeready.transports import patch  # isort: skip
+
+import dataclasses
+import json
+import sys
+import time
+
+from nodeready import fleet, inventory, meshing
+from nodeready.checks import proof_mesh
+from nodeready.cli.interrupt import hear
+from nodeready.policy import Policy
+from nodeready.proofs.mesh_seen import Mesh
+from nodeready.proofs.proved import Proved
+from nodeready.proofs.session import User
+from nodeready.session import Session
+
+assert patch
+
+runs = []
+
+
+class Kept(meshing._Run):
+    """The run, kept to be counted; how many connections each node's listeners took."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.came = {}
+        runs.append(self)
+
+    def rounds(self, full):
+        print("rounds", file=sys.stderr, flush=True)
+        super().rounds(full)
+
+    def _hear(self, name, what, limit_s):
+        data = super()._hear(name, what, limit_s)
+        if what == "round" and data:
+            self.came[name] = data["came"]
+        return data
+
+
+meshing._Run = Kept
+
+
+def main(path, first, last, seconds, *how):
+    hear()
+    loaded = inventory.load(path)
+    hosts = list(loaded)
+    with Session(loaded, hosts, fleet.policies(loaded, hosts), subjects=("ptrace",)) as session:
+        session.gather(lambda name: None)
+        nodes = [node for node in session.nodes if node.reached]
+        began = time.monotonic()
+        ports = int(first), int(last)
+        deadline = began + float(seconds)
+        seen = meshing.run(session, nodes, ports, deadline, full="full" in how)
+        seconds = round(time.monotonic() - began, 2)
+    run = runs[0]
+    results = {}
+    for name, one in seen.items():
+        proved = Proved(User("root", 0, False, ""), mesh=one)
+        checks = (proof_mesh.ports, proof_mesh.mesh)
+        results[name] = {
+            found.check: [found.status, found.actual]
+            for found in (check(proved, Policy(port_range=ports)) for check in checks)
+        }
+    print(
+        json.dumps(
+            {
+                "nodes": {name: dataclasses.asdict(one) for name, one in seen.items()},
+                "unknown": [name for name, one in seen.items() if not isinstance(one, Mesh)],
+                "results": results,
+                "connections": run.seen.connections,
+                "came": run.came,
+                "rounds": run.made,
+                "seconds": seconds,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
