@@ -89,7 +89,7 @@ def answers(canary: subprocess.Popen[bytes]) -> bool:
         if not select.select([canary.stdout], [], [], 2)[0]:
             return False
         return os.read(canary.stdout.fileno(), 1) == b"."
-    except OSError:
+    except (OSError, ValueError):  # it is gone, or ended by us meanwhile
         return False
 
 
