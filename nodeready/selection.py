@@ -45,7 +45,8 @@ def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
         pattern = f"{word}.*" if word in subjects else word
         matched = {check for check in ids if fnmatchcase(check, pattern)}
         if not matched:
-            if word.partition(".")[0] in SUBJECTS.keys() - set(subjects):
+            named = SUBJECTS.get(word.partition(".")[0])
+            if named is not None and named.probe is None and named.name not in subjects:
                 raise SelectionError(f"{option} {word}: is proved, by nodeready ready")
             close = closest(word, [*subjects, *ids])
             meant = f"did you mean {close}?" if close else "there are " + ", ".join(subjects)

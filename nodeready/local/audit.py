@@ -34,7 +34,7 @@ def run(policy: Policy, given: Namespace) -> int:
     from nodeready.selection import SelectionError, select
 
     try:
-        chosen = select(given.only, given.skip)
+        chosen = select(given.only, given.skip, here.SEEN)
     except SelectionError as error:
         raise PolicyError([str(error)]) from None
     found = here.audit(policy, chosen, max(1, given.timeout))

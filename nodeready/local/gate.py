@@ -80,7 +80,7 @@ def record(policy: Policy, given: Namespace) -> int:
     from nodeready.local import here
     from nodeready.selection import select
 
-    audit = here.audit(policy, select())
+    audit = here.audit(policy, select(subjects=here.SEEN))
     found, problems = keep(audit, policy)
     print(told(found.go, found.reasons))
     for problem in problems:
@@ -98,7 +98,7 @@ def prolog(policy: Policy, given: Namespace) -> int:
         left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
         # What is left for Slurm when the look takes all the time that it has.
         slurm_s = min(_SLURM_S, left / 4) if policy.gate_drain else 0.0
-        found = judged(here.audit(policy, select(), left - slurm_s), policy)
+        found = judged(here.audit(policy, select(subjects=here.SEEN), left - slurm_s), policy)
     if policy.gate_drain and not found.go:
         from nodeready.local.healthcheck import tell
 

@@ -45,7 +45,7 @@ def run(policy: Policy, given: Namespace) -> int:
     from nodeready.selection import select
 
     left = max(0.5, policy.gate_budget_s - (time.monotonic() - gate.BEGAN))
-    found, problems = gate.keep(here.audit(policy, select(), left), policy)
+    found, problems = gate.keep(here.audit(policy, select(subjects=here.SEEN), left), policy)
     if policy.gate_drain:
         problem = tell(found, time.monotonic() + _SLURM_S)
         problems += [problem] if problem else []

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from nodeready.proofs.config import Config
     from nodeready.ready import Ready
 
+#: The subjects that are looked at here. That this program is installed rightly is for the control
+#: machine to judge.
+SEEN = tuple(name for name in LOOKED_AT if name != "gate")
 #: Seconds for an audit of which nobody said how long it may take.
 LIMIT_S = 60
 #: Seconds at the end of a budget for judging and reporting, at most a fourth of it.
@@ -43,8 +46,7 @@ def ready(policy: Policy, selection: Selection, budget_s: int, proofs: bool = Tr
 def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) -> Audit:
     started, began = now(), time.monotonic()
     time_s = limit_s - min(_RESERVE_S, limit_s / 4)
-    # That this program is installed rightly is for the control machine to judge.
-    subjects = [name for name in selection.subjects if name in LOOKED_AT and name != "gate"]
+    subjects = [name for name in selection.subjects if name in SEEN]
     look = Look(policy, subjects, time_s)
     with _ending(look.child):
         if proofs and "proof" in selection.subjects:

@@ -49,10 +49,9 @@ def run(policy: Policy, given: Namespace) -> int:
     from nodeready import exit_codes
     from nodeready.local import here
     from nodeready.selection import select
-    from nodeready.subjects import LOOKED_AT, SUBJECTS
 
     policy = _changed(policy, given)
-    chosen = select(subjects=LOOKED_AT if given.no_proofs else SUBJECTS)
+    chosen = select(subjects=here.SEEN if given.no_proofs else (*here.SEEN, "proof"))
     found = here.ready(policy, chosen, max(1, given.budget), proofs=not given.no_proofs)
     code = exit_codes.ready_code(found)
     if code or not given.quiet or given.output or given.format != "table":

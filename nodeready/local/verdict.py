@@ -118,7 +118,7 @@ def write(verdict: Verdict, path: str = PATH) -> None:
     from nodeready.files import write_atomically
 
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         # The file keeps its mode; with another one nobody would believe it.
         os.chmod(path, 0o644)
     write_atomically(Path(path), [verdict.text()], 0o644)
