@@ -8,6 +8,7 @@
     node.enter(["ip", "link"])             # without ssh, for breaking things
     node.write("/etc/motd", "hello\\n")
     node.reset()                           # a fresh node again
+    lab.slurm_run("sinfo")                 # where it was started with slurm=True
     lab.down()
 
 Each node has an overlay of this machine's root file system, namespaces of its own (mount, PID,
@@ -22,6 +23,7 @@ faults    what can be wrong with a node, by name
 state     /run/nodeready/lab/NAME
 network   subnets, addresses
 image     the layer that makes an overlay a fresh node; kernel: its /proc, /sys and kernel log
+slurm     what its machines have for Slurm;  slurm_control: the running one;  freezer: its cgroups
 helper    our end of the process that starts nodes
 boot      its end;  assemble: what each node does then;  syscalls
 cluster   Lab;  node: Node;  remains: ending a lab;  processes: recognising its processes

@@ -56,8 +56,9 @@ _REPEATED = {"nodename", "partitionname", "downnodes", "nodeset"}
 
 _SETTING = re.compile(r"([A-Za-z]+)=[^\n]*")
 
-# Starts the daemons, or starts Slurm's again. The limits are those of Debian's slurmd.service; the
-# group is there when this is not run by process 1.
+# Starts the daemons, or starts Slurm's again, then not as a child of process 1: hence the group.
+# A root that a fault makes read-only must have no files open, which mounts of their own hold.
+# The limits are those of Debian's slurmd.service.
 _SCRIPT = """\
 daemon={daemon}
 cd /
@@ -65,10 +66,13 @@ if [ -e {root}/freezer/cgroup.procs ]; then echo $$ >{root}/freezer/cgroup.procs
 if ! munge -n >/dev/null 2>&1; then
     install -d -o munge -g munge -m 755 /run/munge
     install -d -o munge -g munge -m 700 /var/lib/munge /var/log/munge
+    install -d -m 755 /var/lib/slurm/slurmctld /var/lib/slurm/slurmd /var/log/slurm
     chown munge:munge /etc/munge /etc/munge/munge.key
+    if [ -e {stash}/fault ]; then
+        for dir in /run /var/log /var/lib/munge /var/lib/slurm; do mount --bind $dir $dir; done
+    fi
     setpriv --reuid=munge --regid=munge --clear-groups munged
 fi
-install -d -m 755 /var/lib/slurm/slurmctld /var/lib/slurm/slurmd /var/log/slurm
 if pid=$(cat /run/$daemon.pid 2>/dev/null) && kill "$pid" 2>/dev/null; then
     i=0
     while kill -0 "$pid" 2>/dev/null; do
@@ -135,7 +139,7 @@ def files(lab: LabState, one: NodeState) -> dict[str, str | tuple[str | bytes, i
     if slurm is None:
         return {}
     daemon, port = _SLURMCTLD if one is slurm.controller else _SLURMD
-    script = _SCRIPT.format(daemon=daemon, port=port, root=freezer.ROOT)
+    script = _SCRIPT.format(daemon=daemon, port=port, root=freezer.ROOT, stash=STASH)
     return {
         CONF: conf(lab, slurm),
         "/etc/slurm/cgroup.conf": f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={freezer.ROOT}\n",

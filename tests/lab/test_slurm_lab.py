@@ -186,6 +186,21 @@ def test_a_frozen_job_dies_with_its_node(slurm_lab: Lab) -> None:
     await_state(node, "IDLE")
 
 
+def test_a_node_with_a_fault_has_slurm_too(slurm_lab: Lab) -> None:
+    node = slurm_lab.nodes[1]
+    try:
+        for fault in ("read-only", "firewall"):
+            node.reset(fault=fault)
+            assert node.enter(["pgrep", "slurmd"]).stdout
+        node.reset(fault="read-only")
+        await_state(node, "IDLE")
+        tried = node.run(f"srun -w {node.name} touch /etc/x", check=False)
+        assert "Read-only file system" in tried.stderr
+    finally:
+        node.reset()
+    await_state(node, "IDLE")
+
+
 def test_slurm_refuses_a_setting(slurm_lab: Lab) -> None:
     for line, says in (("Bogus=1", "unrecognized key: Bogus"), ("Prolog=a\nB=1", "no line of")):
         with pytest.raises(LabError, match=says):
