@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+import stat
 import sys
 import threading
 import traceback
@@ -66,7 +67,12 @@ def _proofs(own: Own, config: Config, more: Mapping[str, Callable[[], Any]]) -> 
 
 
 def _end_with_parent(own: Own) -> None:
-    """End everything when whoever started us is gone: our standard input is a pipe of its."""
+    """End everything when whoever started us is gone: our standard input is a pipe of its.
+
+    Unless the user's profile put something else there: then only the time ends us.
+    """
+    if not stat.S_ISFIFO(os.fstat(0).st_mode):
+        return
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -79,6 +85,10 @@ def _end_with_parent(own: Own) -> None:
 
 def main(config: Config, *, inside: bool = False) -> None:
     """inside: this is the session that root opened for the user."""
+    # A profile may have closed one: its number would be given to a file of ours.
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(number)
     own = Own(config.tag, config.limit_s)
 
     def leave(number: int, frame: object) -> None:

@@ -92,8 +92,10 @@ def script(
     """The POSIX sh text that finds a Python on the node and runs the program with it.
 
     stdin: the program reads what comes over the connection
-    first: the path of a Python that is tried before the others
+    first: the path of a Python that is tried before the others: that of the program that starts
+           this one, and watches over it
     """
+    within = "" if first else f"timeout -k {KILL_AFTER_S} {config.limit_s + 1} "
     old = "import sys; sys.exit(sys.version_info < (3, 9))"
     return f"""
     nr_python=
@@ -104,6 +106,5 @@ def script(
         echo {quote(f"{config.nonce} {NO_PYTHON}")}
         exit 0
     fi
-    exec timeout -k {KILL_AFTER_S} {config.limit_s + 1} \\
-        "$nr_python" -I -S -c {quote(text(config, main, **how))}{" <&3" if stdin else ""}
+    exec {within}"$nr_python" -I -S -c {quote(text(config, main, **how))}{" <&3" if stdin else ""}
     """
