@@ -67,20 +67,18 @@ def run(own: Own, user: str, script: str, line: Callable[[str], None]) -> Ended:
 
 
 def _undo_sudo() -> None:
-    """Give ourselves the core limit that the login's daemon has, in place of sudo's 0."""
+    """Give ourselves the core limit that sudo found, in place of its 0."""
     if "SUDO_UID" not in os.environ:
         return
-    pid = os.getppid()
-    for _ in range(32):
-        with contextlib.suppress(OSError, ValueError, IndexError):
+    pid, passed = os.getppid(), False
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while pid > 0:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 name, _, rest = file.read().partition("(")[2].rpartition(")")
-            # The first ancestor that sudo did not start: above it, nothing was changed.
-            if name == "sudo":
-                parent = int(rest.split()[1])
-                soft, hard = resource.prlimit(parent, resource.RLIMIT_CORE)
-                resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+            # Two of them with use_pty, one the other's child, and both have it at 0 then.
+            if passed and name != "sudo":
+                limit = resource.prlimit(pid, resource.RLIMIT_CORE)
+                resource.setrlimit(resource.RLIMIT_CORE, limit)
                 return
+            passed = name == "sudo"
             pid = int(rest.split()[1])
-            continue
-        return
