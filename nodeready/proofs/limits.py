@@ -46,7 +46,7 @@ class SessionLimits:
     nr_open: int | None
 
 
-def _of(pid: int) -> tuple[Limit, ...]:
+def of(pid: int) -> tuple[Limit, ...]:
     """The limits of a process, in the order of ITEMS. Raises OSError, ValueError, KeyError.
 
     From /proc, which everybody may read: prlimit() asks for the right to trace the process.
@@ -69,7 +69,7 @@ def _before() -> tuple[Limit, ...]:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 name, _, rest = file.read().partition("(")[2].rpartition(")")
             if name == "su":
-                return _of(pid)
+                return of(pid)
             pid = int(rest.split()[1])
     except (OSError, ValueError, KeyError, IndexError):
         pass
@@ -83,7 +83,7 @@ def _ceiling() -> tuple[int, ...]:
     if int(sets["CapBnd"], 16) & _CAP_SYS_RESOURCE:
         return ()
     try:
-        return tuple(limit.hard for limit in _of(first_number("/run/sshd.pid") or 1))
+        return tuple(limit.hard for limit in of(first_number("/run/sshd.pid") or 1))
     except (OSError, ValueError, KeyError):
         return ()
 

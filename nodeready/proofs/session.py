@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nodeready.proofs import limits
 from nodeready.proofs.own import KEPT_BYTES, Ended, Own
 
 
@@ -39,8 +40,8 @@ def run(own: Own, user: str, script: str, line: Callable[[str], None]) -> Ended:
     line: gets each line of its output as it comes.
 
     Through ``su -``: sudo sets the core limit of what it runs to 0 (since 1.9.9), and setpriv
-    gives no limits at all. When we came through sudo ourselves, the limit goes back to what the
-    login had.
+    gives no limits at all. When we came through sudo ourselves, the limit goes back to what it was
+    before.
     """
     _undo_sudo()
     # su's own environment is the user's; our input is the pipe that tells it when we are gone.
@@ -67,18 +68,27 @@ def run(own: Own, user: str, script: str, line: Callable[[str], None]) -> Ended:
 
 
 def _undo_sudo() -> None:
-    """Give ourselves the core limit that sudo found, in place of its 0."""
-    if "SUDO_UID" not in os.environ:
-        return
-    pid, passed = os.getppid(), False
+    """Give ourselves the core limit of whoever called sudo, in place of sudo's 0."""
+    caller = _above_sudo() if "SUDO_UID" in os.environ else None
+    if caller is not None:
+        # Where it cannot be raised, the check of the limits tells.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            core = limits.of(caller)[0]
+            resource.setrlimit(resource.RLIMIT_CORE, (core.soft, core.hard))
+
+
+def _above_sudo() -> int | None:
+    """The first of our ancestors that sudo did not start; None: there is none.
+
+    With use_pty, sudo is two processes, and sets its own core limit to 0, too.
+    """
+    pid, below = os.getppid(), False
     with contextlib.suppress(OSError, ValueError, IndexError):
-        while pid > 0:
+        for _up in range(32):
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 name, _, rest = file.read().partition("(")[2].rpartition(")")
-            # Two of them with use_pty, one the other's child, and both have it at 0 then.
-            if passed and name != "sudo":
-                limit = resource.prlimit(pid, resource.RLIMIT_CORE)
-                resource.setrlimit(resource.RLIMIT_CORE, limit)
-                return
-            passed = name == "sudo"
+            if below and name != "sudo":
+                return pid
+            below = below or name == "sudo"
             pid = int(rest.split()[1])
+    return None

@@ -13,9 +13,11 @@ from nodeready.probes.base import Unknown
 from nodeready.proofs.limits import Limit
 from nodeready.proofs.proved import Proved
 from nodeready.proofs.session import User
+from nodeready.shell import quote
 from tests.command import written
 from tests.proofs.canaries import LIMITS, WELL, judged, prove, put_py_spy
 
+ROOT = Path(__file__).parents[2]
 PROFILE = "/home/ml/.profile"
 NONE = Limit(-1, -1)
 LOW = Limit(1024, 1048576)
@@ -167,6 +169,28 @@ def test_accounts(fresh_node, name):
     assert found["user"][0] == ("fail" if error else "ok")
     assert error in found["user"][1]
     assert found["limits"][0] == ("na" if error else "ok")
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("options", ["!use_pty", "use_pty"])
+def test_who_called_sudo_is_found(fresh_node, options):
+    """sudo takes the core limit away from what it runs: the session shall have the caller's."""
+    fresh_node.write("/etc/sudoers.d/zz-test", f"Defaults {options}\n", mode=0o440)
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from nodeready.proofs import session; "
+        "print(session._above_sudo())"
+    )
+    script = f"echo $$; sudo -n sh -c {quote(f'timeout 9 python3 -B -c {quote(code)}; :')}; :"
+    words = fresh_node.run(f"sh -c {quote(script)}", user="ml").stdout.split()
+    assert words[0] == words[1]
+
+
+@pytest.mark.lab
+def test_a_python_that_only_root_may_run(fresh_node):
+    fresh_node.enter(["sh", "-c", 'chmod o-x "$(readlink -f /usr/bin/python3)"'])
+    found = judged(prove(fresh_node, wanted=("limits", "attach")))
+    words = "no session: no Python 3.9 or newer that ml may run"
+    assert found["user"] == ("fail", words)
 
 
 @pytest.mark.lab
