@@ -49,6 +49,16 @@ from __future__ import annotations
 # The ports on which jobs meet: torchrun's default and the ten after it.
 # port_range = (29500, 29510)
 
+# True installs the node's own check: a timer that looks every gate_interval_s seconds, and what
+# Slurm's prolog and health check run (docs/gate.md). The prolog believes a verdict for
+# gate_max_age_s and takes gate_budget_s at most; gate_drain lets the health check drain its node.
+# gate = False
+# gate_interval_s = 300
+# gate_max_age_s = 900
+# gate_budget_s = 10
+# gate_textfile = "/var/lib/prometheus/node-exporter/nodeready.prom"
+# gate_drain = False
+
 # What the nodes are looked at for, beside what a deploy sets up. `nodeready learn` writes these
 # for a group, from what most of its nodes have.
 

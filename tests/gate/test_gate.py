@@ -12,6 +12,7 @@ import pytest
 from nodeready import gate as wanted
 from nodeready.actions import RemoveFile, Run, WriteFile
 from nodeready.checks import gate as checks
+from nodeready.local import here
 from nodeready.operations import gate as steps
 from nodeready.policy import Policy
 from nodeready.probes import gate as probe
@@ -209,10 +210,25 @@ def test_the_programs_are_sound_sh_and_end_in_time():
         text = most[path].decode()
         done = subprocess.run(["dash", "-n"], input=text, text=True, check=False)
         assert done.returncode == 0, path
+    assert wanted.RECORD_S >= here.LIMIT_S + 10
     # Slurm ends a health check after 60 s.
     limit = re.search(r"timeout -k 2 (\d+)", most[probe.HEALTH_CHECK].decode())
     assert limit is not None
     assert int(limit[1]) + 2 <= 60
+
+
+def test_a_node_without_the_gate_starts_no_program_for_it():
+    (section,) = probe.PROBE.sections
+    done = subprocess.run(
+        ["/bin/sh", "-c", section.script(Policy())],
+        env={"PATH": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    seen = probe.parse({"gate": Output(done.stdout, 0)}, Policy())
+    assert (seen.there, seen.digests) == ((), None)
 
 
 SLURM = "/etc/slurm/slurm.conf"
