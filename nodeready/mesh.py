@@ -10,7 +10,7 @@ import ipaddress
 import math
 import statistics
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nodeready import blame
@@ -89,6 +89,12 @@ def _address(text: str) -> str:
         return ""
 
 
+def _beside(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
+    """Those that share a node with a bad one."""
+    nodes = {name for edge in bad for name in edge}
+    return {edge for edge in edges if edge[0] in nodes or edge[1] in nodes}
+
+
 class Rounds:
     """All that the rounds showed so far.
 
@@ -126,10 +132,7 @@ class Rounds:
         for name, addresses in found.items():
             for one in addresses:
                 self.owner[one] = "" if one in self.owner else name
-        return {
-            name: tuple(one for one in addresses if self.owner[one])
-            for name, addresses in found.items()
-        }
+        return {name: tuple(filter(self.owner.get, own)) for name, own in found.items()}
 
     def to_ask(self, source: str, target: str) -> tuple[int, ...]:
         """The ports of the target that are worth a connection from here."""
@@ -222,18 +225,20 @@ class Rounds:
         return tuple(sorted({port for peer in found.peers for port in self.ports[peer]}))
 
     def _columns(self) -> Iterator[tuple[tuple[int, ...], dict[_Edge, str], set[_Edge]]]:
-        """Ports on which the same failed: they, what failed with its cause, and what passed.
-        The name comes first, as no port."""
+        """Ports on which the same failed: they, what failed with its cause, and what passed with
+        the nodes of which something failed: the others are not to blame. The name comes first,
+        as no port."""
         bad = {edge: pair.name for edge, pair in self._pairs.items() if pair.name}
         if bad:
-            yield (), bad, self._pairs.keys() - bad.keys()
+            yield (), bad, _beside(bad, self._pairs.keys() - bad.keys())
         failing: dict[int, dict[_Edge, str]] = {}
         for edge, pair in self._pairs.items():
             for port, cause in pair.failing.items():
                 failing.setdefault(port, {})[edge] = cause
         alike: dict[object, tuple[list[int], dict[_Edge, str], set[_Edge]]] = {}
         for port, bad in sorted(failing.items()):
-            good = {edge for edge, pair in self._pairs.items() if port in pair.passed}
+            passed = (edge for edge, pair in self._pairs.items() if port in pair.passed)
+            good = _beside(bad, passed)
             key = (frozenset(bad.items()), frozenset(good))
             alike.setdefault(key, ([], bad, good))[0].append(port)
         for ports, bad, good in alike.values():

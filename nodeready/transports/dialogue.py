@@ -166,15 +166,18 @@ class Dialogue:
             self._guard(self._more, left)
 
     def _next(self) -> str | None:
-        """The first whole line with the mark among what came; those in front of it are noise."""
-        while (end := self._kept.find(b"\n")) >= 0:
-            row = bytes(self._kept[:end])
-            del self._kept[: end + 1]
-            at = row.find(self._mark)
-            if at >= 0:
-                return row[at:].decode("utf-8", "replace")
-            self._noise = (self._noise + row + b"\n")[-_NOISE_BYTES:]
-        return None
+        """The first whole line with the mark among what came; what is in front of it is noise."""
+        at = self._kept.find(self._mark)
+        # The mark itself may not be there to its end: a line that has none yet stays.
+        start = at if at >= 0 else self._kept.rfind(b"\n") + 1
+        self._noise = (self._noise + self._kept[:start])[-_NOISE_BYTES:]
+        del self._kept[:start]
+        end = self._kept.find(b"\n") if at >= 0 else -1
+        if end < 0:
+            return None
+        row = bytes(self._kept[:end])
+        del self._kept[: end + 1]
+        return row.decode("utf-8", "replace")
 
     def _more(self) -> None:
         assert self._stream is not None

@@ -36,13 +36,18 @@ while True:
 
 @pytest.fixture
 def start(
-    inventory: Callable[..., Path],
+    tmp_path: Path,
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """The mesh over these nodes, running."""
     running: list[subprocess.Popen[str]] = []
 
-    def begin(nodes: Sequence[Node], *how: str) -> subprocess.Popen[str]:
-        words = [inventory(nodes), FIRST, LAST, LIMIT_S, *how]
+    def begin(
+        nodes: Sequence[Node], *how: str, own: dict[str, Any] | None = None
+    ) -> subprocess.Popen[str]:
+        hosts = [node.inventory_data() for node in nodes]
+        path = tmp_path / "inventory.py"
+        path.write_text(f"lab = {[(name, {**data, **(own or {})}) for name, data in hosts]!r}\n")
+        words = [path, FIRST, LAST, LIMIT_S, *how]
         process = subprocess.Popen(
             [sys.executable, str(DRIVER), *map(str, words)],
             stdout=subprocess.PIPE,
@@ -95,15 +100,33 @@ def nothing_left(nodes: Sequence[Node]) -> bool:
     return not any(ours(node) or listening(node) for node in nodes)
 
 
-def test_32_nodes_are_well(
-    fresh_nodes: Callable[..., list[Node]], start: Callable[..., subprocess.Popen[str]]
+@pytest.mark.parametrize(("how", "rounds"), [((), 3), (("full",), 7)])
+def test_nodes_that_are_well(
+    fresh_nodes: Callable[..., list[Node]],
+    start: Callable[..., subprocess.Popen[str]],
+    how: tuple[str, ...],
+    rounds: int,
 ) -> None:
-    nodes = fresh_nodes(32)
-    done = end(start(nodes))
+    nodes = fresh_nodes(8)
+    done = end(start(nodes, *how))
     assert not not_ok(done, "proof.mesh")
     assert not not_ok(done, "proof.ports")
-    assert (done["rounds"], done["connections"]) == (5, 32 * 5 * 11)
+    assert (done["rounds"], done["connections"]) == (rounds, 8 * rounds * 11)
     assert nothing_left(nodes)
+
+
+def test_sudo_takes_its_password_from_the_first_line_and_no_other(
+    fresh_nodes: Callable[..., list[Node]], start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Where it wants one, and where it does not."""
+    wants, free = nodes = fresh_nodes(2)
+    wants.enter(["chpasswd"], input="ml:Zu-4711\n")
+    wants.write("/etc/sudoers.d/ml", "ml ALL=(ALL:ALL) ALL\n", mode=0o440)
+    own = {"ssh_user": "ml", "_sudo": True, "_sudo_password": "Zu-4711"}
+    done = end(start(nodes, own=own))
+    assert done["unknown"] == []
+    assert not not_ok(done, "proof.mesh")
+    assert nothing_left([wants, free])
 
 
 def test_every_fault_among_32_nodes_is_named_once_and_nothing_else(
