@@ -58,3 +58,16 @@ def test_the_audit_benchmark_reports_everybody(own_lab: str, tmp_path: Path) -> 
         assert f"| {profile} " in text
     (look,) = [line for line in text.splitlines() if line.startswith("| nodeready audit ")]
     assert look.rstrip(" |").split("|")[-2].strip() == "1"
+
+
+@pytest.mark.lab
+def test_the_nodes_own_program_is_measured_on_both_kinds_of_node(
+    own_lab: str, tmp_path: Path
+) -> None:
+    document = tmp_path / "benchmarks.md"
+    benchmark("local", own_lab, document)
+    text = document.read_text()
+    for name in ("python3 -c pass (P)", "the look alone", "nodeready.pyz audit"):
+        assert sum(line.startswith(f"| {name} ") for line in text.splitlines()) == 2, name
+    for profile in ("cpu", "h100"):
+        assert f"### On a node, profile {profile}" in text
