@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nodeready.proofs.own import Ended, Heard, Own, answers, status
+from nodeready.proofs.own import Ended, Heard, Own, Status, answers, status
 
 #: Exit status of a tool that is there and cannot be started, as a shell has it.
 NO_START = 126
@@ -115,7 +116,11 @@ def attempt(
     said = "" if ended.rc is None else wrong(ended)
     refused = bool(said and _REFUSED.search(ended.err))
     answered = answers(canary)
-    after = status(canary.pid)
+    if not answered:
+        # One that was killed is gone in a moment, and not before.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            canary.wait(1)
+    after = status(canary.pid) if canary.returncode is None else Status("", 0)
     return Attempt(
         tool=argv[0],
         rc=ended.rc,
