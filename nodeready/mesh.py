@@ -6,43 +6,24 @@ clock shows are dropped.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import statistics
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from nodeready import blame
+from nodeready import blame, mesh_causes
 from nodeready.blame import BOTH, PAIR, SOURCE, TARGET, Attempt
-from nodeready.proofs.mesh import (
-    FOREIGN,
-    IN_A_ROW,
-    OK,
-    REFUSED,
-    SILENT,
-    SKIPPED,
-    TIMEOUT,
-    UNREACHABLE,
-    Listening,
-    Round,
-)
+from nodeready.proofs.mesh import OK, SKIPPED, Listening, Round
 from nodeready.proofs.mesh_seen import Blocked, Mesh
 
 #: More ports of a range than this are not tried: each is a listener and a connection per pair.
 MOST_PORTS = 32
 
-_DROPPED = "timed out: dropped"
-_CAUSES = {
-    REFUSED: "refused: rejected on the way",
-    TIMEOUT: _DROPPED,
-    FOREIGN: "another program answers",
-    SILENT: "connected, then silence: another program answers, or the node hangs",
-}
-#: All ports of a pair, when the first ones timed out and the others were not waited for.
-_ALL_DROPPED = f"{_DROPPED}; the first {IN_A_ROW} ports stand for all"
-
 _Edge = tuple[str, str]
+#: By a node and its direction.
+_Count = Counter[tuple[str, str]]
 #: What is not asked for any more: node, direction, port; None: the name already led astray.
 _Cut = tuple[str, str, int | None]
 
@@ -81,14 +62,6 @@ class _Times:
             self.worst, self.peer = ms, peer
 
 
-def _address(text: str) -> str:
-    """An address as we write it; "" for what is none."""
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        return ""
-
-
 def _beside(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
     """Those that share a node with a bad one."""
     nodes = {name for edge in bad for name in edge}
@@ -115,7 +88,7 @@ class Rounds:
             name: tuple(busy for busy in one.busy if busy.port in wanted)
             for name, one in listening.items()
         }
-        self.owner: dict[str, str] = {}
+        self._owner: dict[str, str] = {}
         self.addresses = self._addresses(listening)
         self.connections = 0
         self._pairs: dict[_Edge, _Pair] = {}
@@ -126,13 +99,13 @@ class Rounds:
     def _addresses(self, listening: Mapping[str, Listening]) -> dict[str, tuple[str, ...]]:
         """Each node's own; what several have (a container bridge) leads to none of them."""
         found = {
-            name: tuple(dict.fromkeys(filter(None, map(_address, one.addresses))))
+            name: tuple(dict.fromkeys(filter(None, map(mesh_causes.address, one.addresses))))
             for name, one in listening.items()
         }
         for name, addresses in found.items():
             for one in addresses:
-                self.owner[one] = "" if one in self.owner else name
-        return {name: tuple(filter(self.owner.get, own)) for name, own in found.items()}
+                self._owner[one] = "" if one in self._owner else name
+        return {name: tuple(filter(self._owner.get, own)) for name, own in found.items()}
 
     def to_ask(self, source: str, target: str) -> tuple[int, ...]:
         """The ports of the target that are worth a connection from here."""
@@ -157,36 +130,15 @@ class Rounds:
             if one.outcome == OK:
                 passed.append(one.port)
                 times.add(one.ms, target)
-            elif skipped and one.outcome in (TIMEOUT, SKIPPED):
-                failing[one.port] = _ALL_DROPPED
-            elif one.outcome == UNREACHABLE:
-                failing[one.port] = f"unreachable: {one.said}"
             else:
-                failing[one.port] = _CAUSES.get(one.outcome) or one.said or "failed"
+                failing[one.port] = mesh_causes.of_port(one, skipped)
         # Equal on nearly all pairs: kept once.
         ports = self.ports[target] if tuple(passed) == self.ports[target] else tuple(passed)
-        name = "" if seen.address in self.addresses[target] else self._astray(source, target, seen)
+        name = ""
+        if seen.address not in self.addresses[target]:
+            name = mesh_causes.of_name(source, seen, self._owner)
         self._pairs[source, target] = _Pair(ports, failing, name)
         self._fresh = self._fresh or bool(failing or name)
-
-    def _astray(self, source: str, target: str, seen: Round) -> str:
-        """Why the target's name led to no address of its own."""
-        addresses = [one for one in map(_address, seen.resolved) if one]
-        if not addresses:
-            return f"{target} does not resolve ({seen.error or 'no address'})"
-        first = addresses[0]
-        whose = self.owner.get(first)
-        if ipaddress.ip_address(first).is_loopback:
-            why = "which is loopback"
-        elif whose == source:
-            why = f"which is {source}'s own"
-        elif whose:
-            why = f"which is {whose}'s"
-        elif whose == "":
-            why = "which several nodes have"
-        else:
-            why = f"which is not {target}'s"
-        return f"{target} resolves to {first}, {why}"
 
     def drop(self, name: str) -> None:
         """The node is gone: what others met there says nothing of them, nor of it."""
@@ -266,20 +218,20 @@ class Rounds:
             blocked.setdefault(found.node, []).append(
                 Blocked(found.kind, ports, found.peers, found.tried, found.cause, found.back)
             )
-        to: dict[str, int] = {}
-        by: dict[str, int] = {}
+        tried, reached = _Count(), _Count()
         for (source, target), pair in self._pairs.items():
-            if not (pair.passed or pair.failing or pair.name):
-                # Nothing was left to ask for.
-                continue
-            to[source] = to.get(source, 0) + 1
-            by[target] = by.get(target, 0) + 1
+            if pair.passed or pair.failing or pair.name:
+                tried.update([(source, SOURCE), (target, TARGET)])
+            if pair.passed and not pair.failing:
+                reached.update([(source, SOURCE), (target, TARGET)])
         return {
-            name: self._mesh(name, to.get(name, 0), by.get(name, 0), tuple(blocked.get(name, ())))
+            name: self._mesh(name, tried, reached, tuple(blocked.get(name, ())))
             for name in self.ports
         }
 
-    def _mesh(self, name: str, to: int, by: int, blocked: tuple[Blocked, ...]) -> Mesh:
+    def _mesh(
+        self, name: str, tried: _Count, reached: _Count, blocked: tuple[Blocked, ...]
+    ) -> Mesh:
         times = self._times.get(name)
         median = worst = None
         if times is not None and times.all:
@@ -290,8 +242,10 @@ class Rounds:
             last=self.span[1],
             listening=self.ports[name],
             busy=self.busy[name],
-            to=to,
-            by=by,
+            to=tried[name, SOURCE],
+            by=tried[name, TARGET],
+            reached=reached[name, SOURCE],
+            reached_by=reached[name, TARGET],
             blocked=blocked,
             median_ms=median,
             worst_ms=worst,

@@ -86,7 +86,7 @@ def _told(one: Blocked) -> str:
             return f"to {one.peers[0]}: {one.cause}"
         if one.kind == "target":
             return f"on {_who(one)}: {one.cause}"
-        return f"the names of {_who(one)}: {one.cause}"
+        return f"the names of {_who(one)} lead astray: {one.cause}"
     numbers = _folded(one.ports)
     if one.kind == "pair":
         told = f"{numbers} of {one.peers[0]} not reached ({one.cause})"
@@ -127,7 +127,12 @@ def mesh(seen: Proved, want: Policy) -> Result:
         return fail(check, expected, "; ".join(texts), "", fix)
     if not found.to and not found.by:
         return unknown(check, "no connection was tried in time")
-    tried = f"{found.to} peers reached, by {found.by} reached"
+    tried = (
+        f"{found.reached} of {found.to} peers reached, reached by {found.reached_by} of {found.by}"
+    )
+    if not found.reached and not found.reached_by:
+        # Of two nodes nobody can tell whose fault it is: neither of them is well.
+        return unknown(check, f"{tried}: see what the other nodes say")
     if found.median_ms is not None and found.median_ms > _SLOW_MS:
         actual = (
             f"{tried}, but a handshake takes {found.median_ms:.0f} ms "

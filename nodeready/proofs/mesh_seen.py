@@ -44,6 +44,8 @@ class Mesh:
     busy:      those that we tried in vain
     to:        how many nodes it tried to reach
     by:        how many tried to reach it
+    reached:   how many of the former it reached, on all ports that were tried
+    reached_by: by how many of the latter it was
     blocked:   what is wrong, for which this node is to blame
     median_ms: of the handshakes of its own connections; None: none came about
     worst_ms:  the slowest of them
@@ -57,6 +59,8 @@ class Mesh:
     busy: tuple[Busy, ...]
     to: int
     by: int
+    reached: int
+    reached_by: int
     blocked: tuple[Blocked, ...]
     median_ms: float | None
     worst_ms: float | None

@@ -108,7 +108,7 @@ def everywhere(seen, *but):
 
 def test_all_is_well():
     found = everywhere(three())
-    assert found["a"] == Mesh(3, *SPAN, PORTS, (), 2, 2, (), 0.5, 0.5, "c")
+    assert found["a"] == Mesh(3, *SPAN, PORTS, (), 2, 2, 2, 2, (), 0.5, 0.5, "c")
     assert not any(one.blocked for one in found.values())
 
 
@@ -214,7 +214,7 @@ def test_the_way_back_of_a_pair_is_asked_for_when_nobody_tried():
     assert [one.back for one in seen.meshes()["a"].blocked] == [True]
 
 
-GOOD = Mesh(3, *SPAN, PORTS, (), 2, 2, (), 0.2, 0.5, "b")
+GOOD = Mesh(3, *SPAN, PORTS, (), 2, 2, 2, 2, (), 0.2, 0.5, "b")
 TARGET = Blocked("target", (29500, 29501), ("a", "c"), 2, "timed out: dropped", True)
 
 
@@ -226,11 +226,17 @@ def judged(check, seen):
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
-        (GOOD, ("ok", "2 peers reached, by 2 reached")),
+        (GOOD, ("ok", "2 of 2 peers reached, reached by 2 of 2")),
         (None, ("na", "not proved")),
         (Unknown("connection lost"), ("unknown", "connection lost")),
         (replace(GOOD, nodes=1, to=0, by=0), ("na", "one node alone")),
         (replace(GOOD, to=0, by=0), ("unknown", "no connection was tried in time")),
+        # Another node is to blame for one of them.
+        (replace(GOOD, reached=1), ("ok", "1 of 2 peers reached, reached by 2 of 2")),
+        (
+            replace(GOOD, to=1, by=1, reached=0, reached_by=0),
+            ("unknown", "0 of 1 peers reached, reached by 0 of 1: see what the other nodes say"),
+        ),
         (
             replace(GOOD, blocked=(TARGET,)),
             (
@@ -247,7 +253,7 @@ def judged(check, seen):
             replace(GOOD, median_ms=203.4, worst_ms=1210.0),
             (
                 "warn",
-                "2 peers reached, by 2 reached, but a handshake takes 203 ms "
+                "2 of 2 peers reached, reached by 2 of 2, but a handshake takes 203 ms "
                 "(median; to b 1210 ms)",
             ),
         ),
