@@ -28,7 +28,7 @@ SEEN = tuple(name for name in LOOKED_AT if name != "gate")
 #: Seconds for an audit of which nobody said how long it may take.
 LIMIT_S = 60
 #: Seconds at the end of a budget for judging and reporting, at most a fourth of it.
-_RESERVE_S = 1.5
+_RESERVE_S = 1.0
 
 
 def audit(policy: Policy, selection: Selection, limit_s: float = LIMIT_S) -> Audit:

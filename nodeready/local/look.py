@@ -16,19 +16,18 @@ class Look:
     """A look that has begun. `snapshot` is what it showed, once its child was gathered.
 
     subjects: what to look at; None: all
-    limit_s:  seconds after which nobody waits for it any more; what is slow has to be given up
-              a second before, so that the rest of the answer still arrives
+    limit_s:  seconds after which nobody waits for it any more; the script gives up what is slow
+              before that, so that the rest of the answer still arrives
     """
 
     def __init__(self, policy: Policy, subjects: Iterable[str] | None, limit_s: float) -> None:
         self._policy, self._limit_s = policy, limit_s
         self._nonce = os.urandom(6).hex()
         self._probes = snapshot.probes(subjects)
-        seconds = max(1, int(limit_s - 1))
-        text = script.make_script(
-            snapshot.sections(self._probes), policy, self._nonce, limit_s=seconds
-        )
-        self.child = Child(shell.command(text, max(1, int(limit_s)), f"nodeready:{self._nonce}"))
+        seconds = max(1, int(limit_s))
+        sections = snapshot.sections(self._probes)
+        text = script.make_script(sections, policy, self._nonce, limit_s=seconds)
+        self.child = Child(shell.command(text, seconds + 1, f"nodeready:{self._nonce}"))
 
     def snapshot(self) -> Snapshot:
         """What was seen; every subject is Unknown when nothing came in time."""

@@ -147,7 +147,7 @@ def test_a_full_disk_keeps_the_old_verdict_and_is_one_line(fresh_node, put):
 def test_a_wedged_tool_holds_no_job(fresh_nodes, put):
     (node,) = fresh_nodes(1, profile="h100")
     node.reboot(fault="nvidia-smi-hangs")
-    run = put(node, gate_budget_s=8)
+    run = put(node, gate_budget_s=14)
     began = time.monotonic()
     done = run("prolog")
     # Its own end, long before the tool's, which never comes.
@@ -157,9 +157,9 @@ def test_a_wedged_tool_holds_no_job(fresh_nodes, put):
     assert "nvidia-smi" in done.stdout
     assert done.stdout.count("\n") == 1
     # No time at all: then nothing is known, and that is no go.
-    done = put(node, gate_budget_s=1)("prolog")
+    done = put(node, gate_budget_s=3)("prolog")
     assert done.returncode == 3
-    assert "no answer within 1 s" in done.stdout or "nvidia-smi" in done.stdout
+    assert "no answer within 2 s" in done.stdout or "nvidia-smi" in done.stdout
     left = node.enter(["sh", "-c", "ps -eww -o args | grep '[n]odeready:'"], check=False)
     assert left.stdout == ""
 
