@@ -127,7 +127,8 @@ def _before(scene: Scene) -> Core:
         handler=core_pattern.shown(handler),
         handler_there=not handler or os.access(handler, os.X_OK),
         skipped=f"{expected} is there, and a crash would replace it" if there else "",
-        dumpable=os.stat(f"/proc/{scene.pid}").st_uid == os.geteuid(),
+        # Of a process that is not, these files are root's, though not their directory.
+        dumpable=os.stat(f"/proc/{scene.pid}/environ").st_uid == os.geteuid(),
         limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
         expected=expected,
         gdb=shutil.which("gdb") or "",

@@ -1,0 +1,368 @@
+"""The proofs on a real kernel: they pass after a deploy, and name what keeps them from it.
+
+Each run is between two looks at everything that is not ours: whatever the fault, nothing of that
+was touched, and nothing of ours is left.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nodeready import shell
+from nodeready.lab.vm import Vm
+from nodeready.policy import Policy
+from nodeready.proofs import proved, source
+from nodeready.proofs.config import Config
+from nodeready.results import Result
+from nodeready.snapshot import Snapshot, judge
+from tests.helpers import nodeready
+
+pytestmark = pytest.mark.vm
+
+USER = "ml"
+GIVEN = {"limit_nofile": 65536, "ssh_client_hosts": ["vm*"], "pdshrc_users": [USER]}
+WANT = Policy(limit_nofile=65536)
+SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
+#: py-spy's native unwinding is slow under emulation.
+LIMIT_S = 150
+ATTACH = ("attach", "attach_nonblocking", "attach_native", "gdb", "strace")
+
+# Files with their inode, size and time, directories by name: theirs change with what we remove.
+_LOOK = r"""
+for pid in $(cat /run/bystanders); do
+    awk '{print "bystander", $1, $3, $22}' /proc/$pid/stat
+    grep TracerPid /proc/$pid/status
+done
+find /tmp /var/tmp /var/crash /home /root /dev/shm -type d -printf 'dir %p\n' \
+    -o -printf 'file %p %i %s %T@\n' | sort
+"""
+_START = r"""
+{ setsid setpriv --reuid 2000 --regid 2000 --clear-groups sleep 3607 & } </dev/null >/dev/null 2>&1
+echo $! >/run/bystanders
+{ setsid sleep 3607 & } </dev/null >/dev/null 2>&1
+echo $! >>/run/bystanders
+sleep 0.3
+"""
+_PROCESSES = "ps -eo pid=,user=,stat=,args="
+
+
+@contextmanager
+def untouched(vm: Vm) -> Iterator[None]:
+    """Look before and after: bystanders, files, and the processes that are left."""
+    before = vm.run(_START + _LOOK).stdout
+    pids = vm.run("cat /run/bystanders").stdout.split()
+    assert before.count("bystander") == before.count("TracerPid:\t0") == 2, before
+    try:
+        yield
+        left = _left(vm, pids)
+        assert left == []
+        assert vm.run(_LOOK).stdout == before
+    finally:
+        vm.run(f"kill -9 {' '.join(pids)}", check=False)
+
+
+def _left(vm: Vm, pids: list[str]) -> list[str]:
+    """Processes of ours, and any that is stopped; the last ones may need a moment to end."""
+    for _ in range(5):
+        rows = [row.split(None, 3) for row in vm.run(_PROCESSES).stdout.splitlines()]
+        left = [
+            " ".join(row)
+            for row in rows
+            if row[0] not in pids
+            and (row[1] == USER or row[2][0] in "Tt" or "nodeready" in row[-1])
+            and "sshd:" not in row[-1]
+        ]
+        if not left:
+            break
+        time.sleep(1)
+    return left
+
+
+def prove(vm: Vm, wanted: tuple[str, ...], login: str = "root", how: str = "") -> proved.Proved:
+    """What the program sees in ml's session; how: a command that gets it as its last word."""
+    config = Config(
+        nonce=f"nodeready-{secrets.token_hex(8)}",
+        tag="nodeready:test-vm",
+        user=USER,
+        wanted=wanted,
+        limit_s=LIMIT_S,
+    )
+    line = shell.command(source.script(config), LIMIT_S + 2, config.tag)
+    if how:
+        line = how.format(line=line, quoted=shlex.quote(f"sudo -n {line}"))
+    done = vm.run(line, user=login, check=False, timeout=LIMIT_S + 30)
+    return proved.read(done.stdout, config)
+
+
+def judged(seen: proved.Proved, want: Policy = WANT) -> dict[str, Result]:
+    """The results by name, without those that nobody asked for."""
+    results = judge(Snapshot({"proof": seen}), want)
+    asked = [result for result in results if result.actual != "not proved"]
+    return {result.check.partition(".")[2]: result for result in asked}
+
+
+@pytest.fixture(scope="module")
+def where(vm: Vm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The inventory of the machine, after a deploy."""
+    path = tmp_path_factory.mktemp("inventory") / "inventory.py"
+    path.write_text(f"vm = ([('vm1', {vm.inventory_data()!r})], {GIVEN!r})\n")
+    deployed = nodeready("deploy", path, "--yes")
+    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+    return path
+
+
+def test_after_a_deploy_everything_is_proven(vm: Vm, where: Path) -> None:
+    names = ("user", "limits", *ATTACH, "core", "backtrace")
+    only = ",".join(f"proof.{name}" for name in names)
+    with untouched(vm):
+        ready = nodeready("ready", where, "--user", USER, "--only", only, "--budget", LIMIT_S)
+    assert ready.returncode == 0, ready.stdout + ready.stderr
+    with untouched(vm):
+        results = judged(prove(vm, ("limits", "attach", "tracers", "core")))
+    assert {name: result.status for name, result in results.items()} == dict.fromkeys(names, "ok")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is broken on the node and how it is mended.
+
+    runs:  the proofs that are run
+    fails: the checks that fail, each with words of its cause
+    na:    those that then do not apply; all others of ``runs`` are ok
+    """
+
+    name: str
+    broken: str
+    mended: str
+    fails: dict[str, str]
+    runs: tuple[str, ...] = ("limits", "core")
+    na: tuple[str, ...] = ("backtrace",)
+
+
+def yama(scope: int) -> Fault:
+    return Fault(
+        name=f"Yama at {scope}",
+        broken=f"echo {scope} >{SCOPE}",
+        mended=f"echo 0 >{SCOPE}",
+        fails=dict.fromkeys(ATTACH, f"ptrace_scope is {scope} (root can)"),
+        runs=("attach", "tracers", "core"),
+        na=(),
+    )
+
+
+def pattern(
+    name: str,
+    value: str,
+    words: str,
+    *,
+    broken: str = ":",
+    mended: str = ":",
+    na: tuple[str, ...] = ("backtrace",),
+) -> Fault:
+    was = shlex.quote(WANT.core_pattern)
+    return Fault(
+        name,
+        f"sysctl -qw kernel.core_pattern={shlex.quote(value)}; {broken}",
+        f"sysctl -qw kernel.core_pattern={was}; {mended}",
+        {"core": words},
+        na=na,
+    )
+
+
+def mounted(name: str, options: str, fill: str, words: str) -> Fault:
+    """Another file system as the core directory."""
+    return Fault(
+        name,
+        f"mount -t tmpfs -o {options},mode=1777 tmpfs /var/crash; {fill}",
+        "umount /var/crash",
+        {"core": words},
+    )
+
+
+def core_limit(name: str, line: str, words: str, path: str = "limits.d/zzz.conf") -> Fault:
+    file = f"/etc/{path}" if path.startswith("profile") else f"/etc/security/{path}"
+    return Fault(name, f"echo {shlex.quote(line)} >{file}", f"rm {file}", {"core": words})
+
+
+FAULTS = [
+    yama(1),
+    yama(2),
+    Fault(
+        "the core directory is unwritable",
+        "chmod 755 /var/crash",
+        "chmod 1777 /var/crash",
+        {"core": "/var/crash (mode 755) is not writable for ml"},
+    ),
+    Fault(
+        "the core directory is missing",
+        "mv /var/crash /var/away",
+        "mv /var/away /var/crash",
+        {"core": "/var/crash: No such file or directory"},
+    ),
+    core_limit("the limit is 0", "ml - core 0", "core limit of ml's session is 0 bytes"),
+    core_limit("the limit is low", "ml - core 64", "by the core limit of ml's session, 65536"),
+    core_limit(
+        "a profile sets the limit",
+        "ulimit -c 0",
+        "session is 0 bytes, as its profile sets it",
+        "profile.d/zz.sh",
+    ),
+    pattern("a pipe that keeps nothing", "|/bin/false", "/bin/false, which took it and left no"),
+    pattern(
+        "a pipe to nowhere",
+        "|/usr/share/gone %P",
+        "/usr/share/gone, which is no program that can be run",
+    ),
+    pattern("a relative pattern", "core", "in whatever directory the process works in", na=()),
+    pattern(
+        "a crash would replace another's core",
+        "/var/crash/core",
+        "/var/crash/core is there, and a crash would replace it",
+        broken="echo precious >/var/crash/core; chown ml /var/crash/core",
+        mended="rm /var/crash/core",
+    ),
+    mounted(
+        "a full disk",
+        "size=64k",
+        "cat /dev/zero >/var/crash/others 2>/dev/null; :",
+        "no space left on /var/crash",
+    ),
+    mounted(
+        "a nearly full disk",
+        "size=256k",
+        "head -c 160k /dev/zero >/var/crash/others",
+        "cut off at ",
+    ),
+    mounted("a read-only disk", "ro", ":", "/var/crash is on a read-only file system"),
+    Fault(
+        "/bin/sh is unreadable",
+        "chmod 711 /bin/dash",
+        "chmod 755 /bin/dash",
+        {"core": "/bin/sh is not readable for ml"},
+    ),
+    Fault(
+        "gdb is missing",
+        "mv /usr/bin/gdb /usr/bin/gdb.away",
+        "mv /usr/bin/gdb.away /usr/bin/gdb",
+        {"gdb": "gdb is not installed"},
+        runs=("tracers", "core"),
+    ),
+]
+CHECKS = {
+    "limits": ("limits",),
+    "attach": ATTACH[:3],
+    "tracers": ATTACH[3:],
+    "core": ("core", "backtrace"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+def test_a_fault_fails_what_it_breaks_and_nothing_else(vm: Vm, where: Path, fault: Fault) -> None:
+    vm.run(fault.broken)
+    try:
+        with untouched(vm):
+            results = judged(prove(vm, fault.runs))
+    finally:
+        vm.run(fault.mended)
+    expected = {"user": "ok"}
+    for run in fault.runs:
+        expected |= dict.fromkeys(CHECKS[run], "ok")
+    expected |= dict.fromkeys(fault.fails, "fail") | dict.fromkeys(fault.na, "na")
+    assert {name: result.status for name, result in results.items()} == expected, results
+    for name, words in fault.fails.items():
+        assert words in results[name].actual
+        assert results[name].fix
+    for name in fault.na:
+        assert ": see proof." in results[name].actual
+
+
+#: Stand-ins that do what the two programs of systemd-coredump do, as their man pages have it.
+HANDLER = r"""#!/bin/sh
+store=/var/lib/systemd/coredump
+mkdir -p $store
+file=$store/core.sh.$2.boot.$1.${5}000000
+tr '\0' ' ' </proc/$1/cmdline >$store/words.$1
+cat >$file
+"""
+COREDUMPCTL = r"""#!/bin/sh
+store=/var/lib/systemd/coredump
+for pid; do :; done
+file=$(ls $store/core.sh.*.boot.$pid.* 2>/dev/null)
+if [ -z "$file" ]; then echo 'No coredumps found.' >&2; exit 1; fi
+case "$*" in
+*info*)
+    printf '           PID: %s (sh)\n  Command Line: %s\n' $pid "$(cat $store/words.$pid)"
+    printf '       Storage: %s (present)\n' $file ;;
+*) while [ "$1" != -o ]; do shift; done
+    cat $file >"$2" ;;
+esac
+"""
+
+
+def test_a_core_in_systemds_store_is_found_by_coredumpctl(vm: Vm, where: Path) -> None:
+    program = "/usr/lib/systemd/systemd-coredump"
+    files = {program: HANDLER, "/usr/local/bin/coredumpctl": COREDUMPCTL}
+    for path, text in files.items():
+        vm.run(f"printf %s {shlex.quote(text)} >{path}; chmod 755 {path}")
+    value = shlex.quote(f"|{program} %P %u %g %s %t %c %h")
+    vm.run(f"sysctl -qw kernel.core_pattern={value}")
+    try:
+        with untouched(vm):
+            seen = prove(vm, ("core",))
+    finally:
+        vm.run(
+            f"rm -r {' '.join(files)} /var/lib/systemd/coredump;"
+            f" sysctl -qw kernel.core_pattern={shlex.quote(WANT.core_pattern)}"
+        )
+    results = judged(seen, Policy(core_handler="systemd-coredump"))
+    assert {name: r.status for name, r in results.items()} == dict.fromkeys(
+        ("user", "core", "backtrace"), "ok"
+    ), results
+    assert "core_pattern is |" in judged(seen)["core"].actual
+
+
+# With a terminal, sudo has a monitor, another process called sudo.
+@pytest.mark.parametrize("how", ["sudo -n {line}", "script -qec {quoted} /dev/null"])
+def test_sudos_core_limit_is_not_the_jobs(vm: Vm, where: Path, how: str) -> None:
+    # Where PAM sets no limits, those of sshd count, and then sudo's 0.
+    vm.run(
+        "cp -a /etc/pam.d /root/pam.d; sed -i /pam_limits/d /etc/pam.d/su /etc/pam.d/sshd;"
+        " prlimit --pid $(cat /run/sshd.pid) --core=unlimited;"
+        " echo 'ml ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/ml;"
+        " echo 'Defaults use_pty' >/etc/sudoers.d/pty"
+    )
+    try:
+        assert vm.run("ulimit -c", user=USER).stdout == "unlimited\n"
+        assert vm.run("sudo -n su - ml -c 'ulimit -c'", user=USER).stdout == "0\n"
+        with untouched(vm):
+            results = judged(prove(vm, ("core",), USER, how))
+    finally:
+        vm.run(
+            "cp -a /root/pam.d/. /etc/pam.d; rm -r /root/pam.d /etc/sudoers.d/ml"
+            " /etc/sudoers.d/pty; prlimit --pid $(cat /run/sshd.pid) --core=0:unlimited"
+        )
+    assert {name: result.status for name, result in results.items()} == dict.fromkeys(
+        ("user", "core", "backtrace"), "ok"
+    ), results
+
+
+def test_scope_3_stops_root_too_until_a_reboot(vm: Vm, where: Path) -> None:
+    vm.run(f"echo 3 >{SCOPE}")
+    try:
+        with untouched(vm):
+            results = judged(prove(vm, ("attach", "tracers", "core")))
+    finally:
+        vm.reboot()
+    bad = {name: result for name, result in results.items() if result.bad}
+    assert set(bad) == set(ATTACH)
+    for result in bad.values():
+        assert "to root too: Yama's ptrace_scope is 3" in result.actual
+        assert "reboot" in result.fix
