@@ -17,7 +17,7 @@ PROGRAM = "systemd-coredump"
 _STORE = "/var/lib/systemd/coredump"
 # The kernel does not wait for the handler, which takes a backtrace of its own first.
 _KEEP_S = 15
-_STORAGE = re.compile(r"^\s*Storage: (/\S+|journal)(?: \((.*)\))?\s*$", re.M)
+_STORAGE = re.compile(r"^\s*Storage: (/\S+|journal|none)(?: \((.*)\))?\s*$", re.M)
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def kept(own: Own, pid: int, mark: Mark, home: str) -> Kept:
         time.sleep(0.3)
     if not path:
         return Kept(_stored(pid, mark), said)
-    if said == "missing":
-        return Kept("", f"coredumpctl: the file of {path} is missing")
+    if path == "none" or said == "missing":
+        return Kept("", f"coredumpctl: Storage: {path} {said}".rstrip())
     return Kept(path, _copy(own, pid, home))
 
 

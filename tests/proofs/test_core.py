@@ -15,7 +15,7 @@ import pytest
 from nodeready.checks import proof_core
 from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
-from nodeready.proofs import core, core_file, core_pattern, wire
+from nodeready.proofs import core, core_file, core_pattern, proved, source, wire
 from nodeready.proofs.config import Config
 from nodeready.proofs.core import Core, Directory
 from nodeready.proofs.core_file import Mark
@@ -185,8 +185,8 @@ def place(**how) -> Directory:
 
 
 def judged(seen: Core | Unknown | None, want: Policy = WANT, **more):
-    proved = Proved(User("ml", 2000, True, ""), core=seen, **more)
-    return proof_core.core(proved, want), proof_core.backtrace(proved, want)
+    whole = Proved(User("ml", 2000, True, ""), core=seen, **more)
+    return proof_core.core(whole, want), proof_core.backtrace(whole, want)
 
 
 # what was seen, the words of the cause, who repairs it with what
@@ -366,3 +366,19 @@ def test_an_end_in_the_middle_leaves_nothing() -> None:
         pid = scene.pid
     assert ours(scene.mark.word) == []
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.lab
+def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node) -> None:
+    """A lab node has a /proc/sys of its own, as a container may; its crashes are the host's."""
+    fresh_node.write("/etc/security/limits.d/zz.conf", "ml - core unlimited\n")
+    fresh_node.run(f"sysctl -qw kernel.core_pattern={WANT.core_pattern}; mkdir -m 1777 /var/crash")
+    config = Config("nodeready-0badcafe", "nodeready:test", "ml", ("core",))
+    seen = proved.read(fresh_node.run(source.script(config)).stdout, config)
+    assert isinstance(seen.core, Core)
+    assert seen.core.dumped
+    result = proof_core.core(seen, WANT)
+    assert result.status == "fail"
+    assert "core_pattern" in result.actual
+    assert "host" in result.fix
+    assert fresh_node.run("ls -A /var/crash; ls -d /tmp/nodeready-*", check=False).stdout == ""
