@@ -174,7 +174,7 @@ class Policy:
         "int",
         "Seconds that the prolog and the health check may take: Slurm kills a health check after "
         "60, and a prolog holds every job of its node.",
-        low=1,
+        low=3,
         high=50,
     )
     gate_textfile: str = _setting(

@@ -12,6 +12,7 @@ import gevent
 from pyinfra.context import ctx_host
 
 from nodeready import meshing, pattern, reaching, shell, snapshot
+from nodeready.probes import debug_tools
 from nodeready.probes.base import Unknown
 from nodeready.proofs import proved, source
 from nodeready.proofs.config import SESSION, Config
@@ -93,6 +94,7 @@ class Proving:
             wanted=self.wanted.session,
             peers=self.peers.get(node.name, ()),
             limit_s=max(1, int(self.left_s) - _MARGIN_S),
+            py_spy=debug_tools.PY_SPY if node.policy.py_spy_version else "",
         )
 
     def __post_init__(self) -> None:

@@ -40,6 +40,7 @@ ALLOWED = {
         "audit", "exit_codes", "files", "known_hosts", "local", "policy", "policy_digest",
         "probes", "proofs", "readiness", "ready", "reports", "results", "sanitise",
         "selection", "settings", "shell", "snapshot", "spelling", "subjects", "waivers",
+        "nodeready",  # its version
     },
     "planning.py": {"actions", "operations", "policy", "snapshot"},
 }  # fmt: skip

@@ -49,6 +49,9 @@ from __future__ import annotations
 # The ports on which jobs meet: torchrun's default and the ten after it.
 # port_range = (29500, 29510)
 
+# As whom `nodeready ready` proves that a node is debuggable: an account like those of your jobs.
+# job_user = ""
+
 # True installs the node's own check: a timer that looks every gate_interval_s seconds, and what
 # Slurm's prolog and health check run (docs/gate.md). The prolog believes a verdict for
 # gate_max_age_s and takes gate_budget_s at most; gate_drain lets the health check drain its node.

@@ -75,7 +75,7 @@ def _named(peers: tuple[str, ...]) -> str:
 def _who(one: Blocked) -> str:
     """``all 5 peers that tried``, ``3 of 5 peers (gpu001, gpu002, gpu003)``."""
     if len(one.peers) == one.tried:
-        return f"all {one.tried} peers that were tried"
+        return f"all {one.tried} peers"
     return f"{len(one.peers)} of {one.tried} peers ({_named(one.peers)})"
 
 

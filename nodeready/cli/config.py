@@ -23,7 +23,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "audit": (*_COMMON, "format", "output", "only", "skip", "fail_on", "timeout"),
     "ready": (
         *_COMMON,
-        *("format", "output", "only", "skip", "budget", "user", "ports", "gpus"),
+        *("local", "format", "output", "only", "skip", "budget", "user", "ports", "gpus"),
         *("nodes_needed", "hostfile_out", "hostfile_format", "full_mesh"),
     ),
     "bundle": ("limit", "output"),

@@ -73,6 +73,7 @@ def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) 
 
 
 def _config(policy: Policy, limit_s: float) -> Config:
+    from nodeready.probes.debug_tools import PY_SPY
     from nodeready.proofs.config import SESSION, Config
 
     return Config(
@@ -82,6 +83,7 @@ def _config(policy: Policy, limit_s: float) -> Config:
         # There are no other nodes to reach.
         wanted=tuple(name for name in SESSION if name != "peers"),
         limit_s=max(1, int(limit_s) - 2),
+        py_spy=PY_SPY if policy.py_spy_version else "",
     )
 
 

@@ -241,7 +241,7 @@ def judged(check, seen):
             replace(GOOD, blocked=(TARGET,)),
             (
                 "fail",
-                "29500-29501 unreachable from all 2 peers that were tried (timed out: dropped); "
+                "29500-29501 unreachable from all 2 peers (timed out: dropped); "
                 "its own connections pass: inbound",
             ),
         ),
