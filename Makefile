@@ -2,7 +2,7 @@
 .PHONY: help demo test lint format docs bench lock clean
 
 help:
-	@echo 'make demo    a lab of three nodes: audit, deploy, deploy again, audit'
+	@echo 'make demo    a lab of three nodes: audit, deploy, deploy again, audit, ready'
 	@echo 'make test    all tests, with the lab and the virtual machine'
 	@echo 'make lint    formatting, lint, types, shell scripts'
 	@echo 'make format  format the code'

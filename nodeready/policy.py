@@ -149,8 +149,8 @@ class Policy:
     job_user: str = _setting(
         "",
         "user",
-        "The user as whom `nodeready ready` proves that a node is debuggable; '': whoever logs in. "
-        "What root can do says nothing about what a job's user can.",
+        "The user as whom `nodeready ready` proves that a node is debuggable; '': whoever logs "
+        "in. What root can do says nothing about what a job's user can.",
     )
     gate: bool = _setting(
         False,

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The whole tool in a minute: three real SSH nodes, their state, a deploy, a second one that has
-# nothing to do, their state again. Leaves nothing behind, also when interrupted.
+# nothing to do, their state again, and the proof that they are ready for a job. Leaves nothing
+# behind, also when interrupted.
 set -eu
 cd "$(dirname "$0")/.."
 scripts/setup.sh demo
@@ -42,4 +43,5 @@ expect 3 nodeready audit inventories/lab.py
 expect 0 nodeready deploy inventories/lab.py --yes
 expect 0 nodeready deploy inventories/lab.py --yes
 expect 0 nodeready audit inventories/lab.py
+expect 0 nodeready ready inventories/lab.py --user root
 expect 0 nodeready lab down --name demo

@@ -89,9 +89,13 @@ def record(policy: Policy, given: Namespace) -> int:
 
 
 def prolog(policy: Policy, given: Namespace) -> int:
-    """Answer from a fresh verdict, else from a look within the budget: 0 for go, 3 for no-go."""
+    """Answer from a fresh verdict, else from a look within the budget: 0 for go, 3 for no-go.
+
+    A no-go is looked at again: the node may have been repaired since, and a job's failed prolog
+    costs more than a look.
+    """
     found = verdict.read(digest([policy]), policy.gate_max_age_s)
-    if found is None:
+    if found is None or not found.go:
         from nodeready.local import here
         from nodeready.selection import select
 

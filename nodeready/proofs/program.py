@@ -33,6 +33,9 @@ _PROVE: dict[str, Callable[[Own, Config], Any]] = {
     "peers": peers.prove,
 }
 
+#: A login that takes longer hangs: with less time than this, nobody can tell.
+_LOGIN_S = 5
+
 _printing = threading.Lock()
 
 
@@ -152,7 +155,7 @@ def _as_user(own: Own, config: Config) -> None:
 
     script = source.script(inner, first=sys.executable, inside=True)
     ended = session.run(own, config.user, script, line)
-    if not begun:
+    if not begun and not (ended.rc is None and config.limit_s < _LOGIN_S):
         why = ended.first or f"exit status {ended.rc}"
         if source.NO_PYTHON in why:
             why = f"{source.NO_PYTHON} that {config.user} may run"

@@ -183,7 +183,7 @@ def test_this_machine_without_an_inventory(tool, tmp_path):
 
 def test_each_subject_is_a_fact_for_pyinfra(lab, fleet):
     """`pyinfra INVENTORY fact nodeready.facts.Gpus`: plain data of every subject."""
-    names = {name: "".join(word.capitalize() for word in name.split("_")) for name in SUBJECTS}
+    names = {name: "".join(word.capitalize() for word in name.split("_")) for name in LOOKED_AT}
     where = fleet(lab.nodes[:1])
     facts = [f"nodeready.facts.{name}" for name in names.values()]
     done = project(Path(sys.executable).with_name("pyinfra"), where, "fact", *facts)

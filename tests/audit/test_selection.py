@@ -6,12 +6,13 @@ import pytest
 
 from nodeready.results import fail, unknown
 from nodeready.selection import SelectionError, select
-from nodeready.subjects import SUBJECTS, check_ids
+from nodeready.subjects import LOOKED_AT, SUBJECTS, check_ids
 
 
 def test_nothing_said_is_everything_in_the_order_of_the_reports():
-    assert select().checks == tuple(check_ids())
-    assert select().subjects == tuple(SUBJECTS)
+    assert select(subjects=SUBJECTS).checks == tuple(check_ids())
+    assert select().checks == tuple(id for id in check_ids() if not id.startswith("proof."))
+    assert select().subjects == LOOKED_AT
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,7 @@ def test_words_select(only, skip, checks):
     [
         ("ptrace.scop", None, "--only ptrace.scop: no such check or subject; did you mean ptrace"),
         ("gpu", None, "did you mean"),
+        ("proof.attach", None, "--only proof.attach: is proved, by nodeready ready"),
         (None, "zzzz", "--skip zzzz: no such check or subject; there are ptrace, "),
         ("", None, "--only: no check named"),
         (" , ", None, "--only: no check named"),

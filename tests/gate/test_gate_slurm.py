@@ -167,7 +167,8 @@ def test_an_administrators_drain_survives_both(good):
         assert reason(good) == "disk swap"
         forget(good)
         done = good.run(f"env -i SLURMD_NODENAME={good.name} {probe.PROLOG}", check=False)
-        assert done.returncode == (1 if change is breaks else 0)
+        logged = good.run("cat /run/logged", check=False).stdout
+        assert done.returncode == (1 if change is breaks else 0), logged
         assert reason(good) == "disk swap"
 
 

@@ -155,13 +155,11 @@ def test_every_fault_among_32_nodes_is_named_once_and_nothing_else(
     assert not_ok(done, "proof.mesh") == {
         inbound.name: [
             "fail",
-            f"29505 unreachable from all 3 peers ({dropped}); "
-            "its own connections pass: inbound",
+            f"29505 unreachable from all 3 peers ({dropped}); its own connections pass: inbound",
         ],
         outbound.name: [
             "fail",
-            f"29502 not reached at all 3 peers ({dropped}); "
-            "it is reached itself: outbound",
+            f"29502 not reached at all 3 peers ({dropped}); it is reached itself: outbound",
         ],
         deaf.name: [
             "fail",

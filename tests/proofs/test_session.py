@@ -142,7 +142,7 @@ def test_who_repairs_a_limit():
 )
 def test_whatever_the_profile_does(fresh_node, profile, user, limits):
     fresh_node.write(PROFILE, f"{profile}\n")
-    found = judged(prove(fresh_node, limit_s=5 if "sleep" in profile else 40, wanted=("limits",)))
+    found = judged(prove(fresh_node, limit_s=6 if "sleep" in profile else 40, wanted=("limits",)))
     assert (found["user"][0], found["limits"][0]) == (user, limits), found
     words = {"200": "the profile lowers nofile", "exit": "no session: go away"}
     words["sleep"] = "no session: timed out; it said: going"
