@@ -29,7 +29,10 @@ ALLOWED = {
     "checks": {
         "policy", "probes", "results", "checks", "blocks", "known_hosts", "shell", "proofs",
     },
-    "proofs": {"policy", "probes", "proofs", "shell"},
+    "proofs": {"policy", "probes", "proofs", "shell", "carried"},
+    "imports.py": set(),
+    "carried.py": {"imports", "shell"},
+    "capture": {"policy", "probes", "proofs", "shell", "carried", "capture"},
     "reports": {
         "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
         "session", "transports", "audit", "plain", "subjects", "ready", "environment", "shell",
@@ -52,6 +55,9 @@ NODE_SIDE = (
     "probes",
     "checks",
     "proofs",
+    "capture",
+    "carried.py",
+    "imports.py",
     "snapshot.py",
     "subjects.py",
     "shell.py",

@@ -1,0 +1,101 @@
+"""A program of ours that travels to a node as one text, and the command that runs it there.
+
+The modules go as they are, compressed; a finder of a few lines gives them to Python's import on
+the node. No file is written there.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import zlib
+from functools import lru_cache
+from typing import Any
+
+from nodeready import imports
+from nodeready.shell import KILL_AFTER_S, join, quote
+
+# Where a Python for it may be: the interpreter of the platform is often older than 3.9.
+PYTHONS = (
+    "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9",
+    "/usr/libexec/platform-python",
+)  # fmt: skip
+#: What the command says, in place of any answer, when the node has no such Python.
+NO_PYTHON = "no Python 3.9 or newer"
+
+_BOOT = """
+import importlib, importlib.abc, importlib.util, sys
+class Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        if name in SOURCES:
+            return importlib.util.spec_from_loader(name, self, is_package=name in PACKAGES)
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        name = module.__spec__.name
+        exec(compile(SOURCES[name], name.replace(".", "/") + ".py", "exec"), module.__dict__)
+    def get_source(self, name):
+        return SOURCES[name]
+sys.meta_path.insert(0, Carried())
+sys.dont_write_bytecode = True
+from nodeready import carried
+carried.HERE = MAIN, TEXT, PACKAGES
+main = importlib.import_module(MAIN)
+CONFIG = {key: tuple(v) if isinstance(v, list) else v for key, v in CONFIG.items()}
+main.main(main.Config(**CONFIG), **HOW)
+"""
+
+#: On a node: which program this is, its compressed modules, and which of them are packages.
+HERE: tuple[str, str, frozenset[str]] = ("", "", frozenset())
+
+
+@lru_cache(maxsize=8)
+def _modules(main: str) -> tuple[str, frozenset[str]]:
+    """All modules of a program, compressed, and which of them are packages."""
+    if HERE[0] == main:
+        return HERE[1:]
+    found = imports.closure([main, "nodeready.carried"])
+    packed = base64.b85encode(zlib.compress(json.dumps(found).encode(), 9)).decode("ascii")
+    return packed, frozenset(name for name in found if imports.is_package(name))
+
+
+def text(main: str, config: Any, **how: object) -> str:
+    """The program as Python source on one line: ``MAIN.main(config, **how)``.
+
+    main:   the dotted name of a module with ``main`` and the dataclass ``Config``
+    config: such a dataclass, of plain values and tuples
+    how:    plain values
+    """
+    modules, packages = _modules(main)
+    return (
+        "import base64,json,zlib;"
+        f"MAIN={main!r};TEXT={modules!r};PACKAGES={packages!r};"
+        "SOURCES=json.loads(zlib.decompress(base64.b85decode(TEXT)));"
+        f"CONFIG={dataclasses.asdict(config)!r};HOW={how!r};"
+        f"exec({_BOOT!r})"
+    )
+
+
+def script(main: str, config: Any, *, stdin: bool = False, first: str = "", **how: object) -> str:
+    """The POSIX sh text that finds a Python on the node and runs the program with it.
+
+    config: as for `text`; its ``limit_s`` bounds the program, and a line that begins with its
+            ``nonce`` is all that is printed where there is no such Python
+    stdin:  the program reads what comes over the connection
+    first:  the path of a Python that is tried before the others: that of the program that starts
+            this one, and watches over it
+    """
+    within = "" if first else f"timeout -k {KILL_AFTER_S} {config.limit_s + 1} "
+    old = "import sys; sys.exit(sys.version_info < (3, 9))"
+    return f"""
+    nr_python=
+    for nr_name in {join([first or PYTHONS[0], *PYTHONS])}; do
+        if "$nr_name" -I -S -c {quote(old)} 2>/dev/null; then nr_python=$nr_name; break; fi
+    done
+    if [ -z "$nr_python" ]; then
+        echo {quote(f"{config.nonce} {NO_PYTHON}")}
+        exit 0
+    fi
+    exec {within}"$nr_python" -I -S -c {quote(text(main, config, **how))}{" <&3" if stdin else ""}
+    """

@@ -1,0 +1,94 @@
+"""Stacks: where every rank of a job stands, grouped. The document that the reports show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: Kinds of groups. `stack`: ranks with the same stack; the others have none to compare: ranks that
+#: WORLD_SIZE counts and nobody found; processes that ended while we looked; nodes or processes
+#: that gave no stack; processes in state D, stopped by a signal, or traced by somebody else.
+KINDS = ("missing", "dead", "stopped", "traced", "uninterruptible", "no-data", "stack")
+
+#: What the samples of a stack group say: the same stack and no CPU time; the same stack and CPU
+#: time; different stacks. None: one sample, or none, tells nothing.
+VERDICTS = ("blocked", "spinning", "progressing")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call. file: as short as the profiler gives it; line: 0 where the ranks differ."""
+
+    function: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that stand at the same place, or that have none for the same reason.
+
+    kind:    one of KINDS
+    verdict: one of VERDICTS, or None
+    ranks:   sorted; () where nobody knows them (a node without an answer, a process without RANK)
+    nodes:   the nodes that they are on, each once
+    frames:  root to leaf; () for what has no stack
+    hint:    what a stack that ends there means, and what to look at; "" for what is not known
+    why:     for a group without a stack: the reason, one line
+    fork:    index of the first frame that this group shares with no larger group: where its path
+             leaves the others'; len(frames) where it is the beginning of another's
+    processes: how many
+    native:  frames of a native unwinding of one of its ranks, root to leaf; () when not taken
+    """
+
+    kind: str
+    verdict: str | None
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    frames: tuple[Frame, ...] = ()
+    hint: str = ""
+    why: str = ""
+    fork: int = 0
+    processes: int = 0
+    native: tuple[Frame, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of the job.
+
+    group:  index into `Stacks.groups`
+    cpu_s:  CPU seconds between the first and the last sample; None: one sample
+    """
+
+    node: str
+    pid: int
+    rank: int | None
+    local_rank: int | None
+    state: str
+    wait_channel: str
+    cpu_s: float | None
+    group: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """All ranks of one job on all nodes, grouped, the most suspicious group first.
+
+    started, finished: ISO 8601, UTC, with a Z
+    world_size: what the ranks themselves say; None: nobody says, or they disagree
+    errors:     node -> why it gave no answer, one line
+    advice:     what to look at next, one line each
+    complete:   False when it was interrupted
+    """
+
+    started: str
+    finished: str
+    job: str
+    world_size: int | None
+    groups: tuple[Group, ...]
+    processes: tuple[Rank, ...]
+    errors: Mapping[str, str]
+    advice: tuple[str, ...] = ()
+    complete: bool = True
