@@ -36,6 +36,7 @@ ALLOWED = {
     "reports": {
         "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
         "session", "transports", "audit", "plain", "subjects", "ready", "environment", "shell",
+        "stacks", "stack_tree",
     },
     "environment.py": {"nccl", "nccl_hca", "policy", "probes", "rendezvous", "snapshot"},
     "rendezvous.py": {"nodesets", "probes"},

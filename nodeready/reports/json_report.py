@@ -54,7 +54,7 @@ def _node(node: NodeReport) -> dict[str, Any]:
     }
 
 
-def _listed(rows: Iterator[str]) -> Iterator[str]:
+def listed(rows: Iterator[str]) -> Iterator[str]:
     """A JSON list, a row per line."""
     yield "["
     before = "\n"
@@ -92,7 +92,7 @@ def render(audit: Audit, schema: str = SCHEMA, **more: Any) -> Iterator[str]:
     }
     yield "{\n" + "".join(f"{dump(key)}: {dump(value)},\n" for key, value in head.items())
     yield '"nodes": '
-    yield from _listed(dump(_node(node)) for node in audit.nodes)
+    yield from listed(dump(_node(node)) for node in audit.nodes)
     yield ',\n"outliers": '
-    yield from _listed(dump(plain(outlier)) for outlier in audit.outliers)
+    yield from listed(dump(plain(outlier)) for outlier in audit.outliers)
     yield f',\n"summary": {dump(audit.summary)}\n}}\n'

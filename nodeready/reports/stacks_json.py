@@ -1,0 +1,33 @@
+"""The stacks as JSON, ``nodeready.stacks/1``: docs/schema/stacks-1.json. One line per process.
+
+The text is plain ASCII; what a terminal would obey stands in it as visible escapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready.plain import plain
+from nodeready.reports.json_report import dump, listed
+from nodeready.stacks import Stacks
+
+SCHEMA = "nodeready.stacks/1"
+
+
+def render(stacks: Stacks) -> Iterator[str]:
+    """The pieces of the document: groups in the order of suspicion, frames root to leaf."""
+    head = {
+        "schema": SCHEMA,
+        "started": stacks.started,
+        "finished": stacks.finished,
+        "job": stacks.job,
+        "world_size": stacks.world_size,
+        "complete": stacks.complete,
+    }
+    yield "{\n" + "".join(f"{dump(key)}: {dump(value)},\n" for key, value in head.items())
+    yield '"groups": '
+    yield from listed(dump(plain(group)) for group in stacks.groups)
+    yield ',\n"processes": '
+    yield from listed(dump(plain(process)) for process in stacks.processes)
+    yield f',\n"errors": {dump(dict(stacks.errors))}'
+    yield f',\n"advice": {dump(list(stacks.advice))}\n}}\n'
