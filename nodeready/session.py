@@ -146,6 +146,18 @@ class Session:
             gevent.killall(jobs, block=False)
             raise
 
+    def connect(self, node: NodeRun) -> bool:
+        """Connect if needed; False and the node's error when that fails."""
+        node.error = node.kind = ""
+        if not node.host.connected:
+            answer = connect(node.host)
+            if not answer.ok:
+                node.fail(answer)
+                return False
+        if node.rights is None:
+            node.rights = become(node.host)
+        return True
+
     def look(self, node: NodeRun, subjects: Iterable[str] | None = None) -> None:
         """Connect if needed and observe the node: one round trip.
 
@@ -153,14 +165,8 @@ class Session:
         """
         subjects = self.subjects if subjects is None else subjects
         started = time.monotonic()
-        node.error = node.kind = ""
-        if not node.host.connected:
-            answer = connect(node.host)
-            if not answer.ok:
-                node.fail(answer)
-                return
-        if node.rights is None:
-            node.rights = become(node.host)
+        if not self.connect(node):
+            return
         if self.beside is not None:
             self.beside(node)
         seen, error, kind = observe(
