@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Kinds of groups. `stack`: ranks with the same stack; the others have none to compare: ranks that
 #: WORLD_SIZE counts and nobody found; processes that ended while we looked; nodes or processes
@@ -15,13 +16,19 @@ KINDS = ("missing", "dead", "stopped", "traced", "uninterruptible", "no-data", "
 VERDICTS = ("blocked", "spinning", "progressing")
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """One call. file: as short as the profiler gives it; line: 0 where the ranks differ."""
 
     function: str
     file: str
     line: int
+
+
+class Thread(NamedTuple):
+    """A thread beside the main one. frames: root to leaf."""
+
+    name: str
+    frames: tuple[Frame, ...]
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Group:
              leaves the others'; len(frames) where it is the beginning of another's
     processes: how many
     native:  frames of a native unwinding of one of its ranks, root to leaf; () when not taken
+    threads: the other threads of one of its ranks; () unless all threads were compared
     """
 
     kind: str
@@ -51,11 +59,11 @@ class Group:
     fork: int = 0
     processes: int = 0
     native: tuple[Frame, ...] = ()
+    threads: tuple[Thread, ...] = ()
 
 
-@dataclass(frozen=True)
-class Rank:
-    """One process of the job.
+class Rank(NamedTuple):
+    """One process of the job. No dataclass: there can be 131,072 of them.
 
     group:  index into `Stacks.groups`
     cpu_s:  CPU seconds between the first and the last sample; None: one sample
@@ -92,3 +100,14 @@ class Stacks:
     errors: Mapping[str, str]
     advice: tuple[str, ...] = ()
     complete: bool = True
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """``0-6,8-511``; "" for none."""
+    ordered = sorted(set(ranks))
+    # The first and the last of each run: where the next number is not one more.
+    ends = [n for n, after in zip(ordered, ordered[1:]) if after != n + 1] + ordered[-1:]
+    begins = ordered[:1] + [n for before, n in zip(ordered, ordered[1:]) if n != before + 1]
+    return ",".join(
+        f"{first}" if first == last else f"{first}-{last}" for first, last in zip(begins, ends)
+    )
