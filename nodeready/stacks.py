@@ -104,10 +104,14 @@ class Stacks:
 
 def fold_ranks(ranks: Iterable[int]) -> str:
     """``0-6,8-511``; "" for none."""
-    ordered = sorted(set(ranks))
-    # The first and the last of each run: where the next number is not one more.
-    ends = [n for n, after in zip(ordered, ordered[1:]) if after != n + 1] + ordered[-1:]
-    begins = ordered[:1] + [n for before, n in zip(ordered, ordered[1:]) if n != before + 1]
-    return ",".join(
-        f"{first}" if first == last else f"{first}-{last}" for first, last in zip(begins, ends)
-    )
+    runs: list[tuple[int, int]] = []
+    first = last = -2
+    for rank in sorted(set(ranks)):
+        if rank != last + 1:
+            if last >= 0:
+                runs.append((first, last))
+            first = rank
+        last = rank
+    if last >= 0:
+        runs.append((first, last))
+    return ",".join(f"{one}" if one == two else f"{one}-{two}" for one, two in runs)

@@ -17,7 +17,7 @@ class TraceError(ValueError):
 
 
 def read(data: Any, where: str) -> Trace:
-    """``data`` when it is a trace whose indexes hold. Raises TraceError; where: the file or node."""
+    """``data`` when it is a trace. Raises TraceError. where: its file or node."""
     raise NotImplementedError
 
 
