@@ -44,7 +44,7 @@ def inventory(
     path = environ.get("PATH", os.defpath)
     partitions: dict[str, list[str]] = {}
     if which("sinfo", path=path):
-        partitions = _partitions(_ask(["sinfo", "-a", "-h", "-N", "-o", "%N %R"], path, timeout_s))
+        partitions = _partitions(ask(["sinfo", "-a", "-h", "-N", "-o", "%N %R"], path, timeout_s))
     if text:
         chosen = job_nodes(text, path, timeout_s)
         if not partitions and environ.get("SLURM_JOB_PARTITION"):
@@ -78,7 +78,7 @@ def job_nodes(text: str, path: str, timeout_s: float) -> list[str]:
         raise InventoryError(f"SLURM_JOB_NODELIST is no list of nodes: {sanitise(text, 80)!r}")
     try:
         if which("scontrol", path=path):
-            out = _ask(["scontrol", "show", "hostnames", text], path, timeout_s)
+            out = ask(["scontrol", "show", "hostnames", text], path, timeout_s)
             return unique(host_name(name) for name in out.split())
         return expand(text)
     except NodeSetError as error:
@@ -107,7 +107,7 @@ def _no_partition(wanted: str, partitions: Mapping[str, object]) -> str:
     return sanitise(f"NODEREADY_PARTITION: no partition {wanted}; {hint}", 300)
 
 
-def _ask(command: list[str], path: str, timeout_s: float) -> str:
+def ask(command: list[str], path: str, timeout_s: float) -> str:
     """What the command prints. Raises InventoryError when it fails or takes too long."""
     shown = " ".join(command[:3])
     try:
