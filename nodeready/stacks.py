@@ -103,15 +103,20 @@ class Stacks:
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """``0-6,8-511``; "" for none."""
-    runs: list[tuple[int, int]] = []
-    first = last = -2
-    for rank in sorted(set(ranks)):
-        if rank != last + 1:
-            if last >= 0:
-                runs.append((first, last))
-            first = rank
-        last = rank
-    if last >= 0:
-        runs.append((first, last))
-    return ",".join(f"{one}" if one == two else f"{one}-{two}" for one, two in runs)
+    """``0-6,8-511``; four and more at equal distances, as pipeline stages are: ``0-504/8``."""
+    numbers = sorted(set(ranks))
+    parts: list[str] = []
+    first = 0
+    while first < len(numbers):
+        last, step = first, 1
+        if first + 1 < len(numbers):
+            step = numbers[first + 1] - numbers[first]
+        while last + 1 < len(numbers) and numbers[last + 1] - numbers[last] == step:
+            last += 1
+        if last == first or (step > 1 and last - first < 3):
+            parts.append(f"{numbers[first]}")
+            first += 1
+            continue
+        parts.append(f"{numbers[first]}-{numbers[last]}" + (f"/{step}" if step > 1 else ""))
+        first = last + 1
+    return ",".join(parts)
