@@ -269,6 +269,6 @@ def _create(name: str, profile: str, slurm: bool) -> LabState:
     key = new_key(f"{name}@nodeready-lab")
     state.write(directory / "ssh" / "id_ed25519", key.private, 0o600)
     state.write(directory / "ssh" / "id_ed25519.pub", f"{key.public}\n")
-    image.build(fs / "base", PROFILES[profile], key)
+    image.build(fs / "base", PROFILES[profile], key, slurm=slurm)
     (fs / "nodes").mkdir()
     return known

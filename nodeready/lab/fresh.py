@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 # The ordinary user of every node, for what must work without root.
 USER = "ml"
 USER_ID = 2000
@@ -39,6 +41,11 @@ HIDDEN = (
     "/usr/local/bin/py-spy",
     "/var/crash",
     "/var/lib/systemd/coredump",
+)
+
+# Slurm's services, which a node that is not Slurm's has not.
+SLURM = tuple(
+    os.path.realpath(f"/lib/systemd/system/slurm{which}.service") for which in ("d", "ctld", "dbd")
 )
 
 # Below these, whatever bears our name.

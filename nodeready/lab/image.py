@@ -25,6 +25,7 @@ from nodeready.lab.fresh import (
     HIDDEN,
     OURS,
     SFTP_SERVERS,
+    SLURM,
     SSH_CONFIG,
     SSHD_CONFIG,
     SYSCTL_CONF,
@@ -37,14 +38,17 @@ from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.profiles import Profile
 
 
-def build(base: Path, profile: Profile, key: Key) -> None:
-    """Write the layer to `base`, which must not exist. Raises OSError."""
+def build(base: Path, profile: Profile, key: Key, *, slurm: bool = False) -> None:
+    """Write the layer to `base`, which must not exist. Raises OSError.
+
+    slurm: the nodes are Slurm's; else no service of it is on them, whatever is installed here
+    """
     image = Image(base)
     for path, mode in FRESH.items():
         image.directory(path, mode, opaque=True)
     for path in filter(os.path.isdir, EMPTY):
         image.directory(path, opaque=True)
-    for path in (*HIDDEN, *_ours()):
+    for path in (*HIDDEN, *_ours(), *(() if slurm else SLURM)):
         if os.path.lexists(path):
             image.hide(path)
     _devices(image)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeready import imports
 from nodeready.checks import proof
 from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
@@ -17,7 +18,6 @@ from nodeready.shell import quote
 from tests.command import written
 from tests.proofs.canaries import LIMITS, WELL, judged, prove, put_py_spy
 
-ROOT = Path(__file__).parents[2]
 PROFILE = "/home/ml/.profile"
 NONE = Limit(-1, -1)
 LOW = Limit(1024, 1048576)
@@ -176,8 +176,11 @@ def test_accounts(fresh_node, name):
 def test_who_called_sudo_is_found(fresh_node, options):
     """sudo takes the core limit away from what it runs: the session shall have the caller's."""
     fresh_node.write("/etc/sudoers.d/zz-test", f"Defaults {options}\n", mode=0o440)
+    for name, source in imports.closure(["nodeready.proofs.session"]).items():
+        file = "/__init__.py" if imports.is_package(name) else ".py"
+        fresh_node.write(f"/opt/test/{name.replace('.', '/')}{file}", source)
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from nodeready.proofs import session; "
+        "import sys; sys.path.insert(0, '/opt/test'); from nodeready.proofs import session; "
         "print(session._above_sudo())"
     )
     script = f"echo $$; sudo -n sh -c {quote(f'timeout 9 python3 -B -c {quote(code)}; :')}; :"
