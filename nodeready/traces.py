@@ -2,28 +2,175 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+from nodeready.nodesets import MAX_NAME, natural
 
 SCHEMA = "nodeready.trace/1"
 
 #: A trace as it came from JSON: see docs/schema/trace-1.json.
 Trace = dict[str, Any]
 
+#: Bytes of one file: thousands of times what a node with eight ranks needs.
+MAX_BYTES = 256 << 20
+#: Numbers beyond these are no pid, rank, line or time of any machine (INT_MAX; 300 years).
+_MOST, _LONGEST_S = 2**31 - 1, 1e10
+
+_NONE = type(None)
+_NUMBER = (int, float)
+_HEAD = {
+    "schema": (str,), "node": (str,), "started": (str,), "interval_s": _NUMBER, "error": (str,),
+    "frames": (list,), "stacks": (list,), "processes": (list,), "instead": (list,),
+}  # fmt: skip
+_PROCESS = {
+    "pid": (int,), "rank": (int, _NONE), "local_rank": (int, _NONE), "world_size": (int, _NONE),
+    "job": (str,), "master": (str,), "user": (str,), "command": (str,), "state": (str,),
+    "wait_channel": (str,), "kernel_stack": (list,), "tracer": (int,), "threads": (int,),
+    "start_s": _NUMBER, "cpu_s": (list,), "samples": (list,), "native": (int, _NONE),
+    "note": (str,),
+}  # fmt: skip
+_SAMPLE = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
+
+#: A field may be of some types, so there are a few dozen combinations, seen again and again.
+_values = itemgetter(*_PROCESS)
+_types_seen: set[tuple[type, ...]] = set()
+
 
 class TraceError(ValueError):
     """What is no trace. One line: which, and what is wrong with it."""
 
 
+class _Wrong(Exception):
+    """What is wrong, without where."""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    text = ascii(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _fields(data: Any, wanted: dict[str, tuple[type, ...]], what: str) -> None:
+    if type(data) is not dict:
+        raise _Wrong(f"{what} is {_shown(data)}, not an object")
+    for name, types in wanted.items():
+        where = f"{what}.{name}" if what != "it" else name
+        if name not in data:
+            raise _Wrong(f"{where} is missing")
+        if type(data[name]) not in types:
+            raise _Wrong(f"{where} cannot be {_shown(data[name])}")
+
+
+def _times(values: list[Any], what: str) -> None:
+    for value in values:
+        # NaN and the infinities are outside, too.
+        if type(value) not in _NUMBER or not 0 <= value <= _LONGEST_S:
+            raise _Wrong(f"{what} cannot be {_shown(value)}")
+
+
+def _texts(values: list[Any], what: str) -> None:
+    if not set(map(type, values)) <= {str}:
+        raise _Wrong(f"{what} holds what is no text")
+
+
+def _indexes(values: list[Any], end: int, what: str) -> None:
+    if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) >= end):
+        raise _Wrong(f"{what} is an index outside of what there is")
+
+
+def _frames(trace: Trace) -> None:
+    for frame in trace["frames"]:
+        if type(frame) is not list or [type(part) for part in frame] != [str, str, int]:
+            raise _Wrong("frames holds what is no [function, file, line]")
+        if not 0 <= frame[2] <= _MOST:
+            raise _Wrong(f"a line of frames cannot be {_shown(frame[2])}")
+    end = len(trace["frames"])
+    for number, stack in enumerate(trace["stacks"]):
+        if type(stack) is not list:
+            raise _Wrong(f"stacks[{number}] is {_shown(stack)}, not a list")
+        _indexes(stack, end, f"stacks[{number}]")
+
+
+def _process(process: Any, what: str) -> None:
+    try:
+        types = tuple(map(type, _values(process)))
+    except (KeyError, TypeError, IndexError):
+        types = ()
+    if types not in _types_seen:
+        _fields(process, _PROCESS, what)
+        _types_seen.add(types)
+    for name in ("pid", "tracer", "threads"):
+        if not 0 <= process[name] <= _MOST:
+            raise _Wrong(f"{what}.{name} cannot be {_shown(process[name])}")
+    for name in ("rank", "local_rank", "world_size"):
+        if process[name] is not None and abs(process[name]) > _MOST:
+            raise _Wrong(f"{what}.{name} cannot be {_shown(process[name])}")
+    _times(process["cpu_s"], f"{what}.cpu_s")
+    _times([process["start_s"]], f"{what}.start_s")
+    _texts(process["kernel_stack"], f"{what}.kernel_stack")
+
+
+def _samples(process: Any, used: list[Any], what: str) -> None:
+    """Check the samples of one process, and collect the indexes that they use."""
+    if process["native"] is not None:
+        used.append(process["native"])
+    for sample in process["samples"]:
+        try:
+            main, threads = sample["main"], sample["threads"]
+            good = type(sample["gil"]) is str and type(sample["error"]) is str
+            names = [thread[0] for thread in threads]
+            used += [thread[1] for thread in threads]
+        except (KeyError, TypeError, IndexError):
+            good, main, names = False, None, []
+        if not good or not set(map(type, names)) <= {str}:
+            _fields(sample, _SAMPLE, f"{what}.samples[]")
+            raise _Wrong(f"{what}.samples[].threads holds what is no [name, stack]")
+        if main is not None:
+            used.append(main)
+
+
 def read(data: Any, where: str) -> Trace:
     """``data`` when it is a trace. Raises TraceError. where: its file or node."""
-    raise NotImplementedError
+    try:
+        if type(data) is not dict or not str(data.get("schema", "")).startswith("nodeready."):
+            raise _Wrong("it is no trace of nodeready")
+        if data["schema"] != SCHEMA:
+            raise _Wrong(f"its schema is {_shown(data['schema'])}; only {SCHEMA} can be read")
+        _fields(data, _HEAD, "it")
+        if not 0 < len(data["node"]) <= MAX_NAME:
+            raise _Wrong(f"node cannot be {_shown(data['node'])}")
+        _times([data["interval_s"]], "interval_s")
+        _texts(data["instead"], "instead")
+        _frames(data)
+        used: list[Any] = []
+        for number, process in enumerate(data["processes"]):
+            _process(process, f"processes[{number}]")
+            _samples(process, used, f"processes[{number}]")
+        _indexes(used, len(data["stacks"]), "a sample's stack")
+    except _Wrong as wrong:
+        raise TraceError(f"{where}: {wrong}") from None
+    trace: Trace = data
+    return trace
 
 
 def parse(text: str | bytes, where: str) -> Trace:
     """The trace that this JSON text is. Raises TraceError."""
-    raise NotImplementedError
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise TraceError(f"{where}: it is no trace of nodeready") from None
+    except ValueError:
+        blob = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+        what = "it is empty" if not blob.strip() else "it is no JSON"
+        if blob.lstrip()[:1] == b"{" and not blob.rstrip().endswith(b"}"):
+            what = "it is cut off (half-written?)"
+        raise TraceError(f"{where}: {what}") from None
+    return read(data, where)
 
 
 def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
@@ -33,4 +180,39 @@ def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
     not be in memory together; the second, node -> one line, is complete after that.
     Raises TraceError when the directory cannot be read or holds no trace.
     """
-    raise NotImplementedError
+    try:
+        found = [
+            path
+            for path in directory.iterdir()
+            if path.name.startswith("trace-") and path.name.endswith(".json")
+        ]
+    except OSError as problem:
+        raise TraceError(f"{directory}: {problem.strerror}") from None
+    if not found:
+        raise TraceError(f"{directory}: there is no trace-NODE.json: was it written by -o?")
+    errors: dict[str, str] = {}
+    return _each(sorted(found, key=lambda path: natural(path.name)), errors), errors
+
+
+def _each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
+    names: dict[str, str] = {}
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                text = file.read(MAX_BYTES + 1)
+            if len(text) > MAX_BYTES:
+                raise TraceError(f"{path.name}: it is larger than {MAX_BYTES >> 20} MiB")
+            trace = parse(text, path.name)
+            first = names.setdefault(trace["node"], path.name)
+            if first != path.name:
+                raise TraceError(f"{path.name}: it is of {_shown(trace['node'])}, as {first} is")
+        except OSError as problem:
+            errors[_node(path)] = f"{path.name}: {problem.strerror}"
+        except TraceError as problem:
+            errors[_node(path)] = str(problem)
+        else:
+            yield trace
+
+
+def _node(path: Path) -> str:
+    return path.name[len("trace-") : -len(".json")]
