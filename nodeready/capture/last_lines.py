@@ -1,0 +1,58 @@
+"""The last lines of a text file of which only the end was read. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+#: Characters of a line that are kept; a mark stands for the rest.
+MAX_LINE = 2000
+
+
+class Last(NamedTuple):
+    """lines: the oldest first; matches: of the expression, in what was read"""
+
+    lines: tuple[str, ...]
+    matches: int | None
+
+
+def rows(data: bytes, *, whole: bool) -> list[bytes] | None:
+    """The lines of the end of a file, without the blank ones; None: this is no text.
+
+    whole: this is all of the file; else the first line began before it, and is left out unless it
+    is the only one.
+
+    Of a progress bar, which begins again and again after a carriage return, the last state. A file
+    that was truncated while its writer went on begins with NUL bytes; others make it no text.
+    """
+    pieces = data.split(b"\n")
+    if not whole and len(pieces) > 1:
+        del pieces[0]
+    found = []
+    for piece in pieces:
+        states = (state for state in reversed(piece.lstrip(b"\0").split(b"\r")) if state.strip())
+        row = next(states, b"")
+        if b"\0" in row:
+            return None
+        if row:
+            found.append(row)
+    return found
+
+
+def last(found: list[bytes], count: int, like: re.Pattern[str] | None = None) -> Last:
+    """The last ``count`` of these lines, or of those in which the expression is found."""
+    if like is None:
+        return Last(tuple(_text(row) for row in found[-count:]), None)
+    texts = (row.decode("utf-8", "replace") for row in found)
+    hits = [text for text in texts if like.search(text)]
+    return Last(tuple(_cut(text) for text in hits[-count:]), len(hits))
+
+
+def _text(row: bytes) -> str:
+    # At most four bytes are one character.
+    return _cut(row[: 4 * (MAX_LINE + 1)].decode("utf-8", "replace"))
+
+
+def _cut(text: str) -> str:
+    text = text.rstrip()
+    return text if len(text) <= MAX_LINE else text[:MAX_LINE] + "..."
