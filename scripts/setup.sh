@@ -17,6 +17,10 @@ missing=
 for pair in $commands; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
+# No program of its own: for jobs that really hang.
+if [ "$what" = test ] && [ ! -e /usr/lib/python3/dist-packages/torch/__init__.py ]; then
+    missing="$missing python3-torch"
+fi
 python=${PYTHON:-python3}
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
     if [ -n "${PYTHON:-}" ]; then

@@ -1,0 +1,159 @@
+"""A real training on four nodes, eight ranks under torchrun, that hangs as it is told.
+
+It can be one job for many tests: it must go on after each fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeready.lab import Node
+from tests.command import ours, wait_for
+
+HERE = "/run/job"
+NODES, PER_NODE = 4, 2
+RANKS = range(NODES * PER_NODE)
+PORT = 29500
+
+# With `--redirects` and `--tee` because torch 1.13 under Python 3.11 has no value for "none".
+TORCHRUN = f"""
+setsid /usr/bin/python3 -m torch.distributed.run --nnodes {NODES} --nproc_per_node {PER_NODE} \
+    --max_restarts 0 --redirects 1 --tee 2 --log_dir {HERE}/logs \
+    --node_rank {{number}} --master_addr {{master}} --master_port {PORT} \
+    {HERE}/train.py </dev/null >{HERE}/log 2>&1 &
+"""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What a rank itself says: its pid, and in which phase of which step it is."""
+
+    pid: int
+    step: int
+    phase: str
+
+
+class Job:
+    """The job, and what can be done to it."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+        program = Path(__file__).with_name("train.py").read_text()
+        for node in nodes:
+            node.write(f"{HERE}/train.py", program)
+            node.enter(["mkfifo", f"{HERE}/go"])
+            node.enter(["chown", "-R", "ml", HERE])
+        for number, node in enumerate(nodes):
+            node.run(TORCHRUN.format(number=number, master=nodes[0].name), user="ml")
+        try:
+            self.goes_on()
+        except AssertionError:
+            raise AssertionError("\n".join(node.read(f"{HERE}/log") for node in nodes)) from None
+
+    def node(self, rank: int) -> Node:
+        return self.nodes[rank // PER_NODE]
+
+    def file(self, rank: int, name: str) -> Path:
+        """A file of the job's on the node of this rank."""
+        return Path(f"/proc/{self.node(rank).pid}/root{HERE}/{name}")
+
+    def stands(self) -> dict[int, Stand]:
+        """Where every rank that ever was is, by what it wrote last."""
+        stands = {}
+        for rank in RANKS:
+            with contextlib.suppress(FileNotFoundError):
+                pid, step, phase = self.file(rank, f"rank-{rank}").read_text().split()
+                stands[rank] = Stand(int(pid), int(step), phase)
+        return stands
+
+    def goes_on(self) -> None:
+        """Until every rank has made two more steps. Raises AssertionError."""
+        before = self.stands()
+        last = max((stand.step for stand in before.values()), default=0) + 2
+
+        def later() -> bool:
+            now = self.stands()
+            return len(now) == len(RANKS) and all(one.step >= last for one in now.values())
+
+        wait_for(later)
+
+    def hangs(self, phase: str, but: int | None = None) -> None:
+        """Until all ranks but this one are in this phase, and stay there."""
+
+        def still() -> bool:
+            first = self.stands()
+            time.sleep(1)
+            others = [stand for rank, stand in first.items() if rank != but]
+            return first == self.stands() and {stand.phase for stand in others} == {phase}
+
+        wait_for(still)
+
+    @contextlib.contextmanager
+    def fault(self, rank: int, kind: str) -> Iterator[None]:
+        """The rank is so, and the others wait for it; afterwards the job goes on."""
+        node, faulty = self.node(rank), self.file(rank, "faulty")
+        node.write(f"{HERE}/fault", f"{rank % PER_NODE} {kind}")
+        wait_for(faulty.exists)
+        self.hangs("reduce", but=rank)
+        yield
+        node.enter(["rm", f"{HERE}/fault", f"{HERE}/faulty"])
+        if kind != "spin":
+            self.file(rank, "go").write_text("go")
+        self.goes_on()
+
+    @contextlib.contextmanager
+    def stopped(self, rank: int) -> Iterator[None]:
+        """The rank is stopped by a signal, and the others wait for it."""
+        pid = str(self.stands()[rank].pid)
+        self.node(rank).enter(["kill", "-STOP", pid])
+        self.hangs("reduce", but=rank)
+        yield
+        self.node(rank).enter(["kill", "-CONT", pid])
+        self.goes_on()
+
+    @contextlib.contextmanager
+    def cut_off(self, node: Node) -> Iterator[None]:
+        """The node's cable is pulled."""
+        node.freeze()
+        self.hangs("reduce")
+        yield
+        node.thaw()
+        self.goes_on()
+
+    def end(self, die: int) -> None:
+        """Until the training has ended on all ranks, one of them has died after that, torchrun
+        has ended the others of its node, and the rest waits for them."""
+        self.node(die).write(f"{HERE}/fault", f"{die % PER_NODE} die")
+        self.nodes[0].write(f"{HERE}/end", "")
+        lost = [rank for rank in RANKS if self.node(rank) == self.node(die)]
+        processes = [self._process(rank) for rank in lost]
+        wait_for(lambda: not any(process.exists() for process in processes))
+        rest = [rank for rank in RANKS if rank not in lost]
+        wait_for(lambda: all(self.stands()[rank].phase == "group" for rank in rest))
+
+    def done(self) -> dict[int, tuple[int, float]]:
+        """What each rank says at the end of the training: how many steps, and their sum."""
+        words = {rank: self.file(rank, f"done-{rank}").read_text().split() for rank in RANKS}
+        return {rank: (int(steps), float(total)) for rank, (steps, total) in words.items()}
+
+    def _process(self, rank: int) -> Path:
+        return Path(f"/proc/{self.node(rank).pid}/root/proc/{self.stands()[rank].pid}")
+
+    def held(self) -> set[tuple[str, int]]:
+        """All processes on the job's nodes, by node and pid, that are stopped or traced."""
+        found = set()
+        for node in self.nodes:
+            for status in Path(f"/proc/{node.pid}/root/proc").glob("[0-9]*/status"):
+                with contextlib.suppress(OSError):
+                    values = dict(row.split(":\t", 1) for row in status.read_text().splitlines())
+                    if values["State"][0] in "Tt" or values["TracerPid"] != "0":
+                        found.add((node.name, int(values["Pid"])))
+        return found
+
+    def left(self) -> list[str]:
+        """What is left of ours on the job's nodes."""
+        return [row for node in self.nodes for row in ours(node)]
