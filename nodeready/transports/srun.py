@@ -11,8 +11,8 @@ import os
 import re
 import secrets
 import signal
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from io import BufferedIOBase
 from shutil import which
 from typing import cast
@@ -23,19 +23,15 @@ from pyinfra.api.exceptions import InventoryError
 
 from nodeready import shell, slurm
 from nodeready.nodesets import fold
-from nodeready.transports.answer import FAILED, OUTPUT, TIMEOUT, UNREACHABLE, Answer
-from nodeready.transports.channel import ANSWER_BYTES, ERROR_BYTES
+from nodeready.transports.answer import Answer
+from nodeready.transports.srun_output import StepOutput
 
 #: Seconds beyond the script's own limit: slurmd starts a step within moments, and srun gives up a
 #: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
 STARTING_S = 15
-#: srun parts a line that is longer than this, and puts a label before each part.
-_LINE_BYTES = 1024
 _PIECE = 64 << 10
 #: A job, a task of an array, a component of a heterogeneous one (squeue(1), --jobs).
 _JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
-
-Progress = Callable[[str], None]
 
 
 class SrunError(Exception):
@@ -74,171 +70,96 @@ def job(words: str, environ: dict[str, str] | None = None) -> Job:
         raise SrunError(str(error)) from None
     if running:
         raise SrunError(f"--job {words}: is an array; name one of its tasks, such as {words}_0")
-    state = f"is {found[0][1].lower()}, not running" if found else "does not run any more"
+    state = f"does not run: it is {found[0][1]}" if found else "does not run any more"
     raise SrunError(f"--job {words}: {state}")
 
 
 @dataclass
-class _Step:
-    """What one srun says, task by task.
-
-    texts: task -> its output; names: task -> its node, once it has said so
-    """
-
-    nonce: str
-    done: Progress
-    texts: dict[str, bytearray] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-    errors: bytearray = field(default_factory=bytearray)
-    too_much: set[str] = field(default_factory=set)
-    _rest: bytes = b""
-
-    def add(self, piece: bytes) -> None:
-        *rows, self._rest = (self._rest + piece).split(b"\n")
-        for row in rows:
-            self._row(row)
-
-    def _row(self, row: bytes) -> None:
-        label, found, said = row.partition(b": ")
-        task = label.strip().decode("ascii", "replace")
-        if not found or not task.isdigit():
-            return
-        words = said.decode("ascii", "replace").split(" ")
-        if words[0] == self.nonce and words[1:2] == ["at"]:
-            self.names[task] = words[2]
-        elif words == [self.nonce, "end"]:
-            self.ended.add(task)
-            if task in self.names:
-                self.done(self.names[task])
-        else:
-            text = self.texts.setdefault(task, bytearray())
-            if len(text) > ANSWER_BYTES:
-                self.too_much.add(task)
-            else:
-                text += said if len(said) == _LINE_BYTES else said + b"\n"
-
-    def answers(self, late: str) -> dict[str, Answer]:
-        """Node -> what it said. late: the error of one that has not ended."""
-        found = {}
-        for task, name in self.names.items():
-            text = self.texts.get(task, b"").decode("utf-8", "surrogateescape")
-            if task in self.too_much:
-                found[name] = Answer(False, error="too much output", kind=OUTPUT)
-            elif task in self.ended:
-                found[name] = Answer(True, text)
-            else:
-                found[name] = Answer(False, text, error=late, kind=TIMEOUT)
-        return found
-
-    @property
-    def complaints(self) -> list[str]:
-        text = self.errors.decode("utf-8", "replace")
-        rows = [re.sub(r"^(srun|slurmstepd): (error: )?", "", row) for row in text.splitlines()]
-        return [row.strip() for row in rows if row.strip()]
-
-
-#: What srun says that has no --overlap (before 20.11: steps overlap there unless they are
-#: exclusive), or no Gres to ask none of.
-_NO_OVERLAP = re.compile(r"unrecognized option .*overlap")
-_NO_GRES = re.compile(r"(?i)invalid generic resource|gres.*(invalid|unknown)")
-_LAUNCH = re.compile(r"(?:Task launch for .*|launch.*)failed on node (\S+): (.+)")
-
-
-@dataclass
 class Srun:
-    """Steps in one job. ``tell`` gets one line when an older Slurm has to be asked otherwise."""
+    """Steps in one job.
+
+    tag:  the word that marks their processes on the nodes
+    tell: gets one line when an older Slurm has to be asked in another way
+    """
 
     job: Job
     tag: str
     tell: Callable[[str], None] = lambda text: None
-    _overlap: list[str] = field(default_factory=lambda: ["--overlap"])
+    _overlap: tuple[str, ...] = ("--overlap",)
     _gres: str = "none"
-    _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     def carry(
-        self, script: str, limit_s: int, done: Progress, nodes: Sequence[str] = ()
-    ) -> dict[str, Answer]:
+        self,
+        script: str,
+        limit_s: int,
+        heard: Callable[[str, Answer], None],
+        nodes: Sequence[str] = (),
+    ) -> None:
         """Run a POSIX sh text on these nodes of the job, or on all, and wait for the answers.
 
-        limit_s: seconds that it has on a node. A node without an answer has one with an error.
-        Never raises for what Slurm or a node does.
+        limit_s: seconds that it has on a node
+        heard:   gets each node's answer, once; a node that gives none has one with an error
+        Never raises for what Slurm or a node does; an interrupt ends the step.
         """
-        waiting = list(nodes or self.job.nodes)
-        found: dict[str, Answer] = {}
-        # When one node cannot be started, srun ends the others with it: they are tried once more.
-        for _ in range(2):
-            answers, lost = self._step(script, limit_s, done, waiting)
-            found |= answers
-            again = [name for name in waiting if name not in found or found[name].kind == FAILED]
-            waiting = [name for name in again if name not in lost]
-            if not waiting or not lost:
-                break
-        return found
+        waiting = nodes or self.job.nodes
+        # When one node cannot be started, srun ends the others with it: those get a second try.
+        for last in (False, True):
+            step, whole = self._step(script, limit_s, heard, waiting)
+            waiting = [name for name in step.waiting if name not in step.unlaunched]
+            if last or not waiting or not step.unlaunched:
+                step.give_up(limit_s, whole)
+                return
+            for name in waiting:
+                del step.waiting[name]
+            step.give_up(limit_s, whole)
 
     def _step(
-        self, script: str, limit_s: int, done: Progress, nodes: Sequence[str]
-    ) -> tuple[dict[str, Answer], set[str]]:
-        """One step's answers, and the nodes on which it could not be started."""
+        self,
+        script: str,
+        limit_s: int,
+        heard: Callable[[str, Answer], None],
+        nodes: Sequence[str],
+    ) -> tuple[StepOutput, bool]:
+        """What a step said, asked for in the way that this Slurm takes."""
         while True:
-            step, whole = self._run(script, limit_s, done, nodes)
-            text = "\n".join(step.complaints)
+            step = StepOutput(f"nodeready-{secrets.token_hex(8)}", nodes, heard)
+            whole = self._run(step, self._argv(step.script(script), limit_s, nodes), limit_s)
             if step.names:
-                break
-            if self._overlap and _NO_OVERLAP.search(text):
-                self.tell("srun has no --overlap (Slurm before 20.11): a step without it is used")
-                self._overlap = []
-            elif self._gres == "none" and _NO_GRES.search(text):
+                return step, whole
+            if self._overlap and step.has_no_overlap:
+                # There, steps overlap unless the job's own is --exclusive.
+                self.tell("srun has no --overlap (Slurm before 20.11): asking without it")
+                self._overlap = ()
+            elif self._gres == "none" and step.has_no_gres:
                 self._gres = "gpu:0"
             else:
-                break
-        late = f"no answer in {limit_s} s"
-        answers = step.answers(late if not whole else _last(step.complaints))
-        lost = {name: why for name, why in _LAUNCH.findall(text) if name in nodes}
-        for name in nodes:
-            if name in lost and not (name in answers and answers[name].ok):
-                why = f"srun could not start a step there: {lost[name]}"
-                answers[name] = Answer(False, error=why, kind=UNREACHABLE)
-            elif name not in answers:
-                said = _last(step.complaints)
-                why = f"srun gave no answer in {limit_s + STARTING_S} s: {said}"
-                why = f"srun: {said}" if whole else why
-                answers[name] = Answer(False, error=why, kind=FAILED)
-        return answers, set(lost)
+                return step, whole
 
-    def _argv(self, script: str, limit_s: int, nonce: str, nodes: Sequence[str]) -> list[str]:
-        line = shell.command(
-            f'echo {nonce} at "$SLURMD_NODENAME"\n(\n{script}\n)\necho; echo {nonce} end',
-            limit_s,
-            self.tag,
-        )
+    def _argv(self, script: str, limit_s: int, nodes: Sequence[str]) -> list[str]:
         return [
             "srun", f"--jobid={self.job.number}", *self._overlap, f"--gres={self._gres}",
             f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
             f"--nodelist={fold(nodes)}", "--label", "--input=none", "--mpi=none",
-            "--kill-on-bad-exit=0", "--wait=0", "--chdir=/", "sh", "-c", line,
+            "--kill-on-bad-exit=0", "--wait=0", "--chdir=/",
+            "sh", "-c", shell.command(script, limit_s, self.tag),
         ]  # fmt: skip
 
-    def _run(
-        self, script: str, limit_s: int, done: Progress, nodes: Sequence[str]
-    ) -> tuple[_Step, bool]:
-        """What one srun said, and whether it came to its own end."""
-        step = _Step(f"nodeready-{secrets.token_hex(8)}", done)
+    def _run(self, step: StepOutput, argv: list[str], limit_s: int) -> bool:
+        """Feed the step with what srun says; whether that came to its own end."""
         process = subprocess.Popen(
-            self._argv(script, limit_s, step.nonce, nodes),
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=_environment(),
-            # A Ctrl-C is for us to hand on: srun's own answer to it is to ask for a second one.
+            # A Ctrl-C is for us to hand on: srun's own answer to it is to wait for a second one.
             start_new_session=True,
         )
-        self._running.add(process)
         out, complaints = (cast("BufferedIOBase", s) for s in (process.stdout, process.stderr))
 
         def stderr() -> None:
             while piece := complaints.read1(_PIECE):
-                step.errors += piece[: ERROR_BYTES - len(step.errors)]
+                step.complain(piece)
 
         drain = gevent.spawn(stderr)
         try:
@@ -247,36 +168,26 @@ class Srun:
                     step.add(piece)
                 drain.join()
                 process.wait()
-            return step, True
+            return True
         except gevent.Timeout:
-            return step, False
+            return False
         finally:
-            self._end(process)
+            _end(process)
             gevent.killall([drain], block=False)
             for stream in (out, complaints):
                 with contextlib.suppress(OSError):
                     stream.close()
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """End a step: at TERM, srun ends its step and nothing else of the job."""
-        self._running.discard(process)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if process.poll() is not None:
-                return
-            with contextlib.suppress(OSError):
-                process.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=shell.KILL_AFTER_S)
 
-    def end(self) -> None:
-        """End all steps of ours."""
-        for process in list(self._running):
-            self._end(process)
-
-
-def _last(complaints: Iterable[str]) -> str:
-    rows = [row for row in complaints if not row.startswith("Job step aborted")]
-    return rows[-1] if rows else "ended without a word"
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """At TERM, srun ends its step and nothing else of the job."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        with contextlib.suppress(OSError):
+            process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=shell.KILL_AFTER_S)
 
 
 def _environment() -> dict[str, str]:
