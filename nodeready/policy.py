@@ -6,23 +6,10 @@ into a Policy, or into a list of errors that name the file, the key and the like
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-Names = tuple[str, ...]
-#: A mapping of names to settings, as plain tuples so that a Policy can be compared and hashed;
-#: `rows` turns it back into dicts.
-Table = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
-
-
-def _setting(default: Any, kind: str, doc: str, **rule: Any) -> Any:
-    """A field with its kind (the key of a validator in settings.py), its rule and its meaning."""
-    return field(default=default, metadata={"kind": kind, "doc": doc, **rule})
-
-
-def rows(table: Table) -> dict[str, dict[str, Any]]:
-    """A Table as ``{name: {column: value}}``."""
-    return {name: dict(columns) for name, columns in table}
+from nodeready.setting import Names, Table
+from nodeready.setting import setting as _setting
 
 
 @dataclass(frozen=True)

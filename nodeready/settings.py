@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from typing import Any
 
-from nodeready.policy import Policy, rows
+from nodeready.policy import Policy
+from nodeready.setting import rows
 from nodeready.spelling import closest
 
 #: core(5), "Naming of core dump files", Linux 6.12. %F is for pipes only.
