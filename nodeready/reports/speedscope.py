@@ -1,10 +1,55 @@
-"""The stacks as speedscope reads them: https://www.speedscope.app/file-format-schema.json."""
+"""The stacks as speedscope shows them (https://www.speedscope.app): flame graphs of a job.
+
+The format is its own: https://www.speedscope.app/file-format-schema.json. A profile has a sample
+per stack, root to leaf, and its weight is the number of processes that stand there: what is wide
+is common, what is thin stands apart.
+"""
 
 from __future__ import annotations
 
-from nodeready.stacks import Stacks
+from typing import Any
+
+from nodeready.reports import stack_words as words
+from nodeready.reports.json_report import dump
+from nodeready.stacks import Frame, Stacks
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 def render(stacks: Stacks) -> str:
-    """The whole document."""
-    raise NotImplementedError
+    """The whole document: one profile with all groups that have a stack."""
+    indexes: dict[Frame, int] = {}
+    samples: list[list[int]] = []
+    weights: list[int] = []
+    for group in stacks.groups:
+        if group.frames:
+            path = [indexes.setdefault(frame, len(indexes)) for frame in group.frames]
+            # What the ranks are is a call on top of their stack: the format has no other place.
+            label = Frame(f"[{words.word(group)}: {words.who(group, 60)}]", "", 0)
+            samples.append([*path, indexes.setdefault(label, len(indexes))])
+            weights.append(max(group.processes, 1))
+    name = words.headline(stacks)
+    profile = {
+        "type": "sampled",
+        "name": name,
+        "unit": "none",
+        "startValue": 0,
+        "endValue": sum(weights),
+        "samples": samples,
+        "weights": weights,
+    }
+    document = {
+        "$schema": SCHEMA,
+        "exporter": "nodeready",
+        "name": name,
+        "activeProfileIndex": 0,
+        "shared": {"frames": [_frame(frame) for frame in indexes]},
+        "profiles": [profile],
+    }
+    return dump(document) + "\n"
+
+
+def _frame(frame: Frame) -> dict[str, Any]:
+    """A frame with what is known of it: the format has no empty file and no line 0."""
+    known = {"name": frame.function, "file": frame.file, "line": frame.line}
+    return {key: value for key, value in known.items() if key == "name" or value}

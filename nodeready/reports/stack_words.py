@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from nodeready import hints
 from nodeready.reports.text import counted
 from nodeready.stacks import Frame, Group, Rank, Stacks, fold_ranks
 
@@ -51,11 +52,11 @@ def largest(stacks: Stacks) -> Group | None:
 
 
 def process(one: Rank) -> str:
-    """``rank 3  gpu001  pid 4711  S futex_wait_queue  0.01 s CPU``."""
-    waits = f" in {one.wait_channel}" if one.wait_channel not in ("", "0") else ""
+    """``pid 4711, state S in futex_wait_queue, 0.01 s CPU``."""
+    waits = f" in {one.wait_channel[:60]}" if one.wait_channel not in ("", "0") else ""
     parts = [f"pid {one.pid}"]
     if one.state:
-        parts.append(f"state {one.state}{waits}")
+        parts.append(f"state {one.state[:20]}{waits}")
     if one.cpu_s is not None:
         parts.append(f"{one.cpu_s:.2f} s CPU")
     if one.note:
@@ -69,7 +70,7 @@ def headline(stacks: Stacks) -> str:
     lone = sum(one.rank is None for one in stacks.processes)
     where = counted(len({one.node for one in stacks.processes}), "node")
     size = stacks.world_size
-    job = f"job {stacks.job}: " if stacks.job else ""
+    job = f"job {stacks.job[:60]}: " if stacks.job else ""
     groups = stacks.groups
     if not stacks.processes:
         return f"{job}no rank was found" + (f" of {size}" if size else "")
@@ -79,6 +80,8 @@ def headline(stacks: Stacks) -> str:
         stand = "stand" if len(known) > 1 else "stands"
         return f"{job}{who_}{found} {stand} in {_place(groups[0])}, on {where}"
     found = f"{len(known)} of {size} ranks" if size else counted(len(known), "rank")
+    if size == len(known):
+        found = f"all {size} ranks"
     if not known and lone:
         found = counted(lone, "process", "processes") + " without a rank"
     elif lone:
@@ -87,4 +90,12 @@ def headline(stacks: Stacks) -> str:
 
 
 def _place(group: Group) -> str:
-    return "one place"
+    """What all of them are in."""
+    known = hints.find(group.frames, group.native)
+    return "one collective" if known is hints.COLLECTIVE else "one place"
+
+
+def silent(stacks: Stacks) -> Iterator[tuple[str, str]]:
+    """Nodes without an answer that no group names, each with the reason."""
+    named = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
+    return ((node, why) for node, why in stacks.errors.items() if node not in named)

@@ -6,12 +6,34 @@ The text is plain ASCII; what a terminal would obey stands in it as visible esca
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from nodeready.plain import plain
 from nodeready.reports.json_report import dump, listed
-from nodeready.stacks import Stacks
+from nodeready.stacks import Frame, Group, Stacks
 
 SCHEMA = "nodeready.stacks/1"
+
+
+def _frames(frames: tuple[Frame, ...]) -> list[dict[str, Any]]:
+    return [frame._asdict() for frame in frames]
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "kind": group.kind,
+        "verdict": group.verdict,
+        "ranks": list(group.ranks),
+        "nodes": list(group.nodes),
+        "frames": _frames(group.frames),
+        "hint": group.hint,
+        "why": group.why,
+        "fork": group.fork,
+        "processes": group.processes,
+        "native": _frames(group.native),
+        "threads": [
+            {"name": thread.name, "frames": _frames(thread.frames)} for thread in group.threads
+        ],
+    }
 
 
 def render(stacks: Stacks) -> Iterator[str]:
@@ -26,8 +48,8 @@ def render(stacks: Stacks) -> Iterator[str]:
     }
     yield "{\n" + "".join(f"{dump(key)}: {dump(value)},\n" for key, value in head.items())
     yield '"groups": '
-    yield from listed(dump(plain(group)) for group in stacks.groups)
+    yield from listed(dump(_group(group)) for group in stacks.groups)
     yield ',\n"processes": '
-    yield from listed(dump(plain(process)) for process in stacks.processes)
+    yield from listed(dump(process._asdict()) for process in stacks.processes)
     yield f',\n"errors": {dump(dict(stacks.errors))}'
     yield f',\n"advice": {dump(list(stacks.advice))}\n}}\n'

@@ -23,6 +23,17 @@ STYLES = {
     "ok": "green",
     "na": "dim",
     "waived": "dim",
+    # Groups of ranks, by their verdict or kind: see nodeready.stacks.
+    "missing": "bold red",
+    "dead": "bold red",
+    "no-data": "bold red",
+    "uninterruptible": "bold red",
+    "stopped": "red",
+    "traced": "magenta",
+    "blocked": "yellow",
+    "spinning": "yellow",
+    "progressing": "green",
+    "stack": "bold",
 }
 
 Key = TypeVar("Key", bound=Hashable)
