@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _fields(data: Any, wanted: dict[str, tuple[type, ...]], what: str) -> None:
+def _fields(data: Any, wanted: Mapping[str, tuple[type, ...]], what: str) -> None:
     if type(data) is not dict:
         raise _Wrong(f"{what} is {_shown(data)}, not an object")
     for name, types in wanted.items():
@@ -164,13 +164,20 @@ def parse(text: str | bytes, where: str) -> Trace:
         data = json.loads(text)
     except RecursionError:
         raise TraceError(f"{where}: it is no trace of nodeready") from None
-    except ValueError:
-        blob = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
-        what = "it is empty" if not blob.strip() else "it is no JSON"
-        if blob.lstrip()[:1] == b"{" and not blob.rstrip().endswith(b"}"):
-            what = "it is cut off (half-written?)"
-        raise TraceError(f"{where}: {what}") from None
+    except ValueError as problem:
+        raise TraceError(f"{where}: {_unread(text, problem)}") from None
     return read(data, where)
+
+
+def _unread(text: str | bytes, problem: ValueError) -> str:
+    """Why a text is no JSON."""
+    if not text.strip():
+        return "it is empty"
+    if isinstance(problem, json.JSONDecodeError):
+        ended = problem.pos >= len(problem.doc.rstrip()) or "Unterminated" in problem.msg
+        if ended and problem.doc.lstrip().startswith("{"):
+            return "it is cut off (half-written?)"
+    return "it is no JSON"
 
 
 def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
