@@ -37,7 +37,7 @@ class _Gathered:
         self.files: dict[str, File] = {}
         self.unread: dict[str, Unread] = {}
         self.chosen: list[str] = []
-        self.told = {"matched": 0, "older": 0}
+        self.told = {"left_out": 0, "older": 0}
         self.error = ""
         self.done = False
         self.room = MAX_ANSWER
@@ -77,7 +77,7 @@ class _Gathered:
             os.uname().nodename,
             tuple(self.files.values()),
             tuple(one for one in self.unread.values() if one.path not in self.files),
-            self.told["matched"],
+            self.told["left_out"],
             self.told["older"],
             self.error,
         )

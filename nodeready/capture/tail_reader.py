@@ -84,7 +84,8 @@ class Reader:
         new = [(mtime, one) for mtime, one in found.values() if self.new(mtime)]
         new.sort(key=lambda item: (-item[0], item[1].shown))
         chosen = [one for _, one in new[: self.config.max_files]]
-        self.tell({"matched": len(new), "older": older, "chosen": [one.shown for one in chosen]})
+        left_out = len(new) - len(chosen)
+        self.tell({"left_out": left_out, "older": older, "chosen": [one.shown for one in chosen]})
         for one in chosen:
             if one.shown not in self.left_out:
                 self.read(one)

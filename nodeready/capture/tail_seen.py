@@ -65,13 +65,14 @@ class Tail:
     """What one node has.
 
     host:    its own name for itself
-    matched: files that match and are new enough, read or not; older: those that are not
+    left_out: files that match, too, of which max_files were newer
+    older:   files that match, and were not written in the time that was asked for
     error:   why the whole answer is not what was asked for; ""
     """
 
     host: str
     files: tuple[File, ...]
     unread: tuple[Unread, ...]
-    matched: int
+    left_out: int
     older: int
     error: str

@@ -26,10 +26,11 @@ _COMMANDS = {
     "env": "The exports for a job that the nodes' facts suggest.",
     "learn": "What most nodes have in common, as a policy to review.",
     "explain": "What a check means, and what repairs it.",
+    "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: Those that talk to nodes.
-_TALKING = ("audit", "ready", "deploy", "env", "learn")
+_TALKING = ("audit", "ready", "deploy", "env", "learn", "tail")
 
 
 class _Commands(click.Group):

@@ -28,6 +28,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "bundle": ("limit", "output"),
     "env": (*_COMMON, "format", "output", "ports"),
+    "tail": (
+        *_COMMON,
+        *("local", "format", "output", "lines", "grep", "newer", "since", "max_files"),
+    ),
     "learn": (*_COMMON, "output", "force"),
     "deploy": (*_COMMON, "only", "check", "diff", "yes"),
 }

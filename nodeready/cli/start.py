@@ -6,7 +6,7 @@ import contextlib
 import getpass
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from nodeready.cli.interrupt import hear
 from nodeready.cli.screen import Screen
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
-from nodeready.session import Session
+from nodeready.session import NodeRun, Session
 from nodeready.settings import PolicyError
 from nodeready.spelling import closest
 from nodeready.subjects import CHANGED, SUBJECTS
@@ -141,13 +141,24 @@ def open_session(
     return Session(loaded, hosts, wanted, config, subjects=subjects, limit_s=limit_s)
 
 
-def gather(session: Session, screen: Screen) -> None:
-    """Look at all nodes, with progress; ask for sudo's password once when nodes want one."""
-    with screen.progress("looking", [node.name for node in session.nodes]) as done:
-        session.gather(done)
+def visit(session: Session, screen: Screen, what: str, work: Callable[[NodeRun], None]) -> None:
+    """Do ``work``, which connects, on all nodes, with progress; ask for sudo's password once.
+
+    what: the word for it beside the progress
+    """
+
+    def each(runs: list[NodeRun]) -> None:
+        with screen.progress(what, [node.name for node in runs]) as done:
+            session.each(work, runs, done)
+
+    each(session.nodes)
     asking = [node for node in session.nodes if node.kind == SUDO]
     if asking and sys.stdin.isatty():
         session.ask_password(getpass.getpass(f"sudo password ({len(asking)} nodes): "))
-        with screen.progress("looking", [node.name for node in asking]) as done:
-            session.each(session.look, asking, done)
-        session.complete()
+        each(asking)
+
+
+def gather(session: Session, screen: Screen) -> None:
+    """Look at all nodes; what all of them showed completes each one's policy."""
+    visit(session, screen, "looking", session.look)
+    session.complete()

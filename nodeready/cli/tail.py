@@ -1,0 +1,205 @@
+"""`nodeready tail`: the last lines of every rank's log, over all nodes, grouped when equal."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodeready import moments
+from nodeready.audit import now
+from nodeready.capture.tail_seen import Config
+from nodeready.capture.tail_seen import Tail as Seen
+from nodeready.cli.exits import Refused, exit_code
+from nodeready.cli.options import common, option
+from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.start import Common, open_session, remember_failed, visit
+from nodeready.files import write_atomically
+from nodeready.reports import tail_json, tail_table
+from nodeready.reports.text import nodes
+from nodeready.session import Session
+from nodeready.tail_fetch import fetch
+from nodeready.tailing import Grouping, Tail
+
+#: Characters of a path on Linux (PATH_MAX).
+_PATH_MAX = 4096
+
+
+def _pattern(words: str) -> str:
+    """The PATTERN, if the nodes can expand it."""
+    if not words.startswith(("/", "~/")):
+        raise Refused(f"PATTERN {words}: must be absolute, such as '/var/log/train/rank_*.log'")
+    if "\0" in words or len(os.fsencode(words)) >= _PATH_MAX:
+        raise Refused("PATTERN: is no path")
+    return words
+
+
+def _grep(words: str | None) -> str:
+    try:
+        re.compile(words or "")
+    except re.error as error:
+        raise Refused(f"--grep {words}: is no regular expression: {error}") from None
+    return words or ""
+
+
+def _since(words: str | None) -> float:
+    try:
+        return moments.since(words, datetime.now().astimezone()) if words is not None else 0.0
+    except ValueError as error:
+        raise Refused(f"--since {words}: {error}") from None
+
+
+def _newer(words: str | None) -> int:
+    try:
+        return moments.seconds(words) if words is not None else 0
+    except ValueError as error:
+        raise Refused(f"--newer {words}: {error}") from None
+
+
+def _gathered(session: Session, options: Common, config: Config, *, local: bool) -> Tail:
+    """All nodes' answers, or as many as there are when it is interrupted."""
+    grouping, started, screen = Grouping(), now(), options.screen()
+    host = os.uname().nodename
+    name = {node.name: host if local else node.name for node in session.nodes}
+    missing = set(name)
+
+    def found(node: str, seen: Seen) -> None:
+        grouping.add(name[node], seen)
+        missing.discard(node)
+
+    try:
+        visit(session, screen, "reading", fetch(session, config, found))
+    except KeyboardInterrupt:
+        session.interrupted = True
+        session.end_remote()
+        left = [name[node.name] for node in session.nodes if node.name in missing]
+        screen.say(f"interrupted: the results are partial; not {nodes(left)}")
+    errors = [node for node in session.nodes if node.error]
+    if not local:
+        remember_failed(node.name for node in errors)
+    return grouping.done(
+        started=started,
+        finished=now(),
+        pattern=config.pattern,
+        grep=config.grep,
+        unreachable={name[node.name]: node.error for node in errors if node.unreachable},
+        failed={name[node.name]: node.error for node in errors if not node.unreachable},
+        complete=not session.interrupted,
+    )
+
+
+def _nothing(tail: Tail) -> str:
+    """Why there is no file anywhere, in one line; "" when there is one, or nobody can tell."""
+    kinds = {group.kind for group in tail.groups}
+    if tail.unreachable or tail.failed or tail.notes or not tail.complete:
+        return ""
+    if kinds & {"lines", "stopped", "unreadable"}:
+        return ""
+    why = {group.why for group in tail.groups if group.kind == "no-file"}
+    skipped = [group for group in tail.groups if group.kind == "skipped"]
+    if skipped:
+        return f"{tail.pattern}: no file to read: {skipped[0].example} {skipped[0].why}"
+    where = nodes([node for group in tail.groups for node in group.nodes])
+    return f"{tail.pattern}: {' or '.join(sorted(why))}, on {where}"
+
+
+def _text(tail: Tail, form: str, verbose: int) -> Iterator[str]:
+    if form == "json":
+        return tail_json.render(tail)
+    return (f"{line.plain}\n" for line in tail_table.show(tail, verbose))
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[INVENTORY] PATTERN")
+@option("--local", is_flag=True, help="This machine, without any connection; no INVENTORY.")
+@option(
+    *("-n", "--lines"),
+    type=click.IntRange(1, 1000),
+    default=10,
+    metavar="LINES",
+    help="So many of each file.",
+)
+@option("--grep", metavar="REGEX", help="Only lines in which this is found, and how many.")
+@option("--newer", metavar="SPAN", help="Only files written in the last 90s, 10m, 2h, 3d.")
+@option("--since", metavar="WHEN", help="Only files written since 08:30, 2026-03-01 08:30, 2h.")
+@option(
+    "--max-files",
+    type=click.IntRange(1, 1000),
+    default=64,
+    metavar="N",
+    help="Of each node, those that were written last.",
+)
+@option(
+    "--format",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    # Not NODEREADY_FORMAT, which is audit's and has other values.
+    envvar="NODEREADY_TAIL_FORMAT",
+    help="A table for people, or a form for machines.",
+)
+@option("-o", "--output", metavar="FILE", help="Write the report to FILE, whole or not at all.")
+@common
+def tail(
+    words: tuple[str, ...],
+    *,
+    local: bool,
+    lines: int,
+    grep: str | None,
+    newer: str | None,
+    since: str | None,
+    max_files: int,
+    format: str,
+    output: str | None,
+    **shared: Any,
+) -> int:
+    """Show the last lines of all files that match PATTERN on the nodes of INVENTORY.
+
+    Files with equal lines are shown once, the odd one out first; times, ranks, process numbers,
+    addresses and the node's name do not make them differ. Files that were last written more than a
+    minute before the others stand on top. PATTERN is an absolute path with *, ?, [...] and **,
+    quoted so that the nodes expand it, and not your shell. Reads only, at most the last 256 KB of
+    a file.
+
+    \b
+    Examples:
+      nodeready tail inventories/prod.py '/var/log/train/rank_*.log'
+      nodeready tail 'gpu[001-064]' '~/logs/**/*.err' -n 1 --newer 2h
+      nodeready tail inventories/prod.py '/scratch/trace*' --grep backward
+      nodeready tail --local '/tmp/torchelastic_*/**/stderr.log'
+    """
+    options = Common(**shared)
+    wanted = 1 if local else 2
+    if len(words) < wanted:
+        raise click.UsageError("Missing PATTERN." if local else "Missing INVENTORY or PATTERN.")
+    if len(words) > wanted:
+        raise Refused(f"{len(words) - wanted + 1} PATTERNs: quote it, so that the nodes expand it")
+    if local and options.limit is not None:
+        raise Refused("--limit: --local is about this machine alone")
+    config = Config(
+        *("", "", _pattern(words[-1]), lines, _grep(grep), _newer(newer), _since(since)),
+        max_files=max_files,
+    )
+    refuse_unwritable(output)
+    with open_session("@local" if local else words[0], options, ()) as session:
+        found = _gathered(session, options, config, local=local)
+    if why := _nothing(found):
+        raise Refused(why)
+    screen = options.screen()
+    if output is not None:
+        write_atomically(Path(output), _text(found, format, screen.verbose))
+    elif format == "json":
+        for piece in _text(found, format, screen.verbose):
+            click.echo(piece, nl=False)
+    else:
+        screen.show(tail_table.show(found, screen.verbose))
+    return exit_code(
+        interrupted=not found.complete,
+        failed=bool(found.failed),
+        unreachable=bool(found.unreachable),
+        check=not found.whole,
+    )
