@@ -6,12 +6,14 @@ It can be one job for many tests: it must go on after each fault.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeready.lab import Node
+from nodeready.lab import Node, helper
 from tests.command import ours, wait_for
 
 HERE = "/run/job"
@@ -101,9 +103,23 @@ class Job:
         self.hangs("reduce", but=rank)
         yield
         node.enter(["rm", f"{HERE}/fault", f"{HERE}/faulty"])
-        if kind != "spin":
+        if kind in ("checkpoint", "loader"):
             self.file(rank, "go").write_text("go")
         self.goes_on()
+
+    @contextlib.contextmanager
+    def storage_lost(self, rank: int) -> Iterator[None]:
+        """The rank looks into a mount whose server has died, and waits in state D."""
+        node, path = self.node(rank), f"{HERE}/data"
+        server = int(helper.module("nodeready.lab.dead_mount", str(node.pid), path).stdout)
+        with self.fault(rank, "storage"):
+            # Any signal that the rank hears: from then on its wait has no end (fs/fuse/dev.c).
+            node.enter(["kill", "-CHLD", str(self.stands()[rank].pid)])
+            status = self._process(rank) / "status"
+            wait_for(lambda: "State:\tD" in status.read_text())
+            yield
+            os.kill(server, signal.SIGKILL)
+        node.enter(["umount", "-l", path])
 
     @contextlib.contextmanager
     def stopped(self, rank: int) -> Iterator[None]:
