@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nodeready.audit import Audit
     from nodeready.ready import Ready
+    from nodeready.stacks import Stacks
 
 OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -63,6 +64,20 @@ def ready_code(ready: Ready) -> int:
         failed=have["failed"] > 0 and not ready.enough,
         unreachable=have["unreachable"] > 0 and not ready.enough,
         check=not ready.enough,
+    )
+
+
+def stacks_code(stacks: Stacks, *, unreachable: bool = False, failed: bool = False) -> int:
+    """The exit code of ``stacks``: all good are stacks of all ranks, and an answer of every node.
+
+    unreachable: a node was not reached, or got lost; failed: a mistake of ours cost a node
+    """
+    return exit_code(
+        interrupted=not stacks.complete,
+        usage=not stacks.groups and not stacks.errors,
+        failed=failed,
+        unreachable=unreachable,
+        check=bool(stacks.errors) or not all(group.frames for group in stacks.groups),
     )
 
 

@@ -25,12 +25,13 @@ _COMMANDS = {
     "bundle": "The node's own program as one file, with a policy.",
     "env": "The exports for a job that the nodes' facts suggest.",
     "learn": "What most nodes have in common, as a policy to review.",
+    "stacks": "Where every rank of a hung job stands, the odd one first.",
     "explain": "What a check means, and what repairs it.",
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: Those that talk to nodes.
-_TALKING = ("audit", "ready", "deploy", "env", "learn", "tail")
+_TALKING = ("audit", "ready", "deploy", "env", "learn", "tail", "stacks")
 
 
 class _Commands(click.Group):

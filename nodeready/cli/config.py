@@ -26,6 +26,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("local", "format", "output", "only", "skip", "budget", "user", "ports", "gpus"),
         *("nodes_needed", "hostfile_out", "hostfile_format", "full_mesh"),
     ),
+    "stacks": (
+        *_COMMON,
+        *("local", "native", "all_threads", "samples", "interval", "via", "timeout", "format"),
+    ),
     "bundle": ("limit", "output"),
     "env": (*_COMMON, "format", "output", "ports"),
     "tail": (

@@ -15,6 +15,7 @@ from nodeready.exit_codes import (
     exit_code,
     nagios_code,
     ready_code,
+    stacks_code,
 )
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "exit_code",
     "nagios_code",
     "ready_code",
+    "stacks_code",
 ]
 
 

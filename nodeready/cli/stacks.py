@@ -1,0 +1,325 @@
+"""`nodeready stacks`: where every rank of a hung job stands, grouped; the odd one on top."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodeready import carried, grouping, stack_directory
+from nodeready.audit import now
+from nodeready.capture.processes import FAMILIES
+from nodeready.capture.program import Config
+from nodeready.capturing import MAIN, Captured, Carrier, Here, OverSrun, OverSsh, capture, more
+from nodeready.cli.exits import Refused, stacks_code
+from nodeready.cli.interrupt import hear
+from nodeready.cli.options import common, option
+from nodeready.cli.screen import Screen
+from nodeready.cli.start import Common, open_session
+from nodeready.native_round import unwind
+from nodeready.reports import speedscope, stacks_html, stacks_json
+from nodeready.reports.stacks_table import show
+from nodeready.reports.text import counted, nodes
+from nodeready.stacks import Stacks
+from nodeready.traces import TraceError
+from nodeready.transports.srun import Srun, SrunError
+from nodeready.transports.srun import job as running_job
+
+#: format -> the text that it makes of the grouped stacks, in pieces
+FORMATS: dict[str, Callable[[Stacks], Iterable[str]]] = {
+    "json": stacks_json.render,
+    "html": lambda stacks: [stacks_html.render(stacks)],
+    "speedscope": lambda stacks: [speedscope.render(stacks)],
+}
+#: Seconds of the time on a node for finding the processes and for the dumps themselves.
+_DUMPS_S = 10
+#: Processes that are named where no rank was found.
+_INSTEAD = 10
+
+
+def _config(given: dict[str, Any], timeout_s: int) -> Config:
+    """What the program on the nodes has to do. Raises Refused."""
+    try:
+        re.compile(given["match"])
+    except re.error as problem:
+        raise Refused(f"--match {given['match']}: no regular expression: {problem}") from None
+    needed = (given["samples"] - 1) * given["interval_s"] + _DUMPS_S
+    if timeout_s < needed:
+        raise Refused(
+            f"--timeout {timeout_s}: {counted(given['samples'], 'sample')} every "
+            f"{given['interval_s']:g} s need {needed:.0f} s at least"
+        )
+    nonce = f"nodeready-{secrets.token_hex(8)}"
+    return Config(nonce=nonce, tag=f"nodeready:{secrets.token_hex(6)}", limit_s=timeout_s, **given)
+
+
+def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -> None:
+    """Refuse what does not say once where to look."""
+    if via == "srun" and (inventory or local or source):
+        raise Refused("--via srun: the job's own nodes are asked; name no others")
+    if via == "ssh" and sum((inventory is not None, local, source is not None)) != 1:
+        raise Refused("an INVENTORY, --local, --from DIR, or --via srun --job ID: one of these")
+
+
+def _looked_for(config: Config) -> str:
+    """What a process must have to be found, in words."""
+    if config.pids:
+        return f"no process {', '.join(map(str, config.pids))} is there"
+    words = "no process has " + ", ".join(names[0] for names in FAMILIES) + " in its environment"
+    if config.job:
+        words += f" and belongs to job {config.job}"
+    if config.match:
+        words = f"no process has {config.match!r} in its command line"
+        words += f" and belongs to job {config.job}" if config.job else ""
+    return words
+
+
+def _nothing(found: Captured) -> str:
+    """No rank anywhere: what was looked for, and what runs instead."""
+    answered = [name for name in found.asked if name not in found.errors]
+    text = f"no ranks on {nodes(answered)}: {_looked_for(found.config)}"
+    if found.instead:
+        shown = "; ".join(f"{name}: {words}" for name, words in found.instead[:_INSTEAD])
+        text += f". What runs instead: {shown}. Choose with --pid, --match or --job"
+    return text
+
+
+def _take(carrier: Carrier, config: Config, screen: Screen) -> Captured:
+    """The traces of all nodes; sudo's password is asked for once when nodes want one."""
+    with screen.progress("stacks", carrier.nodes) as done:
+        found = capture(carrier, config, done)
+    asking = found.asking
+    if asking and found.complete and isinstance(carrier, OverSsh) and sys.stdin.isatty():
+        words = f"sudo password ({counted(len(asking), 'node')}): "
+        carrier.session.ask_password(getpass.getpass(words))
+        script = carried.script(MAIN, config)
+        with screen.progress("stacks", asking) as done:
+            more(found, carrier, dict.fromkeys(asking, script), done)
+    return found
+
+
+def _grouped(found: Captured, all_threads: bool, started: str, directory: Path | None) -> Stacks:
+    each = found.traces()
+    if directory is not None:
+        each = stack_directory.kept(directory, each)
+    return grouping.group(
+        each,
+        found.errors,
+        all_threads=all_threads,
+        started=started,
+        finished=now(),
+        complete=found.complete,
+    )
+
+
+def _captured(
+    carrier: Carrier,
+    config: Config,
+    screen: Screen,
+    *,
+    native: bool,
+    all_threads: bool,
+    directory: Path | None,
+) -> tuple[Stacks, int]:
+    """Both rounds, the document, and the exit code."""
+    started = now()
+    found = _take(carrier, config, screen)
+    native = native and found.complete
+    stacks = _grouped(found, all_threads, started, None if native else directory)
+    if native:
+        with screen.progress("native", carrier.nodes) as done:
+            for problem in unwind(found, carrier, stacks, done):
+                screen.say(problem)
+        stacks = _grouped(found, all_threads, started, directory)
+    if not found.complete:
+        missing = [name for name in found.asked if name not in found.answers]
+        screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
+    if not stacks.processes and len(found.errors) < len(found.asked):
+        if not found.errors:
+            raise Refused(_nothing(found))
+        screen.say(_nothing(found))
+    return stacks, stacks_code(
+        stacks, unreachable=bool(found.unreached), failed=bool(found.mistaken)
+    )
+
+
+def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stacks, int]:
+    """What was captured before, grouped again."""
+    try:
+        each, errors = stack_directory.read(Path(source))
+        if directory is not None:
+            each = stack_directory.kept(directory, each)
+        stacks = grouping.group(each, errors, all_threads=all_threads)
+    except TraceError as problem:
+        raise Refused(f"--from {problem}") from None
+    if not stacks.processes and not stacks.errors:
+        raise Refused(f"--from {source}: no ranks in it")
+    return stacks, stacks_code(stacks)
+
+
+def _own_directory(output: str | None) -> Path | None:
+    """The directory of ``-o``, made where it is missing; refused before any node is asked."""
+    if output is None:
+        return None
+    directory = Path(output)
+    try:
+        stack_directory.prepare(directory)
+    except stack_directory.Foreign as problem:
+        raise Refused(f"-o {problem}") from None
+    except OSError as problem:
+        raise Refused(f"-o {output}: {problem.strerror}") from None
+    return directory
+
+
+def _over_srun(words: str, config: Config, screen: Screen) -> tuple[Carrier, Config]:
+    try:
+        found = running_job(words)
+    except SrunError as problem:
+        raise Refused(str(problem)) from None
+    # An array's task has a number of its own, which its processes know.
+    return OverSrun(Srun(found, config.tag, screen.note)), replace(config, job=found.number)
+
+
+@contextmanager
+def _carrier(
+    inventory: str | None, via: str, options: Common, config: Config, screen: Screen
+) -> Iterator[tuple[Carrier, Config]]:
+    """The way to the nodes, and what is asked for there."""
+    if inventory is not None:
+        with open_session(inventory, options, ()) as session:
+            yield OverSsh(session), replace(config, tag=session.tag)
+        return
+    hear()
+    if via == "srun":
+        yield _over_srun(config.job, config, screen)
+    else:
+        yield Here(config.tag), config
+
+
+@click.command()
+@click.argument("inventory", required=False)
+@option("--local", is_flag=True, help="This machine, without any connection.")
+@option(
+    "--from",
+    "source",
+    metavar="DIR",
+    envvar="NODEREADY_FROM",
+    help="Group again what -o DIR kept, or texts of py-spy dump (*.txt, *.out, or one file).",
+)
+@option("--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
+@option("--pid", "pids", type=click.IntRange(1), multiple=True, metavar="P", help="This process.")
+@option("--match", metavar="PATTERN", help="Only where PATTERN is found in the command line.")
+@option(
+    "--native",
+    is_flag=True,
+    help="Frames of C and C++ of some ranks, too; each is paused for seconds.",
+)
+@option("--all-threads", is_flag=True, help="Group by the stacks of all threads.")
+@option("--samples", type=click.IntRange(1, 100), default=2, metavar="N", help="Looks at a rank.")
+@option(
+    "--interval",
+    type=click.FloatRange(0.1, 60),
+    default=2.0,
+    metavar="S",
+    help="Seconds from one look to the next.",
+)
+@option(
+    "--via",
+    type=click.Choice(["ssh", "srun"]),
+    default="ssh",
+    help="srun: as a step of the job, without ssh; needs --job, and no INVENTORY.",
+)
+@option(
+    "--timeout",
+    type=click.IntRange(1, 3600),
+    default=60,
+    metavar="S",
+    help="Seconds for one node, once it is connected.",
+)
+@option("-o", "--output", metavar="DIR", help="Keep the traces and every form of the result.")
+@option(
+    "--format",
+    type=click.Choice(["table", *FORMATS]),
+    default="table",
+    # Not NODEREADY_FORMAT, which is audit's and has other values.
+    envvar="NODEREADY_STACKS_FORMAT",
+    help="A table for people, or another form.",
+)
+@common
+def stacks(
+    inventory: str | None,
+    *,
+    local: bool,
+    source: str | None,
+    job: str | None,
+    pids: tuple[int, ...],
+    match: str | None,
+    native: bool,
+    all_threads: bool,
+    samples: int,
+    interval: float,
+    via: str,
+    timeout: int,
+    output: str | None,
+    format: str,
+    **shared: Any,
+) -> int:
+    """Say where every rank of a job stands, grouped, the odd one first. Changes nothing.
+
+    Ranks are found by their environment (RANK, SLURM_PROCID, ...) on all nodes at once. What the
+    kernel tells comes first, then py-spy, which stops nothing (but see --native).
+
+    \b
+    Examples:
+      nodeready stacks inventories/prod.py --job 4711
+      nodeready stacks 'gpu[001-064]' -o hang-2026-11-21
+      nodeready stacks --via srun --job 4711          # no ssh, no root
+      nodeready stacks --local --match train.py
+      nodeready stacks --from hang-2026-11-21 --format html >hang.html
+    """
+    options = Common(**shared)
+    _one_way(inventory, local, source, via)
+    if via == "srun" and job is None:
+        raise Refused("--via srun: of which job? Name it with --job ID")
+    if options.limit is not None and inventory is None:
+        raise Refused("--limit: selects from an INVENTORY, and there is none")
+    config = _config(
+        {
+            "job": job or "",
+            "pids": pids,
+            "match": match or "",
+            "samples": samples,
+            "interval_s": interval,
+        },
+        timeout,
+    )
+    screen = options.screen()
+    directory = _own_directory(output)
+    if source is not None:
+        found, code = _from(source, all_threads, directory)
+    else:
+        with _carrier(inventory, via, options, config, screen) as (carrier, wanted):
+            found, code = _captured(
+                carrier,
+                wanted,
+                screen,
+                native=native,
+                all_threads=all_threads,
+                directory=directory,
+            )
+    if directory is not None:
+        stack_directory.write(directory, found)
+    if format != "table":
+        for piece in FORMATS[format](found):
+            click.echo(piece, nl=False)
+    elif code or not screen.quiet:
+        screen.show(show(found, screen.verbose, screen.width))
+    return code
