@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodeready import py_spy
 from nodeready.lab import Node, helper
+from nodeready.policy import Policy
 from tests.command import ours, wait_for
 
 HERE = "/run/job"
@@ -44,8 +47,10 @@ class Job:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = nodes
+        tool = py_spy.binary(Policy().py_spy_version, platform.machine())
         program = Path(__file__).with_name("train.py").read_text()
         for node in nodes:
+            node.write("/usr/local/bin/py-spy", tool, 0o755)
             node.write(f"{HERE}/train.py", program)
             node.enter(["mkfifo", f"{HERE}/go"])
             node.enter(["chown", "-R", "ml", HERE])
