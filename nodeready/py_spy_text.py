@@ -20,14 +20,14 @@ _SHOWN = 60
 
 # What pdsh and clush (`gpu001: `) and srun -l (`0: `, `007: `) put before every line; what is left
 # of an empty line may have lost its blank.
-_LABELLED = re.compile(r" *([A-Za-z0-9_][A-Za-z0-9_.-]*):(?: (.*))?")
+_LABELLED = re.compile(r" *([A-Za-z0-9_][A-Za-z0-9_.-]{0,252}):(?: (.*))?")
 #: Words before a colon that are no node: of py-spy, ssh, the launchers.
 _NO_LABELS = {"Error", "Warning", "ssh", "srun", "slurmstepd", "pdsh", "clush", "bash", "sh"}
 _PDSH = re.compile(r"pdsh@[^:]*: ([A-Za-z0-9_][A-Za-z0-9_.-]*): (.*)")
 # Colours of a terminal (CSI ... m), which py-spy prints where it thinks that there is one.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
-_PROCESS = re.compile(r"Process (\d{1,10}): ?(.*)")
+_PROCESS = re.compile(r"Process (\d{1,9}): ?(.*)")
 _ONE_PROCESS = re.compile(r"^ *[A-Za-z0-9_][A-Za-z0-9_.-]*: Process \d+:", re.MULTILINE)
 _THREAD = re.compile(r'Thread (0x[0-9A-Fa-f]+|\d+) \(([a-z+]+)\)(?:: "(.*)")?')
 _FRAME = re.compile(r" {4}(\S.*) \((.+?)(?::(\d{1,9}))?\)")
@@ -60,7 +60,7 @@ class _Node:
             "node": self.name,
             "started": "",
             "interval_s": 0.0,
-            "error": "" if self.processes else self.error,
+            "error": self.error,
             "frames": [list(frame) for frame in self.frames],
             "stacks": [list(path) for path in self.stacks],
             "processes": self.processes,
@@ -78,7 +78,7 @@ class _Thread:
     def python(self) -> list[Frame]:
         """The frames of Python alone, root to leaf; all of them where there is none of it."""
         kept = [frame for frame in self.frames if not _is_native(frame)]
-        return (kept or self.whole())[::-1] if kept else self.whole()
+        return kept[::-1] or self.whole()
 
     def whole(self) -> list[Frame]:
         """All frames that have a name, root to leaf: an address is another in every process."""
@@ -147,7 +147,7 @@ def _process(node: _Node, pid: int, command: str, lines: list[str]) -> dict[str,
 
 
 def _error(lines: Iterable[str]) -> str:
-    """The first line that says what went wrong, else the first line at all."""
+    """The first line in which py-spy says what went wrong; "" for none."""
     said = [line.strip() for line in lines if line.strip()]
     return next((line for line in said if line.startswith("Error: ")), "").removeprefix("Error: ")
 
@@ -161,7 +161,7 @@ def _node(name: str, lines: list[str]) -> _Node:
     for (at, match), end in zip(starts, ends, strict=True):
         node.processes.append(_process(node, int(match[1]), match[2], lines[at + 1 : end]))
     first = next((line.strip() for line in lines if line.strip()), "")
-    node.error = sanitise(_error(lines) or first, 500)
+    node.error = sanitise(_error(lines) or ("" if starts else first), 500)
     return node
 
 
@@ -197,11 +197,11 @@ def parse(text: str, name: str) -> list[dict[str, Any]]:
     if not _ONE_PROCESS.search(text):
         node = _node(name, text.split("\n"))
         if not node.processes and not _error(text.split("\n")):
-            first = f"it begins with {ascii(node.error[:_SHOWN])}" if node.error else "it is empty"
+            first = f"it begins with {node.error[:_SHOWN]!r}" if node.error else "it is empty"
             raise TraceError(f"{sanitise(name)}: not what py-spy dump prints: {first}")
         return [node.trace()]
     nodes = [_node(label, lines) for label, lines in _by_label(text, name).items()]
-    tasks = [node for node in nodes if node.name.isdecimal()]
+    tasks = [node for node in nodes if node.name.isdecimal() and len(node.name) < 10]
     alone = all(len(node.processes) <= 1 for node in tasks)
     for node in tasks:
         task = int(node.name)

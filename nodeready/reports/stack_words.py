@@ -51,6 +51,19 @@ def largest(stacks: Stacks) -> Group | None:
     return max(found, key=lambda group: group.processes, default=None)
 
 
+def begun(stacks: Stacks) -> set[int]:
+    """The groups (by index) whose path is the beginning of another's: others have gone on."""
+    paths = {
+        number: tuple((frame.function, frame.file) for frame in group.frames)
+        for number, group in enumerate(stacks.groups)
+        if group.kind == "stack"
+    }
+    # What begins with a path stands right after it, when they are in order.
+    ordered = sorted(set(paths.values()))
+    short = {one for one, after in zip(ordered, ordered[1:]) if after[: len(one)] == one}
+    return {number for number, path in paths.items() if path in short}
+
+
 def process(one: Rank) -> str:
     """``pid 4711, state S in futex_wait_queue, 0.01 s CPU``."""
     waits = f" in {one.wait_channel[:60]}" if one.wait_channel not in ("", "0") else ""

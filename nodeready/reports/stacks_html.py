@@ -18,8 +18,8 @@ from nodeready.stacks import Frame, Group, Rank, Stacks, fold_ranks
 _OPEN, _PROCESSES = 3, 1000
 #: Branches at one place, and one below the other: browsers nest 512 elements.
 _BRANCHES, _DEEPEST = 200, 100
-#: Characters of a name.
-_LONG = 300
+#: Characters of a name, and of a set of ranks or nodes in a row.
+_LONG, _SET = 300, 60
 _COLUMNS = ("rank", "node", "pid", "state", "waits in", "CPU s", "")
 
 
@@ -68,7 +68,23 @@ def _processes(found: Sequence[Rank]) -> Iterator[str]:
     yield "</details>"
 
 
-def _group(number: int, group: Group, found: Sequence[Rank], marked: bool) -> Iterator[str]:
+def _folded(group: Group, limit: int = 1_000_000) -> str:
+    return nodes(group.nodes, limit) if group.nodes else ""
+
+
+def _whole(group: Group) -> Iterator[str]:
+    """The ranks and the nodes where they are cut above."""
+    for whole, cut in (
+        (words.who(group), words.who(group, _SET)),
+        (_folded(group), _folded(group, _SET)),
+    ):
+        if whole != cut:
+            yield f'<p class="soft">{html.escape(whole)}</p>'
+
+
+def _group(
+    number: int, group: Group, found: Sequence[Rank], marked: bool, begun: bool
+) -> Iterator[str]:
     """One group: who, and where its path ends; unfolded: why, the path, what it means."""
     style = group.verdict or group.kind
     names = "\n".join(_text(name, _LONG) for name in group.nodes)
@@ -76,14 +92,15 @@ def _group(number: int, group: Group, found: Sequence[Rank], marked: bool) -> It
     leaf = f'<code class="soft">{_code(group.frames[-1])}</code>' if group.frames else ""
     yield f'<details class="group {_text(style)}" id="group{number + 1}"{shown}'
     yield f' data-ranks="{fold_ranks(group.ranks)}" data-nodes="{names}"><summary>'
-    yield f"<b>{_text(words.word(group))}</b><span>{_text(words.who(group, 60))}</span>"
-    yield f"<span>{html.escape(nodes(group.nodes)) if group.nodes else ''}</span>"
-    yield f"<span>{leaf or _text(group.why, _LONG)}</span></summary><div>"
-    if group.why:
+    yield f"<b>{_text(words.word(group))}</b><span>{_text(words.who(group, _SET))}</span>"
+    yield f"<span>{html.escape(_folded(group, _SET))}</span>"
+    yield f"<span>{leaf or _text(group.why)}</span></summary><div>"
+    yield from _whole(group)
+    if group.why and leaf:
         yield f'<p class="why">{_text(group.why)}</p>'
     if group.frames:
         yield from _frames(group.frames, group.fork if marked else None)
-    if group.frames and marked and group.fork == len(group.frames):
+    if begun:
         yield '<p class="soft">others have gone on from here</p>'
     if group.hint:
         yield f'<p class="hint">{_text(group.hint)}</p>'
@@ -105,10 +122,11 @@ def _groups(stacks: Stacks) -> Iterator[str]:
     found: dict[int, list[Rank]] = {}
     for one in stacks.processes:
         found.setdefault(one.group, []).append(one)
-    largest = words.largest(stacks)
+    largest, begun = words.largest(stacks), words.begun(stacks)
     yield '<section id="groups"><h2>Groups, the most suspicious first</h2>'
     for number, group in enumerate(stacks.groups):
-        yield from _group(number, group, found.get(number, []), group is not largest)
+        here, marked = found.get(number, []), group is not largest
+        yield from _group(number, group, here, marked, number in begun)
     yield "</section>"
 
 
@@ -121,7 +139,7 @@ def _branch(branch: Branch) -> Iterator[str]:
     ends = [branch.frames[0], branch.frames[-1]][: len(branch.frames)]
     between = " &hellip; " if len(branch.frames) > 2 else " &gt; "
     yield between.join(f"<code>{_code(frame)}</code>" for frame in ends)
-    yield f' <span class="soft">{_text(words.ranks(branch.ranks, 60))}</span>'
+    yield f' <span class="soft">{_text(words.ranks(branch.ranks, _SET))}</span>'
     if len(branch.groups) == 1:
         yield f' <a href="#group{branch.groups[0] + 1}">group {branch.groups[0] + 1}</a>'
 

@@ -25,7 +25,7 @@ main { max-width: 78rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 1.35rem; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 1rem; margin: 2rem 0 .6rem; }
 p { margin: .3rem 0; overflow-wrap: anywhere; }
-code, .mono, #find { font: 13px/1.5 ui-monospace, Menlo, Consolas, monospace; }
+code, .mono, .frames, #find { font: 13px/1.5 ui-monospace, Menlo, Consolas, monospace; }
 a { color: var(--link); }
 .soft { color: var(--soft); }
 [hidden] { display: none !important; }
@@ -39,11 +39,13 @@ button { font: inherit; padding: .35rem .7rem; color: inherit; background: var(-
 .group { margin: .5rem 0; background: var(--card); border: 1px solid var(--line);
   border-left: 4px solid var(--tone, var(--line)); border-radius: 6px; }
 .group > summary { display: grid; gap: 0 1rem; padding: .55rem .8rem; cursor: pointer;
-  grid-template-columns: 6.5rem minmax(8rem, 14rem) minmax(7rem, 14rem) 1fr;
+  grid-template-columns: .6rem 6.5rem minmax(8rem, 14rem) minmax(7rem, 14rem) 1fr;
   list-style: none; overflow-wrap: anywhere; }
+.group > summary::before { content: "\\25b8"; color: var(--soft); }
+.group[open] > summary::before { content: "\\25be"; }
 .group > summary::-webkit-details-marker { display: none; }
 .group > summary b { color: var(--tone, inherit); }
-.group > div { padding: 0 .8rem .7rem; }
+.group > div { padding: 0 .8rem .3rem 2.4rem; }
 .missing, .dead, .no-data, .uninterruptible, .stopped { --tone: var(--bad); }
 .blocked, .spinning { --tone: var(--warn); }
 .progressing { --tone: var(--fine); }
@@ -62,7 +64,10 @@ th { color: var(--soft); font-weight: 500; }
 #tree li { border-left: 1px solid var(--line); padding-left: .6rem; overflow-wrap: anywhere; }
 #tree .count { display: inline-block; min-width: 3.5rem; text-align: right; margin-right: .7rem;
   font-weight: 600; font-variant-numeric: tabular-nums; }
-@media (max-width: 48rem) { .group > summary { grid-template-columns: 6.5rem 1fr; } }
+@media (max-width: 48rem) {
+  .group > summary { grid-template-columns: .6rem 6.5rem 1fr; }
+  .group > summary > :nth-child(n + 3) { grid-column: 3; }
+}
 @media print {
   :root { --page: #fff; --card: #fff; --ink: #000; --soft: #444; }
   #search { display: none; }

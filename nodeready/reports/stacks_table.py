@@ -12,9 +12,9 @@ from nodeready.stacks import Frame, Group, Rank, Stacks
 
 #: Groups that are shown with their path, and in a line each, without -v.
 _FULL, _MOST = 6, 16
-#: Frames of a path that are shown without -v: where it ends and where it leaves the others; and
-#: of a group that leaves nobody.
-_ENDS, _LEAVES, _SHORT = 5, 2, 2
+#: Frames of a path that are shown without -v: where it ends and where it leaves the others; of
+#: a group that leaves nobody, and of the largest one.
+_ENDS, _LEAVES, _SHORT, _SHORTEST = 5, 2, 4, 2
 #: Other threads of a group that are shown without -v.
 _THREADS = 4
 #: Processes of a group that are shown without -v: these a person can look at one by one.
@@ -48,6 +48,7 @@ class _Table:
         self.largest = words.largest(stacks)
         self.who = [words.who(group, _WHOLE if verbose else _WHO) for group in stacks.groups]
         self.room = min(max(map(len, self.who), default=0), _WHO)
+        self.begun = words.begun(stacks)
         self.processes: dict[int, list[Rank]] = {}
         for process in stacks.processes:
             self.processes.setdefault(process.group, []).append(process)
@@ -65,7 +66,7 @@ class _Table:
         text = line(" " * _INDENT, *parts)
         return text if self.verbose else text.cut(_TEXT)
 
-    def frames(self, group: Group) -> Iterator[Line]:
+    def frames(self, group: Group, number: int) -> Iterator[Line]:
         """The path, innermost first; ``>`` stands where no larger group has been."""
         apart = group is not self.largest and group.fork < len(group.frames)
         fork = group.fork if apart else len(group.frames)
@@ -76,7 +77,8 @@ class _Table:
         left = 0
         if not self.verbose:
             # The last frame that is shared tells where the path leaves the others.
-            rows = rows[: len(rows) - fork + 1] if apart else rows[:_SHORT]
+            most = _SHORTEST if group is self.largest else _SHORT
+            rows = rows[: len(rows) - fork + 1] if apart else rows[:most]
             left = len(rows) - _ENDS - _LEAVES
         width = min(max((len(name) for _, name, _ in rows), default=0), _NAME)
         for at, (mark, name, place) in enumerate(rows):
@@ -86,8 +88,8 @@ class _Table:
                 continue
             style = "bold" if mark == ">" else ""
             yield self.below((f"{mark} ", STYLES["warn"]), (f"{name:<{width}}  ", style), place)
-        if group.frames and group.fork == len(group.frames) and group is not self.largest:
-            yield self.below(("others have gone on from here", "dim"))
+        if number in self.begun:
+            yield self.below(("  others have gone on from here", "dim"))
 
     def beside(self, group: Group) -> Iterator[Line]:
         """What was looked at on request: the frames below Python's, and the other threads."""
@@ -113,7 +115,7 @@ class _Table:
         yield self.head(group, number)
         if group.why:
             yield self.below(group.why)
-        yield from self.frames(group)
+        yield from self.frames(group, number)
         yield from self.beside(group)
         found = self.processes.get(number, [])
         if self.verbose or len(found) <= _FEW:

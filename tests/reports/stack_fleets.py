@@ -1,6 +1,6 @@
 """Stacks of jobs that nobody ran: one per outcome, to look at and for the golden files.
 
-`python tests/reports/stack_fleets.py NAME [-v]` shows the table; `html`, `json` or `speedscope`
+`python -m tests.reports.stack_fleets NAME [-v]` shows the table; `html`, `json` or `speedscope`
 in place of -v prints that.
 """
 
@@ -57,12 +57,13 @@ def job(*groups: tuple[Group, str], size: int | None, **more: object) -> Stacks:
 def stack(
     frames: tuple[Frame, ...],
     ranks: list[int],
-    fork: int = 0,
+    fork: int | None = None,
     hint: str = "",
     verdict: str | None = "blocked",
 ) -> Group:
     nodes = tuple(dict.fromkeys(name(1 + rank // 8) for rank in ranks))
-    return Group("stack", verdict, tuple(ranks), nodes, frames, hint, fork=fork,
+    return Group("stack", verdict, tuple(ranks), nodes, frames, hint,
+                 fork=len(frames) if fork is None else fork,
                  processes=len(ranks))  # fmt: skip
 
 
@@ -85,8 +86,8 @@ def missing() -> Stacks:
     gone = Group("missing", None, (12, 13), ("gpu002",), why="no process has these ranks")
     away = Group("no-data", None, tuple(range(40, 48)), ("gpu006",),
                  why="10.1.0.6: no answer in 15 s")  # fmt: skip
-    stuck = Group("uninterruptible", None, (3,), ("gpu001",), SAVE, "waits for a device or a mount",
-                  "in the kernel: nfs_wait_on_request", 2, 1)  # fmt: skip
+    stuck = Group("uninterruptible", None, (3,), ("gpu001",), SAVE, "waits for a mount",
+                  "in the kernel: nfs_wait_on_request", len(SAVE), 1)  # fmt: skip
     dead = Group("dead", None, (20,), ("gpu003",), why="ended while it was looked at", processes=1)
     rest = without(64, 3, 12, 13, 20, *range(40, 48))
     return job(
