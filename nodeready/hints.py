@@ -217,10 +217,12 @@ _DEEP = 64
 
 def _known(frame: Frame, table: dict[tuple[str, str], Hint]) -> Hint | None:
     parts = frame.file.split("/")
+    # From Python 3.11 on it prints a method with its class.
+    function = frame.function.rpartition(".")[2]
     # py-spy prints a file from its package on, or whole where it cannot see the packages.
     for length in range(1, min(len(parts), 6) + 1):
         end = "/".join(parts[-length:])
-        found = table.get((frame.function, end)) or table.get(("*", end))
+        found = table.get((function, end)) or table.get(("*", end))
         if found:
             return found
     return None
