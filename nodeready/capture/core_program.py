@@ -75,7 +75,7 @@ def main(config: Config) -> None:
 
 
 def _read_all(own: Own, config: Config) -> None:
-    read = left = 0
+    read = left = unknown = 0
     for number, wanted in enumerate(config.wanted):
         if read == config.most:
             left = len(config.wanted) - number
@@ -84,7 +84,9 @@ def _read_all(own: Own, config: Config) -> None:
         if not config.job or seen.job == config.job:
             read += 1
             print(wire.line(config.nonce, "core", seen), flush=True)
-    print(wire.line(config.nonce, "done", Done(read, left)), flush=True)
+        elif not seen.job:
+            unknown += 1
+    print(wire.line(config.nonce, "done", Done(read, left, unknown)), flush=True)
 
 
 def _read(own: Own, config: Config, number: int, wanted: tuple[str, int, int, int]) -> Core:

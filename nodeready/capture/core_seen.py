@@ -86,7 +86,13 @@ class Core:
 
 @dataclass(frozen=True)
 class Done:
-    """The last line: how many cores were read, and how many were left because that was enough."""
+    """The last line.
+
+    read:    how many cores were looked at in full
+    left:    how many were not looked at, because that was enough
+    unknown: how many were passed over because they do not tell their job
+    """
 
     read: int
     left: int
+    unknown: int = 0

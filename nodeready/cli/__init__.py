@@ -22,6 +22,7 @@ _COMMANDS = {
     "audit": "What differs from the policy, on every node.",
     "ready": "Go or no-go for every node, proven, before a job.",
     "deploy": "Make every node as the policy wants it.",
+    "cores": "Where each core file's program crashed, on every node.",
     "bundle": "The node's own program as one file, with a policy.",
     "env": "The exports for a job that the nodes' facts suggest.",
     "learn": "What most nodes have in common, as a policy to review.",
@@ -31,7 +32,7 @@ _COMMANDS = {
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: Those that talk to nodes.
-_TALKING = ("audit", "ready", "deploy", "env", "learn", "tail", "stacks")
+_TALKING = ("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores")
 
 
 class _Commands(click.Group):

@@ -30,6 +30,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *_COMMON,
         *("local", "native", "all_threads", "samples", "interval", "via", "timeout", "format"),
     ),
+    "cores": (*_COMMON, "local", "format", "output", "since", "job"),
     "bundle": ("limit", "output"),
     "env": (*_COMMON, "format", "output", "ports"),
     "tail": (

@@ -1,0 +1,209 @@
+"""`nodeready cores`: where did it crash, on every node?"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import sys
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodeready import coring
+from nodeready.cli.exits import OK, Refused, exit_code
+from nodeready.cli.options import common, option
+from nodeready.cli.screen import Screen
+from nodeready.cli.start import Common, open_session, remember_failed
+from nodeready.cores import Cores, file_names
+from nodeready.coring import DumpError, Dumping, Fleet, Here, Nodes
+from nodeready.files import write_atomically
+from nodeready.local import policy_file
+from nodeready.reports import cores_json
+from nodeready.reports.cores_table import show, size, summary
+from nodeready.sanitise import sanitise
+from nodeready.settings import PolicyError
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+#: Of what gdb says: arguments of functions are among it.
+_MODE = 0o600
+
+
+def seconds_since(words: str | None) -> float:
+    """``2h``, ``3d`` or an ISO 8601 date, as seconds before now; 0 for None. Raises Refused."""
+    if words is None:
+        return 0
+    if match := re.fullmatch(r"([0-9]{1,6})([smhdw])", words.strip()):
+        seconds = float(match[1]) * _UNITS[match[2]]
+    else:
+        try:
+            moment = datetime.fromisoformat(words.strip().replace("Z", "+00:00"))
+        except ValueError:
+            raise Refused(
+                f"--since {words}: must be like 30m, 2h, 3d, or a date like 2026-01-31T12:00"
+            ) from None
+        seconds = (datetime.now().astimezone() - moment.astimezone()).total_seconds()
+    if seconds <= 0:
+        raise Refused(f"--since {words}: is not in the past")
+    return seconds
+
+
+def _directory(words: str) -> Path:
+    """The directory of ``-o``, made when it is not there. Raises Refused."""
+    path = Path(words)
+    if path.exists() and not path.is_dir():
+        raise Refused(f"-o {words}: is no directory")
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as problem:
+        raise Refused(f"-o {words}: {problem.strerror}") from None
+    return path
+
+
+def _write(cores: Cores, path: Path) -> None:
+    """A text per core, then the document that names them."""
+    for crash, name in zip(cores.crashes, file_names(cores.crashes), strict=True):
+        if crash.text:
+            write_atomically(path / name, [crash.text], _MODE)
+    write_atomically(path / "cores.json", cores_json.render(cores), _MODE)
+
+
+def _fleet(inventory: str, options: Common, after: ExitStack, screen: Screen) -> Fleet:
+    session = after.enter_context(open_session(inventory, options))
+
+    def ask(names: list[str]) -> bool:
+        if sys.stdin.isatty():
+            session.ask_password(getpass.getpass(f"sudo password ({len(names)} nodes): "))
+        return sys.stdin.isatty()
+
+    return Fleet(session, screen.progress, ask)
+
+
+def _here() -> Here:
+    try:
+        return Here(policy_file.load(None))
+    except PolicyError as error:
+        raise Refused("\n".join(error.problems)) from None
+
+
+def _code(cores: Cores) -> int:
+    return exit_code(
+        interrupted=not cores.complete,
+        failed=bool(cores.errors.keys() - cores.unreachable),
+        unreachable=bool(cores.unreachable),
+        check=bool(cores.unread),
+    )
+
+
+def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
+    """A core of a live process: look, ask, do it, say how the process is."""
+    try:
+        seen = dumping.look()
+        words = (
+            f"pid {seen.pid} ({seen.command or 'no command line'}, user {seen.user}): "
+            f"{size(seen.size_bytes)} to {seen.path}"
+        )
+        if not yes and not sys.stdin.isatty():
+            raise Refused("--gcore pauses the process while its memory is written: --yes does it")
+        if not yes:
+            screen.say(words)
+            if not click.confirm("It is paused meanwhile. Take the core?", err=True):
+                screen.say("nothing was done")
+                return OK
+        else:
+            screen.note(f"{words}; it is paused meanwhile")
+        taken = dumping.take(seen)
+    except DumpError as problem:
+        if dumping.nodes.interrupted:
+            return exit_code(interrupted=True)
+        screen.say(f"--gcore {dumping.pid}: {problem}")
+        return exit_code(failed=not problem.unreachable, unreachable=problem.unreachable)
+    goes_on = taken.state not in ("", "T", "t")
+    after = "goes on" if goes_on else "has ended" if not taken.state else "is stopped: kill -CONT"
+    if taken.continued:
+        after += " (it had been left stopped, and was sent SIGCONT)"
+    if taken.error:
+        screen.say(f"--gcore {seen.pid}: {taken.error}; pid {seen.pid} {after}")
+        return exit_code(failed=True)
+    screen.note(f"{size(taken.size_bytes)} in {taken.seconds} s; pid {seen.pid} {after}")
+    click.echo(sanitise(taken.path))
+    return exit_code(failed=not goes_on)
+
+
+@click.command()
+@click.argument("inventory", required=False)
+@option("--local", is_flag=True, help="This machine, without any connection.")
+@option("--since", metavar="TIME", help="Only newer ones: 30m, 2h, 3d, an ISO 8601 date.")
+@option("--job", metavar="ID", help="Only cores of this job, by the environment that they have.")
+@option("--gcore", "pid", type=click.IntRange(2), metavar="PID", help="First take a core of this.")
+@option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    help="Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json.",
+)
+@option(
+    "--format",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    help="A table for people, or a form for machines.",
+)
+@option("--yes", is_flag=True, help="Do not ask before --gcore pauses the process.")
+@common
+def cores(
+    inventory: str | None,
+    *,
+    local: bool,
+    since: str | None,
+    job: str | None,
+    pid: int | None,
+    output: str | None,
+    format: str,
+    yes: bool,
+    **shared: Any,
+) -> int:
+    """Find the core files of every node of INVENTORY and say where each program crashed.
+
+    Equal crashes are shown once, the first to crash first. gdb runs on the nodes, gently, and only
+    text comes back. A core on a shared file system is read once.
+
+    \b
+    Examples:
+      nodeready cores inventories/prod.py --since 2h
+      nodeready cores 'gpu[001-064]' --job 4711 -o crash-4711
+      nodeready cores --local
+      nodeready cores inventories/prod.py --limit gpu007 --gcore 12345
+    """
+    options, seconds = Common(**shared), seconds_since(since)
+    if local == (inventory is not None):
+        raise Refused("an INVENTORY or --local, one of both")
+    if inventory is None and options.limit is not None:
+        raise Refused("--limit: --local is about this machine alone")
+    screen = options.screen()
+    with ExitStack() as after:
+        nodes: Nodes = _here() if inventory is None else _fleet(inventory, options, after, screen)
+        if pid is not None:
+            if len(nodes.policies()) != 1:
+                raise Refused(f"--gcore {pid}: choose one node with --limit, or --local")
+            if output is not None and inventory is not None:
+                raise Refused(
+                    "-o: with --gcore only for --local; on a node a core lies where others do"
+                )
+            into = str(_directory(output).resolve()) if output is not None else ""
+            return _dump(Dumping(nodes, pid, into), screen, yes)
+        into_ = _directory(output) if output is not None else None
+        found = coring.look(nodes, seconds, job or "")
+    if into_ is not None:
+        _write(found, into_)
+    if format == "json":
+        for piece in cores_json.render(found):
+            click.echo(piece, nl=False)
+    elif found.crashes or found.errors or found.notes or not screen.quiet:
+        if found.crashes or found.errors or found.notes or found.more or not found.complete:
+            screen.show(show(found, screen.verbose, screen.width))
+        else:
+            screen.note(summary(found))
+    remember_failed([*found.errors, *(crash.found.reader for crash in found.unread)])
+    return _code(found)

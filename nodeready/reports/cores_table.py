@@ -1,0 +1,157 @@
+"""The cores on a terminal: where each kind of crash happened, the first to crash first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from nodeready.cores import Cores, Crash, Group, signal_name
+from nodeready.reports.text import STYLES, Line, Part, counted, grouped, line, nodes
+from nodeready.sanitise import sanitise
+from nodeready.stacks import fold_ranks
+
+#: Groups, frames and lines of Python's own stack that are shown without -v.
+_GROUPS, _FRAMES, _PYTHON = 20, 14, 6
+#: Columns of the words on the left; at most of a function, and of a node set.
+_INDENT, _NAME, _NODES = 9, 44, 120
+#: Characters of a text that are shown without -v.
+_TEXT = 500
+_WHOLE = 1_000_000
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def size(number: int) -> str:
+    """``5.2 MiB``."""
+    value, unit = float(number), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}" if unit else counted(number, "byte")
+
+
+def process(crash: Crash) -> str:
+    """``pid 4711, rank 3, user ada, 37 threads, 5.2 MiB``: what is known of it."""
+    core = crash.core
+    known = [
+        "" if crash.pid is None else f"pid {crash.pid}",
+        "" if core.rank is None else f"rank {core.rank}",
+        f"job {core.job}" if core.job else "",
+        f"user {core.user}" if core.user else "" if core.uid is None else f"uid {core.uid}",
+        counted(core.threads, "thread") if core.threads else "",
+        size(crash.found.file.size_bytes),
+    ]
+    return ", ".join(filter(None, known))
+
+
+class _Table:
+    """The layout of one table."""
+
+    def __init__(self, verbose: int, width: int) -> None:
+        self.verbose, self.width = verbose, width
+
+    def head(self, word: str, style: str, text: str, names: Iterable[str]) -> Line:
+        start = f"{word:<{_INDENT - 1}} "
+        room = max(20, min(self.width - len(start) - len(text) - 2, _NODES))
+        who = nodes(names, _WHOLE if self.verbose else room)
+        return line((start, STYLES[style]), text, "  " if text else "", (who, "bold"))
+
+    def below(self, *parts: Part) -> Line:
+        text = line(" " * _INDENT, *parts)
+        return text if self.verbose else text.cut(_TEXT)
+
+    def group(self, group: Group) -> Iterator[Line]:
+        """What crashed where, its frames, and one core to look at."""
+        first = group.crashes[0]
+        top = group.headline
+        where = f" in {sanitise(top.function, _NAME)}" if top else ""
+        names = list(dict.fromkeys(crash.node for crash in group.crashes))
+        word = signal_name(group.signal)
+        yield self.head(word, "fail", f"{group.program or '?'}{where}", names)
+        ranks = sorted({c.core.rank for c in group.crashes if c.core.rank is not None})
+        jobs = sorted({crash.core.job for crash in group.crashes if crash.core.job})
+        told = [counted(len(group.crashes), "core")]
+        if ranks:
+            told.append(f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}")
+        if jobs:
+            told.append(f"job {', '.join(jobs[:4])}")
+        since = f"first {first.when} on {first.node}" if len(group.crashes) > 1 else first.when
+        yield self.below(f"{', '.join(told)}; {since}")
+        yield from self.frames(group)
+        yield from self.python(first)
+        for crash in group.crashes if self.verbose else group.crashes[:1]:
+            yield self.core(crash)
+
+    def core(self, crash: Crash) -> Line:
+        """The file, and what is doubtful about it."""
+        doubt = f"; {crash.core.warning}" if crash.core.warning else ""
+        if crash.core.cut:
+            doubt += "; gdb's words were more than is kept"
+        text = f"{crash.node}: {crash.found.file.path} ({process(crash)})"
+        return self.below((text, "dim"), (doubt, STYLES["warn"]))
+
+    def frames(self, group: Group) -> Iterator[Line]:
+        rows = group.frames if self.verbose else group.frames[:_FRAMES]
+        names = [sanitise(frame.function, 200 if self.verbose else _NAME) for frame in rows]
+        width = max(map(len, names), default=0)
+        for number, (name, frame) in enumerate(zip(names, rows)):
+            style = "bold" if frame == group.headline else ""
+            yield self.below(f"#{number:<3} ", (f"{name:<{width}}  ", style), frame.place)
+        if group.frames[len(rows) :]:
+            more = counted(len(group.frames) - len(rows), "more frame")
+            yield self.below((f"     {more} (-v shows them)", "dim"))
+
+    def python(self, crash: Crash) -> Iterator[Line]:
+        """The stack in the words of the program's own language."""
+        rows = crash.backtrace.python
+        for row in rows if self.verbose else rows[:_PYTHON]:
+            yield self.below(row)
+
+    def unread(self, crashes: Iterable[Crash]) -> Iterator[Line]:
+        """Cores without a backtrace, by the reason."""
+        for why, names in grouped((crash.core.unread, crash.node) for crash in crashes):
+            same = [crash for crash in crashes if crash.core.unread == why]
+            count = counted(len(same), "core")
+            yield self.head("unread", "unknown", count, list(dict.fromkeys(names)))
+            yield self.below(why)
+            for crash in same if self.verbose else same[:1]:
+                yield self.core(crash)
+
+
+def show(cores: Cores, verbose: int = 0, width: int = 80) -> Iterator[Line]:
+    """Each kind of crash with its backtrace, then what could not be read, and why.
+
+    verbose: from 1 on every frame and every core is shown
+    width:   columns that there are
+    """
+    table = _Table(verbose, width)
+    most = len(cores.groups) if verbose else _GROUPS
+    for group in cores.groups[:most]:
+        yield from table.group(group)
+        yield line("")
+    if cores.groups[most:]:
+        more = counted(len(cores.groups) - most, "more kind of crash", "more kinds of crash")
+        yield line((f"and {more} (-v shows them)", "bold"))
+    yield from table.unread(cores.unread)
+    for why, names in grouped((why, node) for node, why in cores.errors.items()):
+        kind = "unreachable" if cores.unreachable.issuperset(names) else "failed"
+        yield line((f"{kind:<{_INDENT - 1}} ", STYLES[kind]), (nodes(names), "bold"))
+        yield table.below(why)
+    for note, names in grouped((n, node) for node, rows in cores.notes.items() for n in rows):
+        yield table.head("note", "warn", "", names)
+        yield table.below(note)
+    older = sum(cores.more.values())
+    if older:
+        text = f"{counted(older, 'older core')} not read (--since, --limit: fewer at once)"
+        yield table.head("more", "warn", text, cores.more)
+    if not cores.complete:
+        yield line(("partial  ", STYLES["warn"]), "interrupted: not all cores were looked at")
+    yield line(summary(cores))
+
+
+def summary(cores: Cores) -> str:
+    """``4 cores on 2 nodes: 3 read, of 1 kind; 1 not read``."""
+    if not cores.crashes:
+        return f"no core found on {counted(len(cores.asked) - len(cores.errors), 'node')}"
+    where = counted(len({crash.node for crash in cores.crashes}), "node")
+    told = f"{counted(len(cores.crashes), 'core')} on {where}: {len(cores.read)} read"
+    if cores.groups:
+        told += f", of {counted(len(cores.groups), 'kind')}"
+    return f"{told}; {len(cores.unread)} not read" if cores.unread else told
