@@ -28,8 +28,9 @@ SCHEMA = "nodeready.trace/1"
 _ANSWER_S = 1.0
 #: One py-spy at a time for so many cores: a node that computes has other work.
 _CORES_PER_LOOK = 8
-#: The most that an answer is on its way, in characters; more than that, and less is told.
-_MOST_ANSWER = 4 * 1024 * 1024
+#: The most that an answer is on its way, in characters, and the most frames in all its stacks;
+#: more than that, and less is told.
+_MOST_ANSWER, _MOST_FRAMES = 4 * 1024 * 1024, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -93,23 +94,16 @@ def main(config: Config) -> None:
 def _packed(trace: dict[str, Any], targets: Sequence[Target], instead: Sequence[str]) -> str:
     """The answer, with as much as fits."""
     line = ""
-    for main_, threads, lack in (
-        (True, True, ""),
-        (True, False, "the stacks of other threads are left out: there are too many"),
-        (False, False, "the stacks are left out: they are too large"),
-    ):
+    for main_, threads in ((True, True), (True, False), (False, False)):
+        if not threads:
+            for target in targets:
+                target.say("the stacks of its other threads are left out: there are too many")
         table = Table()
         found = [target.plain(table, main_, threads) for target in targets]
-        line = answer.pack(
-            {
-                **trace,
-                "error": lack,
-                "frames": table.frames,
-                "stacks": table.stacks,
-                "processes": found,
-                "instead": instead,
-            }
-        )
+        if table.size > _MOST_FRAMES:
+            continue
+        stacks = {"frames": table.frames, "stacks": table.stacks}
+        line = answer.pack({**trace, **stacks, "processes": found, "instead": instead})
         if len(line) <= _MOST_ANSWER:
             break
     return line

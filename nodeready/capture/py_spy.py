@@ -37,7 +37,7 @@ _WORDS: tuple[tuple[str, str, bool], ...] = (
     (r"os error 2\b|No such process|os error 3\b", "it has ended", False),
     (r"os error 13\b|elevated permissions", "not permitted", False),
     (r"os error 1\b|EPERM|Operation not permitted", "not permitted, or traced by another", False),
-    (r"Failed to find python version", "no Python that py-spy knows", False),
+    (r"Failed to find python version", "not Python, or one that py-spy does not know", False),
     # It says so, too, when the stack of the first thread that it tries cannot be read.
     (
         r"Failed to find a python interpreter",
@@ -102,6 +102,8 @@ def parse(text: str, pid: int) -> Dump:
     """What ``py-spy dump --json`` printed; never raises."""
     try:
         rows = json.loads(text)
+        if not isinstance(rows, list):
+            raise TypeError(rows)
         threads = [
             Thread(str(row["thread_name"] or "")[:100], _stack(row["frames"])) for row in rows
         ]

@@ -107,7 +107,7 @@ def program(process: Process) -> str:
     """What it runs: the name of a program, of Python's script, or of its module."""
     words = process.command.split(" ")
     name = os.path.basename(words[0]) or process.name
-    if not process.python:
+    if not name.startswith(("python", "pypy")):
         return name
     for number, word in enumerate(words[1:], 1):
         if word == "-m":
@@ -220,7 +220,7 @@ def _ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
 
 
 def select(processes: Sequence[Process], wanted: Selection, own: int) -> list[Rank]:
-    """The ranks that are asked for, by rank and number.
+    """The ranks that are asked for, by rank and number, those that have none last.
 
     own: our number; we, who started us and whom we started are no ranks, unless asked for
     Raises re.error for a pattern that is none.
@@ -254,8 +254,12 @@ def select(processes: Sequence[Process], wanted: Selection, own: int) -> list[Ra
     rest = [pid for pid in rest if pid not in covered]
     inner = {tree.inner(pid, set(rest).__contains__) for pid in _topmost(rest, tree.above)}
     chosen += [pid for pid in inner if pid is not None and pid not in covered]
-    found = [_rank(tree, pid) for pid in set(chosen)]
-    return sorted(found, key=lambda rank: (rank.identity.rank or 0, rank.process.pid))
+
+    def order(pid: int) -> tuple[bool, int, int]:
+        rank = tree.who[pid].rank
+        return rank is None, rank or 0, pid
+
+    return [_rank(tree, pid) for pid in sorted(set(chosen), key=order)]
 
 
 def _rank(tree: _Tree, pid: int) -> Rank:

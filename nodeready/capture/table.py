@@ -13,10 +13,14 @@ class Table:
     def __init__(self) -> None:
         self._frames: dict[Frame, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
+        #: Frames in all stacks together.
+        self.size = 0
 
     def add(self, frames: Sequence[Frame]) -> int:
         """The number of a stack, root to leaf."""
         key = tuple(self._frames.setdefault(frame, len(self._frames)) for frame in frames)
+        if key not in self._stacks:
+            self.size += len(key)
         return self._stacks.setdefault(key, len(self._stacks))
 
     @property

@@ -27,6 +27,9 @@ class Target:
     notes: list[str] = field(default_factory=list)
     user: str = ""
 
+    def __post_init__(self) -> None:
+        self.say(self.rank.note)
+
     @property
     def pid(self) -> int:
         """Its number."""
@@ -35,14 +38,17 @@ class Target:
     def say(self, note: str) -> None:
         """Add what is to be known about it, once."""
         if note and note not in self.notes:
-            self.notes.append(note)
+            # Whoever reads it looks for that at the beginning.
+            self.notes.insert(0 if note == ENDED else len(self.notes), note)
 
     def stands(self, seen: Facts | None) -> None:
         """Take the facts of this moment. None: there is no such process."""
-        if seen is None or seen.start_s != self.rank.process.start_s or seen.state in "ZXx":
+        if seen is None or seen.start_s != self.rank.process.start_s:
             self.say(ENDED)
-        else:
-            self.facts.append(seen)
+            return
+        self.facts.append(seen)
+        if seen.state in "ZXx":
+            self.say(ENDED)
 
     def refuses(self, euid: int, native: bool = False) -> str:
         """Why it is not to be looked into; "": nothing is in the way."""
@@ -92,7 +98,7 @@ class Target:
             "cpu_s": self.cpu_s,
             "samples": [_sample(dump, table, main, threads) for dump in self.dumps],
             "native": table.add(self.native.main) if self.native and self.native.main else None,
-            "note": "; ".join(note for note in [self.rank.note, *self.notes] if note),
+            "note": "; ".join(self.notes),
         }
 
 
@@ -102,5 +108,5 @@ def _sample(dump: Dump, table: Table, main: bool, threads: bool) -> dict[str, An
         "main": None if shown is None else table.add(shown),
         "threads": [(t.name, table.add(t.frames)) for t in dump.threads] if threads else [],
         "gil": dump.gil,
-        "error": dump.error or ("" if main else "its stack is too large to be sent"),
+        "error": dump.error or ("" if main else "its stack is too large"),
     }

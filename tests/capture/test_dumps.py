@@ -1,0 +1,237 @@
+"""What py-spy and /proc print, read: as they are, empty, damaged and made to harm."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import time
+
+import pytest
+
+from nodeready.capture import answer, processes, py_spy
+from nodeready.capture.processes import HANGS, each, environment, facts, kernel_stack, stat
+from nodeready.capture.py_spy import CUT, KEPT_FRAMES, Dump, parse, words
+from nodeready.proofs.own import Ended
+
+
+def frame(name, line=1, **more):
+    return {"name": name, "filename": f"/x/{name}.py", "short_filename": f"{name}.py",
+            "module": None, "line": line, "locals": None, **more}  # fmt: skip
+
+
+def thread(name, *frames, gil=False, tid=7):
+    return {"pid": 5, "thread_id": 1, "thread_name": name, "os_thread_id": tid, "active": False,
+            "owns_gil": gil, "frames": list(frames), "process_info": None}  # fmt: skip
+
+
+def read(*threads) -> Dump:
+    return parse(json.dumps(threads), 5)
+
+
+def test_a_dump_is_turned_round():
+    seen = read(
+        thread("Thread-2", frame("b")),
+        thread("Thread-1", frame("a")),
+        thread("MainThread", frame("wait", 9), frame("main"), gil=True),
+    )
+    assert seen.main == (("main", "main.py", 1), ("wait", "wait.py", 9))
+    assert [one.name for one in seen.threads] == ["Thread-2", "Thread-1"]
+    assert (seen.gil, seen.error) == ("MainThread", "")
+
+
+def test_a_main_thread_by_any_name():
+    assert read(thread("x", frame("a"), tid=5), thread("y", frame("b"))).main[0][0] == "a"
+    assert read(thread("x", frame("a")), thread(None, frame("b"))).main[0][0] == "b"
+    assert read(thread("MainThread")).main == ()
+
+
+def test_addresses_are_no_places():
+    main = read(thread("MainThread", frame("0x7f11d5ca71f5"), frame("0xfun"))).main
+    assert [name for name, *_ in main] == ["0xfun", "?"]
+    assert read(thread("MainThread", {"name": "f", "filename": "/a/libc.so", "line": 0})).main == (
+        ("f", "libc.so", 0),
+    )
+
+
+def test_a_stack_as_deep_as_memory_is_cut_in_the_middle():
+    deep = [frame("recurse" * 1000, number) for number in range(12_000)]
+    text = json.dumps([thread("MainThread", *deep)])
+    assert len(text) > 10_000_000
+    main = parse(text, 5).main
+    assert len(main) == 2 * KEPT_FRAMES + 1
+    assert [main[place][2] for place in (0, KEPT_FRAMES - 1, -KEPT_FRAMES, -1)] == [
+        11_999, 11_500, 499, 0,
+    ]  # fmt: skip
+    assert main[KEPT_FRAMES] == CUT
+    assert max(len(name) for name, *_ in main) == 300
+    whole = read(thread("MainThread", *deep[: 2 * KEPT_FRAMES])).main
+    assert [line for *_, line in whole] == list(range(2 * KEPT_FRAMES))[::-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "Process 5: python", "[", "{}", "null", "[1]", "[{}]", "[[]]", '"x"', "[" * 100_000,
+        json.dumps([thread("MainThread", {"name": "f"})]),
+        json.dumps([thread("MainThread", frame("f", "1"))]),
+        json.dumps([thread("MainThread", frame("f", True))]),
+        json.dumps([thread("MainThread", "f")]),
+        json.dumps([{**thread("MainThread"), "frames": {}}]),
+        '[{"thread_name": "MainThread", "frames": [{"name": "f", "line": NaN}]}]',
+    ],
+)  # fmt: skip
+def test_what_is_no_dump(text):
+    seen = parse(text, 5)
+    assert seen.error == "py-spy's output makes no sense"
+    assert seen.main is None
+
+
+def test_nothing_in_a_dump():
+    assert read().error == "py-spy found no thread"
+    assert len(read(*[thread(f"t{n}") for n in range(200)]).threads) == 199
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "again"),
+    [
+        (
+            "Error: Failed to get process executable name. Check that the process is running.\n\n"
+            "Caused by:\n    0: No such file or directory (os error 2)\n",
+            "it has ended",
+            False,
+        ),
+        (
+            "Error: Failed to open process 7\n\nCaused by: Permission denied (os error 13)",
+            "not permitted",
+            False,
+        ),
+        (
+            "Permission Denied: Try running again with elevated permissions by going 'sudo'",
+            "not permitted",
+            False,
+        ),
+        (
+            "Error: EPERM: Operation not permitted",
+            "not permitted, or traced by another",
+            False,
+        ),
+        (
+            "Error: Failed to find python version from target process",
+            "not Python, or one that py-spy does not know",
+            False,
+        ),
+        (
+            "Error: Failed to find a python interpreter in the .data section",
+            "py-spy cannot read it: a Python that it does not know, or more than 4096 calls deep",
+            True,
+        ),
+        ("Error: Failed to copy PyThreadState", "py-spy: Failed to copy PyThreadState", True),
+        ("", "py-spy: exit status 1", True),
+    ],
+)
+def test_errors_by_their_words(said, expected, again):
+    assert words(Ended(1, "", said, 0.1)) == (expected, again)
+
+
+def test_py_spy_that_was_killed():
+    assert words(Ended(-11, "", "", 0.1))[0] == "py-spy: signal 11"
+
+
+STAT = "4711 (a) R (b)) S 10 4711 4711 0 -1 4194304 1 0 0 0 150 50 0 0 20 0 37 0 2770550 1 1"
+
+
+def test_the_facts_of_a_process():
+    status = "Name:\ta\nState:\tS\nTracerPid:\t12\nUid:\t1000\t0\t0\t0\n"
+    stack = "[<0>] futex_wait_queue+0x60/0x90\n[<0>] do_futex+0x105/0x260\n[<0>] 0xffffffff\n"
+    seen = facts(STAT, status, "futex_wait_queue", stack)
+    assert (seen.state, seen.threads, seen.tracer, seen.uid) == ("S", 37, 12, 1000)
+    assert (seen.cpu_s, seen.start_s) == (2.0, 27705.5)
+    assert seen.kernel_stack == ("futex_wait_queue", "do_futex")
+    assert stat(STAT).name == "a) R (b)"
+    assert stat(STAT).parent == 10
+    assert facts(STAT, "", "0", "").wait_channel == ""
+    assert facts("", status, "", "") is None
+
+
+@pytest.mark.parametrize("text", ["", "x", "1 (a S 1", "1 (a) S 1 2 3", "1 (a) S" + " x" * 40])
+def test_what_is_no_process(text):
+    assert stat(text) is None
+
+
+def test_the_environment_but_for_what_is_nobodys_business():
+    data = b"RANK=3\0AWS_SECRET=RANK=9\0RANK=4\0\0=x\0WORLD_SIZE=\xff8\0MASTER_ADDR=" + b"a" * 999
+    seen = environment(data)
+    assert seen == {"RANK": "3", "WORLD_SIZE": "\ufffd8", "MASTER_ADDR": "a" * 256}
+    assert environment(b"") == {}
+    assert environment(b"\0" * 5000) == {}
+    assert kernel_stack("") == ()
+    assert len(kernel_stack("[<0>] f+0x1/0x2\n" * 1000)) == 64
+
+
+def test_a_look_that_hangs_costs_itself(monkeypatch):
+    monkeypatch.setattr(processes, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(processes, "_NEXT_PATIENCE_S", 0.1)
+
+    def look(number):
+        if number in (2, 4):
+            time.sleep(600)
+        if number == 5:
+            os._exit(3)
+        return None if number == 3 else number * 10
+
+    found = each(look, range(1, 8), time.monotonic() + 60)
+    assert found == {1: 10, 2: HANGS, 3: None, 4: HANGS, 5: HANGS, 6: 60, 7: 70}
+    assert each(look, [1], time.monotonic() - 1) == {}
+
+
+def test_this_process_is_found_as_it_is():
+    found = {p.pid: p for p in processes.scan(time.monotonic() + 60)}
+    mine = found[os.getpid()]
+    assert mine.python
+    assert mine.parent == os.getppid()
+    assert "pytest" in mine.command
+    assert 2 not in found  # kthreadd, or nobody
+    standing = processes.stand([os.getpid(), 2**22 + 1], time.monotonic() + 60)
+    assert standing[os.getpid()].start_s == mine.start_s
+    assert standing[2**22 + 1] is None
+
+
+def test_there_and_back():
+    trace = {"processes": [{"note": "ü\n\u2028"}], "error": ""}
+    line = f"noise N1 trace x\nmotd N1 {answer.pack(trace)}\nbye"
+    assert answer.unpack(line, "N1") == trace
+
+
+def packed(data: bytes) -> str:
+    return f"N trace {base64.b64encode(data).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no answer"),
+        ("N2 trace x", "no answer"),
+        ("N trace %%%", "its answer is damaged"),
+        (packed(b"no gzip at all"), "its answer is damaged"),
+        (packed(b""), "its answer is cut off"),
+        (packed(gzip.compress(b"{}" * 99)[:-9]), "its answer is cut off"),
+        (packed(gzip.compress(b"[]")), "its answer is damaged"),
+        (packed(gzip.compress(b"[" * 100_000)), "its answer is damaged"),
+        (packed(gzip.compress(b" " * (answer.MOST_BYTES + 1))), "its answer is more than 64 MB"),
+    ],
+)
+def test_what_is_no_answer(text, why):
+    with pytest.raises(answer.AnswerError, match=why):
+        answer.unpack(text, "N")
+
+
+def test_py_spy_is_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert py_spy.find("/none") == ""
+    mine = tmp_path / "py-spy"
+    mine.write_text("#!/bin/sh\n")
+    mine.chmod(0o755)
+    assert py_spy.find("/none") == str(mine)
+    assert py_spy.find("/bin/sh") == "/bin/sh"

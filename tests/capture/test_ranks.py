@@ -1,0 +1,242 @@
+"""Which processes are ranks: trees of processes as launchers, schedulers and people make them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nodeready.capture.processes import Process
+from nodeready.capture.ranks import Selection, instead, program, select
+
+OWN = 9
+
+
+def process(
+    pid, parent=1, command="python train.py", *, cpu_s=1.0, cgroup="", hangs=False, **values
+):
+    """values: of its environment."""
+    words = command.split()
+    name = "python3.11" if re.match(r"python|torchrun", words[0]) else words[0]
+    return Process(
+        pid, parent, words[0], 1.0, cpu_s, command, name, None if hangs else values, cgroup, hangs
+    )
+
+
+def torch(rank, size=8, **more):
+    values = {"RANK": rank, "LOCAL_RANK": rank % 8, "WORLD_SIZE": size, "MASTER_ADDR": "a"}
+    return {k: str(v) for k, v in {**values, "MASTER_PORT": 29500, **more}.items()}
+
+
+def step(task, job=88, number=0, size=2):
+    values = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": number, "SLURM_PROCID": task}
+    return {k: str(v) for k, v in {**values, "SLURM_STEP_NUM_TASKS": size}.items()}
+
+
+def ompi(rank, size=4):
+    return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
+
+
+PLAIN = [process(10, **torch(0)), process(11, **torch(1))]
+TORCHRUN = [
+    process(10, command="python -m torch.distributed.run train.py"),
+    process(11, 10, **torch(0, TORCHELASTIC_RUN_ID="none")),
+    process(12, 10, **torch(1, TORCHELASTIC_RUN_ID="none")),
+    process(13, 11, "python loader", **torch(0, TORCHELASTIC_RUN_ID="none")),
+    process(14, 13, "python loader", **torch(0, TORCHELASTIC_RUN_ID="none")),
+]
+SRUN_TORCHRUN = [
+    process(20, command="slurmstepd: [88.0]"),
+    process(21, 20, "bash -c torchrun train.py", **step(3)),
+    process(22, 21, "torchrun train.py", **step(3)),
+    process(23, 22, **torch(24, 32, **step(3))),
+    process(24, 22, **torch(25, 32, **step(3))),
+]
+
+GOOD = {
+    "ranks side by side": (PLAIN, [(10, 0), (11, 1)]),
+    "loaders of loaders inherit RANK": (TORCHRUN, [(11, 0), (12, 1)]),
+    "torchrun in a step of Slurm": (SRUN_TORCHRUN, [(23, 24), (24, 25)]),
+    "torchrun with one rank, whose number is the step's": (
+        [*SRUN_TORCHRUN[:3], process(23, 22, **torch(3, 4, **step(3)))],
+        [(23, 3)],
+    ),
+    "a launcher nobody knows, in a step of Slurm": (
+        [
+            process(22, command="python launch.py", **step(1)),
+            process(23, 22, **torch(8, 16, **step(1))),
+            process(24, 22, **torch(9, 16, **step(1))),
+        ],
+        [(23, 8), (24, 9)],
+    ),
+    "torchrun in a pod that has a RANK of its own, the same as a rank's": (
+        [
+            process(10, command="torchrun t.py", **torch(0, 2)),
+            *[process(11 + rank, 10, **torch(rank, 16)) for rank in range(3)],
+        ],
+        [(11, 0), (12, 1), (13, 2)],
+    ),
+    "tasks of Slurm; the batch script has rank 0, too": (
+        [
+            process(30, command="slurm_script", SLURM_JOB_ID="88", SLURM_PROCID="0"),
+            process(31, 30, "srun python t.py", SLURM_JOB_ID="88", SLURM_PROCID="0"),
+            process(32, 1, **step(0)),
+            process(33, 1, **step(1)),
+        ],
+        [(32, 0), (33, 1)],
+    ),
+    "a rank that exports RANK by itself has workers with the same": (
+        [process(40, **step(3)), process(41, 40, "python w", **torch(3, **step(3)))],
+        [(40, 3)],
+    ),
+    "a rank that sets all by itself": (
+        [process(40), process(41, 40, **torch(3)), process(42, 40, **torch(3))],
+        [(40, 3)],
+    ),
+    "mpirun's daemons in a step of Slurm": (
+        [
+            process(50, command="orted --daemonize", **step(1)),
+            process(51, 50, "./solver", **ompi(2), **step(1)),
+            process(52, 50, "./solver", **ompi(3), **step(1)),
+        ],
+        [(51, 2), (52, 3)],
+    ),
+    "a shell around Python": (
+        [
+            process(60, command="bash -c python t.py; date", **torch(5)),
+            process(61, 60, "timeout 9 python t.py", **torch(5)),
+            process(62, 61, **torch(5)),
+            process(63, 62, "python loader", **torch(5)),
+        ],
+        [(62, 5)],
+    ),
+    "a shell around a Python and its monitor": (
+        [
+            process(60, command="bash run.sh", **torch(5)),
+            process(61, 60, "python monitor.py", cpu_s=0.5, **torch(5)),
+            process(62, 60, cpu_s=500.0, **torch(5)),
+        ],
+        [(62, 5)],
+    ),
+    "a shell around what is no Python": (
+        [process(60, command="sh -c ./a.out", **torch(5)), process(61, 60, "./a.out", **torch(5))],
+        [(61, 5)],
+    ),
+    "no Python at all": ([process(60, command="sleep 600", **torch(5))], [(60, 5)]),
+    "a person's shell in a step of its own": (
+        [process(70, **step(0)), process(71, command="-bash", **step(0, number=1))],
+        [(70, 0)],
+    ),
+    "two jobs": (
+        [process(80, **torch(0)), process(81, **torch(0, MASTER_PORT=29501))],
+        [(80, 0), (81, 0)],
+    ),
+    "we ourselves, in a step of the same job": (
+        [
+            process(70, **step(0)),
+            process(8, command="sh -c", **step(0, number=2)),
+            process(OWN, 8, "python -c x", **step(0, number=2)),
+            process(99, OWN, "python -c y", **step(0, number=2)),
+            process(98, 1, "python3 -c import zlib;MAIN='nodeready.x'", **step(1, number=2)),
+        ],
+        [(70, 0)],
+    ),
+    "beside ranks, one that hangs in the kernel": (
+        [*TORCHRUN, process(15, 10, hangs=True), process(16, 1, hangs=True)],
+        [(11, 0), (12, 1), (15, None)],
+    ),
+    # Nothing to do.
+    "none": ([process(10), process(11, command="bash")], []),
+    "nothing runs": ([], []),
+    "a launcher whose ranks have not begun": ([process(22, 1, "torchrun t.py", **step(3))], []),
+    "a shell around a launcher": (SRUN_TORCHRUN[1:3], []),
+    # Malformed and hostile.
+    "values that are no numbers": (
+        [process(10 + n, RANK=value) for n, value in enumerate(["", "x", "-1", "1" * 99, "٣"])],
+        [],
+    ),
+    "processes that are their own ancestors": (
+        [process(10, 11, **torch(0)), process(11, 10, **torch(1))],
+        [],
+    ),
+    "a process that is its own parent": ([process(10, 10, **torch(0))], [(10, 0)]),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_ranks(name):
+    processes, expected = GOOD[name]
+    for order in (processes, processes[::-1]):
+        found = select(order, Selection(), OWN)
+        assert [(rank.process.pid, rank.identity.rank) for rank in found] == expected
+
+
+JOBS = [
+    process(10, **torch(0, **step(0))),
+    process(11, **torch(1, TORCHELASTIC_RUN_ID="exp7", MASTER_ADDR="b")),
+    process(12, 1, "python serve.py --port 1"),
+    process(13, 12, "python worker"),
+    process(14, cgroup="91"),
+]
+
+
+@pytest.mark.parametrize(
+    ("selection", "pids"),
+    [
+        (Selection(), [10, 11]),
+        (Selection(job="88"), [10]),
+        (Selection(job="exp7"), [11]),
+        (Selection(job="a:29500"), [10]),
+        (Selection(job="b:29500"), [11]),
+        (Selection(job="8"), []),
+        (Selection(job="none"), []),
+        # A program may write its title over its environment: then its cgroup tells.
+        (Selection(job="91"), [14]),
+        (Selection(match=r"serve\.py"), [12]),
+        (Selection(match="^python"), [10, 11, 12, 14]),
+        (Selection(match="train", job="88"), [10]),
+        (Selection(match="nothing"), []),
+        (Selection(pids=(13,)), [13]),
+        (Selection(pids=(13, 10, 13, 999)), [10, 13]),
+        (Selection(pids=(13,), job="88", match="x"), [13]),
+    ],
+)
+def test_what_is_asked_for(selection, pids):
+    assert sorted(rank.process.pid for rank in select(JOBS, selection, OWN)) == pids
+
+
+def test_a_pattern_takes_the_ranks_and_not_who_starts_them():
+    found = select(SRUN_TORCHRUN, Selection(match=r"train\.py"), OWN)
+    assert [rank.process.pid for rank in found] == [23, 24]
+
+
+def test_who_a_rank_is():
+    (found,) = select([JOBS[1]], Selection(), OWN)
+    who = found.identity
+    assert (who.rank, who.local_rank, who.world_size) == (1, 1, 8)
+    assert (who.job, who.master) == ("exp7", "b:29500")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python -u -X dev train.py --x", "train.py"),
+        ("/opt/conda/bin/python3.11 -m torch.distributed.run t.py", "torch.distributed.run"),
+        ("python -c import", "python"),
+        ("python", "python"),
+        ("python -m", "python"),
+        ("/usr/bin/srun -N2 torchrun", "srun"),
+        ("python train.py torchrun", "train.py"),
+        ("", "x"),
+    ],
+)
+def test_what_a_process_runs(command, name):
+    exe = "python3" if command.startswith(("python", "/opt")) else ""
+    assert program(Process(1, 0, "x", command=command, program=exe)) == name
+
+
+def test_what_may_be_meant_instead_is_the_busiest():
+    many = [process(100 + n, command=f"python {n}.py", cpu_s=n) for n in range(30)]
+    shell = process(50, command="bash", cpu_s=1000)
+    found = instead([*many, shell, process(OWN, cpu_s=1000)], OWN)
+    assert [p.pid for p in found] == list(range(129, 119, -1))
