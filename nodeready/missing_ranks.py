@@ -61,9 +61,10 @@ def expected(
     home: dict[int, str] = {}
     for node, found in by_node.items():
         blocks = {rank // size for rank in found}
-        if len(blocks) != 1 or not blocks.isdisjoint(home):
+        block = blocks.pop()
+        if blocks or block in home:
             return ()
-        home[blocks.pop()] = node
+        home[block] = node
     blocks = {rank // size for rank in ranks}
     nodes = [home[block] for block in sorted(blocks & home.keys())]
     away = blocks - home.keys()

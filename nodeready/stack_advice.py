@@ -216,7 +216,7 @@ def advised(
     if not stacks.processes and instead:
         node = min(instead, key=natural)
         lines.append(
-            f"no process has a rank; {node} runs {_few(list(instead[node]))}: name one with --pid, "
-            "or many with --match"
+            f"no process has a rank; {node} runs {_few(list(instead[node]))}: name one with "
+            "--pid, or many with --match"
         )
     return dataclasses.replace(stacks, advice=tuple(lines))

@@ -65,8 +65,8 @@ def tree(stacks: Stacks) -> Tree:
             line = next(iter(child.lines)) if len(child.lines) == 1 else 0
             order.append((child, Frame(function, file, line)))
     done: dict[int, Tree] = {}
-    for node, frame in reversed(order):
+    for node, own in reversed(order):
         children = [done.pop(id(child)) for child in node.below.values()]
         children.sort(key=lambda child: (-child.processes, child.ranks[:1]))
-        done[id(node)] = made(node, frame, tuple(children))
+        done[id(node)] = made(node, own, tuple(children))
     return done[id(root)]

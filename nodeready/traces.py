@@ -35,6 +35,8 @@ _PROCESS = {
 }  # fmt: skip
 _SAMPLE = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
 
+_NEVER = object()
+_COUNTS, _RANKS = ("pid", "tracer", "threads"), ("rank", "local_rank", "world_size")
 #: A field may be of some types, so there are a few dozen combinations, seen again and again.
 _values = itemgetter(*_PROCESS)
 _types_seen: set[tuple[type, ...]] = set()
@@ -84,12 +86,17 @@ def _indexes(values: list[Any], end: int, what: str) -> None:
 
 
 def _frames(trace: Trace) -> None:
-    for frame in trace["frames"]:
-        if type(frame) is not list or [type(part) for part in frame] != [str, str, int]:
+    frames = trace["frames"]
+    if frames:
+        kinds = set(map(type, frames))
+        if kinds != {list} or set(map(len, frames)) != {3}:
             raise _Wrong("frames holds what is no [function, file, line]")
-        if not 0 <= frame[2] <= _MOST:
-            raise _Wrong(f"a line of frames cannot be {_shown(frame[2])}")
-    end = len(trace["frames"])
+        functions, files, lines = zip(*frames, strict=True)
+        if {*map(type, functions), *map(type, files)} != {str} or set(map(type, lines)) != {int}:
+            raise _Wrong("frames holds what is no [function, file, line]")
+        if min(lines) < 0 or max(lines) > _MOST:
+            raise _Wrong("frames holds a line that no file has")
+    end = len(frames)
     for number, stack in enumerate(trace["stacks"]):
         if type(stack) is not list:
             raise _Wrong(f"stacks[{number}] is {_shown(stack)}, not a list")
@@ -104,14 +111,13 @@ def _process(process: Any, what: str) -> None:
     if types not in _types_seen:
         _fields(process, _PROCESS, what)
         _types_seen.add(types)
-    for name in ("pid", "tracer", "threads"):
+    for name in _COUNTS:
         if not 0 <= process[name] <= _MOST:
             raise _Wrong(f"{what}.{name} cannot be {_shown(process[name])}")
-    for name in ("rank", "local_rank", "world_size"):
-        if process[name] is not None and abs(process[name]) > _MOST:
+    for name in _RANKS:
+        if process[name] is not None and not -_MOST <= process[name] <= _MOST:
             raise _Wrong(f"{what}.{name} cannot be {_shown(process[name])}")
-    _times(process["cpu_s"], f"{what}.cpu_s")
-    _times([process["start_s"]], f"{what}.start_s")
+    _times([*process["cpu_s"], process["start_s"]], f"a time of {what}")
     _texts(process["kernel_stack"], f"{what}.kernel_stack")
 
 
@@ -119,7 +125,14 @@ def _samples(process: Any, used: list[Any], what: str) -> None:
     """Check the samples of one process, and collect the indexes that they use."""
     if process["native"] is not None:
         used.append(process["native"])
-    for sample in process["samples"]:
+    samples: list[Any] = process["samples"]
+    before: object = _NEVER
+    for at, sample in enumerate(samples):
+        # A process that hangs gives the same sample again: one object, checked once, is enough.
+        if sample == before:
+            samples[at] = before
+            continue
+        before = sample
         try:
             main, threads = sample["main"], sample["threads"]
             good = type(sample["gil"]) is str and type(sample["error"]) is str
@@ -127,9 +140,9 @@ def _samples(process: Any, used: list[Any], what: str) -> None:
             used += [thread[1] for thread in threads]
         except (KeyError, TypeError, IndexError):
             good, main, names = False, None, []
-        if not good or not set(map(type, names)) <= {str}:
-            _fields(sample, _SAMPLE, f"{what}.samples[]")
-            raise _Wrong(f"{what}.samples[].threads holds what is no [name, stack]")
+        if not good or not set(map(type, names)) <= {str} or not set(map(len, threads)) <= {2}:
+            _fields(sample, _SAMPLE, f"{what}.samples[{at}]")
+            raise _Wrong(f"{what}.samples[{at}].threads holds what is no [name, stack]")
         if main is not None:
             used.append(main)
 
