@@ -61,8 +61,8 @@ _FIRST = re.compile(r"^(\[(?:[a-z]+)?|\s*)(\d+)(?=\]:|: )")
 def own_names(*names: str) -> re.Pattern[str]:
     """Finds a node's names, with a domain or without, in its own lines."""
     found = {name.partition(".")[0] for name in names if not _is_address(name)} | {*names}
-    # A shorter one would be found in other words.
-    wanted = sorted((re.escape(name) for name in found if len(name) > 2), key=len, reverse=True)
+    # A letter alone would be found in other words.
+    wanted = sorted((re.escape(name) for name in found if len(name) > 1), key=len, reverse=True)
     return re.compile(rf"(?<![\w.-])(?:{'|'.join(wanted) or '(?!)'})(?:\.[\w.-]*\w)?(?![\w-])")
 
 
@@ -84,8 +84,9 @@ def shape(lines: Iterable[str], names: re.Pattern[str], ranks: Ranks) -> tuple[s
 
     def first(match: re.Match[str]) -> str:
         # A bare number at the beginning may be a step.
-        mine = int(match[2]) in own if own else match[1].startswith("[")
-        return "[<rank>" if mine and match[1].startswith("[") else "<rank>" if mine else match[0]
+        bracket = match[1].startswith("[")
+        mine = int(match[2]) in own if own else bracket
+        return ("[<rank>" if bracket else "<rank>") if mine else match[0]
 
     found = []
     for line in lines:

@@ -13,7 +13,7 @@ class Ranks(NamedTuple):
     local_rank: int | None
 
 
-_NAMED = re.compile(r"(?i)(?<![a-z])(?:([a-z]+)[_-]?)??rank[._=-]?(\d{1,7})(?!\d)")
+_NAMED = re.compile(r"(?i)(?<![a-z])(?:([a-z]+)[_-]|(local))?rank[._=-]?(\d{1,7})(?!\d)")
 #: The word before "rank", where the number is another than the global rank.
 _LOCAL, _OTHERS = "local", ("node", "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp")
 #: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log
@@ -27,10 +27,11 @@ def of(path: str) -> Ranks:
     ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last.
     """
     rank = local = None
-    for word, number in _NAMED.findall(path):
-        if word.lower() == _LOCAL:
+    for before, joined, number in _NAMED.findall(path):
+        word = (before or joined).lower()
+        if word == _LOCAL:
             local = int(number)
-        elif word.lower() not in _OTHERS:
+        elif word not in _OTHERS:
             rank = int(number)
     if match := _TORCHRUN.search(path):
         local = int(match[1])

@@ -25,18 +25,22 @@ def rows(data: bytes, *, whole: bool) -> list[bytes] | None:
     Of a progress bar, which begins again and again after a carriage return, the last state. A file
     that was truncated while its writer went on begins with NUL bytes; others make it no text.
     """
-    pieces = data.split(b"\n")
-    if not whole and len(pieces) > 1:
-        del pieces[0]
-    found = []
-    for piece in pieces:
-        states = (state for state in reversed(piece.lstrip(b"\0").split(b"\r")) if state.strip())
-        row = next(states, b"")
-        if b"\0" in row:
+    found: list[bytes] = []
+    first, *others = data.split(b"\n")
+    for piece in [first, *others] if whole else others:
+        if not _add(found, piece):
             return None
-        if row:
-            found.append(row)
-    return found
+    # More than what was read, and the line ends only there: part of it is better than nothing.
+    return found if found or whole or _add(found, first) else None
+
+
+def _add(found: list[bytes], piece: bytes) -> bool:
+    """Keep a line, unless it is blank; whether it is text."""
+    states = (state for state in reversed(piece.lstrip(b"\0").split(b"\r")) if state.strip())
+    row = next(states, b"")
+    if row:
+        found.append(row)
+    return b"\0" not in row
 
 
 def last(found: list[bytes], count: int, like: re.Pattern[str] | None = None) -> Last:
