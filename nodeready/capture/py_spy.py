@@ -150,7 +150,7 @@ def take(own: Own, path: str, pid: int, limit_s: float, native: bool = False) ->
     native:  with native frames: its target waits meanwhile, and it must not be in state D or T
     """
     if not path:
-        return Dump(error="no py-spy on this node")
+        return Dump(error="py-spy is not installed (nodeready deploy installs it)")
     argv = [path, "dump", "--json", "--native" if native else "--nonblocking", "--pid", str(pid)]
     error = ""
     # A process that runs changes under the eyes of whoever does not stop it.
