@@ -18,9 +18,11 @@ _COMMAND = 200
 #: Characters of a line that are shown when it is not understood.
 _SHOWN = 60
 
-# What pdsh and clush (`gpu001: `) and srun -l (`0: `, `007: `) put before every line; what is left
+# What pdsh and clush (`gpu001: `) and srun -l (`0: `, ` 7: `) put before every line; what is left
 # of an empty line may have lost its blank.
-_LABELLED = re.compile(r" *([A-Za-z0-9_][A-Za-z0-9_.-]{0,252}):(?: (.*))?")
+_LABEL = r"(?: *(?=\d+:)|(?=[A-Za-z0-9_]))([A-Za-z0-9_][A-Za-z0-9_.-]{0,252}):"
+_LABELLED = re.compile(_LABEL + r"(?: (.*))?")
+_ANY_LABEL = re.compile(rf"^{_LABEL} (?:Process \d+:|Error: )", re.MULTILINE)
 #: Words before a colon that are no node: of py-spy, ssh, the launchers.
 _NO_LABELS = {"Error", "Warning", "ssh", "srun", "slurmstepd", "pdsh", "clush", "bash", "sh"}
 _PDSH = re.compile(r"pdsh@[^:]*: ([A-Za-z0-9_][A-Za-z0-9_.-]*): (.*)")
@@ -28,7 +30,6 @@ _PDSH = re.compile(r"pdsh@[^:]*: ([A-Za-z0-9_][A-Za-z0-9_.-]*): (.*)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 _PROCESS = re.compile(r"Process (\d{1,9}): ?(.*)")
-_ONE_PROCESS = re.compile(r"^ *[A-Za-z0-9_][A-Za-z0-9_.-]*: Process \d+:", re.MULTILINE)
 _THREAD = re.compile(r'Thread (0x[0-9A-Fa-f]+|\d+) \(([a-z+]+)\)(?:: "(.*)")?')
 _FRAME = re.compile(r" {4}(\S.*) \((.+?)(?::(\d{1,9}))?\)")
 _ADDRESS = re.compile(r"0x[0-9A-Fa-f]+")
@@ -92,7 +93,9 @@ def _is_native(frame: Frame) -> bool:
 def _threads(lines: Iterable[str]) -> Iterator[_Thread]:
     found = None
     for line in lines:
-        thread, frame = _THREAD.fullmatch(line), _FRAME.fullmatch(line)
+        # A line of ` (` that never ends would be tried in all ways.
+        frame = _FRAME.fullmatch(line) if line.endswith(")") else None
+        thread = _THREAD.fullmatch(line)
         if thread:
             if found:
                 yield found
@@ -148,8 +151,8 @@ def _process(node: _Node, pid: int, command: str, lines: list[str]) -> dict[str,
 
 def _error(lines: Iterable[str]) -> str:
     """The first line in which py-spy says what went wrong; "" for none."""
-    said = [line.strip() for line in lines if line.strip()]
-    return next((line for line in said if line.startswith("Error: ")), "").removeprefix("Error: ")
+    said = (line for line in lines if line.startswith("Error: "))
+    return next(said, "").removeprefix("Error: ").strip()
 
 
 def _node(name: str, lines: list[str]) -> _Node:
@@ -157,7 +160,7 @@ def _node(name: str, lines: list[str]) -> _Node:
     with the first thread: a command may have lines of its own."""
     node = _Node(name)
     starts = [(at, match) for at, line in enumerate(lines) if (match := _PROCESS.fullmatch(line))]
-    ends = [at for at, _ in starts[1:]] + [len(lines)]
+    ends = [*(at for at, _ in starts), len(lines)][1:]
     for (at, match), end in zip(starts, ends, strict=True):
         node.processes.append(_process(node, int(match[1]), match[2], lines[at + 1 : end]))
     first = next((line.strip() for line in lines if line.strip()), "")
@@ -181,7 +184,7 @@ def _by_label(text: str, name: str) -> dict[str, list[str]]:
     for label, why in failed.items():
         parts.setdefault(label, [why])
     if any(map(_PROCESS.fullmatch, loose)):
-        parts[name] = loose
+        parts.setdefault(name, []).extend(loose)
     return parts
 
 
@@ -194,7 +197,7 @@ def parse(text: str, name: str) -> list[dict[str, Any]]:
     Raises TraceError, one line, for a text that has no process and no error of py-spy.
     """
     text = _COLOUR.sub("", text).replace("\r\n", "\n")
-    if not _ONE_PROCESS.search(text):
+    if not _ANY_LABEL.search(text):
         node = _node(name, text.split("\n"))
         if not node.processes and not _error(text.split("\n")):
             first = f"it begins with {node.error[:_SHOWN]!r}" if node.error else "it is empty"
