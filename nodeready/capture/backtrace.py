@@ -21,7 +21,10 @@ TEXT = 1 << 20
 CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
 
 # A frame whose function is known.
-_NAMED = re.compile(r"^#[0-9]+ +(?:0x[0-9a-f]+ in )?[^?\s]", re.M)
+_NAMED = re.compile(r"^#[0-9]+ +(?:0x[0-9a-f]+ in |(?!0x))[^?\s]", re.M)
+
+# What gdb says of most cores, whatever is wrong with them.
+_NOISE = ("Undefined command", "warning: Unexpected size of section")
 
 
 def find_gdb() -> str:
@@ -99,5 +102,6 @@ def take(own: Own, gdb: str, core: Reader, owner: int) -> tuple[str, str, str, b
     if ended.rc is None:
         return "", f"gdb had no backtrace after {limit_s:.0f} s and was ended", warning, False
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
-    said = [row for row in rows if not row.startswith("Undefined command")]
-    return "", f"gdb shows no function: {said[-1][:200] if said else ended.rc}", warning, False
+    said = [row for row in rows if not row.startswith(_NOISE)]
+    why = "gdb finds no function in it" + (f": {said[-1][:200]}" if said else "")
+    return "", why, warning, False

@@ -51,6 +51,11 @@ class Place:
         return core_pattern.expand(self.pattern, letters, uses_pid=self.uses_pid).split("/")
 
     @property
+    def handler(self) -> str:
+        """The program, or socket, that gets the cores; "": they are files."""
+        return core_pattern.program(self.pattern)
+
+    @property
     def shown(self) -> str:
         """For people: ``*`` for what is unknown."""
         return core_pattern.shown(core_pattern.expand(self.pattern, {}, uses_pid=self.uses_pid))
@@ -120,15 +125,14 @@ def _regex(part: str) -> re.Pattern[str]:
     return re.compile(text + re.escape(part[at:]), re.S)
 
 
-def live() -> Place | None:
-    """The pattern in force, where it names a file; None: it is piped to a program, or unread."""
+def live() -> Place:
+    """The pattern in force; "" where it cannot be read."""
     try:
         with open(
             "/proc/sys/kernel/core_pattern", encoding="utf-8", errors="surrogateescape"
         ) as f:
             pattern = f.read().rstrip("\n")
         with open("/proc/sys/kernel/core_uses_pid", encoding="ascii", errors="replace") as f:
-            uses_pid = f.read().strip() not in ("", "0")
+            return Place(pattern, f.read().strip() not in ("", "0"))
     except OSError:
-        return None
-    return None if core_pattern.program(pattern) or not pattern else Place(pattern, uses_pid)
+        return Place("")

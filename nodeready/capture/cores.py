@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from nodeready.capture import core_names
 from nodeready.capture.core_names import Name, Place
 from nodeready.capture.core_seen import File, Listing
-from nodeready.proofs import core_pattern
+from nodeready.proofs import core_pattern, core_store
 
 #: Files that are listed; beyond them only their number is told.
 LISTED = 1000
@@ -23,14 +23,18 @@ def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:
     """
     found, notes = [], []
     live = core_names.live()
-    if live is not None:
-        if live.pattern.startswith("/"):
-            found.append(live)
-        else:
-            notes.append(
-                f"core_pattern is {live.shown}: cores lie in whatever directory each process "
-                "worked in, which nobody can list (nodeready deploy sets a path)"
-            )
+    if live.pattern.startswith("/"):
+        found.append(live)
+    elif not live.handler:
+        notes.append(
+            f"core_pattern is {live.shown or 'empty'}: cores lie in whatever directory each "
+            "process worked in, which nobody can list (nodeready deploy sets a path)"
+        )
+    elif os.path.basename(live.handler) != core_store.PROGRAM:
+        notes.append(
+            f"core_pattern hands cores to {core_pattern.shown(live.handler)}, which alone knows "
+            "where they are"
+        )
     found += [Place(pattern) for pattern in patterns if pattern.startswith("/")]
     if os.path.isdir(core_names.STORE):
         found.append(Place(core_names.STORE_PATTERN))

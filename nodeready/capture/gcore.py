@@ -130,7 +130,7 @@ def _path(target: Target, config: Config) -> str:
         "e": target.comm, "f": os.path.basename(target.program), "E": target.program,
     }  # fmt: skip
     for place in (core_names.live(), Place(config.pattern)):
-        if place is not None and place.pattern.startswith("/"):
+        if place.pattern.startswith("/"):
             return core_pattern.expand(place.pattern, values, uses_pid=place.uses_pid)
     raise Refused("neither core_pattern nor the policy names a directory for cores")
 

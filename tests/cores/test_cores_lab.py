@@ -1,0 +1,219 @@
+"""`nodeready cores` on real nodes: real crashes, read by a real gdb."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.command import ours, wait_for, written
+from tests.cores.conftest import crash
+
+pytestmark = pytest.mark.lab
+
+
+def groups(done):
+    return json.loads(done.out)["groups"]
+
+
+def test_equal_crashes_are_one_group_with_what_crashed_on_top(tool, fleet, crash_nodes):
+    first, second = crash_nodes(2)
+    paths = [crash(first, 0, time=1000), crash(first, 1, time=1001), crash(second, 2, time=999)]
+    where = fleet([first, second])
+    before = written(first)
+    done = tool("cores", where, "--format", "json", "-o", tool.home / "crash")
+    assert done.status == 0, done
+    (group,) = groups(done)
+    assert (group["signal_name"], group["program"][:6]) == ("SIGSEGV", "python")
+    assert group["ranks"] == [0, 1, 2]
+    assert sorted(group["nodes"]) == [first.name, second.name]
+    assert re.match("__strlen", group["frames"][0]["function"]), group
+    assert group["function"] == group["frames"][0]["function"]
+    assert any("_ctypes" in frame["library"] for frame in group["frames"])
+    found = json.loads(done.out)["cores"]
+    assert sorted(core["path"] for core in found) == sorted(paths)
+    for core in found:
+        assert (core["job"], core["user"], core["unread"]) == ("88", "root", "")
+        text = (tool.home / "crash" / core["text_file"]).read_text()
+        assert "Program terminated with signal SIGSEGV" in text
+        assert core["text_file"] == f"{core['node']}-{core['pid']}.txt"
+    assert json.loads((tool.home / "crash" / "cores.json").read_text()) == json.loads(done.out)
+    # Looking leaves nothing behind.
+    assert (written(first), ours(first)) == (before, [])
+
+    table = tool("cores", where)
+    assert re.search(r"SIGSEGV +python[0-9.]+ in __strlen", table.out), table
+    assert "3 cores, ranks 0-2, job 88; first" in table.out
+    assert tool("cores", where, "--job", "89").out == ""
+    assert "no core found on 2 nodes" in tool("cores", where, "--job", "89").err
+
+
+def test_what_only_looks_like_a_core_is_harmless(tool, fleet, crash_nodes):
+    (node,) = crash_nodes(1)
+    whole = crash(node, 0, time=5)
+    node.enter(["sh", "-c", rf"""
+        cd /var/crash
+        mkfifo core.pipe.9007.x.5
+        ln -s /etc/shadow core.link.9008.x.5
+        mkdir core.directory.9009.x.5
+        echo nothing >core.text.9010.x.5
+        : >core.empty.9011.x.5
+        cp {whole} "$(printf 'core.a\033[31m\n$(id).9012.x.5')"
+        head -c 20000 {whole} >core.short.9013.x.5
+        head -c 700 {whole} >core.shorter.9014.x.5
+        gzip -c {whole} >core.python3.9015.x.5.zst
+        touch core.python3.x.y.5 notes.txt
+        """])  # fmt: skip
+    done = tool("cores", fleet([node]), "--format", "json")
+    assert done.status == 3, done
+    cores = {core["pid"]: core for core in json.loads(done.out)["cores"]}
+    assert set(cores) - {9010, 9011, 9012, 9013, 9014, 9015} == {int(whole.split(".")[2])}
+    why = {pid: core["unread"] for pid, core in cores.items()}
+    assert why[9010] == "it is no ELF file"
+    assert why[9011] == "it is empty"
+    assert why[9012] == ""
+    assert "it is cut off at 20000 of " in why[9013]
+    assert "it is cut off at 700 bytes" in why[9014]
+    assert "coredumpctl dump" in why[9015]
+    assert [cores[9013]["truncated"], cores[9012]["truncated"]] == [True, False]
+    assert cores[9013]["rank"] is None
+    table = tool("cores", fleet([node]))
+    assert "\x1b" not in table.out
+    assert r"\x1b[31m\x0a$(id)" in tool("cores", fleet([node]), "-v").out
+
+
+def test_another_users_core_is_told_and_not_read(tool, fleet, crash_nodes):
+    (node,) = crash_nodes(1)
+    mine, root = crash(node, 0, time=5, uid=2000), crash(node, 1, time=6)
+    where = fleet([node])
+    done = tool("cores", where, "--ssh-user", "ml", "--format", "json")
+    assert done.status == 3, done
+    cores = {core["path"]: core for core in json.loads(done.out)["cores"]}
+    assert cores[mine]["unread"] == ""
+    assert "not permitted to read it" in cores[root]["unread"]
+    # Root reads what a user can write with that user's rights.
+    log = "/var/crash/uids"
+    node.write(
+        "/usr/local/bin/gdb", f'#!/bin/sh\nid -u >>{log}\nexec /usr/bin/gdb "$@"\n', mode=0o755
+    )
+    node.enter(["sh", "-c", f": >{log}; chmod 666 {log}"])
+    assert tool("cores", where).status == 0
+    assert sorted(node.read(log).split()) == ["0", "2000"]
+
+
+def test_without_gdb_the_notes_still_tell(tool, fleet, crash_nodes):
+    (node,) = crash_nodes(1)
+    crash(node, 3, time=5)
+    node.enter(["mv", "/usr/bin/gdb", "/usr/bin/gdb.away"])
+    done = tool("cores", fleet([node]), "--format", "json")
+    assert done.status == 3
+    (core,) = json.loads(done.out)["cores"]
+    assert core["unread"] == "gdb is not installed (nodeready deploy installs it)"
+    assert (core["rank"], core["signal"], core["threads"]) == (3, 11, 1)
+    assert core["program"].startswith("/usr/bin/python3")
+    assert "ctypes" in core["command"]
+
+
+def test_a_gdb_that_hangs_costs_its_own_core(tool, fleet, crash_nodes):
+    (node,) = crash_nodes(1)
+    crash(node, 0, time=5)
+    slow = crash(node, 1, time=6)
+    # The newest is read first.
+    node.enter(["touch", slow])
+    hang = '#!/bin/sh\nif mkdir /run/once; then sleep 600; fi\nexec /usr/bin/gdb "$@"\n'
+    node.write("/usr/local/bin/gdb", hang, mode=0o755)
+    short = "from nodeready import imports\nreal = imports.closure\n"
+    short += "def closure(names):\n"
+    short += "    found = real(names)\n"
+    short += "    name = 'nodeready.capture.backtrace'\n"
+    short += "    found[name] = found[name].replace('LIMIT_S = 60', 'LIMIT_S = 2')\n"
+    short += "    return found\n"
+    short += "imports.closure = closure\n"
+    done = tool("cores", fleet([node]), "--format", "json", first=short)
+    assert done.status == 3, done
+    why = {core["rank"]: core["unread"] for core in json.loads(done.out)["cores"]}
+    assert why == {0: "", 1: "gdb had no backtrace after 2 s and was ended"}
+    assert ours(node) == []
+    assert node.enter(["pgrep", "-f", "[s]leep 600"], check=False).stdout == ""
+
+
+SLEEPER = "import time\ntime.sleep(3000)"
+
+
+@pytest.fixture
+def sleeper(crash_nodes):
+    """A node, and a process of ml's on it."""
+    (node,) = crash_nodes(1)
+    script = (
+        f"setsid setpriv --reuid 2000 --regid 2000 --clear-groups /usr/bin/python3 -c '{SLEEPER}'"
+    )
+    pid = node.enter(["sh", "-c", f"{script} </dev/null >/dev/null 2>&1 & echo $!"]).stdout.strip()
+    wait_for(lambda: b"sleep" in node.enter(["cat", f"/proc/{pid}/wchan"]).stdout.encode())
+    yield node, pid
+    node.enter(["kill", "-9", pid], check=False)
+
+
+def state(node, pid):
+    text = node.read(f"/proc/{pid}/status")
+    return [re.search(rf"^{name}:\s+(\S)", text, re.M)[1] for name in ("State", "TracerPid")]
+
+
+def test_a_core_of_a_live_process_is_whole_and_the_process_goes_on(tool, fleet, sleeper):
+    node, pid = sleeper
+    where = fleet([node])
+    refused = tool("cores", where, "--gcore", pid)
+    assert (refused.status, refused.out) == (2, ""), refused
+    assert "--yes" in refused.err
+    done = tool("cores", where, "--gcore", pid, "--yes")
+    assert done.status == 0, done
+    assert f"pid {pid} goes on" in done.err
+    path = done.out.strip()
+    assert re.fullmatch(rf"/var/crash/core\.python3\.{pid}\.{node.name}\.[0-9]+", path)
+    assert state(node, pid) == ["S", "0"]
+    assert node.enter(["stat", "-c", "%a %u", path]).stdout == "600 2000\n"
+    seen = tool("cores", where, "--format", "json")
+    assert seen.status == 0, seen
+    (group,) = groups(seen)
+    assert group["signal_name"] == "live"
+    assert "sleep" in group["function"], group
+    assert ours(node) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "pid", "words"),
+    [
+        ("mount -t tmpfs -o size=8m,mode=1777 x /var/crash", "", "MiB free, and the core needs"),
+        ("mount -t tmpfs -o ro x /var/crash", "", "is on a read-only file system"),
+        ("rmdir /var/crash", "", "/var/crash: No such file or directory"),
+        ("kill -STOP {pid}", "", "is stopped by a signal"),
+        ("mv /usr/bin/gdb /usr/bin/gdb.away", "", "gdb is not installed"),
+        (":", "4000000", "there is no process 4000000"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything(
+    tool, fleet, sleeper, broken, pid, words
+):
+    node, sleeping = sleeper
+    node.enter(["sh", "-c", broken.format(pid=sleeping)])
+    before = state(node, sleeping)
+    done = tool("cores", fleet([node]), "--gcore", pid or sleeping, "--yes")
+    assert (done.status, done.out) == (1, ""), done
+    assert words in done.err
+    assert state(node, sleeping) == before
+    assert node.enter(["ls", "-A", "/var/crash"], check=False).stdout == ""
+
+
+def test_a_gdb_that_hangs_does_not_leave_the_process_stopped(tool, fleet, sleeper):
+    node, pid = sleeper
+    hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
+    node.write("/usr/local/bin/gdb", hang, mode=0o755)
+    short = "from nodeready.coring import Dumping\nask = Dumping._ask\n"
+    short += "Dumping._ask = lambda self, s, *more: ask(self, min(s, 10), *more)\n"
+    done = tool("cores", fleet([node]), "--gcore", pid, "--yes", first=short)
+    assert done.status == 1, done
+    assert "gdb had not finished after 4 s and was ended" in done.err
+    assert "goes on (it had been left stopped, and was sent SIGCONT)" in done.err
+    assert state(node, pid) == ["S", "0"]
+    assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
+    assert ours(node) == []
