@@ -173,7 +173,7 @@ class Srun:
             return False
         finally:
             _end(process)
-            gevent.killall([drain], block=False)
+            gevent.killall([drain])
             for stream in (out, complaints):
                 with contextlib.suppress(OSError):
                     stream.close()

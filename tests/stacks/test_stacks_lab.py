@@ -197,31 +197,23 @@ def test_this_machine_without_any_connection(tool, tmp_path):
 
 
 def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
-    """Node 4 has answered: it has no Python; the others wait for their second sample."""
-    quick, line = job.nodes[3], "#!/bin/sh\nexit 1\n"
-    quick.write("/usr/local/bin/python3", line, 0o755)
-    started = tool.start(
-        "stacks",
-        where,
-        "--samples",
-        "5",
-        "--interval",
-        "10",
-        "--timeout",
-        "90",
-        "--format",
-        "json",
-    )
+    """Three nodes have answered; on the last one py-spy takes its time."""
+    slow, others = job.nodes[3], job.nodes[:3]
+    slow.enter(["mv", PY_SPY, f"{PY_SPY}.away"])
+    slow.write(PY_SPY, "#!/bin/sh\ntouch /run/slow\nsleep 600\n", 0o755)
     try:
-        wait_for(lambda: all(ours(node) for node in job.nodes[:3]))
+        started = tool.start("stacks", where, *QUICK, "--format", "json")
+        wait_for(Path(f"/proc/{slow.pid}/root/run/slow").exists)
+        wait_for(lambda: not any(ours(node) for node in others))
         started.send_signal(signal.SIGINT)
         done = tool.end(started)
     finally:
-        quick.enter(["rm", "/usr/local/bin/python3"])
+        slow.enter(["mv", f"{PY_SPY}.away", PY_SPY])
     assert done.status == 130, done
-    assert "interrupted: the results are partial" in done.err
+    assert f"interrupted: the results are partial; not {slow.name}" in done.err
     assert json.loads(done.out)["complete"] is False
-    assert set(job.states()) == {"S"}
+    assert json.loads(done.out)["errors"] == {slow.name: "no answer: interrupted"}
+    assert groups(done)[-1] == ("stack", [0, 1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(
@@ -241,7 +233,7 @@ def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
         (("--via", "srun", "--job", "1"), "srun is not installed here"),
         (("--from", "nosuch"), "--from nosuch: No such file"),
         (("--from", "."), "no trace-NODE.json of -o and no text of py-spy dump"),
-        (("--from", "text"), "this is not what py-spy dump prints"),
+        (("--from", "text"), "not what py-spy dump prints"),
         (("--local", "-o", "."), "holds other files (text): name a new directory"),
         (("--local", "-o", "text"), "text: is no directory"),
         (("--local", "-o", "no/such"), "-o no/such: No such file"),
