@@ -186,8 +186,8 @@ def _page(stacks: Stacks) -> Iterator[str]:
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{title}</title><style>{STYLE}</style></head><body><main>"
-    yield f'<header><h1>{title}</h1><p class="soft">nodeready stacks, {_text(stacks.started)}'
-    yield f" to {_text(stacks.finished)}</p></header>"
+    when = " to ".join(filter(None, (stacks.started, stacks.finished)))
+    yield f'<header><h1>{title}</h1><p class="soft">{_text(when)}</p></header>'
     if not stacks.complete:
         yield "<p><b>interrupted: not all nodes were looked at</b></p>"
     yield from _list("Look next", stacks.advice)

@@ -36,6 +36,11 @@ def _place(frame: Frame) -> str:
     return sanitise(words.place(frame), _LONG)
 
 
+def _brief(frame: Frame) -> str:
+    """A call without the directory of its file."""
+    return f"{_function(frame)} {_place(frame._replace(file=frame.file.rpartition('/')[2]))}"
+
+
 class _Table:
     """The layout of one table.
 
@@ -65,6 +70,12 @@ class _Table:
     def below(self, *parts: Part) -> Line:
         text = line(" " * _INDENT, *parts)
         return text if self.verbose else text.cut(_TEXT)
+
+    def one(self, text: Line) -> Line:
+        """A row that is one line on the screen, too; in a pipe, a long one."""
+        if self.verbose or len(text.plain) <= min(self.width, _TEXT):
+            return text
+        return text.cut(min(self.width, _TEXT) - 3)
 
     def frames(self, group: Group, number: int) -> Iterator[Line]:
         """The path, innermost first; ``>`` stands where no larger group has been."""
@@ -102,7 +113,7 @@ class _Table:
         most = len(group.threads) if self.verbose else _THREADS
         for thread in group.threads[:most]:
             frames = thread.frames[::-1] if self.verbose else thread.frames[:-2:-1]
-            path = " < ".join(f"{_function(frame)} {_place(frame)}" for frame in frames)
+            path = " < ".join(map(_brief, frames))
             yield self.below(
                 (f"thread {sanitise(thread.name, _LONG) or 'without a name'}: ", "dim"), path
             )
@@ -133,8 +144,8 @@ class _Table:
     def short(self, group: Group, number: int) -> Line:
         """The same in one line: who, and where the path ends."""
         leaf = group.frames[-1:]
-        text = f"{_function(leaf[0])}  {_place(leaf[0])}" if leaf else group.why
-        return self.head(group, number, f"  {sanitise(text)}").cut(_TEXT)
+        text = _brief(leaf[0]) if leaf else group.why
+        return self.one(self.head(group, number, f"  {sanitise(text)}"))
 
     def groups(self, groups: Sequence[Group]) -> Iterator[Line]:
         """The first ones in full, the next in a line each, and the largest in any case."""
@@ -160,8 +171,7 @@ class _Table:
         """The stacks merged: how many processes and which ranks went where."""
         most, deepest = (_WHOLE, _WHOLE) if self.verbose else (_BRANCHES, _DEEPEST)
         for branch in branches(stacks, most, deepest):
-            text = self.branch(branch)
-            yield text if self.verbose else text.cut(_TEXT)
+            yield self.one(self.branch(branch))
 
     def branch(self, branch: Branch) -> Line:
         """One chain of calls: ``|- 511  step trainer.py:61 > all_reduce ...  ranks 0-6``."""
@@ -172,7 +182,7 @@ class _Table:
             more = counted(branch.hidden, "more branch", "more branches")
             return line(f"{above}{mark}{count}", (f"{more} (-v shows them)", "dim"))
         first, *between, last = [*branch.frames[:1], *branch.frames]
-        path = f"{_function(last)} {_place(last)}"
+        path = _brief(last)
         if between[1:]:
             path = f"{_function(first)} > ... > {path}"
         elif between:
@@ -188,7 +198,8 @@ def show(stacks: Stacks, verbose: int = 0, width: int = 80) -> Iterator[Line]:
     width:   columns that there are for node sets
     """
     table = _Table(stacks, verbose, width)
-    yield line((words.headline(stacks), "bold"), (f"  {stacks.started}", "dim"))
+    when = f"  {stacks.started}" if stacks.started else ""
+    yield line((words.headline(stacks), "bold"), (when, "dim"))
     yield line("")
     yield from table.groups(stacks.groups)
     for node, why in words.silent(stacks):
