@@ -6,17 +6,13 @@ import contextlib
 import dataclasses
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nodeready import hints, missing_ranks, stack_advice
+from nodeready.gathered import PLACED, Bucket, Gathered, Job
 from nodeready.nodesets import natural
 from nodeready.places import Places
 from nodeready.stacks import KINDS, Group, Rank, Stacks, Thread
-from nodeready.standing import standing
-
-_MAIN = "MainThread"
-#: Groups that are at a place; the others differ in their reason alone.
-_PLACED = ("stack", "uninterruptible")
 
 
 @contextlib.contextmanager
@@ -31,124 +27,9 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-class _Process(NamedTuple):
-    """One process, with its `Rank.group` not known yet."""
-
-    node: str
-    pid: int
-    rank: int | None
-    local_rank: int | None
-    state: str
-    wait_channel: str
-    cpu_s: float | None
-    note: str
-
-
-class _Bucket:
-    """Processes of one group. stacks: the different ones; None among them: one that has none."""
-
-    __slots__ = ("kind", "native", "processes", "stacks", "threads", "verdict", "why")
-
-    def __init__(self, kind: str, verdict: str | None, why: str) -> None:
-        self.kind, self.verdict, self.why = kind, verdict, why
-        self.processes: list[_Process] = []
-        self.stacks: set[int | None] = set()
-        self.native: int | None = None
-        self.threads: list[tuple[str, int]] = []
-
-
-class _Job:
-    """What was found of one job."""
-
-    def __init__(self) -> None:
-        self.buckets: dict[tuple[Any, ...], _Bucket] = {}
-        self.world_sizes: dict[int, int] = {}
-        self.count = 0
-
-
-class _Reader:
-    """Reads one trace after the other, and keeps of each only what is needed."""
-
-    def __init__(self, all_threads: bool) -> None:
-        self.all_threads = all_threads
-        self.places = Places()
-        self.jobs: dict[str, _Job] = {}
-        self.nodes: dict[str, None] = {}
-        #: Nodes with processes, of whatever job.
-        self.answered: set[str] = set()
-        self.errors: dict[str, str] = {}
-        self.instead: dict[str, Sequence[str]] = {}
-        self.started: list[str] = []
-        self._texts: dict[str, str] = {}
-
-    def read(self, trace: Mapping[str, Any]) -> None:
-        node, interval = trace["node"], trace["interval_s"]
-        self.nodes[node] = None
-        self.started.append(trace["started"])
-        if trace["error"]:
-            self.errors[node] = trace["error"]
-        if trace["processes"]:
-            self.answered.add(node)
-        elif trace["instead"]:
-            self.instead[node] = trace["instead"]
-        numbers = self.places.numbers(trace)
-        # Every trace has strings of its own, and most of them are the same.
-        shared = self._texts.setdefault
-        for process in trace["processes"]:
-            job = self.jobs.get(process["job"])
-            if job is None:
-                job = self.jobs[process["job"]] = _Job()
-            job.count += 1
-            world = process["world_size"]
-            if world is not None:
-                job.world_sizes[world] = job.world_sizes.get(world, 0) + 1
-            found = standing(process, numbers, self.places, interval)
-            threads = self._threads(process, numbers) if self.all_threads else []
-            path = None
-            if found.stack is not None and found.kind in _PLACED:
-                path = self.places.path_of[found.stack]
-            others = tuple(sorted(self.places.path_of[stack] for _, stack in threads))
-            key = (found.kind, found.why, path, others, found.verdict)
-            bucket = job.buckets.get(key)
-            if bucket is None:
-                bucket = job.buckets[key] = _Bucket(found.kind, found.verdict, found.why)
-                bucket.threads = threads
-            bucket.stacks.add(found.stack)
-            if process["native"] is not None and bucket.native is None:
-                bucket.native = numbers[process["native"]]
-            state, wait, note = process["state"], process["wait_channel"], process["note"]
-            if found.kind == "traced" and process["tracer"] and not note:
-                note = f"traced by pid {process['tracer']}"
-            bucket.processes.append(
-                _Process(
-                    node,
-                    process["pid"],
-                    _rank(process["rank"]),
-                    _rank(process["local_rank"]),
-                    shared(state, state),
-                    shared(wait, wait),
-                    found.cpu_s,
-                    shared(note, note),
-                )
-            )
-
-    def _threads(self, process: Mapping[str, Any], numbers: list[int]) -> list[tuple[str, int]]:
-        """The other threads at the last sample that has a stack."""
-        for sample in reversed(process["samples"]):
-            if sample["main"] is not None:
-                pairs = sample["threads"]
-                return [(name, numbers[at]) for name, at in pairs if name != _MAIN]
-        return []
-
-
-def _rank(value: int | None) -> int | None:
-    """Launchers say -1 for "none", and what is beyond every job is no rank."""
-    return value if value is not None and 0 <= value < missing_ranks.MAX_RANKS else None
-
-
-def _merged(buckets: Mapping[tuple[Any, ...], _Bucket]) -> list[_Bucket]:
+def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
     """The buckets; who was seen once at a place says nothing against the others there."""
-    largest: dict[tuple[Any, ...], _Bucket] = {}
+    largest: dict[tuple[Any, ...], Bucket] = {}
     for key, bucket in buckets.items():
         other = largest.get(key[:-1])
         if bucket.verdict and (other is None or len(bucket.processes) > len(other.processes)):
@@ -165,13 +46,13 @@ def _merged(buckets: Mapping[tuple[Any, ...], _Bucket]) -> list[_Bucket]:
     return kept
 
 
-def _group(bucket: _Bucket, places: Places, order: Mapping[str, int]) -> Group:
+def _group(bucket: Bucket, places: Places, order: Mapping[str, int]) -> Group:
     stacks = sorted(stack for stack in bucket.stacks if stack is not None)
     # For the other kinds the place is worth telling when all are there.
     one_path = len({places.path_of[stack] for stack in stacks}) == 1
     frames = places.frames(stacks) if one_path and None not in bucket.stacks else ()
     native = () if bucket.native is None else places.frames([bucket.native])
-    waits = bucket.kind in _PLACED and bucket.verdict != "progressing"
+    waits = bucket.kind in PLACED and bucket.verdict != "progressing"
     hint = hints.find(frames, native) if waits else None
     nodes = {process.node for process in bucket.processes}
     return Group(
@@ -201,27 +82,28 @@ def _silent(errors: Mapping[str, str]) -> list[Group]:
 
 
 def _forks(groups: Sequence[Group]) -> list[int]:
-    """For each group the index of the first frame that no larger group shares."""
+    """For each group the index of the first frame that no larger one with a stack shares.
+
+    Of two as large, the one with the lower rank counts as the larger.
+    """
     tree: dict[tuple[int, str, str], int] = {}
-    forks = [len(group.frames) for group in groups]
-    sizes: dict[int, list[int]] = {}
-    for index, group in enumerate(groups):
-        if group.kind == "stack":
-            sizes.setdefault(group.processes, []).append(index)
-    for size in sorted(sizes, reverse=True):
-        for index in sizes[size] if tree else ():
-            at = depth = 0
-            for frame in groups[index].frames:
-                at = tree.get((at, frame.function, frame.file), 0)
-                if not at:
-                    break
-                depth += 1
-            forks[index] = depth
-        for index in sizes[size]:
-            at = 0
-            for frame in groups[index].frames:
-                at = tree.setdefault((at, frame.function, frame.file), len(tree) + 1)
+    forks = [0] * len(groups)
+    for at in sorted(range(len(groups)), key=lambda at: _largest_first(groups[at])):
+        place = depth = 0
+        for frame in groups[at].frames:
+            place = tree.get((place, frame.function, frame.file), 0)
+            if not place:
+                break
+            depth += 1
+        forks[at] = depth
+        place = 0
+        for frame in groups[at].frames if groups[at].kind == "stack" else ():
+            place = tree.setdefault((place, frame.function, frame.file), len(tree) + 1)
     return forks
+
+
+def _largest_first(group: Group) -> tuple[bool, int, tuple[int, ...]]:
+    return group.kind != "stack", -group.processes, group.ranks[:1]
 
 
 def _with_fork(one: Group, fork: int) -> Group:
@@ -236,7 +118,7 @@ def _suspicion(group: Group, everything: int) -> tuple[int, int, int, int]:
     return kind, size, group.ranks[0] if group.ranks else missing_ranks.MAX_RANKS, group.fork
 
 
-def _world(job: _Job) -> int | None:
+def _world(job: Job) -> int | None:
     """What all ranks that say it agree on."""
     return next(iter(job.world_sizes)) if len(job.world_sizes) == 1 else None
 
@@ -259,18 +141,24 @@ def group(
     started, finished: "": when the first and the last trace were taken
     complete: False: no rank counts as missing, because not all nodes were asked
     """
-    reader = _Reader(all_threads)
     with _no_collector():
+        reader = Gathered(all_threads)
         for trace in traces:
             reader.read(trace)
+        return _grouped(reader, errors, started, finished, complete)
+
+
+def _grouped(
+    reader: Gathered, errors: Mapping[str, str], started: str, finished: str, complete: bool
+) -> Stacks:
     said = {**errors, **reader.errors}
     silent = {node: why for node, why in said.items() if node not in reader.answered}
     order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
     names = sorted(reader.jobs, key=lambda name: (-reader.jobs[name].count, natural(name)))
     name = names[0] if names else ""
-    job = reader.jobs[name] if names else _Job()
+    job = reader.jobs[name] if names else Job()
     buckets = _merged(job.buckets)
-    found: list[tuple[Group, _Bucket | None]] = [
+    found: list[tuple[Group, Bucket | None]] = [
         (_group(bucket, reader.places, order), bucket) for bucket in buckets
     ]
     found += [(one, None) for one in _silent(silent)]

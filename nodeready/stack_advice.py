@@ -153,7 +153,7 @@ def _apart(groups: Sequence[Group]) -> Iterator[str]:
     if 2 * moving > sum(sizes):
         yield (
             f"{moving} of {sum(sizes)} ranks move: the job is slow or was looked at in the middle "
-            "of its work; look again, with more samples"
+            "of its work; look again, with a longer --interval"
         )
         return
     if min(sizes) >= _ALIKE * max(sizes):

@@ -42,8 +42,9 @@ class Group:
     frames:  root to leaf; () for what has no stack
     hint:    what a stack that ends there means, and what to look at; "" for what is not known
     why:     for a group without a stack: the reason, one line
-    fork:    index of the first frame that this group shares with no larger group: where its path
-             leaves the others'; len(frames) where it is the beginning of another's
+    fork:    index of the first frame that this group shares with no larger group (of two as large,
+             the one with the lower rank counts as larger): where its path leaves the others';
+             len(frames) where it is the beginning of another's, 0 for the largest
     processes: how many
     native:  frames of a native unwinding of one of its ranks, root to leaf; () when not taken
     threads: the other threads of one of its ranks; () unless all threads were compared

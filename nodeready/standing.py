@@ -12,6 +12,8 @@ from nodeready.places import Places
 IDLE = 0.05
 #: The kernel counts CPU time in ticks of 10 ms (USER_HZ): two of them say nothing.
 _TICKS_S = 0.025
+#: What `capture.py_spy` says of a process that is not there any more.
+_GONE = "it has ended"
 
 
 class Standing(NamedTuple):
@@ -60,7 +62,8 @@ def standing(
     if state == "D" and verdict in (None, "blocked"):
         return Standing("uninterruptible", None, _kernel(process), stack, used)
     if stack is None:
-        return Standing("no-data", None, _no_stack(process), None, used)
+        why = _no_stack(process)
+        return Standing("dead" if why == _GONE else "no-data", None, why, None, used)
     return Standing("stack", verdict, "", stack, used)
 
 
@@ -71,7 +74,7 @@ def _stayed(mains: Sequence[int], places: Places) -> bool:
 def _ended(state: str, note: str) -> str:
     if state == "Z":
         return "a zombie: it has ended, and whoever started it has not asked for its status"
-    return note or "it has ended"
+    return note or _GONE
 
 
 def _in_kernel(process: Mapping[str, Any]) -> str:

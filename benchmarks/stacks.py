@@ -1,0 +1,275 @@
+"""What a large fleet's stacks cost: reading, grouping and rendering, on one core.
+
+The fleet is made up: 64 shapes of stacks of a training program, eight ranks per node with three
+samples each and the threads that PyTorch has, most ranks in one collective.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import machine, table
+from benchmarks.contenders import ROOT
+from benchmarks.measure import BenchmarkError
+from nodeready import grouping, stack_tree, traces
+from nodeready.reports import stacks_json, stacks_table
+
+RANKS_PER_NODE, SHAPES = 8, 64
+_WIDTH = 120
+
+_HEAD = [
+    ["<module>", "train.py", 412],
+    ["main", "train.py", 398],
+    ["wrapper", "torch/distributed/elastic/multiprocessing/errors/__init__.py", 355],
+    ["fit", "trainer/loop.py", 120],
+    ["train_epoch", "trainer/loop.py", 188],
+    ["train_step", "trainer/step.py", 77],
+]
+_WAIT = [
+    ["wrapper", "torch/distributed/c10d_logger.py", 81],
+    ["all_reduce", "torch/distributed/distributed_c10d.py", 2806],
+]
+_THREADS = [
+    ["_bootstrap", "threading.py", 1030],
+    ["_bootstrap_inner", "threading.py", 1073],
+    ["run", "threading.py", 1010],
+    ["_pin_memory_loop", "torch/utils/data/_utils/pin_memory.py", 53],
+    ["do_one_step", "torch/utils/data/_utils/pin_memory.py", 30],
+    ["get", "multiprocessing/queues.py", 113],
+    ["poll", "multiprocessing/connection.py", 257],
+    ["wait", "multiprocessing/connection.py", 1136],
+    ["select", "selectors.py", 415],
+    ["run", "tqdm/_monitor.py", 60],
+    ["wait", "threading.py", 359],
+]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What so many traces cost one process. Seconds of wall time."""
+
+    mode: str
+    nodes: int
+    text_mb: float
+    read_s: float
+    group_s: float
+    tree_s: float
+    table_s: float
+    json_s: float
+    groups: int
+    peak_mb: float
+
+    @property
+    def total_s(self) -> float:
+        """From the texts to the table, as a user waits for it."""
+        return self.read_s + self.group_s + self.table_s
+
+    def row(self) -> tuple[str, ...]:
+        return (
+            f"{self.nodes:,} ({self.mode})",
+            f"{self.nodes * RANKS_PER_NODE:,}",
+            f"{self.text_mb:.0f} MB",
+            f"{self.read_s:.2f} s",
+            f"{self.group_s:.2f} s",
+            f"{self.table_s:.2f} s",
+            f"{self.total_s:.2f} s",
+            f"{self.tree_s:.2f} s",
+            f"{self.json_s:.2f} s",
+            f"{self.peak_mb:.0f} MB",
+        )
+
+
+HEADER = (
+    "Nodes", "Ranks", "Text", "Read", "Group", "Table", "Total", "Tree", "JSON", "Peak memory",
+)  # fmt: skip
+
+
+def _shape(number: int) -> list[list[object]]:
+    """The frames of one of the shapes, root to leaf: they part at different depths."""
+    own = [
+        [f"layer_{number % 8}", f"model/block_{number // 8}.py", 100 + number],
+        ["forward", "torch/nn/modules/module.py", 1553],
+        [f"stage_{number}", "model/stages.py", 10 + number],
+        ["_call_impl", "torch/nn/modules/module.py", 1562],
+    ]
+    return [*_HEAD[: 3 + number % 4], *own * (1 + number % 4), *(_WAIT if number % 3 else [])]
+
+
+def trace(node: int, nodes: int) -> str:
+    """The JSON text of one node's trace; the same number gives the same text."""
+    draw = random.Random(node)
+    frames: dict[tuple[object, ...], int] = {}
+    stacks: dict[tuple[int, ...], int] = {}
+
+    def stack(rows: list[list[object]]) -> int:
+        numbers = tuple(frames.setdefault(tuple(row), len(frames)) for row in rows)
+        return stacks.setdefault(numbers, len(stacks))
+
+    processes = []
+    for local in range(RANKS_PER_NODE):
+        rank = node * RANKS_PER_NODE + local
+        # Every rank in one of two places but for a few hundred, which are anywhere.
+        shape = rank % 2 if rank % 32 else draw.randrange(SHAPES)
+        threads = [
+            ["Thread-1 (_pin_memory_loop)", stack(_THREADS[:9])],
+            ["Thread-2", stack([*_THREADS[:2], _THREADS[9], _THREADS[10]])],
+        ]
+        sample = {"main": stack(_shape(shape)), "threads": threads, "gil": "", "error": ""}
+        processes.append(
+            {
+                "pid": draw.randrange(2, 4_000_000),
+                "rank": rank,
+                "local_rank": local,
+                "world_size": nodes * RANKS_PER_NODE,
+                "job": "88",
+                "master": "gpu00000:29500",
+                "user": "ada",
+                "command": "/opt/venv/bin/python -u train.py --config configs/large.yaml",
+                "state": "S",
+                "wait_channel": "futex_wait_queue",
+                "kernel_stack": ["futex_wait_queue", "__futex_wait", "futex_wait", "do_futex"],
+                "tracer": 0,
+                "threads": 212,
+                "start_s": round(draw.uniform(1e4, 1e6), 2),
+                "cpu_s": [1000.01, 1000.02, 1000.03],
+                "samples": [sample] * 3,
+                "native": None,
+                "note": "",
+            }
+        )
+    return json.dumps(
+        {
+            "schema": traces.SCHEMA,
+            "node": f"gpu{node:05}",
+            "started": "2026-01-01T00:00:00Z",
+            "interval_s": 2.0,
+            "error": "",
+            "frames": [list(frame) for frame in frames],
+            "stacks": [list(one) for one in stacks],
+            "processes": processes,
+            "instead": [],
+        }
+    )
+
+
+def _measure(mode: str, nodes: int, directory: Path) -> Cost:
+    """Read alone, then read, group and render; reading's share is taken from the first."""
+    texts = [] if mode == "files" else [trace(node, nodes) for node in range(nodes)]
+    size = sum(map(len, texts)) or sum(path.stat().st_size for path in directory.iterdir())
+
+    def source() -> Iterator[traces.Trace]:
+        if mode == "files":
+            return traces.load(directory)[0]
+        return (traces.parse(text, "memory") for text in texts)
+
+    begun = time.perf_counter()
+    for _ in source():
+        pass
+    read = time.perf_counter()
+    stacks = grouping.group(source(), {})
+    grouped = time.perf_counter()
+    with open(os.devnull, "w", encoding="utf-8") as out:
+        out.writelines(f"{line.plain}\n" for line in stacks_table.show(stacks, 0, _WIDTH))
+        shown = time.perf_counter()
+        stack_tree.tree(stacks)
+        merged = time.perf_counter()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        begun_json = time.perf_counter()
+        out.writelines(stacks_json.render(stacks))
+        written = time.perf_counter() - begun_json
+    reading = read - begun
+    return Cost(
+        mode,
+        nodes,
+        size / 1e6,
+        reading,
+        max(0.0, grouped - read - reading),
+        merged - shown,
+        shown - grouped,
+        written,
+        len(stacks.groups),
+        peak,
+    )
+
+
+def measure(mode: str, nodes: int) -> Cost:
+    """The cost in a process of its own, pinned to one core."""
+    with tempfile.TemporaryDirectory(prefix="nodeready-benchmark-") as directory:
+        if mode == "files":
+            for node in range(nodes):
+                Path(directory, f"trace-gpu{node:05}.json").write_text(trace(node, nodes))
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.stacks", "--child", mode, str(nodes), directory],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+        )
+    if done.returncode != 0:
+        raise BenchmarkError(f"stacks: {done.stderr.strip()[-2000:]}")
+    return Cost(**json.loads(done.stdout))
+
+
+def _about(costs: list[Cost]) -> str:
+    """How the cost grows from the smallest to the largest fleet in memory."""
+    alike = [cost for cost in costs if cost.mode == "memory"]
+    small, large = alike[0], alike[-1]
+    return (
+        f"{large.nodes / small.nodes:.0f} times the nodes cost "
+        f"{large.total_s / small.total_s:.1f} times the time. "
+        f"{large.groups} groups from {SHAPES} shapes of stacks."
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks/run stacks", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=16_384)
+    parser.add_argument("--repeat", type=int, default=3, help="the fastest counts (default 3)")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        mode, nodes, directory = given.child
+        print(json.dumps(_measure(mode, int(nodes), Path(directory)).__dict__))
+        return 0
+    load = os.getloadavg()[0]
+    plan = [("memory", given.nodes // 4), ("memory", given.nodes), ("files", given.nodes)]
+    try:
+        costs = [
+            min((measure(*one) for _ in range(given.repeat)), key=lambda cost: cost.total_s)
+            for one in plan
+        ]
+    except BenchmarkError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    rows = [HEADER, *(cost.row() for cost in costs)]
+    about = (
+        f"{machine.today()}; {machine.describe()}, one core used. "
+        f"Load average before the run {load:.1f}. {_about(costs)}"
+    )
+    print(table.aligned(rows))
+    print(about)
+    text = (
+        f"## Stacks of a large fleet\n\n`benchmarks/run stacks --nodes {given.nodes} "
+        f"--repeat {given.repeat}`\n\n{about}\n\n{table.markdown(rows)}\n\n"
+        "Total is from the JSON texts to the table: reading (with every check of the trace), "
+        "grouping, rendering. The tree and the JSON document are for other formats."
+    )
+    table.replace(given.output, "stacks", text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

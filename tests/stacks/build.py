@@ -1,0 +1,92 @@
+"""Raw traces to try things on: processes with stacks that are written as words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from nodeready import traces
+from nodeready.traces import Trace
+
+C10D = "torch/distributed/distributed_c10d.py"
+TRAIN = "<module> train.py 90 > train train.py 70 > step train.py 40"
+REDUCE = f"{TRAIN} > all_reduce {C10D} 2806"
+LOAD = f"{TRAIN} > _try_get_data torch/utils/data/dataloader.py 1251 > wait threading.py 359"
+
+
+def frames(text: str) -> list[list[Any]]:
+    """``main train.py 9 > step train.py 4`` as frames, root to leaf."""
+    rows = (part.rsplit(" ", 2) for part in text.split(" > ") if part)
+    return [[function, file, int(line)] for function, file, line in rows]
+
+
+def process(rank: int | None, *stacks: str | None, **more: Any) -> dict[str, Any]:
+    """A process with a sample per stack; None for one without. more: fields to replace.
+
+    cpu: CPU seconds per interval. error: of the samples without a stack. threads_at: name -> stack
+    of the other threads. native_at: the native stack.
+    """
+    cpu, error = more.pop("cpu", 0.0), more.pop("error", "not permitted")
+    return {
+        "pid": 1000 + (rank or 0),
+        "rank": rank,
+        "local_rank": None,
+        "world_size": None,
+        "job": "88",
+        "master": "gpu1:29500",
+        "user": "ada",
+        "command": "python train.py",
+        "state": "S",
+        "wait_channel": "futex_wait_queue",
+        "kernel_stack": [],
+        "tracer": 0,
+        "threads": 3,
+        "start_s": 12345.6,
+        "cpu_s": [10 + cpu * at for at in range(len(stacks))],
+        "samples": [
+            {
+                "main": stack,
+                "threads": list(more.get("threads_at", {}).items()) if stack else [],
+                "gil": "",
+                "error": "" if stack else error,
+            }
+            for stack in stacks
+        ],
+        "native": more.pop("native_at", None),
+        "note": "",
+        **{name: value for name, value in more.items() if name != "threads_at"},
+    }
+
+
+def trace(node: str, *processes: dict[str, Any], **more: Any) -> Trace:
+    """The trace of a node, through JSON and the reader."""
+    table: dict[tuple[Any, ...], int] = {}
+    stacks: dict[str, int] = {}
+    rows: list[list[int]] = []
+
+    def number(text: str | None) -> int | None:
+        if text is None:
+            return None
+        if text not in stacks:
+            stacks[text] = len(rows)
+            rows.append([table.setdefault(tuple(one), len(table)) for one in frames(text)])
+        return stacks[text]
+
+    for one in processes:
+        one["native"] = number(one["native"])
+        for sample in one["samples"]:
+            sample["main"] = number(sample["main"])
+            sample["threads"] = [[name, number(stack)] for name, stack in sample["threads"]]
+    made = {
+        "schema": traces.SCHEMA,
+        "node": node,
+        "started": "2026-01-01T00:00:00Z",
+        "interval_s": 2.0,
+        "error": "",
+        "frames": [list(one) for one in table],
+        "stacks": rows,
+        "processes": list(processes),
+        "instead": [],
+        **more,
+    }
+    return traces.parse(json.dumps(made), node)
