@@ -70,7 +70,8 @@ def fetch(session: Session, config: Config, found: Found) -> Callable[[NodeRun],
         try:
             tail = read(answer.stdout, own.nonce)
         except ProbeError as error:
-            node.error, node.kind = str(error), FAILED
+            why = "" if answer.ok else f": {answer.reason()}"
+            node.error, node.kind = f"{error}{why}", FAILED
             return
         found(node.name, tail)
 

@@ -122,10 +122,6 @@ def test_what_is_no_log_is_named_and_costs_itself_alone(fresh_nodes, fleet, tool
     assert "\x1b" not in tool("tail", where, PATTERN).out
     alone = tool("tail", where, PATTERN, "--limit", f"{odd.name},{none.name}")
     assert alone.status == 3, alone
-    # A path that only root may go.
-    odd.run("mkdir -p /root/logs; echo x >/root/logs/a.log")
-    shut = tool("tail", where, "/root/logs/*.log", "--limit", odd.name)
-    assert (shut.status, "permission denied" in shut.out) == (3, True), shut
 
 
 def test_a_mount_that_hangs_costs_its_own_files(fresh_node: Node, fleet, tool):
@@ -170,13 +166,18 @@ def test_a_slow_expression_costs_its_file_and_an_interrupt_ends_all(fresh_nodes,
         wait_for(lambda node=node: not ours(node) and not hanging(node))
 
 
-def test_an_ordinary_users_home_and_sudo(fresh_node: Node, fleet, tool):
+def test_the_home_is_that_of_the_login_with_sudo_too(fresh_node: Node, fleet, tool):
     fresh_node.run("su ml -c 'mkdir -p ~/logs/a && echo mine >~/logs/a/rank_0.log'")
-    fresh_node.run("chmod 600 /home/ml/logs/a/rank_0.log")
+    fresh_node.run("mkdir /root/logs; echo roots >/root/logs/b.log")
+    fresh_node.write("/etc/sudoers.d/ml", "ml ALL=(ALL) NOPASSWD: ALL\n", mode=0o440)
     where = fleet([fresh_node], {fresh_node.name: {"ssh_user": "ml"}})
-    done = tool("tail", where, "~/logs/**/*.log")
-    assert (done.status, "mine" in done.out) == (0, True), done
-    assert "/home/ml/logs/a/rank_0.log" in done.out
+    for more in ((), ("--sudo",)):
+        done = tool("tail", where, "~/logs/**/*.log", *more)
+        assert (done.status, "| mine" in done.out) == (0, True), done
+        assert f"{fresh_node.name}:/home/ml/logs/a/rank_0.log" in done.out
+    shut = tool("tail", where, "/root/logs/*.log")
+    assert (shut.status, "permission denied" in shut.out) == (3, True), shut
+    assert "| roots" in tool("tail", where, "/root/logs/*.log", "--sudo").out
 
 
 def test_this_machine_alone(tool, tmp_path):

@@ -1,0 +1,96 @@
+"""The program of the node, on this machine's own files: what a pattern finds, and its bounds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nodeready.capture import paths
+from nodeready.capture.tail import MAX_ANSWER, gather, packed
+from nodeready.capture.tail_seen import Config, Tail
+from nodeready.tail_fetch import read
+
+
+def tail(pattern: object, **how: object) -> Tail:
+    return gather(Config("N", "nodeready:test", str(pattern), **how))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for at, name in enumerate(
+        ("a/1.log", "a/b/2.log", "a/b/c/3.log", "a/.hidden/4.log", "x[1].log")
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name}\n")
+        os.utime(path, (1_800_000_000 + at, 1_800_000_000 + at))
+    (tmp_path / "latest").symlink_to("a")
+    (tmp_path / "a/b/loop").symlink_to("..")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("a/*.log", ["a/1.log"]),
+        ("a/?.log", ["a/1.log"]),
+        ("a/[!0].log", ["a/1.log"]),
+        ("*/*.log", ["a/1.log"]),
+        ("latest/*.log", ["latest/1.log"]),
+        ("a/b/loop/b/loop/1.log", ["a/b/loop/b/loop/1.log"]),
+        ("**/*.log", ["a/1.log", "a/b/2.log", "a/b/c/3.log", "x[1].log"]),
+        ("a/**", ["a/1.log", "a/b/2.log", "a/b/c/3.log"]),
+        ("a/b/**/c/*", ["a/b/c/3.log"]),
+        ("a/.h*/*", ["a/.hidden/4.log"]),
+        ("x[[]1].log", ["x[1].log"]),
+        ("./a/../a/1.log", ["./a/../a/1.log"]),
+        ("$(touch x)/`touch x`;*", []),
+        ("a/1.log/*", []),
+        ("none/**", []),
+        ("[", []),
+    ],
+)
+def test_what_a_pattern_finds(tree, pattern, found):
+    seen = tail(f"{tree}/{pattern}")
+    assert sorted(file.path for file in seen.files) == [f"{tree}/{path}" for path in found]
+    assert (seen.unread, seen.error) == ((), "")
+    assert read(packed(Config("N", "t", ""), seen), "N") == seen
+
+
+def test_of_many_files_those_that_were_written_last(tree):
+    seen = tail(f"{tree}/**/*.log", max_files=2)
+    names = [file.path.rpartition("/")[2] for file in seen.files]
+    assert (names, seen.left_out) == (["x[1].log", "3.log"], 2)
+    late = tail(f"{tree}/**/*.log", since_s=1_800_000_002)
+    assert (len(late.files), late.older) == (2, 2)
+
+
+def test_an_answer_has_a_bound(tmp_path):
+    for at in range(64):
+        (tmp_path / f"{at}.log").write_text("\n".join(["ü" * 1900] * 12))
+    seen = tail(f"{tmp_path}/*", lines=12)
+    assert len(seen.files) == 64
+    assert "lines are missing" in seen.error
+    assert sum(len(line) for file in seen.files for line in file.lines) < MAX_ANSWER
+
+
+def test_more_names_than_anybody_means(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "MAX_NAMES", 50)
+    for at in range(60):
+        (tmp_path / f"{at}.log").touch()
+    seen = tail(f"{tmp_path}/*")
+    assert "names: only some were looked at" in seen.error
+
+
+def test_a_mistake_in_the_fork_is_told(tree, monkeypatch):
+    monkeypatch.setattr("nodeready.capture.tail_reader.Reader.read", lambda *_: 1 / 0)
+    seen = tail(f"{tree}/a/*.log")
+    assert seen.error == "its own reader broke off"
+    assert [one.why for one in seen.unread] == ["not read within 30 s"]
+
+
+def test_the_kernels_own_files_are_not_walked_through():
+    assert tail("/proc/**/status").files == ()
+    assert [file.path for file in tail("/proc/self/mountinfo").files] == ["/proc/self/mountinfo"]
