@@ -23,6 +23,8 @@ from nodeready.transports.srun import Srun
 
 #: The program on the node.
 MAIN = "nodeready.capture.program"
+#: Processes that are named where no rank was found.
+MOST_INSTEAD = 10
 #: Seconds that a command has on a node beyond the program's own limit.
 MARGIN_S = 3
 
@@ -143,11 +145,7 @@ class Captured:
     @property
     def mistaken(self) -> list[str]:
         """Nodes that a mistake of ours has cost."""
-        return [
-            name
-            for name, answer in self.answers.items()
-            if answer.kind == FAILED and answer.error.startswith("internal error")
-        ]
+        return [name for name, answer in self.answers.items() if answer.kind == FAILED]
 
     @property
     def asking(self) -> list[str]:
@@ -173,7 +171,8 @@ class Captured:
                 if trace["error"]:
                     self.errors[name] = trace["error"]
                     continue
-                self.instead += [(name, words) for words in trace["instead"]]
+                room = MOST_INSTEAD - len(self.instead)
+                self.instead += [(name, words) for words in trace["instead"][:room]]
             yield trace
 
 

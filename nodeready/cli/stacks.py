@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import re
-import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +14,6 @@ import click
 
 from nodeready import carried, grouping, stack_directory
 from nodeready.audit import now
-from nodeready.capture.processes import FAMILIES
 from nodeready.capture.program import Config
 from nodeready.capturing import MAIN, Captured, Carrier, Here, OverSrun, OverSsh, capture, more
 from nodeready.cli.exits import Refused, stacks_code
@@ -28,6 +25,7 @@ from nodeready.native_round import unwind
 from nodeready.reports import speedscope, stacks_html, stacks_json
 from nodeready.reports.stacks_table import show
 from nodeready.reports.text import counted, nodes
+from nodeready.stack_search import SearchError, nothing, program_config
 from nodeready.stacks import Stacks
 from nodeready.traces import TraceError
 from nodeready.transports.srun import Srun, SrunError
@@ -39,26 +37,6 @@ FORMATS: dict[str, Callable[[Stacks], Iterable[str]]] = {
     "html": lambda stacks: [stacks_html.render(stacks)],
     "speedscope": lambda stacks: [speedscope.render(stacks)],
 }
-#: Seconds of the time on a node for finding the processes and for the dumps themselves.
-_DUMPS_S = 10
-#: Processes that are named where no rank was found.
-_INSTEAD = 10
-
-
-def _config(given: dict[str, Any], timeout_s: int) -> Config:
-    """What the program on the nodes has to do. Raises Refused."""
-    try:
-        re.compile(given["match"])
-    except re.error as problem:
-        raise Refused(f"--match {given['match']}: no regular expression: {problem}") from None
-    needed = (given["samples"] - 1) * given["interval_s"] + _DUMPS_S
-    if timeout_s < needed:
-        raise Refused(
-            f"--timeout {timeout_s}: {counted(given['samples'], 'sample')} every "
-            f"{given['interval_s']:g} s need {needed:.0f} s at least"
-        )
-    nonce = f"nodeready-{secrets.token_hex(8)}"
-    return Config(nonce=nonce, tag=f"nodeready:{secrets.token_hex(6)}", limit_s=timeout_s, **given)
 
 
 def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -> None:
@@ -67,29 +45,6 @@ def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -
         raise Refused("--via srun: the job's own nodes are asked; name no others")
     if via == "ssh" and sum((inventory is not None, local, source is not None)) != 1:
         raise Refused("an INVENTORY, --local, --from DIR, or --via srun --job ID: one of these")
-
-
-def _looked_for(config: Config) -> str:
-    """What a process must have to be found, in words."""
-    if config.pids:
-        return f"no process {', '.join(map(str, config.pids))} is there"
-    words = "no process has " + ", ".join(names[0] for names in FAMILIES) + " in its environment"
-    if config.job:
-        words += f" and belongs to job {config.job}"
-    if config.match:
-        words = f"no process has {config.match!r} in its command line"
-        words += f" and belongs to job {config.job}" if config.job else ""
-    return words
-
-
-def _nothing(found: Captured) -> str:
-    """No rank anywhere: what was looked for, and what runs instead."""
-    answered = [name for name in found.asked if name not in found.errors]
-    text = f"no ranks on {nodes(answered)}: {_looked_for(found.config)}"
-    if found.instead:
-        shown = "; ".join(f"{name}: {words}" for name, words in found.instead[:_INSTEAD])
-        text += f". What runs instead: {shown}. Choose with --pid, --match or --job"
-    return text
 
 
 def _take(carrier: Carrier, config: Config, screen: Screen) -> Captured:
@@ -144,8 +99,8 @@ def _captured(
         screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
     if not stacks.processes and len(found.errors) < len(found.asked):
         if not found.errors:
-            raise Refused(_nothing(found))
-        screen.say(_nothing(found))
+            raise Refused(nothing(found))
+        screen.say(nothing(found))
     return stacks, stacks_code(
         stacks, unreachable=bool(found.unreached), failed=bool(found.mistaken)
     )
@@ -291,16 +246,17 @@ def stacks(
         raise Refused("--via srun: of which job? Name it with --job ID")
     if options.limit is not None and inventory is None:
         raise Refused("--limit: selects from an INVENTORY, and there is none")
-    config = _config(
-        {
-            "job": job or "",
-            "pids": pids,
-            "match": match or "",
-            "samples": samples,
-            "interval_s": interval,
-        },
-        timeout,
-    )
+    try:
+        config = program_config(
+            timeout,
+            job=job or "",
+            pids=pids,
+            match=match or "",
+            samples=samples,
+            interval_s=interval,
+        )
+    except SearchError as problem:
+        raise Refused(str(problem)) from None
     screen = options.screen()
     directory = _own_directory(output)
     if source is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from nodeready.transports.answer import FAILED, OUTPUT, TIMEOUT, UNREACHABLE, Answer
+from nodeready.transports.answer import LOST, OUTPUT, TIMEOUT, UNREACHABLE, Answer
 from nodeready.transports.channel import ANSWER_BYTES, ERROR_BYTES
 
 #: srun parts a line that is longer than this, and puts a label before each part.
@@ -119,5 +119,5 @@ class StepOutput:
             else:
                 said = about[-1] if about else self.last()
                 late = "" if whole else f" gave no answer in {limit_s} s"
-                why, kind = f"srun{late}: {said}", FAILED
+                why, kind = f"srun{late}: {said}", LOST
             self._answer(name, Answer(False, error=why, kind=kind))

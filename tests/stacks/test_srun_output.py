@@ -1,0 +1,146 @@
+"""What srun prints, told apart: whole, interleaved, parted, old, broken and hostile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nodeready.transports.answer import LOST, OUTPUT, TIMEOUT, UNREACHABLE, Answer
+from nodeready.transports.channel import ANSWER_BYTES
+from nodeready.transports.srun import Job, Srun
+from nodeready.transports.srun_output import StepOutput
+
+NONCE = "nodeready-00"
+
+
+def step(*nodes: str) -> tuple[StepOutput, dict[str, Answer]]:
+    heard: dict[str, Answer] = {}
+    return StepOutput(NONCE, nodes, heard.__setitem__), heard
+
+
+def test_answers_come_apart_however_they_are_interleaved_and_cut_into_pieces() -> None:
+    """Labels are padded for many tasks; srun parts long lines at 1024 bytes."""
+    long = "x" * 3000
+    rows = [
+        f"00: {NONCE} at gpu1",
+        "01: a banner",
+        f"01: {NONCE} at gpu2",
+        *(f"00: {long[at : at + 1024]}" for at in range(0, 3000, 1024)),
+        "01: two",
+        "slurmstepd: not a task's",
+        f"01: {NONCE} end",
+        f"00: {NONCE} end",
+    ]
+    text = "\n".join([*rows, ""]).encode()
+    output, heard = step("gpu1", "gpu2", "gpu3")
+    for at in range(0, len(text), 7):
+        output.add(text[at : at + 7])
+    assert list(heard) == ["gpu2", "gpu1"]
+    assert heard["gpu1"] == Answer(True, f"{long}\n")
+    assert heard["gpu2"] == Answer(True, "a banner\ntwo\n")
+    assert list(output.waiting) == ["gpu3"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "",
+        "0: \n0\n:\n: :\n",
+        "x: nodeready-00 at gpu1\nx: nodeready-00 end\n",
+        "0: nodeready-00 at\n0: nodeready-00 end\n",
+        "0: nodeready-00 end\n",
+        "0: nodeready-00 at gpu9\n0: nodeready-00 end\n",
+        "0: nodeready-00 at ../../etc\n0: nodeready-00 end\n",
+        "0: nodeready-11 at gpu1\n0: nodeready-11 end\n",
+        "0: \xff\xfe nodeready-00 at gpu1\n0: nodeready-00 end\n",
+    ],
+)
+def test_what_is_no_answer_is_nobodys(rows: str) -> None:
+    output, heard = step("gpu1")
+    output.add(rows.encode("latin-1"))
+    assert not heard
+
+
+def test_a_node_that_prints_without_end_costs_itself_and_no_memory() -> None:
+    output, heard = step("gpu1", "gpu2")
+    output.add(f"0: {NONCE} at gpu1\n1: {NONCE} at gpu2\n".encode())
+    piece = b"".join(b"0: " + b"y" * 1000 + b"\n" for _ in range(1000))
+    for _ in range(ANSWER_BYTES // 1_000_000 + 2):
+        output.add(piece)
+    output.add(f"1: fine\n1: {NONCE} end\n0: {NONCE} end\n".encode())
+    assert (heard["gpu1"].kind, heard["gpu2"]) == (OUTPUT, Answer(True, "fine\n"))
+
+
+@pytest.mark.parametrize(
+    ("said", "whole", "why", "kind"),
+    [
+        (
+            "srun: error: Task launch for StepId=1.4 failed on node gpu1: Communication "
+            "connection failure\nsrun: error: Application launch failed\nsrun: Job step aborted",
+            True,
+            "srun could not start there: Communication connection failure",
+            UNREACHABLE,
+        ),
+        ("srun: error: gpu1: task 0: Killed\n", True, "srun: gpu1: task 0: Killed", LOST),
+        (
+            "srun: error: Unable to create step for job 1: Access/permission denied\n",
+            True,
+            "srun: Unable to create step for job 1: Access/permission denied",
+            LOST,
+        ),
+        (
+            "srun: Job 1 step creation temporarily disabled, retrying (Requested nodes are busy)",
+            False,
+            "srun gave no answer in 9 s: Job 1 step creation temporarily disabled, retrying "
+            "(Requested nodes are busy)",
+            LOST,
+        ),
+        ("", True, "srun: it said nothing", LOST),
+    ],
+)
+def test_a_node_without_an_answer_has_the_reason(
+    said: str, whole: bool, why: str, kind: str
+) -> None:
+    output, heard = step("gpu1")
+    output.complain(said.encode())
+    output.give_up(9, whole)
+    assert (heard["gpu1"].error, heard["gpu1"].kind) == (why, kind)
+
+
+def test_a_node_that_began_and_did_not_end() -> None:
+    output, heard = step("gpu1")
+    output.add(f"0: {NONCE} at gpu1\n".encode())
+    output.give_up(9, whole=False)
+    assert (heard["gpu1"].error, heard["gpu1"].kind) == ("no answer in 9 s", TIMEOUT)
+
+
+OLD = """#!/bin/sh
+case " $* " in *" --overlap "*)
+    echo "srun: unrecognized option '--overlap'" >&2; exit 1;;
+esac
+case " $* " in *" --gres=none "*)
+    echo "srun: error: Invalid generic resource (gres) specification" >&2; exit 1;;
+esac
+for word; do last=$word; done
+SLURMD_NODENAME=gpu1 sh -c "$last" | sed 's/^/0: /'
+"""
+
+
+def test_a_slurm_that_is_older_than_overlap_is_asked_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in, for a Slurm that no machine here has."""
+    srun = tmp_path / "srun"
+    srun.write_text(OLD)
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    told: list[str] = []
+    heard: dict[str, Answer] = {}
+    steps = Srun(Job("1", ("gpu1",)), "nodeready:test", told.append)
+    for _ in range(2):
+        heard.clear()
+        steps.carry("echo here", 10, heard.__setitem__)
+        assert heard["gpu1"].ok
+        assert heard["gpu1"].stdout.split() == ["here"]
+    assert told == ["srun has no --overlap (Slurm before 20.11): asking without it"]
