@@ -60,7 +60,7 @@ def branches(stacks: Stacks, most: int, deepest: int) -> Iterator[Branch]:
 
     def put(children: tuple[Tree, ...], lasts: tuple[bool, ...]) -> None:
         shown = len(children) if len(children) <= most else most
-        if len(lasts) >= deepest and len(children) > 1:
+        if len(lasts) >= deepest:
             shown = 0
         width = max((len(str(child.processes)) for child in children), default=0)
         if children[shown:]:

@@ -15,10 +15,11 @@ import jsonschema
 import pytest
 
 from nodeready.reports import stacks_json
+from nodeready.reports.stack_branches import branches
 from nodeready.reports.stacks_table import show
 from nodeready.sanitise import sanitise
-from nodeready.stacks import Group, Rank, Stacks
-from tests.reports.stack_fleets import FLEETS, stages
+from nodeready.stacks import Frame, Group, Rank, Stacks
+from tests.reports.stack_fleets import FLEETS, job, stack, stages
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden_stacks"
@@ -106,3 +107,13 @@ def test_the_json_has_every_field_and_is_one_line_per_process():
     }
     assert len(text.splitlines()) < len(stacks.processes) + len(stacks.groups) + 20
     assert text.isascii()
+
+
+def test_ranks_deep_in_a_recursion_are_a_tree_that_can_be_shown():
+    """Each of 1500 ranks one call deeper than the one before: as many branches."""
+    calls = tuple(Frame("solve", "tree.py", 7) for _ in range(1500))
+    groups = [(stack(calls[: depth + 1], [depth]), "R") for depth in range(1500)]
+    stacks = job(*groups, size=1500)
+    assert len(lines(stacks)) < 60
+    *_, last = branches(stacks, most=9999, deepest=9999)
+    assert (last.ranks, last.depth, last.ends) == ((1499,), 1499, 1)
