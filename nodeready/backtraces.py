@@ -10,7 +10,7 @@ from nodeready.capture.backtrace import CRASHED, EVERY, PYTHON
 
 #: Characters of a name that are kept.
 _NAME = 2000
-_FRAME = re.compile(r"#[0-9]+ +(?:0x[0-9a-f]+ in )?(.+)")
+_FRAME = re.compile(r"#[0-9]+ +(?:0x([0-9a-f]+) in )?(.+)")
 _PLACE = re.compile(r"(.*) at (.+?):([0-9]+)")
 _LIBRARY = re.compile(r"(.*) from (/.*|[^ ]*\.so[^ ]*)")
 _THREAD = re.compile(r"Thread ([0-9]+) \((?:Thread 0x[0-9a-f]+ )?\(?LWP ([0-9]+)\)?.*")
@@ -37,12 +37,15 @@ class Frame(NamedTuple):
     file:     of the source, as gdb has it; "": no debug information
     line:     0: none
     library:  the file's name of the shared library; "": the program itself, or not told
+    offset:   of a function without a name, the address within its page: it is the same wherever
+              the program was loaded
     """
 
     function: str
     file: str = ""
     line: int = 0
     library: str = ""
+    offset: int = 0
 
     @property
     def place(self) -> str:
@@ -87,9 +90,9 @@ def _function(text: str) -> str:
         begins = depth == 0 and text.startswith(" (", at)
         if begins and not text.startswith(" (anonymous namespace)", at):
             return text[:at]
-        if text[at] in "(<{[":
+        if text[at] in "(<{":
             depth += 1
-        elif text[at] in ")]}" or (text[at] == ">" and text[at - 1 : at] != "-"):
+        elif text[at] in ")}" or (text[at] == ">" and text[at - 1 : at] != "-"):
             depth = max(0, depth - 1)
         at += 1
     return text
@@ -100,12 +103,14 @@ def frame(row: str) -> Frame | None:
     match = _FRAME.fullmatch(row.rstrip())
     if match is None:
         return None
-    text, file, line, library = match[1], "", 0, ""
+    text, file, line, library = match[2], "", 0, ""
     if place := _PLACE.fullmatch(text):
         text, file, line = place[1], place[2], int(place[3][:9])
     elif within := _LIBRARY.fullmatch(text):
         text, library = within[1], within[2].rpartition("/")[2]
-    return Frame(_function(text)[:_NAME], file[:_NAME], line, library[:_NAME])
+    function = _function(text)[:_NAME]
+    offset = int(match[1] or "0", 16) & 0xFFF if function == "??" else 0
+    return Frame(function, file[:_NAME], line, library[:_NAME], offset)
 
 
 def parse(text: str) -> Backtrace:

@@ -24,7 +24,10 @@ def _group(group: Group, numbers: dict[int, int]) -> dict[str, Any]:
         "cores": [numbers[id(crash)] for crash in group.crashes],
         "nodes": list(dict.fromkeys(crash.node for crash in group.crashes)),
         "ranks": sorted({c.core.rank for c in group.crashes if c.core.rank is not None}),
-        "frames": [frame._asdict() for frame in group.frames],
+        "frames": [
+            {name: getattr(frame, name) for name in ("function", "file", "line", "library")}
+            for frame in group.frames
+        ],
     }
 
 

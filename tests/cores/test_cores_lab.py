@@ -191,7 +191,7 @@ def test_a_core_of_a_live_process_is_whole_and_the_process_goes_on(tool, fleet, 
         (":", "4000000", "there is no process 4000000"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything(
+def test_what_cannot_be_done_is_refused_before_anything(  # noqa: PLR0917
     tool, fleet, sleeper, broken, pid, words
 ):
     node, sleeping = sleeper

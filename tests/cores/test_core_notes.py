@@ -1,0 +1,158 @@
+"""What a core's first bytes tell: made here byte by byte, whole, cut off and hostile."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from nodeready.capture import core_notes
+from nodeready.capture.core_notes import NoCore
+
+PRSTATUS, PRPSINFO, AUXV, FILE = 1, 3, 6, 0x46494C45
+ENTRY, EXECFN = 0x400500, 0x7FFF0100
+
+
+def note(kind: int, content: bytes, name: bytes = b"CORE") -> bytes:
+    def padded(raw: bytes) -> bytes:
+        return raw + b"\0" * (-len(raw) % 4)
+
+    raw = name + b"\0"
+    return struct.pack("<III", len(raw), len(content), kind) + padded(raw) + padded(content)
+
+
+def prstatus(pid: int = 40, signal: int = 11) -> bytes:
+    return struct.pack("<iiihHQQi", signal, 0, 0, signal, 0, 0, 0, pid).ljust(336, b"\0")
+
+
+def prpsinfo(comm: bytes = b"python3", command: bytes = b"python3 train.py ") -> bytes:
+    head = struct.pack("<4B4xQIIIIII", 0, 82, 0, 0, 0, 2000, 2000, 40, 1, 40, 40)
+    return head + comm.ljust(16, b"\0") + command.ljust(80, b"\0")
+
+
+def auxv() -> bytes:
+    return struct.pack("<QQQQQQ", 9, ENTRY, 31, EXECFN, 0, 0)
+
+
+def mapped(*rows: tuple[int, int, bytes]) -> bytes:
+    ranges = b"".join(struct.pack("<QQQ", start, end, 0) for start, end, _ in rows)
+    names = b"".join(name + b"\0" for _, _, name in rows)
+    return struct.pack("<QQ", len(rows), 4096) + ranges + names
+
+
+FILES = mapped(
+    (0x400000, 0x401000, b"/usr/bin/python3.11"),
+    (0x401000, 0x402000, b"/usr/bin/python3.11"),
+    (0x7F0000000000, 0x7F0000001000, b"/lib/libc.so.6"),
+)
+NOTES = (
+    note(PRSTATUS, prstatus())
+    + note(PRPSINFO, prpsinfo())
+    + note(AUXV, auxv())
+    + note(FILE, FILES)
+    + note(2, b"x" * 512)
+    + note(PRSTATUS, prstatus(41, 0))
+    + note(0x202, b"y" * 2696, b"LINUX")
+)
+
+
+def header(machine: int = 62, kind: int = 4, count: int = 2, size: int = 56) -> bytes:
+    ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    fields = (kind, machine, 1, 0, 64, 0, 0, 64, size, count, 0, 0, 0)
+    return ident + struct.pack("<HHIQQQIHHHHHH", *fields)
+
+
+def test_the_notes_tell_the_process():
+    found = core_notes.parse(NOTES)
+    assert (found.pid, found.uid, found.signal, found.threads) == (40, 2000, 11, 2)
+    assert (found.comm, found.command) == ("python3", "python3 train.py")
+    assert found.executable() == (0x400000, "/usr/bin/python3.11")
+    assert found.execfn == EXECFN
+
+
+def test_gdbs_order_of_the_notes_tells_the_same():
+    reordered = (
+        note(PRPSINFO, prpsinfo())
+        + note(PRSTATUS, prstatus())
+        + note(PRSTATUS, prstatus(41, 0))
+        + note(AUXV, auxv())
+        + note(FILE, FILES)
+    )
+    assert core_notes.parse(reordered) == core_notes.parse(NOTES)
+
+
+@pytest.mark.parametrize("length", [0, 1, 11, 12, 19, 20, 355, 356, 400, 700, 900])
+def test_notes_that_are_cut_off_tell_what_is_there(length):
+    found = core_notes.parse(NOTES[:length])
+    whole = core_notes.parse(NOTES)
+    for name in ("pid", "uid", "signal", "comm", "command"):
+        assert getattr(found, name) in (None, "", getattr(whole, name))
+    assert found.threads <= 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 4000,
+        struct.pack("<III", 0xFFFFFFFF, 0xFFFFFFFF, 1) + b"x" * 400,
+        struct.pack("<III", 0, 0, 0) * 1000,
+        note(FILE, struct.pack("<QQ", 1 << 60, 4096) + b"x" * 100),
+        note(FILE, b"x"),
+        note(PRSTATUS, b"") + note(PRPSINFO, b"x") + note(AUXV, b"odd"),
+    ],
+)
+def test_hostile_notes_tell_nothing(data):
+    found = core_notes.parse(data)
+    assert (found.pid, found.comm, found.files, found.executable()) == (None, "", (), (0, ""))
+
+
+def test_names_that_are_no_text_are_kept_as_they_are():
+    files = mapped((0x400000, 0x401000, b"/tmp/\xff\x1b[31m\n"))
+    found = core_notes.parse(note(AUXV, auxv()) + note(FILE, files))
+    assert found.executable() == (0x400000, "/tmp/\udcff\x1b[31m\n")
+
+
+@pytest.mark.parametrize(("machine", "name"), [(62, "x86_64"), (183, "aarch64")])
+def test_the_header_says_where_the_rest_is(machine, name):
+    found = core_notes.header(header(machine))
+    assert (found.machine, found.table) == (name, (64, 112))
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        (b"", "it is empty"),
+        (b"no", "it is no ELF file"),
+        (b"\x7fELF", "it ends within its header"),
+        (header()[:40], "it ends within its header"),
+        (header().replace(b"\x02\x01\x01", b"\x01\x01\x01"), "no 64-bit little-endian"),
+        (header(kind=2), "but no core"),
+        (header(machine=21), "another machine (ELF number 21)"),
+        (header(size=1), "make no sense"),
+    ],
+)
+def test_what_is_no_core_of_ours_is_named(head, why):
+    with pytest.raises(NoCore, match=why.replace("(", r"\(").replace(")", r"\)")):
+        core_notes.header(head)
+
+
+def segment(kind: int, offset: int, address: int, size: int) -> bytes:
+    return struct.pack("<IIQQQQQQ", kind, 0, offset, address, 0, size, size, 1)
+
+
+def test_memory_is_found_by_its_address():
+    table = segment(4, 500, 0, 90) + segment(1, 4096, 0x1000, 0x100) + segment(1, 0, 0x9000, 0)
+    memory, notes = core_notes.segments(table + b"rest")
+    assert [(part.offset, part.size) for part in notes] == [(500, 90)]
+    found = core_notes.find(memory, 0x1010)
+    assert found is not None
+    assert (found.offset, found.size) == (4096 + 0x10, 0xF0)
+    assert core_notes.find(memory, 0x1100) is None
+
+
+def test_the_build_id_is_read_from_a_files_first_page():
+    gnu = note(3, bytes.fromhex("c0ffee"), b"GNU")
+    image = header(kind=3, count=1) + segment(4, 120, 120, len(gnu)) + gnu
+    assert core_notes.build_id(image) == "c0ffee"
+    for other in (b"", image[:100], image[:130], header(kind=3, count=65535), b"\x7fELF" * 30):
+        assert core_notes.build_id(other) == ""
