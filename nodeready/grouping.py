@@ -172,7 +172,7 @@ def _grouped(
     if lost:
         found.append((lost, None))
     forks = _forks([one for one, _ in found])
-    everything = max(job.count + len(lost.ranks if lost else ()), 1)
+    everything = job.count + len(silent) + len(lost.ranks if lost else ())
     found = [
         (_with_fork(one, fork), bucket) for (one, bucket), fork in zip(found, forks, strict=True)
     ]
