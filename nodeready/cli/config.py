@@ -28,7 +28,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "stacks": (
         *_COMMON,
-        *("local", "native", "all_threads", "samples", "interval", "via", "timeout", "format"),
+        *("local", "source", "job", "pids", "match", "native", "all_threads", "samples"),
+        *("interval", "via", "timeout", "output", "format"),
     ),
     "cores": (*_COMMON, "local", "format", "output", "since", "job"),
     "bundle": ("limit", "output"),
