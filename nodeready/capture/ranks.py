@@ -213,10 +213,21 @@ def _ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
         wanted = set(members)
         found = [tree.inner(pid, wanted.__contains__) for pid in _topmost(members, tree.above)]
         chosen = sorted({pid for pid in found if pid is not None})
-        # Somebody's shell in a step of its own has a rank of that step.
+        # A person's shell in a step of its own has a rank of that step.
         real = [pid for pid in chosen if not _WRAPPERS.fullmatch(program(tree.known[pid]))]
         best = min((tree.who[pid].family for pid in real), default=0)
         yield from [pid for pid in real if tree.who[pid].family == best] or chosen
+
+
+def _of_the_job(tree: _Tree, pids: Sequence[int]) -> list[int]:
+    """These ranks, without what a person runs in another step beside a job of Pythons."""
+
+    def step(pid: int) -> tuple[str, str]:
+        return tree.who[pid].job, (tree.known[pid].environment or {}).get("SLURM_STEP_ID", "")
+
+    steps = {step(pid) for pid in pids if tree.known[pid].python}
+    jobs_ = {job for job, _ in steps}
+    return [pid for pid in pids if tree.who[pid].job not in jobs_ or step(pid) in steps]
 
 
 def select(processes: Sequence[Process], wanted: Selection, own: int) -> list[Rank]:
@@ -237,7 +248,7 @@ def select(processes: Sequence[Process], wanted: Selection, own: int) -> list[Ra
         and (not wanted.job or wanted.job in jobs(process))
         and pattern.search(process.command)
     ]
-    chosen = list(_ranked(tree, candidates))
+    chosen = _of_the_job(tree, list(_ranked(tree, candidates)))
     # What has no rank to know it by: asked for by its words; the job's whose words are lost (a
     # program may write its title over its environment); and one that hangs beside other ranks.
     rest = [pid for pid in candidates if tree.who[pid].rank is None and pid not in tree.launchers]

@@ -127,6 +127,15 @@ GOOD = {
         [process(70, **step(0)), process(71, command="-bash", **step(0, number=1))],
         [(70, 0)],
     ),
+    "what a person runs beside the ranks, in steps of its own": (
+        [
+            process(70, **step(5)),
+            process(71, command="-bash", **step(0, number=1)),
+            process(72, command="nvidia-smi", **step(1, number=2)),
+            process(73, command="./solver", **step(0, job=89)),
+        ],
+        [(73, 0), (70, 5)],
+    ),
     "two jobs": (
         [process(80, **torch(0)), process(81, **torch(0, MASTER_PORT=29501))],
         [(80, 0), (81, 0)],
