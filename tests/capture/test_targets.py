@@ -1,0 +1,112 @@
+"""What is told of one rank from all looks at it, and of a node when that is too much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodeready.capture import answer, program
+from nodeready.capture.processes import Facts, Process
+from nodeready.capture.py_spy import HUNG, Dump, Thread
+from nodeready.capture.ranks import Identity, Rank
+from nodeready.capture.table import Table
+from nodeready.capture.targets import ENDED, NO_TIME, Target
+from nodeready.places import Places
+from nodeready.standing import standing
+from nodeready.traces import read
+
+FACTS = Facts("S", "futex_wait_queue", ("futex_wait_queue",), 1.0, 5.0, 3, 0, 1000)
+ASLEEP = replace(FACTS, state="D", wait_channel="nfs_wait", kernel_stack=("nfs_wait",))
+MAIN = (("main", "t.py", 1), ("wait", "t.py", 2))
+DUMP = Dump(MAIN, tuple(Thread(f"t{n}", (("f", "t.py", n),)) for n in range(20)))
+HEAD = {
+    "schema": program.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": "",
+    "frames": [], "stacks": [], "processes": [], "instead": [],
+}  # fmt: skip
+
+
+def target(*facts, dumps=(), note="") -> Target:
+    process = Process(7, 1, "python3", start_s=5.0, command="python3 " + "x" * 300)
+    one = Target(Rank(process, Identity(3, 1, 8, "88", "a:1"), note), dumps=list(dumps))
+    for seen in facts:
+        one.stands(seen)
+    one.cpu_s = [seen.cpu_s for seen in one.facts]
+    return one
+
+
+@pytest.mark.parametrize(
+    ("facts", "native", "euid", "why"),
+    [
+        ([FACTS], False, 0, ""),
+        ([FACTS], True, 1000, ""),
+        ([ASLEEP], False, 0, ""),
+        ([ASLEEP], True, 0, "in state D: a native look would wait with it"),
+        ([FACTS], False, 1001, "another user's: not permitted"),
+        ([replace(FACTS, state="T")], False, 0, "stopped by a signal: not looked into"),
+        ([replace(FACTS, tracer=9)], False, 0, "traced by process 9: not looked into"),
+        ([replace(FACTS, state="t", tracer=9)], False, 0, "traced by process 9: not looked into"),
+        ([FACTS, None], False, 0, ENDED),
+        ([FACTS, replace(FACTS, state="Z")], False, 0, ENDED),
+        # Its number is another's now.
+        ([FACTS, replace(FACTS, start_s=6.0)], False, 0, ENDED),
+        ([], False, 0, NO_TIME),
+    ],
+)
+def test_who_is_looked_into(facts, native, euid, why):
+    assert target(*facts).refuses(euid, native) == why
+
+
+def test_py_spy_is_not_left_hanging_twice():
+    again = target(FACTS, dumps=[Dump(error=HUNG)])
+    assert again.refuses(0) == "not tried again: py-spy did not finish"
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "kind"),
+    [
+        ([FACTS, FACTS], "S", "stack"),
+        # Every process waits for a disk now and then.
+        ([FACTS, ASLEEP], "S", "stack"),
+        ([ASLEEP, FACTS], "S", "stack"),
+        ([ASLEEP, ASLEEP], "D", "uninterruptible"),
+        ([FACTS, replace(FACTS, state="T")], "T", "stopped"),
+        ([FACTS, replace(FACTS, tracer=9)], "S", "traced"),
+        ([FACTS, replace(FACTS, state="Z")], "Z", "dead"),
+        ([FACTS, None], "S", "dead"),
+        ([], "", "stack"),
+    ],
+)
+def test_what_it_is_taken_for(facts, state, kind):
+    table, places = Table(), Places()
+    data = target(*facts, dumps=[DUMP, DUMP]).plain(table, main=True, threads=True)
+    trace = {**HEAD, "frames": table.frames, "stacks": table.stacks, "processes": [data]}
+    trace = read(answer.unpack(f"N {answer.pack(trace)}", "N"), "n")
+    (process,) = trace["processes"]
+    assert process["state"] == state
+    assert process["wait_channel"] == {"D": "nfs_wait", "": ""}.get(state, "futex_wait_queue")
+    assert len(process["command"]) == 200
+    assert standing(process, places.numbers(trace), places, 2.0).kind == kind
+
+
+def test_that_it_ended_comes_first():
+    one = target(FACTS, note="its memory cannot be read")
+    one.say("traced by process 9: not looked into")
+    one.stands(None)
+    one.stands(None)
+    words = f"{ENDED}; its memory cannot be read; traced by process 9: not looked into"
+    assert one.plain(Table(), main=True, threads=True)["note"] == words
+
+
+@pytest.mark.parametrize(
+    ("most", "threads", "error"),
+    [(1000, 20, ""), (10, 0, ""), (1, 0, "its stack is too large")],
+)
+def test_too_much_for_an_answer(monkeypatch, most, threads, error):
+    monkeypatch.setattr(program, "_MOST_FRAMES", most)
+    line = program._packed(HEAD, [target(FACTS, dumps=[DUMP])], [])
+    trace = read(answer.unpack(f"N {line}", "N"), "n")
+    (sample,) = trace["processes"][0]["samples"]
+    assert (len(sample["threads"]), sample["error"]) == (threads, error)
+    assert (sample["main"] is None) == bool(error)
+    assert ("other threads are left out" in trace["processes"][0]["note"]) == (most < 1000)
