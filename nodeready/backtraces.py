@@ -149,7 +149,10 @@ def key(frames: Iterable[Frame]) -> tuple[Frame, ...]:
 def headline(frames: Sequence[Frame]) -> Frame | None:
     """The frame to name a crash by: the first with a name that is not only how it ended."""
     named = [f for f in frames if f.function != "??"]
-    for one in named:
-        if one.function not in _ENDING:
-            return one
-    return named[0] if named else None
+    return next((f for f in named if f.function not in _ENDING), named[0] if named else None)
+
+
+def crashed_in(frames: Sequence[Frame], top: Frame) -> bool:
+    """Whether it crashed in this very frame, and not in one without a name that it called."""
+    before = frames[: frames.index(top)]
+    return all(frame.function in _ENDING for frame in before)

@@ -38,7 +38,7 @@ ALLOWED = {
     "reports": {
         "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
         "session", "transports", "audit", "plain", "subjects", "ready", "environment", "shell",
-        "stacks", "stack_tree", "hints", "cores", "tailing",
+        "stacks", "stack_tree", "hints", "cores", "backtraces", "tailing",
     },
     "environment.py": {"nccl", "nccl_hca", "policy", "probes", "rendezvous", "snapshot"},
     "rendezvous.py": {"nodesets", "probes"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from nodeready.backtraces import crashed_in
 from nodeready.cores import Cores, Crash, Group, signal_name
 from nodeready.reports.text import STYLES, Line, Part, counted, grouped, line, nodes
 from nodeready.sanitise import sanitise
@@ -61,7 +62,10 @@ class _Table:
         """What crashed where, its frames, and one core to look at."""
         first = group.crashes[0]
         top = group.headline
-        where = f" in {sanitise(top.function, _NAME)}" if top else ""
+        where = ""
+        if top:
+            how = "in" if crashed_in(group.frames, top) else "below"
+            where = f" {how} {sanitise(top.function, _NAME)}"
         names = list(dict.fromkeys(crash.node for crash in group.crashes))
         word = signal_name(group.signal)
         yield self.head(word, "fail", f"{group.program or '?'}{where}", names)

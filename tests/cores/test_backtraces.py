@@ -104,7 +104,10 @@ def test_all_of_gdbs_words_become_threads_and_pythons_lines():
         "Traceback (most recent call first):",
         '  File "train.py", line 8, in step',
     )
-    assert backtraces.headline(found.crashed) == Frame("g", "a.cc", 6)
+    top = backtraces.headline(found.crashed)
+    assert top == Frame("g", "a.cc", 6)
+    assert not backtraces.crashed_in(found.crashed, top)
+    assert backtraces.crashed_in((*found.crashed[:2], top), top)
     assert backtraces.parse("") == backtraces.Backtrace()
     assert backtraces.headline(()) is None
 

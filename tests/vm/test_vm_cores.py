@@ -1,0 +1,99 @@
+"""`nodeready cores` with the kernel's own core_pattern, as a deploy sets it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeready.lab.vm import Vm
+from tests.helpers import nodeready
+
+pytestmark = pytest.mark.vm
+
+USER = "ml"
+#: Its symbol is exported: no debug information is needed to name it.
+CRASH = "import ctypes; ctypes.pythonapi.Py_IncRef(1)"
+SLEEP = "import time; time.sleep(3000)"
+_LEFT = "ps -eo args= | grep '[n]odeready:'; find / -xdev -newer /run/before -name '*nodeready*'"
+
+
+@pytest.fixture(scope="module")
+def where(vm: Vm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The inventory of the machine, after a deploy."""
+    path = tmp_path_factory.mktemp("inventory") / "inventory.py"
+    given = {"limit_nofile": 65536, "job_user": USER}
+    path.write_text(f"vm = ([('vm1', {vm.inventory_data()!r})], {given!r})\n")
+    only = "core_dumps,limits,debug_tools,ptrace"
+    deployed = nodeready("deploy", path, "--yes", "--only", only)
+    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+    return path
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(vm: Vm) -> Iterator[None]:
+    vm.run("touch /run/before; rm -f /var/crash/core.*")
+    yield
+    assert vm.run(_LEFT, check=False).stdout == ""
+
+
+def cores(where: Path, *words: object) -> dict[str, Any]:
+    done = nodeready("cores", where, "--format", "json", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def crash(vm: Vm, rank: int, before: str = ":") -> None:
+    run = f"RANK={rank} SLURM_JOB_ID=7 python3 -c {shlex.quote(CRASH)}"
+    assert vm.run(f"{before}; {run}; echo $?", user=USER).stdout == "139\n"
+
+
+def test_crashes_are_found_where_the_kernel_puts_them(vm: Vm, where: Path) -> None:
+    crash(vm, 0)
+    crash(vm, 1)
+    found = cores(where)
+    (group,) = found["groups"]
+    assert (group["signal_name"], group["ranks"], group["nodes"]) == ("SIGSEGV", [0, 1], ["vm1"])
+    assert group["function"] == group["frames"][0]["function"] == "Py_IncRef"
+    for core in found["cores"]:
+        assert (core["user"], core["job"], core["warning"]) == (USER, "7", "")
+        assert core["whole_bytes"] == core["size_bytes"]
+    assert len(cores(where, "--job", "7")["cores"]) == 2
+    assert cores(where, "--job", "8")["cores"] == []
+
+
+def test_a_core_that_the_limit_cut_off_says_so(vm: Vm, where: Path) -> None:
+    crash(vm, 0, "ulimit -c 400")
+    (core,) = cores(where)["cores"]
+    assert core["truncated"]
+    assert (
+        f"it is cut off at {core['size_bytes']} of {core['whole_bytes']} bytes" in core["unread"]
+    )
+    # What stands in front is there: who it was, and how it ended.
+    assert (core["signal"], core["user"]) == (11, USER)
+
+
+def test_a_live_process_leaves_a_core_and_goes_on(vm: Vm, where: Path) -> None:
+    vm.run(f"setsid python3 -c {shlex.quote(SLEEP)} </dev/null >/dev/null 2>&1 & sleep 1", USER)
+    pid = vm.run(f"pgrep -u {USER} -f 'time.sleep.3000'").stdout.strip()
+    try:
+        done = nodeready("cores", where, "--gcore", pid, "--yes")
+        assert done.returncode == 0, done.stdout + done.stderr
+        status = vm.run(f"grep -E '^(State|TracerPid)' /proc/{pid}/status").stdout
+        assert re.search(r"State:\s+S[^T]*TracerPid:\s+0", status), status
+        (core,) = cores(where)["cores"]
+        assert (core["path"], core["signal"]) == (done.stdout.strip(), 0)
+        assert core["whole_bytes"] <= core["size_bytes"]
+        vm.run("mount -t tmpfs -o size=4m,mode=1777 small /var/crash")
+        refused = nodeready("cores", where, "--gcore", pid, "--yes")
+        left = vm.run("ls -A /var/crash; umount /var/crash").stdout
+        assert (refused.returncode, left) == (1, ""), refused.stderr
+        assert "MiB free, and the core needs" in refused.stderr
+    finally:
+        vm.run(f"kill -9 {pid}")
