@@ -27,16 +27,17 @@ _HEAD = {
     "frames": (list,), "stacks": (list,), "processes": (list,), "instead": (list,),
 }  # fmt: skip
 _PROCESS = {
-    "pid": (int,), "rank": (int, _NONE), "local_rank": (int, _NONE), "world_size": (int, _NONE),
-    "job": (str,), "master": (str,), "user": (str,), "command": (str,), "state": (str,),
-    "wait_channel": (str,), "kernel_stack": (list,), "tracer": (int,), "threads": (int,),
-    "start_s": _NUMBER, "cpu_s": (list,), "samples": (list,), "native": (int, _NONE),
-    "note": (str,),
+    "pid": (int,), "tracer": (int,), "threads": (int,), "rank": (int, _NONE),
+    "local_rank": (int, _NONE), "world_size": (int, _NONE), "job": (str,), "master": (str,),
+    "user": (str,), "command": (str,), "state": (str,), "wait_channel": (str,),
+    "kernel_stack": (list,), "start_s": _NUMBER, "cpu_s": (list,), "samples": (list,),
+    "native": (int, _NONE), "note": (str,),
 }  # fmt: skip
 _SAMPLE = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
 
 _NEVER = object()
-_COUNTS, _RANKS = ("pid", "tracer", "threads"), ("rank", "local_rank", "world_size")
+#: The first fields of a process.
+_COUNTED = ("pid", "tracer", "threads", "rank", "local_rank", "world_size")
 #: A field may be of some types, so there are a few dozen combinations, seen again and again.
 _values = itemgetter(*_PROCESS)
 _types_seen: set[tuple[type, ...]] = set()
@@ -66,13 +67,6 @@ def _fields(data: Any, wanted: Mapping[str, tuple[type, ...]], what: str) -> Non
             raise _Wrong(f"{where} is missing")
         if type(data[name]) not in types:
             raise _Wrong(f"{where} cannot be {_shown(data[name])}")
-
-
-def _times(values: list[Any], what: str) -> None:
-    for value in values:
-        # NaN and the infinities are outside, too.
-        if type(value) not in _NUMBER or not 0 <= value <= _LONGEST_S:
-            raise _Wrong(f"{what} cannot be {_shown(value)}")
 
 
 def _texts(values: list[Any], what: str) -> None:
@@ -105,20 +99,24 @@ def _frames(trace: Trace) -> None:
 
 def _process(process: Any, what: str) -> None:
     try:
-        types = tuple(map(type, _values(process)))
+        values = _values(process)
+        types = tuple(map(type, values))
     except (KeyError, TypeError, IndexError):
-        types = ()
+        values, types = (), ()
     if types not in _types_seen:
         _fields(process, _PROCESS, what)
         _types_seen.add(types)
-    for name in _COUNTS:
-        if not 0 <= process[name] <= _MOST:
-            raise _Wrong(f"{what}.{name} cannot be {_shown(process[name])}")
-    for name in _RANKS:
-        if process[name] is not None and not -_MOST <= process[name] <= _MOST:
-            raise _Wrong(f"{what}.{name} cannot be {_shown(process[name])}")
-    _times([*process["cpu_s"], process["start_s"]], f"a time of {what}")
-    _texts(process["kernel_stack"], f"{what}.kernel_stack")
+    for name, value in zip(_COUNTED, values, strict=False):
+        if value is not None and not -_MOST <= value <= _MOST:
+            raise _Wrong(f"{what}.{name} cannot be {_shown(value)}")
+    if process["pid"] < 0 or process["tracer"] < 0 or process["threads"] < 0:
+        raise _Wrong(f"{what} has a number below 0")
+    for value in (*process["cpu_s"], process["start_s"]):
+        # NaN and the infinities are outside, too.
+        if type(value) not in _NUMBER or not 0 <= value <= _LONGEST_S:
+            raise _Wrong(f"a time of {what} cannot be {_shown(value)}")
+    if process["kernel_stack"]:
+        _texts(process["kernel_stack"], f"{what}.kernel_stack")
 
 
 def _samples(process: Any, used: list[Any], what: str) -> None:
@@ -157,7 +155,8 @@ def read(data: Any, where: str) -> Trace:
         _fields(data, _HEAD, "it")
         if not 0 < len(data["node"]) <= MAX_NAME:
             raise _Wrong(f"node cannot be {_shown(data['node'])}")
-        _times([data["interval_s"]], "interval_s")
+        if not 0 <= data["interval_s"] <= _LONGEST_S:
+            raise _Wrong(f"interval_s cannot be {_shown(data['interval_s'])}")
         _texts(data["instead"], "instead")
         _frames(data)
         used: list[Any] = []
