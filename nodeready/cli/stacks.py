@@ -199,7 +199,14 @@ def _carrier(
     metavar="S",
     help="Seconds for one node, once it is connected.",
 )
-@option("-o", "--output", metavar="DIR", help="Keep the traces and every form of the result.")
+@option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    # Not NODEREADY_OUTPUT, which is a file of other commands.
+    envvar="NODEREADY_STACKS_OUTPUT",
+    help="Keep the traces and every form of the result.",
+)
 @option(
     "--format",
     type=click.Choice(["table", *FORMATS]),
