@@ -10,6 +10,8 @@ from nodeready.stacks import Group
 
 #: More ranks than any job has had: such a number is a mistake, and nothing is made of it.
 MAX_RANKS = 1 << 20
+#: How the reason ends when all of them are on nodes without an answer.
+SILENT = ", without an answer"
 
 
 def missing(
@@ -35,7 +37,7 @@ def missing(
     if nodes:
         why += f"; expected on {fold(nodes)}"
         if set(nodes) <= set(silent):
-            why += ", without an answer"
+            why += SILENT
     elif silent:
         why += f"; {len(silent)} node{'s' if len(silent) > 1 else ''} gave no answer"
     return Group("missing", None, ranks, nodes, why=why)

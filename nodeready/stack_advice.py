@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from nodeready import hints
+from nodeready import hints, missing_ranks
 from nodeready.missing_ranks import MAX_RANKS
 from nodeready.nodesets import fold, natural
 from nodeready.stacks import Group, Rank, Stacks, fold_ranks
@@ -95,6 +95,12 @@ _OF_KINDS = {
 }
 
 
+_UNASKED = (
+    "{ranks}: the nodes that should have them gave no answer: see whether those are alive, and "
+    "look at them first"
+)
+
+
 def _kinds(groups: Sequence[Group]) -> Iterator[str]:
     for kind, text in _OF_KINDS.items():
         found = [group for group in groups if group.kind == kind]
@@ -103,7 +109,8 @@ def _kinds(groups: Sequence[Group]) -> Iterator[str]:
             whole = dataclasses.replace(
                 found[0], ranks=tuple(ranks), processes=sum(group.processes for group in found)
             )
-            yield text.format(ranks=_ranks(whole))
+            silent = kind == "missing" and found[0].why.endswith(missing_ranks.SILENT)
+            yield (_UNASKED if silent else text).format(ranks=_ranks(whole))
     why = [group.why.lower() for group in groups if group.kind == "no-data"]
     if any("permi" in text or "ptrace" in text for text in why):
         yield (

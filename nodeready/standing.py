@@ -88,7 +88,7 @@ def _in_kernel(process: Mapping[str, Any]) -> str:
 
 def _kernel(process: Mapping[str, Any]) -> str:
     name = _in_kernel(process)
-    return f"no signal ends it (state D): in {name}" if name else "no signal ends it (state D)"
+    return f"waits in the kernel (state D), in {name}" if name else "waits in the kernel (state D)"
 
 
 def _no_stack(process: Mapping[str, Any]) -> str:
