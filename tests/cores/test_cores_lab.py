@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 
 import pytest
 
-from tests.command import ours, wait_for, written
+from tests.command import Terminal, ours, wait_for, written
 from tests.cores.conftest import crash
 
 pytestmark = pytest.mark.lab
@@ -217,3 +218,42 @@ def test_a_gdb_that_hangs_does_not_leave_the_process_stopped(tool, fleet, sleepe
     assert state(node, pid) == ["S", "0"]
     assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
     assert ours(node) == []
+
+
+def test_it_asks_on_a_terminal(tool, fleet, sleeper):
+    node, pid = sleeper
+    where = fleet([node])
+    for answer in ("n", "y"):
+        terminal = Terminal(tool, "cores", where, "--gcore", pid, columns=200)
+        terminal.expect("It is paused meanwhile. Take the core? [y/N]: ")
+        terminal.send(f"{answer}\n")
+        done = terminal.end()
+        assert done.status == 0, done
+        there = node.enter(["ls", "-A", "/var/crash"]).stdout.split()
+        assert len(there) == (answer == "y"), done
+    assert state(node, pid) == ["S", "0"]
+
+
+def test_an_interrupt_lets_the_process_go_on(tool, fleet, sleeper):
+    node, pid = sleeper
+    hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
+    node.write("/usr/local/bin/gdb", hang, mode=0o755)
+    running = tool.start("cores", fleet([node]), "--gcore", pid, "--yes")
+    wait_for(lambda: state(node, pid)[0] == "T")
+    running.send_signal(signal.SIGINT)
+    done = tool.end(running)
+    assert done.status == 130, done
+    wait_for(lambda: state(node, pid) == ["S", "0"])
+    wait_for(lambda: ours(node) == [])
+    assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
+    assert node.enter(["pgrep", "-f", "[s]leep 600"], check=False).stdout == ""
+
+
+def test_an_unreachable_node_costs_itself(tool, fleet, crash_nodes):
+    (node,) = crash_nodes(1)
+    crash(node, 0, time=5)
+    where = fleet([node], {"gone": {"ssh_hostname": "127.0.0.1", "ssh_port": 1}})
+    done = tool("cores", where)
+    assert done.status == 4, done
+    assert re.search("unreachable +gone", done.out)
+    assert "1 core on 1 node: 1 read" in done.out

@@ -72,11 +72,10 @@ def test_a_core_that_the_limit_cut_off_says_so(vm: Vm, where: Path) -> None:
     crash(vm, 0, "ulimit -c 400")
     (core,) = cores(where)["cores"]
     assert core["truncated"]
-    assert (
-        f"it is cut off at {core['size_bytes']} of {core['whole_bytes']} bytes" in core["unread"]
-    )
-    # What stands in front is there: who it was, and how it ended.
-    assert (core["signal"], core["user"]) == (11, USER)
+    cut_off = f"it is cut off at {core['size_bytes']} of {core['whole_bytes']} bytes"
+    assert cut_off in core["warning"]
+    # What stands in front is there: who it was, how it ended, and the innermost frame.
+    assert (core["signal"], core["user"], core["unread"]) == (11, USER, "")
 
 
 def test_a_live_process_leaves_a_core_and_goes_on(vm: Vm, where: Path) -> None:
