@@ -106,10 +106,12 @@ class Job:
         node.write(f"{HERE}/fault", f"{rank % PER_NODE} {kind}")
         wait_for(faulty.exists)
         self.hangs("reduce", but=rank)
-        yield
-        node.enter(["rm", f"{HERE}/fault", f"{HERE}/faulty"])
-        if kind in ("checkpoint", "loader"):
-            self.file(rank, "go").write_text("go")
+        try:
+            yield
+        finally:
+            node.enter(["rm", f"{HERE}/fault", f"{HERE}/faulty"])
+            if kind in ("checkpoint", "loader"):
+                self.file(rank, "go").write_text("go")
         self.goes_on()
 
     @contextlib.contextmanager
@@ -117,14 +119,18 @@ class Job:
         """The rank looks into a mount whose server has died, and waits in state D."""
         node, path = self.node(rank), f"{HERE}/data"
         server = int(helper.module("nodeready.lab.dead_mount", str(node.pid), path).stdout)
-        with self.fault(rank, "storage"):
-            # Any signal that the rank hears: from then on its wait has no end (fs/fuse/dev.c).
-            node.enter(["kill", "-CHLD", str(self.stands()[rank].pid)])
-            status = self._process(rank) / "status"
-            wait_for(lambda: "State:\tD" in status.read_text())
-            yield
-            os.kill(server, signal.SIGKILL)
-        node.enter(["umount", "-l", path])
+        try:
+            with self.fault(rank, "storage"):
+                # Any signal that the rank hears: from then on its wait has no end (fs/fuse/dev.c).
+                node.enter(["kill", "-CHLD", str(self.stands()[rank].pid)])
+                status = self._process(rank) / "status"
+                wait_for(lambda: "State:\tD" in status.read_text())
+                try:
+                    yield
+                finally:
+                    os.kill(server, signal.SIGKILL)
+        finally:
+            node.enter(["umount", "-l", path])
 
     @contextlib.contextmanager
     def stopped(self, rank: int) -> Iterator[None]:
@@ -132,8 +138,10 @@ class Job:
         pid = str(self.stands()[rank].pid)
         self.node(rank).enter(["kill", "-STOP", pid])
         self.hangs("reduce", but=rank)
-        yield
-        self.node(rank).enter(["kill", "-CONT", pid])
+        try:
+            yield
+        finally:
+            self.node(rank).enter(["kill", "-CONT", pid])
         self.goes_on()
 
     @contextlib.contextmanager
@@ -141,8 +149,10 @@ class Job:
         """The node's cable is pulled."""
         node.freeze()
         self.hangs("reduce")
-        yield
-        node.thaw()
+        try:
+            yield
+        finally:
+            node.thaw()
         self.goes_on()
 
     def end(self, die: int) -> None:
