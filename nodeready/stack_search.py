@@ -71,5 +71,6 @@ def nothing(found: Captured) -> str:
     text = f"no ranks on {nodes(answered)}: {_looked_for(found.config)}"
     if found.instead:
         shown = "; ".join(f"{words} on {name}" for name, words in found.instead[:MOST_INSTEAD])
-        text += f". What runs instead: {shown}. Choose with --pid, --match or --job"
+        text += f". What runs instead: {shown}. Choose with --pid or --match; "
+        text += "another user's ranks are seen as that user, or with --sudo"
     return text

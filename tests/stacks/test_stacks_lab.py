@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,11 @@ def leaves(text: str) -> list[str]:
     return [
         (one["frames"] or [{"function": ""}])[-1]["function"] for one in json.loads(text)["groups"]
     ]
+
+
+def untimed(text: str) -> str:
+    """Without the moments: a trace tells when it began, and nobody when all had ended."""
+    return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", text).strip()
 
 
 def test_the_rank_in_another_function_comes_first(job, where, tool):
@@ -121,15 +127,10 @@ def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_
     assert again.status == 3, again
     assert json.loads(again.out)["groups"] == json.loads(done.out)["groups"]
     assert json.loads((kept / "stacks.json").read_text()) == json.loads(done.out)
-    for form, mark in (("html", "<html"), ("speedscope", "speedscope.app")):
+    for form, name in (("html", "html"), ("speedscope", "speedscope.json")):
         made = tool("stacks", "--from", kept, "--format", form)
-        assert mark in made.out
-        assert (
-            made.out.strip()
-            == (kept / f"stacks.{'html' if form == 'html' else 'speedscope.json'}")
-            .read_text()
-            .strip()
-        )
+        first = (kept / f"stacks.{name}").read_text()
+        assert untimed(made.out) == untimed(first)
     # The next run into it: what the first one knew of other nodes does not stay.
     fewer = tool("stacks", where, *QUICK, "--limit", job.nodes[0].name, "-o", kept)
     assert fewer.status == 3, fewer
