@@ -13,12 +13,13 @@ from typing import Any
 import click
 
 from nodeready import coring
+from nodeready.asking import Fleet, Here, Nodes
 from nodeready.cli.exits import OK, Refused, exit_code
 from nodeready.cli.options import common, option
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, open_session, remember_failed
 from nodeready.cores import Cores, file_names
-from nodeready.coring import DumpError, Dumping, Fleet, Here, Nodes
+from nodeready.dumping import DumpError, Dumping
 from nodeready.files import write_atomically
 from nodeready.local import policy_file
 from nodeready.reports import cores_json

@@ -97,7 +97,8 @@ class _Table:
         width = max(map(len, names), default=0)
         for number, (name, frame) in enumerate(zip(names, rows)):
             style = "bold" if frame == group.headline else ""
-            yield self.below(f"#{number:<3} ", (f"{name:<{width}}  ", style), frame.place)
+            padded = f"{name:<{width}}  " if frame.place else name
+            yield self.below(f"#{number:<3} ", (padded, style), frame.place)
         if group.frames[len(rows) :]:
             more = counted(len(group.frames) - len(rows), "more frame")
             yield self.below((f"     {more} (-v shows them)", "dim"))

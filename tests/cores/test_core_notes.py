@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import struct
 
 import pytest
 
 from nodeready.capture import core_notes
 from nodeready.capture.core_notes import NoCore
+from nodeready.capture.core_reader import program_problem
 
 PRSTATUS, PRPSINFO, AUXV, FILE = 1, 3, 6, 0x46494C45
 ENTRY, EXECFN = 0x400500, 0x7FFF0100
@@ -156,3 +158,24 @@ def test_the_build_id_is_read_from_a_files_first_page():
     assert core_notes.build_id(image) == "c0ffee"
     for other in (b"", image[:100], image[:130], header(kind=3, count=65535), b"\x7fELF" * 30):
         assert core_notes.build_id(other) == ""
+
+
+SHELL = os.path.realpath("/bin/sh")
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "problem"),
+    [
+        (SHELL, "", ""),
+        (SHELL, "c0ffee", f"{SHELL} has changed since: build id "),
+        ("", "", "the core does not say which program it was"),
+        ("python3", "", "the program is called python3, which is no path"),
+        ("/none/python3", "", "/none/python3: is no longer there"),
+        ("/tmp/x (deleted)", "c0ffee", "/tmp/x (deleted): is no longer there"),
+        ("/dev/zero", "", "/dev/zero: it is no regular file"),
+    ],
+)
+def test_another_program_than_the_one_that_crashed_is_named(path, wanted, problem):
+    found = program_problem(path, wanted)
+    assert found.startswith(problem)
+    assert bool(found) == bool(problem)

@@ -209,7 +209,7 @@ def test_a_gdb_that_hangs_does_not_leave_the_process_stopped(tool, fleet, sleepe
     node, pid = sleeper
     hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
     node.write("/usr/local/bin/gdb", hang, mode=0o755)
-    short = "from nodeready.coring import Dumping\nask = Dumping._ask\n"
+    short = "from nodeready.dumping import Dumping\nask = Dumping._ask\n"
     short += "Dumping._ask = lambda self, s, *more: ask(self, min(s, 10), *more)\n"
     done = tool("cores", fleet([node]), "--gcore", pid, "--yes", first=short)
     assert done.status == 1, done
@@ -257,3 +257,20 @@ def test_an_unreachable_node_costs_itself(tool, fleet, crash_nodes):
     assert done.status == 4, done
     assert re.search("unreachable +gone", done.out)
     assert "1 core on 1 node: 1 read" in done.out
+
+
+def test_a_node_that_dies_meanwhile_is_unreachable_and_its_cores_unread(tool, fleet, crash_nodes):
+    dying, other = crash_nodes(2)
+    for node in (dying, other):
+        crash(node, 0, time=5)
+    dying.write("/usr/local/bin/gdb", "#!/bin/sh\ntouch /run/begun\nsleep 600\n", mode=0o755)
+    running = tool.start("cores", fleet([dying, other]), "--format", "json")
+    wait_for(lambda: dying.enter(["test", "-e", "/run/begun"], check=False).returncode == 0)
+    dying.kill()
+    done = tool.end(running)
+    assert done.status == 4, done
+    found = json.loads(done.out)
+    assert "connection lost" in found["errors"][dying.name]
+    why = {core["node"]: core["unread"] for core in found["cores"]}
+    assert why[other.name] == ""
+    assert "no answer: connection lost" in why[dying.name]
