@@ -24,6 +24,9 @@ PYTHONS = (
 #: What the command says, in place of any answer, when the node has no such Python.
 NO_PYTHON = "no Python 3.9 or newer"
 
+# Without what a user or a site has added to it, and without writing compiled modules beside its own.
+_ALONE = "-I -S -B -c"
+
 _BOOT = """
 import importlib, importlib.abc, importlib.util, sys
 class Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -91,11 +94,11 @@ def script(main: str, config: Any, *, stdin: bool = False, first: str = "", **ho
     return f"""
     nr_python=
     for nr_name in {join([first or PYTHONS[0], *PYTHONS])}; do
-        if "$nr_name" -I -S -c {quote(old)} 2>/dev/null; then nr_python=$nr_name; break; fi
+        if "$nr_name" {_ALONE} {quote(old)} 2>/dev/null; then nr_python=$nr_name; break; fi
     done
     if [ -z "$nr_python" ]; then
         echo {quote(f"{config.nonce} {NO_PYTHON}")}
         exit 0
     fi
-    exec {within}"$nr_python" -I -S -c {quote(text(main, config, **how))}{" <&3" if stdin else ""}
+    exec {within}"$nr_python" {_ALONE} {quote(text(main, config, **how))}{" <&3" if stdin else ""}
     """

@@ -70,7 +70,7 @@ _WITH_GATE = rf"""
         if [ -z "$nr_python" ]; then
             nr_python=$nr_name
             printf 'python=%s ' "$nr_name"
-            "$nr_name" -I -S -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null ||
+            "$nr_name" -ISBc 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null ||
                 printf '?\n'
         else
             case $nr_name in python3.*) printf 'python=%s %s\n' "$nr_name" "${{nr_name#python}}" ;;

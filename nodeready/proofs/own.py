@@ -167,7 +167,7 @@ class Own:
         uid: whose it is, where we are root; else ours. Raises OSError when it does not come up.
         """
         seconds = str(int(self.left_s) + 2)
-        argv = [sys.executable, "-I", "-S", "-c", _CANARY, self.tag, seconds]
+        argv = [sys.executable, "-I", "-S", "-B", "-c", _CANARY, self.tag, seconds]
         process = self.start(argv, stdin=subprocess.PIPE, user=uid, cwd="/")
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], min(10, self.left_s))

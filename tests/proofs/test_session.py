@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from nodeready.proofs.limits import Limit
 from nodeready.proofs.proved import Proved
 from nodeready.proofs.session import User
 from nodeready.shell import quote
+from tests.capture.targets import put_python
 from tests.command import written
 from tests.proofs.canaries import LIMITS, WELL, judged, prove, put_py_spy
 
@@ -210,14 +210,14 @@ def test_only_root_opens_a_session_for_another(fresh_node):
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
 @pytest.mark.parametrize(("login", "user"), [("root", "ml"), ("root", "root"), ("ml", "ml")])
 def test_the_oldest_and_the_newest_python(fresh_node, version, login, user):
-    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))
-    if not found:
+    where = put_python(fresh_node, version)
+    if not where:
         pytest.skip(f"no Python {version} in ~/.pyenv")
     put_py_spy(fresh_node)
-    # Of root's alone: as a Python in root's home is, the user's session finds another one.
-    if login == "ml":
-        fresh_node.enter(["chmod", "o+x", str(Path.home())])
-    fresh_node.enter(["ln", "-s", str(found[0]), "/usr/local/bin/python3"])
+    fresh_node.enter(["ln", "-s", f"{where}/bin/python3", "/usr/local/bin/python3"])
+    fresh_node.write("/etc/ld.so.conf.d/test.conf", f"{where}/lib\n")
+    fresh_node.enter(["ldconfig"])
+    assert f" {version}." in fresh_node.run("python3 --version", user=login).stdout
     before = written(fresh_node)
     statuses = {status for status, _ in judged(prove(fresh_node, login, user=user)).values()}
     assert statuses == {"ok"}
