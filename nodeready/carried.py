@@ -24,7 +24,7 @@ PYTHONS = (
 #: What the command says, in place of any answer, when the node has no such Python.
 NO_PYTHON = "no Python 3.9 or newer"
 
-# Without what a user or a site has added to it, and without writing compiled modules beside its own.
+# Without what a user or a site has added to it, and without writing compiled modules beside it.
 _ALONE = "-I -S -B -c"
 
 _BOOT = """
