@@ -71,3 +71,13 @@ def test_the_nodes_own_program_is_measured_on_both_kinds_of_node(
         assert sum(line.startswith(f"| {name} ") for line in text.splitlines()) == 2, name
     for profile in ("cpu", "h100"):
         assert f"### On a node, profile {profile}" in text
+
+
+@pytest.mark.lab
+def test_stacks_are_measured_beside_py_spy_by_hand(own_lab: str, tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    benchmark("capture", own_lab, document, "--repeat", "2")
+    text = document.read_text()
+    for name in ("py-spy dump, one rank per node (Y)", "nodeready stacks --samples 1"):
+        assert sum(line.startswith(f"| {name} ") for line in text.splitlines()) == 1, name
+    assert "py-spy dump --native, a plain Python" in text
