@@ -14,6 +14,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +27,12 @@ from nodeready import grouping, stack_tree, traces
 from nodeready.reports import stacks_json, stacks_table
 
 RANKS_PER_NODE, SHAPES = 8, 64
-_WIDTH = 120
+_WIDTH, _WRAP = 120, 99
+_NOTE = (
+    "Seconds are CPU time, user and system, of one process on one core, in the fastest run. Total "
+    "is from the JSON texts to the table: reading with every check of the trace, grouping, "
+    "rendering. The tree and the JSON document are for other formats."
+)
 
 _HEAD = [
     ["<module>", "train.py", 412],
@@ -57,7 +63,7 @@ _THREADS = [
 
 @dataclass(frozen=True)
 class Cost:
-    """What so many traces cost one process. Seconds of wall time."""
+    """What so many traces cost one process: seconds of CPU time, user and system."""
 
     mode: str
     nodes: int
@@ -173,21 +179,21 @@ def _measure(mode: str, nodes: int, directory: Path) -> Cost:
             return traces.load(directory)[0]
         return (traces.parse(text, "memory") for text in texts)
 
-    begun = time.perf_counter()
+    begun = time.process_time()
     for _ in source():
         pass
-    read = time.perf_counter()
+    read = time.process_time()
     stacks = grouping.group(source(), {})
-    grouped = time.perf_counter()
+    grouped = time.process_time()
     with open(os.devnull, "w", encoding="utf-8") as out:
         out.writelines(f"{line.plain}\n" for line in stacks_table.show(stacks, 0, _WIDTH))
-        shown = time.perf_counter()
+        shown = time.process_time()
         stack_tree.tree(stacks)
-        merged = time.perf_counter()
+        merged = time.process_time()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        begun_json = time.perf_counter()
+        begun_json = time.process_time()
         out.writelines(stacks_json.render(stacks))
-        written = time.perf_counter() - begun_json
+        written = time.process_time() - begun_json
     reading = read - begun
     return Cost(
         mode,
@@ -261,12 +267,16 @@ def main() -> int:
     )
     print(table.aligned(rows))
     print(about)
-    text = (
-        f"## Stacks of a large fleet\n\n`benchmarks/run stacks --nodes {given.nodes} "
-        f"--repeat {given.repeat}`\n\n{about}\n\n{table.markdown(rows)}\n\n"
-        "Total is from the JSON texts to the table: reading (with every check of the trace), "
-        "grouping, rendering. The tree and the JSON document are for other formats."
-    )
+    command = f"benchmarks/run stacks --nodes {given.nodes} --repeat {given.repeat}"
+    text = f"""## Stacks of a large fleet
+
+`{command}`
+
+{textwrap.fill(about, _WRAP)}
+
+{table.markdown(rows)}
+
+{textwrap.fill(_NOTE, _WRAP)}"""
     table.replace(given.output, "stacks", text)
     return 0
 

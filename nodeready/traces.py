@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
@@ -217,14 +218,18 @@ def _each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
     names: dict[str, str] = {}
     for path in paths:
         try:
-            with path.open("rb") as file:
-                text = file.read(MAX_BYTES + 1)
-            if len(text) > MAX_BYTES:
-                raise TraceError(f"{path.name}: it is larger than {MAX_BYTES >> 20} MiB")
-            trace = parse(text, path.name)
+            with open(path, "rb", buffering=0) as file:
+                # Not the most there may be: room for that would be made for each file.
+                size = os.fstat(file.fileno()).st_size
+                if size > MAX_BYTES:
+                    raise TraceError(f"{path.name}: it is larger than {MAX_BYTES >> 20} MiB")
+                text = file.read(size)
+            trace = parse(text.decode("utf-8"), path.name)
             first = names.setdefault(trace["node"], path.name)
             if first != path.name:
                 raise TraceError(f"{path.name}: it is of {_shown(trace['node'])}, as {first} is")
+        except UnicodeDecodeError:
+            errors[_node(path)] = f"{path.name}: it is no JSON"
         except OSError as problem:
             errors[_node(path)] = f"{path.name}: {problem.strerror}"
         except TraceError as problem:
