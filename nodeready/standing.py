@@ -39,7 +39,7 @@ def standing(
     waiting when it used less than 5 % of the time as CPU time, and spinning when it used more.
     """
     cpu = process["cpu_s"]
-    used = max(0.0, cpu[-1] - cpu[0]) if len(cpu) > 1 else None
+    used = round(max(0.0, cpu[-1] - cpu[0]), 2) if len(cpu) > 1 else None
     mains = [stacks[one["main"]] for one in process["samples"] if one["main"] is not None]
     stack = mains[-1] if mains else None
     state, note = process["state"][:1], process["note"]
