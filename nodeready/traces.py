@@ -214,11 +214,16 @@ def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
     return _each(sorted(found, key=lambda path: natural(path.name)), errors), errors
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for a writer: what is in the directory can be a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
     names: dict[str, str] = {}
     for path in paths:
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=_at_once) as file:
                 # Not the most there may be: room for that would be made for each file.
                 size = os.fstat(file.fileno()).st_size
                 if size > MAX_BYTES:

@@ -31,7 +31,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("local", "source", "job", "pids", "match", "native", "all_threads", "samples"),
         *("interval", "via", "timeout", "output", "format"),
     ),
-    "cores": (*_COMMON, "local", "format", "output", "since", "job"),
+    "cores": (*_COMMON, "local", "format", "output", "since", "job", "pid", "yes"),
     "bundle": ("limit", "output"),
     "env": (*_COMMON, "format", "output", "ports"),
     "tail": (
