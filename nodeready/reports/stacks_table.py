@@ -198,8 +198,10 @@ def show(stacks: Stacks, verbose: int = 0, width: int = 80) -> Iterator[Line]:
     width:   columns that there are for node sets
     """
     table = _Table(stacks, verbose, width)
+    head = words.headline(stacks)
     when = f"  {stacks.started}" if stacks.started else ""
-    yield line((words.headline(stacks), "bold"), (when, "dim"))
+    fits = len(head) + len(when) <= width
+    yield line((head, "bold"), (when if fits else "", "dim"))
     yield line("")
     yield from table.groups(stacks.groups)
     for node, why in words.silent(stacks):
