@@ -120,8 +120,11 @@ class Report:
         size = max(self.sizes)
         found = self.sizes[size]
         budgets = [
-            report.Budget(
-                f"`{ONCE}`, {size} nodes: wall ÷ Y", 3, found[ONCE].wall_s / found[ONE].wall_s
+            *(
+                report.Budget(
+                    f"`{name}`, {size} nodes: wall ÷ Y", 3, found[name].wall_s / found[ONE].wall_s
+                )
+                for name in (ONCE, STACKS)
             ),
             report.Budget(f"`{ONCE}`, {size} nodes: commands per node", 1, found[ONCE].sessions),
         ]
