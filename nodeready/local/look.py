@@ -11,6 +11,10 @@ from nodeready.policy import Policy
 from nodeready.probes import script
 from nodeready.snapshot import Snapshot
 
+#: Of the time, for what is left when a section was ended: no network is in between here, and a
+#: second more or less decides whether a busy node is taken for a broken one.
+_MARGIN_S = 1
+
 
 class Look:
     """A look that has begun. `snapshot` is what it showed, once its child was gathered.
@@ -26,7 +30,7 @@ class Look:
         self._probes = snapshot.probes(subjects)
         seconds = max(1, int(limit_s))
         sections = snapshot.sections(self._probes)
-        text = script.make_script(sections, policy, self._nonce, limit_s=seconds)
+        text = script.make_script(sections, policy, self._nonce, seconds, _MARGIN_S)
         self.child = Child(shell.command(text, seconds + 1, f"nodeready:{self._nonce}"))
 
     def snapshot(self) -> Snapshot:

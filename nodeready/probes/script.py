@@ -117,13 +117,20 @@ fi
 """
 
 
-def make_script(sections: Iterable[Section], policy: Policy, nonce: str, limit_s: int = 60) -> str:
+def make_script(
+    sections: Iterable[Section],
+    policy: Policy,
+    nonce: str,
+    limit_s: int = 60,
+    margin_s: int = MARGIN_S,
+) -> str:
     """The POSIX sh text that runs ``sections`` and prints the packed answer; it only reads.
 
-    limit_s: what the whole may take: a section whose own limit is longer gets less, so that a slow
-    one costs itself and not the answer
+    limit_s:  what the whole may take: a section whose own limit is longer gets less, so that a
+              slow one costs itself and not the answer
+    margin_s: how much less
     """
-    rest = max(1, limit_s - MARGIN_S)
+    rest = max(1, limit_s - margin_s)
     sections = tuple(replace(s, timeout_s=min(s.timeout_s, rest)) for s in sections)
     together = [section for section in sections if not section.beside]
     beside = [section for section in sections if section.beside]

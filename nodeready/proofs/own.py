@@ -21,6 +21,9 @@ from nodeready.proofs.watch import Watch, end_all
 #: Output of a tool that is kept; the rest is read and dropped.
 KEPT_BYTES = 256 * 1024
 
+#: Seconds for a program to start, while everything is ended: it is there in milliseconds.
+_STARTING_S = 1.0
+
 #: The frame that a stack of a canary must show.
 FRAME = "nodeready_canary"
 
@@ -105,6 +108,7 @@ class Own:
         self._started: list[subprocess.Popen[bytes]] = []
         # A signal's handler may come while we hold it.
         self._lock = threading.RLock()
+        self._starting, self._over = 0, False
         self._watch = Watch()
         self._tidy: list[Callable[[], object]] = []
 
@@ -131,10 +135,19 @@ class Own:
             "stderr": subprocess.PIPE,
             **how,
         }
-        process = subprocess.Popen(argv, start_new_session=True, **given)  # type: ignore[call-overload]
-        self._watch.add(process.pid)
         with self._lock:
-            self._started.append(process)
+            if self._over:
+                raise OSError("ended")
+            self._starting += 1
+        try:
+            # Without the lock: a program on a file system that hangs holds up nobody else.
+            process = subprocess.Popen(argv, start_new_session=True, **given)  # type: ignore[call-overload]
+            self._watch.add(process.pid)
+            with self._lock:
+                self._started.append(process)
+        finally:
+            with self._lock:
+                self._starting -= 1
         return process  # type: ignore[no-any-return]
 
     def run(
@@ -199,7 +212,12 @@ class Own:
         self._tidy.append(tidy)
 
     def end(self) -> None:
-        """End everything."""
+        """End everything; nothing is started any more."""
+        self._over = True
+        # What another thread is just starting is nobody's yet.
+        until = time.monotonic() + _STARTING_S
+        while self._starting and time.monotonic() < until:
+            time.sleep(0.01)
         started = list(self._started)
         end_all({process.pid for process in started if process.returncode is None})
         for process in started:
