@@ -50,12 +50,12 @@ def _named(holders: Iterable[Socket]) -> str:
     by_holder: dict[str, set[int]] = {}
     for one in holders:
         by_holder.setdefault(_holder(one), set()).add(one.port)
-    texts = [f"{_folded(ports)} by {holder}" for holder, ports in by_holder.items()]
+    texts = [f"{folded(ports)} by {holder}" for holder, ports in by_holder.items()]
     more = f" and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
     return "; ".join(texts[:_MOST]) + more
 
 
-def _folded(ports: Iterable[int]) -> str:
+def folded(ports: Iterable[int]) -> str:
     """``29500-29502, 29507``."""
     runs: list[Range] = []
     for port in sorted(ports):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from nodeready.checks.ports import folded
 from nodeready.checks.proof_unseen import unseen
 from nodeready.policy import Policy
 from nodeready.probes.firewall import shown
@@ -15,18 +14,6 @@ from nodeready.results import Result, fail, na, ok, unknown, warn
 _SLOW_MS = 100
 #: At most so many peers, errors and findings are named.
 _MOST = 4
-
-
-def _folded(ports: Iterable[int]) -> str:
-    """``29500-29502, 29507``."""
-    runs: list[tuple[int, int]] = []
-    for port in sorted(ports):
-        if runs and runs[-1][1] + 1 == port:
-            runs[-1] = (runs[-1][0], port)
-        else:
-            runs.append((port, port))
-    more = ", ..." if len(runs) > _MOST else ""
-    return ", ".join(shown(*run) for run in runs[:_MOST]) + more
 
 
 def _asked(seen: Mesh) -> str:
@@ -60,7 +47,7 @@ def ports(seen: Proved, want: Policy) -> Result:
     errors: dict[str, list[int]] = {}
     for one in mesh.busy:
         errors.setdefault(one.error, []).append(one.port)
-    texts = [f"{_folded(numbers)}: {error}" for error, numbers in errors.items()]
+    texts = [f"{folded(numbers)}: {error}" for error, numbers in errors.items()]
     fix = "ports.range names who holds them; wait for that, or give jobs another port_range"
     if any(one.error == "Permission denied" for one in mesh.busy):
         fix = "ports.privileged says from where on users may listen; else it is a security module"
@@ -87,7 +74,7 @@ def _told(one: Blocked) -> str:
         if one.kind == "target":
             return f"on {_who(one)}: {one.cause}"
         return f"the names of {_who(one)} lead astray: {one.cause}"
-    numbers = _folded(one.ports)
+    numbers = folded(one.ports)
     if one.kind == "pair":
         told = f"{numbers} of {one.peers[0]} not reached ({one.cause})"
         if one.back is None:
