@@ -27,7 +27,15 @@ _FILES = (
     ("/run/nodeready.lock", "On a node: who is changing it."),
 )
 _ENVIRONMENT = (
-    ("NODEREADY_OPTION", "The value of an option, as --help names it, e.g. NODEREADY_LIMIT."),
+    (
+        "NODEREADY_COMMAND_OPTION",
+        "The value of one command's option, e.g. NODEREADY_AUDIT_FORMAT.",
+    ),
+    (
+        "NODEREADY_OPTION",
+        "That of every command that has the option and takes the value, e.g. NODEREADY_LIMIT. "
+        "The command's own variable wins over it.",
+    ),
     ("NODEREADY_LAB", "The lab of nodeready lab and inventories/lab.py."),
     ("NODEREADY_HOSTFILE", "The hostfile of inventories/hostfile.py."),
     ("NODEREADY_PARTITION", "The Slurm partition of inventories/slurm.py."),
@@ -86,8 +94,11 @@ def option(parameter: click.Option) -> tuple[str, str]:
     text = parameter.help or ""
     if isinstance(parameter.default, str | int) and not (parameter.is_flag or parameter.count):
         text += f" Default: {parameter.default}."
-    if isinstance(parameter.envvar, str):
-        text += f" Variable: {parameter.envvar}."
+    variables = parameter.envvar or ()
+    if isinstance(variables, str):
+        variables = (variables,)
+    if variables:
+        text += f" Variable: {', else '.join(variables)}."
     return names, text
 
 

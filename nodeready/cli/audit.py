@@ -11,7 +11,7 @@ import click
 from nodeready import auditing
 from nodeready.audit import FAILED, UNREACHABLE, Audit, now
 from nodeready.cli.exits import Refused, audit_code, nagios_code
-from nodeready.cli.options import common, option
+from nodeready.cli.options import common, option, report
 from nodeready.cli.output import refuse_unwritable
 from nodeready.cli.start import Common, gather, open_session, remember_failed
 from nodeready.files import write_atomically
@@ -42,13 +42,7 @@ def _text(audit: Audit, form: str, fail_on: str, verbose: int) -> Iterator[str]:
 
 @click.command()
 @click.argument("inventory")
-@option(
-    "--format",
-    type=click.Choice(["table", "junit", *FORMATS]),
-    default="table",
-    help="A table for people, or a form for machines.",
-)
-@option("-o", "--output", metavar="FILE", help="Write the report to FILE, whole or not at all.")
+@report("table", "junit", *FORMATS)
 @option("--only", metavar="CHECK,...", help="Only these checks or subjects: gpus,nics.mtu.")
 @option("--skip", metavar="CHECK,...", help="Not these.")
 @option(

@@ -10,7 +10,7 @@ import click
 
 from nodeready import bundle as program
 from nodeready.cli.exits import OK, Refused
-from nodeready.cli.options import option
+from nodeready.cli.options import option, output_file
 from nodeready.cli.output import refuse_unwritable
 from nodeready.cli.start import Common, declared
 from nodeready.files import write_atomically
@@ -40,7 +40,7 @@ def _values(data: Mapping[str, Mapping[str, Any]], key: str) -> list[tuple[str, 
 
 @click.command()
 @click.argument("inventory", required=False)
-@option("-o", "--output", metavar="FILE", default="nodeready.pyz", help="Where the program goes.")
+@output_file("Where the program goes.", default="nodeready.pyz")
 @option("--limit", metavar="NODES", help="The policy of these nodes: gpu[001-004], a group.")
 def bundle(inventory: str | None, *, output: str, limit: str | None) -> int:
     """Write the node's own program: one file that needs Python 3.9 there and nothing else.

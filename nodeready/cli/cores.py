@@ -15,7 +15,7 @@ import click
 from nodeready import coring
 from nodeready.asking import Fleet, Here, Nodes
 from nodeready.cli.exits import OK, Refused, exit_code
-from nodeready.cli.options import common, option
+from nodeready.cli.options import common, format_option, option, output_directory
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, open_session, remember_failed
 from nodeready.cores import Cores, file_names
@@ -139,18 +139,8 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
 @option("--since", metavar="TIME", help="Only newer ones: 30m, 2h, 3d, an ISO 8601 date.")
 @option("--job", metavar="ID", help="Only cores of this job, by the environment that they have.")
 @option("--gcore", "pid", type=click.IntRange(2), metavar="PID", help="First take a core of this.")
-@option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    help="Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json.",
-)
-@option(
-    "--format",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    help="A table for people, or a form for machines.",
-)
+@output_directory("Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json.")
+@format_option("table", "json")
 @option("--yes", is_flag=True, help="Do not ask before --gcore pauses the process.")
 @common
 def cores(

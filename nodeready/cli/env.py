@@ -11,7 +11,7 @@ import click
 from nodeready.audit import now
 from nodeready.auditing import with_peers
 from nodeready.cli.exits import exit_code
-from nodeready.cli.options import common, option, port_range
+from nodeready.cli.options import common, format_option, option, output_file, port_range
 from nodeready.cli.output import refuse_unwritable
 from nodeready.cli.start import Common, gather, open_session
 from nodeready.environment import SUBJECTS, Environment, grouped, variables
@@ -39,15 +39,9 @@ def _found(session: Session, taken: str) -> Environment:
 
 @click.command()
 @click.argument("inventory")
-@option(
-    "--format",
-    type=click.Choice([*FORMATS]),
-    default="sh",
-    # Not NODEREADY_FORMAT, which is audit's and has other values.
-    envvar="NODEREADY_ENV_FORMAT",
-    help="Lines for a shell, or a form for programs.",
-)
-@option("-o", "--output", metavar="FILE", help="Write them to FILE, whole or not at all.")
+# Its output is evaluated by shells: NODEREADY_FORMAT=json of the other commands is not for it.
+@format_option(*FORMATS, help="Lines for a shell, or a form for programs.", general=False)
+@output_file("Write them to FILE, whole or not at all.")
 @option(
     "--ports",
     metavar="FIRST-LAST",

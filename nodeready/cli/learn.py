@@ -9,7 +9,7 @@ import click
 
 from nodeready.audit import now
 from nodeready.cli.exits import Refused, exit_code
-from nodeready.cli.options import common, option
+from nodeready.cli.options import common, option, output_file
 from nodeready.cli.start import Common, gather, open_session
 from nodeready.files import write_atomically
 from nodeready.learning import learn as majority
@@ -20,7 +20,7 @@ from nodeready.subjects import LEARNED
 
 @click.command()
 @click.argument("inventory")
-@option("-o", "--output", metavar="FILE", help="Write it to FILE, which must not exist yet.")
+@output_file("Write it to FILE, which must not exist yet.")
 @option("--force", is_flag=True, help="Replace FILE when it exists.")
 @common
 def learn(inventory: str, output: str | None, force: bool, **shared: Any) -> int:

@@ -1,7 +1,12 @@
-"""Options that several commands share; each shows its default and its variable in --help."""
+"""Options that several commands share; each shows its default and its variables in --help.
+
+Every option has a variable of its command's, NODEREADY_COMMAND_OPTION, and most have a general
+one, NODEREADY_OPTION. The command's beats the general one.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,12 +18,116 @@ from nodeready.cli.exits import Refused
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
-    """click.option, with the environment variable NODEREADY_NAME, shown in --help."""
-    name = max((n.lstrip("-") for n in names if n.startswith("--")), key=len)
-    variable = "NODEREADY_" + name.partition("/")[0].replace("-", "_").upper()
-    settings.setdefault("envvar", variable)
-    return click.option(*names, show_envvar=True, **settings)
+#: Every value of ``--format`` that some command takes. A general variable with such a word is no
+#: mistake where another command is run.
+FORMS = ("table", "json", "junit", "prometheus", "nagios", "html", "speedscope", "sh")
+
+
+class Option(click.Option):
+    """An option with two variables: the command's own, and a general one behind it.
+
+    variables: their names, the command's first
+    takes:     which values of the general variable count here; None: all. One that does not count
+               is as if it were not set
+    """
+
+    def __init__(
+        self,
+        *names: Any,
+        variables: tuple[str, ...],
+        takes: Callable[[str], bool] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.variables, self.takes = variables, takes
+        # In --help the general one is enough where every command takes the same values.
+        shown = variables if takes else variables[-1]
+        super().__init__(*names, **{"envvar": shown, "show_envvar": True, **settings})
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """The value of the first variable that is set and counts here."""
+        own, *general = self.variables
+        if value := os.environ.get(own):
+            return value
+        for name in general:
+            value = os.environ.get(name)
+            if value and (self.takes is None or self.takes(value)):
+                return value
+        return None
+
+
+def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Command], Command]:
+    """click.option, as an Option of the function's command.
+
+    general: whether it has a general variable beside the command's own
+    """
+    word = max((n.lstrip("-") for n in names if n.startswith("--")), key=len)
+    word = word.partition("/")[0].replace("-", "_").upper()
+
+    def decorate(command: Command) -> Command:
+        own = f"NODEREADY_{command.__name__.upper()}_{word}"
+        variables = (own, f"NODEREADY_{word}") if general else (own,)
+        return click.option(*names, cls=Option, variables=variables, **settings)(command)
+
+    return decorate
+
+
+def format_option(
+    *forms: str,
+    help: str = "A table for people, or a form for machines.",
+    general: bool = True,
+) -> Callable[[Command], Command]:
+    """``--format``, the first of ``forms`` by default.
+
+    general: whether NODEREADY_FORMAT counts, as far as it is one of ``forms``
+    """
+
+    def takes(value: str) -> bool:
+        # What no command knows is a mistake, and click says so.
+        return value in forms or value not in FORMS
+
+    return option(
+        "--format",
+        type=click.Choice(forms),
+        default=forms[0],
+        help=help,
+        general=general,
+        takes=takes,
+    )
+
+
+def _is_directory(path: str) -> bool:
+    return path.endswith("/") or os.path.isdir(path)
+
+
+def output_file(
+    help: str = "Write the report to FILE, whole or not at all.", **settings: Any
+) -> Callable[[Command], Command]:
+    """``-o FILE``. NODEREADY_OUTPUT counts when it is no directory."""
+    return option(
+        *("-o", "--output"),
+        metavar="FILE",
+        help=help,
+        takes=lambda path: not _is_directory(path),
+        **settings,
+    )
+
+
+def output_directory(help: str, *, general: bool = True) -> Callable[[Command], Command]:
+    """``-o DIR``. NODEREADY_OUTPUT counts when it is a directory, or ends with a slash."""
+    return option(
+        *("-o", "--output"), metavar="DIR", help=help, general=general, takes=_is_directory
+    )
+
+
+def report(
+    *forms: str, help: str = "A table for people, or a form for machines.", general: bool = True
+) -> Callable[[Command], Command]:
+    """The options of a command that makes a report: ``--format``, and ``-o FILE``.
+
+    general: whether NODEREADY_FORMAT counts
+    """
+    form, output = format_option(*forms, help=help, general=general), output_file()
+    return lambda command: form(output(command))
 
 
 def port_range(words: str) -> tuple[int, int]:

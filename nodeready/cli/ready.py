@@ -16,7 +16,7 @@ from nodeready import auditing, launch
 from nodeready.audit import Audit, now
 from nodeready.cli.audit import FORMATS
 from nodeready.cli.exits import Refused, nagios_code, ready_code
-from nodeready.cli.options import common, option, port_range
+from nodeready.cli.options import common, option, port_range, report
 from nodeready.cli.output import refuse_unwritable
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, gather, open_session, remember_failed
@@ -150,13 +150,7 @@ def _hostfile(ready: Ready, path: str, form: str, given: dict[str, int]) -> str:
 @option("--full-mesh", is_flag=True, help="Every node connects to every other, not to some.")
 @option("--only", metavar="CHECK,...", help="Only these checks or subjects: proof,gpus.present.")
 @option("--skip", metavar="CHECK,...", help="Not these.")
-@option(
-    "--format",
-    type=click.Choice(["table", "junit", *FORMATS]),
-    default="table",
-    help="A table for people, or a form for machines.",
-)
-@option("-o", "--output", metavar="FILE", help="Write the report to FILE, whole or not at all.")
+@report("table", "junit", *FORMATS)
 @common
 def ready(
     inventory: str | None,

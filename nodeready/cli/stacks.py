@@ -18,7 +18,7 @@ from nodeready.capture.program import Config
 from nodeready.capturing import MAIN, Captured, Carrier, Here, OverSrun, OverSsh, capture, more
 from nodeready.cli.exits import Refused, stacks_code
 from nodeready.cli.interrupt import hear
-from nodeready.cli.options import common, option
+from nodeready.cli.options import common, format_option, option, output_directory
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, open_session
 from nodeready.native_round import unwind
@@ -166,7 +166,6 @@ def _carrier(
     "--from",
     "source",
     metavar="DIR",
-    envvar="NODEREADY_FROM",
     help="Group again what -o DIR kept, or texts of py-spy dump (*.txt, *.out, or one file).",
 )
 @option("--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
@@ -199,22 +198,8 @@ def _carrier(
     metavar="S",
     help="Seconds for one node, once it is connected.",
 )
-@option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    # Not NODEREADY_OUTPUT, which is a file of other commands.
-    envvar="NODEREADY_STACKS_OUTPUT",
-    help="Keep the traces and every form of the result.",
-)
-@option(
-    "--format",
-    type=click.Choice(["table", *FORMATS]),
-    default="table",
-    # Not NODEREADY_FORMAT, which is audit's and has other values.
-    envvar="NODEREADY_STACKS_FORMAT",
-    help="A table for people, or another form.",
-)
+@output_directory("Keep the traces and every form of the result.", general=False)
+@format_option("table", *FORMATS, help="A table for people, or another form.", general=False)
 @common
 def stacks(
     inventory: str | None,

@@ -16,7 +16,7 @@ from nodeready.audit import now
 from nodeready.capture.tail_seen import Config
 from nodeready.capture.tail_seen import Tail as Seen
 from nodeready.cli.exits import Refused, exit_code
-from nodeready.cli.options import common, option
+from nodeready.cli.options import common, option, report
 from nodeready.cli.output import refuse_unwritable
 from nodeready.cli.start import Common, open_session, remember_failed, visit
 from nodeready.files import write_atomically
@@ -134,15 +134,7 @@ def _text(tail: Tail, form: str, verbose: int) -> Iterator[str]:
     metavar="N",
     help="Of each node, those that were written last.",
 )
-@option(
-    "--format",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    # Not NODEREADY_FORMAT, which is audit's and has other values.
-    envvar="NODEREADY_TAIL_FORMAT",
-    help="A table for people, or a form for machines.",
-)
-@option("-o", "--output", metavar="FILE", help="Write the report to FILE, whole or not at all.")
+@report("table", "json", general=False)
 @common
 def tail(
     words: tuple[str, ...],
