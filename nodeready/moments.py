@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import datetime
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 #: Longer ago than this nothing was written that anybody looks for.
 _MOST_S = 100 * 366 * 86400
 
 
 def seconds(words: str) -> int:
-    """``90``, ``90s``, ``10m``, ``2h``, ``3d``. Raises ValueError with what it should be."""
-    match = re.fullmatch(r"([0-9]{1,12})([smhd]?)", words.strip())
+    """``90``, ``90s``, ``10m``, ``2h``, ``3d``, ``1w``; in seconds.
+
+    Raises ValueError with what it should be.
+    """
+    match = re.fullmatch(r"([0-9]{1,12})([smhdw]?)", words.strip())
     found = int(match[1]) * _UNITS[match[2] or "s"] if match else 0
     if not 0 < found <= _MOST_S:
-        raise ValueError("must be a span of time, such as 90s, 10m, 2h or 3d")
+        raise ValueError("must be a span of time, such as 90s, 10m, 2h, 3d or 1w")
     return found
 
 
-def since(words: str, now: datetime) -> float:
-    """A moment in seconds since 1970: ``2h`` before now, ``08:30`` of today, ``2026-03-01``,
-    ``2026-03-01 08:30``, ``2026-03-01T08:30:00Z``; without a zone, of this machine's.
+def ago(words: str, now: datetime) -> float:
+    """How many seconds before now a moment was: a span such as ``2h``, ``08:30`` of today,
+    ``2026-03-01``, ``2026-03-01 08:30``, ``2026-03-01T08:30:00Z``; without a zone, of this
+    machine's.
 
     now: with its zone. Raises ValueError with what it should be.
     """
     text = words.strip()
     try:
-        if re.fullmatch(r"[0-9]+[smhd]", text):
-            return (now - timedelta(seconds=seconds(text))).timestamp()
+        if re.fullmatch(r"[0-9]+[smhdw]", text):
+            return seconds(text)
         if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?", text):
             text = f"{now.date().isoformat()} {text:0>5}"
         # Before Python 3.11, fromisoformat does not know the Z.
@@ -38,6 +42,11 @@ def since(words: str, now: datetime) -> float:
         raise ValueError(
             "must be a moment or a span, such as 08:30, 2026-03-01 08:30 or 2h"
         ) from None
-    if found > now.timestamp():
-        raise ValueError("is in the future")
-    return found
+    if found >= now.timestamp():
+        raise ValueError("is not in the past")
+    return now.timestamp() - found
+
+
+def since(words: str, now: datetime) -> float:
+    """The same moment in seconds since 1970. Raises ValueError with what it should be."""
+    return now.timestamp() - ago(words, now)

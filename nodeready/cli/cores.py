@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import getpass
-import re
 import sys
 from contextlib import ExitStack
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nodeready import coring
+from nodeready import coring, moments
 from nodeready.asking import Fleet, Here, Nodes
 from nodeready.cli.exits import OK, Refused, exit_code
-from nodeready.cli.options import common, format_option, option, output_directory
+from nodeready.cli.options import (
+    common,
+    format_option,
+    option,
+    output_directory,
+    past,
+    since_option,
+)
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, open_session, remember_failed
 from nodeready.cores import Cores, file_names
@@ -27,28 +32,8 @@ from nodeready.reports.cores_table import show, size, summary
 from nodeready.sanitise import sanitise
 from nodeready.settings import PolicyError
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 #: Of what gdb says: arguments of functions are among it.
 _MODE = 0o600
-
-
-def seconds_since(words: str | None) -> float:
-    """``2h``, ``3d`` or an ISO 8601 date, as seconds before now; 0 for None. Raises Refused."""
-    if words is None:
-        return 0
-    if match := re.fullmatch(r"([0-9]{1,6})([smhdw])", words.strip()):
-        seconds = float(match[1]) * _UNITS[match[2]]
-    else:
-        try:
-            moment = datetime.fromisoformat(words.strip().replace("Z", "+00:00"))
-        except ValueError:
-            raise Refused(
-                f"--since {words}: must be like 30m, 2h, 3d, or a date like 2026-01-31T12:00"
-            ) from None
-        seconds = (datetime.now().astimezone() - moment.astimezone()).total_seconds()
-    if seconds <= 0:
-        raise Refused(f"--since {words}: is not in the past")
-    return seconds
 
 
 def _directory(words: str) -> Path:
@@ -136,7 +121,7 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
 @click.command()
 @click.argument("inventory", required=False)
 @option("--local", is_flag=True, help="This machine, without any connection.")
-@option("--since", metavar="TIME", help="Only newer ones: 30m, 2h, 3d, an ISO 8601 date.")
+@since_option("those written")
 @option("--job", metavar="ID", help="Only cores of this job, by the environment that they have.")
 @option("--gcore", "pid", type=click.IntRange(2), metavar="PID", help="First take a core of this.")
 @output_directory("Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json.")
@@ -167,7 +152,7 @@ def cores(
       nodeready cores --local
       nodeready cores inventories/prod.py --limit gpu007 --gcore 12345
     """
-    options, seconds = Common(**shared), seconds_since(since)
+    options, seconds = Common(**shared), past(since, moments.ago)
     if local == (inventory is not None):
         raise Refused("an INVENTORY or --local, one of both")
     if inventory is None and options.limit is not None:

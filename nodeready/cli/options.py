@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, TypeVar
 
 import click
@@ -128,6 +129,26 @@ def report(
     """
     form, output = format_option(*forms, help=help, general=general), output_file()
     return lambda command: form(output(command))
+
+
+def since_option(what: str) -> Callable[[Command], Command]:
+    """``--since WHEN``, which ``past`` reads.
+
+    what: what is newer than that
+    """
+    return option(
+        "--since",
+        metavar="WHEN",
+        help=f"Only {what} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
+    )
+
+
+def past(since: str | None, read: Callable[[str, datetime], float]) -> float:
+    """``--since`` as moments.ago or moments.since reads it; 0 for None. Raises Refused."""
+    try:
+        return read(since, datetime.now().astimezone()) if since is not None else 0
+    except ValueError as error:
+        raise Refused(f"--since {since}: {error}") from None
 
 
 def port_range(words: str) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from nodeready.audit import now
 from nodeready.capture.tail_seen import Config
 from nodeready.capture.tail_seen import Tail as Seen
 from nodeready.cli.exits import Refused, exit_code
-from nodeready.cli.options import common, option, report
+from nodeready.cli.options import common, option, past, report, since_option
 from nodeready.cli.output import refuse_unwritable
 from nodeready.cli.start import Common, open_session, remember_failed, visit
 from nodeready.files import write_atomically
@@ -45,13 +44,6 @@ def _grep(words: str | None) -> str:
     except re.error as error:
         raise Refused(f"--grep {words}: is no regular expression: {error}") from None
     return words or ""
-
-
-def _since(words: str | None) -> float:
-    try:
-        return moments.since(words, datetime.now().astimezone()) if words is not None else 0.0
-    except ValueError as error:
-        raise Refused(f"--since {words}: {error}") from None
 
 
 def _newer(words: str | None) -> int:
@@ -126,7 +118,7 @@ def _text(tail: Tail, form: str, verbose: int) -> Iterator[str]:
 )
 @option("--grep", metavar="REGEX", help="Only lines in which this is found, and how many.")
 @option("--newer", metavar="SPAN", help="Only files written in the last 90s, 10m, 2h, 3d.")
-@option("--since", metavar="WHEN", help="Only files written since 08:30, 2026-03-01 08:30, 2h.")
+@since_option("files written")
 @option(
     "--max-files",
     type=click.IntRange(1, 1000),
@@ -173,7 +165,8 @@ def tail(
     if local and options.limit is not None:
         raise Refused("--limit: --local is about this machine alone")
     config = Config(
-        *("", "", _pattern(words[-1]), lines, _grep(grep), _newer(newer), _since(since)),
+        *("", "", _pattern(words[-1]), lines, _grep(grep), _newer(newer)),
+        since_s=past(since, moments.since),
         max_files=max_files,
     )
     refuse_unwritable(output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from pathlib import Path
 
 import jsonschema
@@ -14,8 +14,6 @@ from nodeready.capture import cores as finding
 from nodeready.capture.core_names import STORE_PATTERN, Place
 from nodeready.capture.core_seen import Core, File, Listing
 from nodeready.capture.gcore_target import core_bytes
-from nodeready.cli.cores import seconds_since
-from nodeready.cli.exits import Refused
 from nodeready.cores import Cores, Crash, Found, file_names, grouped, once
 from nodeready.reports import cores_json, cores_table
 
@@ -193,25 +191,6 @@ def test_every_text_has_a_name_of_its_own_in_the_directory():
     odd = crash("@docker/x y/../..", 5)
     names = file_names([CRASHES[0], CRASHES[0], odd])
     assert names == ["gpu1-7.txt", "gpu1-7-2.txt", "_docker_x_y_.._..-7.txt"]
-
-
-@pytest.mark.parametrize(
-    ("words", "seconds"), [("30m", 1800), ("2h", 7200), ("3d", 259200), (None, 0), ("1w", 604800)]
-)
-def test_since_is_a_length_of_time(words, seconds):
-    assert seconds_since(words) == seconds
-
-
-def test_since_is_a_date():
-    now = datetime.now(timezone.utc)
-    for words in ((now - timedelta(hours=1)).strftime(form) for form in ("%FT%TZ", "%F %T+00:00")):
-        assert 3590 < seconds_since(words) < 3700
-
-
-@pytest.mark.parametrize("words", ["", "yesterday", "0h", "-2h", "2x", "2999-01-01", "9" * 40])
-def test_since_that_is_none_is_refused(words):
-    with pytest.raises(Refused, match=r"^--since "):
-        seconds_since(words)
 
 
 SMAPS = """\

@@ -8,6 +8,8 @@ import pytest
 
 from nodeready import alike, log_ranks, moments
 from nodeready.capture import last_lines, mounts
+from nodeready.cli.exits import Refused
+from nodeready.cli.options import past
 from nodeready.log_ranks import Ranks
 
 
@@ -193,15 +195,35 @@ def test_a_moment(words, then):
     assert moments.since(words, NOW) == then.timestamp()
 
 
+@pytest.mark.parametrize("words", ["30m", "2h", "3d", "1w"])
+def test_a_span_is_so_long_ago_and_no_part_of_a_second_longer(words):
+    assert moments.ago(words, NOW) == moments.seconds(words)
+
+
 @pytest.mark.parametrize(
-    "words", ["", "yesterday", "25:00", "0s", "-1h", "2027-01-01", "9" * 30 + "d", "0001-01-01 0"]
+    "words",
+    ["", "yesterday", "25:00", "0s", "-1h", "2x", "2027-01-01", "9" * 30 + "d", "0001-01-01 0"],
 )
 def test_what_is_no_moment(words):
-    with pytest.raises(ValueError, match=r"must be|future"):
-        moments.since(words, NOW)
+    with pytest.raises(ValueError, match=r"must be|not in the past"):
+        moments.ago(words, NOW)
+
+
+def test_now_is_not_in_the_past():
+    """Nothing is newer than now: a command takes 0 for everything."""
+    with pytest.raises(ValueError, match="not in the past"):
+        moments.ago(NOW.isoformat(), NOW)
 
 
 def test_a_span():
-    assert [moments.seconds(words) for words in ("90", "90s", "10m", "2h", "3d")] == [
-        *(90, 90, 600, 7200, 259200)
+    assert [moments.seconds(words) for words in ("90", "90s", "10m", "2h", "3d", "1w")] == [
+        *(90, 90, 600, 7200, 259200, 604800)
     ]
+
+
+@pytest.mark.parametrize("read", [moments.ago, moments.since])
+def test_both_commands_refuse_the_same_words(read):
+    assert past(None, read) == 0
+    for words in ("yesterday", "0h", "2x", "2999-01-01"):
+        with pytest.raises(Refused, match=rf"^--since {words}: "):
+            past(words, read)
