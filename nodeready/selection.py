@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from nodeready.results import Result
 from nodeready.spelling import closest
-from nodeready.subjects import LOOKED_AT, OBSERVED, SUBJECTS, check_ids
+from nodeready.subjects import CHANGED, LOOKED_AT, OBSERVED, SUBJECTS, check_ids
 
 
 class SelectionError(ValueError):
@@ -46,14 +46,17 @@ def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
         matched = {check for check in ids if fnmatchcase(check, pattern)}
         if not matched:
             named = SUBJECTS.get(word.partition(".")[0])
-            if named is not None and named.probe is None and named.name not in subjects:
-                raise SelectionError(f"{option} {word}: is proved, by nodeready ready")
+            if named is not None and named.name not in (*subjects, *CHANGED):
+                by = "proved, by nodeready ready"
+                if named.probe is not None:
+                    by = "only looked at, by nodeready audit"
+                raise SelectionError(f"{option} {word}: is {by}")
             close = closest(word, [*subjects, *ids])
             meant = f"did you mean {close}?" if close else "there are " + ", ".join(subjects)
             raise SelectionError(f"{option} {word}: no such check or subject; {meant}")
         found |= matched
     if not found:
-        raise SelectionError(f"{option}: no check named")
+        raise SelectionError(f"{option}: no check or subject named")
     return found
 
 
@@ -76,3 +79,17 @@ def select(
     if not chosen:
         raise SelectionError("--skip leaves no check to make")
     return Selection(tuple(check for check in check_ids() if check in chosen))
+
+
+def select_whole(only: str | None, subjects: Iterable[str]) -> tuple[str, ...]:
+    """The subjects of ``--only`` for a command that can do no part of one, in order.
+
+    subjects: those that the command can do
+    Raises SelectionError as ``select`` does, and for words that mean a part of a subject.
+    """
+    subjects = tuple(subjects)
+    chosen = select(only, subjects=subjects)
+    parts = [name for name in chosen.subjects if not {*_ids([name])} <= {*chosen.checks}]
+    if parts:
+        raise SelectionError(f"--only {only}: a subject is changed as a whole: {', '.join(parts)}")
+    return chosen.subjects

@@ -11,13 +11,15 @@ import click
 from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import common, option
 from nodeready.cli.screen import Screen
-from nodeready.cli.start import Common, gather, open_session, remember_failed, subjects
+from nodeready.cli.start import Common, gather, open_session, remember_failed
 from nodeready.execution import Outcome
 from nodeready.execution import deploy as run_plans
 from nodeready.planning import Plan, plan
 from nodeready.reports.plan import show_errors, show_left, show_outcomes, show_plan
 from nodeready.reports.text import counted, nodes
+from nodeready.selection import SelectionError, select_whole
 from nodeready.session import NodeRun, Session
+from nodeready.subjects import CHANGED
 
 
 @click.command()
@@ -43,7 +45,10 @@ def deploy(
       nodeready deploy inventories/prod.py --limit @last-failed --yes
     """
     options = Common(**shared)
-    chosen = subjects(only)
+    try:
+        chosen = select_whole(only, CHANGED)
+    except SelectionError as error:
+        raise Refused(str(error)) from None
     screen = options.screen()
     with open_session(inventory, options, chosen) as session:
         job = _Deploy(session, screen, chosen)

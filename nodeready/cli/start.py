@@ -22,8 +22,6 @@ from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.session import NodeRun, Session
 from nodeready.settings import PolicyError
-from nodeready.spelling import closest
-from nodeready.subjects import CHANGED, SUBJECTS
 from nodeready.transports.answer import SUDO
 from nodeready.transports.live import PROBE_TIMEOUT_S
 
@@ -71,26 +69,6 @@ def _selected(loaded: inventory.NodeInventory, words: str) -> list[Host]:
         if not named[LAST_FAILED]:
             raise Refused(f"--limit {LAST_FAILED}: no node failed in the last run")
     return inventory.limit(loaded, words, named)
-
-
-def subjects(words: str | None) -> tuple[str, ...]:
-    """The subjects that ``--only`` chooses of those that can be changed; None: all of them.
-
-    An unknown one is a usage error.
-    """
-    if words is None:
-        return CHANGED
-    chosen = tuple(word.strip() for word in words.split(",") if word.strip())
-    for word in chosen:
-        if word not in CHANGED:
-            if word in SUBJECTS:
-                raise Refused(f"--only {word}: is only looked at, by nodeready audit")
-            close = closest(word, CHANGED)
-            meant = f"did you mean {close}? " if close else ""
-            raise Refused(f"--only {word}: no such subject; {meant}there are {', '.join(CHANGED)}")
-    if not chosen:
-        raise Refused("--only: no subject named")
-    return chosen
 
 
 def declared(

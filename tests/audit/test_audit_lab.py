@@ -210,7 +210,7 @@ def test_a_kernel_unlike_its_peers_shows_without_a_policy(fresh_nodes, fleet, to
     ("words", "said"),
     [
         (["--only", "gpus.nosuch"], "--only gpus.nosuch: no such check or subject"),
-        (["--only", ""], "--only: no check named"),
+        (["--only", ""], "--only: no check or subject named"),
         (["--skip", "*"], "--skip leaves no check to make"),
         (["--format", "yaml"], "'yaml' is not one of"),
         (["--fail-on", "ok"], "'ok' is not one of"),

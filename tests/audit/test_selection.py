@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nodeready.results import fail, unknown
-from nodeready.selection import SelectionError, select
-from nodeready.subjects import LOOKED_AT, SUBJECTS, check_ids
+from nodeready.selection import SelectionError, select, select_whole
+from nodeready.subjects import CHANGED, LOOKED_AT, SUBJECTS, check_ids
 
 
 def test_nothing_said_is_everything_in_the_order_of_the_reports():
@@ -36,8 +36,8 @@ def test_words_select(only, skip, checks):
         ("gpu", None, "did you mean"),
         ("proof.attach", None, "--only proof.attach: is proved, by nodeready ready"),
         (None, "zzzz", "--skip zzzz: no such check or subject; there are ptrace, "),
-        ("", None, "--only: no check named"),
-        (" , ", None, "--only: no check named"),
+        ("", None, "--only: no check or subject named"),
+        (" , ", None, "--only: no check or subject named"),
         ("ptrace", "ptrace", "--skip leaves no check to make"),
         (None, "*", "--skip leaves no check to make"),
     ],
@@ -61,3 +61,34 @@ def test_a_subject_that_could_not_be_observed_stays_with_any_of_its_checks():
         "limits.observed",
         "limits.core",
     ]
+
+
+@pytest.mark.parametrize(
+    ("only", "subjects"),
+    [
+        (None, CHANGED),
+        ("limits, ptrace", ("ptrace", "limits")),
+        ("ssh*", ("ssh_client",)),
+        ("ptrace.*,p*", ("ptrace", "pdsh")),
+    ],
+)
+def test_subjects_that_are_changed_as_a_whole(only, subjects):
+    assert select_whole(only, CHANGED) == subjects
+
+
+@pytest.mark.parametrize(
+    ("only", "words"),
+    [
+        ("ptrace.scope", "--only ptrace.scope: a subject is changed as a whole: ptrace"),
+        ("limits,*.scope", "a subject is changed as a whole: ptrace"),
+        ("ptrase", "--only ptrase: no such check or subject; did you mean ptrace?"),
+        ("gpus", "--only gpus: is only looked at, by nodeready audit"),
+        ("gpus.present", "--only gpus.present: is only looked at, by nodeready audit"),
+        ("proof", "--only proof: is proved, by nodeready ready"),
+        (",", "--only: no check or subject named"),
+    ],
+)
+def test_words_that_name_nothing_to_change(only, words):
+    with pytest.raises(SelectionError) as problem:
+        select_whole(only, CHANGED)
+    assert words in str(problem.value)
