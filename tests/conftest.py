@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,18 @@ from nodeready.lab.helper import Content
 from nodeready.lab.needs import check, check_kernel
 
 Files = Mapping[str, Content]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def children_hear_ctrl_c() -> None:
+    """What a test starts is not deaf to SIGINT because these tests run in a script's background.
+
+    An ignored signal is inherited by every child and its children; one with a handler is the
+    default's in a child (execve(2)). The tests' own process stays deaf, as it was started.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+
 
 # test-WORKER-PID-WHAT: unique among the workers of pytest-xdist and the runs on this machine.
 _OURS = re.compile(r"test-[a-z0-9]+-([0-9]+)-[a-z0-9]+")

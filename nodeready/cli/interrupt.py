@@ -1,5 +1,8 @@
 """Ctrl-C and SIGTERM under gevent: always a KeyboardInterrupt in the command itself.
 
+SIGINT that was ignored when the command was started stays so: a shell that runs a script starts
+what it leaves in the background like that, so that Ctrl-C ends the script alone. SIGTERM ends it.
+
 Python runs a signal's handler wherever it happens to be: in the work on some node, or in gevent's
 loop, which would print a traceback. The command's own greenlet is the one that must hear of it.
 """
@@ -21,15 +24,16 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def hear() -> None:
     """From here on, a signal interrupts the calling greenlet; a second one ends the process."""
     command = gevent.getcurrent()
+    heard = [name for name in SIGNALS if signal.getsignal(name) is not signal.SIG_IGN]
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        for name in SIGNALS:
+        for name in heard:
             signal.signal(name, _leave)
         if gevent.getcurrent() is command:
             raise KeyboardInterrupt
         hub.get_hub().loop.run_callback(command.throw, KeyboardInterrupt())
 
-    for name in SIGNALS:
+    for name in heard:
         signal.signal(name, interrupt)
 
 

@@ -108,8 +108,10 @@ def _exec_init(script: str, directory: str, name: str, log: int) -> NoReturn:
     os.dup2(os.open("/dev/null", os.O_RDWR), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    # Python ignores SIGPIPE, and an ignored signal would be inherited by all of the node.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # Python ignores SIGPIPE, and a script's shell SIGINT and SIGQUIT of what it leaves in the
+    # background. An ignored signal would be inherited by all of the node.
+    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     for limit, soft_hard in LIMITS.items():
         # Refused to root without CAP_SYS_RESOURCE: then what we were given is all there is.
         with contextlib.suppress(ValueError):

@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
@@ -14,6 +15,8 @@ import nodeready
 from nodeready import exit_codes
 from nodeready.local import policy_file
 from nodeready.settings import PolicyError
+
+Handler = Callable[[int, "FrameType | None"], None]
 
 
 class Command(NamedTuple):
@@ -71,10 +74,17 @@ def _complain(text: str) -> None:
     print(f"nodeready: {sanitise(text)}", file=sys.stderr)
 
 
+def _handle(handler: Handler | signal.Handlers) -> None:
+    """For Ctrl-C and SIGTERM. SIGINT that was ignored from the start stays so: whoever runs this
+    in the background of a script means Ctrl-C for the script alone."""
+    signal.signal(signal.SIGTERM, handler)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
     # A second one leaves at once.
-    for again in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(again, signal.SIG_DFL)
+    _handle(signal.SIG_DFL)
     raise KeyboardInterrupt
 
 
@@ -108,8 +118,7 @@ def _run(words: list[str]) -> int:
 
 def main(words: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _terminate)
+    _handle(_terminate)
     try:
         return _run(sys.argv[1:] if words is None else words)
     except PolicyError as error:

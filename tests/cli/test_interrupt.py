@@ -1,0 +1,46 @@
+"""Ctrl-C when the command was started with SIGINT ignored, as a script's shell starts it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEARS = {
+    "the command": "from nodeready.cli.interrupt import hear; hear()",
+    "the program on the node": "from nodeready.local import main; main._handle(main._terminate)",
+}
+WHAT = """
+import os, signal, time
+{hears}
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.1)
+    print("goes on", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+except KeyboardInterrupt:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.1)
+    print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("which", HEARS)
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [("trap '' INT", ["goes on", "ended"]), ("trap - INT", [])],
+    ids=["in the background", "in the foreground"],
+)
+def test_ctrl_c_stays_ignored_and_sigterm_ends(start, said, which):
+    code = WHAT.format(hears=HEARS[which])
+    done = subprocess.run(
+        ["sh", "-c", f'{start}; exec "$@"', "sh", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == said, done
+    assert (done.returncode == 0) is bool(said), done
