@@ -58,6 +58,7 @@ def command(script: str, timeout_s: int, tag: str) -> str:
 
     tag: a word that marks the process on the node (``nodeready:RUN``), so that it can be ended.
     The connection's standard input is the script's file descriptor 3.
+    Raises ValueError for what is no tag, and for a script that is too long.
     """
     if not re.fullmatch(r"[A-Za-z0-9:_-]+", tag):
         raise ValueError(f"no tag for a process: {tag!r}")

@@ -17,7 +17,10 @@ _TIMEOUT_S = 600
 
 @step(fixes=["debug_tools.py_spy"], timeout_s=120)
 def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
-    """Put the control machine's static py-spy into /usr/local/bin: the node needs no network."""
+    """Put the control machine's static py-spy into /usr/local/bin: the node needs no network.
+
+    Raises PlanError when there is none for the node's machine.
+    """
     tools: DebugTools = seen["debug_tools"]
     there = tools.py_spy is not None
     if there and tools.mode & 0o555 != 0o555:

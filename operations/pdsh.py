@@ -41,7 +41,10 @@ def _same_kind(suffix: str, other: str) -> bool:
 
 @step(fixes=["pdsh.pdshrc"])
 def pdshrc(seen: Snapshot, want: Policy) -> Iterator[Action]:
-    """Put our block into the ~/.pdshrc of the policy's users; what is theirs stays."""
+    """Put our block into the ~/.pdshrc of the policy's users; what is theirs stays.
+
+    Raises PlanError for lines that make no block.
+    """
     inner = render("pdsh/pdshrc.j2", lines=pdshrc_lines(want))
     for user in seen["pdsh"].users:
         if user.trouble or has_block(user, want):

@@ -9,7 +9,7 @@ from nodeready.cli.exits import Refused
 
 
 def refuse_unwritable(output: str | None, name: str = "-o") -> None:
-    """Refuse a file that cannot be written before any node is looked at."""
+    """Raises Refused for a file that cannot be written, before any node is looked at."""
     if output is None:
         return
     path = Path(os.path.realpath(output))

@@ -77,7 +77,7 @@ def declared(
     """An INVENTORY, its selected hosts, and their policies by name; no node is contacted.
 
     given: settings of the policy that the command line sets for every node
-    Every mistake of the user's ends here, as Refused.
+    Every mistake of the user's ends here. Raises Refused.
     """
     data: dict[str, Any] = {}
     if common.ssh_user:

@@ -78,7 +78,10 @@ def fork_in_pid_namespace() -> int:
 
 
 def start_switch(directory: str, plan: Spec) -> int:
-    """The lab's bridge, and the one interface that this machine sees of the lab."""
+    """The lab's bridge, and the one interface that this machine sees of the lab.
+
+    Raises OSError.
+    """
     status, child = os.pipe()
     pid = fork_in_pid_namespace()
     if pid == 0:

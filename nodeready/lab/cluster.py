@@ -167,7 +167,7 @@ class Lab:
         raise LabError(f"the lab {self.name} has no node {name}")
 
     def add(self, count: int = 1, files: Files | None = None) -> list[Node]:
-        """New nodes, known to the others by /etc/hosts."""
+        """New nodes, known to the others by /etc/hosts. Raises LabError for too many."""
         with self._changing():
             have = len(self._state.nodes)
             if have + count > network.MAX_NODES:

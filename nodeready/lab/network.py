@@ -84,7 +84,8 @@ def delete_interface(index: int) -> None:
 def ip(commands: Iterable[str], namespace_of: int = 0, force: bool = False) -> None:
     """Run `ip` commands as one batch, in a process's network namespace or the caller's.
 
-    With `force`, a command that fails does not stop the others and is no error.
+    With `force`, a command that fails does not stop the others and is no error. Else it raises
+    OSError.
     """
     argv = ["ip", *(["-force"] if force else []), "-batch", "-"]
     if namespace_of:

@@ -65,7 +65,8 @@ def _belongs(words: list[str], directory: str, names: Collection[str]) -> bool:
 def end_all(directory: Path, names: Collection[str] = ()) -> None:
     """Kill every process of the lab (or of these nodes), and wait until none is left.
 
-    A process may fork while we look, so only a look that finds nothing ends it.
+    A process may fork while we look, so only a look that finds nothing ends it. Raises LabError
+    when one does not end.
     """
     deadline = time.monotonic() + DEATH_S
     while found := [pid for pid in of_lab(directory, names) if started_at(pid) is not None]:

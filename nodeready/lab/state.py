@@ -107,7 +107,10 @@ def names() -> list[str]:
 
 
 def load(name: str) -> LabState | None:
-    """What was last saved; None when there is no such lab or it was never saved."""
+    """What was last saved; None when there is no such lab or it was never saved.
+
+    Raises LabError for what cannot be understood.
+    """
     path = directory(name) / "state.json"
     try:
         data = json.loads(path.read_text())

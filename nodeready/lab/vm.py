@@ -125,7 +125,8 @@ class Vm:
         """Reboot and return when ssh answers from a new boot; the disk keeps its state.
 
         The kernel gets the arguments of the default entry of the machine's own
-        grub.cfg, when there is one. `hard` cuts the power instead of shutting down.
+        grub.cfg, when there is one. `hard` cuts the power instead of shutting down. Raises
+        VmError.
         """
         before = self.boot_id
         if hard:

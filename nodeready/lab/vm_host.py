@@ -55,7 +55,10 @@ def os_release() -> dict[str, str]:
 
 
 def apt_sources() -> list[str]:
-    """This machine's own apt sources of its distribution, as one-line `deb` entries."""
+    """This machine's own apt sources of its distribution, as one-line `deb` entries.
+
+    Raises VmError when apt has no package lists.
+    """
     release = os_release()
     codename = release["VERSION_CODENAME"]
     listed = subprocess.run(
