@@ -36,6 +36,18 @@ class PolicyError(ValueError):
         self.problems = problems
 
 
+def port_range(words: str) -> tuple[int, int]:
+    """``29500-29510``, or one port, as an option ``--ports`` takes it.
+
+    Raises ValueError with what it should be.
+    """
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last <= 65535:
+        raise ValueError("must be FIRST-LAST, two ports from 1 to 65535")
+    return first, last
+
+
 class _Wrong(ValueError):
     """One value breaks its rule; the text completes 'key VALUE ...'."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,9 +11,8 @@ from nodeready import auditing
 from nodeready.audit import FAILED, UNREACHABLE, Audit, now
 from nodeready.cli.exits import Refused, audit_code, nagios_code
 from nodeready.cli.options import common, option, report
-from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.output import deliver, refuse_unwritable
 from nodeready.cli.start import Common, gather, open_session, remember_failed
-from nodeready.files import write_atomically
 from nodeready.reports import json_report, junit, nagios, prometheus
 from nodeready.reports.table import show_audit
 from nodeready.reports.text import nodes
@@ -105,12 +103,8 @@ def audit(
         found = auditing.report(session, selection, started, complete=not session.interrupted)
     code = audit_code(found, fail_on)
     failing = [node.name for node in found.nodes if node.status in FAILING]
-    text = _text(found, format, fail_on, screen.verbose)
-    if output is not None:
-        write_atomically(Path(output), text)
-    elif format != "table":
-        for piece in text:
-            click.echo(piece, nl=False)
+    if output is not None or format != "table":
+        deliver(_text(found, format, fail_on, screen.verbose), output)
     elif failing or not screen.quiet:
         screen.show(show_audit(found, screen.verbose, screen.width))
     remember_failed(failing)

@@ -21,6 +21,7 @@ from nodeready.cli.options import (
     past,
     since_option,
 )
+from nodeready.cli.output import deliver
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, open_session, remember_failed
 from nodeready.cores import Cores, file_names
@@ -174,8 +175,7 @@ def cores(
     if into_ is not None:
         _write(found, into_)
     if format == "json":
-        for piece in cores_json.render(found):
-            click.echo(piece, nl=False)
+        deliver(cores_json.render(found), None)
     elif found.crashes or found.errors or found.notes or not screen.quiet:
         if found.crashes or found.errors or found.notes or found.more or not found.complete:
             screen.show(show(found, screen.verbose, screen.width))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,11 +10,11 @@ import click
 from nodeready.audit import now
 from nodeready.auditing import with_peers
 from nodeready.cli.exits import exit_code
-from nodeready.cli.options import common, format_option, option, output_file, port_range
-from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.options import common, format_option, option, output_file
+from nodeready.cli.options import ports as read_ports
+from nodeready.cli.output import deliver, refuse_unwritable
 from nodeready.cli.start import Common, gather, open_session
 from nodeready.environment import SUBJECTS, Environment, grouped, variables
-from nodeready.files import write_atomically
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
 from nodeready.session import Session
@@ -64,7 +63,7 @@ def env(
       nodeready env inventories/prod.py --ports 29600-29700 --format json
     """
     options = Common(**shared)
-    given = {} if ports is None else {"port_range": port_range(ports)}
+    given = {} if ports is None else {"port_range": read_ports(ports)}
     refuse_unwritable(output)
     screen = options.screen()
     taken = now()
@@ -80,11 +79,8 @@ def env(
         found = _found(session, taken)
         screen.tell(show_errors(session.nodes))
     if found.nodes:
-        text = FORMATS[format](found)
-        if output is not None:
-            write_atomically(Path(output), text)
-        else:
-            click.echo("".join(text), nl=False)
+        # Whole or not at all: a shell evaluates it.
+        deliver(["".join(FORMATS[format](found))], output)
     for line in exports.troubles(found):
         screen.say(line)
     return exit_code(

@@ -7,7 +7,6 @@ one, NODEREADY_OPTION. The command's beats the general one.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from nodeready.cli.exits import Refused
+from nodeready.settings import port_range
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -151,13 +151,12 @@ def past(since: str | None, read: Callable[[str, datetime], float]) -> float:
         raise Refused(f"--since {since}: {error}") from None
 
 
-def port_range(words: str) -> tuple[int, int]:
-    """``29500-29510``, or one port, as ``--ports`` takes it. Raises Refused."""
-    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words.strip())
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= first <= last <= 65535:
-        raise Refused(f"--ports {words}: must be FIRST-LAST, two ports from 1 to 65535")
-    return first, last
+def ports(words: str) -> tuple[int, int]:
+    """``--ports FIRST-LAST``. Raises Refused."""
+    try:
+        return port_range(words)
+    except ValueError as error:
+        raise Refused(f"--ports {words}: {error}") from None
 
 
 def common(command: Command) -> Command:

@@ -16,8 +16,9 @@ from nodeready import auditing, launch
 from nodeready.audit import Audit, now
 from nodeready.cli.audit import FORMATS
 from nodeready.cli.exits import Refused, nagios_code, ready_code
-from nodeready.cli.options import common, option, port_range, report
-from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.options import common, option, report
+from nodeready.cli.options import ports as read_ports
+from nodeready.cli.output import deliver, refuse_unwritable
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, gather, open_session, remember_failed
 from nodeready.files import write_atomically
@@ -39,7 +40,7 @@ def _given(ports: str | None, gpus: int | None, user: str | None) -> dict[str, A
     """The settings of the policy for which there is an option."""
     given: dict[str, Any] = {}
     if ports is not None:
-        given["port_range"] = port_range(ports)
+        given["port_range"] = read_ports(ports)
     if gpus is not None:
         given["gpu_count"] = gpus
     if user is not None:
@@ -216,12 +217,8 @@ def ready(
         problem = _hostfile(found, hostfile_out, hostfile_format, own_slots)
         if problem:
             screen.say(problem)
-    text = _text(found, format, screen.verbose)
-    if output is not None:
-        write_atomically(Path(output), text)
-    elif format != "table":
-        for piece in text:
-            click.echo(piece, nl=False)
+    if output is not None or format != "table":
+        deliver(_text(found, format, screen.verbose), output)
     elif found.no_go or not found.enough or not screen.quiet:
         screen.show(show_ready(found, screen.verbose, screen.width))
     remember_failed(found.no_go)

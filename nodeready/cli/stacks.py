@@ -19,6 +19,7 @@ from nodeready.capturing import MAIN, Captured, Carrier, Here, OverSrun, OverSsh
 from nodeready.cli.exits import Refused, stacks_code
 from nodeready.cli.interrupt import hear
 from nodeready.cli.options import common, format_option, option, output_directory
+from nodeready.cli.output import deliver
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, open_session
 from nodeready.native_round import unwind
@@ -266,8 +267,7 @@ def stacks(
     if directory is not None:
         stack_directory.write(directory, found)
     if format != "table":
-        for piece in FORMATS[format](found):
-            click.echo(piece, nl=False)
+        deliver(FORMATS[format](found), None)
     elif code or not screen.quiet:
         screen.show(show(found, screen.verbose, screen.width))
     return code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,9 +15,8 @@ from nodeready.capture.tail_seen import Config
 from nodeready.capture.tail_seen import Tail as Seen
 from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import common, option, past, report, since_option
-from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.output import deliver, refuse_unwritable
 from nodeready.cli.start import Common, open_session, remember_failed, visit
-from nodeready.files import write_atomically
 from nodeready.reports import tail_json, tail_table
 from nodeready.reports.text import nodes
 from nodeready.session import Session
@@ -175,11 +173,8 @@ def tail(
     if why := _nothing(found):
         raise Refused(why)
     screen = options.screen()
-    if output is not None:
-        write_atomically(Path(output), _text(found, format, screen.verbose))
-    elif format == "json":
-        for piece in _text(found, format, screen.verbose):
-            click.echo(piece, nl=False)
+    if output is not None or format != "table":
+        deliver(_text(found, format, screen.verbose), output)
     else:
         screen.show(tail_table.show(found, screen.verbose))
     return exit_code(

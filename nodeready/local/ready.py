@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from typing import Any
 
 from nodeready.local import report
 from nodeready.policy import Policy
-from nodeready.settings import PolicyError, check_settings
+from nodeready.settings import PolicyError, check_settings, port_range
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -31,10 +30,10 @@ def _changed(policy: Policy, given: Namespace) -> Policy:
     """The policy with what the options say. Raises PolicyError."""
     said: dict[str, tuple[str, Any]] = {}
     if given.ports is not None:
-        match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", given.ports)
-        if match is None:
-            raise PolicyError([f"--ports {given.ports}: write FIRST-LAST, such as 29500-29510"])
-        said["port_range"] = ("--ports", (int(match[1]), int(match[2] or match[1])))
+        try:
+            said["port_range"] = ("--ports", port_range(given.ports))
+        except ValueError as error:
+            raise PolicyError([f"--ports {given.ports}: {error}"]) from None
     if given.gpus is not None:
         said["gpu_count"] = ("--gpus", given.gpus)
     if given.user is not None:

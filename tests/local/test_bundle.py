@@ -118,7 +118,7 @@ def test_an_installed_nodeready_of_another_version_is_not_asked(bundle_file, tmp
         (["audit", "--only", "gate"], 2, "no such check"),
         (["audit", "--only", "proof.core"], 2, "is proved, by nodeready ready"),
         (["audit", "--policy", "/nosuch"], 2, "/nosuch: there is no such file"),
-        (["ready", "--ports", "x"], 2, "--ports x: write FIRST-LAST"),
+        (["ready", "--ports", "x"], 2, "--ports x: must be FIRST-LAST"),
         (["ready", "--gpus", "99"], 2, "must be between 0 and 64"),
         (["ready", "--user", "a b"], 2, "no user name"),
     ],

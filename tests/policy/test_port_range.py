@@ -1,0 +1,25 @@
+"""``--ports``: one spelling for the commands and for the program on the node."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeready.cli.exits import Refused
+from nodeready.cli.options import ports
+from nodeready.settings import port_range
+
+
+@pytest.mark.parametrize(
+    ("words", "span"),
+    [("29500-29510", (29500, 29510)), (" 80 ", (80, 80)), ("1-65535", (1, 65535))],
+)
+def test_a_range_or_one_port(words, span):
+    assert port_range(words) == ports(words) == span
+
+
+@pytest.mark.parametrize("words", ["", "x", "0", "1-65536", "5-4", "-5", "1 - 2", "\u0661"])
+def test_what_is_no_range(words):
+    with pytest.raises(ValueError, match="must be FIRST-LAST, two ports from 1 to 65535"):
+        port_range(words)
+    with pytest.raises(Refused, match=rf"^--ports {words}: must be FIRST-LAST"):
+        ports(words)
