@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from nodeready import imports
+from nodeready.proofs.wire import NO_PYTHON as NO_PYTHON
 from nodeready.shell import KILL_AFTER_S, join, quote
 
 # Where a Python for it may be: the interpreter of the platform is often older than 3.9.
@@ -21,8 +22,6 @@ PYTHONS = (
     "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9",
     "/usr/libexec/platform-python",
 )  # fmt: skip
-#: What the command says, in place of any answer, when the node has no such Python.
-NO_PYTHON = "no Python 3.9 or newer"
 
 # Without what a user or a site has added to it, and without writing compiled modules beside it.
 _ALONE = "-I -S -B -c"

@@ -15,9 +15,9 @@ from nodeready import meshing, pattern, reaching, shell, snapshot
 from nodeready.probes import debug_tools
 from nodeready.probes.base import Unknown
 from nodeready.proofs import proved, source
-from nodeready.proofs.config import SESSION, Config
-from nodeready.proofs.peers import Peers
+from nodeready.proofs.config import Config
 from nodeready.proofs.proved import Proved
+from nodeready.proofs.seen import SESSION, Peers
 from nodeready.session import NodeRun, Progress, Session
 from nodeready.transports.answer import UNREACHABLE
 
@@ -44,7 +44,7 @@ _MARGIN_S, _END_S = 2, 2
 class Wanted:
     """What is to be proved.
 
-    session: the proofs of config.SESSION
+    session: the proofs of seen.SESSION
     mesh:    connect the nodes over the job's ports
     full:    every node with every other, not only with some
     """

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from nodeready import blame
 from nodeready.checks.ssh_causes import cause_of
-from nodeready.proofs.peers import PdshRun, Peers, SshTry
 from nodeready.proofs.reach import Missing, Reach, Same, Trouble
+from nodeready.proofs.seen import PdshRun, Peers, SshTry
 
 #: (source, target) -> (key of the cause, what was said); ("", "") for a login that worked.
 _Logins = Mapping["tuple[str, str]", "tuple[str, str]"]

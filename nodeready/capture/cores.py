@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from nodeready.capture import core_names
 from nodeready.capture.core_names import Name, Place
 from nodeready.capture.core_seen import File, Listing
-from nodeready.proofs import core_pattern, core_store
+from nodeready.proofs import core_pattern
+from nodeready.proofs.seen import PROGRAM
 
 #: Files that are listed; beyond them only their number is told.
 LISTED = 1000
@@ -30,7 +31,7 @@ def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:
             f"core_pattern is {live.shown or 'empty'}: cores lie in whatever directory each "
             "process worked in, which nobody can list (nodeready deploy sets a path)"
         )
-    elif os.path.basename(live.handler) != core_store.PROGRAM:
+    elif os.path.basename(live.handler) != PROGRAM:
         notes.append(
             f"core_pattern hands cores to {core_pattern.shown(live.handler)}, which alone knows "
             "where they are"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from nodeready.checks.proof_unseen import unseen
 from nodeready.policy import Policy
-from nodeready.proofs.attach import Attach, Control
-from nodeready.proofs.attempt import NO_START, Attempt, Guards
 from nodeready.proofs.proved import UNFINISHED, Proved
-from nodeready.proofs.session import User
-from nodeready.proofs.tracers import Tracers
+from nodeready.proofs.seen import NO_START, Attach, Attempt, Control, Guards, Tracers, User
 from nodeready.results import Result, fail, fixable, na, ok, unknown
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"

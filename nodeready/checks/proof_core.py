@@ -6,11 +6,8 @@ from nodeready.checks.proof_unseen import unseen
 from nodeready.policy import Policy
 from nodeready.probes.core_dumps import core_directory
 from nodeready.probes.pam_limits import ITEMS
-from nodeready.proofs.core import Core, Directory
-from nodeready.proofs.core_store import PROGRAM
-from nodeready.proofs.limits import SessionLimits
 from nodeready.proofs.proved import Proved
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import PROGRAM, Core, Directory, SessionLimits, User
 from nodeready.results import Result, fail, fixable, na, ok, warn
 
 _DEPLOY = "nodeready deploy INVENTORY --only"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from nodeready.checks.proof_unseen import unseen
 from nodeready.checks.ssh_causes import CAUSES, offending
 from nodeready.policy import Policy
-from nodeready.proofs.peers import Peers
 from nodeready.proofs.proved import Proved
 from nodeready.proofs.reach import Reach, Trouble
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import Peers, User
 from nodeready.results import Result, fail, fixable, na, ok
 
 _ALONE = "no other node to try"

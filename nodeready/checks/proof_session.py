@@ -9,10 +9,8 @@ from nodeready.policy import Policy
 from nodeready.probes.limits import Limits
 from nodeready.probes.pam_limits import ITEMS, UNLIMITED, PamLimits
 from nodeready.probes.sysctl import Boot
-from nodeready.proofs.core import Core
-from nodeready.proofs.limits import Limit, SessionLimits
 from nodeready.proofs.proved import Proved
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import Core, Limit, SessionLimits, User
 from nodeready.results import Result, fail, fixable, na, ok, unknown, warn
 
 

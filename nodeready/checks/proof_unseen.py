@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeready.probes.base import Unknown
 from nodeready.proofs.proved import Proved
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import User
 from nodeready.results import Result, na, unknown
 
 

@@ -74,7 +74,8 @@ def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) 
 
 def _config(policy: Policy, limit_s: float) -> Config:
     from nodeready.probes.debug_tools import PY_SPY
-    from nodeready.proofs.config import SESSION, Config
+    from nodeready.proofs.config import Config
+    from nodeready.proofs.seen import SESSION
 
     return Config(
         nonce=f"nodeready-{os.urandom(8).hex()}",

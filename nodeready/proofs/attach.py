@@ -9,44 +9,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
 
-from nodeready.proofs.attempt import Attempt, Guards, attempt, complaint, guards
+from nodeready.proofs.attempt import attempt, complaint, guards
 from nodeready.proofs.config import Config
 from nodeready.proofs.own import FRAME, Ended, Own
+from nodeready.proofs.seen import Attach, Attempt, Control
 
 # The most seconds of each mode. Unwinding native frames reads the symbols of all libraries: up to
 # 14 s cold on a torch process.
 _LIMITS_S = {"blocking": 10, "nonblocking": 10, "native": 25}
 _OPTIONS = {"blocking": [], "nonblocking": ["--nonblocking"], "native": ["--native"]}
-
-
-@dataclass(frozen=True)
-class Attach:
-    """What py-spy made of a canary of the same user.
-
-    guards: what may refuse it
-    error:  why no canary came up; "": it did
-    """
-
-    guards: Guards
-    error: str
-    blocking: Attempt | None
-    nonblocking: Attempt | None
-    native: Attempt | None
-
-
-@dataclass(frozen=True)
-class Control:
-    """What py-spy --nonblocking as root made of a canary of the job's user.
-
-    Where it passes and the user's own attempt fails, it is Yama or the target is not dumpable;
-    where both fail, it is a capability that root lacks, SELinux, Yama's scope 3 or py-spy itself.
-    """
-
-    guards: Guards
-    error: str
-    attempt: Attempt | None
 
 
 def _py_spy(config: Config) -> str:

@@ -7,60 +7,14 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from nodeready.proofs.own import Ended, Heard, Own, Status, answers, status
+from nodeready.proofs.seen import NO_START, Attempt, Guards
 
-#: Exit status of a tool that is there and cannot be started, as a shell has it.
-NO_START = 126
 #: Bit of CAP_SYS_PTRACE in the sets of /proc/PID/status (capabilities(7)).
 _CAP_SYS_PTRACE = 1 << 19
 # EPERM and EACCES, as py-spy, gdb and strace put them.
 _REFUSED = re.compile(r"permission denied|not permitted|\bEPERM\b|\bEACCES\b|os error 13?\b", re.I)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """How a tool fared.
-
-    tool:    its path; "": it is not installed, and nothing else here means anything
-    rc:      its exit status, negative for a signal, NO_START; None: ended by its limit
-    said:    what it complained about, on one line
-    good:    it showed what it should
-    refused: it was not permitted to look at its target
-    limit_s: seconds that it had
-    full:    these were all that it may have: not the end of the run cut them short
-    state:   its target's afterwards, the letter of /proc; "": gone
-    tracer:  who traces the target afterwards
-    answers: the target went on: it did what it was told afterwards
-    """
-
-    tool: str
-    rc: int | None = 0
-    said: str = ""
-    good: bool = False
-    refused: bool = False
-    limit_s: int = 0
-    full: bool = True
-    state: str = ""
-    tracer: int = 0
-    answers: bool = True
-
-
-@dataclass(frozen=True)
-class Guards:
-    """What may keep this process from attaching to another one of its user.
-
-    yama:        kernel.yama.ptrace_scope in force; None: no Yama in this kernel
-    deny_ptrace: SELinux enforces and its boolean is on; None: no such boolean
-    capable:     CAP_SYS_PTRACE is effective
-    bounded:     CAP_SYS_PTRACE is not in the bounding set: nobody here can have it, root neither
-    """
-
-    yama: int | None
-    deny_ptrace: bool | None
-    capable: bool
-    bounded: bool
 
 
 def first_number(path: str) -> int | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The proofs that run in the job's user's session, in the order in which they start. Each is a
-#: module of this package with ``prove(own, config)``, and a field of `proved.Proved`.
-SESSION = ("limits", "attach", "tracers", "core", "peers")
+from nodeready.proofs.seen import SESSION
 
 
 @dataclass(frozen=True)

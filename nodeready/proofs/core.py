@@ -7,82 +7,17 @@ import re
 import resource
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nodeready.proofs import core_pattern, core_store
 from nodeready.proofs.attempt import environment
 from nodeready.proofs.config import Config
-from nodeready.proofs.core_scene import DUMP_S, Scene
+from nodeready.proofs.core_scene import Scene
 from nodeready.proofs.own import Own
+from nodeready.proofs.seen import PROGRAM, REPORTERS, Core, Directory
 
-#: Handlers that keep a report of their own and tell somebody of it, by their programs' names.
-REPORTERS = ("apport", "abrt-hook-ccpp")
 _PATTERN = "/proc/sys/kernel/core_pattern"
 _GDB_S = 60
-
-
-@dataclass(frozen=True)
-class Directory:
-    """Where the core was to be written.
-
-    error:      why it cannot be used as a directory; "": it can
-    mode:       permission bits
-    writable:   for the user
-    free_bytes: what the user may still write there
-    free_files: files that can still be made there; None: the file system has no such number
-    """
-
-    path: str
-    error: str = ""
-    mode: int = 0
-    writable: bool = False
-    read_only: bool = False
-    free_bytes: int = 0
-    free_files: int | None = None
-
-
-@dataclass(frozen=True)
-class Core:
-    """What the crash of a sleeping /bin/sh left.
-
-    pattern:       kernel.core_pattern as this session sees it
-    handler:       the program that the pattern pipes to; "": it names a file
-    handler_there: that program exists
-    skipped:       why nothing was crashed; "": something was
-    dumped:        the kernel says that it wrote a core, whole or not, or piped it (WCOREDUMP);
-                   None: it had not finished after ``dump_s`` seconds
-    dumpable:      the canary was; False: its user may not read /bin/sh
-    limit_bytes:   the session's soft core limit; None: unlimited
-    expected:      the path that the pattern gives, ``*`` for what only the kernel knows
-    path:          where the core was found; "": nowhere
-    stray:         it lay in the working directory, where the pattern does not say
-    size_bytes:    of the core found
-    whole_bytes:   what its own headers say that it should have; None: it has none
-    directory:     of ``expected``; None for a handler, or when only the kernel knows its name
-    gdb:           gdb's path; "": not installed
-    gdb_said:      what it, or coredumpctl, complained about
-    frames:        of the backtrace that gdb read from it
-    left:          what could not be removed, and why; "": nothing
-    """
-
-    pattern: str
-    handler: str = ""
-    handler_there: bool = True
-    skipped: str = ""
-    dumped: bool | None = False
-    dump_s: int = DUMP_S
-    dumpable: bool = True
-    limit_bytes: int | None = None
-    expected: str = ""
-    path: str = ""
-    stray: bool = False
-    size_bytes: int = 0
-    whole_bytes: int | None = None
-    directory: Directory | None = None
-    gdb: str = ""
-    gdb_said: str = ""
-    frames: int = 0
-    left: str = ""
 
 
 def _directory(path: str) -> Directory | None:
@@ -140,7 +75,7 @@ def _after(scene: Scene, seen: Core) -> Core:
     seen = replace(seen, dumped=scene.crash())
     if not seen.handler:
         seen = replace(seen, directory=_directory(os.path.dirname(scene.expected())))
-    elif os.path.basename(seen.handler) == core_store.PROGRAM and seen.dumped:
+    elif os.path.basename(seen.handler) == PROGRAM and seen.dumped:
         kept = core_store.kept(scene.own, scene.pid, scene.mark, scene.home)
         seen = replace(seen, path=core_pattern.shown(kept.path), gdb_said=kept.said)
     found = scene.cores()

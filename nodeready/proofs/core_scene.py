@@ -16,9 +16,8 @@ from nodeready.proofs import core_file, core_pattern
 from nodeready.proofs.attempt import first_number
 from nodeready.proofs.core_file import Found, Mark
 from nodeready.proofs.own import Own
+from nodeready.proofs.seen import DUMP_S
 
-#: Seconds that the kernel may take to write the core of a shell, some 400 kB.
-DUMP_S = 10
 _UP_S = 10
 # The PID namespace of the host (PROC_PID_INIT_INO): there, %P is the number that we know.
 _HOST_PIDS = "pid:[4026531836]"

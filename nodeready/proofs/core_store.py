@@ -13,7 +13,6 @@ from nodeready.proofs.attempt import environment
 from nodeready.proofs.core_file import Mark
 from nodeready.proofs.own import Own
 
-PROGRAM = "systemd-coredump"
 _STORE = "/var/lib/systemd/coredump"
 # The kernel does not wait for the handler, which takes a backtrace of its own first.
 _KEEP_S = 15

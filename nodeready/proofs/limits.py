@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
-from dataclasses import dataclass
 
 from nodeready.proofs.attempt import first_number
 from nodeready.proofs.config import Config
 from nodeready.proofs.own import Own
+from nodeready.proofs.seen import Limit, SessionLimits
 
 ITEMS = {
     "core": resource.RLIMIT_CORE,
@@ -17,33 +17,6 @@ ITEMS = {
 }
 # Bit of CAP_SYS_RESOURCE (capabilities(7)): without it nobody may raise a hard limit.
 _CAP_SYS_RESOURCE = 1 << 24
-
-
-@dataclass(frozen=True)
-class Limit:
-    """In kernel units; -1: unlimited."""
-
-    soft: int
-    hard: int
-
-
-@dataclass(frozen=True)
-class SessionLimits:
-    """The limits of the session.
-
-    before:  those that su had from PAM, in the order of ITEMS, before the user's profile was read;
-             () where the session is not su's
-    ceiling: the hard limits that nobody on this node can exceed, in the order of ITEMS: its root
-             may not raise any; () on every usual node
-    nr_open: fs.nr_open: no process may have more open files; None: unreadable
-    """
-
-    core: Limit
-    memlock: Limit
-    nofile: Limit
-    before: tuple[Limit, ...]
-    ceiling: tuple[int, ...]
-    nr_open: int | None
 
 
 def of(pid: int) -> tuple[Limit, ...]:

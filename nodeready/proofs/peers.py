@@ -8,10 +8,10 @@ import re
 import shutil
 import threading
 import time
-from dataclasses import dataclass
 
 from nodeready.proofs.config import Config
 from nodeready.proofs.own import Ended, Own
+from nodeready.proofs.seen import Answer, PdshRun, Peers, SshTry
 
 #: Seconds for a connection, up to the other sshd's banner.
 CONNECT_S = 5
@@ -26,66 +26,6 @@ _OPTIONS = ("BatchMode=yes", f"ConnectTimeout={CONNECT_S}", "ControlPath=none")
 # pdsh takes brackets, commas, colons and a leading - / ^ @ for more than a name.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KEPT = 2000
-
-
-@dataclass(frozen=True)
-class SshTry:
-    """One login by ssh.
-
-    name:   the peer, as the inventory names it
-    rc:     exit status of ssh: 255 for trouble of its own; None: ended by its time limit
-    answer: last line of what came back: the peer's host name when all is well, whatever a login
-            prints before it
-    said:   the end of what ssh complained about; "" when it exited with 0
-    """
-
-    name: str
-    rc: int | None
-    answer: str
-    said: str
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One line of pdsh's output, ``LABEL: text``."""
-
-    label: str
-    text: str
-
-
-@dataclass(frozen=True)
-class PdshRun:
-    """One run of pdsh over the peers that ssh reaches: for the others, ssh's reason is pdsh's.
-
-    asked:   the names that it was given
-    answers: what came back
-    rc:      its exit status, which says little (0 for a refused connection); None: ended by its
-             time limit
-    said:    the end of what it complained about
-    """
-
-    asked: tuple[str, ...]
-    answers: tuple[Answer, ...]
-    rc: int | None
-    said: str
-
-
-@dataclass(frozen=True)
-class Peers:
-    """ssh and pdsh from this node to its peers.
-
-    host:           what this node calls itself
-    ssh_installed:  the user's PATH has ssh
-    ssh:            the logins, in the order of the names
-    pdsh_installed: the user's PATH has pdsh
-    pdsh:           None: not tried, for there was no peer to ask or no pdsh
-    """
-
-    host: str
-    ssh_installed: bool
-    ssh: tuple[SshTry, ...]
-    pdsh_installed: bool
-    pdsh: PdshRun | None
 
 
 def prove(own: Own, config: Config) -> Peers:

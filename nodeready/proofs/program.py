@@ -23,7 +23,7 @@ from typing import Any
 from nodeready.proofs import attach, core, limits, peers, session, source, tracers, wire
 from nodeready.proofs.config import Config
 from nodeready.proofs.own import Own
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import User
 
 _PROVE: dict[str, Callable[[Own, Config], Any]] = {
     "limits": limits.prove,

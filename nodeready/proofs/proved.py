@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from nodeready.probes.base import ProbeError, Unknown
-from nodeready.proofs import source, wire
-from nodeready.proofs.attach import Attach, Control
-from nodeready.proofs.config import Config
-from nodeready.proofs.core import Core
-from nodeready.proofs.limits import SessionLimits
+from nodeready.proofs import wire
 from nodeready.proofs.mesh_seen import Mesh
-from nodeready.proofs.peers import Peers
 from nodeready.proofs.reach import Reach
-from nodeready.proofs.session import User
-from nodeready.proofs.tracers import Tracers
+from nodeready.proofs.seen import Attach, Control, Core, Peers, SessionLimits, Tracers, User
 
 #: The reason of a proof of which nothing came.
 UNFINISHED = "did not finish in time"
@@ -53,18 +47,27 @@ class Proved:
     mesh: Mesh | Unknown | None = None
 
 
-def nothing(reason: str, config: Config) -> Proved:
+class Asked(Protocol):
+    """What of the request a reader of the answer has to know: its nonce, and what was wanted."""
+
+    @property
+    def nonce(self) -> str: ...
+    @property
+    def wanted(self) -> tuple[str, ...]: ...
+
+
+def nothing(reason: str, asked: Asked) -> Proved:
     """The proofs of a node that gave no answer."""
     unknown: Any = Unknown(reason)
-    return Proved(unknown, **dict.fromkeys(config.wanted, unknown))
+    return Proved(unknown, **dict.fromkeys(asked.wanted, unknown))
 
 
-def read(text: str, config: Config) -> Proved:
+def read(text: str, asked: Asked) -> Proved:
     """The proofs that a node's answer holds. Never raises: what cannot be read is Unknown."""
-    if f"{config.nonce} {source.NO_PYTHON}" in text:
-        return nothing(f"{source.NO_PYTHON} on the node: the proofs need it", config)
+    if f"{asked.nonce} {wire.NO_PYTHON}" in text:
+        return nothing(f"{wire.NO_PYTHON} on the node: the proofs need it", asked)
     found: dict[str, Any] = {}
-    for name, data in wire.lines(text, config.nonce):
+    for name, data in wire.lines(text, asked.nonce):
         if name not in _KINDS or name in found:
             continue
         try:
@@ -75,7 +78,7 @@ def read(text: str, config: Config) -> Proved:
     if isinstance(user, User) and user.error:
         # One reason, told once: without a session there is nothing to prove.
         return Proved(user)
-    for name in config.wanted:
+    for name in asked.wanted:
         found.setdefault(name, Unknown(UNFINISHED))
     return Proved(**{**found, "user": user})
 

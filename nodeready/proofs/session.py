@@ -13,21 +13,6 @@ from nodeready.proofs.own import KEPT_BYTES, Ended, Own
 
 
 @dataclass(frozen=True)
-class User:
-    """Whose session the proofs ran in.
-
-    uid:   -1: there is no such user
-    named: somebody asked for this user
-    error: why there is no session; "": there is one
-    """
-
-    name: str
-    uid: int
-    named: bool
-    error: str
-
-
-@dataclass(frozen=True)
 class Broken:
     """A proof that ended with an exception of ours: its words."""
 

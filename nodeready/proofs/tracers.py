@@ -7,28 +7,14 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from nodeready.proofs.attempt import Attempt, Guards, attempt, complaint, guards
+from nodeready.proofs.attempt import attempt, complaint, guards
 from nodeready.proofs.config import Config
 from nodeready.proofs.own import Ended, Own, answers, status
+from nodeready.proofs.seen import Attempt, Tracers
 
 # gdb reads the symbols of Python and of all its libraries first.
 _GDB_LIMIT_S, _STRACE_LIMIT_S = 20, 10
-
-
-@dataclass(frozen=True)
-class Tracers:
-    """What gdb and strace made of a canary each, of the same user.
-
-    guards: what may refuse them
-    error:  why no canary came up; "": it did
-    """
-
-    guards: Guards
-    error: str
-    gdb: Attempt | None
-    strace: Attempt | None
 
 
 def _no_backtrace(ended: Ended) -> str:

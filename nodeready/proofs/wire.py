@@ -17,6 +17,9 @@ from nodeready.probes.base import ProbeError
 
 Seen = TypeVar("Seen")
 
+#: What a node's command says, in place of any answer, when the node has no Python for it.
+NO_PYTHON = "no Python 3.9 or newer"
+
 _PLAIN: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),

@@ -10,13 +10,18 @@ from nodeready.checks import proof
 from nodeready.lab import Node
 from nodeready.policy import Policy
 from nodeready.proofs import proved, source
-from nodeready.proofs.attach import Attach, Control
-from nodeready.proofs.attempt import Attempt, Guards
 from nodeready.proofs.config import Config
-from nodeready.proofs.limits import Limit, SessionLimits
 from nodeready.proofs.proved import Proved
-from nodeready.proofs.session import User
-from nodeready.proofs.tracers import Tracers
+from nodeready.proofs.seen import (
+    Attach,
+    Attempt,
+    Control,
+    Guards,
+    Limit,
+    SessionLimits,
+    Tracers,
+    User,
+)
 
 SPY = "/usr/local/bin/py-spy"
 TAG = "nodeready:test"

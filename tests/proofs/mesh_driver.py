@@ -21,7 +21,7 @@ from nodeready.cli.interrupt import hear
 from nodeready.policy import Policy
 from nodeready.proofs.mesh_seen import Mesh
 from nodeready.proofs.proved import Proved
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import User
 from nodeready.session import Session
 
 assert patch

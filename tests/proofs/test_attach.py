@@ -10,10 +10,8 @@ import pytest
 from nodeready.checks import proof
 from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
-from nodeready.proofs.attach import Control
-from nodeready.proofs.attempt import NO_START, Attempt, Guards
 from nodeready.proofs.proved import UNFINISHED, Proved
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import NO_START, Attempt, Control, Guards, User
 from tests.command import wait_for, written
 from tests.proofs.canaries import (
     AS_ROOT,

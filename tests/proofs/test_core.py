@@ -17,13 +17,11 @@ from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
 from nodeready.proofs import core, core_file, core_pattern, proved, source, wire
 from nodeready.proofs.config import Config
-from nodeready.proofs.core import Core, Directory
 from nodeready.proofs.core_file import Mark
 from nodeready.proofs.core_scene import Scene
-from nodeready.proofs.limits import Limit, SessionLimits
 from nodeready.proofs.own import Own
 from nodeready.proofs.proved import Proved
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import Core, Directory, Limit, SessionLimits, User
 
 WANT = Policy()
 SYSTEMD = Policy(core_handler="systemd-coredump")

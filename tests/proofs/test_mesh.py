@@ -13,7 +13,7 @@ from nodeready.probes.base import Unknown
 from nodeready.proofs.mesh import Listening, Round, Try, own_addresses
 from nodeready.proofs.mesh_seen import Blocked, Busy, Mesh
 from nodeready.proofs.proved import Proved
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import User
 
 SPAN = (29500, 29502)
 PORTS = (29500, 29501, 29502)

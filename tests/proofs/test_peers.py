@@ -14,9 +14,8 @@ from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
 from nodeready.proofs import proved, source
 from nodeready.proofs.config import Config
-from nodeready.proofs.peers import Peers
 from nodeready.proofs.proved import Proved
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import Peers, User
 from tests.command import ours
 
 pytestmark = pytest.mark.lab

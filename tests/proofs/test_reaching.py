@@ -9,9 +9,8 @@ from nodeready.checks.ssh_causes import CAUSES, cause_of
 from nodeready.pattern import peers_of, ring_and_skips
 from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
-from nodeready.proofs.peers import Answer, PdshRun, Peers, SshTry
 from nodeready.proofs.proved import Proved
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import Answer, PdshRun, Peers, SshTry, User
 from nodeready.reaching import reach
 from nodeready.results import ADMIN, NODEREADY
 

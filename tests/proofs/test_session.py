@@ -10,9 +10,8 @@ from nodeready import imports
 from nodeready.checks import proof
 from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
-from nodeready.proofs.limits import Limit
 from nodeready.proofs.proved import Proved
-from nodeready.proofs.session import User
+from nodeready.proofs.seen import Limit, User
 from nodeready.shell import quote
 from tests.capture.targets import put_python
 from tests.command import written

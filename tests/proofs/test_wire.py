@@ -9,7 +9,8 @@ import pytest
 from nodeready.probes.base import ProbeError, Unknown
 from nodeready.proofs import proved, wire
 from nodeready.proofs.proved import UNFINISHED
-from nodeready.proofs.session import Broken, User
+from nodeready.proofs.seen import User
+from nodeready.proofs.session import Broken
 from tests.proofs.canaries import LIMITS, WELL, configured
 
 NONCE = "nodeready-0123"
