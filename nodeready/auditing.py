@@ -11,7 +11,7 @@ from pyinfra.api import Inventory
 
 from nodeready import history, outliers
 from nodeready.audit import NOT_LOOKED_AT, Audit, NodeReport, now
-from nodeready.policy_digest import digest
+from nodeready.policy.load import digest
 from nodeready.probes import nics as nics_probe
 from nodeready.probes.nics import Nics
 from nodeready.selection import Selection

@@ -10,7 +10,7 @@ from functools import cache
 
 from nodeready import check_sources
 from nodeready.operations import STEPS
-from nodeready.spelling import closest
+from nodeready.policy.spelling import closest
 from nodeready.subjects import OBSERVED, SUBJECTS, check_ids
 
 _OBSERVED = """\

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 
 from nodeready.checks.nic_changes import errors, flaps
 from nodeready.policy import Policy
+from nodeready.policy.fields import rows
 from nodeready.probes.bonding import Bond
 from nodeready.probes.nic import NET, Nic
 from nodeready.probes.nics import Nics
 from nodeready.results import Result, fail, na, ok, unknown, warn
-from nodeready.setting import rows
 
 #: Mbit/s below which a server's port runs only when a cable or the negotiation is bad.
 _SLOWEST_MBPS = 1000

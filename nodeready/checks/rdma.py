@@ -9,10 +9,10 @@ from __future__ import annotations
 from nodeready.checks.rdma_changes import errors
 from nodeready.checks.rdma_ports import by_value, configured, hardware, some, source, wanted
 from nodeready.policy import Policy
+from nodeready.policy.fields import rows
 from nodeready.probes.rdma import Rdma
 from nodeready.probes.rdma_device import RdmaDevice, RdmaPort
 from nodeready.results import Result, fail, na, ok, unknown, warn
-from nodeready.setting import rows
 
 _NONE = "no RDMA device"
 _UNUSED = "no RDMA port is in use: all are switched off"

@@ -15,12 +15,13 @@ from nodeready.cli.exits import Refused
 from nodeready.cli.options import option
 from nodeready.cli.screen import Screen
 from nodeready.policy import Policy
+from nodeready.policy.load import reason
 from nodeready.reports.text import Line, line
 from nodeready.subjects import SUBJECTS
 
 #: Longer lines of prose are hard to read.
 _WIDEST = 90
-_FIELDS = {field.name: field for field in fields(Policy)}
+_DEFAULTS = {field.name: field.default for field in fields(Policy)}
 
 
 def _prose(text: str) -> str:
@@ -63,10 +64,8 @@ def _entry(entry: Entry, width: int) -> Iterator[Line]:
     yield line("")
     yield from _wrapped(entry.meaning, width)
     for key in entry.settings:
-        field = _FIELDS[key]
-        yield from _part(
-            f"Setting {key}, by default {field.default!r}", field.metadata["doc"], width
-        )
+        title = f"Setting {key}, by default {_DEFAULTS[key]!r}"
+        yield from _part(title, reason(key), width)
     for name, does in entry.repairs:
         told = f"{does}\n\nnodeready deploy INVENTORY --only {entry.subject}"
         yield from _part(f"Repaired by the operation {name}", told, width)

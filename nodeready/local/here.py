@@ -14,7 +14,7 @@ from nodeready.local.alone import judge_alone
 from nodeready.local.child import Child, gather
 from nodeready.local.look import Look
 from nodeready.policy import Policy
-from nodeready.policy_digest import digest
+from nodeready.policy.load import digest
 from nodeready.selection import Selection
 from nodeready.subjects import LOOKED_AT
 

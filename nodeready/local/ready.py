@@ -9,7 +9,7 @@ from typing import Any
 
 from nodeready.local import report
 from nodeready.policy import Policy
-from nodeready.settings import PolicyError, check_settings
+from nodeready.policy.load import PolicyError, check_settings
 
 
 def arguments(parser: ArgumentParser) -> None:
