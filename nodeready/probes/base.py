@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from nodeready.policy import Policy
 
 
-
 class ProbeError(Exception):
     """A section's output makes no sense. ``evidence`` holds its first bytes."""
 
