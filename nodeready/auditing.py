@@ -16,10 +16,7 @@ from nodeready.probes import nics as nics_probe
 from nodeready.probes.nics import Nics
 from nodeready.selection import Selection
 from nodeready.session import NodeRun, Session
-
-#: Subjects whose counters say something only beside those of an earlier look at the same boot,
-#: which the subject "host" tells.
-COUNTING = ("nics", "rdma")
+from nodeready.subjects import COUNTING
 
 
 def looked_at(selection: Selection) -> tuple[str, ...]:
