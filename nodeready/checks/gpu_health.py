@@ -90,7 +90,7 @@ def remapped_rows(seen: Gpus, want: Policy) -> Result:
     )
 
 
-@check("gpus.retired_pages")
+@check("gpus.retired_pages", fix=("drain, then reset the GPU or reboot",))
 def retired_pages(seen: Gpus, want: Policy) -> Result:
     """No page of memory waits to be retired (boards before Ampere): a reset does it."""
 

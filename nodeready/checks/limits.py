@@ -203,7 +203,7 @@ def unit_value(limit: int, item: str) -> str:
 
 @check(
     "limits.services",
-    settings=("limit_services",),
+    settings=("limit_core", "limit_memlock", "limit_nofile", "limit_services"),
     fixed_by="limits.services",
     fix=("rename HIGH: no drop-in can be read after it",),
 )

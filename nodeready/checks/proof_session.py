@@ -67,7 +67,7 @@ def _possible(seen: SessionLimits, want: Policy) -> dict[str, int]:
 
 @check(
     "proof.limits",
-    settings=("core_handler", "core_pattern", "limit_core"),
+    settings=("core_handler", "core_pattern", "limit_core", "limit_memlock", "limit_nofile"),
     fix=(
         deploy("nodeready deploy INVENTORY --only limits"),
         "remove the ulimit of ITEMS from the user's profile, or /etc/profile",

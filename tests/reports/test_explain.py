@@ -7,9 +7,10 @@ from dataclasses import fields
 import pytest
 
 from nodeready import subjects
-from nodeready.checks.declare import Act
+from nodeready.checks.declare import Act, check
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
+from nodeready.results import fail, fixable, ok
 from nodeready.subjects import SUBJECTS, check_ids
 from tests.helpers import nodeready
 
@@ -37,6 +38,37 @@ def test_who_repairs_and_what_decides_is_what_the_check_declares():
 def test_an_id_is_of_the_subject_that_has_the_check():
     for name, subject in SUBJECTS.items():
         assert {check.subject for check in (*subject.checks, subject.observed)} == {name}
+
+
+def _of(declared, does):
+    """What is said of a check of the policy's job_user that declares and does this."""
+
+    @declared
+    def user(seen, want):
+        return does(want)
+
+    with pytest.raises(pytest.fail.Exception) as failed:
+        user(None, Policy())
+    return str(failed.value)
+
+
+def test_a_check_that_does_what_it_does_not_declare_fails_whatever_test_it_is_in():
+    plain = check("host.user")
+    assert "reads job_user" in _of(plain, lambda want: ok("host.user", want.job_user or "any"))
+    assert "reads limit_core" in _of(plain, lambda want: ok("host.user", asking(None, want).check))
+    assert "gives the result host.os" in _of(plain, lambda want: ok("host.os"))
+    assert "a deploy repairs it" in _of(plain, lambda want: fixable("host.user", "a", "b"))
+    said = _of(plain, lambda want: fail("host.user", "a", "b", fix="reboot"))
+    assert "asks a person: reboot" in said
+    person = check("host.user", settings=("job_user",), fix=("reboot",))
+    honest = person(lambda seen, want: fail("host.user", want.job_user, "b", fix="reboot"))
+    assert honest(None, Policy()).status == "fail"
+
+
+@check("host.asking", settings=("limit_core",))
+def asking(seen, want):
+    """A check that another one asks."""
+    return ok("host.asking", want.limit_core)
 
 
 @pytest.mark.parametrize(
