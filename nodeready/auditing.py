@@ -11,15 +11,12 @@ from pyinfra.api import Inventory
 
 from nodeready import history, outliers
 from nodeready.audit import NOT_LOOKED_AT, Audit, NodeReport, now
-from nodeready.policy_digest import digest
+from nodeready.policy.load import digest
 from nodeready.probes import nics as nics_probe
 from nodeready.probes.nics import Nics
 from nodeready.selection import Selection
 from nodeready.session import NodeRun, Session
-
-#: Subjects whose counters say something only beside those of an earlier look at the same boot,
-#: which the subject "host" tells.
-COUNTING = ("nics", "rdma")
+from nodeready.subjects import COUNTING
 
 
 def looked_at(selection: Selection) -> tuple[str, ...]:

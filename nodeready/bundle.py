@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nodeready import imports
 from nodeready.policy import Policy
-from nodeready.settings import as_data
+from nodeready.policy.load import as_data
 
 _PACKAGE = Path(__file__).parent
 #: Rooms that go whole: what they run is found by name.

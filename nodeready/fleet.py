@@ -12,7 +12,7 @@ from pyinfra.api.host import Host
 
 from nodeready import gate, known_hosts, waivers
 from nodeready.policy import Policy
-from nodeready.settings import PolicyError, check_settings
+from nodeready.policy.load import PolicyError, check_settings
 from nodeready.snapshot import Snapshot
 from nodeready.subjects import check_ids
 

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from nodeready.policy import Expected, Policy
+from nodeready.policy.load import as_data
 from nodeready.probes import gate as places
 from nodeready.rendering import render
-from nodeready.settings import as_data
 
 #: What only all nodes of a run together tell, and a node cannot judge by itself.
 _FLEET = ("ssh_known_hosts",)

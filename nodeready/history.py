@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.files import write_atomically
-from nodeready.probes import nics, rdma
+from nodeready.probes.base import Unknown
 from nodeready.probes.counters import Counters
 from nodeready.snapshot import Snapshot
+from nodeready.subjects import SUBJECTS
 
 FILES = 64
 #: A file that is larger is none of ours: ten thousand nodes make some 400 kB each.
@@ -32,10 +33,9 @@ MAX_FILE_BYTES = 64 << 20
 #: Seconds after which a look is forgotten: the node is gone or was renamed.
 KEPT_S = 90 * 86400
 
-# Subject -> the type of its observation, which has a field "before", and what reads its counters.
-_COUNTING: dict[str, tuple[type, Callable[[Any], dict[str, int]]]] = {
-    "nics": (nics.Nics, nics.counters),
-    "rdma": (rdma.Rdma, rdma.counters),
+# Subject -> what reads the counters of its observation, which has a field "before".
+_COUNTING: dict[str, Callable[[Any], dict[str, int]]] = {
+    name: subject.counters for name, subject in SUBJECTS.items() if subject.counters
 }
 
 
@@ -58,14 +58,19 @@ def _boot_id(snapshot: Snapshot) -> str:
     return boot_id if isinstance(boot_id, str) else ""
 
 
+def _observed(snapshot: Snapshot, subject: str) -> Any:
+    """What was observed of a subject; None when nothing was."""
+    found = snapshot.subjects.get(subject)
+    return None if isinstance(found, Unknown) else found
+
+
 def look(snapshot: Snapshot, now: float) -> Look | None:
     """What of this snapshot is to be kept; None when nothing can be compared with it later."""
     boot_id = _boot_id(snapshot)
     taken = {
         name: (now, values)
-        for name, (kind, counters) in _COUNTING.items()
-        if isinstance(observed := snapshot.subjects.get(name), kind)
-        and (values := counters(observed))
+        for name, counters in _COUNTING.items()
+        if (observed := _observed(snapshot, name)) is not None and (values := counters(observed))
     }
     return Look(boot_id, taken) if boot_id and taken else None
 
@@ -79,9 +84,9 @@ def with_history(snapshot: Snapshot, earlier: Look | None, now: float) -> Snapsh
         return snapshot
     subjects = dict(snapshot.subjects)
     for name, (seen, values) in earlier.taken.items():
-        kind = _COUNTING[name][0] if name in _COUNTING else None
-        if kind is not None and isinstance(subjects.get(name), kind) and now > seen:
-            subjects[name] = replace(subjects[name], before=Counters(now - seen, values))
+        observed = _observed(snapshot, name) if name in _COUNTING else None
+        if observed is not None and now > seen:
+            subjects[name] = replace(observed, before=Counters(now - seen, values))
     return replace(snapshot, subjects=subjects)
 
 

@@ -9,21 +9,19 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import Any
 
 from nodeready.nodesets import fold
-from nodeready.policy import Policy
+from nodeready.policy.load import PolicyError, check_settings, kind_of, reason
 from nodeready.probes.base import Unknown
 from nodeready.sanitise import sanitise
-from nodeready.settings import PolicyError, check_settings
 from nodeready.snapshot import Snapshot
 from nodeready.subjects import SUBJECTS
 
 #: Columns of the file; a comment goes on in the next line.
 WIDTH = 88
-_FIELDS = {f.name: f for f in fields(Policy)}
 
 
 @dataclass
@@ -104,7 +102,7 @@ def learn(snapshots: Mapping[str, Snapshot]) -> list[Learned]:
                 seen.setdefault(key, {})[node] = value
     found = []
     for key, values in seen.items():
-        if _FIELDS[key].metadata["kind"] == "table":
+        if kind_of(key).named:
             found.append(_table(key, values))
             continue
         most, note = _majority({node: _plain(value) for node, value in values.items()})
@@ -147,7 +145,7 @@ def render(learned: Sequence[Learned], nodes: Sequence[str], when: str) -> str:
     for one in learned:
         lines.append("")
         # Its first sentence; "e.g." ends none.
-        meaning = re.split(r"(?<=[.]) (?=[A-Z])", str(_FIELDS[one.key].metadata["doc"]))[0]
+        meaning = re.split(r"(?<=[.]) (?=[A-Z])", reason(one.key))[0]
         for text in (meaning, *one.notes):
             lines += _comment(text)
         lines += _assigned(one) if one.value is not None else [f"# {one.key} is not set."]

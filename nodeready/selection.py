@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from nodeready.policy.spelling import closest
 from nodeready.results import Result
-from nodeready.spelling import closest
 from nodeready.subjects import CHANGED, LOOKED_AT, OBSERVED, SUBJECTS, check_ids
 
 

@@ -17,8 +17,8 @@ from shutil import which
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.nodesets import NodeSetError, expand, host_name, natural, unique
+from nodeready.policy.spelling import closest
 from nodeready.sanitise import sanitise
-from nodeready.spelling import closest
 
 #: Seconds for one answer. Slurm's own MessageTimeout is 10 s by default, and its tools try a
 #: backup controller after that; a controller that needs longer is not working.

@@ -102,5 +102,5 @@ def judge(
             try:
                 results.append(given(seen, policy))
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
-                results.append(unknown(f"{name}.{given.__name__}", _nonsense(error)))
+                results.append(unknown(given.id, _nonsense(error)))
     return waive(results, policy)

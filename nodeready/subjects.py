@@ -1,113 +1,76 @@
-"""The subjects: the probe, the checks and the comparable facts of each, under one name.
+"""The registry of the subjects: a line for each, in the order of the reports and of a deploy.
 
-Their order is that of the reports.
+A subject declares itself (`Subject`, in its checks); nothing else lists it. In a deploy, what
+needs the network (debug_tools) comes behind what does not: a package mirror that is down stops
+nothing else. Behind both comes the gate: a node judges itself when everything else is in place.
 """
+
+# ruff: noqa: F401, I001, PLC0414 - the imports are the registry, and their order is its order
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from nodeready.checks.ptrace import SUBJECT as ptrace
+from nodeready.checks.core_dumps import SUBJECT as core_dumps
+from nodeready.checks.limits import SUBJECT as limits
+from nodeready.checks.ssh_client import SUBJECT as ssh_client
+from nodeready.checks.pdsh import SUBJECT as pdsh
+from nodeready.checks.iommu import SUBJECT as iommu
+from nodeready.checks.debug_tools import SUBJECT as debug_tools
+from nodeready.checks.gate import SUBJECT as gate
+from nodeready.checks.gpus import SUBJECT as gpus
+from nodeready.checks.nics import SUBJECT as nics
+from nodeready.checks.rdma import SUBJECT as rdma
+from nodeready.checks.ports import SUBJECT as ports
+from nodeready.checks.host import SUBJECT as host
+from nodeready.checks.proof import SUBJECT as proof
 
-from nodeready.checks import (
-    core_dumps,
-    debug_tools,
-    gate,
-    gpus,
-    host,
-    iommu,
-    limits,
-    nics,
-    pdsh,
-    ports,
-    proof,
-    ptrace,
-    rdma,
-    ssh_client,
-)
-from nodeready.policy import Policy
-from nodeready.probes import core_dumps as core_dumps_probe
-from nodeready.probes import debug_tools as debug_tools_probe
-from nodeready.probes import gate as gate_probe
-from nodeready.probes import gpus as gpus_probe
-from nodeready.probes import host as host_probe
-from nodeready.probes import host_facts, ours
-from nodeready.probes import iommu as iommu_probe
-from nodeready.probes import limits as limits_probe
-from nodeready.probes import nics as nics_probe
-from nodeready.probes import pdsh as pdsh_probe
-from nodeready.probes import ports as ports_probe
-from nodeready.probes import ptrace as ptrace_probe
-from nodeready.probes import rdma as rdma_probe
-from nodeready.probes import ssh_client as ssh_client_probe
+from collections.abc import Iterable
+
+from nodeready.checks.declare import OBSERVED as OBSERVED, Page, Subject
+from nodeready.policy.spelling import closest
+from nodeready.probes import ours
 from nodeready.probes.base import Probe
-from nodeready.results import Result
 
-Check = Callable[[Any, Policy], Result]
-
-
-def _nothing(seen: Any) -> Mapping[str, Any]:
-    return {}
-
-
-@dataclass(frozen=True)
-class Subject:
-    """One subject in all rooms.
-
-    probe:    how it is observed; None: by acting, before a job (nodeready/proofs)
-    checks:   pure functions (observed, policy) -> Result; the id is ``SUBJECT.FUNCTION``
-    compared: what the nodes of a group should have in common: fact -> number or text. The fact's
-              name is relative to the subject (``driver``, ``eth0.mtu``); a value that could not be
-              observed is left out
-    learned:  the policy that this node would fit: key of Policy -> value as group_data holds it
-    """
-
-    name: str
-    probe: Probe | None
-    checks: tuple[Check, ...]
-    compared: Callable[[Any], Mapping[str, Any]] = _nothing
-    learned: Callable[[Any], Mapping[str, Any]] = _nothing
-
-    def ids(self) -> list[str]:
-        """The ids of its checks."""
-        return [f"{self.name}.{check.__name__}" for check in self.checks]
-
-
-_ALL = (
-    Subject("ptrace", ptrace_probe.PROBE, ptrace.CHECKS),
-    Subject("core_dumps", core_dumps_probe.PROBE, core_dumps.CHECKS),
-    Subject("limits", limits_probe.PROBE, limits.CHECKS),
-    Subject("ssh_client", ssh_client_probe.PROBE, ssh_client.CHECKS),
-    Subject("pdsh", pdsh_probe.PROBE, pdsh.CHECKS),
-    Subject("iommu", iommu_probe.PROBE, iommu.CHECKS),
-    Subject("debug_tools", debug_tools_probe.PROBE, debug_tools.CHECKS),
-    Subject("gate", gate_probe.PROBE, gate.CHECKS),
-    Subject("gpus", gpus_probe.PROBE, gpus.CHECKS, gpus_probe.compared, gpus_probe.learned),
-    Subject("nics", nics_probe.PROBE, nics.CHECKS, nics_probe.compared, nics_probe.learned),
-    Subject("rdma", rdma_probe.PROBE, rdma.CHECKS, rdma_probe.compared, rdma_probe.learned),
-    Subject("ports", ports_probe.PROBE, ports.CHECKS, ports_probe.compared),
-    Subject("host", host_probe.PROBE, host.CHECKS, host_facts.compared, host_facts.learned),
-    Subject("proof", None, proof.CHECKS),
-)
-
-SUBJECTS: dict[str, Subject] = {subject.name: subject for subject in _ALL}
+SUBJECTS: dict[str, Subject] = {
+    found.name: found for found in list(vars().values()) if isinstance(found, Subject)
+}
 
 #: The subjects that a look observes. The others are proved by acting.
-LOOKED_AT = tuple(subject.name for subject in _ALL if subject.probe)
+LOOKED_AT = tuple(name for name, subject in SUBJECTS.items() if subject.probe)
 
 #: The subjects that operations change; the others are only looked at.
-CHANGED = ("ptrace", "core_dumps", "limits", "ssh_client", "pdsh", "iommu", "debug_tools", "gate")
+CHANGED = tuple(name for name, subject in SUBJECTS.items() if subject.changed)
 
 #: The subjects from which a policy can be learnt.
-LEARNED = tuple(subject.name for subject in _ALL if subject.learned is not _nothing)
+LEARNED = tuple(name for name, subject in SUBJECTS.items() if subject.learnable)
 
-#: What stands for a subject that could not be observed: ``SUBJECT.observed``.
-OBSERVED = "observed"
+#: Subjects whose counters say something only beside those of an earlier look at the same boot,
+#: which the subject "host" tells.
+COUNTING = tuple(name for name, subject in SUBJECTS.items() if subject.counters)
 
 #: The probes of a snapshot: the subjects', and the one that reads the files of ours.
-PROBES: tuple[Probe, ...] = (*(s.probe for s in _ALL if s.probe), ours.PROBE)
+PROBES: tuple[Probe, ...] = (
+    *(subject.probe for subject in SUBJECTS.values() if subject.probe),
+    ours.probe(path for subject in SUBJECTS.values() for path in subject.files),
+)
 
 
 def check_ids() -> list[str]:
     """The id of every check, in the order of the reports."""
-    return [check for subject in _ALL for check in subject.ids()]
+    return [check for subject in SUBJECTS.values() for check in subject.ids()]
+
+
+def page(check: str) -> Page:
+    """What is to be known about a check, or ``SUBJECT.observed``. Raises KeyError for another."""
+    subject = SUBJECTS[check.partition(".")[0]]
+    return {one.id: one for one in (*subject.checks, subject.observed)}[check]
+
+
+def meant(word: str) -> str:
+    """What an unknown id or subject was probably meant to be; "" when nothing is close."""
+    known: Iterable[str] = [*SUBJECTS, *check_ids()]
+    subject, _, noun = word.partition(".")
+    if noun and subject not in SUBJECTS:
+        near = closest(subject, SUBJECTS)
+        known = [one for one in known if near and one.startswith(near)] or known
+    return closest(word, known, cutoff=0.5)

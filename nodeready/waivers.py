@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from nodeready.policy import Policy
+from nodeready.policy.spelling import closest
 from nodeready.results import Result
-from nodeready.spelling import closest
 
 #: The only statuses that can be waived: what was not observed cannot have been accepted.
 WAIVABLE = ("fail", "warn")

@@ -1,57 +1,20 @@
-"""The operations: each makes the checks of its subject pass.
+"""The operations: each makes those checks pass that name it (``fixed_by``).
 
-STEPS is the order in which `nodeready deploy` runs them; deploy.py lists the same for pyinfra.
-What needs the network comes last, so that a package mirror that is down stops nothing else.
+A line per subject that has any. STEPS is the order in which `nodeready deploy` runs them: that of
+the registry, and within a subject its own; deploy.py lists the same for pyinfra.
 """
 
 from __future__ import annotations
 
-from nodeready.operations import (
-    core_dumps,
-    debug_tools,
-    gate,
-    iommu,
-    limits,
-    pdsh,
-    ptrace,
-    ssh_client,
-)
+from nodeready.operations import core_dumps as core_dumps
+from nodeready.operations import debug_tools as debug_tools
+from nodeready.operations import gate as gate
+from nodeready.operations import iommu as iommu
+from nodeready.operations import limits as limits
+from nodeready.operations import pdsh as pdsh
+from nodeready.operations import ptrace as ptrace
+from nodeready.operations import ssh_client as ssh_client
 from nodeready.operations.step import Step
+from nodeready.subjects import CHANGED
 
-__all__ = [
-    "STEPS",
-    "core_dumps",
-    "debug_tools",
-    "gate",
-    "iommu",
-    "limits",
-    "pdsh",
-    "ptrace",
-    "ssh_client",
-]
-
-STEPS: tuple[Step, ...] = (
-    ptrace.selinux,
-    ptrace.scope,
-    core_dumps.rewriters,
-    core_dumps.directory,
-    core_dumps.pattern,
-    core_dumps.size,
-    limits.logins,
-    limits.services,
-    limits.restart,
-    ssh_client.known_hosts,
-    ssh_client.options,
-    # Behind the options: "yes" goes before the keys that it needs.
-    ssh_client.leftover,
-    pdsh.rcmd,
-    pdsh.pdshrc,
-    iommu.args,
-    debug_tools.py_spy,
-    debug_tools.packages,
-    # Last: the node begins to judge itself when everything else is in place.
-    gate.leftover,
-    gate.program,
-    gate.timer,
-    gate.slurm,
-)
+STEPS: tuple[Step, ...] = tuple(step for name in CHANGED for step in globals()[name].STEPS)

@@ -16,7 +16,7 @@ TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
 COREDUMP_CONF = "/etc/systemd/coredump.conf.d/zz-nodeready.conf"
 
 
-@step(fixes=["core_dumps.rewriters"])
+@step()
 def rewriters(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Stop, disable and mask the services that rewrite core_pattern when they start."""
     cores: CoreDumps = seen["core_dumps"]
@@ -26,7 +26,7 @@ def rewriters(seen: Snapshot, want: Policy) -> Iterator[Action]:
         yield Run(("systemctl", "mask", unit), f"mask {unit}")
 
 
-@step(fixes=["core_dumps.directory", "core_dumps.retention"])
+@step()
 def directory(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Make the core directory, now and at boot, with a rule that removes old cores."""
     cores: CoreDumps = seen["core_dumps"]
@@ -36,7 +36,7 @@ def directory(seen: Snapshot, want: Policy) -> Iterator[Action]:
         yield Directory(core_directory(want), "1777")
 
 
-@step(fixes=["core_dumps.pattern"])
+@step()
 def pattern(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Set kernel.core_pattern now and for the next boot."""
     cores: CoreDumps = seen["core_dumps"]
@@ -53,7 +53,10 @@ def pattern(seen: Snapshot, want: Policy) -> Iterator[Action]:
         yield Run(("sysctl", "-w", f"{KEY}={wanted}"))
 
 
-@step(fixes=["core_dumps.size"])
+@step()
 def size(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Let systemd-coredump keep cores of any size."""
     yield from own_file(seen, COREDUMP_CONF, render("core_dumps/coredump.conf.j2"))
+
+
+STEPS = (rewriters, directory, pattern, size)

@@ -15,7 +15,7 @@ from nodeready.snapshot import Snapshot
 _TIMEOUT_S = 600
 
 
-@step(fixes=["debug_tools.py_spy"], timeout_s=120)
+@step(timeout_s=120)
 def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Put the control machine's static py-spy into /usr/local/bin: the node needs no network.
 
@@ -43,7 +43,7 @@ def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
     )
 
 
-@step(fixes=["debug_tools.packages"], touches=["pdsh"], timeout_s=_TIMEOUT_S)
+@step(touches=["pdsh"], timeout_s=_TIMEOUT_S)
 def packages(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Install the missing packages with one refresh of the index at most."""
     tools: DebugTools = seen["debug_tools"]
@@ -53,3 +53,6 @@ def packages(seen: Snapshot, want: Policy) -> Iterator[Action]:
         ("nr_packages", tools.manager, str(wait_s), *tools.missing),
         f"install {' '.join(tools.missing)} with {tools.manager}",
     )
+
+
+STEPS = (py_spy, packages)

@@ -47,7 +47,7 @@ def _files(seen: Snapshot, want: Policy, *paths: str) -> Iterator[Action]:
             yield Run(("chmod", "0755", path))
 
 
-@step(fixes=["gate.leftover"])
+@step()
 def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Take the node's own check away, what starts it first; never what slurm.conf still names."""
     there: Gate = seen["gate"]
@@ -66,7 +66,7 @@ def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
         yield Run(("sh", "-c", f"rmdir {DIRECTORY} 2>/dev/null || :"), f"remove {DIRECTORY}")
 
 
-@step(fixes=["gate.bundle", "gate.policy"], timeout_s=_TIMEOUT_S)
+@step(timeout_s=_TIMEOUT_S)
 def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Write nodeready as one file, when the node's Python can run it, and the node's policy."""
     there: Gate = seen["gate"]
@@ -83,7 +83,7 @@ def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
     yield from _files(seen, want, POLICY)
 
 
-@step(fixes=["gate.timer"])
+@step()
 def timer(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Have the node look at itself: by a systemd timer, or by cron where systemd does not run."""
     there: Gate = seen["gate"]
@@ -102,7 +102,10 @@ def timer(seen: Snapshot, want: Policy) -> Iterator[Action]:
             yield RemoveFile(path, seen.files.get(path, b""))
 
 
-@step(fixes=["gate.slurm_scripts"])
+@step()
 def slurm(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Write the programs that slurm.conf can name. That file itself is the administrator's."""
     yield from _files(seen, want, PROLOG, HEALTH_CHECK)
+
+
+STEPS = (leftover, program, timer, slurm)

@@ -70,7 +70,7 @@ def _redhat(iommu: Iommu, args: tuple[str, ...]) -> Run:
     return Run(tuple(words))
 
 
-@step(fixes=["iommu.args"], timeout_s=300)
+@step(timeout_s=300)
 def args(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Put the arguments on the kernel's command line of the next boot. Never reboots."""
     iommu: Iommu = seen["iommu"]
@@ -87,3 +87,6 @@ def args(seen: Snapshot, want: Policy) -> Iterator[Action]:
         yield from _suse(iommu, piece)
     # os-prober and a dozen kernels make this slow on a busy disk: hence the long limit.
     yield Run(tool(iommu))
+
+
+STEPS = (args,)

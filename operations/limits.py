@@ -26,7 +26,7 @@ def _last(seen: Snapshot, directory: str, other: str, content: bytes) -> Iterato
     yield from own_file(seen, path, content, instead_of=beside)
 
 
-@step(fixes=["limits.core", "limits.memlock", "limits.nofile"])
+@step()
 def logins(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Write the limits of new logins into a file of limits.d that is read last."""
     limits: Limits = seen["limits"]
@@ -39,7 +39,7 @@ def logins(seen: Snapshot, want: Policy) -> Iterator[Action]:
     yield from _last(seen, LIMITS_D, limits.pam.last, content)
 
 
-@step(fixes=["limits.services"])
+@step()
 def services(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Write a drop-in with the limits for each of the policy's services that is installed."""
     limits: Limits = seen["limits"]
@@ -55,10 +55,13 @@ def services(seen: Snapshot, want: Policy) -> Iterator[Action]:
 
 
 # A restart waits for the service to stop, up to systemd's own 90 s.
-@step(fixes=["limits.running"], timeout_s=150)
+@step(timeout_s=150)
 def restart(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Restart the services that the policy lets us restart, so that their limits take effect."""
     # systemctl restart alone would start a unit with the settings that systemd last read.
     yield Run(("systemctl", "daemon-reload"))
     for service in restarts(seen["limits"], want):
         yield Run(("systemctl", "restart", f"{service}.service"), f"restart {service}")
+
+
+STEPS = (logins, services, restart)

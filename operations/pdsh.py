@@ -15,7 +15,7 @@ from nodeready.probes.pdsh import ENVIRONMENT, PROFILE_D, RCMD_DEFAULT, VARIABLE
 from nodeready.snapshot import Snapshot
 
 
-@step(fixes=["pdsh.rcmd"])
+@step()
 def rcmd(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Set ssh as the remote command: Debian's file, the environment, the login shells."""
     pdsh: Pdsh = seen["pdsh"]
@@ -39,7 +39,7 @@ def _same_kind(suffix: str, other: str) -> bool:
     return other.startswith(f"{PROFILE_D}/") and other.endswith(f"pdsh{suffix}")
 
 
-@step(fixes=["pdsh.pdshrc"])
+@step()
 def pdshrc(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Put our block into the ~/.pdshrc of the policy's users; what is theirs stays.
 
@@ -54,3 +54,6 @@ def pdshrc(seen: Snapshot, want: Policy) -> Iterator[Action]:
         except ValueError as error:
             raise PlanError(f"pdshrc_lines: {error}") from None
         yield WriteFile(user.path, content, user.pdshrc, user=user.name)
+
+
+STEPS = (rcmd, pdshrc)

@@ -12,7 +12,7 @@ from nodeready.probes.ptrace import KEY, Ptrace
 from nodeready.snapshot import Snapshot
 
 
-@step(fixes=["ptrace.scope"])
+@step()
 def scope(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Set kernel.yama.ptrace_scope now and for the next boot."""
     ptrace: Ptrace = seen["ptrace"]
@@ -21,7 +21,10 @@ def scope(seen: Snapshot, want: Policy) -> Iterator[Action]:
         yield Run(("sysctl", "-w", f"{KEY}={want.ptrace_scope}"))
 
 
-@step(fixes=["ptrace.selinux"])
+@step()
 def selinux(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Switch SELinux's deny_ptrace off, now and for the next boot."""
     yield Run(("setsebool", "-P", "deny_ptrace", "off"))
+
+
+STEPS = (selinux, scope)

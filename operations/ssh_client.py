@@ -46,7 +46,7 @@ def _with_block(content: bytes, inner: bytes) -> bytes:
     return blocks.put(content, inner, "keep")
 
 
-@step(fixes=["ssh_client.known_hosts"], timeout_s=120)
+@step(timeout_s=120)
 def known_hosts(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Write every node's host keys into our block of /etc/ssh/ssh_known_hosts."""
     client: SshClient = seen["ssh_client"]
@@ -55,7 +55,7 @@ def known_hosts(seen: Snapshot, want: Policy) -> Iterator[Action]:
     yield _write(client, new)
 
 
-@step(fixes=["ssh_client.leftover"], timeout_s=120)
+@step(timeout_s=120)
 def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Take our block out of /etc/ssh/ssh_known_hosts: comes after the options."""
     client: SshClient = seen["ssh_client"]
@@ -94,7 +94,7 @@ def _without_block(client: SshClient, want: Policy) -> Iterator[Action]:
         yield RemoveFile(ssh_config.MAIN, old)
 
 
-@step(fixes=["ssh_client.options"])
+@step()
 def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Set the options of the mode for the policy's hosts where the first value wins."""
     client: SshClient = seen["ssh_client"]
@@ -117,3 +117,7 @@ def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
         yield from _without_block(client, want)
     if ssh_config.DROPIN in client.config:
         yield RemoveFile(ssh_config.DROPIN, client.config[ssh_config.DROPIN])
+
+
+# The leftover behind the options: "yes" goes before the keys that it needs.
+STEPS = (known_hosts, options, leftover)

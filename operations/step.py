@@ -18,6 +18,7 @@ from nodeready.actions import Action, Change, PlanError
 from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
 from nodeready.snapshot import Snapshot, judge
+from nodeready.subjects import SUBJECTS
 from nodeready.transports import live
 
 Act = Callable[[Snapshot, Policy], Iterator[Action]]
@@ -44,6 +45,11 @@ class Step:
     def subject(self) -> str:
         return self.name.partition(".")[0]
 
+    @property
+    def does(self) -> str:
+        """What it does, in one sentence."""
+        return (self.act.__doc__ or "").split("\n")[0]
+
     def plan(self, seen: Snapshot, want: Policy) -> Change | None:
         """What this step would do to a node that looks like ``seen``; None: nothing.
 
@@ -65,15 +71,19 @@ class Step:
         return self.operation(**arguments)
 
 
-def step(
-    fixes: Iterable[str], touches: Iterable[str] = (), timeout_s: int = 60
-) -> Callable[[Act], Step]:
-    """Make a Step of a generator of actions; its name is ``module.function``."""
+def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], Step]:
+    """Make a Step of a generator of actions; its name is ``module.function``.
+
+    It fixes the checks of its subject that name it. Raises ValueError when none does.
+    """
 
     def wrap(act: Act) -> Step:
         subject = act.__module__.rpartition(".")[2]
         name = f"{subject}.{act.__name__}"
-        made = Step(name, tuple(fixes), act, (subject, *touches), timeout_s)
+        fixes = tuple(one.id for one in SUBJECTS[subject].checks if one.fixed_by == name)
+        if not fixes:
+            raise ValueError(f"no check of {subject} is fixed by {name}")
+        made = Step(name, fixes, act, (subject, *touches), timeout_s)
 
         def run() -> Generator[StringCommand, None, None]:
             seen, want = live.observed(host), live.policy(host)

@@ -1,4 +1,4 @@
-"""docs/checks.md from nodeready/catalog.py: what `nodeready explain` says, as a page."""
+"""docs/checks.md from what the checks declare: what `nodeready explain` says, as a page."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from tables import plain
 
-from nodeready import catalog
-from nodeready.catalog import Entry
+from nodeready.checks.declare import Check
+from nodeready.operations import STEPS
 from nodeready.subjects import SUBJECTS
 
 _HEAD = """\
@@ -38,9 +38,9 @@ status unknown and the reason.
 def page() -> str:
     """The whole page."""
     parts = [_HEAD, "\n", *_contents()]
-    for name in SUBJECTS:
-        parts.append(f"\n## {name}\n\n{plain(catalog.about(name))}\n")
-        parts += [_entry(entry) for entry in catalog.entries(name)]
+    for name, subject in SUBJECTS.items():
+        parts.append(f"\n## {name}\n\n{plain(subject.about)}\n")
+        parts += [_entry(check) for check in subject.checks]
     return "".join(parts)
 
 
@@ -50,15 +50,16 @@ def _contents() -> Iterator[str]:
         yield f"- **{name}**: {links}\n"
 
 
-def _entry(entry: Entry) -> str:
-    text = re.sub(r"``(.+?)``", r"`\1`", entry.meaning, flags=re.S)
-    lines = [f"\n### {entry.id}\n", plain(text), ""]
+def _entry(check: Check) -> str:
+    text = re.sub(r"``(.+?)``", r"`\1`", check.meaning, flags=re.S)
+    lines = [f"\n### {check.id}\n", plain(text), ""]
     lines += [
-        f"- Repaired by the operation `{name}`: {does[:1].lower()}{does[1:]}"
-        for name, does in entry.repairs
+        f"- Repaired by the operation `{step.name}`: {step.does[:1].lower()}{step.does[1:]}"
+        for step in STEPS
+        if step.name == check.fixed_by
     ]
-    lines += [f"- {plain(act)}" for act in entry.acts]
-    if entry.settings:
-        keys = ", ".join(f"`{key}`" for key in entry.settings)
+    lines += [f"- {plain(str(act))}" for act in check.acts]
+    if check.settings:
+        keys = ", ".join(f"`{key}`" for key in check.settings)
         lines.append(f"- Settings: {keys}")
     return "\n".join(lines).rstrip() + "\n"

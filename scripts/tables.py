@@ -11,27 +11,7 @@ import click
 
 from nodeready.cli import cli, exits
 from nodeready.policy import Policy
-
-#: What a value of each kind looks like (nodeready/settings.py).
-_KINDS = {
-    "limit": '`"unlimited"`, or KiB',
-    "core_pattern": "an absolute path pattern",
-    "port_range": "`(first, last)`, 1 to 65535",
-    "version": 'a version, or `""`',
-    "line": "one line of text",
-    "lines": "lines of text",
-    "user": 'a user name, or `""`',
-    "users": "user names",
-    "domains": "limits.conf domains",
-    "units": "service names",
-    "packages": "package names",
-    "path": 'an absolute path, or `""`',
-    "paths": "absolute paths",
-    "patterns": "ssh host patterns",
-    "kernel_args": "kernel arguments, or `None`",
-    "bool": "`True`, `False`",
-    "waivers": "check ids and reasons: `{'ID': 'WHY'}`",
-}
+from nodeready.policy.load import kind_of, reason
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -55,23 +35,15 @@ def value(item: Any) -> str:
     return f'"{item}"' if isinstance(item, str) else repr(item)
 
 
-def _accepts(rule: Any) -> str:
-    if rule["kind"] == "choice":
-        return ", ".join(f'`"{choice}"`' for choice in rule["choices"])
-    if rule["kind"] in ("int", "count", "numbers"):
-        several = "numbers, " if rule["kind"] == "numbers" else ""
-        nothing = ", or `None`" if rule["kind"] == "count" else ""
-        return f"{several}{rule['low']} to {rule['high']}{nothing}"
-    if rule["kind"] == "table":
-        columns = ", ".join(f"`{name}`" for name in rule["columns"])
-        return f"names with {columns}"
-    return _KINDS[rule["kind"]]
-
-
 def policy_keys() -> str:
     """Every key of the policy: default, what it takes, and why."""
     rows = [
-        (f"`{f.name}`", f"`{value(f.default)}`", _accepts(f.metadata), plain(f.metadata["doc"]))
+        (
+            f"`{f.name}`",
+            f"`{value(f.default)}`",
+            kind_of(f.name).takes,
+            plain(reason(f.name)),
+        )
         for f in fields(Policy)
     ]
     return markdown(("Key", "Default", "Takes", "Meaning and reason"), rows)

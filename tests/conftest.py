@@ -23,9 +23,11 @@ from typing import Any
 
 import pytest
 
+from nodeready.checks.declare import Check
 from nodeready.lab import Lab, LabUnavailable, Node, down, state
 from nodeready.lab.helper import Content
 from nodeready.lab.needs import check, check_kernel
+from tests import declared
 
 Files = Mapping[str, Content]
 
@@ -49,6 +51,14 @@ def _lab_name(what: str) -> str:
     """A name for a lab of this test process; if it dies, the next run ends the lab."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
     return f"test-{worker}-{os.getpid()}-{what}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _checks_do_what_they_declare() -> Iterator[None]:
+    """Whenever a test lets a check judge, the check is held to what it declares."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Check, "__call__", declared.judged)
+        yield
 
 
 @pytest.fixture(scope="session")

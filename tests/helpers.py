@@ -55,7 +55,7 @@ def observe(run: Runner, policy: Policy, subjects: Iterable[str] | None = None) 
 
 def judge_all(checks: Any, seen: Any, policy: Policy) -> list[Result]:
     """The results of all checks of a module of nodeready.checks."""
-    return [check(seen, policy) for check in checks.CHECKS]
+    return [check(seen, policy) for check in checks.SUBJECT.checks]
 
 
 def plan(seen: Snapshot, policy: Policy, steps: Iterable[Step]) -> list[Change]:

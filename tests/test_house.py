@@ -13,22 +13,18 @@ PACKAGE = ROOT / "nodeready"
 
 #: room -> the rooms (and packages) that it may import beside the standard library.
 ALLOWED = {
-    "policy.py": {"setting"},
-    "setting.py": set(),
+    "policy": {"policy"},
     "results.py": set(),
-    "settings.py": {"policy", "setting", "spelling"},
-    "spelling.py": set(),
     "sanitise.py": set(),
     "shell.py": set(),
     "blocks.py": set(),
     "plain.py": {"probes"},
-    "waivers.py": {"policy", "results", "spelling"},
-    "check_sources.py": {"policy"},
-    "catalog.py": {"spelling", "check_sources", "operations", "subjects"},
+    "waivers.py": {"policy", "results"},
+    "subjects.py": {"checks", "policy", "probes"},
     "audit.py": {"plain", "results", "snapshot", "subjects"},
-    "probes": {"policy", "setting", "probes", "shell", "blocks"},
+    "probes": {"policy", "probes", "shell", "blocks"},
     "checks": {
-        "policy", "setting", "probes", "results", "checks", "blocks", "known_hosts", "shell",
+        "policy", "probes", "results", "checks", "blocks", "known_hosts", "shell",
         "proofs",
     },
     "proofs": {"policy", "probes", "proofs", "shell", "carried"},
@@ -43,9 +39,9 @@ ALLOWED = {
     "environment.py": {"nccl", "nccl_hca", "policy", "probes", "rendezvous", "snapshot"},
     "rendezvous.py": {"nodesets", "probes"},
     "local": {
-        "audit", "exit_codes", "files", "known_hosts", "local", "policy", "policy_digest",
+        "audit", "exit_codes", "files", "known_hosts", "local", "policy",
         "probes", "proofs", "readiness", "ready", "reports", "results", "sanitise",
-        "selection", "settings", "shell", "snapshot", "spelling", "subjects", "waivers",
+        "selection", "shell", "snapshot", "subjects", "waivers",
         "nodeready",  # its version
     },
     "planning.py": {"actions", "operations", "policy", "snapshot"},
@@ -53,8 +49,7 @@ ALLOWED = {
 
 #: Code that also runs on a node as one file: Python 3.9, the standard library alone.
 NODE_SIDE = (
-    "policy.py",
-    "setting.py",
+    "policy",
     "results.py",
     "probes",
     "checks",
@@ -70,20 +65,17 @@ NODE_SIDE = (
     "shell.py",
     "plain.py",
     "waivers.py",
-    "spelling.py",
     "audit.py",
     "blocks.py",
     "exit_codes.py",
     "files.py",
     "known_hosts.py",
     "local",
-    "policy_digest.py",
     "readiness.py",
     "ready.py",
     "reports",
     "sanitise.py",
     "selection.py",
-    "settings.py",
 )
 
 

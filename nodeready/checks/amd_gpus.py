@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from nodeready.checks.declare import check
 from nodeready.checks.each_gpu import each, expected, few, none
 from nodeready.policy import Policy
 from nodeready.probes.amd_smi import AmdGpu
@@ -33,6 +34,14 @@ def _closed(files: Iterable[DeviceFile]) -> list[str]:
     ]
 
 
+@check(
+    "gpus.device_access",
+    fix=(
+        "load amdgpu with its compute part (ROCm)",
+        'udev rule: KERNEL=="kfd" and "renderD*", GROUP="render", MODE="0666"',
+        "NVreg_DeviceFileMode=0666 for the module nvidia",
+    ),
+)
 def device_access(seen: Gpus, want: Policy) -> Result:
     """Jobs can open the GPUs' device files: everybody, or the members of a group.
 
@@ -74,6 +83,10 @@ def device_access(seen: Gpus, want: Policy) -> Result:
     return ok(check, wanted, "for everybody", "/dev")
 
 
+@check(
+    "gpus.xgmi_errors",
+    fix=("drain, reset the GPUs; open a case with the vendor if they come back",),
+)
 def xgmi_errors(seen: Gpus, want: Policy) -> Result:
     """No error on the links between AMD's GPUs (XGMI) since the driver was loaded.
 

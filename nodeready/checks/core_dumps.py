@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import Subject, check
 from nodeready.policy import Policy
-from nodeready.probes.core_dumps import KEY, CoreDumps, core_directory
+from nodeready.probes.core_dumps import KEY, PROBE, CoreDumps, core_directory
 from nodeready.results import Result, fail, fixable, na, ok, warn
 
 #: The coredump.conf settings that cut a core off (2 GB by default in systemd 252).
@@ -17,6 +18,12 @@ def _wanted(seen: CoreDumps, want: Policy) -> str:
     return seen.packaged.value if seen.packaged else ""
 
 
+@check(
+    "core_dumps.pattern",
+    settings=("core_handler", "core_pattern"),
+    fixed_by="core_dumps.pattern",
+    fix=("install the package systemd-coredump", "remove the line SOURCE"),
+)
 def pattern(seen: CoreDumps, want: Policy) -> Result:
     """kernel.core_pattern, live and at the next boot, sends cores where the policy says.
 
@@ -39,6 +46,11 @@ def pattern(seen: CoreDumps, want: Policy) -> Result:
     return fixable(check, wanted, actual, source)
 
 
+@check(
+    "core_dumps.sysctl_conf",
+    settings=("core_handler", "core_pattern"),
+    fix=("remove the line WHERE",),
+)
 def sysctl_conf(seen: CoreDumps, want: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
     check, conflict = "core_dumps.sysctl_conf", seen.boot.conflict
@@ -53,6 +65,11 @@ def sysctl_conf(seen: CoreDumps, want: Policy) -> Result:
     )
 
 
+@check(
+    "core_dumps.directory",
+    settings=("core_handler", "core_pattern"),
+    fixed_by="core_dumps.directory",
+)
 def directory(seen: CoreDumps, want: Policy) -> Result:
     """The core directory exists and every user may write to it, but not remove others' files.
 
@@ -74,6 +91,12 @@ def retention_rule(want: Policy) -> str:
     return f"d {core_directory(want)} 1777 root root {age}"
 
 
+@check(
+    "core_dumps.retention",
+    settings=("core_handler", "core_pattern", "core_retention_days"),
+    fixed_by="core_dumps.directory",
+    fix=("remove the line WHERE",),
+)
 def retention(seen: CoreDumps, want: Policy) -> Result:
     """A tmpfiles.d rule makes the directory at boot and removes cores after the policy's days."""
     check, wanted = "core_dumps.retention", retention_rule(want)
@@ -90,6 +113,7 @@ def retention(seen: CoreDumps, want: Policy) -> Result:
     return fixable(check, wanted, rule.text, rule.where)
 
 
+@check("core_dumps.rewriters", fixed_by="core_dumps.rewriters")
 def rewriters(seen: CoreDumps, want: Policy) -> Result:
     """No service rewrites core_pattern when it starts (apport, abrt): they run after sysctl.d."""
     check = "core_dumps.rewriters"
@@ -99,6 +123,7 @@ def rewriters(seen: CoreDumps, want: Policy) -> Result:
     return ok(check, "none")
 
 
+@check("core_dumps.size", settings=("core_handler",), fixed_by="core_dumps.size")
 def size(seen: CoreDumps, want: Policy) -> Result:
     """systemd-coredump keeps a core of any size.
 
@@ -120,5 +145,14 @@ def size(seen: CoreDumps, want: Policy) -> Result:
     return ok(check, "infinity")
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (pattern, sysctl_conf, directory, retention, rewriters, size)
+SUBJECT = Subject(
+    "core_dumps",
+    __doc__,
+    checks=(pattern, sysctl_conf, directory, retention, rewriters, size),
+    probe=PROBE,
+    files=(
+        "/etc/sysctl.d/*nodeready*.conf",
+        "/etc/tmpfiles.d/*nodeready*.conf",
+        "/etc/systemd/coredump.conf.d/*nodeready*.conf",
+    ),
+)

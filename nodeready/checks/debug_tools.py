@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import Subject, check
 from nodeready.policy import Policy
-from nodeready.probes.debug_tools import MANAGERS, PY_SPY, DebugTools
+from nodeready.probes.debug_tools import MANAGERS, PROBE, PY_SPY, DebugTools
 from nodeready.results import Result, fail, fixable, na, ok
 
 #: The machines for which py-spy's wheels hold a static binary.
 MACHINES = ("x86_64", "aarch64")
 
 
+@check(
+    "debug_tools.packages",
+    settings=("packages",),
+    fixed_by="debug_tools.packages",
+    fix=("install MISSING the way this distribution does",),
+)
 def packages(seen: DebugTools, want: Policy) -> Result:
     """The policy's packages are installed: a hung job is no time to look for a mirror."""
     check = "debug_tools.packages"
@@ -24,6 +31,7 @@ def packages(seen: DebugTools, want: Policy) -> Result:
     return fixable(check, expected, f"missing: {missing}")
 
 
+@check("debug_tools.py_spy", settings=("py_spy_version",), fixed_by="debug_tools.py_spy")
 def py_spy(seen: DebugTools, want: Policy) -> Result:
     """/usr/local/bin/py-spy is of the policy's version and everybody may run it.
 
@@ -44,5 +52,9 @@ def py_spy(seen: DebugTools, want: Policy) -> Result:
     return ok(check, version, version, PY_SPY)
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (packages, py_spy)
+SUBJECT = Subject(
+    "debug_tools",
+    __doc__,
+    checks=(packages, py_spy),
+    probe=PROBE,
+)

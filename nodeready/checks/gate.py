@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import Subject, check
 from nodeready.policy import Expected, Policy
 from nodeready.probes.gate import (
     BUNDLE,
     CRON,
     HEALTH_CHECK,
     POLICY,
+    PROBE,
     PROLOG,
     RECORD,
     SERVICE,
@@ -41,6 +43,12 @@ def kept(seen: Gate) -> dict[str, str]:
     return found
 
 
+@check(
+    "gate.leftover",
+    settings=("gate",),
+    fixed_by="gate.leftover",
+    fix=("take the lines out of slurm.conf, scontrol reconfigure, rm ' '",),
+)
 def leftover(seen: Gate, want: Policy) -> Result:
     """Nothing of the node's own check is left on a node whose policy does not want it.
 
@@ -61,6 +69,11 @@ def leftover(seen: Gate, want: Policy) -> Result:
     return na(check, OFF) if not seen.there else ok(check, expected)
 
 
+@check(
+    "gate.python",
+    settings=("gate",),
+    fix=("install one beside it: dnf install python3.11, zypper install python311",),
+)
 def python(seen: Gate, want: Policy) -> Result:
     """The node has a Python that can run its own check: 3.9 or newer, and nothing beside it.
 
@@ -94,6 +107,7 @@ def _installed(check: str, seen: Gate, want: Policy, paths: tuple[str, ...]) -> 
     return fixable(check, expected, ", ".join(wrong)) if wrong else ok(check, expected)
 
 
+@check("gate.bundle", settings=("gate",), fixed_by="gate.program")
 def bundle(seen: Gate, want: Policy) -> Result:
     """The node has this version of nodeready as one file, to check itself by.
 
@@ -102,11 +116,15 @@ def bundle(seen: Gate, want: Policy) -> Result:
     return _installed("gate.bundle", seen, want, (BUNDLE,))
 
 
+@check("gate.policy", settings=("gate",), fixed_by="gate.program")
 def policy(seen: Gate, want: Policy) -> Result:
     """The node has the policy that it is judged by, so that it can judge itself."""
     return _installed("gate.policy", seen, want, (POLICY,))
 
 
+@check(
+    "gate.timer", settings=("gate",), fixed_by="gate.timer", fix=("install cron, or start record",)
+)
 def timer(seen: Gate, want: Policy) -> Result:
     """The node looks at itself again and again: by a systemd timer, or by cron.
 
@@ -130,6 +148,7 @@ def timer(seen: Gate, want: Policy) -> Result:
     return result
 
 
+@check("gate.slurm_scripts", settings=("gate",), fixed_by="gate.slurm")
 def slurm_scripts(seen: Gate, want: Policy) -> Result:
     """The programs for Slurm's prolog and health check are there, where Slurm is."""
     check = "gate.slurm_scripts"
@@ -138,6 +157,11 @@ def slurm_scripts(seen: Gate, want: Policy) -> Result:
     return _installed(check, seen, want, (PROLOG, HEALTH_CHECK))
 
 
+@check(
+    "gate.slurm_conf",
+    settings=("gate", "gate_interval_s", "gate_budget_s"),
+    fix=("in PATH: ' '; then scontrol reconfigure",),
+)
 def slurm_conf(seen: Gate, want: Policy) -> Result:
     """slurm.conf names our prolog and health check, and leaves them the time that they need.
 
@@ -172,6 +196,11 @@ def slurm_conf(seen: Gate, want: Policy) -> Result:
     return ok(check, "our prolog and health check", source=conf.path)
 
 
+@check(
+    "gate.verdict",
+    settings=("gate", "gate_interval_s", "gate_max_age_s"),
+    fix=("systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready",),
+)
 def verdict(seen: Gate, want: Policy) -> Result:
     """The node's last verdict is young enough: its timer runs.
 
@@ -195,14 +224,28 @@ def verdict(seen: Gate, want: Policy) -> Result:
     return warn(check, expected, actual, "", fix)
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (
-    leftover,
-    python,
-    bundle,
-    policy,
-    timer,
-    slurm_scripts,
-    slurm_conf,
-    verdict,
+SUBJECT = Subject(
+    "gate",
+    __doc__,
+    checks=(
+        leftover,
+        python,
+        bundle,
+        policy,
+        timer,
+        slurm_scripts,
+        slurm_conf,
+        verdict,
+    ),
+    probe=PROBE,
+    # Not the bundle, which is no text.
+    files=(
+        "/etc/systemd/system/nodeready.*",
+        "/etc/cron.d/nodeready",
+        "/etc/nodeready/policy.json",
+        "/usr/local/lib/nodeready/record",
+        "/usr/local/lib/nodeready/slurm-*",
+    ),
+    # That this program is installed rightly is for the control machine to judge.
+    alone=False,
 )

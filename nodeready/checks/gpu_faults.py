@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from nodeready.checks.declare import check
 from nodeready.checks.each_gpu import few, none
 from nodeready.policy import Policy
 from nodeready.probes import xids
@@ -75,6 +76,18 @@ def _over(seen: Gpus, fault: KernelFault) -> bool:
     )
 
 
+@check(
+    "gpus.kernel_faults",
+    settings=("xid_ignore",),
+    fix=(
+        f"drain, then nvidia-smi --gpu-reset -i PCI ADDRESS; {_VENDOR}",
+        "drain the node and open a case with the vendor: WHERE",
+        f"drain and reboot the node; {_VENDOR}: WHERE",
+        f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}",
+        f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
+        _VENDOR,
+    ),
+)
 def kernel_faults(seen: Gpus, want: Policy) -> Result:
     """The kernel has reported no fault of a GPU since the boot (policy xid_ignore).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import check
 from nodeready.checks.each_gpu import each, expected, few, none, why_unseen
 from nodeready.policy import Policy
 from nodeready.probes.gpu import Gpu, Gpus, PciGpu
@@ -10,6 +11,7 @@ from nodeready.results import Result, fail, na, unknown, warn
 _HARDWARE = "hw_"
 
 
+@check("gpus.recovery", fix=("drain the node, then nvidia-smi --gpu-reset, or reboot",))
 def recovery(seen: Gpus, want: Policy) -> Result:
     """The driver asks for no reset or reboot (nvmlDeviceGetGpuRecoveryAction, driver 535 on).
 
@@ -27,6 +29,7 @@ def recovery(seen: Gpus, want: Policy) -> Result:
     )
 
 
+@check("gpus.ecc_errors", fix=("drain, reset the GPU; replace it if they come back",))
 def ecc_errors(seen: Gpus, want: Policy) -> Result:
     """No uncorrectable ECC error since the driver was loaded (DeepOps, Meta's GCM).
 
@@ -52,6 +55,7 @@ def ecc_errors(seen: Gpus, want: Policy) -> Result:
     )
 
 
+@check("gpus.remapped_rows", fix=("replace the GPU", "drain, then reset the GPU or reboot"))
 def remapped_rows(seen: Gpus, want: Policy) -> Result:
     """No row of memory waits to be remapped, and none could not be (Azure's health checks).
 
@@ -86,6 +90,7 @@ def remapped_rows(seen: Gpus, want: Policy) -> Result:
     )
 
 
+@check("gpus.retired_pages", fix=("drain, then reset the GPU or reboot",))
 def retired_pages(seen: Gpus, want: Policy) -> Result:
     """No page of memory waits to be retired (boards before Ampere): a reset does it."""
 
@@ -137,6 +142,10 @@ def _narrow_on_bus(gpus: list[PciGpu]) -> list[str]:
     return words
 
 
+@check(
+    "gpus.pcie",
+    fix=("look again under load", "reseat the GPU or its riser; look at the slot's settings"),
+)
 def pcie(seen: Gpus, want: Policy) -> Result:
     """Each PCIe link has all the lanes that board and slot have, and under load its generation.
 
@@ -177,6 +186,7 @@ def pcie(seen: Gpus, want: Policy) -> Result:
     )
 
 
+@check("gpus.throttle", fix=("look at fans, air flow, power supplies and cables",))
 def throttle(seen: Gpus, want: Policy) -> Result:
     """No GPU is slowed down by its hardware: too hot, or its power supply asked for it.
 
@@ -205,6 +215,11 @@ def throttle(seen: Gpus, want: Policy) -> Result:
     )
 
 
+@check(
+    "gpus.temperature",
+    settings=("gpu_max_temperature_c",),
+    fix=("look at fans, air flow and heat sinks",),
+)
 def temperature(seen: Gpus, want: Policy) -> Result:
     """Each GPU is cooler than the policy's limit, or than where it slows itself down.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from nodeready.checks.declare import check
 from nodeready.checks.each_gpu import expected, listed, none, tool, values, why_unseen
 from nodeready.policy import Policy
 from nodeready.probes.gpu import Gpu, Gpus
@@ -59,6 +60,13 @@ def _speeds(seen: Gpus) -> list[tuple[Gpu, str]]:
     return found
 
 
+@check(
+    "gpus.nvlink",
+    fix=(
+        "reset the GPUs; then reseat the board or the bridge; see dmesg for amdgpu",
+        "look at the bridges",
+    ),
+)
 def nvlink(seen: Gpus, want: Policy) -> Result:
     """All links between the GPUs (NVLink, XGMI) are active, at one speed.
 
@@ -96,6 +104,10 @@ def nvlink(seen: Gpus, want: Policy) -> Result:
     return ok(check, wanted, f"{values(linked, _active)} per GPU")
 
 
+@check(
+    "gpus.fabric_manager",
+    fix=("systemctl start nvidia-fabricmanager, of the driver's own version; see its log",),
+)
 def fabric_manager(seen: Gpus, want: Policy) -> Result:
     """The fabric manager runs where NVSwitches are, and each GPU has joined the fabric.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodeready.checks.amd_gpus import device_access, xgmi_errors
+from nodeready.checks.declare import Subject, check
 from nodeready.checks.each_gpu import (
     DRIVERS,
     each,
@@ -29,6 +30,7 @@ from nodeready.checks.gpu_health import (
 from nodeready.checks.gpu_links import fabric_manager, nvlink
 from nodeready.policy import Policy
 from nodeready.probes.gpu import Gpu, Gpus
+from nodeready.probes.gpus import PROBE, compared, learned
 from nodeready.results import Result, fail, na, ok, unknown, warn
 
 _PCI = "/sys/bus/pci/devices"
@@ -38,6 +40,9 @@ _PACKAGES = {
 }
 
 
+@check(
+    "gpus.present", fix=("see the kernel's log; reset or reseat it", "install or load the driver")
+)
 def present(seen: Gpus, want: Policy) -> Result:
     """Each GPU on the PCI bus has its driver and is shown by its vendor's tool.
 
@@ -70,6 +75,7 @@ def present(seen: Gpus, want: Policy) -> Result:
     return ok(check, wanted, f"{len(gpus) or len(seen.gpus)} GPUs", _PCI)
 
 
+@check("gpus.tool", fix=("reboot the node: it cannot be ended", "run it by hand; see dmesg"))
 def tool(seen: Gpus, want: Policy) -> Result:
     """The vendor's tool answers. What hangs here hangs in jobs too, and most of the rest rests on
     it. One that is not installed stops no job, but then its GPUs are not judged.
@@ -97,6 +103,11 @@ def tool(seen: Gpus, want: Policy) -> Result:
     return ok(check, wanted, ", ".join(names))
 
 
+@check(
+    "gpus.count",
+    settings=("gpu_count",),
+    fix=("see the kernel's log and the BMC; reseat or replace it",),
+)
 def count(seen: Gpus, want: Policy) -> Result:
     """The PCI bus shows as many GPUs as the policy says.
 
@@ -114,6 +125,7 @@ def count(seen: Gpus, want: Policy) -> Result:
     return ok(check, str(wanted), source=_PCI)
 
 
+@check("gpus.model", settings=("gpu_model",))
 def model(seen: Gpus, want: Policy) -> Result:
     """The GPUs are of the policy's model, by the name that their tool prints."""
 
@@ -125,6 +137,11 @@ def model(seen: Gpus, want: Policy) -> Result:
     return each("gpus.model", seen, wanted, lambda gpu: gpu.model, wrong, absent=absent)
 
 
+@check(
+    "gpus.driver",
+    settings=("gpu_driver",),
+    fix=("install or load NAME; see dmesg", "install that driver, then reboot"),
+)
 def driver(seen: Gpus, want: Policy) -> Result:
     """The kernel driver is loaded, in the policy's version where that names one."""
     check, reason = "gpus.driver", none(seen)
@@ -148,6 +165,9 @@ def driver(seen: Gpus, want: Policy) -> Result:
     return ok(check, wanted, ", ".join(words) or "loaded")
 
 
+@check(
+    "gpus.vbios", settings=("gpu_vbios",), fix=("update the firmware with the vendor's package",)
+)
 def vbios(seen: Gpus, want: Policy) -> Result:
     """Each GPU's firmware is one of the policy's versions."""
 
@@ -168,6 +188,11 @@ def _not_kept(wanted: str, now: str | None, pending: str | None) -> str:
     return str(now) if now == after else f"{now}, {after} after a reset"
 
 
+@check(
+    "gpus.ecc_mode",
+    settings=("gpu_ecc",),
+    fix=("nvidia-smi -e INT, then reset the GPU or reboot",),
+)
 def ecc_mode(seen: Gpus, want: Policy) -> Result:
     """ECC is as the policy has it, now and after the next reset of the GPU."""
     check, wanted = "gpus.ecc_mode", want.gpu_ecc
@@ -182,6 +207,11 @@ def ecc_mode(seen: Gpus, want: Policy) -> Result:
     return each(check, seen, wanted, lambda gpu: gpu.ecc, wrong, absent=absent, fix=fix)
 
 
+@check(
+    "gpus.persistence",
+    settings=("gpu_persistence",),
+    fix=("systemctl enable --now nvidia-persistenced, or nvidia-smi -pm INT",),
+)
 def persistence(seen: Gpus, want: Policy) -> Result:
     """NVIDIA's driver stays loaded between jobs, as the policy has it.
 
@@ -201,6 +231,7 @@ def persistence(seen: Gpus, want: Policy) -> Result:
     return each(check, seen, wanted, lambda gpu: gpu.persistence, wrong, absent=absent, fix=fix)
 
 
+@check("gpus.mig", settings=("gpu_mig",), fix=("nvidia-smi -mig INT, when no job runs",))
 def mig(seen: Gpus, want: Policy) -> Result:
     """MIG is as the policy has it, now and after the next reset: it splits a GPU into several."""
     check, wanted = "gpus.mig", want.gpu_mig
@@ -215,6 +246,11 @@ def mig(seen: Gpus, want: Policy) -> Result:
     return each(check, seen, wanted, lambda gpu: gpu.mig, wrong, absent=absent, fix=fix)
 
 
+@check(
+    "gpus.processes",
+    settings=("gpu_idle",),
+    fix=("end them; a name like [Not Found] is a process of a container, or one that is dead",),
+)
 def processes(seen: Gpus, want: Policy) -> Result:
     """No process computes on a GPU of a node that has no job (policy gpu_idle).
 
@@ -237,28 +273,34 @@ def processes(seen: Gpus, want: Policy) -> Result:
     return each(check, seen, "none", lambda gpu: True, wrong, absent="", fix=fix, shown="none")
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (
-    present,
-    tool,
-    count,
-    model,
-    driver,
-    vbios,
-    recovery,
-    ecc_mode,
-    ecc_errors,
-    remapped_rows,
-    retired_pages,
-    pcie,
-    throttle,
-    temperature,
-    persistence,
-    mig,
-    processes,
-    nvlink,
-    xgmi_errors,
-    fabric_manager,
-    device_access,
-    kernel_faults,
+SUBJECT = Subject(
+    "gpus",
+    __doc__,
+    checks=(
+        present,
+        tool,
+        count,
+        model,
+        driver,
+        vbios,
+        recovery,
+        ecc_mode,
+        ecc_errors,
+        remapped_rows,
+        retired_pages,
+        pcie,
+        throttle,
+        temperature,
+        persistence,
+        mig,
+        processes,
+        nvlink,
+        xgmi_errors,
+        fabric_manager,
+        device_access,
+        kernel_faults,
+    ),
+    probe=PROBE,
+    compared=compared,
+    learned=learned,
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from nodeready.checks import host_mounts, host_processes
+from nodeready.checks.declare import Subject, check
 from nodeready.policy import Policy
-from nodeready.probes.host import NUMA_BALANCING, Host, same_zone
+from nodeready.probes.host import NUMA_BALANCING, PROBE, Host, same_zone
+from nodeready.probes.host_facts import compared, learned
 from nodeready.results import Result, fail, ok, unknown, warn
 
 #: Per cent of a kernel resource in use at which the next fork or open may be the one that fails.
@@ -24,6 +26,7 @@ def _exactly(check: str, expected: str, actual: str, source: str, fix: str) -> R
     return fail(check, expected, actual, source, fix)
 
 
+@check("host.kernel", settings=("kernel_release",), fix=("install `kernel_release` and reboot",))
 def kernel(seen: Host, want: Policy) -> Result:
     """The kernel's release is the policy's: drivers are built for one (kernel_release)."""
     fix = f"install {want.kernel_release} and reboot"
@@ -31,12 +34,18 @@ def kernel(seen: Host, want: Policy) -> Result:
     return _exactly("host.kernel", want.kernel_release, seen.kernel_release, source, fix)
 
 
+@check(
+    "host.os",
+    settings=("os_release",),
+    fix=("image the node again, or correct os_release in the policy",),
+)
 def os(seen: Host, want: Policy) -> Result:
     """Distribution and version are the policy's (os_release): libraries come from there."""
     fix = "image the node again, or correct os_release in the policy"
     return _exactly("host.os", want.os_release, seen.os_release, "/etc/os-release", fix)
 
 
+@check("host.timezone", settings=("timezone",), fix=("timedatectl set-timezone `timezone`",))
 def timezone(seen: Host, want: Policy) -> Result:
     """The time zone is the policy's: logs of nodes in different zones do not line up."""
     fix = f"timedatectl set-timezone {want.timezone}"
@@ -44,6 +53,15 @@ def timezone(seen: Host, want: Policy) -> Result:
     return _exactly("host.timezone", expected, actual, "/etc/localtime", fix)
 
 
+@check(
+    "host.clock",
+    settings=("clock",),
+    fix=(
+        "install and start chrony or systemd-timesyncd",
+        "see why SOURCE reaches no time server",
+        "wait until it has been corrected, or chronyc makestep while no job runs",
+    ),
+)
 def clock(seen: Host, want: Policy) -> Result:
     """The clock is synchronised: logs, certificates, Kerberos and munge compare times.
 
@@ -73,6 +91,11 @@ def _kept(seen: Host) -> str:
     return ": ".join(filter(None, (seen.clock.source, seen.clock.detail)))
 
 
+@check(
+    "host.memory",
+    settings=("memory_min_mb",),
+    fix=("look for failed modules: dmidecode -t memory, and the event log of the BMC",),
+)
 def memory(seen: Host, want: Policy) -> Result:
     """The kernel sees all of the memory: a failed module is only missing (memory_min_mb)."""
     check, total = "host.memory", seen.memory_total_mb
@@ -86,6 +109,11 @@ def memory(seen: Host, want: Policy) -> Result:
     return ok(check, expected, f"{total} MiB", "/proc/meminfo")
 
 
+@check(
+    "host.hugepages",
+    settings=("hugepages",),
+    fix=("vm.nr_hugepages=`hugepages` in /etc/sysctl.d, or hugepages= of the kernel",),
+)
 def hugepages(seen: Host, want: Policy) -> Result:
     """There are as many huge pages as the policy says.
 
@@ -106,6 +134,7 @@ def hugepages(seen: Host, want: Policy) -> Result:
     return fail(check, str(want.hugepages), actual, "/proc/meminfo", fix)
 
 
+@check("host.swap", settings=("swap",), fix=("swapoff -a, and remove it from /etc/fstab",))
 def swap(seen: Host, want: Policy) -> Result:
     """There is no swap where the policy says so: a job that swaps is slow without a word."""
     check, total = "host.swap", seen.swap_total_mb
@@ -119,6 +148,13 @@ def swap(seen: Host, want: Policy) -> Result:
     return ok(check, "off", source="/proc/meminfo")
 
 
+@check(
+    "host.numa_balancing",
+    settings=("numa_balancing",),
+    fix=(
+        "kernel.numa_balancing = WANTED at /proc/sys/kernel/numa_balancing, then sysctl --system",
+    ),
+)
 def numa_balancing(seen: Host, want: Policy) -> Result:
     """Automatic NUMA balancing is as the policy says, now and at the next boot.
 
@@ -157,6 +193,7 @@ def _used(check: str, used: int | None, most: int | None, source: str, fix: str)
     return ok(check, expected, actual, source)
 
 
+@check("host.file_handles", fix=("find who opens them: lsof, or raise fs.file-max",))
 def file_handles(seen: Host, want: Policy) -> Result:
     """Open files of the whole node are below fs.file-max: beyond it every open fails (proc(5))."""
     fix = "find who opens them: lsof, or raise fs.file-max"
@@ -164,24 +201,31 @@ def file_handles(seen: Host, want: Policy) -> Result:
     return _used("host.file_handles", seen.file_handles, seen.file_handles_max, source, fix)
 
 
+@check("host.pids", fix=("find who starts them: ps -eLf, or raise kernel.pid_max",))
 def pids(seen: Host, want: Policy) -> Result:
     """Threads are below kernel.pid_max and kernel.threads-max: beyond them no fork succeeds."""
     fix = "find who starts them: ps -eLf, or raise kernel.pid_max"
     return _used("host.pids", seen.pids, seen.pids_max, "/proc/loadavg", fix)
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (
-    kernel,
-    os,
-    clock,
-    timezone,
-    *host_mounts.CHECKS,
-    *host_processes.CHECKS,
-    memory,
-    hugepages,
-    swap,
-    numa_balancing,
-    file_handles,
-    pids,
+SUBJECT = Subject(
+    "host",
+    __doc__,
+    checks=(
+        kernel,
+        os,
+        clock,
+        timezone,
+        *host_mounts.CHECKS,
+        *host_processes.CHECKS,
+        memory,
+        hugepages,
+        swap,
+        numa_balancing,
+        file_handles,
+        pids,
+    ),
+    probe=PROBE,
+    compared=compared,
+    learned=learned,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nodeready.checks.declare import check
 from nodeready.policy import Policy
 from nodeready.probes.fstab import FSTAB
 from nodeready.probes.host import Host
@@ -20,6 +21,11 @@ def named(words: Sequence[str]) -> str:
     return "; ".join(words[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
+@check(
+    "host.mounts",
+    settings=("mounts",),
+    fix=("mount QUOTE, and see why it was not", "mount QUOTE, or remove the line"),
+)
 def mounts(seen: Host, want: Policy) -> Result:
     """What the policy names is mounted (a failure), and what fstab mounts at boot (a warning).
 
@@ -43,6 +49,7 @@ def mounts(seen: Host, want: Policy) -> Result:
     return ok(check, expected, "all mounted", TABLE)
 
 
+@check("host.dead_mounts", fix=("see dmesg for errors of DEVICE",))
 def dead_mounts(seen: Host, want: Policy) -> Result:
     """Every mount answers: one whose server is gone hangs each process that looks into it.
 
@@ -74,6 +81,7 @@ def _words(mount: Mount) -> str:
     return f"{mount.path} ({mount.device}, {mount.fstype}): {mount.state}, {mount.detail}"
 
 
+@check("host.read_only", fix=("see dmesg for errors of NEXT; check or replace the disk",))
 def read_only(seen: Host, want: Policy) -> Result:
     """No local file system has become read-only: the kernel does that after an error of the disk.
 
@@ -123,17 +131,27 @@ def _free(check: str, seen: Host, least: int, what: str, field: str) -> Result:
     return ok(check, expected, f"{known[scarce[0]]:g} % on {scarce[0]}", scarce[0])
 
 
+@check("host.space", settings=("disk_free_percent",), fix=("du -xhFIELD QUOTE | sort -h",))
 def space(seen: Host, want: Policy) -> Result:
     """Local file systems, tmpfs included, have room: as much as disk_free_percent says."""
     return _free("host.space", seen, want.disk_free_percent, "space", "free_percent")
 
 
+@check("host.inodes", settings=("disk_free_percent",), fix=("du -xhFIELD QUOTE | sort -h",))
 def inodes(seen: Host, want: Policy) -> Result:
     """Local file systems have inodes left: without one no file is made, however much is free."""
     least = want.disk_free_percent
     return _free("host.inodes", seen, least, "inodes", "inodes_free_percent")
 
 
+@check(
+    "host.shm",
+    settings=("shm_min_mb",),
+    fix=(
+        "mount -t tmpfs tmpfs /dev/shm",
+        "mount -o remount,size=`shm_min_mb`m /dev/shm, and in /etc/fstab",
+    ),
+)
 def shm(seen: Host, want: Policy) -> Result:
     """/dev/shm is a tmpfs, and as large as the policy says.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import check
 from nodeready.checks.host_mounts import named
 from nodeready.policy import Policy
 from nodeready.probes.host import Host
@@ -26,6 +27,14 @@ def _words(process: Stuck) -> str:
     return " ".join(words)
 
 
+@check(
+    "host.stuck",
+    fix=(
+        "look again in a minute",
+        "bring back what it waits for (a mount, a device), or reboot the node",
+        "thaw or end what was suspended (scontrol resume, docker unpause)",
+    ),
+)
 def stuck(seen: Host, want: Policy) -> Result:
     """No process hangs in the kernel (state D), where not even SIGKILL ends it.
 
@@ -53,6 +62,7 @@ def stuck(seen: Host, want: Policy) -> Result:
     return warn(check, "none", actual, source, "look again in a minute")
 
 
+@check("host.zombies", fix=("end or repair pid PARENT: its children go with it",))
 def zombies(seen: Host, want: Policy) -> Result:
     """No process leaves many ended children behind: each keeps its pid until it is waited for."""
     check, few = "host.zombies", f"fewer than {ZOMBIES}"

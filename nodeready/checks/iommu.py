@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from nodeready import shell
+from nodeready.checks.declare import Subject, check
 from nodeready.policy import Policy
 from nodeready.probes import cmdline
 from nodeready.probes.instinct import MODELS
-from nodeready.probes.iommu import OURS, Iommu
+from nodeready.probes.iommu import OURS, PROBE, Iommu
 from nodeready.results import Result, fail, fixable, na, ok, unknown, warn
 
 #: From here on MI100 and MI200 need the IOMMU: without it the kernel falls back from X2APIC and
@@ -108,6 +109,15 @@ def _next_boot(seen: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
     return "", seen.boot[0].where if seen.boot else "", False
 
 
+@check(
+    "iommu.args",
+    settings=("iommu_args",),
+    fixed_by="iommu.args",
+    fix=(
+        "set EXPECTED on the kernel's command line by hand (boot loader, PXE or image)",
+        "look in /etc/grub.d for what writes WHERE",
+    ),
+)
 def args(seen: Iommu, want: Policy) -> Result:
     """The next boot has the wanted kernel arguments and no other value of the same options.
 
@@ -150,6 +160,11 @@ def args(seen: Iommu, want: Policy) -> Result:
     return fixable(check, expected, wrong, source)
 
 
+@check(
+    "iommu.live",
+    settings=("iommu_args",),
+    fix=("repair iommu.args, then reboot the node", "reboot the node"),
+)
 def live(seen: Iommu, want: Policy) -> Result:
     """The running kernel has the wanted arguments; a change takes effect at the next boot only."""
     check, wants = "iommu.live", wanted(seen, want)
@@ -165,6 +180,11 @@ def live(seen: Iommu, want: Policy) -> Result:
     return warn(check, expected, wrong, "/proc/cmdline", "repair iommu.args, then reboot the node")
 
 
+@check(
+    "iommu.off",
+    settings=("iommu_args",),
+    fix=("reboot the node", "remove TOKEN from WHERE, unless it is there for a reason"),
+)
 def off(seen: Iommu, want: Policy) -> Result:
     """Nothing switches the IOMMU off, now or at the next boot.
 
@@ -193,5 +213,10 @@ def off(seen: Iommu, want: Policy) -> Result:
     return warn(check, "the IOMMU is not switched off", f"{pending}{token}", where, fix)
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (args, live, off)
+SUBJECT = Subject(
+    "iommu",
+    __doc__,
+    checks=(args, live, off),
+    probe=PROBE,
+    files=("/etc/default/grub.d/*nodeready*.cfg",),
+)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import Subject, check
 from nodeready.policy import Policy
 from nodeready.probes.last_name import beatable
-from nodeready.probes.limits import NR_OPEN, Limits
+from nodeready.probes.limits import NR_OPEN, PROBE, Limits
 from nodeready.probes.pam_limits import ITEMS, UNLIMITED, same_domain
 from nodeready.results import Result, fail, fixable, na, ok, warn
 
 KINDS = ("soft", "hard")
+_LOGIN_FIXES = (
+    "rename HIGH: no file can be read after it",
+    "remove the line WHERE",
+    "sysctl fs.nr_open=`limit_nofile` here, or a lower limit_ITEM in the policy",
+)
 
 
 def shown(value: int, item: str) -> str:
@@ -120,16 +126,34 @@ def _by_value(wrong: dict[str, list[tuple[str, str]]]) -> str:
     return "; ".join(texts)
 
 
+@check(
+    "limits.core",
+    settings=("limit_core", "limit_nofile", "limit_domains"),
+    fixed_by="limits.logins",
+    fix=_LOGIN_FIXES,
+)
 def core(seen: Limits, want: Policy) -> Result:
     """New logins may write a whole core file: a limit of 0, the usual default, means none."""
     return _logins("core", seen, want)
 
 
+@check(
+    "limits.memlock",
+    settings=("limit_memlock", "limit_nofile", "limit_domains"),
+    fixed_by="limits.logins",
+    fix=_LOGIN_FIXES,
+)
 def memlock(seen: Limits, want: Policy) -> Result:
     """New logins may lock their memory: RDMA registers its buffers, the usual limit is 8 MiB."""
     return _logins("memlock", seen, want)
 
 
+@check(
+    "limits.nofile",
+    settings=("limit_nofile", "limit_domains"),
+    fixed_by="limits.logins",
+    fix=_LOGIN_FIXES,
+)
 def nofile(seen: Limits, want: Policy) -> Result:
     """New logins may open enough files: NCCL and data loaders use thousands of descriptors.
 
@@ -139,6 +163,11 @@ def nofile(seen: Limits, want: Policy) -> Result:
     return _logins("nofile", seen, want)
 
 
+@check(
+    "limits.exceptions",
+    settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains", "limit_services"),
+    fix=("raise or remove these lines, or leave them be",),
+)
 def exceptions(seen: Limits, want: Policy) -> Result:
     """No user or group of its own gets less than the policy gives to all.
 
@@ -172,6 +201,12 @@ def unit_value(limit: int, item: str) -> str:
     return f"{limit // 1024}K" if ITEMS[item] == 1024 else str(limit)
 
 
+@check(
+    "limits.services",
+    settings=("limit_core", "limit_memlock", "limit_nofile", "limit_services"),
+    fixed_by="limits.services",
+    fix=("rename HIGH: no drop-in can be read after it",),
+)
 def services(seen: Limits, want: Policy) -> Result:
     """The policy's services have the limits in their unit files.
 
@@ -227,6 +262,12 @@ def restarts(seen: Limits, want: Policy) -> list[str]:
     return [name for name in below if name in want.restart_services and name in seen.units]
 
 
+@check(
+    "limits.running",
+    settings=("limit_core", "limit_memlock", "limit_nofile", "limit_services", "restart_services"),
+    fixed_by="limits.restart",
+    fix=("systemctl restart NAMES, when idle",),
+)
 def running(seen: Limits, want: Policy) -> Result:
     """What runs already has the limits too: a new limit reaches a service only by its restart.
 
@@ -256,5 +297,13 @@ def running(seen: Limits, want: Policy) -> Result:
     )
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (core, memlock, nofile, exceptions, services, running)
+SUBJECT = Subject(
+    "limits",
+    __doc__,
+    checks=(core, memlock, nofile, exceptions, services, running),
+    probe=PROBE,
+    files=(
+        "/etc/security/limits.d/*nodeready*.conf",
+        "/etc/systemd/system/*.service.d/*nodeready*.conf",
+    ),
+)

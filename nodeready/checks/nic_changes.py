@@ -5,6 +5,7 @@ The counters run from the start of the driver, so that a total says nothing abou
 
 from __future__ import annotations
 
+from nodeready.checks.declare import check
 from nodeready.policy import Policy
 from nodeready.probes.counters import Counters
 from nodeready.probes.nics import Nics
@@ -59,6 +60,10 @@ def _listed(texts: list[str]) -> str:
     return "; ".join(texts[:4]) + (f" and {len(texts) - 4} more" if len(texts) > 4 else "")
 
 
+@check(
+    "nics.flaps",
+    fix=("look into dmesg and the switch's log; replace cable or transceiver if it goes on",),
+)
 def flaps(seen: Nics, want: Policy) -> Result:
     """No link went away or came back since the last look (carrier_changes).
 
@@ -83,6 +88,9 @@ def flaps(seen: Nics, want: Policy) -> Result:
     return judge(check, "no change of a link", actual, source, fix)
 
 
+@check(
+    "nics.errors", fix=("ethtool -S NAMES names the kind; clean or replace cable and transceiver",)
+)
 def errors(seen: Nics, want: Policy) -> Result:
     """Few packets broke since the last look: rx_crc_errors, rx_errors and tx_errors.
 

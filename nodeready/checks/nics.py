@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from nodeready.checks.declare import Subject, check
 from nodeready.checks.nic_changes import errors, flaps
 from nodeready.policy import Policy
+from nodeready.policy.fields import rows
 from nodeready.probes.bonding import Bond
 from nodeready.probes.nic import NET, Nic
-from nodeready.probes.nics import Nics
+from nodeready.probes.nics import PROBE, Nics, compared, counters, learned
 from nodeready.results import Result, fail, na, ok, unknown, warn
-from nodeready.setting import rows
 
 #: Mbit/s below which a server's port runs only when a cable or the negotiation is bad.
 _SLOWEST_MBPS = 1000
@@ -59,6 +60,14 @@ def _slaves(seen: Nics) -> dict[str, list[Nic]]:
     }
 
 
+@check(
+    "nics.expected",
+    settings=("nics",),
+    fix=(
+        "look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
+        "the new name in the policy",
+    ),
+)
 def expected(seen: Nics, want: Policy) -> Result:
     """The interfaces of the policy exist: an adapter that died or was renamed is not there."""
     check, names = "nics.expected", list(rows(want.nics))
@@ -78,6 +87,11 @@ def expected(seen: Nics, want: Policy) -> Result:
     )
 
 
+@check(
+    "nics.link",
+    settings=("nics",),
+    fix=("check cable, transceiver and switch port of CUT", "ip link set NAME up"),
+)
 def link(seen: Nics, want: Policy) -> Result:
     """Every interface that has a task is switched on and has a link.
 
@@ -135,6 +149,11 @@ def _linked(seen: Nics, want: Policy) -> dict[str, Nic]:
     return {name: one for name, one in judged.items() if one.physical and one.carrier}
 
 
+@check(
+    "nics.speed",
+    settings=("nics",),
+    fix=("check cable, transceiver, and the speed set on the switch port",),
+)
 def speed(seen: Nics, want: Policy) -> Result:
     """Links run at the policy's speed; without one, not below 1 Gbit/s and equal within a bond.
 
@@ -173,6 +192,11 @@ def speed(seen: Nics, want: Policy) -> Result:
     return ok(check, _in_words(told, " Mbit/s"), source=_source(told, "speed"))
 
 
+@check(
+    "nics.duplex",
+    settings=("nics",),
+    fix=("set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",),
+)
 def duplex(seen: Nics, want: Policy) -> Result:
     """Links of hardware ports are full duplex: half is a negotiation that failed, and drops."""
     check = "nics.duplex"
@@ -190,6 +214,11 @@ def duplex(seen: Nics, want: Policy) -> Result:
     return ok(check, "full")
 
 
+@check(
+    "nics.mtu",
+    settings=("nics",),
+    fix=("set it in the node's network configuration; at once: ip link set DEVICE mtu N",),
+)
 def mtu(seen: Nics, want: Policy) -> Result:
     """The MTU is the policy's, and a bond's slaves have the bond's.
 
@@ -217,11 +246,17 @@ def mtu(seen: Nics, want: Policy) -> Result:
     return na(check, "the policy sets no MTU and there is no bond")
 
 
+@check("nics.driver", settings=("nics",), fix=("check which module is loaded",))
 def driver(seen: Nics, want: Policy) -> Result:
     """The policy's interfaces have the policy's driver."""
     return _only_policy("driver", seen, want, "device/driver", "check which module is loaded")
 
 
+@check(
+    "nics.firmware",
+    settings=("nics",),
+    fix=("update the adapter's firmware with its vendor's tool",),
+)
 def firmware(seen: Nics, want: Policy) -> Result:
     """The policy's interfaces have the policy's firmware, where the adapter's RDMA side tells it.
 
@@ -261,6 +296,11 @@ def _degraded(bond: Bond) -> list[str]:
     return texts
 
 
+@check(
+    "nics.bond",
+    settings=("nics",),
+    fix=("check cables and switch ports of the slaves, and LACP on the switch",),
+)
 def bond(seen: Nics, want: Policy) -> Result:
     """Every bond is whole: all slaves up, and with LACP all in one aggregate with the switch.
 
@@ -284,5 +324,12 @@ def bond(seen: Nics, want: Policy) -> Result:
     return ok(check, "all slaves in use", _names(one.name for one in bonds))
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors)
+SUBJECT = Subject(
+    "nics",
+    __doc__,
+    checks=(expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors),
+    probe=PROBE,
+    compared=compared,
+    learned=learned,
+    counters=counters,
+)

@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterable
 
 from nodeready import blocks, shell
+from nodeready.checks.declare import Subject, check, deploy
 from nodeready.policy import Policy
 from nodeready.probes.base import Line
 from nodeready.probes.last_name import beatable
 from nodeready.probes.pdsh import (
     ENVIRONMENT,
+    PROBE,
     PROFILE_D,
     RCMD_DEFAULT,
     VARIABLE,
@@ -27,6 +29,15 @@ _SETS = re.compile(
 )
 
 
+@check(
+    "pdsh.installed",
+    settings=("packages",),
+    fix=(
+        "install the package pdsh",
+        "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)",
+        deploy("nodeready deploy: debug_tools.packages"),
+    ),
+)
 def installed(seen: Pdsh, want: Policy) -> Result:
     """pdsh is there, with its ssh module (a package of its own on RHEL and SLES)."""
     check = "pdsh.installed"
@@ -91,6 +102,15 @@ def _places(seen: Pdsh) -> Iterable[tuple[str, str, str]]:
         yield f"{PROFILE_D}/*{suffix}", value, source
 
 
+@check(
+    "pdsh.rcmd",
+    settings=("packages",),
+    fixed_by="pdsh.rcmd",
+    fix=(
+        "remove the backslash at the end of /etc/environment",
+        "remove the line WHERE: no file can be read after it",
+    ),
+)
 def rcmd(seen: Pdsh, want: Policy) -> Result:
     """pdsh's remote command is ssh in every kind of shell.
 
@@ -124,6 +144,7 @@ def rcmd(seen: Pdsh, want: Policy) -> Result:
     return fixable(check, TYPE, actual, source)
 
 
+@check("pdsh.conflicts", settings=("packages",), fix=("remove the line LINES",))
 def conflicts(seen: Pdsh, want: Policy) -> Result:
     """No other start-up file of a shell sets another remote command.
 
@@ -170,6 +191,11 @@ def has_block(user: User, want: Policy) -> bool:
     return _code(inner.decode("utf-8", "surrogateescape").split("\n")) == _code(pdshrc_lines(want))
 
 
+@check(
+    "pdsh.pdshrc",
+    settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
+    fixed_by="pdsh.pdshrc",
+)
 def pdshrc(seen: Pdsh, want: Policy) -> Result:
     """The policy's users have our block in ~/.pdshrc, beside whatever else is there.
 
@@ -193,6 +219,11 @@ def pdshrc(seen: Pdsh, want: Policy) -> Result:
     return fixable(check, expected, actual, wrong[0].path)
 
 
+@check(
+    "pdsh.users",
+    settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
+    fix=("make the user and home directory, or take the name out of pdshrc_users",),
+)
 def users(seen: Pdsh, want: Policy) -> Result:
     """The policy's pdshrc_users exist here, with a home directory that they may write to."""
     check = "pdsh.users"
@@ -215,5 +246,10 @@ def _absent(seen: Pdsh, want: Policy) -> bool:
     return not seen.installed and "pdsh" not in want.packages
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (installed, rcmd, conflicts, pdshrc, users)
+SUBJECT = Subject(
+    "pdsh",
+    __doc__,
+    checks=(installed, rcmd, conflicts, pdshrc, users),
+    probe=PROBE,
+    files=("/etc/profile.d/*nodeready*",),
+)

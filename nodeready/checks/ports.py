@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nodeready.checks.declare import Subject, check
 from nodeready.policy import Policy
 from nodeready.probes.firewall import shown
 from nodeready.probes.ports import (
     EPHEMERAL,
     KERNEL_EPHEMERAL,
+    PROBE,
     RESERVED,
     Ports,
     Range,
+    compared,
     parse_range,
     parse_ranges,
     text_of,
@@ -66,6 +69,15 @@ def folded(ports: Iterable[int]) -> str:
     return ", ".join(shown(*run) for run in runs[:_MOST]) + (", ..." if len(runs) > _MOST else "")
 
 
+@check(
+    "ports.range",
+    settings=("port_range",),
+    fix=(
+        "stop the service or give it another port, or give jobs another port_range",
+        "wait for the job, or ask its user",
+        "wait for the connection to end; see ports.ephemeral",
+    ),
+)
 def range(seen: Ports, want: Policy) -> Result:
     """Every port of the range is free for the next job's rendezvous.
 
@@ -115,6 +127,14 @@ def _open_to_others(ephemeral: Range, reserved: tuple[Range, ...], ports: Range)
     return [one for one in found if one[0] <= one[1]]
 
 
+@check(
+    "ports.ephemeral",
+    settings=("port_range",),
+    fix=(
+        "net.ipv4.ip_local_reserved_ports = LINE in /etc/sysctl.d, and sysctl -w; "
+        "or give jobs another port_range",
+    ),
+)
 def ephemeral(seen: Ports, want: Policy) -> Result:
     """No port of the range is one that the kernel gives to outgoing connections.
 
@@ -173,6 +193,17 @@ def _opening(manager: str, ports: str) -> str:
     return f"in front of that rule: ip saddr CLUSTER_NETWORK tcp dport {ports} accept"
 
 
+@check(
+    "ports.firewall",
+    settings=("port_range",),
+    fix=(
+        "in front of that rule: ip saddr CLUSTER_NETWORK tcp dport PORTS accept",
+        "firewall-cmd --permanent --add-port=PORTS/tcp; firewall-cmd --reload",
+        "ufw allow proto tcp from CLUSTER_NETWORK to any port BOTH",
+        "iptables -I INPUT -p tcp -s CLUSTER_NETWORK --dport BOTH -j ACCEPT",
+        "see whether it lets the other nodes in; else: FIX",
+    ),
+)
 def firewall(seen: Ports, want: Policy) -> Result:
     """The node's packet filter lets other nodes connect to the range.
 
@@ -201,6 +232,11 @@ def firewall(seen: Ports, want: Policy) -> Result:
     return ok(check, expected, f"open{to} ({by})" if by else "open, no rules")
 
 
+@check(
+    "ports.privileged",
+    settings=("port_range",),
+    fix=("a port_range from START on, or sysctl net.ipv4.ip_unprivileged_port_start",),
+)
 def privileged(seen: Ports, want: Policy) -> Result:
     """Ordinary users may listen on the range: below ip_unprivileged_port_start only root may
     (Documentation/networking/ip-sysctl.rst; 1024 unless somebody changed it)."""
@@ -213,5 +249,10 @@ def privileged(seen: Ports, want: Policy) -> Result:
     return ok(check, expected, f"users may listen from {start} on")
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (range, ephemeral, firewall, privileged)
+SUBJECT = Subject(
+    "ports",
+    __doc__,
+    checks=(range, ephemeral, firewall, privileged),
+    probe=PROBE,
+    compared=compared,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import check, deploy
 from nodeready.checks.proof_unseen import unseen
 from nodeready.policy import Policy
 from nodeready.proofs.proved import UNFINISHED, Proved
@@ -10,6 +11,17 @@ from nodeready.results import Result, fail, fixable, na, ok, unknown
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 _DEPLOY = "nodeready deploy INVENTORY --only"
+
+_SETTINGS = ("ptrace_scope", "packages", "py_spy_version")
+_FIXES = (
+    "run TOOL by hand on the node, on a process that may be lost",
+    deploy("nodeready deploy INVENTORY --only debug_tools"),
+    "look for AppArmor, a seccomp filter, or file capabilities of Python (getcap)",
+    "nodeready deploy INVENTORY --only ptrace, then reboot the node",
+    deploy("nodeready deploy INVENTORY --only ptrace"),
+    "ptrace_scope: 0 in the policy lets the job's user attach",
+    "give the container CAP_SYS_PTRACE (--cap-add SYS_PTRACE)",
+)
 
 
 def _root_can(seen: Proved) -> bool | None:
@@ -111,6 +123,7 @@ def _judge(
     return _broken(check, expected, tool, tried, _root_can(seen) if tool == "py-spy" else None)
 
 
+@check("proof.attach", settings=_SETTINGS, fix=_FIXES)
 def attach(seen: Proved, want: Policy) -> Result:
     """py-spy shows the stack of a process of the job's user, to that user, without sudo.
 
@@ -121,6 +134,7 @@ def attach(seen: Proved, want: Policy) -> Result:
     return _judge("proof.attach", "a stack by py-spy dump", seen, want, of)
 
 
+@check("proof.attach_nonblocking", settings=_SETTINGS, fix=_FIXES)
 def attach_nonblocking(seen: Proved, want: Policy) -> Result:
     """py-spy shows a stack without pausing its target, the only way into one in state D."""
     of = ("py-spy", "attach", "nonblocking")
@@ -128,17 +142,20 @@ def attach_nonblocking(seen: Proved, want: Policy) -> Result:
     return _judge("proof.attach_nonblocking", expected, seen, want, of)
 
 
+@check("proof.attach_native", settings=_SETTINGS, fix=_FIXES)
 def attach_native(seen: Proved, want: Policy) -> Result:
     """py-spy shows the frames of C libraries too: a collective hangs in NCCL, not in Python."""
     of = ("py-spy", "attach", "native")
     return _judge("proof.attach_native", "a stack by py-spy dump --native", seen, want, of)
 
 
+@check("proof.gdb", settings=_SETTINGS, fix=_FIXES)
 def gdb(seen: Proved, want: Policy) -> Result:
     """gdb attaches to a process of the same user, shows its backtrace, and leaves it running."""
     return _judge("proof.gdb", "a backtrace by gdb -p", seen, want, ("gdb", "tracers", "gdb"))
 
 
+@check("proof.strace", settings=_SETTINGS, fix=_FIXES)
 def strace(seen: Proved, want: Policy) -> Result:
     """strace shows the system calls of a process of the same user, and leaves it running."""
     of = ("strace", "tracers", "strace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import check, deploy
 from nodeready.checks.proof_unseen import unseen
 from nodeready.policy import Policy
 from nodeready.probes.core_dumps import core_directory
@@ -130,6 +131,18 @@ def _cause(core: Core, name: str) -> tuple[str, str]:
     return f"none: the kernel wrote none, and {why}", "look into dmesg for `core dump`"
 
 
+@check(
+    "proof.core",
+    settings=("core_handler", "core_pattern", "limit_core"),
+    fix=(
+        "nodeready deploy INVENTORY --only core_dumps",
+        deploy("nodeready deploy INVENTORY --only core_dumps"),
+        "remove it",
+        deploy("nodeready deploy INVENTORY --only limits"),
+        "limit_core: 'unlimited' in the policy",
+        "remove the ulimit of core from NAME's profile, or /etc/profile",
+    ),
+)
 def core(seen: Proved, want: Policy) -> Result:
     """A crash in the job's user's session leaves a whole core where the policy says.
 
@@ -164,6 +177,11 @@ def core(seen: Proved, want: Policy) -> Result:
     return ok(check, expected)
 
 
+@check(
+    "proof.backtrace",
+    settings=("core_handler", "core_pattern", "limit_core"),
+    fix=("run GDB by hand on a core",),
+)
 def backtrace(seen: Proved, want: Policy) -> Result:
     """The debugger gdb reads a backtrace from the core that a crash left."""
     check, expected = "proof.backtrace", "a backtrace"

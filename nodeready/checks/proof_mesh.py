@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import check
 from nodeready.checks.ports import folded
 from nodeready.checks.proof_unseen import unseen
 from nodeready.policy import Policy
@@ -31,6 +32,10 @@ def _seen(check: str, seen: Proved) -> Mesh | Result:
     return seen.mesh
 
 
+@check(
+    "proof.ports",
+    fix=("ports.privileged says from where on users may listen; else it is a security module",),
+)
 def ports(seen: Proved, want: Policy) -> Result:
     """A program can listen on every port of the range, as torchrun's store would.
 
@@ -89,6 +94,13 @@ def _told(one: Blocked) -> str:
     return f"{numbers} not reached at {_who(one)} ({one.cause}){back}"
 
 
+@check(
+    "proof.mesh",
+    fix=(
+        "correct /etc/hosts or the name service",
+        "look for lost packets (nics.*, nstat TcpRetransSegs) and for the route",
+    ),
+)
 def mesh(seen: Proved, want: Policy) -> Result:
     """The node reaches other nodes, and they reach it, on every port of the range.
 

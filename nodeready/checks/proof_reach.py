@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import check, deploy
 from nodeready.checks.proof_unseen import unseen
 from nodeready.checks.ssh_causes import CAUSES, offending
 from nodeready.policy import Policy
@@ -13,6 +14,11 @@ from nodeready.results import Result, fail, fixable, na, ok
 _ALONE = "no other node to try"
 
 
+@check(
+    "proof.ssh",
+    settings=("job_user",),
+    fix=("install OpenSSH's client", deploy("nodeready deploy INVENTORY --only ssh_client")),
+)
 def ssh(seen: Proved, want: Policy) -> Result:
     """The job's user logs in from this node to others and back by ssh, without being asked.
 
@@ -66,6 +72,16 @@ def _words(one: Trouble, user: str) -> str:
     return f"cannot log in to {count}{ways}: {why}{back}"
 
 
+@check(
+    "proof.pdsh",
+    settings=("packages",),
+    fix=(
+        deploy("nodeready deploy INVENTORY --only debug_tools"),
+        "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)",
+        "pdsh -R ssh -w NAME true",
+        "correct the addresses of these names, in the DNS or in /etc/hosts",
+    ),
+)
 def pdsh(seen: Proved, want: Policy) -> Result:
     """pdsh brings an answer of its own from every peer that ssh reaches.
 

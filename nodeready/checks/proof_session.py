@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import check, deploy
 from nodeready.checks.limits import shown, wanted
 from nodeready.checks.proof_core import limited
 from nodeready.checks.proof_unseen import unseen
@@ -14,6 +15,16 @@ from nodeready.proofs.seen import Core, Limit, SessionLimits, User
 from nodeready.results import Result, fail, fixable, na, ok, unknown, warn
 
 
+@check(
+    "proof.user",
+    settings=("job_user",),
+    fix=(
+        "create NAME on the node, or name another user",
+        "log in as root, or name no user",
+        "`su - NAME -c id`, as root on the node, has to work",
+        "--user NAME proves it for the job's user",
+    ),
+)
 def user(seen: Proved, want: Policy) -> Result:
     """The proofs ran in a new session of the job's user, opened through PAM as a login is.
 
@@ -52,6 +63,14 @@ def _possible(seen: SessionLimits, want: Policy) -> dict[str, int]:
     return wanted(node, want)
 
 
+@check(
+    "proof.limits",
+    settings=("core_handler", "core_pattern", "limit_core", "limit_memlock", "limit_nofile"),
+    fix=(
+        deploy("nodeready deploy INVENTORY --only limits"),
+        "remove the ulimit of ITEMS from the user's profile, or /etc/profile",
+    ),
+)
 def limits(seen: Proved, want: Policy) -> Result:
     """A new session of the job's user has the policy's limits, after PAM and after its profile.
 

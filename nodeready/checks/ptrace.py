@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import Subject, check
 from nodeready.policy import Policy
-from nodeready.probes.ptrace import KEY, Ptrace
+from nodeready.probes.ptrace import KEY, PROBE, Ptrace
 from nodeready.results import Result, fail, fixable, na, ok, warn
 
 
+@check(
+    "ptrace.scope",
+    settings=("ptrace_scope",),
+    fixed_by="ptrace.scope",
+    fix=("remove the line SOURCE", "reboot the node"),
+)
 def scope(seen: Ptrace, want: Policy) -> Result:
     """Yama's ptrace_scope, live and at the next boot, is the policy's.
 
@@ -32,6 +39,7 @@ def scope(seen: Ptrace, want: Policy) -> Result:
     return ok(check, wanted, str(seen.live), source)
 
 
+@check("ptrace.sysctl_conf", settings=("ptrace_scope",), fix=("remove the line WHERE",))
 def sysctl_conf(seen: Ptrace, want: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts the policy.
 
@@ -53,6 +61,7 @@ def sysctl_conf(seen: Ptrace, want: Policy) -> Result:
     )
 
 
+@check("ptrace.selinux", fixed_by="ptrace.selinux")
 def selinux(seen: Ptrace, want: Policy) -> Result:
     """SELinux's deny_ptrace is off where SELinux enforces: it stops even root's debugger."""
     check = "ptrace.selinux"
@@ -63,5 +72,10 @@ def selinux(seen: Ptrace, want: Policy) -> Result:
     return ok(check, "off")
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (scope, sysctl_conf, selinux)
+SUBJECT = Subject(
+    "ptrace",
+    __doc__,
+    checks=(scope, sysctl_conf, selinux),
+    probe=PROBE,
+    files=("/etc/sysctl.d/*nodeready*.conf",),
+)

@@ -6,18 +6,24 @@ Without a policy only what is wrong on any node is judged, and only on ports tha
 
 from __future__ import annotations
 
+from nodeready.checks.declare import Subject, check
 from nodeready.checks.rdma_changes import errors
 from nodeready.checks.rdma_ports import by_value, configured, hardware, some, source, wanted
 from nodeready.policy import Policy
-from nodeready.probes.rdma import Rdma
+from nodeready.policy.fields import rows
+from nodeready.probes.rdma import PROBE, Rdma, compared, counters, learned
 from nodeready.probes.rdma_device import RdmaDevice, RdmaPort
 from nodeready.results import Result, fail, na, ok, unknown, warn
-from nodeready.setting import rows
 
 _NONE = "no RDMA device"
 _UNUSED = "no RDMA port is in use: all are switched off"
 
 
+@check(
+    "rdma.expected",
+    settings=("rdma_ports",),
+    fix=("look for the adapter in lspci and for its driver in dmesg",),
+)
 def expected(seen: Rdma, want: Policy) -> Result:
     """Every port of the policy's rdma_ports is there.
 
@@ -40,6 +46,7 @@ def expected(seen: Rdma, want: Policy) -> Result:
     return ok(check, f"{len(named)} ports")
 
 
+@check("rdma.devices", fix=("load the adapter's driver, see dmesg", "modprobe ib_uverbs"))
 def devices(seen: Rdma, want: Policy) -> Result:
     """Every adapter has an RDMA device, and programs can open each device.
 
@@ -78,6 +85,11 @@ def _fault(device: RdmaDevice, port: RdmaPort) -> str:
     return f"{port.name}: {', '.join(text for text in (port.state, port.phys_state) if text)}"
 
 
+@check(
+    "rdma.state",
+    settings=("rdma_ports",),
+    fix=("check the fabric's subnet manager (sminfo; opensm or UFM)",),
+)
 def state(seen: Rdma, want: Policy) -> Result:
     """Every port in use is ACTIVE and LinkUp: any other state carries no traffic.
 
@@ -106,6 +118,11 @@ def state(seen: Rdma, want: Policy) -> Result:
     return ok(check, wants, f"{len(told)} ports ACTIVE, LinkUp")
 
 
+@check(
+    "rdma.rate",
+    settings=("rdma_ports",),
+    fix=("reseat or replace the cable of WRONG, or retrain the link",),
+)
 def rate(seen: Rdma, want: Policy) -> Result:
     """Every port runs at the policy's rate_gbps; without one, as fast as the fastest of its kind.
 
@@ -147,6 +164,11 @@ def rate(seen: Rdma, want: Policy) -> Result:
     return ok(check, expects)
 
 
+@check(
+    "rdma.link_layer",
+    settings=("rdma_ports",),
+    fix=("FIX, then reboot", "set the adapter's port type"),
+)
 def link_layer(seen: Rdma, want: Policy) -> Result:
     """Every port has the policy's link layer: an adapter that can be both may have been reset.
 
@@ -172,6 +194,11 @@ def link_layer(seen: Rdma, want: Policy) -> Result:
     return ok(check, expects)
 
 
+@check(
+    "rdma.firmware",
+    settings=("rdma_ports",),
+    fix=("flash all to one version", "flash the adapters of WRONG"),
+)
 def firmware(seen: Rdma, want: Policy) -> Result:
     """The firmware is the policy's; without one, equal on all boards of the same kind.
 
@@ -212,6 +239,11 @@ def firmware(seen: Rdma, want: Policy) -> Result:
     return ok(check, "equal on boards of a kind", texts)
 
 
+@check(
+    "rdma.gids",
+    settings=("rdma_ports",),
+    fix=("give its interface an address, and see cma_roce_mode",),
+)
 def gids(seen: Rdma, want: Policy) -> Result:
     """Every active RoCE port has a RoCE v2 GID: v1 is not routed, and NCCL and MPI ask for v2.
 
@@ -238,5 +270,12 @@ def gids(seen: Rdma, want: Policy) -> Result:
     return ok(check, wants, f"{len(roce)} ports with a RoCE v2 GID")
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (expected, devices, state, rate, link_layer, firmware, gids, errors)
+SUBJECT = Subject(
+    "rdma",
+    __doc__,
+    checks=(expected, devices, state, rate, link_layer, firmware, gids, errors),
+    probe=PROBE,
+    compared=compared,
+    learned=learned,
+    counters=counters,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeready.checks.declare import check
 from nodeready.checks.rdma_ports import configured, hardware, some, source
 from nodeready.policy import Policy
 from nodeready.probes.rdma import Rdma
@@ -26,6 +27,14 @@ def _allowed(counter: str, seconds: float) -> float:
     return SYMBOL_ERRORS_PER_HOUR * max(1.0, seconds / 3600)
 
 
+@check(
+    "rdma.errors",
+    settings=("rdma_ports",),
+    fix=(
+        "check the cable and the transceiver, and the switch port's own counters",
+        "reset the counters with perfquery -R, then look",
+    ),
+)
 def errors(seen: Rdma, want: Policy) -> Result:
     """Since the last look no link went down and no counter of fatal errors grew.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from nodeready.policy import Policy
+from nodeready.policy.fields import rows
 from nodeready.probes.rdma import Rdma
 from nodeready.probes.rdma_device import RdmaDevice, RdmaPort
-from nodeready.setting import rows
 
 Ports = dict[str, tuple[RdmaDevice, RdmaPort]]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nodeready import blocks
+from nodeready.checks.declare import Subject, check
 from nodeready.policy import Policy
 from nodeready.probes import ssh_config
-from nodeready.probes.ssh_client import KNOWN_HOSTS, Asked, SshClient, block_digest, samples
+from nodeready.probes.ssh_client import KNOWN_HOSTS, PROBE, Asked, SshClient, block_digest, samples
 from nodeready.results import Result, fail, fixable, na, ok, warn
 
 STRICT = "stricthostkeychecking"
@@ -68,6 +69,15 @@ def _stale(found: tuple[str, ...], want: Expected) -> int:
     return count
 
 
+@check(
+    "ssh_client.known_hosts",
+    settings=("ssh_client_mode", "ssh_known_hosts"),
+    fixed_by="ssh_client.known_hosts",
+    fix=(
+        "shorten /etc/ssh/ssh_known_hosts",
+        "deploy to all nodes at once, or remove the block by hand",
+    ),
+)
 def known_hosts(seen: SshClient, want: Policy) -> Result:
     """The node knows the host keys of all nodes, by their names and addresses.
 
@@ -119,6 +129,7 @@ def _unsent(seen: SshClient, fleet: Expected, wanted: str) -> Result:
     return fixable(check, wanted, "another block" if file.digest else "no block", KNOWN_HOSTS)
 
 
+@check("ssh_client.leftover", settings=("ssh_client_mode",), fixed_by="ssh_client.leftover")
 def leftover(seen: SshClient, want: Policy) -> Result:
     """In the other modes, no block of ours is left in ssh_known_hosts.
 
@@ -197,6 +208,19 @@ def block_at_top(seen: SshClient) -> bool:
     return seen.config.get(ssh_config.MAIN, b"").startswith(blocks.BEGIN)
 
 
+@check(
+    "ssh_client.options",
+    settings=("ssh_client_mode", "ssh_client_hosts", "ssh_known_hosts"),
+    fixed_by="ssh_client.options",
+    fix=(
+        "add a pattern without '!'",
+        "choose another ssh_client_mode for this node",
+        "correct that line",
+        "remove SOURCE",
+        "remove the line SOURCE",
+        "look at root's own ssh config",
+    ),
+)
 def options(seen: SshClient, want: Policy) -> Result:
     """ssh itself has the options of the mode for the policy's host patterns.
 
@@ -281,6 +305,11 @@ def _source(seen: SshClient, asked: Asked, wrong: str) -> str:
     return found.where if found else ""
 
 
+@check(
+    "ssh_client.installed",
+    settings=("ssh_client_hosts",),
+    fix=("install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)",),
+)
 def installed(seen: SshClient, want: Policy) -> Result:
     """The ssh client is there: pdsh, mpirun and DeepSpeed's launcher start their ranks by it."""
     check = "ssh_client.installed"
@@ -291,5 +320,10 @@ def installed(seen: SshClient, want: Policy) -> Result:
     return judged(check, "installed", "not installed", "", fix)
 
 
-#: All checks of the subject, in the order of the reports.
-CHECKS = (installed, known_hosts, options, leftover)
+SUBJECT = Subject(
+    "ssh_client",
+    __doc__,
+    checks=(installed, known_hosts, options, leftover),
+    probe=PROBE,
+    files=("/etc/ssh/ssh_config.d/*nodeready*.conf",),
+)

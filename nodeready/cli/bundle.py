@@ -15,9 +15,8 @@ from nodeready.cli.output import refuse_unwritable
 from nodeready.cli.start import Common, declared
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
-from nodeready.policy_digest import digest
+from nodeready.policy.load import as_data, digest
 from nodeready.reports.text import counted, grouped, nodes
-from nodeready.settings import as_data
 
 
 def _one(wanted: Mapping[str, Policy]) -> Policy:

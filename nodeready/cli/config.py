@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.cli.exits import Refused
-from nodeready.spelling import closest
+from nodeready.policy.spelling import closest
 
 if sys.version_info >= (3, 11):
     import tomllib

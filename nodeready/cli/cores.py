@@ -28,10 +28,10 @@ from nodeready.cores import Cores, file_names
 from nodeready.dumping import DumpError, Dumping
 from nodeready.files import write_atomically
 from nodeready.local import policy_file
+from nodeready.policy.load import PolicyError
 from nodeready.reports import cores_json
 from nodeready.reports.cores_table import show, size, summary
 from nodeready.sanitise import sanitise
-from nodeready.settings import PolicyError
 
 #: Of what gdb says: arguments of functions are among it.
 _MODE = 0o600

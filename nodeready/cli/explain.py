@@ -9,18 +9,19 @@ from dataclasses import fields
 
 import click
 
-from nodeready import catalog
-from nodeready.catalog import Entry
+from nodeready.checks.declare import Page
 from nodeready.cli.exits import Refused
 from nodeready.cli.options import option
 from nodeready.cli.screen import Screen
+from nodeready.operations import STEPS
 from nodeready.policy import Policy
+from nodeready.policy.load import reason
 from nodeready.reports.text import Line, line
-from nodeready.subjects import SUBJECTS
+from nodeready.subjects import SUBJECTS, meant, page
 
 #: Longer lines of prose are hard to read.
 _WIDEST = 90
-_FIELDS = {field.name: field for field in fields(Policy)}
+_DEFAULTS = {field.name: field.default for field in fields(Policy)}
 
 
 def _prose(text: str) -> str:
@@ -57,22 +58,20 @@ def _part(title: str, text: str, width: int) -> Iterator[Line]:
     yield from _wrapped(text, width, "  ")
 
 
-def _entry(entry: Entry, width: int) -> Iterator[Line]:
+def _page(page: Page, width: int) -> Iterator[Line]:
     """The whole page of one check."""
-    yield line((entry.id, "bold"))
+    yield line((page.id, "bold"))
     yield line("")
-    yield from _wrapped(entry.meaning, width)
-    for key in entry.settings:
-        field = _FIELDS[key]
-        yield from _part(
-            f"Setting {key}, by default {field.default!r}", field.metadata["doc"], width
-        )
-    for name, does in entry.repairs:
-        told = f"{does}\n\nnodeready deploy INVENTORY --only {entry.subject}"
-        yield from _part(f"Repaired by the operation {name}", told, width)
+    yield from _wrapped(page.meaning, width)
+    for key in page.settings:
+        title = f"Setting {key}, by default {_DEFAULTS[key]!r}"
+        yield from _part(title, reason(key), width)
+    if page.fixed_by:
+        does = {step.name: step.does for step in STEPS}[page.fixed_by]
+        told = f"{does}\n\nnodeready deploy INVENTORY --only {page.subject}"
+        yield from _part(f"Repaired by the operation {page.fixed_by}", told, width)
     by: dict[str, list[str]] = {}
-    for act in entry.acts:
-        who, _, what = act.partition(": ")
+    for who, what in page.acts:
         by.setdefault(who, []).append(what)
     for who, whats in by.items():
         yield line("")
@@ -85,19 +84,19 @@ def _entry(entry: Entry, width: int) -> Iterator[Line]:
 
 def _listed(subjects: list[str], width: int) -> Iterator[Line]:
     """Every check of these subjects, a line each."""
-    room = max(len(entry.id) for subject in subjects for entry in catalog.entries(subject))
+    room = max(len(check.id) for name in subjects for check in SUBJECTS[name].checks)
     for number, subject in enumerate(subjects):
         if number:
             yield line("")
         yield from (
             line((row, "bold"))
-            for row in textwrap.wrap(f"{subject}: {catalog.about(subject)}", width)
+            for row in textwrap.wrap(f"{subject}: {SUBJECTS[subject].about}", width)
         )
-        for entry in catalog.entries(subject):
+        for check in SUBJECTS[subject].checks:
             brief = textwrap.shorten(
-                _prose(entry.brief), max(30, width - room - 4), placeholder="..."
+                _prose(check.brief), max(30, width - room - 4), placeholder="..."
             )
-            yield line(f"  {entry.id:<{room}}  {brief}")
+            yield line(f"  {check.id:<{room}}  {brief}")
 
 
 @click.command()
@@ -128,13 +127,13 @@ def explain(check: tuple[str, ...], color: str) -> int:
             pages.append(_listed([word], width))
             continue
         try:
-            pages.append(_entry(catalog.entry(word), width))
+            pages.append(_page(page(word), width))
         except KeyError:
-            meant = catalog.meant(word)
-            hint = f"did you mean {meant}?" if meant else "nodeready explain lists all"
+            close = meant(word)
+            hint = f"did you mean {close}?" if close else "nodeready explain lists all"
             raise Refused(f"explain {word}: no such check or subject; {hint}") from None
-    for number, page in enumerate(pages or [_listed(list(SUBJECTS), width)]):
+    for number, rows in enumerate(pages or [_listed(list(SUBJECTS), width)]):
         if number:
             screen.show([line("")])
-        screen.show(page)
+        screen.show(rows)
     return 0

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from nodeready.cli.exits import Refused
-from nodeready.settings import port_range
+from nodeready.policy.fields import port_range
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

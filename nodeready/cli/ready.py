@@ -22,6 +22,8 @@ from nodeready.cli.output import deliver, refuse_unwritable
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, gather, open_session, remember_failed
 from nodeready.files import write_atomically
+from nodeready.policy.fields import USER_NAME
+from nodeready.policy.load import PolicyError
 from nodeready.proving import Proving, Wanted, out_of_time
 from nodeready.ready import Ready, slots
 from nodeready.reports import json_report, junit
@@ -29,7 +31,6 @@ from nodeready.reports.go import show_ready
 from nodeready.reports.text import counted, nodes
 from nodeready.selection import Selection, SelectionError, select
 from nodeready.session import Session
-from nodeready.settings import USER, PolicyError
 from nodeready.subjects import LOOKED_AT, SUBJECTS
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
@@ -44,7 +45,7 @@ def _given(ports: str | None, gpus: int | None, user: str | None) -> dict[str, A
     if gpus is not None:
         given["gpu_count"] = gpus
     if user is not None:
-        if not re.fullmatch(USER, user):
+        if not re.fullmatch(USER_NAME, user):
             raise Refused(f"--user {user}: is no user name")
         given["job_user"] = user
     return given

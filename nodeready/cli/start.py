@@ -20,8 +20,8 @@ from nodeready.cli.interrupt import hear
 from nodeready.cli.screen import Screen
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
+from nodeready.policy.load import PolicyError
 from nodeready.session import NodeRun, Session
-from nodeready.settings import PolicyError
 from nodeready.transports.answer import SUDO
 from nodeready.transports.live import PROBE_TIMEOUT_S
 

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from nodeready.local import report
 from nodeready.policy import Policy
-from nodeready.settings import PolicyError
+from nodeready.policy.load import PolicyError
 
 
 def arguments(parser: ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from nodeready import exit_codes
 from nodeready.local import verdict
 from nodeready.local.verdict import Verdict
 from nodeready.policy import Policy
-from nodeready.policy_digest import digest
+from nodeready.policy.load import digest
 
 if TYPE_CHECKING:
     from nodeready.audit import Audit

@@ -14,17 +14,16 @@ from nodeready.local.alone import judge_alone
 from nodeready.local.child import Child, gather
 from nodeready.local.look import Look
 from nodeready.policy import Policy
-from nodeready.policy_digest import digest
+from nodeready.policy.load import digest
 from nodeready.selection import Selection
-from nodeready.subjects import LOOKED_AT
+from nodeready.subjects import LOOKED_AT, SUBJECTS
 
 if TYPE_CHECKING:
     from nodeready.proofs.config import Config
     from nodeready.ready import Ready
 
-#: The subjects that are looked at here. That this program is installed rightly is for the control
-#: machine to judge.
-SEEN = tuple(name for name in LOOKED_AT if name != "gate")
+#: The subjects that are looked at here.
+SEEN = tuple(name for name in LOOKED_AT if SUBJECTS[name].alone)
 #: Seconds for an audit of which nobody said how long it may take.
 LIMIT_S = 60
 #: Seconds at the end of a budget for judging and reporting, at most a fourth of it.

@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 import nodeready
 from nodeready import exit_codes
 from nodeready.local import policy_file
-from nodeready.settings import PolicyError
+from nodeready.policy.load import PolicyError
 
 Handler = Callable[[int, "FrameType | None"], None]
 

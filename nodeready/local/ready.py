@@ -8,7 +8,8 @@ from typing import Any
 
 from nodeready.local import report
 from nodeready.policy import Policy
-from nodeready.settings import PolicyError, check_settings, port_range
+from nodeready.policy.fields import port_range
+from nodeready.policy.load import PolicyError, check_settings
 
 
 def arguments(parser: ArgumentParser) -> None:

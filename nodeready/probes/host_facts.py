@@ -58,7 +58,7 @@ def learned(seen: Host) -> dict[str, Any]:
         "timezone": same_zone(seen.timezone),
     }
     if not seen.looked:
-        # What the policy takes for a path (nodeready.settings).
+        # What the policy takes for a path (nodeready.policy.fields).
         paths = (m.path for m in seen.mounts if m.network and m.fstype != "autofs")
         found["mounts"] = [path for path in paths if re.fullmatch(r"/[^:\s'\"]*", path)]
     if seen.shm is not None and seen.shm.size_mb:

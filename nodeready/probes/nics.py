@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from nodeready import shell
 from nodeready.policy import Policy
+from nodeready.policy.fields import rows
 from nodeready.probes import bonding, nic, routes
 from nodeready.probes.base import Output, Probe, ProbeError, Section, number
 from nodeready.probes.bonding import Bond
 from nodeready.probes.counters import Counters
 from nodeready.probes.nic import Nic
 from nodeready.probes.routes import Route
-from nodeready.setting import rows
 
 _FILES = (
     "address",

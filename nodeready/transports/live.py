@@ -21,8 +21,8 @@ from pyinfra.context import ctx_host
 from nodeready import fleet, known_hosts, shell, snapshot
 from nodeready.actions import Change
 from nodeready.policy import Policy
+from nodeready.policy.load import PolicyError
 from nodeready.probes.script import make_script, mark
-from nodeready.settings import PolicyError
 from nodeready.snapshot import Snapshot
 from nodeready.subjects import CHANGED
 from nodeready.transports.connector import Become, carry, who

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nodeready import learning, subjects
+from nodeready.policy.load import make_policy
 from nodeready.probes.base import Unknown
-from nodeready.settings import make_policy
 from nodeready.snapshot import Snapshot
 
 WHEN = "2026-01-01T00:00:00Z"

@@ -46,6 +46,7 @@ def test_a_fact_that_makes_no_sense(fresh_nodes, fleet, tool):
 _MISTAKES = """
 from dataclasses import replace
 from nodeready import session, subjects
+from nodeready.checks.declare import check
 from nodeready.operations import core_dumps
 real = session.observe
 
@@ -58,8 +59,8 @@ def wrong(*words):
     raise IndexError("judging or planning")
 
 session.observe = observe
-wrong.__name__ = "core"
-subjects.SUBJECTS["limits"] = replace(subjects.SUBJECTS["limits"], checks=(wrong,))
+checks = (check("limits.core")(wrong),)
+subjects.SUBJECTS["limits"] = replace(subjects.SUBJECTS["limits"], checks=checks)
 object.__setattr__(core_dumps.directory, "act", wrong)
 """
 

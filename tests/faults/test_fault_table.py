@@ -20,13 +20,15 @@ from nodeready.lab.faults import FAULTS
 from nodeready.lab.profiles import PROFILES
 from nodeready.policy import Policy
 from nodeready.results import Result
+from nodeready.subjects import CHANGED, LOOKED_AT
 from tests.helpers import observe, on
 
 pytestmark = pytest.mark.lab
 
 Fresh = Callable[..., list[Node]]
 
-HARDWARE = ("gpus", "nics", "rdma", "ports", "host")
+#: What is only looked at: what a machine has, and not what a deploy makes of it.
+HARDWARE = tuple(name for name in LOOKED_AT if name not in CHANGED)
 
 #: What only a GPU's tool can tell: of a device that it does not show, nobody knows.
 TOLD = (

@@ -15,10 +15,10 @@ from nodeready.checks import gate as checks
 from nodeready.local import here
 from nodeready.operations import gate as steps
 from nodeready.policy import Policy
+from nodeready.policy.load import make_policy
 from nodeready.probes import gate as probe
 from nodeready.probes.base import Output, ProbeError
 from nodeready.probes.gate import FILES, PROGRAMS, Gate, SlurmConf
-from nodeready.settings import make_policy
 from nodeready.snapshot import Snapshot
 from tests.helpers import judge_all
 

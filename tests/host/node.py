@@ -106,7 +106,7 @@ def node(
 
 
 def judged(seen: Host, policy: Policy = POLICY) -> dict[str, Result]:
-    found = [check(seen, policy) for check in checks.CHECKS]
+    found = [check(seen, policy) for check in checks.SUBJECT.checks]
     return {result.check.partition(".")[2]: result for result in found}
 
 

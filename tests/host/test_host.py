@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nodeready.policy import Policy
+from nodeready.policy.load import check_settings
 from nodeready.probes import host, host_facts
 from nodeready.probes.base import Output, ProbeError
-from nodeready.settings import check_settings
 from tests.host.node import FILES, judged, node, wrong
 
 PCI = "device=0x74a1"

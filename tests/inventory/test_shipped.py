@@ -14,7 +14,7 @@ import pytest
 
 from nodeready.inventory import InventoryError, load, names
 from nodeready.policy import Policy
-from nodeready.settings import check_settings
+from nodeready.policy.load import check_settings
 
 PROJECT = Path(__file__).parents[2]
 INVENTORIES = PROJECT / "inventories"

@@ -17,7 +17,7 @@ import pytest
 
 from nodeready import bundle
 from nodeready.lab import Node
-from nodeready.settings import make_policy
+from nodeready.policy.load import make_policy
 
 Done = subprocess.CompletedProcess[str]
 

@@ -14,13 +14,13 @@ import pytest
 
 from nodeready import bundle, imports
 from nodeready.policy import Policy
-from nodeready.settings import make_policy
+from nodeready.policy.load import make_policy
 from tests.helpers import nodeready
 
 ROOT = Path(__file__).parents[2]
 _BUILD = (
     "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from nodeready import bundle; "
-    "from nodeready.settings import make_policy; "
+    "from nodeready.policy.load import make_policy; "
     "made = bundle.build(make_policy({'mounts': ('/a', '/b'), 'waivers': {'nics.mtu': 'x'}})); "
     "print(hashlib.sha256(made).hexdigest())"
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from nodeready.local import verdict
-from nodeready.settings import make_policy
+from nodeready.policy.load import make_policy
 from nodeready.snapshot import judge
 from tests.command import wait_for
 from tests.helpers import observe, on

@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.local import policy_file
 from nodeready.policy import Policy
-from nodeready.settings import PolicyError
+from nodeready.policy.load import PolicyError
 
 
 @pytest.fixture

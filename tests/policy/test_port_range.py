@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.cli.exits import Refused
 from nodeready.cli.options import ports
-from nodeready.settings import port_range
+from nodeready.policy.fields import port_range
 
 
 @pytest.mark.parametrize(

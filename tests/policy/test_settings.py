@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.settings import PolicyError, check_settings, make_policy
+from nodeready.policy.load import PolicyError, check_settings, make_policy
 
 GOOD = [
     ({}, Policy()),

@@ -77,7 +77,7 @@ def processes(node: Node) -> list[str]:
 
 def judged(seen: Proved, want: Policy = ANY_LIMITS) -> dict[str, tuple[str, str]]:
     """Name of the check -> its status and what it found; those that nobody asked for left out."""
-    results = {check.__name__: check(seen, want) for check in proof.CHECKS}
+    results = {check.id.partition(".")[2]: check(seen, want) for check in proof.SUBJECT.checks}
     return {n: (r.status, r.actual) for n, r in results.items() if r.actual != "not proved"}
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from nodeready import settings
 from nodeready.checks import rdma as checks
 from nodeready.lab.infiniband import CLASS, Device, a100, h100, mi300x, tree
 from nodeready.policy import Policy
+from nodeready.policy.load import make_policy
 from nodeready.probes import rdma
 from nodeready.probes.base import Output, ProbeError
 from nodeready.probes.counters import Counters
@@ -56,13 +56,13 @@ def statuses(seen: Rdma, policy: Policy = POLICY) -> dict[str, str]:
 def wants(**rows: Mapping[str, Any]) -> Policy:
     """A policy with these ports, "mlx5_0" for "mlx5_0/1"."""
     table = {f"{name}/1": dict(row) for name, row in rows.items()}
-    return settings.make_policy({"rdma_ports": table})
+    return make_policy({"rdma_ports": table})
 
 
 def test_a_good_node_has_nothing_to_say() -> None:
     for devices in (h100(), a100(), mi300x()):
         seen = node(devices)
-        learnt = settings.make_policy(rdma.learned(seen))
+        learnt = make_policy(rdma.learned(seen))
         assert {*statuses(seen, learnt).values()} <= {"ok", "na"}
         assert {name for name, s in statuses(seen).items() if s not in ("ok", "na")} == set()
         assert statuses(seen)["state"] == statuses(seen)["devices"] == "ok"

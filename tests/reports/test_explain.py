@@ -1,4 +1,4 @@
-"""`nodeready explain` and the catalogue behind it: every check has its words, without a node."""
+"""`nodeready explain` and what the checks declare: every check has its words, without a node."""
 
 from __future__ import annotations
 
@@ -6,35 +6,69 @@ from dataclasses import fields
 
 import pytest
 
-from nodeready import catalog
+from nodeready import subjects
+from nodeready.checks.declare import Act, check
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
+from nodeready.results import fail, fixable, ok
 from nodeready.subjects import SUBJECTS, check_ids
 from tests.helpers import nodeready
 
 
-@pytest.mark.parametrize("check", check_ids())
-def test_every_check_can_be_explained(check):
-    entry = catalog.entry(check)
-    assert len(entry.brief.split()) > 3
-    assert "\n" not in entry.brief
-    assert {name for name, _ in entry.repairs} == {s.name for s in STEPS if check in s.fixes}
-    assert set(entry.settings) <= {field.name for field in fields(Policy)}
-    for act in entry.acts:
-        who, _, what = act.partition(": ")
-        assert who in ("By a person", "Repaired by")
-        assert what.strip()
+@pytest.mark.parametrize("id", check_ids())
+def test_every_check_can_be_explained(id):
+    page = subjects.page(id)
+    assert len(page.brief.split()) > 3
+    assert "\n" not in page.brief
+    assert {step.name for step in STEPS if id in step.fixes} == {page.fixed_by} - {""}
+    keys = [field.name for field in fields(Policy)]
+    assert [key for key in keys if key in page.settings] == list(page.settings)
+    assert all(act.what.strip() for act in page.acts)
 
 
-def test_who_repairs_and_what_decides_is_read_from_the_code():
-    scope = catalog.entry("ptrace.scope")
-    assert scope.settings == ("ptrace_scope",)
-    assert "By a person: reboot the node" in scope.acts
-    assert catalog.entry("limits.core").settings[0] == "limit_core"
-    # A helper's argument, a list that grows, a choice between fail and warn.
-    assert "By a person: check which module is loaded" in catalog.entry("nics.driver").acts
-    assert "By a person: ip link set NAME up" in catalog.entry("nics.link").acts
-    assert any("openssh-client" in act for act in catalog.entry("ssh_client.installed").acts)
+def test_who_repairs_and_what_decides_is_what_the_check_declares():
+    scope = subjects.page("ptrace.scope")
+    assert (scope.settings, scope.fixed_by) == (("ptrace_scope",), "ptrace.scope")
+    assert Act("By a person", "reboot the node") in scope.acts
+    assert subjects.page("limits.core").settings[0] == "limit_core"
+    driver = subjects.page("nics.driver")
+    assert [str(act) for act in driver.acts] == ["By a person: check which module is loaded"]
+
+
+def test_an_id_is_of_the_subject_that_has_the_check():
+    for name, subject in SUBJECTS.items():
+        assert {check.subject for check in (*subject.checks, subject.observed)} == {name}
+
+
+def _of(declared, does):
+    """What is said of a check of the policy's job_user that declares and does this."""
+
+    @declared
+    def user(seen, want):
+        return does(want)
+
+    with pytest.raises(pytest.fail.Exception) as failed:
+        user(None, Policy())
+    return str(failed.value)
+
+
+def test_a_check_that_does_what_it_does_not_declare_fails_whatever_test_it_is_in():
+    plain = check("host.user")
+    assert "reads job_user" in _of(plain, lambda want: ok("host.user", want.job_user or "any"))
+    assert "reads limit_core" in _of(plain, lambda want: ok("host.user", asking(None, want).check))
+    assert "gives the result host.os" in _of(plain, lambda want: ok("host.os"))
+    assert "a deploy repairs it" in _of(plain, lambda want: fixable("host.user", "a", "b"))
+    said = _of(plain, lambda want: fail("host.user", "a", "b", fix="reboot"))
+    assert "asks a person: reboot" in said
+    person = check("host.user", settings=("job_user",), fix=("reboot",))
+    honest = person(lambda seen, want: fail("host.user", want.job_user, "b", fix="reboot"))
+    assert honest(None, Policy()).status == "fail"
+
+
+@check("host.asking", settings=("limit_core",))
+def asking(seen, want):
+    """A check that another one asks."""
+    return ok("host.asking", want.limit_core)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +76,7 @@ def test_who_repairs_and_what_decides_is_read_from_the_code():
     [("ptrace.scop", "ptrace.scope"), ("ptrase.scope", "ptrace.scope"), ("limit", "limits")],
 )
 def test_a_misspelt_id_has_its_likely_meaning(word, meant):
-    assert catalog.meant(word) == meant
+    assert subjects.meant(word) == meant
 
 
 def test_the_command_prints_a_check_and_a_subject_and_everything():

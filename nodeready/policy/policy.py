@@ -1,297 +1,339 @@
 """Policy: the one declaration of what "ready" means. A field per setting, with its reason.
 
-The field names are the keys of pyinfra's ``group_data``. `nodeready/settings.py` turns such data
-into a Policy, or into a list of errors that name the file, the key and the likely meaning.
+The field names are the keys of pyinfra's ``group_data``. `nodeready/policy/load.py` turns such
+data into a Policy, or into a list of errors that name the file, the key and the likely meaning.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodeready.setting import Names, Table
-from nodeready.setting import setting as _setting
+from nodeready.policy.fields import (
+    CORE_PATTERN,
+    DOMAINS,
+    FLAG,
+    KERNEL_ARGS,
+    LIMIT,
+    LINE,
+    LINES,
+    PACKAGES,
+    PATH,
+    PATHS,
+    PATTERNS,
+    PORT_RANGE,
+    UNITS,
+    USER,
+    USERS,
+    VERSION,
+    WAIVERS,
+    Names,
+    Table,
+    one_of,
+    setting,
+    table,
+    whole,
+    whole_or_none,
+    wholes,
+)
 
 
 @dataclass(frozen=True)
 class Policy:
     """What every node of a group has to be. All values are plain data."""
 
-    ptrace_scope: int = _setting(
+    ptrace_scope: int = setting(
         0,
-        "int",
+        whole(0, 2),
         "kernel.yama.ptrace_scope: 0 lets py-spy and gdb attach to processes of the same user "
         "without sudo. 3 is refused: it can only be lowered by a reboot.",
-        low=0,
-        high=2,
     )
-    core_handler: str = _setting(
+    core_handler: str = setting(
         "path",
-        "choice",
+        one_of("path", "systemd-coredump"),
         "Who receives a crash: 'path' writes a file by core_pattern, 'systemd-coredump' keeps "
         "cores in its own store.",
-        choices=("path", "systemd-coredump"),
     )
-    core_pattern: str = _setting(
+    core_pattern: str = setting(
         "/var/crash/core.%e.%P.%h.%t",
-        "core_pattern",
+        CORE_PATTERN,
         "kernel.core_pattern when core_handler is 'path': absolute, at most 128 bytes (core(5)). "
         "%h keeps nodes apart on a shared file system, %P is the pid as the host sees it.",
     )
-    core_retention_days: int = _setting(
+    core_retention_days: int = setting(
         14,
-        "int",
+        whole(0, 3650),
         "Days after which systemd-tmpfiles removes a core file; 0 keeps them for ever. A core is "
         "as large as its process: without a rule the disk fills.",
-        low=0,
-        high=3650,
     )
-    limit_core: str = _setting(
+    limit_core: str = setting(
         "unlimited",
-        "limit",
+        LIMIT,
         "RLIMIT_CORE for jobs, soft and hard, in KiB or 'unlimited': a limit below the process's "
         "size leaves a truncated core.",
     )
-    limit_memlock: str = _setting(
+    limit_memlock: str = setting(
         "unlimited",
-        "limit",
+        LIMIT,
         "RLIMIT_MEMLOCK for jobs, soft and hard, in KiB or 'unlimited': RDMA pins its buffers.",
     )
-    limit_nofile: int = _setting(
+    limit_nofile: int = setting(
         1048576,
-        "int",
+        whole(1024, 1073741816),
         "RLIMIT_NOFILE for jobs, soft and hard: NCCL and data loaders open thousands of files. "
         "The kernel refuses more than fs.nr_open (1048576 by default).",
-        low=1024,
-        high=1073741816,
     )
-    limit_domains: Names = _setting(
+    limit_domains: Names = setting(
         ("*", "root"),
-        "domains",
+        DOMAINS,
         "The limits.d domains that get the limits: '*', 'root', a user, '@group'. '*' does not "
         "apply to root, so root has lines of its own (limits.conf(5)).",
     )
-    limit_services: Names = _setting(
+    limit_services: Names = setting(
         ("slurmd",),
-        "units",
+        UNITS,
         "systemd services whose children are jobs: PAM limits never reach them, so each gets a "
         "drop-in where the unit exists.",
     )
-    restart_services: Names = _setting(
+    restart_services: Names = setting(
         (),
-        "units",
+        UNITS,
         "Services that a deploy may restart so that a new limit takes effect. Empty: a running "
         "service with an old limit is reported as pending, never restarted.",
     )
-    packages: Names = _setting(
+    packages: Names = setting(
         ("gdb", "strace", "pdsh"),
-        "packages",
+        PACKAGES,
         "Debugging tools that the distribution's package manager installs.",
     )
-    py_spy_version: str = _setting(
+    py_spy_version: str = setting(
         "0.4.3",
-        "version",
+        VERSION,
         "The py-spy that is put into /usr/local/bin; '' leaves py-spy alone.",
     )
-    pdshrc_users: Names = _setting(
-        (), "users", "Users who get a ~/.pdshrc (a marked block in an existing file of theirs)."
+    pdshrc_users: Names = setting(
+        (),
+        USERS,
+        "Users who get a ~/.pdshrc (a marked block in an existing file of theirs).",
     )
-    pdshrc_path: Names = _setting(
-        (), "paths", "Directories that ~/.pdshrc puts in front of PATH, absolute."
+    pdshrc_path: Names = setting(
+        (),
+        PATHS,
+        "Directories that ~/.pdshrc puts in front of PATH, absolute.",
     )
-    pdshrc_activate: str = _setting(
+    pdshrc_activate: str = setting(
         "",
-        "line",
+        LINE,
         "A shell line in ~/.pdshrc that activates the job's environment; must be quiet.",
     )
-    pdshrc_lines: Names = _setting((), "lines", "Further shell lines of ~/.pdshrc.")
-    ssh_client_mode: str = _setting(
+    pdshrc_lines: Names = setting(
+        (),
+        LINES,
+        "Further shell lines of ~/.pdshrc.",
+    )
+    ssh_client_mode: str = setting(
         "known_hosts",
-        "choice",
+        one_of("known_hosts", "accept-new", "no"),
         "How ssh between nodes answers the host-key question: 'known_hosts' distributes every "
         "node's keys, 'accept-new' trusts at first sight, 'no' never asks and never protects.",
-        choices=("known_hosts", "accept-new", "no"),
     )
-    ssh_client_hosts: Names = _setting(
+    ssh_client_hosts: Names = setting(
         (),
-        "patterns",
+        PATTERNS,
         "ssh_config(5) host patterns (gpu*, 10.1.*) for which the mode is set. Empty: the ssh "
         "options of the nodes are left alone, only the keys are distributed.",
     )
-    ssh_known_hosts: Names = _setting(
+    ssh_known_hosts: Names = setting(
         (),
-        "lines",
+        LINES,
         "Further known_hosts lines for every node, e.g. of a login node outside the inventory.",
     )
-    iommu_args: Names | None = _setting(
+    iommu_args: Names | None = setting(
         None,
-        "kernel_args",
+        KERNEL_ARGS,
         "Kernel arguments for the IOMMU. None chooses by the hardware that is there (AMD "
         "Instinct); () manages nothing.",
     )
-    port_range: tuple[int, int] = _setting(
+    port_range: tuple[int, int] = setting(
         (29500, 29510),
-        "port_range",
+        PORT_RANGE,
         "The ports on which jobs rendezvous, first and last. torchrun's default is 29500.",
     )
-    job_user: str = _setting(
+    job_user: str = setting(
         "",
-        "user",
+        USER,
         "The user as whom `nodeready ready` proves that a node is debuggable; '': whoever logs "
         "in. What root can do says nothing about what a job's user can.",
     )
-    gate: bool = _setting(
+    gate: bool = setting(
         False,
-        "bool",
+        FLAG,
         "True: a deploy installs the node's own check: one file, a timer that writes the last "
         "verdict and the Prometheus textfile, and Slurm's prolog and health check.",
     )
-    gate_interval_s: int = _setting(
-        300, "int", "Seconds between two verdicts of the timer.", low=30, high=86400
+    gate_interval_s: int = setting(
+        300,
+        whole(30, 86400),
+        "Seconds between two verdicts of the timer.",
     )
-    gate_max_age_s: int = _setting(
+    gate_max_age_s: int = setting(
         900,
-        "int",
+        whole(0, 86400),
         "Seconds for which the prolog believes a verdict: three of the timer's intervals, so that "
         "one that is late costs nothing.",
-        low=0,
-        high=86400,
     )
-    gate_budget_s: int = _setting(
+    gate_budget_s: int = setting(
         10,
-        "int",
+        whole(3, 50),
         "Seconds that the prolog and the health check may take: Slurm kills a health check after "
         "60, and a prolog holds every job of its node.",
-        low=3,
-        high=50,
     )
-    gate_textfile: str = _setting(
+    gate_textfile: str = setting(
         "/var/lib/prometheus/node-exporter/nodeready.prom",
-        "path",
+        PATH,
         "The file for node_exporter's textfile collector, written where its directory exists; "
         "'': none.",
     )
-    gate_drain: bool = _setting(
+    gate_drain: bool = setting(
         False,
-        "bool",
+        FLAG,
         "True: the health check drains its node in Slurm, with a reason that begins with "
         "'nodeready:', and takes back only what bears such a reason.",
     )
-    lock_wait_s: int = _setting(
+    lock_wait_s: int = setting(
         30,
-        "int",
+        whole(0, 3600),
         "Seconds that a deploy waits for another one on the same node.",
-        low=0,
-        high=3600,
     )
-    package_lock_wait_s: int = _setting(
+    package_lock_wait_s: int = setting(
         120,
-        "int",
+        whole(0, 3600),
         "Seconds to wait for the package manager's lock: a fresh node's first update can hold it.",
-        low=0,
-        high=3600,
     )
-    gpu_count: int | None = _setting(
+    gpu_count: int | None = setting(
         None,
-        "count",
+        whole_or_none(0, 64),
         "GPUs that every node's PCI bus shows; None: any.",
-        low=0,
-        high=64,
     )
-    gpu_model: str = _setting(
-        "", "line", "The product name that the vendor's tool prints; '': any, if it is one."
+    gpu_model: str = setting(
+        "",
+        LINE,
+        "The product name that the vendor's tool prints; '': any, if it is one.",
     )
-    gpu_driver: str = _setting("", "line", "The GPU driver's version; '': any.")
-    gpu_vbios: Names = _setting((), "lines", "The VBIOS versions that GPUs may have; (): any.")
-    gpu_ecc: str = _setting(
+    gpu_driver: str = setting(
+        "",
+        LINE,
+        "The GPU driver's version; '': any.",
+    )
+    gpu_vbios: Names = setting(
+        (),
+        LINES,
+        "The VBIOS versions that GPUs may have; (): any.",
+    )
+    gpu_ecc: str = setting(
         "on",
-        "choice",
+        one_of("on", "off", "any"),
         "ECC mode of GPUs that have one: without it a flipped bit is a wrong result that nobody "
         "sees. 'any' judges nothing.",
-        choices=("on", "off", "any"),
     )
-    gpu_persistence: str = _setting(
+    gpu_persistence: str = setting(
         "on",
-        "choice",
+        one_of("on", "off", "any"),
         "Persistence of NVIDIA's driver, by its daemon or mode: without it the driver unloads "
         "after each job and the next one waits seconds per GPU.",
-        choices=("on", "off", "any"),
     )
-    gpu_mig: str = _setting(
-        "any", "choice", "MIG mode of GPUs that have one.", choices=("on", "off", "any")
+    gpu_mig: str = setting(
+        "any",
+        one_of("on", "off", "any"),
+        "MIG mode of GPUs that have one.",
     )
-    gpu_max_temperature_c: int | None = _setting(
+    gpu_max_temperature_c: int | None = setting(
         None,
-        "count",
+        whole_or_none(30, 120),
         "Degrees Celsius that no GPU may reach; None: its own slow-down threshold.",
-        low=30,
-        high=120,
     )
-    gpu_idle: bool = _setting(
-        False, "bool", "True: no process may be left on a GPU, for nodes that have no job."
+    gpu_idle: bool = setting(
+        False,
+        FLAG,
+        "True: no process may be left on a GPU, for nodes that have no job.",
     )
-    xid_ignore: tuple[int, ...] = _setting(
-        (), "numbers", "NVIDIA Xid codes that are not reported.", low=0, high=1023
-    )
-    nics: Table = _setting(
+    xid_ignore: tuple[int, ...] = setting(
         (),
-        "table",
+        wholes(0, 1023),
+        "NVIDIA Xid codes that are not reported.",
+    )
+    nics: Table = setting(
+        (),
+        table(speed_mbps=int, mtu=int, driver=str, firmware=str),
         "Network interfaces that every node has, and what they must be: "
         "{'eth0': {'speed_mbps': 100000, 'mtu': 9000, 'driver': 'mlx5_core'}}.",
-        columns={"speed_mbps": int, "mtu": int, "driver": str, "firmware": str},
     )
-    rdma_ports: Table = _setting(
+    rdma_ports: Table = setting(
         (),
-        "table",
+        table(rate_gbps=int, link_layer=str, firmware=str),
         "RDMA ports that every node has, as DEVICE/PORT, and what they must be: "
         "{'mlx5_0/1': {'rate_gbps': 400, 'link_layer': 'InfiniBand', 'firmware': '28.39.1002'}}.",
-        columns={"rate_gbps": int, "link_layer": str, "firmware": str},
     )
-    kernel_release: str = _setting("", "line", "The kernel's release, as uname -r; '': any.")
-    os_release: str = _setting(
-        "", "line", "Distribution and version, ID and VERSION_ID of os-release(5): 'ubuntu 22.04'."
+    kernel_release: str = setting(
+        "",
+        LINE,
+        "The kernel's release, as uname -r; '': any.",
     )
-    timezone: str = _setting("", "line", "The time zone, e.g. 'Etc/UTC'; '': any.")
-    clock: str = _setting(
+    os_release: str = setting(
+        "",
+        LINE,
+        "Distribution and version, ID and VERSION_ID of os-release(5): 'ubuntu 22.04'.",
+    )
+    timezone: str = setting(
+        "",
+        LINE,
+        "The time zone, e.g. 'Etc/UTC'; '': any.",
+    )
+    clock: str = setting(
         "synchronised",
-        "choice",
+        one_of("synchronised", "any"),
         "Whether the clock must be synchronised: logs and certificates of nodes have to agree.",
-        choices=("synchronised", "any"),
     )
-    mounts: Names = _setting((), "paths", "Directories that must be mount points, absolute.")
-    disk_free_percent: int = _setting(
+    mounts: Names = setting(
+        (),
+        PATHS,
+        "Directories that must be mount points, absolute.",
+    )
+    disk_free_percent: int = setting(
         5,
-        "int",
+        whole(0, 99),
         "Per cent of space and of inodes that must be free on local file systems: at 5 per cent "
         "ext4 keeps the rest for root, and jobs fail.",
-        low=0,
-        high=99,
     )
-    shm_min_mb: int = _setting(
+    shm_min_mb: int = setting(
         0,
-        "int",
+        whole(0, 1 << 30),
         "MiB that /dev/shm must have: PyTorch's data loaders and NCCL share memory through it. "
         "0: any.",
-        low=0,
-        high=1 << 30,
     )
-    memory_min_mb: int = _setting(
-        0, "int", "MiB of memory that the kernel must see; 0: any.", low=0, high=1 << 30
+    memory_min_mb: int = setting(
+        0,
+        whole(0, 1 << 30),
+        "MiB of memory that the kernel must see; 0: any.",
     )
-    hugepages: int | None = _setting(
-        None, "count", "vm.nr_hugepages; None: any.", low=0, high=1 << 30
-    )
-    swap: str = _setting("any", "choice", "Whether there may be swap.", choices=("any", "off"))
-    numa_balancing: int | None = _setting(
+    hugepages: int | None = setting(
         None,
-        "count",
+        whole_or_none(0, 1 << 30),
+        "vm.nr_hugepages; None: any.",
+    )
+    swap: str = setting(
+        "any",
+        one_of("any", "off"),
+        "Whether there may be swap.",
+    )
+    numa_balancing: int | None = setting(
+        None,
+        whole_or_none(0, 2),
         "kernel.numa_balancing; None: 0 where AMD Instinct GPUs are (ROCm asks for it), any "
         "elsewhere.",
-        low=0,
-        high=2,
     )
-    waivers: tuple[tuple[str, str], ...] = _setting(
+    waivers: tuple[tuple[str, str], ...] = setting(
         (),
-        "waivers",
+        WAIVERS,
         "Findings that are known and accepted, check id -> reason: they are listed as waived, "
         "and fail nothing: {'nics.mtu': 'until the switch is replaced, ticket 4711'}.",
     )

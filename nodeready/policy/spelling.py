@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
 def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The known word that ``word`` begins, or else resembles most; "" when there is none."""
+    # Few runs need it, and a node's own program starts often.
+    import difflib
+
     names = list(known)
     begun = [name for name in names if len(word) > 1 and name.startswith(word)]
     return next(iter(begun or difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), "")

@@ -1,0 +1,267 @@
+"""The kinds of settings: what a value may be, how a Policy holds it, and how the docs name it.
+
+A kind that has a parameter is a function (`whole`, `one_of`), any other a constant (`PATHS`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeready.policy.spelling import closest
+
+Names = tuple[str, ...]
+#: A mapping of names to settings, as plain tuples so that a Policy can be compared and hashed;
+#: `rows` turns it back into dicts.
+Table = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+
+#: core(5), "Naming of core dump files", Linux 6.12. %F is for pipes only.
+CORE_SPECIFIERS = frozenset("%cCdeEfghiIpPstu")
+#: CORENAME_MAX_SIZE in the kernel: the pattern and its terminating zero.
+CORE_PATTERN_MAX_BYTES = 128
+
+
+def port_range(words: str) -> tuple[int, int]:
+    """``29500-29510``, or one port, as an option ``--ports`` takes it.
+
+    Raises ValueError with what it should be.
+    """
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last <= 65535:
+        raise ValueError("must be FIRST-LAST, two ports from 1 to 65535")
+    return first, last
+
+
+class Invalid(ValueError):
+    """One value breaks its rule; the text completes 'KEY = VALUE: ...'."""
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a setting may be.
+
+    check: the value that group_data holds -> the value that a Policy holds. Raises Invalid
+    takes: what the setting takes, in Markdown
+    plain: the value that a Policy holds -> the value that group_data, or JSON, holds
+    named: whether a value is a Table
+    """
+
+    check: Callable[[Any], Any]
+    takes: str
+    plain: Callable[[Any], Any] = _plain
+    named: bool = False
+
+
+def setting(default: Any, kind: Kind, reason: str) -> Any:
+    """A field of Policy: its default, its kind, and what it is for."""
+    return field(default=default, metadata={"kind": kind, "reason": reason})
+
+
+def rows(table: Table) -> dict[str, dict[str, Any]]:
+    """A Table as ``{name: {column: value}}``."""
+    return {name: dict(columns) for name, columns in table}
+
+
+def _whole(value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Invalid("must be a whole number")
+    if not low <= value <= high:
+        raise Invalid(f"must be between {low} and {high}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Invalid("must be a string")
+    if any(ord(char) < 32 or ord(char) == 127 for char in value):
+        raise Invalid("must be one line without control characters")
+    return value
+
+
+def _items(value: Any, pattern: str, what: str) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, (tuple, list)):
+        raise Invalid(f"must be a list of {what}s: ({value!r},)?")
+    for item in value:
+        if not re.fullmatch(pattern, _text(item)):
+            raise Invalid(f"{item!r} is no {what}")
+    return tuple(value)
+
+
+def whole(low: int, high: int) -> Kind:
+    """A whole number, ``low`` and ``high`` included."""
+    return Kind(lambda value: _whole(value, low, high), f"{low} to {high}")
+
+
+def whole_or_none(low: int, high: int) -> Kind:
+    """A whole number, or None."""
+    return Kind(
+        lambda value: None if value is None else _whole(value, low, high),
+        f"{low} to {high}, or `None`",
+    )
+
+
+def wholes(low: int, high: int) -> Kind:
+    """Whole numbers; a Policy holds them sorted."""
+
+    def check(value: Any) -> tuple[int, ...]:
+        if isinstance(value, str) or not isinstance(value, (tuple, list, set, frozenset)):
+            raise Invalid(f"must be a list of numbers: ({value!r},)?")
+        return tuple(sorted(_whole(item, low, high) for item in value))
+
+    return Kind(check, f"numbers, {low} to {high}")
+
+
+def one_of(*choices: str) -> Kind:
+    """One of a few words."""
+
+    def check(value: Any) -> str:
+        if value not in choices:
+            raise Invalid("must be one of " + ", ".join(choices))
+        return str(value)
+
+    return Kind(check, ", ".join(f'`"{choice}"`' for choice in choices))
+
+
+def each(pattern: str, what: str) -> Kind:
+    """Strings that all match ``pattern``; ``what`` is the word for one of them."""
+    return Kind(lambda value: _items(value, pattern, what), f"{what}s")
+
+
+def table(**columns: type) -> Kind:
+    """Names with columns, each a positive whole number or a line of text; see Table."""
+
+    def check(value: Any) -> Table:
+        if value == ():
+            return ()
+        if not isinstance(value, Mapping):
+            raise Invalid("must map names to settings: {'NAME': {...}}")
+        return tuple(
+            (_name(name), _columns(name, settings, columns))
+            for name, settings in sorted(value.items(), key=lambda item: str(item[0]))
+        )
+
+    takes = "names with " + ", ".join(f"`{name}`" for name in columns)
+    return Kind(check, takes, rows, named=True)
+
+
+def _name(name: Any) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*", _text(name)):
+        raise Invalid(f"{name!r} is no name")
+    return str(name)
+
+
+def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tuple[str, Any], ...]:
+    if not isinstance(settings, Mapping):
+        raise Invalid(f"{name!r} must have settings: {{'{next(iter(columns))}': ...}}")
+    for column, wanted in settings.items():
+        if column not in columns:
+            close = closest(str(column), columns)
+            meant = f"did you mean {close}?" if close else "there are " + ", ".join(columns)
+            raise Invalid(f"{name!r} has the unknown setting {column!r}: {meant}")
+        if columns[column] is int:
+            _whole(wanted, 1, 10_000_000)
+        else:
+            _text(wanted)
+    return tuple(sorted(settings.items()))
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Invalid("must be True or False")
+    return value
+
+
+def _waivers(value: Any) -> tuple[tuple[str, str], ...]:
+    if value == ():
+        return ()
+    if not isinstance(value, Mapping):
+        raise Invalid("must map check ids to reasons: {'nics.mtu': 'why'}")
+    for check, reason in value.items():
+        if not re.fullmatch(r"[a-z_]+\.[a-z_]+", _text(check)):
+            raise Invalid(f"{check!r} is no check id")
+        if not _text(reason).strip():
+            raise Invalid(f"{check!r} needs a reason")
+    return tuple(sorted(value.items()))
+
+
+def _limit(value: Any) -> str:
+    if value == "unlimited":
+        return "unlimited"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return str(value)
+    raise Invalid("must be 'unlimited' or a number of KiB")
+
+
+def _core_pattern(value: Any) -> str:
+    text = _text(value)
+    if not text.startswith("/"):
+        raise Invalid("must be an absolute path (a pipe is core_handler = 'systemd-coredump')")
+    if len(text.encode()) > CORE_PATTERN_MAX_BYTES - 1:
+        raise Invalid(f"is longer than {CORE_PATTERN_MAX_BYTES - 1} bytes; the kernel cuts it off")
+    for specifier in re.findall(r"%(.?)", text):
+        if specifier not in CORE_SPECIFIERS or not specifier:
+            raise Invalid(f"has the unknown specifier %{specifier} (core(5) lists them)")
+    directory, _, name = text.rpartition("/")
+    if not directory or not name or "%" in directory:
+        raise Invalid("must name a fixed directory and then the file: /DIRECTORY/core.%e.%P.%h.%t")
+    if "/../" in f"{directory}/" or any(char.isspace() for char in text):
+        raise Invalid("must not contain '..' or white space")
+    return text
+
+
+def _port_range(value: Any) -> tuple[int, int]:
+    if not (isinstance(value, (tuple, list)) and len(value) == 2):
+        raise Invalid("must be two port numbers: (first, last)")
+    first, last = (_whole(port, 1, 65535) for port in value)
+    if first > last:
+        raise Invalid(f"is the wrong way round: ({last}, {first})?")
+    return (first, last)
+
+
+def _version(value: Any) -> str:
+    if not re.fullmatch(r"(\d+(\.\d+)*)?", _text(value)):
+        raise Invalid("must be a version such as 0.4.3")
+    return str(value)
+
+
+#: What may be the name of a user.
+USER_NAME = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
+
+FLAG = Kind(_flag, "`True`, `False`")
+LINE = Kind(_text, "one line of text")
+VERSION = Kind(_version, 'a version, or `""`')
+LIMIT = Kind(
+    _limit,
+    '`"unlimited"`, or KiB',
+    lambda value: value if value == "unlimited" else int(value),
+)
+CORE_PATTERN = Kind(_core_pattern, "an absolute path pattern")
+PORT_RANGE = Kind(_port_range, "`(first, last)`, 1 to 65535")
+WAIVERS = Kind(_waivers, "check ids and reasons: `{'ID': 'WHY'}`", dict)
+
+USERS = each(USER_NAME, "user name")
+PATHS = each(r"/[^:\s'\"]*", "absolute path")
+LINES = Kind(each(r".+", "line").check, "lines of text")
+DOMAINS = each(r"\*|@?[A-Za-z_][A-Za-z0-9_.-]{0,31}", "limits.conf domain")
+UNITS = each(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*", "service name")
+PACKAGES = each(r"[a-z0-9][a-z0-9+.-]*", "package name")
+PATTERNS = each(r"!?[A-Za-z0-9*?_][A-Za-z0-9*?_.:%-]*", "ssh host pattern")
+_KERNEL_ARGS = each(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
+KERNEL_ARGS = Kind(
+    lambda value: None if value is None else _KERNEL_ARGS.check(value),
+    "kernel arguments, or `None`",
+)
+USER = Kind(
+    lambda value: value if value == "" else USERS.check((value,))[0], 'a user name, or `""`'
+)
+PATH = Kind(
+    lambda value: value if value == "" else PATHS.check((value,))[0],
+    'an absolute path, or `""`',
+)
