@@ -36,7 +36,7 @@ pages:
 
 docs: pages
 	@scripts/setup.sh docs
-	.venv/bin/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 
 house:
 	@scripts/setup.sh test

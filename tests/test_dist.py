@@ -1,4 +1,4 @@
-"""What is published: the wheel and the sdist hold the package, nothing else, and are the same twice."""
+"""What is published: the wheel and the sdist. They hold the package, nothing else."""
 
 from __future__ import annotations
 
