@@ -4,7 +4,7 @@
 help:
 	@echo 'make demo    a lab of three nodes: audit, deploy, deploy again, audit, ready'
 	@echo 'make test    all tests, with the lab and the virtual machine'
-	@echo 'make lint    formatting, lint, types, shell scripts'
+	@echo 'make lint    formatting, lint, types, shell scripts, generated pages'
 	@echo 'make format  format the code'
 	@echo 'make docs    the documentation as a site with a search, in site/'
 	@echo 'make pages   write the pages that are generated from the code'

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Formatting, lint, types and shell scripts: all of them, then fail if one did.
-# Usage: scripts/lint.sh [format|code|types|shell]...
+# Formatting, lint, types, shell scripts and generated pages: all of them, then fail if one did.
+# Usage: scripts/lint.sh [format|code|types|shell|pages]...
 set -u
 cd "$(dirname "$0")/.." || exit
 PATH=$PWD/.venv/bin:$PATH
 status=0
 
-[ $# -gt 0 ] || set -- format code types shell
+[ $# -gt 0 ] || set -- format code types shell pages
 for part in "$@"; do
     case $part in
     format)
@@ -23,8 +23,11 @@ for part in "$@"; do
         # The libraries are pieces of one script: unused names and missing shebangs are how they are.
         shellcheck --shell=sh --exclude=SC2034,SC2154,SC2317 nodeready/sh/*.sh || status=1
         ;;
+    pages)
+        python scripts/make_docs.py --check || status=1
+        ;;
     *)
-        echo "lint: no part $part; there are format, code, types and shell" >&2
+        echo "lint: no part $part; there are format, code, types, shell and pages" >&2
         exit 2
         ;;
     esac
