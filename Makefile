@@ -2,17 +2,17 @@
 .PHONY: help demo test lint format pages docs pictures house dist bench lock clean
 
 help:
-	@echo 'make demo    a lab of three nodes: audit, deploy, deploy again, audit, ready'
-	@echo 'make test    all tests, with the lab and the virtual machine'
-	@echo 'make lint    formatting, lint, types, shell scripts, generated pages'
-	@echo 'make format  format the code'
-	@echo 'make docs    the documentation as a site with a search, in site/'
-	@echo 'make pages   write the pages that are generated from the code'
-	@echo 'make house   the picture of the packages, from their imports'
+	@echo 'make demo      a lab of three nodes: audit, deploy, deploy again, audit, ready'
+	@echo 'make test      all tests, with the lab and the virtual machine'
+	@echo 'make lint      formatting, lint, types, shell scripts, generated pages'
+	@echo 'make format    format the code'
+	@echo 'make docs      the documentation as a site with a search, in site/'
+	@echo 'make pages     write the pages that are generated from the code'
+	@echo 'make house     the picture of the packages, from their imports'
 	@echo 'make pictures  record the pictures of real runs, on nodes of the lab'
-	@echo 'make dist    the wheel and the sdist, checked, in dist/'
-	@echo 'make bench   the benchmarks (minutes); tables for docs/benchmarks.md'
-	@echo 'make lock    pin the dependencies anew'
+	@echo 'make dist      the wheel and the sdist, checked, in dist/'
+	@echo 'make bench     the benchmarks (minutes); tables for docs/benchmarks.md'
+	@echo 'make lock      pin the dependencies anew'
 
 demo:
 	@scripts/demo.sh
