@@ -1,14 +1,18 @@
 # Everything a contributor types. `make demo` and `make test` prepare what they need.
-.PHONY: help demo test lint format docs bench lock clean
+.PHONY: help demo test lint format pages docs pictures house dist bench lock clean
 
 help:
-	@echo 'make demo    a lab of three nodes: audit, deploy, deploy again, audit, ready'
-	@echo 'make test    all tests, with the lab and the virtual machine'
-	@echo 'make lint    formatting, lint, types, shell scripts'
-	@echo 'make format  format the code'
-	@echo 'make docs    write the pages that are generated from the code'
-	@echo 'make bench   the benchmarks (minutes); tables for docs/benchmarks.md'
-	@echo 'make lock    pin the dependencies anew'
+	@echo 'make demo      a lab of three nodes: audit, deploy, deploy again, audit, ready'
+	@echo 'make test      all tests, with the lab and the virtual machine'
+	@echo 'make lint      formatting, lint, types, shell scripts, generated pages'
+	@echo 'make format    format the code'
+	@echo 'make docs      the documentation as a site with a search, in site/'
+	@echo 'make pages     write the pages that are generated from the code'
+	@echo 'make house     the picture of the packages, from their imports'
+	@echo 'make pictures  record the pictures of real runs, on nodes of the lab'
+	@echo 'make dist      the wheel and the sdist, checked, in dist/'
+	@echo 'make bench     the benchmarks (minutes); tables for docs/benchmarks.md'
+	@echo 'make lock      pin the dependencies anew'
 
 demo:
 	@scripts/demo.sh
@@ -26,18 +30,37 @@ format:
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-docs:
+pages:
 	@scripts/setup.sh test
 	.venv/bin/python scripts/make_docs.py
+
+docs: pages
+	@scripts/setup.sh docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
+
+house:
+	@scripts/setup.sh test
+	.venv/bin/python scripts/draw_house.py
+
+pictures:
+	@scripts/setup.sh test
+	.venv/bin/python scripts/pictures.py
+
+dist:
+	@scripts/setup.sh dist
+	@scripts/dist.sh
 
 bench:
 	@scripts/setup.sh test
 	@benchmarks/run
 
+# The extra ones are held to the versions of the first, so that all fit into one environment.
+COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.10 --no-header pyproject.toml
 lock:
 	.venv/bin/python -m pip install --quiet uv
-	.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-header \
-		--output-file requirements.lock pyproject.toml
+	$(COMPILE) --extra dev --output-file requirements.lock
+	$(COMPILE) --extra docs --constraints requirements.lock --output-file requirements-docs.lock
+	$(COMPILE) --extra dist --constraints requirements.lock --output-file requirements-dist.lock
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -2,7 +2,7 @@
 
 docs/checks.md and docs/nodeready.1 are generated whole. In the other pages, and in README.md, what
 stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is: the policy keys, the operations'
-order and the exit codes come from the code, so that they cannot say something else.
+order, the exit codes and the rooms come from the code, so that they cannot say something else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import checks_page
+import draw_house
 import man_page
 import tables
 
@@ -28,6 +29,7 @@ PIECES: dict[str, Callable[[], str]] = {
     "policy-keys": tables.policy_keys,
     "exit-codes": tables.exit_codes,
     "commands": tables.commands,
+    "house": draw_house.piece,
 }
 
 _PIECE = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.S)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Prepare a checkout: system packages (when root, else name them) and the locked Python packages.
-# Usage: scripts/setup.sh demo|test
+# Usage: scripts/setup.sh demo|test|docs|dist
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -58,12 +58,20 @@ if [ -n "$missing" ]; then
     fi
 fi
 
-# One environment for everything, remade when the lock changes.
-stamp=.venv/.nodeready-lock
-if ! cmp -s requirements.lock "$stamp" 2>/dev/null; then
-    echo "setup: installing the locked Python packages into .venv" >&2
+# One environment for everything, remade when a lock changes. The site and the published files need
+# packages that nothing else does: a lock of their own.
+install() {
+    lock=$1 stamp=.venv/$2
+    cmp -s "$lock" "$stamp" 2>/dev/null && return
+    echo "setup: installing the Python packages of $lock into .venv" >&2
     [ -x .venv/bin/python ] || "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
-    cp requirements.lock "$stamp"
-fi
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$lock"
+    if [ "$lock" = requirements.lock ]; then
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+    fi
+    cp "$lock" "$stamp"
+}
+install requirements.lock .nodeready-lock
+case $what in
+docs | dist) install "requirements-$what.lock" ".nodeready-lock-$what" ;;
+esac
