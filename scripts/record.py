@@ -77,7 +77,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"(_seconds(\{[^}]*\})? )\d[\d.e+-]*", r"\1S"),
     (r"\b\d+\.\d+ ?s\b", "S s"),
     (r'("(mtime_s|age_s|behind_s)":\s*)-?\d[\d.e-]*', r"\1S"),
-    (r"\bwritten \d+ (s|min) ago\b", "written S s ago"),
+    (r"\bwritten [\d hmins]+ ago\b", "written SPAN ago"),
     # Of a node without power: whether the other nodes' kernels still ask for its address.
     (r"\b(no route to the node|no answer in 15 s)", "NO ANSWER"),
     (r'("start_s":)\d[\d.]*', r"\1S"),
@@ -97,8 +97,11 @@ RULES: tuple[tuple[str, str], ...] = (
     # Process numbers.
     (r'("(pid|ppid|tracer|pgrp|parent)":\s*)[1-9]\d*', r"\1PID"),
     (r"\b(pid|PID|process|processes) \d+", r"\1 PID"),
-    (r"\[pid: \d+", "[pid: PID"),
-    (r"\bcore\.python3\.\d+\.", "core.python3.PID."),
+    (r"\bLWP \d+", "LWP PID"),
+    (r"\bcore\.(python3|sleep)\.\d+\.", r"core.\1.PID."),
+    (r"(\bcore\.sleep\.PID\.[\w-]+)\.\d{10}\b", r"\1.TIME"),
+    # A process's memory, as it is and as it was written.
+    (r"\b\d+(\.\d+)? [KM]iB (to|in) ", r"SIZE \2 "),
 )
 _COMPILED = [(re.compile(what), by) for what, by in RULES]
 
@@ -131,7 +134,7 @@ def shown(raw: dict[str, Any]) -> str:
             plain += "\n(no newline at the end)\n"
         if raw["sort"]:
             plain = "".join(sorted(plain.splitlines(keepends=True)))
-        pieces.append(f"--- {title}\n{plain}")
+        pieces.append(f"--- {normalise(title, raw['known'])}\n{plain}")
     return "".join(pieces)
 
 

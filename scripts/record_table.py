@@ -613,6 +613,7 @@ def local(lane: Lane) -> None:
 LANES: dict[str, Callable[[Lane], None]] = {
     # The longest ones first.
     "deploy": deployed,
+    "static": static,
     "cpu": profile("cpu"),
     "stacks": stacks,
     "h100": profile("h100"),
@@ -622,5 +623,4 @@ LANES: dict[str, Callable[[Lane], None]] = {
     "pyinfra": pyinfra,
     "slurm": slurm,
     "local": local,
-    "static": static,
 }
