@@ -14,8 +14,8 @@ The commands are listed in `record_table.py`.
 A recording is one text file per command, NAME.txt. In it, what differs from run to run without any
 change of the program (times, process numbers, keys, addresses of the lab) is replaced by a word in
 capitals. OUTDIR/raw keeps what really was printed; `normalise` makes the texts from that again,
-after a change of the rules here. `--only` takes a pattern such as ``audit*`` or ``cpu.*``: only
-commands whose name fits are recorded.
+after a change of the rules here. With `--only` the commands whose name fits are recorded: the name
+of a lane (`deploy`), or a pattern such as ``cpu.fault.*`` or ``*.audit.json``.
 
 Nothing of nodeready is imported: the modules may have moved. What is known of it is what a user
 knows: the commands, inventories/lab.py, and the files of a lab in /run/nodeready/lab.
@@ -134,7 +134,8 @@ def shown(raw: dict[str, Any]) -> str:
             plain += "\n(no newline at the end)\n"
         if raw["sort"]:
             plain = "".join(sorted(plain.splitlines(keepends=True)))
-        pieces.append(f"--- {normalise(title, raw['known'])}\n{plain}")
+        named = normalise(title, {**raw["known"], "more": []})
+        pieces.append(f"--- {named}\n{plain}")
     return "".join(pieces)
 
 
@@ -160,7 +161,8 @@ class Recorder:
         (out / "raw").mkdir(parents=True)
 
     def wanted(self, name: str) -> bool:
-        return fnmatch.fnmatch(name, self.only)
+        """Is the command of this name to be recorded? A lane's name is all of the lane."""
+        return fnmatch.fnmatchcase(name, self.only) or name.partition(".")[0] == self.only
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
         drop = ("NODEREADY", "XDG_", "PYTHON", "LC_", "PYINFRA", "SLURM")
@@ -353,9 +355,8 @@ def _files(directory: Path) -> Iterator[tuple[str, str]]:
 
 def run_lane(recorder: Recorder, name: str) -> None:
     """All of a lane; one that fails costs itself."""
-    if recorder.only.partition(".")[0] not in (name, "*") and not fnmatch.fnmatch(
-        name, recorder.only.partition(".")[0]
-    ):
+    first = recorder.only.partition(".")[0]
+    if not (first.startswith("*") or fnmatch.fnmatchcase(name, first)):
         return
     lane = Lane(recorder, name)
     began = time.monotonic()
@@ -434,7 +435,7 @@ def main() -> int:
     running = commands.add_parser("run", help="record the commands of a checkout")
     running.add_argument("checkout", type=Path)
     running.add_argument("out", type=Path)
-    running.add_argument("--only", default="*", metavar="PATTERN", help="such as 'audit*'")
+    running.add_argument("--only", default="*", metavar="PATTERN", help="such as '*.audit.*'")
     running.add_argument("--jobs", type=int, default=3, help="so many at a time")
     comparing = commands.add_parser("compare", help="how two recordings differ")
     comparing.add_argument("first", type=Path)
