@@ -90,6 +90,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r'("(uptime_s|load|memory_available_mb|file_handles|pids)":)\d[\d.]*', r"\1LIVE"),
     (r'("free_(bytes|files|mb|percent)":)\d[\d.]*', r"\1LIVE"),
     (r'("zombies":)\d+,"zombie_parents":\[[^]]*\]', r"\1LIVE"),
+    (r"(?m)(\bhost\.zombies +)\d+$", r"\1LIVE"),
     (r'("check":"host.zombies",[^{}]*?"actual":)"[^"]*"', r"\1LIVE"),
     (r'"\d+ of (\d+)"(,"source":"/proc/(loadavg|sys/fs/file-nr)")', r'"LIVE of \1"\2'),
     (r"\b\d+ of (\d+)(  \[/proc/(loadavg|sys/fs/file-nr)\])", r"LIVE of \1\2"),
@@ -103,7 +104,13 @@ RULES: tuple[tuple[str, str], ...] = (
     # A process's memory, as it is and as it was written.
     (r"\b\d+(\.\d+)? [KM]iB (to|in) ", r"SIZE \2 "),
 )
+#: What pdsh said, in JSON: each node's line as it came.
+_ANSWERS = re.compile(r'\{"label":"[^"]*","text":"[^"]*"\}(,\{"label":"[^"]*","text":"[^"]*"\})+')
 _COMPILED = [(re.compile(what), by) for what, by in RULES]
+
+
+def _in_order(found: re.Match[str]) -> str:
+    return "{" + "},{".join(sorted(found[0][1:-1].split("},{"))) + "}"
 
 
 def normalise(text: str, known: dict[str, Any]) -> str:
@@ -118,6 +125,7 @@ def normalise(text: str, known: dict[str, Any]) -> str:
         text = re.sub(rf"(?<=[a-z0-9][ -]){number}\b(?!-)", "PID", text)
     for what, by in _COMPILED:
         text = what.sub(by, text)
+    text = _ANSWERS.sub(_in_order, text)
     for what, by in known["more"]:
         text = re.sub(what, by, text, flags=re.M)
     return text
