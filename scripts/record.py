@@ -86,6 +86,8 @@ RULES: tuple[tuple[str, str], ...] = (
     (r'("(median|worst|mean|best|offset)_ms":)\d[\d.e-]*', r"\1MS"),
     (r'("worst_peer":)"[^"]*"', r"\1PEER"),
     (r"\b(none|none that count) in \d+ s(econds)?\b", r"\1 in S s"),
+    (r"(\(pid \d+\) in \w+ for )\d+ s\b", r"\1S s"),
+    (r"\b(installed|kept) \d+ s ago\b", r"\1 S s ago"),
     # What the machine is busy with.
     (r'("(uptime_s|load|memory_available_mb|file_handles|pids)":)\d[\d.]*', r"\1LIVE"),
     (r'("free_(bytes|files|mb|percent)":)\d[\d.]*', r"\1LIVE"),
