@@ -13,7 +13,6 @@ import zlib
 from functools import lru_cache
 from typing import Any
 
-from nodeready import imports
 from nodeready.shell import KILL_AFTER_S, join, quote
 
 # Where a Python for it may be: the interpreter of the platform is often older than 3.9.
@@ -58,6 +57,9 @@ def _modules(main: str) -> tuple[str, frozenset[str]]:
     """All modules of a program, compressed, and which of them are packages."""
     if HERE[0] == main:
         return HERE[1:]
+    # It parses Python: what only reads an answer has no use for that.
+    from nodeready import imports
+
     found = imports.closure([main, "nodeready.carried"])
     packed = base64.b85encode(zlib.compress(json.dumps(found).encode(), 9)).decode("ascii")
     return packed, frozenset(name for name in found if imports.is_package(name))

@@ -5,7 +5,6 @@ Pure: a mapping goes in, a Policy or a PolicyError comes out. Nothing is contact
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
@@ -207,6 +206,8 @@ _VALIDATORS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
 
 def _misspelt(key: str) -> str:
     """What the unknown ``key`` was probably meant to be, or "" when it is not ours."""
+    import difflib
+
     close = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.85)
     if close:
         return f"did you mean {close[0]}?"

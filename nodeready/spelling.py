@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -10,4 +9,9 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The known word that ``word`` begins, or else resembles most; "" when there is none."""
     names = list(known)
     begun = [name for name in names if len(word) > 1 and name.startswith(word)]
-    return next(iter(begun or difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), "")
+    if begun:
+        return begun[0]
+    # Hardly a run has a word that nobody knows.
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), "")

@@ -20,7 +20,6 @@ from nodeready.checks import (
     nics,
     pdsh,
     ports,
-    proof,
     ptrace,
     rdma,
     ssh_client,
@@ -50,12 +49,19 @@ def _nothing(seen: Any) -> Mapping[str, Any]:
     return {}
 
 
+def _proofs() -> tuple[Check, ...]:
+    # All that proves comes along with them: an audit on the node starts without it.
+    from nodeready.checks import proof
+
+    return proof.CHECKS
+
+
 @dataclass(frozen=True)
 class Subject:
     """One subject in all rooms.
 
     probe:    how it is observed; None: by acting, before a job (nodeready/proofs)
-    checks:   pure functions (observed, policy) -> Result; the id is ``SUBJECT.FUNCTION``
+    load:     gives the checks
     compared: what the nodes of a group should have in common: fact -> number or text. The fact's
               name is relative to the subject (``driver``, ``eth0.mtu``); a value that could not be
               observed is left out
@@ -64,9 +70,14 @@ class Subject:
 
     name: str
     probe: Probe | None
-    checks: tuple[Check, ...]
+    load: Callable[[], tuple[Check, ...]]
     compared: Callable[[Any], Mapping[str, Any]] = _nothing
     learned: Callable[[Any], Mapping[str, Any]] = _nothing
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Pure functions (observed, policy) -> Result; the id is ``SUBJECT.FUNCTION``."""
+        return self.load()
 
     def ids(self) -> list[str]:
         """The ids of its checks."""
@@ -74,20 +85,28 @@ class Subject:
 
 
 _ALL = (
-    Subject("ptrace", ptrace_probe.PROBE, ptrace.CHECKS),
-    Subject("core_dumps", core_dumps_probe.PROBE, core_dumps.CHECKS),
-    Subject("limits", limits_probe.PROBE, limits.CHECKS),
-    Subject("ssh_client", ssh_client_probe.PROBE, ssh_client.CHECKS),
-    Subject("pdsh", pdsh_probe.PROBE, pdsh.CHECKS),
-    Subject("iommu", iommu_probe.PROBE, iommu.CHECKS),
-    Subject("debug_tools", debug_tools_probe.PROBE, debug_tools.CHECKS),
-    Subject("gate", gate_probe.PROBE, gate.CHECKS),
-    Subject("gpus", gpus_probe.PROBE, gpus.CHECKS, gpus_probe.compared, gpus_probe.learned),
-    Subject("nics", nics_probe.PROBE, nics.CHECKS, nics_probe.compared, nics_probe.learned),
-    Subject("rdma", rdma_probe.PROBE, rdma.CHECKS, rdma_probe.compared, rdma_probe.learned),
-    Subject("ports", ports_probe.PROBE, ports.CHECKS, ports_probe.compared),
-    Subject("host", host_probe.PROBE, host.CHECKS, host_facts.compared, host_facts.learned),
-    Subject("proof", None, proof.CHECKS),
+    Subject("ptrace", ptrace_probe.PROBE, lambda: ptrace.CHECKS),
+    Subject("core_dumps", core_dumps_probe.PROBE, lambda: core_dumps.CHECKS),
+    Subject("limits", limits_probe.PROBE, lambda: limits.CHECKS),
+    Subject("ssh_client", ssh_client_probe.PROBE, lambda: ssh_client.CHECKS),
+    Subject("pdsh", pdsh_probe.PROBE, lambda: pdsh.CHECKS),
+    Subject("iommu", iommu_probe.PROBE, lambda: iommu.CHECKS),
+    Subject("debug_tools", debug_tools_probe.PROBE, lambda: debug_tools.CHECKS),
+    Subject("gate", gate_probe.PROBE, lambda: gate.CHECKS),
+    Subject(
+        "gpus", gpus_probe.PROBE, lambda: gpus.CHECKS, gpus_probe.compared, gpus_probe.learned
+    ),
+    Subject(
+        "nics", nics_probe.PROBE, lambda: nics.CHECKS, nics_probe.compared, nics_probe.learned
+    ),
+    Subject(
+        "rdma", rdma_probe.PROBE, lambda: rdma.CHECKS, rdma_probe.compared, rdma_probe.learned
+    ),
+    Subject("ports", ports_probe.PROBE, lambda: ports.CHECKS, ports_probe.compared),
+    Subject(
+        "host", host_probe.PROBE, lambda: host.CHECKS, host_facts.compared, host_facts.learned
+    ),
+    Subject("proof", None, _proofs),
 )
 
 SUBJECTS: dict[str, Subject] = {subject.name: subject for subject in _ALL}
