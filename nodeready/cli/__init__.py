@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -35,6 +37,20 @@ _COMMANDS = {
 _TALKING = ("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores")
 
 
+def _patched(work: Callable[..., Any]) -> Callable[..., Any]:
+    """The work of a command that talks to nodes: the standard library is patched before it.
+
+    Only then is anything imported that opens a socket: --help and completion need neither.
+    """
+
+    @functools.wraps(work)
+    def patched(*args: Any, **given: Any) -> Any:
+        importlib.import_module("nodeready.transports.patch")
+        return work(*args, **given)
+
+    return patched
+
+
 class _Commands(click.Group):
     """A group that imports a subcommand when it is asked for."""
 
@@ -48,10 +64,10 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        if self.is_the_command and cmd_name in _TALKING:
-            importlib.import_module("nodeready.transports.patch")
         module = importlib.import_module(f"nodeready.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
+        if self.is_the_command and cmd_name in _TALKING and command.callback is not None:
+            command.callback = _patched(command.callback)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,6 @@ from nodeready import coring
 from nodeready.asking import Fleet, Here, Nodes
 from nodeready.cli.exits import OK, Refused, exit_code
 from nodeready.cli.options import common, option
-from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, open_session, remember_failed
 from nodeready.cores import Cores, file_names
 from nodeready.dumping import DumpError, Dumping
@@ -26,6 +25,9 @@ from nodeready.reports import cores_json
 from nodeready.reports.cores_table import show, size, summary
 from nodeready.sanitise import sanitise
 from nodeready.settings import PolicyError
+
+if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 #: Of what gdb says: arguments of functions are among it.

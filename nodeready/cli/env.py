@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,9 @@ from nodeready.environment import SUBJECTS, Environment, grouped, variables
 from nodeready.files import write_atomically
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
-from nodeready.session import Session
+
+if TYPE_CHECKING:
+    from nodeready.session import Session
 
 #: format -> the text that it makes, in pieces
 FORMATS: dict[str, Callable[[Environment], Iterator[str]]] = {

@@ -6,17 +6,18 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import click
 
-from nodeready import catalog
-from nodeready.catalog import Entry
 from nodeready.cli.exits import Refused
 from nodeready.cli.options import option
-from nodeready.cli.screen import Screen
 from nodeready.policy import Policy
 from nodeready.reports.text import Line, line
 from nodeready.subjects import SUBJECTS
+
+if TYPE_CHECKING:
+    from nodeready.catalog import Entry
 
 #: Longer lines of prose are hard to read.
 _WIDEST = 90
@@ -85,6 +86,8 @@ def _entry(entry: Entry, width: int) -> Iterator[Line]:
 
 def _listed(subjects: list[str], width: int) -> Iterator[Line]:
     """Every check of these subjects, a line each."""
+    from nodeready import catalog
+
     room = max(len(entry.id) for subject in subjects for entry in catalog.entries(subject))
     for number, subject in enumerate(subjects):
         if number:
@@ -120,6 +123,9 @@ def explain(check: tuple[str, ...], color: str) -> int:
       nodeready explain limits
       nodeready explain ptrace.scope
     """
+    from nodeready import catalog
+    from nodeready.cli.screen import Screen
+
     screen = Screen(color)
     width = min(screen.width, _WIDEST)
     pages: list[Iterator[Line]] = []

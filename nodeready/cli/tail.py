@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,9 +22,11 @@ from nodeready.cli.start import Common, open_session, remember_failed, visit
 from nodeready.files import write_atomically
 from nodeready.reports import tail_json, tail_table
 from nodeready.reports.text import nodes
-from nodeready.session import Session
 from nodeready.tail_fetch import fetch
 from nodeready.tailing import Grouping, Tail
+
+if TYPE_CHECKING:
+    from nodeready.session import Session
 
 #: Characters of a path on Linux (PATH_MAX).
 _PATH_MAX = 4096
