@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodeready import carried, shell
 from nodeready.local.child import Child, gather
 from nodeready.policy import Policy
 from nodeready.proofs import wire
-from nodeready.session import NodeRun, Session
 from nodeready.transports.answer import SUDO
+
+if TYPE_CHECKING:
+    from nodeready.session import NodeRun, Session
 
 
 @dataclass(frozen=True)

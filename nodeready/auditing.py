@@ -6,8 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-
-from pyinfra.api import Inventory
+from typing import TYPE_CHECKING
 
 from nodeready import history, outliers
 from nodeready.audit import NOT_LOOKED_AT, Audit, NodeReport, now
@@ -15,8 +14,12 @@ from nodeready.policy.load import digest
 from nodeready.probes import nics as nics_probe
 from nodeready.probes.nics import Nics
 from nodeready.selection import Selection
-from nodeready.session import NodeRun, Session
 from nodeready.subjects import COUNTING
+
+if TYPE_CHECKING:
+    from pyinfra.api import Inventory
+
+    from nodeready.session import NodeRun, Session
 
 
 def looked_at(selection: Selection) -> tuple[str, ...]:

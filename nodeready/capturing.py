@@ -10,16 +10,18 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodeready import carried, shell
 from nodeready.capture import answer as answers
 from nodeready.capture.program import Config
 from nodeready.local.child import Child, gather
-from nodeready.session import NodeRun, Progress, Session
 from nodeready.traces import Trace, TraceError, read
 from nodeready.transports.answer import FAILED, HUNG, SUDO, TIMEOUT, UNREACHED, Answer
-from nodeready.transports.srun import Srun
+
+if TYPE_CHECKING:
+    from nodeready.session import NodeRun, Progress, Session
+    from nodeready.transports.srun import Srun
 
 #: The program on the node.
 MAIN = "nodeready.capture.program"

@@ -13,8 +13,7 @@ import zlib
 from functools import lru_cache
 from typing import Any
 
-from nodeready import imports
-from nodeready.proofs.wire import NO_PYTHON as NO_PYTHON
+from nodeready.proofs.wire import NO_PYTHON as NO_PYTHON  # noqa: PLC0414 - handed on
 from nodeready.shell import KILL_AFTER_S, join, quote
 
 # Where a Python for it may be: the interpreter of the platform is often older than 3.9.
@@ -57,6 +56,9 @@ def _modules(main: str) -> tuple[str, frozenset[str]]:
     """All modules of a program, compressed, and which of them are packages."""
     if HERE[0] == main:
         return HERE[1:]
+    # It parses Python: what only reads an answer has no use for that.
+    from nodeready import imports
+
     found = imports.closure([main, "nodeready.carried"])
     packed = base64.b85encode(zlib.compress(json.dumps(found).encode(), 9)).decode("ascii")
     return packed, frozenset(name for name in found if imports.is_package(name))

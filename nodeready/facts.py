@@ -17,7 +17,7 @@ from nodeready import fleet, shell, snapshot
 from nodeready.plain import plain
 from nodeready.probes.script import make_script
 from nodeready.subjects import LOOKED_AT
-from nodeready.transports.live import PROBE_TIMEOUT_S
+from nodeready.transports.answer import PROBE_TIMEOUT_S
 
 
 class NodeFacts(FactBase[dict[str, Any]]):

@@ -82,6 +82,7 @@ def _values(policy: Policy) -> dict[str, Any]:
         "oldest": str(places.OLDEST),
         "python_words": f"Python {places.OLDEST[0]}.{places.OLDEST[1]} or newer",
         "bundle": places.BUNDLE,
+        "compiled": places.COMPILED,
         "record": places.RECORD,
         "limit_s": limit_s,
         "health_limit_s": min(limit_s + SLURM_S, MOST_S),

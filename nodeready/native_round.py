@@ -5,14 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodeready import carried
 from nodeready.capture.py_spy import NATIVE_LIMIT_S
 from nodeready.capturing import MAIN, Captured, Carrier, more, trace_of
-from nodeready.session import Progress
 from nodeready.stacks import Stacks
 from nodeready.traces import Trace
+
+if TYPE_CHECKING:
+    from nodeready.session import Progress
 
 #: Processes of which a native stack is taken.
 MOST = 16

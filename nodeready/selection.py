@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from nodeready.policy.spelling import closest
 from nodeready.results import Result
-from nodeready.subjects import CHANGED, LOOKED_AT, OBSERVED, SUBJECTS, check_ids
+from nodeready.subjects import CHANGED, LOOKED_AT, OBSERVED, SUBJECTS
 
 
 class SelectionError(ValueError):
@@ -61,7 +61,7 @@ def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
 
 
 def _ids(subjects: Iterable[str]) -> list[str]:
-    return [check for check in check_ids() if check.partition(".")[0] in subjects]
+    return [check for name, one in SUBJECTS.items() if name in subjects for check in one.ids()]
 
 
 def select(
@@ -78,7 +78,7 @@ def select(
         chosen -= _matching("--skip", skip, subjects)
     if not chosen:
         raise SelectionError("--skip leaves no check to make")
-    return Selection(tuple(check for check in check_ids() if check in chosen))
+    return Selection(tuple(check for check in _ids(subjects) if check in chosen))
 
 
 def select_whole(only: str | None, subjects: Iterable[str]) -> tuple[str, ...]:

@@ -20,10 +20,19 @@ from nodeready import fleet, known_hosts, shell
 from nodeready.policy import Policy
 from nodeready.results import Result
 from nodeready.snapshot import Snapshot, judge
-from nodeready.transports.answer import FAILED, HUNG, LOST, OVER, SUDO, UNREACHED, Answer
+from nodeready.transports.answer import (
+    FAILED,
+    HUNG,
+    LOST,
+    OVER,
+    PROBE_TIMEOUT_S,
+    SUDO,
+    UNREACHED,
+    Answer,
+)
 from nodeready.transports.connection import connect, set_timeouts
 from nodeready.transports.connector import Become, become, carry
-from nodeready.transports.live import PROBE_TIMEOUT_S, observe
+from nodeready.transports.live import observe
 
 #: Nodes worked on at once. Each costs one socket and little memory; beyond this the controller's
 #: own CPU is the limit.

@@ -9,13 +9,16 @@ import secrets
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nodeready import carried, shell
 from nodeready.capture.tail_seen import Config, Tail
 from nodeready.probes.base import ProbeError
 from nodeready.proofs import wire
-from nodeready.session import NodeRun, Session
 from nodeready.transports.answer import FAILED
+
+if TYPE_CHECKING:
+    from nodeready.session import NodeRun, Session
 
 #: Bytes of a node's answer, unpacked, that are looked at.
 MAX_UNPACKED = 4 << 20

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeready import gate
-from nodeready.actions import Action, RemoveFile, Run, WriteFile
-from nodeready.checks.gate import kept
+from nodeready.actions import Action, RemoveFile, Run, Script, WriteFile
+from nodeready.checks.gate import kept, uncompiled
 from nodeready.operations.step import step
 from nodeready.policy import Policy
 from nodeready.probes.gate import (
     BUNDLE,
+    COMPILED,
     CRON,
     DIRECTORY,
     HEALTH_CHECK,
+    NOTE,
     POLICY,
     PROGRAMS,
     PROLOG,
@@ -68,10 +70,14 @@ def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
 
 @step(timeout_s=_TIMEOUT_S)
 def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
-    """Write nodeready as one file, when the node's Python can run it, and the node's policy."""
+    """Write nodeready as one file that the node's Python can run, compile it, write the policy."""
     there: Gate = seen["gate"]
     wanted = dict(getattr(want, "gate_files", ()))
-    if (there.digests or {}).get(BUNDLE) != wanted.get(BUNDLE):
+    if there.exposed:
+        yield Run(("chown", "0:0", "--", *there.exposed))
+        yield Run(("chmod", "go-w", "--", *there.exposed))
+    new = (there.digests or {}).get(BUNDLE) != wanted.get(BUNDLE)
+    if new:
         test = '"$0" -I "$1" --version >/dev/null 2>&1 || { echo "it does not run"; exit 1; }'
         yield WriteFile(
             BUNDLE,
@@ -80,6 +86,10 @@ def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
             validator=("sh", "-c", test, there.python),
             large=True,
         )
+    # Until it is compiled anew the node runs the old program, by the old policy.
+    if new or there.exposed or uncompiled(there):
+        words = ("nr_compile", there.python, BUNDLE, COMPILED, NOTE)
+        yield Script("compile", words, f"compile {BUNDLE} for {there.python}")
     yield from _files(seen, want, POLICY)
 
 

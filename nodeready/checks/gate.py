@@ -6,6 +6,7 @@ from nodeready.checks.declare import Subject, check
 from nodeready.policy import Expected, Policy
 from nodeready.probes.gate import (
     BUNDLE,
+    COMPILED,
     CRON,
     HEALTH_CHECK,
     POLICY,
@@ -107,13 +108,33 @@ def _installed(check: str, seen: Gate, want: Policy, paths: tuple[str, ...]) -> 
     return fixable(check, expected, ", ".join(wrong)) if wrong else ok(check, expected)
 
 
+def uncompiled(seen: Gate) -> list[str]:
+    """Why the compiled program is not that of the node's bundle and Python; nothing when it is."""
+    digests = seen.digests or {}
+    if COMPILED not in digests:
+        return [f"no {COMPILED}"]
+    if seen.note is None:
+        return [f"nothing says of what {COMPILED} was made"]
+    of, made, magic = seen.note
+    wrong = [f"another {COMPILED} than was made here"] if made != digests[COMPILED] else []
+    wrong += [f"{COMPILED} is of another nodeready"] if of != digests.get(BUNDLE) else []
+    wrong += [f"{COMPILED} is for another Python"] if magic != seen.magic else []
+    return wrong
+
+
 @check("gate.bundle", settings=("gate",), fixed_by="gate.program")
 def bundle(seen: Gate, want: Policy) -> Result:
     """The node has this version of nodeready as one file, to check itself by.
 
-    The node and the control machine judge by the same rules, or they contradict each other.
+    The node and the control machine judge by the same rules, or they contradict each other. What
+    its timer and Slurm run is that file compiled for the node's Python, which starts in half the
+    time; only root can write either.
     """
-    return _installed("gate.bundle", seen, want, (BUNDLE,))
+    result = _installed("gate.bundle", seen, want, (BUNDLE,))
+    if result.status != "ok":
+        return result
+    wrong = uncompiled(seen) + [f"{path} can be written by others" for path in seen.exposed]
+    return fixable(result.check, result.expected, ", ".join(wrong)) if wrong else result
 
 
 @check("gate.policy", settings=("gate",), fixed_by="gate.program")

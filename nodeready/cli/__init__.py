@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 import nodeready
 from nodeready.cli.config import defaults
@@ -31,8 +34,23 @@ _COMMANDS = {
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
-#: Those that talk to nodes.
+#: Those that talk to nodes, and what has to be imported before them.
+_PATCH = "nodeready.transports.patch"
 _TALKING = ("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores")
+
+
+def _patched(work: Callable[..., Any]) -> Callable[..., Any]:
+    """The work of a command that talks to nodes, never without the patched standard library.
+
+    A word that looks like --help may be the value of another option.
+    """
+
+    @functools.wraps(work)
+    def patched(*args: Any, **given: Any) -> Any:
+        importlib.import_module(_PATCH)
+        return work(*args, **given)
+
+    return patched
 
 
 class _Commands(click.Group):
@@ -48,11 +66,33 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        if self.is_the_command and cmd_name in _TALKING:
-            importlib.import_module("nodeready.transports.patch")
         module = importlib.import_module(f"nodeready.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; what talks to nodes is imported into a patched standard library.
+
+        Not for --help and completion, which talk to nobody.
+        """
+        talking = self.is_the_command and args[0] in _TALKING and not ctx.resilient_parsing
+        if talking and not {"-h", "--help"} & {*args[1:]}:
+            importlib.import_module(_PATCH)
+        name, command, rest = super().resolve_command(ctx, args)
+        if talking and command is not None and command.callback is not None:
+            command.callback = _patched(command.callback)
+        return name, command, rest
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As click does, with the words of the help, for which no command is imported."""
+        names = [
+            CompletionItem(name, help=about)
+            for name, about in sorted(_COMMANDS.items())
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

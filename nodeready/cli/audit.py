@@ -17,7 +17,7 @@ from nodeready.reports import json_report, junit, nagios, prometheus
 from nodeready.reports.table import show_audit
 from nodeready.reports.text import nodes
 from nodeready.selection import SelectionError, select
-from nodeready.transports.live import PROBE_TIMEOUT_S
+from nodeready.transports.answer import PROBE_TIMEOUT_S
 
 #: format -> the text that it makes of an audit, in pieces
 FORMATS: dict[str, Callable[[Audit], Iterator[str]]] = {

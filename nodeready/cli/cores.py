@@ -6,7 +6,7 @@ import getpass
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +22,6 @@ from nodeready.cli.options import (
     since_option,
 )
 from nodeready.cli.output import deliver
-from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, open_session, remember_failed
 from nodeready.cores import Cores, file_names
 from nodeready.dumping import DumpError, Dumping
@@ -32,6 +31,9 @@ from nodeready.policy.load import PolicyError
 from nodeready.reports import cores_json
 from nodeready.reports.cores_table import show, size, summary
 from nodeready.sanitise import sanitise
+
+if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
 
 #: Of what gdb says: arguments of functions are among it.
 _MODE = 0o600

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import common, option
-from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, gather, open_session, remember_failed
-from nodeready.execution import Outcome
-from nodeready.execution import deploy as run_plans
-from nodeready.planning import Plan, plan
 from nodeready.reports.plan import show_errors, show_left, show_outcomes, show_plan
 from nodeready.reports.text import counted, nodes
 from nodeready.selection import SelectionError, select_whole
-from nodeready.session import NodeRun, Session
 from nodeready.subjects import CHANGED
+
+if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
+    from nodeready.execution import Outcome
+    from nodeready.planning import Plan
+    from nodeready.session import NodeRun, Session
 
 
 @click.command()
@@ -68,6 +69,10 @@ class _Deploy:
 
     def run(self, check: bool, diff: bool, yes: bool) -> int:
         """The whole command. Returns the exit code."""
+        from nodeready.execution import Outcome
+        from nodeready.execution import deploy as run_plans
+        from nodeready.planning import plan
+
         session, screen = self.session, self.screen
         gather(session, screen)
         session.judge()

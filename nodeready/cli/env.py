@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,9 @@ from nodeready.cli.start import Common, gather, open_session
 from nodeready.environment import SUBJECTS, Environment, grouped, variables
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
-from nodeready.session import Session
+
+if TYPE_CHECKING:
+    from nodeready.session import Session
 
 #: format -> the text that it makes, in pieces
 FORMATS: dict[str, Callable[[Environment], Iterator[str]]] = {

@@ -12,8 +12,6 @@ import click
 from nodeready.checks.declare import Page
 from nodeready.cli.exits import Refused
 from nodeready.cli.options import option
-from nodeready.cli.screen import Screen
-from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.policy.load import reason
 from nodeready.reports.text import Line, line
@@ -67,6 +65,8 @@ def _page(page: Page, width: int) -> Iterator[Line]:
         title = f"Setting {key}, by default {_DEFAULTS[key]!r}"
         yield from _part(title, reason(key), width)
     if page.fixed_by:
+        from nodeready.operations import STEPS
+
         does = {step.name: step.does for step in STEPS}[page.fixed_by]
         told = f"{does}\n\nnodeready deploy INVENTORY --only {page.subject}"
         yield from _part(f"Repaired by the operation {page.fixed_by}", told, width)
@@ -119,6 +119,8 @@ def explain(check: tuple[str, ...], color: str) -> int:
       nodeready explain limits
       nodeready explain ptrace.scope
     """
+    from nodeready.cli.screen import Screen
+
     screen = Screen(color)
     width = min(screen.width, _WIDEST)
     pages: list[Iterator[Line]] = []

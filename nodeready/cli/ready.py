@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import gevent
 
 from nodeready import auditing, launch
 from nodeready.audit import Audit, now
@@ -19,19 +18,21 @@ from nodeready.cli.exits import Refused, nagios_code, ready_code
 from nodeready.cli.options import common, option, report
 from nodeready.cli.options import ports as read_ports
 from nodeready.cli.output import deliver, refuse_unwritable
-from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, gather, open_session, remember_failed
 from nodeready.files import write_atomically
 from nodeready.policy.fields import USER_NAME
 from nodeready.policy.load import PolicyError
-from nodeready.proving import Proving, Wanted, out_of_time
 from nodeready.ready import Ready, slots
 from nodeready.reports import json_report, junit
 from nodeready.reports.go import show_ready
 from nodeready.reports.text import counted, nodes
 from nodeready.selection import Selection, SelectionError, select
-from nodeready.session import Session
 from nodeready.subjects import LOOKED_AT, SUBJECTS
+
+if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
+    from nodeready.proving import Wanted
+    from nodeready.session import Session
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
 _RESERVE_S = 3
@@ -74,6 +75,10 @@ def _fleet(
     session: Session, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
 ) -> Audit:
     """Look and prove until the budget is spent, and judge what there is."""
+    import gevent
+
+    from nodeready.proving import Proving, out_of_time
+
     started, time_s = now(), budget_s - min(_RESERVE_S, budget_s / 4)
     proving = Proving(session, wanted, time.monotonic() + time_s)
     session.beside = proving.begin
@@ -200,6 +205,8 @@ def ready(
             raise Refused("--limit: --local is about this machine alone")
         found = Ready(_here(given, selection, budget), budget, nodes_needed)
     else:
+        from nodeready.proving import Wanted
+
         with _session(inventory, options, selection, budget, given) as session:
             if nodes_needed is not None and nodes_needed > len(session.nodes):
                 have = len(session.nodes)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,10 +17,8 @@ from nodeready.audit import now
 from nodeready.capture.program import Config
 from nodeready.capturing import MAIN, Captured, Carrier, Here, OverSrun, OverSsh, capture, more
 from nodeready.cli.exits import Refused, stacks_code
-from nodeready.cli.interrupt import hear
 from nodeready.cli.options import common, format_option, option, output_directory
 from nodeready.cli.output import deliver
-from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, open_session
 from nodeready.native_round import unwind
 from nodeready.reports import speedscope, stacks_html, stacks_json
@@ -29,8 +27,9 @@ from nodeready.reports.text import counted, nodes
 from nodeready.stack_search import SearchError, nothing, program_config
 from nodeready.stacks import Stacks
 from nodeready.traces import TraceError
-from nodeready.transports.srun import Srun, SrunError
-from nodeready.transports.srun import job as running_job
+
+if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
 
 #: format -> the text that it makes of the grouped stacks, in pieces
 FORMATS: dict[str, Callable[[Stacks], Iterable[str]]] = {
@@ -136,6 +135,9 @@ def _own_directory(output: str | None) -> Path | None:
 
 
 def _over_srun(words: str, config: Config, screen: Screen) -> tuple[Carrier, Config]:
+    from nodeready.transports.srun import Srun, SrunError
+    from nodeready.transports.srun import job as running_job
+
     try:
         found = running_job(words)
     except SrunError as problem:
@@ -153,6 +155,8 @@ def _carrier(
         with open_session(inventory, options, ()) as session:
             yield OverSsh(session), replace(config, tag=session.tag)
         return
+    from nodeready.cli.interrupt import hear
+
     hear()
     if via == "srun":
         yield _over_srun(config.job, config, screen)

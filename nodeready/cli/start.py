@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyinfra.api import Config, Host
-
-from nodeready import fleet, inventory
 from nodeready.cli.exits import Refused
-from nodeready.cli.interrupt import hear
-from nodeready.cli.screen import Screen
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
-from nodeready.session import NodeRun, Session
-from nodeready.transports.answer import SUDO
-from nodeready.transports.live import PROBE_TIMEOUT_S
+from nodeready.transports.answer import PROBE_TIMEOUT_S, SUDO
+
+if TYPE_CHECKING:
+    from pyinfra.api import Host
+
+    from nodeready import inventory
+    from nodeready.cli.screen import Screen
+    from nodeready.session import NodeRun, Session
 
 #: What stands for the nodes that failed in the last run.
 LAST_FAILED = "@last-failed"
@@ -42,6 +42,8 @@ class Common:
     verbose: int = 0
 
     def screen(self) -> Screen:
+        from nodeready.cli.screen import Screen
+
         return Screen(self.color, self.quiet, self.verbose)
 
 
@@ -60,6 +62,8 @@ def remember_failed(names: Iterable[str]) -> None:
 
 def _selected(loaded: inventory.NodeInventory, words: str) -> list[Host]:
     """The hosts that ``--limit`` selects."""
+    from nodeready import inventory
+
     named: dict[str, list[str]] = {}
     if LAST_FAILED in words:
         try:
@@ -79,6 +83,8 @@ def declared(
     given: settings of the policy that the command line sets for every node
     Every mistake of the user's ends here. Raises Refused.
     """
+    from nodeready import fleet, inventory
+
     data: dict[str, Any] = {}
     if common.ssh_user:
         data["ssh_user"] = common.ssh_user
@@ -111,6 +117,12 @@ def open_session(
     limit_s:  seconds for the look at one node
     given:    settings of the policy that the command line sets for every node
     """
+    # pyinfra takes longer to load than anybody waits for --help.
+    from pyinfra.api import Config
+
+    from nodeready.cli.interrupt import hear
+    from nodeready.session import Session
+
     hear()
     loaded, hosts, wanted = declared(words, common, given)
     config = Config()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,9 +19,11 @@ from nodeready.cli.output import deliver, refuse_unwritable
 from nodeready.cli.start import Common, open_session, remember_failed, visit
 from nodeready.reports import tail_json, tail_table
 from nodeready.reports.text import nodes
-from nodeready.session import Session
 from nodeready.tail_fetch import fetch
 from nodeready.tailing import Grouping, Tail
+
+if TYPE_CHECKING:
+    from nodeready.session import Session
 
 #: Characters of a path on Linux (PATH_MAX).
 _PATH_MAX = 4096

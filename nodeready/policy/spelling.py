@@ -12,4 +12,8 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     names = list(known)
     begun = [name for name in names if len(word) > 1 and name.startswith(word)]
-    return next(iter(begun or difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), "")
+    if begun:
+        return begun[0]
+    # Hardly a run has a word that nobody knows.
+
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), "")

@@ -12,6 +12,9 @@ from nodeready.probes.base import Line, Output, Probe, ProbeError, Section, file
 
 DIRECTORY = "/usr/local/lib/nodeready"
 BUNDLE = f"{DIRECTORY}/nodeready.pyz"
+#: The same compiled for the node's Python, and of what it was made (local/compiled.py).
+COMPILED = f"{DIRECTORY}/compiled.pyz"
+NOTE = f"{DIRECTORY}/compiled"
 POLICY = "/etc/nodeready/policy.json"
 RECORD = f"{DIRECTORY}/record"
 PROLOG = f"{DIRECTORY}/slurm-prolog"
@@ -24,8 +27,12 @@ CRON = "/etc/cron.d/nodeready"
 VERDICT = "/run/nodeready/verdict.json"
 
 #: In the order in which they are taken away: what starts us first.
-FILES = (WANTED, TIMER, SERVICE, CRON, RECORD, HEALTH_CHECK, PROLOG, BUNDLE, POLICY)
+FILES = (
+    WANTED, TIMER, SERVICE, CRON, RECORD, HEALTH_CHECK, PROLOG, NOTE, COMPILED, BUNDLE, POLICY,
+)  # fmt: skip
 PROGRAMS = (RECORD, PROLOG, HEALTH_CHECK)
+#: What root runs, and what decides whether it does: nobody else may write it.
+_ROOTS = (DIRECTORY, BUNDLE, COMPILED, NOTE)
 
 #: What may be a Python of 3.9 or newer, the platform's own first; templates/gate/python.sh too.
 PYTHONS = (
@@ -62,20 +69,18 @@ _SLURM_CONF = rf"""
         fi
     done
 """
-# The interpreter of the platform is often older than 3.9: then the names tell, at no cost.
+# A Python that is new enough also tells for which code it is: its magic number.
+_ABOUT = (
+    'import sys; new = sys.version_info >= (3, 9); print("%d.%d" % sys.version_info[:2], '
+    '*([__import__("_frozen_importlib_external").MAGIC_NUMBER.hex()] if new else []))'
+)
+# The interpreter of the platform is often older than 3.9: then the next one is asked.
 _WITH_GATE = rf"""
-    nr_python=
     for nr_name in {" ".join(PYTHONS)}; do
         if ! command -v "$nr_name" >/dev/null 2>&1; then continue; fi
-        if [ -z "$nr_python" ]; then
-            nr_python=$nr_name
-            printf 'python=%s ' "$nr_name"
-            "$nr_name" -ISBc 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null ||
-                printf '?\n'
-        else
-            case $nr_name in python3.*) printf 'python=%s %s\n' "$nr_name" "${{nr_name#python}}" ;;
-            esac
-        fi
+        nr_said=$("$nr_name" -ISBc '{_ABOUT}' 2>/dev/null)
+        printf 'python=%s %s\n' "$nr_name" "${{nr_said:-?}}"
+        case $nr_said in *' '*) break ;; esac
     done
     for nr_file in {" ".join(PROGRAMS)}; do
         if [ -x "$nr_file" ]; then printf 'runs=%s\n' "$nr_file"; fi
@@ -87,8 +92,9 @@ _WITH_GATE = rf"""
     done
     if [ $# != 0 ]; then
         sha256sum -- "$@"
-        stat -c 'written=%Y %n' -- {BUNDLE} {VERDICT} 2>/dev/null
+        stat -Lc 'file=%Y %u %a %n' -- {" ".join(_ROOTS)} {VERDICT} 2>/dev/null
     fi
+    if [ -f {NOTE} ] && read -r nr_note <{NOTE}; then printf 'note=%s\n' "$nr_note"; fi
 """
 
 
@@ -135,6 +141,10 @@ class Gate:
     slurm_conf: None: none was found, or nobody had to know
     python:     a Python that can run us, "" when there is none
     old:        the newest that is too old, with its version, for the report; ""
+    magic:      for which compiled code that Python is, "" when nobody knows
+    note:       of what the compiled program was made: the sha256 of the bundle, that of the
+                compiled program, the magic number; None: nothing says it
+    exposed:    what others than root can write, of what root runs
     age_s:      seconds since the last verdict; None: there is none
     since_s:    seconds since the bundle was installed; None: it is not
     """
@@ -148,6 +158,9 @@ class Gate:
     slurm_conf: SlurmConf | None = None
     python: str = ""
     old: str = ""
+    magic: str = ""
+    note: tuple[str, str, str] | None = None
+    exposed: tuple[str, ...] = ()
     age_s: int | None = None
     since_s: int | None = None
 
@@ -188,33 +201,44 @@ def _last(rows: list[tuple[str, str]] | None) -> str | None:
     return rows[-1][0] if rows else None
 
 
-def _pythons(rows: Iterable[str]) -> tuple[str, str]:
-    """(a Python that is new enough or "", what is too old or "")."""
+def _pythons(rows: Iterable[str]) -> tuple[str, str, str]:
+    """(a Python that is new enough or "", what is too old or "", the first one's magic number)."""
     old = ""
     for row in rows:
-        name, _, version = row.partition(" ")
+        name, _, said = row.partition(" ")
+        version, _, magic = said.partition(" ")
         match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", version)
         if name in PYTHONS and match and (int(match[1]), int(match[2])) >= OLDEST:
-            return name, ""
+            return name, "", magic if re.fullmatch(r"[0-9a-f]{8}", magic) else ""
         old = old or (f"{name} is {version}" if match else f"{name} does not run")
-    return "", old
+    return "", old, ""
+
+
+def _note(text: str) -> tuple[str, str, str] | None:
+    """The line that `local/compiled.py` wrote; None when it is none."""
+    match = re.fullmatch(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{8})", text)
+    return (match[1], match[2], match[3]) if match else None
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
     """Raises ProbeError for a time that is no number."""
     output = outputs["gate"]
     text, values = output.require(), output.values()
-    python, old = _pythons(output.all("python"))
+    python, old, magic = _pythons(output.all("python"))
     known = {*FILES, VERDICT}
     digests = {
         match[2]: match[1]
         for match in re.finditer(r"^([0-9a-f]{64})  (/\S+)$", text, re.M)
         if match[2] in known
     }
-    written = {}
-    for row in output.all("written"):
-        time, _, path = row.partition(" ")
-        written[path] = number(time, "a file's time")
+    written, exposed = {}, []
+    for row in output.all("file"):
+        time, _, others = row.partition(" ")
+        rights, _, path = others.partition(" /")
+        written[f"/{path}"] = number(time, "a file's time")
+        # Nobody but its owner, who is root, may write it.
+        if f"/{path}" in _ROOTS and not re.fullmatch("0 [0-7]*[0145][0145]", rights):
+            exposed.append(f"/{path}")
     now = number(values["now"], "the time") if "now" in values else 0
     if policy.gate and not now:
         raise ProbeError("date +%s printed no time", text)
@@ -229,6 +253,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         slurm_conf=_slurm_conf(conf, file_lines(text)) if conf else None,
         python=python,
         old=old,
+        magic=magic,
+        note=_note(values.get("note", "")),
+        exposed=tuple(exposed),
         age_s=max(0, now - written[VERDICT]) if VERDICT in written else None,
         since_s=max(0, now - written[BUNDLE]) if BUNDLE in written else None,
     )

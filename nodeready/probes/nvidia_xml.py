@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import re
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xml.etree import ElementTree
 
 #: What stands in the place of a value that there is not, with or without brackets.
 NOTHING = (
@@ -71,6 +73,8 @@ def _escaped(line: str) -> str:
     start, end = line.find("<process_name>"), line.rfind("</process_name>")
     if start < 0 or end < start:
         return line
+    import html
+
     start += len("<process_name>")
     return line[:start] + html.escape(html.unescape(line[start:end])) + line[end:]
 
@@ -89,6 +93,9 @@ def tree(text: str) -> ElementTree.Element | None:
     lines = "\n".join(
         _escaped(line) if "<process_name>" in line else line for line in clean.split("\n")
     )
+    # Most nodes that look at themselves have no XML to read, and the parser takes a while to load.
+    from xml.etree import ElementTree
+
     try:
         return ElementTree.fromstring(lines)
     except (ElementTree.ParseError, ValueError):

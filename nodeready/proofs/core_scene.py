@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import secrets
 import select
 import signal
 import subprocess
-import tempfile
 import time
 
 from nodeready.proofs import core_file, core_pattern
@@ -36,7 +34,7 @@ class Scene:
         self.home = ""
         self.pid = 0
         self.program = "/bin/sh"
-        self.mark = Mark(secrets.token_hex(8), os.geteuid(), time.time())
+        self.mark = Mark(os.urandom(8).hex(), os.geteuid(), time.time())
         self._uses_pid = bool(first_number("/proc/sys/kernel/core_uses_pid"))
         self._values: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -123,6 +121,8 @@ class Scene:
 
 def _private(word: str) -> str:
     """A new directory for this user alone; "" when none can be made."""
+    import tempfile
+
     for parent in ("/tmp", "/var/tmp", "/dev/shm"):
         with contextlib.suppress(OSError):
             return tempfile.mkdtemp(prefix=f"nodeready-{word}-", dir=parent)

@@ -6,12 +6,12 @@ A thousand nodes with a thousand different numbers in one check are one finding.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from nodeready.audit import Audit
 from nodeready.reports.text import grouped, told
-from nodeready.subjects import OBSERVED, SUBJECTS, check_ids
+from nodeready.subjects import OBSERVED, SUBJECTS
 
 #: Different texts of one check that are all shown; of more, an example.
 _APART = 3
@@ -48,13 +48,11 @@ class Finding:
         return f"{self.check} and {self.also} more" if self.also else self.check
 
 
-def _places() -> dict[str, float]:
-    """Check id -> its place in the reports."""
-    places: dict[str, float] = {check: place for place, check in enumerate(check_ids())}
-    for name, subject in SUBJECTS.items():
-        first = min((places[check] for check in subject.ids()), default=0.0)
-        places[f"{name}.{OBSERVED}"] = first - 0.5
-    return places
+def _places(subjects: Collection[str]) -> dict[str, int]:
+    """Check id -> its place in the reports, of these subjects: what was not seen stands first."""
+    chosen = [subject for name, subject in SUBJECTS.items() if name in subjects]
+    ids = (check for one in chosen for check in (f"{one.name}.{OBSERVED}", *one.ids()))
+    return {check: place for place, check in enumerate(ids)}
 
 
 def _shape(said: Said) -> tuple[str, ...]:
@@ -94,7 +92,7 @@ def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list
             if result.status in wanted:
                 said = found.setdefault((result.status, result.check), {})
                 said.setdefault((told(result), result.fix), []).append(node.name)
-    places = _places()
+    places = _places({check.partition(".")[0] for _, check in found})
     order = sorted(
         found, key=lambda key: (wanted[key[0]], places.get(key[1], len(places)), key[1])
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from nodeready.actions import Change
-from nodeready.execution import Outcome
-from nodeready.planning import Plan
 from nodeready.reports.text import STYLES, Line, counted, grouped, line, nodes, told
 from nodeready.results import Result
-from nodeready.session import NodeRun
+
+if TYPE_CHECKING:
+    from nodeready.execution import Outcome
+    from nodeready.planning import Plan
+    from nodeready.session import NodeRun
 
 
 def _why(change: Change, results: list[Result]) -> Iterator[Line]:

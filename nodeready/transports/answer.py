@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+#: Seconds for a whole snapshot on a node; each section has its own, smaller limit.
+PROBE_TIMEOUT_S = 60
 #: Kinds of failure that are not the command's own: no connection was made; it ended in the
 #: middle; it stands, but not even the command's own limit was kept; the limit ended the command;
 #: sudo wants a password; sudo refuses for good; the node prints without end; a mistake of ours.

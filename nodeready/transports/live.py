@@ -25,10 +25,8 @@ from nodeready.policy.load import PolicyError
 from nodeready.probes.script import make_script, mark
 from nodeready.snapshot import Snapshot
 from nodeready.subjects import CHANGED
+from nodeready.transports.answer import PROBE_TIMEOUT_S
 from nodeready.transports.connector import Become, carry, who
-
-#: Seconds for a whole snapshot on a node; each section has its own, smaller limit.
-PROBE_TIMEOUT_S = 60
 
 
 def observe(

@@ -8,6 +8,9 @@ for name in {{ pythons }}; do
         break
     fi
 done
+# What the last deploy compiled for a Python of this node, or else what has to compile itself.
+program={{ compiled }}
+[ -f "$program" ] || program={{ bundle }}
 say() { logger -t nodeready -- "$*" 2>/dev/null || :; }
 # The last line that the program said: why, when it went wrong.
 last() { printf '%s' "${said##*

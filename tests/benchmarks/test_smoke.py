@@ -67,7 +67,12 @@ def test_the_nodes_own_program_is_measured_on_both_kinds_of_node(
     document = tmp_path / "benchmarks.md"
     benchmark("local", own_lab, document)
     text = document.read_text()
-    for name in ("python3 -c pass (P)", "the look alone", "nodeready.pyz audit"):
+    for name in (
+        "python3 -c pass (P)",
+        "the look alone",
+        "nodeready.pyz audit",
+        "compiled.pyz audit",
+    ):
         assert sum(line.startswith(f"| {name} ") for line in text.splitlines()) == 2, name
     for profile in ("cpu", "h100"):
         assert f"### On a node, profile {profile}" in text
@@ -81,3 +86,15 @@ def test_stacks_are_measured_beside_py_spy_by_hand(own_lab: str, tmp_path: Path)
     for name in ("py-spy dump, one rank per node (Y)", "nodeready stacks --samples 1"):
         assert sum(line.startswith(f"| {name} ") for line in text.splitlines()) == 1, name
     assert "py-spy dump --native, a plain Python" in text
+
+
+def test_the_start_is_measured_of_every_command_line(tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    argv = [str(ROOT / "benchmarks" / "run"), "start", "--repeat", "1", "-o", str(document)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    text = document.read_text()
+    for name in ("nodeready --help", "nodeready audit --help", "completion of an option"):
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {name} ")]
+        modules = int(row.rstrip(" |").split("|")[-1])
+        assert 100 < modules < 500, row

@@ -87,7 +87,7 @@ def test_a_command_hangs(fresh_nodes, fleet, tool):
 
 
 #: A look ends after one second and not after sixty.
-_IMPATIENT = "from nodeready.transports import live\nlive.PROBE_TIMEOUT_S = 1\n"
+_IMPATIENT = "from nodeready.transports import answer\nanswer.PROBE_TIMEOUT_S = 1\n"
 
 
 def test_a_login_that_hangs(fresh_node, fleet, tool):

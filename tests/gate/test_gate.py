@@ -25,6 +25,7 @@ from tests.helpers import judge_all
 ON = Policy(gate=True)
 WANT = wanted.complete(ON, ON)
 DIGESTS = dict(WANT.gate_files)  # type: ignore[attr-defined]
+POLICY_FILE = wanted.contents(WANT)[probe.POLICY]
 STEPS = (steps.leftover, steps.program, steps.timer, steps.slurm)
 CONF = SlurmConf(
     "/etc/slurm/slurm.conf",
@@ -32,15 +33,22 @@ CONF = SlurmConf(
     ((probe.HEALTH_CHECK, "/etc/slurm/slurm.conf:4"),),
     "300",
 )
+A, B = "a" * 64, "b" * 64
 GOOD = Gate(
     there=tuple(path for path in FILES if path != probe.CRON),
-    digests={path: digest for path, digest in DIGESTS.items() if path != probe.CRON},
+    digests={
+        **{path: digest for path, digest in DIGESTS.items() if path != probe.CRON},
+        probe.COMPILED: A,
+        probe.NOTE: B,
+    },
     runs=PROGRAMS,
     systemd=True,
     cron=True,
     slurm=True,
     slurm_conf=CONF,
     python="python3",
+    magic="a70d0d0a",
+    note=(DIGESTS[probe.BUNDLE], A, "a70d0d0a"),
     age_s=10,
     since_s=4000,
 )
@@ -67,7 +75,7 @@ def without(seen: Gate, *paths: str, **more) -> Gate:
 
 BY_CRON = replace(
     without(GOOD, probe.TIMER, probe.SERVICE, probe.WANTED),
-    there=(probe.CRON, *PROGRAMS, probe.BUNDLE, probe.POLICY),
+    there=(probe.CRON, *PROGRAMS, probe.NOTE, probe.COMPILED, probe.BUNDLE, probe.POLICY),
     systemd=False,
 )
 BY_CRON = replace(BY_CRON, digests={**(BY_CRON.digests or {}), probe.CRON: DIGESTS[probe.CRON]})
@@ -95,6 +103,16 @@ WARN = "warn admin"
         (without(GOOD, probe.POLICY), WANT, {"policy": FIX}),
         (replace(GOOD, digests={**DIGESTS, probe.BUNDLE: "0" * 64}), WANT, {"bundle": FIX}),
         (replace(GOOD, runs=(probe.RECORD, probe.PROLOG)), WANT, {"slurm_scripts": FIX}),
+        # What was compiled is gone, damaged, of another program, or of the Python before.
+        (without(GOOD, probe.COMPILED), WANT, {"bundle": FIX}),
+        (replace(GOOD, note=None), WANT, {"bundle": FIX}),
+        (replace(GOOD, digests={**(GOOD.digests or {}), probe.COMPILED: B}), WANT,
+         {"bundle": FIX}),
+        (replace(GOOD, note=(B, A, "a70d0d0a")), WANT, {"bundle": FIX}),
+        (replace(GOOD, magic="cb0d0d0a"), WANT, {"bundle": FIX}),
+        (replace(GOOD, exposed=(probe.DIRECTORY,)), WANT, {"bundle": FIX}),
+        # The Python went away: one finding, and nobody can compile.
+        (replace(GOOD, python="", magic=""), WANT, {"python": DO}),
         (without(GOOD, probe.WANTED), WANT, {"timer": FIX}),
         (replace(GOOD, there=FILES), WANT, {"timer": FIX}),
         (replace(BY_CRON, systemd=True), WANT, {"timer": FIX}),
@@ -145,6 +163,16 @@ def test_a_fresh_node_gets_all_of_it_the_bundle_first():
 
 
 def test_only_what_differs_is_written():
+    seen = replace(GOOD, magic="cb0d0d0a")
+    assert [action.describe() for action in planned(seen, files={probe.POLICY: POLICY_FILE})] == [
+        f"compile {probe.BUNDLE} for python3"
+    ]
+    seen = replace(GOOD, exposed=(probe.COMPILED,))
+    assert [action.describe() for action in planned(seen, files={probe.POLICY: POLICY_FILE})] == [
+        f"run chown 0:0 -- {probe.COMPILED}",
+        f"run chmod go-w -- {probe.COMPILED}",
+        f"compile {probe.BUNDLE} for python3",
+    ]
     seen = replace(GOOD, digests={**(GOOD.digests or {}), probe.POLICY: "0" * 64})
     assert [action.describe() for action in planned(seen, files={probe.POLICY: b"{}\n"})] == [
         f"change {probe.POLICY}"
@@ -263,8 +291,9 @@ def test_slurm_conf_is_read_as_slurm_reads_it(lines, conf):
 @pytest.mark.parametrize(
     ("lines", "python", "old"),
     [
+        (["python=python3 3.11 a70d0d0a"], "python3", ""),
         (["python=python3 3.11"], "python3", ""),
-        (["python=python3 3.6", "python=python3.9 3.9"], "python3.9", ""),
+        (["python=python3 3.6", "python=python3.9 3.9 610d0d0a"], "python3.9", ""),
         (["python=python3 3.6"], "", "python3 is 3.6"),
         (["python=python3 ?"], "", "python3 does not run"),
         (["python=; rm -rf / 3.11"], "", "; does not run"),
@@ -280,15 +309,37 @@ def test_nothing_but_our_own_files_is_taken_from_an_answer():
     seen = probe.parse(
         {"gate": printed(f"{'a' * 64}  {probe.BUNDLE}", f"{'b' * 64}  /etc/shadow",
                          "there=/etc/shadow", f"there={probe.BUNDLE}", "runs=/bin/sh",
-                         f"written=1900 {probe.BUNDLE}", f"written=2500 {probe.VERDICT}")},
+                         f"file=1900 0 644 {probe.BUNDLE}", f"file=2500 0 644 {probe.VERDICT}",
+                         f"file=1 0 666 {probe.COMPILED}", "file=1 7 755 /usr/local")},
         ON,
     )  # fmt: skip
     assert (seen.there, seen.runs) == ((probe.BUNDLE,), ())
     assert seen.digests == {probe.BUNDLE: "a" * 64}
     assert (seen.since_s, seen.age_s) == (100, 0)
+    assert seen.exposed == (probe.COMPILED,)
 
 
-@pytest.mark.parametrize("line", ["written=soon /run/nodeready/verdict.json", "now="])
+@pytest.mark.parametrize(
+    ("rights", "exposed"),
+    [("0 755", False), ("0 2755", False), ("0 644", False), ("0 400", False), ("0 0", True),
+     ("0 775", True), ("0 757", True), ("1000 755", True), ("", True)],
+)  # fmt: skip
+def test_what_root_runs_is_roots_alone(rights, exposed):
+    seen = probe.parse({"gate": printed(f"file=1900 {rights} {probe.DIRECTORY}")}, ON)
+    assert bool(seen.exposed) is exposed
+
+
+@pytest.mark.parametrize(
+    ("note", "read"),
+    [(f"{A} {B} a70d0d0a", True), (f"{A} {B}", False), (f"{A} {B} a70d0d0a x", False),
+     ("", False), (f"{A} /etc/shadow a70d0d0a", False)],
+)  # fmt: skip
+def test_a_note_is_a_note_or_none(note, read):
+    seen = probe.parse({"gate": printed(f"note={note}")}, ON)
+    assert seen.note == ((A, B, "a70d0d0a") if read else None)
+
+
+@pytest.mark.parametrize("line", ["file=soon 0 644 /run/nodeready/verdict.json", "now="])
 def test_a_time_that_is_none_makes_no_sense(line):
     with pytest.raises(ProbeError):
         probe.parse({"gate": Output(f"{line}\n", 0)}, ON)

@@ -121,6 +121,63 @@ def test_it_is_installed_once_kept_and_taken_away(node, inventory):
     assert "0 changed" in nodeready("deploy", off, "--yes").stdout
 
 
+# Somebody's or something's hand, and what the audit says of it.
+HANDS = {
+    f"echo >>{probe.COMPILED}": "another",
+    f"rm {probe.COMPILED}": "no ",
+    f"rm {probe.NOTE}": "nothing says",
+    f"sed -i 's/ [0-9a-f]*$/ 00000000/' {probe.NOTE}": "another Python",
+    f"chmod o+w {probe.COMPILED}": "written by others",
+    f"chown 1000 {probe.DIRECTORY}": "written by others",
+}
+
+
+def test_what_it_starts_is_compiled_there_and_stays_so(node, inventory):
+    where = inventory([node], **SETTINGS)
+    only = ("--only", "gate")
+    assert nodeready("deploy", where, "--yes", *only).returncode == 0
+    of, made, _ = node.run(f"cat {probe.NOTE}").stdout.split()
+    sums = node.run(f"sha256sum {probe.BUNDLE} {probe.COMPILED}").stdout.split()
+    assert [of, made] == sums[::2]
+    for path in (probe.COMPILED, probe.NOTE):
+        host = node.testinfra().file(path)
+        assert (host.user, host.mode) == ("root", 0o644)
+    # It alone is what runs; without it the one file does.
+    node.run(f"mv {probe.BUNDLE} /root/away")
+    assert "go" in node.run(f"env -i {probe.RECORD}").stdout
+    node.run(f"mv /root/away {probe.BUNDLE}; mv {probe.COMPILED} /root/away")
+    assert "go" in node.run(f"env -i {probe.RECORD}").stdout
+    node.run(f"mv /root/away {probe.COMPILED}")
+    for hand, said in HANDS.items():
+        node.run(hand)
+        audit = nodeready("audit", where, "--only", "gate.bundle", "--format", "json")
+        (result,) = json.loads(audit.stdout)["nodes"][0]["results"]
+        assert (result["status"], said in result["actual"]) == ("fail", True), (hand, result)
+        deployed = nodeready("deploy", where, "--yes", *only)
+        assert f"changed     {node.name}: gate.program\n" in deployed.stdout, (hand, deployed)
+    assert "0 changed" in nodeready("deploy", where, "--yes", *only).stdout
+
+
+def test_a_full_disk_leaves_nothing_half_compiled(node, inventory):
+    where = inventory([node], **SETTINGS)
+    node.run(
+        f"mkdir -p {probe.DIRECTORY}; mount -t tmpfs -o size=1500k,mode=755 x {probe.DIRECTORY}"
+    )
+    deployed = nodeready("deploy", where, "--yes", "--only", "gate")
+    assert deployed.returncode == 1
+    assert f"no space left on {probe.COMPILED}" in deployed.stdout + deployed.stderr
+    there = node.run(f"ls -A {probe.DIRECTORY}").stdout.split()
+    assert not [name for name in there if name.startswith((".nodeready", "compiled"))]
+    assert probe.POLICY not in left(node)
+    # With the room that it needs, it all comes, and what a killed run left goes.
+    node.run(
+        f"mount -o remount,size=8m {probe.DIRECTORY}; touch {probe.DIRECTORY}/.nodeready.abcdef"
+    )
+    assert nodeready("deploy", where, "--yes", "--only", "gate").returncode == 0
+    assert probe.COMPILED in left(node)
+    assert ".nodeready" not in node.run(f"ls -A {probe.DIRECTORY}").stdout
+
+
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >>/run/systemctl
 case $1 in

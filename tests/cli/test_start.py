@@ -1,0 +1,88 @@
+"""What a command imports before it does anything: nobody waits for pyinfra to read a help text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from nodeready.cli import _COMMANDS, cli
+
+#: What takes long to load, and is for those who talk to nodes or show a table.
+HEAVY = {"pyinfra", "gevent", "paramiko", "rich", "jinja2"}
+
+# Argument 1: (words, environment) of each command line as JSON, one after the other.
+_RUN = """
+import contextlib, io, json, os, sys
+from nodeready.cli import main
+heavy, told = set(json.loads(sys.argv[2])), []
+for words, environment in json.loads(sys.argv[1]):
+    os.environ.update(environment)
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    with contextlib.redirect_stdout(out):
+        try:
+            main(words)
+        except SystemExit as ended:
+            code = ended.code
+    found = heavy & {name.partition(".")[0] for name in sys.modules}
+    told.append([code, out.buffer.getvalue().decode(), sorted(found)])
+print(json.dumps(told))
+"""
+
+
+def told(*lines: tuple[list[str] | None, dict[str, str]]) -> tuple[list[Any], str]:
+    """Of each command line: exit code, output, what is loaded by then; and standard error."""
+    argv = [sys.executable, "-c", _RUN, json.dumps(lines), json.dumps(sorted(HEAVY))]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout), done.stderr
+
+
+def test_help_imports_nothing_that_talks_to_nodes():
+    words = [["--help"], ["--version"], ["-h"], *([name, "--help"] for name in _COMMANDS)]
+    found, errors = told(*((one, {}) for one in words))
+    assert errors == ""
+    for one, (code, out, heavy) in zip(words, found, strict=True):
+        assert (code, heavy) == (0, []), one
+        assert out, one
+
+
+def test_completion_imports_nothing_that_talks_to_nodes_and_says_what_the_help_says():
+    lines = {f"nodeready {name} --": "--help" for name in _COMMANDS}
+    lines |= {"nodeready au": "audit", "nodeready audit --format js": "json"}
+    asked = [
+        (None, {"_NODEREADY_COMPLETE": "zsh_complete", "COMP_WORDS": line,
+                "COMP_CWORD": str(len(line.split()) - 1)})
+        for line in lines
+    ]  # fmt: skip
+    found, errors = told(*asked)
+    assert errors == ""
+    for (line, word), (code, out, heavy) in zip(lines.items(), found, strict=True):
+        assert (code, heavy) == (0, []), line
+        assert word in out.splitlines(), line
+        if line == "nodeready au":
+            assert _COMMANDS["audit"] in out
+
+
+@pytest.mark.parametrize("name", ["audit", "stacks"])
+def test_what_talks_to_nodes_is_imported_into_a_patched_library(name):
+    """gevent would warn of modules that were there before it, on standard error."""
+    ((code, _, heavy),), errors = told(([name, "--nosuch"], {}))
+    assert (code, errors.splitlines()) == (
+        2,
+        [
+            "nodeready: No such option '--nosuch'.",
+            f"Try 'nodeready {name} --help'.",
+        ],
+    )
+    assert "gevent" in heavy
+
+
+def test_every_command_of_the_list_is_there():
+    context = cli.make_context("nodeready", ["audit"], resilient_parsing=True)
+    for name, about in _COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert (command.name, bool(command.help), about[-1]) == (name, True, ".")
