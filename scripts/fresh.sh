@@ -8,6 +8,8 @@
 # packages: apt's mirrors and proxies, pip's configuration, the variables for proxies and
 # certificates, the certificates of /usr/local/share/ca-certificates, and the files that any of
 # these names (a file:// index, say).
+# What apt and pip download is kept beside the Debian: it is the same the next time.
+# A lab in it uses the machine's network, and does not know of labs outside: run it beside none.
 # Exit status: the command's; 1 where no Debian could be made, 2 for wrong usage.
 # The Debian is made at most once a week, by mmdebstrap or debootstrap, and kept in
 # ${XDG_CACHE_HOME:-~/.cache}/nodeready/fresh-SUITE; removing that is harmless.
@@ -168,6 +170,9 @@ assemble() {
         chroot "$root" update-ca-certificates >/dev/null 2>&1
     fi
     named_paths | bring "$root"
+    mkdir -p "$2.apt/partial" "$2.pip" "$root/var/cache/apt/archives" "$root/var/cache/pip"
+    mount --bind "$2.apt" "$root/var/cache/apt/archives"
+    mount --bind "$2.pip" "$root/var/cache/pip"
     if [ -n "$(pip_config)" ]; then cp -L "$(pip_config)" "$root/etc/pip.user.conf"; fi
     mkdir "$root$checkout"
     # shellcheck disable=SC2016 # a script of its own: what is tracked may be deleted
@@ -191,7 +196,7 @@ assemble)
         # shellcheck disable=SC2154 # by eval
         set -- "$name=$value" "$@"
     done
-    set -- env -i HOME=/root LANG=C.UTF-8 FRESH_STAGE=inside \
+    set -- env -i HOME=/root LANG=C.UTF-8 PIP_CACHE_DIR=/var/cache/pip FRESH_STAGE=inside \
         PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"
     mkdir "$place/root/.outside"
     cd "$place/root"
