@@ -212,6 +212,12 @@ def firewall(seen: Ports, want: Policy) -> Result:
     or interface, the node's own networks are taken, one after the other. A rule that depends on
     anything else that we cannot know is named and left to a person. NAT, eBPF and filters outside
     the node are not seen.
+
+    Without nft on the node nobody can read its rules: then the kernel is asked whether it has
+    any. Where it has, or where it cannot be asked and there is a sign of some, this is unknown;
+    where not, the range is open. Signs: the module nf_tables is loaded, connections are tracked
+    (nf_conntrack_count), nftables, firewalld, iptables, netfilter-persistent, shorewall, ferm or
+    ufw is enabled; and a table in /proc/net/ip_tables_names, without iptables-save.
     """
     check, seen_rules = "ports.firewall", seen.firewall
     expected = f"{_wanted(want)} open to other nodes"
@@ -229,7 +235,9 @@ def firewall(seen: Ports, want: Policy) -> Result:
         return warn(check, expected, actual, source, fix)
     by = seen_rules.manager
     to = f" to {', '.join(seen_rules.networks)}" if seen_rules.networks else ""
-    return ok(check, expected, f"open{to} ({by})" if by else "open, no rules")
+    unseen = any(tool.state == "no sign of rules" for tool in seen_rules.tools)
+    none = "open, no sign of rules" if unseen else "open, no rules"
+    return ok(check, expected, f"open{to} ({by})" if by else none)
 
 
 @check(

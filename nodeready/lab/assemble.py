@@ -28,11 +28,12 @@ from nodeready.lab import syscalls as k
 MARK = "nodeready-lab"
 
 # Process 1 of a node. It applies the persisted sysctls as a boot does, with the distribution's
-# own reader; runs what the node's hardware, Slurm and its fault need; starts sshd; and stays to
-# reap orphans, also when sshd is stopped.
+# own reader, or procps' where there is no systemd; runs what the node's hardware, Slurm and its
+# fault need; starts sshd; and stays to reap orphans, also when sshd is stopped.
 INIT = """
-for s in /usr/lib/systemd/systemd-sysctl /lib/systemd/systemd-sysctl; do
-    if [ -x "$s" ]; then "$s"; break; fi
+for s in /usr/lib/systemd/systemd-sysctl /lib/systemd/systemd-sysctl /usr/sbin/sysctl; do
+    case $s in */sysctl) set_all='--quiet --system' ;; *) set_all= ;; esac
+    if [ -x "$s" ]; then "$s" $set_all; break; fi
 done
 for s in start slurm fault; do
     if [ -e /.lab/$s ]; then sh -e /.lab/$s || exit; fi

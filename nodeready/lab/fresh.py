@@ -23,29 +23,51 @@ FRESH = {
     "/etc/security/limits.d": 0o755,
     # Debian runs these at every login.
     "/etc/update-motd.d": 0o755,
+    "/etc/profile.d": 0o755,
 }
 
-# Directories of services that are empty on a new machine, where this one has them.
-EMPTY = ("/etc/munge", "/etc/slurm", "/var/lib/munge", "/var/lib/slurm")
+# Directories of services that are empty on a new machine, where this one has them; and what a
+# package that is installed here, or another release, sets in the kernel at boot.
+EMPTY = (
+    "/etc/munge",
+    "/etc/slurm",
+    "/var/lib/munge",
+    "/var/lib/slurm",
+    "/usr/lib/sysctl.d",
+    "/usr/local/lib/sysctl.d",
+)
 
 # Files and directories of this machine that a node must not have.
 HIDDEN = (
     "/.dockerenv",
+    # The csh that is installed here, or not, would be one more shell with settings.
+    "/etc/csh.cshrc",
+    "/etc/csh.login",
+    "/etc/csh.logout",
     "/etc/default/grub",
     "/etc/default/grub.d",
     "/boot/grub",
     "/boot/grub2",
     "/boot/loader",
     "/etc/motd",
+    "/etc/pdsh/rcmd_default",
     "/etc/systemd/coredump.conf.d",
     "/usr/local/bin/py-spy",
     "/var/crash",
     "/var/lib/systemd/coredump",
 )
 
-# Slurm's services, which a node that is not Slurm's has not.
-SLURM = tuple(
-    os.path.realpath(f"/lib/systemd/system/slurm{which}.service") for which in ("d", "ctld", "dbd")
+# Where programs are, in the order of the nodes' PATH.
+PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/opt/rocm/bin")
+
+# Programs that a node has when its profile gives them to it: those of this machine would tell of
+# its own GPUs and clock.
+TOOLS = ("nvidia-smi", "amd-smi", "rocm-smi", "chronyc", "ntpq")
+
+# Slurm's daemons and their services, which a node that is not Slurm's has not.
+SLURM = (
+    *(os.path.realpath(f"/lib/systemd/system/slurm{d}.service") for d in ("d", "ctld", "dbd")),
+    *(f"/usr/sbin/slurm{which}" for which in ("d", "ctld", "stepd", "dbd")),
 )
 
 # Below these, whatever bears our name.
@@ -83,6 +105,12 @@ Host *
 FSTAB = """\
 # /etc/fstab: static file system information.
 /dev/sda1  /  ext4  errors=remount-ro  0  1
+"""
+
+# As Debian's libpam-modules ships it, less its explanations.
+LIMITS_CONF = """\
+# /etc/security/limits.conf: see limits.conf(5)
+# End of file
 """
 
 SYSCTL_CONF = """\

@@ -3,7 +3,8 @@
 `build` writes it once per lab; the nodes use it as the middle of their overlay, between their
 own writes and this machine's root. A directory marked opaque hides this machine's; a whiteout
 hides one file. So nothing that was ever configured here (ssh, sysctl, limits, home directories)
-reaches a node, and the packages installed here do.
+reaches a node. The packages installed here do, save what would make a node look other than on
+another machine (Slurm's daemons, a vendor's GPU tool, csh's settings).
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from nodeready.lab.fresh import (
     FRESH,
     FSTAB,
     HIDDEN,
+    LIMITS_CONF,
     OURS,
+    PATH,
     SFTP_SERVERS,
     SLURM,
     SSH_CONFIG,
     SSHD_CONFIG,
     SYSCTL_CONF,
+    TOOLS,
     USER,
     USER_ID,
 )
@@ -48,8 +52,9 @@ def build(base: Path, profile: Profile, key: Key, *, slurm: bool = False) -> Non
         image.directory(path, mode, opaque=True)
     for path in filter(os.path.isdir, EMPTY):
         image.directory(path, opaque=True)
-    for path in (*HIDDEN, *_ours(), *(() if slurm else SLURM)):
-        if os.path.lexists(path):
+    tools = (f"{directory}/{name}" for directory in PATH for name in TOOLS)
+    for path in (*HIDDEN, *_ours(), *tools, *(() if slurm else SLURM)):
+        if os.path.lexists(path) and path not in profile.hardware.files:
             image.hide(path)
     _devices(image)
     _system(image, profile)
@@ -118,6 +123,8 @@ def _system(image: Image, profile: Profile) -> None:
         image.file("/etc/sysctl.conf", SYSCTL_CONF)
         link = image.directory("/etc/sysctl.d") / "99-sysctl.conf"
         link.symlink_to("../sysctl.conf")
+    if os.path.exists("/etc/security/limits.conf"):
+        image.file("/etc/security/limits.conf", LIMITS_CONF)
     lines = (f"{name}={value}\n" for name, value in profile.environment.items())
     image.file("/etc/environment", "".join(lines))
     if os.path.isdir("/etc/sudoers.d"):
@@ -149,7 +156,7 @@ def _pam(image: Image) -> None:
     """Let people in also where a limit of theirs cannot be raised; elsewhere change nothing."""
     if can_raise_limits():
         return
-    for path in glob.glob("/etc/pam.d/*"):
+    for path in (*glob.glob("/etc/pam.d/*"), *glob.glob("/usr/lib/pam.d/*")):
         text = Path(path).read_text(errors="surrogateescape")
         changed = re.sub(
             r"^(session\s+)required(\s+pam_limits\.so)", r"\1optional\2", text, flags=re.M

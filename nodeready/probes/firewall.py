@@ -14,7 +14,7 @@ from nodeready.probes import iptables_rules, nft_rules, rule_tools
 from nodeready.probes.base import Output
 from nodeready.probes.netfilter import Fate, Ruleset, fates
 from nodeready.probes.packet import Packet
-from nodeready.probes.rule_tools import Tool
+from nodeready.probes.rule_tools import ENOUGH, Tool
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,16 @@ class Firewall:
     networks: tuple[str, ...] = ()
 
 
-_REASONS = {
-    "needs root": "the rules can be seen by root alone (CAP_NET_ADMIN)",
-    "missing": "is not installed, and the kernel may have rules",
-}
+_NEEDS_ROOT = "the rules can be seen by root alone (CAP_NET_ADMIN)"
+
+
+def _unread(tool: Tool) -> str:
+    """Why the rules that this program would list are not known."""
+    if tool.state == "needs root":
+        return _NEEDS_ROOT
+    if tool.state == "missing":
+        return f"{tool.name} is not installed, and {tool.detail or 'the kernel may have rules'}"
+    return f"{tool.name} {tool.state} {tool.detail}".strip()
 
 
 # The rules of a fleet's nodes are mostly the same, and take longer to read than to judge.
@@ -131,10 +137,8 @@ def parse(
     # Where nft is not there, iptables-nft-save may still show all that iptables has made.
     replaced = any(tool.name.endswith("-nft") and tool.state == "ok" for tool in tools)
     for tool in tools:
-        if tool.state != "ok" and not (tool.state == "missing" and replaced):
-            reason = _REASONS.get(tool.state, f"{tool.state} {tool.detail}".strip())
-            named = reason if tool.state == "needs root" else f"{tool.name} {reason}"
-            return _unknown(named, tools)
+        if tool.state not in ENOUGH and not (tool.state == "missing" and replaced):
+            return _unknown(_unread(tool), tools)
     try:
         rules = _ruleset(tuple(texts))
     except ValueError as error:

@@ -1,15 +1,57 @@
 """The programs that list a node's packet filter rules, and what they print.
 
 Rules are listed only where the kernel can have some: nothing here loads a module.
+
+A node that has no nft is mostly one that has no rules. There the kernel itself is asked for its
+tables, by Python over netlink (<linux/netfilter/nf_tables.h>, NFT_MSG_GETTABLE), as
+``nft list tables`` asks. Where Python is not there either, each of these is a sign of rules that
+nobody can read:
+
+- the module nf_tables is loaded: the kernel loads it when a program first asks for it
+  (net/netfilter/nfnetlink.c, nfnetlink_rcv_msg), and only those that make rules do so. An
+  nf_tables that is built into the kernel says nothing;
+- connections are tracked (net.netfilter.nf_conntrack_count, of the network namespace): since
+  Linux 4.10 the kernel tracks them only where a rule needs it
+  (net/netfilter/nf_conntrack_proto.c, nf_ct_netns_get);
+- a service that loads rules is enabled, or ufw is (ENABLED in /etc/ufw/ufw.conf, ufw(8)).
+
+Legacy tables need no such guess: /proc/net/ip_tables_names has those of the network namespace.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 
 from nodeready.policy import Policy
 from nodeready.probes.base import Output, Section
+
+# Prints the tables as ``nft list tables`` does. It ends with 1 where the kernel does not answer:
+# an error, or an end (NLMSG_DONE) with one. Python 3.6 is enough: RHEL 8's own.
+_ASK = r"""
+import socket, struct
+kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)  # NETLINK_NETFILTER
+kernel.settimeout(2)
+kernel.send(struct.pack("=IHHIIBBH", 20, 0xa01, 0x301, 1, 0, 0, 0, 0))
+families = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
+more = True
+while more:
+    data = kernel.recv(1 << 20)
+    while len(data) >= 20:
+        size, kind = struct.unpack_from("=IH", data)
+        if kind == 2 or kind == 3 and struct.unpack_from("=i", data, 16)[0]:
+            raise SystemExit(1)
+        more = kind != 3
+        at = 20
+        while kind == 0xa00 and at + 4 <= size:
+            length, key = struct.unpack_from("=HH", data, at)
+            if key == 1:
+                name = data[at + 4 : at + length - 1].decode("ascii", "replace")
+                print("table", families.get(data[16], data[16]), name)
+            at += max(4, length + 3 & ~3)
+        data = data[max(16, size + 3 & ~3) :]
+"""
 
 # nf_tables is there as a loaded module, or in the kernel itself: then no module file is around.
 # Legacy tables name themselves in /proc. Tables of NAT are left out: on a Kubernetes node they
@@ -48,7 +90,43 @@ _SCRIPT = r"""
         "$@" 2>&1
         printf '\n@%s status %s\n' "$NR" "$?"
     }
-    nr_state() { printf '\n@%s tool %s\n@%s status %s\n' "$NR" "$1" "$NR" "$2"; }
+    nr_state() { printf '\n@%s tool %s\n%s\n@%s status %s\n' "$NR" "$1" "${3:-}" "$NR" "$2"; }
+    nr_asked() {
+        for nr_file in /usr/bin/python3 /usr/libexec/platform-python; do
+            if [ -x "$nr_file" ]; then
+                "$nr_file" -I -S -c %ASK% 2>/dev/null
+                return
+            fi
+        done
+        return 1
+    }
+    nr_sign() {
+        if [ -d /sys/module/nf_tables ]; then
+            echo 'the kernel module nf_tables was loaded'
+            return
+        fi
+        nr_count=0
+        { read -r nr_count </proc/sys/net/netfilter/nf_conntrack_count; } 2>/dev/null
+        if [ "$nr_count" != 0 ]; then
+            echo 'the kernel tracks connections'
+            return
+        fi
+        for nr_word in nftables firewalld iptables ip6tables netfilter-persistent \
+            shorewall ferm; do
+            for nr_file in /etc/systemd/system/*.wants/$nr_word.service \
+                /etc/runlevels/*/$nr_word; do
+                if [ -L "$nr_file" ]; then
+                    echo "$nr_word is enabled"
+                    return
+                fi
+            done
+        done
+        while read -r nr_word; do
+            case $nr_word in
+            ENABLED=[Yy]*) echo 'ufw is enabled'; return ;;
+            esac
+        done 2>/dev/null </etc/ufw/ufw.conf
+    }
     case $nr_caps in
     ????????????[13579bdf]???) ;;
     *)
@@ -89,8 +167,31 @@ NR_TABLES
             done
         fi
     elif [ -n "$nr_nft" ]; then
-        nr_state nft missing
         nr_compat='ip ip6'
+        nr_found=''
+        if nr_tables=$(nr_asked); then
+            while read -r nr_word nr_ip nr_table; do
+                case "$nr_word $nr_ip $nr_table" in
+                'table ip nat'|'table ip6 nat'|'table arp '*|'table bridge '*) ;;
+                'table '*) nr_found="$nr_found, $nr_ip $nr_table" ;;
+                esac
+            done <<NR_TABLES
+$nr_tables
+NR_TABLES
+            if [ -n "$nr_found" ]; then
+                nr_state nft missing "the kernel has the tables ${nr_found#, }"
+            else
+                nr_state nft none
+                nr_compat=''
+            fi
+        else
+            nr_found=$(nr_sign)
+            if [ -n "$nr_found" ]; then
+                nr_state nft missing "$nr_found"
+            else
+                nr_state nft unseen
+            fi
+        fi
     else
         nr_compat=
     fi
@@ -107,16 +208,19 @@ NR_TABLES
         if command -v "$nr_save" >/dev/null; then
             nr_tool "${nr_ip}tables" "$nr_save" -t "$nr_table"
         else
-            nr_state "${nr_ip}tables" missing
+            nr_state "${nr_ip}tables" missing "the kernel has the tables $nr_table"
         fi
     done
     :
 """
 
+# Scripts lose their indentation on the way to a node: Python's is carried as a literal.
+_LOOK = _SCRIPT.replace("%ASK%", shlex.quote(f"exec({_ASK!r})"))
+
 
 def script(policy: Policy) -> str:
     """List the rules, where there can be any and we may see them."""
-    return _SCRIPT
+    return _LOOK
 
 
 #: It runs beside the others: nft waits for its lock, and a node can have very many rules.
@@ -125,7 +229,13 @@ SECTION = Section("firewall", script, timeout_s=5, beside=True)
 
 @dataclass(frozen=True)
 class Tool:
-    """A program that lists rules. ``state``: ok, missing, needs root, failed or timed out."""
+    """A program that lists rules.
+
+    state:  ok, missing, needs root, failed or timed out; or it is missing, and not needed: the
+            kernel says that there are no rules ("no rules"), or nothing says that there are some
+            ("no sign of rules")
+    detail: what a program that failed said; why one that is missing is needed
+    """
 
     name: str
     state: str
@@ -134,7 +244,15 @@ class Tool:
 
 #: What differs between equal rulesets: dates, and the counters of chains.
 _DATES = re.compile(r"^# (Generated|Completed) .*$| \[\d+:\d+\]$", re.M)
-_STATES = {"0": "ok", "root": "needs root", "missing": "missing"}
+_STATES = {
+    "0": "ok",
+    "root": "needs root",
+    "missing": "missing",
+    "none": "no rules",
+    "unseen": "no sign of rules",
+}
+#: Those of a program without which nothing is overlooked.
+ENOUGH = ("ok", "no rules", "no sign of rules")
 
 
 def _failed(said: str) -> str:

@@ -293,6 +293,12 @@ def test_ipv6_counts_where_the_node_has_an_address() -> None:
         ((tool("nft", "", "root"),), 0, "seen by root alone"),
         ((tool("nft", "Error: Operation not permitted", "1"),), 0, "seen by root alone"),
         ((tool("nft", "", "missing"),), 0, "nft is not installed"),
+        (
+            (tool("nft", "the kernel has the tables inet a", "missing"),),
+            0,
+            "nft is not installed, and the kernel has the tables inet a",
+        ),
+        ((tool("nft", "\x1b[2J" * 99, "missing"),), 0, "nft is not installed, and \x1b"),
         ((tool("iptables", "", "missing"), tool("nft", "")), 0, "iptables is not installed"),
         ((tool("nft", "Error: syntax\nmore", "1"),), 0, "nft failed Error: syntax"),
         ((tool("nft", "", "odd"),), 0, "a table with an odd name"),
@@ -316,6 +322,18 @@ def test_too_many_rules_are_unknown() -> None:
 def test_what_iptables_shows_does_without_nft() -> None:
     seen = evaluated(tool("nft", "", "missing"), iptables("-A INPUT -j ACCEPT"))
     assert (seen.verdict, [t.state for t in seen.tools]) == ("open", ["missing", "ok"])
+
+
+@pytest.mark.parametrize(
+    ("status", "state"), [("none", "no rules"), ("unseen", "no sign of rules")]
+)
+def test_a_node_without_nft_and_without_a_sign_of_rules_is_open(status: str, state: str) -> None:
+    seen = evaluated(tool("nft", "", status))
+    assert (seen.verdict, [t.state for t in seen.tools]) == ("open", [state])
+    # What another program shows still counts.
+    assert evaluated(tool("nft", "", status), iptables()).verdict == "dropped"
+    legacy = tool("iptables", "the kernel has the tables filter", "missing")
+    assert evaluated(tool("nft", "", status), legacy).verdict == "unknown"
 
 
 def test_a_kernel_without_nf_tables_has_no_rules() -> None:

@@ -206,6 +206,55 @@ def test_a_broken_nft_costs_the_firewall_alone(fresh_node: Node, script: str, re
     assert reason in results["ports.firewall"].actual
 
 
+@pytest.fixture
+def without_nft(fresh_node: Node) -> Node:
+    """A node on which nothing lists rules; its /root/nft is for making them."""
+    fresh_node.run("mv /usr/sbin/nft /root/nft; rm -f /usr/sbin/*tables*-save")
+    return fresh_node
+
+
+def test_without_nft_the_kernel_says_whether_there_are_rules(without_nft: Node) -> None:
+    results = looked(without_nft)
+    assert statuses(results) == GOOD
+    assert results["ports.firewall"].actual == "open, no rules"
+    # NAT is not judged, and so asks for no program.
+    without_nft.enter(["/root/nft", "add table ip nat; add table arp a"])
+    assert statuses(looked(without_nft)) == GOOD
+    without_nft.enter(["/root/nft", "; ".join(f"add table inet t{n:03}" for n in range(300))])
+    results = looked(without_nft)
+    assert statuses(results) == {**GOOD, "ports.firewall": "unknown"}
+    reason = results["ports.firewall"].actual
+    assert reason.startswith("nft is not installed, and the kernel has the tables inet t000, ")
+
+
+# A firewall that is enabled, as its package or its administrator leaves it.
+ENABLED = {
+    "nftables": "mkdir -p /etc/systemd/system/sysinit.target.wants; "
+    "ln -s /lib/x /etc/systemd/system/sysinit.target.wants/nftables.service",
+    "ufw": "mkdir -p /etc/ufw; echo ENABLED=yes >/etc/ufw/ufw.conf",
+}
+
+
+@pytest.mark.parametrize("what", ENABLED)
+def test_without_nft_and_python_a_sign_of_rules_is_enough(without_nft: Node, what: str) -> None:
+    python = without_nft.run("readlink -f /usr/bin/python3").stdout.strip()
+    without_nft.run(f"mv {python} {python}.gone")
+    if without_nft.run("test -d /sys/module/nf_tables", check=False).returncode == 0:
+        pytest.skip("here nf_tables is a module, whose being loaded is a sign for all nodes")
+    results = looked(without_nft)
+    assert statuses(results) == GOOD
+    assert results["ports.firewall"].actual == "open, no sign of rules"
+    without_nft.run(ENABLED[what])
+    reason = f"nft is not installed, and {what} is enabled"
+    assert looked(without_nft)["ports.firewall"].actual == reason
+    base = "add chain inet t in { type filter hook input priority 0; policy accept; }"
+    rule = "add rule inet t in ct state established accept"
+    without_nft.enter(["/root/nft", f"add table inet t; {base}; {rule}"])
+    reason = "nft is not installed, and the kernel tracks connections"
+    without_nft.run("true")  # a connection of its own
+    assert looked(without_nft)["ports.firewall"].actual == reason
+
+
 def test_the_kernel_may_give_the_range_away(fresh_node: Node) -> None:
     key = "net.ipv4.ip_local_port_range"
     fresh_node.run(f"sysctl -w {key}='20000 60999'")
