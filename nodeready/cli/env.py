@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,19 +10,13 @@ from nodeready.audit import now
 from nodeready.auditing import with_peers
 from nodeready.cli.exits import exit_code
 from nodeready.cli.options import common, option, port_range
-from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.output import refuse_unwritable, show
 from nodeready.cli.start import Common, gather, open_session
 from nodeready.environment import SUBJECTS, Environment, grouped, variables
-from nodeready.files import write_atomically
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
+from nodeready.reports.registry import names
 from nodeready.session import Session
-
-#: format -> the text that it makes, in pieces
-FORMATS: dict[str, Callable[[Environment], Iterator[str]]] = {
-    "sh": exports.shell_lines,
-    "json": exports.json,
-}
 
 
 def _found(session: Session, taken: str) -> Environment:
@@ -41,7 +33,7 @@ def _found(session: Session, taken: str) -> Environment:
 @click.argument("inventory")
 @option(
     "--format",
-    type=click.Choice([*FORMATS]),
+    type=click.Choice(names("env")),
     default="sh",
     # Not NODEREADY_FORMAT, which is audit's and has other values.
     envvar="NODEREADY_ENV_FORMAT",
@@ -86,11 +78,7 @@ def env(
         found = _found(session, taken)
         screen.tell(show_errors(session.nodes))
     if found.nodes:
-        text = FORMATS[format](found)
-        if output is not None:
-            write_atomically(Path(output), text)
-        else:
-            click.echo("".join(text), nl=False)
+        show("env", format, found, screen, output=output)
     for line in exports.troubles(found):
         screen.say(line)
     return exit_code(

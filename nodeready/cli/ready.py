@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,15 @@ import gevent
 
 from nodeready import auditing, launch
 from nodeready.audit import Audit, now
-from nodeready.cli.audit import FORMATS
 from nodeready.cli.exits import Refused, nagios_code, ready_code
 from nodeready.cli.options import common, option, port_range
-from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.output import refuse_unwritable, show
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, gather, open_session, remember_failed
 from nodeready.files import write_atomically
 from nodeready.proving import Proving, Wanted, out_of_time
 from nodeready.ready import Ready, slots
-from nodeready.reports import json_report, junit
-from nodeready.reports.go import show_ready
+from nodeready.reports.registry import names
 from nodeready.reports.text import counted, nodes
 from nodeready.selection import Selection, SelectionError, select
 from nodeready.session import Session
@@ -106,15 +103,6 @@ def _here(given: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
     return here.ready(policy, selection, budget_s).audit
 
 
-def _text(ready: Ready, form: str, verbose: int) -> Iterator[str]:
-    """The report as a file holds it, in pieces."""
-    if form == "table":
-        return (f"{line.plain}\n" for line in show_ready(ready, verbose))
-    if form == "json":
-        return json_report.render_ready(ready)
-    return junit.render(ready.audit, "fail") if form == "junit" else FORMATS[form](ready.audit)
-
-
 def _hostfile(ready: Ready, path: str, form: str, given: dict[str, int]) -> str:
     """Write the ready nodes; returns what to say when there is nothing to write."""
     if not ready.go:
@@ -152,7 +140,7 @@ def _hostfile(ready: Ready, path: str, form: str, given: dict[str, int]) -> str:
 @option("--skip", metavar="CHECK,...", help="Not these.")
 @option(
     "--format",
-    type=click.Choice(["table", "junit", *FORMATS]),
+    type=click.Choice(names("ready")),
     default="table",
     help="A table for people, or a form for machines.",
 )
@@ -222,13 +210,7 @@ def ready(
         problem = _hostfile(found, hostfile_out, hostfile_format, own_slots)
         if problem:
             screen.say(problem)
-    text = _text(found, format, screen.verbose)
-    if output is not None:
-        write_atomically(Path(output), text)
-    elif format != "table":
-        for piece in text:
-            click.echo(piece, nl=False)
-    elif found.no_go or not found.enough or not screen.quiet:
-        screen.show(show_ready(found, screen.verbose, screen.width))
+    silent = screen.quiet and found.enough and not found.no_go
+    show("ready", format, found, screen, output=output, silent=silent)
     remember_failed(found.no_go)
     return nagios_code(found.audit) if format == "nagios" else ready_code(found)

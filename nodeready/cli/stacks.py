@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,24 +19,17 @@ from nodeready.capturing import MAIN, Captured, Carrier, Here, OverSrun, OverSsh
 from nodeready.cli.exits import Refused, stacks_code
 from nodeready.cli.interrupt import hear
 from nodeready.cli.options import common, option
+from nodeready.cli.output import show
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, open_session
 from nodeready.native_round import unwind
-from nodeready.reports import speedscope, stacks_html, stacks_json
-from nodeready.reports.stacks_table import show
+from nodeready.reports.registry import FORMATS, names
 from nodeready.reports.text import counted, nodes
 from nodeready.stack_search import SearchError, nothing, program_config
 from nodeready.stacks import Stacks
 from nodeready.traces import TraceError
 from nodeready.transports.srun import Srun, SrunError
 from nodeready.transports.srun import job as running_job
-
-#: format -> the text that it makes of the grouped stacks, in pieces
-FORMATS: dict[str, Callable[[Stacks], Iterable[str]]] = {
-    "json": stacks_json.render,
-    "html": lambda stacks: [stacks_html.render(stacks)],
-    "speedscope": lambda stacks: [speedscope.render(stacks)],
-}
 
 
 def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -> None:
@@ -209,7 +202,7 @@ def _carrier(
 )
 @option(
     "--format",
-    type=click.Choice(["table", *FORMATS]),
+    type=click.Choice(names("stacks")),
     default="table",
     # Not NODEREADY_FORMAT, which is audit's and has other values.
     envvar="NODEREADY_STACKS_FORMAT",
@@ -279,10 +272,9 @@ def stacks(
                 directory=directory,
             )
     if directory is not None:
-        stack_directory.write(directory, found)
-    if format != "table":
-        for piece in FORMATS[format](found):
-            click.echo(piece, nl=False)
-    elif code or not screen.quiet:
-        screen.show(show(found, screen.verbose, screen.width))
+        # A table is for the terminal; every other form is kept.
+        kept = [form for form in FORMATS["stacks"].values() if not form.styled]
+        texts = {f"stacks{form.extension}": form.render(found) for form in kept}
+        stack_directory.write(directory, found, texts)
+    show("stacks", format, found, screen, silent=screen.quiet and not code)
     return code

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,10 +15,9 @@ from nodeready.capture.tail_seen import Config
 from nodeready.capture.tail_seen import Tail as Seen
 from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import common, option
-from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.output import refuse_unwritable, show
 from nodeready.cli.start import Common, open_session, remember_failed, visit
-from nodeready.files import write_atomically
-from nodeready.reports import tail_json, tail_table
+from nodeready.reports.registry import names
 from nodeready.reports.text import nodes
 from nodeready.session import Session
 from nodeready.tail_fetch import fetch
@@ -108,12 +105,6 @@ def _nothing(tail: Tail) -> str:
     return f"{tail.pattern}: {' or '.join(sorted(why))}, on {where}"
 
 
-def _text(tail: Tail, form: str, verbose: int) -> Iterator[str]:
-    if form == "json":
-        return tail_json.render(tail)
-    return (f"{line.plain}\n" for line in tail_table.show(tail, verbose))
-
-
 @click.command()
 @click.argument("words", nargs=-1, metavar="[INVENTORY] PATTERN")
 @option("--local", is_flag=True, help="This machine, without any connection; no INVENTORY.")
@@ -136,7 +127,7 @@ def _text(tail: Tail, form: str, verbose: int) -> Iterator[str]:
 )
 @option(
     "--format",
-    type=click.Choice(["table", "json"]),
+    type=click.Choice(names("tail")),
     default="table",
     # Not NODEREADY_FORMAT, which is audit's and has other values.
     envvar="NODEREADY_TAIL_FORMAT",
@@ -189,14 +180,7 @@ def tail(
         found = _gathered(session, options, config, local=local)
     if why := _nothing(found):
         raise Refused(why)
-    screen = options.screen()
-    if output is not None:
-        write_atomically(Path(output), _text(found, format, screen.verbose))
-    elif format == "json":
-        for piece in _text(found, format, screen.verbose):
-            click.echo(piece, nl=False)
-    else:
-        screen.show(tail_table.show(found, screen.verbose))
+    show("tail", format, found, options.screen(), output=output)
     return exit_code(
         interrupted=not found.complete,
         failed=bool(found.failed),

@@ -19,8 +19,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from jinja2.ext import Extension
 from markupsafe import Markup
 
-from nodeready.reports import stack_words as words
-from nodeready.reports.stack_branches import Branch, branches
+from nodeready.reports import stacks_table as words
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.stacks_table import Branch, branches
 from nodeready.reports.text import counted, nodes
 from nodeready.sanitise import sanitise
 from nodeready.stacks import Group, Rank, Stacks, fold_ranks
@@ -148,10 +149,10 @@ def _tree(stacks: Stacks) -> Iterator[_Row]:
         yield _Row(row, after > row.depth, max(0, row.depth - after))
 
 
-def render(stacks: Stacks) -> str:
+def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     """The whole page. It folds without its script, and searches with it."""
     style, script = part("page.css"), part("page.js")
-    return _template().render(
+    yield _template().render(
         stacks=stacks,
         title=words.headline(stacks),
         policy=_policy(style, script),

@@ -12,10 +12,17 @@ import pytest
 
 import nodeready.reports
 from nodeready import bundle
-from nodeready.reports.stacks_html import part, render, shown
+from nodeready.reports import stacks_html
+from nodeready.reports.stacks_html import part, shown
 from tests.reports.stack_fleets import FLEETS, stages
 
 STYLE, SCRIPT = part("page.css"), part("page.js")
+
+
+def render(stacks) -> str:
+    return "".join(stacks_html.render(stacks))
+
+
 VOID = {"meta", "input"}
 TAGS = {
     "html", "head", "meta", "title", "style", "body", "main", "header", "section", "h1", "h2", "p",
