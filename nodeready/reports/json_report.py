@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nodeready.audit import Audit, NodeReport
     from nodeready.cores import Cores, Crash
     from nodeready.cores import Group as CrashGroup
+    from nodeready.deploy.document import Deploy, Node
     from nodeready.environment import Environment, Groups
     from nodeready.ready import Ready
     from nodeready.stacks import Frame, Group, Stacks
@@ -65,6 +66,10 @@ def listed(rows: Iterator[str]) -> Iterator[str]:
     yield "\n]" if before != "\n" else "]"
 
 
+def _result(result: Result) -> dict[str, str]:
+    return {name: getattr(result, name) for name in _RESULT}
+
+
 def _node(node: NodeReport) -> dict[str, Any]:
     return {
         "name": node.name,
@@ -72,7 +77,7 @@ def _node(node: NodeReport) -> dict[str, Any]:
         "seconds": round(node.seconds, 3),
         "error": node.error,
         "facts": node.facts,
-        "results": [{name: getattr(r, name) for name in _RESULT} for r in node.results],
+        "results": [_result(result) for result in node.results],
     }
 
 
@@ -108,6 +113,37 @@ def _audit(schema: str, audit: Audit, **more: Any) -> Iterator[str]:
     yield ',\n"outliers": '
     yield from listed(dump(plain(outlier)) for outlier in audit.outliers)
     yield f',\n"summary": {dump(audit.summary)}\n}}\n'
+
+
+def _deployed(node: Node, diff: bool) -> dict[str, Any]:
+    changes = [
+        {**plain(change), "diff": list(change.diff) if diff else []} for change in node.changes
+    ]
+    return {
+        "name": node.name,
+        "status": node.status,
+        "error": node.error,
+        "changes": changes,
+        "refused": dict(node.refused),
+        "outcome": plain(node.outcome),
+        "for_a_person": [_result(result) for result in node.for_a_person],
+        "results": dict(node.results),
+    }
+
+
+def deploy(deploy: Deploy, options: Options = PLAIN) -> Iterator[str]:
+    """``nodeready.deploy/1``: the plan, and what became of it."""
+    yield _head(
+        "deploy/1",
+        started=deploy.started,
+        finished=deploy.finished,
+        check=deploy.check,
+        complete=deploy.complete,
+        subjects=list(deploy.subjects),
+    )
+    yield '"nodes": '
+    yield from listed(dump(_deployed(node, options.diff)) for node in deploy.nodes)
+    yield f',\n"summary": {dump(deploy.summary)}\n}}\n'
 
 
 def _frames(frames: tuple[Frame, ...]) -> list[dict[str, Any]]:

@@ -93,6 +93,8 @@ _ROWS = (
     Format("ready", "json", "json_report:ready", ".json", on_node=True),
     Format("ready", "prometheus", "prometheus:render", ".prom", part="audit"),
     Format("ready", "nagios", "nagios:render", ".txt", part="audit"),
+    Format("deploy", "table", "plan:show", ".txt", styled=True),
+    Format("deploy", "json", "json_report:deploy", ".json"),
     Format("stacks", "table", "stacks_table:show", ".txt", styled=True),
     Format("stacks", "json", "json_report:stacks", ".json"),
     Format("stacks", "html", "stacks_html:render", ".html"),
