@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated
 
 from nodeready import actions
 from nodeready.planning import Plan
@@ -31,7 +32,7 @@ class Action:
     command: its words; () for a file
     """
 
-    kind: str
+    kind: Annotated[str, {"enum": KINDS}]
     text: str
     path: str = ""
     command: tuple[str, ...] = ()
