@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 from nodeready.reports import json_report
-from nodeready.reports.registry import Options
+from nodeready.reports.registry import Options, find
 from nodeready.reports.stacks_table import branches, show
 from nodeready.sanitise import sanitise
 from nodeready.stacks import Frame, Group, Rank, Stacks
@@ -30,10 +30,17 @@ def lines(stacks: Stacks, verbose: int = 0, width: int = 80) -> list[str]:
     return [line.plain for line in show(stacks, Options(verbose, width))]
 
 
+def body(stacks: Stacks) -> list[str]:
+    """The page between its style sheet and its script, which have their own tests."""
+    text = "".join(find("stacks", "html").render(stacks))
+    return [text[text.index("<main>") : text.index("<script>")]]
+
+
 FORMATS = {
     "table": lambda stacks: (f"{line}\n" for line in lines(stacks)),
     "verbose": lambda stacks: (f"{line}\n" for line in lines(stacks, 1)),
     "json": json_report.stacks,
+    "body": body,
 }
 # 512 processes, each in a line, are no golden file.
 CASES = [(name, form) for name in FLEETS for form in FORMATS if form == "table" or name in SMALL]
