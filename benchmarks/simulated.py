@@ -27,7 +27,7 @@ from nodeready.subjects import SUBJECTS
 
 NONCE = "0" * 16
 FORMATS = {
-    "json": json_report.render,
+    "json": json_report.audit,
     "junit": junit.render,
     "nagios": nagios.render,
     "prometheus": prometheus.render,

@@ -24,7 +24,8 @@ from benchmarks import machine, table
 from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
 from nodeready import grouping, stack_tree, traces
-from nodeready.reports import stacks_json, stacks_table
+from nodeready.reports import json_report, stacks_table
+from nodeready.reports.registry import Options
 
 RANKS_PER_NODE, SHAPES = 8, 64
 _WIDTH, _WRAP = 120, 99
@@ -186,13 +187,13 @@ def _measure(mode: str, nodes: int, directory: Path) -> Cost:
     stacks = grouping.group(source(), {})
     grouped = time.process_time()
     with open(os.devnull, "w", encoding="utf-8") as out:
-        out.writelines(f"{line.plain}\n" for line in stacks_table.show(stacks, 0, _WIDTH))
+        out.writelines(f"{line.plain}\n" for line in stacks_table.show(stacks, Options(0, _WIDTH)))
         shown = time.process_time()
         stack_tree.tree(stacks)
         merged = time.process_time()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         begun_json = time.process_time()
-        out.writelines(stacks_json.render(stacks))
+        out.writelines(json_report.stacks(stacks))
         written = time.process_time() - begun_json
     reading = read - begun
     return Cost(

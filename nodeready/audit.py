@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from nodeready.plain import plain
 from nodeready.results import STATUSES, Result, worst
@@ -84,16 +84,16 @@ class Outlier:
 
     fact:     ``SUBJECT.NAME``, e.g. ``gpus.driver``
     group:    the group of the inventory in which the nodes were compared
-    majority: the value that most of them have
+    majority: the value that most of them have; None: there is no such thing on the node
     count:    the number of nodes that have it
     nodes:    who differs -> their value
     """
 
-    fact: str
+    fact: Annotated[str, {"minLength": 1}]
     group: str
     majority: Any
-    count: int
-    nodes: Mapping[str, Any]
+    count: Annotated[int, {"minimum": 1}]
+    nodes: Annotated[Mapping[str, Any], {"minProperties": 1}]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ from nodeready.policy.load import as_data
 _PACKAGE = Path(__file__).parent
 #: Rooms that go whole: what they run is found by name.
 _ROOMS = ("local", "proofs")
+#: The reports of a node: the rows of nodeready.reports.registry that say `on_node`, which imports
+#: them by name.
+_REPORTS = ("json_report", "nagios", "prometheus", "table")
 #: Imported by what a node needs, but never there: it folds the names of many nodes.
 _LEFT_OUT = ("nodeready.nodesets",)
 _SHEBANG = b"#!/usr/bin/env python3\n"
@@ -34,7 +37,8 @@ def modules() -> dict[str, str]:
         for path in (_PACKAGE / room).glob("*.py")
         if path.stem not in ("__init__", "__main__")
     )
-    return imports.closure(roots, _LEFT_OUT)
+    reports = (f"nodeready.reports.{name}" for name in _REPORTS)
+    return imports.closure((*roots, *reports), _LEFT_OUT)
 
 
 def _path(name: str) -> str:

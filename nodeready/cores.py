@@ -90,6 +90,11 @@ class Group(NamedTuple):
     crashes: tuple[Crash, ...]
 
     @property
+    def signal_name(self) -> str:
+        """``SIGSEGV``; see `signal_name`."""
+        return signal_name(self.signal)
+
+    @property
     def headline(self) -> Frame | None:
         return backtraces.headline(self.frames)
 
@@ -127,6 +132,11 @@ class Cores:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         return grouped(self.read)
+
+    @cached_property
+    def file_names(self) -> tuple[str, ...]:
+        """For each of the crashes the name of the file that holds its text; see `file_names`."""
+        return tuple(file_names(self.crashes))
 
 
 def signal_name(number: int | None) -> str:

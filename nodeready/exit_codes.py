@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nodeready.audit import Audit
+    from nodeready.deploy.document import Deploy
     from nodeready.ready import Ready
     from nodeready.stacks import Stacks
 
@@ -64,6 +65,19 @@ def ready_code(ready: Ready) -> int:
         failed=have["failed"] > 0 and not ready.enough,
         unreachable=have["unreachable"] > 0 and not ready.enough,
         check=not ready.enough,
+    )
+
+
+def deploy_code(deploy: Deploy) -> int:
+    """The exit code of ``deploy``: all good is nothing left to change and nothing left to do."""
+    nodes = deploy.nodes
+    planned = any(node.planned and node.outcome is None for node in nodes)
+    bad = any(node.results.get(status) for node in nodes for status in ("fail", "unknown"))
+    return exit_code(
+        interrupted=not deploy.complete,
+        failed=any(node.failed for node in nodes),
+        unreachable=any(node.unreachable for node in nodes),
+        check=planned or bad,
     )
 
 

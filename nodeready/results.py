@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 #: The statuses, worst first. ``unknown`` never counts as ok: it stands above ``waived``.
 STATUSES: tuple[str, ...] = ("fail", "warn", "unknown", "waived", "ok", "na")
@@ -22,19 +23,22 @@ class Result:
     check:    stable dotted id, ``subject.noun``; an id never changes its meaning
     status:   one of STATUSES
     expected: what the policy asks for, in words or as a value
-    actual:   what was observed; live and next-boot value where the two can differ
+    actual:   what was observed; live and next-boot value where the two can differ; of ``na`` and
+              ``unknown`` the reason
     source:   where the actual value comes from (``/etc/sysctl.d/10-ptrace.conf:3``), or ""
-    fix:      what repairs it: an operation of ours, a command, a person's act; or ""
-    owner:    who repairs it: NODEREADY when ``nodeready deploy`` does, else ADMIN; "" when ok
+    fix:      what repairs it: an operation of ours, a command, a person's act; or ""; of
+              ``waived`` the reason
+    owner:    who repairs it: ``nodeready`` where ``nodeready deploy`` does, else ``admin``, a
+              person; "" when ok
     """
 
-    check: str
-    status: str
+    check: Annotated[str, {"pattern": r"^[a-z0-9_]+\.[a-z0-9_]+$"}]
+    status: Annotated[str, {"enum": STATUSES}]
     expected: str = ""
     actual: str = ""
     source: str = ""
     fix: str = ""
-    owner: str = ""
+    owner: Annotated[str, {"enum": (NODEREADY, ADMIN, "")}] = ""
 
     @property
     def bad(self) -> bool:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nodeready import py_spy_text, traces
 from nodeready.files import write_atomically
-from nodeready.reports import speedscope, stacks_html, stacks_json
 from nodeready.stacks import Stacks
 from nodeready.traces import SCHEMA, Trace, TraceError
 
 #: What a directory of ours holds.
-_OURS = re.compile(r"trace-[A-Za-z0-9_.-]+\.json|stacks\.(json|html|speedscope\.json)")
+_OURS = re.compile(r"trace-[A-Za-z0-9_.-]+\.json|stacks(\.[a-z]+){1,2}")
 #: Texts of ``py-spy dump``, as they were collected.
 _TEXTS = (".txt", ".out")
 #: Characters of a node's name in a file's name: with what is around it, less than NAME_MAX.
@@ -69,16 +68,16 @@ def _keep(directory: Path, trace: Trace) -> str:
     return name
 
 
-def write(directory: Path, stacks: Stacks) -> None:
+def write(directory: Path, stacks: Stacks, texts: Mapping[str, Iterable[str]]) -> None:
     """The grouped stacks in every form, and a trace that tells why for each node without one.
 
+    texts: ``stacks.EXTENSION`` -> what that file holds, in pieces
     Raises OSError.
     """
     for node, error in stacks.errors.items():
         _keep(directory, nothing(node, error, stacks.started))
-    write_atomically(directory / "stacks.json", stacks_json.render(stacks))
-    write_atomically(directory / "stacks.html", [stacks_html.render(stacks)])
-    write_atomically(directory / "stacks.speedscope.json", [speedscope.render(stacks)])
+    for name, text in texts.items():
+        write_atomically(directory / name, text)
 
 
 def nothing(node: str, error: str, started: str) -> Trace:

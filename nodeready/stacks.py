@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 #: Kinds of groups. `stack`: ranks with the same stack; the others have none to compare: ranks that
 #: WORLD_SIZE counts and nobody found; processes that ended while we looked; nodes or processes
@@ -14,18 +14,26 @@ KINDS = ("missing", "dead", "stopped", "traced", "uninterruptible", "no-data", "
 #: What the samples of a stack group say: the same stack and no CPU time; the same stack and CPU
 #: time; different stacks. None: one sample, or none, tells nothing.
 VERDICTS = ("blocked", "spinning", "progressing")
+_VERDICTS = (*VERDICTS, None)
 
 
 class Frame(NamedTuple):
-    """One call. file: as short as the profiler gives it; line: 0 where the ranks differ."""
+    """One call.
+
+    file: as short as the profiler gives it
+    line: 0 where the ranks differ
+    """
 
     function: str
     file: str
-    line: int
+    line: Annotated[int, {"minimum": 0}]
 
 
 class Thread(NamedTuple):
-    """A thread beside the main one. frames: root to leaf."""
+    """A thread beside the main one.
+
+    frames: root to leaf
+    """
 
     name: str
     frames: tuple[Frame, ...]
@@ -35,8 +43,10 @@ class Thread(NamedTuple):
 class Group:
     """Ranks that stand at the same place, or that have none for the same reason.
 
-    kind:    one of KINDS
-    verdict: one of VERDICTS, or None
+    kind:    missing: WORLD_SIZE counts them and nobody found them; dead: ended while it was looked
+             at; uninterruptible: state D; no-data: no stack, or a node without an answer
+    verdict: from all samples: the same stack and no CPU time; the same stack and CPU time;
+             different stacks. None: one sample, or none
     ranks:   sorted; () where nobody knows them (a node without an answer, a process without RANK)
     nodes:   the nodes that they are on, each once
     frames:  root to leaf; () for what has no stack
@@ -50,34 +60,38 @@ class Group:
     threads: the other threads of one of its ranks; () unless all threads were compared
     """
 
-    kind: str
-    verdict: str | None
-    ranks: tuple[int, ...]
-    nodes: tuple[str, ...]
+    kind: Annotated[str, {"enum": KINDS}]
+    verdict: Annotated[str | None, {"enum": _VERDICTS}]
+    ranks: Annotated[tuple[Annotated[int, {"minimum": 0}], ...], {"uniqueItems": True}]
+    nodes: Annotated[tuple[str, ...], {"uniqueItems": True}]
     frames: tuple[Frame, ...] = ()
     hint: str = ""
     why: str = ""
-    fork: int = 0
-    processes: int = 0
+    fork: Annotated[int, {"minimum": 0}] = 0
+    processes: Annotated[int, {"minimum": 0}] = 0
     native: tuple[Frame, ...] = ()
     threads: tuple[Thread, ...] = ()
 
 
 class Rank(NamedTuple):
-    """One process of the job. No dataclass: there can be 131,072 of them.
+    """One process of the job.
 
-    group:  index into `Stacks.groups`
-    cpu_s:  CPU seconds between the first and the last sample; None: one sample
+    No dataclass: there can be 131,072 of them.
+
+    state:        as in /proc/PID/stat
+    wait_channel: as in /proc/PID/wchan
+    cpu_s:        CPU seconds between the first and the last sample; None: one sample
+    group:        index into the groups
     """
 
     node: str
-    pid: int
-    rank: int | None
-    local_rank: int | None
+    pid: Annotated[int, {"minimum": 0}]
+    rank: Annotated[int | None, {"minimum": 0}]
+    local_rank: Annotated[int | None, {"minimum": 0}]
     state: str
     wait_channel: str
-    cpu_s: float | None
-    group: int
+    cpu_s: Annotated[float | None, {"minimum": 0}]
+    group: Annotated[int, {"minimum": 0}]
     note: str = ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from nodeready import alike, log_ranks
 from nodeready.capture.tail_seen import Tail as Seen
@@ -27,10 +28,10 @@ class File:
     """One file of one node.
 
     rank, local_rank: as its path tells, or None
-    mtime_s:  when it was written last, in seconds since 1970; age_s: how long ago, by the clock of
-              the node; both None for what was not read
-    behind_s: how much longer ago than half of all files
-    matches:  of --grep, in the last 256 KB
+    mtime_s:  when it was written last, in seconds since 1970; None for what was not read
+    age_s:    how long ago that was, by the clock of the node; None for what was not read
+    behind_s: how much longer ago than the median of all files
+    matches:  of --grep, in the last 256 KB; None without one
     """
 
     node: str
@@ -48,11 +49,17 @@ class File:
 class Group:
     """Files with equal last lines, or that were not read for the same reason.
 
-    nodes: each once; lines: the example's own; why: for files that were not read
+    kind:    no-file: nodes where no file matches; unreadable: what could not be read; stopped:
+             files last written more than a minute before the others; lines: the others; skipped:
+             what is no file to read, such as a directory
+    nodes:   each once
+    lines:   of the example, the oldest first
+    example: NODE:PATH, or empty for no-file
+    why:     why it was not read, or empty
     """
 
-    kind: str
-    nodes: tuple[str, ...]
+    kind: Annotated[str, {"enum": KINDS}]
+    nodes: Annotated[tuple[str, ...], {"minItems": 1}]
     files: tuple[File, ...]
     lines: tuple[str, ...] = ()
     example: str = ""

@@ -1,8 +1,9 @@
 """Writes the generated documentation; with `--check`, only says what is out of date.
 
-docs/checks.md and docs/nodeready.1 are generated whole. In the other pages, and in README.md, what
-stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is: the policy keys, the operations'
-order, the exit codes and the rooms come from the code, so that they cannot say something else.
+docs/checks.md, docs/nodeready.1 and the schemas of the documents are generated whole. In the other
+pages, and in README.md, what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is: the
+policy keys, the operations' order, the exit codes and the rooms come from the code, so that they
+cannot say something else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import checks_page
@@ -17,12 +19,15 @@ import draw_house
 import man_page
 import tables
 
+from nodeready.reports import schema
+
 ROOT = Path(__file__).resolve().parents[1]
 
 #: Files that are generated whole: path -> its text.
 PAGES: dict[str, Callable[[], str]] = {
     "docs/checks.md": checks_page.page,
     "docs/nodeready.1": man_page.page,
+    **{f"docs/schema/{name}-1.json": partial(schema.text, name) for name in schema.DOCUMENTS},
 }
 #: Generated pieces of other pages: the name between the marks -> its text.
 PIECES: dict[str, Callable[[], str]] = {

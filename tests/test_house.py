@@ -34,7 +34,8 @@ ALLOWED = {
     "reports": {
         "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
         "session", "transports", "audit", "plain", "subjects", "ready", "environment", "shell",
-        "stacks", "stack_tree", "hints", "cores", "backtraces", "tailing",
+        "stacks", "stack_tree", "hints", "cores", "backtraces", "tailing", "deploy",
+        "jinja2", "markupsafe",  # the page of stacks alone: tests/reports/test_stacks_html.py
     },
     "environment.py": {"nccl", "nccl_hca", "policy", "probes", "rendezvous", "snapshot"},
     "rendezvous.py": {"nodesets", "probes"},

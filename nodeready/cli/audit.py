@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from nodeready import auditing
-from nodeready.audit import FAILED, UNREACHABLE, Audit, now
+from nodeready.audit import FAILED, UNREACHABLE, now
 from nodeready.cli.exits import Refused, audit_code, nagios_code
 from nodeready.cli.options import common, option, report
-from nodeready.cli.output import deliver, refuse_unwritable
+from nodeready.cli.output import refuse_unwritable, show
 from nodeready.cli.start import Common, gather, open_session, remember_failed
-from nodeready.reports import json_report, junit, nagios, prometheus
-from nodeready.reports.table import show_audit
+from nodeready.reports.registry import Options, names
 from nodeready.reports.text import nodes
 from nodeready.selection import SelectionError, select
 from nodeready.transports.answer import PROBE_TIMEOUT_S
-
-#: format -> the text that it makes of an audit, in pieces
-FORMATS: dict[str, Callable[[Audit], Iterator[str]]] = {
-    "json": json_report.render,
-    "prometheus": prometheus.render,
-    "nagios": nagios.render,
-}
-
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "warn", "unknown")
 
 
-def _text(audit: Audit, form: str, fail_on: str, verbose: int) -> Iterator[str]:
-    """The report as a file holds it, in pieces."""
-    if form == "table":
-        return (f"{line.plain}\n" for line in show_audit(audit, verbose))
-    return junit.render(audit, fail_on) if form == "junit" else FORMATS[form](audit)
-
-
 @click.command()
 @click.argument("inventory")
-@report("table", "junit", *FORMATS)
+@report(*names("audit"))
 @option("--only", metavar="CHECK,...", help="Only these checks or subjects: gpus,nics.mtu.")
 @option("--skip", metavar="CHECK,...", help="Not these.")
 @option(
@@ -103,9 +86,11 @@ def audit(
         found = auditing.report(session, selection, started, complete=not session.interrupted)
     code = audit_code(found, fail_on)
     failing = [node.name for node in found.nodes if node.status in FAILING]
-    if output is not None or format != "table":
-        deliver(_text(found, format, fail_on, screen.verbose), output)
-    elif failing or not screen.quiet:
-        screen.show(show_audit(found, screen.verbose, screen.width))
+    show(
+        *("audit", format, found, screen),
+        output=output,
+        silent=screen.quiet and not failing,
+        options=Options(fail_on=fail_on),
+    )
     remember_failed(failing)
     return nagios_code(found) if format == "nagios" else code

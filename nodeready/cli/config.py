@@ -39,7 +39,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("local", "format", "output", "lines", "grep", "newer", "since", "max_files"),
     ),
     "learn": (*_COMMON, "output", "force"),
-    "deploy": (*_COMMON, "only", "check", "diff", "yes"),
+    "deploy": (*_COMMON, "format", "only", "check", "diff", "yes"),
 }
 
 

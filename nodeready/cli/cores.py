@@ -21,15 +21,15 @@ from nodeready.cli.options import (
     past,
     since_option,
 )
-from nodeready.cli.output import deliver
+from nodeready.cli.output import show
 from nodeready.cli.start import Common, open_session, remember_failed
-from nodeready.cores import Cores, file_names
+from nodeready.cores import Cores
 from nodeready.dumping import DumpError, Dumping
 from nodeready.files import write_atomically
 from nodeready.local import policy_file
 from nodeready.policy.load import PolicyError
-from nodeready.reports import cores_json
-from nodeready.reports.cores_table import show, size, summary
+from nodeready.reports.cores_table import size, summary
+from nodeready.reports.registry import find, names
 from nodeready.sanitise import sanitise
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ def _directory(words: str) -> Path:
 
 def _write(cores: Cores, path: Path) -> None:
     """A text per core, then the document that names them."""
-    for crash, name in zip(cores.crashes, file_names(cores.crashes), strict=True):
+    for crash, name in zip(cores.crashes, cores.file_names, strict=True):
         if crash.text:
             write_atomically(path / name, [crash.text], _MODE)
-    write_atomically(path / "cores.json", cores_json.render(cores), _MODE)
+    write_atomically(path / "cores.json", find("cores", "json").render(cores), _MODE)
 
 
 def _fleet(inventory: str, options: Common, after: ExitStack, screen: Screen) -> Fleet:
@@ -128,7 +128,7 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
 @option("--job", metavar="ID", help="Only cores of this job, by the environment that they have.")
 @option("--gcore", "pid", type=click.IntRange(2), metavar="PID", help="First take a core of this.")
 @output_directory("Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json.")
-@format_option("table", "json")
+@format_option(*names("cores"))
 @option("--yes", is_flag=True, help="Do not ask before --gcore pauses the process.")
 @common
 def cores(
@@ -176,12 +176,10 @@ def cores(
         found = coring.look(nodes, seconds, job or "")
     if into_ is not None:
         _write(found, into_)
-    if format == "json":
-        deliver(cores_json.render(found), None)
-    elif found.crashes or found.errors or found.notes or not screen.quiet:
-        if found.crashes or found.errors or found.notes or found.more or not found.complete:
-            screen.show(show(found, screen.verbose, screen.width))
-        else:
-            screen.note(summary(found))
+    trouble = bool(found.crashes or found.errors or found.notes)
+    if find("cores", format).styled and not (trouble or found.more or not found.complete):
+        screen.note(summary(found))
+    else:
+        show("cores", format, found, screen, silent=screen.quiet and not trouble)
     remember_failed([*found.errors, *(crash.found.reader for crash in found.unread)])
     return _code(found)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.cli.exits import Refused, exit_code
+from nodeready.audit import NOT_LOOKED_AT, now
+from nodeready.cli.exits import Refused, deploy_code
 from nodeready.cli.options import common, option
+from nodeready.cli.output import show
 from nodeready.cli.start import Common, gather, open_session, remember_failed
-from nodeready.reports.plan import show_errors, show_left, show_outcomes, show_plan
+from nodeready.deploy.document import Deploy, Node
+from nodeready.deploy.document import Outcome as Became
+from nodeready.reports.plan import show_plan
+from nodeready.reports.registry import Options, find, names
 from nodeready.reports.text import counted, nodes
 from nodeready.selection import SelectionError, select_whole
 from nodeready.subjects import CHANGED
@@ -28,10 +33,25 @@ if TYPE_CHECKING:
 @option("--check", is_flag=True, help="Only show what would change; write nothing anywhere.")
 @option("--diff", is_flag=True, help="Show the files' differences.")
 @option("--only", metavar="SUBJECT,...", help="Only these subjects, e.g. ptrace,limits.")
+@option(
+    "--format",
+    type=click.Choice(names("deploy")),
+    default="table",
+    # Not NODEREADY_FORMAT, which is audit's and has other values.
+    envvar="NODEREADY_DEPLOY_FORMAT",
+    help="A table for people, or a form for machines.",
+)
 @option("--yes", "-y", is_flag=True, help="Do not ask before the first change.")
 @common
 def deploy(
-    inventory: str, check: bool, diff: bool, only: str | None, yes: bool, **shared: Any
+    inventory: str,
+    *,
+    check: bool,
+    diff: bool,
+    only: str | None,
+    format: str,
+    yes: bool,
+    **shared: Any,
 ) -> int:
     """Make every node of INVENTORY as the policy wants it.
 
@@ -44,6 +64,7 @@ def deploy(
       nodeready deploy inventories/prod.py --check --diff
       nodeready deploy 'gpu[001-064]' --only ptrace,limits --yes
       nodeready deploy inventories/prod.py --limit @last-failed --yes
+      nodeready deploy inventories/prod.py --check --format json
     """
     options = Common(**shared)
     try:
@@ -52,22 +73,38 @@ def deploy(
         raise Refused(str(error)) from None
     screen = options.screen()
     with open_session(inventory, options, chosen) as session:
-        job = _Deploy(session, screen, chosen)
+        job = _Deploy(session, screen, chosen, format, check=check, diff=diff)
         try:
-            return job.run(check, diff, yes)
+            return job.run(yes)
         except KeyboardInterrupt:
             return job.interrupt()
 
 
 class _Deploy:
-    """One run of the command: what it planned and what became of it."""
+    """One run of the command: what it planned and what became of it.
 
-    def __init__(self, session: Session, screen: Screen, chosen: tuple[str, ...]) -> None:
+    check: only the plan is wanted, or somebody said no
+    nodes: the document's, by name, as far as they were looked at
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        screen: Screen,
+        chosen: tuple[str, ...],
+        form: str,
+        *,
+        check: bool,
+        diff: bool,
+    ) -> None:
         self.session, self.screen, self.chosen = session, screen, chosen
+        self.form, self.check, self.options = form, check, Options(diff=diff, quiet=screen.quiet)
+        self.started = now()
+        self.nodes: dict[str, Node] = {}
         self.plans: dict[str, Plan] = {}
         self.outcomes: dict[str, Outcome] = {}
 
-    def run(self, check: bool, diff: bool, yes: bool) -> int:
+    def run(self, yes: bool) -> int:
         """The whole command. Returns the exit code."""
         from nodeready.execution import Outcome
         from nodeready.execution import deploy as run_plans
@@ -78,21 +115,23 @@ class _Deploy:
         session.judge()
         runs = {node.name: node for node in session.nodes}
         for node in session.nodes:
+            made = Plan()
             if node.snapshot is not None and not node.error:
                 made = plan(node.snapshot, node.policy, self.chosen)
-                if made.changes or made.refused:
-                    self.plans[node.name] = made
-        if check or not screen.quiet:
-            screen.show(show_plan(runs, self.plans, diff))
-        if check:
-            screen.show(show_left(self.session.nodes))
-            screen.show(show_errors(session.nodes))
-            self._count_check()
-            failing = any(r.status == "fail" for n in session.nodes for r in n.results)
-            return self._code(check=bool(self.plans) or failing)
-        if any(made.changes for made in self.plans.values()) and not yes and not self._agreed():
+            self.nodes[node.name] = Node.of(node.name, made, node.results)
+            if self.nodes[node.name].planned:
+                self.plans[node.name] = made
+        if self.check:
+            return self._report()
+        asks = any(made.changes for made in self.plans.values()) and not yes
+        if find("deploy", self.form).styled:
+            if not screen.quiet:
+                screen.show(show_plan(self.nodes.values(), self.options))
+        elif asks and sys.stdin.isatty():
+            screen.tell(show_plan(self.nodes.values(), self.options))
+        if asks and not self._agreed():
             screen.say("nothing was changed")
-            return self._code(check=True)
+            return self._declined()
         self.outcomes = {
             name: Outcome(runs[name], failed=dict(made.refused))
             for name, made in self.plans.items()
@@ -106,17 +145,17 @@ class _Deploy:
         self.session.interrupted = True
         self.screen.say("interrupted: ending what runs on the nodes (again: leave at once)")
         self.session.end_remote()
-        self.screen.show(show_outcomes(self.outcomes))
+        code = self._report()
         undone = [name for name in self.plans if not self._complete(name)]
         if not self.outcomes:
             self.screen.say("nothing was changed")
-            return exit_code(interrupted=True)
+            return code
         remember_failed(undone)
         self.screen.say(
             f"partial: {len(self.plans) - len(undone)} of {len(self.plans)} nodes were completed"
             + (f"; not {nodes(undone)} (--limit @last-failed)" if undone else "")
         )
-        return exit_code(interrupted=True)
+        return code
 
     def _complete(self, name: str) -> bool:
         return name in self.outcomes and self.outcomes[name].complete
@@ -133,60 +172,43 @@ class _Deploy:
             self.session.interrupted = True
             return False
 
-    def _finish(self) -> int:
-        screen = self.screen
-        screen.show(show_outcomes(self.outcomes))
-        screen.show(show_errors(self.session.nodes))
-        judged = self.session.nodes
-        if not screen.quiet or self._code():
-            screen.show(show_left(judged))
-        changed = sum(bool(o.done) for o in self.outcomes.values())
-        steps = sum(len(o.done) for o in self.outcomes.values())
-        failed = self._failed()
-        lost = [n for n in self.session.nodes if n.unreachable]
-        words = Counter(self._word(node) for node in judged)
-        remember_failed([*failed, *(n.name for n in lost)])
-        if not screen.quiet:
-            screen.out.print(
-                f"{changed} changed ({counted(steps, 'change')}), {words['ok']} ok, "
-                f"{len(failed)} failed, {len(lost)} unreachable"
-                + "".join(f", {words[w]} {w}" for w in ("unknown", "for a person") if words[w])
+    def _node(self, run: NodeRun) -> Node:
+        """A node of the document as it is known by now."""
+        error = run.error or ("" if run.reached else NOT_LOOKED_AT)
+        node = replace(
+            self.nodes.get(run.name, Node(run.name)), error=error, unreachable=run.unreachable
+        )
+        one = self.outcomes.get(run.name)
+        if one is not None:
+            became = Became(
+                tuple(one.done), dict(one.failed), one.cut, tuple(one.left), one.complete
             )
+            node = replace(node, outcome=became)
+        return node.judged(run.results)
+
+    def _document(self) -> Deploy:
+        found = tuple(map(self._node, self.session.nodes))
+        whole = not self.session.interrupted
+        return Deploy(self.started, now(), self.check, self.chosen, found, whole)
+
+    def _report(self) -> int:
+        made = self._document()
+        show("deploy", self.form, made, self.screen, options=self.options)
+        return deploy_code(made)
+
+    def _declined(self) -> int:
+        """Somebody said no: a person has seen the plan, a program gets it."""
+        self.check = True
+        made = self._document()
+        if not find("deploy", self.form).styled:
+            show("deploy", self.form, made, self.screen, options=self.options)
+        return deploy_code(made)
+
+    def _finish(self) -> int:
+        code = self._report()
+        lost = [n.name for n in self.session.nodes if n.unreachable]
+        failed = [n.name for n in map(self._node, self.session.nodes) if n.failed]
+        remember_failed([*failed, *lost])
         if failed or lost:
-            screen.say("again on these alone: --limit @last-failed")
-        return self._code(
-            check=any(r.status in ("fail", "unknown") for n in judged for r in n.results)
-        )
-
-    def _failed(self) -> list[str]:
-        """The nodes on which something failed that is not the connection."""
-        steps = [o.node.name for o in self.outcomes.values() if o.failed or o.left]
-        looks = [n.name for n in self.session.nodes if n.error and not n.unreachable]
-        return list(dict.fromkeys([*steps, *looks]))
-
-    def _word(self, node: NodeRun) -> str:
-        """The one word for a node that counts it."""
-        if node.error:
-            return "unreachable" if node.unreachable else "failed"
-        if node.name in self.plans:
-            return "to change"
-        if any(result.status == "unknown" for result in node.results):
-            return "unknown"
-        return "for a person" if any(result.bad for result in node.results) else "ok"
-
-    def _count_check(self) -> None:
-        counts = Counter(self._word(node) for node in self.session.nodes)
-        for word in ("failed", "for a person"):
-            if not counts[word]:
-                del counts[word]
-        words = dict.fromkeys(("to change", "ok", "unknown", "unreachable", *counts))
-        self.screen.out.print(", ".join(f"{counts[word]} {word}" for word in words))
-
-    def _code(self, check: bool = False) -> int:
-        session = self.session
-        return exit_code(
-            interrupted=session.interrupted,
-            failed=bool(self._failed()),
-            unreachable=any(n.unreachable for n in session.nodes),
-            check=check or any(r.status == "unknown" for n in session.nodes for r in n.results),
-        )
+            self.screen.say("again on these alone: --limit @last-failed")
+        return code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,20 +11,15 @@ from nodeready.auditing import with_peers
 from nodeready.cli.exits import exit_code
 from nodeready.cli.options import common, format_option, option, output_file
 from nodeready.cli.options import ports as read_ports
-from nodeready.cli.output import deliver, refuse_unwritable
+from nodeready.cli.output import refuse_unwritable, show
 from nodeready.cli.start import Common, gather, open_session
 from nodeready.environment import SUBJECTS, Environment, grouped, variables
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
+from nodeready.reports.registry import names
 
 if TYPE_CHECKING:
     from nodeready.session import Session
-
-#: format -> the text that it makes, in pieces
-FORMATS: dict[str, Callable[[Environment], Iterator[str]]] = {
-    "sh": exports.shell_lines,
-    "json": exports.json,
-}
 
 
 def _found(session: Session, taken: str) -> Environment:
@@ -41,7 +35,7 @@ def _found(session: Session, taken: str) -> Environment:
 @click.command()
 @click.argument("inventory")
 # Its output is evaluated by shells: NODEREADY_FORMAT=json of the other commands is not for it.
-@format_option(*FORMATS, help="Lines for a shell, or a form for programs.", general=False)
+@format_option(*names("env"), help="Lines for a shell, or a form for programs.", general=False)
 @output_file("Write them to FILE, whole or not at all.")
 @option(
     "--ports",
@@ -81,8 +75,7 @@ def env(
         found = _found(session, taken)
         screen.tell(show_errors(session.nodes))
     if found.nodes:
-        # Whole or not at all: a shell evaluates it.
-        deliver(["".join(FORMATS[format](found))], output)
+        show("env", format, found, screen, output=output)
     for line in exports.troubles(found):
         screen.say(line)
     return exit_code(

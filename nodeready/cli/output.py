@@ -1,15 +1,21 @@
-"""Where a report is written: FILE of ``-o`` and of other options, or standard output."""
+"""Where a report goes: to the terminal, to a pipe, or to FILE of ``-o`` and of other options."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nodeready.cli.exits import Refused
 from nodeready.files import write_atomically
+from nodeready.reports import registry
+from nodeready.reports.registry import PLAIN, Options
+
+if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
 
 
 def refuse_unwritable(output: str | None, name: str = "-o") -> None:
@@ -25,13 +31,29 @@ def refuse_unwritable(output: str | None, name: str = "-o") -> None:
         raise Refused(f"{name} {output}: cannot write to {path.parent}")
 
 
-def deliver(pieces: Iterable[str], output: str | None) -> None:
-    """Write a report to FILE, whole or not at all, or to standard output as it comes.
+def show(
+    document: str,
+    form: str,
+    made: Any,
+    screen: Screen,
+    *,
+    output: str | None = None,
+    silent: bool = False,
+    options: Options = PLAIN,
+) -> None:
+    """A command's document in one of its formats, to FILE of ``-o`` or to standard output.
 
-    Raises OSError.
+    document: whose formats these are, as in `registry.FORMATS`
+    silent:   a person is told nothing (-q, and all is well); a file and a program still are
+    options:  beside those that the screen tells
+    Raises OSError when FILE cannot be written.
     """
+    found = registry.find(document, form)
+    asked = replace(options, verbose=screen.verbose, width=PLAIN.width)
     if output is not None:
-        write_atomically(Path(output), pieces)
-        return
-    for piece in pieces:
-        click.echo(piece, nl=False)
+        write_atomically(Path(output), found.render(made, asked))
+    elif not found.styled:
+        for piece in found.render(made, asked):
+            click.echo(piece, nl=False)
+    elif not silent:
+        screen.show(found.lines(made, replace(asked, width=screen.width)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +12,16 @@ import click
 
 from nodeready import auditing, launch
 from nodeready.audit import Audit, now
-from nodeready.cli.audit import FORMATS
 from nodeready.cli.exits import Refused, nagios_code, ready_code
 from nodeready.cli.options import common, option, report
 from nodeready.cli.options import ports as read_ports
-from nodeready.cli.output import deliver, refuse_unwritable
+from nodeready.cli.output import refuse_unwritable, show
 from nodeready.cli.start import Common, gather, open_session, remember_failed
 from nodeready.files import write_atomically
 from nodeready.policy.fields import USER_NAME
 from nodeready.policy.load import PolicyError
 from nodeready.ready import Ready, slots
-from nodeready.reports import json_report, junit
-from nodeready.reports.go import show_ready
+from nodeready.reports.registry import names
 from nodeready.reports.text import counted, nodes
 from nodeready.selection import Selection, SelectionError, select
 from nodeready.subjects import LOOKED_AT, SUBJECTS
@@ -113,15 +110,6 @@ def _here(given: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
     return here.ready(policy, selection, budget_s).audit
 
 
-def _text(ready: Ready, form: str, verbose: int) -> Iterator[str]:
-    """The report as a file holds it, in pieces."""
-    if form == "table":
-        return (f"{line.plain}\n" for line in show_ready(ready, verbose))
-    if form == "json":
-        return json_report.render_ready(ready)
-    return junit.render(ready.audit, "fail") if form == "junit" else FORMATS[form](ready.audit)
-
-
 def _hostfile(ready: Ready, path: str, form: str, given: dict[str, int]) -> str:
     """Write the ready nodes; returns what to say when there is nothing to write."""
     if not ready.go:
@@ -157,7 +145,7 @@ def _hostfile(ready: Ready, path: str, form: str, given: dict[str, int]) -> str:
 @option("--full-mesh", is_flag=True, help="Every node connects to every other, not to some.")
 @option("--only", metavar="CHECK,...", help="Only these checks or subjects: proof,gpus.present.")
 @option("--skip", metavar="CHECK,...", help="Not these.")
-@report("table", "junit", *FORMATS)
+@report(*names("ready"))
 @common
 def ready(
     inventory: str | None,
@@ -225,9 +213,7 @@ def ready(
         problem = _hostfile(found, hostfile_out, hostfile_format, own_slots)
         if problem:
             screen.say(problem)
-    if output is not None or format != "table":
-        deliver(_text(found, format, screen.verbose), output)
-    elif found.no_go or not found.enough or not screen.quiet:
-        screen.show(show_ready(found, screen.verbose, screen.width))
+    silent = screen.quiet and found.enough and not found.no_go
+    show("ready", format, found, screen, output=output, silent=silent)
     remember_failed(found.no_go)
     return nagios_code(found.audit) if format == "nagios" else ready_code(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,10 @@ from nodeready.capture.program import Config
 from nodeready.capturing import MAIN, Captured, Carrier, Here, OverSrun, OverSsh, capture, more
 from nodeready.cli.exits import Refused, stacks_code
 from nodeready.cli.options import common, format_option, option, output_directory
-from nodeready.cli.output import deliver
+from nodeready.cli.output import show
 from nodeready.cli.start import Common, open_session
 from nodeready.native_round import unwind
-from nodeready.reports import speedscope, stacks_html, stacks_json
-from nodeready.reports.stacks_table import show
+from nodeready.reports.registry import FORMATS, names
 from nodeready.reports.text import counted, nodes
 from nodeready.stack_search import SearchError, nothing, program_config
 from nodeready.stacks import Stacks
@@ -30,13 +29,6 @@ from nodeready.traces import TraceError
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
-
-#: format -> the text that it makes of the grouped stacks, in pieces
-FORMATS: dict[str, Callable[[Stacks], Iterable[str]]] = {
-    "json": stacks_json.render,
-    "html": lambda stacks: [stacks_html.render(stacks)],
-    "speedscope": lambda stacks: [speedscope.render(stacks)],
-}
 
 
 def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -> None:
@@ -204,7 +196,7 @@ def _carrier(
     help="Seconds for one node, once it is connected.",
 )
 @output_directory("Keep the traces and every form of the result.", general=False)
-@format_option("table", *FORMATS, help="A table for people, or another form.", general=False)
+@format_option(*names("stacks"), help="A table for people, or another form.", general=False)
 @common
 def stacks(
     inventory: str | None,
@@ -269,9 +261,9 @@ def stacks(
                 directory=directory,
             )
     if directory is not None:
-        stack_directory.write(directory, found)
-    if format != "table":
-        deliver(FORMATS[format](found), None)
-    elif code or not screen.quiet:
-        screen.show(show(found, screen.verbose, screen.width))
+        # A table is for the terminal; every other form is kept.
+        kept = [form for form in FORMATS["stacks"].values() if not form.styled]
+        texts = {f"stacks{form.extension}": form.render(found) for form in kept}
+        stack_directory.write(directory, found, texts)
+    show("stacks", format, found, screen, silent=screen.quiet and not code)
     return code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,9 +14,9 @@ from nodeready.capture.tail_seen import Config
 from nodeready.capture.tail_seen import Tail as Seen
 from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import common, option, past, report, since_option
-from nodeready.cli.output import deliver, refuse_unwritable
+from nodeready.cli.output import refuse_unwritable, show
 from nodeready.cli.start import Common, open_session, remember_failed, visit
-from nodeready.reports import tail_json, tail_table
+from nodeready.reports.registry import names
 from nodeready.reports.text import nodes
 from nodeready.tail_fetch import fetch
 from nodeready.tailing import Grouping, Tail
@@ -100,12 +99,6 @@ def _nothing(tail: Tail) -> str:
     return f"{tail.pattern}: {' or '.join(sorted(why))}, on {where}"
 
 
-def _text(tail: Tail, form: str, verbose: int) -> Iterator[str]:
-    if form == "json":
-        return tail_json.render(tail)
-    return (f"{line.plain}\n" for line in tail_table.show(tail, verbose))
-
-
 @click.command()
 @click.argument("words", nargs=-1, metavar="[INVENTORY] PATTERN")
 @option("--local", is_flag=True, help="This machine, without any connection; no INVENTORY.")
@@ -126,7 +119,7 @@ def _text(tail: Tail, form: str, verbose: int) -> Iterator[str]:
     metavar="N",
     help="Of each node, those that were written last.",
 )
-@report("table", "json", general=False)
+@report(*names("tail"), general=False)
 @common
 def tail(
     words: tuple[str, ...],
@@ -174,11 +167,7 @@ def tail(
         found = _gathered(session, options, config, local=local)
     if why := _nothing(found):
         raise Refused(why)
-    screen = options.screen()
-    if output is not None or format != "table":
-        deliver(_text(found, format, screen.verbose), output)
-    else:
-        screen.show(tail_table.show(found, screen.verbose))
+    show("tail", format, found, options.screen(), output=output)
     return exit_code(
         interrupted=not found.complete,
         failed=bool(found.failed),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from nodeready.backtraces import crashed_in
 from nodeready.cores import Cores, Crash, Group, signal_name
+from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import STYLES, Line, Part, counted, grouped, line, nodes
 from nodeready.sanitise import sanitise
 from nodeready.stacks import fold_ranks
@@ -120,14 +121,13 @@ class _Table:
                 yield self.core(crash)
 
 
-def show(cores: Cores, verbose: int = 0, width: int = 80) -> Iterator[Line]:
+def show(cores: Cores, options: Options = PLAIN) -> Iterator[Line]:
     """Each kind of crash with its backtrace, then what could not be read, and why.
 
-    verbose: from 1 on every frame and every core is shown
-    width:   columns that there are
+    With ``verbose`` every frame and every core is shown.
     """
-    table = _Table(verbose, width)
-    most = len(cores.groups) if verbose else _GROUPS
+    table = _Table(options.verbose, options.width)
+    most = len(cores.groups) if options.verbose else _GROUPS
     for group in cores.groups[:most]:
         yield from table.group(group)
         yield line("")

@@ -1,7 +1,6 @@
-"""What `nodeready env` prints: lines for a shell to evaluate, or ``nodeready.env/1``
-(docs/schema/env-1.json).
+"""What `nodeready env` prints: lines for a shell to evaluate.
 
-In the shell's lines a node's words stand in comments, one line each, and in quoted values alone.
+A node's words stand in comments, one line each, and in quoted values alone.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from nodeready import shell
-from nodeready.environment import Environment, Groups, Variable
-from nodeready.reports.json_report import dump
+from nodeready.environment import Environment, Variable
+from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import counted, nodes
 from nodeready.sanitise import sanitise
 
-SCHEMA = "nodeready.env/1"
 #: Columns of the comments.
 WIDTH = 80
 #: What stands for no value.
@@ -62,7 +60,7 @@ def _shown(found: Variable) -> Iterator[str]:
         yield f"export {found.name}={shell.quote(found.value)}"
 
 
-def shell_lines(found: Environment) -> Iterator[str]:
+def shell_lines(found: Environment, options: Options = PLAIN) -> Iterator[str]:
     """The text for `eval`, in pieces; POSIX sh, so bash, dash, ksh and zsh too."""
     lines = _comment(
         f"nodeready env, {found.taken}: {nodes(found.nodes)} ({counted(len(found.nodes), 'node')})"
@@ -72,36 +70,6 @@ def shell_lines(found: Environment) -> Iterator[str]:
     for one in found.variables:
         lines += ["", *_shown(one)]
     return (f"{line}\n" for line in lines)
-
-
-def _listed(groups: Groups, key: str) -> list[dict[str, object]]:
-    return [{key: text or None, "nodes": list(names)} for text, names in groups]
-
-
-def json(found: Environment) -> Iterator[str]:
-    """The document, a variable per line."""
-    head = {
-        "schema": SCHEMA,
-        "taken": found.taken,
-        "nodes": found.nodes,
-        "missing": _listed(found.missing, "error"),
-    }
-    yield "{\n" + "".join(f"{dump(key)}: {dump(value)},\n" for key, value in head.items())
-    rows = (
-        dump(
-            {
-                "name": one.name,
-                "value": one.value,
-                "reason": one.reason,
-                "settled": one.settled,
-                "nodes_by_value": _listed(one.nodes_by_value, "value"),
-                "unknown": _listed(one.unknown, "reason"),
-                "notes": one.notes,
-            }
-        )
-        for one in found.variables
-    )
-    yield '"variables": [\n' + ",\n".join(rows) + "\n]\n}\n"
 
 
 def troubles(found: Environment) -> Iterator[str]:

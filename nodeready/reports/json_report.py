@@ -1,4 +1,4 @@
-"""The audit as JSON, ``nodeready.audit/1``: docs/schema/audit-1.json. One line per node.
+"""Every command's document as JSON: docs/schema/. One line per node, group or process.
 
 The text is plain ASCII. What a terminal would obey, and bytes that are no UTF-8, stand in it as
 visible escapes (``\\x1b``), as in every other report; tabs stay.
@@ -10,16 +10,23 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodeready.audit import Audit, NodeReport
 from nodeready.plain import plain
-from nodeready.ready import Ready
+from nodeready.reports.registry import PLAIN, Options
 from nodeready.results import Result
 from nodeready.sanitise import sanitise
 
-SCHEMA = "nodeready.audit/1"
-READY = "nodeready.ready/1"
+if TYPE_CHECKING:
+    # A node, which has this module for its own audit, has none of these but the first.
+    from nodeready.audit import Audit, NodeReport
+    from nodeready.cores import Cores, Crash
+    from nodeready.cores import Group as CrashGroup
+    from nodeready.deploy.document import Deploy, Node
+    from nodeready.environment import Environment, Groups
+    from nodeready.ready import Ready
+    from nodeready.stacks import Frame, Group, Stacks
+    from nodeready.tailing import Tail
 
 # The escapes of a JSON text, each as a whole; a surrogate pair is one character.
 _ESCAPE = re.compile(
@@ -43,15 +50,10 @@ def dump(data: Any) -> str:
     return _ESCAPE.sub(_safe, text) if "\\" in text else text
 
 
-def _node(node: NodeReport) -> dict[str, Any]:
-    return {
-        "name": node.name,
-        "status": node.status,
-        "seconds": round(node.seconds, 3),
-        "error": node.error,
-        "facts": node.facts,
-        "results": [{name: getattr(r, name) for name in _RESULT} for r in node.results],
-    }
+def _head(schema: str, **more: Any) -> str:
+    """The document's beginning: its schema, and fields that need no line each of their rows."""
+    known = {"schema": f"nodeready.{schema}", **more}
+    return "{\n" + "".join(f"{dump(key)}: {dump(value)},\n" for key, value in known.items())
 
 
 def listed(rows: Iterator[str]) -> Iterator[str]:
@@ -64,11 +66,31 @@ def listed(rows: Iterator[str]) -> Iterator[str]:
     yield "\n]" if before != "\n" else "]"
 
 
-def render_ready(ready: Ready) -> Iterator[str]:
-    """``nodeready.ready/1``: the audit's document, and who is ready: docs/schema/ready-1.json."""
-    return render(
+def _result(result: Result) -> dict[str, str]:
+    return {name: getattr(result, name) for name in _RESULT}
+
+
+def _node(node: NodeReport) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "status": node.status,
+        "seconds": round(node.seconds, 3),
+        "error": node.error,
+        "facts": node.facts,
+        "results": [_result(result) for result in node.results],
+    }
+
+
+def audit(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
+    """``nodeready.audit/1``. A node's facts are in memory only while it is written."""
+    return _audit("audit/1", audit)
+
+
+def ready(ready: Ready, options: Options = PLAIN) -> Iterator[str]:
+    """``nodeready.ready/1``: the audit's document, and who is ready."""
+    return _audit(
+        "ready/1",
         ready.audit,
-        READY,
         budget_s=ready.budget_s,
         needed=ready.needed,
         enough=ready.enough,
@@ -77,22 +99,195 @@ def render_ready(ready: Ready) -> Iterator[str]:
     )
 
 
-def render(audit: Audit, schema: str = SCHEMA, **more: Any) -> Iterator[str]:
-    """The pieces of the document; a node's facts are in memory only while it is written.
-
-    more: further fields, before the nodes
-    """
-    head = {
-        "schema": schema,
-        "started": audit.started,
-        "finished": audit.finished,
-        "policy_digest": audit.policy_digest,
-        "complete": audit.complete,
+def _audit(schema: str, audit: Audit, **more: Any) -> Iterator[str]:
+    yield _head(
+        schema,
+        started=audit.started,
+        finished=audit.finished,
+        policy_digest=audit.policy_digest,
+        complete=audit.complete,
         **more,
-    }
-    yield "{\n" + "".join(f"{dump(key)}: {dump(value)},\n" for key, value in head.items())
+    )
     yield '"nodes": '
     yield from listed(dump(_node(node)) for node in audit.nodes)
     yield ',\n"outliers": '
     yield from listed(dump(plain(outlier)) for outlier in audit.outliers)
     yield f',\n"summary": {dump(audit.summary)}\n}}\n'
+
+
+def _deployed(node: Node, diff: bool) -> dict[str, Any]:
+    changes = [
+        {**plain(change), "diff": list(change.diff) if diff else []} for change in node.changes
+    ]
+    return {
+        "name": node.name,
+        "status": node.status,
+        "error": node.error,
+        "changes": changes,
+        "refused": dict(node.refused),
+        "outcome": plain(node.outcome),
+        "for_a_person": [_result(result) for result in node.for_a_person],
+        "results": dict(node.results),
+    }
+
+
+def deploy(deploy: Deploy, options: Options = PLAIN) -> Iterator[str]:
+    """``nodeready.deploy/1``: the plan, and what became of it."""
+    yield _head(
+        "deploy/1",
+        started=deploy.started,
+        finished=deploy.finished,
+        check=deploy.check,
+        complete=deploy.complete,
+        subjects=list(deploy.subjects),
+    )
+    yield '"nodes": '
+    yield from listed(dump(_deployed(node, options.diff)) for node in deploy.nodes)
+    yield f',\n"summary": {dump(deploy.summary)}\n}}\n'
+
+
+def _frames(frames: tuple[Frame, ...]) -> list[dict[str, Any]]:
+    return [frame._asdict() for frame in frames]
+
+
+def _stack(group: Group) -> dict[str, Any]:
+    return {
+        "kind": group.kind,
+        "verdict": group.verdict,
+        "ranks": list(group.ranks),
+        "nodes": list(group.nodes),
+        "frames": _frames(group.frames),
+        "hint": group.hint,
+        "why": group.why,
+        "fork": group.fork,
+        "processes": group.processes,
+        "native": _frames(group.native),
+        "threads": [
+            {"name": thread.name, "frames": _frames(thread.frames)} for thread in group.threads
+        ],
+    }
+
+
+def stacks(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
+    """``nodeready.stacks/1``: groups in the order of suspicion, frames root to leaf."""
+    yield _head(
+        "stacks/1",
+        started=stacks.started,
+        finished=stacks.finished,
+        job=stacks.job,
+        world_size=stacks.world_size,
+        complete=stacks.complete,
+    )
+    yield '"groups": '
+    yield from listed(dump(_stack(group)) for group in stacks.groups)
+    yield ',\n"processes": '
+    yield from listed(dump(process._asdict()) for process in stacks.processes)
+    yield f',\n"errors": {dump(dict(stacks.errors))}'
+    yield f',\n"advice": {dump(list(stacks.advice))}\n}}\n'
+
+
+def _crashes(group: CrashGroup, numbers: dict[int, int]) -> dict[str, Any]:
+    top = group.headline
+    return {
+        "signal": group.signal,
+        "signal_name": group.signal_name,
+        "program": group.program,
+        "function": top.function if top else "",
+        "cores": [numbers[id(crash)] for crash in group.crashes],
+        "nodes": list(dict.fromkeys(crash.node for crash in group.crashes)),
+        "ranks": sorted({c.core.rank for c in group.crashes if c.core.rank is not None}),
+        "frames": [
+            {name: getattr(frame, name) for name in ("function", "file", "line", "library")}
+            for frame in group.frames
+        ],
+    }
+
+
+def _core(crash: Crash, text_file: str) -> dict[str, Any]:
+    file, core = crash.found.file, crash.core
+    return {
+        "node": crash.node,
+        "seen_on": list(crash.found.nodes),
+        "path": file.path,
+        "written": crash.when,
+        "age_s": round(file.age_s, 1),
+        "size_bytes": file.size_bytes,
+        "whole_bytes": core.whole_bytes,
+        "truncated": crash.truncated,
+        "signal": crash.signal,
+        "pid": crash.pid,
+        "uid": core.uid,
+        "user": core.user,
+        "comm": core.comm,
+        "program": core.program,
+        "command": core.command,
+        "threads": core.threads,
+        "rank": core.rank,
+        "job": core.job,
+        "unread": core.unread,
+        "warning": core.warning,
+        "text_file": text_file if crash.text else "",
+        "python": list(crash.backtrace.python),
+    }
+
+
+def cores(cores: Cores, options: Options = PLAIN) -> Iterator[str]:
+    """``nodeready.cores/1``: frames innermost first, as gdb numbers them."""
+    numbers = {id(crash): number for number, crash in enumerate(cores.crashes)}
+    yield _head("cores/1", started=cores.started, finished=cores.finished, complete=cores.complete)
+    yield '"groups": '
+    yield from listed(dump(_crashes(group, numbers)) for group in cores.groups)
+    yield ',\n"cores": '
+    yield from listed(
+        dump(_core(crash, name)) for crash, name in zip(cores.crashes, cores.file_names)
+    )
+    yield f',\n"errors": {dump(dict(cores.errors))}'
+    yield f',\n"notes": {dump({node: list(rows) for node, rows in cores.notes.items()})}'
+    yield f',\n"more": {dump(dict(cores.more))}\n}}\n'
+
+
+def tail(tail: Tail, options: Options = PLAIN) -> Iterator[str]:
+    """``nodeready.tail/1``: within each kind, the smallest group first."""
+    yield _head(
+        "tail/1",
+        started=tail.started,
+        finished=tail.finished,
+        pattern=tail.pattern,
+        grep=tail.grep,
+        complete=tail.complete,
+        left_out=tail.left_out,
+    )
+    yield '"groups": '
+    yield from listed(dump(plain(group)) for group in tail.groups)
+    yield f',\n"notes": {dump(dict(tail.notes))}'
+    yield f',\n"unreachable": {dump(dict(tail.unreachable))}'
+    yield f',\n"failed": {dump(dict(tail.failed))}\n}}\n'
+
+
+def _shares(groups: Groups, key: str) -> list[dict[str, Any]]:
+    return [{key: text or None, "nodes": list(names)} for text, names in groups]
+
+
+def env(found: Environment, options: Options = PLAIN) -> Iterator[str]:
+    """``nodeready.env/1``, a variable per line."""
+    yield _head(
+        "env/1",
+        taken=found.taken,
+        nodes=found.nodes,
+        missing=_shares(found.missing, "error"),
+    )
+    rows = (
+        dump(
+            {
+                "name": one.name,
+                "value": one.value,
+                "reason": one.reason,
+                "settled": one.settled,
+                "nodes_by_value": _shares(one.nodes_by_value, "value"),
+                "unknown": _shares(one.unknown, "reason"),
+                "notes": one.notes,
+            }
+        )
+        for one in found.variables
+    )
+    yield '"variables": [\n' + ",\n".join(rows) + "\n]\n}\n"

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
 from nodeready.audit import Audit, NodeReport, Outlier
-from nodeready.reports.peers import differing
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.table import differing
 from nodeready.reports.text import told
 from nodeready.results import Result
 from nodeready.sanitise import sanitise
@@ -98,12 +99,12 @@ def _apart(audit: Audit) -> dict[str, list[Outlier]]:
     return found
 
 
-def render(audit: Audit, fail_on: str = "fail") -> Iterator[str]:
+def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     """The pieces of the document, a node at a time.
 
-    fail_on: ``warn`` makes a warning, and an outlier, a failure too
+    With ``fail_on`` "warn", a warning, and an outlier, is a failure too.
     """
-    failing = ("fail", "warn") if fail_on == "warn" else ("fail",)
+    failing = ("fail", "warn") if options.fail_on == "warn" else ("fail",)
     results = audit.summary["results"]
     errors = sum(bool(node.error) for node in audit.nodes)
     apart = _apart(audit)

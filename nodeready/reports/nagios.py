@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeready.audit import FAILED, UNREACHABLE, Audit
-from nodeready.reports.findings import Finding, errors, findings
-from nodeready.reports.peers import told_outlier
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.table import Finding, errors, findings, told_outlier
 from nodeready.reports.text import counted, nodes
 from nodeready.results import STATUSES
 from nodeready.sanitise import sanitise
@@ -93,7 +93,7 @@ def _below(audit: Audit) -> Iterator[str]:
     yield from (f"DIFFERS {told_outlier(outlier)}" for outlier in audit.outliers)
 
 
-def render(audit: Audit) -> Iterator[str]:
+def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     """The plugin's line with its performance data, then a line per finding as room allows."""
     head = _line(f"NODEREADY {STATES[state(audit)]}: {_headline(audit)}")
     first = f"{head} | {_performance(audit)}\n"

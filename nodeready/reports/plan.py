@@ -2,64 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
-from nodeready.actions import Change
+from nodeready.deploy.document import Deploy, Node
+from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import STYLES, Line, counted, grouped, line, nodes, told
-from nodeready.results import Result
-
-if TYPE_CHECKING:
-    from nodeready.execution import Outcome
-    from nodeready.planning import Plan
-    from nodeready.session import NodeRun
 
 
-def _why(change: Change, results: list[Result]) -> Iterator[Line]:
-    for result in results:
-        if result.check in change.fixes:
-            yield line("  ", (f"{result.check:<26}", STYLES["change"]), f" {told(result)}")
+class Missed(Protocol):
+    """A node that could perhaps not be looked at."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def error(self) -> str: ...
+
+    @property
+    def unreachable(self) -> bool: ...
 
 
-def _key(node: NodeRun, plan: Plan) -> tuple[object, ...]:
-    whys = tuple(
-        (result.check, told(result))
-        for change in plan.changes
-        for result in node.results
-        if result.check in change.fixes
-    )
-    texts = tuple(action.describe() for change in plan.changes for action in change.actions)
-    diffs = tuple(change.diff() for change in plan.changes)
-    return (whys, texts, diffs, tuple(plan.refused.items()))
+def _key(node: Node) -> tuple[object, ...]:
+    """What makes two plans one and the same to read."""
+    whys = tuple((result.check, told(result)) for one in node.changes for result in one.checks)
+    texts = tuple(action.text for one in node.changes for action in one.actions)
+    diffs = tuple(one.diff for one in node.changes)
+    return (whys, texts, diffs, tuple(node.refused.items()))
 
 
-def show_plan(
-    runs: Mapping[str, NodeRun], plans: Mapping[str, Plan], diff: bool
-) -> Iterator[Line]:
+def show_plan(found: Iterable[Node], options: Options = PLAIN) -> Iterator[Line]:
     """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
-    for _, names in grouped((_key(runs[name], plans[name]), name) for name in plans):
-        plan, node = plans[names[0]], runs[names[0]]
-        count = counted(len(plan.changes), "change")
-        yield line((nodes(names), "bold"), f": {count}")
-        for change in plan.changes:
-            yield from _why(change, node.results)
+    planned = {node.name: node for node in found if node.planned}
+    for _, names in grouped((_key(node), name) for name, node in planned.items()):
+        node = planned[names[0]]
+        yield line((nodes(names), "bold"), f": {counted(len(node.changes), 'change')}")
+        for change in node.changes:
+            for result in change.checks:
+                yield line("  ", (f"{result.check:<26}", STYLES["change"]), f" {told(result)}")
             for action in change.actions:
-                yield line(("    + ", STYLES["change"]), action.describe())
-            if diff:
-                for row in change.diff().splitlines():
-                    style = {"+": "green", "-": "red", "@": "cyan"}.get(row[:1], "")
-                    yield line("      ", (row, style))
-        for step, reason in plan.refused.items():
+                yield line(("    + ", STYLES["change"]), action.text)
+            for row in change.diff if options.diff else ():
+                style = {"+": "green", "-": "red", "@": "cyan"}.get(row[:1], "")
+                yield line("      ", (row, style))
+        for step, reason in node.refused.items():
             yield line("  ", (f"{step:<26}", STYLES["fail"]), f" cannot be planned: {reason}")
 
 
-def show_left(runs: list[NodeRun]) -> Iterator[Line]:
+def show_left(found: Iterable[Node]) -> Iterator[Line]:
     """What no operation of ours repairs: a reboot, a restart, somebody's line, an unknown."""
     rows = grouped(
         ((result.status, result.check, told(result), result.fix), node.name)
-        for node in runs
-        for result in node.results
-        if result.bad and not result.fixable
+        for node in found
+        for result in node.for_a_person
     )
     if rows:
         yield line(("for a person:", "bold"))
@@ -70,32 +66,82 @@ def show_left(runs: list[NodeRun]) -> Iterator[Line]:
             yield line("          fix: ", (fix, "bold"))
 
 
-def show_errors(runs: list[NodeRun]) -> Iterator[Line]:
+def show_errors(found: Iterable[Missed]) -> Iterator[Line]:
     """The nodes that could not be looked at, with why; equal reasons share a line."""
     for (unreachable, error), names in grouped(
-        ((node.unreachable, node.error), node.name) for node in runs if node.error
+        ((node.unreachable, node.error), node.name) for node in found if node.error
     ):
         word = "unreachable" if unreachable else "failed"
         yield line((f"{word:<12}", STYLES["fail"]), f"{nodes(names)}: {error}")
 
 
-def show_outcomes(outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
+def show_outcomes(found: Iterable[Node]) -> Iterator[Line]:
     """What was done, node sets folded; failures first, with the step and why."""
+    done = [(node, node.outcome) for node in found if node.outcome is not None]
     failures = grouped(
-        ((step, why), name) for name, o in outcomes.items() for step, why in o.failed.items()
+        ((step, why), node.name) for node, one in done for step, why in one.failed.items()
     )
     for (step, why), names in failures:
         yield line((f"{'failed':<12}", STYLES["fail"]), f"{nodes(names)}: {step}: {why}")
-    for name, outcome in outcomes.items():
-        if outcome.cut and not outcome.node.error:
-            yield line((f"{'partial':<12}", STYLES["warn"]), f"{name}: stopped in {outcome.cut}")
+    for node, one in done:
+        if one.cut and not node.error:
+            yield line((f"{'partial':<12}", STYLES["warn"]), f"{node.name}: stopped in {one.cut}")
     left = grouped(
-        ((result.check, told(result)), name)
-        for name, outcome in outcomes.items()
-        for result in outcome.left
-        if not outcome.failed
+        ((result.check, told(result)), node.name)
+        for node, one in done
+        if not one.failed
+        for result in one.left
     )
     for (check, text), names in left:
         yield line((f"{'not fixed':<12}", STYLES["fail"]), f"{nodes(names)}: {check}: {text}")
-    for steps, names in grouped((tuple(o.done), name) for name, o in outcomes.items() if o.done):
+    for steps, names in grouped((one.done, node.name) for node, one in done if one.done):
         yield line((f"{'changed':<12}", STYLES["changed"]), f"{nodes(names)}: {', '.join(steps)}")
+
+
+def _word(node: Node) -> str:
+    """The one word that counts a node, which says of a planned one only that it was."""
+    if node.planned and not node.error:
+        return "to change"
+    return node.status.replace("-", " ")
+
+
+def _planned(deploy: Deploy, options: Options) -> Iterator[Line]:
+    yield from show_plan(deploy.nodes, options)
+    yield from show_left(deploy.nodes)
+    yield from show_errors(deploy.nodes)
+    counts = Counter(map(_word, deploy.nodes))
+    always = ("to change", "ok", "unknown", "unreachable")
+    rest = [word for word in ("failed", "for a person") if counts[word]]
+    words = [*always, *sorted(rest, key=list(counts).index)]
+    yield line(", ".join(f"{counts[word]} {word}" for word in words))
+
+
+def _result(deploy: Deploy, options: Options) -> Iterator[Line]:
+    yield from show_outcomes(deploy.nodes)
+    if not deploy.complete:
+        return
+    yield from show_errors(deploy.nodes)
+    failed = sum(node.failed for node in deploy.nodes)
+    lost = sum(node.unreachable for node in deploy.nodes)
+    unknown = any(node.results.get("unknown") for node in deploy.nodes)
+    if not options.quiet or failed or lost or unknown:
+        yield from show_left(deploy.nodes)
+    if options.quiet:
+        return
+    done = [node.outcome.done for node in deploy.nodes if node.outcome]
+    words = Counter(map(_word, deploy.nodes))
+    rest = (f", {words[word]} {word}" for word in ("unknown", "for a person") if words[word])
+    yield line(
+        f"{sum(map(bool, done))} changed ({counted(sum(map(len, done)), 'change')}), "
+        f"{words['ok']} ok, {failed} failed, {lost} unreachable{''.join(rest)}"
+    )
+
+
+def show(deploy: Deploy, options: Options = PLAIN) -> Iterator[Line]:
+    """The plan, where that is all; else what became of it, and what is left.
+
+    After an interrupt what was done is all that is known. With ``diff`` the plan has the files'
+    differences; with ``quiet`` what is left for a person is only told beside trouble.
+    """
+    only = deploy.check and deploy.complete
+    return _planned(deploy, options) if only else _result(deploy, options)

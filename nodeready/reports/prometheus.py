@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from nodeready.audit import FAILED, UNREACHABLE, Audit
-from nodeready.reports.peers import shown
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.table import shown
 from nodeready.results import STATUSES
 from nodeready.sanitise import sanitise
 
@@ -85,7 +86,7 @@ def _outliers(audit: Audit) -> Iterator[Sample]:
             )
 
 
-def render(audit: Audit) -> Iterator[str]:
+def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     """The pieces of the exposition, a series at a time."""
     finished = _seconds(audit.finished)
     moments: list[Sample] = [({}, finished)]

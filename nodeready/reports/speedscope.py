@@ -7,16 +7,18 @@ is common, what is thin stands apart.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from nodeready.reports import stack_words as words
+from nodeready.reports import stacks_table as words
 from nodeready.reports.json_report import dump
+from nodeready.reports.registry import PLAIN, Options
 from nodeready.stacks import Frame, Stacks
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
-def render(stacks: Stacks) -> str:
+def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     """The whole document: one profile with all groups that have a stack."""
     indexes: dict[Frame, int] = {}
     samples: list[list[int]] = []
@@ -46,7 +48,7 @@ def render(stacks: Stacks) -> str:
         "shared": {"frames": [_frame(frame) for frame in indexes]},
         "profiles": [profile],
     }
-    return dump(document) + "\n"
+    yield dump(document) + "\n"
 
 
 def _frame(frame: Frame) -> dict[str, Any]:

@@ -1,210 +1,164 @@
-"""The stacks as one HTML page that needs nothing beside itself: to send, to keep, to search."""
+"""The stacks as one HTML page that needs nothing beside itself: to send, to keep, to search.
+
+The page is stacks_page/page.html.j2, with page.css and page.js written into it. Both are constant,
+and the page's Content-Security-Policy names their digests: a text of a node that became a style or
+a script in spite of everything would not be obeyed.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import html
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
-from nodeready.reports import stack_words as words
-from nodeready.reports.stack_branches import Branch, branches
-from nodeready.reports.stacks_page import SCRIPT, STYLE
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2.ext import Extension
+from markupsafe import Markup
+
+from nodeready.reports import stacks_table as words
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.stacks_table import Branch, branches
 from nodeready.reports.text import counted, nodes
 from nodeready.sanitise import sanitise
-from nodeready.stacks import Frame, Group, Rank, Stacks, fold_ranks
+from nodeready.stacks import Group, Rank, Stacks, fold_ranks
 
 #: Groups that are unfolded at first, and processes that are listed in each group.
 _OPEN, _PROCESSES = 3, 1000
 #: Branches at one place, and one below the other: browsers nest 512 elements.
 _BRANCHES, _DEEPEST = 200, 100
-#: Characters of a name, and of a set of ranks or nodes in a row.
-_LONG, _SET = 300, 60
-_COLUMNS = ("rank", "node", "pid", "state", "waits in", "CPU s", "")
+#: Characters of a name, of a set of ranks or nodes in a row, and of any other text.
+_LONG, _SET, _TEXT = 300, 60, 4000
+_WHOLE = 1_000_000_000
 
 
-def _text(text: str, limit: int = 4000) -> str:
-    """A text as a text: no tag, no attribute, nothing that hides or reorders."""
-    return html.escape(sanitise(text, limit))
+class _Tight(Extension):
+    """A template whose line breaks and indentation are not part of the page."""
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        return re.sub(r"\n\s*", "", source)
 
 
-def _code(frame: Frame) -> str:
-    return f"{_text(frame.function, _LONG)}  {_text(words.place(frame), _LONG)}"
+def shown(value: object) -> Markup:
+    """A value as it stands in the page: no tag, no attribute, nothing that hides or reorders.
+
+    Jinja calls this for every expression of the template. What the template made itself, and what
+    is marked as safe here, stays as it is.
+    """
+    if isinstance(value, Markup):
+        return value
+    return Markup(html.escape(sanitise("" if value is None else str(value), _WHOLE)))
+
+
+def _text(text: str, limit: int = _TEXT) -> str:
+    """A text of a node, cut after ``limit`` characters."""
+    return sanitise(text, limit)
+
+
+def _lines(texts: Iterable[str], limit: int) -> Markup:
+    """Texts with line breaks between them: the only ones that no escape stands for."""
+    return Markup("\n").join(shown(_text(text, limit)) for text in texts)
+
+
+def _folded(group: Group, limit: int = _WHOLE) -> str:
+    return nodes(group.nodes, limit) if group.nodes else ""
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("nodeready", "reports/stacks_page"),
+        extensions=[_Tight],
+        autoescape=True,
+        finalize=shown,
+        undefined=StrictUndefined,
+    )
+    environment.filters.update(text=_text, lines=_lines)
+    environment.globals.update(
+        OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, NEWLINE=Markup("\n"),
+        counted=counted, fold_ranks=fold_ranks, folded=_folded, place=words.place,
+        ranks=words.ranks, who=words.who, word=words.word,
+    )  # fmt: skip
+    return environment.get_template("page.html.j2")
+
+
+@lru_cache(maxsize=2)
+def part(name: str) -> Markup:
+    """The style sheet or the script as it stands in the page: a constant file of ours."""
+    loader = PackageLoader("nodeready", "reports/stacks_page")
+    return Markup("\n" + loader.get_source(Environment(autoescape=True), name)[0])
 
 
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-_POLICY = (
-    f"default-src 'none'; style-src 'sha256-{_digest(STYLE)}'; "
-    f"script-src 'sha256-{_digest(SCRIPT)}'; base-uri 'none'; form-action 'none'"
-)
+def _policy(style: str, script: str) -> Markup:
+    """The Content-Security-Policy: this style and this script, and nothing from anywhere."""
+    return Markup(
+        f"default-src 'none'; style-src 'sha256-{_digest(style)}'; "
+        f"script-src 'sha256-{_digest(script)}'; base-uri 'none'; form-action 'none'"
+    )
 
 
-def _frames(frames: Sequence[Frame], fork: int | None = None) -> Iterator[str]:
-    """Innermost first; ``>`` stands where no larger group has been."""
-    fork = len(frames) if fork is None else fork
-    yield '<ol class="frames">'
-    for at, frame in reversed(list(enumerate(frames))):
-        mark = ' class="apart"' if at >= fork else ""
-        yield f"<li{mark}>{'&gt;' if mark else ' '} <code>{_code(frame)}</code></li>"
-    yield "</ol>"
+@dataclass(frozen=True)
+class _Card:
+    """A group with its place in the page.
+
+    number:  as the page counts, from 1
+    largest: it is what the others are compared with
+    begun:   others have gone on from where it stands
+    """
+
+    number: int
+    group: Group
+    processes: Sequence[Rank]
+    largest: bool
+    begun: bool
 
 
-def _processes(found: Sequence[Rank]) -> Iterator[str]:
-    yield '<details class="inner"><summary>' + counted(len(found), "process", "processes")
-    yield '</summary><div class="wide"><table class="mono"><tr>'
-    yield "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS) + "</tr>"
-    for one in found[:_PROCESSES]:
-        cells = (
-            "" if one.rank is None else str(one.rank), one.node, str(one.pid), one.state,
-            one.wait_channel, "" if one.cpu_s is None else f"{one.cpu_s:.2f}", one.note,
-        )  # fmt: skip
-        yield "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>"
-    yield "</table></div>"
-    if found[_PROCESSES:]:
-        yield f"<p>and {len(found) - _PROCESSES} more: --format json has them</p>"
-    yield "</details>"
+@dataclass(frozen=True)
+class _Row:
+    """A branch of the merged tree.
+
+    opens:  further rows are inside of it
+    closes: how many of the rows around it end with it
+    """
+
+    branch: Branch
+    opens: bool
+    closes: int
 
 
-def _folded(group: Group, limit: int = 1_000_000) -> str:
-    return nodes(group.nodes, limit) if group.nodes else ""
-
-
-def _whole(group: Group) -> Iterator[str]:
-    """The ranks and the nodes where they are cut above."""
-    for whole, cut in (
-        (words.who(group), words.who(group, _SET)),
-        (_folded(group), _folded(group, _SET)),
-    ):
-        if whole != cut:
-            yield f'<p class="soft">{html.escape(whole)}</p>'
-
-
-def _group(
-    number: int, group: Group, found: Sequence[Rank], marked: bool, begun: bool
-) -> Iterator[str]:
-    """One group: who, and where its path ends; unfolded: why, the path, what it means."""
-    style = group.verdict or group.kind
-    names = "\n".join(_text(name, _LONG) for name in group.nodes)
-    shown = " open" if number < _OPEN else ""
-    leaf = f'<code class="soft">{_code(group.frames[-1])}</code>' if group.frames else ""
-    yield f'<details class="group {_text(style)}" id="group{number + 1}"{shown}'
-    yield f' data-ranks="{fold_ranks(group.ranks)}" data-nodes="{names}"><summary>'
-    yield f"<b>{_text(words.word(group))}</b><span>{_text(words.who(group, _SET))}</span>"
-    yield f"<span>{html.escape(_folded(group, _SET))}</span>"
-    yield f"<span>{leaf or _text(group.why)}</span></summary><div>"
-    yield from _whole(group)
-    if group.why and leaf:
-        yield f'<p class="why">{_text(group.why)}</p>'
-    if group.frames:
-        yield from _frames(group.frames, group.fork if marked else None)
-    if begun:
-        yield '<p class="soft">others have gone on from here</p>'
-    if group.hint:
-        yield f'<p class="hint">{_text(group.hint)}</p>'
-    if group.native:
-        yield '<details class="inner"><summary>native frames</summary>'
-        yield from _frames(group.native)
-        yield "</details>"
-    for thread in group.threads:
-        name = _text(thread.name, _LONG) or "without a name"
-        yield f'<details class="inner"><summary>thread {name}</summary>'
-        yield from _frames(thread.frames)
-        yield "</details>"
-    if found:
-        yield from _processes(found)
-    yield "</div></details>"
-
-
-def _groups(stacks: Stacks) -> Iterator[str]:
+def _cards(stacks: Stacks) -> Iterator[_Card]:
     found: dict[int, list[Rank]] = {}
     for one in stacks.processes:
         found.setdefault(one.group, []).append(one)
     largest, begun = words.largest(stacks), words.begun(stacks)
-    yield '<section id="groups"><h2>Groups, the most suspicious first</h2>'
-    for number, group in enumerate(stacks.groups):
-        here, marked = found.get(number, []), group is not largest
-        yield from _group(number, group, here, marked, number in begun)
-    yield "</section>"
+    for at, group in enumerate(stacks.groups):
+        yield _Card(at + 1, group, found.get(at, ()), group is largest, at in begun)
 
 
-def _branch(branch: Branch) -> Iterator[str]:
-    """What a row of the tree says, folded."""
-    yield f'<span class="count">{branch.processes}</span>'
-    if branch.hidden:
-        yield counted(branch.hidden, "more branch", "more branches")
-        return
-    ends = [branch.frames[0], branch.frames[-1]][: len(branch.frames)]
-    between = " &hellip; " if len(branch.frames) > 2 else " &gt; "
-    yield between.join(f"<code>{_code(frame)}</code>" for frame in ends)
-    yield f' <span class="soft">{_text(words.ranks(branch.ranks, _SET))}</span>'
-    if len(branch.groups) == 1:
-        yield f' <a href="#group{branch.groups[0] + 1}">group {branch.groups[0] + 1}</a>'
-
-
-def _calls(branch: Branch) -> Iterator[str]:
-    """All calls of a chain, where the row names only the first and the last."""
-    if len(branch.frames) > 2:
-        yield f'<details class="inner"><summary>{len(branch.frames)} calls</summary>'
-        yield from _frames(branch.frames)
-        yield "</details>"
-
-
-def _tree(stacks: Stacks) -> Iterator[str]:
-    """The merged tree; what is below a branch folds away with it."""
-    yield '<section id="tree"><h2>All stacks, merged</h2><ul>'
+def _tree(stacks: Stacks) -> Iterator[_Row]:
     rows = list(branches(stacks, _BRANCHES, _DEEPEST))
     depths = [*(row.depth for row in rows[1:]), 0]
     for row, after in zip(rows, depths):
-        known = "" if row.hidden else f' data-groups="{" ".join(map(str, row.groups))}"'
-        yield f"<li{known}>"
-        if after > row.depth:
-            yield "<details open><summary>"
-            yield from _branch(row)
-            yield "</summary>"
-            yield from _calls(row)
-            yield "<ul>"
-            continue
-        yield "<div>"
-        yield from _branch(row)
-        yield from _calls(row)
-        yield "</div></li>" + "</ul></details></li>" * (row.depth - after)
-    yield "</ul></section>"
+        yield _Row(row, after > row.depth, max(0, row.depth - after))
 
 
-def _list(title: str, rows: Iterable[str]) -> Iterator[str]:
-    shown = [f"<li>{_text(row)}</li>" for row in rows]
-    if shown:
-        yield f"<section><h2>{title}</h2><ul>{''.join(shown)}</ul></section>"
-
-
-def _page(stacks: Stacks) -> Iterator[str]:
-    title = _text(words.headline(stacks))
-    yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<title>{title}</title><style>{STYLE}</style></head><body><main>"
-    when = " to ".join(filter(None, (stacks.started, stacks.finished)))
-    yield f'<header><h1>{title}</h1><p class="soft">{_text(when)}</p></header>'
-    if not stacks.complete:
-        yield "<p><b>interrupted: not all nodes were looked at</b></p>"
-    yield from _list("Look next", stacks.advice)
-    yield '<div id="search" role="search" hidden><label for="find">Find</label>'
-    yield '<input id="find" type="search" autocomplete="off" spellcheck="false"'
-    yield ' placeholder="a rank, a node, a function or a file  ( / )">'
-    yield '<output id="said" for="find"></output>'
-    yield '<button type="button" id="open">Unfold all</button>'
-    yield '<button type="button" id="close">Fold all</button></div>'
-    yield from _groups(stacks)
-    if any(group.frames for group in stacks.groups):
-        yield from _tree(stacks)
-    silent = (f"{node}: {why}" for node, why in words.silent(stacks))
-    yield from _list("Nodes without an answer", silent)
-    yield f"</main><script>{SCRIPT}</script></body></html>\n"
-
-
-def render(stacks: Stacks) -> str:
+def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     """The whole page. It folds without its script, and searches with it."""
-    return "".join(_page(stacks))
+    style, script = part("page.css"), part("page.js")
+    yield _template().render(
+        stacks=stacks,
+        title=words.headline(stacks),
+        policy=_policy(style, script),
+        style=style,
+        script=script,
+        groups=list(_cards(stacks)),
+        tree=list(_tree(stacks)) if any(group.frames for group in stacks.groups) else (),
+        silent=[f"{node}: {why}" for node, why in words.silent(stacks)],
+    )

@@ -1,14 +1,20 @@
-"""Where the ranks stand, on a terminal: the most suspicious group first, the others in short."""
+"""Where the ranks stand, on a terminal: the most suspicious group first, the others in short.
+
+The words for groups of ranks are the same in every report of stacks, and so is the merged tree of
+all stacks, in which calls that the same processes share are one row.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from nodeready.reports import stack_words as words
-from nodeready.reports.stack_branches import Branch, branches
+from nodeready import hints
+from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import STYLES, Line, Part, counted, line, nodes
 from nodeready.sanitise import sanitise
-from nodeready.stacks import Frame, Group, Rank, Stacks
+from nodeready.stack_tree import Tree, tree
+from nodeready.stacks import Frame, Group, Rank, Stacks, fold_ranks
 
 #: Groups that are shown with their path, and in a line each, without -v.
 _FULL, _MOST = 6, 16
@@ -26,6 +32,183 @@ _INDENT, _WHO, _NODES, _NAME = 13, 30, 160, 40
 #: Characters of a text that are shown without -v; of a name in any case.
 _TEXT, _LONG = 500, 120
 _WHOLE = 1_000_000
+#: What the kinds of groups are called where a person reads; a stack is called by its verdict.
+_WORDS = {"uninterruptible": "state D", "no-data": "no data"}
+
+
+def word(group: Group) -> str:
+    """What kind of group it is, in one or two words of at most 11 characters."""
+    if group.kind == "stack":
+        return group.verdict or "stack"
+    return _WORDS.get(group.kind, group.kind)
+
+
+def ranks(numbers: Sequence[int], limit: int = 1_000_000) -> str:
+    """``rank 7``, ``ranks 0-6,8-511``; a very long list is cut, with the count; "" for none."""
+    if len(numbers) < 2:
+        return f"rank {numbers[0]}" if numbers else ""
+    text = f"ranks {fold_ranks(numbers)}"
+    if len(text) <= limit:
+        return text
+    more = f"... ({len(numbers)} ranks)"
+    return text[: text.rfind(",", 0, max(8, limit - len(more))) + 1 or None] + more
+
+
+def who(group: Group, limit: int = 1_000_000) -> str:
+    """The ranks of a group; how many processes where they have none; "" for a node alone."""
+    lone = group.processes - len(group.ranks)
+    if not group.ranks:
+        return counted(group.processes, "process", "processes") if group.processes else ""
+    if lone <= 0:
+        return ranks(group.ranks, limit)
+    return f"{ranks(group.ranks, limit)} and {counted(lone, 'process', 'processes')}"
+
+
+def place(frame: Frame) -> str:
+    """``loader.py:88``; without the line where there is none."""
+    return f"{frame.file}:{frame.line}" if frame.line else frame.file
+
+
+def largest(stacks: Stacks) -> Group | None:
+    """The stack that most processes have: what the others are compared with."""
+    found = [group for group in stacks.groups if group.kind == "stack"]
+    return max(found, key=lambda group: group.processes, default=None)
+
+
+def begun(stacks: Stacks) -> set[int]:
+    """The groups (by index) whose path is the beginning of another's: others have gone on."""
+    paths = {
+        number: tuple((frame.function, frame.file) for frame in group.frames)
+        for number, group in enumerate(stacks.groups)
+        if group.kind == "stack"
+    }
+    # What begins with a path stands right after it, when they are in order.
+    ordered = sorted(set(paths.values()))
+    short = {one for one, after in zip(ordered, ordered[1:]) if after[: len(one)] == one}
+    return {number for number, path in paths.items() if path in short}
+
+
+def process(one: Rank) -> str:
+    """``pid 4711, state S in futex_wait_queue, 0.01 s CPU``."""
+    waits = f" in {one.wait_channel[:60]}" if one.wait_channel not in ("", "0") else ""
+    parts = [f"pid {one.pid}"]
+    if one.state:
+        parts.append(f"state {one.state[:20]}{waits}")
+    if one.cpu_s is not None:
+        parts.append(f"{one.cpu_s:.2f} s CPU")
+    if one.note:
+        parts.append(one.note)
+    return ", ".join(parts)
+
+
+def headline(stacks: Stacks) -> str:
+    """Which job, how many of its ranks were found and where, and in how many places they stand."""
+    known = {one.rank for one in stacks.processes if one.rank is not None}
+    lone = sum(one.rank is None for one in stacks.processes)
+    where = counted(len({one.node for one in stacks.processes}), "node")
+    size = stacks.world_size
+    job = f"job {stacks.job[:60]}: " if stacks.job else ""
+    groups = stacks.groups
+    if not stacks.processes:
+        return f"{job}no rank was found" + (f" of {size}" if size else "")
+    if len(groups) == 1 and groups[0].kind == "stack" and known and size in (None, len(known)):
+        who_ = f"all {len(known)} ranks" if len(known) > 1 else "the only rank"
+        found = "" if size else " that were found" if len(known) > 1 else " that was found"
+        stand = "stand" if len(known) > 1 else "stands"
+        return f"{job}{who_}{found} {stand} in {_one_place(groups[0])}, on {where}"
+    found = f"{len(known)} of {size} ranks" if size else counted(len(known), "rank")
+    if size == len(known):
+        found = f"all {size} ranks"
+    if not known and lone:
+        found = counted(lone, "process", "processes") + " without a rank"
+    elif lone:
+        found += f" and {counted(lone, 'process', 'processes')} without a rank"
+    return f"{job}{found} found on {where}, in {counted(len(groups), 'group')}"
+
+
+def _one_place(group: Group) -> str:
+    """What all of them are in."""
+    known = hints.find(group.frames, group.native)
+    return "one collective" if known is hints.COLLECTIVE else "one place"
+
+
+def silent(stacks: Stacks) -> Iterator[tuple[str, str]]:
+    """Nodes without an answer that no group names, each with the reason."""
+    named = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
+    return ((node, why) for node, why in stacks.errors.items() if node not in named)
+
+
+class Branch(NamedTuple):
+    """Calls without a branch between them.
+
+    frames: root to leaf; () where a row stands for branches that are not shown
+    lasts:  for it and every branch above it, the outermost first, whether it is the last one there
+    ends:   how many of its processes stand at its last call
+    width:  digits of the largest number of processes beside it
+    hidden: the branches that it stands for
+    """
+
+    frames: tuple[Frame, ...]
+    processes: int
+    ranks: tuple[int, ...]
+    groups: tuple[int, ...]
+    lasts: tuple[bool, ...]
+    ends: int
+    width: int
+    hidden: int = 0
+
+    @property
+    def depth(self) -> int:
+        """How many branches are above it."""
+        return len(self.lasts) - 1
+
+
+def _chain(node: Tree) -> tuple[tuple[Frame, ...], Tree]:
+    """The calls up to the next branch, and the node there."""
+    frames = []
+    while True:
+        if node.frame is not None:
+            frames.append(node.frame)
+        if len(node.children) != 1 or node.children[0].processes != node.processes:
+            return tuple(frames), node
+        node = node.children[0]
+
+
+def branches(stacks: Stacks, most: int, deepest: int) -> Iterator[Branch]:
+    """The rows of the tree from the root on, a branch before what comes after it.
+
+    No recursion: ranks that are in a recursive function make a tree that is hundreds of branches
+    deep.
+
+    most:    branches that are shown at one place; one row stands for the others
+    deepest: branches that are shown one below the other
+    """
+    root = tree(stacks)
+    starts = root.children if root.frame is None else (root,)
+    waiting: list[tuple[Tree | list[Tree], tuple[bool, ...], int]] = []
+
+    def put(children: tuple[Tree, ...], lasts: tuple[bool, ...]) -> None:
+        shown = len(children) if len(children) <= most else most
+        if len(lasts) >= deepest:
+            shown = 0
+        width = max((len(str(child.processes)) for child in children), default=0)
+        if children[shown:]:
+            waiting.append((list(children[shown:]), (*lasts, True), width))
+        for child in reversed(children[:shown]):
+            last = child is children[-1]
+            waiting.append((child, (*lasts, last), width))
+
+    put(starts, ())
+    while waiting:
+        node, lasts, width = waiting.pop()
+        if isinstance(node, list):
+            count = sum(one.processes for one in node)
+            yield Branch((), count, (), (), lasts, 0, width, len(node))
+            continue
+        frames, end = _chain(node)
+        ends = end.processes - sum(child.processes for child in end.children)
+        yield Branch(frames, node.processes, node.ranks, node.groups, lasts, ends, width)
+        put(end.children, lasts)
 
 
 def _function(frame: Frame) -> str:
@@ -33,7 +216,7 @@ def _function(frame: Frame) -> str:
 
 
 def _place(frame: Frame) -> str:
-    return sanitise(words.place(frame), _LONG)
+    return sanitise(place(frame), _LONG)
 
 
 def _brief(frame: Frame) -> str:
@@ -48,24 +231,24 @@ class _Table:
     largest: the group that the others are compared with
     """
 
-    def __init__(self, stacks: Stacks, verbose: int, width: int) -> None:
-        self.verbose, self.width = verbose, width
-        self.largest = words.largest(stacks)
-        self.who = [words.who(group, _WHOLE if verbose else _WHO) for group in stacks.groups]
+    def __init__(self, stacks: Stacks, options: Options) -> None:
+        self.verbose, self.width = options.verbose, options.width
+        self.largest = largest(stacks)
+        self.who = [who(group, _WHOLE if self.verbose else _WHO) for group in stacks.groups]
         self.room = min(max(map(len, self.who), default=0), _WHO)
-        self.begun = words.begun(stacks)
+        self.begun = begun(stacks)
         self.processes: dict[int, list[Rank]] = {}
-        for process in stacks.processes:
-            self.processes.setdefault(process.group, []).append(process)
+        for one in stacks.processes:
+            self.processes.setdefault(one.group, []).append(one)
 
     def head(self, group: Group, number: int, more: str = "") -> Line:
         """``blocked      rank 7           gpu001``."""
-        word = words.word(group)
+        kind = word(group)
         style = STYLES[group.verdict or group.kind]
-        who = f"{self.who[number]:<{self.room}}  " if self.room else ""
-        room = max(20, min(self.width - _INDENT - len(who) - len(more), _NODES))
+        ranked = f"{self.who[number]:<{self.room}}  " if self.room else ""
+        room = max(20, min(self.width - _INDENT - len(ranked) - len(more), _NODES))
         names = nodes(group.nodes, _WHOLE if self.verbose else room) if group.nodes else ""
-        return line((f"{word:<{_INDENT}}", style), (who, "bold"), names, more)
+        return line((f"{kind:<{_INDENT}}", style), (ranked, "bold"), names, more)
 
     def below(self, *parts: Part) -> Line:
         text = line(" " * _INDENT, *parts)
@@ -130,16 +313,16 @@ class _Table:
         yield from self.beside(group)
         found = self.processes.get(number, [])
         if self.verbose or len(found) <= _FEW:
-            for process in found:
-                yield self.below((self.process(process, len(found) > 1), "dim"))
+            for one in found:
+                yield self.below((self.process(one, len(found) > 1), "dim"))
         if group.hint:
             yield self.below("hint: ", (group.hint, "cyan"))
 
-    def process(self, process: Rank, several: bool) -> str:
+    def process(self, one: Rank, several: bool) -> str:
         if not several:
-            return words.process(process)
-        rank = "no rank" if process.rank is None else f"rank {process.rank}"
-        return f"{rank} on {process.node}: {words.process(process)}"
+            return process(one)
+        rank = "no rank" if one.rank is None else f"rank {one.rank}"
+        return f"{rank} on {one.node}: {process(one)}"
 
     def short(self, group: Group, number: int) -> Line:
         """The same in one line: who, and where the path ends."""
@@ -187,29 +370,29 @@ class _Table:
             path = f"{_function(first)} > ... > {path}"
         elif between:
             path = f"{_function(first)} > {path}"
-        who = words.ranks(branch.ranks, _WHOLE if self.verbose else _WHO)
-        return line(f"{above}{mark}", (count, "bold"), path, (f"  {who}" if who else "", "dim"))
+        there = ranks(branch.ranks, _WHOLE if self.verbose else _WHO)
+        beside = (f"  {there}" if there else "", "dim")
+        return line(f"{above}{mark}", (count, "bold"), path, beside)
 
 
-def show(stacks: Stacks, verbose: int = 0, width: int = 80) -> Iterator[Line]:
+def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
     """The headline, the groups, the merged tree, and what to look at next.
 
-    verbose: from 1 on all groups, all frames and all processes are shown, and no set is cut
-    width:   columns that there are for node sets
+    With ``verbose`` all groups, all frames and all processes are shown, and no set is cut.
     """
-    table = _Table(stacks, verbose, width)
-    head = words.headline(stacks)
+    table = _Table(stacks, options)
+    head = headline(stacks)
     when = f"  {stacks.started}" if stacks.started else ""
-    fits = len(head) + len(when) <= width
+    fits = len(head) + len(when) <= options.width
     yield line((head, "bold"), (when if fits else "", "dim"))
     yield line("")
     yield from table.groups(stacks.groups)
-    for node, why in words.silent(stacks):
+    for node, why in silent(stacks):
         yield line((f"{'no data':<{_INDENT}}", STYLES["no-data"]), (node, "bold"))
         yield table.below(why)
     if not stacks.complete:
-        word = (f"{'partial':<{_INDENT}}", STYLES["warn"])
-        yield line(word, "interrupted: not all nodes were looked at")
+        partial = (f"{'partial':<{_INDENT}}", STYLES["warn"])
+        yield line(partial, "interrupted: not all nodes were looked at")
     if sum(group.kind == "stack" for group in stacks.groups) > 1:
         yield line("")
         yield from table.tree(stacks)

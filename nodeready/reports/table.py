@@ -1,14 +1,23 @@
-"""The audit on a terminal: failures first with their fix, healthy nodes folded into one line."""
+"""The audit on a terminal: failures first with their fix, healthy nodes folded into one line.
+
+Equal findings stand once with their nodes, alike ones by an example: a thousand nodes with a
+thousand different numbers in one check are one finding. A go or no-go stands above them.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nodeready.audit import Audit, NodeReport, Outlier
-from nodeready.reports.findings import Finding, errors, findings
-from nodeready.reports.peers import majority, who
-from nodeready.reports.text import STYLES, Line, Part, counted, line, nodes
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.text import STYLES, Line, Part, counted, grouped, line, nodes, told
+from nodeready.subjects import OBSERVED, SUBJECTS, check_ids
+
+if TYPE_CHECKING:
+    from nodeready.ready import Ready
 
 #: Findings, and outliers, that are shown without -v.
 MOST = 30
@@ -20,8 +29,159 @@ _WIDEST, _WHOLE = 160, 1_000_000
 _INDENT, _NAME = 9, 26
 #: Characters of a text that are shown without -v.
 _TEXT = 500
+#: Different texts of one check that are all shown; of more, an example.
+_APART = 3
+#: The same for the reasons why nodes could not be looked at.
+_REASONS = 6
+#: Reasons of no-go that are told without -v.
+_WHYS = 8
+_WORD = re.compile(r"[\w.:]+")
+_DIGIT = re.compile(r"\d")
 
+Said = tuple[str, str]
 Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of a report.
+
+    text:    what is, what should be, where it comes from
+    names:   the nodes
+    example: "" when all of them say just this, else the node that says it: the others say
+             something like it
+    also:    how many more checks of the subject say the same
+    """
+
+    status: str
+    check: str
+    text: str
+    fix: str
+    names: tuple[str, ...]
+    example: str = ""
+    also: int = 0
+
+    @property
+    def title(self) -> str:
+        """The check, and how many more."""
+        return f"{self.check} and {self.also} more" if self.also else self.check
+
+
+def _places() -> dict[str, float]:
+    """Check id -> its place in the reports."""
+    places: dict[str, float] = {check: place for place, check in enumerate(check_ids())}
+    for name, subject in SUBJECTS.items():
+        first = min((places[check] for check in subject.ids()), default=0.0)
+        places[f"{name}.{OBSERVED}"] = first - 0.5
+    return places
+
+
+def _shape(said: Said) -> tuple[str, ...]:
+    """The texts with a ``#`` for every word that has a digit in it: numbers, devices, lines."""
+    return tuple(
+        _WORD.sub(lambda word: "#" if _DIGIT.search(word[0]) else word[0], text) for text in said
+    )
+
+
+def _folded(
+    said: dict[Said, list[str]], apart: int, every: bool
+) -> Iterator[tuple[Said, list[str], str]]:
+    """What was said, as few rows as it takes: (text and fix, nodes, example)."""
+    rows = sorted(said.items(), key=lambda row: -len(row[1]))
+    if every or len(rows) <= apart:
+        yield from ((one, names, "") for one, names in rows)
+        return
+    alike: dict[tuple[str, ...], list[tuple[Said, list[str]]]] = {}
+    for row in rows:
+        alike.setdefault(_shape(row[0]), []).append(row)
+    groups = list(alike.values()) if len(alike) <= apart else [rows]
+    for group in groups:
+        first, names = group[0]
+        example = names[0] if len(group) > 1 else ""
+        yield first, [name for _, some in group for name in some], example
+
+
+def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list[Finding]:
+    """The results of these statuses, in that order, then in the order of the subjects.
+
+    every: fold only what is equal
+    """
+    wanted = {status: rank for rank, status in enumerate(statuses)}
+    found: dict[tuple[str, str], dict[Said, list[str]]] = {}
+    for node in audit.nodes:
+        for result in node.results:
+            if result.status in wanted:
+                said = found.setdefault((result.status, result.check), {})
+                said.setdefault((told(result), result.fix), []).append(node.name)
+    places = _places()
+    order = sorted(
+        found, key=lambda key: (wanted[key[0]], places.get(key[1], len(places)), key[1])
+    )
+    rows = [
+        Finding(status, check, text, fix, tuple(names), example)
+        for status, check in order
+        for (text, fix), names, example in _folded(found[status, check], _APART, every)
+    ]
+    return rows if every else _together(rows)
+
+
+def _together(rows: list[Finding]) -> list[Finding]:
+    """What could not be observed for one and the same reason stands once, with the first check.
+
+    A tool that hangs leaves a dozen checks unknown: one row says so.
+    """
+    alike: dict[tuple[object, ...], list[Finding]] = {}
+    for number, row in enumerate(rows):
+        subject = row.check.partition(".")[0]
+        alone = row.status != "unknown"
+        key = (number,) if alone else (subject, row.text, row.names, row.example)
+        alike.setdefault(key, []).append(row)
+    return [replace(first, also=len(more)) if more else first for first, *more in alike.values()]
+
+
+def errors(audit: Audit, every: bool = False) -> list[Finding]:
+    """The nodes that could not be looked at, with the reason; the most nodes first."""
+    pairs = (
+        ((node.status, node.error.removeprefix(f"{node.name}: ")), node.name)
+        for node in audit.nodes
+        if node.error
+    )
+    found: dict[str, dict[Said, list[str]]] = {}
+    for (status, text), names in grouped(pairs):
+        found.setdefault(status, {})[text, ""] = names
+    return [
+        Finding(status, "", text, "", tuple(names), example)
+        for status in sorted(found, reverse=True)
+        for (text, _), names, example in _folded(found[status], _REASONS, every)
+    ]
+
+
+def shown(value: Any) -> str:
+    """A fact's value; a node that has no such thing has "none"."""
+    return "none" if value is None else str(value)
+
+
+def majority(outlier: Outlier) -> str:
+    """What the others have: ``61 nodes of h100: 535.161.08``."""
+    return f"{counted(outlier.count, 'node')} of {outlier.group}: {shown(outlier.majority)}"
+
+
+def differing(outlier: Outlier, name: str) -> str:
+    """The same for one of those who differ."""
+    return f"{outlier.fact} is {shown(outlier.nodes[name])}; {majority(outlier)}"
+
+
+def who(outlier: Outlier) -> Iterator[tuple[list[str], str]]:
+    """Who differs, with the value; the most nodes first."""
+    for value, names in grouped((shown(value), name) for name, value in outlier.nodes.items()):
+        yield names, value
+
+
+def told_outlier(outlier: Outlier, limit: int = 4) -> str:
+    """One line: ``gpus.driver gpu017: 535.129.03; 61 nodes of h100: 535.161.08``."""
+    rows = [f"{nodes(names)}: {value}" for names, value in who(outlier)]
+    more = [f"and {len(rows) - limit} more values"] if len(rows) > limit else []
+    return "; ".join([f"{outlier.fact} {rows[0]}", *rows[1:limit], *more, majority(outlier)])
 
 
 class _Table:
@@ -31,10 +191,10 @@ class _Table:
     alone: there is one node, which is not named again and again
     """
 
-    def __init__(self, audit: Audit, names: Iterable[str], verbose: int, width: int) -> None:
+    def __init__(self, audit: Audit, names: Iterable[str], options: Options) -> None:
         self.room = min(max(map(len, names), default=0), _NAME)
         self.alone = len(audit.nodes) == 1
-        self.verbose, self.width = verbose, min(width, _WIDEST)
+        self.verbose, self.width = options.verbose, min(options.width, _WIDEST)
 
     def nodes(self, names: Iterable[str], beside: int) -> str:
         """A node set, cut where it does not fit beside so many columns of other text."""
@@ -111,20 +271,19 @@ def _counts(noun: str, counts: dict[str, int]) -> str:
     return f"{counted(sum(counts.values()), noun)}: {shown or 'nothing to show'}"
 
 
-def show_audit(audit: Audit, verbose: int = 0, width: int = 80) -> Iterator[Line]:
+def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[Line]:
     """What is wrong, the worst first, each with its fix; then what is well, in a line.
 
-    verbose: from 1 on nothing is folded by example or cut, and what is ok or does not apply is
-             shown too
-    width:   columns that there are for node sets
+    With ``verbose`` nothing is folded by example or cut, and what is ok or does not apply is shown
+    too.
     """
-    every = verbose > 0
+    every = options.verbose > 0
     lost = errors(audit, every)
     found = findings(audit, ("fail", "warn", "unknown"), every)
     waived = findings(audit, ("waived",), every)
     rest = findings(audit, ("na", "ok")) if every else []
     names = [one.title for one in (*found, *waived, *rest)]
-    table = _Table(audit, [*names, *(one.fact for one in audit.outliers)], verbose, width)
+    table = _Table(audit, [*names, *(one.fact for one in audit.outliers)], options)
     yield from table.capped(lost, table.error)
     yield from table.capped(found, table.finding)
     yield from table.capped(list(audit.outliers), table.outlier)
@@ -137,3 +296,40 @@ def show_audit(audit: Audit, verbose: int = 0, width: int = 80) -> Iterator[Line
         yield line(("partial  ", STYLES["warn"]), "interrupted: not all nodes were looked at")
     yield line(_counts("node", audit.summary["nodes"]))
     yield line(_counts("result", audit.summary["results"]))
+
+
+def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[Line]:
+    """Who is ready, who is not and why; then the findings with what repairs them."""
+    room = options.width - _INDENT
+    if ready.go:
+        count = counted(len(ready.go), "node")
+        names = nodes(ready.go, max(20, room - len(count) - 2))
+        yield line((f"{'GO':<{_INDENT}}", STYLES["ok"]), (names, "bold"), f"  {count}")
+    if ready.no_go:
+        count = counted(len(ready.no_go), "node")
+        names = nodes(ready.no_go, max(20, room - len(count) - 2))
+        yield line((f"{'NO-GO':<{_INDENT}}", STYLES["fail"]), (names, "bold"), f"  {count}")
+        yield from _why(ready, options.verbose, room)
+    if ready.needed is not None:
+        word, style = ("enough", "ok") if ready.enough else ("too few", "fail")
+        yield line((f"{word:<{_INDENT}}", STYLES[style]), f"{ready.needed} needed")
+    yield line("")
+    yield from show_audit(ready.audit, options)
+
+
+def _why(ready: Ready, verbose: int, room: int) -> Iterator[Line]:
+    """A line for each set of checks that stops nodes; what they say stands in the findings."""
+    pairs = (
+        (", ".join(dict.fromkeys(reason.partition(":")[0] for reason in reasons)), name)
+        for name, reasons in ready.no_go.items()
+    )
+    rows = grouped(pairs)
+    most = len(rows) if verbose else _WHYS
+    for checks, names in rows[:most]:
+        shown = nodes(names, max(20, room // 3))
+        if len(rows) == 1:
+            yield line(" " * _INDENT, checks)
+        else:
+            yield line(" " * _INDENT, (shown, "bold"), f"  {checks}")
+    if rows[most:]:
+        yield line(" " * _INDENT, (f"and {len(rows) - most} more (-v shows them)", "bold"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nodeready.reports.stack_words import ranks
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.stacks_table import ranks
 from nodeready.reports.text import STYLES, Line, Part, counted, grouped, line, nodes
 from nodeready.tailing import Group, Tail
 
@@ -100,11 +101,12 @@ class _Table:
         return ", ".join(parts)
 
 
-def show(tail: Tail, verbose: int = 0) -> Iterator[Line]:
+def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
     """Nodes and files without an answer, then the groups of lines: the odd one out on top.
 
-    verbose: from 1 on nothing is cut or left out
+    With ``verbose`` nothing is cut or left out.
     """
+    verbose = options.verbose
     table = _Table(tail, verbose)
     yield from table.trouble("unreachable", "unreachable", tail.unreachable)
     yield from table.trouble("failed", "failed", tail.failed)

@@ -15,7 +15,8 @@ from nodeready.capture.core_names import STORE_PATTERN, Place
 from nodeready.capture.core_seen import Core, File, Listing
 from nodeready.capture.gcore_target import core_bytes
 from nodeready.cores import Cores, Crash, Found, file_names, grouped, once
-from nodeready.reports import cores_json, cores_table
+from nodeready.reports import cores_table, json_report
+from nodeready.reports.registry import Options
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/cores-1.json").read_text())
 VALID = jsonschema.Draft202012Validator(SCHEMA)
@@ -175,9 +176,9 @@ HOSTILE = crash(
 
 @pytest.mark.parametrize("cores", [FULL, document(), document(HOSTILE)])
 def test_every_document_is_valid_and_safe(cores):
-    text = "".join(cores_json.render(cores))
+    text = "".join(json_report.cores(cores))
     VALID.validate(json.loads(text))
-    table = "\n".join(line.plain for line in cores_table.show(cores, verbose=1))
+    table = "\n".join(line.plain for line in cores_table.show(cores, Options(verbose=1)))
     for shown in (text, table):
         assert not {"\x1b", "\x07", "\u202e", "\udcff"} & {*shown}
     assert text.isascii()

@@ -14,7 +14,7 @@ import pytest
 from nodeready import environment
 from nodeready.environment import Environment, Variable
 from nodeready.probes.base import Unknown
-from nodeready.reports import exports
+from nodeready.reports import exports, json_report
 from nodeready.snapshot import Snapshot
 from tests.env.made import POLICY, nics, node, ports, rdma, socket
 
@@ -165,7 +165,7 @@ def test_comments_fit_a_terminal_and_cannot_steer_it(name: str) -> None:
     for line in shown.split("\n"):
         assert line[:1] in ("", "#") or line.startswith("export "), line
         assert len(line) <= 80, line
-    for told in (shown, "".join(exports.json(FLEETS[name]))):
+    for told in (shown, "".join(json_report.env(FLEETS[name]))):
         assert not {c for c in told if ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u2028"} - {
             "\n"
         }
@@ -174,7 +174,7 @@ def test_comments_fit_a_terminal_and_cannot_steer_it(name: str) -> None:
 @pytest.mark.parametrize("name", FLEETS)
 def test_json_is_as_its_schema_says(name: str) -> None:
     found = FLEETS[name]
-    made = json.loads("".join(exports.json(found)))
+    made = json.loads("".join(json_report.env(found)))
     VALID.validate(made)
     assert {one["name"]: one["value"] for one in made["variables"]} == {
         one.name: one.value for one in found.variables
@@ -183,7 +183,7 @@ def test_json_is_as_its_schema_says(name: str) -> None:
 
 def test_the_schema_is_strict() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    good = json.loads("".join(exports.json(FLEETS["differs"])))
+    good = json.loads("".join(json_report.env(FLEETS["differs"])))
     for spoil in (
         lambda doc: doc.update(more=1),
         lambda doc: doc["variables"][0].update(value="$(id)"),

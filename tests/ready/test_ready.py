@@ -13,7 +13,8 @@ from nodeready import launch
 from nodeready.cli.exits import ready_code
 from nodeready.ready import Ready, slots
 from nodeready.reports import json_report
-from nodeready.reports.go import show_ready
+from nodeready.reports.registry import Options
+from nodeready.reports.table import show_ready
 from nodeready.results import fail, ok, unknown, warn
 from tests.reports.fleets import audit, lost, node, outcomes
 
@@ -67,7 +68,7 @@ def test_an_interrupted_run_is_never_enough():
 
 def test_the_table_has_the_answer_first_and_the_reasons_with_their_nodes():
     ready = Ready(audit(FINE, WARNED, REFUSED, LATE, AWAY), 60, 4)
-    lines = [line.plain.rstrip() for line in show_ready(ready, 0, 80)]
+    lines = [line.plain.rstrip() for line in show_ready(ready, Options(0, 80))]
     assert lines[0].split() == ["GO", "n[1-2]", "2", "nodes"]
     assert lines[1].split() == ["NO-GO", "n[3-5]", "3", "nodes"]
     assert any("n3" in line and "proof.attach" in line for line in lines[2:5])
@@ -80,7 +81,7 @@ def test_the_table_has_the_answer_first_and_the_reasons_with_their_nodes():
 @pytest.mark.parametrize("name", outcomes())
 def test_json_is_as_its_schema_says(name):
     ready = Ready(outcomes()[name], 60, 1)
-    made = json.loads("".join(json_report.render_ready(ready)))
+    made = json.loads("".join(json_report.ready(ready)))
     VALID.validate(made)
     assert set(made["go"]) | set(made["no_go"]) == {one["name"] for one in made["nodes"]}
 

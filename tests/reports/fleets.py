@@ -163,6 +163,7 @@ def main() -> None:
     import sys
 
     from nodeready.cli.screen import Screen
+    from nodeready.reports.registry import Options
     from nodeready.reports.table import show_audit
 
     word, *options = sys.argv[1:]
@@ -171,7 +172,7 @@ def main() -> None:
     else:
         made = fleet(int(word)) if word.isdigit() else outcomes()[word]
     screen = Screen()
-    screen.show(show_audit(made, options.count("-v"), screen.width))
+    screen.show(show_audit(made, Options(options.count("-v"), screen.width)))
 
 
 if __name__ == "__main__":

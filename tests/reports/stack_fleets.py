@@ -175,19 +175,16 @@ def main() -> None:
     import sys
 
     from nodeready.cli.screen import Screen
-    from nodeready.reports import speedscope, stacks_html, stacks_json
-    from nodeready.reports.stacks_table import show
+    from nodeready.reports.registry import Options, find, names
 
     word, *options = sys.argv[1:]
     made = stages() if word == "stages" else FLEETS[word]()
-    renders = {"json": stacks_json.render, "html": stacks_html.render,
-               "speedscope": speedscope.render}  # fmt: skip
     for option in options:
-        if option in renders:
-            sys.stdout.writelines(renders[option](made))
+        if option in names("stacks"):
+            sys.stdout.writelines(find("stacks", option).render(made))
             return
     screen = Screen(color="always" if "-c" in options else "auto")
-    screen.show(show(made, options.count("-v"), 80))
+    screen.show(find("stacks", "table").lines(made, Options(options.count("-v"), 80)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodeready.reports import json_report, junit, nagios, prometheus
+from nodeready.reports.registry import Options
 from nodeready.reports.table import show_audit
 from tests.reports.fleets import HOSTILE, Ptrace, audit, crowd, fleet, node, outcomes
 from tests.reports.test_golden import FORMATS
@@ -24,7 +25,7 @@ HURT = AUDITS["hostile"]
 
 
 def document(made):
-    return json.loads("".join(json_report.render(made)))
+    return json.loads("".join(json_report.audit(made)))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -69,7 +70,7 @@ def test_json_keeps_what_is_no_danger():
 
 
 def test_json_is_written_a_node_at_a_time():
-    pieces = json_report.render(fleet(50))
+    pieces = json_report.audit(fleet(50))
     assert max(len(piece) for piece in pieces) < 3000
 
 
@@ -89,7 +90,7 @@ def test_junit_is_as_its_schema_says(name):
 
 
 def test_what_fails_the_run_fails_in_junit_too():
-    text = "".join(junit.render(AUDITS["outliers"], "warn"))
+    text = "".join(junit.render(AUDITS["outliers"], Options(fail_on="warn")))
     JUNIT.validate(text)
     root = xmlschema.XMLResource(text).root
     assert len(list(root.iter("failure"))) == int(root.get("failures")) == 4
@@ -144,7 +145,7 @@ def test_nagios_never_says_more_than_nagios_reads(made):
 
 
 def lines(made, verbose=0):
-    return [line.plain for line in show_audit(made, verbose, 80)]
+    return [line.plain for line in show_audit(made, Options(verbose, 80))]
 
 
 def test_a_thousand_nodes_with_different_numbers_are_one_finding():
@@ -175,7 +176,7 @@ def test_a_waiver_is_always_listed_with_its_reason():
 
 
 def test_markup_of_a_node_is_text():
-    (row,) = (line for line in show_audit(HURT, 0, 80) if line.plain.startswith("fail"))
+    (row,) = (line for line in show_audit(HURT, Options(0, 80)) if line.plain.startswith("fail"))
     assert "[bold]x[/bold]" in "\n".join(lines(HURT))
     assert ("x", "bold") not in row.parts
     assert HOSTILE not in "\n".join(lines(HURT))

@@ -14,15 +14,16 @@ import pytest
 from nodeready.audit import Audit
 from nodeready.cli.exits import audit_code, nagios_code
 from nodeready.reports import json_report, junit, nagios, prometheus
+from nodeready.reports.registry import Options
 from nodeready.reports.table import show_audit
 from tests.reports.fleets import outcomes
 
 GOLDEN = Path(__file__).parent / "golden"
 OUTCOMES = outcomes()
 FORMATS = {
-    "table": lambda audit: (f"{line.plain}\n" for line in show_audit(audit, 0, 80)),
-    "verbose": lambda audit: (f"{line.plain}\n" for line in show_audit(audit, 1, 80)),
-    "json": json_report.render,
+    "table": lambda audit: (f"{line.plain}\n" for line in show_audit(audit, Options(0, 80))),
+    "verbose": lambda audit: (f"{line.plain}\n" for line in show_audit(audit, Options(1, 80))),
+    "json": json_report.audit,
     "junit": junit.render,
     "prometheus": prometheus.render,
     "nagios": nagios.render,
@@ -67,7 +68,7 @@ def test_every_outcome_has_its_exit_codes(name, exit_code, nagios):
 def test_warnings_fail_when_they_are_asked_to():
     assert audit_code(OUTCOMES["warn"], "warn") == 3
     assert audit_code(OUTCOMES["ok"], "warn") == 0
-    assert 'type="warn"' in "".join(junit.render(OUTCOMES["warn"], "warn"))
+    assert 'type="warn"' in "".join(junit.render(OUTCOMES["warn"], Options(fail_on="warn")))
 
 
 def test_an_audit_of_nothing_is_never_green():

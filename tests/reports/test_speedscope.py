@@ -53,7 +53,7 @@ FILE = {
 @pytest.mark.parametrize("name", FLEETS)
 def test_a_fleet_is_a_sampled_profile_that_adds_up(name):
     stacks = FLEETS[name]()
-    document = json.loads(render(stacks))
+    document = json.loads("".join(render(stacks)))
     jsonschema.validate(document, FILE)
     (profile,) = document["profiles"]
     assert len(profile["samples"]) == len(profile["weights"])
@@ -68,7 +68,7 @@ def test_a_fleet_is_a_sampled_profile_that_adds_up(name):
 
 
 def test_the_flame_says_which_ranks_stand_there():
-    document = json.loads(render(FLEETS["one"]()))
+    document = json.loads("".join(render(FLEETS["one"]())))
     assert [frame["name"] for frame in document["shared"]["frames"] if "[" in frame["name"]] == [
         "[blocked: rank 7]",
         "[blocked: ranks 0-6,8-511]",

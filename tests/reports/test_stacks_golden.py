@@ -14,9 +14,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from nodeready.reports import stacks_json
-from nodeready.reports.stack_branches import branches
-from nodeready.reports.stacks_table import show
+from nodeready.reports import json_report
+from nodeready.reports.registry import Options, find
+from nodeready.reports.stacks_table import branches, show
 from nodeready.sanitise import sanitise
 from nodeready.stacks import Frame, Group, Rank, Stacks
 from tests.reports.stack_fleets import FLEETS, job, stack, stages
@@ -27,13 +27,20 @@ SMALL = ("missing", "prefix", "nobody", "hostile")
 
 
 def lines(stacks: Stacks, verbose: int = 0, width: int = 80) -> list[str]:
-    return [line.plain for line in show(stacks, verbose, width)]
+    return [line.plain for line in show(stacks, Options(verbose, width))]
+
+
+def body(stacks: Stacks) -> list[str]:
+    """The page between its style sheet and its script, which have their own tests."""
+    text = "".join(find("stacks", "html").render(stacks))
+    return [text[text.index("<main>") : text.index("<script>")]]
 
 
 FORMATS = {
     "table": lambda stacks: (f"{line}\n" for line in lines(stacks)),
     "verbose": lambda stacks: (f"{line}\n" for line in lines(stacks, 1)),
-    "json": stacks_json.render,
+    "json": json_report.stacks,
+    "body": body,
 }
 # 512 processes, each in a line, are no golden file.
 CASES = [(name, form) for name in FLEETS for form in FORMATS if form == "table" or name in SMALL]
@@ -89,13 +96,13 @@ def test_131072_ranks_fit():
 @pytest.mark.parametrize("name", FLEETS)
 def test_the_json_is_as_its_schema_says(name):
     schema = json.loads((ROOT / "docs/schema/stacks-1.json").read_text())
-    text = "".join(stacks_json.render(FLEETS[name]()))
+    text = "".join(json_report.stacks(FLEETS[name]()))
     jsonschema.Draft202012Validator(schema).validate(json.loads(text))
 
 
 def test_the_json_has_every_field_and_is_one_line_per_process():
     stacks = FLEETS["missing"]()
-    text = "".join(stacks_json.render(stacks))
+    text = "".join(json_report.stacks(stacks))
     data = json.loads(text)
     assert set(data) == {"schema", *(f.name for f in fields(Stacks))}
     assert set(data["groups"][0]) == {f.name for f in fields(Group)}

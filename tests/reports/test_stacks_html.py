@@ -6,12 +6,22 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from nodeready.reports.stacks_html import render
-from nodeready.reports.stacks_page import SCRIPT, STYLE
+import nodeready.reports
+from nodeready import bundle
+from nodeready.reports import stacks_html
+from nodeready.reports.stacks_html import part, shown
 from tests.reports.stack_fleets import FLEETS, stages
+
+STYLE, SCRIPT = part("page.css"), part("page.js")
+
+
+def render(stacks) -> str:
+    return "".join(stacks_html.render(stacks))
+
 
 VOID = {"meta", "input"}
 TAGS = {
@@ -80,6 +90,22 @@ def test_a_hostile_text_is_a_text():
     said = "".join(text for texts in page.texts.values() for text in texts)
     assert "</script></style><img src=x onerror=alert(1)>" in said
     assert not {"\x1b", "\u202e", "\x9b"} & set(said)
+
+
+def test_what_the_template_shows_is_escaped_unless_the_template_made_it():
+    assert shown("<b>\x1b[31m\n\u202e&'\"") == "&lt;b&gt;\\x1b[31m\\x0a\\u202e&amp;&#x27;&quot;"
+    assert shown(7) == "7"
+    assert shown(shown("<b>")) == "&lt;b&gt;"
+
+
+def test_only_this_page_needs_jinja():
+    """The other reports also run on a node, where there is no Jinja."""
+    rooms = Path(nodeready.reports.__path__[0])
+    using = [path.name for path in rooms.glob("*.py") if "jinja2" in path.read_text()]
+    assert using == ["stacks_html.py"]
+    carried = bundle.modules()
+    assert "nodeready.reports.table" in carried
+    assert "nodeready.reports.stacks_html" not in carried
 
 
 def test_the_policy_allows_our_style_and_our_script_and_nothing_else():

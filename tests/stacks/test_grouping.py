@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from nodeready import grouping
-from nodeready.reports import stacks_json
+from nodeready.reports import json_report
 from nodeready.stacks import Stacks, fold_ranks
 from tests.stacks.build import C10D, LOAD, REDUCE, TRAIN, process, trace
 
@@ -33,7 +33,7 @@ def fleet(*odd: dict[str, Any], ranks: int = 8, size: int = 4, **more: Any) -> l
 def group(traces: Any, errors: dict[str, str] | None = None, **more: Any) -> Stacks:
     """Grouped; what is promised of every document is looked at each time."""
     made = grouping.group(traces, errors or {}, **more)
-    VALID.validate(json.loads("".join(stacks_json.render(made))))
+    VALID.validate(json.loads("".join(json_report.stacks(made))))
     for at, one in enumerate(made.groups):
         mine = [process for process in made.processes if process.group == at]
         assert len(mine) == one.processes
@@ -313,7 +313,7 @@ def test_what_a_node_says_is_data():
     row = process(-1, f"{evil} {evil} 1", job=evil, note=evil, state=evil, wait_channel=evil)
     made = group([trace(evil, row, error=evil, instead=[evil])], {evil: evil})
     assert made.groups[0].ranks == ()
-    assert "\x1b" not in "".join(stacks_json.render(made))
+    assert "\x1b" not in "".join(json_report.stacks(made))
 
 
 def test_a_deep_stack_and_a_thousand_different_ones_cost_what_they_are():
@@ -338,7 +338,7 @@ def test_ranks_are_folded(ranks, text):
 
 def test_the_schema_is_strict():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    good = json.loads("".join(stacks_json.render(group(fleet(world_size=9)))))
+    good = json.loads("".join(json_report.stacks(group(fleet(world_size=9)))))
     for spoil in (
         lambda doc: doc.update(more=1),
         lambda doc: doc.pop("advice"),

@@ -13,7 +13,8 @@ import pytest
 
 from nodeready.capture.tail_seen import File, Tail, Unread
 from nodeready.probes.base import ProbeError
-from nodeready.reports import tail_json, tail_table
+from nodeready.reports import json_report, tail_table
+from nodeready.reports.registry import Options
 from nodeready.tail_fetch import read
 from nodeready.tailing import Grouping
 
@@ -40,11 +41,11 @@ def grouped(nodes: dict[str, Tail], **more: object):
 
 
 def text(tail, verbose: int = 0) -> str:
-    return "".join(f"{line.plain}\n" for line in tail_table.show(tail, verbose))
+    return "".join(f"{line.plain}\n" for line in tail_table.show(tail, Options(verbose)))
 
 
 def checked(tail) -> dict:
-    data = json.loads("".join(tail_json.render(tail)))
+    data = json.loads("".join(json_report.tail(tail)))
     jsonschema.validate(data, SCHEMA)
     return data
 
@@ -130,7 +131,7 @@ def test_what_a_node_says_is_shown_as_text():
     path = "/log/a\nrank_1\x1b.log\udcff"
     file = File(path, 1, 0.0, 0.0, (evil,), None)
     tail = grouped({"n1": node(file, unread=(Unread(path, evil, True),), host=evil, error=evil)})
-    for shown in (text(tail), "".join(tail_json.render(tail))):
+    for shown in (text(tail), "".join(json_report.tail(tail))):
         assert "\x1b" not in shown
         assert "\u202e" not in shown
         assert "\udcff" not in shown

@@ -1,0 +1,185 @@
+"""The document of a deploy: per node the plan, what became of it, what is left for a person."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Annotated
+
+from nodeready import actions
+from nodeready.planning import Plan
+from nodeready.results import STATUSES as RESULT_STATUSES
+from nodeready.results import Result
+
+#: Statuses of a node. unreachable: not reached, or lost on the way; failed: not looked at for
+#: another reason, or a step failed, or did not repair what it should; to-change: a change is
+#: planned and was not made; changed: all were made. Where nothing is planned, unknown: a check
+#: could not be observed; for-a-person: one is bad that no operation of ours repairs; ok.
+STATUSES = ("unreachable", "failed", "to-change", "changed", "unknown", "for-a-person", "ok")
+#: Kinds of actions: a file, a directory, a command, or a script of ours.
+KINDS = ("create", "change", "remove", "directory", "run", "script")
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that a change does.
+
+    kind:    one of KINDS
+    text:    the action in one line
+    path:    the file or directory; "" for a command
+    command: its words; () for a file
+    """
+
+    kind: Annotated[str, {"enum": KINDS}]
+    text: str
+    path: str = ""
+    command: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, action: actions.Action) -> Action:
+        """The document's view of an action of the plan."""
+        text = action.describe()
+        if isinstance(action, actions.WriteFile):
+            return cls("create" if action.old is None else "change", text, action.path)
+        if isinstance(action, actions.RemoveFile):
+            return cls("remove", text, action.path)
+        if isinstance(action, actions.Directory):
+            return cls("directory", text, action.path)
+        kind = "run" if isinstance(action, actions.Run) else "script"
+        return cls(kind, text, command=action.argv)
+
+
+@dataclass(frozen=True)
+class Change:
+    """All that one operation would do, or did, to one node.
+
+    step:    the operation, ``SUBJECT.NOUN``
+    checks:  the failing results that it repairs, as they were when it was planned
+    actions: in order
+    diff:    of the files, a line each; () where no text changes
+    """
+
+    step: str
+    checks: tuple[Result, ...]
+    actions: tuple[Action, ...]
+    diff: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the plan on one node.
+
+    done:     steps that ran well, in order; a later look can ask for more than were planned
+    failed:   step -> one line why
+    cut:      the step during which the connection was lost or the run was interrupted, or ""
+    left:     results that the operations should have repaired, and that are still there
+    complete: the node was looked at again after its last change
+    """
+
+    done: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    cut: str = ""
+    left: tuple[Result, ...] = ()
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a deploy.
+
+    error:        one line when it could not be looked at or was lost, else ""
+    unreachable:  the error is that it was not reached, or got lost
+    changes:      the plan, in order
+    refused:      steps that cannot be planned -> one line why
+    outcome:      None: nothing was changed, because only the plan was asked for
+    for_a_person: bad results of the latest look that no operation of ours repairs
+    results:      status -> how many results of the latest look have it
+    """
+
+    name: str
+    error: str = ""
+    unreachable: bool = False
+    changes: tuple[Change, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    outcome: Outcome | None = None
+    for_a_person: tuple[Result, ...] = ()
+    results: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, plan: Plan, results: Iterable[Result]) -> Node:
+        """A node that was looked at, with its plan; ``results`` are those that ask for it."""
+        rows = tuple(results)
+        changes = tuple(
+            Change(
+                change.step,
+                tuple(result for result in rows if result.check in change.fixes),
+                tuple(map(Action.of, change.actions)),
+                tuple(change.diff().splitlines()),
+            )
+            for change in plan.changes
+        )
+        return cls(name, changes=changes, refused=dict(plan.refused)).judged(rows)
+
+    def judged(self, results: Iterable[Result]) -> Node:
+        """The same with the results of a later look."""
+        rows = tuple(results)
+        counts = Counter(result.status for result in rows)
+        return replace(
+            self,
+            for_a_person=tuple(row for row in rows if row.bad and not row.fixable),
+            results={status: counts[status] for status in RESULT_STATUSES},
+        )
+
+    @property
+    def planned(self) -> bool:
+        """Whether there is something to change, or something that could not be planned."""
+        return bool(self.changes or self.refused)
+
+    @property
+    def failed(self) -> bool:
+        """Whether something failed that is not the connection."""
+        if self.outcome and (self.outcome.failed or self.outcome.left):
+            return True
+        return bool(self.error) and not self.unreachable
+
+    @property
+    def status(self) -> str:
+        """One of STATUSES."""
+        if self.error:
+            return "unreachable" if self.unreachable else "failed"
+        if self.failed:
+            return "failed"
+        if self.outcome and self.outcome.complete and self.outcome.done:
+            return "changed"
+        if self.planned:
+            return "to-change"
+        if self.results.get("unknown"):
+            return "unknown"
+        bad = any(self.results.get(status) for status in ("fail", "warn"))
+        return "for-a-person" if bad else "ok"
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """The document.
+
+    started, finished: ISO 8601, UTC, with a Z
+    check:    only the plan: nothing was to be changed, or somebody said no
+    subjects: those that were chosen
+    complete: False when it was interrupted: some nodes were not looked at or not completed
+    """
+
+    started: str
+    finished: str
+    check: bool
+    subjects: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    complete: bool = True
+
+    @cached_property
+    def summary(self) -> dict[str, int]:
+        """Nodes by status, with every status."""
+        counts = Counter(node.status for node in self.nodes)
+        return {status: counts[status] for status in STATUSES}
