@@ -193,16 +193,16 @@ def test_a_fresh_verdict_is_believed_and_an_old_or_broken_one_is_none(good):
 def test_a_tool_that_is_broken_keeps_no_job_away(good, broken):
     breaks(good)
     forget(good)
-    good.run(f"cp {probe.BUNDLE} /run/bundle")
+    good.run(f"cp {probe.COMPILED} /run/program")
     try:
-        good.write(probe.BUNDLE, broken)
+        good.write(probe.COMPILED, broken)
         assert ran(good, job(good)) == f"{good.name}\n"
         assert reason(good) == ""
         assert "prolog: exit status" in good.run("cat /run/logged").stdout
         healthcheck(good)
         assert reason(good) == ""
     finally:
-        good.run(f"cp /run/bundle {probe.BUNDLE}")
+        good.run(f"cp /run/program {probe.COMPILED}")
 
 
 def test_a_slurmctld_that_does_not_answer_delays_nobody(good):
