@@ -9,7 +9,7 @@
 # certificates, the certificates of /usr/local/share/ca-certificates, and the files that any of
 # these names (a file:// index, say).
 # What apt and pip download is kept beside the Debian: it is the same the next time.
-# A lab in it uses the machine's network, and does not know of labs outside: run it beside none.
+# Two of them at a time would start labs in the same subnet: run one after the other.
 # Exit status: the command's; 1 where no Debian could be made, 2 for wrong usage.
 # The Debian is made at most once a week, by mmdebstrap or debootstrap, and kept in
 # ${XDG_CACHE_HOME:-~/.cache}/nodeready/fresh-SUITE; removing that is harmless.

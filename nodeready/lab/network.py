@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import socket
 import subprocess
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -59,7 +61,12 @@ def mac(index: int, number: int) -> str:
 
 
 def free_index(taken: Iterable[int]) -> int:
-    """A number whose subnet and interface nothing on this machine uses. Raises LabError."""
+    """A number whose subnet and interface nothing on this machine uses. Raises LabError.
+
+    Systems that share a network and not their files (containers) do not see which labs the others
+    are about to start: each begins to look at a place of its own, by its host name.
+    """
+    start = zlib.crc32(socket.gethostname().encode()) % len(_SUBNETS)
     interfaces = {link["ifname"] for link in _ip("link", "show")}
     used = []
     for route in _ip("route", "show", "table", "all"):
@@ -68,7 +75,8 @@ def free_index(taken: Iterable[int]) -> int:
             if network.prefixlen > _BROAD:
                 used.append(network)
     unavailable = set(taken)
-    for index, candidate in enumerate(_SUBNETS):
+    for index in (*range(start, len(_SUBNETS)), *range(start)):
+        candidate = _SUBNETS[index]
         if index in unavailable or interface(index) in interfaces:
             continue
         if not any(candidate.overlaps(network) for network in used):
