@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from nodeready import actions
-from nodeready.planning import Plan
 from nodeready.results import STATUSES as RESULT_STATUSES
 from nodeready.results import Result
+
+if TYPE_CHECKING:
+    from nodeready.planning import Plan
 
 #: Statuses of a node. unreachable: not reached, or lost on the way; failed: not looked at for
 #: another reason, or a step failed, or did not repair what it should; to-change: a change is

@@ -51,7 +51,7 @@ def test_this_machine_is_looked_at_without_a_connection(tool):
         ([], "an INVENTORY or --local, one of both"),
         (["@local", "--local"], "an INVENTORY or --local, one of both"),
         (["--local", "--limit", "x"], "--limit: --local is about this machine alone"),
-        (["--local", "--since", "soon"], "--since soon: must be like 30m"),
+        (["--local", "--since", "soon"], "--since soon: must be a moment or a span"),
         (["a,b", "--gcore", "77", "--yes"], "--gcore 77: choose one node with --limit"),
         (["a", "--gcore", "77", "-o", "x"], "-o: with --gcore only for --local"),
         (["--local", "-o", "/dev/null"], "-o /dev/null: is no directory"),
