@@ -37,7 +37,7 @@ from nodeready.operations import STEPS
 for step in STEPS:
     object.__setattr__(step, "timeout_s", {seconds})
 """
-_PATCH = "from nodeready.transports import patch\n"
+_PATCH = "from nodeready.transport import patch\n"
 _MAIN = "import sys\nfrom nodeready.cli import main\nmain(sys.argv[1:])\n"
 
 

@@ -37,7 +37,7 @@ ALLOWED = {
     "capture": {"policy", "probes", "proofs", "shell", "carried", "capture"},
     "reports": {
         "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
-        "session", "transports", "audit", "plain", "subjects", "ready", "environment", "shell",
+        "fleet", "transport", "audit", "plain", "subjects", "ready", "environment", "shell",
         "stacks", "stack_tree", "hints", "cores", "backtraces", "tailing",
     },
     "environment.py": {"nccl", "nccl_hca", "policy", "probes", "rendezvous", "snapshot"},
@@ -45,10 +45,15 @@ ALLOWED = {
     "local": {
         "audit", "exit_codes", "files", "known_hosts", "local", "policy", "policy_digest",
         "probes", "proofs", "readiness", "ready", "reports", "results", "sanitise",
-        "selection", "settings", "shell", "snapshot", "spelling", "subjects", "waivers",
+        "selection", "settings", "shell", "snapshot", "spelling", "subjects", "transport",
+        "waivers",
         "nodeready",  # its version
     },
-    "planning.py": {"actions", "operations", "policy", "snapshot"},
+    "transport": {
+        "carried", "nodesets", "policy", "probes", "proofs", "shell", "slurm", "snapshot",
+        "transport", "gevent", "paramiko", "pyinfra",
+    },
+    "planning.py": {"actions", "operations", "policy", "results", "snapshot"},
 }  # fmt: skip
 
 #: Code that also runs on a node as one file: Python 3.9, the standard library alone.
@@ -84,6 +89,12 @@ NODE_SIDE = (
     "sanitise.py",
     "selection.py",
     "settings.py",
+    "transport/base.py",
+    "transport/dialogue.py",
+    "transport/decode.py",
+    "transport/local.py",
+    "transport/look.py",
+    "transport/program.py",
 )
 
 

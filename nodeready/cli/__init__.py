@@ -49,7 +49,7 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         if self.is_the_command and cmd_name in _TALKING:
-            importlib.import_module("nodeready.transports.patch")
+            importlib.import_module("nodeready.transport.patch")
         module = importlib.import_module(f"nodeready.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nodeready import auditing
+from nodeready import auditing, fleet
 from nodeready.audit import FAILED, UNREACHABLE, Audit, now
 from nodeready.cli.exits import Refused, audit_code, nagios_code
 from nodeready.cli.options import common, option
 from nodeready.cli.output import refuse_unwritable
-from nodeready.cli.start import Common, gather, open_session, remember_failed
+from nodeready.cli.screen import Screen
+from nodeready.cli.start import Common, Nodes, look, over_ssh, remember_failed
 from nodeready.files import write_atomically
+from nodeready.fleet import FleetContext
 from nodeready.reports import json_report, junit, nagios, prometheus
 from nodeready.reports.table import show_audit
-from nodeready.reports.text import nodes
-from nodeready.selection import SelectionError, select
-from nodeready.transports.live import PROBE_TIMEOUT_S
+from nodeready.reports.text import nodes as folded
+from nodeready.selection import Selection, SelectionError, select
+from nodeready.transport.base import INTERRUPTED
+from nodeready.transport.look import PROBE_TIMEOUT_S, Look
 
 #: format -> the text that it makes of an audit, in pieces
 FORMATS: dict[str, Callable[[Audit], Iterator[str]]] = {
@@ -38,6 +41,33 @@ def _text(audit: Audit, form: str, fail_on: str, verbose: int) -> Iterator[str]:
     if form == "table":
         return (f"{line.plain}\n" for line in show_audit(audit, verbose))
     return junit.render(audit, fail_on) if form == "junit" else FORMATS[form](audit)
+
+
+def say_partial(screen: Screen, looks: Iterable[Look]) -> None:
+    """Which nodes an interrupt left out."""
+    missing = [one.name for one in looks if not (one.reached or one.error)]
+    screen.say(f"interrupted: the results are partial; not {folded(missing)}")
+
+
+def document(
+    nodes: Nodes, screen: Screen, selection: Selection, looks: list[Look], started: str
+) -> Audit:
+    """The audit of what was seen: completed by what all nodes tell, judged, and compared."""
+    context = FleetContext(nodes.policies)
+    if all(one.kind != INTERRUPTED for one in looks):
+        context = fleet.completed(nodes.carrier, nodes.policies, looks, nodes.all)
+    context = auditing.combined(context, looks)
+    problem = auditing.remember(looks, context)
+    if problem and screen.verbose:
+        screen.say(problem)
+    return auditing.report(
+        fleet.judged(looks, context),
+        selection,
+        started,
+        nodes.all,
+        nodes.policies,
+        complete=not nodes.carrier.interrupted,
+    )
 
 
 @click.command()
@@ -95,20 +125,12 @@ def audit(
     refuse_unwritable(output)
     screen = options.screen()
     started = now()
-    with open_session(inventory, options, auditing.looked_at(selection), timeout) as session:
-        try:
-            gather(session, screen)
-        except KeyboardInterrupt:
-            session.interrupted = True
-            session.end_remote()
-            missing = [node.name for node in session.nodes if not (node.reached or node.error)]
-            screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
-        auditing.with_peers(session.nodes)
-        problem = auditing.with_history(session.nodes)
-        if problem and screen.verbose:
-            screen.say(problem)
-        session.judge()
-        found = auditing.report(session, selection, started, complete=not session.interrupted)
+    nodes = over_ssh(inventory, options)
+    with nodes.carrier:
+        seen = look(nodes, screen, auditing.looked_at(selection), timeout)
+        if nodes.carrier.interrupted:
+            say_partial(screen, seen)
+        found = document(nodes, screen, selection, seen, started)
     code = audit_code(found, fail_on)
     failing = [node.name for node in found.nodes if node.status in FAILING]
     text = _text(found, format, fail_on, screen.verbose)

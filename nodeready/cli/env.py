@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from nodeready.audit import now
-from nodeready.auditing import with_peers
+from nodeready.auditing import combined
 from nodeready.cli.exits import exit_code
 from nodeready.cli.options import common, option, port_range
 from nodeready.cli.output import refuse_unwritable
-from nodeready.cli.start import Common, gather, open_session
+from nodeready.cli.start import Common, look, over_ssh
 from nodeready.environment import SUBJECTS, Environment, grouped, variables
 from nodeready.files import write_atomically
+from nodeready.fleet import FleetContext
+from nodeready.policy import Policy
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
-from nodeready.session import Session
+from nodeready.transport.look import Look
 
 #: format -> the text that it makes, in pieces
 FORMATS: dict[str, Callable[[Environment], Iterator[str]]] = {
@@ -27,13 +29,18 @@ FORMATS: dict[str, Callable[[Environment], Iterator[str]]] = {
 }
 
 
-def _found(session: Session, taken: str) -> Environment:
-    seen = {n.name: n.snapshot for n in session.nodes if n.snapshot and not n.error}
+def _found(looks: list[Look], declared: Mapping[str, Policy], taken: str) -> Environment:
+    context = combined(FleetContext(declared), looks)
+    seen = {
+        one.name: context.completed(one.name, one.snapshot)
+        for one in looks
+        if one.snapshot and not one.error
+    }
     return Environment(
         taken,
         tuple(seen),
-        grouped({node.name: node.error for node in session.nodes if node.error}),
-        variables(seen, {name: session.declared[name] for name in seen}) if seen else (),
+        grouped({one.name: one.error for one in looks if one.error}),
+        variables(seen, {name: declared[name] for name in seen}) if seen else (),
     )
 
 
@@ -74,17 +81,14 @@ def env(
     refuse_unwritable(output)
     screen = options.screen()
     taken = now()
-    with open_session(inventory, options, SUBJECTS, given=given) as session:
-        try:
-            gather(session, screen)
-        except KeyboardInterrupt:
-            session.interrupted = True
-            session.end_remote()
+    nodes = over_ssh(inventory, options, given)
+    with nodes.carrier:
+        looks = look(nodes, screen, SUBJECTS)
+        if nodes.carrier.interrupted:
             screen.say("interrupted: nothing is exported")
             return exit_code(interrupted=True)
-        with_peers(session.nodes)
-        found = _found(session, taken)
-        screen.tell(show_errors(session.nodes))
+        found = _found(looks, nodes.policies, taken)
+        screen.tell(show_errors(looks))
     if found.nodes:
         text = FORMATS[format](found)
         if output is not None:
@@ -94,7 +98,7 @@ def env(
     for line in exports.troubles(found):
         screen.say(line)
     return exit_code(
-        failed=any(n.error and not n.unreachable for n in session.nodes),
-        unreachable=any(n.unreachable for n in session.nodes),
+        failed=any(one.error and not one.unreachable for one in looks),
+        unreachable=any(one.unreachable for one in looks),
         check=not all(one.settled for one in found.variables),
     )

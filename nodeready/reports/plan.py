@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from nodeready.actions import Change
 from nodeready.execution import Outcome
+from nodeready.fleet import Judged
 from nodeready.planning import Plan
 from nodeready.reports.text import STYLES, Line, counted, grouped, line, nodes, told
 from nodeready.results import Result
-from nodeready.session import NodeRun
+from nodeready.transport.look import Look
 
 
-def _why(change: Change, results: list[Result]) -> Iterator[Line]:
+def _why(change: Change, results: Iterable[Result]) -> Iterator[Line]:
     for result in results:
         if result.check in change.fixes:
             yield line("  ", (f"{result.check:<26}", STYLES["change"]), f" {told(result)}")
 
 
-def _key(node: NodeRun, plan: Plan) -> tuple[object, ...]:
+def _key(node: Judged, plan: Plan) -> tuple[object, ...]:
     whys = tuple(
         (result.check, told(result))
         for change in plan.changes
@@ -30,9 +31,7 @@ def _key(node: NodeRun, plan: Plan) -> tuple[object, ...]:
     return (whys, texts, diffs, tuple(plan.refused.items()))
 
 
-def show_plan(
-    runs: Mapping[str, NodeRun], plans: Mapping[str, Plan], diff: bool
-) -> Iterator[Line]:
+def show_plan(runs: Mapping[str, Judged], plans: Mapping[str, Plan], diff: bool) -> Iterator[Line]:
     """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
     for _, names in grouped((_key(runs[name], plans[name]), name) for name in plans):
         plan, node = plans[names[0]], runs[names[0]]
@@ -50,7 +49,7 @@ def show_plan(
             yield line("  ", (f"{step:<26}", STYLES["fail"]), f" cannot be planned: {reason}")
 
 
-def show_left(runs: list[NodeRun]) -> Iterator[Line]:
+def show_left(runs: Iterable[Judged]) -> Iterator[Line]:
     """What no operation of ours repairs: a reboot, a restart, somebody's line, an unknown."""
     rows = grouped(
         ((result.status, result.check, told(result), result.fix), node.name)
@@ -67,7 +66,7 @@ def show_left(runs: list[NodeRun]) -> Iterator[Line]:
             yield line("          fix: ", (fix, "bold"))
 
 
-def show_errors(runs: list[NodeRun]) -> Iterator[Line]:
+def show_errors(runs: Iterable[Judged | Look]) -> Iterator[Line]:
     """The nodes that could not be looked at, with why; equal reasons share a line."""
     for (unreachable, error), names in grouped(
         ((node.unreachable, node.error), node.name) for node in runs if node.error
