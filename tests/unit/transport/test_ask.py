@@ -124,7 +124,7 @@ def ask(script: str, limit_s: int = 20, **how):
 
 
 def runs(file: Path) -> bool:
-    """Whether the process whose number is in this file is there; who reaps it is not our matter."""
+    """Whether the process whose number is in this file is there, and no zombie."""
     try:
         words = Path(f"/proc/{file.read_text().strip()}/stat").read_text().rpartition(")")[2]
     except FileNotFoundError:
