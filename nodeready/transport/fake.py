@@ -62,7 +62,12 @@ def really(request: Request) -> Answer:
 def one_by_one(*steps: Does) -> Does:
     """A node that does this first, then that; the last of them for good."""
     left = list(steps)
-    return lambda request: (left.pop(0) if len(left) > 1 else left[0])(request)
+
+    def does(request: Request) -> Answer | None:
+        now = left.pop(0) if len(left) > 1 else left[0]
+        return now(request)
+
+    return does
 
 
 class Fake(Carrier):
