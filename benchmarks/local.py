@@ -35,6 +35,8 @@ _COMPILE = (
     "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.local import compiled; "
     "compiled.main(*sys.argv[1:])"
 )
+#: What the look reads, on the node.
+_SCRIPT = "/tmp/nodeready-benchmark-look"
 # Runs on the node: argument 1 is the commands as JSON (name -> argv), argument 2 how many turns.
 _TURNS = """\
 import json, resource, subprocess, sys, time
@@ -116,11 +118,10 @@ class Report:
         return "\n\n".join(parts)
 
 
-def _commands() -> dict[str, list[str]]:
-    script = make_script(snapshot.sections(snapshot.probes()), Policy(), "benchmark")
+def _commands(look: str) -> dict[str, list[str]]:
     return {
         PYTHON: ["python3", "-c", "pass"],
-        LOOK: ["sh", "-c", shell.command(script, 60, "nodeready:benchmark")],
+        LOOK: ["sh", "-c", f"{look} <{_SCRIPT}"],
         AUDIT: ["python3", _PLACE, "audit"],
         RECORD: ["python3", _PLACE, "record"],
         PROLOG: ["python3", _PLACE, "prolog"],
@@ -138,7 +139,10 @@ def _costs(node: Node, turns: int) -> dict[str, Cost]:
     """
     node.write(_PLACE, bundle.build(), 0o755)
     node.enter(["python3", "-I", "-S", "-c", _COMPILE, _PLACE, _COMPILED, _COMPILED])
-    words = ["python3", "-c", _TURNS, json.dumps(_commands()), str(turns)]
+    script = make_script(snapshot.sections(snapshot.probes()), Policy(), "benchmark")
+    look = shell.command(script, 60, "nodeready:benchmark")
+    node.write(_SCRIPT, look.stdin)
+    words = ["python3", "-c", _TURNS, json.dumps(_commands(look.line)), str(turns)]
     found = json.loads(node.enter(words, timeout=60 + 30 * turns).stdout)
     for name, runs in found.items():
         wanted = 0 if name in (PYTHON, LOOK) else 3

@@ -38,12 +38,13 @@ class ProbeCost:
 def probe_cost(node: Node, policy: Policy) -> ProbeCost:
     """Look at a node of the lab, without ssh, as `nodeready audit` and `deploy` do."""
     script = make_script(snapshot.sections(snapshot.probes()), policy, "benchmark")
-    line = shell.command(script, 60, "nodeready:benchmark")
+    line, stdin = shell.command(script, 60, "nodeready:benchmark")
     calls = "trace=clone,clone3,fork,vfork,execve"
-    node.enter(["strace", "-f", "-qq", "-e", calls, "-o", _TRACE, "sh", "-c", line])
+    node.enter(["strace", "-f", "-qq", "-e", calls, "-o", _TRACE, "sh", "-c", line], stdin)
     trace = node.read(_TRACE)
     looks = [
-        float(node.enter(["/usr/bin/python3", "-c", _CPU, line]).stdout) for _ in range(LOOKS)
+        float(node.enter(["/usr/bin/python3", "-c", _CPU, line], stdin).stdout)
+        for _ in range(LOOKS)
     ]
     return ProbeCost(
         len(_STARTED.findall(trace)), len(_PROGRAM.findall(trace)), statistics.median(looks)

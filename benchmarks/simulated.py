@@ -67,14 +67,19 @@ class Simulated:
 
 def simulate(profile: str, nodes: int, name: str) -> Simulated:
     """Take one answer of a lab node of this profile, and measure in a process of its own."""
-    line = shell.command(
+    command = shell.command(
         script.make_script(snapshot.sections(snapshot.probes()), Policy(), NONCE),
         60,
         "nodeready:benchmark",
     )
     down(name)
     try:
-        answer = Lab.up(name, nodes=1, profile=profile).nodes[0].run(line).stdout
+        answer = (
+            Lab.up(name, nodes=1, profile=profile)
+            .nodes[0]
+            .run(command.line, input=command.stdin)
+            .stdout
+        )
     finally:
         down(name)
     done = subprocess.run(

@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from nodeready import shell
 from nodeready.sanitise import sanitise
+from nodeready.transport.base import Request, who
 
 
 class PlanError(Exception):
@@ -184,6 +185,14 @@ class Change:
             # The library once more, as text, for the shell that runs as the user.
             lib += f"NR_LIB={shell.quote(lib)}\n{shell.library('as_user')}"
         return f"{lib}{lock}\n{body}\n"
+
+    def request(self, node: str, run: str, wait_s: int) -> Request:
+        """What makes this change on a node.
+
+        run: the word for this run in the node's lock; wait_s: seconds that it is waited for
+        """
+        script = self.script(run, who(), wait_s)
+        return Request(node, script, self.timeout_s + wait_s, self.stdin() or None)
 
     def stdin(self) -> str:
         return "".join(a.stdin() for a in self.actions if isinstance(a, WriteFile))

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeready import history, outliers
 from nodeready.audit import NOT_LOOKED_AT, Audit, NodeReport, now
+from nodeready.policy import Policy
 from nodeready.policy.load import digest
-from nodeready.probes import nics as nics_probe
 from nodeready.probes.nics import Nics
 from nodeready.selection import Selection
 from nodeready.subjects import COUNTING
+from nodeready.transport.look import Look
 
 if TYPE_CHECKING:
     from pyinfra.api import Inventory
 
-    from nodeready.session import NodeRun, Session
+    from nodeready.fleet import FleetContext, Judged
+
+if TYPE_CHECKING:
+    from pyinfra.api import Inventory
 
 
 def looked_at(selection: Selection) -> tuple[str, ...]:
@@ -29,50 +33,45 @@ def looked_at(selection: Selection) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*subjects, "host"))) if counting else subjects
 
 
-def with_peers(nodes: Iterable[NodeRun]) -> None:
-    """Complete what each node's network shows by where the other nodes are."""
-    seen = {
-        node.name: (node, nics)
-        for node in nodes
-        if node.snapshot and isinstance(nics := node.snapshot.subjects.get("nics"), Nics)
-    }
-    if len(seen) < 2:
-        return
+def combined(context: FleetContext, looks: Iterable[Look]) -> FleetContext:
+    """The context with where the nodes are, and with what was kept of the looks before these."""
+    counts: Counter[str] = Counter()
+    seen = 0
+    counting = []
+    for one in looks:
+        subjects = one.snapshot.subjects if one.snapshot else {}
+        if any(name in subjects for name in COUNTING):
+            counting.append(one.name)
+        nics = subjects.get("nics")
+        if isinstance(nics, Nics):
+            seen += 1
+            counts.update(
+                address.partition("/")[0]
+                for found in nics.interfaces.values()
+                for address in found.addresses or ()
+            )
     # An address that several nodes have, such as a container bridge's, leads to none of them.
-    counts = Counter(
-        address.partition("/")[0]
-        for _, nics in seen.values()
-        for one in nics.interfaces.values()
-        for address in one.addresses or ()
-    )
     own = tuple(sorted(address for address, count in counts.items() if count == 1))
-    for node, nics in seen.values():
-        assert node.snapshot is not None
-        subjects = {**node.snapshot.subjects, "nics": nics_probe.with_peers(nics, own)}
-        node.snapshot = replace(node.snapshot, subjects=subjects)
+    return replace(
+        context,
+        addresses=own if seen > 1 else None,
+        earlier=history.previous(counting),
+        moment=time.time(),
+    )
 
 
-def with_history(nodes: Iterable[NodeRun]) -> str:
-    """Put the counters of each node's last look beside those of this one, and keep these.
+def remember(looks: Iterable[Look], context: FleetContext) -> str:
+    """Keep the counters of these looks, on this machine; no node is written to.
 
-    The history is this machine's, no node is written to. Returns a line about what could not be
-    kept, or "".
+    Returns a line about what could not be kept, or "".
     """
-    moment = time.time()
-    seen = {
-        node.name: node
-        for node in nodes
-        if node.snapshot and any(name in node.snapshot.subjects for name in COUNTING)
-    }
-    earlier = history.previous(seen)
-    looks = {}
-    for name, node in seen.items():
-        assert node.snapshot is not None
-        look = history.look(node.snapshot, moment)
-        if look is not None:
-            looks[name] = look
-        node.snapshot = history.with_history(node.snapshot, earlier.get(name), moment)
-    return history.remember(looks)
+    kept = {}
+    for one in looks:
+        if one.snapshot and any(name in one.snapshot.subjects for name in COUNTING):
+            found = history.look(one.snapshot, context.moment)
+            if found is not None:
+                kept[one.name] = found
+    return history.remember(kept)
 
 
 def groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:
@@ -82,13 +81,18 @@ def groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:
 
 
 def report(
-    session: Session, selection: Selection, started: str, *, complete: bool = True
+    nodes: Iterable[Judged],
+    selection: Selection,
+    started: str,
+    inventory: Inventory,
+    declared: Mapping[str, Policy],
+    *,
+    complete: bool = True,
 ) -> Audit:
-    """The audit of a session whose nodes were looked at and judged."""
-    inventory = session.state.inventory
+    """The audit of nodes that were looked at and judged. declared: their policies, as written"""
     total = len(inventory)
     reports = []
-    for node in session.nodes:
+    for node in nodes:
         error = node.error or ("" if node.reached else NOT_LOOKED_AT)
         reports.append(
             NodeReport.of(
@@ -104,7 +108,7 @@ def report(
     return Audit(
         started,
         now(),
-        digest(session.declared.values()),
+        digest(declared.values()),
         tuple(reports),
         outliers.find(reports, selection.subjects),
         complete,

@@ -6,22 +6,25 @@ nodes fit in memory.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from nodeready import carried, shell
+from nodeready import carried
 from nodeready.capture import answer as answers
 from nodeready.capture.program import Config
-from nodeready.local.child import Child, gather
 from nodeready.traces import Trace, TraceError, read
-from nodeready.transports.answer import FAILED, HUNG, SUDO, TIMEOUT, UNREACHED, Answer
-
-if TYPE_CHECKING:
-    from nodeready.session import NodeRun, Progress, Session
-    from nodeready.transports.srun import Srun
+from nodeready.transport.base import (
+    FAILED,
+    HUNG,
+    INTERRUPTED,
+    TIMEOUT,
+    UNREACHED,
+    Answer,
+    Asks,
+    Request,
+)
+from nodeready.transport.program import request
 
 #: The program on the node.
 MAIN = "nodeready.capture.program"
@@ -29,95 +32,6 @@ MAIN = "nodeready.capture.program"
 MOST_INSTEAD = 10
 #: Seconds that a command has on a node beyond the program's own limit.
 MARGIN_S = 3
-
-Heard = Callable[[str, Answer], None]
-
-
-class Carrier(Protocol):
-    """A way to the nodes: the scripts go there side by side, the answers come one by one."""
-
-    @property
-    def nodes(self) -> list[str]: ...
-
-    def carry(self, scripts: Mapping[str, str], limit_s: int, heard: Heard) -> None:
-        """Run each node's script there. heard: gets every node's answer, once.
-
-        limit_s: seconds for a script on its node. Raises KeyboardInterrupt, with nothing of ours
-        left on the nodes; never for a node's fault.
-        """
-
-
-class OverSsh:
-    """Over the connections of a session, which are made here when there is none."""
-
-    def __init__(self, session: Session) -> None:
-        self.session, self.tag = session, session.tag
-        self.nodes = [node.name for node in session.nodes]
-
-    def carry(self, scripts: Mapping[str, str], limit_s: int, heard: Heard) -> None:
-        line: dict[str, str] = {}
-
-        def one(node: NodeRun) -> None:
-            if not self.session.connect(node):
-                answer = Answer(False, error=node.error, kind=node.kind)
-            else:
-                script = scripts[node.name]
-                if script not in line:
-                    line[script] = shell.command(script, limit_s, self.tag)
-                answer = self.session.carry(node, line[script], limit_s)
-                node.error, node.kind = answer.error, answer.kind
-            said[node.name] = answer
-
-        def done(name: str) -> None:
-            # Without an answer there was a mistake of ours, which `each` has caught.
-            node = by_name[name]
-            heard(name, said.get(name) or Answer(False, error=node.error, kind=node.kind))
-
-        said: dict[str, Answer] = {}
-        chosen = [node for node in self.session.nodes if node.name in scripts]
-        by_name = {node.name: node for node in chosen}
-        try:
-            self.session.each(one, chosen, done)
-        except KeyboardInterrupt:
-            self.session.interrupted = True
-            self.session.end_remote()
-            raise
-
-
-class OverSrun:
-    """As steps of a Slurm job: one for all nodes that get the same script."""
-
-    def __init__(self, srun: Srun) -> None:
-        self.srun = srun
-        self.nodes = list(srun.job.nodes)
-
-    def carry(self, scripts: Mapping[str, str], limit_s: int, heard: Heard) -> None:
-        by_script: dict[str, list[str]] = {}
-        for name, script in scripts.items():
-            by_script.setdefault(script, []).append(name)
-        for script, nodes in by_script.items():
-            self.srun.carry(script, limit_s, heard, nodes)
-
-
-class Here:
-    """This machine, without any connection."""
-
-    def __init__(self, tag: str) -> None:
-        self.nodes = [os.uname().nodename]
-        self.tag = tag
-
-    def carry(self, scripts: Mapping[str, str], limit_s: int, heard: Heard) -> None:
-        for name, script in scripts.items():
-            child = Child(shell.command(script, limit_s, self.tag))
-            try:
-                gather([child], time.monotonic() + limit_s + shell.KILL_AFTER_S)
-            finally:
-                child.end()
-            if child.whole:
-                heard(name, Answer(True, child.text))
-            else:
-                late = f"no answer in {limit_s} s"
-                heard(name, Answer(False, child.text, error=late, kind=TIMEOUT))
 
 
 @dataclass
@@ -148,11 +62,6 @@ class Captured:
     def mistaken(self) -> list[str]:
         """Nodes that a mistake of ours has cost."""
         return [name for name, answer in self.answers.items() if answer.kind == FAILED]
-
-    @property
-    def asking(self) -> list[str]:
-        """Nodes whose sudo wants a password."""
-        return [name for name, answer in self.answers.items() if answer.kind == SUDO]
 
     def traces(self) -> Iterator[Trace]:
         """Every node's trace, one at a time, under the name that the inventory has for it."""
@@ -192,24 +101,22 @@ def trace_of(name: str, said: Answer, nonce: str) -> Trace:
     return read({**data, "node": name}, name)
 
 
-def capture(carrier: Carrier, config: Config, done: Progress) -> Captured:
+def capture(ask: Asks, nodes: Iterable[str], config: Config) -> Captured:
     """Run the program on all nodes at once. An interrupt ends it, and is in the result."""
-    found = Captured(config, list(carrier.nodes))
-    script = carried.script(MAIN, config)
-    return more(found, carrier, dict.fromkeys(carrier.nodes, script), done)
+    found = Captured(config, list(nodes))
+    return more(found, ask, "stacks", {name: requested(name, config) for name in found.asked})
 
 
-def more(
-    found: Captured, carrier: Carrier, scripts: Mapping[str, str], done: Progress
-) -> Captured:
+def requested(name: str, config: Config) -> Request:
+    """What runs the program on a node."""
+    return request(name, MAIN, config, margin_s=MARGIN_S)
+
+
+def more(found: Captured, ask: Asks, what: str, asked: Mapping[str, Request]) -> Captured:
     """The answers of these nodes, into what was found of the others."""
-
-    def heard(name: str, answer: Answer) -> None:
-        found.answers[name] = answer
-        done(name)
-
-    try:
-        carrier.carry(scripts, found.config.limit_s + MARGIN_S, heard)
-    except KeyboardInterrupt:
-        found.complete = False
+    for name, answer in ask(what, asked).items():
+        if answer.kind == INTERRUPTED:
+            found.complete = False
+        else:
+            found.answers[name] = answer
     return found

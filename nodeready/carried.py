@@ -1,7 +1,8 @@
-"""A program of ours that travels to a node as one text, and the command that runs it there.
+"""A program of ours that travels to a node as one text, and the script that runs it there.
 
 The modules go as they are, compressed; a finder of a few lines gives them to Python's import on
-the node. No file is written there.
+the node. No file is written there. The text comes over a file descriptor: a command line can be
+read by every user of the node.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import json
 import zlib
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodeready.proofs.wire import NO_PYTHON as NO_PYTHON  # noqa: PLC0414 - handed on
 from nodeready.shell import KILL_AFTER_S, join, quote
@@ -24,6 +25,23 @@ PYTHONS = (
 
 # Without what a user or a site has added to it, and without writing compiled modules beside it.
 _ALONE = "-I -S -B -c"
+
+# Reads so many bytes of a file descriptor and runs them; what follows stays there, or becomes the
+# program's input. Its words: the descriptor, the number, whether there is more, the run's tag.
+_START = """
+import os, sys
+number, left, more = map(int, sys.argv[1:4])
+text = bytearray()
+while len(text) < left:
+    piece = os.read(number, left - len(text))
+    if not piece:
+        sys.exit("cut off")
+    text += piece
+if more:
+    os.dup2(number, 0)
+os.close(number)
+exec(bytes(text))
+"""
 
 _BOOT = """
 import importlib, importlib.abc, importlib.util, sys
@@ -64,8 +82,19 @@ def _modules(main: str) -> tuple[str, frozenset[str]]:
     return packed, frozenset(name for name in found if imports.is_package(name))
 
 
+class Program(NamedTuple):
+    """A program for a node.
+
+    script: the POSIX sh text that finds a Python there and starts it
+    text:   what the script's Python reads before all else from its file descriptor: the program
+    """
+
+    script: str
+    text: str
+
+
 def text(main: str, config: Any, **how: object) -> str:
-    """The program as Python source on one line: ``MAIN.main(config, **how)``.
+    """The program as Python source on one line of ASCII: ``MAIN.main(config, **how)``.
 
     main:   the dotted name of a module with ``main`` and the dataclass ``Config``
     config: such a dataclass, of plain values and tuples
@@ -76,30 +105,44 @@ def text(main: str, config: Any, **how: object) -> str:
         "import base64,json,zlib;"
         f"MAIN={main!r};TEXT={modules!r};PACKAGES={packages!r};"
         "SOURCES=json.loads(zlib.decompress(base64.b85decode(TEXT)));"
-        f"CONFIG={dataclasses.asdict(config)!r};HOW={how!r};"
+        f"CONFIG={dataclasses.asdict(config)!a};HOW={how!a};"
         f"exec({_BOOT!r})"
     )
 
 
-def script(main: str, config: Any, *, stdin: bool = False, first: str = "", **how: object) -> str:
-    """The POSIX sh text that finds a Python on the node and runs the program with it.
+def program(
+    main: str,
+    config: Any,
+    *,
+    stdin: bool = False,
+    first: str = "",
+    descriptor: int = 3,
+    **how: object,
+) -> Program:
+    """The program, and the script that finds a Python on the node and runs it there.
 
-    config: as for `text`; its ``limit_s`` bounds the program, and a line that begins with its
-            ``nonce`` is all that is printed where there is no such Python
-    stdin:  the program reads what comes over the connection
-    first:  the path of a Python that is tried before the others: that of the program that starts
-            this one, and watches over it
+    config:     as for `text`; its ``limit_s`` bounds the program, and a line that begins with its
+                ``nonce`` is all that is printed where there is no such Python
+    stdin:      the program reads what follows its text
+    first:      the path of a Python that is tried before the others: that of the program that
+                starts this one, watches over it, and gives it its text
+    descriptor: where the text is read
     """
     within = "" if first else f"timeout -k {KILL_AFTER_S} {config.limit_s + 1} "
     old = "import sys; sys.exit(sys.version_info < (3, 9))"
-    return f"""
+    source = text(main, config, **how)
+    # What starts a program inside of another has the nonce in no command line: it needs none.
+    none = NO_PYTHON if first else f"{config.nonce} {NO_PYTHON}"
+    words = join([str(descriptor), str(len(source)), str(int(stdin)), config.tag])
+    script = f"""
     nr_python=
     for nr_name in {join([first or PYTHONS[0], *PYTHONS])}; do
         if "$nr_name" {_ALONE} {quote(old)} 2>/dev/null; then nr_python=$nr_name; break; fi
     done
     if [ -z "$nr_python" ]; then
-        echo {quote(f"{config.nonce} {NO_PYTHON}")}
+        echo {quote(none)}
         exit 0
     fi
-    exec {within}"$nr_python" {_ALONE} {quote(text(main, config, **how))}{" <&3" if stdin else ""}
+    exec {within}"$nr_python" {_ALONE} {quote(_START)} {words}
     """
+    return Program(script, source)

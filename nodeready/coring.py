@@ -6,18 +6,20 @@ wrote it, however many nodes see it.
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections.abc import Mapping
 
-from nodeready.asking import Nodes, Said, nonce, nothing, rows_of
 from nodeready.audit import now
 from nodeready.capture import core_program
 from nodeready.capture.core_seen import Core, Done, Listing
 from nodeready.cores import Cores, Crash, Found, once
 from nodeready.policy import Policy
 from nodeready.probes.base import ProbeError
+from nodeready.transport import decode
+from nodeready.transport.base import INTERRUPTED, UNREACHED, Answer, Asks, Failure
+from nodeready.transport.program import nonce, nothing, request, rows
 
+#: What is missing where there is no Python.
+NOT_DONE = "cores cannot be looked at"
 #: Cores that are read on one node.
 MOST = 20
 #: Cores among which those of one job are looked for, on one node.
@@ -30,36 +32,42 @@ _READ_S, _FIRST_S, _ALL_S = 60, 20, 1200
 _TEXT_BYTES = 8 << 20
 
 
-def look(nodes: Nodes, since_s: float = 0, job: str = "") -> Cores:
+def look(
+    ask: Asks, tag: str, policies: Mapping[str, Policy], since_s: float = 0, job: str = ""
+) -> Cores:
     """List the cores of these nodes, and read each once.
 
+    tag:     of the run
     since_s: only those of the last so many seconds; 0: all
     job:     only those of this job; "": all
     """
-    started, policies = now(), nodes.policies()
+    started = now()
     errors: dict[str, str] = {}
-    asked = {name: _list_config(nodes, policy, since_s) for name, policy in policies.items()}
-    said = nodes.ask("looking", {n: (core_program.__name__, c) for n, c in asked.items()})
+    asked = {name: _list_config(tag, policy, since_s) for name, policy in policies.items()}
+    said = _asked(ask, "looking", asked)
+    complete = not any(answer.kind == INTERRUPTED for answer in said.values())
     listings = {}
     for name, answer in said.items():
+        if answer.kind == INTERRUPTED:
+            continue
         try:
-            rows = rows_of(answer, asked[name], {"listing": Listing})
-            listings[name] = rows[0] if rows else None
+            seen = rows(answer, asked[name], {"listing": Listing})
+            listings[name] = seen[0] if seen else None
         except ProbeError as problem:
             errors[name] = problem.reason
             continue
         if listings[name] is None:
-            errors[name] = nothing(answer, asked[name])
+            errors[name] = nothing(answer, asked[name], NOT_DONE)
     known = {name: listing for name, listing in listings.items() if listing is not None}
     more = {name: listing.more for name, listing in known.items()}
     reading: dict[str, list[Found]] = {}
     for found in once(known):
         reading.setdefault(found.reader, []).append(found)
     crashes: list[Crash] = []
-    gone = {name for name, answer in said.items() if answer.unreachable and name in errors}
+    gone = {name for name, answer in said.items() if answer.kind in UNREACHED and name in errors}
     notes = {name: list(listing.notes) for name, listing in known.items()}
-    if reading and not nodes.interrupted:
-        crashes, lost = _read(nodes, reading, job, more, notes)
+    if reading and complete:
+        crashes, lost, complete = _read(ask, tag, reading, job, more=more, notes=notes)
         errors |= lost
         gone |= lost.keys()
     return Cores(
@@ -69,51 +77,60 @@ def look(nodes: Nodes, since_s: float = 0, job: str = "") -> Cores:
         crashes=tuple(crashes),
         errors=errors,
         unreachable=frozenset(gone),
-        notes={name: tuple(rows) for name, rows in notes.items() if rows},
+        notes={name: tuple(told) for name, told in notes.items() if told},
         more={name: number for name, number in more.items() if number},
-        complete=not nodes.interrupted,
+        complete=complete,
     )
 
 
-def _list_config(nodes: Nodes, policy: Policy, since_s: float) -> core_program.Config:
+def _asked(
+    ask: Asks, what: str, configs: Mapping[str, core_program.Config]
+) -> Mapping[str, Answer]:
+    return ask(what, {n: request(n, core_program.__name__, c) for n, c in configs.items()})
+
+
+def _list_config(tag: str, policy: Policy, since_s: float) -> core_program.Config:
     patterns = (policy.core_pattern,) if policy.core_handler == "path" else ()
-    return core_program.Config(nonce(), nodes.tag, _LIST_S, patterns, since_s)
+    return core_program.Config(nonce(), tag, _LIST_S, patterns, since_s)
 
 
 def _read(
-    nodes: Nodes,
+    ask: Asks,
+    tag: str,
     reading: Mapping[str, list[Found]],
     job: str,
+    *,
     more: dict[str, int],
     notes: dict[str, list[str]],
-) -> tuple[list[Crash], dict[str, str]]:
-    """Every core with its backtrace, and the nodes that were lost meanwhile, each with the reason.
+) -> tuple[list[Crash], dict[str, str], bool]:
+    """Every core with its backtrace; the nodes that were lost meanwhile, each with the reason; and
+    whether it came to its end.
 
     Counts in ``more`` what is not read.
     """
-    chosen = {name: rows[: _AMONG if job else MOST] for name, rows in reading.items()}
+    chosen = {name: files[: _AMONG if job else MOST] for name, files in reading.items()}
     asked = {}
-    for name, rows in chosen.items():
-        more[name] += len(reading[name]) - len(rows)
-        limit_s = min(_ALL_S, _FIRST_S + _READ_S * min(len(rows), MOST))
+    for name, files in chosen.items():
+        more[name] += len(reading[name]) - len(files)
+        limit_s = min(_ALL_S, _FIRST_S + _READ_S * min(len(files), MOST))
         asked[name] = core_program.Config(
             nonce(),
-            nodes.tag,
+            tag,
             limit_s,
             wanted=tuple(
-                (f.file.path, f.file.inode, f.file.modified_ns, f.file.size_bytes) for f in rows
+                (f.file.path, f.file.inode, f.file.modified_ns, f.file.size_bytes) for f in files
             ),
             job=job,
             most=MOST,
         )
-    said = nodes.ask("reading", {n: (core_program.__name__, c) for n, c in asked.items()})
+    said = _asked(ask, "reading", asked)
     crashes = []
-    for name, rows in chosen.items():
-        answer = said.get(name, Said("", "interrupted"))
+    for name, files in chosen.items():
+        answer = said[name]
         try:
-            seen = rows_of(answer, asked[name], {"core": Core, "done": Done})
+            seen = rows(answer, asked[name], {"core": Core, "done": Done})
         except ProbeError as problem:
-            seen, answer = [], Said("", problem.reason)
+            seen, answer = [], Failure(error=problem.reason)
         told = {core.number: core for core in seen if isinstance(core, Core)}
         for end in (row for row in seen if isinstance(row, Done)):
             more[name] += end.left
@@ -121,19 +138,19 @@ def _read(
                 notes.setdefault(name, []).append(f"{end.unknown} cores do not tell their job")
             break
         else:
-            why = f"no answer: {nothing(answer, asked[name])}"
-            missing = (number for number in range(len(rows)) if number not in told)
+            why = f"no answer: {nothing(answer, asked[name], NOT_DONE)}"
+            missing = (number for number in range(len(files)) if number not in told)
             told |= {number: Core(number, unread=why) for number in missing}
         for number, core in told.items():
-            if 0 <= number < len(rows):
-                crashes.append(Crash(rows[number], core, _unpacked(core.text)))
-    return crashes, {name: answer.error for name, answer in said.items() if answer.unreachable}
+            if 0 <= number < len(files):
+                crashes.append(Crash(files[number], core, _unpacked(core.text)))
+    lost = {name: answer.error for name, answer in said.items() if answer.kind in UNREACHED}
+    return crashes, lost, not any(answer.kind == INTERRUPTED for answer in said.values())
 
 
 def _unpacked(text: str) -> str:
     """gdb's words; "" for what makes no sense."""
     try:
-        opened = zlib.decompressobj().decompress(base64.b64decode(text), _TEXT_BYTES)
-    except (ValueError, zlib.error):
+        return decode.unpacked(text, _TEXT_BYTES).decode("utf-8", "replace")
+    except decode.DecodeError:
         return ""
-    return opened.decode("utf-8", "replace")

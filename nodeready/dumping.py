@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nodeready.asking import Nodes, Said, nonce, nothing, rows_of
 from nodeready.capture import gcore
+from nodeready.coring import NOT_DONE
+from nodeready.policy import Policy
 from nodeready.probes.base import ProbeError
+from nodeready.transport.base import INTERRUPTED, UNREACHED, Asks
+from nodeready.transport.program import nonce, nothing, request, rows
 
 Seen = TypeVar("Seen")
 
@@ -20,47 +23,54 @@ _TAKE_S = 3600
 class DumpError(Exception):
     """No core was taken: why, one line.
 
-    unreachable: the node could not be reached
+    kind: of the node's failure; "": it answered
     """
 
-    def __init__(self, why: str, unreachable: bool = False) -> None:
+    def __init__(self, why: str, kind: str = "") -> None:
         super().__init__(why)
-        self.unreachable = unreachable
+        self.unreachable = kind in UNREACHED
+        self.interrupted = kind == INTERRUPTED
 
 
 @dataclass(frozen=True)
 class Dumping:
     """A core of a live process: first what would be done, then doing it.
 
-    into: the directory, on this machine alone; "": the core directory
+    tag:    of the run
+    node:   its name, and its policy
+    into:   the directory, on this machine alone; "": the core directory
     """
 
-    nodes: Nodes
+    ask: Asks
+    tag: str
+    node: str
+    policy: Policy
     pid: int
     into: str = ""
 
     def _ask(self, limit_s: int, started: int, kind: str, of: type[Seen]) -> Seen | gcore.Seen:
         """Raises DumpError when there is no answer."""
-        ((name, policy),) = self.nodes.policies().items()
+        name, policy = self.node, self.policy
         config = gcore.Config(
             nonce(),
-            self.nodes.tag,
+            self.tag,
             limit_s,
             self.pid,
             policy.core_pattern if policy.core_handler == "path" else "",
             self.into,
             started,
         )
-        said = self.nodes.ask("gcore", {name: (gcore.__name__, config)})
-        answer = said.get(name, Said("", "interrupted"))
+        answer = self.ask("gcore", {name: request(name, gcore.__name__, config)})[name]
+        if answer.kind == INTERRUPTED:
+            raise DumpError(f"{name}: {answer.error}", answer.kind)
         try:
-            rows = rows_of(answer, config, {kind: of, "seen": gcore.Seen})
+            found = rows(answer, config, {kind: of, "seen": gcore.Seen})
         except ProbeError as problem:
             raise DumpError(f"{name}: {problem.reason}") from None
-        if not rows:
-            raise DumpError(f"{name}: {nothing(answer, config)}", answer.unreachable)
-        found: Seen | gcore.Seen = rows[0]
-        return found
+        if not found:
+            raise DumpError(f"{name}: {nothing(answer, config, NOT_DONE)}", answer.kind)
+        first: Seen | gcore.Seen = found[0]
+        return first
 
     def look(self) -> gcore.Seen:
         """What would be done. Raises DumpError when it cannot be done, or nobody answers."""

@@ -1,23 +1,114 @@
-"""The nodes' policies, and what follows for each node from all nodes of the run together."""
+"""The nodes' policies, what follows for each from all nodes of the run together, and the judging.
+
+A `Look` is what one node showed. The `FleetContext` stands beside the looks: what only all of them
+together tell. Both make a node `Judged`, once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyinfra.api import Inventory
 from pyinfra.api.connectors import get_all_connectors
 from pyinfra.api.host import Host
 
-from nodeready import gate, known_hosts, waivers
+from nodeready import gate, history, known_hosts, waivers
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError, check_settings
-from nodeready.snapshot import Snapshot
+from nodeready.probes import nics as nics_probe
+from nodeready.probes.nics import Nics
+from nodeready.results import Result
+from nodeready.snapshot import Snapshot, judge
 from nodeready.subjects import check_ids
+from nodeready.transport.base import UNREACHED, Carrier, Request
+from nodeready.transport.look import Look
 
 #: Host data that is pyinfra's or an inventory's, and never a misspelt setting of ours.
 _INVENTORY_KEYS = frozenset({"slots"})
+
+
+@dataclass(frozen=True)
+class FleetContext:
+    """What only all nodes of a run tell about each of them, and what was kept of earlier runs.
+
+    policies:  the nodes' policies, completed by what all of them showed
+    addresses: where exactly one node is, of those that were looked at; None: there are no two
+    earlier:   the last looks at the nodes' counters, taken at other times
+    moment:    of this run, in seconds since 1970
+    """
+
+    policies: Mapping[str, Policy]
+    addresses: tuple[str, ...] | None = None
+    earlier: Mapping[str, history.Look] = field(default_factory=dict)
+    moment: float = 0.0
+
+    def completed(self, name: str, seen: Snapshot) -> Snapshot:
+        """What a node showed, with what is known beside it."""
+        nics = seen.subjects.get("nics")
+        if self.addresses is not None and isinstance(nics, Nics):
+            nics = nics_probe.with_peers(nics, self.addresses)
+            seen = replace(seen, subjects={**seen.subjects, "nics": nics})
+        return history.with_history(seen, self.earlier.get(name), self.moment)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What one command knows about one node.
+
+    results: of all checks, from the latest look
+    error:   one line when the node could not be looked at, or not to the end; kind says whose
+             fault it is
+    seconds: wall time of the look, connection included
+    """
+
+    name: str
+    policy: Policy
+    snapshot: Snapshot | None = None
+    results: tuple[Result, ...] = ()
+    error: str = ""
+    kind: str = ""
+    seconds: float = 0.0
+
+    @property
+    def reached(self) -> bool:
+        return self.snapshot is not None
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether it was not reached, or got lost on the way."""
+        return self.kind in UNREACHED
+
+
+def judged(looks: Iterable[Look], context: FleetContext) -> list[Judged]:
+    """Every node with its results: the one place where a look is judged."""
+    return [_judged(one, context) for one in looks]
+
+
+def _judged(one: Look, context: FleetContext) -> Judged:
+    want = context.policies[one.name]
+    if one.snapshot is None:
+        return Judged(one.name, want, error=one.error, kind=one.kind, seconds=one.seconds)
+    seen = context.completed(one.name, one.snapshot)
+    results = tuple(judge(seen, want))
+    return Judged(one.name, want, seen, results, one.error, one.kind, one.seconds)
+
+
+def completed(
+    carrier: Carrier, wanted: Mapping[str, Policy], looks: Iterable[Look], inventory: Inventory
+) -> FleetContext:
+    """The policies, completed by what the looks at all nodes say together.
+
+    carrier: of the same run: a block of known hosts that was too large for a look is fetched
+    """
+    snapshots = {one.name: one.snapshot for one in looks if one.snapshot is not None}
+
+    def block(name: str) -> str:
+        request = Request(name, known_hosts.READ_BLOCK, 30)
+        return "".join(answer.stdout for _, answer in carrier.ask([request]))
+
+    return FleetContext(expectations(wanted, snapshots, inventory, block))
 
 
 def _foreign() -> frozenset[str]:

@@ -15,18 +15,18 @@ from typing import Any
 
 import gevent
 from gevent.pool import Pool
-from pyinfra.context import ctx_host
 
-from nodeready import mesh, pattern, shell
+from nodeready import carried, mesh, pattern
 from nodeready.probes.base import ProbeError, Unknown
-from nodeready.proofs import source as program
 from nodeready.proofs import wire
 from nodeready.proofs.config import Config
 from nodeready.proofs.mesh import CONNECT_S, TOKEN_S, Listening, Round
 from nodeready.proofs.mesh_seen import Mesh
-from nodeready.session import NodeRun, Session
-from nodeready.transports.dialogue import Dialogue
+from nodeready.transport.base import Carrier, Channel
+from nodeready.transport.program import request
 
+#: The program on the node.
+_MAIN = "nodeready.proofs.mesh"
 #: Seconds for the program to come up on a node: a Python, and a disk that may be cold.
 _START_S = 20
 #: One round on a node: the name, and time-outs of ports in the middle of the range.
@@ -38,8 +38,8 @@ _LONGER_S = 5
 
 
 def run(
-    session: Session,
-    nodes: list[NodeRun],
+    carrier: Carrier,
+    nodes: Iterable[str],
     ports: tuple[int, int],
     deadline: float,
     *,
@@ -53,7 +53,7 @@ def run(
     full:     every node tries every other one; else the ring and skips that double
     Never raises for a node's fault; an interrupt ends what runs on the nodes, too.
     """
-    made = _Run(session, nodes, ports, deadline)
+    made = _Run(carrier, tuple(nodes), ports, deadline)
     try:
         made.listen()
         made.rounds(full)
@@ -65,10 +65,10 @@ def run(
 
 class _Run:
     def __init__(
-        self, session: Session, nodes: list[NodeRun], ports: tuple[int, int], deadline: float
+        self, carrier: Carrier, nodes: tuple[str, ...], ports: tuple[int, int], deadline: float
     ) -> None:
-        self.session, self.nodes, self.ports, self.deadline = session, nodes, ports, deadline
-        self.talks: dict[str, Dialogue] = {}
+        self.carrier, self.nodes, self.ports, self.deadline = carrier, nodes, ports, deadline
+        self.talks: dict[str, Channel] = {}
         self.listening: dict[str, Listening] = {}
         self.lost: dict[str, Unknown] = {}
         self.seen = mesh.Rounds(len(nodes), ports, {})
@@ -85,7 +85,7 @@ class _Run:
         def one(name: str) -> None:
             try:
                 work(name)
-            except Exception as problem:  # noqa: BLE001 - as in Session.each
+            except Exception as problem:  # noqa: BLE001 - as everywhere
                 self._lose(name, f"internal error: {type(problem).__name__}: {problem}")
 
         jobs = [gevent.spawn(one, name) for name in names]
@@ -113,8 +113,8 @@ class _Run:
             elif self.left_s > 0:
                 self._lose(name, f"no answer in {limit_s:.0f} s")
             return None
-        if line.startswith(f"{self.nonce} {program.NO_PYTHON}"):
-            self._lose(name, f"{program.NO_PYTHON} on the node: the mesh needs it")
+        if line.startswith(f"{self.nonce} {carried.NO_PYTHON}"):
+            self._lose(name, f"{carried.NO_PYTHON} on the node: the mesh needs it")
             return None
         found = dict(wire.lines(line, self.nonce))
         if set(found) != {what}:
@@ -126,15 +126,11 @@ class _Run:
         """Start the program on every node; it listens before it says anything."""
         asked = mesh.chosen(*self.ports)
         limit_s = max(1, int(self.left_s)) + _LONGER_S
-        config = Config(self.nonce, self.session.tag, limit_s=limit_s)
-        text = program.script(config, "mesh", stdin=True, ports=asked)
-        command = shell.command(text, limit_s + 2, self.session.tag)
-        by_name = {node.name: node for node in self.nodes}
+        config = Config(self.nonce, self.carrier.tag, limit_s=limit_s)
 
         def start(name: str) -> None:
-            node = by_name[name]
-            with ctx_host.use(node.host):
-                self.talks[name] = Dialogue(node.host, command, self.nonce, node.rights)
+            wanted = request(name, _MAIN, config, mark=self.nonce, stdin=True, ports=asked)
+            self.talks[name] = self.carrier.open(wanted)
             data = self._hear(name, "listening", _START_S)
             if data is None:
                 return
@@ -143,9 +139,9 @@ class _Run:
             except ProbeError as problem:
                 self._lose(name, problem.reason, problem.evidence)
 
-        self._each(start, by_name)
-        present = {name: self.listening[name] for name in by_name if name in self.listening}
-        self.seen = mesh.Rounds(len(by_name), self.ports, present)
+        self._each(start, self.nodes)
+        present = {name: self.listening[name] for name in self.nodes if name in self.listening}
+        self.seen = mesh.Rounds(len(self.nodes), self.ports, present)
 
     def rounds(self, full: bool) -> None:
         """All rounds of the pattern, as far as there is time."""
@@ -218,4 +214,4 @@ class _Run:
         """For each node what was seen, or why nothing was."""
         found: dict[str, Mesh | Unknown] = {**self.seen.meshes(), **self.lost}
         late = Unknown("did not finish in time")
-        return {node.name: found.get(node.name, late) for node in self.nodes}
+        return {name: found.get(name, late) for name in self.nodes}

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nodeready import carried
 from nodeready.capture.py_spy import NATIVE_LIMIT_S
-from nodeready.capturing import MAIN, Captured, Carrier, more, trace_of
+from nodeready.capturing import Captured, more, requested, trace_of
 from nodeready.stacks import Stacks
 from nodeready.traces import Trace
+from nodeready.transport.base import Asks
 
 if TYPE_CHECKING:
-    from nodeready.session import Progress
+    pass
 
 #: Processes of which a native stack is taken.
 MOST = 16
@@ -46,7 +46,7 @@ def chosen(stacks: Stacks, most: int = MOST) -> dict[str, list[int]]:
     return found
 
 
-def unwind(found: Captured, carrier: Carrier, stacks: Stacks, done: Progress) -> list[str]:
+def unwind(found: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     """Take the native stacks, one at a time on each node, and put them into the traces.
 
     Returns why there are none of some, one line each.
@@ -59,11 +59,11 @@ def unwind(found: Captured, carrier: Carrier, stacks: Stacks, done: Progress) ->
         limit_s=(NATIVE_LIMIT_S + 2) * longest,
     )
     second = Captured(config, list(pids))
-    scripts = {
-        name: carried.script(MAIN, replace(config, native=tuple(numbers)))
+    asked = {
+        name: requested(name, replace(config, native=tuple(numbers)))
         for name, numbers in pids.items()
     }
-    more(second, carrier, scripts, done)
+    more(second, ask, "native", asked)
     found.complete = second.complete
     problems = []
     for trace in second.traces():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from nodeready.actions import Change, PlanError
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
+from nodeready.results import Result
 from nodeready.snapshot import Snapshot
 
 
@@ -19,8 +20,16 @@ class Plan:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def plan(seen: Snapshot, want: Policy, subjects: Iterable[str] | None = None) -> Plan:
-    """The plan for a node that looks like ``seen``; ``subjects`` limits it (None: all)."""
+def plan(
+    seen: Snapshot,
+    want: Policy,
+    results: Iterable[Result],
+    subjects: Iterable[str] | None = None,
+) -> Plan:
+    """The plan for a node that looks like ``seen`` and was judged; ``subjects`` limits it (None:
+    all).
+    """
+    results = tuple(results)
     chosen = None if subjects is None else set(subjects)
     changes: list[Change] = []
     refused: dict[str, str] = {}
@@ -28,7 +37,7 @@ def plan(seen: Snapshot, want: Policy, subjects: Iterable[str] | None = None) ->
         if chosen is not None and step.subject not in chosen:
             continue
         try:
-            change = step.plan(seen, want)
+            change = step.plan(seen, want, results)
         except PlanError as error:
             refused[step.name] = str(error)
             continue

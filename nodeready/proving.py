@@ -1,25 +1,37 @@
-"""The proofs of all nodes of a session, side by side with the look, until one deadline."""
+"""The proofs of all nodes, side by side with the look, until one deadline."""
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
-import gevent
-from pyinfra.context import ctx_host
-
-from nodeready import meshing, pattern, reaching, shell, snapshot
+from nodeready import meshing, pattern, reaching, snapshot
+from nodeready.policy import Policy
 from nodeready.probes import debug_tools
 from nodeready.probes.base import Unknown
-from nodeready.proofs import proved, source
+from nodeready.proofs import proved
 from nodeready.proofs.config import Config
 from nodeready.proofs.proved import Proved
 from nodeready.proofs.seen import SESSION, Peers
-from nodeready.session import NodeRun, Progress, Session
-from nodeready.transports.answer import UNREACHABLE
+from nodeready.transport.base import (
+    INTERRUPTED,
+    LATE,
+    LATE_WORDS,
+    SUDO,
+    UNREACHABLE,
+    Answer,
+    Carrier,
+    Failure,
+    Key,
+    Talk,
+    collect,
+    node_of,
+)
+from nodeready.transport.look import Look, of
+from nodeready.transport.look import look as looking
+from nodeready.transport.program import nonce, request
 
 #: The module of nodeready/proofs that has to run for a check of the subject "proof".
 _RUNS = {
@@ -36,8 +48,8 @@ _RUNS = {
 }
 #: Peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU.
 MAX_PEERS = 4
-#: Seconds at the end of the time for the last answers to arrive, and to end what is left over.
-_MARGIN_S, _END_S = 2, 2
+#: Seconds at the end of the time for the last answers to arrive.
+_MARGIN_S = 2
 
 
 @dataclass(frozen=True)
@@ -62,113 +74,169 @@ class Wanted:
         return cls(chosen, bool({"mesh", "ports"} & {*names}), full)
 
 
-@dataclass
-class Proving:
-    """One command's proofs. ``begin`` is called for each node as soon as it is connected."""
+#: The two conversations with a node.
+_LOOK, _PROOFS = "look", "proofs"
 
-    session: Session
+Meshes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What ``ready`` asks of its nodes, and until when.
+
+    policies: the nodes', by name
+    subjects: what is looked at
+    budget_s: what the user allowed, for the words about what it cut off; deadline: the moment of
+              time.monotonic() at which everything has ended
+    """
+
+    carrier: Carrier
+    policies: Mapping[str, Policy]
+    subjects: tuple[str, ...]
     wanted: Wanted
+    budget_s: int
     deadline: float
-    seen: dict[str, Proved] = field(default_factory=dict)
-    _jobs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def left_s(self) -> float:
         """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
-    def begin(self, node: NodeRun) -> None:
-        """Start the proofs in the job's user's session on this node, and do not wait for them."""
-        self._jobs[node.name] = gevent.spawn(self._prove, node)
-
-    def _peers(self) -> dict[str, tuple[str, ...]]:
-        names = [node.name for node in self.session.nodes]
-        offsets = pattern.ring_and_skips(len(names))[:MAX_PEERS]
-        return pattern.peers_of(names, offsets)
-
-    def _config(self, node: NodeRun) -> Config:
-        return Config(
-            nonce=f"nodeready-{secrets.token_hex(8)}",
-            tag=self.session.tag,
-            user=node.policy.job_user,
-            wanted=self.wanted.session,
-            peers=self.peers.get(node.name, ()),
-            limit_s=max(1, int(self.left_s) - _MARGIN_S),
-            py_spy=debug_tools.PY_SPY if node.policy.py_spy_version else "",
-        )
-
-    def __post_init__(self) -> None:
-        self.peers = self._peers() if "peers" in self.wanted.session else {}
-
-    def _prove(self, node: NodeRun) -> None:
-        config = self._config(node)
-        line = shell.command(source.script(config), config.limit_s + 2, self.session.tag)
-        with ctx_host.use(node.host):
-            answer = self.session.carry(node, line, config.limit_s + 2)
-        if answer.error and not answer.stdout:
-            self.seen[node.name] = proved.nothing(answer.error, config)
-            return
-        self.seen[node.name] = proved.read(answer.stdout, config)
-
-    def finish(self, done: Progress) -> None:
-        """The mesh between the nodes that were reached, and the end of everything that was begun.
-
-        What is not there at the deadline is Unknown.
-        """
-        for name, job in self._jobs.items():
-            job.link(lambda _, name=name: done(name))
-        reached = [node for node in self.session.nodes if node.reached]
-        meshes: dict[str, Any] = {}
-        if self.wanted.mesh:
-            meshes = self._mesh(reached)
-        gevent.joinall(list(self._jobs.values()), timeout=max(0.0, self.left_s))
-        late = [job for job in self._jobs.values() if not job.ready()]
-        gevent.killall(late, block=False)
-        if late:
-            self.session.end_remote(_END_S)
-        self._tell(reached, meshes)
-
-    def _mesh(self, reached: list[NodeRun]) -> dict[str, Any]:
-        by_ports: dict[tuple[int, int], list[NodeRun]] = {}
-        for node in reached:
-            by_ports.setdefault(node.policy.port_range, []).append(node)
-        found: dict[str, Any] = {}
-        for ports, nodes in by_ports.items():
-            found |= meshing.run(
-                self.session, nodes, ports, self.deadline - _MARGIN_S / 2, full=self.wanted.full
-            )
-        return found
-
-    def _tell(self, reached: list[NodeRun], meshes: dict[str, Any]) -> None:
-        """Put what was proved beside what was seen, with what only all nodes together tell."""
-        names = {node.name for node in reached}
-        tried = {
-            name: one.peers for name, one in self.seen.items() if isinstance(one.peers, Peers)
-        }
-        away = {node.name for node in self.session.nodes} - names
-        reach = reaching.reach(tried, away)
-        late = Unknown(proved.UNFINISHED)
-        for node in reached:
-            one = self.seen.get(node.name)
-            if one is None:
-                one = Proved(late, **dict.fromkeys(self.wanted.session, late))
-            if "peers" in self.wanted.session:
-                late_too = one.peers if isinstance(one.peers, Unknown) else None
-                one = replace(one, reach=reach.get(node.name, late_too))
-            if self.wanted.mesh:
-                one = replace(one, mesh=meshes.get(node.name, late))
-            assert node.snapshot is not None
-            subjects = {**node.snapshot.subjects, "proof": one}
-            node.snapshot = replace(node.snapshot, subjects=subjects)
+    @property
+    def peers(self) -> dict[str, tuple[str, ...]]:
+        """The nodes that each node tries by ssh; none when nobody asked for that."""
+        if "peers" not in self.wanted.session:
+            return {}
+        names = list(self.policies)
+        return pattern.peers_of(names, pattern.ring_and_skips(len(names))[:MAX_PEERS])
 
 
-def out_of_time(session: Session, budget_s: int) -> None:
-    """What the end of the budget cut off: a node that did not even connect is unreachable."""
-    why = f"no answer within the budget of {budget_s} s"
-    for node in session.nodes:
-        if node.reached or node.error:
+def prove(
+    task: Task,
+    heard: Callable[[str, str], object] = lambda name, what: None,
+    password: Callable[[list[str]], bool] = lambda names: False,
+) -> list[Look]:
+    """Look at every node and prove; the proofs are the subject "proof" of each look.
+
+    heard:    gets a node's name and "look" or "proofs", as they come
+    password: asks for sudo's, for these nodes; whether there is one now
+
+    What is not there at the deadline is Unknown.
+    """
+    found: dict[Key, Look | Proved | Failure] = {}
+    meshes: Meshes = {}
+    waiting = set(task.policies)
+
+    def hear(key: Key, value: Look | Proved | Failure) -> None:
+        nonlocal meshes
+        name, what = cast("tuple[str, str]", key)
+        found[key] = value
+        heard(name, what)
+        if what == _LOOK:
+            waiting.discard(name)
+            if not waiting and not task.carrier.interrupted:
+                # The proofs go on meanwhile.
+                meshes = _meshes(task, [one.name for one in _looks(task, found) if one.reached])
+
+    _round(task, task.policies, hear, found)
+    asking = [one.name for one in _looks(task, found) if one.kind == SUDO]
+    if asking and not task.carrier.interrupted and password(asking):
+        waiting |= {*asking}
+        _round(task, asking, hear, found)
+    return _with_proofs(task, found, meshes)
+
+
+def _round(
+    task: Task,
+    names: Iterable[str],
+    hear: Callable[[Key, Any], None],
+    found: dict[Key, Look | Proved | Failure],
+) -> None:
+    peers = task.peers
+    talks: dict[Key, Talk[Any]] = {}
+    for name in names:
+        policy = task.policies[name]
+        talks[name, _LOOK] = looking(name, policy, task.subjects, task.budget_s)
+        talks[name, _PROOFS] = _proving(task, name, peers.get(name, ()))
+    found.update(collect(task.carrier, talks, hear, task.deadline))
+
+
+def _proving(task: Task, name: str, peers: tuple[str, ...]) -> Talk[Proved]:
+    """The conversation of the proofs in the job's user's session on a node."""
+    policy = task.policies[name]
+    config = Config(
+        nonce=nonce(),
+        tag=task.carrier.tag,
+        user=policy.job_user,
+        wanted=task.wanted.session,
+        peers=peers,
+        limit_s=max(1, int(task.left_s) - _MARGIN_S),
+        py_spy=debug_tools.PY_SPY if policy.py_spy_version else "",
+    )
+    answer = yield request(name, "nodeready.proofs.program", config)
+    return said(answer, config)
+
+
+def said(answer: Answer, config: Config) -> Proved:
+    """What a node's program proved."""
+    if answer.kind in (LATE, INTERRUPTED) and not answer.stdout:
+        return proved.nothing(proved.UNFINISHED, config)
+    if answer.error and not answer.stdout:
+        return proved.nothing(answer.error, config)
+    return proved.read(answer.stdout, config)
+
+
+def _looks(task: Task, found: Mapping[Key, Look | Proved | Failure]) -> list[Look]:
+    """The looks, and for what the end of the budget cut off, that it did."""
+    why = f"no answer within the budget of {task.budget_s} s"
+    looks = []
+    for name in task.policies:
+        value = found.get((name, _LOOK))
+        one = Look(name) if value is None or isinstance(value, Proved) else of(name, value)
+        if one.kind == LATE:
+            # It is connected: what it shows is unknown.
+            nothing = snapshot.nothing(why, snapshot.probes(task.subjects))
+            one = Look(name, nothing)
+        elif one.kind == UNREACHABLE and one.error == LATE_WORDS:
+            one = replace(one, error=why)
+        looks.append(one)
+    return looks
+
+
+def _meshes(task: Task, reached: Iterable[str]) -> Meshes:
+    if not task.wanted.mesh:
+        return {}
+    by_ports: dict[tuple[int, int], list[str]] = {}
+    for name in reached:
+        by_ports.setdefault(task.policies[name].port_range, []).append(name)
+    found: dict[str, Any] = {}
+    until = task.deadline - _MARGIN_S / 2
+    for ports, names in by_ports.items():
+        found |= meshing.run(task.carrier, names, ports, until, full=task.wanted.full)
+    return found
+
+
+def _with_proofs(
+    task: Task, found: Mapping[Key, Look | Proved | Failure], meshes: Meshes
+) -> list[Look]:
+    """What was proved beside what was seen, with what only all nodes together tell."""
+    looks, session = _looks(task, found), task.wanted.session
+    seen = {node_of(key): one for key, one in found.items() if isinstance(one, Proved)}
+    tried = {name: one.peers for name, one in seen.items() if isinstance(one.peers, Peers)}
+    away = {one.name for one in looks if not one.reached}
+    reach = reaching.reach(tried, away)
+    late = Unknown(proved.UNFINISHED)
+    made = []
+    for look in looks:
+        if look.snapshot is None or task.carrier.interrupted:
+            made.append(look)
             continue
-        if node.host.connected:
-            node.snapshot = snapshot.nothing(why, snapshot.probes(session.subjects))
-        else:
-            node.error, node.kind = why, UNREACHABLE
+        one = seen.get(look.name) or Proved(late, **dict.fromkeys(session, late))
+        if "peers" in session:
+            late_too = one.peers if isinstance(one.peers, Unknown) else None
+            one = replace(one, reach=reach.get(look.name, late_too))
+        if task.wanted.mesh:
+            one = replace(one, mesh=meshes.get(look.name, late))
+        subjects = {**look.snapshot.subjects, "proof": one}
+        made.append(replace(look, snapshot=replace(look.snapshot, subjects=subjects)))
+    return made

@@ -1,8 +1,9 @@
-"""The one gate from our code to a node's shell: quoting, and the command that carries a script.
+"""The one gate from our code to a node's shell: quoting, and the command that takes a script.
 
-A script travels base64-encoded inside a one-line command without quotes, newlines or backslashes
-of its own, so that every login shell (bash, dash, fish, csh) hands it on unchanged, whatever
-`.bashrc` prints and whatever the script contains. On the node it runs under POSIX sh.
+The command is one constant line without newlines or backslashes, so that every login shell (bash,
+dash, fish, csh) hands it on unchanged. The script comes over the command's standard input: every
+user of the node can read the process list, and what stands in it. On the node the script runs
+under POSIX sh.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ import os
 import re
 import shlex
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Seconds between TERM and KILL for a remote command that ran into its limit.
 KILL_AFTER_S = 5
-#: Linux refuses a single argument of 128 KiB and more (MAX_ARG_STRLEN).
-MAX_SCRIPT_BYTES = 90_000
 
 
 def quote(value: object) -> str:
@@ -53,20 +52,34 @@ def minify(script: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("#")) + "\n"
 
 
-def command(script: str, timeout_s: int, tag: str) -> str:
-    """One line that runs ``script`` on a node: under ``timeout -k``, LC_ALL=C, no standard input.
+class Command(NamedTuple):
+    """A line for a node's login shell, and what the line reads from its standard input."""
 
-    tag: a word that marks the process on the node (``nodeready:RUN``), so that it can be ended.
-    The connection's standard input is the script's file descriptor 3.
-    Raises ValueError for what is no tag, and for a script that is too long.
+    line: str
+    stdin: str
+
+
+def command(script: str, timeout_s: int, tag: str, payload: str | None = None) -> Command:
+    """What runs ``script`` on a node: under ``timeout -k``, LC_ALL=C, no standard input.
+
+    tag:     a word that marks the process on the node (``nodeready:RUN``), so that it can be ended
+    payload: what the script finds at its file descriptor 3, and what may follow it there; None:
+             the script reads nothing
+
+    A script that is cut off on its way is never run: it is one function, and its last line calls
+    it. Raises ValueError for what is no tag.
     """
     if not re.fullmatch(r"[A-Za-z0-9:_-]+", tag):
         raise ValueError(f"no tag for a process: {tag!r}")
-    text = f"{library('prologue')}nr_main() {{\n{script}\n}}\nnr_main </dev/null\n"
-    encoded = base64.b64encode(text.encode("utf-8", "surrogateescape")).decode("ascii")
-    if len(encoded) > MAX_SCRIPT_BYTES:
-        raise ValueError(f"a script of {len(encoded)} bytes is too long for one command")
+    made = f"{library('prologue')}nr_main() {{\n{script}\n}}\nnr_main </dev/null\n"
     # The trap: `timeout` watches only this shell. If TERM ended it, what ignores TERM would never
-    # get its KILL.
-    inner = f"trap : TERM; exec 3<&0; echo {encoded}|base64 -d|sh"
-    return f"timeout -k {KILL_AFTER_S} {int(timeout_s)} sh -c {quote(inner)} {tag}"
+    # get its KILL. The script runs in a process of its own, which has the tag in its arguments.
+    if payload is None:
+        stdin, inner = made, 'trap : TERM; (eval "$(cat)")'
+    else:
+        # In front of a payload, the script is one line: `read` takes no byte more than that of a
+        # pipe, as other programs do (head of busybox).
+        text = base64.b64encode(made.encode("utf-8", "surrogateescape")).decode("ascii")
+        stdin = f"{text}\n{payload}"
+        inner = 'trap : TERM; exec 3<&0; read -r nr && (eval "$(echo $nr|base64 -d)")'
+    return Command(f"timeout -k {KILL_AFTER_S} {int(timeout_s)} sh -c {quote(inner)} {tag}", stdin)

@@ -15,11 +15,12 @@ from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
 from nodeready.actions import Action, Change, PlanError
+from nodeready.deploy import pyinfra as live
 from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
+from nodeready.results import Result
 from nodeready.snapshot import Snapshot, judge
 from nodeready.subjects import SUBJECTS
-from nodeready.transports import live
 
 Act = Callable[[Snapshot, Policy], Iterator[Action]]
 
@@ -50,17 +51,21 @@ class Step:
         """What it does, in one sentence."""
         return (self.act.__doc__ or "").split("\n")[0]
 
-    def plan(self, seen: Snapshot, want: Policy) -> Change | None:
+    def plan(
+        self, seen: Snapshot, want: Policy, results: Iterable[Result] | None = None
+    ) -> Change | None:
         """What this step would do to a node that looks like ``seen``; None: nothing.
+
+        results: of judging ``seen`` by ``want``; None: they are made here
 
         A subject that could not be observed is left alone: we do not change what we cannot see.
         """
         if isinstance(seen.subjects.get(self.subject, Unknown("")), Unknown):
             return None
+        if results is None:
+            results = judge(seen, want, (self.subject,))
         failing = tuple(
-            result.check
-            for result in judge(seen, want, (self.subject,))
-            if result.check in self.fixes and result.fixable
+            result.check for result in results if result.check in self.fixes and result.fixable
         )
         if not failing:
             return None
@@ -86,13 +91,13 @@ def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], St
         made = Step(name, fixes, act, (subject, *touches), timeout_s)
 
         def run() -> Generator[StringCommand, None, None]:
-            seen, want = live.observed(host), live.policy(host)
+            seen, want, results = live.observed(host)
             subject = seen[made.subject]
             if isinstance(subject, Unknown):
                 yield live.refuse(f"{made.subject} could not be observed: {subject.reason}")
                 return
             try:
-                change = made.plan(seen, want)
+                change = made.plan(seen, want, results)
             except PlanError as error:
                 yield live.refuse(f"{name}: {error}")
                 return

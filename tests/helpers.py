@@ -49,7 +49,7 @@ def observe(run: Runner, policy: Policy, subjects: Iterable[str] | None = None) 
     """What the probes of these subjects (None: all) see on the node."""
     chosen, nonce = snapshot.probes(subjects), secrets.token_hex(6)
     text = script.make_script(snapshot.sections(chosen), policy, nonce)
-    done = run(shell.command(text, 60, "nodeready:test"))
+    done = run(*shell.command(text, 60, "nodeready:test"))
     return snapshot.read(done.stdout, chosen, policy, nonce)
 
 
@@ -67,7 +67,8 @@ def apply(run: Runner, changes: Iterable[Change]) -> None:
     """Carry the changes out. Raises AssertionError with the step's own words when one fails."""
     for change in changes:
         text = change.script("test", "root@test", 5)
-        done = run(shell.command(text, change.timeout_s, "nodeready:test"), change.stdin())
+        payload = change.stdin() or None
+        done = run(*shell.command(text, change.timeout_s, "nodeready:test", payload))
         assert done.returncode == 0, f"{change.step}: {done.stderr.strip()}"
 
 

@@ -29,11 +29,11 @@ ALLOWED = {
     },
     "proofs": {"policy", "probes", "proofs", "shell", "carried"},
     "imports.py": set(),
-    "carried.py": {"imports", "shell"},
+    "carried.py": {"imports", "proofs", "shell"},
     "capture": {"policy", "probes", "proofs", "shell", "carried", "capture"},
     "reports": {
         "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
-        "session", "transports", "audit", "plain", "subjects", "ready", "environment", "shell",
+        "fleet", "transport", "audit", "plain", "subjects", "ready", "environment", "shell",
         "stacks", "stack_tree", "hints", "cores", "backtraces", "tailing", "deploy",
         "jinja2", "markupsafe",  # the page of stacks alone: tests/reports/test_stacks_html.py
     },
@@ -42,10 +42,14 @@ ALLOWED = {
     "local": {
         "audit", "exit_codes", "files", "known_hosts", "local", "policy",
         "probes", "proofs", "readiness", "ready", "reports", "results", "sanitise",
-        "selection", "shell", "snapshot", "subjects", "waivers",
+        "selection", "shell", "snapshot", "subjects", "transport", "waivers",
         "nodeready",  # its version
     },
-    "planning.py": {"actions", "operations", "policy", "snapshot"},
+    "transport": {
+        "carried", "nodesets", "policy", "probes", "proofs", "shell", "slurm", "snapshot",
+        "transport", "gevent", "paramiko", "pyinfra",
+    },
+    "planning.py": {"actions", "operations", "policy", "results", "snapshot"},
 }  # fmt: skip
 
 #: Code that also runs on a node as one file: Python 3.9, the standard library alone.
@@ -77,6 +81,12 @@ NODE_SIDE = (
     "reports",
     "sanitise.py",
     "selection.py",
+    "transport/base.py",
+    "transport/dialogue.py",
+    "transport/decode.py",
+    "transport/local.py",
+    "transport/look.py",
+    "transport/program.py",
 )
 
 

@@ -35,7 +35,7 @@ _COMMANDS = {
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: Those that talk to nodes, and what has to be imported before them.
-_PATCH = "nodeready.transports.patch"
+_PATCH = "nodeready.transport.patch"
 _TALKING = ("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores")
 
 

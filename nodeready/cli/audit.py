@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nodeready import auditing
-from nodeready.audit import FAILED, UNREACHABLE, now
+from nodeready.audit import FAILED, UNREACHABLE, Audit, now
 from nodeready.cli.exits import Refused, audit_code, nagios_code
 from nodeready.cli.options import common, option, report
 from nodeready.cli.output import refuse_unwritable, show
-from nodeready.cli.start import Common, gather, open_session, remember_failed
+from nodeready.cli.start import Common, Nodes, look, over_ssh, remember_failed
 from nodeready.reports.registry import Options, names
-from nodeready.reports.text import nodes
-from nodeready.selection import SelectionError, select
-from nodeready.transports.answer import PROBE_TIMEOUT_S
+from nodeready.reports.text import nodes as folded
+from nodeready.selection import Selection, SelectionError, select
+from nodeready.transport.base import INTERRUPTED
+from nodeready.transport.look import PROBE_TIMEOUT_S, Look
+
+if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "warn", "unknown")
+
+
+def say_partial(screen: Screen, looks: Iterable[Look]) -> None:
+    """Which nodes an interrupt left out."""
+    missing = [one.name for one in looks if not (one.reached or one.error)]
+    screen.say(f"interrupted: the results are partial; not {folded(missing)}")
+
+
+def document(
+    nodes: Nodes, screen: Screen, selection: Selection, looks: list[Look], started: str
+) -> Audit:
+    """The audit of what was seen: completed by what all nodes tell, judged, and compared."""
+    from nodeready import fleet
+
+    context = fleet.FleetContext(nodes.policies)
+    if all(one.kind != INTERRUPTED for one in looks):
+        context = fleet.completed(nodes.carrier, nodes.policies, looks, nodes.all)
+    context = auditing.combined(context, looks)
+    problem = auditing.remember(looks, context)
+    if problem and screen.verbose:
+        screen.say(problem)
+    return auditing.report(
+        fleet.judged(looks, context),
+        selection,
+        started,
+        nodes.all,
+        nodes.policies,
+        complete=not nodes.carrier.interrupted,
+    )
 
 
 @click.command()
@@ -70,20 +104,12 @@ def audit(
     refuse_unwritable(output)
     screen = options.screen()
     started = now()
-    with open_session(inventory, options, auditing.looked_at(selection), timeout) as session:
-        try:
-            gather(session, screen)
-        except KeyboardInterrupt:
-            session.interrupted = True
-            session.end_remote()
-            missing = [node.name for node in session.nodes if not (node.reached or node.error)]
-            screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
-        auditing.with_peers(session.nodes)
-        problem = auditing.with_history(session.nodes)
-        if problem and screen.verbose:
-            screen.say(problem)
-        session.judge()
-        found = auditing.report(session, selection, started, complete=not session.interrupted)
+    nodes = over_ssh(inventory, options)
+    with nodes.carrier:
+        seen = look(nodes, screen, auditing.looked_at(selection), timeout)
+        if nodes.carrier.interrupted:
+            say_partial(screen, seen)
+        found = document(nodes, screen, selection, seen, started)
     code = audit_code(found, fail_on)
     failing = [node.name for node in found.nodes if node.status in FAILING]
     show(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nodeready import coring, moments
-from nodeready.asking import Fleet, Here, Nodes
 from nodeready.cli.exits import OK, Refused, exit_code
 from nodeready.cli.options import (
     common,
@@ -22,7 +19,7 @@ from nodeready.cli.options import (
     since_option,
 )
 from nodeready.cli.output import show
-from nodeready.cli.start import Common, open_session, remember_failed
+from nodeready.cli.start import Common, Nodes, asking, over_ssh, remember_failed, this_machine
 from nodeready.cores import Cores
 from nodeready.dumping import DumpError, Dumping
 from nodeready.files import write_atomically
@@ -59,20 +56,9 @@ def _write(cores: Cores, path: Path) -> None:
     write_atomically(path / "cores.json", find("cores", "json").render(cores), _MODE)
 
 
-def _fleet(inventory: str, options: Common, after: ExitStack, screen: Screen) -> Fleet:
-    session = after.enter_context(open_session(inventory, options))
-
-    def ask(names: list[str]) -> bool:
-        if sys.stdin.isatty():
-            session.ask_password(getpass.getpass(f"sudo password ({len(names)} nodes): "))
-        return sys.stdin.isatty()
-
-    return Fleet(session, screen.progress, ask)
-
-
-def _here() -> Here:
+def _here() -> Nodes:
     try:
-        return Here(policy_file.load(None))
+        return this_machine(policy_file.load(None))
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
 
@@ -105,7 +91,7 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
             screen.note(f"{words}; it is paused meanwhile")
         taken = dumping.take(seen)
     except DumpError as problem:
-        if dumping.nodes.interrupted:
+        if problem.interrupted:
             return exit_code(interrupted=True)
         screen.say(f"--gcore {dumping.pid}: {problem}")
         return exit_code(failed=not problem.unreachable, unreachable=problem.unreachable)
@@ -161,19 +147,21 @@ def cores(
     if inventory is None and options.limit is not None:
         raise Refused("--limit: --local is about this machine alone")
     screen = options.screen()
-    with ExitStack() as after:
-        nodes: Nodes = _here() if inventory is None else _fleet(inventory, options, after, screen)
+    nodes = _here() if inventory is None else over_ssh(inventory, options)
+    with nodes.carrier as carrier:
+        ask = asking(carrier, screen)
         if pid is not None:
-            if len(nodes.policies()) != 1:
+            if len(nodes.policies) != 1:
                 raise Refused(f"--gcore {pid}: choose one node with --limit, or --local")
             if output is not None and inventory is not None:
                 raise Refused(
                     "-o: with --gcore only for --local; on a node a core lies where others do"
                 )
             into = str(_directory(output).resolve()) if output is not None else ""
-            return _dump(Dumping(nodes, pid, into), screen, yes)
+            ((name, policy),) = nodes.policies.items()
+            return _dump(Dumping(ask, carrier.tag, name, policy, pid, into), screen, yes)
         into_ = _directory(output) if output is not None else None
-        found = coring.look(nodes, seconds, job or "")
+        found = coring.look(ask, carrier.tag, nodes.policies, seconds, job or "")
     if into_ is not None:
         _write(found, into_)
     trouble = bool(found.crashes or found.errors or found.notes)

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nodeready.audit import NOT_LOOKED_AT, now
 from nodeready.cli.exits import Refused, deploy_code
-from nodeready.cli.options import common, option
+from nodeready.cli.options import common, format_option, option
 from nodeready.cli.output import show
-from nodeready.cli.start import Common, gather, open_session, remember_failed
+from nodeready.cli.start import Common, Nodes, hold, look, over_ssh, remember_failed
 from nodeready.deploy.document import Deploy, Node
 from nodeready.deploy.document import Outcome as Became
 from nodeready.reports.plan import show_plan
 from nodeready.reports.registry import Options, find, names
-from nodeready.reports.text import counted, nodes
+from nodeready.reports.text import counted
+from nodeready.reports.text import nodes as folded
 from nodeready.selection import SelectionError, select_whole
 from nodeready.subjects import CHANGED
+from nodeready.transport.look import PROBE_TIMEOUT_S, Look
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
     from nodeready.execution import Outcome
+    from nodeready.fleet import Judged
     from nodeready.planning import Plan
-    from nodeready.session import NodeRun, Session
+
+_STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
 
 
 @click.command()
@@ -33,14 +38,7 @@ if TYPE_CHECKING:
 @option("--check", is_flag=True, help="Only show what would change; write nothing anywhere.")
 @option("--diff", is_flag=True, help="Show the files' differences.")
 @option("--only", metavar="SUBJECT,...", help="Only these subjects, e.g. ptrace,limits.")
-@option(
-    "--format",
-    type=click.Choice(names("deploy")),
-    default="table",
-    # Not NODEREADY_FORMAT, which is audit's and has other values.
-    envvar="NODEREADY_DEPLOY_FORMAT",
-    help="A table for people, or a form for machines.",
-)
+@format_option(*names("deploy"), general=False)
 @option("--yes", "-y", is_flag=True, help="Do not ask before the first change.")
 @common
 def deploy(
@@ -71,144 +69,171 @@ def deploy(
         chosen = select_whole(only, CHANGED)
     except SelectionError as error:
         raise Refused(str(error)) from None
-    screen = options.screen()
-    with open_session(inventory, options, chosen) as session:
-        job = _Deploy(session, screen, chosen, format, check=check, diff=diff)
-        try:
-            return job.run(yes)
-        except KeyboardInterrupt:
-            return job.interrupt()
+    report = _Report(
+        options.screen(), format, chosen, Options(diff=diff, quiet=options.quiet), now(), check
+    )
+    nodes = over_ssh(inventory, options)
+    with nodes.carrier:
+        return _deploy(nodes, report, check=check, yes=yes)
 
 
-class _Deploy:
-    """One run of the command: what it planned and what became of it.
+@dataclass(frozen=True)
+class _Report:
+    """Where and how one run of the command is told.
 
-    check: only the plan is wanted, or somebody said no
-    nodes: the document's, by name, as far as they were looked at
+    form:     of the document
+    subjects: those that were chosen
+    check:    only the plan is wanted, or somebody said no
     """
 
-    def __init__(
-        self,
-        session: Session,
-        screen: Screen,
-        chosen: tuple[str, ...],
-        form: str,
-        *,
-        check: bool,
-        diff: bool,
-    ) -> None:
-        self.session, self.screen, self.chosen = session, screen, chosen
-        self.form, self.check, self.options = form, check, Options(diff=diff, quiet=screen.quiet)
-        self.started = now()
-        self.nodes: dict[str, Node] = {}
-        self.plans: dict[str, Plan] = {}
-        self.outcomes: dict[str, Outcome] = {}
+    screen: Screen
+    form: str
+    subjects: tuple[str, ...]
+    options: Options
+    started: str
+    check: bool
 
-    def run(self, yes: bool) -> int:
-        """The whole command. Returns the exit code."""
-        from nodeready.execution import Outcome
-        from nodeready.execution import deploy as run_plans
-        from nodeready.planning import plan
+    @property
+    def styled(self) -> bool:
+        """Whether a person reads it."""
+        return find("deploy", self.form).styled
 
-        session, screen = self.session, self.screen
-        gather(session, screen)
-        session.judge()
-        runs = {node.name: node for node in session.nodes}
-        for node in session.nodes:
-            made = Plan()
-            if node.snapshot is not None and not node.error:
-                made = plan(node.snapshot, node.policy, self.chosen)
-            self.nodes[node.name] = Node.of(node.name, made, node.results)
-            if self.nodes[node.name].planned:
-                self.plans[node.name] = made
-        if self.check:
-            return self._report()
-        asks = any(made.changes for made in self.plans.values()) and not yes
-        if find("deploy", self.form).styled:
-            if not screen.quiet:
-                screen.show(show_plan(self.nodes.values(), self.options))
-        elif asks and sys.stdin.isatty():
-            screen.tell(show_plan(self.nodes.values(), self.options))
-        if asks and not self._agreed():
-            screen.say("nothing was changed")
-            return self._declined()
-        self.outcomes = {
-            name: Outcome(runs[name], failed=dict(made.refused))
-            for name, made in self.plans.items()
-        }
-        with screen.progress("changing", list(self.plans)) as done:
-            run_plans(session, self.plans, self.chosen, done, self.outcomes)
-        return self._finish()
-
-    def interrupt(self) -> int:
-        """Ctrl-C or SIGTERM: no new work, remote commands ended, what was done is shown."""
-        self.session.interrupted = True
-        self.screen.say("interrupted: ending what runs on the nodes (again: leave at once)")
-        self.session.end_remote()
-        code = self._report()
-        undone = [name for name in self.plans if not self._complete(name)]
-        if not self.outcomes:
-            self.screen.say("nothing was changed")
-            return code
-        remember_failed(undone)
-        self.screen.say(
-            f"partial: {len(self.plans) - len(undone)} of {len(self.plans)} nodes were completed"
-            + (f"; not {nodes(undone)} (--limit @last-failed)" if undone else "")
-        )
-        return code
-
-    def _complete(self, name: str) -> bool:
-        return name in self.outcomes and self.outcomes[name].complete
-
-    def _agreed(self) -> bool:
-        changes = sum(len(made.changes) for made in self.plans.values())
-        if not sys.stdin.isatty():
-            raise Refused("no terminal to ask on: add --yes, or --check to only look")
-        question = f"Make {counted(changes, 'change')} on {counted(len(self.plans), 'node')}?"
-        try:
-            return click.confirm(question, err=True)
-        except click.Abort:
-            self.screen.err.print()
-            self.session.interrupted = True
-            return False
-
-    def _node(self, run: NodeRun) -> Node:
-        """A node of the document as it is known by now."""
-        error = run.error or ("" if run.reached else NOT_LOOKED_AT)
-        node = replace(
-            self.nodes.get(run.name, Node(run.name)), error=error, unreachable=run.unreachable
-        )
-        one = self.outcomes.get(run.name)
-        if one is not None:
-            became = Became(
-                tuple(one.done), dict(one.failed), one.cut, tuple(one.left), one.complete
-            )
-            node = replace(node, outcome=became)
-        return node.judged(run.results)
-
-    def _document(self) -> Deploy:
-        found = tuple(map(self._node, self.session.nodes))
-        whole = not self.session.interrupted
-        return Deploy(self.started, now(), self.check, self.chosen, found, whole)
-
-    def _report(self) -> int:
-        made = self._document()
-        show("deploy", self.form, made, self.screen, options=self.options)
-        return deploy_code(made)
-
-    def _declined(self) -> int:
-        """Somebody said no: a person has seen the plan, a program gets it."""
-        self.check = True
-        made = self._document()
-        if not find("deploy", self.form).styled:
+    def tell(self, nodes: Iterable[Node], *, complete: bool = True, silent: bool = False) -> int:
+        """Show the document. Returns the exit code."""
+        made = Deploy(self.started, now(), self.check, self.subjects, tuple(nodes), complete)
+        if not silent:
             show("deploy", self.form, made, self.screen, options=self.options)
         return deploy_code(made)
 
-    def _finish(self) -> int:
-        code = self._report()
-        lost = [n.name for n in self.session.nodes if n.unreachable]
-        failed = [n.name for n in map(self._node, self.session.nodes) if n.failed]
-        remember_failed([*failed, *lost])
-        if failed or lost:
-            self.screen.say("again on these alone: --limit @last-failed")
-        return code
+
+def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
+    """The whole command. Returns the exit code."""
+    from nodeready import execution, fleet
+
+    screen = report.screen
+    looks = look(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
+    if nodes.carrier.interrupted:
+        return _nothing_done(report, map(_seen, looks))
+    context = fleet.completed(nodes.carrier, nodes.policies, looks, nodes.all)
+    judged = {one.name: one for one in fleet.judged(looks, context)}
+    plans = _plans(judged, report.subjects)
+    planned = {name: _node(node, plans.get(name)) for name, node in judged.items()}
+    plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
+    if check:
+        return report.tell(planned.values())
+    asks = any(made.changes for made in plans.values()) and not yes
+    if report.styled:
+        if not screen.quiet:
+            screen.show(show_plan(planned.values(), report.options))
+    elif asks and sys.stdin.isatty():
+        screen.tell(show_plan(planned.values(), report.options))
+    if asks:
+        agreed = _agreed(screen, plans)
+        if agreed is None:
+            return _nothing_done(report, planned.values())
+        if not agreed:
+            # A person has seen the plan, a program gets it.
+            screen.say("nothing was changed")
+            return replace(report, check=True).tell(planned.values(), silent=report.styled)
+    found = hold(
+        nodes.carrier,
+        screen,
+        "changing",
+        lambda name: execution.changing(
+            judged[name], plans[name], nodes.carrier.run, report.subjects, PROBE_TIMEOUT_S
+        ),
+        plans,
+        stopping=_STOPPING,
+    )
+    outcomes = {
+        name: execution.of(judged[name], plans[name].refused, found[name]) for name in plans
+    }
+    done = [
+        _became(planned[name], outcomes[name]) if name in outcomes else planned[name]
+        for name in judged
+    ]
+    return (_partial if nodes.carrier.interrupted else _finish)(report, done)
+
+
+def _seen(one: Look) -> Node:
+    """A node of which nothing is planned."""
+    return Node(
+        one.name,
+        error=one.error or ("" if one.reached else NOT_LOOKED_AT),
+        unreachable=one.unreachable,
+    )
+
+
+def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, Plan]:
+    """The plans of the nodes that were looked at."""
+    from nodeready.planning import plan
+
+    return {
+        name: plan(node.snapshot, node.policy, node.results, chosen)
+        for name, node in judged.items()
+        if node.snapshot is not None and not node.error
+    }
+
+
+def _node(node: Judged, plan: Plan | None) -> Node:
+    """A node of the document, with its plan; None: it has none."""
+    from nodeready.planning import Plan
+
+    made = Node.of(node.name, plan or Plan(), node.results)
+    error = node.error or ("" if node.reached else NOT_LOOKED_AT)
+    return replace(made, error=error, unreachable=node.unreachable)
+
+
+def _became(node: Node, outcome: Outcome) -> Node:
+    """A node of the document, with what became of its plan."""
+    became = Became(
+        outcome.done, dict(outcome.failed), outcome.cut, outcome.left, outcome.complete
+    )
+    last = outcome.node
+    made = replace(node, outcome=became, error=last.error, unreachable=last.unreachable)
+    return made.judged(last.results)
+
+
+def _agreed(screen: Screen, plans: Mapping[str, Plan]) -> bool | None:
+    """Whether somebody wants the changes; None: interrupted."""
+    changes = sum(len(made.changes) for made in plans.values())
+    if not sys.stdin.isatty():
+        raise Refused("no terminal to ask on: add --yes, or --check to only look")
+    question = f"Make {counted(changes, 'change')} on {counted(len(plans), 'node')}?"
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        screen.err.print()
+        return None
+
+
+def _nothing_done(report: _Report, nodes: Iterable[Node]) -> int:
+    """Ctrl-C or SIGTERM before the first change."""
+    code = report.tell(nodes, complete=False)
+    report.screen.say("nothing was changed")
+    return code
+
+
+def _partial(report: _Report, nodes: Iterable[Node]) -> int:
+    """Ctrl-C or SIGTERM: no new work, remote commands ended, what was done is shown."""
+    nodes = list(nodes)
+    code = report.tell(nodes, complete=False)
+    planned = [node for node in nodes if node.outcome is not None]
+    undone = [node.name for node in planned if node.outcome and not node.outcome.complete]
+    remember_failed(undone)
+    report.screen.say(
+        f"partial: {len(planned) - len(undone)} of {len(planned)} nodes were completed"
+        + (f"; not {folded(undone)} (--limit @last-failed)" if undone else "")
+    )
+    return code
+
+
+def _finish(report: _Report, nodes: Iterable[Node]) -> int:
+    """Tell what became of the plan, and remember the nodes to try again."""
+    nodes = list(nodes)
+    code = report.tell(nodes)
+    again = [n.name for n in nodes if n.failed] + [n.name for n in nodes if n.unreachable]
+    remember_failed(again)
+    if again:
+        report.screen.say("again on these alone: --limit @last-failed")
+    return code

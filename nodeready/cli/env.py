@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nodeready.audit import now
-from nodeready.auditing import with_peers
+from nodeready.auditing import combined
 from nodeready.cli.exits import exit_code
 from nodeready.cli.options import common, format_option, option, output_file
 from nodeready.cli.options import ports as read_ports
 from nodeready.cli.output import refuse_unwritable, show
-from nodeready.cli.start import Common, gather, open_session
+from nodeready.cli.start import Common, look, over_ssh
 from nodeready.environment import SUBJECTS, Environment, grouped, variables
+from nodeready.policy import Policy
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import names
+from nodeready.transport.look import Look
 
 if TYPE_CHECKING:
-    from nodeready.session import Session
+    pass
 
 
-def _found(session: Session, taken: str) -> Environment:
-    seen = {n.name: n.snapshot for n in session.nodes if n.snapshot and not n.error}
+def _found(looks: list[Look], declared: Mapping[str, Policy], taken: str) -> Environment:
+    from nodeready.fleet import FleetContext
+
+    context = combined(FleetContext(declared), looks)
+    seen = {
+        one.name: context.completed(one.name, one.snapshot)
+        for one in looks
+        if one.snapshot and not one.error
+    }
     return Environment(
         taken,
         tuple(seen),
-        grouped({node.name: node.error for node in session.nodes if node.error}),
-        variables(seen, {name: session.declared[name] for name in seen}) if seen else (),
+        grouped({one.name: one.error for one in looks if one.error}),
+        variables(seen, {name: declared[name] for name in seen}) if seen else (),
     )
 
 
@@ -63,23 +73,20 @@ def env(
     refuse_unwritable(output)
     screen = options.screen()
     taken = now()
-    with open_session(inventory, options, SUBJECTS, given=given) as session:
-        try:
-            gather(session, screen)
-        except KeyboardInterrupt:
-            session.interrupted = True
-            session.end_remote()
+    nodes = over_ssh(inventory, options, given)
+    with nodes.carrier:
+        looks = look(nodes, screen, SUBJECTS)
+        if nodes.carrier.interrupted:
             screen.say("interrupted: nothing is exported")
             return exit_code(interrupted=True)
-        with_peers(session.nodes)
-        found = _found(session, taken)
-        screen.tell(show_errors(session.nodes))
+        found = _found(looks, nodes.policies, taken)
+        screen.tell(show_errors(looks))
     if found.nodes:
         show("env", format, found, screen, output=output)
     for line in exports.troubles(found):
         screen.say(line)
     return exit_code(
-        failed=any(n.error and not n.unreachable for n in session.nodes),
-        unreachable=any(n.unreachable for n in session.nodes),
+        failed=any(one.error and not one.unreachable for one in looks),
+        unreachable=any(one.unreachable for one in looks),
         check=not all(one.settled for one in found.variables),
     )

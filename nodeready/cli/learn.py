@@ -10,7 +10,7 @@ import click
 from nodeready.audit import now
 from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import common, option, output_file
-from nodeready.cli.start import Common, gather, open_session
+from nodeready.cli.start import Common, look, over_ssh
 from nodeready.files import write_atomically
 from nodeready.learning import learn as majority
 from nodeready.learning import render
@@ -39,10 +39,13 @@ def learn(inventory: str, output: str | None, force: bool, **shared: Any) -> int
     if output is not None and Path(output).exists() and not force:
         raise Refused(f"{output} exists: choose another name, or --force to replace it")
     screen = options.screen()
-    with open_session(inventory, options, LEARNED) as session:
-        gather(session, screen)
-        seen = {n.name: n.snapshot for n in session.nodes if n.snapshot and not n.error}
-        screen.tell(show_errors(session.nodes))
+    nodes = over_ssh(inventory, options)
+    with nodes.carrier:
+        looks = look(nodes, screen, LEARNED)
+        if nodes.carrier.interrupted:
+            raise KeyboardInterrupt
+        seen = {one.name: one.snapshot for one in looks if one.snapshot and not one.error}
+        screen.tell(show_errors(looks))
         if seen:
             text = render(majority(seen), list(seen), now())
             if output is None:
@@ -51,7 +54,6 @@ def learn(inventory: str, output: str | None, force: bool, **shared: Any) -> int
                 write_atomically(Path(output), [text])
                 screen.note(f"{output}: review it before you use it")
         return exit_code(
-            interrupted=session.interrupted,
-            failed=any(n.error and not n.unreachable for n in session.nodes),
-            unreachable=any(n.unreachable for n in session.nodes),
+            failed=any(one.error and not one.unreachable for one in looks),
+            unreachable=any(one.unreachable for one in looks),
         )

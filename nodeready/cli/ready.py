@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,24 +13,24 @@ import click
 
 from nodeready import auditing, launch
 from nodeready.audit import Audit, now
+from nodeready.cli.audit import document, say_partial
 from nodeready.cli.exits import Refused, nagios_code, ready_code
 from nodeready.cli.options import common, option, report
 from nodeready.cli.options import ports as read_ports
 from nodeready.cli.output import refuse_unwritable, show
-from nodeready.cli.start import Common, gather, open_session, remember_failed
+from nodeready.cli.start import Common, Nodes, over_ssh, password, remember_failed
 from nodeready.files import write_atomically
 from nodeready.policy.fields import USER_NAME
 from nodeready.policy.load import PolicyError
 from nodeready.ready import Ready, slots
 from nodeready.reports.registry import names
-from nodeready.reports.text import counted, nodes
+from nodeready.reports.text import counted
 from nodeready.selection import Selection, SelectionError, select
 from nodeready.subjects import LOOKED_AT, SUBJECTS
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
     from nodeready.proving import Wanted
-    from nodeready.session import Session
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
 _RESERVE_S = 3
@@ -61,42 +62,36 @@ def _selected(only: str | None, skip: str | None) -> Selection:
     return Selection(checks)
 
 
-def _session(
-    inventory: str, options: Common, selection: Selection, budget_s: int, given: dict[str, Any]
-) -> Session:
-    subjects = [subject for subject in auditing.looked_at(selection) if subject in LOOKED_AT]
-    return open_session(inventory, options, subjects, budget_s, given)
-
-
 def _fleet(
-    session: Session, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
+    nodes: Nodes, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
 ) -> Audit:
     """Look and prove until the budget is spent, and judge what there is."""
-    import gevent
-
-    from nodeready.proving import Proving, out_of_time
+    from nodeready.proving import Task, prove
 
     started, time_s = now(), budget_s - min(_RESERVE_S, budget_s / 4)
-    proving = Proving(session, wanted, time.monotonic() + time_s)
-    session.beside = proving.begin
-    try:
-        try:
-            with gevent.Timeout(time_s):
-                gather(session, screen)
-        except gevent.Timeout:
-            out_of_time(session, budget_s)
-            session.complete()
-        with screen.progress("proving", [node.name for node in session.nodes]) as done:
-            proving.finish(done)
-    except KeyboardInterrupt:
-        session.interrupted = True
-        session.end_remote()
-        missing = [node.name for node in session.nodes if not (node.reached or node.error)]
-        screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
-    auditing.with_peers(session.nodes)
-    auditing.with_history(session.nodes)
-    session.judge()
-    return auditing.report(session, selection, started, complete=not session.interrupted)
+    subjects = tuple(name for name in auditing.looked_at(selection) if name in LOOKED_AT)
+    deadline = time.monotonic() + time_s
+    task = Task(nodes.carrier, nodes.policies, subjects, wanted, budget_s, deadline)
+    left = {"look": set(nodes.policies), "proofs": set(nodes.policies)}
+    with ExitStack() as after:
+        done = {"look": after.enter_context(screen.progress("looking", left["look"]))}
+
+        def heard(name: str, what: str) -> None:
+            left[what].discard(name)
+            if what in done:
+                done[what](name)
+            if what == "look" and not left["look"] and "proofs" not in done:
+                after.close()
+                done["proofs"] = after.enter_context(screen.progress("proving", left["proofs"]))
+
+        def ask(names: list[str]) -> bool:
+            after.close()
+            return password(nodes.carrier, names)
+
+        looks = prove(task, heard, ask)
+    if nodes.carrier.interrupted:
+        say_partial(screen, looks)
+    return document(nodes, screen, selection, looks, started)
 
 
 def _here(given: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
@@ -195,20 +190,20 @@ def ready(
     else:
         from nodeready.proving import Wanted
 
-        with _session(inventory, options, selection, budget, given) as session:
-            if nodes_needed is not None and nodes_needed > len(session.nodes):
-                have = len(session.nodes)
+        over = over_ssh(inventory, options, given)
+        with over.carrier:
+            if nodes_needed is not None and nodes_needed > len(over.policies):
+                have = len(over.policies)
                 raise Refused(
                     f"--nodes-needed {nodes_needed}: {counted(have, 'node')} "
                     f"{'is' if have == 1 else 'are'} selected"
                 )
             wanted = Wanted.of(selection.checks, full=full_mesh)
-            found = Ready(_fleet(session, screen, selection, wanted, budget), budget, nodes_needed)
-            own_slots = {
-                node.name: int(node.host.data.slots)
-                for node in session.nodes
-                if node.host.data.get("slots")
-            }
+            found = Ready(_fleet(over, screen, selection, wanted, budget), budget, nodes_needed)
+            for name in over.policies:
+                data = over.all.get_host(name).data
+                if data.get("slots"):
+                    own_slots[name] = int(data.slots)
     if hostfile_out is not None:
         problem = _hostfile(found, hostfile_out, hostfile_format, own_slots)
         if problem:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import getpass
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready import carried, grouping, stack_directory
+from nodeready import grouping, stack_directory
 from nodeready.audit import now
 from nodeready.capture.program import Config
-from nodeready.capturing import MAIN, Captured, Carrier, Here, OverSrun, OverSsh, capture, more
+from nodeready.capturing import Captured, capture
 from nodeready.cli.exits import Refused, stacks_code
 from nodeready.cli.options import common, format_option, option, output_directory
 from nodeready.cli.output import show
-from nodeready.cli.start import Common, open_session
+from nodeready.cli.start import Common, asking, over_ssh, this_machine
 from nodeready.native_round import unwind
+from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
-from nodeready.reports.text import counted, nodes
+from nodeready.reports.text import nodes
 from nodeready.stack_search import SearchError, nothing, program_config
 from nodeready.stacks import Stacks
 from nodeready.traces import TraceError
+from nodeready.transport.base import Carrier
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
@@ -37,20 +35,6 @@ def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -
         raise Refused("--via srun: the job's own nodes are asked; name no others")
     if via == "ssh" and sum((inventory is not None, local, source is not None)) != 1:
         raise Refused("an INVENTORY, --local, --from DIR, or --via srun --job ID: one of these")
-
-
-def _take(carrier: Carrier, config: Config, screen: Screen) -> Captured:
-    """The traces of all nodes; sudo's password is asked for once when nodes want one."""
-    with screen.progress("stacks", carrier.nodes) as done:
-        found = capture(carrier, config, done)
-    asking = found.asking
-    if asking and found.complete and isinstance(carrier, OverSsh) and sys.stdin.isatty():
-        words = f"sudo password ({counted(len(asking), 'node')}): "
-        carrier.session.ask_password(getpass.getpass(words))
-        script = carried.script(MAIN, config)
-        with screen.progress("stacks", asking) as done:
-            more(found, carrier, dict.fromkeys(asking, script), done)
-    return found
 
 
 def _grouped(found: Captured, all_threads: bool, started: str, directory: Path | None) -> Stacks:
@@ -78,13 +62,13 @@ def _captured(
 ) -> tuple[Stacks, int]:
     """Both rounds, the document, and the exit code."""
     started = now()
-    found = _take(carrier, config, screen)
+    ask = asking(carrier, screen)
+    found = capture(ask, carrier.nodes, config)
     native = native and found.complete
     stacks = _grouped(found, all_threads, started, None if native else directory)
     if native:
-        with screen.progress("native", carrier.nodes) as done:
-            for problem in unwind(found, carrier, stacks, done):
-                screen.say(problem)
+        for problem in unwind(found, ask, stacks):
+            screen.say(problem)
         stacks = _grouped(found, all_threads, started, directory)
     if not found.complete:
         missing = [name for name in found.asked if name not in found.answers]
@@ -126,34 +110,29 @@ def _own_directory(output: str | None) -> Path | None:
     return directory
 
 
-def _over_srun(words: str, config: Config, screen: Screen) -> tuple[Carrier, Config]:
-    from nodeready.transports.srun import Srun, SrunError
-    from nodeready.transports.srun import job as running_job
-
-    try:
-        found = running_job(words)
-    except SrunError as problem:
-        raise Refused(str(problem)) from None
-    # An array's task has a number of its own, which its processes know.
-    return OverSrun(Srun(found, config.tag, screen.note)), replace(config, job=found.number)
-
-
-@contextmanager
 def _carrier(
     inventory: str | None, via: str, options: Common, config: Config, screen: Screen
-) -> Iterator[tuple[Carrier, Config]]:
+) -> tuple[Carrier, Config]:
     """The way to the nodes, and what is asked for there."""
+    carrier: Carrier
     if inventory is not None:
-        with open_session(inventory, options, ()) as session:
-            yield OverSsh(session), replace(config, tag=session.tag)
-        return
-    from nodeready.cli.interrupt import hear
+        carrier = over_ssh(inventory, options).carrier
+    elif via == "srun":
+        from nodeready.cli.interrupt import hear
+        from nodeready.transport.srun import Srun, SrunError
+        from nodeready.transport.srun import job as running_job
 
-    hear()
-    if via == "srun":
-        yield _over_srun(config.job, config, screen)
+        hear()
+        try:
+            found = running_job(config.job)
+        except SrunError as problem:
+            raise Refused(str(problem)) from None
+        carrier = Srun(found, screen.note)
+        # An array's task has a number of its own, which its processes know.
+        config = replace(config, job=found.number)
     else:
-        yield Here(config.tag), config
+        carrier = this_machine(Policy()).carrier
+    return carrier, replace(config, tag=carrier.tag)
 
 
 @click.command()
@@ -251,7 +230,8 @@ def stacks(
     if source is not None:
         found, code = _from(source, all_threads, directory)
     else:
-        with _carrier(inventory, via, options, config, screen) as (carrier, wanted):
+        carrier, wanted = _carrier(inventory, via, options, config, screen)
+        with carrier:
             found, code = _captured(
                 carrier,
                 wanted,

@@ -1,4 +1,4 @@
-"""From the command line's words to a Session: inventory, selection, policies, connection data."""
+"""From the command line's words to the nodes: inventory, selection, policies, connection data."""
 
 from __future__ import annotations
 
@@ -16,14 +16,31 @@ from nodeready.cli.exits import Refused
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
-from nodeready.transports.answer import PROBE_TIMEOUT_S, SUDO
+from nodeready.reports.text import counted
+from nodeready.transport import look as looks
+from nodeready.transport.base import (
+    SUDO,
+    Answer,
+    Asks,
+    Carrier,
+    Failure,
+    Found,
+    Key,
+    Request,
+    Talk,
+    collect,
+    node_of,
+    once,
+)
+from nodeready.transport.local import Local
+from nodeready.transport.look import PROBE_TIMEOUT_S, Look
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
 
     from nodeready import inventory
     from nodeready.cli.screen import Screen
-    from nodeready.session import NodeRun, Session
+    from nodeready.inventory import NodeInventory
 
 #: What stands for the nodes that failed in the last run.
 LAST_FAILED = "@last-failed"
@@ -104,51 +121,129 @@ def declared(
     return loaded, hosts, wanted
 
 
-def open_session(
-    words: str,
-    common: Common,
-    subjects: Iterable[str] | None = None,
-    limit_s: int = PROBE_TIMEOUT_S,
-    given: Mapping[str, Any] = MappingProxyType({}),
-) -> Session:
-    """A Session for an INVENTORY. Every mistake of the user's ends here, before any node.
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of one command, and the way to them. Leave it by ``carrier``, a context manager.
 
-    subjects: what it looks at; None: all
-    limit_s:  seconds for the look at one node
-    given:    settings of the policy that the command line sets for every node
+    policies:  declared, by name
+    inventory: that they are from; None: this machine, without one
+    """
+
+    carrier: Carrier
+    policies: Mapping[str, Policy]
+    inventory: NodeInventory | None = None
+
+    @property
+    def all(self) -> NodeInventory:
+        """The inventory, of nodes that have one."""
+        assert self.inventory is not None
+        return self.inventory
+
+
+def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxyType({})) -> Nodes:
+    """The nodes of an INVENTORY. Every mistake of the user's ends here, before any node.
+
+    given: settings of the policy that the command line sets for every node
     """
     # pyinfra takes longer to load than anybody waits for --help.
     from pyinfra.api import Config
 
     from nodeready.cli.interrupt import hear
-    from nodeready.session import Session
+    from nodeready.transport.ssh import Fleet
 
     hear()
     loaded, hosts, wanted = declared(words, common, given)
     config = Config()
     if common.sudo:
         config.SUDO = True
-    return Session(loaded, hosts, wanted, config, subjects=subjects, limit_s=limit_s)
+    return Nodes(Fleet(loaded, hosts, config), wanted, loaded)
 
 
-def visit(session: Session, screen: Screen, what: str, work: Callable[[NodeRun], None]) -> None:
-    """Do ``work``, which connects, on all nodes, with progress; ask for sudo's password once.
+def this_machine(policy: Policy, *, sudo: bool = False) -> Nodes:
+    """This machine, without any connection. sudo: what is asked runs as root"""
+    from nodeready.cli.interrupt import hear
 
-    what: the word for it beside the progress
+    hear()
+    carrier = Local(sudo=sudo)
+    return Nodes(carrier, dict.fromkeys(carrier.nodes, policy))
+
+
+def hold(
+    carrier: Carrier,
+    screen: Screen,
+    what: str,
+    talk: Callable[[str], Talk[Found]],
+    names: Iterable[str] | None = None,
+    *,
+    stopping: str = "",
+) -> dict[str, Found | Failure]:
+    """A conversation with each of these nodes (None: all), with progress; ask for sudo's password
+    once.
+
+    what:     the word for it beside the progress
+    stopping: what to say when an interrupt ends what runs on the nodes
     """
+    found: dict[str, Found | Failure] = {}
+    told = False
 
-    def each(runs: list[NodeRun]) -> None:
-        with screen.progress(what, [node.name for node in runs]) as done:
-            session.each(work, runs, done)
+    def each(chosen: list[str]) -> None:
+        with screen.progress(what, chosen) as done:
 
-    each(session.nodes)
-    asking = [node for node in session.nodes if node.kind == SUDO]
-    if asking and sys.stdin.isatty():
-        session.ask_password(getpass.getpass(f"sudo password ({len(asking)} nodes): "))
+            def heard(key: Key, _: Found | Failure) -> None:
+                nonlocal told
+                if carrier.interrupted and stopping and not told:
+                    told = True
+                    screen.say(stopping)
+                done(node_of(key))
+
+            talks: dict[Key, Talk[Found]] = {name: talk(name) for name in chosen}
+            for key, value in collect(carrier, talks, heard).items():
+                found[node_of(key)] = value
+
+    each(list(carrier.nodes if names is None else names))
+    asking = [name for name, value in found.items() if getattr(value, "kind", "") == SUDO]
+    if asking and not carrier.interrupted and password(carrier, asking):
         each(asking)
+    return found
 
 
-def gather(session: Session, screen: Screen) -> None:
-    """Look at all nodes; what all of them showed completes each one's policy."""
-    visit(session, screen, "looking", session.look)
-    session.complete()
+def password(carrier: Carrier, asking: list[str]) -> bool:
+    """Ask for sudo's password for these nodes, when somebody is there to answer."""
+    if not sys.stdin.isatty():
+        return False
+    words = f"sudo password ({counted(len(asking), 'node')}): "
+    carrier.use_password(getpass.getpass(words), asking)
+    return True
+
+
+def asking(carrier: Carrier, screen: Screen) -> Asks:
+    """What asks each node one question."""
+
+    def ask(what: str, asked: Mapping[str, Request]) -> Mapping[str, Answer]:
+        return hold(carrier, screen, what, lambda name: once(asked[name]), asked)
+
+    return ask
+
+
+def look(
+    nodes: Nodes,
+    screen: Screen,
+    subjects: Iterable[str] | None = None,
+    limit_s: int = PROBE_TIMEOUT_S,
+    stopping: str = "",
+) -> list[Look]:
+    """What every node shows, as far as it could be looked at.
+
+    subjects: what to look at; None: all
+    limit_s:  seconds for the look at one node
+    stopping: as for `hold`
+    """
+    chosen = None if subjects is None else tuple(subjects)
+    found = hold(
+        nodes.carrier,
+        screen,
+        "looking",
+        lambda name: looks.look(name, nodes.policies[name], chosen, limit_s),
+        stopping=stopping,
+    )
+    return [looks.of(name, value) for name, value in found.items()]

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import click
 
 from nodeready import moments
 from nodeready.audit import now
 from nodeready.capture.tail_seen import Config
-from nodeready.capture.tail_seen import Tail as Seen
 from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import common, option, past, report, since_option
 from nodeready.cli.output import refuse_unwritable, show
-from nodeready.cli.start import Common, open_session, remember_failed, visit
+from nodeready.cli.start import Common, Nodes, hold, over_ssh, remember_failed, this_machine
+from nodeready.policy import Policy
 from nodeready.reports.registry import names
-from nodeready.reports.text import nodes
-from nodeready.tail_fetch import fetch
+from nodeready.reports.text import nodes as folded
+from nodeready.tail_fetch import Fetched, fetching, of
 from nodeready.tailing import Grouping, Tail
-
-if TYPE_CHECKING:
-    from nodeready.session import Session
+from nodeready.transport.base import Talk
 
 #: Characters of a path on Linux (PATH_MAX).
 _PATH_MAX = 4096
@@ -52,35 +51,33 @@ def _newer(words: str | None) -> int:
         raise Refused(f"--newer {words}: {error}") from None
 
 
-def _gathered(session: Session, options: Common, config: Config, *, local: bool) -> Tail:
+def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
     """All nodes' answers, or as many as there are when it is interrupted."""
     grouping, started, screen = Grouping(), now(), options.screen()
-    host = os.uname().nodename
-    name = {node.name: host if local else node.name for node in session.nodes}
-    missing = set(name)
+    carrier = nodes.carrier
 
-    def found(node: str, seen: Seen) -> None:
-        grouping.add(name[node], seen)
-        missing.discard(node)
+    def reading(name: str) -> Talk[Fetched]:
+        found = yield from fetching(name, config, carrier.tag)
+        if found.tail is not None:
+            # Grouped as they come: equal lines of many nodes are kept once.
+            grouping.add(name, found.tail)
+        return replace(found, tail=None)
 
-    try:
-        visit(session, screen, "reading", fetch(session, config, found))
-    except KeyboardInterrupt:
-        session.interrupted = True
-        session.end_remote()
-        left = [name[node.name] for node in session.nodes if node.name in missing]
-        screen.say(f"interrupted: the results are partial; not {nodes(left)}")
-    errors = [node for node in session.nodes if node.error]
-    if not local:
-        remember_failed(node.name for node in errors)
+    found = {name: of(one) for name, one in hold(carrier, screen, "reading", reading).items()}
+    if carrier.interrupted:
+        left = [name for name, one in found.items() if one.kind]
+        screen.say(f"interrupted: the results are partial; not {folded(left)}")
+    errors = {name: one for name, one in found.items() if one.error}
+    if nodes.inventory is not None:
+        remember_failed(errors)
     return grouping.done(
         started=started,
         finished=now(),
         pattern=config.pattern,
         grep=config.grep,
-        unreachable={name[node.name]: node.error for node in errors if node.unreachable},
-        failed={name[node.name]: node.error for node in errors if not node.unreachable},
-        complete=not session.interrupted,
+        unreachable={name: one.error for name, one in errors.items() if one.unreachable},
+        failed={name: one.error for name, one in errors.items() if not one.unreachable},
+        complete=not carrier.interrupted,
     )
 
 
@@ -95,7 +92,7 @@ def _nothing(tail: Tail) -> str:
     skipped = [group for group in tail.groups if group.kind == "skipped"]
     if skipped:
         return f"{tail.pattern}: no file to read: {skipped[0].example} {skipped[0].why}"
-    where = nodes([node for group in tail.groups for node in group.nodes])
+    where = folded([node for group in tail.groups for node in group.nodes])
     return f"{tail.pattern}: {' or '.join(sorted(why))}, on {where}"
 
 
@@ -163,8 +160,9 @@ def tail(
         max_files=max_files,
     )
     refuse_unwritable(output)
-    with open_session("@local" if local else words[0], options, ()) as session:
-        found = _gathered(session, options, config, local=local)
+    nodes = this_machine(Policy(), sudo=options.sudo) if local else over_ssh(words[0], options)
+    with nodes.carrier:
+        found = _gathered(nodes, options, config)
     if why := _nothing(found):
         raise Refused(why)
     show("tail", format, found, options.screen(), output=output)

@@ -75,7 +75,8 @@ def free_index(taken: Iterable[int]) -> int:
             if network.prefixlen > _BROAD:
                 used.append(network)
     unavailable = set(taken)
-    for index in (*range(start, len(_SUBNETS)), *range(start)):
+    indexes: list[int] = [*range(start, len(_SUBNETS)), *range(start)]
+    for index in indexes:
         candidate = _SUBNETS[index]
         if index in unavailable or interface(index) in interfaces:
             continue

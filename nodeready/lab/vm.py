@@ -96,18 +96,24 @@ class Vm:
         return self.workdir / "ssh_config"
 
     def run(
-        self, command: str, user: str = "root", check: bool = True, timeout: float = 60.0
+        self,
+        command: str,
+        user: str = "root",
+        check: bool = True,
+        timeout: float = 60.0,
+        *,
+        input: str = "",
     ) -> subprocess.CompletedProcess[str]:
         """Run a shell command by ssh; the result has rc 255 when ssh itself failed.
 
         With `check`, an exit status other than 0 raises VmError with the output.
-        `timeout` is in seconds.
+        `timeout` is in seconds; `input` is what the command reads.
         """
         ssh = ["ssh", "-F", str(self.ssh_config), "-l", user, self.name, "--", command]
         try:
             done = subprocess.run(
                 ssh,
-                stdin=subprocess.DEVNULL,
+                input=input,
                 capture_output=True,
                 text=True,
                 errors="replace",

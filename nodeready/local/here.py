@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeready.audit import Audit, NodeReport, now
 from nodeready.local.alone import judge_alone
-from nodeready.local.child import Child, gather
-from nodeready.local.look import Look
 from nodeready.policy import Policy
 from nodeready.policy.load import digest
 from nodeready.selection import Selection
 from nodeready.subjects import LOOKED_AT, SUBJECTS
+from nodeready.transport.base import Answer, Key, Talk, collect, once
+from nodeready.transport.local import Local
+from nodeready.transport.look import question
 
 if TYPE_CHECKING:
     from nodeready.proofs.config import Config
     from nodeready.ready import Ready
+    from nodeready.transport.base import Request
 
 #: The subjects that are looked at here.
 SEEN = tuple(name for name in LOOKED_AT if SUBJECTS[name].alone)
@@ -28,6 +28,9 @@ SEEN = tuple(name for name in LOOKED_AT if SUBJECTS[name].alone)
 LIMIT_S = 60
 #: Seconds at the end of a budget for judging and reporting, at most a fourth of it.
 _RESERVE_S = 1.0
+#: Of the time for a look, for what is left when a section was ended: no network is in between
+#: here, and a second more or less decides whether a busy node is taken for a broken one.
+_MARGIN_S = 1
 
 
 def audit(policy: Policy, selection: Selection, limit_s: float = LIMIT_S) -> Audit:
@@ -46,24 +49,30 @@ def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) 
     started, began = now(), time.monotonic()
     time_s = limit_s - min(_RESERVE_S, limit_s / 4)
     subjects = [name for name in selection.subjects if name in SEEN]
-    look = Look(policy, subjects, time_s)
-    with _ending(look.child):
-        if proofs and "proof" in selection.subjects:
-            from nodeready.proofs import proved
+    carrier = Local()
+    (name,) = carrier.nodes
+    # The script gives up what is slow before nobody waits for it any more.
+    asked = question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
+    talks: dict[Key, Talk[Answer]] = {
+        "look": once(replace(asked.request, limit_s=asked.request.limit_s + 1))
+    }
+    config = None
+    if proofs and "proof" in selection.subjects:
+        config = _config(policy, time_s, carrier.tag)
+        talks["proofs"] = once(_proofs(name, config))
+    found = collect(carrier, talks, deadline=began + time_s)
+    if carrier.interrupted:
+        raise KeyboardInterrupt
+    look = found["look"]
+    late = f"no answer within {time_s:.0f} s"
+    snapshot = asked.nothing(late, look.stdout[:200]) if look.error else asked.read(look)
+    if config is not None:
+        from nodeready.proofs import proved
 
-            config = _config(policy, time_s)
-            proving = _prove(config)
-            with _ending(proving):
-                gather([look.child, proving], began + time_s)
-            seen = proved.read(proving.text, config)
-        else:
-            seen = None
-            gather([look.child], began + time_s)
-    snapshot = look.snapshot()
-    if seen is not None:
+        seen = proved.read(found["proofs"].stdout, config)
         snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": seen})
     report = NodeReport.of(
-        os.uname().nodename,
+        name,
         selection.of(judge_alone(snapshot, policy)),
         snapshot=snapshot,
         seconds=time.monotonic() - began,
@@ -71,14 +80,14 @@ def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) 
     return Audit(started, now(), digest([policy]), (report,))
 
 
-def _config(policy: Policy, limit_s: float) -> Config:
+def _config(policy: Policy, limit_s: float, tag: str) -> Config:
     from nodeready.probes.debug_tools import PY_SPY
     from nodeready.proofs.config import Config
     from nodeready.proofs.seen import SESSION
 
     return Config(
         nonce=f"nodeready-{os.urandom(8).hex()}",
-        tag=f"nodeready:{os.urandom(6).hex()}",
+        tag=tag,
         user=policy.job_user,
         # There are no other nodes to reach.
         wanted=tuple(name for name in SESSION if name != "peers"),
@@ -87,16 +96,7 @@ def _config(policy: Policy, limit_s: float) -> Config:
     )
 
 
-def _prove(config: Config) -> Child:
-    from nodeready import shell
-    from nodeready.proofs import source
+def _proofs(name: str, config: Config) -> Request:
+    from nodeready.transport.program import request
 
-    return Child(shell.command(source.script(config), config.limit_s + 2, config.tag))
-
-
-@contextmanager
-def _ending(child: Child) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        child.end()
+    return request(name, "nodeready.proofs.program", config)

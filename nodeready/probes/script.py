@@ -34,7 +34,9 @@ TOGETHER_S = 5
 # later counts. A section's status is its last line (there, the exit trap of the probe library
 # prints it): when that line is missing, the section was cut off or ended.
 # Busybox's timeout ends only its child and leaves what that started: there, we end the session.
-# $nr_limit is mostly a program, not a function of ours: so it costs no shell of its own.
+# $nr_limit is mostly a program, not a function of ours: so it costs no shell of its own. The text
+# of a shell is in its environment, which its user alone can read, and not in its arguments, which
+# are everybody's; nr_shell is called in a subshell only.
 #
 # A section that runs beside the others is started first, in the background of the left side of a
 # pipe; on the right side everything else runs, and then what came through the pipe is taken, with
@@ -65,9 +67,15 @@ nr_session() {
     kill $nr_watch
     return $nr_status
 }
+nr_eval='nr_text=$NR_TEXT; unset NR_TEXT; eval "$nr_text"'
+nr_shell() {
+    NR_TEXT=$2
+    export NR_TEXT
+    $nr_limit "$1" sh -c "$nr_eval"
+}
 nr_section() {
     printf '\n@%s begin %s\n' "$NR" "$1"
-    $nr_limit "$2" sh -c "$NR_LIB
+    nr_shell "$2" "$NR_LIB
 nr_trap
 $4" 2>&1 | head -c "$3"
     printf '\n@%s end\n' "$NR"
@@ -82,9 +90,13 @@ printf '\n@%s begin %s\n' $NR $1
 nr_it
 printf '\n@%s rc %s\n\n@%s end\n' $NR \$? $NR"
 }
-nr_start() { $nr_limit "$1" sh -c "$NR_LIB
+nr_start() {
+    NR_TEXT="$NR_LIB
 nr_trap
-$2" </dev/null 2>&1 & }
+$2"
+    export NR_TEXT
+    $nr_limit "$1" sh -c "$nr_eval" </dev/null 2>&1 &
+}
 nr_take() {
     printf '\n@%s begin %s\n' "$NR" "$1"
     read -r nr_up nr_x </proc/uptime
@@ -97,7 +109,7 @@ nr_empty() {
     printf '\n@%s begin %s\n\n@%s rc 0\n\n@%s end\n' "$NR" "$1" "$NR" "$NR"
 }
 nr_together() {
-    { { $nr_limit "$1" sh -c "$NR_LIB$NR_TOGETHER" 2>&1 4>&- 5>&-; echo $? >&4; } |
+    { { nr_shell "$1" "$NR_LIB$NR_TOGETHER" 2>&1 4>&- 5>&-; echo $? >&4; } |
         head -c "$2" >&5; } 4>&1
 }
 """

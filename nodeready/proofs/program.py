@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from nodeready.carried import Program
 from nodeready.proofs import attach, core, limits, peers, session, source, tracers, wire
 from nodeready.proofs.config import Config
 from nodeready.proofs.own import Own
@@ -153,8 +154,10 @@ def _as_user(own: Own, config: Config) -> None:
             with _printing:
                 print(text[text.index(f"{config.nonce} ") :], flush=True)
 
-    script = source.script(inner, first=sys.executable, inside=True)
-    ended = session.run(own, config.user, script, line)
+    def made(descriptor: int) -> Program:
+        return source.program(inner, first=sys.executable, descriptor=descriptor, inside=True)
+
+    ended = session.run(own, config.user, made, line)
     if not begun and not (ended.rc is None and config.limit_s < _LOGIN_S):
         why = ended.first or f"exit status {ended.rc}"
         if source.NO_PYTHON in why:

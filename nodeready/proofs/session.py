@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,10 +20,13 @@ class Broken:
     broken: str
 
 
-def run(own: Own, user: str, script: str, line: Callable[[str], None]) -> Ended:
-    """Run a script in a new session of this user, as root; its standard input stays open.
+def run(
+    own: Own, user: str, made: Callable[[int], tuple[str, str]], line: Callable[[str], None]
+) -> Ended:
+    """Run a program in a new session of this user, as root; its standard input stays open.
 
-    line: gets each line of its output as it comes.
+    made: the script and the program's text, which is read at this file descriptor
+    line: gets each line of its output as it comes
 
     Through ``su -``: sudo sets the core limit of what it runs to 0 (since 1.9.9), and setpriv
     gives no limits at all. When we came through sudo ourselves, the limit goes back to what it was
@@ -31,7 +35,11 @@ def run(own: Own, user: str, script: str, line: Callable[[str], None]) -> Ended:
     _undo_sudo()
     # su's own environment is the user's; our input is the pipe that tells it when we are gone.
     read, write = os.pipe()
+    # Not over that input: a profile may read it.
+    text, source = os.pipe()
     try:
+        script, told = made(text)
+        threading.Thread(target=_tell, args=(source, told.encode()), daemon=True).start()
         kept = bytearray()
 
         def heard(_: object, stream: int, piece: bytes) -> None:
@@ -44,12 +52,18 @@ def run(own: Own, user: str, script: str, line: Callable[[str], None]) -> Ended:
         argv = ["su", "-", user, "-s", "/bin/sh", "-c", script]
         # A second is left to end what hangs, and to say so.
         limit_s = own.left_s - 1
-        return own.run(argv, limit_s, heard, stdin=read)
+        return own.run(argv, limit_s, heard, stdin=read, pass_fds=(text,))
     except OSError as problem:
         return Ended(127, "", f"su: {problem.strerror}", 0.0)
     finally:
-        os.close(read)
-        os.close(write)
+        for number in (read, write, text):
+            os.close(number)
+
+
+def _tell(number: int, text: bytes) -> None:
+    """Write all of it, as fast as it is read; a reader that is gone is its own trouble."""
+    with contextlib.suppress(OSError), os.fdopen(number, "wb") as file:
+        file.write(text)
 
 
 def _undo_sudo() -> None:

@@ -1,9 +1,13 @@
 # nr_as USER COMMAND: run a line of our library with this user's rights: a link in a home
 # directory then leads nowhere that the user could not write anyway.
 nr_as() {
+    # In the environment, which is that user's alone; arguments can be read by everybody.
+    NR_TEXT=$NR_LIB$2
+    export NR_TEXT
     if command -v runuser >/dev/null 2>&1; then
-        runuser -u "$1" -- sh -c "$NR_LIB$2" || exit 1
+        runuser -u "$1" -- sh -c 'eval "$NR_TEXT"' || exit 1
     else
-        su -s /bin/sh "$1" -c "$NR_LIB$2" || exit 1
+        su -s /bin/sh "$1" -c 'eval "$NR_TEXT"' || exit 1
     fi
+    unset NR_TEXT
 }

@@ -69,17 +69,18 @@ def configured(**how: Any) -> program.Config:
     return program.Config(nonce, TAG, **{"limit_s": 40, "interval_s": 0.1, **how})
 
 
-def line(config: program.Config) -> str:
+def line(config: program.Config) -> shell.Command:
     """The command as it travels."""
-    script = carried.script("nodeready.capture.program", config)
-    return shell.command(script, config.limit_s + 2, TAG)
+    made = carried.program("nodeready.capture.program", config)
+    return shell.command(made.script, config.limit_s + 2, TAG, made.text)
 
 
 def capture(node: Node, login: str = "root", **how: Any) -> dict[str, Any]:
     """The node's trace; the program leaves nothing, and complains of nothing."""
     config = configured(**how)
     before = processes(node)
-    done = node.run(line(config), user=login)
+    command = line(config)
+    done = node.run(command.line, user=login, input=command.stdin)
     assert not done.stderr, done.stderr
     assert set(processes(node)) <= set(before)
     trace = read(answer.unpack(done.stdout, config.nonce), node.name)

@@ -219,9 +219,10 @@ def test_a_program_that_is_killed_leaves_nothing(node, login, number):
     node.write(SPY, spy, mode=0o755)
     before = processes(node)
     command = line(configured())
-    node.run(f"({command}) >/tmp/out 2>&1 </dev/null &", user=login)
+    node.write("/tmp/in", command.stdin)
+    node.run(f"({command.line}) >/tmp/out 2>&1 </tmp/in &", user=login)
     wait_for(lambda: node.enter(["test", "-e", "/tmp/began"], check=False).returncode == 0)
-    rows = [row.split() for row in processes(node) if "import base64" in row]
+    rows = [row.split() for row in processes(node) if "import os, sys" in row]
     ours = next(pid for pid, name, *_ in rows if name.startswith("python"))
     node.enter(["kill", f"-{number}", ours])
     for _ in range(50):
@@ -236,5 +237,7 @@ def test_a_program_that_is_killed_leaves_nothing(node, login, number):
 
 def test_a_pattern_that_is_none(node):
     config = configured(match="(")
-    trace = answer.unpack(node.run(line(config)).stdout, config.nonce)
+    command = line(config)
+    said = node.run(command.line, input=command.stdin).stdout
+    trace = answer.unpack(said, config.nonce)
     assert trace["error"].startswith("no regular expression: ")

@@ -70,7 +70,7 @@ def test_every_message_is_explained():
 
 
 def test_every_word_for_a_connection_that_failed_is_explained():
-    source = (ROOT / "nodeready/transports/answer.py").read_text()
+    source = (ROOT / "nodeready/transport/ssh.py").read_text()
     tree = ast.parse(source)
     for function in tree.body:
         if isinstance(function, ast.FunctionDef) and function.name == "connect_error":

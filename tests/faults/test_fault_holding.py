@@ -87,7 +87,7 @@ def test_a_command_hangs(fresh_nodes, fleet, tool):
 
 
 #: A look ends after one second and not after sixty.
-_IMPATIENT = "from nodeready.transports import answer\nanswer.PROBE_TIMEOUT_S = 1\n"
+_IMPATIENT = "from nodeready.transport import look\nlook.PROBE_TIMEOUT_S = 1\n"
 
 
 def test_a_login_that_hangs(fresh_node, fleet, tool):
@@ -100,21 +100,23 @@ def test_a_login_that_hangs(fresh_node, fleet, tool):
 
 #: Commands on this machine: as `@local` runs them.
 _HERE = r"""
-from nodeready.transports.channel import TooMuchOutput, here
+from nodeready.shell import Command
+from nodeready.transport.local import run
 
-large = b"x" * 5_000_000
-assert here("cat", large).stdout == large.decode()
-assert here("exit 3").status == 3
-assert here("kill -9 $$").status is None
+def here(line, stdin="", max_bytes=16 << 20):
+    return run(Command(line, stdin), 60, max_bytes)
+
+large = "x" * 5_000_000
+assert here("cat", large).stdout == large
+assert here("exit 3").rc == 3
+assert here("kill -9 $$").rc is None
 assert here("exec <&-; sleep 0.1; echo done", large).stdout == "done\n"
 said = here("printf '\\377x'; printf '\\376y' >&2")
 assert (said.stdout, said.stderr) == ("\udcffx", "\udcfey")
 for endless in ("yes", "yes >&2"):
-    try:
-        here(endless, mark=b"never")
-        raise SystemExit(endless)
-    except TooMuchOutput as error:
-        assert error.first.startswith(b"y\ny\n")
+    said = here(endless, max_bytes=1 << 20)
+    assert said.kind == "output"
+    assert said.error.startswith("too much output, beginning with 'y\\ny"), said.error
 """
 
 

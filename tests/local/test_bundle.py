@@ -54,8 +54,9 @@ def test_nothing_is_missing_and_nothing_of_the_control_machine_is_in_it(bundle_f
                 assert first in sys.stdlib_module_names, f"{name} imports {found}"
             elif found not in bundle._LEFT_OUT and imports._file(found) is not None:
                 assert found in inside, f"{name} imports {found}"
-    outside = ("cli", "lab", "transports", "operations", "session", "inventory", "nodesets")
+    outside = ("cli", "lab", "operations", "inventory", "nodesets")
     assert not {name for name in inside if name.split(".")[1:2] and name.split(".")[1] in outside}
+    assert not {f"nodeready.transport.{name}" for name in ("ssh", "srun", "fake")} & inside
     assert {"nodeready/sh/probe.sh", "nodeready/sh/prologue.sh"} <= {*names}
 
 

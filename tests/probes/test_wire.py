@@ -31,7 +31,11 @@ def section(name: str, script: str, **limits: Any) -> Section:
 def run(sections: list[Section], runner: list[str] = SHELLS[0], before: str = "") -> str:
     command = shell.command(make_script(sections, Policy(), NONCE), 30, "nodeready:test")
     return subprocess.run(
-        [*runner, before + command], capture_output=True, text=True, check=True
+        [*runner, before + command.line],
+        input=command.stdin,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
 
 
@@ -96,7 +100,13 @@ def test_a_limit_for_the_whole_look_costs_the_slow_section_alone():
         section("good", "echo b=2"),
     ]
     command = shell.command(make_script(sections, Policy(), NONCE, 5), 5, "nodeready:test")
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["sh", "-c", command.line],
+        input=command.stdin,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     outputs = parse_answer(done.stdout, sections, NONCE)
     assert outputs["good"].values() == {"b": "2"}
     with pytest.raises(ProbeError, match="timed out"):
@@ -241,8 +251,9 @@ def test_without_gzip_the_answer_is_plain(tmp_path):
         make_script([section("good", "echo a=1")], Policy(), NONCE), 30, "nodeready:test"
     )
     # The prologue appends the system's directories; a node without gzip has none there.
-    text = base64.b64decode(command.split("echo ")[1].split("|")[0]).decode()
-    text = text.replace("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:", "")
+    text = command.stdin.replace(
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:", ""
+    )
     done = subprocess.run(
         ["/bin/sh", "-c", text],
         env={"PATH": str(tmp_path)},

@@ -54,16 +54,18 @@ def configured(user="ml", limit_s=40, wanted=("limits", "attach", "tracers")) ->
     return Config(nonce, TAG, user=user, wanted=wanted, limit_s=limit_s)
 
 
-def line(config: Config) -> str:
+def line(config: Config) -> shell.Command:
     """The command as it travels."""
-    return shell.command(source.script(config), config.limit_s + 2, TAG)
+    made = source.program(config)
+    return shell.command(made.script, config.limit_s + 2, TAG, made.text)
 
 
 def prove(node: Node, login="root", **how) -> Proved:
     """What the program sees there, in the session of the job's user; and it leaves nothing."""
     config = configured(**how)
     before = processes(node)
-    done = node.run(line(config), user=login, check=False)
+    command = line(config)
+    done = node.run(command.line, user=login, input=command.stdin, check=False)
     assert not done.stderr, done.stderr
     assert processes(node) == before
     return proved.read(done.stdout, config)

@@ -8,7 +8,7 @@ One JSON object: ``nodes`` (name -> mesh or unknown), ``results`` (name -> the c
 """
 
 # It comes before anything that opens a socket.
-from nodeready.transports import patch  # isort: skip
+from nodeready.transport import patch  # isort: skip
 
 import dataclasses
 import json
@@ -22,7 +22,9 @@ from nodeready.policy import Policy
 from nodeready.proofs.mesh_seen import Mesh
 from nodeready.proofs.proved import Proved
 from nodeready.proofs.seen import User
-from nodeready.session import Session
+from nodeready.transport.base import collect
+from nodeready.transport.look import look
+from nodeready.transport.ssh import Fleet
 
 assert patch
 
@@ -55,13 +57,14 @@ def main(path, first, last, seconds, *how):
     hear()
     loaded = inventory.load(path)
     hosts = list(loaded)
-    with Session(loaded, hosts, fleet.policies(loaded, hosts), subjects=("ptrace",)) as session:
-        session.gather(lambda name: None)
-        nodes = [node for node in session.nodes if node.reached]
+    wanted = fleet.policies(loaded, hosts)
+    with Fleet(loaded, hosts) as carrier:
+        talks = {name: look(name, wanted[name], ("ptrace",)) for name in carrier.nodes}
+        nodes = [name for name, seen in collect(carrier, talks).items() if seen.kind == ""]
         began = time.monotonic()
         ports = int(first), int(last)
         deadline = began + float(seconds)
-        seen = meshing.run(session, nodes, ports, deadline, full="full" in how)
+        seen = meshing.run(carrier, nodes, ports, deadline, full="full" in how)
         seconds = round(time.monotonic() - began, 2)
     run = runs[0]
     results = {}

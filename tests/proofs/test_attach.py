@@ -262,11 +262,12 @@ def test_killed_in_the_middle_nothing_is_left(fresh_node, login, number):
     fresh_node.enter(["sh", "-c", "mkdir -p -m 1777 /run/user; chmod 1777 /run/user"])
     before = processes(fresh_node)
     command = line(configured(user="ml"))
-    fresh_node.run(f"({command}) >/run/user/out 2>&1 </dev/null &", user=login)
+    fresh_node.write("/run/user/in", command.stdin)
+    fresh_node.run(f"({command.line}) >/run/user/out 2>&1 </run/user/in &", user=login)
     began = ["test", "-e", "/run/user/began"]
     wait_for(lambda: fresh_node.enter(began, check=False).returncode == 0)
     # The oldest is the program that the login started.
-    ours = [row.split() for row in processes(fresh_node) if "import base64" in row]
+    ours = [row.split() for row in processes(fresh_node) if "import os, sys" in row]
     pid = next(pid for pid, name, *_ in ours if name.startswith("python"))
     fresh_node.enter(["kill", f"-{number}", pid])
     for _ in range(50):

@@ -7,12 +7,12 @@ import os
 import pytest
 from pyinfra.api import Config, Inventory, State
 
-from nodeready.transports.connector import Become
-from nodeready.transports.dialogue import Dialogue
+from nodeready.transport.base import Request
+from nodeready.transport.local import Local
+from nodeready.transport.ssh import Connected
 from tests.command import wait_for
 
 MARK = "mark-4711"
-PLAIN = Become(False, "", {})
 
 
 @pytest.fixture
@@ -24,12 +24,18 @@ def host():
     return host
 
 
+@pytest.fixture(params=["local", "ssh"])
+def carrier(request, host):
+    return Local() if request.param == "local" else Connected([host])
+
+
 @pytest.fixture
-def begin(host):
+def begin(carrier):
     talks = []
 
-    def start(command):
-        talks.append(Dialogue(host, command, MARK, PLAIN))
+    def start(script):
+        (node,) = carrier.nodes
+        talks.append(carrier.open(Request(node, f"exec <&3\n{script}", 60, "", MARK)))
         return talks[-1]
 
     yield start
@@ -72,7 +78,7 @@ def test_what_says_nothing_is_waited_for_and_then_ended(begin):
     [
         ("echo welcome; echo oh no >&2; exit 3", "ended by itself: oh no"),
         ("exit 0", "ended by itself"),
-        ("kill -9 $$", "ended by itself"),
+        ("kill -9 $$", "ended by itself: Killed"),
         ("tr '\\0' x </dev/zero", "too much output"),
         ("yes", "too much output"),
         # A line that never ends is none.
@@ -89,5 +95,6 @@ def test_why_there_is_no_answer(begin, command, error):
 
 
 def test_a_connector_without_a_channel_says_so(host):
+    carrier = Connected([host])
     host.connector = object()
-    assert Dialogue(host, "true", MARK, PLAIN).error == "needs ssh"
+    assert carrier.open(Request("@local", "true", 60, "", MARK)).error == "needs ssh"

@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.transports.answer import LOST, OUTPUT, TIMEOUT, UNREACHABLE, Answer
-from nodeready.transports.channel import ANSWER_BYTES
-from nodeready.transports.srun import Job, Srun
-from nodeready.transports.srun_output import StepOutput
+from nodeready.transport.base import (
+    ANSWER_BYTES,
+    LOST,
+    OUTPUT,
+    TIMEOUT,
+    UNREACHABLE,
+    Answer,
+    Reply,
+    Request,
+)
+from nodeready.transport.srun import Job, Srun, StepOutput
 
 NONCE = "nodeready-00"
 
@@ -37,8 +44,8 @@ def test_answers_come_apart_however_they_are_interleaved_and_cut_into_pieces() -
     for at in range(0, len(text), 7):
         output.add(text[at : at + 7])
     assert list(heard) == ["gpu2", "gpu1"]
-    assert heard["gpu1"] == Answer(True, f"{long}\n")
-    assert heard["gpu2"] == Answer(True, "a banner\ntwo\n")
+    assert heard["gpu1"] == Reply(f"{long}\n")
+    assert heard["gpu2"] == Reply("a banner\ntwo\n")
     assert list(output.waiting) == ["gpu3"]
 
 
@@ -69,7 +76,7 @@ def test_a_node_that_prints_without_end_costs_itself_and_no_memory() -> None:
     for _ in range(ANSWER_BYTES // 1_000_000 + 2):
         output.add(piece)
     output.add(f"1: fine\n1: {NONCE} end\n0: {NONCE} end\n".encode())
-    assert (heard["gpu1"].kind, heard["gpu2"]) == (OUTPUT, Answer(True, "fine\n"))
+    assert (heard["gpu1"].kind, heard["gpu2"]) == (OUTPUT, Reply("fine\n"))
 
 
 @pytest.mark.parametrize(
@@ -136,11 +143,9 @@ def test_a_slurm_that_is_older_than_overlap_is_asked_without_it(
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     told: list[str] = []
-    heard: dict[str, Answer] = {}
-    steps = Srun(Job("1", ("gpu1",)), "nodeready:test", told.append)
+    steps = Srun(Job("1", ("gpu1",)), told.append)
     for _ in range(2):
-        heard.clear()
-        steps.carry("echo here", 10, heard.__setitem__)
-        assert heard["gpu1"].ok
-        assert heard["gpu1"].stdout.split() == ["here"]
+        ((name, heard),) = steps.ask([Request("gpu1", "echo here", 10)])
+        assert (name, heard.ok) == ("gpu1", True)
+        assert heard.stdout.split() == ["here"]
     assert told == ["srun has no --overlap (Slurm before 20.11): asking without it"]

@@ -95,10 +95,11 @@ def prove(vm: Vm, wanted: tuple[str, ...], login: str = "root", how: str = "") -
         wanted=wanted,
         limit_s=LIMIT_S,
     )
-    line = shell.command(source.script(config), LIMIT_S + 2, config.tag)
+    made = source.program(config)
+    line, stdin = shell.command(made.script, LIMIT_S + 2, config.tag, made.text)
     if how:
         line = how.format(line=line, quoted=shlex.quote(f"sudo -n {line}"))
-    done = vm.run(line, user=login, check=False, timeout=LIMIT_S + 30)
+    done = vm.run(line, user=login, input=stdin, check=False, timeout=LIMIT_S + 30)
     return proved.read(done.stdout, config)
 
 

@@ -1,0 +1,128 @@
+"""The snapshots of a pyinfra run: one round trip per node, shared by all its operations.
+
+For `pyinfra INVENTORY deploy.py`, where pyinfra connects and runs, and calls each operation per
+host, in prepare and again in execute. The first call gathers all nodes in parallel; an operation
+that changed something makes only what it touched stale.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from gevent.lock import BoundedSemaphore
+from pyinfra.api import Host, State, StringCommand
+from pyinfra.api.exceptions import PyinfraError
+
+from nodeready import fleet, shell
+from nodeready.actions import Change
+from nodeready.fleet import FleetContext
+from nodeready.policy import Policy
+from nodeready.policy.load import PolicyError
+from nodeready.results import Result
+from nodeready.snapshot import Snapshot, judge
+from nodeready.subjects import CHANGED
+from nodeready.transport.base import Key, Talk, collect
+from nodeready.transport.look import Look, of, question
+from nodeready.transport.look import look as looking
+from nodeready.transport.ssh import Connected
+
+
+@dataclass
+class _Run:
+    """One pyinfra run.
+
+    context: what all nodes together told; None: they were not looked at yet
+    shown:   what each node showed when it was looked at last, and its results
+    stale:   node -> the subjects that were changed since then
+    """
+
+    carrier: Connected
+    declared: dict[str, Policy]
+    context: FleetContext | None = None
+    shown: dict[str, tuple[Snapshot, tuple[Result, ...]]] = field(default_factory=dict)
+    stale: dict[str, set[str]] = field(default_factory=dict)
+    # pyinfra loads a deploy file for all nodes at once: the first gathers, the others wait.
+    gathering: BoundedSemaphore = field(default_factory=BoundedSemaphore)
+
+    def gather(self, state: State) -> FleetContext:
+        """Look at all nodes, in parallel."""
+        hosts = list(state.inventory.get_active_hosts())
+        self.carrier = Connected(hosts, self.carrier.run)
+        names = [str(host.name) for host in hosts]
+        talks: dict[Key, Talk[Look]] = {
+            name: looking(name, self.declared[name], CHANGED) for name in names
+        }
+        found = collect(self.carrier, talks)
+        looks = [of(name, found[name]) for name in names]
+        context = fleet.completed(self.carrier, self.declared, looks, state.inventory)
+        for name, one in zip(names, looks, strict=True):
+            # A node that could not be looked at shows nothing, and says why.
+            asked = question(name, self.declared[name], CHANGED)
+            self._keep(context, name, one.snapshot or asked.nothing(one.error))
+        self.context = context
+        return context
+
+    def _keep(self, context: FleetContext, name: str, seen: Snapshot) -> None:
+        self.shown[name] = (seen, tuple(judge(seen, context.policies[name])))
+
+    def again(self, context: FleetContext, name: str, stale: Iterable[str]) -> None:
+        """Look once more at what became stale on a node."""
+        asked = question(name, context.policies[name], stale)
+        for _, answer in self.carrier.ask([asked.request]):
+            self._keep(context, name, self.shown[name][0].merged(asked.read(answer)))
+
+
+# pyinfra calls an operation with nothing but its host, whose State is the run: this is the only
+# place where what one call found can wait for the next. It goes with the State.
+_runs: WeakKeyDictionary[State, _Run] = WeakKeyDictionary()
+
+
+def _run(host: Host) -> tuple[_Run, FleetContext]:
+    state = host.state
+    if state not in _runs:
+        try:
+            declared = fleet.policies(state.inventory, list(state.inventory))
+        except PolicyError as error:
+            # pyinfra prints its own exceptions as one line, any other as a traceback.
+            raise PyinfraError(str(error)) from None
+        _runs[state] = _Run(Connected([], secrets.token_hex(6)), declared)
+    run = _runs[state]
+    with run.gathering:
+        return run, run.context or run.gather(state)
+
+
+def observed(host: Host) -> tuple[Snapshot, Policy, tuple[Result, ...]]:
+    """What the node shows, its policy, completed by what the others showed, and its results.
+
+    What became stale is looked at again.
+    """
+    run, context = _run(host)
+    stale = run.stale.pop(host.name, None)
+    if stale:
+        run.again(context, host.name, stale)
+    seen, results = run.shown[host.name]
+    return seen, context.policies[host.name], results
+
+
+def command(host: Host, change: Change) -> StringCommand:
+    """The one command that makes a change on the node."""
+    run, context = _run(host)
+    wait_s = context.policies[host.name].lock_wait_s
+    asked = change.request(host.name, run.carrier.run, wait_s)
+    # As one line, whatever bytes are in it: pyinfra sends text.
+    line, stdin = shell.command(asked.script, asked.limit_s, run.carrier.tag, asked.payload or "")
+    return StringCommand(line, _stdin=stdin)
+
+
+def refuse(reason: str) -> StringCommand:
+    """A command that fails with this reason: pyinfra then counts the node as failed."""
+    return StringCommand(f"echo {shell.quote('nodeready: ' + reason)} >&2; exit 1")
+
+
+def forget(host: Host, touched: Iterable[str]) -> None:
+    """Something of ours changed these subjects on the node: look again before the next use."""
+    run, _ = _run(host)
+    run.stale.setdefault(host.name, set()).update(touched)

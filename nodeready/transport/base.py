@@ -1,0 +1,348 @@
+"""How nodes are asked: requests, answers, and the interface of what carries them. Pure.
+
+A command holds a conversation with every node: a generator that yields a `Request`, gets its
+`Answer`, and may ask again; what it returns is what the command wanted to know. Every request gets
+exactly one answer: after an interrupt, or at the deadline, that is a `Failure`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, Union
+
+from nodeready import shell
+
+#: Kinds of failure that are not the command's own: no connection was made; it ended in the
+#: middle; it stands, but not even the command's own limit was kept; the limit ended the command;
+#: sudo wants a password; sudo refuses for good; the node prints without end; a mistake of ours.
+UNREACHABLE, LOST, HUNG, TIMEOUT = "unreachable", "lost", "hung", "timeout"
+SUDO, REFUSED, OUTPUT, FAILED = "sudo", "refused", "output", "failed"
+#: The deadline of all requests came first; the user interrupted us.
+LATE, INTERRUPTED = "late", "interrupted"
+LATE_WORDS = "no answer in time"
+
+#: The node's own connection is the trouble: exit status 4.
+UNREACHED = frozenset({UNREACHABLE, LOST})
+#: After these there is no use in asking the node anything more.
+OVER = frozenset({UNREACHABLE, LOST, HUNG, SUDO, REFUSED, LATE, INTERRUPTED})
+
+#: A whole answer: a snapshot is some 20 KB, and at most 8 MB before it is packed.
+ANSWER_BYTES = 16 << 20
+#: Standard error of which the first bytes are kept; the rest is read and dropped.
+ERROR_BYTES = 64 << 10
+
+#: How `timeout` ends: by TERM, by KILL, or killed by its own KILL to the whole group.
+TIMED_OUT = (124, 137, None)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one node is asked to do.
+
+    node:    its name
+    script:  a POSIX sh text
+    limit_s: seconds that the script has on the node, where `timeout -k` ends it
+    payload: what the script finds at its file descriptor 3; None: nothing
+    mark:    the text with which the answer begins, whatever a login prints before it; "": unknown
+    max_bytes: of the answer; a node that prints more has failed
+    """
+
+    node: str
+    script: str
+    limit_s: int
+    payload: str | None = None
+    mark: str = ""
+    max_bytes: int = ANSWER_BYTES
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back from a node: a `Reply` or a `Failure`.
+
+    stdout, stderr: what the script said, decoded without loss; of a failure, until then
+    seconds: from the question to the answer, with the connection that was made for it
+    """
+
+    stdout: str = ""
+    stderr: str = ""
+    seconds: float = 0.0
+
+    #: One line when the script did not come to an end of its own, and its kind.
+    error = ""
+    kind = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the script ran and exited 0."""
+        return False
+
+    def reason(self) -> str:
+        """Why it failed, in one line."""
+        return self.error
+
+
+@dataclass(frozen=True)
+class Reply(Answer):
+    """The script came to its end. rc: its exit status; None: a signal ended it."""
+
+    rc: int | None = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.rc == 0
+
+    def reason(self) -> str:
+        """Why it failed, in one line: our own script's last word, or another's."""
+        lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
+        ours = [line for line in lines if line.startswith("nodeready: ")]
+        if ours:
+            return ours[-1].removeprefix("nodeready: ")
+        if lines:
+            return lines[-1]
+        return "ended by a signal" if self.rc is None else f"exit status {self.rc}"
+
+
+@dataclass(frozen=True)
+class Failure(Answer):
+    """The script did not come to its end, or nobody knows. kind: one of the words above."""
+
+    kind: str = FAILED
+    error: str = ""
+
+
+def interrupted() -> Failure:
+    """The answer of a node that an interrupt left out."""
+    return Failure(kind=INTERRUPTED, error="interrupted")
+
+
+Found = TypeVar("Found")
+#: What is asked of one node, step by step, and what comes of it.
+Talk = Generator[Request, Answer, Found]
+#: A conversation's name: the node's, or with a word when there are several with one node.
+Key = Union[str, tuple[str, str]]  # noqa: UP007 - Python 3.9
+
+
+#: Asks nodes, by name, and gives every answer: what it is for is told beside the progress.
+Asks = Callable[[str, Mapping[str, Request]], Mapping[str, Answer]]
+
+
+def node_of(key: Key) -> str:
+    """The node of a conversation."""
+    return key if isinstance(key, str) else key[0]
+
+
+def once(request: Request) -> Talk[Answer]:
+    """The conversation of one question."""
+    return (yield request)
+
+
+class Held(Generic[Found]):
+    """A conversation that is being held. Ours alone: a mistake in it is a Failure, too.
+
+    request: what it wants to know now
+    over:    it has come to its end, and ``value`` is what it found
+    """
+
+    def __init__(self, talk: Talk[Found]) -> None:
+        self._talk, self._begun = talk, False
+        self.request: Request | None = None
+        self.over = False
+        self.value: Found | Failure = Failure()
+
+    def begin(self) -> None:
+        """Get its first question."""
+        self._begun = True
+        self._step(lambda: next(self._talk))
+
+    def answer(self, answer: Answer) -> None:
+        """Answer its question, which makes it ask the next, or end."""
+        self._step(lambda: self._talk.send(answer))
+
+    def _step(self, go: Callable[[], Request]) -> None:
+        try:
+            self.request = go()
+        except StopIteration as end:
+            self.over, self.value = True, end.value
+        except Exception as error:  # noqa: BLE001 - a mistake of ours costs this node alone
+            self.over, self.value = True, Failure(kind=FAILED, error=mistake(error))
+
+    def end(self, failure: Failure) -> None:
+        """Answer whatever it asks with this, and nothing more; one that has not begun is over."""
+        if self._begun and not self.over:
+            self.answer(failure)
+        if not self.over:
+            self._talk.close()
+            self.over, self.value = True, failure
+
+
+def mistake(error: Exception) -> str:
+    """An exception that nobody expected, in one line, with the place in our code."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
+    return f"internal error at {where}: {type(error).__name__}: {error}"
+
+
+class Channel(ABC):
+    """A script that is spoken with, line by line, while it runs: see `dialogue.Dialogue`.
+
+    error: one line about what ended it; "" while it is well
+    """
+
+    error: str
+
+    @abstractmethod
+    def say(self, line: str) -> None: ...
+
+    @abstractmethod
+    def hear(self, limit_s: float) -> str | None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Carrier(ABC):
+    """A way to the nodes. Use as a context manager: leaving it disconnects.
+
+    nodes:       their names
+    run:         a word for this run; ``tag`` marks its processes on the nodes
+    interrupted: the user has interrupted it, and what ran on the nodes was ended
+    """
+
+    nodes: tuple[str, ...]
+
+    def __init__(self, nodes: Iterable[str], run: str = "") -> None:
+        self.nodes = tuple(nodes)
+        self.run = run or secrets.token_hex(6)
+        self.interrupted = False
+
+    @property
+    def tag(self) -> str:
+        """The word that marks this run's processes on the nodes."""
+        return f"nodeready:{self.run}"
+
+    @abstractmethod
+    def converse(
+        self, talks: Mapping[Key, Talk[Found]], deadline: float | None = None
+    ) -> Iterator[tuple[Key, Found | Failure]]:
+        """Hold these conversations side by side, and yield what each found, as it comes.
+
+        deadline: of time.monotonic(): whoever has not answered then gets a Failure for an answer.
+                  None: only the requests' own limits
+
+        Never raises for a node's fault. An interrupt ends what runs on the nodes, and every
+        conversation that is left gets a Failure of the kind INTERRUPTED.
+        """
+
+    def ask(
+        self, requests: Iterable[Request], deadline: float | None = None
+    ) -> Iterator[tuple[str, Answer]]:
+        """Each request's node and answer, as they come; see `converse`."""
+        talks: dict[Key, Talk[Answer]] = {
+            (one.node, str(number)): once(one) for number, one in enumerate(requests)
+        }
+        for key, answer in self.converse(talks, deadline):
+            yield node_of(key), answer
+
+    @abstractmethod
+    def open(self, request: Request) -> Channel:
+        """Run a script that is spoken with while it runs; a node's fault is in its ``error``."""
+
+    def end(self, limit_s: float = 5) -> None:
+        """End what this run still has running on the nodes, by its tag, in so many seconds."""
+        return
+
+    def use_password(self, password: str, nodes: Iterable[str]) -> None:
+        """Use this password for sudo on these nodes, which wanted one."""
+        return
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        return
+
+
+def collect(
+    carrier: Carrier,
+    talks: Mapping[Key, Talk[Found]],
+    heard: Callable[[Key, Found | Failure], object] = lambda key, value: None,
+    deadline: float | None = None,
+) -> dict[Key, Found | Failure]:
+    """What all conversations found, wherever an interrupt comes: here, or in ``heard``.
+
+    heard: gets each as it comes, for the progress
+    """
+    found: dict[Key, Found | Failure] = {}
+    stream: Any = None
+    stop: KeyboardInterrupt | None = None
+    ours = True
+    while True:
+        try:
+            if stream is None:
+                stream = carrier.converse(talks, deadline)
+            ours = False
+            # An interrupt of ours is told where the stream waits for us.
+            key, value = next(stream) if stop is None else stream.throw(stop)
+            ours, stop = True, None
+            found[key] = value
+            heard(key, value)
+        except StopIteration:
+            break
+        except KeyboardInterrupt as interrupt:
+            if not ours:
+                # Before it began, or once more: nothing comes any more.
+                break
+            stop = interrupt
+    return {**dict.fromkeys(talks, interrupted()), **found}
+
+
+def with_sudo(command: str, password: str) -> str:
+    """``command`` as root. In English, so that a refusal can be told from the command's own words.
+
+    With a password, which is the first line of the input, and of no command line: a node that
+    wants none would leave it to the command, hence the first test there.
+    """
+    if not password:
+        return f"env LC_ALL=C sudo -n -H {command}"
+    line = (
+        "LC_ALL=C; export LC_ALL; "
+        "if sudo -n -k -H true </dev/null 2>/dev/null; "
+        'then read -r nr_password; exec sudo -n -H "$@"; fi; '
+        'exec sudo -k -S -p "" -H "$@"'
+    )
+    return f"sh -c {shell.quote(line)} sh {command}"
+
+
+def sudo_error(stderr: str) -> tuple[str, str]:
+    """What sudo's own words (in English) mean, and their kind; "" twice when it has not refused.
+
+    Its warnings (``unable to resolve host``) are none of these: the command ran.
+    """
+    for line in stderr.splitlines():
+        ours = re.match(r"sudo(-rs)?: ", line)
+        if ours and re.search(r"(password|interactive authentication) is required", line):
+            return "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD", SUDO
+        if re.search(
+            r"^sudo(-rs)?: .*(incorrect (password|authentication)|no password was)", line
+        ):
+            return "sudo refused the password", REFUSED
+        if re.search(r" is not (in the sudoers file|allowed to )|may not run sudo", line):
+            return f"sudo: {line.strip()}", REFUSED
+        if re.search(r"^env: .*sudo.*No such file|^sh: .*sudo: not found", line):
+            return "sudo is not installed", REFUSED
+        if ours and re.search(r"must have a tty|terminal is required", line):
+            return line.strip(), REFUSED
+    return "", ""
+
+
+def who() -> str:
+    """Who runs this and from where, for the holder's line of a node's lock."""
+    import getpass
+
+    return f"{getpass.getuser()}@{os.uname().nodename}"

@@ -1,0 +1,153 @@
+"""A script on a node that is spoken with, line by line, while it runs.
+
+Only lines with the mark count: what a login prints in between is passed over. Every wait has its
+limit, and so has what is kept. The script's input ends when the dialogue does, or when this
+machine dies: a script that reads it to the end leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from nodeready.transport.base import Channel, sudo_error
+
+#: One line, and all lines together; more than that is no answer of ours.
+_LINE_BYTES = 256 << 10
+_ALL_BYTES = 16 << 20
+#: What was said without the mark, kept to tell why the script ended.
+_NOISE_BYTES = 4 << 10
+#: Bytes that are read at once.
+PIECE = 64 << 10
+#: Seconds for the last words of a script that takes no input any more.
+_LAST_S = 2.0
+#: Seconds in which a node must take a line, or a new channel.
+SEND_S = 15.0
+
+
+class Stream(Protocol):
+    """The two directions of a running command.
+
+    Each raises TimeoutError when it takes longer than that, and OSError or EOFError when the
+    connection is lost.
+    """
+
+    def read(self, limit_s: float) -> bytes: ...
+    def write(self, data: bytes, limit_s: float) -> None: ...
+    def close(self) -> None: ...
+
+
+class Dialogue(Channel):
+    """A running script. Never raises for a node's fault: ``error`` says what ended it.
+
+    error: one line; "" while it is well
+    """
+
+    def __init__(
+        self, begin: Callable[[], Stream], first: str, mark: str, *, sudo: bool = False
+    ) -> None:
+        """begin: starts the command. Raises as a Stream does, and ValueError with the reason when
+               there is no way to
+        first: what it reads before all else: a password, and the script
+        mark:  what each of its lines that counts begins with
+        sudo:  whether what it says may be sudo's refusal
+        """
+        self.error = ""
+        self._mark, self._sudo = mark.encode(), sudo
+        self._kept, self._noise, self._total = bytearray(), bytearray(), 0
+        self._stream: Stream | None = None
+        try:
+            self._stream = begin()
+        except TimeoutError:
+            self._end(f"no channel in {SEND_S:.0f} s")
+        except ValueError as problem:
+            self._end(str(problem))
+        except (OSError, EOFError) as problem:
+            self._lost(problem)
+        self._send(first)
+
+    def _lost(self, problem: Exception) -> None:
+        self._end(f"connection lost ({str(problem) or type(problem).__name__})")
+
+    def _end(self, error: str) -> None:
+        self.error = self.error or error
+        self.close()
+
+    def _send(self, text: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(text.encode("utf-8", "surrogateescape"), SEND_S)
+        except TimeoutError:
+            self._end("takes no input")
+        except (OSError, EOFError) as problem:
+            # Why it takes none any more stands in what it said.
+            until = time.monotonic() + _LAST_S
+            while self._stream is not None and time.monotonic() < until:
+                self._more(until - time.monotonic())
+            if not self.error:
+                self._lost(problem)
+
+    def say(self, line: str) -> None:
+        """Send a line. Without an end of line in it: it is the script's only mark of one."""
+        self._send(f"{line}\n")
+
+    def hear(self, limit_s: float) -> str | None:
+        """The next line with the mark; None: none within the limit, or the end (see ``error``)."""
+        until = time.monotonic() + limit_s
+        while True:
+            line = self._next()
+            if line is not None:
+                return line
+            left = until - time.monotonic()
+            if self._stream is None or left <= 0:
+                return None
+            self._more(left)
+
+    def _next(self) -> str | None:
+        """The first whole line with the mark among what came; what is in front of it is noise."""
+        at = self._kept.find(self._mark)
+        # The mark itself may not be there to its end: a line that has none yet stays.
+        start = at if at >= 0 else self._kept.rfind(b"\n") + 1
+        self._noise = (self._noise + self._kept[:start])[-_NOISE_BYTES:]
+        del self._kept[:start]
+        end = self._kept.find(b"\n") if at >= 0 else -1
+        if end < 0:
+            return None
+        row = bytes(self._kept[:end])
+        del self._kept[: end + 1]
+        return row.decode("utf-8", "replace")
+
+    def _more(self, limit_s: float) -> None:
+        assert self._stream is not None
+        try:
+            piece = self._stream.read(limit_s)
+        except TimeoutError:
+            return
+        except (OSError, EOFError) as problem:
+            self._lost(problem)
+            return
+        self._kept += piece
+        self._total += len(piece)
+        if not piece:
+            self._noise += self._kept
+            self._end(self._why())
+        elif len(self._kept) > _LINE_BYTES + PIECE or self._total > _ALL_BYTES:
+            self._end("too much output")
+
+    def _why(self) -> str:
+        """Why the script ended before it was told to."""
+        said = self._noise[-_NOISE_BYTES:].decode("utf-8", "replace")
+        if self._sudo and (error := sudo_error(said)[0]):
+            return error
+        rows = [row.strip() for row in said.splitlines() if row.strip()]
+        return f"ended by itself: {rows[-1][:200]}" if rows else "ended by itself"
+
+    def close(self) -> None:
+        """End it: its input ends, and with that the script."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with contextlib.suppress(Exception):
+                stream.close()

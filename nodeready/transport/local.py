@@ -1,0 +1,327 @@
+"""This machine, without any connection: the carrier of ``--local`` and of the node's own program.
+
+Python's standard library alone. Every command runs in a session of its own, is waited for until
+its limit, and never longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import IO, Any, cast
+
+from nodeready import shell
+from nodeready.transport.base import (
+    ERROR_BYTES,
+    HUNG,
+    LATE,
+    OUTPUT,
+    TIMED_OUT,
+    TIMEOUT,
+    Answer,
+    Carrier,
+    Failure,
+    Found,
+    Held,
+    Key,
+    Reply,
+    Request,
+    Talk,
+    interrupted,
+    sudo_error,
+    with_sudo,
+)
+from nodeready.transport.dialogue import PIECE, Dialogue
+
+#: Seconds for what was asked to end before it is made to.
+PATIENCE_S = 2.0
+#: A prolog of Slurm's has no PATH.
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: Bytes of a pipe that is ready are taken without waiting (PIPE_BUF, pipe(7)).
+_TAKEN = 4096
+
+
+def _start(line: str, stderr: int) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PATH": f"{_PATH}:{os.environ.get('PATH', '')}".rstrip(":")}
+    return subprocess.Popen(
+        ["/bin/sh", "-c", line],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        # A Ctrl-C is for us to hand on.
+        start_new_session=True,
+        cwd="/",
+        env=environment,
+    )
+
+
+class Child:
+    """A command that runs here. Leave it by `end`."""
+
+    def __init__(self, command: shell.Command, max_bytes: int) -> None:
+        self.began = time.monotonic()
+        self._process = _start(command.line, subprocess.PIPE)
+        self._in, self._out, self._err = (
+            cast("IO[bytes]", one)
+            for one in (self._process.stdin, self._process.stdout, self._process.stderr)
+        )
+        self._told = memoryview(command.stdin.encode("utf-8", "surrogateescape"))
+        self._max_bytes = max_bytes
+        self._said, self._complained, self._errors = bytearray(), bytearray(), 0
+        #: Whether all of its output is there, and whether that was more than is kept.
+        self.whole = self.flood = False
+        self._open = [self._out, self._err]
+        self._tell()
+
+    def files(self) -> tuple[list[IO[bytes]], list[IO[bytes]]]:
+        """What is to be read, and what is to be written."""
+        return self._open, [self._in] if not self._in.closed else []
+
+    def go_on(self, ready: Iterable[IO[bytes]]) -> None:
+        """Read and write what is ready of its files."""
+        for file in ready:
+            if file is self._in:
+                self._tell()
+            elif not file.closed:
+                self._hear(file)
+
+    def _tell(self) -> None:
+        """Write what goes in at once; a command that ends without reading is no failure."""
+        try:
+            written = os.write(self._in.fileno(), self._told[:_TAKEN]) if self._told else 0
+            self._told = self._told[written:]
+        except OSError:
+            self._told = self._told[:0]
+        if not self._told:
+            with contextlib.suppress(OSError):
+                self._in.close()
+
+    def _hear(self, file: IO[bytes]) -> None:
+        piece = os.read(file.fileno(), PIECE)
+        if file is self._err:
+            self._complained += piece[: ERROR_BYTES - len(self._complained)]
+            self._errors += len(piece)
+            if not piece:
+                self._open.remove(file)
+        else:
+            self._said += piece
+            self.whole = self.whole or not piece
+        self.flood = max(len(self._said), self._errors) > self._max_bytes
+        self.whole = self.whole or self.flood
+
+    def answer(self, limit_s: float) -> Answer:
+        """What it said; limit_s: what it had. A Failure when it did not come to its end."""
+        seconds = time.monotonic() - self.began
+        while not self.flood and self._err in self._open:
+            if not select.select([self._err], [], [], 0)[0]:
+                break
+            self._hear(self._err)
+        rc: int | None = None
+        if self.whole and not self.flood:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rc = self._process.wait(timeout=PATIENCE_S)
+        said = {
+            "stdout": self._said.decode("utf-8", "surrogateescape"),
+            "stderr": self._complained.decode("utf-8", "surrogateescape"),
+            "seconds": seconds,
+        }
+        kept = cast("dict[str, Any]", said)
+        if self.flood:
+            first = bytes((self._said or self._complained)[:40]).decode("utf-8", "replace")
+            error = f"too much output, beginning with {first!r}"
+            return Failure(**{**kept, "stdout": ""}, kind=OUTPUT, error=error)
+        if not self.whole:
+            return Failure(**kept, kind=HUNG, error=f"no answer in {limit_s:.0f} s")
+        rc = rc if rc is None or rc >= 0 else None
+        if rc in TIMED_OUT and seconds >= limit_s:
+            return Failure(**kept, kind=TIMEOUT, error=f"ended after {limit_s:.0f} s")
+        return Reply(**kept, rc=rc)
+
+    def end(self) -> None:
+        """End what is left of it, without waiting for what no signal ends (state D)."""
+        asked = time.monotonic() + PATIENCE_S
+        number = signal.SIGTERM
+        while (self.flood or not self.whole) and (pids := self._left()):
+            if number is not signal.SIGKILL:
+                _signal(pids, number)
+                number = signal.SIGCONT
+            if time.monotonic() > asked:
+                _signal(pids, signal.SIGKILL)
+                break
+            time.sleep(0.02)
+        for file in (self._in, self._out, self._err):
+            with contextlib.suppress(OSError):
+                file.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0.5)
+
+    def _left(self) -> list[int]:
+        """The processes of its session that have not ended.
+
+        Until it is waited for its number is nobody else's.
+        """
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                        words = file.read().rpartition(")")[2].split()
+                    if int(words[3]) == self._process.pid and words[0] not in "ZX":
+                        found.append(int(name))
+        return found
+
+
+def run(command: shell.Command, limit_s: int, max_bytes: int) -> Answer:
+    """Run a command here and wait for its answer, a little longer than its own limit."""
+    child = Child(command, max_bytes)
+    try:
+        until = child.began + limit_s + 2 * shell.KILL_AFTER_S
+        while not child.whole and (left := until - time.monotonic()) > 0:
+            ready = select.select(*child.files(), [], left)
+            child.go_on([*ready[0], *ready[1]])
+        return child.answer(limit_s)
+    finally:
+        child.end()
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+class Local(Carrier):
+    """This machine, under the name that it has for itself.
+
+    sudo: run what is asked as root
+    """
+
+    def __init__(self, *, sudo: bool = False) -> None:
+        super().__init__([os.uname().nodename])
+        self._sudo, self._password = sudo, ""
+
+    def _command(self, request: Request) -> shell.Command:
+        line, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
+        if self._sudo:
+            line = with_sudo(line, self._password)
+            if self._password:
+                stdin = f"{self._password}\n{stdin}"
+        return shell.Command(line, stdin)
+
+    def use_password(self, password: str, nodes: Iterable[str]) -> None:
+        self._password = password
+
+    def _read(self, answer: Answer) -> Answer:
+        """The answer, or sudo's refusal in it."""
+        if self._sudo and isinstance(answer, Reply) and answer.rc:
+            error, kind = sudo_error(answer.stderr)
+            if error:
+                return Failure(answer.stdout, answer.stderr, answer.seconds, kind, error)
+        return answer
+
+    def converse(
+        self, talks: Mapping[Key, Talk[Found]], deadline: float | None = None
+    ) -> Iterator[tuple[Key, Found | Failure]]:
+        held = {key: Held(talk) for key, talk in talks.items()}
+        running: dict[Key, Child] = {}
+        try:
+            for key, one in held.items():
+                one.begin()
+                self._ask(key, one, running)
+            while held:
+                over = [key for key, one in held.items() if one.over]
+                for key in over:
+                    yield key, held.pop(key).value
+                if running and not over:
+                    self._wait(held, running, deadline)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self._end(running)
+            for key, one in held.items():
+                one.end(interrupted())
+                yield key, one.value
+        finally:
+            self._end(running)
+
+    def _ask(self, key: Key, one: Held[Found], running: dict[Key, Child]) -> None:
+        if not one.over:
+            assert one.request is not None
+            running[key] = Child(self._command(one.request), one.request.max_bytes)
+
+    def _wait(
+        self, held: dict[Key, Held[Found]], running: dict[Key, Child], deadline: float | None
+    ) -> None:
+        """Until one of them has said all, or has no more time."""
+        until = {
+            key: child.began + cast("Request", held[key].request).limit_s + 2 * shell.KILL_AFTER_S
+            for key, child in running.items()
+        }
+        if deadline is not None:
+            until = {key: min(moment, deadline) for key, moment in until.items()}
+        reading = [file for child in running.values() for file in child.files()[0]]
+        writing = [file for child in running.values() for file in child.files()[1]]
+        left = min(until.values()) - time.monotonic()
+        ready = select.select(reading, writing, [], max(0.0, left))
+        for key, child in list(running.items()):
+            mine = [*child.files()[0], *child.files()[1]]
+            child.go_on([file for file in (*ready[0], *ready[1]) if file in mine])
+            late = time.monotonic() >= until[key]
+            if child.whole or late:
+                one = held[key]
+                answer = self._read(child.answer(cast("Request", one.request).limit_s))
+                del running[key]
+                child.end()
+                if late and until[key] == deadline and isinstance(answer, Failure):
+                    one.end(replace(answer, kind=LATE))
+                else:
+                    one.answer(answer)
+                self._ask(key, one, running)
+
+    def _end(self, running: dict[Key, Child]) -> None:
+        for child in running.values():
+            child.end()
+        running.clear()
+
+    def open(self, request: Request) -> Dialogue:
+        command = self._command(request)
+        return Dialogue(lambda: Pipes(command.line), command.stdin, request.mark, sudo=self._sudo)
+
+
+class Pipes:
+    """The two directions of a command on this machine."""
+
+    def __init__(self, line: str) -> None:
+        self._process = _start(line, subprocess.STDOUT)
+        self._to, self._out = (
+            cast("IO[bytes]", one) for one in (self._process.stdin, self._process.stdout)
+        )
+
+    def read(self, limit_s: float) -> bytes:
+        if not select.select([self._out], [], [], limit_s)[0]:
+            raise TimeoutError
+        return os.read(self._out.fileno(), PIECE)
+
+    def write(self, data: bytes, limit_s: float) -> None:
+        until, left = time.monotonic() + limit_s, memoryview(data)
+        while left:
+            wait = max(0.0, until - time.monotonic())
+            if not select.select([], [self._to], [], wait)[1]:
+                raise TimeoutError
+            left = left[os.write(self._to.fileno(), left[:_TAKEN]) :]
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._to.close()
+        try:
+            self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._out.close()

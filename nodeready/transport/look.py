@@ -1,0 +1,126 @@
+"""The look: one request per node brings all subjects, and its answer becomes a snapshot.
+
+A node that cannot be asked costs itself; a subject that cannot be read costs that subject.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nodeready import snapshot
+from nodeready.policy import Policy
+from nodeready.probes import script
+from nodeready.probes.base import Probe
+from nodeready.snapshot import Snapshot
+from nodeready.transport.base import (
+    HUNG,
+    INTERRUPTED,
+    LOST,
+    OVER,
+    UNREACHED,
+    Answer,
+    Failure,
+    Request,
+    Talk,
+)
+
+#: Seconds for a whole snapshot on a node; each section has its own, smaller limit.
+PROBE_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Look:
+    """What came of the look at one node.
+
+    snapshot: None: there was no look
+    error:    one line when the node could not be looked at, and its kind; "" after an interrupt,
+              which is nobody's fault
+    seconds:  wall time of the look, connection included
+    """
+
+    name: str
+    snapshot: Snapshot | None = None
+    error: str = ""
+    kind: str = ""
+    seconds: float = 0.0
+
+    @property
+    def reached(self) -> bool:
+        return self.snapshot is not None
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether it was not reached, or got lost on the way."""
+        return self.kind in UNREACHED
+
+    @classmethod
+    def failed(cls, name: str, failure: Failure) -> Look:
+        """No look, for this reason."""
+        if failure.kind == INTERRUPTED:
+            return cls(name, kind=INTERRUPTED)
+        late = failure.kind == LOST
+        error = f"{failure.error} while looking" if late else failure.error
+        return cls(name, error=error, kind=failure.kind)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question for a snapshot, and what is needed to read its answer."""
+
+    request: Request
+    policy: Policy
+    probes: tuple[Probe, ...]
+    nonce: str
+
+    def nothing(self, reason: str, evidence: str = "") -> Snapshot:
+        """What a node shows that cannot be asked."""
+        return snapshot.nothing(reason, self.probes, evidence)
+
+    def read(self, answer: Answer) -> Snapshot:
+        """What the answer shows; all is Unknown when it shows nothing."""
+        if answer.error:
+            return self.nothing(answer.error)
+        if script.mark(self.nonce) not in answer.stdout:
+            said = f"{answer.stderr}\n{answer.stdout}".strip()
+            return snapshot.nothing("no answer from the node's shell", self.probes, said)
+        return snapshot.read(answer.stdout, self.probes, self.policy, self.nonce)
+
+
+def question(
+    node: str,
+    policy: Policy,
+    subjects: Iterable[str] | None = None,
+    limit_s: int = PROBE_TIMEOUT_S,
+    margin_s: int = script.MARGIN_S,
+) -> Asked:
+    """What a node is asked for a snapshot.
+
+    subjects: what to look at; None: all
+    limit_s:  seconds after which the look is ended on the node
+    margin_s: of these, for the rest of the answer when a slow section was ended
+    """
+    chosen, nonce = snapshot.probes(subjects), secrets.token_hex(8)
+    text = script.make_script(snapshot.sections(chosen), policy, nonce, limit_s, margin_s)
+    request = Request(node, text, limit_s, mark=script.mark(nonce))
+    return Asked(request, policy, chosen, nonce)
+
+
+def look(
+    node: str,
+    policy: Policy,
+    subjects: Iterable[str] | None = None,
+    limit_s: int = PROBE_TIMEOUT_S,
+) -> Talk[Look]:
+    """The conversation of a look at one node; see `question`."""
+    asked = question(node, policy, subjects, limit_s)
+    answer = yield asked.request
+    if isinstance(answer, Failure) and answer.kind in OVER - {HUNG}:
+        return Look.failed(node, answer)
+    return Look(node, asked.read(answer), seconds=answer.seconds)
+
+
+def of(name: str, found: Look | Failure) -> Look:
+    """What a conversation found, if anything."""
+    return Look.failed(name, found) if isinstance(found, Failure) else found

@@ -1,0 +1,55 @@
+"""A program of ours on a node: the request that runs it, and the rows of its answer.
+
+A program is a module with ``main(config)`` and a dataclass ``Config``, which has at least a
+``nonce``, a ``tag`` and ``limit_s``; see `carried`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from nodeready import carried
+from nodeready.proofs import wire
+from nodeready.transport.base import Answer, Request
+
+#: Seconds that a command has on a node beyond the program's own limit.
+MARGIN_S = 2
+
+
+def nonce() -> str:
+    """A random word with which each line of a program's answer begins."""
+    return f"nodeready-{secrets.token_hex(8)}"
+
+
+def request(
+    node: str, main: str, config: Any, *, margin_s: int = MARGIN_S, mark: str = "", **how: Any
+) -> Request:
+    """What runs the module ``main`` with this config on a node.
+
+    how: as for `carried.program`
+    """
+    made = carried.program(main, config, **how)
+    return Request(node, made.script, config.limit_s + margin_s, made.text, mark)
+
+
+def rows(answer: Answer, config: Any, kinds: Mapping[str, type[Any]]) -> list[Any]:
+    """What a node's program printed, as these dataclasses. Raises ProbeError when it makes no
+    sense.
+    """
+    return [
+        wire.decode(kinds[name], data)
+        for name, data in wire.lines(answer.stdout, config.nonce)
+        if name in kinds
+    ]
+
+
+def nothing(answer: Answer, config: Any, what: str) -> str:
+    """Why a node's program printed nothing that we know.
+
+    what: what is not done without a Python, such as "cores cannot be looked at"
+    """
+    if f"{config.nonce} {carried.NO_PYTHON}" in answer.stdout:
+        return f"{carried.NO_PYTHON}: {what}"
+    return answer.error or "no answer from the node's Python"

@@ -1,0 +1,429 @@
+"""srun as the carrier: one script to every node of a running job, as a step that takes nothing.
+
+For users who have neither ssh to the nodes nor root there. The step overlaps with the job's own
+(srun(1), --overlap): it waits for no resources and takes none. Its script goes over srun's
+standard input to all of its tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedIOBase
+from shutil import which
+from typing import Any, cast
+
+import gevent
+from gevent import subprocess
+from gevent.queue import Empty, Queue
+from pyinfra.api.exceptions import InventoryError
+
+from nodeready import shell, slurm
+from nodeready.nodesets import fold
+from nodeready.transport.base import (
+    ANSWER_BYTES,
+    ERROR_BYTES,
+    FAILED,
+    LATE,
+    LATE_WORDS,
+    LOST,
+    OUTPUT,
+    TIMEOUT,
+    UNREACHABLE,
+    Answer,
+    Carrier,
+    Channel,
+    Failure,
+    Found,
+    Held,
+    Key,
+    Reply,
+    Request,
+    Talk,
+    interrupted,
+    mistake,
+    node_of,
+)
+from nodeready.transport.dialogue import Dialogue, Stream
+
+#: Seconds beyond the script's own limit: slurmd starts a step within moments, and srun gives up a
+#: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
+STARTING_S = 15
+_PIECE = 64 << 10
+#: A job, a task of an array, a component of a heterogeneous one (squeue(1), --jobs).
+_JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
+
+
+class SrunError(Exception):
+    """srun cannot be used, or not for this job; one line."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A running job. number: what Slurm calls SLURM_JOB_ID."""
+
+    number: str
+    nodes: tuple[str, ...]
+
+
+def job(words: str, environ: dict[str, str] | None = None) -> Job:
+    """The running job of ``--job``. Raises SrunError when there is none, and without Slurm."""
+    if not _JOB.fullmatch(words):
+        raise SrunError(f"--job {words}: is no number of a Slurm job")
+    path = (environ or dict(os.environ)).get("PATH", os.defpath)
+    for tool in ("srun", "squeue"):
+        if not which(tool, path=path):
+            raise SrunError(
+                f"{tool} is not installed here: --via srun is for where jobs are submitted"
+            )
+    argv = ["squeue", "-h", "-a", "-t", "all", "-j", words, "-o", "%A|%T|%N"]
+    try:
+        rows = slurm.ask(argv, path, slurm.TIMEOUT_S).split()
+        found = [tuple(row.split("|")) for row in rows if row.count("|") == 2]
+        running = [one for one in found if one[1] == "RUNNING"]
+        if len(running) == 1:
+            number, _, nodes = running[0]
+            return Job(number, tuple(slurm.job_nodes(nodes, path, slurm.TIMEOUT_S)))
+    except InventoryError as error:
+        if "Invalid job id" in str(error):
+            raise SrunError(f"--job {words}: Slurm knows no such job") from None
+        raise SrunError(str(error)) from None
+    if running:
+        raise SrunError(f"--job {words}: is an array; name one of its tasks, such as {words}_0")
+    state = f"does not run: it is {found[0][1]}" if found else "does not run any more"
+    raise SrunError(f"--job {words}: {state}")
+
+
+class Srun(Carrier):
+    """Steps in one job.
+
+    tell: gets one line when an older Slurm has to be asked in another way
+    """
+
+    def __init__(self, job: Job, tell: Callable[[str], None] = lambda text: None) -> None:
+        super().__init__(job.nodes)
+        self.job, self.tell = job, tell
+        self._overlap: tuple[str, ...] = ("--overlap",)
+        self._gres = "none"
+
+    def converse(
+        self, talks: Mapping[Key, Talk[Found]], deadline: float | None = None
+    ) -> Iterator[tuple[Key, Found | Failure]]:
+        """See Carrier. One step for all nodes that are asked the same, one step at a time.
+
+        An interrupt ends the step, and nothing else of the job.
+        """
+        held = {key: Held(talk) for key, talk in talks.items()}
+        running: Any = None
+        try:
+            for one in held.values():
+                one.begin()
+            while held:
+                over = [key for key, one in held.items() if one.over]
+                for key in over:
+                    yield key, held.pop(key).value
+                if over:
+                    continue
+                keys = self._next(held)
+                answers: Queue[tuple[str, Answer]] = Queue()
+                first = cast("Request", held[next(iter(keys.values()))].request)
+                running = gevent.spawn(self._carry, first, tuple(keys), answers.put)
+                while keys:
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    name, answer = answers.get(timeout=left)
+                    key = keys.pop(name)
+                    held[key].answer(answer)
+                    if held[key].over:
+                        yield key, held.pop(key).value
+        except Empty:
+            for key, one in held.items():
+                one.end(Failure(kind=LATE, error=LATE_WORDS))
+                yield key, one.value
+        except KeyboardInterrupt:
+            self.interrupted = True
+            if running is not None:
+                running.kill()
+            for key, one in held.items():
+                one.end(interrupted())
+                yield key, one.value
+        finally:
+            if running is not None:
+                running.kill()
+
+    def _next(self, held: Mapping[Key, Held[Found]]) -> dict[str, Key]:
+        """Node -> its conversation, of those that ask what the first of all asks."""
+        found: dict[str, Key] = {}
+        first: tuple[object, ...] = ()
+        for key, one in held.items():
+            asked = cast("Request", one.request)
+            what = (asked.script, asked.payload, asked.limit_s, asked.max_bytes)
+            first = first or what
+            if what == first:
+                found.setdefault(node_of(key), key)
+        return found
+
+    def _carry(
+        self, asked: Request, nodes: Sequence[str], put: Callable[[tuple[str, Answer]], object]
+    ) -> None:
+        """Ask these nodes, and wait for the answers. put: gets each node's, once.
+
+        Never raises for what Slurm or a node does.
+        """
+        told: set[str] = set()
+
+        def heard(name: str, answer: Answer) -> None:
+            told.add(name)
+            put((name, answer))
+
+        try:
+            self._ask(asked, nodes, heard)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours is an answer, too
+            for name in nodes:
+                if name not in told:
+                    put((name, Failure(kind=FAILED, error=mistake(error))))
+
+    def _ask(
+        self, asked: Request, nodes: Sequence[str], heard: Callable[[str, Answer], None]
+    ) -> None:
+        waiting = nodes
+        # When one node cannot be started, srun ends the others with it: those get a second try.
+        for last in (False, True):
+            step, whole = self._step(asked, heard, waiting)
+            waiting = [name for name in step.waiting if name not in step.unlaunched]
+            if last or not waiting or not step.unlaunched:
+                step.give_up(asked.limit_s, whole)
+                return
+            for name in waiting:
+                del step.waiting[name]
+            step.give_up(asked.limit_s, whole)
+
+    def open(self, request: Request) -> Channel:
+        def begin() -> Stream:
+            raise ValueError("needs ssh")
+
+        return Dialogue(begin, "", request.mark)
+
+    def _step(
+        self,
+        asked: Request,
+        heard: Callable[[str, Answer], None],
+        nodes: Sequence[str],
+    ) -> tuple[StepOutput, bool]:
+        """What a step said, asked for in the way that this Slurm takes."""
+        while True:
+            nonce = f"nodeready-{secrets.token_hex(8)}"
+            step = StepOutput(nonce, nodes, heard, asked.max_bytes)
+            script, limit_s = step.script(asked.script), asked.limit_s
+            command = shell.command(script, limit_s, self.tag, asked.payload)
+            whole = self._run(step, self._argv(command.line, nodes), command.stdin, limit_s)
+            if step.names:
+                return step, whole
+            if self._overlap and step.has_no_overlap:
+                # There, steps overlap unless the job's own is --exclusive.
+                self.tell("srun has no --overlap (Slurm before 20.11): asking without it")
+                self._overlap = ()
+            elif self._gres == "none" and step.has_no_gres:
+                self._gres = "gpu:0"
+            else:
+                return step, whole
+
+    def _argv(self, line: str, nodes: Sequence[str]) -> list[str]:
+        return [
+            "srun", f"--jobid={self.job.number}", *self._overlap, f"--gres={self._gres}",
+            f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
+            f"--nodelist={fold(nodes)}", "--label", "--input=all", "--mpi=none",
+            "--kill-on-bad-exit=0", "--wait=0", "--chdir=/",
+            "sh", "-c", line,
+        ]  # fmt: skip
+
+    def _run(self, step: StepOutput, argv: list[str], stdin: str, limit_s: int) -> bool:
+        """Feed the step with what srun says; whether that came to its own end."""
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(),
+            # A Ctrl-C is for us to hand on: srun's own answer to it is to wait for a second one.
+            start_new_session=True,
+        )
+        to, out, complaints = (
+            cast("BufferedIOBase", s) for s in (process.stdin, process.stdout, process.stderr)
+        )
+
+        def stderr() -> None:
+            while piece := complaints.read1(_PIECE):
+                step.complain(piece)
+
+        def feed() -> None:
+            # A step that ends without reading its input is no failure.
+            with contextlib.suppress(OSError):
+                to.write(stdin.encode("utf-8", "surrogateescape"))
+            with contextlib.suppress(OSError):
+                to.close()
+
+        drain = gevent.spawn(stderr)
+        feeding = gevent.spawn(feed)
+        try:
+            with gevent.Timeout(limit_s + shell.KILL_AFTER_S + STARTING_S):
+                while piece := out.read1(_PIECE):
+                    step.add(piece)
+                drain.join()
+                process.wait()
+            return True
+        except gevent.Timeout:
+            return False
+        finally:
+            _end(process)
+            gevent.killall([drain, feeding])
+            for stream in (to, out, complaints):
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """At TERM, srun ends its step and nothing else of the job."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        with contextlib.suppress(OSError):
+            process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=shell.KILL_AFTER_S)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what a job or its user sets for other calls of srun (srun(1), INPUT
+    ENVIRONMENT VARIABLES)."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "SLURM_CONF" or not name.startswith(("SLURM", "SRUN_"))
+    }
+    return {**kept, "LC_ALL": "C"}
+
+
+#: srun parts a line that is longer than this, and puts a label before each part.
+_LINE_BYTES = 1024
+#: What srun says that has no --overlap (before 20.11), or that knows no Gres by the name "none".
+_NO_OVERLAP = re.compile(r"unrecognized option .*overlap")
+_NO_GRES = re.compile(r"(?i)invalid generic resource|gres\S* .*(invalid|unknown)")
+_LAUNCH = re.compile(r"launch\b.* failed on node (\S+): (.+)", re.IGNORECASE)
+
+
+class StepOutput:
+    """The answers of one step, each as soon as it is whole.
+
+    nonce: stands before what `script` has the nodes say: their name, and that they are done
+    nodes: those that are asked; a name that is none of them is nobody's
+    heard: gets each node's answer, once
+    max_bytes: of an answer
+    """
+
+    def __init__(
+        self,
+        nonce: str,
+        nodes: Iterable[str],
+        heard: Callable[[str, Answer], None],
+        max_bytes: int = ANSWER_BYTES,
+    ) -> None:
+        self.nonce = nonce.encode()
+        self.heard, self._max_bytes = heard, max_bytes
+        #: The nodes that have not answered.
+        self.waiting = dict.fromkeys(nodes)
+        self.names: dict[bytes, str] = {}
+        self._texts: dict[bytes, bytearray] = {}
+        self._rest = b""
+        self._errors = bytearray()
+
+    def script(self, inner: str) -> str:
+        """``inner``, and who says it: the name that Slurm knows the node by (srun(1))."""
+        mark = self.nonce.decode()
+        return f'echo {mark} at "$SLURMD_NODENAME"\n(\n{inner}\n)\necho\necho {mark} end'
+
+    def add(self, piece: bytes) -> None:
+        """More of its output, as --label has it."""
+        *rows, self._rest = (self._rest + piece).split(b"\n")
+        for row in rows:
+            label, found, said = row.partition(b": ")
+            task = label.strip()
+            if found and task.isdigit():
+                self._line(task, said)
+
+    def complain(self, piece: bytes) -> None:
+        """More of its standard error, of which the beginning is kept."""
+        self._errors += piece[: ERROR_BYTES - len(self._errors)]
+
+    def _line(self, task: bytes, said: bytes) -> None:
+        words = said.split(b" ")
+        if words[0] == self.nonce:
+            if len(words) == 3 and words[1] == b"at":
+                self.names.setdefault(task, words[2].decode("utf-8", "replace"))
+            elif words[1:] == [b"end"] and task in self.names:
+                text = self._texts.pop(task, bytearray()).decode("utf-8", "surrogateescape")
+                self._answer(self.names[task], Reply(text))
+            return
+        text_ = self._texts.setdefault(task, bytearray())
+        text_ += said if len(said) == _LINE_BYTES else said + b"\n"
+        if len(text_) > self._max_bytes:
+            # What comes later of it is the beginning of nothing.
+            text_.clear()
+            if task in self.names:
+                self._answer(self.names[task], Failure(kind=OUTPUT, error="too much output"))
+
+    def _answer(self, name: str, answer: Answer) -> None:
+        if name in self.waiting:
+            del self.waiting[name]
+            self.heard(name, answer)
+
+    @property
+    def complaints(self) -> list[str]:
+        """The lines of its standard error, without its own name before them."""
+        rows = self._errors.decode("utf-8", "replace").splitlines()
+        stripped = (re.sub(r"^\s*[0-9]*:? ?(srun|slurmstepd): (error: )?", "", r) for r in rows)
+        return [row.strip() for row in stripped if row.strip()]
+
+    @property
+    def has_no_overlap(self) -> bool:
+        """Whether this srun is older than --overlap."""
+        return any(_NO_OVERLAP.search(row) for row in self.complaints)
+
+    @property
+    def has_no_gres(self) -> bool:
+        """Whether this Slurm does not take --gres=none."""
+        return any(_NO_GRES.search(row) for row in self.complaints)
+
+    @property
+    def unlaunched(self) -> dict[str, str]:
+        """The nodes on which the step could not be started, and why."""
+        found = [match for row in self.complaints if (match := _LAUNCH.search(row))]
+        return {match[1]: match[2] for match in found}
+
+    def last(self) -> str:
+        """What it complained about last; its closing words tell nothing."""
+        rows = [row for row in self.complaints if not row.startswith("Job step aborted")]
+        return rows[-1] if rows else "it said nothing"
+
+    def give_up(self, limit_s: int, whole: bool) -> None:
+        """An error for every node that is still waited for.
+
+        limit_s: seconds that they had; whole: srun came to its own end
+        """
+        unlaunched, began = self.unlaunched, set(self.names.values())
+        for name in list(self.waiting):
+            about = [row for row in self.complaints if re.search(rf"\b{re.escape(name)}: ", row)]
+            if name in unlaunched:
+                why, kind = f"srun could not start there: {unlaunched[name]}", UNREACHABLE
+            elif name in began and not whole:
+                why, kind = f"no answer in {limit_s} s", TIMEOUT
+            else:
+                said = about[-1] if about else self.last()
+                late = "" if whole else f" gave no answer in {limit_s} s"
+                why, kind = f"srun{late}: {said}", LOST
+            self._answer(name, Failure(kind=kind, error=why))

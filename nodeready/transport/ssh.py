@@ -1,0 +1,650 @@
+"""pyinfra's connectors as the carrier: connections to many nodes, and what is said over them.
+
+One deadline over all of connecting, a limit on every command, a bound on every answer. A node that
+is unreachable, dies or hangs costs that node; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+import gevent
+from gevent.event import Event
+from gevent.lock import BoundedSemaphore
+from gevent.pool import Pool
+from gevent.queue import Empty, Queue
+from paramiko import SSHException
+from paramiko.ssh_exception import NoValidConnectionsError
+from pyinfra.api import Config, Host, Inventory, State, StringCommand
+from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
+from pyinfra.api.exceptions import ConnectError, PyinfraError
+from pyinfra.connectors.local import LocalConnector
+from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.connectors.util import extract_control_arguments, make_unix_command_for_host
+from pyinfra.context import ctx_host, ctx_state
+
+from nodeready import shell
+from nodeready.shell import KILL_AFTER_S, quote
+from nodeready.transport import local
+from nodeready.transport.base import (
+    ANSWER_BYTES,
+    ERROR_BYTES,
+    FAILED,
+    HUNG,
+    LATE,
+    LATE_WORDS,
+    LOST,
+    OUTPUT,
+    TIMED_OUT,
+    TIMEOUT,
+    UNREACHABLE,
+    Answer,
+    Carrier,
+    Failure,
+    Found,
+    Held,
+    Key,
+    Reply,
+    Request,
+    Talk,
+    interrupted,
+    mistake,
+    node_of,
+    sudo_error,
+    with_sudo,
+)
+from nodeready.transport.dialogue import PIECE, SEND_S, Dialogue, Stream
+from nodeready.transport.local import Pipes
+
+#: Nodes worked on at once. Each costs one socket and little memory; beyond this the controller's
+#: own CPU is the limit.
+MAX_PARALLEL = 256
+
+#: One deadline over name resolution, TCP, banner, authentication and channel.
+CONNECT_TIMEOUT_S = 15
+#: A node that dies in the middle is noticed after this: unacknowledged data or keepalives for
+#: this long end the connection (TCP_USER_TIMEOUT, tcp(7)); TCP's own limit is 15 minutes.
+DEAD_AFTER_S = 25
+KEEPALIVE_S = 5
+
+#: Output in front of the answer: a login that prints more than this is broken. Small, because
+#: hundreds of nodes may do so at once.
+NOISE_BYTES = 1 << 20
+_PIECE = 64 << 10
+
+#: Arguments of pyinfra's that put something around a command; without them it goes as it is.
+_AROUND = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
+
+
+# --- connections
+
+
+def connect_error(
+    text: str, address: str, *, user: str, key: str, known_hosts: str, limit_s: int
+) -> str:
+    """pyinfra's words for a connection that failed, in ours: what, where, what to do.
+
+    address: the host, or ``[host]:port`` as known_hosts files write it
+    """
+    lowered = text.lower()
+    if "host key error" in lowered or "does not match" in lowered:
+        return (
+            f"host key of {address} changed; refused. If the node was re-imaged: "
+            f"ssh-keygen -f {known_hosts} -R {address}"
+        )
+    if "no host key for" in lowered:
+        return f"host key of {address} is not in {known_hosts}; refused (ssh-keyscan adds it)"
+    if "authentication" in lowered:
+        return f"{address} refused user {user} with {key}"
+    if "private key file" in lowered:
+        if "is encrypted" in lowered:
+            return f"{key} is encrypted: unlock it in an ssh agent"
+        return f"{key}: no such key file" if "no such" in lowered else f"{key} is no private key"
+    if "could not resolve" in lowered or "name or service not known" in lowered:
+        return f"host name {address} does not resolve"
+    for pattern, words in (
+        (r"banner", "accepts connections but sends no SSH banner"),
+        (r"during the handshake", f"stopped during the SSH handshake, within {limit_s} s"),
+        (r"connection refused", "connection refused: is sshd running?"),
+        (r"no route to host|unreachable", "no route to the node"),
+        (r"timed? ?out", f"no answer in {limit_s} s"),
+        (r"reset by peer|eof", "the node closed the connection"),
+    ):
+        if re.search(pattern, lowered):
+            return f"{address}: {words}"
+    return f"{address}: {text}"
+
+
+def set_timeouts(inventory: Inventory) -> None:
+    """Give every node's connection a deadline; paramiko's own can wait up to an hour.
+
+    Must be called before pyinfra's State takes the inventory.
+    """
+    # Behind our own deadline, which ends them all and knows how far the node came.
+    limits = dict.fromkeys(
+        ("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), CONNECT_TIMEOUT_S + 5
+    )
+    for host in inventory:
+        own = host.data.get("ssh_paramiko_connect_kwargs") or {}
+        host.data.ssh_paramiko_connect_kwargs = {**limits, **own}
+
+
+def connect(host: Host) -> Failure | None:
+    """Connect, or say why not. Never raises for a node's fault, and takes CONNECT_TIMEOUT_S."""
+    try:
+        with gevent.Timeout(CONNECT_TIMEOUT_S):
+            host.connect(show_errors=False, raise_exceptions=True)
+    except gevent.Timeout:
+        return _unreachable(host, _stage(host))
+    except (ConnectError, PyinfraError, SSHException, OSError, EOFError, ValueError) as error:
+        return _unreachable(host, _words(error))
+    transport = transport_of(host)
+    if transport is not None:
+        transport.set_keepalive(KEEPALIVE_S)
+        sock = getattr(transport, "sock", None)
+        if isinstance(sock, socket.socket):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
+    return None
+
+
+def transport_of(host: Host) -> Any:
+    client = getattr(host.connector, "client", None)
+    return client.get_transport() if client is not None else None
+
+
+def _words(error: BaseException) -> str:
+    """The error's text; of a connection that no address took, the reason of the last of them."""
+    cause = error.__context__ or error
+    if isinstance(cause, NoValidConnectionsError):
+        return str(list(cause.errors.values())[-1])
+    return str(error) or type(error).__name__
+
+
+def _stage(host: Host) -> str:
+    """What the node had done when the time was up."""
+    transport = transport_of(host)
+    if transport is None:
+        return "timed out"
+    return "stopped during the handshake" if transport.remote_version else "banner"
+
+
+def _unreachable(host: Host, text: str) -> Failure:
+    """A connection that was not made: in words, and without what is left of it."""
+    data, client = host.data, getattr(host.connector, "client", None)
+    # What ssh_config added to the inventory's data.
+    config = getattr(client, "_ssh_config", {})
+    port = int(data.get("ssh_port") or config.get("port") or 22)
+    address = str(data.get("ssh_hostname") or host.name)
+    files = data.get("ssh_key") or config.get("key_filename") or "any key of the agent or ~/.ssh"
+    known_hosts = data.get("ssh_known_hosts_file") or getattr(client, "_host_keys_filename", None)
+    error = connect_error(
+        text,
+        address if port == 22 else f"[{address}]:{port}",
+        user=str(data.get("ssh_user") or config.get("username") or getpass.getuser()),
+        key=", ".join(files) if isinstance(files, list) else str(files),
+        known_hosts=str(known_hosts or "~/.ssh/known_hosts"),
+        limit_s=CONNECT_TIMEOUT_S,
+    )
+    if client is not None:
+        client.close()
+    return Failure(kind=UNREACHABLE, error=error)
+
+
+# --- one command on one connection
+
+
+class TooMuchOutput(Exception):
+    """The node printed more than we hold; ``first`` are its first bytes."""
+
+    def __init__(self, first: bytes) -> None:
+        super().__init__("too much output")
+        self.first = first[:40]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command said. status: its exit status; None: ended by a signal, or nobody knows."""
+
+    status: int | None
+    stdout: str
+    stderr: str
+
+
+class _Kept:
+    """Standard output so far: a little until ``mark`` has come, then as much as an answer is."""
+
+    def __init__(self, mark: bytes, max_bytes: int) -> None:
+        self.data, self.mark, self.max_bytes = bytearray(), mark, max_bytes
+        self.limit = min(NOISE_BYTES, max_bytes) if mark else max_bytes
+
+    def add(self, piece: bytes) -> None:
+        self.data += piece
+        if len(self.data) <= self.limit:
+            return
+        if self.limit < self.max_bytes and self.mark in self.data:
+            self.limit = self.max_bytes
+        else:
+            raise TooMuchOutput(bytes(self.data[:200]))
+
+
+def _text(data: bytes | bytearray) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _errors(read: Callable[[int], bytes], kept: bytearray) -> bool:
+    """Read standard error to its end, keeping its first bytes; False when it has no end."""
+    total = 0
+    while piece := read(_PIECE):
+        total += len(piece)
+        if total > ANSWER_BYTES:
+            return False
+        kept += piece[: ERROR_BYTES - len(kept)]
+    return True
+
+
+def over_ssh(
+    transport: Any,
+    command: str,
+    stdin: bytes,
+    mark: bytes = b"",
+    max_bytes: int = ANSWER_BYTES,
+) -> Said:
+    """Run a command over a paramiko Transport; blocks until it has ended.
+
+    mark: the bytes with which the answer begins, whatever stands before them
+    max_bytes: of the answer
+
+    Raises TooMuchOutput, and what paramiko raises when the connection is lost.
+    """
+    channel = transport.open_session()
+    kept, errors = _Kept(mark, max_bytes), bytearray()
+    helpers: list[Any] = []
+    endless: list[bytes] = []
+
+    def stderr() -> None:
+        if not _errors(channel.recv_stderr, errors):
+            endless.append(bytes(errors[:200]))
+            channel.close()
+
+    def feed() -> None:
+        # A command that ends without reading its input is no failure.
+        with contextlib.suppress(OSError):
+            channel.sendall(stdin)
+            channel.shutdown_write()
+
+    try:
+        channel.exec_command(command)
+        helpers.append(gevent.spawn(feed))
+        # Both streams share the channel's window: one that nobody reads would stop the other.
+        drain = gevent.spawn(stderr)
+        helpers.append(drain)
+        while piece := channel.recv(_PIECE):
+            kept.add(piece)
+        drain.join()
+        if endless:
+            raise TooMuchOutput(endless[0])
+        status = channel.recv_exit_status()
+    finally:
+        gevent.killall(helpers, block=False)
+        channel.close()
+    return Said(status if status >= 0 else None, _text(kept.data), _text(errors))
+
+
+# --- a node's rights
+
+
+@dataclass(frozen=True)
+class Become:
+    """How commands get their rights on a node: sudo to root by us, anything else by pyinfra."""
+
+    sudo: bool
+    password: str
+    others: dict[str, Any]
+
+
+def become(host: Host) -> Become:
+    """The node's rights as its data and pyinfra's configuration give them."""
+    arguments = cast("dict[str, Any]", pop_global_arguments(host.state, host, {})[0])
+    others = {key: arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in arguments}
+    ours = bool(others.get("_sudo")) and not others.get("_sudo_user")
+    password = str(others.get("_sudo_password") or "") if ours else ""
+    if ours:
+        others.update(_sudo=False, _sudo_password=None)
+    return Become(ours, password, others)
+
+
+def _around(host: Host, command: str, others: dict[str, Any]) -> str:
+    """What pyinfra puts around a command, for a connector that is ours to speak with."""
+    if not any(others.get(name) for name in _AROUND):
+        return command
+    arguments = dict(others)
+    extract_control_arguments(cast("Any", arguments))
+    made = make_unix_command_for_host(host.state, host, StringCommand(command), **arguments)
+    return made.get_raw_value()
+
+
+def with_rights(host: Host, command: str, rights: Become) -> str:
+    """``command`` with the node's rights; sudo's password is then the first line of its input."""
+    if rights.sudo:
+        command = with_sudo(command, rights.password)
+    return _around(host, command, rights.others)
+
+
+def _speak(host: Host, line: str, stdin: str, request: Request, others: dict[str, Any]) -> Answer:
+    """The line through the node's connector, and what it said."""
+    connector = host.connector
+    if isinstance(connector, SSHConnector):
+        data, mark = stdin.encode("utf-8", "surrogateescape"), request.mark.encode()
+        said = over_ssh(
+            transport_of(host), _around(host, line, others), data, mark, request.max_bytes
+        )
+        return Reply(said.stdout, said.stderr, rc=said.status)
+    if isinstance(connector, LocalConnector):
+        command = shell.Command(_around(host, line, others), stdin)
+        return local.run(command, request.limit_s, request.max_bytes)
+    ok, output = host.run_shell_command(StringCommand(line), **{**others, "_stdin": stdin})
+    return Reply(output.stdout, output.stderr, rc=0 if ok else 1)
+
+
+def carry(host: Host, request: Request, tag: str, rights: Become | None = None) -> Answer:
+    """Ask a connected node, and wait for its answer. Never raises for a node's fault.
+
+    Here, it has a little more time than its limit on the node, for a node whose own `timeout` no
+    longer works.
+    """
+    rights = rights or become(host)
+    limit_s = request.limit_s
+    line, stdin = shell.command(request.script, limit_s, tag, request.payload)
+    if rights.sudo:
+        line = with_sudo(line, rights.password)
+        if rights.password:
+            stdin = f"{rights.password}\n{stdin}"
+    started = time.monotonic()
+    try:
+        with gevent.Timeout(limit_s + 2 * KILL_AFTER_S):
+            said = _speak(host, line, stdin, request, rights.others)
+    except (gevent.Timeout, TimeoutError):
+        return Failure(kind=HUNG, error=f"no answer in {limit_s} s")
+    except TooMuchOutput as problem:
+        first = problem.first.decode("utf-8", "replace")
+        return Failure(kind=OUTPUT, error=f"{problem}, beginning with {first!r}")
+    except (PyinfraError, SSHException, OSError, EOFError) as problem:
+        why = str(problem) or type(problem).__name__
+        return Failure(kind=LOST, error=f"connection lost ({why})")
+    seconds = time.monotonic() - started
+    if not isinstance(said, Reply):
+        return said
+    if said.rc is None and _gone(host):
+        return Failure(said.stdout, said.stderr, seconds, LOST, "connection lost")
+    if said.rc in TIMED_OUT and seconds >= limit_s:
+        return Failure(said.stdout, said.stderr, seconds, TIMEOUT, f"ended after {limit_s} s")
+    if rights.sudo and said.rc:
+        error, kind = sudo_error(said.stderr)
+        if error:
+            return Failure(said.stdout, said.stderr, seconds, kind, error)
+    return replace(said, seconds=seconds)
+
+
+def _gone(host: Host) -> bool:
+    """Whether the connection itself ended, and not only the command."""
+    transport = transport_of(host)
+    if transport is None:
+        return False
+    # Its reader tells the channels first, and marks itself as ended after that.
+    transport.join(0.5)
+    return not transport.is_active()
+
+
+class _OverSsh:
+    """The two directions of a command on a node."""
+
+    def __init__(self, transport: Any, command: str) -> None:
+        if transport is None:
+            raise EOFError("not connected")
+        with _as_lost():
+            self.channel = transport.open_session(timeout=SEND_S)
+            # One stream: two share a window, and one that nobody reads would stop the other.
+            self.channel.set_combine_stderr(True)
+            self.channel.settimeout(SEND_S)
+            self.channel.exec_command(command)
+
+    def read(self, limit_s: float) -> bytes:
+        with _as_lost():
+            self.channel.settimeout(limit_s)
+            return cast("bytes", self.channel.recv(PIECE))
+
+    def write(self, data: bytes, limit_s: float) -> None:
+        with _as_lost():
+            self.channel.settimeout(limit_s)
+            self.channel.sendall(data)
+
+    def close(self) -> None:
+        with contextlib.suppress(gevent.Timeout), gevent.Timeout(3):
+            self.channel.close()
+
+
+@contextlib.contextmanager
+def _as_lost() -> Iterator[None]:
+    """paramiko's own exception is a lost connection like others."""
+    try:
+        yield
+    except SSHException as problem:
+        if "timeout" in str(problem).lower():
+            raise TimeoutError from None
+        raise OSError(str(problem)) from None
+
+
+# --- all nodes of a command
+
+
+@dataclass
+class _Link:
+    """A node of a fleet: its connection, made once by whoever needs it first."""
+
+    host: Host
+    rights: Become | None = None
+    failure: Failure | None = None
+    making: BoundedSemaphore = field(default_factory=BoundedSemaphore)
+
+    def connect(self, again: bool = True) -> Failure | None:
+        """Connect if needed. Never raises for a node's fault.
+
+        again: try once more when it could not be connected
+        """
+        with self.making:
+            if self.failure is not None and not again:
+                return self.failure
+            self.failure = None if self.host.connected else connect(self.host)
+            if self.failure is None and self.rights is None:
+                self.rights = become(self.host)
+            return self.failure
+
+
+class Connected(Carrier):
+    """Nodes whose connections are somebody else's, such as pyinfra's own command's.
+
+    hosts: of an inventory that a State uses
+    run:   the word for the run; "": a new one
+    """
+
+    def __init__(self, hosts: Iterable[Host], run: str = "") -> None:
+        self._links = {str(host.name): _Link(host) for host in hosts}
+        super().__init__(self._links, run)
+        # What is asked at once, over all conversations that are held.
+        self._room = BoundedSemaphore(MAX_PARALLEL)
+
+    def _connected(self) -> list[_Link]:
+        return [link for link in self._links.values() if link.host.connected]
+
+    def converse(
+        self, talks: Mapping[Key, Talk[Found]], deadline: float | None = None
+    ) -> Iterator[tuple[Key, Found | Failure]]:
+        held = {key: Held(talk) for key, talk in talks.items()}
+        by_node: dict[str, list[Key]] = {}
+        for key in talks:
+            by_node.setdefault(node_of(key), []).append(key)
+        over: Queue[Key] = Queue()
+        jobs: list[Any] = []
+        stopped = False
+        try:
+            for name, keys in by_node.items():
+                # One room for a node, however much is asked there side by side.
+                first = Event()
+                for key in keys:
+                    leads = key is keys[0]
+                    jobs.append(gevent.spawn(self._hold, name, held[key], first, leads))
+                    jobs[-1].link(partial(_put, over, key))
+            while held:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                key = over.get(timeout=left)
+                yield key, held.pop(key).value
+        except Empty:
+            gevent.killall(jobs, block=False)
+            if any(self._links[node_of(key)].host.connected for key in held):
+                self.end(2)
+            yield from _all(held, self._late)
+        except KeyboardInterrupt:
+            self.interrupted = stopped = True
+            gevent.killall(jobs, block=False)
+            yield from _all(held, lambda key: interrupted())
+        finally:
+            gevent.killall(jobs, block=False)
+            if stopped:
+                self.end()
+
+    def _late(self, key: Key) -> Failure:
+        reached = self._links[node_of(key)].host.connected
+        return Failure(kind=LATE if reached else UNREACHABLE, error=LATE_WORDS)
+
+    def _hold(self, name: str, one: Held[Found], first: Event, leads: bool) -> None:
+        """One conversation, from its first question to its end.
+
+        first: set when the node is connected, or could not be; leads: this one connects
+        """
+        link = self._links[name]
+        with contextlib.ExitStack() as after:
+            if leads:
+                after.enter_context(self._room)
+                after.callback(first.set)
+            else:
+                first.wait()
+            began = time.monotonic()
+            try:
+                failure = link.connect(again=leads)
+                first.set()
+                self._answer(link, one, began, failure)
+            except Exception as error:  # noqa: BLE001 - a mistake of ours costs this node alone
+                one.end(Failure(kind=FAILED, error=mistake(error)))
+
+    def _answer(
+        self, link: _Link, one: Held[Found], began: float, failure: Failure | None
+    ) -> None:
+        """Ask what it asks, until it has what it wants; failure: why nothing can be asked."""
+        with ctx_host.use(link.host):
+            one.begin()
+            while not one.over:
+                assert one.request is not None
+                answer = failure or carry(link.host, one.request, self.tag, link.rights)
+                one.answer(replace(answer, seconds=time.monotonic() - began))
+                began = time.monotonic()
+
+    def open(self, request: Request) -> Dialogue:
+        """See Carrier. The node is connected when it was not."""
+        link = self._links[request.node]
+        failure = link.connect()
+        rights = link.rights or Become(False, "", {})
+        line, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
+
+        def begin() -> Stream:
+            if failure is not None:
+                raise ValueError(failure.error)
+            with ctx_host.use(link.host):
+                words = with_rights(link.host, line, rights)
+            if isinstance(link.host.connector, SSHConnector):
+                return _OverSsh(transport_of(link.host), words)
+            if isinstance(link.host.connector, LocalConnector):
+                return Pipes(words)
+            raise ValueError("needs ssh")
+
+        first = f"{rights.password}\n{stdin}" if rights.sudo and rights.password else stdin
+        return Dialogue(begin, first, request.mark, sudo=rights.sudo)
+
+    def use_password(self, password: str, nodes: Iterable[str]) -> None:
+        for name in nodes:
+            link = self._links[name]
+            if link.rights is not None:
+                link.rights = Become(True, password, link.rights.others)
+
+    def end(self, limit_s: float = 5) -> None:
+        # In brackets, so that it does not find the search itself.
+        script = f"{shell.library('end')}nr_end {quote(f'[n]odeready:{self.run}')}"
+
+        def end(link: _Link) -> None:
+            with ctx_host.use(link.host):
+                carry(link.host, Request(link.host.name, script, 3), "nodeready:end", link.rights)
+
+        closing = Pool(64)
+        for link in self._connected():
+            closing.spawn(end, link)
+        closing.join(timeout=limit_s)
+
+
+class Fleet(Connected):
+    """The nodes of an inventory, which are connected when they are asked. Leaving it disconnects.
+
+    inventory: pyinfra's, not yet used by a State
+    hosts:     the selected ones
+    """
+
+    def __init__(
+        self, inventory: Inventory, hosts: Iterable[Host], config: Config | None = None
+    ) -> None:
+        set_timeouts(inventory)
+        super().__init__(hosts)
+        config = config or Config()
+        config.PARALLEL = max(1, min(len(self.nodes), MAX_PARALLEL))
+        self._state = State(inventory, config, check_for_changes=False)
+
+    def __enter__(self) -> Fleet:
+        self._context = ctx_state.use(self._state)
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        closing = Pool(64)
+        for link in self._connected():
+            closing.spawn(_disconnect, link.host)
+        closing.join(timeout=5)
+        self._context.__exit__(None, None, None)
+
+
+def _put(over: Queue[Key], key: Key, _: object) -> None:
+    over.put(key)
+
+
+def _all(
+    held: Mapping[Key, Held[Found]], failure: Callable[[Key], Failure]
+) -> Iterator[tuple[Key, Found | Failure]]:
+    """What is left of these conversations, each answered with a failure if it has no end."""
+    for key, one in held.items():
+        if not one.over:
+            one.end(failure(key))
+        yield key, one.value
+
+
+def _disconnect(host: Host) -> None:
+    client = getattr(host.connector, "client", None)
+    try:
+        host.connector.disconnect()
+        if client is not None:
+            client.close()
+    except Exception:  # noqa: BLE001 - the connection goes away either way
+        return

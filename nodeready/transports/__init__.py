@@ -1,1 +1,0 @@
-"""CARRY: one script to many nodes, one answer back from each. No parsing, no judging."""

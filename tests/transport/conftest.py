@@ -1,0 +1,5 @@
+"""Nodes, and a home for the command."""
+
+from tests.command import fleet, tool
+
+__all__ = ["fleet", "tool"]

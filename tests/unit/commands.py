@@ -1,0 +1,67 @@
+"""A whole command on nodes that only pretend: what it prints, and its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from nodeready import inventory
+from nodeready.cli import start
+from nodeready.policy import Policy
+from nodeready.transport.base import LOST, UNREACHABLE, Answer, Reply, Request
+from nodeready.transport.fake import Does, Fake, fails, really
+
+#: Nobody could connect.
+AWAY = fails(UNREACHABLE, "n: no answer in 15 s")
+#: The connection ended in the middle.
+DIES = fails(LOST, "connection lost")
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+    carrier: Fake
+
+
+def looks(then: Does, look: Does = really) -> Does:
+    """A node that shows what this machine shows, and does that when it is asked for more."""
+    return lambda request: (look if request.mark.startswith("nodeready/1 ") else then)(request)
+
+
+def program(answer: Callable[[str], str]) -> Does:
+    """A node whose program prints this, made of the nonce that the program was told."""
+
+    def does(request: Request) -> Answer:
+        _, _, rest = (request.payload or "").partition("'nonce': '")
+        return Reply(answer(rest.partition("'")[0]))
+
+    return does
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: Any) -> Callable[..., Done]:
+    """``run(nodes, command, *words)``; ``policy`` is every node's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def go(
+        nodes: Mapping[str, Does], name: str, *words: str, policy: Policy | None = None
+    ) -> Done:
+        carrier = Fake(nodes)
+        policies = dict.fromkeys(nodes, policy or Policy())
+        found = start.Nodes(carrier, policies, inventory.load(",".join(nodes)))
+        module = import_module(f"nodeready.cli.{name}")
+        monkeypatch.setattr(module, "over_ssh", lambda *given: found)
+        command = getattr(module, name)
+        code = command.main(["nodes", *words], standalone_mode=False)
+        said = capsys.readouterr()
+        assert "Traceback" not in said.out + said.err
+        return Done(code, said.out, said.err, carrier)
+
+    return go

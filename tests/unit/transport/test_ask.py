@@ -1,0 +1,167 @@
+"""One way to ask nodes: every question gets one answer, whatever the node or the user does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nodeready import shell
+from nodeready.transport.base import (
+    FAILED,
+    HUNG,
+    INTERRUPTED,
+    LATE,
+    LOST,
+    OUTPUT,
+    TIMEOUT,
+    Failure,
+    Reply,
+    Request,
+    collect,
+)
+from nodeready.transport.fake import Fake, fails, hangs, interrupts, one_by_one, says
+from nodeready.transport.local import Local
+from tests.command import wait_for
+
+SHELLS = (
+    ["dash", "-c"], ["busybox", "sh", "-c"], ["bash", "-c"], ["fish", "-c"], ["tcsh", "-c"],
+)  # fmt: skip
+
+
+def twice(node):
+    first = yield Request(node, "first", 5)
+    if not first.ok:
+        return first.kind
+    second = yield Request(node, f"second after {first.stdout}", 5)
+    return second.stdout or second.kind
+
+
+def test_a_conversation_goes_on_with_the_nodes_own_answer():
+    carrier = Fake({"a": one_by_one(says("1"), says("2")), "b": fails(LOST, "gone"), "c": hangs})
+    assert collect(carrier, {name: twice(name) for name in "abc"}) == {
+        "a": "2", "b": LOST, "c": HUNG
+    }  # fmt: skip
+    assert [one.script for one in carrier.asked] == ["first", "second after 1", "first", "first"]
+
+
+def test_a_mistake_of_ours_costs_one_node():
+    def broken(node):
+        yield Request(node, "x", 5)
+        raise RuntimeError("oh")
+
+    found = collect(Fake({"a": says(""), "b": says("")}), {"a": broken("a"), "b": twice("b")})
+    assert found["a"].kind == FAILED
+    assert "internal error at test_ask.py:" in found["a"].error
+    assert found["b"] == ""
+
+
+def test_an_interrupt_is_an_answer_to_everybody_who_waits():
+    carrier = Fake({"a": says("1"), "b": interrupts, "c": says("1")})
+    found = collect(carrier, {name: twice(name) for name in "abc"})
+    assert found["a"] == "1"
+    assert found["b"] == INTERRUPTED
+    # It was never asked.
+    assert found["c"].kind == INTERRUPTED
+    assert (carrier.interrupted, carrier.ended) == (True, 1)
+
+
+def test_an_interrupt_while_an_answer_is_looked_at():
+    def heard(key, value):
+        if key == "a":
+            raise KeyboardInterrupt
+
+    carrier = Fake({"a": says("1"), "b": says("1")})
+    found = collect(carrier, {name: twice(name) for name in "ab"}, heard)
+    assert found["a"] == "1"
+    assert found["b"].kind == INTERRUPTED
+    assert carrier.ended == 1
+
+
+def test_a_deadline_is_an_answer_too():
+    found = collect(Fake({"a": hangs}), {"a": twice("a")}, deadline=time.monotonic())
+    assert found == {"a": LATE}
+
+
+@pytest.mark.parametrize("login", SHELLS, ids=lambda login: login[0])
+@pytest.mark.parametrize("payload", [None, "", "payload\n", "x" * 200_000 + "\n"])
+def test_a_script_and_what_follows_it_arrive_whole(login, payload):
+    """Whatever is in it; and the command line has none of it."""
+    script = "printf '%s|' \"a 'b' \\\\\" é; cat" + ("" if payload is None else " <&3; cat <&3")
+    line, stdin = shell.command(script, 30, "nodeready:test", payload)
+    assert "printf" not in line
+    assert len(line) < 150
+    more = "" if payload is None else "and more\n"
+    done = subprocess.run(
+        [*login, line], input=(stdin + more).encode(), capture_output=True, check=True
+    )
+    assert done.stdout.decode() == f"a 'b' \\|é|{payload or ''}{more}"
+
+
+@pytest.mark.parametrize("payload", [None, "payload"])
+def test_a_script_that_is_cut_off_is_not_run(tmp_path, payload):
+    """The connection dies while it is sent: nothing of it may happen."""
+    script = "\n".join(f"touch {tmp_path}/{number}" for number in range(20))
+    line, stdin = shell.command(script, 30, "nodeready:test", payload)
+    whole = stdin if payload is None else stdin[: -len(payload) - 1]
+    for length in (*range(0, len(whole) - 12, 37), len(whole) - 13):
+        subprocess.run(
+            ["sh", "-c", line], input=whole[:length].encode(), capture_output=True, check=False
+        )
+        assert list(tmp_path.iterdir()) == []
+
+
+def ask(script: str, limit_s: int = 20, **how):
+    carrier = Local()
+    ((node, answer),) = carrier.ask([Request(os.uname().nodename, script, limit_s, **how)])
+    assert node == carrier.nodes[0]
+    return answer
+
+
+def runs(file: Path) -> bool:
+    """Whether the process whose number is in this file is there, and no zombie."""
+    try:
+        words = Path(f"/proc/{file.read_text().strip()}/stat").read_text().rpartition(")")[2]
+    except FileNotFoundError:
+        return False
+    return words.split()[0] not in "ZX"
+
+
+def test_this_machine_answers():
+    answer = ask("echo one; echo two >&2; exit 3")
+    assert isinstance(answer, Reply)
+    assert (answer.stdout, answer.stderr, answer.rc) == ("one\n", "two\n", 3)
+    assert ask("cat <&3", payload="y" * 300_000).stdout == "y" * 300_000
+
+
+def test_what_hangs_here_is_ended_with_all_that_it_started(tmp_path):
+    answer = ask(f"sleep 600 & echo $! >{tmp_path}/pid; echo began; sleep 600", 1)
+    assert isinstance(answer, Failure)
+    assert (answer.kind, answer.error) == (TIMEOUT, "ended after 1 s")
+    assert answer.stdout == "began\n"
+    wait_for(lambda: not runs(tmp_path / "pid"))
+
+
+def test_an_answer_has_a_bound():
+    assert ask("yes", max_bytes=1 << 16).kind == OUTPUT
+
+
+def test_an_interrupt_here_ends_what_runs(tmp_path):
+    carrier = Local()
+    (node,) = carrier.nodes
+    script = f"echo $$ >{tmp_path}/pid; sleep 600"
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        timer.start()
+        ((_, answer),) = carrier.ask([Request(node, script, 60)])
+    finally:
+        signal.signal(signal.SIGINT, before)
+        timer.cancel()
+    assert answer.kind == INTERRUPTED
+    wait_for(lambda: not runs(tmp_path / "pid"))
