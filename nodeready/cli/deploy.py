@@ -15,7 +15,7 @@ from nodeready.cli.options import common, option
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, Nodes, hold, look, over_ssh, remember_failed, subjects
 from nodeready.execution import Outcome
-from nodeready.fleet import Judged
+from nodeready.fleet import FleetContext, Judged
 from nodeready.planning import Plan, plan
 from nodeready.reports.plan import show_errors, show_left, show_outcomes, show_plan
 from nodeready.reports.text import counted
@@ -60,9 +60,11 @@ def _deploy(
 ) -> int:
     """The whole command. Returns the exit code."""
     looks = look(nodes, screen, chosen, PROBE_TIMEOUT_S, _STOPPING)
+    context = FleetContext(nodes.policies)
+    if not nodes.carrier.interrupted:
+        context = fleet.completed(nodes.carrier, nodes.policies, looks, nodes.all)
     if nodes.carrier.interrupted:
         return _nothing_done(screen)
-    context = fleet.completed(nodes.carrier, nodes.policies, looks, nodes.all)
     judged = {one.name: one for one in fleet.judged(looks, context)}
     plans = _plans(judged, chosen)
     if check or not screen.quiet:
