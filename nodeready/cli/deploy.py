@@ -112,9 +112,11 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
 
     screen = report.screen
     looks = look(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
+    context = fleet.FleetContext(nodes.policies)
+    if not nodes.carrier.interrupted:
+        context = fleet.completed(nodes.carrier, nodes.policies, looks, nodes.all)
     if nodes.carrier.interrupted:
         return _nothing_done(report, map(_seen, looks))
-    context = fleet.completed(nodes.carrier, nodes.policies, looks, nodes.all)
     judged = {one.name: one for one in fleet.judged(looks, context)}
     plans = _plans(judged, report.subjects)
     planned = {name: _node(node, plans.get(name)) for name, node in judged.items()}

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -183,6 +181,8 @@ class Held(Generic[Found]):
 
 def mistake(error: Exception) -> str:
     """An exception that nobody expected, in one line, with the place in our code."""
+    import traceback  # It takes long to load, and is not needed.
+
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
     return f"internal error at {where}: {type(error).__name__}: {error}"
@@ -218,7 +218,7 @@ class Carrier(ABC):
 
     def __init__(self, nodes: Iterable[str], run: str = "") -> None:
         self.nodes = tuple(nodes)
-        self.run = run or secrets.token_hex(6)
+        self.run = run or os.urandom(6).hex()
         self.interrupted = False
 
     @property

@@ -5,7 +5,7 @@ A node that cannot be asked costs itself; a subject that cannot be read costs th
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -101,7 +101,7 @@ def question(
     limit_s:  seconds after which the look is ended on the node
     margin_s: of these, for the rest of the answer when a slow section was ended
     """
-    chosen, nonce = snapshot.probes(subjects), secrets.token_hex(8)
+    chosen, nonce = snapshot.probes(subjects), os.urandom(8).hex()
     text = script.make_script(snapshot.sections(chosen), policy, nonce, limit_s, margin_s)
     request = Request(node, text, limit_s, mark=script.mark(nonce))
     return Asked(request, policy, chosen, nonce)

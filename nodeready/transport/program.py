@@ -6,7 +6,7 @@ A program is a module with ``main(config)`` and a dataclass ``Config``, which ha
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +20,7 @@ MARGIN_S = 2
 
 def nonce() -> str:
     """A random word with which each line of a program's answer begins."""
-    return f"nodeready-{secrets.token_hex(8)}"
+    return f"nodeready-{os.urandom(8).hex()}"
 
 
 def request(
