@@ -27,7 +27,7 @@ from benchmarks.measure import Sample, median, run
 from benchmarks.probe_cost import ProbeCost, probe_cost
 from benchmarks.simulated import Simulated, simulate
 from nodeready.policy import Policy
-from nodeready.subjects import LOOKED_AT
+from nodeready.subjects.registry import LOOKED_AT
 
 AUDIT, FACTS = "nodeready audit", "pyinfra fact, one by one"
 PDSH, CLUSH, SETUP = "pdsh true", "clush true", "Ansible setup"
@@ -40,7 +40,7 @@ def contenders(nodes: Cluster, ansible: Path | None) -> list[Contender]:
     names = ",".join(node.name for node in nodes.lab.nodes)
     fan, login = str(nodes.size), f"-F {nodes.lab.ssh_config}"
     classes = ["".join(word.capitalize() for word in name.split("_")) for name in LOOKED_AT]
-    facts = [f"nodeready.facts.{name}" for name in classes]
+    facts = [f"nodeready.deploy.facts.{name}" for name in classes]
     found = [
         yardstick(inventory),
         Contender(

@@ -22,7 +22,7 @@ from benchmarks import command, report, table
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.contenders import BIN, Contender, yardstick
 from benchmarks.measure import BenchmarkError, Sample, median, run
-from nodeready import py_spy
+from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node
 from nodeready.policy import Policy
 
@@ -203,7 +203,7 @@ def _measure(given: argparse.Namespace, ansible: Path | None) -> Report:
     if given.repeat < 2:
         raise BenchmarkError("--repeat: at least 2, the first run of py-spy is told apart")
     made = Report(given.repeat)
-    program = py_spy.binary(Policy().py_spy_version, platform.machine())
+    program = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
     for size in given.nodes:
         with (
             tempfile.TemporaryDirectory(prefix="nr-bench-") as scratch,

@@ -14,9 +14,10 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.cluster import Cluster
 from benchmarks.settings import by_hand, policy_data
-from nodeready import shell, snapshot
+from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.probes.script import make_script
+from nodeready.subjects import snapshot
+from nodeready.subjects.snapshot import make_script
 
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent

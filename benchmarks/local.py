@@ -16,10 +16,12 @@ from pathlib import Path
 
 from benchmarks import command, report, table
 from benchmarks.measure import BenchmarkError
-from nodeready import bundle, shell, snapshot
+from nodeready import shell
 from nodeready.lab import Lab, Node, down
 from nodeready.policy import Policy
-from nodeready.probes.script import make_script
+from nodeready.subjects import snapshot
+from nodeready.subjects.snapshot import make_script
+from nodeready.transport import bundle
 
 PYTHON, LOOK = "python3 -c pass (P)", "the look alone"
 AUDIT, RECORD = "nodeready.pyz audit", "nodeready.pyz record"
@@ -32,7 +34,7 @@ _PLACE = "/usr/local/sbin/nodeready.pyz"
 _COMPILED = "/usr/local/sbin/compiled.pyz"
 # As a deploy compiles it there (nodeready/sh/compile.sh).
 _COMPILE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.local import compiled; "
+    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import compiled; "
     "compiled.main(*sys.argv[1:])"
 )
 #: What the look reads, on the node.

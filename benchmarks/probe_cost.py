@@ -6,10 +6,11 @@ import re
 import statistics
 from dataclasses import dataclass
 
-from nodeready import shell, snapshot
+from nodeready import shell
 from nodeready.lab import Node
 from nodeready.policy import Policy
-from nodeready.probes.script import make_script
+from nodeready.subjects import snapshot
+from nodeready.subjects.snapshot import make_script
 
 #: Looks whose median is taken; the first ones also fill the node's caches.
 LOOKS = 9

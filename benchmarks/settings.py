@@ -9,7 +9,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab.fresh import USER
+from nodeready.lab.image import USER
 from nodeready.lab.needs import can_raise_limits
 from nodeready.policy import Policy
 

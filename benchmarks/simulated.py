@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import BenchmarkError
-from nodeready import outliers, shell, snapshot
-from nodeready.audit import Audit, NodeReport
+from nodeready import shell
+from nodeready.audit import peers as outliers
+from nodeready.audit.document import Audit, NodeReport
 from nodeready.lab import Lab, down
 from nodeready.policy import Policy
-from nodeready.probes import script
 from nodeready.reports import json_report, junit, nagios, prometheus
 from nodeready.reports.table import show_audit
-from nodeready.subjects import SUBJECTS
+from nodeready.subjects import snapshot
+from nodeready.subjects.registry import SUBJECTS
 
 NONCE = "0" * 16
 FORMATS = {
@@ -68,7 +69,7 @@ class Simulated:
 def simulate(profile: str, nodes: int, name: str) -> Simulated:
     """Take one answer of a lab node of this profile, and measure in a process of its own."""
     command = shell.command(
-        script.make_script(snapshot.sections(snapshot.probes()), Policy(), NONCE),
+        snapshot.make_script(snapshot.sections(snapshot.probes()), Policy(), NONCE),
         60,
         "nodeready:benchmark",
     )

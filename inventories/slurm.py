@@ -10,6 +10,6 @@ a Slurm script there is nothing to set:
 
 from __future__ import annotations
 
-from nodeready.slurm import inventory as _inventory
+from nodeready.inventory.slurm import inventory as _inventory
 
 globals().update(_inventory())

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nodeready.audit import Audit
+    from nodeready.audit.document import Audit, Ready
     from nodeready.deploy.document import Deploy
-    from nodeready.ready import Ready
-    from nodeready.stacks import Stacks
+    from nodeready.triage.stacks.document import Stacks
 
 OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 

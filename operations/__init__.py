@@ -6,6 +6,7 @@ the registry, and within a subject its own; deploy.py lists the same for pyinfra
 
 from __future__ import annotations
 
+from nodeready.deploy.step import Step
 from nodeready.operations import core_dumps as core_dumps
 from nodeready.operations import debug_tools as debug_tools
 from nodeready.operations import gate as gate
@@ -14,7 +15,6 @@ from nodeready.operations import limits as limits
 from nodeready.operations import pdsh as pdsh
 from nodeready.operations import ptrace as ptrace
 from nodeready.operations import ssh_client as ssh_client
-from nodeready.operations.step import Step
-from nodeready.subjects import CHANGED
+from nodeready.subjects.registry import CHANGED
 
 STEPS: tuple[Step, ...] = tuple(step for name in CHANGED for step in globals()[name].STEPS)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.actions import Action, Directory, RemoveFile, Run
-from nodeready.checks.core_dumps import retention_rule
-from nodeready.operations.dropin import own_file, render, sysctl_dropin
-from nodeready.operations.step import step
+from nodeready.deploy.actions import Action, Directory, RemoveFile, Run
+from nodeready.deploy.step import own_file, render, step, sysctl_dropin
 from nodeready.policy import Policy
-from nodeready.probes.core_dumps import KEY, CoreDumps, core_directory
-from nodeready.snapshot import Snapshot
+from nodeready.subjects.core_dumps.checks import retention_rule
+from nodeready.subjects.core_dumps.facts import KEY, CoreDumps, core_directory
+from nodeready.subjects.snapshot import Snapshot
 
 TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
 COREDUMP_CONF = "/etc/systemd/coredump.conf.d/zz-nodeready.conf"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready import py_spy as controller
-from nodeready.actions import Action, PlanError, Run, Script, WriteFile
-from nodeready.operations.step import step
+from nodeready.deploy import py_spy_binary as controller
+from nodeready.deploy.actions import Action, PlanError, Run, Script, WriteFile
+from nodeready.deploy.step import step
 from nodeready.policy import Policy
-from nodeready.probes.debug_tools import PY_SPY, DebugTools
-from nodeready.snapshot import Snapshot
+from nodeready.subjects.debug_tools.facts import PY_SPY, DebugTools
+from nodeready.subjects.snapshot import Snapshot
 
 #: Seconds for a whole installation, the wait for the package manager's lock included.
 _TIMEOUT_S = 600

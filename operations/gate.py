@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready import gate
-from nodeready.actions import Action, RemoveFile, Run, Script, WriteFile
-from nodeready.checks.gate import kept, uncompiled
-from nodeready.operations.step import step
+from nodeready.deploy.actions import Action, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.step import step
 from nodeready.policy import Policy
-from nodeready.probes.gate import (
+from nodeready.subjects.gate import files as gate
+from nodeready.subjects.gate.checks import kept, uncompiled
+from nodeready.subjects.gate.facts import (
     BUNDLE,
     COMPILED,
     CRON,
@@ -26,7 +26,7 @@ from nodeready.probes.gate import (
     WANTED,
     Gate,
 )
-from nodeready.snapshot import Snapshot
+from nodeready.subjects.snapshot import Snapshot
 
 #: Seconds for a change that carries the bundle over a slow connection.
 _TIMEOUT_S = 120

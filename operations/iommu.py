@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready import blocks, shell
-from nodeready.actions import Action, PlanError, Run, WriteFile
-from nodeready.checks.iommu import our_line, tool, wanted
-from nodeready.operations.dropin import own_file, render
-from nodeready.operations.step import name_after, step
+from nodeready import shell
+from nodeready.deploy.actions import Action, PlanError, Run, WriteFile
+from nodeready.deploy.step import name_after, own_file, render, step
 from nodeready.policy import Policy
-from nodeready.probes import cmdline
-from nodeready.probes.iommu import DEFAULT_GRUB, GRUB_D, OURS, Iommu
-from nodeready.snapshot import Snapshot
+from nodeready.subjects import managed_block
+from nodeready.subjects.iommu import facts as cmdline
+from nodeready.subjects.iommu.checks import our_line, tool, wanted
+from nodeready.subjects.iommu.facts import DEFAULT_GRUB, GRUB_D, OURS, Iommu
+from nodeready.subjects.snapshot import Snapshot
 
 _DROPIN = "zz-nodeready.cfg"
 #: GRUB's configuration is shell: a file that does not parse would stop update-grub.
@@ -55,7 +55,7 @@ def _suse(iommu: Iommu, piece: bytes) -> Iterator[Action]:
     """A block at the end of the one file that SUSE's grub2-mkconfig reads."""
     if iommu.default_grub is None:
         raise PlanError(f"{DEFAULT_GRUB} is not there; is GRUB this node's boot loader?")
-    content = blocks.put(iommu.default_grub, piece, "end")
+    content = managed_block.put(iommu.default_grub, piece, "end")
     if content != iommu.default_grub:
         yield WriteFile(DEFAULT_GRUB, content, iommu.default_grub, validator=_VALIDATOR)
 

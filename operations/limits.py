@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.actions import Action, Run
-from nodeready.checks.limits import restarts, shown, unit_value, wanted
-from nodeready.operations.dropin import own_file, render
-from nodeready.operations.step import name_after, step
+from nodeready.deploy.actions import Action, Run
+from nodeready.deploy.step import name_after, own_file, render, step
 from nodeready.policy import Policy
-from nodeready.probes.limits import Limits
-from nodeready.snapshot import Snapshot
+from nodeready.subjects.limits.checks import restarts, shown, unit_value, wanted
+from nodeready.subjects.limits.facts import Limits
+from nodeready.subjects.snapshot import Snapshot
 
 NAME = "zz-nodeready.conf"
 LIMITS_D = "/etc/security/limits.d"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from nodeready import blocks
-from nodeready.actions import Action, PlanError, WriteFile
-from nodeready.checks.pdsh import TYPE, has_block, last_in_profile, pdshrc_lines, suffixes
-from nodeready.operations.dropin import own_file, render
-from nodeready.operations.step import name_after, step
+from nodeready.deploy.actions import Action, PlanError, WriteFile
+from nodeready.deploy.step import name_after, own_file, render, step
 from nodeready.policy import Policy
-from nodeready.probes.pdsh import ENVIRONMENT, PROFILE_D, RCMD_DEFAULT, VARIABLE, Pdsh
-from nodeready.snapshot import Snapshot
+from nodeready.subjects import managed_block
+from nodeready.subjects.pdsh.checks import TYPE, has_block, last_in_profile, pdshrc_lines, suffixes
+from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, RCMD_DEFAULT, VARIABLE, Pdsh
+from nodeready.subjects.snapshot import Snapshot
 
 
 @step()
@@ -24,7 +23,7 @@ def rcmd(seen: Snapshot, want: Policy) -> Iterator[Action]:
     if pdsh.debian and pdsh.rcmd_default != word:
         yield WriteFile(RCMD_DEFAULT, word, pdsh.rcmd_default)
     old = pdsh.environment or b""
-    content = blocks.put(old, f"{VARIABLE}={TYPE}\n".encode(), "end")
+    content = managed_block.put(old, f"{VARIABLE}={TYPE}\n".encode(), "end")
     if content != old:
         yield WriteFile(ENVIRONMENT, content, pdsh.environment)
     for suffix in suffixes(pdsh):
@@ -50,7 +49,7 @@ def pdshrc(seen: Snapshot, want: Policy) -> Iterator[Action]:
         if user.trouble or has_block(user, want):
             continue
         try:
-            content = blocks.put(user.pdshrc or b"", inner, "keep")
+            content = managed_block.put(user.pdshrc or b"", inner, "keep")
         except ValueError as error:
             raise PlanError(f"pdshrc_lines: {error}") from None
         yield WriteFile(user.path, content, user.pdshrc, user=user.name)

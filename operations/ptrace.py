@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.actions import Action, Run
-from nodeready.operations.dropin import sysctl_dropin
-from nodeready.operations.step import step
+from nodeready.deploy.actions import Action, Run
+from nodeready.deploy.step import step, sysctl_dropin
 from nodeready.policy import Policy
-from nodeready.probes.ptrace import KEY, Ptrace
-from nodeready.snapshot import Snapshot
+from nodeready.subjects.ptrace.facts import KEY, Ptrace
+from nodeready.subjects.snapshot import Snapshot
 
 
 @step()

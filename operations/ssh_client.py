@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from nodeready import blocks
-from nodeready.actions import Action, RemoveFile, WriteFile
-from nodeready.checks.ssh_client import (
-    expected,
-    option_lines,
-    ours,
-    wanted_options,
-)
-from nodeready.operations.dropin import render
-from nodeready.operations.step import step
+from nodeready.deploy.actions import Action, RemoveFile, WriteFile
+from nodeready.deploy.step import render, step
 from nodeready.policy import Policy
-from nodeready.probes import ssh_config
-from nodeready.probes.ssh_client import KNOWN_HOSTS, SshClient
-from nodeready.snapshot import Snapshot
+from nodeready.subjects import managed_block
+from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.ssh_client import facts as ssh_config
+from nodeready.subjects.ssh_client.checks import expected, option_lines, ours, wanted_options
+from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SshClient
 
 #: A file of this size and more travels through the connection: with its base64, and the script's,
 #: it would not fit into one command line.
@@ -27,7 +21,7 @@ LARGE_BYTES = 32 * 1024
 # ssh reads the new file before it is put in place; the file's name comes as last word.
 _READS = 'ssh -GT -F "$1" nodeready >/dev/null'
 # A check that is strict, and no keys, would refuse every node.
-_HAS_KEYS = f"""grep -qxF '{blocks.BEGIN.decode()}' {KNOWN_HOSTS} 2>/dev/null || {{
+_HAS_KEYS = f"""grep -qxF '{managed_block.BEGIN.decode()}' {KNOWN_HOSTS} 2>/dev/null || {{
     echo 'the host keys are not in {KNOWN_HOSTS} yet'
     exit 1
 }}
@@ -43,7 +37,7 @@ def validator(want: Policy) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _with_block(content: bytes, inner: bytes) -> bytes:
     """One object for all nodes whose files are alike, however large the fleet."""
-    return blocks.put(content, inner, "keep")
+    return managed_block.put(content, inner, "keep")
 
 
 @step(timeout_s=120)
@@ -60,7 +54,7 @@ def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Take our block out of /etc/ssh/ssh_known_hosts: comes after the options."""
     client: SshClient = seen["ssh_client"]
     old = client.known_hosts.content or b""
-    new = blocks.remove(old)
+    new = managed_block.remove(old)
     yield _write(client, new) if new else RemoveFile(KNOWN_HOSTS, old)
 
 
@@ -85,9 +79,9 @@ def _goes_into_dropin(client: SshClient, want: Policy) -> bool:
 def _without_block(client: SshClient, want: Policy) -> Iterator[Action]:
     """Our block goes out of the main file; the file too when it held nothing else."""
     old = client.config.get(ssh_config.MAIN, b"")
-    if blocks.find(old) is None:
+    if managed_block.find(old) is None:
         return
-    rest = blocks.remove(old)
+    rest = managed_block.remove(old)
     if rest.strip():
         yield WriteFile(ssh_config.MAIN, rest, old, validator=validator(want))
     else:
@@ -107,10 +101,10 @@ def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
         return
     if want.ssh_client_hosts:
         old = client.config.get(ssh_config.MAIN)
-        alone = not blocks.remove(old or b"").strip()
+        alone = not managed_block.remove(old or b"").strip()
         vendor = ssh_config.VENDOR if alone and ssh_config.VENDOR in client.config else ""
         inner = render("ssh_client/block.j2", lines=lines, vendor=vendor)
-        new = blocks.put(old or b"", inner, "top")
+        new = managed_block.put(old or b"", inner, "top")
         if new != old:
             yield WriteFile(ssh_config.MAIN, new, old, validator=validator(want))
     else:

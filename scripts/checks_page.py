@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from tables import plain
 
-from nodeready.checks.declare import Check
 from nodeready.operations import STEPS
-from nodeready.subjects import SUBJECTS
+from nodeready.subjects.declare import Check
+from nodeready.subjects.registry import SUBJECTS
 
 _HEAD = """\
 # Checks

@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 
-from nodeready.checks.declare import Check
 from nodeready.lab import Lab, LabUnavailable, Node, down, state
 from nodeready.lab.helper import Content
 from nodeready.lab.needs import check, check_kernel
+from nodeready.subjects.declare import Check
 from tests import declared
 
 Files = Mapping[str, Content]

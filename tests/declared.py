@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nodeready.checks.declare import DEPLOY, PERSON, Check
 from nodeready.policy import Policy
-from nodeready.results import ADMIN, Result
+from nodeready.subjects.declare import DEPLOY, PERSON, Check
+from nodeready.subjects.result import ADMIN, Result
 
 _KEYS = frozenset(field.name for field in fields(Policy))
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from nodeready import shell, snapshot
-from nodeready.actions import Change
-from nodeready.operations.step import Step
+from nodeready import shell
+from nodeready.deploy.actions import Change
+from nodeready.deploy.step import Step
 from nodeready.policy import Policy
-from nodeready.probes import script
-from nodeready.results import Result
-from nodeready.snapshot import Snapshot
+from nodeready.subjects import snapshot
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import Snapshot
 
 Done = subprocess.CompletedProcess[str]
 Runner = Callable[..., Done]
@@ -48,7 +48,7 @@ def here(command: str, stdin: str = "") -> Done:
 def observe(run: Runner, policy: Policy, subjects: Iterable[str] | None = None) -> Snapshot:
     """What the probes of these subjects (None: all) see on the node."""
     chosen, nonce = snapshot.probes(subjects), secrets.token_hex(6)
-    text = script.make_script(snapshot.sections(chosen), policy, nonce)
+    text = snapshot.make_script(snapshot.sections(chosen), policy, nonce)
     done = run(*shell.command(text, 60, "nodeready:test"))
     return snapshot.read(done.stdout, chosen, policy, nonce)
 

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready import auditing
-from nodeready.audit import FAILED, UNREACHABLE, Audit, now
+from nodeready.audit import run as auditing
+from nodeready.audit.document import FAILED, UNREACHABLE, Audit, now
 from nodeready.cli.exits import Refused, audit_code, nagios_code
-from nodeready.cli.options import common, option, report
-from nodeready.cli.output import refuse_unwritable, show
+from nodeready.cli.options import common, option, refuse_unwritable, report, show
 from nodeready.cli.start import Common, Nodes, look, over_ssh, remember_failed
 from nodeready.reports.registry import Options, names
 from nodeready.reports.text import nodes as folded
-from nodeready.selection import Selection, SelectionError, select
+from nodeready.subjects.selection import Selection, SelectionError, select
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look
 
@@ -36,7 +35,7 @@ def document(
     nodes: Nodes, screen: Screen, selection: Selection, looks: list[Look], started: str
 ) -> Audit:
     """The audit of what was seen: completed by what all nodes tell, judged, and compared."""
-    from nodeready import fleet
+    from nodeready.subjects import context as fleet
 
     context = fleet.FleetContext(nodes.policies)
     if all(one.kind != INTERRUPTED for one in looks):

@@ -8,15 +8,14 @@ from typing import Any
 
 import click
 
-from nodeready import bundle as program
 from nodeready.cli.exits import OK, Refused
-from nodeready.cli.options import option, output_file
-from nodeready.cli.output import refuse_unwritable
+from nodeready.cli.options import option, output_file, refuse_unwritable
 from nodeready.cli.start import Common, declared
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import as_data, digest
 from nodeready.reports.text import counted, grouped, nodes
+from nodeready.transport import bundle as program
 
 
 def _one(wanted: Mapping[str, Policy]) -> Policy:

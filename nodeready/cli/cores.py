@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready import coring, moments
+from nodeready.cli import options as moments
 from nodeready.cli.exits import OK, Refused, exit_code
 from nodeready.cli.options import (
     common,
@@ -16,18 +16,19 @@ from nodeready.cli.options import (
     option,
     output_directory,
     past,
+    show,
     since_option,
 )
-from nodeready.cli.output import show
 from nodeready.cli.start import Common, Nodes, asking, over_ssh, remember_failed, this_machine
-from nodeready.cores import Cores
-from nodeready.dumping import DumpError, Dumping
 from nodeready.files import write_atomically
-from nodeready.local import policy_file
+from nodeready.healthcheck import policy_file
 from nodeready.policy.load import PolicyError
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find, names
-from nodeready.sanitise import sanitise
+from nodeready.text import sanitise
+from nodeready.triage.cores import collect as coring
+from nodeready.triage.cores.collect import DumpError, Dumping
+from nodeready.triage.cores.document import Cores
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.audit import NOT_LOOKED_AT, now
+from nodeready.audit.document import NOT_LOOKED_AT, now
 from nodeready.cli.exits import Refused, deploy_code
-from nodeready.cli.options import common, format_option, option
-from nodeready.cli.output import show
+from nodeready.cli.options import common, format_option, option, show
 from nodeready.cli.start import Common, Nodes, hold, look, over_ssh, remember_failed
 from nodeready.deploy.document import Deploy, Node
 from nodeready.deploy.document import Outcome as Became
@@ -20,15 +19,15 @@ from nodeready.reports.plan import show_plan
 from nodeready.reports.registry import Options, find, names
 from nodeready.reports.text import counted
 from nodeready.reports.text import nodes as folded
-from nodeready.selection import SelectionError, select_whole
-from nodeready.subjects import CHANGED
+from nodeready.subjects.registry import CHANGED
+from nodeready.subjects.selection import SelectionError, select_whole
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
-    from nodeready.execution import Outcome
-    from nodeready.fleet import Judged
-    from nodeready.planning import Plan
+    from nodeready.deploy.execute import Outcome
+    from nodeready.deploy.plan import Plan
+    from nodeready.subjects.context import Judged
 
 _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
 
@@ -108,7 +107,8 @@ class _Report:
 
 def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
     """The whole command. Returns the exit code."""
-    from nodeready import execution, fleet
+    from nodeready.deploy import execute as execution
+    from nodeready.subjects import context as fleet
 
     screen = report.screen
     looks = look(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
@@ -168,7 +168,7 @@ def _seen(one: Look) -> Node:
 
 def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, Plan]:
     """The plans of the nodes that were looked at."""
-    from nodeready.planning import plan
+    from nodeready.deploy.plan import plan
 
     return {
         name: plan(node.snapshot, node.policy, node.results, chosen)
@@ -179,7 +179,7 @@ def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, P
 
 def _node(node: Judged, plan: Plan | None) -> Node:
     """A node of the document, with its plan; None: it has none."""
-    from nodeready.planning import Plan
+    from nodeready.deploy.plan import Plan
 
     made = Node.of(node.name, plan or Plan(), node.results)
     error = node.error or ("" if node.reached else NOT_LOOKED_AT)

@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.audit import now
-from nodeready.auditing import combined
+from nodeready.audit.document import now
+from nodeready.audit.run import combined
 from nodeready.cli.exits import exit_code
-from nodeready.cli.options import common, format_option, option, output_file
+from nodeready.cli.options import (
+    common,
+    format_option,
+    option,
+    output_file,
+    refuse_unwritable,
+    show,
+)
 from nodeready.cli.options import ports as read_ports
-from nodeready.cli.output import refuse_unwritable, show
 from nodeready.cli.start import Common, look, over_ssh
-from nodeready.environment import SUBJECTS, Environment, grouped, variables
 from nodeready.policy import Policy
+from nodeready.ready.job_env import SUBJECTS, Environment, grouped, variables
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import names
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _found(looks: list[Look], declared: Mapping[str, Policy], taken: str) -> Environment:
-    from nodeready.fleet import FleetContext
+    from nodeready.subjects.context import FleetContext
 
     context = combined(FleetContext(declared), looks)
     seen = {

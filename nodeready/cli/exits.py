@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from types import FrameType
+
 import click
+import gevent
+from gevent import hub
 
 from nodeready.exit_codes import (
     CHECK,
@@ -43,3 +49,34 @@ class Refused(click.ClickException):
     """
 
     exit_code = USAGE
+
+
+# --- Ctrl-C and SIGTERM under gevent: always a KeyboardInterrupt in the command itself.
+#
+# SIGINT that was ignored when the command was started stays so: a shell that runs a script starts
+# what it leaves in the background like that, so that Ctrl-C ends the script alone. SIGTERM ends it.
+#
+# Python runs a signal's handler wherever it happens to be: in the work on some node, or in gevent's
+# loop, which would print a traceback. The command's own greenlet is the one that must hear of it.
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def hear() -> None:
+    """From here on, a signal interrupts the calling greenlet; a second one ends the process."""
+    command = gevent.getcurrent()
+    heard = [name for name in SIGNALS if signal.getsignal(name) is not signal.SIG_IGN]
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        for name in heard:
+            signal.signal(name, _leave)
+        if gevent.getcurrent() is command:
+            raise KeyboardInterrupt
+        hub.get_hub().loop.run_callback(command.throw, KeyboardInterrupt())
+
+    for name in heard:
+        signal.signal(name, interrupt)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)

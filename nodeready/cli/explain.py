@@ -9,13 +9,13 @@ from dataclasses import fields
 
 import click
 
-from nodeready.checks.declare import Page
 from nodeready.cli.exits import Refused
 from nodeready.cli.options import option
 from nodeready.policy import Policy
 from nodeready.policy.load import reason
 from nodeready.reports.text import Line, line
-from nodeready.subjects import SUBJECTS, meant, page
+from nodeready.subjects.declare import Page
+from nodeready.subjects.registry import SUBJECTS, meant, page
 
 #: Longer lines of prose are hard to read.
 _WIDEST = 90

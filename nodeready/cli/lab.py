@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 import click
 
 from nodeready.cli.exits import exit_code
+from nodeready.inventory.nodeset import fold
 from nodeready.lab import PROFILES, Lab, LabError, down, state
-from nodeready.lab.fault import Fault
-from nodeready.lab.faults import FAULTS
+from nodeready.lab.faults import FAULTS, Fault
 from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.network import MAX_NODES
-from nodeready.nodesets import fold
 
 F = TypeVar("F", bound=Callable[..., Any])
 

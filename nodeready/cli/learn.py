@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from nodeready.audit import now
+from nodeready.audit.document import now
+from nodeready.audit.peers import learn as majority
+from nodeready.audit.peers import render
 from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import common, option, output_file
 from nodeready.cli.start import Common, look, over_ssh
 from nodeready.files import write_atomically
-from nodeready.learning import learn as majority
-from nodeready.learning import render
 from nodeready.reports.plan import show_errors
-from nodeready.subjects import LEARNED
+from nodeready.subjects.registry import LEARNED
 
 
 @click.command()

@@ -7,14 +7,20 @@ one, NODEREADY_OPTION. The command's beats the general one.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from nodeready.cli.exits import Refused
+from nodeready.files import write_atomically
 from nodeready.policy.fields import port_range
+from nodeready.reports import registry
+from nodeready.reports.registry import PLAIN, Options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -190,3 +196,99 @@ def common(command: Command) -> Command:
     ):
         command = decorate(command)
     return command
+
+
+# --- Where a report goes: to the terminal, to a pipe, or to FILE of ``-o`` and of other options.
+
+if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
+
+
+def refuse_unwritable(output: str | None, name: str = "-o") -> None:
+    """Raises Refused for a file that cannot be written, before any node is looked at."""
+    if output is None:
+        return
+    path = Path(os.path.realpath(output))
+    if path.is_dir():
+        raise Refused(f"{name} {output}: is a directory")
+    if not path.parent.is_dir():
+        raise Refused(f"{name} {output}: no directory {path.parent}")
+    if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
+        raise Refused(f"{name} {output}: cannot write to {path.parent}")
+
+
+def show(
+    document: str,
+    form: str,
+    made: Any,
+    screen: Screen,
+    *,
+    output: str | None = None,
+    silent: bool = False,
+    options: Options = PLAIN,
+) -> None:
+    """A command's document in one of its formats, to FILE of ``-o`` or to standard output.
+
+    document: whose formats these are, as in `registry.FORMATS`
+    silent:   a person is told nothing (-q, and all is well); a file and a program still are
+    options:  beside those that the screen tells
+    Raises OSError when FILE cannot be written.
+    """
+    found = registry.find(document, form)
+    asked = replace(options, verbose=screen.verbose, width=PLAIN.width)
+    if output is not None:
+        write_atomically(Path(output), found.render(made, asked))
+    elif not found.styled:
+        for piece in found.render(made, asked):
+            click.echo(piece, nl=False)
+    elif not silent:
+        screen.show(found.lines(made, replace(asked, width=screen.width)))
+
+
+# --- Spans of time and moments, as a person writes them on a command line. Pure.
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+#: Longer ago than this nothing was written that anybody looks for.
+_MOST_S = 100 * 366 * 86400
+
+
+def seconds(words: str) -> int:
+    """``90``, ``90s``, ``10m``, ``2h``, ``3d``, ``1w``; in seconds.
+
+    Raises ValueError with what it should be.
+    """
+    match = re.fullmatch(r"([0-9]{1,12})([smhdw]?)", words.strip())
+    found = int(match[1]) * _UNITS[match[2] or "s"] if match else 0
+    if not 0 < found <= _MOST_S:
+        raise ValueError("must be a span of time, such as 90s, 10m, 2h, 3d or 1w")
+    return found
+
+
+def ago(words: str, now: datetime) -> float:
+    """How many seconds before now a moment was: a span such as ``2h``, ``08:30`` of today,
+    ``2026-03-01``, ``2026-03-01 08:30``, ``2026-03-01T08:30:00Z``; without a zone, of this
+    machine's.
+
+    now: with its zone. Raises ValueError with what it should be.
+    """
+    text = words.strip()
+    try:
+        if re.fullmatch(r"[0-9]+[smhdw]", text):
+            return seconds(text)
+        if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?", text):
+            text = f"{now.date().isoformat()} {text:0>5}"
+        # Before Python 3.11, fromisoformat does not know the Z.
+        moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
+        found = (moment if moment.tzinfo else moment.astimezone()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            "must be a moment or a span, such as 08:30, 2026-03-01 08:30 or 2h"
+        ) from None
+    if found >= now.timestamp():
+        raise ValueError("is not in the past")
+    return now.timestamp() - found
+
+
+def since(words: str, now: datetime) -> float:
+    """The same moment in seconds since 1970. Raises ValueError with what it should be."""
+    return now.timestamp() - ago(words, now)

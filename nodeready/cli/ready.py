@@ -11,26 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready import auditing, launch
-from nodeready.audit import Audit, now
+from nodeready.audit import run as auditing
+from nodeready.audit.document import Audit, Ready, now, slots
 from nodeready.cli.audit import document, say_partial
 from nodeready.cli.exits import Refused, nagios_code, ready_code
-from nodeready.cli.options import common, option, report
+from nodeready.cli.options import common, option, refuse_unwritable, report, show
 from nodeready.cli.options import ports as read_ports
-from nodeready.cli.output import refuse_unwritable, show
 from nodeready.cli.start import Common, Nodes, over_ssh, password, remember_failed
 from nodeready.files import write_atomically
+from nodeready.inventory import hostfile
 from nodeready.policy.fields import USER_NAME
 from nodeready.policy.load import PolicyError
-from nodeready.ready import Ready, slots
 from nodeready.reports.registry import names
 from nodeready.reports.text import counted
-from nodeready.selection import Selection, SelectionError, select
-from nodeready.subjects import LOOKED_AT, SUBJECTS
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS
+from nodeready.subjects.selection import Selection, SelectionError, select
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
-    from nodeready.proving import Wanted
+    from nodeready.ready.run import Wanted
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
 _RESERVE_S = 3
@@ -66,7 +65,7 @@ def _fleet(
     nodes: Nodes, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
 ) -> Audit:
     """Look and prove until the budget is spent, and judge what there is."""
-    from nodeready.proving import Task, prove
+    from nodeready.ready.run import Task, prove
 
     started, time_s = now(), budget_s - min(_RESERVE_S, budget_s / 4)
     subjects = tuple(name for name in auditing.looked_at(selection) if name in LOOKED_AT)
@@ -96,7 +95,7 @@ def _fleet(
 
 def _here(given: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
     """The same on this machine, without any connection."""
-    from nodeready.local import here, policy_file
+    from nodeready.healthcheck import here, policy_file
 
     try:
         policy = replace(policy_file.load(None), **given)
@@ -113,7 +112,7 @@ def _hostfile(ready: Ready, path: str, form: str, given: dict[str, int]) -> str:
         return f"interrupted: {path} is left as it is"
     found = {node.name: slots(node) for node in ready.audit.nodes}
     rows = {name: given.get(name, found[name]) for name in ready.go}
-    write_atomically(Path(path), [launch.text(form, rows, ready.no_go)])
+    write_atomically(Path(path), [hostfile.text(form, rows, ready.no_go)])
     return ""
 
 
@@ -133,9 +132,9 @@ def _hostfile(ready: Ready, path: str, form: str, given: dict[str, int]) -> str:
 @option("--hostfile-out", metavar="FILE", help="Write the ready nodes to FILE.")
 @option(
     "--hostfile-format",
-    type=click.Choice(list(launch.FORMS)),
+    type=click.Choice(list(hostfile.FORMS)),
     default="hostfile",
-    help="; ".join(f"{name}, for {who}" for name, who in launch.FORMS.items()) + ".",
+    help="; ".join(f"{name}, for {who}" for name, who in hostfile.FORMS.items()) + ".",
 )
 @option("--full-mesh", is_flag=True, help="Every node connects to every other, not to some.")
 @option("--only", metavar="CHECK,...", help="Only these checks or subjects: proof,gpus.present.")
@@ -188,7 +187,7 @@ def ready(
             raise Refused("--limit: --local is about this machine alone")
         found = Ready(_here(given, selection, budget), budget, nodes_needed)
     else:
-        from nodeready.proving import Wanted
+        from nodeready.ready.run import Wanted
 
         over = over_ssh(inventory, options, given)
         with over.carrier:

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from nodeready.nodesets import fold
+from nodeready.inventory.nodeset import fold
 from nodeready.reports.text import Line
-from nodeready.sanitise import sanitise
+from nodeready.text import sanitise
 
 #: Seconds between two plain progress lines where there is no terminal (with -v).
 PLAIN_EVERY_S = 5.0

@@ -8,22 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready import grouping, stack_directory
-from nodeready.audit import now
-from nodeready.capture.program import Config
-from nodeready.capturing import Captured, capture
+from nodeready.audit.document import now
 from nodeready.cli.exits import Refused, stacks_code
-from nodeready.cli.options import common, format_option, option, output_directory
-from nodeready.cli.output import show
+from nodeready.cli.options import common, format_option, option, output_directory, show
 from nodeready.cli.start import Common, asking, over_ssh, this_machine
-from nodeready.native_round import unwind
+from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
 from nodeready.reports.text import nodes
-from nodeready.stack_search import SearchError, nothing, program_config
-from nodeready.stacks import Stacks
-from nodeready.traces import TraceError
 from nodeready.transport.base import Carrier
+from nodeready.triage.stacks import archive
+from nodeready.triage.stacks import group as grouping
+from nodeready.triage.stacks.collect import (
+    Captured,
+    SearchError,
+    capture,
+    nothing,
+    program_config,
+    unwind,
+)
+from nodeready.triage.stacks.document import Stacks
+from nodeready.triage.stacks.trace import TraceError
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
@@ -40,7 +45,7 @@ def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -
 def _grouped(found: Captured, all_threads: bool, started: str, directory: Path | None) -> Stacks:
     each = found.traces()
     if directory is not None:
-        each = stack_directory.kept(directory, each)
+        each = archive.kept(directory, each)
     return grouping.group(
         each,
         found.errors,
@@ -85,9 +90,9 @@ def _captured(
 def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stacks, int]:
     """What was captured before, grouped again."""
     try:
-        each, errors = stack_directory.read(Path(source))
+        each, errors = archive.read(Path(source))
         if directory is not None:
-            each = stack_directory.kept(directory, each)
+            each = archive.kept(directory, each)
         stacks = grouping.group(each, errors, all_threads=all_threads)
     except TraceError as problem:
         raise Refused(f"--from {problem}") from None
@@ -102,8 +107,8 @@ def _own_directory(output: str | None) -> Path | None:
         return None
     directory = Path(output)
     try:
-        stack_directory.prepare(directory)
-    except stack_directory.Foreign as problem:
+        archive.prepare(directory)
+    except archive.Foreign as problem:
         raise Refused(f"-o {problem}") from None
     except OSError as problem:
         raise Refused(f"-o {output}: {problem.strerror}") from None
@@ -118,7 +123,7 @@ def _carrier(
     if inventory is not None:
         carrier = over_ssh(inventory, options).carrier
     elif via == "srun":
-        from nodeready.cli.interrupt import hear
+        from nodeready.cli.exits import hear
         from nodeready.transport.srun import Srun, SrunError
         from nodeready.transport.srun import job as running_job
 
@@ -244,6 +249,6 @@ def stacks(
         # A table is for the terminal; every other form is kept.
         kept = [form for form in FORMATS["stacks"].values() if not form.styled]
         texts = {f"stacks{form.extension}": form.render(found) for form in kept}
-        stack_directory.write(directory, found, texts)
+        archive.write(directory, found, texts)
     show("stacks", format, found, screen, silent=screen.quiet and not code)
     return code

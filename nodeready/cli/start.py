@@ -38,9 +38,9 @@ from nodeready.transport.look import PROBE_TIMEOUT_S, Look
 if TYPE_CHECKING:
     from pyinfra.api import Host
 
-    from nodeready import inventory
     from nodeready.cli.screen import Screen
-    from nodeready.inventory import NodeInventory
+    from nodeready.inventory import load as inventory
+    from nodeready.inventory.load import NodeInventory
 
 #: What stands for the nodes that failed in the last run.
 LAST_FAILED = "@last-failed"
@@ -79,7 +79,7 @@ def remember_failed(names: Iterable[str]) -> None:
 
 def _selected(loaded: inventory.NodeInventory, words: str) -> list[Host]:
     """The hosts that ``--limit`` selects."""
-    from nodeready import inventory
+    from nodeready.inventory import load as inventory
 
     named: dict[str, list[str]] = {}
     if LAST_FAILED in words:
@@ -100,7 +100,8 @@ def declared(
     given: settings of the policy that the command line sets for every node
     Every mistake of the user's ends here. Raises Refused.
     """
-    from nodeready import fleet, inventory
+    from nodeready.inventory import load as inventory
+    from nodeready.subjects import context as fleet
 
     data: dict[str, Any] = {}
     if common.ssh_user:
@@ -148,7 +149,7 @@ def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxy
     # pyinfra takes longer to load than anybody waits for --help.
     from pyinfra.api import Config
 
-    from nodeready.cli.interrupt import hear
+    from nodeready.cli.exits import hear
     from nodeready.transport.ssh import Fleet
 
     hear()
@@ -161,7 +162,7 @@ def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxy
 
 def this_machine(policy: Policy, *, sudo: bool = False) -> Nodes:
     """This machine, without any connection. sudo: what is asked runs as root"""
-    from nodeready.cli.interrupt import hear
+    from nodeready.cli.exits import hear
 
     hear()
     carrier = Local(sudo=sudo)

@@ -9,19 +9,26 @@ from typing import Any
 
 import click
 
-from nodeready import moments
-from nodeready.audit import now
-from nodeready.capture.tail_seen import Config
+from nodeready.audit.document import now
+from nodeready.cli import options as moments
 from nodeready.cli.exits import Refused, exit_code
-from nodeready.cli.options import common, option, past, report, since_option
-from nodeready.cli.output import refuse_unwritable, show
+from nodeready.cli.options import (
+    common,
+    option,
+    past,
+    refuse_unwritable,
+    report,
+    show,
+    since_option,
+)
 from nodeready.cli.start import Common, Nodes, hold, over_ssh, remember_failed, this_machine
+from nodeready.node.logs.tail import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import names
 from nodeready.reports.text import nodes as folded
-from nodeready.tail_fetch import Fetched, fetching, of
-from nodeready.tailing import Grouping, Tail
 from nodeready.transport.base import Talk
+from nodeready.triage.logs.collect import Fetched, fetching, of
+from nodeready.triage.logs.document import Grouping, Tail
 
 #: Characters of a path on Linux (PATH_MAX).
 _PATH_MAX = 4096

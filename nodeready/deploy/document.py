@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
 
-from nodeready import actions
-from nodeready.results import STATUSES as RESULT_STATUSES
-from nodeready.results import Result
+from nodeready.deploy import actions
+from nodeready.subjects.result import STATUSES as RESULT_STATUSES
+from nodeready.subjects.result import Result
 
 if TYPE_CHECKING:
-    from nodeready.planning import Plan
+    from nodeready.deploy.plan import Plan
 
 #: Statuses of a node. unreachable: not reached, or lost on the way; failed: not looked at for
 #: another reason, or a step failed, or did not repair what it should; to-change: a change is

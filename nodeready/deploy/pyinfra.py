@@ -16,14 +16,15 @@ from gevent.lock import BoundedSemaphore
 from pyinfra.api import Host, State, StringCommand
 from pyinfra.api.exceptions import PyinfraError
 
-from nodeready import fleet, shell
-from nodeready.actions import Change
-from nodeready.fleet import FleetContext
+from nodeready import shell
+from nodeready.deploy.actions import Change
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
-from nodeready.results import Result
-from nodeready.snapshot import Snapshot, judge
-from nodeready.subjects import CHANGED
+from nodeready.subjects import context as fleet
+from nodeready.subjects.context import FleetContext
+from nodeready.subjects.registry import CHANGED
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.transport.base import Key, Talk, collect
 from nodeready.transport.look import Look, of, question
 from nodeready.transport.look import look as looking

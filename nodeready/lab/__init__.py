@@ -31,10 +31,9 @@ cluster   Lab;  node: Node;  remains: ending a lab;  processes: recognising its 
 
 from __future__ import annotations
 
-from nodeready.lab.cluster import Lab
-from nodeready.lab.errors import LabError, LabUnavailable
+from nodeready.lab.cluster import Lab, down
 from nodeready.lab.node import Node
 from nodeready.lab.profiles import PROFILES, Profile
-from nodeready.lab.remains import down
+from nodeready.lab.state import LabError, LabUnavailable
 
 __all__ = ["PROFILES", "Lab", "LabError", "LabUnavailable", "Node", "Profile", "down"]

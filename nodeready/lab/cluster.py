@@ -11,28 +11,89 @@ killed one leaves, `down` finds and removes.
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from nodeready.lab import (
-    faults,
-    image,
-    network,
-    power,
-    remains,
-    slurm_control,
-    state,
-    syscalls,
-)
+from nodeready.lab import boot, faults, image, network, processes, state, syscalls
+from nodeready.lab import node as power
+from nodeready.lab import slurm as slurm_control
 from nodeready.lab import slurm as slurm_files
-from nodeready.lab.errors import LabError
 from nodeready.lab.helper import Done
-from nodeready.lab.keys import new_key
+from nodeready.lab.image import new_key
 from nodeready.lab.needs import check, check_kernel
-from nodeready.lab.node import Node
-from nodeready.lab.power import Files, Progress
+from nodeready.lab.node import Files, Node, Progress
 from nodeready.lab.profiles import PROFILES
-from nodeready.lab.state import LabState, NodeState
+from nodeready.lab.state import LabError, LabState, NodeState
+
+# --- Ending a lab, whatever state it is in: whole, half made, or left by a killed command.
+
+
+def down(name: str) -> bool:
+    """End the lab of this name, or what is left of one; was there anything?
+
+    Raises LabError when something of it cannot be ended.
+    """
+    directory = state.directory(name)
+    if not directory.exists():
+        return False
+    with state.locked(directory):
+        remove(directory)
+    return True
+
+
+def remove(directory: Path) -> None:
+    """Leave nothing of the lab; its lock is ours."""
+    clean(directory)
+    shutil.rmtree(directory)
+    remove_empty(directory)
+
+
+def remove_empty(directory: Path) -> None:
+    """Remove the lab's directory if nothing is in it, and those above if this was the last."""
+    for path in (directory, state.ROOT, state.ROOT.parent):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def clean(directory: Path) -> None:
+    """End all processes of the lab, and empty its directory."""
+    groups = boot.freezer_group(directory.name)
+    with contextlib.suppress(LabError):
+        known = state.load(directory.name)
+        if known:
+            network.delete_interface(known.index)
+        if not known or not known.slurm:
+            groups = ""
+    if groups:
+        for pid in processes.of_lab(directory):
+            processes.end(pid, wait_s=0.0)
+        boot.thaw(groups)
+    processes.end_all(directory)
+    if groups:
+        boot.remove(groups)
+    fs = directory / "fs"
+    while os.path.ismount(fs):
+        _unmount(fs)
+    for path in directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _unmount(fs: Path) -> None:
+    """Unmount, waiting for dead nodes to let go; somebody's open file only delays the end."""
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            syscalls.umount(str(fs))
+            return
+        time.sleep(0.01)
+    syscalls.umount(str(fs), syscalls.DETACH)
+
 
 # How much all nodes together may write, in part of this machine's memory. The tmpfs is empty
 # at first and grows with what they write.
@@ -52,7 +113,7 @@ class Lab:
         self.ssh_key = self.directory / "ssh" / "id_ed25519"
         self.ssh_config = self.directory / "ssh" / "ssh_config"
         self.known_hosts = self.directory / "ssh" / "known_hosts"
-        self.slurm_conf = slurm_control.conf(known.name)
+        self.slurm_conf = slurm_control.slurm_conf(known.name)
         self.started = 0
 
     @classmethod
@@ -120,7 +181,7 @@ class Lab:
                     slurm=slurm,
                 )
         except BaseException:
-            remains.remove_empty(directory)
+            remove_empty(directory)
             raise
 
     @classmethod
@@ -139,14 +200,14 @@ class Lab:
         directory = state.directory(name)
         try:
             check_kernel()
-            remains.clean(directory)
+            clean(directory)
             known = _create(name, profile, slurm)
             lab = cls(known)
             lab.started = power.grow(known, nodes, files, progress, fault)
             known.complete = True
             state.save(known)
         except BaseException:
-            remains.remove(directory)
+            remove(directory)
             raise
         return lab
 
@@ -240,7 +301,7 @@ class Lab:
 
     def down(self) -> None:
         """End it and remove every trace of it."""
-        remains.down(self.name)
+        down(self.name)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -248,7 +309,7 @@ class Lab:
         with state.locked(self.directory):
             known = state.load(self.name)
             if known is None:
-                remains.remove(self.directory)
+                remove(self.directory)
                 raise LabError(f"there is no lab {self.name} any more")
             self._state = known
             yield

@@ -12,7 +12,8 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import image, kernel, network, state
+from nodeready.lab import image, network, state
+from nodeready.lab import image as kernel
 from nodeready.lab.needs import environment
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.state import LabState, NodeState

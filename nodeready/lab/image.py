@@ -12,34 +12,351 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from nodeready.lab import kernel
-from nodeready.lab.fresh import (
-    CLOCK,
-    DEVICES,
-    EMPTY,
-    FRESH,
-    FSTAB,
-    HIDDEN,
-    LIMITS_CONF,
-    OURS,
-    PATH,
-    SFTP_SERVERS,
-    SLURM,
-    SSH_CONFIG,
-    SSHD_CONFIG,
-    SYSCTL_CONF,
-    TOOLS,
-    USER,
-    USER_ID,
-)
-from nodeready.lab.keys import Key
-from nodeready.lab.layer import Image
+from nodeready.lab.boot import REAL_SYS, STASH
+from nodeready.lab.hardware import Link, Tree
 from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.profiles import Profile
+
+# --- What makes a node fresh: data for nodeready.lab.image. All paths are those of the node.
+
+# The ordinary user of every node, for what must work without root.
+USER = "ml"
+USER_ID = 2000
+
+# Directories that a node has for itself, with their modes.
+FRESH = {
+    "/root": 0o700,
+    "/home": 0o755,
+    "/tmp": 0o1777,
+    "/var/tmp": 0o1777,
+    "/var/log": 0o755,
+    "/run": 0o755,
+    "/dev": 0o755,
+    "/etc/ssh": 0o755,
+    "/etc/sysctl.d": 0o755,
+    "/etc/tmpfiles.d": 0o755,
+    "/etc/security/limits.d": 0o755,
+    # Debian runs these at every login.
+    "/etc/update-motd.d": 0o755,
+    "/etc/profile.d": 0o755,
+}
+
+# Directories of services that are empty on a new machine, where this one has them; and what a
+# package that is installed here, or another release, sets in the kernel at boot.
+EMPTY = (
+    "/etc/munge",
+    "/etc/slurm",
+    "/var/lib/munge",
+    "/var/lib/slurm",
+    "/usr/lib/sysctl.d",
+    "/usr/local/lib/sysctl.d",
+)
+
+# Files and directories of this machine that a node must not have.
+HIDDEN = (
+    "/.dockerenv",
+    # The csh that is installed here, or not, would be one more shell with settings.
+    "/etc/csh.cshrc",
+    "/etc/csh.login",
+    "/etc/csh.logout",
+    "/etc/default/grub",
+    "/etc/default/grub.d",
+    "/boot/grub",
+    "/boot/grub2",
+    "/boot/loader",
+    "/etc/motd",
+    "/etc/pdsh/rcmd_default",
+    "/etc/systemd/coredump.conf.d",
+    "/usr/local/bin/py-spy",
+    "/var/crash",
+    "/var/lib/systemd/coredump",
+)
+
+# Where programs are, in the order of the nodes' PATH.
+PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/opt/rocm/bin")
+
+# Programs that a node has when its profile gives them to it: those of this machine would tell of
+# its own GPUs and clock.
+TOOLS = ("nvidia-smi", "amd-smi", "rocm-smi", "chronyc", "ntpq")
+
+# Slurm's daemons and their services, which a node that is not Slurm's has not.
+SLURM = (
+    *(os.path.realpath(f"/lib/systemd/system/slurm{d}.service") for d in ("d", "ctld", "dbd")),
+    *(f"/usr/sbin/slurm{which}" for which in ("d", "ctld", "stepd", "dbd")),
+)
+
+# Below these, whatever bears our name.
+OURS = ("/etc", "/usr/local", "/var/lib", "/var/cache")
+
+# /dev/NAME: major, minor (Documentation/admin-guide/devices.txt).
+DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
+
+# As Debian's openssh-server ships it.
+SSHD_CONFIG = """\
+Include /etc/ssh/sshd_config.d/*.conf
+KbdInteractiveAuthentication no
+UsePAM yes
+X11Forwarding yes
+PrintMotd no
+AcceptEnv LANG LC_*
+Subsystem\tsftp\t{sftp}
+"""
+
+SSH_CONFIG = """\
+Include /etc/ssh/ssh_config.d/*.conf
+Host *
+    SendEnv LANG LC_*
+    HashKnownHosts yes
+    GSSAPIAuthentication yes
+"""
+
+FSTAB = """\
+# /etc/fstab: static file system information.
+/dev/sda1  /  ext4  errors=remount-ro  0  1
+"""
+
+# As Debian's libpam-modules ships it, less its explanations.
+LIMITS_CONF = """\
+# /etc/security/limits.conf: see limits.conf(5)
+# End of file
+"""
+
+SYSCTL_CONF = """\
+# See /etc/sysctl.d/ and sysctl.conf(5).
+#kernel.domainname = example.com
+#kernel.sysrq=438
+"""
+
+# Where distributions have it.
+SFTP_SERVERS = (
+    "/usr/lib/openssh/sftp-server",
+    "/usr/libexec/openssh/sftp-server",
+    "/usr/lib/ssh/sftp-server",
+    "/usr/libexec/sftp-server",
+)
+
+# What a freshly booted distribution kernel has, whatever was set on this machine.
+KERNEL_DEFAULTS = {
+    "kernel/yama/ptrace_scope": "1",
+    "kernel/core_pattern": "core",
+    "kernel/core_uses_pid": "0",
+    "kernel/core_pipe_limit": "0",
+    "fs/suid_dumpable": "0",
+}
+
+# Without it a clock is not synchronised (systemd-timesyncd.service(8)).
+CLOCK = "/run/systemd/timesync/synchronized"
+
+# The program, for a node's own record.
+DMESG = """\
+#!/bin/sh
+log=/.lab/kernel.log
+case " $* " in
+*" -T "* | *" --ctime "* | *" -"[a-zA-Z]T* | *" --time-format=ctime "*)
+    read -r up rest </proc/uptime
+    boot=$(($(date +%s) - ${up%.*}))
+    while IFS= read -r line; do
+        at=${line%%.*}
+        time=$(date -d "@$((boot + ${at##*[!0-9]}))" '+%a %b %e %T %Y')
+        printf '[%s]%s\\n' "$time" "${line#*]}"
+    done <$log
+    ;;
+*) exec cat $log ;;
+esac
+"""
+
+# What any kernel says when it boots: seconds since then, message.
+KERNEL_LOG = (
+    (0.0, "Command line: BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet"),
+    (1.204511, "pci 0000:01:00.0: [14e4:16d7] type 00 class 0x020000 PCIe Endpoint"),
+    (4.871322, "EXT4-fs (sda1): mounted filesystem ro with ordered data mode."),
+    (6.310027, "systemd[1]: Detected architecture x86-64."),
+    (9.552104, "bnxt_en 0000:01:00.0 eth0: NIC Link is Up, 25000 Mbps full duplex"),
+)
+
+
+# --- A layer of an overlay under construction: directories, files, links, devices, what is hidden.
+
+
+class Image:
+    """The layer under construction; paths are those of the node."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        base.mkdir(mode=0o755)
+
+    def directory(self, path: str, mode: int | None = None, opaque: bool = False) -> Path:
+        """A directory; with no mode, parents and itself look like this machine's."""
+        made = self.base / path.lstrip("/")
+        if not made.is_dir():
+            self.directory(os.path.dirname(path))
+            made.mkdir(mode=0o755)
+            if os.path.isdir(path):
+                shutil.copystat(path, made)
+                like = os.stat(path)
+                os.chown(made, like.st_uid, like.st_gid)
+        if mode is not None:
+            made.chmod(mode)
+        if opaque:
+            os.setxattr(made, "trusted.overlay.opaque", b"y")
+        return made
+
+    def file(self, path: str, content: str, mode: int = 0o644, owner: int = 0) -> None:
+        """A regular file."""
+        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        made.write_text(content)
+        made.chmod(mode)
+        os.chown(made, owner, owner)
+
+    def link(self, path: str, target: str) -> None:
+        """A symbolic link, unless something is there."""
+        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        if not os.path.lexists(made):
+            made.symlink_to(target)
+
+    def tree(self, path: str, tree: Tree) -> None:
+        """A directory with this content."""
+        self.directory(path)
+        for name, content in tree.items():
+            if isinstance(content, Link):
+                self.link(f"{path}/{name}", content.target)
+            elif name.endswith("/"):
+                self.directory(f"{path}/{name[:-1]}")
+            else:
+                self.file(f"{path}/{name}", content)
+
+    def device(self, path: str, mode: int = 0o666) -> None:
+        """A device file that is as harmless as /dev/null."""
+        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        os.mknod(made, stat.S_IFCHR, os.makedev(*DEVICES["null"]))
+        made.chmod(mode)
+
+    def hide(self, path: str) -> None:
+        """Nothing at this path, whatever the machine has there."""
+        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        if not os.path.lexists(made):
+            os.mknod(made, stat.S_IFCHR, os.makedev(0, 0))
+
+
+# --- What a node has for itself of /proc and /sys, and of the kernel's log.
+#
+# It lies below STASH in the lab's layer; nodeready.lab.boot lays it over the real ones.
+
+# A node shows none of these of this machine.
+_HIDDEN = ("/sys/class/infiniband", "/sys/class/infiniband_verbs")
+
+
+def build_kernel(image: Image, profile: Profile) -> None:
+    """Write it to the layer."""
+    hardware = profile.hardware
+    image.directory(STASH, 0o755)
+    image.file(f"{STASH}/proc/cmdline", profile.cmdline + "\n", 0o444)
+    for path, content in _sysctls().items():
+        image.file(f"{STASH}/proc/sys/{path}", content)
+    for path, value in hardware.sysctls.items():
+        image.file(f"{STASH}/proc/sys/{path}", f"{value}\n")
+    image.directory(f"{STASH}/proc/sys/net", 0o555)
+    for path, tree in trees(profile).items():
+        image.tree(STASH + path, tree)
+    for target in targets(profile):
+        if target not in trees(profile):
+            _complete(image, target)
+    if hardware.start:
+        image.file(f"{STASH}/start", hardware.start)
+    # The kernel's log is one for the whole machine.
+    image.file("/usr/bin/dmesg", DMESG, 0o755)
+    image.file(f"{STASH}/kernel.log", kernel_log(*hardware.kernel_log))
+
+
+def kernel_log(*more: tuple[float, str]) -> str:
+    """What dmesg prints on a node: what any kernel says when it boots, and more."""
+    return "".join(f"[{at:12.6f}] {text}\n" for at, text in sorted([*KERNEL_LOG, *more]))
+
+
+def trees(profile: Profile) -> dict[str, Tree]:
+    """What is laid over directories of /sys and /proc, by path."""
+    over: dict[str, Tree] = {path: {} for path in _HIDDEN if os.path.isdir(path)}
+    return {**over, **profile.hardware.trees}
+
+
+def targets(profile: Profile) -> list[str]:
+    """The directories of this machine that are hidden: each tree, or what there is above it.
+
+    Without a directory above it in /proc, a tree is left out: nothing can be added there.
+    """
+    found = set()
+    for tree in trees(profile):
+        target = tree
+        while not os.path.isdir(target):
+            target = os.path.dirname(target)
+        found.add(target)
+    return sorted(found - {"/proc", "/sys"})
+
+
+def _complete(image: Image, target: str) -> None:
+    """A directory that is hidden only to add to it: links to all else that it really has.
+
+    The kernel lets nobody add to /sys, so what is above the addition is replaced.
+    """
+    image.directory(REAL_SYS)
+    for name in os.listdir(target):
+        image.link(f"{STASH}{target}/{name}", f"{REAL_SYS}{target.removeprefix('/sys')}/{name}")
+
+
+def _sysctls() -> dict[str, str]:
+    """This machine's /proc/sys without `net`, as text by path; write-only keys are empty."""
+    values: dict[str, str] = {}
+    device = os.stat("/proc/sys").st_dev
+    for directory, inner, files in os.walk("/proc/sys"):
+        if directory == "/proc/sys":
+            inner.remove("net")
+        inner[:] = [d for d in inner if os.stat(f"{directory}/{d}").st_dev == device]
+        for name in files:
+            path = Path(directory, name)
+            try:
+                readable = path.stat().st_mode & stat.S_IROTH
+                content = path.read_bytes().decode(errors="replace") if readable else ""
+            except OSError:
+                continue
+            values[str(path.relative_to("/proc/sys"))] = content
+    values.update({path: f"{value}\n" for path, value in KERNEL_DEFAULTS.items()})
+    return values
+
+
+# --- SSH keys, made in this process: a `ssh-keygen` for every node would cost more than the node.
+
+
+@dataclass(frozen=True)
+class Key:
+    """An ed25519 key pair: the private half in OpenSSH's format, the public one as one line."""
+
+    private: str
+    public: str
+
+
+def new_key(comment: str) -> Key:
+    """A fresh key pair."""
+    # Imported when needed: it takes longer than all the rest of `nodeready lab status`.
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption())
+    public = key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
+    return Key(private.decode(), f"{public.decode()} {comment}")
 
 
 def build(base: Path, profile: Profile, key: Key, *, slurm: bool = False) -> None:
@@ -60,7 +377,7 @@ def build(base: Path, profile: Profile, key: Key, *, slurm: bool = False) -> Non
     _system(image, profile)
     _accounts(image, key)
     _pam(image)
-    kernel.build(image, profile)
+    build_kernel(image, profile)
     for path, mode in profile.hardware.devices.items():
         image.device(path, mode)
     for path, file in profile.hardware.files.items():

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from nodeready.lab.errors import LabUnavailable
+from nodeready.lab.state import LabUnavailable
 
 # Program: its package on Debian and Ubuntu, on Fedora and RHEL, on SUSE.
 _PROGRAMS = {

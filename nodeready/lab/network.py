@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodeready.lab.errors import LabError
 from nodeready.lab.needs import environment
+from nodeready.lab.state import LabError
 
 # Private (RFC 1918), and away from what Docker, libvirt and home routers take by default.
 _RANGE = ipaddress.IPv4Network("10.213.0.0/16")

@@ -2,16 +2,266 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeready.lab import helper, power
-from nodeready.lab.errors import LabError
+from nodeready.lab import boot, faults, helper, network, processes, slurm, state
+from nodeready.lab import slurm as slurm_control
+from nodeready.lab.boot import STASH
 from nodeready.lab.helper import Content, Done
+from nodeready.lab.image import new_key
 from nodeready.lab.network import listening, port
-from nodeready.lab.state import NodeState
+from nodeready.lab.state import LabError, LabState, NodeState
+
+# --- Starting and stopping the nodes of a lab whose lock is ours.
+
+# Told the number of nodes that are ready, and of how many.
+Progress = Callable[[int, int], None]
+Files = Mapping[str, Content]
+
+_SSH_CONFIG = """\
+Host *
+    User root
+    IdentityFile {ssh}/id_ed25519
+    IdentitiesOnly yes
+    UserKnownHostsFile {ssh}/known_hosts
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+    BatchMode yes
+    ConnectTimeout 10
+    LogLevel ERROR
+"""
+
+
+def alive(one: NodeState) -> bool:
+    """Does its process 1 live?"""
+    return one.pid > 0 and processes.started_at(one.pid) == one.started
+
+
+def kill(one: NodeState) -> None:
+    """Take its power away."""
+    if alive(one):
+        group = boot.group_of(one.pid)
+        processes.end(one.pid, meanwhile=lambda: boot.thaw(group) if group else None)
+
+
+def new_node(lab: LabState, number: int) -> NodeState:
+    """Node `number` of the lab, not started yet."""
+    # The default lab's nodes are called what the examples call them. Elsewhere a name that
+    # ends in a digit needs something between itself and the number.
+    prefix = "node" if lab.name == "lab" else lab.name
+    dash = "-" if prefix[-1].isdigit() else ""
+    return _new_machine(lab, number, f"{prefix}{dash}{number:03d}")
+
+
+def new_controller(lab: LabState) -> NodeState:
+    """The machine of Slurm's controller, not started yet."""
+    name = "slurmctl" if lab.name == "lab" else f"{lab.name}-slurmctl"
+    return _new_machine(lab, slurm.CONTROLLER_NUMBER, name)
+
+
+def _new_machine(lab: LabState, number: int, name: str) -> NodeState:
+    key = new_key(f"root@{name}")
+    address = str(network.address(lab.index, number).ip)
+    return NodeState(name, number, address, key.private, key.public)
+
+
+def grow(
+    lab: LabState,
+    count: int,
+    files: Files | None,
+    progress: Progress | None = None,
+    fault: str | None = None,
+) -> int:
+    """Start what is dead, or missing to `count` nodes; how many that were.
+
+    With a `fault` the last node has it, and is started again if it ran without it; with "", no
+    node has one. On an exception the missing ones are missing again.
+    """
+    _end_strays(lab)
+    if processes.started_at(lab.switch) != lab.switch_started:
+        # Without its switch no node can be reached: they get a new one, and new wires.
+        lab.switch = 0
+        network.delete_interface(lab.index)
+        for one in lab.machines():
+            kill(one)
+    old = list(lab.nodes)
+    before = [one.fault for one in old]
+    if fault == "":
+        _change_faults(old, fault)
+    elif fault and count <= len(old):
+        _change_faults(old[-1:], fault)
+    dead = [one for one in old if not alive(one)]
+    # A controller that never ran has no disk to keep.
+    first = [one for one in lab.beside() if not one.pid]
+    again = [one for one in lab.beside() if one.pid and not alive(one)]
+    new = [new_node(lab, number) for number in range(len(old) + 1, count + 1)]
+    if new and fault:
+        new[-1].fault = fault
+    try:
+        start(lab, again, None, keep_disk=True)
+        start(lab, dead, None, progress, keep_disk=True)
+        lab.nodes = old + new
+        # A node that finds no controller, or one that does not know it, asks again a second later.
+        if first:
+            start(lab, first, None)
+        elif new:
+            slurm_control.spread(lab)
+        start(lab, new, files, progress)
+        if new:
+            _tell_hosts([*old, *(one for one in lab.beside() if one not in first)], new)
+    except BaseException:
+        if new:
+            processes.end_all(state.directory(lab.name), [one.name for one in new])
+        for one in new:
+            shutil.rmtree(_home(lab, one), ignore_errors=True)
+        lab.nodes = old
+        for one, had in zip(old, before, strict=True):
+            one.fault = had
+        state.save(lab)
+        with contextlib.suppress(LabError):
+            slurm_control.spread(lab)
+        raise
+    return len(dead) + len(new)
+
+
+def _change_faults(nodes: Sequence[NodeState], fault: str) -> None:
+    for one in nodes:
+        if one.fault != fault:
+            kill(one)
+            one.fault = fault
+
+
+def _end_strays(lab: LabState) -> None:
+    """End what a killed command began and nobody knows of."""
+    known = {lab.switch, *(one.pid for one in lab.machines())}
+    for pid in processes.of_lab(state.directory(lab.name)):
+        if pid not in known:
+            processes.end(pid)
+
+
+def start(
+    lab: LabState,
+    nodes: Sequence[NodeState],
+    files: Files | None,
+    progress: Progress | None = None,
+    keep_disk: bool = False,
+) -> None:
+    """Start these nodes, all of them new or dead, and wait until they can be logged in to.
+
+    On an exception none of them runs.
+    """
+    if not nodes:
+        return
+    specs = []
+    for one in nodes:
+        _prepare_disk(lab, one, keep_disk)
+        content = {} if keep_disk else {**_own_files(lab, one), **(files or {})}
+        content.update(slurm.files(lab, one))
+        gone: list[str] = []
+        if one.fault:
+            wrong, gone = faults.changes(one.fault, lab.profile)
+            content = {**content, **wrong}
+        specs.append(helper.spec(lab.index, one, content, gone, slurm.group(lab, one)))
+    _write_ssh(lab)
+    try:
+        _boot(lab, {one.name: one for one in nodes}, specs, progress)
+        for one in nodes:
+            if one.fault:
+                faults.act(one.fault, one.pid)
+        slurm_control.began(lab, nodes)
+    except BaseException:
+        # Some may run that had no time to say so.
+        processes.end_all(state.directory(lab.name), [one.name for one in nodes])
+        raise
+    finally:
+        state.save(lab)
+
+
+def _boot(
+    lab: LabState,
+    nodes: Mapping[str, NodeState],
+    specs: list[dict[str, Any]],
+    progress: Progress | None,
+) -> None:
+    """Have the helper start them, and note what it answers."""
+    problems: list[str] = []
+    ready = 0
+    with contextlib.closing(helper.boot(lab, specs)) as answers:
+        for answer in answers:
+            if "switch" in answer:
+                lab.switch = answer["switch"]
+                lab.switch_started = processes.started_at(lab.switch) or 0
+            elif "error" in answer:
+                problems.append(f"{answer.get('node', 'network')}: {answer['error']}")
+            else:
+                one = nodes[answer["node"]]
+                one.pid = answer["pid"]
+                one.started = processes.started_at(one.pid) or 0
+                ready += 1
+                if progress:
+                    progress(ready, len(nodes))
+    if ready < len(nodes):
+        log = (state.directory(lab.name) / helper.LOG).read_text(errors="replace").split("\n")
+        first = [*problems, *log[-2:], "their helper ended early"]
+        why = next(line for line in first if line)
+        raise LabError(f"{len(nodes) - ready} of {len(nodes)} nodes did not start: {why}")
+
+
+def _home(lab: LabState, one: NodeState) -> Path:
+    return state.directory(lab.name) / "fs" / "nodes" / one.name
+
+
+def _prepare_disk(lab: LabState, one: NodeState, keep: bool) -> None:
+    """An empty disk, or the one there is without what does not survive a power cycle."""
+    home = _home(lab, one)
+    disk = home / f"g{one.generation}"
+    if keep:
+        for gone in (STASH, "/run", "/tmp", "/dev"):
+            shutil.rmtree(disk / "upper0" / gone.lstrip("/"), ignore_errors=True)
+    elif disk.exists():
+        # The kernel may still be letting go of the old one: never use it again.
+        one.generation += 1
+        shutil.rmtree(disk, ignore_errors=True)
+    home.mkdir(exist_ok=True)
+
+
+def _own_files(lab: LabState, one: NodeState) -> dict[str, Content]:
+    own = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+    return {
+        "/etc/hostname": f"{one.name}\n",
+        "/etc/hosts": own + "".join(_host_line(node) for node in lab.machines()),
+        "/etc/ssh/ssh_host_ed25519_key": (one.host_key, 0o600),
+        "/etc/ssh/ssh_host_ed25519_key.pub": f"{one.host_key_public}\n",
+    }
+
+
+def _host_line(one: NodeState) -> str:
+    return f"{one.address} {one.name}\n"
+
+
+def _tell_hosts(old: Sequence[NodeState], new: Sequence[NodeState]) -> None:
+    """Append, so that what a person wrote there stays."""
+    lines = "".join(_host_line(one) for one in new)
+    for one in old:
+        helper.enter(one.pid, ["sh", "-c", "cat >> /etc/hosts"], lines)
+
+
+def _write_ssh(lab: LabState) -> None:
+    """What a client needs to log in: names, addresses and keys of all nodes."""
+    ssh = state.directory(lab.name) / "ssh"
+    known, hosts = "", ""
+    for one in lab.machines():
+        kind, key = one.host_key_public.split()[:2]
+        known += f"{one.name},{one.address} {kind} {key}\n"
+        hosts += f"Host {one.name}\n    HostName {one.address}\n"
+    state.write(ssh / "known_hosts", known)
+    state.write(ssh / "ssh_config", hosts + _SSH_CONFIG.format(ssh=ssh))
+
 
 if TYPE_CHECKING:
     from nodeready.lab.cluster import Lab
@@ -43,7 +293,7 @@ class Node:
     @property
     def alive(self) -> bool:
         """Does its process 1 live?"""
-        return power.alive(self._state)
+        return alive(self._state)
 
     @property
     def status(self) -> str:
@@ -129,7 +379,7 @@ class Node:
 
     def kill(self) -> None:
         """The node loses power: nothing answers at its address."""
-        power.kill(self._state)
+        kill(self._state)
 
     def freeze(self) -> None:
         """The cable is pulled: connections neither answer nor close."""

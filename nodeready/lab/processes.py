@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from nodeready.lab.assemble import MARK
-from nodeready.lab.errors import LabError
+from nodeready.lab.boot import MARK
+from nodeready.lab.state import LabError
 
 # A killed init takes its node along; the kernel needs milliseconds, a loaded machine more.
 DEATH_S = 20.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from nodeready.lab import amd_nodes, nvidia_nodes
+from nodeready.lab import amd, nvidia
 from nodeready.lab.hardware import DEFAULT_CMDLINE, SERVER, Hardware, pci_trees
 
 
@@ -47,13 +47,13 @@ PROFILES: dict[str, Profile] = {
         Profile(
             "h100",
             "8 NVIDIA H100, 4 NVSwitches, 8 InfiniBand NDR ports",
-            partial(nvidia_nodes.make, "h100"),
+            partial(nvidia.make, "h100"),
         ),
         Profile(
             "a100",
             "8 NVIDIA A100, 6 NVSwitches, 8 InfiniBand HDR ports",
-            partial(nvidia_nodes.make, "a100"),
+            partial(nvidia.make, "a100"),
         ),
-        Profile("mi300x", "8 AMD Instinct MI300X, 8 RoCE ports", amd_nodes.make),
+        Profile("mi300x", "8 AMD Instinct MI300X, 8 RoCE ports", amd.make),
     )
 }

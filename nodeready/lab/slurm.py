@@ -10,12 +10,15 @@ from __future__ import annotations
 import base64
 import re
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
-from nodeready.lab import freezer
-from nodeready.lab.assemble import STASH
-from nodeready.lab.errors import LabError
-from nodeready.lab.state import LabState, NodeState, SlurmState
+from nodeready.lab import boot, helper, processes, state
+from nodeready.lab.boot import STASH
+from nodeready.lab.helper import Done
+from nodeready.lab.needs import environment
+from nodeready.lab.state import LabError, LabState, NodeState, SlurmState
 
 CONF = "/etc/slurm/slurm.conf"
 SCRIPT = f"{STASH}/slurm"
@@ -99,7 +102,7 @@ done
 def new(controller: NodeState) -> SlurmState:
     """A Slurm with this controller and a key of its own."""
     key = base64.b64encode(secrets.token_bytes(128)).decode()
-    return SlurmState(controller, key, freezer.available(), [])
+    return SlurmState(controller, key, boot.available(), [])
 
 
 def checked(lines: Sequence[str]) -> list[str]:
@@ -139,10 +142,10 @@ def files(lab: LabState, one: NodeState) -> dict[str, str | tuple[str | bytes, i
     if slurm is None:
         return {}
     daemon, port = _SLURMCTLD if one is slurm.controller else _SLURMD
-    script = _SCRIPT.format(daemon=daemon, port=port, root=freezer.ROOT, stash=STASH)
+    script = _SCRIPT.format(daemon=daemon, port=port, root=boot.ROOT, stash=STASH)
     return {
         CONF: conf(lab, slurm),
-        "/etc/slurm/cgroup.conf": f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={freezer.ROOT}\n",
+        "/etc/slurm/cgroup.conf": f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={boot.ROOT}\n",
         "/etc/munge/munge.key": (base64.b64decode(slurm.key), 0o400),
         SCRIPT: script,
     }
@@ -152,4 +155,97 @@ def group(lab: LabState, one: NodeState) -> str:
     """The node's group of the freezer; "" where it needs none."""
     if lab.slurm is None or not lab.slurm.freezer or one is lab.slurm.controller:
         return ""
-    return freezer.group(lab.name, one.name)
+    return boot.freezer_group(lab.name, one.name)
+
+
+# --- The running Slurm of a lab: asked, told of new nodes and settings, waited for.
+
+# A node registers within a moment; the rest is for a machine that is loaded.
+READY_S = 60.0
+
+NONE = "the lab {lab} has no Slurm; start one that has: nodeready lab up --slurm"
+
+
+def slurm_conf(lab: str) -> Path:
+    """The slurm.conf of this lab for the commands of this machine."""
+    return state.directory(lab) / "slurm.conf"
+
+
+def run(lab: LabState, argv: Sequence[str], timeout: float = 60) -> Done:
+    """Run one of Slurm's commands of this machine on the lab. Raises LabError."""
+    if lab.slurm is None:
+        raise LabError(NONE.format(lab=lab.name))
+    # What is set where a job runs, or by its user, is not about the lab.
+    env = {name: value for name, value in environment().items() if not _is_slurms(name)}
+    env["SLURM_CONF"] = str(slurm_conf(lab.name))
+    return helper.run(argv, timeout=timeout, env=env)
+
+
+def began(lab: LabState, started: Collection[NodeState]) -> None:
+    """These machines have just started: wait until Slurm knows them. Raises LabError."""
+    if lab.slurm is None:
+        return
+    state.write(slurm_conf(lab.name), client_conf(lab, lab.slurm))
+    # A fault may well be that it never answers.
+    waiting = {one.name for one in started if one in lab.nodes and not one.fault}
+    deadline = time.monotonic() + READY_S
+    while waiting:
+        done = run(lab, ["sinfo", "-h", "-a", "-N", "-o", "%N %T"])
+        if done.returncode:
+            return  # somebody has stopped the controller: the nodes wait for it, we do not
+        words = (line.split() for line in done.stdout.splitlines())
+        # The asterisk: it does not answer, or has not yet (sinfo(1)).
+        waiting -= {name for name, what in words if what.strip("*") == what != "unknown"}
+        if waiting and time.monotonic() > deadline:
+            raise LabError(
+                f"Slurm gets no answer from {min(waiting)}; see /var/log/slurm there and on "
+                f"{lab.slurm.controller.name}"
+            )
+        time.sleep(0.05)
+
+
+def configure(lab: LabState, lines: Sequence[str]) -> None:
+    """Have these lines in slurm.conf. Raises LabError when Slurm refuses; then it has the old."""
+    if lab.slurm is None:
+        raise LabError(NONE.format(lab=lab.name))
+    old, lab.slurm.lines = lab.slurm.lines, checked(lines)
+    try:
+        spread(lab)
+    except LabError:
+        lab.slurm.lines = old
+        spread(lab)
+        raise
+    finally:
+        state.save(lab)
+
+
+def spread(lab: LabState) -> None:
+    """Have every machine that runs take slurm.conf as it is now. Raises LabError."""
+    if lab.slurm is None:
+        return
+    alive = [one for one in lab.machines() if processes.started_at(one.pid) == one.started]
+    controller = lab.slurm.controller
+    state.write(slurm_conf(lab.name), client_conf(lab, lab.slurm))
+    content = conf(lab, lab.slurm)
+    for one in alive:
+        helper.enter(one.pid, ["sh", "-c", f"cat >{CONF}"], content)
+    # A slurmctld takes new nodes only when it starts, and the others obey when they please:
+    # starting them again is what has certainly happened when this returns.
+    for one in sorted(alive, key=lambda one: one is not controller):
+        _restart(one)
+    if controller in alive:
+        began(lab, [one for one in alive if one is not controller])
+
+
+def _restart(one: NodeState) -> None:
+    """Start its daemon again, as process 1 would: what runs in jobs goes on."""
+    path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    argv = ["nsenter", "-t", "1", "-C", "env", "-i", path, "sh", "-e", SCRIPT]
+    done = helper.enter(one.pid, argv)
+    if done.returncode:
+        said = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[0]
+        raise LabError(f"{one.name}: Slurm does not start: {said}")
+
+
+def _is_slurms(name: str) -> bool:
+    return name.startswith(("SLURM", "SBATCH_", "SINFO_", "SQUEUE_", "SALLOC_"))

@@ -20,7 +20,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from nodeready.lab.errors import LabError
+# --- What the lab says when it cannot do what it was asked.
+
+
+class LabError(Exception):
+    """One line for a person: what happened, where, what to do. Never a traceback."""
+
+
+class LabUnavailable(LabError):
+    """This machine cannot run a lab: not root, a program missing, or namespaces refused."""
+
 
 ROOT = Path("/run/nodeready/lab")
 

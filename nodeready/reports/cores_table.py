@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nodeready.backtraces import crashed_in
-from nodeready.cores import Cores, Crash, Group, signal_name
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import STYLES, Line, Part, counted, grouped, line, nodes
-from nodeready.sanitise import sanitise
-from nodeready.stacks import fold_ranks
+from nodeready.text import sanitise
+from nodeready.triage.cores.document import Cores, Crash, Group, crashed_in, signal_name
+from nodeready.triage.stacks.document import fold_ranks
 
 #: Groups, frames and lines of Python's own stack that are shown without -v.
 _GROUPS, _FRAMES, _PYTHON = 20, 14, 6

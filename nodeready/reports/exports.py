@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from nodeready import shell
-from nodeready.environment import Environment, Variable
+from nodeready.ready.job_env import Environment, Variable
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import counted, nodes
-from nodeready.sanitise import sanitise
+from nodeready.text import sanitise
 
 #: Columns of the comments.
 WIDTH = 80

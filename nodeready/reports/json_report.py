@@ -12,21 +12,20 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from nodeready.plain import plain
+from nodeready.audit.document import plain
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.results import Result
-from nodeready.sanitise import sanitise
+from nodeready.subjects.result import Result
+from nodeready.text import sanitise
 
 if TYPE_CHECKING:
     # A node, which has this module for its own audit, has none of these but the first.
-    from nodeready.audit import Audit, NodeReport
-    from nodeready.cores import Cores, Crash
-    from nodeready.cores import Group as CrashGroup
+    from nodeready.audit.document import Audit, NodeReport, Ready
     from nodeready.deploy.document import Deploy, Node
-    from nodeready.environment import Environment, Groups
-    from nodeready.ready import Ready
-    from nodeready.stacks import Frame, Group, Stacks
-    from nodeready.tailing import Tail
+    from nodeready.ready.job_env import Environment, Groups
+    from nodeready.triage.cores.document import Cores, Crash
+    from nodeready.triage.cores.document import Group as CrashGroup
+    from nodeready.triage.logs.document import Tail
+    from nodeready.triage.stacks.document import Frame, Group, Stacks
 
 # The escapes of a JSON text, each as a whole; a surrogate pair is one character.
 _ESCAPE = re.compile(
@@ -82,12 +81,12 @@ def _node(node: NodeReport) -> dict[str, Any]:
 
 
 def audit(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
-    """``nodeready.audit/1``. A node's facts are in memory only while it is written."""
+    """``nodeready.audit.document/1``. A node's facts are in memory only while it is written."""
     return _audit("audit/1", audit)
 
 
 def ready(ready: Ready, options: Options = PLAIN) -> Iterator[str]:
-    """``nodeready.ready/1``: the audit's document, and who is ready."""
+    """``nodeready.audit.document/1``: the audit's document, and who is ready."""
     return _audit(
         "ready/1",
         ready.audit,
@@ -169,7 +168,7 @@ def _stack(group: Group) -> dict[str, Any]:
 
 
 def stacks(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
-    """``nodeready.stacks/1``: groups in the order of suspicion, frames root to leaf."""
+    """``nodeready.triage.stacks.document/1``: groups in the order of suspicion, frames root to leaf."""
     yield _head(
         "stacks/1",
         started=stacks.started,
@@ -232,7 +231,7 @@ def _core(crash: Crash, text_file: str) -> dict[str, Any]:
 
 
 def cores(cores: Cores, options: Options = PLAIN) -> Iterator[str]:
-    """``nodeready.cores/1``: frames innermost first, as gdb numbers them."""
+    """``nodeready.triage.cores.document/1``: frames innermost first, as gdb numbers them."""
     numbers = {id(crash): number for number, crash in enumerate(cores.crashes)}
     yield _head("cores/1", started=cores.started, finished=cores.finished, complete=cores.complete)
     yield '"groups": '

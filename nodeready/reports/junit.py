@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
-from nodeready.audit import Audit, NodeReport, Outlier
+from nodeready.audit.document import Audit, NodeReport, Outlier
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.table import differing
 from nodeready.reports.text import told
-from nodeready.results import Result
-from nodeready.sanitise import sanitise
+from nodeready.subjects.result import Result
+from nodeready.text import sanitise
 
 # Beyond the control characters: what XML 1.0 forbids (section 2.2).
 _FORBIDDEN = re.compile("[\ufffe\uffff]")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.audit import FAILED, UNREACHABLE, Audit
+from nodeready.audit.document import FAILED, UNREACHABLE, Audit
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.table import Finding, errors, findings, told_outlier
 from nodeready.reports.text import counted, nodes
-from nodeready.results import STATUSES
-from nodeready.sanitise import sanitise
+from nodeready.subjects.result import STATUSES
+from nodeready.text import sanitise
 
 #: The words of the exit codes 0 to 3.
 STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from nodeready.audit import FAILED, UNREACHABLE, Audit
+from nodeready.audit.document import FAILED, UNREACHABLE, Audit
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.table import shown
-from nodeready.results import STATUSES
-from nodeready.sanitise import sanitise
+from nodeready.subjects.result import STATUSES
+from nodeready.text import sanitise
 
 #: The results that have a series of their own.
 _LISTED = ("fail", "warn", "unknown", "waived")

@@ -18,10 +18,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Union
 
-from nodeready import stacks, tailing
-from nodeready.audit import FAILED, NODE_STATUSES, UNREACHABLE, Outlier
+from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier
 from nodeready.deploy import document as deploys
-from nodeready.results import STATUSES, Result
+from nodeready.subjects.result import STATUSES, Result
+from nodeready.triage.logs import document as tailing
+from nodeready.triage.stacks import document as stacks
 
 _SECOND = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}"
 #: A moment, UTC; of stacks that were read from files also none.
@@ -91,7 +92,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Ready(Audit):
-    """What `nodeready ready --format json` prints: the fields of nodeready.audit/1, the proofs
+    """What `nodeready ready --format json` prints: the fields of nodeready.audit.document/1, the proofs
     among the results, and who is ready.
 
     started:  when it began, UTC

@@ -13,7 +13,7 @@ from typing import Any
 from nodeready.reports import stacks_table as words
 from nodeready.reports.json_report import dump
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.stacks import Frame, Stacks
+from nodeready.triage.stacks.document import Frame, Stacks
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

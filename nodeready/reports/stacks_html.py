@@ -23,8 +23,8 @@ from nodeready.reports import stacks_table as words
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.stacks_table import Branch, branches
 from nodeready.reports.text import counted, nodes
-from nodeready.sanitise import sanitise
-from nodeready.stacks import Group, Rank, Stacks, fold_ranks
+from nodeready.text import sanitise
+from nodeready.triage.stacks.document import Group, Rank, Stacks, fold_ranks
 
 #: Groups that are unfolded at first, and processes that are listed in each group.
 _OPEN, _PROCESSES = 3, 1000

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from nodeready import hints
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import STYLES, Line, Part, counted, line, nodes
-from nodeready.sanitise import sanitise
-from nodeready.stack_tree import Tree, tree
-from nodeready.stacks import Frame, Group, Rank, Stacks, fold_ranks
+from nodeready.text import sanitise
+from nodeready.triage.stacks import hints
+from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, fold_ranks
+from nodeready.triage.stacks.tree import Tree, tree
 
 #: Groups that are shown with their path, and in a line each, without -v.
 _FULL, _MOST = 6, 16

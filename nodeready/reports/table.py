@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nodeready.audit import Audit, NodeReport, Outlier
+from nodeready.audit.document import Audit, NodeReport, Outlier
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import STYLES, Line, Part, counted, grouped, line, nodes, told
-from nodeready.subjects import OBSERVED, SUBJECTS, check_ids
+from nodeready.subjects.registry import OBSERVED, SUBJECTS, check_ids
 
 if TYPE_CHECKING:
-    from nodeready.ready import Ready
+    from nodeready.audit.document import Ready
 
 #: Findings, and outliers, that are shown without -v.
 MOST = 30

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.stacks_table import ranks
 from nodeready.reports.text import STYLES, Line, Part, counted, grouped, line, nodes
-from nodeready.tailing import Group, Tail
+from nodeready.triage.logs.document import Group, Tail
 
 #: Columns of the words on the left; groups that are shown without -v.
 _INDENT, _MOST = 13, 20

@@ -9,8 +9,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar, Union
 
-from nodeready.results import Result
-from nodeready.sanitise import sanitise
+from nodeready.subjects.result import Result
+from nodeready.text import sanitise
 
 STYLES = {
     "fail": "bold red",
@@ -23,7 +23,7 @@ STYLES = {
     "ok": "green",
     "na": "dim",
     "waived": "dim",
-    # Groups of ranks, by their verdict or kind: see nodeready.stacks.
+    # Groups of ranks, by their verdict or kind: see nodeready.triage.stacks.document.
     "missing": "bold red",
     "dead": "bold red",
     "no-data": "bold red",
@@ -77,7 +77,7 @@ def nodes(names: Iterable[str], limit: int = 60) -> str:
     if len(names) == 1:
         return _cut(sanitise(names[0]), limit, 1)
     # A node, which has no ClusterShell, knows one name only: its own.
-    from nodeready.nodesets import fold
+    from nodeready.inventory.nodeset import fold
 
     return _cut(sanitise(fold(names)), limit, len(names))
 

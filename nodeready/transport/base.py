@@ -123,7 +123,7 @@ Found = TypeVar("Found")
 #: What is asked of one node, step by step, and what comes of it.
 Talk = Generator[Request, Answer, Found]
 #: A conversation's name: the node's, or with a word when there are several with one node.
-Key = Union[str, tuple[str, str]]  # noqa: UP007 - Python 3.9
+Key = Union[str, tuple[str, str]]
 
 
 #: Asks nodes, by name, and gives every answer: what it is for is told beside the progress.

@@ -9,11 +9,10 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nodeready import snapshot
 from nodeready.policy import Policy
-from nodeready.probes import script
-from nodeready.probes.base import Probe
-from nodeready.snapshot import Snapshot
+from nodeready.subjects import snapshot
+from nodeready.subjects.base import Probe
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import (
     HUNG,
     INTERRUPTED,
@@ -82,7 +81,7 @@ class Asked:
         """What the answer shows; all is Unknown when it shows nothing."""
         if answer.error:
             return self.nothing(answer.error)
-        if script.mark(self.nonce) not in answer.stdout:
+        if snapshot.mark(self.nonce) not in answer.stdout:
             said = f"{answer.stderr}\n{answer.stdout}".strip()
             return snapshot.nothing("no answer from the node's shell", self.probes, said)
         return snapshot.read(answer.stdout, self.probes, self.policy, self.nonce)
@@ -93,7 +92,7 @@ def question(
     policy: Policy,
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
-    margin_s: int = script.MARGIN_S,
+    margin_s: int = snapshot.MARGIN_S,
 ) -> Asked:
     """What a node is asked for a snapshot.
 
@@ -102,8 +101,8 @@ def question(
     margin_s: of these, for the rest of the answer when a slow section was ended
     """
     chosen, nonce = snapshot.probes(subjects), os.urandom(8).hex()
-    text = script.make_script(snapshot.sections(chosen), policy, nonce, limit_s, margin_s)
-    request = Request(node, text, limit_s, mark=script.mark(nonce))
+    text = snapshot.make_script(snapshot.sections(chosen), policy, nonce, limit_s, margin_s)
+    request = Request(node, text, limit_s, mark=snapshot.mark(nonce))
     return Asked(request, policy, chosen, nonce)
 
 

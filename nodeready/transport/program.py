@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from nodeready import carried
-from nodeready.proofs import wire
+from nodeready.node import payload
+from nodeready.subjects import wire
 from nodeready.transport.base import Answer, Request
 
 #: Seconds that a command has on a node beyond the program's own limit.
@@ -30,7 +30,7 @@ def request(
 
     how: as for `carried.program`
     """
-    made = carried.program(main, config, **how)
+    made = payload.program(main, config, **how)
     return Request(node, made.script, config.limit_s + margin_s, made.text, mark)
 
 
@@ -50,6 +50,6 @@ def nothing(answer: Answer, config: Any, what: str) -> str:
 
     what: what is not done without a Python, such as "cores cannot be looked at"
     """
-    if f"{config.nonce} {carried.NO_PYTHON}" in answer.stdout:
-        return f"{carried.NO_PYTHON}: {what}"
+    if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
+        return f"{payload.NO_PYTHON}: {what}"
     return answer.error or "no answer from the node's Python"

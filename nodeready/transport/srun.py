@@ -24,8 +24,9 @@ from gevent import subprocess
 from gevent.queue import Empty, Queue
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready import shell, slurm
-from nodeready.nodesets import fold
+from nodeready import shell
+from nodeready.inventory import slurm
+from nodeready.inventory.nodeset import fold
 from nodeready.transport.base import (
     ANSWER_BYTES,
     ERROR_BYTES,

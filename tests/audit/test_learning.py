@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready import learning, subjects
+from nodeready.audit import peers as learning
 from nodeready.policy.load import make_policy
-from nodeready.probes.base import Unknown
-from nodeready.snapshot import Snapshot
+from nodeready.subjects import registry
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.snapshot import Snapshot
 
 WHEN = "2026-01-01T00:00:00Z"
 
@@ -17,9 +18,9 @@ WHEN = "2026-01-01T00:00:00Z"
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
     """A subject that learns what was observed of it, as it is; no other learns anything."""
-    for name, subject in list(subjects.SUBJECTS.items()):
+    for name, subject in list(registry.SUBJECTS.items()):
         learned = dict if name == "ptrace" else lambda seen: {}
-        monkeypatch.setitem(subjects.SUBJECTS, name, replace(subject, learned=learned))
+        monkeypatch.setitem(registry.SUBJECTS, name, replace(subject, learned=learned))
 
 
 def file(**nodes: object) -> str:

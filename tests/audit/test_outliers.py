@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready import outliers, subjects
-from nodeready.audit import NodeReport, Outlier
-from nodeready.probes.base import Unknown
-from nodeready.snapshot import Snapshot
+from nodeready.audit import peers as outliers
+from nodeready.audit.document import NodeReport, Outlier
+from nodeready.subjects import registry
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.snapshot import Snapshot
 
 
 @pytest.fixture(autouse=True)
 def facts(monkeypatch):
     """Two subjects whose facts are what was observed of them, as it is."""
     for name in ("ptrace", "limits"):
-        subject = replace(subjects.SUBJECTS[name], compared=dict)
-        monkeypatch.setitem(subjects.SUBJECTS, name, subject)
+        subject = replace(registry.SUBJECTS[name], compared=dict)
+        monkeypatch.setitem(registry.SUBJECTS, name, subject)
 
 
 def node(name: str, seen: object, group: str = "h100", subject: str = "ptrace") -> NodeReport:

@@ -7,10 +7,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from nodeready import carried, shell
-from nodeready.capture import answer, program
+from nodeready import shell
 from nodeready.lab import Node
-from nodeready.traces import read
+from nodeready.node import payload
+from nodeready.node.stacks import program as answer
+from nodeready.triage.stacks.trace import read
 from tests.command import wait_for
 from tests.proofs.canaries import processes
 
@@ -64,14 +65,14 @@ def status(node: Node, pid: int) -> tuple[str, int]:
     return values.get("State", " ").strip()[:1], int(values.get("TracerPid", "0"))
 
 
-def configured(**how: Any) -> program.Config:
+def configured(**how: Any) -> answer.Config:
     nonce = f"nodeready-{secrets.token_hex(8)}"
-    return program.Config(nonce, TAG, **{"limit_s": 40, "interval_s": 0.1, **how})
+    return answer.Config(nonce, TAG, **{"limit_s": 40, "interval_s": 0.1, **how})
 
 
-def line(config: program.Config) -> shell.Command:
+def line(config: answer.Config) -> shell.Command:
     """The command as it travels."""
-    made = carried.program("nodeready.capture.program", config)
+    made = payload.program("nodeready.node.stacks.program", config)
     return shell.command(made.script, config.limit_s + 2, TAG, made.text)
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nodeready.capture import answer
+from nodeready.node.stacks import program as answer
 from tests.capture.targets import (
     SPY,
     TAG,

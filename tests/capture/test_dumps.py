@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.capture import answer, processes, py_spy
-from nodeready.capture.processes import HANGS, each, environment, facts, kernel_stack, stat
-from nodeready.capture.py_spy import CUT, KEPT_FRAMES, Dump, parse, words
-from nodeready.proofs.own import Ended
+from nodeready.node.runtime import Ended
+from nodeready.node.stacks import processes, py_spy
+from nodeready.node.stacks import program as answer
+from nodeready.node.stacks.processes import HANGS, each, environment, facts, kernel_stack, stat
+from nodeready.node.stacks.py_spy import CUT, KEPT_FRAMES, Dump, parse, words
 
 
 def frame(name, line=1, **more):

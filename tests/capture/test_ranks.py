@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from nodeready.capture.processes import Process
-from nodeready.capture.ranks import Selection, instead, program, select
+from nodeready.node.stacks.processes import Process
+from nodeready.node.stacks.ranks import Selection, instead, program, select
 
 OWN = 9
 

@@ -6,22 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.capture import answer, program
-from nodeready.capture.processes import Facts, Process
-from nodeready.capture.py_spy import HUNG, Dump, Thread
-from nodeready.capture.ranks import Identity, Rank
-from nodeready.capture.table import Table
-from nodeready.capture.targets import ENDED, NO_TIME, Target
-from nodeready.places import Places
-from nodeready.standing import standing
-from nodeready.traces import read
+from nodeready.node.stacks import program as answer
+from nodeready.node.stacks.processes import Facts, Process
+from nodeready.node.stacks.py_spy import HUNG, Dump, Thread
+from nodeready.node.stacks.ranks import ENDED, NO_TIME, Identity, Rank, Table, Target
+from nodeready.triage.stacks.group import standing
+from nodeready.triage.stacks.hints import Places
+from nodeready.triage.stacks.trace import read
 
 FACTS = Facts("S", "futex_wait_queue", ("futex_wait_queue",), 1.0, 5.0, 3, 0, 1000)
 ASLEEP = replace(FACTS, state="D", wait_channel="nfs_wait", kernel_stack=("nfs_wait",))
 MAIN = (("main", "t.py", 1), ("wait", "t.py", 2))
 DUMP = Dump(MAIN, tuple(Thread(f"t{n}", (("f", "t.py", n),)) for n in range(20)))
 HEAD = {
-    "schema": program.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": "",
+    "schema": answer.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": "",
     "frames": [], "stacks": [], "processes": [], "instead": [],
 }  # fmt: skip
 
@@ -103,8 +101,8 @@ def test_that_it_ended_comes_first():
     [(1000, 20, ""), (10, 0, ""), (1, 0, "its stack is too large")],
 )
 def test_too_much_for_an_answer(monkeypatch, most, threads, error):
-    monkeypatch.setattr(program, "_MOST_FRAMES", most)
-    line = program._packed(HEAD, [target(FACTS, dumps=[DUMP])], [])
+    monkeypatch.setattr(answer, "_MOST_FRAMES", most)
+    line = answer._packed(HEAD, [target(FACTS, dumps=[DUMP])], [])
     trace = read(answer.unpack(f"N {line}", "N"), "n")
     (sample,) = trace["processes"][0]["samples"]
     assert (len(sample["threads"]), sample["error"]) == (threads, error)

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 HEARS = {
-    "the command": "from nodeready.cli.interrupt import hear; hear()",
-    "the program on the node": "from nodeready.local import main; main._handle(main._terminate)",
+    "the command": "from nodeready.cli.exits import hear; hear()",
+    "the program on the node": "from nodeready.healthcheck import main; main._handle(main._terminate)",
 }
 WHAT = """
 import os, signal, time

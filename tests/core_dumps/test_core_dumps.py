@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.checks import core_dumps as checks
 from nodeready.operations import core_dumps as operation
 from nodeready.policy import Policy
-from nodeready.probes import core_dumps
-from nodeready.probes.base import Line, Output, ProbeError
-from nodeready.probes.sysctl import Boot, Setting
+from nodeready.subjects.base import Line, Output, ProbeError
+from nodeready.subjects.core_dumps import checks
+from nodeready.subjects.core_dumps import facts as core_dumps
+from nodeready.subjects.sysctl import Boot, Setting
 from tests.helpers import apply, judge_all, observe, on, plan
 
 WANT = Policy()

@@ -10,13 +10,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from nodeready.capture import cores as finding
-from nodeready.capture.core_names import STORE_PATTERN, Place
-from nodeready.capture.core_seen import Core, File, Listing
-from nodeready.capture.gcore_target import core_bytes
-from nodeready.cores import Cores, Crash, Found, file_names, grouped, once
+from nodeready.node.cores import cores as finding
+from nodeready.node.cores.core_reader import STORE_PATTERN, Core, File, Listing, Place
+from nodeready.node.cores.gcore import core_bytes
 from nodeready.reports import cores_table, json_report
 from nodeready.reports.registry import Options
+from nodeready.triage.cores.document import Cores, Crash, Found, file_names, grouped, once
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/cores-1.json").read_text())
 VALID = jsonschema.Draft202012Validator(SCHEMA)

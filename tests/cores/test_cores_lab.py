@@ -127,7 +127,7 @@ def test_a_gdb_that_hangs_costs_its_own_core(tool, fleet, crash_nodes):
     short = "from nodeready import imports\nreal = imports.closure\n"
     short += "def closure(names):\n"
     short += "    found = real(names)\n"
-    short += "    name = 'nodeready.capture.backtrace'\n"
+    short += "    name = 'nodeready.node.cores.cores'\n"
     short += "    found[name] = found[name].replace('LIMIT_S = 60', 'LIMIT_S = 2')\n"
     short += "    return found\n"
     short += "imports.closure = closure\n"
@@ -209,7 +209,7 @@ def test_a_gdb_that_hangs_does_not_leave_the_process_stopped(tool, fleet, sleepe
     node, pid = sleeper
     hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
     node.write("/usr/local/bin/gdb", hang, mode=0o755)
-    short = "from nodeready.dumping import Dumping\nask = Dumping._ask\n"
+    short = "from nodeready.triage.cores.collect import Dumping\nask = Dumping._ask\n"
     short += "Dumping._ask = lambda self, s, *more: ask(self, min(s, 10), *more)\n"
     done = tool("cores", fleet([node]), "--gcore", pid, "--yes", first=short)
     assert done.status == 1, done

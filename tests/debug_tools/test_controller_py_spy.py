@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import py_spy
+from nodeready.deploy import py_spy_binary
 
 HERE = platform.machine()
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[HERE]
@@ -50,7 +50,7 @@ exit 1
 @pytest.fixture(autouse=True)
 def alone(tmp_path, monkeypatch):
     """Nothing found yet, a cache of our own, and a pip that leads nowhere and is counted."""
-    monkeypatch.setattr(py_spy, "_found", {})
+    monkeypatch.setattr(py_spy_binary, "_found", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("NODEREADY_PY_SPY_DIR", raising=False)
     pip = tmp_path / "python"
@@ -65,9 +65,9 @@ def calls(tmp_path: Path) -> int:
 
 
 def test_the_pinned_version_of_this_machine_comes_from_the_environment(tmp_path):
-    (version,) = {version for version, _ in py_spy.PINNED}
-    content = py_spy.binary(version, HERE)
-    assert py_spy.wrong(content, version, HERE) == ""
+    (version,) = {version for version, _ in py_spy_binary.PINNED}
+    content = py_spy_binary.binary(version, HERE)
+    assert py_spy_binary.wrong(content, version, HERE) == ""
     assert calls(tmp_path) == 0
 
 
@@ -75,11 +75,11 @@ def test_another_machine_s_is_downloaded_once_and_kept(tmp_path, monkeypatch):
     (tmp_path / "index").mkdir()
     content = program(OTHER, 1)
     wheel(tmp_path / "index", "9.1.0", OTHER, content)
-    assert py_spy.binary("9.1.0", OTHER) == content
-    assert py_spy.binary("9.1.0", OTHER) == content
+    assert py_spy_binary.binary("9.1.0", OTHER) == content
+    assert py_spy_binary.binary("9.1.0", OTHER) == content
     # Another process, later: the cache has it.
-    monkeypatch.setattr(py_spy, "_found", {})
-    assert py_spy.binary("9.1.0", OTHER) == content
+    monkeypatch.setattr(py_spy_binary, "_found", {})
+    assert py_spy_binary.binary("9.1.0", OTHER) == content
     assert calls(tmp_path) == 1
     arguments = (tmp_path / "called").read_text()
     assert f"manylinux_2_17_{OTHER}" in arguments
@@ -89,8 +89,8 @@ def test_another_machine_s_is_downloaded_once_and_kept(tmp_path, monkeypatch):
 
 def test_no_way_to_get_it_is_one_line_that_says_what_to_do_and_is_found_out_once(tmp_path):
     for _ in range(3):
-        with pytest.raises(py_spy.PySpyError) as failed:
-            py_spy.binary("9.1.0", OTHER)
+        with pytest.raises(py_spy_binary.PySpyError) as failed:
+            py_spy_binary.binary("9.1.0", OTHER)
     assert str(failed.value) == (
         f"py-spy 9.1.0: No matching distribution; put its {OTHER} wheel into a directory "
         "and set NODEREADY_PY_SPY_DIR to it"
@@ -99,8 +99,8 @@ def test_no_way_to_get_it_is_one_line_that_says_what_to_do_and_is_found_out_once
 
 
 def test_a_machine_without_a_static_py_spy():
-    with pytest.raises(py_spy.PySpyError, match="no static py-spy for riscv64"):
-        py_spy.binary("0.4.3", "riscv64")
+    with pytest.raises(py_spy_binary.PySpyError, match="no static py-spy for riscv64"):
+        py_spy_binary.binary("0.4.3", "riscv64")
 
 
 def test_a_damaged_cache_is_passed_over(tmp_path):
@@ -110,28 +110,28 @@ def test_a_damaged_cache_is_passed_over(tmp_path):
     cached = tmp_path / "cache" / "nodeready" / "py-spy" / "9.1.0" / OTHER
     cached.parent.mkdir(parents=True)
     cached.write_bytes(content[:30])
-    assert py_spy.binary("9.1.0", OTHER) == content
+    assert py_spy_binary.binary("9.1.0", OTHER) == content
     assert cached.read_bytes() == content
 
 
 def test_a_site_s_own_directory_is_the_only_source(tmp_path, monkeypatch):
     monkeypatch.setenv("NODEREADY_PY_SPY_DIR", str(tmp_path))
     with pytest.raises(
-        py_spy.PySpyError, match=r"no py_spy-9\.1\.0-…_aarch64\.whl in /.*: put the"
+        py_spy_binary.PySpyError, match=r"no py_spy-9\.1\.0-…_aarch64\.whl in /.*: put the"
     ):
-        py_spy.binary("9.1.0", "aarch64")
-    monkeypatch.setattr(py_spy, "_found", {})
+        py_spy_binary.binary("9.1.0", "aarch64")
+    monkeypatch.setattr(py_spy_binary, "_found", {})
     content = program("aarch64", 1)
     wheel(tmp_path, "9.1.0", "aarch64", content)
-    assert py_spy.binary("9.1.0", "aarch64") == content
+    assert py_spy_binary.binary("9.1.0", "aarch64") == content
     assert calls(tmp_path) == 0
 
 
 def test_what_is_not_the_pinned_program_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("NODEREADY_PY_SPY_DIR", str(tmp_path))
     path = wheel(tmp_path, "0.4.3", "x86_64", program("x86_64", 1))
-    with pytest.raises(py_spy.PySpyError, match=f"{path.name} is not the expected sha256"):
-        py_spy.binary("0.4.3", "x86_64")
+    with pytest.raises(py_spy_binary.PySpyError, match=f"{path.name} is not the expected sha256"):
+        py_spy_binary.binary("0.4.3", "x86_64")
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ def test_what_is_not_the_pinned_program_is_refused(tmp_path, monkeypatch):
     ],
 )
 def test_what_makes_a_program_unfit(content, reason):
-    assert py_spy.wrong(content, "9.1.0", "x86_64") == reason
+    assert py_spy_binary.wrong(content, "9.1.0", "x86_64") == reason
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no zip"])
 def test_a_damaged_wheel_is_an_error_of_one_line(tmp_path, monkeypatch, content):
     monkeypatch.setenv("NODEREADY_PY_SPY_DIR", str(tmp_path))
     wheel(tmp_path, "9.1.0", "x86_64", b"").write_bytes(content)
-    with pytest.raises(py_spy.PySpyError, match="no wheel of py-spy 9"):
-        py_spy.binary("9.1.0", "x86_64")
+    with pytest.raises(py_spy_binary.PySpyError, match="no wheel of py-spy 9"):
+        py_spy_binary.binary("9.1.0", "x86_64")

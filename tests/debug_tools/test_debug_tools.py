@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready import py_spy
-from nodeready.actions import PlanError, Run, Script, WriteFile
-from nodeready.checks import debug_tools as checks
+from nodeready.deploy import py_spy_binary
+from nodeready.deploy.actions import PlanError, Run, Script, WriteFile
 from nodeready.operations import debug_tools
 from nodeready.policy import Policy
-from nodeready.probes import debug_tools as probe
-from nodeready.probes.base import Output, ProbeError
-from nodeready.probes.debug_tools import DebugTools
-from nodeready.snapshot import Snapshot
+from nodeready.subjects.base import Output, ProbeError
+from nodeready.subjects.debug_tools import checks
+from nodeready.subjects.debug_tools import facts as probe
+from nodeready.subjects.debug_tools.facts import DebugTools
+from nodeready.subjects.snapshot import Snapshot
 from tests.helpers import judge_all
 
 GOOD = "have=apt-get\nmachine=x86_64\nmode=755\nversion=py-spy 0.4.3\n"
@@ -81,7 +81,9 @@ def test_without_a_package_manager_a_person_has_to_install():
 
 @pytest.mark.parametrize("there", [None, "0.4.0", ""])
 def test_py_spy_is_written_whole_with_its_bits(monkeypatch, there):
-    monkeypatch.setattr(py_spy, "binary", lambda version, machine: f"{version} {machine}".encode())
+    monkeypatch.setattr(
+        py_spy_binary, "binary", lambda version, machine: f"{version} {machine}".encode()
+    )
     seen = DebugTools(machine="aarch64", py_spy=there, mode=0o755)
     (write,) = plan(debug_tools.py_spy, seen)
     assert isinstance(write, WriteFile)
@@ -91,22 +93,22 @@ def test_py_spy_is_written_whole_with_its_bits(monkeypatch, there):
 
 
 def test_a_right_one_that_nobody_may_run_only_gets_its_bits(monkeypatch):
-    monkeypatch.delattr(py_spy, "binary")
+    monkeypatch.delattr(py_spy_binary, "binary")
     seen = DebugTools(machine="x86_64", py_spy="0.4.3", mode=0o600)
     assert plan(debug_tools.py_spy, seen) == (Run(("chmod", "0755", "/usr/local/bin/py-spy")),)
 
 
 def test_no_binary_on_the_control_machine_fails_this_one_step(monkeypatch):
     def none(version: str, machine: str) -> bytes:
-        raise py_spy.PySpyError("no wheel: put one there")
+        raise py_spy_binary.PySpyError("no wheel: put one there")
 
-    monkeypatch.setattr(py_spy, "binary", none)
+    monkeypatch.setattr(py_spy_binary, "binary", none)
     with pytest.raises(PlanError, match="no wheel: put one there"):
         plan(debug_tools.py_spy, DebugTools(machine="x86_64"))
 
 
 def test_the_binary_is_not_touched_when_nothing_is_to_be_done(monkeypatch):
-    monkeypatch.delattr(py_spy, "binary")
+    monkeypatch.delattr(py_spy_binary, "binary")
     assert plan(debug_tools.py_spy, parse(GOOD)) == ()
 
 

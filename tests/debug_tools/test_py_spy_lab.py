@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from nodeready import py_spy
+from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node
 from nodeready.operations import debug_tools
 from nodeready.policy import Policy
@@ -35,7 +35,7 @@ def deploy(node: Node) -> int:
 def in_place(node: Node) -> bool:
     """Whole, of the version, and for everybody: asked of the node, as another user."""
     machine = node.run("uname -m").stdout.strip()
-    wanted = hashlib.sha256(py_spy.binary(WANT.py_spy_version, machine)).hexdigest()
+    wanted = hashlib.sha256(py_spy_binary.binary(WANT.py_spy_version, machine)).hexdigest()
     shown = node.run(f"sha256sum {PATH}; stat -c '%a %U' {PATH}").stdout.split()
     said = node.run("setpriv --reuid 65534 --clear-groups /usr/local/bin/py-spy --version").stdout
     files = node.run("ls -A /usr/local/bin | grep -c '^.nodeready' || :").stdout.strip()
@@ -106,7 +106,9 @@ def test_on_a_read_only_file_system_the_path_is_named(fresh_node):
 
 
 def test_what_does_not_run_on_the_node_is_not_put_in_place(fresh_node, monkeypatch):
-    monkeypatch.setattr(py_spy, "binary", lambda version, machine: b"\x7fELF of another machine")
+    monkeypatch.setattr(
+        py_spy_binary, "binary", lambda version, machine: b"\x7fELF of another machine"
+    )
     with pytest.raises(AssertionError, match=f"{PATH}: the new file is not valid"):
         deploy(fresh_node)
     assert (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.operations import STEPS
-from nodeready.subjects import CHANGED
+from nodeready.subjects.registry import CHANGED
 from tests.helpers import Done, nodeready, project
 
 ROOT = Path(__file__).parents[2]

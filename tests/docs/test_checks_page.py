@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from nodeready import snapshot
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
-from nodeready.subjects import LOOKED_AT, SUBJECTS, check_ids
+from nodeready.subjects import snapshot
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, check_ids
 from tests.docs.pages import DOCS
 from tests.helpers import here, observe
 

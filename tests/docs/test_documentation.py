@@ -13,7 +13,7 @@ import pytest
 from nodeready.cli import cli, exits
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
-from nodeready.subjects import SUBJECTS
+from nodeready.subjects.registry import SUBJECTS
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, commands, without_code
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from nodeready.policy import Policy
-from nodeready.probes import sysctl
-from nodeready.probes.firewall import Firewall
-from nodeready.probes.nic import Nic
-from nodeready.probes.nics import Nics
-from nodeready.probes.pdsh import Pdsh
-from nodeready.probes.ports import Ports
-from nodeready.probes.rdma import Rdma
-from nodeready.probes.rdma_device import RdmaDevice, RdmaPort
-from nodeready.probes.sockets import Socket
-from nodeready.snapshot import Snapshot
+from nodeready.subjects import sysctl
+from nodeready.subjects.nics.facts import Nics
+from nodeready.subjects.nics.nic import Nic
+from nodeready.subjects.pdsh.facts import Pdsh
+from nodeready.subjects.ports.facts import Ports, Socket
+from nodeready.subjects.ports.firewall import Firewall
+from nodeready.subjects.rdma.facts import Rdma, RdmaDevice, RdmaPort
+from nodeready.subjects.snapshot import Snapshot
 
 POLICY = Policy()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from nodeready.inventory.nodeset import fold
 from nodeready.lab import Node
-from nodeready.nodesets import fold
 from tests.command import Done, ours, wait_for, written
 
 pytestmark = pytest.mark.lab

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready import environment
-from nodeready.environment import Variable
 from nodeready.policy import Policy
-from nodeready.probes.base import Unknown
-from nodeready.probes.pdsh import Pdsh
-from nodeready.snapshot import Snapshot
+from nodeready.ready import job_env
+from nodeready.ready.job_env import Variable
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.pdsh.facts import Pdsh
+from nodeready.subjects.snapshot import Snapshot
 from tests.env.made import POLICY, nics, node, ports, rdma, socket
 
 NAMES = (
@@ -21,7 +21,7 @@ LOST = Unknown("timed out")
 def of(*nodes: Snapshot, policy: Policy = POLICY) -> dict[str, Variable]:
     """The variables of nodes that are called gpu1, gpu2 and so on."""
     named = {f"gpu{number}": one for number, one in enumerate(nodes, 1)}
-    found = environment.variables(named, dict.fromkeys(named, policy))
+    found = job_env.variables(named, dict.fromkeys(named, policy))
     assert tuple(one.name for one in found) == NAMES
     return {one.name: one for one in found}
 

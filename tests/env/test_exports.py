@@ -11,11 +11,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from nodeready import environment
-from nodeready.environment import Environment, Variable
-from nodeready.probes.base import Unknown
+from nodeready.ready import job_env
+from nodeready.ready.job_env import Environment, Variable
 from nodeready.reports import exports, json_report
-from nodeready.snapshot import Snapshot
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.snapshot import Snapshot
 from tests.env.made import POLICY, nics, node, ports, rdma, socket
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/env-1.json").read_text())
@@ -23,9 +23,9 @@ VALID = jsonschema.Draft202012Validator(SCHEMA)
 WHEN = "2026-03-01T12:00:00Z"
 
 
-def fleet(nodes: Iterable[Snapshot], missing: environment.Groups = ()) -> Environment:
+def fleet(nodes: Iterable[Snapshot], missing: job_env.Groups = ()) -> Environment:
     named = {f"gpu{number:03}": one for number, one in enumerate(nodes, 1)}
-    found = environment.variables(named, dict.fromkeys(named, POLICY))
+    found = job_env.variables(named, dict.fromkeys(named, POLICY))
     return Environment(WHEN, tuple(named), missing, found)
 
 

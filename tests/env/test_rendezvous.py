@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from nodeready import rendezvous
-from nodeready.probes import sockets
-from nodeready.probes.base import Unknown
-from nodeready.probes.firewall import Firewall
-from nodeready.probes.ports import Ports
-from nodeready.rendezvous import Choice
+from nodeready.ready import job_env
+from nodeready.ready.job_env import Choice
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.ports import facts as sockets
+from nodeready.subjects.ports.facts import Ports
+from nodeready.subjects.ports.firewall import Firewall
 from tests.env.made import ports, socket
 
 SPAN = (29500, 29510)
@@ -21,7 +21,7 @@ NONE = "no port of 29500-29510 is free on all nodes"
 
 def choose(*nodes: Ports | Unknown, span: tuple[int, int] = SPAN) -> Choice:
     named = {f"gpu{number}": one for number, one in enumerate(nodes, 1)}
-    return rendezvous.choose(named, dict.fromkeys(named, span))
+    return job_env.choose(named, dict.fromkeys(named, span))
 
 
 def dropped(some: str) -> Ports:
@@ -110,11 +110,11 @@ def test_nothing_free_says_why() -> None:
 
 def test_the_range_is_what_all_policies_have() -> None:
     named = {"a": ports(socket(29505)), "b": ports()}
-    found = rendezvous.choose(named, {"a": (29500, 29510), "b": (29505, 29600)})
+    found = job_env.choose(named, {"a": (29500, 29510), "b": (29505, 29600)})
     assert (found.port, found.reason) == (
         29506, "the first of 29505-29510 that is free on all nodes",
     )  # fmt: skip
-    found = rendezvous.choose(named, {"a": (29500, 29510), "b": (30000, 30010)})
+    found = job_env.choose(named, {"a": (29500, 29510), "b": (30000, 30010)})
     assert found.port is None
     assert found.reason == "the nodes' policies have no port in common: --ports FIRST-LAST"
     assert found.notes == ("29500-29510 on a", "30000-30010 on b")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nodeready.nodesets import fold
+from nodeready.inventory.nodeset import fold
 from tests.command import SHORT, Tool, hang, hangs, ours, wait_for, written
 
 pytestmark = pytest.mark.lab

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.nodesets import fold
+from nodeready.inventory.nodeset import fold
 from tests.command import Terminal, ours, wait_for, written
 
 pytestmark = pytest.mark.lab

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from nodeready import snapshot
 from nodeready.lab import Node
 from nodeready.lab.faults import FAULTS
 from nodeready.lab.profiles import PROFILES
 from nodeready.policy import Policy
-from nodeready.results import Result
-from nodeready.subjects import CHANGED, LOOKED_AT
+from nodeready.subjects import snapshot
+from nodeready.subjects.registry import CHANGED, LOOKED_AT
+from nodeready.subjects.result import Result
 from tests.helpers import observe, on
 
 pytestmark = pytest.mark.lab

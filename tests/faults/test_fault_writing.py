@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nodeready.actions import Change, WriteFile
+from nodeready.deploy.actions import Change, WriteFile
 from tests.command import ours
 from tests.helpers import apply, on
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from nodeready.local import drain
-from nodeready.local.drain import DrainError, SlurmNode, decide, name_of, parse, reason_of
+from nodeready.healthcheck import gate
+from nodeready.healthcheck.gate import DrainError, SlurmNode, decide, name_of, parse, reason_of
 
 BAD = "nodeready: ptrace.scope: 1"
 
@@ -128,10 +128,10 @@ def test_a_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch, script,
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(drain, "SCONTROL_S", 0.3)
+    monkeypatch.setattr(gate, "SCONTROL_S", 0.3)
     with pytest.raises(DrainError) as error:
-        drain.settle(["ptrace.scope: 1"], False, time.monotonic() + 60)
+        gate.settle(["ptrace.scope: 1"], False, time.monotonic() + 60)
     assert words in str(error.value)
     assert str(error.value).isprintable()
     with pytest.raises(DrainError, match="no time left"):
-        drain.settle([], True, time.monotonic())
+        gate.settle([], True, time.monotonic())

@@ -9,17 +9,17 @@ from dataclasses import fields, replace
 
 import pytest
 
-from nodeready import gate as wanted
-from nodeready.actions import RemoveFile, Run, WriteFile
-from nodeready.checks import gate as checks
-from nodeready.local import here
+from nodeready.deploy.actions import RemoveFile, Run, WriteFile
+from nodeready.healthcheck import here
 from nodeready.operations import gate as steps
 from nodeready.policy import Policy
 from nodeready.policy.load import make_policy
-from nodeready.probes import gate as probe
-from nodeready.probes.base import Output, ProbeError
-from nodeready.probes.gate import FILES, PROGRAMS, Gate, SlurmConf
-from nodeready.snapshot import Snapshot
+from nodeready.subjects.base import Output, ProbeError
+from nodeready.subjects.gate import checks
+from nodeready.subjects.gate import facts as probe
+from nodeready.subjects.gate import files as wanted
+from nodeready.subjects.gate.facts import FILES, PROGRAMS, Gate, SlurmConf
+from nodeready.subjects.snapshot import Snapshot
 from tests.helpers import judge_all
 
 ON = Policy(gate=True)

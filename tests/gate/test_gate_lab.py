@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from nodeready import gate as wanted
 from nodeready.policy import Policy
-from nodeready.probes import gate as probe
+from nodeready.subjects.gate import facts as probe
+from nodeready.subjects.gate import files as wanted
 from tests.helpers import nodeready
 
 pytestmark = pytest.mark.lab

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nodeready.lab import Lab, LabUnavailable, Node, down
-from nodeready.probes import gate as probe
+from nodeready.subjects.gate import facts as probe
 from tests.helpers import nodeready
 
 pytestmark = pytest.mark.lab

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nodeready.checks import gpus as checks
-from nodeready.lab import nvidia_smi
+from nodeready.lab import nvidia
 from nodeready.policy import Policy
-from nodeready.probes import gpus
-from nodeready.probes.base import Output
-from nodeready.probes.gpu import Gpus
-from nodeready.results import Result
+from nodeready.subjects.base import Output
+from nodeready.subjects.gpus import checks
+from nodeready.subjects.gpus import facts as gpus
+from nodeready.subjects.gpus.gpu import Gpus
+from nodeready.subjects.result import Result
 from tests.helpers import judge_all
 
 ADDRESSES = tuple(f"0000:{bus}:00.0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
@@ -72,10 +72,8 @@ class Node:
     """The answers of the sections; the default is a healthy HGX with eight H100."""
 
     bus: str = VERSION + "".join(map(pci, ADDRESSES)) + "".join(map(switch, SWITCHES)) + DEVICES
-    smi: Output = Output(
-        PREFIX + nvidia_smi.query({"address": address} for address in ADDRESSES), 0
-    )
-    links: Output = Output(PREFIX + nvidia_smi.nvlink_status(8), 0)
+    smi: Output = Output(PREFIX + nvidia.query({"address": address} for address in ADDRESSES), 0)
+    links: Output = Output(PREFIX + nvidia.nvlink_status(8), 0)
     amd: Output = Output("", 0)
     kernel_log: Output = Output("", 0)
 
@@ -105,7 +103,7 @@ def h100(changes: Mapping[int, Mapping[str, Any]] | None = None, **more: Any) ->
 
 def a100(changes: Mapping[int, Mapping[str, Any]] | None = None) -> Node:
     """The same with A100: Ampere has no fabric state and prints thresholds of temperature."""
-    links = Output(PREFIX + nvidia_smi.nvlink_status(8, "a100"), 0)
+    links = Output(PREFIX + nvidia.nvlink_status(8, "a100"), 0)
     return replace(Node(), smi=smi(ADDRESSES, changes or {}, "a100"), links=links)
 
 
@@ -113,7 +111,7 @@ def smi(
     addresses: Iterable[str], changes: Mapping[int, Mapping[str, Any]], model: str = "h100"
 ) -> Output:
     shown = [{"address": a, **changes.get(n, {})} for n, a in enumerate(addresses)]
-    return Output(PREFIX + nvidia_smi.query(shown, model), 0)
+    return Output(PREFIX + nvidia.query(shown, model), 0)
 
 
 def statuses(results: Mapping[str, Result], status: str) -> set[str]:

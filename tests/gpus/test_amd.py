@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from nodeready import shell
-from nodeready.checks.amd_gpus import device_access, xgmi_errors
-from nodeready.lab import amd_smi
+from nodeready.lab import amd as amd_smi
 from nodeready.policy import Policy
-from nodeready.probes import amd
-from nodeready.probes.amd_smi import AmdGpu
-from nodeready.probes.base import Output
-from nodeready.probes.gpu import DeviceFile, GpuProcess, Gpus, PciGpu, Tool
+from nodeready.subjects.base import Output
+from nodeready.subjects.gpus import amd
+from nodeready.subjects.gpus.amd import AmdGpu
+from nodeready.subjects.gpus.gpu import DeviceFile, GpuProcess, Gpus, PciGpu, Tool
+from nodeready.subjects.gpus.health import device_access, xgmi_errors
 
 DATA = Path(__file__).parent / "data"
 SAMPLES = Path(__file__).parents[3] / "shared" / "samples" / "rocm-smi"

@@ -6,22 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.lab import nvidia_smi
-from nodeready.probes.base import Output
-from nodeready.probes.gpu import Gpu, Link, Tool
-from nodeready.results import Result
-from tests.gpus.node import (
-    BUS,
-    DEVICES,
-    PREFIX,
-    VERSION,
-    Node,
-    a100,
-    h100,
-    judged,
-    one,
-    pci,
-)
+from nodeready.lab import nvidia
+from nodeready.subjects.base import Output
+from nodeready.subjects.gpus.gpu import Gpu, Link, Tool
+from nodeready.subjects.result import Result
+from tests.gpus.node import BUS, DEVICES, PREFIX, VERSION, Node, a100, h100, judged, one, pci
 
 
 def test_links_of_amd() -> None:
@@ -53,12 +42,12 @@ ALL = frozenset((3, link) for link in range(18))
 @pytest.mark.parametrize(
     ("links", "status", "actual"),
     [
-        (nvlinks(nvidia_smi.nvlink_status(8)), "ok", "18 per GPU"),
-        (nvlinks(nvidia_smi.nvlink_status(8, inactive={(3, 2)})), "fail",
+        (nvlinks(nvidia.nvlink_status(8)), "ok", "18 per GPU"),
+        (nvlinks(nvidia.nvlink_status(8, inactive={(3, 2)})), "fail",
          "gpu 3 (0000:61:00.0): link 2 inactive"),
-        (nvlinks(nvidia_smi.nvlink_status(8, inactive=ALL)), "fail",
+        (nvlinks(nvidia.nvlink_status(8, inactive=ALL)), "fail",
          "gpu 3 (0000:61:00.0): all links inactive"),
-        (nvlinks(nvidia_smi.nvlink_status(8).replace("26.562", "13.281", 1)), "fail",
+        (nvlinks(nvidia.nvlink_status(8).replace("26.562", "13.281", 1)), "fail",
          "gpu 0 (0000:1b:00.0): link 0 at 13.281 of 26.562 GB/s"),
         (nvlinks("", None), "unknown", "nvidia-smi nvlink timed out: after 20 s"),
         (nvlinks("NVML is broken", 3), "unknown", "nvidia-smi nvlink failed: NVML is broken"),
@@ -73,7 +62,7 @@ def test_nvlinks(links: Output, status: str, actual: str) -> None:
 def bridged(models: str, inactive: set[tuple[int, int]]) -> dict[str, Result]:
     """PCIe cards without NVSwitch: which links are used is the owner's choice."""
     text = a100().smi.text.replace("NVIDIA A100-SXM4-80GB", models)
-    links = nvlinks(nvidia_smi.nvlink_status(8, "a100", inactive))
+    links = nvlinks(nvidia.nvlink_status(8, "a100", inactive))
     return Node(VERSION + BUS + DEVICES, smi=Output(text, 0), links=links).judged()
 
 
@@ -87,9 +76,7 @@ def test_bridges_between_pcie_cards() -> None:
     assert one(bridged(card, every), "nvlink") == ("na", "these GPUs use no links")
     assert one(bridged(card, {(0, 1)}), "nvlink")[0] == "warn"
     # On an SXM board each link leads somewhere, but a guest may have only some of its GPUs.
-    seen = Node(
-        VERSION + BUS, a100().smi, nvlinks(nvidia_smi.nvlink_status(8, "a100", third))
-    ).seen()
+    seen = Node(VERSION + BUS, a100().smi, nvlinks(nvidia.nvlink_status(8, "a100", third))).seen()
     guests = tuple(replace(gpu, virtual=True) for gpu in seen.nvidia)
     assert one(judged(replace(seen, nvidia=guests)), "nvlink") == ("ok", "8 per GPU")
     assert one(bridged("NVIDIA A100-SXM4-80GB", third), "nvlink")[0] == "fail"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.probes.base import Output
+from nodeready.subjects.base import Output
 from tests.gpus.node import (
     ADDRESSES,
     BUS,

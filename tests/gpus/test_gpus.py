@@ -9,23 +9,11 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import nvidia_smi
-from nodeready.probes import gpus
-from nodeready.probes.base import Output
-from nodeready.probes.gpu import Link
-from tests.gpus.node import (
-    BUS,
-    DEVICES,
-    SERVER,
-    VERSION,
-    Node,
-    a100,
-    bad,
-    h100,
-    judged,
-    one,
-    pci,
-)
+from nodeready.lab import nvidia
+from nodeready.subjects.base import Output
+from nodeready.subjects.gpus import facts as gpus
+from nodeready.subjects.gpus.gpu import Link
+from tests.gpus.node import BUS, DEVICES, SERVER, VERSION, Node, a100, bad, h100, judged, one, pci
 
 DATA = Path(__file__).parent / "data"
 
@@ -98,7 +86,7 @@ def test_a_fault_is_seen_by_its_check_alone(
     kind: str, change: Mapping[str, Any], check: str, status: str, actual: str
 ) -> None:
     node = (h100 if kind == "h100" else a100)({2: change})
-    board = nvidia_smi.BOARDS[kind]
+    board = nvidia.BOARDS[kind]
     results = node.judged(
         gpu_count=8, gpu_model=board.product, gpu_vbios=(board.vbios,), gpu_driver="535.129.03",
         gpu_mig="off", gpu_idle=True,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from nodeready.lab import Node
-from nodeready.lab.nvidia_tool import BEFORE, HOME
+from nodeready.lab.nvidia import BEFORE, HOME
 from nodeready.policy import Policy
-from nodeready.snapshot import judge
+from nodeready.subjects.snapshot import judge
 from tests.helpers import observe, on
 
 pytestmark = pytest.mark.lab

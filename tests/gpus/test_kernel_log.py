@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from nodeready import shell
-from nodeready.checks.gpu_faults import kernel_faults
 from nodeready.policy import Policy
-from nodeready.probes import kernel_log, xids
-from nodeready.probes.base import Output
-from nodeready.probes.gpu import Gpu, Gpus, KernelFault, PciGpu, Tool
+from nodeready.subjects.base import Output
+from nodeready.subjects.gpus import kernel_log
+from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault, PciGpu, Tool
+from nodeready.subjects.gpus.health import kernel_faults
 
 DATA = Path(__file__).parent / "data"
 SAMPLES = Path(__file__).parents[3] / "shared" / "samples" / "kmsg"
@@ -57,7 +57,7 @@ def scan(request: pytest.FixtureRequest, tmp_path: Path):
 def actions(output: Output) -> dict[tuple[str, int | None, str | None], str]:
     """The worst action of each device and code."""
     faults, _ = kernel_log.parse_kernel_log(output)
-    worst_last = sorted(faults, key=lambda f: -xids.ACTIONS.index(f.action))
+    worst_last = sorted(faults, key=lambda f: -kernel_log.ACTIONS.index(f.action))
     return {(f.source, f.code, f.pci_address): f.action for f in worst_last}
 
 
@@ -169,9 +169,9 @@ def test_every_recorded_log_is_read(scan) -> None:
 
 
 def test_the_table_has_an_action_and_a_source_for_each_code() -> None:
-    assert {xid.action for xid in xids.XIDS.values()} == set(xids.ACTIONS)
-    assert all(xid.code == code and xid.source for code, xid in xids.XIDS.items())
-    assert xids.lookup(77777).action == "MONITOR"
+    assert {xid.action for xid in kernel_log.XIDS.values()} == set(kernel_log.ACTIONS)
+    assert all(xid.code == code and xid.source for code, xid in kernel_log.XIDS.items())
+    assert kernel_log.lookup(77777).action == "MONITOR"
 
 
 def node(*faults: KernelFault, log: str = "ok", detail: str = "dmesg", recovery: str = "") -> Gpus:
@@ -185,7 +185,7 @@ def node(*faults: KernelFault, log: str = "ok", detail: str = "dmesg", recovery:
 
 
 def fault(code: int, address: str = "0000:5e:00.0", count: int = 1) -> KernelFault:
-    return KernelFault("xid", code, address, "", xids.lookup(code).action, count)
+    return KernelFault("xid", code, address, "", kernel_log.lookup(code).action, count)
 
 
 @pytest.mark.parametrize(

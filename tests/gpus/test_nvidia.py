@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from nodeready import shell
-from nodeready.lab import nvidia_smi
+from nodeready.lab import nvidia as nvidia_smi
 from nodeready.policy import Policy
-from nodeready.probes import nvidia, nvlink
-from nodeready.probes.base import Output
-from nodeready.probes.gpu import Gpu, GpuProcess
+from nodeready.subjects.base import Output
+from nodeready.subjects.gpus import nvidia
+from nodeready.subjects.gpus.gpu import Gpu, GpuProcess
 
 DATA = Path(__file__).parent / "data"
 SAMPLES = Path(__file__).parents[2] / ".." / "shared" / "samples" / "nvidia-smi"
@@ -169,7 +169,7 @@ def test_a_process_can_name_itself_what_it_likes(name: str) -> None:
 
 
 def test_nvlinks_by_gpu() -> None:
-    found = nvlink.parse(
+    found = nvidia.parse_nvlink(
         Output("nr_scanned=1\n" + nvidia_smi.nvlink_status(2, "a100", {(1, 3)}), 0)
     )
     assert found.tool.works
@@ -183,7 +183,7 @@ def test_nvlinks_that_are_all_down_or_not_supported() -> None:
     down = {(0, link) for link in range(18)}
     text = nvidia_smi.nvlink_status(1, "h100", down)
     for words in (text, text.replace("as all links are inActive", ": Not Supported")):
-        found = nvlink.parse(Output(words, 0))
+        found = nvidia.parse_nvlink(Output(words, 0))
         assert found.tool.works
         assert found.links == {nvidia_smi.uuid(0): ()}
 
@@ -204,7 +204,7 @@ def test_nvlinks_that_are_all_down_or_not_supported() -> None:
 def test_a_status_of_nvlinks_that_fails(
     text: str, rc: int | None, truncated: bool, state: str
 ) -> None:
-    assert nvlink.parse(Output(text, rc, truncated)).tool.state == state
+    assert nvidia.parse_nvlink(Output(text, rc, truncated)).tool.state == state
 
 
 @pytest.mark.parametrize("shell_name", ["dash", "busybox ash", "bash --posix"])
@@ -263,6 +263,6 @@ def test_recorded_answers_of_real_machines() -> None:
     assert (t4.virtual, t4.pcie_width, t4.pcie_width_max) == (True, 8, 16)
     (rtx,) = found["rtx-3080-v13.xml"].gpus
     assert (rtx.ecc, rtx.temperature_slowdown_c, rtx.performance_state) == (None, 95, "P2")
-    links = nvlink.parse(Output((SAMPLES / "nvlink-status-a100.txt").read_text(), 0)).links
+    links = nvidia.parse_nvlink(Output((SAMPLES / "nvlink-status-a100.txt").read_text(), 0)).links
     assert {len(one) for one in links.values()} == {12}
     assert len(links) == 8

@@ -9,18 +9,10 @@ import pytest
 
 from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.probes import pci_gpus
-from nodeready.probes.base import Output, ProbeError
-from nodeready.probes.gpu import DeviceFile, PciGpu
-from tests.gpus.node import (
-    ADDRESSES,
-    BUS,
-    SERVER,
-    SWITCHES,
-    h100,
-    pci,
-    switch,
-)
+from nodeready.subjects.base import Output, ProbeError
+from nodeready.subjects.gpus import facts as pci_gpus
+from nodeready.subjects.gpus.gpu import DeviceFile, PciGpu
+from tests.gpus.node import ADDRESSES, BUS, SERVER, SWITCHES, h100, pci, switch
 
 
 def test_what_the_bus_shows() -> None:
@@ -47,7 +39,7 @@ def test_what_the_bus_shows() -> None:
     ],
 )
 def test_nonsense_on_the_bus_is_no_gpu(text: str) -> None:
-    assert pci_gpus.parse(Output(text, 0)).gpus == ()
+    assert pci_gpus.parse_pci(Output(text, 0)).gpus == ()
 
 
 @pytest.mark.parametrize(
@@ -55,12 +47,12 @@ def test_nonsense_on_the_bus_is_no_gpu(text: str) -> None:
 )
 def test_a_bus_that_cannot_be_read(output: Output) -> None:
     with pytest.raises(ProbeError):
-        pci_gpus.parse(output)
+        pci_gpus.parse_pci(output)
 
 
 def test_a_device_that_no_longer_answers() -> None:
     bus = pci("0000:1b:00.0", width=63).replace("numa_node:0", "numa_node:-1")
-    (gpu,) = pci_gpus.parse(Output(bus, 0)).gpus
+    (gpu,) = pci_gpus.parse_pci(Output(bus, 0)).gpus
     assert (gpu.pcie_width, gpu.numa_node) == (None, None)
 
 
@@ -85,7 +77,7 @@ def test_the_script_reads_only_gpus(shell_name: str, tmp_path: Path) -> None:
         [*shell_name.split(), "-c", script], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    found = pci_gpus.parse(Output(done.stdout.replace(str(tmp_path), ""), 0))
+    found = pci_gpus.parse_pci(Output(done.stdout.replace(str(tmp_path), ""), 0))
     assert tuple(gpu.address for gpu in found.gpus) == ADDRESSES
     assert found.nvswitches == 4
     assert found.gpus[0].driver == "nvidia"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeready import py_spy
+from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node, helper
 from nodeready.policy import Policy
 from tests.command import ours, wait_for
@@ -47,7 +47,7 @@ class Job:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = nodes
-        tool = py_spy.binary(Policy().py_spy_version, platform.machine())
+        tool = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
         program = Path(__file__).with_name("train.py").read_text()
         for node in nodes:
             node.write("/usr/local/bin/py-spy", tool, 0o755)

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import history
-from nodeready.history import Look
-from nodeready.lab.infiniband import CLASS, a100, tree
+from nodeready.audit import history
+from nodeready.audit.history import Look
+from nodeready.lab.hardware import IB_CLASS, a100, ib_tree
 from nodeready.policy import Policy
-from nodeready.probes import rdma
-from nodeready.probes.base import Output, Unknown
-from nodeready.probes.counters import Counters
-from nodeready.snapshot import Snapshot
+from nodeready.subjects.base import Counters, Output, Unknown
+from nodeready.subjects.rdma import facts as rdma
+from nodeready.subjects.snapshot import Snapshot
 
 BOOT, OTHER = "b00f5f6e-0000-4000-8000-000000000001", "b00f5f6e-0000-4000-8000-000000000002"
 
@@ -37,8 +36,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def seen(boot_id: str | None = BOOT, downed: int = 0) -> Snapshot:
-    files = tree(a100()[:1], mlx5_0={"counters": {"link_downed": str(downed)}})
-    text = "".join(f"{CLASS}/{path}:{line}" for path, line in files.items())
+    files = ib_tree(a100()[:1], mlx5_0={"counters": {"link_downed": str(downed)}})
+    text = "".join(f"{IB_CLASS}/{path}:{line}" for path, line in files.items())
     found = rdma.parse({"rdma": Output(text, 0)}, Policy())
     return Snapshot({"rdma": found, "host": Host(boot_id), "nics": Unknown("timed out")})
 

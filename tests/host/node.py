@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodeready.checks import host as checks
 from nodeready.policy import Policy
-from nodeready.probes import host
-from nodeready.probes.base import Output
-from nodeready.probes.host import Host
-from nodeready.results import Result
+from nodeready.subjects.base import Output
+from nodeready.subjects.host import checks
+from nodeready.subjects.host import facts as host
+from nodeready.subjects.host.facts import Host
+from nodeready.subjects.result import Result
 
 POLICY = Policy()
 FILES: Mapping[str, str] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.probes import packages, processes
+from nodeready.subjects.debug_tools import facts as packages
+from nodeready.subjects.host import processes
 from tests.host.node import TRACKING, clock, judged, node, wrong
 
 NONE = clock("none", "")
@@ -103,7 +104,7 @@ def test_many_zombies_name_their_parent() -> None:
 
 def test_the_marks_of_both_scripts_agree() -> None:
     """An earlier look is recognised by the format that it gave to stat."""
-    from nodeready.probes import mounts
+    from nodeready.subjects.host import mounts
 
     assert f"'{processes.MARK}%S" in mounts.script(Policy())
     assert f"*'{processes.MARK}'*' %n '*" in processes.SCRIPT
@@ -125,4 +126,4 @@ def test_the_marks_of_both_scripts_agree() -> None:
     ],
 )  # fmt: skip
 def test_versions_of_packages(said: str, found: dict[str, str]) -> None:
-    assert packages.parse(said) == found
+    assert packages.parse_packages(said) == found

@@ -6,8 +6,8 @@ import pytest
 
 from nodeready.policy import Policy
 from nodeready.policy.load import check_settings
-from nodeready.probes import host, host_facts
-from nodeready.probes.base import Output, ProbeError
+from nodeready.subjects.base import Output, ProbeError
+from nodeready.subjects.host import facts as host
 from tests.host.node import FILES, judged, node, wrong
 
 PCI = "device=0x74a1"
@@ -102,18 +102,18 @@ def test_the_time_zone_is_where_localtime_leads(localtime: str, file: str, zone:
 
 
 def test_peers_share_what_is_not_one_machines_own() -> None:
-    facts = host_facts.compared(node())
+    facts = host.compared(node())
     assert facts["cmdline"] == "ro iommu=pt console=ttyS0"
     assert (facts["memory_gib"], facts["network_mounts"]) == (2016, "/home")
     assert facts["glibc"] == "2.35-0ubuntu3.8"
     assert "gdb" not in facts
     empty = dict.fromkeys(FILES, "") | {"/proc/meminfo": "x"}
-    assert "kernel" not in host_facts.compared(node(empty, packages="", mounts="", slow_rc=None))
+    assert "kernel" not in host.compared(node(empty, packages="", mounts="", slow_rc=None))
 
 
 def test_what_is_learnt_fits_the_node() -> None:
     seen = node()
-    data = host_facts.learned(seen)
+    data = host.learned(seen)
     assert data["mounts"] == ["/home"]
     assert data["memory_min_mb"] == 2015 * 1024
     policy = Policy(**check_settings(data, "learned"))
@@ -139,5 +139,5 @@ def test_files_that_make_no_sense_cost_only_what_they_say() -> None:
     seen = node(dict.fromkeys(FILES, evil), evil, policy=Policy(swap="off"))
     assert (seen.cpus, seen.memory_total_mb, seen.pids_max, seen.load) == (None,) * 4
     assert {"memory", "file_handles", "pids", "swap"} <= wrong(seen, Policy(swap="off")).keys()
-    host_facts.compared(seen)
-    host_facts.learned(seen)
+    host.compared(seen)
+    host.learned(seen)

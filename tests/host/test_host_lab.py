@@ -10,7 +10,7 @@ import pytest
 
 from nodeready.lab import Node
 from nodeready.policy import Policy
-from nodeready.probes.host import Host
+from nodeready.subjects.host.facts import Host
 from tests.helpers import observe, on
 from tests.host.node import judged, wrong
 

@@ -9,7 +9,7 @@ import pytest
 
 from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.probes import mounts
+from nodeready.subjects.host import mounts
 from tests.host.node import FILES, MOUNTS, judged, node, wrong
 
 TABLE = FILES["/proc/self/mounts"]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready import hostfile, inventory
+from nodeready.inventory import hostfile
+from nodeready.inventory import load as inventory
 
 
 @pytest.mark.parametrize(

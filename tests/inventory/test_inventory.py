@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from pyinfra.api import Config, Inventory, State
 
-from nodeready.inventory import InventoryError, NodeInventory, limit, load, names
+from nodeready.inventory.load import InventoryError, NodeInventory, limit, load, names
 
 CLUSTER = """
-from nodeready.nodesets import nodes
+from nodeready.inventory.nodeset import nodes
 import os
 _hidden = ["nobody"]
 number = 3
@@ -160,12 +160,16 @@ def test_data_of_the_command_line_wins(cluster: Path) -> None:
         ("raise ValueError('one\\ntwo\\x1b[31m')\n", 1, r"ValueError: one two\x1b[31m"),
         ("def f():\n    return 1 / 0\nhosts = f()\n", 2, "ZeroDivisionError"),
         ("import nosuchmodule\n", 1, "nosuchmodule"),
-        ("from nodeready.nodesets import nodes\nh = nodes('gpu[9-1]')\n", 2, "is no range"),
+        (
+            "from nodeready.inventory.nodeset import nodes\nh = nodes('gpu[9-1]')\n",
+            2,
+            "is no range",
+        ),
         ("hosts = ['\xff']\n".encode("latin-1"), 1, "utf-8"),
         ("h = ['a']\0\n", None, "null bytes"),
         ("h = ['gpu1;reboot']\n", None, "group h: 'gpu1;reboot' is no host name"),
         ("h = ['-oX']\n", None, "group h: '-oX' is no host name: it begins with a dash"),
-        ("h = ['gpu[1-4]']\n", None, "expand a node set with nodeready.nodesets.nodes"),
+        ("h = ['gpu[1-4]']\n", None, "expand a node set with nodeready.inventory.nodeset.nodes"),
         ("h = ['']\n", None, "group h: '' is no host name"),
         ("h = ('a', 'b')\n", None, "h must be a list of hosts, or (hosts, data)"),
         ("h = ['a', 3]\n", None, "names no node"),
@@ -277,7 +281,7 @@ def test_local_is_selected_by_its_name(tmp_path: Path) -> None:
 def test_ten_thousand_nodes_have_their_groups_and_a_state(tmp_path: Path) -> None:
     path = tmp_path / "large.py"
     path.write_text(
-        "from nodeready.nodesets import nodes\n"
+        "from nodeready.inventory.nodeset import nodes\n"
         "h100 = nodes('gpu[00001-10000]')\nodd = nodes('gpu[00001-10000/2]')\n"
     )
     loaded = load(str(path), cwd=tmp_path)
@@ -306,7 +310,7 @@ def test_hosts_are_what_pyinfra_makes_them(tmp_path: Path) -> None:
 
 def test_loading_leaves_the_process_unpatched(tmp_path: Path) -> None:
     code = (
-        "from nodeready.inventory import load; load('gpu1')\n"
+        "from nodeready.inventory.load import load; load('gpu1')\n"
         "import gevent.monkey, sys\n"
         "sys.exit(gevent.monkey.is_module_patched('socket') or 'pyinfra_cli' in sys.modules)\n"
     )

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nodeready.nodesets import MAX_NODES, NodeSetError, expand, fold, split
+from nodeready.inventory.nodeset import MAX_NODES, NodeSetError, expand, fold, split
 
 
 @pytest.mark.parametrize(

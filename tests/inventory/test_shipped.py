@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.inventory import InventoryError, load, names
+from nodeready.inventory.load import InventoryError, load, names
 from nodeready.policy import Policy
 from nodeready.policy.load import check_settings
 
@@ -110,7 +110,9 @@ def test_a_failure_is_one_line_without_a_traceback(
 
 
 def test_a_bad_node_set_in_an_inventory_is_one_line_under_pyinfra(tmp_path: Path) -> None:
-    (tmp_path / "x.py").write_text("from nodeready.nodesets import nodes\nh = nodes('g[2-1]')\n")
+    (tmp_path / "x.py").write_text(
+        "from nodeready.inventory.nodeset import nodes\nh = nodes('g[2-1]')\n"
+    )
     said = pyinfra(tmp_path, "x.py")
     assert said.returncode == 1
     assert said.stderr.splitlines()[-1].endswith(

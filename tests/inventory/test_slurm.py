@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready import slurm
+from nodeready.inventory import slurm
 
 # sinfo -a -h -N -o "%N %R": one line per node and partition, in an order that varies.
 SINFO = """\

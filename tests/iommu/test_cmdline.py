@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.probes import cmdline
-from nodeready.probes.base import Line
+from nodeready.subjects.base import Line
+from nodeready.subjects.iommu import facts as cmdline
 
 
 @pytest.mark.parametrize(

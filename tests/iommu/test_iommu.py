@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 
-from nodeready.actions import RemoveFile, Run, WriteFile
-from nodeready.checks import iommu as checks
+from nodeready.deploy.actions import RemoveFile, Run, WriteFile
 from nodeready.operations.iommu import args as step
 from nodeready.operations.iommu import grub_piece
 from nodeready.policy import Policy
-from nodeready.probes import iommu as probe
-from nodeready.probes.base import Line, Output, ProbeError
-from nodeready.probes.iommu import Entry, Iommu
-from nodeready.snapshot import Snapshot
+from nodeready.subjects.base import Line, Output, ProbeError
+from nodeready.subjects.iommu import checks
+from nodeready.subjects.iommu import facts as probe
+from nodeready.subjects.iommu.facts import Entry, Iommu
+from nodeready.subjects.snapshot import Snapshot
 from tests.helpers import judge_all
 
 UBUNTU = """device=0x74a1

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.checks.iommu import wanted
 from nodeready.lab import Node
 from nodeready.operations import iommu
 from nodeready.policy import Policy
-from nodeready.snapshot import judge
+from nodeready.subjects.iommu.checks import wanted
+from nodeready.subjects.snapshot import judge
 from tests.helpers import apply, observe, on, plan
 
 pytestmark = pytest.mark.lab

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.lab import Lab, LabError, Node, image, state
-from nodeready.lab.keys import new_key
+from nodeready.lab.image import new_key
 from nodeready.lab.profiles import PROFILES
 
 pytestmark = pytest.mark.lab

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, Node, down, freezer, network, processes, slurm, state
+from nodeready.lab import Lab, LabError, Node, boot, down, network, processes, slurm, state
 
 pytestmark = pytest.mark.lab
 
@@ -70,7 +70,7 @@ def nodeready(*words: str, **environment: str) -> Done:
 
 def groups(name: str) -> str:
     """The directories of a lab in the machine's freezer."""
-    script = f'mount -t cgroup -o freezer f /mnt && find "/mnt{freezer.group(name)}" -type d'
+    script = f'mount -t cgroup -o freezer f /mnt && find "/mnt{boot.freezer_group(name)}" -type d'
     argv = ["unshare", "--mount", "sh", "-c", script]
     return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
 
@@ -170,7 +170,7 @@ def test_a_dead_node_is_down_and_comes_back(slurm_lab: Lab, settings: Callable[.
 
 def test_a_frozen_job_dies_with_its_node(slurm_lab: Lab) -> None:
     node = slurm_lab.nodes[2]
-    if not freezer.group_of(node.pid):
+    if not boot.group_of(node.pid):
         pytest.skip("this machine's nodes have no freezer")
     batch = ["sbatch", "--parsable", "--no-requeue", "-o", "/dev/null", "-w", node.name]
     job = slurm_lab.slurm_run(*batch, "--wrap", "sleep 1234").stdout.strip()

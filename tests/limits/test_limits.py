@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.actions import RemoveFile, Run, WriteFile
-from nodeready.checks import limits as checks
+from nodeready.deploy.actions import RemoveFile, Run, WriteFile
 from nodeready.operations import limits as steps
 from nodeready.policy import Policy
-from nodeready.probes import limits, pam_limits
-from nodeready.probes.base import Output, ProbeError, file_lines
-from nodeready.probes.limits import Limits
-from nodeready.results import Result
-from nodeready.snapshot import Snapshot
+from nodeready.subjects.base import Output, ProbeError, file_lines
+from nodeready.subjects.limits import checks
+from nodeready.subjects.limits import facts as limits
+from nodeready.subjects.limits.facts import Limits
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import Snapshot
 from tests.helpers import judge_all
 
 CONF = "/etc/security/limits.conf"
@@ -317,7 +317,7 @@ def test_hostile_lines_stay_data() -> None:
     assert [entry.where for entry in seen.pam.entries] == [
         f"{CONF}:2", f"{CONF}:4", f"{CONF}:4", f"{CONF}:5", f"{CONF}:5",
     ]  # fmt: skip
-    assert max(entry.value for entry in seen.pam.entries) == pam_limits.UNLIMITED
+    assert max(entry.value for entry in seen.pam.entries) == limits.UNLIMITED
     change = steps.logins.plan(Snapshot({"limits": seen}), POLICY)
     assert change is not None
     assert "rm" not in change.diff()
@@ -325,6 +325,6 @@ def test_hostile_lines_stay_data() -> None:
 
 def test_bytes_that_are_no_text_cost_nothing() -> None:
     raw = f"{CONF}:1:# caf\udce9\n{CONF}:2:* hard core 0 \udcff\n"
-    entry = pam_limits.parse(file_lines(raw)).effective("*", "hard", "core")
+    entry = limits.parse_pam_limits(file_lines(raw)).effective("*", "hard", "core")
     assert entry is not None
     assert entry.value == 0

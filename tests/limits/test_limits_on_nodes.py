@@ -9,7 +9,7 @@ import pytest
 from nodeready.lab import Node
 from nodeready.operations import limits as steps
 from nodeready.policy import Policy
-from nodeready.snapshot import judge
+from nodeready.subjects.snapshot import judge
 from tests.helpers import apply, observe, on, plan
 
 pytestmark = pytest.mark.lab

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from nodeready import bundle
 from nodeready.lab import Node
 from nodeready.policy.load import make_policy
+from nodeready.transport import bundle
 
 Done = subprocess.CompletedProcess[str]
 

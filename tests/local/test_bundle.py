@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import bundle, imports
+from nodeready.node import payload
 from nodeready.policy import Policy
 from nodeready.policy.load import make_policy
+from nodeready.transport import bundle
 from tests.helpers import nodeready
 
 ROOT = Path(__file__).parents[2]
@@ -48,11 +49,11 @@ def test_nothing_is_missing_and_nothing_of_the_control_machine_is_in_it(bundle_f
     assert names == sorted(names)
     inside = {name[:-3].replace("/", ".").removesuffix(".__init__") for name in sources}
     for name, source in sources.items():
-        for found in imports.imports(source):
+        for found in payload.imports(source):
             first = found.partition(".")[0]
             if first != "nodeready":
                 assert first in sys.stdlib_module_names, f"{name} imports {found}"
-            elif found not in bundle._LEFT_OUT and imports._file(found) is not None:
+            elif found not in bundle._LEFT_OUT and payload._file(found) is not None:
                 assert found in inside, f"{name} imports {found}"
     outside = ("cli", "lab", "operations", "inventory", "nodesets")
     assert not {name for name in inside if name.split(".")[1:2] and name.split(".")[1] in outside}

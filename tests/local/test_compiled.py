@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.local import compiled
+from nodeready.healthcheck import compiled
 
 _MAKE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.local import compiled; "
+    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import compiled; "
     "compiled.main(*sys.argv[1:])"
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.local import policy_file
+from nodeready.healthcheck import policy_file
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.local import verdict
-from nodeready.local.verdict import Verdict
+from nodeready.healthcheck import verdict
+from nodeready.healthcheck.verdict import Verdict
 
 GOOD = Verdict(1000.0, "boot", "policy", True)
 BAD = Verdict(1000.0, "boot", "policy", False, ("gpus.present: 7",))

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nodeready.checks import nics as checks
 from nodeready.policy import Policy
-from nodeready.probes import nics
-from nodeready.probes.base import Output
-from nodeready.probes.counters import Counters
-from nodeready.probes.nics import Nics
+from nodeready.subjects.base import Counters, Output
+from nodeready.subjects.nics import checks
+from nodeready.subjects.nics import facts as nics
+from nodeready.subjects.nics.facts import Nics
 from tests.helpers import judge_all
 
 POLICY = Policy()

@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from nodeready.nccl import socket_ifname
-from nodeready.plain import plain
-from nodeready.probes import nics
-from nodeready.probes.base import Output, ProbeError
-from nodeready.probes.counters import Counters
+from nodeready.audit.document import plain
+from nodeready.ready.job_env import socket_ifname
+from nodeready.subjects.base import Counters, Output, ProbeError
+from nodeready.subjects.nics import facts as nics
 from tests.nics.made import (
     BOND,
     POLICY,

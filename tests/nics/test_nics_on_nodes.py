@@ -9,9 +9,9 @@ import pytest
 
 from nodeready.lab import Lab, Node
 from nodeready.policy import Policy
-from nodeready.probes import nics
-from nodeready.probes.nics import Nics
-from nodeready.snapshot import judge
+from nodeready.subjects.nics import facts as nics
+from nodeready.subjects.nics.facts import Nics
+from nodeready.subjects.snapshot import judge
 from tests.helpers import observe, on
 
 pytestmark = pytest.mark.lab

@@ -6,23 +6,11 @@ import ipaddress
 
 import pytest
 
-from nodeready.nccl import socket_ifname
-from nodeready.probes import nics, routes
-from nodeready.probes.base import Output
-from tests.nics.made import (
-    BMC,
-    CNI,
-    POLICY,
-    PORT,
-    UP,
-    gpu_node,
-    node,
-    proc,
-    text,
-    v4,
-    v6,
-    wrong,
-)
+from nodeready.ready.job_env import socket_ifname
+from nodeready.subjects.base import Output
+from nodeready.subjects.nics import facts as nics
+from nodeready.subjects.nics import routes
+from tests.nics.made import BMC, CNI, POLICY, PORT, UP, gpu_node, node, proc, text, v4, v6, wrong
 
 PEERS = (
     "10.1.0.7",

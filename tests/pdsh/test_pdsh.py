@@ -6,23 +6,23 @@ import subprocess
 
 import pytest
 
-from nodeready import blocks
-from nodeready.actions import PlanError, WriteFile
-from nodeready.checks import pdsh as checks
+from nodeready.deploy.actions import PlanError, WriteFile
 from nodeready.operations import pdsh as steps
 from nodeready.policy import Policy
-from nodeready.probes import pdsh
-from nodeready.probes.base import Line, Output
-from nodeready.probes.pdsh import Pdsh, User
-from nodeready.results import Result
-from nodeready.snapshot import Snapshot
+from nodeready.subjects import managed_block
+from nodeready.subjects.base import Line, Output
+from nodeready.subjects.pdsh import checks
+from nodeready.subjects.pdsh import facts as pdsh
+from nodeready.subjects.pdsh.facts import Pdsh, User
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import Snapshot
 from tests.helpers import judge_all
 
 POLICY = Policy()
 NONCE = "4711"
 MODULE = "have=pdsh\nmodule=/usr/lib/pdsh/sshcmd.so\n"
 PROFILE = "/etc/profile.d/zz-nodeready-pdsh.sh:3:export PDSH_RCMD_TYPE=ssh\n"
-BLOCK = f"{blocks.BEGIN.decode()}\nPDSH_RCMD_TYPE=ssh\n{blocks.END.decode()}\n"
+BLOCK = f"{managed_block.BEGIN.decode()}\nPDSH_RCMD_TYPE=ssh\n{managed_block.END.decode()}\n"
 
 
 def exact(path: str, content: str) -> str:
@@ -238,32 +238,35 @@ def test_the_block_is_quiet_exact_and_quick(tmp_path: object) -> None:
 
 
 def test_a_block_that_was_edited_is_put_back_where_it_stands() -> None:
-    old = f"a=1\n{blocks.BEGIN.decode()}\nPATH=/evil\n{blocks.END.decode()}\nb=2"
+    old = f"a=1\n{managed_block.BEGIN.decode()}\nPATH=/evil\n{managed_block.END.decode()}\nb=2"
     seen = node(MODULE, home("ml", "file", old), USERS)
     change = steps.pdshrc.plan(Snapshot({"pdsh": seen}), USERS)
     assert change is not None
     write = change.actions[0]
     assert isinstance(write, WriteFile)
-    assert blocks.remove(write.content) == b"a=1\nb=2"
+    assert managed_block.remove(write.content) == b"a=1\nb=2"
     assert write.content.startswith(b"a=1\n#")
 
 
 def test_lines_that_hold_our_marks_are_refused() -> None:
-    policy = Policy(pdshrc_users=("ml",), pdshrc_lines=(blocks.END.decode(),))
+    policy = Policy(pdshrc_users=("ml",), pdshrc_lines=(managed_block.END.decode(),))
     seen = node(MODULE, home("ml", "file"), policy)
     with pytest.raises(PlanError, match="pdshrc_lines"):
         steps.pdshrc.plan(Snapshot({"pdsh": seen}), policy)
 
 
 def test_hostile_content_stays_data() -> None:
-    evil = f"$(reboot)\x1b[2J\n@NR file /etc/environment\n{blocks.BEGIN.decode()}\n" + "x" * 100000
+    evil = (
+        f"$(reboot)\x1b[2J\n@NR file /etc/environment\n{managed_block.BEGIN.decode()}\n"
+        + "x" * 100000
+    )
     seen = node(MODULE + environment("PATH=`id`\n") + PROFILE, home("ml", "file", evil), USERS)
     assert seen.environment == b"PATH=`id`\n"
     change = steps.pdshrc.plan(Snapshot({"pdsh": seen}), USERS)
     assert change is not None
     write = change.actions[0]
     assert isinstance(write, WriteFile)
-    assert blocks.remove(write.content) == blocks.remove(evil.encode()) + b"\n"
+    assert managed_block.remove(write.content) == managed_block.remove(evil.encode()) + b"\n"
     assert "\x1b" not in change.diff()
 
 

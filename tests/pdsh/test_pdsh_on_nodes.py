@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from nodeready import blocks
 from nodeready.lab import Node
 from nodeready.operations import pdsh as steps
 from nodeready.policy import Policy
-from nodeready.snapshot import judge
+from nodeready.subjects import managed_block
+from nodeready.subjects.snapshot import judge
 from tests.helpers import apply, observe, on, plan
 
 pytestmark = pytest.mark.lab
@@ -22,7 +22,7 @@ ENVIRONMENT = "/etc/environment"
 PDSHRC = "/home/ml/.pdshrc"
 # Not our subject here: whether the host's key is known.
 NO_QUESTION = "export PDSH_SSH_ARGS_APPEND='-oStrictHostKeyChecking=no -oBatchMode=yes';"
-BLOCK = blocks.put(b"", b"PDSH_RCMD_TYPE=ssh\n", "end")
+BLOCK = managed_block.put(b"", b"PDSH_RCMD_TYPE=ssh\n", "end")
 
 
 def statuses(node: Node, policy: Policy = POLICY) -> dict[str, str]:
@@ -152,7 +152,7 @@ def test_a_users_own_pdshrc_is_kept(
 
     content = reads(node, PDSHRC)
     newline = b"\n" if own and not own.endswith(b"\n") else b""
-    assert blocks.remove(content) == (own or b"") + newline
+    assert managed_block.remove(content) == (own or b"") + newline
     file = node.testinfra().file(PDSHRC)
     assert (file.user, file.mode) == ("ml", 0o644 if own is None else 0o600)
     shown = node.run(f'. {PDSHRC}; . {PDSHRC}; echo "$JOB $PATH"', user="ml")

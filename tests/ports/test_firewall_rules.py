@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.probes import firewall
-from nodeready.probes.base import Output
-from nodeready.probes.firewall import Firewall
+from nodeready.subjects.base import Output
+from nodeready.subjects.ports import firewall
+from nodeready.subjects.ports.firewall import Firewall
 
 DATA = Path(__file__).parent / "data"
 POLICY = Policy()

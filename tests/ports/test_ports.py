@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.checks import ports as checks
 from nodeready.policy import Policy
-from nodeready.probes import ports
-from nodeready.probes.base import Output, ProbeError
-from nodeready.probes.ports import Ports
-from nodeready.results import Result
+from nodeready.subjects.base import Output, ProbeError
+from nodeready.subjects.ports import checks
+from nodeready.subjects.ports import facts as ports
+from nodeready.subjects.ports.facts import Ports
+from nodeready.subjects.result import Result
 from tests.helpers import judge_all
 
 POLICY = Policy()

@@ -10,8 +10,8 @@ import pytest
 
 from nodeready.lab import Node
 from nodeready.policy import Policy
-from nodeready.results import Result
-from nodeready.snapshot import judge
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import judge
 from tests.helpers import observe, on
 
 pytestmark = pytest.mark.lab

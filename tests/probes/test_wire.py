@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from nodeready import shell, snapshot
+from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.probes import script as wire
-from nodeready.probes.base import Line, ProbeError, Section, Unknown, file_lines
-from nodeready.probes.script import make_script, parse_answer
+from nodeready.subjects import snapshot
+from nodeready.subjects.base import Line, ProbeError, Section, Unknown, file_lines
+from nodeready.subjects.snapshot import make_script, parse_answer
 
 NONCE = "0123456789abcdef"
 SHELLS = (["dash", "-c"], ["busybox", "sh", "-c"], ["bash", "-c"])
@@ -68,7 +68,7 @@ def test_sections_come_back_whole_and_each_fails_alone(runner):
 def test_no_section_of_ours_needs_a_shell_of_its_own(runner):
     """All run in one; each would run once more if one of them ended that shell."""
     chosen = snapshot.sections(snapshot.probes())
-    body = wire._unpack(run(list(chosen), runner), NONCE).decode("utf-8", "surrogateescape")
+    body = snapshot._unpack(run(list(chosen), runner), NONCE).decode("utf-8", "surrogateescape")
     names = [line.split()[2] for line in body.splitlines() if line.startswith(f"@{NONCE} begin")]
     assert sorted(names) == sorted(section.name for section in chosen)
 

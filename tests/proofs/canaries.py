@@ -5,19 +5,21 @@ from __future__ import annotations
 import platform
 import secrets
 
-from nodeready import py_spy, shell
-from nodeready.checks import proof
+from nodeready import shell
+from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node
+from nodeready.node.proofs import config as source
+from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
-from nodeready.proofs import proved, source
-from nodeready.proofs.config import Config
-from nodeready.proofs.proved import Proved
-from nodeready.proofs.seen import (
+from nodeready.subjects.proof import checks as proof
+from nodeready.subjects.proof import facts as proved
+from nodeready.subjects.proof.facts import (
     Attach,
     Attempt,
     Control,
     Guards,
     Limit,
+    Proved,
     SessionLimits,
     Tracers,
     User,
@@ -46,7 +48,7 @@ WELL = Proved(
 
 def put_py_spy(node: Node) -> None:
     """The real one, as a deploy puts it."""
-    node.write(SPY, py_spy.binary(Policy().py_spy_version, platform.machine()), mode=0o755)
+    node.write(SPY, py_spy_binary.binary(Policy().py_spy_version, platform.machine()), mode=0o755)
 
 
 def configured(user="ml", limit_s=40, wanted=("limits", "attach", "tracers")) -> Config:

@@ -15,13 +15,13 @@ import json
 import sys
 import time
 
-from nodeready import fleet, inventory, meshing
-from nodeready.checks import proof_mesh
-from nodeready.cli.interrupt import hear
+from nodeready.cli.exits import hear
+from nodeready.inventory import load as inventory
 from nodeready.policy import Policy
-from nodeready.proofs.mesh_seen import Mesh
-from nodeready.proofs.proved import Proved
-from nodeready.proofs.seen import User
+from nodeready.ready import mesh_run
+from nodeready.subjects import context as fleet
+from nodeready.subjects.proof import reach
+from nodeready.subjects.proof.facts import Mesh, Proved, User
 from nodeready.transport.base import collect
 from nodeready.transport.look import look
 from nodeready.transport.ssh import Fleet
@@ -31,7 +31,7 @@ assert patch
 runs = []
 
 
-class Kept(meshing._Run):
+class Kept(mesh_run._Run):
     """The run, kept to be counted; how many connections each node's listeners took."""
 
     def __init__(self, *given):
@@ -50,7 +50,7 @@ class Kept(meshing._Run):
         return data
 
 
-meshing._Run = Kept
+mesh_run._Run = Kept
 
 
 def main(path, first, last, seconds, *how):
@@ -64,13 +64,13 @@ def main(path, first, last, seconds, *how):
         began = time.monotonic()
         ports = int(first), int(last)
         deadline = began + float(seconds)
-        seen = meshing.run(carrier, nodes, ports, deadline, full="full" in how)
+        seen = mesh_run.run(carrier, nodes, ports, deadline, full="full" in how)
         seconds = round(time.monotonic() - began, 2)
     run = runs[0]
     results = {}
     for name, one in seen.items():
         proved = Proved(User("root", 0, False, ""), mesh=one)
-        checks = (proof_mesh.ports, proof_mesh.mesh)
+        checks = (reach.ports, reach.mesh)
         results[name] = {
             found.check: [found.status, found.actual]
             for found in (check(proved, Policy(port_range=ports)) for check in checks)

@@ -7,11 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.checks import proof
 from nodeready.policy import Policy
-from nodeready.probes.base import Unknown
-from nodeready.proofs.proved import UNFINISHED, Proved
-from nodeready.proofs.seen import NO_START, Attempt, Control, Guards, User
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.proof import checks as proof
+from nodeready.subjects.proof.facts import (
+    NO_START,
+    UNFINISHED,
+    Attempt,
+    Control,
+    Guards,
+    Proved,
+    User,
+)
 from tests.command import wait_for, written
 from tests.proofs.canaries import (
     AS_ROOT,

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from nodeready.blame import Attempt, Finding, attribute
-from nodeready.pattern import full, ring_and_skips, rounds
+from nodeready.ready.localize import Attempt, Finding, attribute
+from nodeready.ready.mesh import full, ring_and_skips, rounds
 
 
 def tried(count, fails, offsets=full, what="29500", cause="dropped"):

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.checks import proof_core
+from nodeready.node.proofs import config as source
+from nodeready.node.proofs import core
+from nodeready.node.proofs.config import Config
+from nodeready.node.proofs.core import Mark, Scene
+from nodeready.node.runtime import Own
 from nodeready.policy import Policy
-from nodeready.probes.base import Unknown
-from nodeready.proofs import core, core_file, core_pattern, proved, source, wire
-from nodeready.proofs.config import Config
-from nodeready.proofs.core_file import Mark
-from nodeready.proofs.core_scene import Scene
-from nodeready.proofs.own import Own
-from nodeready.proofs.proved import Proved
-from nodeready.proofs.seen import Core, Directory, Limit, SessionLimits, User
+from nodeready.subjects import wire
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.proof import checks as proof_core
+from nodeready.subjects.proof import facts as proved
+from nodeready.subjects.proof.facts import Core, Directory, Limit, Proved, SessionLimits, User
 
 WANT = Policy()
 SYSTEMD = Policy(core_handler="systemd-coredump")
@@ -47,7 +48,7 @@ VALUES = {
     ],
 )
 def test_a_pattern_is_expanded_as_the_kernel_does(pattern: str, path: str) -> None:
-    assert core_pattern.expand(pattern, VALUES) == path
+    assert core.expand(pattern, VALUES) == path
 
 
 @pytest.mark.parametrize(
@@ -55,14 +56,14 @@ def test_a_pattern_is_expanded_as_the_kernel_does(pattern: str, path: str) -> No
     [("core", "core.42"), ("core.%p", "core.42"), ("core.%P", "core.42.42"), ("%%p", "%p.42")],
 )
 def test_core_uses_pid_counts_where_there_is_no_p(pattern: str, name: str) -> None:
-    assert core_pattern.expand(pattern, VALUES, uses_pid=True) == name
+    assert core.expand(pattern, VALUES, uses_pid=True) == name
 
 
 @pytest.mark.parametrize(
     ("name", "safe"), [("a/b", "a!b"), ("..", "!."), (".", "!"), ("", "!"), ("...", "...")]
 )
 def test_a_name_leads_into_no_other_directory(name: str, safe: str) -> None:
-    assert core_pattern.expand("/c/%e", {"e": name}) == f"/c/{safe}"
+    assert core.expand("/c/%e", {"e": name}) == f"/c/{safe}"
 
 
 @pytest.mark.parametrize(
@@ -77,18 +78,18 @@ def test_a_name_leads_into_no_other_directory(name: str, safe: str) -> None:
     ],
 )
 def test_a_handler_is_named(pattern: str, program: str) -> None:
-    assert core_pattern.program(pattern) == program
+    assert core.program(pattern) == program
 
 
 def test_an_unknown_number_is_only_ever_a_number(tmp_path) -> None:
     for name in ("core.17.n1", "core.x.n1", "core.17.n1.old", "core..n1"):
         (tmp_path / name).write_text("")
-    path = core_pattern.expand(f"{tmp_path}/core.%P.%h", {"h": "n1"})
-    found = sorted(os.path.basename(one) for one in core_pattern.existing(path))
+    path = core.expand(f"{tmp_path}/core.%P.%h", {"h": "n1"})
+    found = sorted(os.path.basename(one) for one in core.existing(path))
     assert found == ["core..n1", "core.17.n1"]
-    assert core_pattern.shown(path) == f"{tmp_path}/core.*.n1"
-    hostile = core_pattern.expand(f"{tmp_path}/core.%P.%h", {"h": "*"})
-    assert list(core_pattern.existing(hostile)) == []
+    assert core.pattern_shown(path) == f"{tmp_path}/core.*.n1"
+    hostile = core.expand(f"{tmp_path}/core.%P.%h", {"h": "*"})
+    assert list(core.existing(hostile)) == []
 
 
 def elf(*ends: int, kind: bytes = b"\x02\x01") -> bytes:
@@ -115,7 +116,7 @@ def elf(*ends: int, kind: bytes = b"\x02\x01") -> bytes:
     ],
 )
 def test_a_cores_headers_tell_its_size(head: bytes, size: int | None) -> None:
-    assert core_file.whole_bytes(head) == size
+    assert core.whole_bytes(head) == size
 
 
 def test_only_our_own_file_is_taken_and_removed(tmp_path) -> None:
@@ -126,28 +127,28 @@ def test_only_our_own_file_is_taken_and_removed(tmp_path) -> None:
     (tmp_path / "link").symlink_to(ours)
     os.mkfifo(tmp_path / "pipe")
 
-    assert core_file.look(str(others), mark, named=False) is None
+    assert core.look(str(others), mark, named=False) is None
     for name in ("link", "pipe", "nothing", "."):
-        assert core_file.look(str(tmp_path / name), mark, named=True) is None
-    assert core_file.look(str(ours), replace(mark, uid=mark.uid + 1), named=True) is None
+        assert core.look(str(tmp_path / name), mark, named=True) is None
+    assert core.look(str(ours), replace(mark, uid=mark.uid + 1), named=True) is None
     # An empty one with our number is ours, unless it was there before.
     others.write_bytes(b"")
-    assert core_file.look(str(others), mark, named=True) is not None
-    assert core_file.look(str(others), replace(mark, since=time.time() + 60), named=True) is None
+    assert core.look(str(others), mark, named=True) is not None
+    assert core.look(str(others), replace(mark, since=time.time() + 60), named=True) is None
 
-    found = core_file.look(str(ours), mark, named=False)
+    found = core.look(str(ours), mark, named=False)
     assert found is not None
     assert found.whole_bytes == 4096
     ours.rename(tmp_path / "moved")
     ours.write_text("another one by now")
-    assert core_file.remove(found) == ""
+    assert core.remove(found) == ""
     assert ours.read_text() == "another one by now"
     (tmp_path / "moved").rename(ours)
-    assert core_file.remove(found) == ""
+    assert core.remove(found) == ""
     assert not ours.exists()
-    assert core_file.remove(found) == ""
+    assert core.remove(found) == ""
     os.link(others, tmp_path / "second")
-    assert core_file.look(str(others), mark, named=True) is None
+    assert core.look(str(others), mark, named=True) is None
 
 
 PLACE = Directory("/var/crash", mode=0o1777, writable=True, free_bytes=2**30, free_files=1000)

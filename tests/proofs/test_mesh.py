@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.checks import proof_mesh
-from nodeready.mesh import Rounds, chosen
+from nodeready.node.proofs.mesh import Listening, Round, Try, own_addresses
 from nodeready.policy import Policy
-from nodeready.probes.base import Unknown
-from nodeready.proofs.mesh import Listening, Round, Try, own_addresses
-from nodeready.proofs.mesh_seen import Blocked, Busy, Mesh
-from nodeready.proofs.proved import Proved
-from nodeready.proofs.seen import User
+from nodeready.ready.mesh import Rounds, chosen
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.proof import reach
+from nodeready.subjects.proof.facts import Blocked, Busy, Mesh, Proved, User
 
 SPAN = (29500, 29502)
 PORTS = (29500, 29501, 29502)
@@ -260,7 +258,7 @@ def judged(check, seen):
     ],
 )
 def test_how_the_mesh_is_judged(seen, expected):
-    assert judged(proof_mesh.mesh, seen) == expected
+    assert judged(reach.mesh, seen) == expected
 
 
 @pytest.mark.parametrize(
@@ -280,4 +278,4 @@ def test_how_the_mesh_is_judged(seen, expected):
     ],
 )
 def test_how_the_ports_are_judged(seen, expected):
-    assert judged(proof_mesh.ports, seen) == expected
+    assert judged(reach.ports, seen) == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.pattern import full, peers_of, ring_and_skips, rounds
+from nodeready.ready.mesh import full, peers_of, ring_and_skips, rounds
 
 COUNTS = [0, 1, 2, 3, 4, 5, 8, 9, 1000]
 

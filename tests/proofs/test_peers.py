@@ -7,15 +7,15 @@ import threading
 
 import pytest
 
-from nodeready import reaching
-from nodeready.checks import proof_reach
-from nodeready.pattern import peers_of, ring_and_skips
+from nodeready.node.proofs import config as source
+from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
-from nodeready.probes.base import Unknown
-from nodeready.proofs import proved, source
-from nodeready.proofs.config import Config
-from nodeready.proofs.proved import Proved
-from nodeready.proofs.seen import Peers, User
+from nodeready.ready import logins
+from nodeready.ready.mesh import peers_of, ring_and_skips
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.proof import facts as proved
+from nodeready.subjects.proof import reach as proof_reach
+from nodeready.subjects.proof.facts import Peers, Proved, User
 from tests.command import ours
 
 pytestmark = pytest.mark.lab
@@ -63,7 +63,7 @@ def judged(nodes, silent=()):
         thread.join()
     seen = {name: one.peers for name, one in found.items()}
     assert all(isinstance(one, Peers) for one in seen.values()), seen
-    reach = reaching.reach(seen)
+    reach = logins.reach(seen)
     results = {}
     for name in names:
         known = seen.get(name, Unknown("not asked"))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.checks.proof_reach import pdsh, ssh
-from nodeready.checks.ssh_causes import CAUSES, cause_of
-from nodeready.pattern import peers_of, ring_and_skips
 from nodeready.policy import Policy
-from nodeready.probes.base import Unknown
-from nodeready.proofs.proved import Proved
-from nodeready.proofs.seen import Answer, PdshRun, Peers, SshTry, User
-from nodeready.reaching import reach
-from nodeready.results import ADMIN, NODEREADY
+from nodeready.ready.logins import reach
+from nodeready.ready.mesh import peers_of, ring_and_skips
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.proof.facts import Answer, PdshRun, Peers, Proved, SshTry, User
+from nodeready.subjects.proof.reach import pdsh, ssh
+from nodeready.subjects.result import ADMIN, NODEREADY
+from nodeready.subjects.ssh_client.checks import CAUSES, cause_of
 
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready import imports
-from nodeready.checks import proof
+from nodeready.node import payload
 from nodeready.policy import Policy
-from nodeready.probes.base import Unknown
-from nodeready.proofs.proved import Proved
-from nodeready.proofs.seen import Limit, User
 from nodeready.shell import quote
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.proof import checks as proof
+from nodeready.subjects.proof.facts import Limit, Proved, User
 from tests.capture.targets import put_python
 from tests.command import written
 from tests.proofs.canaries import LIMITS, WELL, judged, prove, put_py_spy
@@ -175,11 +174,11 @@ def test_accounts(fresh_node, name):
 def test_who_called_sudo_is_found(fresh_node, options):
     """sudo takes the core limit away from what it runs: the session shall have the caller's."""
     fresh_node.write("/etc/sudoers.d/zz-test", f"Defaults {options}\n", mode=0o440)
-    for name, source in imports.closure(["nodeready.proofs.session"]).items():
-        file = "/__init__.py" if imports.is_package(name) else ".py"
+    for name, source in payload.closure(["nodeready.node.proofs.session"]).items():
+        file = "/__init__.py" if payload.is_package(name) else ".py"
         fresh_node.write(f"/opt/test/{name.replace('.', '/')}{file}", source)
     code = (
-        "import sys; sys.path.insert(0, '/opt/test'); from nodeready.proofs import session; "
+        "import sys; sys.path.insert(0, '/opt/test'); from nodeready.node.proofs import session; "
         "print(session._above_sudo())"
     )
     script = f"echo $$; sudo -n sh -c {quote(f'timeout 9 python3 -B -c {quote(code)}; :')}; :"

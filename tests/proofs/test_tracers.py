@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.proofs import attempt, tracers
-from nodeready.proofs.own import FRAME, Own, answers, status
-from nodeready.proofs.proved import UNFINISHED
+from nodeready.node.proofs import attach
+from nodeready.node.runtime import FRAME, Own, answers, status
+from nodeready.subjects.proof.facts import UNFINISHED
 from tests.command import wait_for, written
 from tests.proofs.canaries import GOOD, WELL, configured, judged, prove, put_py_spy, statuses
 
@@ -52,7 +52,7 @@ def test_what_the_time_cut_off_is_unknown():
 
 @pytest.mark.skipif(not shutil.which("gdb") or not shutil.which("strace"), reason="no gdb, strace")
 def test_both_leave_their_target_running(own):
-    seen = tracers.prove(own, configured())
+    seen = attach.prove_tracers(own, configured())
     for one in (seen.gdb, seen.strace):
         assert (one.good, one.answers, one.tracer, one.refused) == (True, True, 0, False), one
         assert one.state in ("R", "S")
@@ -91,7 +91,7 @@ def test_a_tool_that_leaves_its_session_is_ended_with_it(own):
 def test_what_was_started_ends_when_we_are_killed():
     mark = f"NODEREADY_TEST={secrets.token_hex(8)}"
     code = (
-        "import os, time; from nodeready.proofs.own import Own; own = Own('nodeready:test', 60);"
+        "import os, time; from nodeready.node.runtime import Own; own = Own('nodeready:test', 60);"
         f"own.start(['env', {mark!r}, 'sh', '-c', 'setsid sleep 300 & exec sleep 300']);"
         "own.canary(); print('began', flush=True); time.sleep(60)"
     )
@@ -131,7 +131,7 @@ def _marked(mark: str) -> list[str]:
 def test_what_the_tools_say_when_they_are_refused(own, err, refused):
     canary = own.canary()
     argv = ["sh", "-c", 'printf "%s\n" "$1" >&2; exit 1', "sh", err]
-    tried = attempt.attempt(own, canary, argv, 5, wrong=attempt.complaint)
+    tried = attach.attempt(own, canary, argv, 5, wrong=attach.complaint)
     assert (tried.refused, tried.good, tried.rc) == (refused, False, 1)
     assert tried.said.endswith(err.split("\n")[-1][-30:] or "exit status 1")
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from nodeready.probes.base import ProbeError, Unknown
-from nodeready.proofs import proved, wire
-from nodeready.proofs.proved import UNFINISHED
-from nodeready.proofs.seen import User
-from nodeready.proofs.session import Broken
+from nodeready.node.proofs.session import Broken
+from nodeready.subjects import wire
+from nodeready.subjects.base import ProbeError, Unknown
+from nodeready.subjects.proof import facts as proved
+from nodeready.subjects.proof.facts import UNFINISHED, User
 from tests.proofs.canaries import LIMITS, WELL, configured
 
 NONCE = "nodeready-0123"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.checks import ptrace as checks
 from nodeready.operations import ptrace as operation
 from nodeready.policy import Policy
-from nodeready.probes import ptrace, sysctl
-from nodeready.probes.base import Output, ProbeError
-from nodeready.snapshot import Snapshot
+from nodeready.subjects import sysctl
+from nodeready.subjects.base import Output, ProbeError
+from nodeready.subjects.ptrace import checks
+from nodeready.subjects.ptrace import facts as ptrace
+from nodeready.subjects.snapshot import Snapshot
 from tests.helpers import apply, judge_all, observe, on, plan
 
 WANT = Policy()

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.lab.infiniband import CLASS, Device, a100, h100, mi300x, tree
-from nodeready.nccl_hca import ib_hca, variable
+from nodeready.lab.hardware import IB_CLASS, Device, a100, h100, ib_tree, mi300x
 from nodeready.policy import Policy
-from nodeready.probes import rdma
-from nodeready.probes.base import Output
-from nodeready.probes.nic import Nic
-from nodeready.probes.nics import Nics
-from nodeready.probes.rdma import Rdma
+from nodeready.ready.job_env import ib_hca, variable
+from nodeready.subjects.base import Output
+from nodeready.subjects.nics.facts import Nics
+from nodeready.subjects.nics.nic import Nic
+from nodeready.subjects.rdma import facts as rdma
+from nodeready.subjects.rdma.facts import Rdma
 
 
 def node(devices: tuple[Device, ...]) -> Rdma:
     text = "".join(
-        f"{CLASS}/{path}:{line}\n"
-        for path, content in tree(devices).items()
+        f"{IB_CLASS}/{path}:{line}\n"
+        for path, content in ib_tree(devices).items()
         for line in content.splitlines()
     )
     seen: Rdma = rdma.parse({"rdma": Output(text, 0)}, Policy())

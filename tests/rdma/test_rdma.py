@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from nodeready.checks import rdma as checks
-from nodeready.lab.infiniband import CLASS, Device, a100, h100, mi300x, tree
+from nodeready.lab.hardware import IB_CLASS, Device, a100, h100, ib_tree, mi300x
 from nodeready.policy import Policy
 from nodeready.policy.load import make_policy
-from nodeready.probes import rdma
-from nodeready.probes.base import Output, ProbeError
-from nodeready.probes.counters import Counters
-from nodeready.probes.rdma import Rdma
-from nodeready.results import Result
+from nodeready.subjects.base import Counters, Output, ProbeError
+from nodeready.subjects.rdma import checks
+from nodeready.subjects.rdma import facts as rdma
+from nodeready.subjects.rdma.facts import Rdma
+from nodeready.subjects.result import Result
 from tests.helpers import judge_all
 
 POLICY = Policy()
@@ -28,7 +27,7 @@ OFF = {**DOWN, "phys_state": "3: Disabled"}
 RECORDED = Path(__file__).parents[2] / ".." / "shared" / "samples" / "sysfs"
 
 
-def printed(files: Mapping[str, str], root: str = CLASS) -> str:
+def printed(files: Mapping[str, str], root: str = IB_CLASS) -> str:
     """What grep prints of a tree."""
     return "".join(
         f"{root}/{path}:{line}\n" for path, text in files.items() for line in text.splitlines()
@@ -41,7 +40,7 @@ def parsed(text: str) -> Rdma:
 
 
 def node(devices: tuple[Device, ...], **changes: Mapping[str, Any]) -> Rdma:
-    return parsed(printed(tree(devices, **changes)))
+    return parsed(printed(ib_tree(devices, **changes)))
 
 
 def judged(seen: Rdma, policy: Policy = POLICY) -> dict[str, Result]:
@@ -256,7 +255,7 @@ def test_slingshot() -> None:
 
 
 def test_software_and_idle_virtual_functions_are_not_judged() -> None:
-    files = tree(h100(), mlx5_7=DOWN)
+    files = ib_tree(h100(), mlx5_7=DOWN)
     soft = {"rxe0/ports/1/state": "1: DOWN\n", "rxe0/ports/1/link_layer": "Ethernet\n"}
     seen = parsed(printed({**files, **soft}) + "virtual=mlx5_7\n")
     assert seen.devices["rxe0"].kind == "software"
@@ -270,7 +269,7 @@ def test_an_adapter_without_a_device() -> None:
     assert lost["devices"].status == "fail"
     assert "0000:40:00.0 has no driver" in lost["devices"].actual
     assert {r.status for name, r in lost.items() if name != "devices"} == {"na"}
-    assert statuses(parsed(text + printed(tree(h100()))))["devices"] == "ok"
+    assert statuses(parsed(text + printed(ib_tree(h100()))))["devices"] == "ok"
 
 
 def test_nothing_there() -> None:
@@ -289,12 +288,12 @@ def test_what_nodes_share() -> None:
 
 
 HOSTILE = (
-    f"{CLASS}/:x\n{CLASS}/a:\n{CLASS}//ports/1/state:4: ACTIVE\n{CLASS}/b/ports/x/state:4\n"
-    f"{CLASS}/b/ports/1/counters/symbol_error:{'9' * 5000}\n"
-    f"{CLASS}/b/ports/1/lid:0x{'f' * 99}\n{CLASS}/b/ports/1/rate:{'1' * 5000}G\n"
-    f"{CLASS}/b/node_desc:\x1b[31m[bold]\x00\udcff\n{CLASS}/b/device/uevent:=\n"
-    f"{CLASS}/b/ports/1/gids/99999999999999999999999:fe80::1\n"
-    f"{CLASS}/b/ports/1/state:{':' * 9999}\n{CLASS}/b/device/net//operstate:up\n"
+    f"{IB_CLASS}/:x\n{IB_CLASS}/a:\n{IB_CLASS}//ports/1/state:4: ACTIVE\n{IB_CLASS}/b/ports/x/state:4\n"
+    f"{IB_CLASS}/b/ports/1/counters/symbol_error:{'9' * 5000}\n"
+    f"{IB_CLASS}/b/ports/1/lid:0x{'f' * 99}\n{IB_CLASS}/b/ports/1/rate:{'1' * 5000}G\n"
+    f"{IB_CLASS}/b/node_desc:\x1b[31m[bold]\x00\udcff\n{IB_CLASS}/b/device/uevent:=\n"
+    f"{IB_CLASS}/b/ports/1/gids/99999999999999999999999:fe80::1\n"
+    f"{IB_CLASS}/b/ports/1/state:{':' * 9999}\n{IB_CLASS}/b/device/net//operstate:up\n"
 )
 
 
@@ -321,7 +320,7 @@ def test_a_look_that_makes_no_sense(output: Output) -> None:
 
 
 def test_thousands_of_devices_are_cut() -> None:
-    text = "".join(f"{CLASS}/x{at}/ports/1/state:1: DOWN\n" for at in range(5000))
+    text = "".join(f"{IB_CLASS}/x{at}/ports/1/state:1: DOWN\n" for at in range(5000))
     assert len(parsed(text).devices) == rdma.MAX_DEVICES
 
 
@@ -334,7 +333,7 @@ def test_the_recorded_h100(tmp_path: Path) -> None:
     text = subprocess.run(
         ["grep", "-rasH", ""], cwd=tmp_path, capture_output=True, text=True, check=True
     ).stdout
-    seen = parsed("".join(f"{CLASS}/{line}\n" for line in text.splitlines()))
+    seen = parsed("".join(f"{IB_CLASS}/{line}\n" for line in text.splitlines()))
     assert len(seen.ports) == 9
     assert sorted(seen.nccl_ib_hca) == [f"mlx5_{at}" for at in (0, 1, 4, 5, 6, 7, 8, 9)]
     found = statuses(replace(seen, before=Counters(3600, rdma.counters(seen))))

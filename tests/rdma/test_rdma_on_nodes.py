@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from nodeready import history
+from nodeready.audit import history
 from nodeready.lab import Node
 from nodeready.policy import Policy
-from nodeready.probes.rdma import Rdma
-from nodeready.snapshot import Snapshot, judge
+from nodeready.subjects.rdma.facts import Rdma
+from nodeready.subjects.snapshot import Snapshot, judge
 from tests.helpers import observe, on
 
 pytestmark = pytest.mark.lab

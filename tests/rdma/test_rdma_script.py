@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab.infiniband import h100, mi300x, tree
+from nodeready.lab.hardware import h100, ib_tree, mi300x
 from nodeready.policy import Policy
-from nodeready.probes import rdma
-from nodeready.probes.base import Output
-from nodeready.probes.rdma import Rdma
+from nodeready.subjects.base import Output
+from nodeready.subjects.rdma import facts as rdma
+from nodeready.subjects.rdma.facts import Rdma
 
 SHELLS = [["dash"], ["busybox", "ash"], ["bash", "--posix"]]
 # Address -> class, vendor, device.
@@ -56,7 +56,7 @@ def look(shell: list[str], sys: Path) -> tuple[Rdma, str]:
 
 
 def test_it_reads_what_is_there(shell: list[str], tmp_path: Path) -> None:
-    devices = {f"class/infiniband/{path}": text for path, text in tree(h100()).items()}
+    devices = {f"class/infiniband/{path}": text for path, text in ib_tree(h100()).items()}
     make(tmp_path, devices)
     seen, _ = look(shell, tmp_path)
     text = "".join(
@@ -74,7 +74,7 @@ def test_it_reads_what_is_there(shell: list[str], tmp_path: Path) -> None:
 def test_gids_beyond_the_first_16_are_not_read(shell: list[str], tmp_path: Path) -> None:
     port = "class/infiniband/mlx5_0/ports/1"
     more = {f"{port}/gids/{at}": f"fe80::{at}\n" for at in range(20, 256)}
-    devices = {f"class/infiniband/{path}": text for path, text in tree(mi300x()).items()}
+    devices = {f"class/infiniband/{path}": text for path, text in ib_tree(mi300x()).items()}
     make(tmp_path, {**devices, **more})
     assert [gid.index for gid in look(shell, tmp_path)[0].ports["mlx5_0/1"].gids] == [0, 1, 2, 3]
 
@@ -86,7 +86,7 @@ def test_adapters_without_a_device_and_virtual_functions(shell: list[str], tmp_p
         for address, values in PCI.items()
         for name, value in zip(names, values, strict=True)
     }
-    one = tree(h100()[:2], mlx5_1={"pci_address": "0000:18:00.2"})
+    one = ib_tree(h100()[:2], mlx5_1={"pci_address": "0000:18:00.2"})
     make(tmp_path, {**pci, **{f"class/infiniband/{path}": text for path, text in one.items()}})
     (tmp_path / "class/infiniband/mlx5_1/device/physfn").mkdir()
     (tmp_path / "bus/pci/devices/0000:18:00.2/physfn").mkdir()

@@ -9,13 +9,13 @@ import jsonschema
 import pytest
 from referencing import Registry, Resource
 
-from nodeready import launch
+from nodeready.audit.document import Ready, slots
 from nodeready.cli.exits import ready_code
-from nodeready.ready import Ready, slots
+from nodeready.inventory import hostfile
 from nodeready.reports import json_report
 from nodeready.reports.registry import Options
 from nodeready.reports.table import show_ready
-from nodeready.results import fail, ok, unknown, warn
+from nodeready.subjects.result import fail, ok, unknown, warn
 from tests.reports.fleets import audit, lost, node, outcomes
 
 SCHEMAS = {
@@ -96,7 +96,7 @@ def test_json_is_as_its_schema_says(name):
     ],
 )
 def test_launchers_get_the_ready_nodes(form, ready, others, text):
-    assert launch.text(form, ready, others) == text
+    assert hostfile.text(form, ready, others) == text
 
 
 def test_a_node_without_gpus_has_one_slot():

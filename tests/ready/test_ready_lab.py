@@ -87,7 +87,7 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     assert any(reason.startswith("pdsh.") for reason in reasons[drifted.name]), reasons
     assert any("29503" in reason for reason in reasons[busy.name]), reasons
     assert "connection refused" in reasons[away.name][0]
-    from nodeready.nodesets import expand
+    from nodeready.inventory.nodeset import expand
 
     assert set(expand(hosts.read_text().strip())) == {drifted.name, busy.name, away.name}
     enough = tool(*words, "--nodes-needed", "1", "--hostfile-format", "list", "-q")

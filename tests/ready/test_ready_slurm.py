@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.nodesets import expand
+from nodeready.inventory.nodeset import expand
 from tests.command import ours
 
 pytestmark = pytest.mark.lab

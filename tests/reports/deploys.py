@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.actions import Change, Directory, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.actions import Change, Directory, RemoveFile, Run, Script, WriteFile
 from nodeready.deploy.document import Deploy, Node, Outcome
-from nodeready.planning import Plan
-from nodeready.results import Result, fail, ok, unknown
+from nodeready.deploy.plan import Plan
+from nodeready.subjects.result import Result, fail, ok, unknown
 from tests.reports.fleets import FINISHED, HOSTILE, SCOPE, STARTED
 
 NOTHING = Plan()

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from nodeready.audit import NOT_LOOKED_AT, Audit, NodeReport, Outlier
+from nodeready.audit.document import NOT_LOOKED_AT, Audit, NodeReport, Outlier
 from nodeready.policy import Policy
-from nodeready.probes.base import Unknown
-from nodeready.results import Result, fail, fixable, na, ok, unknown, warn
-from nodeready.snapshot import Snapshot
-from nodeready.waivers import waive
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
+from nodeready.subjects.snapshot import Snapshot, waive
 
 STARTED, FINISHED = "2030-01-02T03:04:05Z", "2030-01-02T03:04:17Z"
 DIGEST = "0123456789abcdef"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.stacks import Frame, Group, Rank, Stacks
+from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks
 from tests.reports.fleets import FINISHED, HOSTILE, STARTED
 
 LOOP = (

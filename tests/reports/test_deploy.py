@@ -13,7 +13,7 @@ import pytest
 
 from nodeready.exit_codes import deploy_code
 from nodeready.reports.registry import Options, find
-from nodeready.sanitise import sanitise
+from nodeready.text import sanitise
 from tests.reports.deploys import DEPLOYS, PTRACE, SCOPE, node
 
 GOLDEN = Path(__file__).parent / "golden_deploy"

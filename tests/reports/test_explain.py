@@ -6,18 +6,18 @@ from dataclasses import fields
 
 import pytest
 
-from nodeready import subjects
-from nodeready.checks.declare import Act, check
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
-from nodeready.results import fail, fixable, ok
-from nodeready.subjects import SUBJECTS, check_ids
+from nodeready.subjects import registry
+from nodeready.subjects.declare import Act, check
+from nodeready.subjects.registry import SUBJECTS, check_ids
+from nodeready.subjects.result import fail, fixable, ok
 from tests.helpers import nodeready
 
 
 @pytest.mark.parametrize("id", check_ids())
 def test_every_check_can_be_explained(id):
-    page = subjects.page(id)
+    page = registry.page(id)
     assert len(page.brief.split()) > 3
     assert "\n" not in page.brief
     assert {step.name for step in STEPS if id in step.fixes} == {page.fixed_by} - {""}
@@ -27,11 +27,11 @@ def test_every_check_can_be_explained(id):
 
 
 def test_who_repairs_and_what_decides_is_what_the_check_declares():
-    scope = subjects.page("ptrace.scope")
+    scope = registry.page("ptrace.scope")
     assert (scope.settings, scope.fixed_by) == (("ptrace_scope",), "ptrace.scope")
     assert Act("By a person", "reboot the node") in scope.acts
-    assert subjects.page("limits.core").settings[0] == "limit_core"
-    driver = subjects.page("nics.driver")
+    assert registry.page("limits.core").settings[0] == "limit_core"
+    driver = registry.page("nics.driver")
     assert [str(act) for act in driver.acts] == ["By a person: check which module is loaded"]
 
 
@@ -76,7 +76,7 @@ def asking(seen, want):
     [("ptrace.scop", "ptrace.scope"), ("ptrase.scope", "ptrace.scope"), ("limit", "limits")],
 )
 def test_a_misspelt_id_has_its_likely_meaning(word, meant):
-    assert subjects.meant(word) == meant
+    assert registry.meant(word) == meant
 
 
 def test_the_command_prints_a_check_and_a_subject_and_everything():

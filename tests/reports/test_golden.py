@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.audit import Audit
+from nodeready.audit.document import Audit
 from nodeready.cli.exits import audit_code, nagios_code
 from nodeready.reports import json_report, junit, nagios, prometheus
 from nodeready.reports.registry import Options

@@ -13,8 +13,8 @@ import click
 import pytest
 
 import nodeready.cli
-from nodeready import bundle
 from nodeready.reports.registry import FORMATS, Format, Options, find, names
+from nodeready.transport import bundle
 from tests.reports import stack_fleets
 from tests.reports.fleets import outcomes
 

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from nodeready.ready import Ready
+from nodeready.audit.document import Ready
 from nodeready.reports import schema
 from nodeready.reports.registry import FORMATS, Options, find
 from tests.cores.test_cores import FULL as CORES

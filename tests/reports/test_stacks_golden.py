@@ -17,8 +17,8 @@ import pytest
 from nodeready.reports import json_report
 from nodeready.reports.registry import Options, find
 from nodeready.reports.stacks_table import branches, show
-from nodeready.sanitise import sanitise
-from nodeready.stacks import Frame, Group, Rank, Stacks
+from nodeready.text import sanitise
+from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks
 from tests.reports.stack_fleets import FLEETS, job, stack, stages
 
 ROOT = Path(__file__).parents[2]

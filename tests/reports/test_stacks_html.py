@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import nodeready.reports
-from nodeready import bundle
 from nodeready.reports import stacks_html
 from nodeready.reports.stacks_html import part, shown
+from nodeready.transport import bundle
 from tests.reports.stack_fleets import FLEETS, stages
 
 STYLE, SCRIPT = part("page.css"), part("page.js")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeready.policy import Policy
-from nodeready.results import fail, fixable, ok, unknown, warn
-from nodeready.waivers import problems, reason, waive
+from nodeready.subjects.result import fail, fixable, ok, unknown, warn
+from nodeready.subjects.snapshot import problems, reason, waive
 
 WANT = replace(Policy(), waivers=(("limits.core", "batch nodes"), ("ptrace.scope", "ticket 4711")))
 IDS = ["ptrace.scope", "ptrace.selinux", "limits.core"]

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.known_hosts import fleet_lines
 from nodeready.lab import Node
 from nodeready.operations import ssh_client
 from nodeready.policy import Policy
-from nodeready.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.ssh_client.known_hosts import fleet_lines
 from tests.helpers import apply, observe, on, plan
 
 STEPS = (ssh_client.known_hosts, ssh_client.options, ssh_client.leftover)

@@ -7,12 +7,12 @@ import hashlib
 
 import pytest
 
-from nodeready import blocks
-from nodeready.known_hosts import READ_BLOCK, fleet_lines, read_block, unsent
 from nodeready.lab import Node
 from nodeready.policy import Policy
-from nodeready.probes.ssh_client import KNOWN_HOSTS, SENT_BYTES
-from nodeready.snapshot import judge
+from nodeready.subjects import managed_block
+from nodeready.subjects.snapshot import judge
+from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES
+from nodeready.subjects.ssh_client.known_hosts import READ_BLOCK, fleet_lines, read_block, unsent
 from tests.helpers import observe
 from tests.ssh_client.test_options import content, deploy, inside
 
@@ -54,7 +54,7 @@ def test_other_peoples_lines_stay(fresh_node: Node, others: bytes) -> None:
         deploy(node, want)
         last = len(want.ssh_known_hosts) - 1
         assert known(node, f"gpu{last:05}") == key(last)
-        rest = blocks.remove(content(node, KNOWN_HOSTS))
+        rest = managed_block.remove(content(node, KNOWN_HOSTS))
         assert rest in (others, others + b"\n")
     deploy(node, Policy(ssh_client_mode="no"))
     assert content(node, KNOWN_HOSTS) in (others, others + b"\n")

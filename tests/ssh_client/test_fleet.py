@@ -7,13 +7,26 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready import blocks
-from nodeready.checks.ssh_client import expected, known_hosts, leftover
-from nodeready.known_hosts import FURTHER, fleet_lines, parse_line, read_block, unsent
 from nodeready.policy import Policy
-from nodeready.probes.identity import Identity, clean_address, clean_key, clean_name
-from nodeready.probes.ssh_client import KnownHosts, SshClient, parse_known_hosts
-from nodeready.snapshot import Snapshot, nothing
+from nodeready.subjects import managed_block
+from nodeready.subjects.snapshot import Snapshot, nothing
+from nodeready.subjects.ssh_client.checks import expected, known_hosts, leftover
+from nodeready.subjects.ssh_client.facts import (
+    Identity,
+    KnownHosts,
+    SshClient,
+    clean_address,
+    clean_key,
+    clean_name,
+    parse_known_hosts,
+)
+from nodeready.subjects.ssh_client.known_hosts import (
+    FURTHER,
+    fleet_lines,
+    parse_line,
+    read_block,
+    unsent,
+)
 from tests.ssh_client.test_file import key
 
 A, B, C, NEW = key(1), key(2), key(3), key(99)
@@ -26,7 +39,7 @@ def node(
     known = KnownHosts()
     if block is not None:
         inner = "".join(f"{line}\n" for line in block).encode()
-        known = parse_known_hosts(blocks.put(b"", inner, "end"))
+        known = parse_known_hosts(managed_block.put(b"", inner, "end"))
     return Snapshot({"ssh_client": SshClient(True, None, identity, known, {}, {}, (), ())})
 
 
@@ -151,7 +164,7 @@ def test_blocks_that_were_fetched_count_like_those_that_came_along() -> None:
     assert alone == (f"gpu1,10.0.0.1 {A}",)
     assert unsent(nodes, alone) == {large.digest: "gpu1"}
     assert unsent(nodes, OLD) == {}
-    text = "\n".join([blocks.BEGIN.decode(), *OLD, blocks.END.decode()])
+    text = "\n".join([managed_block.BEGIN.decode(), *OLD, managed_block.END.decode()])
     fetched = {large.digest: read_block(f"Welcome!\n{text}\n", large.digest)}
     assert fleet_lines(nodes, blocks=fetched) == lines
     with pytest.raises(ValueError, match="changed"):

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from nodeready import blocks
 from nodeready.lab import Node
 from nodeready.operations import ssh_client
 from nodeready.policy import Policy
-from nodeready.results import Result
-from nodeready.snapshot import judge
+from nodeready.subjects import managed_block
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import judge
 from tests.helpers import Done, Runner, apply, observe, plan
 
 pytestmark = pytest.mark.lab
@@ -113,7 +113,7 @@ def test_ours_wins_and_the_rest_stays(
     for host in NOT_MEANT:
         # Nothing that follows ours has become part of it.
         assert now[host] == before[host]
-    assert blocks.remove(content(node, path)) == was
+    assert managed_block.remove(content(node, path)) == was
     there = node.enter(
         ["find", DROPIN, CONFIG, "-exec", "grep", "-l", "gpu", "{}", "+"], check=False
     )
@@ -138,7 +138,7 @@ def test_a_link_stays_a_link(fresh_node: Node) -> None:
     deploy(node, WANT)
     assert node.enter(["readlink", CONFIG]).stdout == "/srv/site/ssh_config\n"
     assert node.enter(["stat", "-c", "%a", "/srv/site/ssh_config"]).stdout == "640\n"
-    assert blocks.remove(content(node, "/srv/site/ssh_config")) == ASK.encode()
+    assert managed_block.remove(content(node, "/srv/site/ssh_config")) == ASK.encode()
 
 
 def test_a_missing_file_is_made_and_goes_again(fresh_node: Node) -> None:
@@ -170,7 +170,7 @@ def test_what_was_changed_by_hand_is_set_again(fresh_node: Node) -> None:
     node.write(CONFIG, ASK.encode() + content(node, CONFIG))
     assert options(node, WANT).fixable
     deploy(node, WANT)
-    assert content(node, CONFIG).count(blocks.BEGIN) == 1
+    assert content(node, CONFIG).count(managed_block.BEGIN) == 1
 
 
 def test_roots_own_file_is_named_and_left_alone(fresh_node: Node) -> None:

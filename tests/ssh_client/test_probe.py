@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.checks import ssh_client as checks
-from nodeready.checks.ssh_client import options
 from nodeready.lab import Node
 from nodeready.policy import Policy
-from nodeready.probes import ssh_client, ssh_config
-from nodeready.probes.base import Output, ProbeError
-from nodeready.probes.identity import Identity
-from nodeready.probes.ssh_client import SshClient, samples
-from nodeready.probes.ssh_config import DROPIN, MAIN, speaks_first, winner
+from nodeready.subjects.base import Output, ProbeError
+from nodeready.subjects.ssh_client import checks
+from nodeready.subjects.ssh_client import facts as ssh_client
+from nodeready.subjects.ssh_client.checks import options
+from nodeready.subjects.ssh_client.facts import (
+    DROPIN,
+    MAIN,
+    Identity,
+    SshClient,
+    samples,
+    speaks_first,
+    winner,
+)
 from tests.helpers import judge_all, observe, on
 from tests.nics.made import proc, v4
 from tests.ssh_client.test_file import key
@@ -160,7 +166,7 @@ def test_each_pattern_is_tried_by_a_host_that_it_means() -> None:
     want = Policy(ssh_client_hosts=("!login", "gpu*", "10.1.?.*", "n?", "never"))
     assert samples(want) == ("gpux", "10.1.0.x", "n0")
     for host, pattern in zip(samples(want), want.ssh_client_hosts[1:], strict=False):
-        assert ssh_config.matches([pattern], host)
+        assert ssh_client.matches([pattern], host)
     only = Policy(ssh_client_hosts=("!gpu*",), ssh_known_hosts=("x y",))
     found = options(parse(RECORDED), only)
     assert (found.status, found.fixable) == ("fail", False)
@@ -213,7 +219,7 @@ FILES = [
 
 @pytest.mark.parametrize(("texts", "where", "first"), FILES)
 def test_the_first_value_wins(texts: dict[str, str], where: str | None, first: bool) -> None:
-    files = {path: ssh_config.lines_of(path, text.encode()) for path, text in texts.items()}
+    files = {path: ssh_client.lines_of(path, text.encode()) for path, text in texts.items()}
     found = winner(MAIN, files, "gpu1", *OPTION)
     assert (found.where if found else None) == where
     assert speaks_first(MAIN, files, OPTION) is first

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nodeready import py_spy
+from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node
 from nodeready.policy import Policy
 from tests.command import wait_for
@@ -39,7 +39,7 @@ class Job:
         self.nodes = nodes
         self.size = len(nodes) * PER_NODE
         self.pids: dict[int, int] = {}
-        tool = py_spy.binary(Policy().py_spy_version, platform.machine())
+        tool = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
         for node in nodes:
             node.write(PY_SPY, tool, 0o755)
             node.write(f"{HERE}/train.py", TRAIN)

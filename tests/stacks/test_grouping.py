@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from nodeready import grouping
 from nodeready.reports import json_report
-from nodeready.stacks import Stacks, fold_ranks
+from nodeready.triage.stacks import group as grouping
+from nodeready.triage.stacks.document import Stacks, fold_ranks
 from tests.stacks.build import C10D, LOAD, REDUCE, TRAIN, process, trace
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/stacks-1.json").read_text())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready import hints
-from nodeready.stacks import Frame
+from nodeready.triage.stacks import hints
+from nodeready.triage.stacks.document import Frame
 from tests.stacks.build import C10D, TRAIN, frames
 
 

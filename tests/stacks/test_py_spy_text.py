@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import traces
-from nodeready.py_spy_text import parse
+from nodeready.triage.stacks import trace as traces
+from nodeready.triage.stacks.import_py_spy import parse
 
 DUMPS = Path(__file__).parent / "dumps"
 MAIN = ["<module>", "main", "all_reduce"]

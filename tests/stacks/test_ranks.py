@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.stacks import fold_ranks
+from nodeready.triage.stacks.document import fold_ranks
 
 
 @pytest.mark.parametrize(

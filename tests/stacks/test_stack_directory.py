@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import stack_directory
-from nodeready.stack_directory import file_name, nothing
-from nodeready.traces import TraceError
+from nodeready.triage.stacks import archive
+from nodeready.triage.stacks.archive import file_name, nothing
+from nodeready.triage.stacks.trace import TraceError
 
 NAMES = (
     "gpu001", "gpu001.hall-2", "../../etc/passwd", "/etc/passwd", "..", "", "a/b", "a_b", "a b",
@@ -28,29 +28,29 @@ def test_a_nodes_name_is_never_a_path_and_no_two_share_a_file(tmp_path: Path) ->
         assert file.isascii()
         assert file.isprintable()
         assert "/" not in file
-    stack_directory.prepare(tmp_path / "new")
+    archive.prepare(tmp_path / "new")
     for name in filter(None, NAMES):
-        list(stack_directory.kept(tmp_path / "new", [nothing(name, "away", "")]))
+        list(archive.kept(tmp_path / "new", [nothing(name, "away", "")]))
 
 
 def test_only_a_directory_of_ours_is_written_to_again(tmp_path: Path) -> None:
-    stack_directory.prepare(tmp_path / "new")
+    archive.prepare(tmp_path / "new")
     for name in ("trace-gpu1.json", "stacks.json", "stacks.html", "stacks.speedscope.json"):
         (tmp_path / "new" / name).write_text("")
-    stack_directory.prepare(tmp_path / "new")
+    archive.prepare(tmp_path / "new")
     (tmp_path / "new" / "thesis.tex").write_text("")
-    with pytest.raises(stack_directory.Foreign, match=r"holds other files \(thesis.tex\)"):
-        stack_directory.prepare(tmp_path / "new")
+    with pytest.raises(archive.Foreign, match=r"holds other files \(thesis.tex\)"):
+        archive.prepare(tmp_path / "new")
     with pytest.raises(FileNotFoundError):
-        stack_directory.prepare(tmp_path / "no" / "such")
+        archive.prepare(tmp_path / "no" / "such")
 
 
 def test_what_is_kept_is_read_back_and_what_is_broken_is_named(tmp_path: Path) -> None:
-    list(stack_directory.kept(tmp_path, [nothing(name, "", "") for name in ("gpu1", "gpu2")]))
+    list(archive.kept(tmp_path, [nothing(name, "", "") for name in ("gpu1", "gpu2")]))
     (tmp_path / file_name("gpu3")).write_text(json.dumps(nothing("gpu3", "no route", "")))
     (tmp_path / file_name("gpu4")).write_text('{"schema": "nodeready.tr')
     (tmp_path / "notes.txt").write_text("hello")
-    found, errors = stack_directory.read(tmp_path)
+    found, errors = archive.read(tmp_path)
     assert [trace["node"] for trace in found] == ["gpu1", "gpu2"]
     assert errors["gpu3"] == "no route"
     assert "half-written" in errors["gpu4"]
@@ -61,18 +61,18 @@ def test_texts_of_py_spy_are_read_one_node_each_and_a_bad_one_is_named(tmp_path:
     for name in ("gpu1.txt", "gpu2.out"):
         (tmp_path / name).write_text(text)
     (tmp_path / "gpu3.txt").write_text("Segmentation fault\n")
-    found, errors = stack_directory.read(tmp_path)
+    found, errors = archive.read(tmp_path)
     traces = list(found)
     assert [trace["node"] for trace in traces] == ["gpu1", "gpu2"]
     assert traces[0]["frames"] == [["wait", "a.py", 3]]
     assert list(errors) == ["gpu3"]
-    single, _ = stack_directory.read(tmp_path / "gpu1.txt")
+    single, _ = archive.read(tmp_path / "gpu1.txt")
     assert len(list(single)) == 1
     with pytest.raises(TraceError, match="gpu3"):
-        list(stack_directory.read(tmp_path / "gpu3.txt")[0])
+        list(archive.read(tmp_path / "gpu3.txt")[0])
     for missing in ("nosuch", "nosuch.txt"):
         with pytest.raises(TraceError, match="No such file"):
-            list(stack_directory.read(tmp_path / missing)[0])
+            list(archive.read(tmp_path / missing)[0])
     (tmp_path / "empty").mkdir()
     with pytest.raises(TraceError, match="no text of py-spy dump"):
-        stack_directory.read(tmp_path / "empty")
+        archive.read(tmp_path / "empty")

@@ -287,14 +287,16 @@ def login(slurm_lab: Lab, tmp_path: Path) -> Iterator[Login]:
 @pytest.fixture
 def running(login: Login, slurm_lab: Lab) -> str:
     """The number of a job whose last rank stands elsewhere."""
-    from nodeready import py_spy
+    from nodeready.deploy import py_spy_binary
     from nodeready.policy import Policy
 
     for node in slurm_lab.nodes:
         node.write(f"{HERE}/train.py", TRAIN.replace('"RANK"', '"SLURM_PROCID"'))
         node.enter(["chmod", "1777", HERE])
         node.enter(["sh", "-c", f"rm -f {HERE}/at-*"])
-        node.write(PY_SPY, py_spy.binary(Policy().py_spy_version, os.uname().machine), 0o755)
+        node.write(
+            PY_SPY, py_spy_binary.binary(Policy().py_spy_version, os.uname().machine), 0o755
+        )
     place = "[ $SLURM_PROCID = 5 ] && w=load_batch || w=all_reduce"
     run = f"/usr/bin/python3 {HERE}/train.py $w"
     script = f"srun --ntasks-per-node=2 sh -c '{place}; {run}; :'"

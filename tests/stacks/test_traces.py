@@ -9,8 +9,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from nodeready import grouping, traces
-from nodeready.traces import TraceError
+from nodeready.triage.stacks import group as grouping
+from nodeready.triage.stacks import trace as traces
+from nodeready.triage.stacks.trace import TraceError
 from tests.stacks.build import LOAD, REDUCE, process, trace
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/trace-1.json").read_text())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nodeready import grouping
-from nodeready.stack_tree import Tree, tree
+from nodeready.triage.stacks import group as grouping
+from nodeready.triage.stacks.tree import Tree, tree
 from tests.stacks.build import LOAD, REDUCE, process, trace
 
 

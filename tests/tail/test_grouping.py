@@ -11,12 +11,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from nodeready.capture.tail_seen import File, Tail, Unread
-from nodeready.probes.base import ProbeError
+from nodeready.node.logs.tail import File, Tail, Unread
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
-from nodeready.tail_fetch import read
-from nodeready.tailing import Grouping
+from nodeready.subjects.base import ProbeError
+from nodeready.triage.logs.collect import read
+from nodeready.triage.logs.document import Grouping
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs" / "schema" / "tail-1.json").read_text(encoding="utf-8")

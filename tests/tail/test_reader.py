@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.capture import paths
-from nodeready.capture.tail import MAX_ANSWER, gather, packed
-from nodeready.capture.tail_seen import Config, Tail
-from nodeready.tail_fetch import read
+from nodeready.node.logs import paths
+from nodeready.node.logs.tail import MAX_ANSWER, Config, Tail, gather, packed
+from nodeready.triage.logs.collect import read
 
 
 def tail(pattern: object, **how: object) -> Tail:
@@ -85,7 +84,7 @@ def test_more_names_than_anybody_means(tmp_path, monkeypatch):
 
 
 def test_a_mistake_in_the_fork_is_told(tree, monkeypatch):
-    monkeypatch.setattr("nodeready.capture.tail_reader.Reader.read", lambda *_: 1 / 0)
+    monkeypatch.setattr("nodeready.node.logs.tail.Reader.read", lambda *_: 1 / 0)
     seen = tail(f"{tree}/a/*.log")
     assert seen.error == "its own reader broke off"
     assert [one.why for one in seen.unread] == ["not read within 30 s"]

@@ -6,11 +6,13 @@ from datetime import datetime, timezone
 
 import pytest
 
-from nodeready import alike, log_ranks, moments
-from nodeready.capture import last_lines, mounts
+from nodeready.cli import options
 from nodeready.cli.exits import Refused
 from nodeready.cli.options import past
-from nodeready.log_ranks import Ranks
+from nodeready.node.logs import paths
+from nodeready.node.logs import tail as last_lines
+from nodeready.triage.logs import document as alike
+from nodeready.triage.logs.document import Ranks
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ from nodeready.log_ranks import Ranks
     ],
 )
 def test_the_rank_that_a_path_tells(path, rank, local):
-    assert log_ranks.of(path) == Ranks(rank, local)
+    assert alike.of(path) == Ranks(rank, local)
 
 
 SAME = [
@@ -72,7 +74,7 @@ DIFFERENT = [
 
 
 def shape(line: str, node: str, rank: int | None) -> tuple[str, ...]:
-    return alike.shape([line], alike.own_names(node, f"{node}.cluster"), Ranks(rank, None))
+    return alike.line_shape([line], alike.own_names(node, f"{node}.cluster"), Ranks(rank, None))
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
@@ -126,19 +128,19 @@ BAR = b"start\n 10%|#   |\r 50%|##  |\r 99%|### |"
     ],
 )
 def test_the_last_lines_of_a_text(data, whole, lines):
-    rows = last_lines.rows(data, whole=whole)
+    rows = last_lines.as_rows(data, whole=whole)
     assert last_lines.last(rows, 2).lines == lines
 
 
 def test_what_is_no_text_has_no_lines():
     for whole in (True, False):
-        assert last_lines.rows(b"\x80\x04\x95\x00\x00\n", whole=whole) is None
+        assert last_lines.as_rows(b"\x80\x04\x95\x00\x00\n", whole=whole) is None
 
 
 def test_lines_that_match_are_counted_and_the_last_are_shown():
     import re
 
-    rows = last_lines.rows(
+    rows = last_lines.as_rows(
         b"forward 1\nbackward 1\nforward 2\nbackward 2\nbackward 3\n", whole=True
     )
     assert last_lines.last(rows, 2, re.compile("backward")) == (("backward 2", "backward 3"), 3)
@@ -171,11 +173,11 @@ broken
     ],
 )
 def test_the_mount_of_a_path_is_known_without_asking_it(path, device):
-    assert mounts.Mounts(mounts.parse(TABLE)).of(path).device == device
+    assert paths.Mounts(paths.parse(TABLE)).of(path).device == device
 
 
 def test_without_a_table_everything_is_on_one_mount():
-    assert mounts.Mounts(mounts.parse("no table")).of("/a/b").path == "/"
+    assert paths.Mounts(paths.parse("no table")).of("/a/b").path == "/"
 
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
@@ -192,12 +194,12 @@ NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
     ],
 )
 def test_a_moment(words, then):
-    assert moments.since(words, NOW) == then.timestamp()
+    assert options.since(words, NOW) == then.timestamp()
 
 
 @pytest.mark.parametrize("words", ["30m", "2h", "3d", "1w"])
 def test_a_span_is_so_long_ago_and_no_part_of_a_second_longer(words):
-    assert moments.ago(words, NOW) == moments.seconds(words)
+    assert options.ago(words, NOW) == options.seconds(words)
 
 
 @pytest.mark.parametrize(
@@ -206,22 +208,22 @@ def test_a_span_is_so_long_ago_and_no_part_of_a_second_longer(words):
 )
 def test_what_is_no_moment(words):
     with pytest.raises(ValueError, match=r"must be|not in the past"):
-        moments.ago(words, NOW)
+        options.ago(words, NOW)
 
 
 def test_now_is_not_in_the_past():
     """Nothing is newer than now: a command takes 0 for everything."""
     with pytest.raises(ValueError, match="not in the past"):
-        moments.ago(NOW.isoformat(), NOW)
+        options.ago(NOW.isoformat(), NOW)
 
 
 def test_a_span():
-    assert [moments.seconds(words) for words in ("90", "90s", "10m", "2h", "3d", "1w")] == [
+    assert [options.seconds(words) for words in ("90", "90s", "10m", "2h", "3d", "1w")] == [
         *(90, 90, 600, 7200, 259200, 604800)
     ]
 
 
-@pytest.mark.parametrize("read", [moments.ago, moments.since])
+@pytest.mark.parametrize("read", [options.ago, options.since])
 def test_both_commands_refuse_the_same_words(read):
     assert past(None, read) == 0
     for words in ("yesterday", "0h", "2x", "2999-01-01"):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nodeready import inventory
 from nodeready.cli import start
+from nodeready.inventory import load as inventory
 from nodeready.policy import Policy
 from nodeready.transport.base import LOST, UNREACHABLE, Answer, Reply, Request
 from nodeready.transport.fake import Does, Fake, fails, really

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeready.lab import vm_image
-from nodeready.lab.vm import Vm
+from tests.vm.machine import Vm, image
 
 
 @pytest.fixture(scope="session")
 def vm_tools() -> None:
     """Skip where the machine cannot run, with the reason; in CI that is a failure."""
-    lacks = vm_image.missing()
+    lacks = image.missing()
     if lacks:
         reason = f"the virtual machine needs {', '.join(lacks)}"
         if os.environ.get("CI"):

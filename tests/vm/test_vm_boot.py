@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab.vm import Vm
+from tests.vm.machine import Vm
 
 pytestmark = pytest.mark.vm
 
@@ -84,7 +84,7 @@ def test_kernel_arguments_are_pending_until_the_reboot(vm: Vm) -> None:
 
 def test_a_killed_test_run_leaves_no_machine_behind(vm_tools: None, tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from nodeready.lab.vm import Vm\n"
+        "import sys, time; from pathlib import Path; from tests.vm.machine import Vm\n"
         "vm = Vm.start(Path(sys.argv[1])); print(vm._qemu.pid, flush=True); time.sleep(600)"
     )
     run = [sys.executable, "-c", script, str(tmp_path)]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab.vm import Vm
 from tests.helpers import nodeready
+from tests.vm.machine import Vm
 
 pytestmark = pytest.mark.vm
 

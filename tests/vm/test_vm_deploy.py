@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab.vm import Vm
-from nodeready.subjects import CHANGED
+from nodeready.subjects.registry import CHANGED
 from tests.helpers import nodeready
+from tests.vm.machine import Vm
 
 pytestmark = pytest.mark.vm
 

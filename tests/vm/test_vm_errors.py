@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import vm, vm_image
-from nodeready.lab.vm_boot import VmError, boot_args, grub_args
+from tests.vm import machine
+from tests.vm.machine import image as vm_image
+from tests.vm.machine.boot import VmError, boot_args, grub_args
 
 MENU = """\
 menuentry 'Debian' {
@@ -58,9 +59,9 @@ def test_a_machine_that_dies_at_boot_shows_its_console(
     vm_tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_init = dataclasses.replace(vm_image.build(), root=_disk(tmp_path / "no_init", MENU))
-    monkeypatch.setattr(vm, "build", lambda: no_init)
+    monkeypatch.setattr(machine, "build", lambda: no_init)
     with pytest.raises(VmError) as caught:
-        vm.Vm.start(tmp_path / "vm")
+        machine.Vm.start(tmp_path / "vm")
     first, *evidence, last = str(caught.value).splitlines()
     assert first == "vm1: the machine ended before ssh came up (rc 0)"
     assert any("Kernel panic - not syncing" in line for line in evidence)

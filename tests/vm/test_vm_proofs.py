@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 
 from nodeready import shell
-from nodeready.lab.vm import Vm
+from nodeready.node.proofs import config as source
+from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
-from nodeready.proofs import proved, source
-from nodeready.proofs.config import Config
-from nodeready.results import Result
-from nodeready.snapshot import Snapshot, judge
+from nodeready.subjects.proof import facts as proved
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import Snapshot, judge
 from tests.helpers import nodeready
+from tests.vm.machine import Vm
 
 pytestmark = pytest.mark.vm
 

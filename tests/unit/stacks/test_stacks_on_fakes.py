@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from nodeready.capture import answer
+from nodeready.node.stacks import program as answer
 from nodeready.transport.base import TIMEOUT, Failure
 from nodeready.transport.fake import hangs, interrupts, says
 from tests.stacks.build import process, trace

@@ -1,0 +1,244 @@
+"""Audit: the document that every report shows. Pure data, from the looks at all nodes.
+
+A node costs its results and its snapshot; the plain data of its facts is made when a report asks,
+and never kept, so that 10,000 nodes fit in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any
+
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.gpus.gpu import Gpus
+from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.result import STATUSES, Result, worst
+from nodeready.subjects.snapshot import Snapshot
+from nodeready.text import sanitise
+
+# --- An observation as data that JSON can hold.
+
+#: The fields of a dataclass that was met, none of another type: 10,000 nodes have the same ones.
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def _names(kind: Any) -> tuple[str, ...]:
+    if kind not in _FIELDS:
+        found = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+        _FIELDS[kind] = tuple(field.name for field in found)
+    return _FIELDS[kind]
+
+
+def plain(observed: Any) -> Any:
+    """An observation as dicts, lists, text and numbers.
+
+    A subject that could not be observed is ``{"unknown": reason}``; a file's content is only
+    counted; what is no number in JSON (infinity) is None.
+    """
+    if observed is None or isinstance(observed, (str, int)):
+        return observed
+    if isinstance(observed, Unknown):
+        return {"unknown": observed.reason}
+    names = _names(type(observed))
+    if names:
+        return {name: plain(getattr(observed, name)) for name in names}
+    if isinstance(observed, Mapping):
+        return {str(key): plain(value) for key, value in observed.items()}
+    if isinstance(observed, (list, tuple)):
+        return [plain(value) for value in observed]
+    if isinstance(observed, (set, frozenset)):
+        return sorted((plain(value) for value in observed), key=str)
+    if isinstance(observed, bytes):
+        return f"{len(observed)} bytes"
+    if isinstance(observed, float):
+        return observed if math.isfinite(observed) else None
+    return str(observed)
+
+
+#: Statuses of a node beside those of its results: it was not reached, or was lost on the way; it
+#: could not be looked at for another reason (sudo, an interrupt, a mistake of ours).
+UNREACHABLE, FAILED = "unreachable", "failed"
+#: The statuses of a node, worst first.
+NODE_STATUSES: tuple[str, ...] = (UNREACHABLE, FAILED, *STATUSES)
+#: The error of a node that an interrupt left out.
+NOT_LOOKED_AT = "not looked at: interrupted"
+
+
+def now() -> str:
+    """This moment as the reports write it: ISO 8601, UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One node of an audit.
+
+    status:  one of NODE_STATUSES
+    seconds: wall time of its look, connection included; 0 when there was none
+    error:   one line when it could not be looked at, else ""
+    groups:  of the inventory that it is in
+    """
+
+    name: str
+    status: str
+    seconds: float = 0.0
+    error: str = ""
+    groups: tuple[str, ...] = ()
+    results: tuple[Result, ...] = ()
+    snapshot: Snapshot | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        results: Iterable[Result] = (),
+        *,
+        snapshot: Snapshot | None = None,
+        seconds: float = 0.0,
+        error: str = "",
+        unreachable: bool = False,
+        groups: Iterable[str] = (),
+    ) -> NodeReport:
+        """The report of a node, with its status: the worst of its results, or the error's."""
+        results = tuple(results)
+        status = worst(results)
+        if error:
+            status = UNREACHABLE if unreachable else FAILED
+        return cls(name, status, seconds, error, tuple(groups), results, snapshot)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Subject -> what was observed of it, as plain data; made anew each time."""
+        if self.snapshot is None:
+            return {}
+        seen = self.snapshot.subjects
+        return {name: plain(seen[name]) for name in SUBJECTS if name in seen}
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """One fact in which some nodes of a group differ from most of it.
+
+    fact:     ``SUBJECT.NAME``, e.g. ``gpus.driver``
+    group:    the group of the inventory in which the nodes were compared
+    majority: the value that most of them have; None: there is no such thing on the node
+    count:    the number of nodes that have it
+    nodes:    who differs -> their value
+    """
+
+    fact: Annotated[str, {"minLength": 1}]
+    group: str
+    majority: Any
+    count: Annotated[int, {"minimum": 1}]
+    nodes: Annotated[Mapping[str, Any], {"minProperties": 1}]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What one audit found.
+
+    started, finished: ISO 8601, UTC, with a Z
+    policy_digest:     of the nodes' policies: equal digests, equal expectations
+    complete:          False when it was interrupted: nodes that were not looked at are there with
+                       the status FAILED and the error NOT_LOOKED_AT
+    """
+
+    started: str
+    finished: str
+    policy_digest: str
+    nodes: tuple[NodeReport, ...]
+    outliers: tuple[Outlier, ...] = ()
+    complete: bool = True
+
+    @cached_property
+    def summary(self) -> dict[str, dict[str, int]]:
+        """``{"nodes": {status: count}, "results": {status: count}}``, with every status."""
+        nodes = Counter(node.status for node in self.nodes)
+        results = Counter(result.status for node in self.nodes for result in node.results)
+        return {
+            "nodes": {status: nodes[status] for status in NODE_STATUSES},
+            "results": {status: results[status] for status in STATUSES},
+        }
+
+
+# --- Readiness: whether a node may get a job, and why not. Pure; on the node and here alike.
+
+#: The statuses with which a node gets no job. What nobody could observe is no pass.
+STOPPING: tuple[str, ...] = ("fail", "unknown")
+#: Characters of one reason: Slurm and a prolog's log have a line for all of them.
+_LENGTH = 160
+
+
+def go(results: Iterable[Result]) -> bool:
+    """Whether nothing failed and nothing is unknown, after waivers; a warning stops no job."""
+    return not any(result.status in STOPPING for result in results)
+
+
+def reasons(results: Iterable[Result]) -> list[str]:
+    """Why not: a short line ``check: actual`` for each result that stops, failures first."""
+    found = [
+        (STOPPING.index(result.status), _line(result))
+        for result in results
+        if result.status in STOPPING
+    ]
+    return [line for _, line in sorted(found, key=lambda row: row[0])]
+
+
+def _line(result: Result) -> str:
+    actual = " ".join(sanitise(result.actual).split()) or result.status
+    text = f"{result.check}: {actual}"
+    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
+
+
+# --- Ready: which nodes may get the job. The document that the reports of `nodeready ready` show.
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The audit with the proofs among its results, and what follows from it.
+
+    budget_s: seconds that it was allowed to take
+    needed:   nodes that have to be ready; None: all of them
+    """
+
+    audit: Audit
+    budget_s: int
+    needed: int | None = None
+
+    @cached_property
+    def go(self) -> tuple[str, ...]:
+        """The nodes that are ready, in the inventory's order."""
+        return tuple(node.name for node in self.audit.nodes if _ready(node))
+
+    @cached_property
+    def no_go(self) -> Mapping[str, tuple[str, ...]]:
+        """The others, each with its reasons: ``CHECK: what is``, ``unreachable: why``."""
+        return {node.name: _reasons(node) for node in self.audit.nodes if not _ready(node)}
+
+    @property
+    def enough(self) -> bool:
+        """Whether the job can start."""
+        wanted = len(self.audit.nodes) if self.needed is None else self.needed
+        return self.audit.complete and len(self.go) >= max(1, wanted)
+
+
+def _ready(node: NodeReport) -> bool:
+    return node.status not in (UNREACHABLE, FAILED) and go(node.results)
+
+
+def _reasons(node: NodeReport) -> tuple[str, ...]:
+    if node.error:
+        return (f"{node.status}: {node.error}",)
+    return tuple(reasons(node.results))
+
+
+def slots(node: NodeReport) -> int:
+    """The job's processes that a node holds: its GPUs; 1 where there is none."""
+    gpus = node.snapshot.subjects.get("gpus") if node.snapshot else None
+    return max(1, len(gpus.gpus)) if isinstance(gpus, Gpus) else 1

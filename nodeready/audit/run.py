@@ -1,0 +1,116 @@
+"""From the looks at all nodes to the document that the reports show."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nodeready.audit import history
+from nodeready.audit import peers as outliers
+from nodeready.audit.document import NOT_LOOKED_AT, Audit, NodeReport, now
+from nodeready.policy import Policy
+from nodeready.policy.load import digest
+from nodeready.subjects.nics.facts import Nics
+from nodeready.subjects.registry import COUNTING
+from nodeready.subjects.selection import Selection
+from nodeready.transport.look import Look
+
+if TYPE_CHECKING:
+    from pyinfra.api import Inventory
+
+    from nodeready.subjects.context import FleetContext, Judged
+
+if TYPE_CHECKING:
+    from pyinfra.api import Inventory
+
+
+def looked_at(selection: Selection) -> tuple[str, ...]:
+    """The subjects that have to be observed to judge these checks."""
+    subjects = selection.subjects
+    counting = any(subject in COUNTING for subject in subjects)
+    return tuple(dict.fromkeys((*subjects, "host"))) if counting else subjects
+
+
+def combined(context: FleetContext, looks: Iterable[Look]) -> FleetContext:
+    """The context with where the nodes are, and with what was kept of the looks before these."""
+    counts: Counter[str] = Counter()
+    seen = 0
+    counting = []
+    for one in looks:
+        subjects = one.snapshot.subjects if one.snapshot else {}
+        if any(name in subjects for name in COUNTING):
+            counting.append(one.name)
+        nics = subjects.get("nics")
+        if isinstance(nics, Nics):
+            seen += 1
+            counts.update(
+                address.partition("/")[0]
+                for found in nics.interfaces.values()
+                for address in found.addresses or ()
+            )
+    # An address that several nodes have, such as a container bridge's, leads to none of them.
+    own = tuple(sorted(address for address, count in counts.items() if count == 1))
+    return replace(
+        context,
+        addresses=own if seen > 1 else None,
+        earlier=history.previous(counting),
+        moment=time.time(),
+    )
+
+
+def remember(looks: Iterable[Look], context: FleetContext) -> str:
+    """Keep the counters of these looks, on this machine; no node is written to.
+
+    Returns a line about what could not be kept, or "".
+    """
+    kept = {}
+    for one in looks:
+        if one.snapshot and any(name in one.snapshot.subjects for name in COUNTING):
+            found = history.look(one.snapshot, context.moment)
+            if found is not None:
+                kept[one.name] = found
+    return history.remember(kept)
+
+
+def groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:
+    """The groups that tell this node from others: not those that hold every node."""
+    found = inventory.get_host(name).groups
+    return tuple(group for group in found if len(inventory.get_group(group)) < total)
+
+
+def report(
+    nodes: Iterable[Judged],
+    selection: Selection,
+    started: str,
+    inventory: Inventory,
+    declared: Mapping[str, Policy],
+    *,
+    complete: bool = True,
+) -> Audit:
+    """The audit of nodes that were looked at and judged. declared: their policies, as written"""
+    total = len(inventory)
+    reports = []
+    for node in nodes:
+        error = node.error or ("" if node.reached else NOT_LOOKED_AT)
+        reports.append(
+            NodeReport.of(
+                node.name,
+                selection.of(node.results),
+                snapshot=node.snapshot,
+                seconds=round(node.seconds, 3),
+                error=error,
+                unreachable=node.unreachable,
+                groups=groups(inventory, node.name, total),
+            )
+        )
+    return Audit(
+        started,
+        now(),
+        digest(declared.values()),
+        tuple(reports),
+        outliers.find(reports, selection.subjects),
+        complete,
+    )

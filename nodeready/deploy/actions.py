@@ -1,0 +1,225 @@
+"""What an operation does to a node, as plain data: it can be shown, compared and run.
+
+Every action renders itself to one line of shell that calls our library (nodeready/sh/change.sh)
+and describes itself for the plan. File writes carry the old content, for the diff and so that a
+file that changed since it was looked at is not overwritten.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import gzip
+import hashlib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from nodeready import shell
+from nodeready.text import sanitise
+from nodeready.transport.base import Request, who
+
+
+class PlanError(Exception):
+    """An operation cannot be planned on a node; the text says why and what to do, in one line."""
+
+
+@lru_cache(maxsize=8)
+def _packed(content: bytes) -> str:
+    """Once per content: a fleet's nodes all get the same py-spy and the same known_hosts."""
+    return base64.encodebytes(gzip.compress(content, 6, mtime=0)).decode("ascii")
+
+
+@dataclass(frozen=True)
+class WriteFile:
+    """The file at ``path`` becomes ``content``.
+
+    old:       what is there now; None: no such file
+    mode:      of a new file; an existing one keeps its mode and owner
+    user:      write with this user's rights (a file in a home directory), not as root
+    validator: a command that gets the new file as its last word and must succeed
+    large:     sent through the connection instead of the command line, packed; no diff
+    owned:     ours outright: written whatever is there, where another's file that changed since
+               it was looked at is left alone
+    """
+
+    path: str
+    content: bytes
+    old: bytes | None
+    mode: str = "0644"
+    user: str = ""
+    validator: tuple[str, ...] = ()
+    large: bool = False
+    owned: bool = False
+
+    def sh(self) -> str:
+        data = "-" if self.large else base64.b64encode(self.content).decode("ascii")
+        if self.large or self.owned:
+            old = "*"
+        else:
+            old = "-" if self.old is None else hashlib.sha256(self.old).hexdigest()
+        words = shell.join(["nr_write", self.path, self.mode, data, old, *self.validator])
+        return f"nr_as {shell.quote(self.user)} {shell.quote(words)}" if self.user else words
+
+    def describe(self) -> str:
+        verb = "create" if self.old is None else "change"
+        return f"{verb} {self.path}"
+
+    def diff(self) -> str:
+        """A unified diff, safe to show; "" for a large (binary) file."""
+        if self.large:
+            return ""
+        texts = [
+            data.decode("utf-8", "replace").splitlines()
+            for data in (self.old or b"", self.content)
+        ]
+        names = ("/dev/null" if self.old is None else self.path, self.path)
+        lines = difflib.unified_diff(texts[0], texts[1], names[0], names[1], lineterm="")
+        return "\n".join(sanitise(line) for line in lines)
+
+    def stdin(self) -> str:
+        """The packed content for the connection's standard input; "" for a small file."""
+        if not self.large:
+            return ""
+        return _packed(self.content)
+
+
+@dataclass(frozen=True)
+class RemoveFile:
+    """A file of ours goes away."""
+
+    path: str
+    old: bytes = b""
+
+    def sh(self) -> str:
+        return shell.join(["nr_remove", self.path])
+
+    def describe(self) -> str:
+        return f"remove {self.path}"
+
+    def diff(self) -> str:
+        lines = self.old.decode("utf-8", "replace").splitlines()
+        shown = difflib.unified_diff(lines, [], self.path, "/dev/null", lineterm="")
+        return "\n".join(sanitise(line) for line in shown)
+
+
+@dataclass(frozen=True)
+class Directory:
+    """The directory exists with this mode."""
+
+    path: str
+    mode: str
+
+    def sh(self) -> str:
+        return shell.join(["nr_directory", self.path, self.mode])
+
+    def describe(self) -> str:
+        return f"directory {self.path} with mode {self.mode}"
+
+    def diff(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command. ``what`` says it in the field's words when it fails; "" is the command itself."""
+
+    argv: tuple[str, ...]
+    what: str = ""
+
+    def sh(self) -> str:
+        return shell.join(["nr_do", self.what or " ".join(self.argv), *self.argv])
+
+    def describe(self) -> str:
+        return f"run {' '.join(self.argv)}"
+
+    def diff(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A fixed shell text of our own (a file of nodeready/sh) with arguments.
+
+    For what one command cannot say, such as a package manager with its lock and index.
+    """
+
+    library: str
+    argv: tuple[str, ...]
+    what: str
+
+    def sh(self) -> str:
+        return f"{shell.library(self.library)}{shell.join(self.argv)}"
+
+    def describe(self) -> str:
+        return self.what
+
+    def diff(self) -> str:
+        return ""
+
+
+Action = WriteFile | RemoveFile | Directory | Run | Script
+
+
+@dataclass(frozen=True)
+class Change:
+    """All that one operation does to one node: its name, what it repairs, and how.
+
+    step:    the operation, ``subject.noun``
+    fixes:   the ids of the failing checks that it repairs
+    actions: in order
+    touches: the subjects whose observation it makes stale
+    """
+
+    step: str
+    fixes: tuple[str, ...]
+    actions: tuple[Action, ...]
+    touches: tuple[str, ...] = field(default=())
+    timeout_s: int = 60
+
+    def script(self, run: str, who: str, wait_s: int) -> str:
+        """The shell text: lock the node, then act; the first failure ends it."""
+        lib = shell.library("change")
+        lock = shell.join(["nr_lock", run, who, str(wait_s)])
+        body = "\n".join(action.sh() for action in self.actions)
+        if any(isinstance(action, WriteFile) and action.user for action in self.actions):
+            # The library once more, as text, for the shell that runs as the user.
+            lib += f"NR_LIB={shell.quote(lib)}\n{shell.library('as_user')}"
+        return f"{lib}{lock}\n{body}\n"
+
+    def request(self, node: str, run: str, wait_s: int) -> Request:
+        """What makes this change on a node.
+
+        run: the word for this run in the node's lock; wait_s: seconds that it is waited for
+        """
+        script = self.script(run, who(), wait_s)
+        return Request(node, script, self.timeout_s + wait_s, self.stdin() or None)
+
+    def stdin(self) -> str:
+        return "".join(a.stdin() for a in self.actions if isinstance(a, WriteFile))
+
+    def diff(self) -> str:
+        return "\n".join(text for text in (action.diff() for action in self.actions) if text)
+
+
+# --- The templates of the files that are ours.
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    # Not HTML: the templates are configuration files, and every value was validated.
+    return Environment(
+        loader=PackageLoader("nodeready", "templates"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+
+
+def render(template: str, **values: Any) -> bytes:
+    """The bytes of a file of ours. Raises jinja2.UndefinedError for a value that is missing."""
+    return _environment().get_template(template).render(**values).encode()

@@ -1,0 +1,67 @@
+"""The probes as pyinfra facts: `pyinfra INVENTORY fact nodeready.deploy.facts.NodeFacts`.
+
+NodeFacts carries all subjects in one round trip; each subject is a fact of its own as well
+(`nodeready.deploy.facts.Ptrace`). A subject that could not be observed is ``{"unknown": reason}``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyinfra.api import FactBase
+from pyinfra.context import ctx_host
+from typing_extensions import override
+
+from nodeready.audit.document import plain
+from nodeready.subjects import context as fleet
+from nodeready.subjects.registry import LOOKED_AT
+from nodeready.transport.look import question
+from nodeready.transport.ssh import Connected
+
+
+class NodeFacts(FactBase[dict[str, Any]]):
+    """Every subject of one node, as plain data, in one round trip: ``{subject: {...}}``."""
+
+    subjects: tuple[str, ...] = LOOKED_AT
+
+    @override
+    def command(self) -> str:
+        # pyinfra gives a fact's command no input, and the script of a look stands in no command
+        # line: the node is asked here, and pyinfra's own command is an empty one.
+        host = ctx_host.get()
+        policy = fleet.policies(host.inventory, [host])[host.name]
+        asked = question(host.name, policy, self.subjects)
+        carrier = Connected([host.inventory.get_host(host.name)])
+        ((_, answer),) = carrier.ask([asked.request])
+        self._seen = asked.read(answer)
+        return "echo"
+
+    @staticmethod
+    @override
+    def default() -> dict[str, Any]:
+        return {}
+
+    @override
+    def process(self, output: list[str]) -> dict[str, Any]:
+        return {subject: plain(self._seen[subject]) for subject in self.subjects}
+
+
+def _fact_of(subject: str) -> type[FactBase[Any]]:
+    """The fact of one subject, named like it: ``core_dumps`` becomes ``CoreDumps``."""
+    name = "".join(word.capitalize() for word in subject.split("_"))
+
+    def process(self: NodeFacts, output: list[str]) -> Any:
+        return NodeFacts.process(self, output)[subject]
+
+    body = {
+        "__doc__": f"The subject {subject} of one node, as plain data.",
+        "__module__": __name__,
+        "subjects": (subject,),
+        "process": process,
+    }
+    return type(name, (NodeFacts,), body)
+
+
+for _subject in LOOKED_AT:
+    _fact = _fact_of(_subject)
+    globals()[_fact.__name__] = _fact

@@ -1,0 +1,170 @@
+"""What an operation is here: it asks the checks, and says what to do when one of them fails.
+
+A step is written as a generator of actions. ``@step`` turns it into a pyinfra operation (for
+``pyinfra INVENTORY deploy.py``) that also has ``plan`` (for ``nodeready deploy``). Both decide in
+one place: a step acts exactly when one of its checks fails and is ours to repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyinfra import host
+from pyinfra.api import StringCommand, operation
+
+from nodeready.deploy import pyinfra as live
+from nodeready.deploy.actions import Action, Change, PlanError, RemoveFile, WriteFile, render
+from nodeready.policy import Policy
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.sysctl import Boot
+
+Act = Callable[[Snapshot, Policy], Iterator[Action]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation: a callable for deploy.py, with the plan that ``nodeready deploy`` runs.
+
+    name:      ``subject.noun``
+    fixes:     ids of the checks that it makes pass
+    touches:   the subjects that it makes stale
+    timeout_s: limit of the whole change on the node
+    """
+
+    name: str
+    fixes: tuple[str, ...]
+    act: Act
+    touches: tuple[str, ...]
+    timeout_s: int
+    operation: Any = None
+
+    @property
+    def subject(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def does(self) -> str:
+        """What it does, in one sentence."""
+        return (self.act.__doc__ or "").split("\n")[0]
+
+    def plan(
+        self, seen: Snapshot, want: Policy, results: Iterable[Result] | None = None
+    ) -> Change | None:
+        """What this step would do to a node that looks like ``seen``; None: nothing.
+
+        results: of judging ``seen`` by ``want``; None: they are made here
+
+        A subject that could not be observed is left alone: we do not change what we cannot see.
+        """
+        if isinstance(seen.subjects.get(self.subject, Unknown("")), Unknown):
+            return None
+        if results is None:
+            results = judge(seen, want, (self.subject,))
+        failing = tuple(
+            result.check for result in results if result.check in self.fixes and result.fixable
+        )
+        if not failing:
+            return None
+        actions = tuple(self.act(seen, want))
+        return Change(self.name, failing, actions, self.touches, self.timeout_s)
+
+    def __call__(self, **arguments: Any) -> Any:
+        return self.operation(**arguments)
+
+
+def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], Step]:
+    """Make a Step of a generator of actions; its name is ``module.function``.
+
+    It fixes the checks of its subject that name it. Raises ValueError when none does.
+    """
+
+    def wrap(act: Act) -> Step:
+        subject = act.__module__.rpartition(".")[2]
+        name = f"{subject}.{act.__name__}"
+        fixes = tuple(one.id for one in SUBJECTS[subject].checks if one.fixed_by == name)
+        if not fixes:
+            raise ValueError(f"no check of {subject} is fixed by {name}")
+        made = Step(name, fixes, act, (subject, *touches), timeout_s)
+
+        def run() -> Generator[StringCommand, None, None]:
+            seen, want, results = live.observed(host)
+            subject = seen[made.subject]
+            if isinstance(subject, Unknown):
+                yield live.refuse(f"{made.subject} could not be observed: {subject.reason}")
+                return
+            try:
+                change = made.plan(seen, want, results)
+            except PlanError as error:
+                yield live.refuse(f"{name}: {error}")
+                return
+            if change is None:
+                host.noop(f"{name} is as the policy wants it")
+                return
+            yield live.command(host, change)
+            live.forget(host, change.touches)
+
+        run.__name__, run.__module__, run.__doc__ = act.__name__, act.__module__, act.__doc__
+        object.__setattr__(made, "operation", operation()(run))
+        return made
+
+    return wrap
+
+
+def name_after(default: str, other: str) -> str:
+    """A file name that sorts behind ``other``: ``default``, or one that begins with z's.
+
+    For directories in which the last file wins (sysctl.d, limits.d, grub.d). ``other`` must be
+    beatable (nodeready/subjects/base.py).
+    """
+    name, zs = default, 0
+    while other and name <= other:
+        zs += 1
+        name = "z" * zs + "-" + default[default.index("nodeready") :]
+    return name
+
+
+# --- Files of ours, from their templates.
+
+__all__ = ["own_file", "render", "sysctl_dropin"]
+
+
+def own_file(
+    seen: Snapshot,
+    path: str,
+    content: bytes,
+    *,
+    validator: tuple[str, ...] = (),
+    instead_of: Callable[[str], bool] = lambda path: False,
+) -> Iterator[Action]:
+    """Write a file that we own outright, when it is not so already.
+
+    instead_of: tells which other files of ours this one replaces: they go, after it is there, so
+                that a connection that dies in between leaves the setting in place
+    """
+    old = seen.files.get(path)
+    if old != content:
+        yield WriteFile(path, content, old, validator=validator, owned=True)
+    for other, before in seen.files.items():
+        if other != path and instead_of(other):
+            yield RemoveFile(other, before)
+
+
+def sysctl_dropin(
+    seen: Snapshot, subject: str, key: str, value: str, boot: Boot
+) -> Iterator[Action]:
+    """Our sysctl.d file for one key, named so that it wins at boot over every other file."""
+    if (boot.winner is not None and boot.winner.value == value) or not boot.beatable:
+        return
+    stem = f"nodeready-{subject}.conf"
+    path = f"/etc/sysctl.d/{name_after(f'99-zz-{stem}', boot.last_name)}"
+    content = render(f"{subject}/sysctl.conf.j2", key=key, value=value)
+
+    def same_setting(other: str) -> bool:
+        return other.startswith("/etc/sysctl.d/") and other.endswith(stem)
+
+    yield from own_file(seen, path, content, instead_of=same_setting)

@@ -1,0 +1,19 @@
+"""The start on the node: a Python that is too old gets a line that says so.
+
+This file alone has to be understood by Python 2.7 and 3.6 too.
+"""
+# ruff: noqa: UP031, UP036
+
+import sys
+
+if sys.version_info < (3, 9):
+    sys.stderr.write(
+        "nodeready needs Python 3.9 or newer; this is %s (%s)\n"
+        % (".".join(str(part) for part in sys.version_info[:3]), sys.executable)
+    )
+    sys.exit(1)
+
+from nodeready.healthcheck.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

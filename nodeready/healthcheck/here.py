@@ -1,0 +1,102 @@
+"""This machine as the one node of an audit, or of a go or no-go."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nodeready.audit.document import Audit, NodeReport, now
+from nodeready.healthcheck.main import judge_alone
+from nodeready.policy import Policy
+from nodeready.policy.load import digest
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS
+from nodeready.subjects.selection import Selection
+from nodeready.transport.base import Answer, Key, Talk, collect, once
+from nodeready.transport.local import Local
+from nodeready.transport.look import question
+
+if TYPE_CHECKING:
+    from nodeready.audit.document import Ready
+    from nodeready.node.proofs.config import Config
+    from nodeready.transport.base import Request
+
+#: The subjects that are looked at here.
+SEEN = tuple(name for name in LOOKED_AT if SUBJECTS[name].alone)
+#: Seconds for an audit of which nobody said how long it may take.
+LIMIT_S = 60
+#: Seconds at the end of a budget for judging and reporting, at most a fourth of it.
+_RESERVE_S = 1.0
+#: Of the time for a look, for what is left when a section was ended: no network is in between
+#: here, and a second more or less decides whether a busy node is taken for a broken one.
+_MARGIN_S = 1
+
+
+def audit(policy: Policy, selection: Selection, limit_s: float = LIMIT_S) -> Audit:
+    """Look at this machine and judge it; done within ``limit_s`` seconds, whatever hangs."""
+    return _judged(policy, selection, limit_s, proofs=False)
+
+
+def ready(policy: Policy, selection: Selection, budget_s: int, proofs: bool = True) -> Ready:
+    """The same, with the proofs beside the look under one budget."""
+    from nodeready.audit.document import Ready
+
+    return Ready(_judged(policy, selection, budget_s, proofs), budget_s)
+
+
+def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) -> Audit:
+    started, began = now(), time.monotonic()
+    time_s = limit_s - min(_RESERVE_S, limit_s / 4)
+    subjects = [name for name in selection.subjects if name in SEEN]
+    carrier = Local()
+    (name,) = carrier.nodes
+    # The script gives up what is slow before nobody waits for it any more.
+    asked = question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
+    talks: dict[Key, Talk[Answer]] = {
+        "look": once(replace(asked.request, limit_s=asked.request.limit_s + 1))
+    }
+    config = None
+    if proofs and "proof" in selection.subjects:
+        config = _config(policy, time_s, carrier.tag)
+        talks["proofs"] = once(_proofs(name, config))
+    found = collect(carrier, talks, deadline=began + time_s)
+    if carrier.interrupted:
+        raise KeyboardInterrupt
+    look = found["look"]
+    late = f"no answer within {time_s:.0f} s"
+    snapshot = asked.nothing(late, look.stdout[:200]) if look.error else asked.read(look)
+    if config is not None:
+        from nodeready.subjects.proof import facts as proved
+
+        seen = proved.read(found["proofs"].stdout, config)
+        snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": seen})
+    report = NodeReport.of(
+        name,
+        selection.of(judge_alone(snapshot, policy)),
+        snapshot=snapshot,
+        seconds=time.monotonic() - began,
+    )
+    return Audit(started, now(), digest([policy]), (report,))
+
+
+def _config(policy: Policy, limit_s: float, tag: str) -> Config:
+    from nodeready.node.proofs.config import Config
+    from nodeready.subjects.debug_tools.facts import PY_SPY
+    from nodeready.subjects.proof.facts import SESSION
+
+    return Config(
+        nonce=f"nodeready-{os.urandom(8).hex()}",
+        tag=tag,
+        user=policy.job_user,
+        # There are no other nodes to reach.
+        wanted=tuple(name for name in SESSION if name != "peers"),
+        limit_s=max(1, int(limit_s) - 2),
+        py_spy=PY_SPY if policy.py_spy_version else "",
+    )
+
+
+def _proofs(name: str, config: Config) -> Request:
+    from nodeready.transport.program import request
+
+    return request(name, "nodeready.node.proofs.program", config)

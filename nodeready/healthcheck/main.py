@@ -1,0 +1,167 @@
+"""The program on the node: its commands, and the one way from an error to a line and a code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
+from typing import NamedTuple, NoReturn
+
+import nodeready
+from nodeready import exit_codes
+from nodeready.healthcheck import policy_file
+from nodeready.policy import Policy
+from nodeready.policy.load import PolicyError
+from nodeready.subjects.result import Result, na
+from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.ssh_client.facts import SshClient
+
+Handler = Callable[[int, "FrameType | None"], None]
+
+
+class Command(NamedTuple):
+    """One command: what it is for, and its module of this package, imported when it is used.
+
+    The module has ``arguments(parser)``, and a function ``run(policy, given) -> exit code`` or
+    of the name that is given here.
+    """
+
+    about: str
+    module: str
+    run: str = "run"
+
+
+COMMANDS = {
+    "audit": Command("what differs from the policy on this node; changes nothing", "audit"),
+    "ready": Command("go or no-go for a job, proven by acting, within a budget", "ready"),
+    "record": Command("audit, and keep the verdict and the Prometheus textfile", "gate", "record"),
+    "prolog": Command(
+        "the kept verdict, or a quick audit: 0 go, 3 no-go with its reasons", "gate", "prolog"
+    ),
+    "healthcheck": Command("record, and drain the node in Slurm or take that back", "healthcheck"),
+}
+
+_EXIT = """
+exit status:
+  0    all good
+  1    the tool failed
+  2    usage, or a bad policy
+  3    a check failed or could not be observed: no-go
+  130  interrupted
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        _complain(message)
+        print(f"Try '{self.prog} --help'.", file=sys.stderr)
+        sys.exit(exit_codes.exit_code(usage=True))
+
+
+def _parser(name: str, about: str, epilog: str) -> _Parser:
+    return _Parser(
+        prog=name,
+        description=about,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _complain(text: str) -> None:
+    from nodeready.text import sanitise
+
+    print(f"nodeready: {sanitise(text)}", file=sys.stderr)
+
+
+def _handle(handler: Handler | signal.Handlers) -> None:
+    """For Ctrl-C and SIGTERM. SIGINT that was ignored from the start stays so: whoever runs this
+    in the background of a script means Ctrl-C for the script alone."""
+    signal.signal(signal.SIGTERM, handler)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # A second one leaves at once.
+    _handle(signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def _command(words: list[str]) -> tuple[str, list[str]]:
+    """The command and its own words; ends the process for --help, --version and a wrong one."""
+    listed = "".join(f"  {name:<12} {one.about}\n" for name, one in COMMANDS.items())
+    parser = _parser(
+        "nodeready.pyz",
+        "Whether this node is ready for a job.",
+        f"commands:\n{listed}\nA command's own --help has its options.\n{_EXIT}",
+    )
+    parser.add_argument("--version", action="version", version=f"{nodeready.__version__}")
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of those below")
+    first = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    return parser.parse_args(words[: first + 1]).command, words[first + 1 :]
+
+
+def _run(words: list[str]) -> int:
+    # This program knows no other node than this one.
+    name, rest = _command([word for word in words if word != "--local"])
+    command = COMMANDS[name]
+    module = importlib.import_module(f"nodeready.healthcheck.{command.module}")
+    parser = _parser(f"nodeready.pyz {name}", f"{name}: {command.about}.", _EXIT)
+    parser.add_argument("--policy", metavar="FILE", help="settings as JSON, before all others")
+    module.arguments(parser)
+    given = parser.parse_args(rest)
+    code: int = getattr(module, command.run)(policy_file.load(given.policy), given)
+    sys.stdout.flush()
+    return code
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code."""
+    _handle(_terminate)
+    try:
+        return _run(sys.argv[1:] if words is None else words)
+    except PolicyError as error:
+        for problem in error.problems:
+            _complain(problem)
+        return exit_codes.exit_code(usage=True)
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return exit_codes.exit_code(interrupted=True)
+    except BrokenPipeError:
+        # The reader of our output went away; Python would complain once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.exit_code(failed=True)
+    except OSError as error:
+        _complain(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
+        return exit_codes.exit_code(failed=True)
+
+
+# --- What one node cannot know: the host keys of the others.
+
+_CHECK = "ssh_client.known_hosts"
+
+
+def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
+    """The results of everything in the snapshot, without any other node beside it.
+
+    Whether the block of host keys is the fleet's is for an audit of the fleet; here, none is
+    missing altogether, and ssh's options are judged as everywhere.
+    """
+    seen = snapshot.subjects.get("ssh_client")
+    if policy.ssh_client_mode != "known_hosts" or not isinstance(seen, SshClient):
+        return judge(snapshot, policy)
+    if not seen.known_hosts.digest:
+        from nodeready.subjects.ssh_client.known_hosts import fleet_lines
+
+        own = fleet_lines({os.uname().nodename: snapshot}, policy.ssh_known_hosts)
+        return judge(snapshot, replace(policy, ssh_known_hosts=own))
+    held = seen.known_hosts.lines or ("# a block that did not come along",)
+    results = judge(snapshot, replace(policy, ssh_known_hosts=held))
+    told = na(_CHECK, "there are keys; an audit of all nodes tells whether they are right")
+    return [told if result.check == _CHECK else result for result in results]

@@ -1,0 +1,144 @@
+"""Hostfiles: the nodes of a job as DeepSpeed, Open MPI, MPICH and Intel MPI write them.
+
+One host per line: ``gpu001 slots=8`` (DeepSpeed, Open MPI), ``gpu001:8`` (MPICH, Intel MPI), a
+bare name, or a node set in place of the name; ``#`` begins a comment. A host that appears more
+than once is one host with the sum of its slots, a bare line counting as one (Open MPI's rule).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pyinfra.api.exceptions import InventoryError
+
+from nodeready.inventory.nodeset import NodeSetError, expand_one, fold
+
+#: A hostfile of `nodesets.MAX_NODES` names of full length is 17 MB: more is another kind of file.
+MAX_BYTES = 32 * 1024 * 1024
+#: More slots than any node has hardware threads: a typing error.
+MAX_SLOTS = 65_536
+#: Where DeepSpeed looks (deepspeed --hostfile), after the current directory.
+DEFAULT_FILES = ("./hostfile", "/job/hostfile")
+
+_SLOTS = ("slots", "cpus", "cpu", "count")
+# Settings of the launchers that say nothing about which nodes there are.
+_IGNORED = ("max_slots", "max-slots", "ifname", "binding")
+_SETTING = re.compile(r"([A-Za-z][A-Za-z_-]*)=(\S+)")
+
+
+def _parts(line: str) -> tuple[str, list[str]]:
+    """The host (or node set) and its settings; ``host:8`` becomes ``slots=8``."""
+    head, *settings = re.sub(r"\s*=\s*", "=", line).split()
+    match = re.fullmatch(r"(\[[^\[\]]*\]|[^:]*):([0-9]+)", head)
+    if match:
+        return match[1], [f"slots={match[2]}", *settings]
+    return head, settings
+
+
+def _slots(settings: list[str]) -> int | None:
+    """The slots that ``settings`` give, None when they give none. Raises ValueError."""
+    slots = None
+    for setting in settings:
+        match = _SETTING.fullmatch(setting)
+        if not match or match[1] not in (*_SLOTS, *_IGNORED):
+            raise ValueError(f"{setting!a} is not understood; write HOST slots=N, HOST:N or HOST")
+        if match[1] in _SLOTS:
+            if not re.fullmatch(r"[0-9]{1,9}", match[2]) or int(match[2]) > MAX_SLOTS:
+                raise ValueError(f"{setting!a}: slots are a number up to {MAX_SLOTS}")
+            slots = int(match[2])
+    return slots
+
+
+def parse(text: str, where: str) -> dict[str, int | None]:
+    """The hosts of a hostfile in its order, each with its slots; None where none were given.
+
+    where: the file's name, for the error text
+    Raises InventoryError, one line: the file, the line's number, and the line.
+    """
+    hosts: dict[str, int | None] = {}
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = raw.split("#", 1)[0].strip()
+        if not line:
+            continue
+        try:
+            name, settings = _parts(line)
+            slots = _slots(settings)
+            names = expand_one(name)
+        except (NodeSetError, ValueError) as error:
+            raise InventoryError(f"{where}:{number}: {error} (in {line[:80]!a})") from None
+        for host in names:
+            if host in hosts:
+                before = hosts[host]
+                hosts[host] = (1 if before is None else before) + (1 if slots is None else slots)
+            else:
+                hosts[host] = slots
+    if not hosts:
+        raise InventoryError(f"{where} names no host: one host per line, as HOST or HOST slots=8")
+    return hosts
+
+
+def read(path: str | Path) -> dict[str, int | None]:
+    """`parse` of the file ``path``. Raises InventoryError, also when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InventoryError(f"cannot read the hostfile {path}: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        raise InventoryError(f"{path} is no hostfile: it is larger than {MAX_BYTES} bytes")
+    return parse(content.decode("utf-8-sig", "backslashreplace"), str(path))
+
+
+def find(environ: Mapping[str, str] = os.environ) -> Path:
+    """The file of $NODEREADY_HOSTFILE, else ./hostfile, else /job/hostfile (DeepSpeed's default).
+
+    Raises InventoryError when there is none.
+    """
+    named = environ.get("NODEREADY_HOSTFILE")
+    if named:
+        return Path(named)
+    for name in DEFAULT_FILES:
+        if Path(name).is_file():
+            return Path(name)
+    raise InventoryError(
+        "no hostfile: set NODEREADY_HOSTFILE, or put one at " + " or ".join(DEFAULT_FILES)
+    )
+
+
+def with_data(hosts: Mapping[str, int | None]) -> list[tuple[str, dict[str, int]]]:
+    """``hosts`` as an inventory names them: (name, data), the slots under ``slots``."""
+    return [(name, {} if slots is None else {"slots": slots}) for name, slots in hosts.items()]
+
+
+def render(hosts: Mapping[str, int | None]) -> str:
+    """``hosts`` as a hostfile that `parse` and the launchers read, one host per line."""
+    lines = (name if slots is None else f"{name} slots={slots}" for name, slots in hosts.items())
+    return "".join(f"{line}\n" for line in lines)
+
+
+# --- The ready nodes as launchers read them. Pure.
+
+#: Form -> who reads it.
+FORMS = {
+    "hostfile": "DeepSpeed and Open MPI: 'gpu001 slots=8'",
+    "list": "pdsh, torchrun scripts, ssh loops: a name per line",
+    "exclude": "Slurm: the nodes that are not ready, for sbatch --exclude",
+}
+
+
+def text(form: str, ready: Mapping[str, int], others: Iterable[str]) -> str:
+    """The file's content.
+
+    form:   one of FORMS
+    ready:  name -> slots, in the order in which ranks are to be placed
+    others: the nodes that are not ready
+    """
+    if form == "exclude":
+        names = fold(others)
+        return f"{names}\n" if names else ""
+    if form == "list":
+        return "".join(f"{name}\n" for name in ready)
+    return "".join(f"{name} slots={slots}\n" for name, slots in ready.items())

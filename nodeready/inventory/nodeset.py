@@ -1,0 +1,237 @@
+"""Node sets: ``gpu[001-064]`` as names, and names as ``gpu[001-064]``.
+
+A thin edge over ClusterShell. Group sources of this machine (/etc/clustershell/groups.conf) are
+never asked: a node set means the same on every machine. ClusterShell's operators (``!``, ``&``,
+``^``) are refused: they are shell characters, and a list of names says the same.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+#: More names than the largest Slurm cluster has nodes (MAX_SLURM_NODES is 65,536): a typing error.
+MAX_NODES = 65_536
+#: RFC 1035, section 2.3.4: the longest host name.
+MAX_NAME = 253
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_GLOB = re.compile(r"[A-Za-z0-9_.*?][A-Za-z0-9_.*?-]*")
+# A pyinfra connector, with its argument: @local, @ssh/host, @docker/ubuntu:22.04.
+_CONNECTOR = re.compile(r"@[A-Za-z0-9_]+(/[A-Za-z0-9_./][A-Za-z0-9_./:@%+=-]*)?")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?:/([1-9][0-9]{0,8}))?)?")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_NUMBER = re.compile(r"([0-9]+)")
+#: Folding names with three and more varying numbers (addresses) is exact in all of them only at
+#: a cost that grows with the square of the names: 4 s for 1,000 random addresses.
+_MAX_FOLDED_NUMBERS = 2
+
+
+class NodeSetError(ValueError):
+    """A text that names no nodes. One line: the text, and what is wrong with it."""
+
+
+def host_name(text: str) -> str:
+    """``text`` when it is a host name, an address or a connector (``@local``).
+
+    Raises NodeSetError for anything else: a leading dash would be an option, and white space,
+    shell and control characters have no place in a name (RFC 952, RFC 1123, and underscores).
+    """
+    if _CONNECTOR.fullmatch(text) if text.startswith("@") else _is_plain(text):
+        return text
+    raise NodeSetError(f"{_shown(text)} is no host name{_hint(text)}")
+
+
+def _is_plain(text: str) -> bool:
+    if len(text) > MAX_NAME:
+        return False
+    if _NAME.fullmatch(text):
+        return True
+    return ":" in text and is_ipv6(text)
+
+
+def is_ipv6(text: str) -> bool:
+    """Whether ``text`` is an IPv6 address, with or without a scope (``fe80::1%eth0``)."""
+    address, percent, scope = text.partition("%")
+    if percent and not _NAME.fullmatch(scope):
+        return False
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(text: str) -> str:
+    """``text`` quoted, on one line, and not longer than a line."""
+    return ascii(text if len(text) <= 80 else text[:77] + "...")
+
+
+def _hint(text: str) -> str:
+    if text.startswith("-"):
+        return ": it begins with a dash"
+    if "@" in text[1:]:
+        return ": set the user as ssh_user in group_data"
+    if re.fullmatch(r"[\w.-]+:\d+", text):
+        return ": set the port as ssh_port in group_data"
+    if "[" in text and not _GLOB.fullmatch(text):
+        return ': expand a node set with nodeready.inventory.nodeset.nodes("...")'
+    if any(char in text for char in "!&^"):
+        return ": name the nodes; set operators are not taken"
+    return ""
+
+
+def split(text: str) -> list[str]:
+    """The parts of a comma list; a comma within brackets does not part. Empty parts are dropped.
+
+    >>> split("gpu[001-003,007],login1")
+    ['gpu[001-003,007]', 'login1']
+    """
+    parts: list[str] = []
+    depth = start = 0
+    for position, char in enumerate(text):
+        depth += (char == "[") - (char == "]")
+        if char == "," and depth <= 0:
+            parts.append(text[start:position])
+            start = position + 1
+    parts.append(text[start:])
+    return [part.strip(" ") for part in parts if part.strip(" ")]
+
+
+def _size(item: str) -> int:
+    """How many numbers a range holds (``7``, ``001-064``, ``0-62/2``); 0 when it is no range."""
+    match = _RANGE.fullmatch(item)
+    if not match:
+        return 0
+    first, last = match[1], match[2] or match[1]
+    padded = first[0] == "0" or last[0] == "0"
+    if padded and len(first) != len(last) and first != "0":
+        return 0
+    return max(0, (int(last) - int(first)) // int(match[3] or 1) + 1)
+
+
+def _count(text: str) -> int:
+    """How many names ``text`` stands for, found without making them."""
+    total = 1
+    for brackets in _BRACKETS.findall(text):
+        sizes = [_size(item) for item in brackets.split(",")]
+        if 0 in sizes:
+            item = brackets.split(",")[sizes.index(0)]
+            raise NodeSetError(f"node set {_shown(text)}: {_shown(item)} is no range like 001-064")
+        total *= sum(sizes)
+    return total
+
+
+def expand_one(text: str, globs: bool = False) -> list[str]:
+    """The names of one part (``gpu[001-064]``, ``login1``, ``@local``, ``[fe80::1]``), ascending.
+
+    globs: also let ``*`` and ``?`` through, for a caller that matches them itself.
+    Raises NodeSetError.
+    """
+    if text.startswith("[") and text.endswith("]") and is_ipv6(text[1:-1]):
+        return [text[1:-1]]
+    if text.startswith("@") or not ("[" in text or "]" in text):
+        return [text if globs and _GLOB.fullmatch(text) else host_name(text)]
+    frame = _BRACKETS.sub("0", text)
+    if "[" not in frame and "]" not in frame and not (globs and _GLOB.fullmatch(frame)):
+        try:
+            host_name(frame)
+        except NodeSetError as error:
+            reason = _hint(frame) or ": a node set is letters, digits, dots, dashes and ranges"
+            raise NodeSetError(f"{_shown(text)} is no node set{reason}") from error
+    count = _count(text)
+    if count > MAX_NODES:
+        shown = _shown(text)
+        raise NodeSetError(f"node set {shown} has {count:,} nodes; the most is {MAX_NODES:,}")
+    try:
+        return list(NodeSet(text, resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:
+        raise NodeSetError(f"node set {_shown(text)}: {_reason(error)}") from error
+
+
+def _reason(error: NodeSetException) -> str:
+    """ClusterShell's words without the text, which stands in front of them already."""
+    return " ".join(str(error).split(": ")[0].split()) if str(error) else "not understood"
+
+
+def natural(name: str) -> list[tuple[str, int, str]]:
+    """The sort key that puts ``gpu9`` before ``gpu10``."""
+    parts = _NUMBER.split(name)
+    numbers = [*parts[1::2], ""]
+    return [
+        (word, int(number or -1), number)
+        for word, number in zip(parts[0::2], numbers, strict=True)
+    ]
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """``names`` without repetitions, in the order of their first appearance."""
+    return list(dict.fromkeys(names))
+
+
+def expand(text: str) -> list[str]:
+    """The names in ``text``, a comma list of names and node sets: natural order, each once.
+
+    Raises NodeSetError, one line, when a part is no node set or no name, or when there are more
+    than `MAX_NODES` names.
+    """
+    names: set[str] = set()
+    for part in split(text):
+        names.update(expand_one(part))
+        if len(names) > MAX_NODES:
+            raise NodeSetError(f"{_shown(text)} has more than {MAX_NODES:,} nodes")
+    return sorted(names, key=natural)
+
+
+def nodes(text: str) -> list[str]:
+    """`expand` for an inventory file: ``h100 = nodes("gpu[001-064]")``.
+
+    Raises pyinfra's InventoryError, which pyinfra and nodeready show as one line.
+    """
+    from pyinfra.api.exceptions import InventoryError
+
+    try:
+        names = expand(text)
+    except NodeSetError as error:
+        raise InventoryError(str(error)) from None
+    if not names:
+        raise InventoryError(f"node set {_shown(text)} names no node")
+    return names
+
+
+def fold(names: Iterable[str]) -> str:
+    """``names`` as short as it can be said: ``gpu[001-063],login1``; "" for none.
+
+    What is no plain host name (``@local``, IPv6 addresses) stands at the end, joined by commas.
+    """
+    shapes: defaultdict[tuple[str, ...], list[list[str]]] = defaultdict(list)
+    others: list[str] = []
+    for name in unique(names):
+        if len(name) <= MAX_NAME and _NAME.fullmatch(name):
+            parts = _NUMBER.split(name)
+            shapes[tuple(parts[0::2])].append(parts)
+        else:
+            others.append(name)
+    whole: list[str] = []
+    folded: list[str] = []
+    for shape in shapes.values():
+        varying = [i for i in range(1, len(shape[0]), 2) if len({parts[i] for parts in shape}) > 1]
+        if len(varying) <= _MAX_FOLDED_NUMBERS:
+            whole.extend("".join(parts) for parts in shape)
+            continue
+        rows: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        last = varying[-1]
+        for parts in shape:
+            key = (*parts[:last], "", *parts[last + 1 :])
+            rows[key].append("".join(parts))
+        folded.extend(_fold(row) for row in rows.values())
+    head = [_fold(whole)] if whole else []
+    return ",".join([*head, *sorted(folded, key=natural), *others])
+
+
+def _fold(names: list[str]) -> str:
+    return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))

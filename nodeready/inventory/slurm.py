@@ -1,0 +1,151 @@
+"""The nodes that Slurm knows: of this job, of a partition, or all of them.
+
+Where a tool of Slurm's is there and fails or hangs, that is an error: an inventory that silently
+lost its partitions would silently lose their settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping
+from shutil import which
+
+from pyinfra.api.exceptions import InventoryError
+
+from nodeready.inventory.nodeset import NodeSetError, expand, host_name, natural, unique
+from nodeready.policy.spelling import closest
+from nodeready.text import sanitise
+
+#: Seconds for one answer. Slurm's own MessageTimeout is 10 s by default, and its tools try a
+#: backup controller after that; a controller that needs longer is not working.
+TIMEOUT_S = 15
+#: What a node list can be made of (slurm.conf(5), NodeName).
+_NODE_LIST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*")
+# Names that pyinfra's Inventory takes for itself; "all" is every node of the inventory.
+_NO_GROUPS = frozenset({"all", "self", "names_data", "override_data"})
+
+
+def inventory(
+    environ: Mapping[str, str] = os.environ, timeout_s: float = TIMEOUT_S
+) -> dict[str, list[str]]:
+    """The chosen nodes under "all", and the nodes among them of each partition under its name.
+
+    The nodes are those of the job ($SLURM_JOB_NODELIST, $SLURM_NODELIST), else of the partition
+    in $NODEREADY_PARTITION, else all that `sinfo` knows. Groups need `sinfo`; without it, a job's
+    own partition ($SLURM_JOB_PARTITION) is the only one.
+    Raises InventoryError, one line.
+    """
+    text = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
+    wanted = environ.get("NODEREADY_PARTITION", "")
+    path = environ.get("PATH", os.defpath)
+    partitions: dict[str, list[str]] = {}
+    if which("sinfo", path=path):
+        partitions = _partitions(ask(["sinfo", "-a", "-h", "-N", "-o", "%N %R"], path, timeout_s))
+    if text:
+        chosen = job_nodes(text, path, timeout_s)
+        if not partitions and environ.get("SLURM_JOB_PARTITION"):
+            partitions = {environ["SLURM_JOB_PARTITION"]: chosen}
+    elif not partitions:
+        raise InventoryError(
+            "no Slurm here: run inside a job (SLURM_JOB_NODELIST is not set), or where sinfo "
+            "is installed and shows nodes"
+        )
+    elif wanted:
+        if wanted not in partitions:
+            raise InventoryError(_no_partition(wanted, partitions))
+        chosen = partitions[wanted]
+    else:
+        chosen = sorted({name for part in partitions.values() for name in part}, key=natural)
+    known = set(chosen)
+    groups = {
+        group: [name for name in members if name in known]
+        for group, members in partitions.items()
+        if group not in _NO_GROUPS and not group.startswith("_")
+    }
+    return {"all": chosen, **{group: members for group, members in groups.items() if members}}
+
+
+def job_nodes(text: str, path: str, timeout_s: float) -> list[str]:
+    """The nodes in a job's node list, by `scontrol` where it is installed. Raises InventoryError.
+
+    path: where programs are looked for, as in $PATH
+    """
+    if not _NODE_LIST.fullmatch(text):
+        raise InventoryError(f"SLURM_JOB_NODELIST is no list of nodes: {sanitise(text, 80)!r}")
+    try:
+        if which("scontrol", path=path):
+            out = ask(["scontrol", "show", "hostnames", text], path, timeout_s)
+            return unique(host_name(name) for name in out.split())
+        return expand(text)
+    except NodeSetError as error:
+        raise InventoryError(f"SLURM_JOB_NODELIST: {error}") from None
+
+
+def _partitions(out: str) -> dict[str, list[str]]:
+    """The nodes of each partition, from lines of "NODE PARTITION", both in natural order.
+
+    sinfo's own order changes from call to call, and the order of a node's groups decides whose
+    setting holds: that of the last by name.
+    """
+    found: dict[str, list[str]] = {}
+    for line in filter(str.strip, out.split("\n")):
+        try:
+            name, partition = line.split()
+            found.setdefault(partition, []).append(host_name(name))
+        except ValueError:
+            raise InventoryError(f"sinfo printed what is no node: {line[:80]!a}") from None
+    return {name: sorted(set(found[name]), key=natural) for name in sorted(found, key=natural)}
+
+
+def _no_partition(wanted: str, partitions: Mapping[str, object]) -> str:
+    close = closest(wanted, partitions)
+    hint = f"did you mean {close}?" if close else f"there are {', '.join(partitions)}"
+    return sanitise(f"NODEREADY_PARTITION: no partition {wanted}; {hint}", 300)
+
+
+def ask(command: list[str], path: str, timeout_s: float) -> str:
+    """What the command prints. Raises InventoryError when it fails or takes too long."""
+    shown = " ".join(command[:3])
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PATH": path, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise InventoryError(f"cannot run {shown}: {error.strerror}") from None
+    try:
+        out, problem = child.communicate(timeout=timeout_s)
+    except BaseException as error:
+        _end(child)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        said = _last_line(error.stderr or b"") or "is slurmctld up? (scontrol ping)"
+        raise InventoryError(f"{shown} gave no answer in {timeout_s:g} s: {said}") from None
+    if child.returncode:
+        said = _last_line(problem) or f"exit code {child.returncode}"
+        raise InventoryError(f"{shown} failed: {said}")
+    return out.decode("utf-8", "replace")
+
+
+def _last_line(problem: bytes) -> str:
+    """The last thing that a command said on standard error."""
+    return sanitise(problem.decode("utf-8", "replace").strip().split("\n")[-1], 200)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Leave nothing of the command behind, and do not wait for what cannot be ended."""
+    with contextlib.suppress(OSError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=1)
+    for stream in (child.stdout, child.stderr):
+        if stream is not None:
+            stream.close()

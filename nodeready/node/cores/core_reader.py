@@ -1,0 +1,559 @@
+"""One core file, opened once: its header, its notes, and pieces of its memory.
+
+What the file is, is decided on the open file: its name may be another file's a moment later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from nodeready.node.proofs import core as core_file
+from nodeready.node.proofs import core as core_pattern
+
+# --- What an ELF core says of its process: the notes and program headers of core(5) and elf(5).
+#
+# Little-endian 64-bit cores of x86_64 and aarch64. Pure: bytes in, a dataclass out; every number in
+# the file is only believed as far as there are bytes for it.
+
+#: Of the file's header.
+EHDR_BYTES = 64
+_PHDR = struct.Struct("<IIQQQQQQ")
+_CORE, _MACHINES = 4, {62: "x86_64", 183: "aarch64"}
+_LOAD, _NOTE = 1, 4
+_PRSTATUS, _PRPSINFO, _AUXV, _FILE = 1, 3, 6, 0x46494C45
+_AT_PHDR, _AT_ENTRY, _AT_EXECFN = 3, 9, 31
+#: Mapped files that are kept: Linux allows 65530 mappings, and one file has several.
+_FILES = 65_536
+_BUILD_ID = 3
+
+
+class NoCore(ValueError):
+    """These bytes are no core that we can read: why, in a few words."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """``size`` bytes of the memory at ``address`` stand in the file at ``offset``."""
+
+    offset: int
+    address: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """Where in a core its parts are.
+
+    table: offset and size of the program headers
+    """
+
+    machine: str
+    table: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Notes:
+    """The process, as its notes have it. ``None`` and "": the note is not there.
+
+    threads: how many PRSTATUS there are
+    files:   mapped files: first address, and path as bytes
+    """
+
+    pid: int | None = None
+    uid: int | None = None
+    signal: int | None = None
+    comm: str = ""
+    command: str = ""
+    threads: int = 0
+    entry: int = 0
+    execfn: int = 0
+    files: tuple[tuple[int, int, bytes], ...] = ()
+
+    def executable(self) -> tuple[int, str]:
+        """The address and path of the file that the program began in; (0, "") when none says."""
+        for start, end, name in self.files:
+            if start <= self.entry < end:
+                lowest = min(first for first, _, other in self.files if other == name)
+                return lowest, text(name)
+        return 0, ""
+
+
+def text(raw: bytes) -> str:
+    """A name of the kernel's as text; bytes that are no UTF-8 become surrogates."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def header(head: bytes) -> Header:
+    """The file's header, from its first bytes. Raises NoCore."""
+    if not head:
+        raise NoCore("it is empty")
+    if head[:4] != b"\x7fELF":
+        raise NoCore("it is no ELF file")
+    if len(head) < EHDR_BYTES:
+        raise NoCore("it ends within its header")
+    if head[4:6] != b"\x02\x01":
+        raise NoCore("it is no 64-bit little-endian file")
+    kind, machine = struct.unpack_from("<HH", head, 16)
+    (offset,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    if kind != _CORE:
+        raise NoCore("it is an ELF file, but no core")
+    if machine not in _MACHINES:
+        raise NoCore(f"it is of another machine (ELF number {machine})")
+    if size != _PHDR.size:
+        raise NoCore("its program headers make no sense")
+    return Header(_MACHINES[machine], (offset, count * size))
+
+
+def segments(table: bytes) -> tuple[list[Segment], list[Segment]]:
+    """Memory and notes, from the program headers."""
+    memory, notes = [], []
+    whole = len(table) - len(table) % _PHDR.size
+    for kind, _, offset, address, _, size, _, _ in _PHDR.iter_unpack(table[:whole]):
+        if kind == _LOAD and size:
+            memory.append(Segment(offset, address, size))
+        elif kind == _NOTE:
+            notes.append(Segment(offset, address, size))
+    return memory, notes
+
+
+def find(memory: list[Segment], address: int) -> Segment | None:
+    """What the file has from this address on."""
+    for part in memory:
+        if part.address <= address < part.address + part.size:
+            inside = address - part.address
+            return Segment(part.offset + inside, address, part.size - inside)
+    return None
+
+
+def _each(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+    """Name, type and content of each whole note."""
+    at = 0
+    while at + 12 <= len(data):
+        name_size, size, kind = struct.unpack_from("<III", data, at)
+        begin = at + 12 + (name_size + 3) // 4 * 4
+        end = begin + size
+        if end > len(data):
+            return
+        yield data[at + 12 : at + 12 + name_size].rstrip(b"\0"), kind, data[begin:end]
+        at = begin + (size + 3) // 4 * 4
+
+
+def parse(data: bytes) -> Notes:
+    """The notes of a process; what is cut off or too short is missing."""
+    found: dict[str, object] = {}
+    threads = 0
+    for name, kind, content in _each(data):
+        if name != b"CORE":
+            continue
+        if kind == _PRSTATUS:
+            threads += 1
+            # The first is the thread that got the signal.
+            if threads == 1 and len(content) >= 36:
+                found["signal"] = struct.unpack_from("<h", content, 12)[0]
+                found.setdefault("pid", struct.unpack_from("<i", content, 32)[0])
+        elif kind == _PRPSINFO and len(content) >= 136:
+            uid, _, pid = struct.unpack_from("<III", content, 16)
+            comm, command = content[40:56], content[56:136]
+            found |= {"uid": uid, "pid": pid, "comm": _string(comm), "command": _string(command)}
+        elif kind == _AUXV:
+            pairs = dict(struct.iter_unpack("<QQ", content[: len(content) // 16 * 16]))
+            found |= {"entry": pairs.get(_AT_ENTRY, 0), "execfn": pairs.get(_AT_EXECFN, 0)}
+        elif kind == _FILE:
+            found["files"] = _files(content)
+    return Notes(threads=threads, **found)  # type: ignore[arg-type]
+
+
+def _string(raw: bytes) -> str:
+    return text(raw.split(b"\0", 1)[0]).strip()
+
+
+def _files(content: bytes) -> tuple[tuple[int, int, bytes], ...]:
+    if len(content) < 16:
+        return ()
+    (count,) = struct.unpack_from("<Q", content)
+    if count > _FILES or 16 + 24 * count > len(content):
+        return ()
+    names = content[16 + 24 * count :].split(b"\0")
+    ranges = struct.iter_unpack("<QQQ", content[16 : 16 + 24 * count])
+    return tuple((start, end, name) for (start, end, _), name in zip(ranges, names))
+
+
+def build_id(image: bytes) -> str:
+    """The build id of the ELF file that begins with ``image``, in hex; "": it has none there."""
+    if image[:6] != b"\x7fELF\x02\x01" or len(image) < EHDR_BYTES:
+        return ""
+    (offset,) = struct.unpack_from("<Q", image, 32)
+    size, count = struct.unpack_from("<HH", image, 54)
+    if size != _PHDR.size:
+        return ""
+    for part in segments(image[offset : offset + size * count])[1]:
+        for name, kind, content in _each(image[part.offset : part.offset + part.size]):
+            if name == b"GNU" and kind == _BUILD_ID:
+                return content.hex()
+    return ""
+
+
+#: Bytes of notes that are read: a thread has 3 to 11 kB of them.
+_NOTES_BYTES = 16 << 20
+#: Bytes of an ELF file in which its build id stands.
+_IMAGE_BYTES = 4096
+#: Bytes in front of AT_EXECFN's string in which the environment is searched.
+_STACK_BYTES = 256 << 10
+_KEPT = re.compile(
+    rb"(RANK|SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|SLURM_JOB_ID|TORCHELASTIC_RUN_ID"
+    rb"|MASTER_ADDR|MASTER_PORT)=([!-~]{1,200})"
+)
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+@contextmanager
+def _as_user(uid: int) -> Iterator[None]:
+    """With the rights of that user: on a shared file system, root may have none."""
+    try:
+        gid = pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        gid = uid
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def open_regular(path: str, owner: int | None = None) -> int:
+    """A descriptor of a regular file; never through a link, and a pipe does not stop us.
+
+    owner: whose it is: tried with that user's rights when root has none. Raises OSError.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        number = os.open(path, flags)
+    except PermissionError:
+        if owner is None or os.geteuid() != 0 or owner == 0:
+            raise
+        with _as_user(owner):
+            number = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(0, "it is no regular file")
+    return number
+
+
+class Reader:
+    """An open core. Raises NoCore where it is none, OSError where it cannot be read.
+
+    number: its descriptor, which stays the caller's
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        head = os.pread(number, EHDR_BYTES, 0)
+        found = header(head)
+        offset, size = found.table
+        table = os.pread(number, size, offset)
+        memory, notes = segments(table)
+        self.memory: list[Segment] = memory
+        #: The size that it should have; None: it ends within its program headers.
+        self.whole_bytes: int | None = None
+        if len(table) == size:
+            # The reader of headers wants them where the file has them.
+            between = b"\0" * max(0, min(offset, 1 << 20) - len(head))
+            self.whole_bytes = core_file.whole_bytes(head[:offset] + between + table)
+        data = b"".join(os.pread(number, min(n.size, _NOTES_BYTES), n.offset) for n in notes[:1])
+        self.notes: Notes = parse(data)
+
+    def memory_at(self, address: int, size: int) -> bytes:
+        """What the core has of the process's memory there, at most."""
+        part = find(self.memory, address)
+        return os.pread(self.number, min(size, part.size), part.offset) if part else b""
+
+    def build_id(self, address: int) -> str:
+        """Of the ELF file that was mapped at this address; "": the core has no copy of it."""
+        return build_id(self.memory_at(address, _IMAGE_BYTES))
+
+    def environment(self) -> Mapping[str, str]:
+        """What of the environment tells rank and job: it stands in front of the path at the
+        bottom of the stack (fs/binfmt_elf.c, create_elf_tables)."""
+        end = self.notes.execfn
+        for part in self.memory:
+            if part.address <= end < part.address + part.size:
+                begin = max(part.address, end - _STACK_BYTES)
+                strings = self.memory_at(begin, end - begin).split(b"\0")
+                found = filter(None, map(_KEPT.fullmatch, strings))
+                return {match[1].decode(): match[2].decode() for match in found}
+        return {}
+
+    def rank(self) -> tuple[int | None, str]:
+        """The rank and the job; None and "" when the core does not say."""
+        have = self.environment()
+        numbers = [have[name] for name in _RANKS if have.get(name, "").isdigit()]
+        rank = int(numbers[0][:9]) if numbers else None
+        job = have.get("SLURM_JOB_ID") or have.get("TORCHELASTIC_RUN_ID", "")
+        if not job and "MASTER_ADDR" in have:
+            job = f"{have['MASTER_ADDR']}:{have.get('MASTER_PORT', '')}"
+        return rank, job
+
+
+def program_problem(path: str, wanted: str) -> str:
+    """Why this file is not the program of a core, one line; "": it is, as far as one can tell.
+
+    wanted: the build id that the core has of it; "": it has none
+    """
+    if not path:
+        return "the core does not say which program it was"
+    if not path.startswith("/"):
+        return f"the program is called {path}, which is no path"
+    try:
+        number = open_regular(path)
+    except OSError as problem:
+        gone = path.endswith(" (deleted)") or isinstance(problem, FileNotFoundError)
+        return f"{path}: {'is no longer there' if gone else problem.strerror}"
+    with contextlib.ExitStack() as after:
+        after.callback(os.close, number)
+        found = build_id(os.pread(number, _IMAGE_BYTES, 0))
+    if wanted and found and wanted != found:
+        return f"{path} has changed since: build id {found[:12]}, in the core {wanted[:12]}"
+    return ""
+
+
+__all__ = ["NoCore", "Reader", "open_regular", "program_problem"]
+
+
+# --- Where core files lie, and what their names tell: kernel.core_pattern, read backwards.
+
+#: systemd-coredump(8): core.COMM.UID.BOOT.PID.MICROSECONDS, compressed or not.
+STORE = "/var/lib/systemd/coredump"
+#: As a pattern; %E stands for the boot's id.
+STORE_PATTERN = f"{STORE}/core.%e.%u.%E.%p.%t"
+#: Entries of one directory that are looked at.
+ENTRIES = 100_000
+#: Directories that one pattern may lead to.
+_DIRECTORIES = 1000
+_COMPRESSED = re.compile(r"\.(?:zst|lz4|xz)\Z")
+_MARK = re.compile("\x01(.)")
+# The values of these have no slash: the kernel makes "!" of it.
+_NUMBERS = frozenset("cCdFgiIpPstu")
+
+
+@dataclass(frozen=True)
+class Name:
+    """A file whose name a pattern gives.
+
+    values: letter of the specifier -> what stands for it, the first where there are several
+    """
+
+    path: str
+    values: dict[str, str]
+    compressed: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One pattern as a place to look in.
+
+    pattern: as the kernel has it
+    uses_pid: kernel.core_uses_pid
+    """
+
+    pattern: str
+    uses_pid: bool = False
+
+    def _parts(self) -> list[str]:
+        letters = {letter: f"\x01{letter}" for letter in core_pattern.SPECIFIERS}
+        return core_pattern.expand(self.pattern, letters, uses_pid=self.uses_pid).split("/")
+
+    @property
+    def handler(self) -> str:
+        """The program, or socket, that gets the cores; "": they are files."""
+        return core_pattern.program(self.pattern)
+
+    @property
+    def shown(self) -> str:
+        """For people: ``*`` for what is unknown."""
+        return core_pattern.pattern_shown(
+            core_pattern.expand(self.pattern, {}, uses_pid=self.uses_pid)
+        )
+
+    @property
+    def directory(self) -> str:
+        """Where all of its files lie; "": the pattern names no such directory."""
+        parts = self._parts()[:-1]
+        fixed = self.pattern.startswith("/") and not any("\x01" in part for part in parts)
+        return ("/".join(parts) or "/") if fixed else ""
+
+    def find(self) -> Iterator[Name]:
+        """The files that are there, in no order. Raises OSError when there is no such directory.
+
+        Only the directories that the pattern names are listed. Where a value is part of the name
+        of a directory, anybody may have made one: no link is followed there.
+        """
+        first, *parts = self._parts()
+        if first or not parts:
+            return
+        found = [("/", dict[str, str]())]
+        for part in parts[:-1]:
+            found = list(self._enter(found, part))[:_DIRECTORIES]
+        matches = _regex(parts[-1])
+        for directory, values in found:
+            for name in _entries(directory):
+                suffix = _COMPRESSED.search(name)
+                stem = name[: suffix.start()] if suffix else name
+                match = matches.fullmatch(stem) or (None if suffix else matches.fullmatch(name))
+                if match:
+                    yield Name(
+                        os.path.join(directory, name),
+                        {**match.groupdict(), **values},
+                        suffix[0] if suffix else "",
+                    )
+
+    def _enter(
+        self, found: list[tuple[str, dict[str, str]]], part: str
+    ) -> Iterator[tuple[str, dict[str, str]]]:
+        for directory, values in found:
+            if "\x01" not in part:
+                yield os.path.join(directory, part), values
+                continue
+            for name in _entries(directory):
+                path = os.path.join(directory, name)
+                match = _regex(part).fullmatch(name)
+                if match and os.path.isdir(path) and not os.path.islink(path):
+                    yield path, {**match.groupdict(), **values}
+
+
+def _entries(directory: str) -> Iterator[str]:
+    with os.scandir(directory) as entries:
+        for _, entry in zip(range(ENTRIES), entries):
+            yield entry.name
+
+
+def _regex(part: str) -> re.Pattern[str]:
+    """What one component of a marked path can be."""
+    text, at, seen = "", 0, set[str]()
+    for mark in _MARK.finditer(part):
+        letter = mark[1]
+        kind = "[0-9]+" if letter in _NUMBERS else ".*"
+        group = f"(?:{kind})" if letter in seen else f"(?P<{letter}>{kind})"
+        text += re.escape(part[at : mark.start()]) + group
+        seen.add(letter)
+        at = mark.end()
+    return re.compile(text + re.escape(part[at:]), re.S)
+
+
+def live() -> Place:
+    """The pattern in force; "" where it cannot be read."""
+    try:
+        with open(
+            "/proc/sys/kernel/core_pattern", encoding="utf-8", errors="surrogateescape"
+        ) as f:
+            pattern = f.read().rstrip("\n")
+        with open("/proc/sys/kernel/core_uses_pid", encoding="ascii", errors="replace") as f:
+            return Place(pattern, f.read().strip() not in ("", "0"))
+    except OSError:
+        return Place("")
+
+
+# --- What a node tells of its core files; the same dataclasses here and there (`subjects/wire.py`).
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that is named like a core.
+
+    path:        as the node names it; bytes that are no text as surrogates
+    inode, modified_ns, size_bytes: with the path, what tells it from every other file
+    owner:       user id of the file
+    age_s:       seconds since it was written, by the node's clock
+    compressed:  its suffix (``.zst``); "": it is not compressed
+    host:        the %h of its name; "": the name has none
+    pid, signal: %P or %p, and %s, of its name; None: the name has none
+    """
+
+    path: str
+    inode: int
+    modified_ns: int
+    size_bytes: int
+    owner: int
+    age_s: float
+    compressed: str = ""
+    host: str = ""
+    pid: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The core files that one node sees, the newest first.
+
+    places: where was looked: patterns with ``*`` for what the kernel fills in
+    more:   how many older ones are not listed
+    notes:  what kept us from looking somewhere, one line each
+    """
+
+    places: tuple[str, ...]
+    files: tuple[File, ...]
+    more: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Core:
+    """What one core tells, and the backtrace that gdb took from it.
+
+    number:      which of the files that were asked for
+    unread:      why there is no backtrace, and what to do, one line; "": there is one
+    warning:     what is doubtful about it, one line
+    whole_bytes: the size that its own program headers give; None: not known
+    pid:         as the process itself saw it; None here and below: the core does not say
+    signal:      that ended it; 0: none, it is a copy of a live process
+    uid, user:   whose it was
+    comm:        the first 15 characters of its name
+    program:     path of the executable; "": not known
+    command:     the first 80 characters of its command line
+    threads:     how many it had; 0: not known
+    rank, job:   by the environment that it was started with, where the core has that
+    text:        gdb's words, zlib and base64
+    cut:         the words were more
+    """
+
+    number: int
+    unread: str = ""
+    warning: str = ""
+    whole_bytes: int | None = None
+    pid: int | None = None
+    signal: int | None = None
+    uid: int | None = None
+    user: str = ""
+    comm: str = ""
+    program: str = ""
+    command: str = ""
+    threads: int = 0
+    rank: int | None = None
+    job: str = ""
+    text: str = ""
+    cut: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """The last line.
+
+    read:    how many cores were looked at in full
+    left:    how many were not looked at, because that was enough
+    unknown: how many were passed over because they do not tell their job
+    """
+
+    read: int
+    left: int
+    unknown: int = 0

@@ -1,0 +1,268 @@
+"""A pattern of paths, expanded by ourselves: bounded, and never into what does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fnmatch
+import os
+import pwd
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+#: Names that are looked at, and directories below each other that ``**`` goes down.
+MAX_NAMES, MAX_DEPTH = 100_000, 16
+#: Links on the way to one file (Linux: MAXSYMLINKS).
+_MAX_LINKS = 40
+_MAGIC = re.compile(r"[*?[]")
+
+
+class TooManyError(Exception):
+    """The pattern goes through more names than `MAX_NAMES`."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A path. shown: as the pattern spells it; real: the same without links."""
+
+    shown: str
+    real: str
+
+    def at(self, name: str) -> str:
+        return f"{self.shown.rstrip('/')}/{name}"
+
+
+@dataclass
+class Walk:
+    """One way through the node's directories.
+
+    touch:   called with each path without links before it is asked for; raises OSError when it
+             must not be
+    blocked: whether ``**`` stays out of this directory
+    trouble: called with what could not be looked at, and why
+    """
+
+    touch: Callable[[str], None]
+    blocked: Callable[[str], bool]
+    trouble: Callable[[str, OSError], None]
+    _names: int = 0
+
+    def _follow(self, here: str, name: str) -> str:
+        """The name in this directory without links, with `touch` before each step.
+
+        Raises OSError where there is nothing.
+        """
+        todo, links = [name], 0
+        while todo:
+            name = todo.pop()
+            if name in ("", "."):
+                continue
+            if name == "..":
+                here = os.path.dirname(here)
+                continue
+            step = f"{here.rstrip('/')}/{name}"
+            self.touch(step)
+            if not stat.S_ISLNK(os.lstat(step).st_mode):
+                here = step
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            target = os.readlink(step)
+            here = "/" if target.startswith("/") else here
+            todo += target.split("/")[::-1]
+        return here
+
+    def expand(self, pattern: str) -> Iterator[Found]:
+        """What matches an absolute pattern of ``*``, ``?``, ``[...]`` and ``**``.
+
+        Raises TooManyError.
+        """
+        words = [word for word in pattern.split("/") if word]
+        yield from self._below([Found("/", "/")], words)
+
+    def _below(self, places: list[Found], words: list[str]) -> Iterator[Found]:
+        if not words:
+            yield from places
+            return
+        word, *rest = words
+        if word == "**":
+            for place in places:
+                for below in self._deep(place, MAX_DEPTH):
+                    yield from self._below([below], rest or ["*"])
+        elif _MAGIC.search(word):
+            like = re.compile(fnmatch.translate(word))
+            for place in places:
+                hits = [
+                    found
+                    for name in self._list(place)
+                    if like.match(name) and (word[0] == "." or name[0] != ".")
+                    for found in self._one(place, name, last=not rest)
+                ]
+                yield from self._below(hits, rest)
+        else:
+            for place in places:
+                yield from self._below(list(self._one(place, word, last=not rest)), rest)
+
+    def _one(self, place: Found, name: str, *, last: bool) -> Iterator[Found]:
+        """The name in this directory, if it is there and, unless it is the last one, leads on."""
+        shown = place.at(name)
+        try:
+            real = self._follow(place.real, name)
+            if last or stat.S_ISDIR(os.lstat(real).st_mode):
+                yield Found(shown, real)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            self.trouble(shown, error)
+
+    def _list(self, place: Found) -> list[str]:
+        try:
+            self.touch(place.real)
+            with os.scandir(place.real) as entries:
+                names = []
+                for entry in entries:
+                    names.append(entry.name)
+                    self._count()
+                return sorted(names)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self.trouble(place.shown, error)
+            return []
+
+    def _count(self) -> None:
+        self._names += 1
+        if self._names > MAX_NAMES:
+            raise TooManyError
+
+    def _deep(self, place: Found, depth: int) -> Iterator[Found]:
+        """The directory and all below it, without following links: those may go round."""
+        yield place
+        if depth == 0:
+            return
+        for name in self._list(place):
+            below = Found(place.at(name), f"{place.real.rstrip('/')}/{name}")
+            if name[0] == "." or self.blocked(below.real):
+                continue
+            try:
+                self.touch(below.real)
+                directory = stat.S_ISDIR(os.lstat(below.real).st_mode)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self.trouble(below.shown, error)
+                continue
+            if directory:
+                yield from self._deep(below, depth - 1)
+
+
+def home() -> str:
+    """The home directory of whoever has logged in, sudo or not."""
+    user = os.environ.get("SUDO_USER")
+    if user:
+        try:
+            return pwd.getpwnam(user).pw_dir
+        except KeyError:
+            pass
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return os.environ.get("HOME", "/")
+
+
+def absolute(pattern: str) -> str:
+    """The pattern with ``~`` as the home of whoever has logged in, which is itself no pattern."""
+    if pattern == "~" or pattern.startswith("~/"):
+        return re.sub(r"([*?[])", r"[\1]", home()) + pattern[1:]
+    return pattern
+
+
+# --- The mounts of this node, and those that do not answer: whoever asks them never comes back.
+
+TABLE = "/proc/self/mountinfo"
+#: File systems that hold the kernel's own things, and no file of a job.
+KERNELS = frozenset(
+    (
+        *("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "debugfs", "tracefs"),
+        *("securityfs", "bpf", "pstore", "configfs", "fusectl", "mqueue", "efivarfs"),
+        *("binfmt_misc", "rpc_pipefs", "hugetlbfs", "selinuxfs", "nsfs"),
+    )
+)
+#: The name of a process of ours that asks a mount: this and the mount's device. The kernel keeps
+#: 15 characters of it (proc(5), /proc/PID/comm).
+_NAME = "nr-"
+#: The bit of SIGKILL among a process's pending signals (proc(5), SigPnd).
+_KILLED = 1 << 8
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A row of `TABLE`. device: ``MAJOR:MINOR``; kind: ``nfs4``; source: ``nas:/export``"""
+
+    path: str
+    device: str
+    kind: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.source}, {self.kind})"
+
+
+def parse(text: str) -> list[Mount]:
+    """The rows of `TABLE` (proc(5)); what is no row of it is passed over."""
+    found = []
+    for row in text.splitlines():
+        before, _, after = row.partition(" - ")
+        left, right = before.split(" "), after.split(" ")
+        if len(left) >= 6 and len(right) >= 2:
+            found.append(Mount(_plain(left[4]), left[2], right[0], _plain(right[1])))
+    return found
+
+
+def _plain(word: str) -> str:
+    """White space and backslashes stand in the table as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
+
+
+class Mounts:
+    """Which mount a path without links is on, found without asking the path."""
+
+    def __init__(self, rows: Iterable[Mount]) -> None:
+        # Of two at the same place, the later one is seen.
+        self._rows = {row.path: row for row in rows}
+
+    def of(self, path: str) -> Mount:
+        """The mount that holds this absolute path without links."""
+        here = path
+        while here not in self._rows and here != "/":
+            here = os.path.dirname(here)
+        return self._rows.get(here, Mount("/", "", "", ""))
+
+
+def here() -> Mounts:
+    """This process's own."""
+    with open(TABLE, encoding="utf-8", errors="surrogateescape") as file:
+        return Mounts(parse(file.read()))
+
+
+def name_after(device: str) -> None:
+    """Have this process bear the device's name: where it hangs shows then, and for how long."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write(f"{_NAME}{device}")
+
+
+def dead() -> set[str]:
+    """The devices for which a process of an earlier run still waits, though it was killed."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+                text = file.read()
+            match = re.match(rf"Name:\t{_NAME}(\d+:\d+)\n", text)
+            pending = re.search(r"^SigPnd:\t([0-9a-f]+)$", text, re.MULTILINE)
+            if match and pending and int(pending[1], 16) & _KILLED:
+                found.add(match[1])
+    return found

@@ -1,0 +1,407 @@
+"""The program on the node that reads the last lines of the files that match a pattern.
+
+Nothing is asked of a file system but in a fork (`tail_reader.py`): when it comes no further, it is
+left behind, and another one goes on without that mount. The answer is one line, ``NONCE tail
+"..."``: `Tail` as JSON, compressed, in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import stat
+import time
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from nodeready.node.logs import paths
+from nodeready.node.logs.paths import MAX_NAMES, Found, TooManyError, Walk, absolute
+from nodeready.node.runtime import Aside, Tell
+
+# --- What one run of tail on a node is told, and what it tells.
+
+#: Bytes at the end of a file that are read.
+MAX_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the program has to do.
+
+    nonce:     random word with which its line begins
+    tag:       ``nodeready:RUN``, by which an interrupt finds the process
+    pattern:   an absolute path, or one that begins with ``~/``; with ``*``,
+               ``?``, ``[...]`` and ``**``
+    lines:     how many of each file
+    grep:      a regular expression; then only lines in which it is found; "": all
+    newer_s:   only files that were written in the last so many seconds; 0: all
+    since_s:   only files that were written since then, in seconds since 1970; 0: all
+    max_files: of more files, those that were written last
+    limit_s:   seconds after which it must have ended
+    """
+
+    nonce: str
+    tag: str
+    pattern: str
+    lines: int = 10
+    grep: str = ""
+    newer_s: int = 0
+    since_s: float = 0
+    max_files: int = 64
+    limit_s: int = 30
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that was read. mtime_s: seconds since 1970; age_s: since then, by the node's clock.
+
+    lines:   the oldest first
+    matches: of the expression in the last `MAX_BYTES`; None: there is none
+    """
+
+    path: str
+    size_bytes: int
+    mtime_s: float
+    age_s: float
+    lines: tuple[str, ...]
+    matches: int | None
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A path that was not read. fault: somebody has to look; else it is no file for us."""
+
+    path: str
+    why: str
+    fault: bool
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What one node has.
+
+    host:    its own name for itself
+    left_out: files that match, too, of which max_files were newer
+    older:   files that match, and were not written in the time that was asked for
+    error:   why the whole answer is not what was asked for; ""
+    """
+
+    host: str
+    files: tuple[File, ...]
+    unread: tuple[Unread, ...]
+    left_out: int
+    older: int
+    error: str
+
+
+# --- The last lines of a text file of which only the end was read. Pure.
+
+#: Characters of a line that are kept; a mark stands for the rest.
+MAX_LINE = 2000
+
+
+class Last(NamedTuple):
+    """lines: the oldest first; matches: of the expression, in what was read"""
+
+    lines: tuple[str, ...]
+    matches: int | None
+
+
+def as_rows(data: bytes, *, whole: bool) -> list[bytes] | None:
+    """The lines of the end of a file, without the blank ones; None: this is no text.
+
+    whole: this is all of the file; else the first line began before it, and is left out unless it
+    is the only one.
+
+    Of a progress bar, which begins again and again after a carriage return, the last state. A file
+    that was truncated while its writer went on begins with NUL bytes; others make it no text.
+    """
+    found: list[bytes] = []
+    first, *others = data.split(b"\n")
+    for piece in [first, *others] if whole else others:
+        if not _add(found, piece):
+            return None
+    # More than what was read, and the line ends only there: part of it is better than nothing.
+    return found if found or whole or _add(found, first) else None
+
+
+def _add(found: list[bytes], piece: bytes) -> bool:
+    """Keep a line, unless it is blank; whether it is text."""
+    states = (state for state in reversed(piece.lstrip(b"\0").split(b"\r")) if state.strip())
+    row = next(states, b"")
+    if row:
+        found.append(row)
+    return b"\0" not in row
+
+
+def last(found: list[bytes], count: int, like: re.Pattern[str] | None = None) -> Last:
+    """The last ``count`` of these lines, or of those in which the expression is found."""
+    if like is None:
+        return Last(tuple(_text(row) for row in found[-count:]), None)
+    texts = (row.decode("utf-8", "replace") for row in found)
+    hits = [text for text in texts if like.search(text)]
+    return Last(tuple(_cut(text) for text in hits[-count:]), len(hits))
+
+
+def _text(row: bytes) -> str:
+    # At most four bytes are one character.
+    return _cut(row[: 4 * (MAX_LINE + 1)].decode("utf-8", "replace"))
+
+
+def _cut(text: str) -> str:
+    text = text.rstrip()
+    return text if len(text) <= MAX_LINE else text[:MAX_LINE] + "..."
+
+
+# --- The reading of files whose paths match, in a fork that may hang at each of its questions.
+#
+# It tells ``at`` before it asks a file system anything, ``search`` before it searches, and what it
+# has found; ``done`` at the end. Whoever listens knows by that where it came no further.
+
+#: Bytes at the end of a file that are tried first.
+_FIRST_BYTES = 16 * 1024
+_PACKED = (".gz", ".xz", ".bz2", ".zst", ".lz4", ".zip")
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class _DeadError(OSError):
+    pass
+
+
+class Reader:
+    """One fork's work.
+
+    dead:     devices of the mounts that are not asked
+    left_out: paths that are not read
+    """
+
+    def __init__(self, config: Config, tell: Tell, dead: set[str], left_out: set[str]) -> None:
+        self.config, self.tell, self.dead, self.left_out = config, tell, dead, left_out
+        self.mounts = paths.here()
+        self.like = re.compile(config.grep) if config.grep else None
+        self.device = ""
+
+    def touch(self, real: str) -> None:
+        """Tell where the next question goes. Raises OSError when nobody answers there."""
+        mount = self.mounts.of(real)
+        if mount.device in self.dead:
+            raise _DeadError(0, f"the mount {mount} does not answer")
+        if mount.device != self.device:
+            self.device = mount.device
+            paths.name_after(mount.device)
+        self.tell({"at": mount.device})
+
+    def trouble(self, shown: str, error: OSError) -> None:
+        why = error.strerror or str(error)
+        self.unread(shown, why if isinstance(error, _DeadError) else why.lower(), fault=True)
+
+    def unread(self, shown: str, why: str, *, fault: bool) -> None:
+        self.tell({"unread": asdict(Unread(shown, why, fault))})
+
+    def blocked(self, real: str) -> bool:
+        return self.mounts.of(real).kind in paths.KERNELS
+
+    def work(self) -> None:
+        """Expand the pattern, and read the files that were written last."""
+        walk = Walk(self.touch, self.blocked, self.trouble)
+        pattern = absolute(self.config.pattern)
+        found: dict[str, tuple[float, Found]] = {}
+        older = 0
+        try:
+            for one in walk.expand(pattern):
+                mtime = self.suits(one, deep=pattern.endswith("**"))
+                # Once, though a link such as `latest` leads there too.
+                if mtime is not None and one.real not in found:
+                    found[one.real] = (mtime, one)
+                    older += not self.new(mtime)
+        except TooManyError:
+            self.tell({"error": f"more than {MAX_NAMES:,} names: only some were looked at"})
+        new = [(mtime, one) for mtime, one in found.values() if self.new(mtime)]
+        new.sort(key=lambda item: (-item[0], item[1].shown))
+        chosen = [one for _, one in new[: self.config.max_files]]
+        left_out = len(new) - len(chosen)
+        self.tell({"left_out": left_out, "older": older, "chosen": [one.shown for one in chosen]})
+        for one in chosen:
+            if one.shown not in self.left_out:
+                self.read(one)
+        self.tell({"done": True})
+
+    def new(self, mtime: float) -> bool:
+        config = self.config
+        return mtime >= config.since_s and not 0 < config.newer_s < time.time() - mtime
+
+    def suits(self, one: Found, *, deep: bool) -> float | None:
+        """When it was written, if it is a regular file; else it is told of."""
+        try:
+            self.touch(one.real)
+            known = os.lstat(one.real)
+        except OSError as error:
+            self.trouble(one.shown, error)
+            return None
+        if stat.S_ISREG(known.st_mode):
+            if not one.real.endswith(_PACKED):
+                return known.st_mtime
+            self.unread(one.shown, "is compressed", fault=False)
+        elif not (deep and stat.S_ISDIR(known.st_mode)):
+            kind = _KINDS.get(stat.S_IFMT(known.st_mode), "no regular file")
+            self.unread(one.shown, f"is {kind}", fault=False)
+        return None
+
+    def read(self, one: Found) -> None:
+        try:
+            self.touch(one.real)
+            # Whatever has come into its place meanwhile: no waiting, no terminal, no other file.
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+            handle = os.open(one.real, flags)
+            try:
+                known = os.fstat(handle)
+                if not stat.S_ISREG(known.st_mode):
+                    self.unread(one.shown, "is no regular file any more", fault=False)
+                    return
+                rows = self.rows(handle, known.st_size)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            self.trouble(one.shown, error)
+            return
+        if rows is None:
+            self.unread(one.shown, "is no text", fault=False)
+            return
+        if self.like:
+            self.tell({"search": one.shown})
+        lines, matches = last(rows, self.config.lines, self.like)
+        age = time.time() - known.st_mtime
+        file = File(one.shown, known.st_size, known.st_mtime, age, lines, matches)
+        self.tell({"file": asdict(file)})
+
+    def rows(self, handle: int, size: int) -> list[bytes] | None:
+        """All that is needed of its lines."""
+        rows: list[bytes] | None = []
+        for most in (MAX_BYTES,) if self.like else (_FIRST_BYTES, MAX_BYTES):
+            start = max(0, size - most)
+            rows = as_rows(os.pread(handle, min(most, size), start), whole=start == 0)
+            if rows is None or start == 0 or len(rows) > self.config.lines:
+                break
+        return rows
+
+
+__all__ = ["Config", "main"]
+
+#: Bytes of all lines of a node; paths that are told of without having been read.
+MAX_ANSWER, MAX_TOLD = 900_000, 64
+#: Seconds for one question to a file system, or for the expression on one file.
+PATIENCE_S = 4
+
+
+class _Gathered:
+    """What the forks told."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.files: dict[str, File] = {}
+        self.unread: dict[str, Unread] = {}
+        self.chosen: list[str] = []
+        self.told = {"left_out": 0, "older": 0}
+        self.error = ""
+        self.done = False
+        self.room = MAX_ANSWER
+
+    def take(self, said: dict[str, Any]) -> None:
+        if "file" in said:
+            self.add(File(**said["file"]))
+        elif "unread" in said:
+            one = Unread(**said["unread"])
+            if len(self.unread) < MAX_TOLD or one.path in self.unread:
+                self.unread[one.path] = one
+            elif one.fault:
+                self.error = f"more than {MAX_TOLD} paths were not read"
+        elif "chosen" in said:
+            self.chosen = said["chosen"]
+            self.told = {name: said[name] for name in self.told}
+        elif "error" in said:
+            self.error = said["error"]
+        self.done = self.done or "done" in said
+
+    def add(self, file: File) -> None:
+        """Within what is left of the answer: the last lines are the ones that count."""
+        kept: list[str] = []
+        for text in reversed(file.lines):
+            self.room -= len(json.dumps(text)) + 1
+            if self.room < 0:
+                self.error = f"more than {MAX_ANSWER:,} bytes: lines are missing; take less"
+                break
+            kept.insert(0, text)
+        self.files[file.path] = File(**{**asdict(file), "lines": tuple(kept)})
+
+    def tail(self) -> Tail:
+        for path in self.chosen:
+            if path not in self.files and path not in self.unread:
+                self.unread[path] = Unread(path, f"not read within {self.config.limit_s} s", True)
+        return Tail(
+            os.uname().nodename,
+            tuple(self.files.values()),
+            tuple(one for one in self.unread.values() if one.path not in self.files),
+            self.told["left_out"],
+            self.told["older"],
+            self.error,
+        )
+
+
+def gather(config: Config) -> Tail:
+    """What the pattern finds here, within config.limit_s."""
+    found = _Gathered(config)
+    deadline = time.monotonic() + config.limit_s - 1
+    dead, slow = paths.dead(), set[str]()
+    while (left := deadline - time.monotonic()) > 0:
+
+        def work(tell: Tell) -> None:
+            Reader(config, tell, dead, slow | {*found.files}).work()
+
+        one, device, searching, ended = Aside(work, left + 1), "", "", True
+        for said in one.hear(PATIENCE_S, deadline):
+            if said is None:
+                ended = False
+                break
+            searching = said.get("search", "")
+            device = said.get("at", device)
+            found.take(said)
+        one.end()
+        if ended:
+            if not found.done:
+                found.error = "its own reader broke off"
+            break
+        if searching:
+            slow.add(searching)
+            why = f"--grep takes longer than {PATIENCE_S} s on its lines"
+            found.unread[searching] = Unread(searching, why, True)
+        elif device:
+            dead.add(device)
+    else:
+        found.error = found.error or f"not done within {config.limit_s} s"
+    return found.tail()
+
+
+def packed(config: Config, tail: Tail) -> str:
+    """The program's line."""
+    text = json.dumps(asdict(tail), separators=(",", ":")).encode("ascii")
+    return f'{config.nonce} tail "{base64.b64encode(zlib.compress(text)).decode("ascii")}"'
+
+
+def main(config: Config) -> None:
+    """The program."""
+    try:
+        if config.grep:
+            re.compile(config.grep)
+        found = gather(config)
+    except re.error as error:
+        found = Tail(os.uname().nodename, (), (), 0, 0, f"--grep: {error}")
+    print(packed(config, found), flush=True)

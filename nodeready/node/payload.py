@@ -1,0 +1,217 @@
+"""A program of ours that travels to a node as one text, and the script that runs it there.
+
+The modules go as they are, compressed; a finder of a few lines gives them to Python's import on
+the node. No file is written there. The text comes over a file descriptor: a command line can be
+read by every user of the node.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import dataclasses
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from nodeready.shell import KILL_AFTER_S, join, quote
+from nodeready.subjects.wire import NO_PYTHON as NO_PYTHON
+
+# --- The modules of ours that a module needs, found by its imports; from files or out of a zip.
+
+
+def _file(name: str) -> Any:
+    """The source of a module of ours by its dotted name; None when there is no such module."""
+    words = name.split(".")[1:]
+    path: Any = resources.files("nodeready")
+    for word in words[:-1]:
+        path = path.joinpath(word)
+    package = path.joinpath(words[-1]) if words else path
+    for found in (package.joinpath("__init__.py"), path.joinpath(f"{(words or [''])[-1]}.py")):
+        if found.is_file():
+            return found
+    return None
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Everything that can run: not what stands there for the type checker alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from _statements(node)
+
+
+def imports(source: str) -> set[str]:
+    """The dotted names that a module imports: a module's, and ``MODULE.NAME`` of what it takes."""
+    found: set[str] = set()
+    for node in _statements(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def _parents(name: str) -> Iterator[str]:
+    """The module and the packages around it."""
+    words = name.split(".")
+    return (".".join(words[:count]) for count in range(1, len(words) + 1))
+
+
+def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
+    """These modules (dotted names) and all of ours that they import, each with its source.
+
+    without: those that are left out, with what only they import
+    """
+    found: dict[str, str] = {}
+    todo, left_out = list(roots), frozenset(without)
+    while todo:
+        for name in _parents(todo.pop()):
+            if name.partition(".")[0] != "nodeready" or name in found or name in left_out:
+                continue
+            file = _file(name)
+            if file is not None:
+                found[name] = file.read_text("utf-8")
+                todo += imports(found[name])
+    return dict(sorted(found.items()))
+
+
+def is_package(name: str) -> bool:
+    """Whether a module of ours is a package."""
+    return str(_file(name)).endswith("__init__.py")
+
+
+# Where a Python for it may be: the interpreter of the platform is often older than 3.9.
+PYTHONS = (
+    "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9",
+    "/usr/libexec/platform-python",
+)  # fmt: skip
+
+# Without what a user or a site has added to it, and without writing compiled modules beside it.
+_ALONE = "-I -S -B -c"
+
+# Reads so many bytes of a file descriptor and runs them; what follows stays there, or becomes the
+# program's input. Its words: the descriptor, the number, whether there is more, the run's tag.
+_START = """
+import os, sys
+number, left, more = map(int, sys.argv[1:4])
+text = bytearray()
+while len(text) < left:
+    piece = os.read(number, left - len(text))
+    if not piece:
+        sys.exit("cut off")
+    text += piece
+if more:
+    os.dup2(number, 0)
+os.close(number)
+exec(bytes(text))
+"""
+
+_BOOT = """
+import importlib, importlib.abc, importlib.util, sys
+class Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        if name in SOURCES:
+            return importlib.util.spec_from_loader(name, self, is_package=name in PACKAGES)
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        name = module.__spec__.name
+        exec(compile(SOURCES[name], name.replace(".", "/") + ".py", "exec"), module.__dict__)
+    def get_source(self, name):
+        return SOURCES[name]
+sys.meta_path.insert(0, Carried())
+sys.dont_write_bytecode = True
+from nodeready import carried
+carried.HERE = MAIN, TEXT, PACKAGES
+main = importlib.import_module(MAIN)
+CONFIG = {key: tuple(v) if isinstance(v, list) else v for key, v in CONFIG.items()}
+main.main(main.Config(**CONFIG), **HOW)
+"""
+
+#: On a node: which program this is, its compressed modules, and which of them are packages.
+HERE: tuple[str, str, frozenset[str]] = ("", "", frozenset())
+
+
+@lru_cache(maxsize=8)
+def _modules(main: str) -> tuple[str, frozenset[str]]:
+    """All modules of a program, compressed, and which of them are packages."""
+    if HERE[0] == main:
+        return HERE[1:]
+    # It parses Python: what only reads an answer has no use for that.
+    pass
+
+    found = closure([main, "nodeready.node.payload"])
+    packed = base64.b85encode(zlib.compress(json.dumps(found).encode(), 9)).decode("ascii")
+    return packed, frozenset(name for name in found if is_package(name))
+
+
+class Program(NamedTuple):
+    """A program for a node.
+
+    script: the POSIX sh text that finds a Python there and starts it
+    text:   what the script's Python reads before all else from its file descriptor: the program
+    """
+
+    script: str
+    text: str
+
+
+def text(main: str, config: Any, **how: object) -> str:
+    """The program as Python source on one line of ASCII: ``MAIN.main(config, **how)``.
+
+    main:   the dotted name of a module with ``main`` and the dataclass ``Config``
+    config: such a dataclass, of plain values and tuples
+    how:    plain values
+    """
+    modules, packages = _modules(main)
+    return (
+        "import base64,json,zlib;"
+        f"MAIN={main!r};TEXT={modules!r};PACKAGES={packages!r};"
+        "SOURCES=json.loads(zlib.decompress(base64.b85decode(TEXT)));"
+        f"CONFIG={dataclasses.asdict(config)!a};HOW={how!a};"
+        f"exec({_BOOT!r})"
+    )
+
+
+def program(
+    main: str,
+    config: Any,
+    *,
+    stdin: bool = False,
+    first: str = "",
+    descriptor: int = 3,
+    **how: object,
+) -> Program:
+    """The program, and the script that finds a Python on the node and runs it there.
+
+    config:     as for `text`; its ``limit_s`` bounds the program, and a line that begins with its
+                ``nonce`` is all that is printed where there is no such Python
+    stdin:      the program reads what follows its text
+    first:      the path of a Python that is tried before the others: that of the program that
+                starts this one, watches over it, and gives it its text
+    descriptor: where the text is read
+    """
+    within = "" if first else f"timeout -k {KILL_AFTER_S} {config.limit_s + 1} "
+    old = "import sys; sys.exit(sys.version_info < (3, 9))"
+    source = text(main, config, **how)
+    # What starts a program inside of another has the nonce in no command line: it needs none.
+    none = NO_PYTHON if first else f"{config.nonce} {NO_PYTHON}"
+    words = join([str(descriptor), str(len(source)), str(int(stdin)), config.tag])
+    script = f"""
+    nr_python=
+    for nr_name in {join([first or PYTHONS[0], *PYTHONS])}; do
+        if "$nr_name" {_ALONE} {quote(old)} 2>/dev/null; then nr_python=$nr_name; break; fi
+    done
+    if [ -z "$nr_python" ]; then
+        echo {quote(none)}
+        exit 0
+    fi
+    exec {within}"$nr_python" {_ALONE} {quote(_START)} {words}
+    """
+    return Program(script, source)

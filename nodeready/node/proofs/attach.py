@@ -1,0 +1,252 @@
+"""Prove that the job's user can see the stack of a process: py-spy in its three modes.
+
+The target is a sibling of py-spy, as a rank is one of the shell of whoever looks: Yama's scope 1
+lets a parent attach, and proves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+
+from nodeready.node.proofs.config import Config
+from nodeready.node.runtime import FRAME, Ended, Heard, Own, Status, answers, status
+from nodeready.subjects.proof.facts import NO_START, Attach, Attempt, Control, Guards, Tracers
+
+# --- One tool, tried on one canary: how it ended, and what it left of its target.
+
+#: Bit of CAP_SYS_PTRACE in the sets of /proc/PID/status (capabilities(7)).
+_CAP_SYS_PTRACE = 1 << 19
+# EPERM and EACCES, as py-spy, gdb and strace put them.
+_REFUSED = re.compile(r"permission denied|not permitted|\bEPERM\b|\bEACCES\b|os error 13?\b", re.I)
+
+
+def first_number(path: str) -> int | None:
+    """The number with which a file of the kernel begins; None: there is none."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return int(file.read(100).split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def guards() -> Guards:
+    """As they are for this process, now."""
+    deny = first_number("/sys/fs/selinux/booleans/deny_ptrace")
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+        sets = dict(row.split(":", 1) for row in file if row.startswith("Cap"))
+    effective, bounding = (int(sets[name], 16) for name in ("CapEff", "CapBnd"))
+    return Guards(
+        yama=first_number("/proc/sys/kernel/yama/ptrace_scope"),
+        deny_ptrace=None
+        if deny is None
+        else deny == 1 and first_number("/sys/fs/selinux/enforce") == 1,
+        capable=bool(effective & _CAP_SYS_PTRACE),
+        bounded=not bounding & _CAP_SYS_PTRACE,
+    )
+
+
+def environment() -> dict[str, str]:
+    """The session's, in English; gdb downloads nothing and leaves no compiled Python behind."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("DEBUGINFOD_URLS", "LANGUAGE")}
+    return {**kept, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def attempt(
+    own: Own,
+    canary: subprocess.Popen[bytes],
+    argv: Sequence[str],
+    limit_s: int,
+    *,
+    wrong: Callable[[Ended], str],
+    heard: Heard | None = None,
+) -> Attempt:
+    """Try a tool on this canary.
+
+    wrong: what is wrong with how it ended; "": nothing
+    heard: gets its output as it comes
+    """
+    full = own.left_s > limit_s
+    try:
+        ended = own.run(argv, limit_s, heard, env=environment())
+    except OSError as problem:
+        return Attempt(argv[0], NO_START, problem.strerror or str(problem))
+    said = "" if ended.rc is None else wrong(ended)
+    refused = bool(said and _REFUSED.search(ended.err))
+    answered = answers(canary)
+    if not answered:
+        # One that was killed is gone in a moment, and not before.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            canary.wait(1)
+    after = status(canary.pid) if canary.returncode is None else Status("", 0)
+    return Attempt(
+        tool=argv[0],
+        rc=ended.rc,
+        said=said[:300],
+        good=ended.rc is not None and not said,
+        refused=refused,
+        limit_s=limit_s,
+        full=full,
+        state=after.state,
+        tracer=after.tracer,
+        answers=answered,
+    )
+
+
+def complaint(ended: Ended) -> str:
+    """What a tool said, on one line, or how it ended: py-spy's and gdb's errors have several.
+
+    gdb talks of uids first, and of the error last.
+    """
+    rows = (ended.err.strip() or ended.out.strip()).splitlines()
+    chosen = [row for row in rows if _REFUSED.search(row)] or rows
+    said = " ".join(" ".join(chosen)[:2000].split())
+    if said or ended.rc is None:
+        return said
+    return f"exit status {ended.rc}" if ended.rc >= 0 else f"ended by signal {-ended.rc}"
+
+
+# The most seconds of each mode. Unwinding native frames reads the symbols of all libraries: up to
+# 14 s cold on a torch process.
+_LIMITS_S = {"blocking": 10, "nonblocking": 10, "native": 25}
+_OPTIONS = {"blocking": [], "nonblocking": ["--nonblocking"], "native": ["--native"]}
+
+
+def _py_spy(config: Config) -> str:
+    if config.py_spy:
+        return config.py_spy if os.path.exists(config.py_spy) else ""
+    return shutil.which("py-spy") or ""
+
+
+def _wrong(ended: Ended) -> str:
+    """Why this is no stack of a canary; "": it is one."""
+    if ended.rc != 0:
+        return complaint(ended)
+    try:
+        threads = json.loads(ended.out)
+        frames = [str(frame["name"]) for thread in threads for frame in thread["frames"]]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return "its output is no JSON of stacks"
+    return "" if FRAME in frames else "its stacks lack the target's function"
+
+
+def _dump(own: Own, config: Config, mode: str, pid: int) -> list[str]:
+    return [_py_spy(config), "dump", "--json", *_OPTIONS[mode], "--pid", str(pid)]
+
+
+def prove(own: Own, config: Config) -> Attach:
+    """The three modes one after the other: two blocking dumps of one process collide."""
+    found: dict[str, Attempt] = {}
+    if not _py_spy(config):
+        return Attach(guards(), "", *[Attempt("")] * 3)
+    canary = None
+    try:
+        for mode, limit_s in _LIMITS_S.items():
+            if own.left_s < 1:
+                break
+            canary = canary or own.canary()
+            argv = _dump(own, config, mode, canary.pid)
+            found[mode] = attempt(own, canary, argv, limit_s, wrong=_wrong)
+            if not found[mode].answers or found[mode].tracer:
+                # What this one left is not the next one's fault.
+                own.stop(canary)
+                canary = None
+    except OSError as problem:
+        return Attach(guards(), str(problem), *map(found.get, _LIMITS_S))
+    finally:
+        if canary is not None:
+            own.stop(canary)
+    return Attach(guards(), "", *map(found.get, _LIMITS_S))
+
+
+def control(own: Own, config: Config, uid: int | None = None) -> Control:
+    """As root, on a canary of this user; None: of root."""
+    if not _py_spy(config):
+        return Control(guards(), "", Attempt(""))
+    try:
+        canary = own.canary(uid)
+    except OSError as problem:
+        return Control(guards(), str(problem), None)
+    try:
+        argv = _dump(own, config, "nonblocking", canary.pid)
+        tried = attempt(own, canary, argv, _LIMITS_S["nonblocking"], wrong=_wrong)
+    finally:
+        own.stop(canary)
+    return Control(guards(), "", tried)
+
+
+# --- Prove that gdb and strace attach to a process, and that it goes on when they have left.
+
+# gdb reads the symbols of Python and of all its libraries first.
+_GDB_LIMIT_S, _STRACE_LIMIT_S = 20, 10
+
+
+def _no_backtrace(ended: Ended) -> str:
+    # gdb ends well whatever became of the process that it was to attach to.
+    if re.search(r"^#0 ", ended.out, re.MULTILINE):
+        return ""
+    return complaint(ended)
+
+
+def _no_calls(ended: Ended) -> str:
+    # Interrupted, it ends by that signal, or by its number, or with 0: by its version.
+    if "attached" in ended.err and "read(0," in ended.err:
+        return ""
+    return complaint(ended)
+
+
+def _gdb(own: Own, canary: subprocess.Popen[bytes]) -> Attempt | None:
+    # One that gdb attaches to in state D stays stopped for good when gdb is killed.
+    if status(canary.pid).state == "D":
+        return None
+    argv = [shutil.which("gdb") or "", "-nx", "-batch", "-p", str(canary.pid), "-ex", "bt"]
+    return attempt(own, canary, argv, _GDB_LIMIT_S, wrong=_no_backtrace)
+
+
+def _strace(own: Own, canary: subprocess.Popen[bytes]) -> Attempt | None:
+    text = bytearray()
+    told: list[bytes] = []
+
+    def heard(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+        """Let the canary make system calls under its eyes, then interrupt it: so it detaches."""
+        text.extend(piece[:4096])
+        if not told and b"attached" in text:
+            told.append(b"go on")
+            answers(canary)
+        if len(told) == 1 and b"read(0," in text:
+            told.append(b"leave")
+            process.send_signal(signal.SIGINT)
+
+    argv = [shutil.which("strace") or "", "-p", str(canary.pid)]
+    return attempt(own, canary, argv, _STRACE_LIMIT_S, wrong=_no_calls, heard=heard)
+
+
+def _try(
+    own: Own, tool: str, on: Callable[[Own, subprocess.Popen[bytes]], Attempt | None]
+) -> Attempt | None:
+    """A tool on a canary of its own. Raises OSError when none comes up."""
+    if not shutil.which(tool):
+        return Attempt("")
+    if own.left_s < 1:
+        return None
+    canary = own.canary()
+    try:
+        return on(own, canary)
+    finally:
+        own.stop(canary)
+
+
+def prove_tracers(own: Own, config: Config) -> Tracers:
+    """One after the other, each on a canary of its own: what gdb leaves is not strace's fault."""
+    gdb = None
+    try:
+        gdb = _try(own, "gdb", _gdb)
+        return Tracers(guards(), "", gdb, _try(own, "strace", _strace))
+    except OSError as problem:
+        return Tracers(guards(), str(problem), gdb, None)

@@ -1,0 +1,405 @@
+"""The processes that the proofs start, each certain to end.
+
+Only what was started here is ever touched: signalled, traced, waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# --- Ending processes of ours for certain: with all that they started, and when we are killed.
+
+
+def end_all(pids: set[int]) -> None:
+    """Kill these processes of ours and all that they started, in sessions of their own, too.
+
+    su puts a login into a session of its own, and when su is killed, it tells nobody.
+    """
+    sessions = set(pids)
+    # Twice: what was started while we looked is in one of the same sessions.
+    for _ in range(2 if pids else 0):
+        known: dict[int, tuple[int, int]] = {}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                    words = file.read().rpartition(")")[2].split()
+                known[int(name)] = (int(words[1]), int(words[3]))
+        found = {pid for pid, (_, session) in known.items() if session in sessions}
+        while more := {pid for pid, (parent, _) in known.items() if parent in found} - found:
+            found |= more
+            sessions |= {known[pid][1] for pid in more}
+        for pid in found - {os.getpid()}:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class Watch:
+    """A process beside us that knows what we started, and ends it when we are gone.
+
+    Only SIGKILL needs it: of everything else we hear ourselves.
+    """
+
+    def __init__(self) -> None:
+        """Before any thread is started: it is a fork of ours."""
+        read, self._write = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._write)
+                _wait(read)
+            finally:
+                os._exit(0)
+        os.close(read)
+
+    def _tell(self, word: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._write, word.encode())
+
+    def add(self, pid: int) -> None:
+        """We started this one, in a session of its own."""
+        self._tell(f"+{pid}\n")
+
+    def remove(self, pid: int) -> None:
+        """That one has ended."""
+        self._tell(f"-{pid}\n")
+
+    def close(self) -> None:
+        """Everything has ended."""
+        with contextlib.suppress(OSError):
+            os.close(self._write)
+        with contextlib.suppress(OSError):
+            os.waitpid(self._pid, 0)
+
+
+def _wait(read: int) -> None:
+    """The life of the process beside us."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # Whoever reads our output must see it end with us.
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    text = b""
+    while piece := os.read(read, 65536):
+        text += piece
+    pids: set[int] = set()
+    for word in text.decode("ascii").split():
+        (pids.add if word[0] == "+" else pids.discard)(int(word[1:]))
+    end_all(pids)
+
+
+#: Output of a tool that is kept; the rest is read and dropped.
+KEPT_BYTES = 256 * 1024
+
+#: Seconds for a program to start, while everything is ended: it is there in milliseconds.
+_STARTING_S = 1.0
+
+#: The frame that a stack of a canary must show.
+FRAME = "nodeready_canary"
+
+# It answers each byte of a pipe that only we hold: when we die, however that comes, it ends, too;
+# when it is stopped then, the kernel kills it (PR_SET_PDEATHSIG). Never longer than its alarm.
+_CANARY = f"""
+import os, signal, sys
+signal.alarm(int(sys.argv[2]))
+try:
+    import ctypes
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+except Exception:
+    pass
+def {FRAME}():
+    os.write(1, b"ready")
+    while os.read(0, 1):
+        os.write(1, b".")
+{FRAME}()
+"""
+
+#: Gets each piece that a process wrote to its output, 1, or to 2.
+Heard = Callable[["subprocess.Popen[bytes]", int, bytes], None]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a tool ended. rc: its exit status, negative for a signal; None: ended by its limit."""
+
+    rc: int | None
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def first(self) -> str:
+        """The first line of what it complained about."""
+        rows = [row.strip() for row in (self.err + "\n" + self.out).splitlines() if row.strip()]
+        return rows[0][:200] if rows else ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of a process: its letter in /proc/PID/stat ("" when it is gone), its tracer."""
+
+    state: str
+    tracer: int
+
+
+def status(pid: int) -> Status:
+    """What /proc says of a process."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            values = dict(row.split(":", 1) for row in file if ":" in row)
+    except OSError:
+        return Status("", 0)
+    return Status(values["State"].split()[0], int(values["TracerPid"]))
+
+
+def answers(canary: subprocess.Popen[bytes]) -> bool:
+    """Whether a canary goes on: whether it does, within two seconds, what it is told."""
+    assert canary.stdin is not None
+    assert canary.stdout is not None
+    try:
+        canary.stdin.write(b".")
+        canary.stdin.flush()
+        if not select.select([canary.stdout], [], [], 2)[0]:
+            return False
+        return os.read(canary.stdout.fileno(), 1) == b"."
+    except (OSError, ValueError):  # it is gone, or ended by us meanwhile
+        return False
+
+
+class Own:
+    """All processes of one run. Use as a context manager: leaving it ends every one.
+
+    To be made before any thread is started.
+    """
+
+    def __init__(self, tag: str, limit_s: float) -> None:
+        self.tag = tag
+        self.deadline = time.monotonic() + limit_s
+        self._started: list[subprocess.Popen[bytes]] = []
+        # A signal's handler may come while we hold it.
+        self._lock = threading.RLock()
+        self._starting, self._over = 0, False
+        self._watch = Watch()
+        self._tidy: list[Callable[[], object]] = []
+
+    def __enter__(self) -> Own:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.end()
+        self._watch.close()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until everything must have ended; at least a little."""
+        return max(0.2, self.deadline - time.monotonic())
+
+    def start(self, argv: Sequence[str], **how: object) -> subprocess.Popen[bytes]:
+        """Start a program in a session of its own, so that it can be ended with all it started.
+
+        Raises OSError when it cannot be started.
+        """
+        given = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            **how,
+        }
+        with self._lock:
+            if self._over:
+                raise OSError("ended")
+            self._starting += 1
+        try:
+            # Without the lock: a program on a file system that hangs holds up nobody else.
+            process = subprocess.Popen(argv, start_new_session=True, **given)  # type: ignore[call-overload]
+            self._watch.add(process.pid)
+            with self._lock:
+                self._started.append(process)
+        finally:
+            with self._lock:
+                self._starting -= 1
+        return process  # type: ignore[no-any-return]
+
+    def run(
+        self,
+        argv: Sequence[str],
+        limit_s: float,
+        heard: Heard | None = None,
+        **how: object,
+    ) -> Ended:
+        """Run a program to its end, or end it after ``limit_s`` seconds; never longer.
+
+        heard: gets each piece of its output (1) and complaints (2) as it comes. Raises OSError
+        when it cannot be started.
+        """
+        began = time.monotonic()
+        process = self.start(argv, **how)
+        out, err, whole = _read(process, min(limit_s, self.left_s), heard)
+        rc: int | None = None
+        if whole:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rc = process.wait(timeout=1)
+        if rc is None:
+            end_all({process.pid})
+        self.stop(process)
+        return Ended(rc, out, err, time.monotonic() - began)
+
+    def canary(self, uid: int | None = None) -> subprocess.Popen[bytes]:
+        """A Python that waits in the function FRAME, a sibling of whoever looks at it.
+
+        uid: whose it is, where we are root; else ours. Raises OSError when it does not come up.
+        """
+        seconds = str(int(self.left_s) + 2)
+        argv = [sys.executable, "-I", "-S", "-B", "-c", _CANARY, self.tag, seconds]
+        process = self.start(argv, stdin=subprocess.PIPE, user=uid, cwd="/")
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], min(10, self.left_s))
+        if not ready or os.read(process.stdout.fileno(), 5) != b"ready":
+            self.stop(process)
+            raise OSError(f"{sys.executable} does not run")
+        return process
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process of ours and all that it started; one in state D is left behind."""
+        # Before it is waited for: afterwards its number may be another's.
+        if process.returncode is None:
+            for number in (signal.SIGKILL, signal.SIGCONT):
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        with self._lock:
+            if process in self._started:
+                self._started.remove(process)
+                self._watch.remove(process.pid)
+
+    def at_end(self, tidy: Callable[[], object]) -> None:
+        """Have this called when everything ends: it removes files, and can be called twice."""
+        self._tidy.append(tidy)
+
+    def end(self) -> None:
+        """End everything; nothing is started any more."""
+        self._over = True
+        # What another thread is just starting is nobody's yet.
+        until = time.monotonic() + _STARTING_S
+        while self._starting and time.monotonic() < until:
+            time.sleep(0.01)
+        started = list(self._started)
+        end_all({process.pid for process in started if process.returncode is None})
+        for process in started:
+            self.stop(process)
+        for tidy in self._tidy:
+            with contextlib.suppress(Exception):
+                tidy()
+
+
+def _read(
+    process: subprocess.Popen[bytes],
+    limit_s: float,
+    heard: Heard | None,
+) -> tuple[str, str, bool]:
+    """Both outputs, each at most KEPT_BYTES, and whether that was all before the time was over."""
+    streams = {s.fileno(): bytearray() for s in (process.stdout, process.stderr) if s is not None}
+    open_ = set(streams)
+    until = time.monotonic() + limit_s
+    while open_:
+        left = until - time.monotonic()
+        ready = select.select(list(open_), [], [], max(0.0, left))[0] if left > 0 else []
+        if not ready:
+            break
+        for number in ready:
+            piece = os.read(number, 65536)
+            error = process.stderr is not None and number == process.stderr.fileno()
+            if not piece:
+                open_.discard(number)
+            elif heard is not None:
+                heard(process, 2 if error else 1, piece)
+            streams[number] += piece[: max(0, KEPT_BYTES - len(streams[number]))]
+    texts = [bytes(kept).decode("utf-8", "replace") for kept in streams.values()]
+    return (*[*texts, "", ""][:2], not open_)  # type: ignore[return-value]
+
+
+# --- Work that may hang for good, in a fork beside this process that is left behind when it does.
+
+#: Takes plain data to the process that listens.
+Tell = Callable[[Any], None]
+
+
+class Aside:
+    """A fork that does ``work(tell)``; `hear` gives what it tells.
+
+    limit_s: seconds after which it ends for certain, unless it hangs in the kernel
+    """
+
+    def __init__(self, work: Callable[[Tell], None], limit_s: float) -> None:
+        self._pipe, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _work(work, write, limit_s)
+            finally:
+                os._exit(1)
+        os.close(write)
+
+    def hear(self, patience_s: float, deadline: float) -> Iterator[Any]:
+        """What it tells, until it ends; None when it was silent for so long, and at the deadline.
+
+        deadline: a moment of time.monotonic()
+        """
+        kept = b""
+        while True:
+            left = min(patience_s, deadline - time.monotonic())
+            if left <= 0 or not select.select([self._pipe], [], [], left)[0]:
+                yield None
+                continue
+            piece = os.read(self._pipe, 1 << 16)
+            if not piece:
+                return
+            *rows, kept = (kept + piece).split(b"\n")
+            for row in rows:
+                yield json.loads(row)
+
+    def end(self) -> None:
+        """End it; what hangs in the kernel is left behind."""
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+        until = time.monotonic() + 0.5
+        while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+            time.sleep(0.01)
+        os.close(self._pipe)
+
+
+def _work(work: Callable[[Tell], None], pipe: int, limit_s: float) -> None:
+    """The life of the fork. It holds nothing open by which somebody waits for its end."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in {0, 1, 2} - {pipe}:
+        os.dup2(null, stream)
+    os.closerange(3, pipe)
+    os.closerange(max(3, pipe + 1), 1024)
+
+    def tell(data: Any) -> None:
+        text = json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"
+        while text:
+            text = text[os.write(pipe, text) :]
+
+    work(tell)
+    os._exit(0)

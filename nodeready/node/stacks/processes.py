@@ -1,0 +1,277 @@
+"""What /proc tells of a node's processes: proc(5), and the pages of its files.
+
+Of an environment only the values of `KEYS` are kept; none other leaves the process that read it.
+A process that vanishes is no error. A read may wait for a lock of its target's memory for good:
+`each` does them aside, and goes on without the one that hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from nodeready.node.runtime import Aside, Tell
+
+#: What launchers give to a rank: (its rank, its rank on the node, how many there are), in the
+#: order in which they count. A Slurm step may start mpirun, and both may start torchrun.
+FAMILIES = (
+    ("RANK", "LOCAL_RANK", ("WORLD_SIZE",)),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_SIZE",)),
+    ("PMI_RANK", "MPI_LOCALRANKID", ("PMI_SIZE",)),
+    ("SLURM_PROCID", "SLURM_LOCALID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
+)
+#: The only variables that are read.
+KEYS = frozenset(
+    [name for rank, local, worlds in FAMILIES for name in (rank, local, *worlds)]
+    + ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID"]
+)
+
+# Bytes of a command line and of an environment that are read; a list of nodes is long.
+_COMMAND_BYTES, _ENVIRONMENT_BYTES = 4096, 1 << 20
+#: Seconds for the reads of one process, and after one that hangs: many may, for one reason.
+_PATIENCE_S, _NEXT_PATIENCE_S = 1.0, 0.3
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h
+_TICKS = os.sysconf("SC_CLK_TCK")
+_STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
+_JOB = re.compile(r"/job_(\d{1,10})/")
+
+#: In place of what a look at a process found: it gave no answer.
+HANGS: Any = "hangs"
+
+
+@dataclass(frozen=True)
+class Stat:
+    """/proc/PID/stat. start_s: seconds since boot; cpu_s: user and system, of all its threads."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    kernel: bool
+    cpu_s: float
+    threads: int
+    start_s: float
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, as far as it is needed to find ranks.
+
+    command:     its arguments, joined by spaces
+    program:     the name of the file that it runs; "" where we may not see that
+    environment: of KEYS; None: not permitted, or it hangs
+    cgroup_job:  the Slurm job whose cgroup it is in; "": none
+    hangs:       its memory cannot be read: the kernel makes whoever tries wait
+    """
+
+    pid: int
+    parent: int
+    name: str = ""
+    start_s: float = 0.0
+    cpu_s: float = 0.0
+    command: str = ""
+    program: str = ""
+    environment: Mapping[str, str] | None = None
+    cgroup_job: str = ""
+    hangs: bool = False
+
+    @property
+    def python(self) -> bool:
+        """Whether it is a Python: by the file that it runs, else by its name."""
+        # A wrapper may have linked it under another name, and torch renames the main thread.
+        words = self.program or os.path.basename(self.command.split(" ", 1)[0]) or self.name
+        return words.startswith(("python", "pypy", "pt_main_thread"))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Where a process stands, as the kernel tells without touching it.
+
+    wait_channel: the kernel function in which it waits; "": in none, or not shown
+    kernel_stack: leaf first; () when not permitted
+    tracer:       who traces it; 0: nobody
+    uid:          whose it is
+    """
+
+    state: str
+    wait_channel: str
+    kernel_stack: tuple[str, ...]
+    cpu_s: float
+    start_s: float
+    threads: int
+    tracer: int
+    uid: int
+
+
+def stat(text: str) -> Stat | None:
+    """What /proc/PID/stat says; None for what is none. A name may hold anything."""
+    match = _STAT.match(text)
+    if not match:
+        return None
+    numbers = [int(word) for word in match[4].split()]
+    ticks = numbers[10] + numbers[11]
+    return Stat(
+        pid=int(match[1]),
+        name=match[2],
+        state=match[3],
+        parent=numbers[0],
+        kernel=bool(numbers[5] & _KERNEL_THREAD),
+        cpu_s=round(ticks / _TICKS, 2),
+        threads=numbers[16],
+        start_s=round(numbers[18] / _TICKS, 2),
+    )
+
+
+def environment(data: bytes) -> dict[str, str]:
+    """The values of KEYS in /proc/PID/environ; where one is twice, the first, as getenv has it."""
+    found: dict[str, str] = {}
+    for item in data.split(b"\0"):
+        name, equals, value = item.partition(b"=")
+        key = name.decode("ascii", "replace")
+        if equals and key in KEYS:
+            found.setdefault(key, value[:256].decode("utf-8", "replace"))
+    return found
+
+
+def kernel_stack(text: str) -> tuple[str, ...]:
+    """The functions of /proc/PID/stack, without addresses and offsets, at most 64."""
+    rows = (line.rpartition("] ")[2].partition("+")[0].strip() for line in text.splitlines())
+    return tuple(row[:100] for row in rows if row and not row.startswith("0x"))[:64]
+
+
+def facts(stat_text: str, status: str, wchan: str, stack: str) -> Facts | None:
+    """Those of one process, from its files; None when it is gone."""
+    known = stat(stat_text)
+    if known is None:
+        return None
+    values = dict(row.split(":", 1) for row in status.splitlines() if ":" in row)
+    numbers = [(values.get(name, "").split() or [""])[0] for name in ("TracerPid", "Uid")]
+    tracer, uid = (int(word) if word.isdigit() else 0 for word in numbers)
+    return Facts(
+        known.state,
+        "" if wchan.strip() == "0" else wchan.strip()[:100],
+        kernel_stack(stack),
+        known.cpu_s,
+        known.start_s,
+        known.threads,
+        tracer,
+        uid,
+    )
+
+
+def _read(path: str, most: int = 65536) -> bytes | None:
+    """The beginning of a file of /proc; None when there is none, or we may not."""
+    try:
+        number = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        data = b""
+        while len(data) < most and (piece := os.read(number, most - len(data))):
+            data += piece
+        return data
+    except OSError:
+        return None
+    finally:
+        os.close(number)
+
+
+def _text(path: str) -> str:
+    return (_read(path) or b"").decode("utf-8", "replace")
+
+
+def pids() -> list[int]:
+    """All processes, as they are now."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _outside(pid: int) -> dict[str, Any] | None:
+    """What can be read without its memory: that never waits. None: gone, or the kernel's own."""
+    known = stat(_text(f"/proc/{pid}/stat"))
+    if known is None or known.kernel:
+        return None
+    program = ""
+    with contextlib.suppress(OSError):
+        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    return {
+        "pid": pid,
+        "parent": known.parent,
+        "name": known.name,
+        "start_s": known.start_s,
+        "cpu_s": known.cpu_s,
+        "program": program,
+    }
+
+
+def _look(pid: int, groups: bool) -> dict[str, Any] | None:
+    seen = _outside(pid)
+    if seen is None:
+        return None
+    data = _read(f"/proc/{pid}/environ", _ENVIRONMENT_BYTES)
+    words = _read(f"/proc/{pid}/cmdline", _COMMAND_BYTES) or b""
+    seen["environment"] = None if data is None else environment(data)
+    seen["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    if groups:
+        job = _JOB.search(_text(f"/proc/{pid}/cgroup"))
+        seen["cgroup_job"] = job[1] if job else ""
+    return seen
+
+
+def _facts(pid: int, stack: bool = True) -> dict[str, Any] | None:
+    known, status, wchan = (_text(f"/proc/{pid}/{name}") for name in ("stat", "status", "wchan"))
+    found = facts(known, status, wchan, _text(f"/proc/{pid}/stack") if stack else "")
+    return vars(found) if found else None
+
+
+def each(look: Callable[[int], Any], numbers: Sequence[int], deadline: float) -> dict[int, Any]:
+    """``look(number)`` of each, made in a fork; HANGS for those that gave no answer in time.
+
+    deadline: a moment of time.monotonic(); those that were not reached by then are left out
+    """
+    found: dict[int, Any] = {}
+    todo, patience_s = list(numbers), _PATIENCE_S
+    while todo and time.monotonic() < deadline:
+
+        def work(tell: Tell, todo: Sequence[int] = tuple(todo)) -> None:
+            for number in todo:
+                tell([look(number)])
+
+        aside = Aside(work, max(0.2, deadline - time.monotonic()))
+        for seen in aside.hear(patience_s, deadline):
+            if seen is None:
+                break
+            found[todo.pop(0)] = seen[0]
+        aside.end()
+        if todo and time.monotonic() < deadline:
+            found[todo.pop(0)] = HANGS
+            patience_s = _NEXT_PATIENCE_S
+    return found
+
+
+def scan(deadline: float, groups: bool = False) -> list[Process]:
+    """All processes that are no kernel threads. groups: with the Slurm job of their cgroup."""
+    found = each(partial(_look, groups=groups), pids(), deadline)
+    for pid, seen in found.items():
+        if seen is HANGS:
+            known = _outside(pid)
+            found[pid] = {**known, "hangs": True} if known else None
+    return [Process(**seen) for seen in found.values() if seen]
+
+
+def stand(numbers: Sequence[int], deadline: float) -> dict[int, Facts | None]:
+    """Where these processes stand; None: gone. What was not reached in time is left out."""
+    found = each(_facts, numbers, deadline)
+    for pid, seen in found.items():
+        if seen is HANGS:
+            # Only the stack waits for a lock: whoever runs a new program has it.
+            found[pid] = _facts(pid, stack=False)
+    return {
+        pid: Facts(**{**seen, "kernel_stack": tuple(seen["kernel_stack"])}) if seen else None
+        for pid, seen in found.items()
+    }

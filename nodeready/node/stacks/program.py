@@ -1,0 +1,264 @@
+"""The program on the node: find the ranks, tell where each stands, touch none.
+
+What the kernel tells comes first; then py-spy, which reads a process's memory and stops nothing.
+What is not there in time is the error of its sample. The answer is one line (`answer.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import os
+import pwd
+import re
+import signal
+import time
+import traceback
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from nodeready.node.runtime import Own
+from nodeready.node.stacks import processes, py_spy, ranks
+from nodeready.node.stacks.ranks import NO_TIME, Table, Target
+
+# --- A node's trace as one line: ``NONCE trace BASE64``, gzipped JSON, and back.
+
+#: The most that a node's answer may be when it is unpacked.
+MOST_BYTES = 64 * 1024 * 1024
+_GZIP = 31  # wbits of zlib for a gzip header and trailer
+
+
+class AnswerError(ValueError):
+    """What a node said is no trace; one line."""
+
+
+def pack(trace: Mapping[str, Any]) -> str:
+    """The trace, without the nonce: ``trace BASE64``."""
+    text = json.dumps(trace, separators=(",", ":")).encode("ascii")
+    squeeze = zlib.compressobj(6, zlib.DEFLATED, _GZIP)
+    data = squeeze.compress(text) + squeeze.flush()
+    return f"trace {base64.b64encode(data).decode('ascii')}"
+
+
+def unpack(text: str, nonce: str) -> dict[str, Any]:
+    """The trace in what a node printed, whatever else it printed.
+
+    Raises AnswerError when there is none, or what is there is damaged or too large.
+    """
+    mark = f"{nonce} trace "
+    _, found, rest = text.rpartition(mark)
+    if not found:
+        raise AnswerError("no answer")
+    word = rest.partition("\n")[0].strip()
+    try:
+        data = base64.b64decode(word, validate=True)
+        squeezed = zlib.decompressobj(_GZIP)
+        plain = squeezed.decompress(data, MOST_BYTES)
+        if squeezed.unconsumed_tail:
+            raise AnswerError(f"its answer is more than {MOST_BYTES >> 20} MB")
+        if not squeezed.eof:
+            raise AnswerError("its answer is cut off")
+        trace = json.loads(plain)
+    except (binascii.Error, zlib.error, ValueError, RecursionError) as problem:
+        if isinstance(problem, AnswerError):
+            raise
+        raise AnswerError("its answer is damaged") from None
+    if not isinstance(trace, dict):
+        raise AnswerError("its answer is damaged")
+    return trace
+
+
+SCHEMA = "nodeready.trace/1"
+#: Of the run's time this is kept for the answer.
+_ANSWER_S = 1.0
+#: One py-spy at a time for so many cores: a node that computes has other work.
+_CORES_PER_LOOK = 8
+#: The most that an answer is on its way, in characters, and the most frames in all its stacks;
+#: more than that, and less is told.
+_MOST_ANSWER, _MOST_FRAMES = 4 * 1024 * 1024, 1_000_000
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to look at, and how.
+
+    nonce, tag, limit_s: as of every program of ours that travels (`nodeready.node.payload`)
+    job, pids, match:    see `ranks.Selection`
+    samples, interval_s: how often to look, and how many seconds from one to the next
+    native:              only take the native stacks of these processes, one after the other
+    py_spy:              its path; where it is not, whichever the session has
+    """
+
+    nonce: str
+    tag: str
+    limit_s: int
+    job: str = ""
+    pids: tuple[int, ...] = ()
+    match: str = ""
+    samples: int = 2
+    interval_s: float = 2.0
+    native: tuple[int, ...] = ()
+    py_spy: str = "/usr/local/bin/py-spy"
+
+
+def main(config: Config) -> None:
+    """Print the trace of this node."""
+    own = Own(config.tag, max(1.0, config.limit_s - _ANSWER_S))
+
+    def leave(number: int, frame: object) -> None:
+        own.end()
+        os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, leave)
+    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    trace: dict[str, Any] = {
+        "schema": SCHEMA,
+        "node": os.uname().nodename,
+        "started": began,
+        "interval_s": config.interval_s,
+        "error": "",
+        "frames": [],
+        "stacks": [],
+        "processes": [],
+        "instead": [],
+    }
+    with own:
+        try:
+            line = _packed(trace, *_look(own, config))
+        except re.error as problem:
+            line = pack({**trace, "error": f"no regular expression: {problem}"})
+        except Exception as problem:  # noqa: BLE001
+            place = traceback.extract_tb(problem.__traceback__)[-1]
+            where = f"{os.path.basename(place.filename)}:{place.lineno}"
+            error = f"{type(problem).__name__}: {problem} ({where})"[:300]
+            line = pack({**trace, "error": error})
+        print(f"{config.nonce} {line}", flush=True)
+
+
+def _packed(trace: dict[str, Any], targets: Sequence[Target], instead: Sequence[str]) -> str:
+    """The answer, with as much as fits."""
+    line = ""
+    for main_, threads in ((True, True), (True, False), (False, False)):
+        if not threads:
+            for target in targets:
+                target.say("the stacks of its other threads are left out: there are too many")
+        table = Table()
+        found = [target.plain(table, main_, threads) for target in targets]
+        if table.size > _MOST_FRAMES:
+            continue
+        stacks = {"frames": table.frames, "stacks": table.stacks}
+        line = pack({**trace, **stacks, "processes": found, "instead": instead})
+        if len(line) <= _MOST_ANSWER:
+            break
+    return line
+
+
+def _look(own: Own, config: Config) -> tuple[list[Target], list[str]]:
+    """The ranks and what was seen of them; where there is none, what else there is."""
+    selection = ranks.Selection(config.job, config.native or config.pids, config.match)
+    # What is looked for must not take the time from what is looked at.
+    seen = processes.scan(_until(own, own.left_s / 2), groups=bool(config.job))
+    targets = [Target(rank) for rank in ranks.select(seen, selection, os.getpid())]
+    if not targets:
+        return [], _instead(own, ranks.instead(seen, os.getpid()))
+    path = py_spy.find(config.py_spy)
+    if config.native:
+        _native(own, path, targets)
+    else:
+        began = time.monotonic()
+        for number in range(max(1, config.samples)):
+            due = began + number * config.interval_s
+            time.sleep(max(0.0, min(due - time.monotonic(), own.left_s)))
+            _sample(own, path, targets)
+    _stand(own, targets)
+    names = _names(own, {target.facts[-1].uid for target in targets if target.facts})
+    for target in targets:
+        target.user = names.get(target.facts[-1].uid, "") if target.facts else ""
+    return targets, []
+
+
+def _until(own: Own, seconds: float) -> float:
+    return min(own.deadline, time.monotonic() + seconds)
+
+
+def _stand(own: Own, targets: Sequence[Target]) -> None:
+    """The facts of all of them, of now."""
+    seen = processes.stand([target.pid for target in targets], _until(own, own.left_s / 2))
+    for target in targets:
+        if target.pid in seen:
+            target.stands(seen[target.pid])
+
+
+def _sample(own: Own, path: str, targets: Sequence[Target]) -> None:
+    """One sample of each: first what the kernel tells, then py-spy, some side by side."""
+    _stand(own, targets)
+    for target in targets:
+        now = target.facts[-1] if target.facts else None
+        target.cpu_s.append(now.cpu_s if now else target.rank.process.cpu_s)
+
+    def dump(target: Target) -> py_spy.Dump:
+        why = target.refuses(os.geteuid())
+        target.say(why)
+        if why or own.deadline < time.monotonic():
+            return py_spy.Dump(error=why or NO_TIME)
+        return py_spy.take(own, path, target.pid, own.left_s)
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)) as pool:
+        for target, dumped in zip(targets, pool.map(dump, targets)):
+            target.dumps.append(dumped)
+
+
+def _native(own: Own, path: str, targets: Sequence[Target]) -> None:
+    """The native stacks, one after the other: each reads the symbols of all libraries."""
+    for target in targets:
+        _stand(own, [target])
+        target.cpu_s.append(target.facts[-1].cpu_s if target.facts else 0.0)
+        why = target.refuses(os.geteuid(), native=True)
+        if not why and own.deadline < time.monotonic():
+            why = NO_TIME
+        if not why:
+            target.native = py_spy.take(own, path, target.pid, own.left_s, native=True)
+            why = target.native.error
+            if why == py_spy.HUNG:
+                _set_going(own, target)
+        target.say(f"no native stack: {why}" if why else "")
+
+
+def _set_going(own: Own, target: Target) -> None:
+    """Undo what a py-spy may leave that was killed while it stopped its target: a signal to stop
+    that comes only when the target is out of the kernel. It was not stopped before."""
+    _stand(own, [target])
+    if not target.refuses(0).startswith(("ended", "traced")):
+        with contextlib.suppress(OSError):
+            os.kill(target.pid, signal.SIGCONT)
+
+
+def _names(own: Own, uids: Sequence[int] | set[int]) -> dict[int, str]:
+    """The names of users. Whoever knows them may be a server that does not answer."""
+
+    def name(uid: int) -> str:
+        try:
+            return pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return str(uid)
+
+    found = processes.each(name, sorted(uids), _until(own, own.left_s / 2))
+    return {u: str(u) if found.get(u) in (None, processes.HANGS) else found[u] for u in uids}
+
+
+def _instead(own: Own, found: Sequence[processes.Process]) -> list[str]:
+    """What may be meant, where no rank was found."""
+    seen = processes.stand([process.pid for process in found], own.deadline)
+    facts = {pid: now for pid, now in seen.items() if now}
+    names = _names(own, {now.uid for now in facts.values()})
+    return [
+        f"{p.command[:100] or p.name} (pid {p.pid}, user {names.get(facts[p.pid].uid, '?')})"
+        for p in found
+        if p.pid in facts
+    ]

@@ -1,0 +1,171 @@
+"""py-spy's dump of one process: the one command, what it prints, and its errors in our words.
+
+Without native frames it stops nothing (``--nonblocking``); with them it stops its target while it
+unwinds, seconds for a large one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nodeready.node.proofs.attach import environment
+from nodeready.node.runtime import Ended, Own
+
+#: A call: function, short file, line. Stacks of them are root to leaf.
+Frame = tuple[str, str, int]
+
+#: Seconds of a dump; a native one reads the symbols of all libraries: up to 14 s cold.
+LIMIT_S, NATIVE_LIMIT_S = 10, 25
+#: What is read of a dump. 200 threads as deep as py-spy reads (4096 calls) are 150 MB: nobody's.
+MOST_BYTES = 32 * 1024 * 1024
+#: Of a longer stack the first and the last so many frames are kept, with CUT between them.
+KEPT_FRAMES = 500
+CUT: Frame = ("...", "", 0)
+_MOST_THREADS = 1000
+_MOST_WORD = 300
+
+HUNG = "py-spy did not finish in time"
+# py-spy's words, whole or in part -> what to say, and whether another try may do better.
+_WORDS: tuple[tuple[str, str, bool], ...] = (
+    (r"os error 2\b|No such process|os error 3\b", "it has ended", False),
+    (r"os error 13\b|elevated permissions", "not permitted", False),
+    (r"os error 1\b|EPERM|Operation not permitted", "not permitted, or traced by another", False),
+    (r"Failed to find python version", "not Python, or one that py-spy does not know", False),
+    # It says so, too, when the stack of the first thread that it tries cannot be read.
+    (
+        r"Failed to find a python interpreter",
+        "py-spy cannot read it: a Python that it does not know, or more than 4096 calls deep",
+        True,
+    ),
+    (r"[Mm]ax frame recursion depth", "more than 4096 calls deep: py-spy reads no more", False),
+)
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread's name and stack."""
+
+    name: str
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True)
+class Dump:
+    """All threads of a process at one moment.
+
+    main:    the main thread's stack; None: there is none
+    threads: the others, the newest first
+    gil:     the name of the thread that holds the interpreter's lock; "": none does
+    error:   why there is nothing else here
+    """
+
+    main: tuple[Frame, ...] | None = None
+    threads: tuple[Thread, ...] = ()
+    gil: str = ""
+    error: str = ""
+
+
+def find(path: str) -> str:
+    """The program: this one, or whichever the session has; "": none."""
+    return path if os.access(path, os.X_OK) else shutil.which("py-spy") or ""
+
+
+def _frame(data: Any) -> Frame:
+    name, line = str(data["name"]), data["line"]
+    file = str(data.get("short_filename") or os.path.basename(str(data.get("filename") or "")))
+    if not isinstance(line, int) or isinstance(line, bool):
+        raise ValueError(line)
+    if re.fullmatch(r"0x[0-9a-fA-F]+", name):
+        # An address: every process has another one for the same place.
+        name = "?"
+    return name[:_MOST_WORD], file[:_MOST_WORD], max(0, min(line, 2**31))
+
+
+def _stack(data: Any) -> tuple[Frame, ...]:
+    """py-spy's frames, innermost first, as root to leaf."""
+    if not isinstance(data, list):
+        raise TypeError(data)
+    if len(data) <= 2 * KEPT_FRAMES:
+        return tuple(_frame(frame) for frame in reversed(data))
+    root, leaf = data[: -KEPT_FRAMES - 1 : -1], data[KEPT_FRAMES - 1 :: -1]
+    return (*map(_frame, root), CUT, *map(_frame, leaf))
+
+
+def parse(text: str, pid: int) -> Dump:
+    """What ``py-spy dump --json`` printed; never raises."""
+    try:
+        rows = json.loads(text)
+        if not isinstance(rows, list):
+            raise TypeError(rows)
+        threads = [
+            Thread(str(row["thread_name"] or "")[:100], _stack(row["frames"])) for row in rows
+        ]
+        mains = [
+            [number for number, row in enumerate(rows) if row["thread_name"] == "MainThread"],
+            [number for number, row in enumerate(rows) if row.get("os_thread_id") == pid],
+            # Threads come the newest first, and a program may rename its main thread.
+            [len(rows) - 1],
+        ]
+        gil = [thread.name for thread, row in zip(threads, rows) if row.get("owns_gil") is True]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Dump(error="py-spy's output makes no sense")
+    if not threads:
+        return Dump(error="py-spy found no thread")
+    main = next(found[-1] for found in mains if found)
+    rest = threads[:main] + threads[main + 1 :]
+    return Dump(threads[main].frames, tuple(rest[:_MOST_THREADS]), (gil or [""])[0])
+
+
+def words(ended: Ended) -> tuple[str, bool]:
+    """Why a dump failed, on one line, and whether another try may do better."""
+    for pattern, said, again in _WORDS:
+        if re.search(pattern, ended.err):
+            return said, again
+    said = re.sub(r"^Error: ", "", ended.first)
+    ending = f"exit status {ended.rc}" if (ended.rc or 0) >= 0 else f"signal {-(ended.rc or 0)}"
+    return f"py-spy: {said or ending}", True
+
+
+def _run(own: Own, argv: Sequence[str], limit_s: float) -> tuple[Ended, bytearray]:
+    kept = bytearray()
+
+    def heard(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+        if stream == 1 and len(kept) <= MOST_BYTES:
+            kept.extend(piece)
+
+    return own.run(argv, limit_s, heard, env={**environment(), "RUST_BACKTRACE": "0"}), kept
+
+
+def take(own: Own, path: str, pid: int, limit_s: float, native: bool = False) -> Dump:
+    """A dump of this process; what came in the way is its `error`.
+
+    limit_s: seconds that are left at all
+    native:  with native frames: its target waits meanwhile, and it must not be in state D or T
+    """
+    if not path:
+        return Dump(error="py-spy is not installed (nodeready deploy installs it)")
+    argv = [path, "dump", "--json", "--native" if native else "--nonblocking", "--pid", str(pid)]
+    error = ""
+    # A process that runs changes under the eyes of whoever does not stop it.
+    for _ in range(1 if native else 2):
+        try:
+            ended, kept = _run(own, argv, min(limit_s, NATIVE_LIMIT_S if native else LIMIT_S))
+        except OSError as problem:
+            return Dump(error=f"py-spy cannot be started: {problem.strerror}")
+        if ended.rc is None:
+            return Dump(error=HUNG)
+        if len(kept) > MOST_BYTES:
+            return Dump(error=f"its stacks are more than {MOST_BYTES >> 20} MB")
+        if ended.rc == 0:
+            return parse(kept.decode("utf-8", "replace"), pid)
+        error, again = words(ended)
+        if not again or own.left_s < 1:
+            break
+    return Dump(error=error)

@@ -1,0 +1,422 @@
+"""Which of a node's processes are ranks of a job.
+
+A rank is known by its environment, and is the topmost process of its (job, rank): data-loader
+workers inherit all of it. Launchers have no rank, or the one of an outer step; a shell around a
+rank has the rank's own. What a program sets after its start is not in /proc/PID/environ.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeready.node.stacks.processes import FAMILIES, Facts, Process
+from nodeready.node.stacks.py_spy import HUNG, Dump, Frame
+
+# Programs, and modules of Python, that start ranks and are none.
+_LAUNCHERS = re.compile(
+    r"torchrun|torch\.distributed\.(run|launch)|mpirun|mpiexec(\.\w+)?|orterun|orted|prted|prterun"
+    r"|srun|slurmstepd|hydra_\w+|horovodrun|deepspeed|deepspeed\.launcher\.\w+"
+    r"|accelerate|accelerate\.commands\.launch"
+)
+# Each hands its environment to what it starts, and waits for it.
+_WRAPPERS = re.compile(
+    r"-?(ba|da|z|k|tc|c|fi)?sh|busybox|timeout|time|env|nsys|ncu|rocprof\w*|strace|gdb|numactl"
+    r"|taskset|catchsegv|stdbuf|singularity|apptainer|starter(-suid)?|enroot|pyxis|perf|sudo|su"
+)
+#: torchrun's id of a job that nobody named.
+_NO_ID = "none"
+# How a program of ours begins on a node: see nodeready.node.payload.
+_OURS = "MAIN='nodeready."
+#: At most so many processes are named where no rank is found.
+MOST_INSTEAD = 10
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is asked for; nothing: every rank.
+
+    job:   a Slurm job, torchrun's id of a run, or MASTER_ADDR:MASTER_PORT
+    pids:  exactly these processes
+    match: a regular expression that the command line contains
+    """
+
+    job: str = ""
+    pids: tuple[int, ...] = ()
+    match: str = ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a process is by its environment; family: which launcher's words say so."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    job: str = ""
+    master: str = ""
+    family: int = len(FAMILIES)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process to look at, and who it is."""
+
+    process: Process
+    identity: Identity
+    note: str = ""
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"[0-9]{1,9}", text) else None
+
+
+def jobs(process: Process) -> list[str]:
+    """All names by which its job can be asked for, the one that it is shown with first."""
+    values = process.environment or {}
+    address, port = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
+    run = values.get("TORCHELASTIC_RUN_ID", "")
+    names = [
+        values.get("SLURM_JOB_ID", "") or process.cgroup_job,
+        "" if run == _NO_ID else run,
+        f"{address}:{port}" if address and port else "",
+    ]
+    return [name for name in names if name]
+
+
+def identify(process: Process) -> Identity:
+    """Who a process is; without a rank where nothing says it."""
+    values: Mapping[str, str] = process.environment or {}
+    job = (jobs(process) or [""])[0]
+    address, port = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
+    master = f"{address}:{port}" if address and port else address
+    for family, (name, local, worlds) in enumerate(FAMILIES):
+        rank = _number(values.get(name))
+        # A batch script has SLURM_PROCID 0, and is no task of a step.
+        if rank is None or (name == "SLURM_PROCID" and not values.get("SLURM_STEP_ID")):
+            continue
+        sizes = [size for world in worlds if (size := _number(values.get(world))) is not None]
+        size = sizes[0] if sizes else None
+        return Identity(rank, _number(values.get(local)), size, job, master, family)
+    return Identity(job=job, master=master)
+
+
+def program(process: Process) -> str:
+    """What it runs: the name of a program, of Python's script, or of its module."""
+    words = process.command.split(" ")
+    name = os.path.basename(words[0]) or process.name
+    if not name.startswith(("python", "pypy")):
+        return name
+    for number, word in enumerate(words[1:], 1):
+        if word == "-m":
+            return words[number + 1] if number + 1 < len(words) else name
+        if word == "-c":
+            return name
+        if not word.startswith("-") and words[number - 1] not in ("-X", "-W"):
+            return os.path.basename(word)
+    return name
+
+
+class _Tree:
+    """The processes of a node, who started whom, and who is what."""
+
+    def __init__(self, processes: Sequence[Process], own: int) -> None:
+        self.known = {process.pid: process for process in processes}
+        self.children: dict[int, list[int]] = defaultdict(list)
+        for process in processes:
+            self.children[process.parent].append(process.pid)
+        self.ours = {own, *self.above(own), *self.below(own)}
+        self.ours |= {p.pid for p in processes if _OURS in p.command}
+        self.who = {process.pid: identify(process) for process in processes}
+        self.launchers: set[int] = set()
+        self._find_launchers()
+
+    def above(self, pid: int) -> Iterator[int]:
+        """Its ancestors, the nearest first."""
+        seen = {pid}
+        while pid in self.known and (pid := self.known[pid].parent) not in seen:
+            seen.add(pid)
+            yield pid
+
+    def below(self, pid: int) -> Iterator[int]:
+        """Its descendants, each after its parent."""
+        seen, todo = {pid}, [pid]
+        while todo:
+            for child in self.children.get(todo.pop(), ()):
+                if child not in seen:
+                    seen.add(child)
+                    todo.append(child)
+                    yield child
+
+    def _find_launchers(self) -> None:
+        under: dict[int, set[Identity]] = defaultdict(set)
+        for pid, who in self.who.items():
+            if who.rank is not None:
+                for parent in self.above(pid):
+                    under[parent].add(who)
+        named = {pid for pid, p in self.known.items() if _LAUNCHERS.fullmatch(program(p))}
+        for pid, found in under.items():
+            if pid not in self.known or pid in named:
+                continue
+            who = self.who[pid]
+            if {other.rank for other in found} - {who.rank}:
+                if who.rank is None and self._is_their_rank(pid, found):
+                    self.who[pid] = next(iter(found))
+                else:
+                    self.launchers.add(pid)
+        self.launchers |= named
+
+    def _is_their_rank(self, pid: int, found: set[Identity]) -> bool:
+        """Whether this is the rank: it has set its variables itself, and all its workers have the
+        same. One that starts a single rank cannot be told from one with a single worker."""
+        ranked = [child for child in self.children[pid] if self.who[child].rank is not None]
+        return self.known[pid].python and len(found) == 1 and len(ranked) > 1
+
+    def inner(self, pid: int, wanted: Callable[[int], bool]) -> int | None:
+        """What runs inside a wrapper: its only topmost Python, or what it waits for; else itself.
+
+        None: a shell around a launcher, or around nothing.
+        """
+        if self.known[pid].python:
+            return pid
+        inside = [child for child in self.below(pid) if wanted(child)]
+        pythons = _topmost([child for child in inside if self.known[child].python], self.above)
+        wraps = bool(_WRAPPERS.fullmatch(program(self.known[pid])))
+        if len(pythons) == 1:
+            return pythons[0]
+        if pythons and wraps:
+            return max(pythons, key=lambda child: (self.known[child].cpu_s, -child))
+        if not wraps:
+            return pid
+        if any(child in self.launchers for child in self.below(pid)):
+            return None
+        children = [child for child in self.children[pid] if child in inside]
+        return self.inner(children[0], wanted) if len(children) == 1 else pid
+
+
+def _topmost(pids: Iterable[int], above: Callable[[int], Iterator[int]]) -> list[int]:
+    """Those that have none of the others above them."""
+    chosen = set(pids)
+    return sorted(pid for pid in chosen if chosen.isdisjoint(above(pid)))
+
+
+def _ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
+    """The ranks among these: one for each (job, rank) and each tree of processes."""
+    groups: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for pid in candidates:
+        who = tree.who[pid]
+        if who.rank is not None and pid not in tree.launchers:
+            groups[who.job, who.rank].append(pid)
+    for members in groups.values():
+        wanted = set(members)
+        found = [tree.inner(pid, wanted.__contains__) for pid in _topmost(members, tree.above)]
+        chosen = sorted({pid for pid in found if pid is not None})
+        # A person's shell in a step of its own has a rank of that step.
+        real = [pid for pid in chosen if not _WRAPPERS.fullmatch(program(tree.known[pid]))]
+        best = min((tree.who[pid].family for pid in real), default=0)
+        yield from [pid for pid in real if tree.who[pid].family == best] or chosen
+
+
+def _of_the_job(tree: _Tree, pids: Sequence[int]) -> list[int]:
+    """These ranks, without what a person runs in another step beside a job of Pythons."""
+
+    def step(pid: int) -> tuple[str, str]:
+        return tree.who[pid].job, (tree.known[pid].environment or {}).get("SLURM_STEP_ID", "")
+
+    steps = {step(pid) for pid in pids if tree.known[pid].python}
+    jobs_ = {job for job, _ in steps}
+    return [pid for pid in pids if tree.who[pid].job not in jobs_ or step(pid) in steps]
+
+
+def select(processes: Sequence[Process], wanted: Selection, own: int) -> list[Rank]:
+    """The ranks that are asked for, by rank and number, those that have none last.
+
+    own: our number; we, who started us and whom we started are no ranks, unless asked for
+    Raises re.error for a pattern that is none.
+    """
+    tree = _Tree(processes, own)
+    if wanted.pids:
+        chosen = [pid for pid in wanted.pids if pid in tree.known]
+        return [_rank(tree, pid) for pid in sorted(set(chosen))]
+    pattern = re.compile(wanted.match)
+    candidates = [
+        pid
+        for pid, process in tree.known.items()
+        if pid not in tree.ours
+        and (not wanted.job or wanted.job in jobs(process))
+        and pattern.search(process.command)
+    ]
+    chosen = _of_the_job(tree, list(_ranked(tree, candidates)))
+    # What has no rank to know it by: asked for by its words; the job's whose words are lost (a
+    # program may write its title over its environment); and one that hangs beside other ranks.
+    rest = [pid for pid in candidates if tree.who[pid].rank is None and pid not in tree.launchers]
+    if not wanted.match:
+        parents = {tree.known[pid].parent for pid in chosen} - {1}
+        lost = bool(wanted.job) and not chosen
+        rest = [pid for pid in rest if tree.known[pid].python and lost]
+        rest += [
+            pid
+            for pid, process in tree.known.items()
+            if process.hangs and process.python and process.parent in parents
+        ]
+    covered = {*chosen, *(child for pid in chosen for child in tree.below(pid))}
+    rest = [pid for pid in rest if pid not in covered]
+    inner = {tree.inner(pid, set(rest).__contains__) for pid in _topmost(rest, tree.above)}
+    chosen += [pid for pid in inner if pid is not None and pid not in covered]
+
+    def order(pid: int) -> tuple[bool, int, int]:
+        rank = tree.who[pid].rank
+        return rank is None, rank or 0, pid
+
+    return [_rank(tree, pid) for pid in sorted(set(chosen), key=order)]
+
+
+def _rank(tree: _Tree, pid: int) -> Rank:
+    process = tree.known[pid]
+    note = "its memory cannot be read: the kernel makes whoever tries wait"
+    return Rank(process, tree.who[pid], note if process.hangs else "")
+
+
+def instead(processes: Sequence[Process], own: int) -> list[Process]:
+    """The Pythons that have used the most CPU time: what may be meant where no rank is found."""
+    tree = _Tree(processes, own)
+    pythons = [p for p in processes if p.python and p.pid not in tree.ours]
+    return sorted(pythons, key=lambda p: (-p.cpu_s, p.pid))[:MOST_INSTEAD]
+
+
+# --- Frames and stacks of a node, each different one once.
+
+
+class Table:
+    """Gives every frame and every stack a number, the same for the same."""
+
+    def __init__(self) -> None:
+        self._frames: dict[Frame, int] = {}
+        self._stacks: dict[tuple[int, ...], int] = {}
+        #: Frames in all stacks together.
+        self.size = 0
+
+    def add(self, frames: Sequence[Frame]) -> int:
+        """The number of a stack, root to leaf."""
+        key = tuple(self._frames.setdefault(frame, len(self._frames)) for frame in frames)
+        if key not in self._stacks:
+            self.size += len(key)
+        return self._stacks.setdefault(key, len(self._stacks))
+
+    @property
+    def frames(self) -> list[Frame]:
+        """All frames, by their numbers."""
+        return list(self._frames)
+
+    @property
+    def stacks(self) -> list[tuple[int, ...]]:
+        """All stacks, by their numbers."""
+        return list(self._stacks)
+
+
+# --- One rank that is looked at: what was seen of it, and whether it may be looked into now.
+
+ENDED = "ended while it was looked at"
+NO_TIME = "no time left"
+_MOST_COMMAND = 200
+
+
+@dataclass
+class Target:
+    """A rank, its facts at each sample, and its dumps."""
+
+    rank: Rank
+    facts: list[Facts] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    dumps: list[Dump] = field(default_factory=list)
+    native: Dump | None = None
+    notes: list[str] = field(default_factory=list)
+    user: str = ""
+
+    def __post_init__(self) -> None:
+        self.say(self.rank.note)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self.rank.process.pid
+
+    def say(self, note: str) -> None:
+        """Add what is to be known about it, once."""
+        if note and note not in self.notes:
+            # Whoever reads it looks for that at the beginning.
+            self.notes.insert(0 if note == ENDED else len(self.notes), note)
+
+    def stands(self, seen: Facts | None) -> None:
+        """Take the facts of this moment. None: there is no such process."""
+        if seen is None or seen.start_s != self.rank.process.start_s:
+            self.say(ENDED)
+            return
+        self.facts.append(seen)
+        if seen.state in "ZXx":
+            self.say(ENDED)
+
+    def refuses(self, euid: int, native: bool = False) -> str:
+        """Why it is not to be looked into; "": nothing is in the way."""
+        if ENDED in self.notes:
+            return ENDED
+        if not self.facts:
+            return NO_TIME
+        now = self.facts[-1]
+        if now.tracer:
+            return f"traced by process {now.tracer}: not looked into"
+        if now.state in "Tt":
+            return "stopped by a signal: not looked into"
+        if native and now.state == "D":
+            return "in state D: a native look would wait with it"
+        if euid not in (0, now.uid):
+            return "another user's: not permitted"
+        if any(dump.error == HUNG for dump in self.dumps):
+            return "not tried again: py-spy did not finish"
+        return ""
+
+    @property
+    def settled(self) -> Facts | None:
+        """The latest facts in which it did not wait for a disk or worse, or just the latest: every
+        process is in state D for a moment now and then."""
+        awake = [facts for facts in self.facts if facts.state != "D"]
+        known = awake or self.facts
+        return known[-1] if known else None
+
+    def plain(self, table: Table, main: bool, threads: bool) -> dict[str, Any]:
+        """Its part of the trace. main, threads: with these stacks."""
+        who, process, now = self.rank.identity, self.rank.process, self.settled
+        return {
+            "pid": process.pid,
+            "rank": who.rank,
+            "local_rank": who.local_rank,
+            "world_size": who.world_size,
+            "job": who.job,
+            "master": who.master,
+            "user": self.user,
+            "command": process.command[:_MOST_COMMAND] or process.name,
+            "state": now.state if now else "",
+            "wait_channel": now.wait_channel if now else "",
+            "kernel_stack": now.kernel_stack if now else (),
+            "tracer": now.tracer if now else 0,
+            "threads": now.threads if now else 0,
+            "start_s": process.start_s,
+            "cpu_s": self.cpu_s,
+            "samples": [_sample(dump, table, main, threads) for dump in self.dumps],
+            "native": table.add(self.native.main) if self.native and self.native.main else None,
+            "note": "; ".join(self.notes),
+        }
+
+
+def _sample(dump: Dump, table: Table, main: bool, threads: bool) -> dict[str, Any]:
+    shown = dump.main if main else None
+    return {
+        "main": None if shown is None else table.add(shown),
+        "threads": [(t.name, table.add(t.frames)) for t in dump.threads] if threads else [],
+        "gil": dump.gil,
+        "error": dump.error or ("" if main else "its stack is too large"),
+    }

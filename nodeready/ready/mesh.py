@@ -1,0 +1,368 @@
+"""What came of the rounds between the nodes: which ports, which way, who is to blame. Pure.
+
+A node's answers are data: ports that nobody asked for, addresses that are none and times that no
+clock shows are dropped.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import statistics
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nodeready.node.proofs.mesh import (
+    FOREIGN,
+    IN_A_ROW,
+    OK,
+    REFUSED,
+    SILENT,
+    SKIPPED,
+    TIMEOUT,
+    UNREACHABLE,
+    Listening,
+    Round,
+    Try,
+)
+from nodeready.ready import localize
+from nodeready.ready.localize import BOTH, PAIR, SOURCE, TARGET, Attempt
+from nodeready.subjects.proof.facts import Blocked, Mesh
+
+# --- Why a connection between two nodes was none, in words. Pure: from what the first of them saw.
+
+_DROPPED = "timed out: dropped"
+_CAUSES = {
+    # Our listener is there: it was not the kernel behind it that refused.
+    REFUSED: "refused: rejected on the way",
+    TIMEOUT: _DROPPED,
+    FOREIGN: "another program answers",
+    SILENT: "connected, then silence: another program answers, or the node hangs",
+}
+
+
+def address(text: str) -> str:
+    """An address as we write it; "" for what is none."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return ""
+
+
+def of_port(one: Try, skipped: bool) -> str:
+    """Why this connection was none.
+
+    skipped: others were not tried because the first ones timed out; those stand for all
+    """
+    if skipped and one.outcome in (TIMEOUT, SKIPPED):
+        return f"{_DROPPED}; the first {IN_A_ROW} ports stand for all"
+    if one.outcome == UNREACHABLE:
+        return f"unreachable: {one.said}"
+    return _CAUSES.get(one.outcome) or one.said or "failed"
+
+
+def of_name(source: str, seen: Round, owner: Mapping[str, str]) -> str:
+    """Why the target's name led to no address of its own.
+
+    owner: address -> the node that has it; "": several have
+    """
+    target = seen.target
+    addresses = [one for one in map(address, seen.resolved) if one]
+    if not addresses:
+        return f"{target} does not resolve ({seen.error or 'no address'})"
+    first = addresses[0]
+    whose = owner.get(first)
+    if ipaddress.ip_address(first).is_loopback:
+        why = "which is loopback"
+    elif whose == source:
+        why = f"which is {source}'s own"
+    elif whose:
+        why = f"which is {whose}'s"
+    elif whose == "":
+        why = "which several nodes have"
+    else:
+        why = f"which is not {target}'s"
+    return f"{target} resolves to {first}, {why}"
+
+
+#: More ports of a range than this are not tried: each is a listener and a connection per pair.
+MOST_PORTS = 32
+
+_Edge = tuple[str, str]
+#: By a node and its direction.
+_Count = Counter[tuple[str, str]]
+#: What is not asked for any more: node, direction, port; None: the name already led astray.
+_Cut = tuple[str, str, int | None]
+
+
+def chosen(first: int, last: int) -> tuple[int, ...]:
+    """The ports of a range that are tried: all, or the first, the last and evenly between."""
+    count = last - first + 1
+    if count <= MOST_PORTS:
+        return tuple(range(first, last + 1))
+    return tuple(first + step * (count - 1) // (MOST_PORTS - 1) for step in range(MOST_PORTS))
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """What one node's attempt at another came to. name: why its name led nowhere; "": it did."""
+
+    passed: tuple[int, ...]
+    failing: Mapping[int, str]
+    name: str
+
+
+@dataclass
+class _Times:
+    """The handshakes of one node's own connections, in ms."""
+
+    all: array[float] = field(default_factory=lambda: array("f"))
+    worst: float = 0.0
+    peer: str = ""
+
+    def add(self, ms: float, peer: str) -> None:
+        # A clock that jumps, or a node that makes it up.
+        if not math.isfinite(ms) or not 0 <= ms < 60_000:
+            return
+        self.all.append(ms)
+        if ms >= self.worst:
+            self.worst, self.peer = ms, peer
+
+
+def _beside(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
+    """Those that share a node with a bad one."""
+    nodes = {name for edge in bad for name in edge}
+    return {edge for edge in edges if edge[0] in nodes or edge[1] in nodes}
+
+
+class Rounds:
+    """All that the rounds showed so far.
+
+    total:     how many nodes were to take part
+    listening: those that do, and what they said at first
+    """
+
+    def __init__(
+        self, total: int, span: tuple[int, int], listening: Mapping[str, Listening]
+    ) -> None:
+        self.total, self.span = total, span
+        wanted = chosen(*span)
+        self.ports = {
+            name: tuple(port for port in wanted if port in {*one.ports})
+            for name, one in listening.items()
+        }
+        self.busy = {
+            name: tuple(busy for busy in one.busy if busy.port in wanted)
+            for name, one in listening.items()
+        }
+        self._owner: dict[str, str] = {}
+        self.addresses = self._addresses(listening)
+        self.connections = 0
+        self._pairs: dict[_Edge, _Pair] = {}
+        self._times: dict[str, _Times] = {}
+        self._cut: set[_Cut] = set()
+        self._fresh = False
+
+    def _addresses(self, listening: Mapping[str, Listening]) -> dict[str, tuple[str, ...]]:
+        """Each node's own; what several have (a container bridge) leads to none of them."""
+        found = {
+            name: tuple(dict.fromkeys(filter(None, map(address, one.addresses))))
+            for name, one in listening.items()
+        }
+        for name, addresses in found.items():
+            for one in addresses:
+                self._owner[one] = "" if one in self._owner else name
+        return {name: tuple(filter(self._owner.get, own)) for name, own in found.items()}
+
+    def to_ask(self, source: str, target: str) -> tuple[int, ...]:
+        """The ports of the target that are worth a connection from here."""
+        if {(source, SOURCE, None), (target, TARGET, None)} & self._cut:
+            return ()
+        return tuple(
+            port
+            for port in self.ports[target]
+            if (source, SOURCE, port) not in self._cut and (target, TARGET, port) not in self._cut
+        )
+
+    def add(self, source: str, target: str, asked: tuple[int, ...], seen: Round) -> None:
+        """What the source said of its attempt at the target."""
+        failing: dict[int, str] = {}
+        passed = []
+        times = self._times.setdefault(source, _Times())
+        self.connections += sum(one.outcome != SKIPPED for one in seen.tries)
+        skipped = any(one.outcome == SKIPPED for one in seen.tries)
+        for one in seen.tries:
+            if one.port not in asked:
+                continue
+            if one.outcome == OK:
+                passed.append(one.port)
+                times.add(one.ms, target)
+            else:
+                failing[one.port] = of_port(one, skipped)
+        # Equal on nearly all pairs: kept once.
+        ports = self.ports[target] if tuple(passed) == self.ports[target] else tuple(passed)
+        name = ""
+        if seen.address not in self.addresses[target]:
+            name = of_name(source, seen, self._owner)
+        self._pairs[source, target] = _Pair(ports, failing, name)
+        self._fresh = self._fresh or bool(failing or name)
+
+    def drop(self, name: str) -> None:
+        """The node is gone: what others met there says nothing of them, nor of it."""
+        self._pairs = {edge: pair for edge, pair in self._pairs.items() if name not in edge}
+        self.ports.pop(name, None)
+
+    def cut(self) -> None:
+        """Ask no more for what a node is to blame for: each time would cost a time-out."""
+        if not self._fresh:
+            return
+        self._fresh = False
+        for found, ports in self._findings():
+            # Three peers are evidence; where every port fails, each more costs most: two.
+            if found.kind != PAIR and (len(found.peers) > 2 or ports in ((), self._all(found))):
+                ways = (SOURCE, TARGET) if found.kind == BOTH else (found.kind,)
+                self._cut |= {(found.node, way, p) for way in ways for p in ports or (None,)}
+
+    def ways_back(self) -> dict[str, str]:
+        """Source -> target of a round that tells for pairs that fail whether the way back works.
+
+        Nobody is in it twice in one direction; what does not fit stays untold.
+        """
+        back: dict[str, str] = {}
+        for found, ports in self._findings():
+            source, target = found.peers[0], found.node
+            untold = found.kind == PAIR and ports and found.back is None
+            free = source not in back and target not in back.values()
+            if untold and free and self.to_ask(source, target):
+                back[source] = target
+        return back
+
+    def _all(self, found: localize.Finding) -> tuple[int, ...]:
+        """The ports that could be tried in this direction."""
+        if found.kind == TARGET:
+            return self.ports[found.node]
+        return tuple(sorted({port for peer in found.peers for port in self.ports[peer]}))
+
+    def _columns(self) -> Iterator[tuple[tuple[int, ...], dict[_Edge, str], set[_Edge]]]:
+        """Ports on which the same failed: they, what failed with its cause, and what passed with
+        the nodes of which something failed: the others are not to blame. The name comes first,
+        as no port."""
+        bad = {edge: pair.name for edge, pair in self._pairs.items() if pair.name}
+        if bad:
+            yield (), bad, _beside(bad, self._pairs.keys() - bad.keys())
+        failing: dict[int, dict[_Edge, str]] = {}
+        for edge, pair in self._pairs.items():
+            for port, cause in pair.failing.items():
+                failing.setdefault(port, {})[edge] = cause
+        alike: dict[object, tuple[list[int], dict[_Edge, str], set[_Edge]]] = {}
+        for port, bad in sorted(failing.items()):
+            passed = (edge for edge, pair in self._pairs.items() if port in pair.passed)
+            good = _beside(bad, passed)
+            key = (frozenset(bad.items()), frozenset(good))
+            alike.setdefault(key, ([], bad, good))[0].append(port)
+        for ports, bad, good in alike.values():
+            yield tuple(ports), bad, good
+
+    def _findings(self) -> list[tuple[localize.Finding, tuple[int, ...]]]:
+        """Who is to blame for what, each with its ports."""
+        attempts: list[Attempt] = []
+        columns: dict[str, tuple[int, ...]] = {}
+        for number, (ports, bad, good) in enumerate(self._columns()):
+            # In the order of the numbers as text: blame tells them in that order.
+            what = f"{number:02}"
+            columns[what] = ports
+            attempts += [Attempt(*edge, what, False, cause) for edge, cause in bad.items()]
+            attempts += [Attempt(*edge, what, True) for edge in good]
+        return [
+            (found, tuple(sorted(port for what in found.what for port in columns[what])))
+            for found in localize.attribute(attempts)
+        ]
+
+    def meshes(self) -> dict[str, Mesh]:
+        """What is to be said of each node that took part to the end."""
+        blocked: dict[str, list[Blocked]] = {}
+        for found, ports in self._findings():
+            blocked.setdefault(found.node, []).append(
+                Blocked(found.kind, ports, found.peers, found.tried, found.cause, found.back)
+            )
+        tried, reached = _Count(), _Count()
+        for (source, target), pair in self._pairs.items():
+            if pair.passed or pair.failing or pair.name:
+                tried.update([(source, SOURCE), (target, TARGET)])
+            if pair.passed and not pair.failing:
+                reached.update([(source, SOURCE), (target, TARGET)])
+        return {
+            name: self._mesh(name, tried, reached, tuple(blocked.get(name, ())))
+            for name in self.ports
+        }
+
+    def _mesh(
+        self, name: str, tried: _Count, reached: _Count, blocked: tuple[Blocked, ...]
+    ) -> Mesh:
+        times = self._times.get(name)
+        median = worst = None
+        if times is not None and times.all:
+            median, worst = round(statistics.median(times.all), 3), round(times.worst, 3)
+        return Mesh(
+            nodes=self.total,
+            first=self.span[0],
+            last=self.span[1],
+            listening=self.ports[name],
+            busy=self.busy[name],
+            to=tried[name, SOURCE],
+            by=tried[name, TARGET],
+            reached=reached[name, SOURCE],
+            reached_by=reached[name, TARGET],
+            blocked=blocked,
+            median_ms=median,
+            worst_ms=worst,
+            worst_peer=times.peer if times and times.all else "",
+        )
+
+
+# --- Which node tries which: pairs for all nodes at once, in rounds in which nobody has two.
+#
+# A round is an offset into the list of the nodes: node ``i`` goes to node ``i + offset``, around
+# the end of the list. So in each round every node opens one connection and takes one, however many
+# nodes there are: no node is the one that all others hammer.
+
+
+def ring_and_skips(count: int) -> tuple[int, ...]:
+    """The offsets 1, 2, 4, … below ``count``: the ring, and skips that double.
+
+    Every node tries log2(count) others and is tried by as many, which tells a node that nobody
+    reaches from a pair that fails, at 10,000 nodes with 14 connections each instead of 9,999; and
+    neighbours, other racks and other switches are all among them.
+    """
+    return tuple(1 << power for power in range(max(0, count - 1).bit_length()))
+
+
+def full(count: int) -> tuple[int, ...]:
+    """The offsets 1 … ``count`` - 1: every node tries every other one."""
+    return tuple(range(1, count))
+
+
+def rounds(names: Sequence[str], offsets: Iterable[int]) -> list[list[tuple[str, str]]]:
+    """For each offset the pairs (source, target), one of each per node.
+
+    An offset that leads every node to itself, or where an earlier one led already, is left out:
+    of two nodes there is one round. Raises ValueError when a name is there twice, for two nodes
+    could not be told apart.
+    """
+    count = len(names)
+    if len(set(names)) != count:
+        raise ValueError("a name is there twice")
+    turned = [*names, *names]
+    different = dict.fromkeys(offset % count for offset in offsets if count and offset % count)
+    return [list(zip(names, turned[offset : offset + count], strict=True)) for offset in different]
+
+
+def peers_of(names: Sequence[str], offsets: Iterable[int]) -> dict[str, tuple[str, ...]]:
+    """For each node the others that it tries, in the order of the rounds."""
+    found: dict[str, list[str]] = {name: [] for name in names}
+    for pairs in rounds(names, offsets):
+        for source, target in pairs:
+            found[source].append(target)
+    return {name: tuple(targets) for name, targets in found.items()}

@@ -1,0 +1,243 @@
+"""The proofs of all nodes, side by side with the look, until one deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from nodeready.node.proofs.config import Config
+from nodeready.policy import Policy
+from nodeready.ready import logins, mesh_run
+from nodeready.ready import mesh as pattern
+from nodeready.subjects import snapshot
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.debug_tools import facts as debug_tools
+from nodeready.subjects.proof import facts as proved
+from nodeready.subjects.proof.facts import SESSION, Peers, Proved
+from nodeready.transport.base import (
+    INTERRUPTED,
+    LATE,
+    LATE_WORDS,
+    SUDO,
+    UNREACHABLE,
+    Answer,
+    Carrier,
+    Failure,
+    Key,
+    Talk,
+    collect,
+    node_of,
+)
+from nodeready.transport.look import Look, of
+from nodeready.transport.look import look as looking
+from nodeready.transport.program import nonce, request
+
+#: The module of nodeready/proofs that has to run for a check of the subject "proof".
+_RUNS = {
+    "limits": "limits",
+    "attach": "attach",
+    "attach_nonblocking": "attach",
+    "attach_native": "attach",
+    "gdb": "tracers",
+    "strace": "tracers",
+    "core": "core",
+    "backtrace": "core",
+    "ssh": "peers",
+    "pdsh": "peers",
+}
+#: Peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU.
+MAX_PEERS = 4
+#: Seconds at the end of the time for the last answers to arrive.
+_MARGIN_S = 2
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be proved.
+
+    session: the proofs of seen.SESSION
+    mesh:    connect the nodes over the job's ports
+    full:    every node with every other, not only with some
+    """
+
+    session: tuple[str, ...] = SESSION
+    mesh: bool = True
+    full: bool = False
+
+    @classmethod
+    def of(cls, checks: Iterable[str], *, full: bool = False) -> Wanted:
+        """What has to run for these checks."""
+        names = [check.partition(".")[2] for check in checks if check.startswith("proof.")]
+        needed = {_RUNS[name] for name in names if name in _RUNS}
+        chosen = tuple(name for name in SESSION if name in needed)
+        return cls(chosen, bool({"mesh", "ports"} & {*names}), full)
+
+
+#: The two conversations with a node.
+_LOOK, _PROOFS = "look", "proofs"
+
+Meshes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What ``ready`` asks of its nodes, and until when.
+
+    policies: the nodes', by name
+    subjects: what is looked at
+    budget_s: what the user allowed, for the words about what it cut off; deadline: the moment of
+              time.monotonic() at which everything has ended
+    """
+
+    carrier: Carrier
+    policies: Mapping[str, Policy]
+    subjects: tuple[str, ...]
+    wanted: Wanted
+    budget_s: int
+    deadline: float
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    @property
+    def peers(self) -> dict[str, tuple[str, ...]]:
+        """The nodes that each node tries by ssh; none when nobody asked for that."""
+        if "peers" not in self.wanted.session:
+            return {}
+        names = list(self.policies)
+        return pattern.peers_of(names, pattern.ring_and_skips(len(names))[:MAX_PEERS])
+
+
+def prove(
+    task: Task,
+    heard: Callable[[str, str], object] = lambda name, what: None,
+    password: Callable[[list[str]], bool] = lambda names: False,
+) -> list[Look]:
+    """Look at every node and prove; the proofs are the subject "proof" of each look.
+
+    heard:    gets a node's name and "look" or "proofs", as they come
+    password: asks for sudo's, for these nodes; whether there is one now
+
+    What is not there at the deadline is Unknown.
+    """
+    found: dict[Key, Look | Proved | Failure] = {}
+    meshes: Meshes = {}
+    waiting = set(task.policies)
+
+    def hear(key: Key, value: Look | Proved | Failure) -> None:
+        nonlocal meshes
+        name, what = cast("tuple[str, str]", key)
+        found[key] = value
+        heard(name, what)
+        if what == _LOOK:
+            waiting.discard(name)
+            if not waiting and not task.carrier.interrupted:
+                # The proofs go on meanwhile.
+                meshes = _meshes(task, [one.name for one in _looks(task, found) if one.reached])
+
+    _round(task, task.policies, hear, found)
+    asking = [one.name for one in _looks(task, found) if one.kind == SUDO]
+    if asking and not task.carrier.interrupted and password(asking):
+        waiting |= {*asking}
+        _round(task, asking, hear, found)
+    return _with_proofs(task, found, meshes)
+
+
+def _round(
+    task: Task,
+    names: Iterable[str],
+    hear: Callable[[Key, Any], None],
+    found: dict[Key, Look | Proved | Failure],
+) -> None:
+    peers = task.peers
+    talks: dict[Key, Talk[Any]] = {}
+    for name in names:
+        policy = task.policies[name]
+        talks[name, _LOOK] = looking(name, policy, task.subjects, task.budget_s)
+        talks[name, _PROOFS] = _proving(task, name, peers.get(name, ()))
+    found.update(collect(task.carrier, talks, hear, task.deadline))
+
+
+def _proving(task: Task, name: str, peers: tuple[str, ...]) -> Talk[Proved]:
+    """The conversation of the proofs in the job's user's session on a node."""
+    policy = task.policies[name]
+    config = Config(
+        nonce=nonce(),
+        tag=task.carrier.tag,
+        user=policy.job_user,
+        wanted=task.wanted.session,
+        peers=peers,
+        limit_s=max(1, int(task.left_s) - _MARGIN_S),
+        py_spy=debug_tools.PY_SPY if policy.py_spy_version else "",
+    )
+    answer = yield request(name, "nodeready.node.proofs.program", config)
+    return said(answer, config)
+
+
+def said(answer: Answer, config: Config) -> Proved:
+    """What a node's program proved."""
+    if answer.kind in (LATE, INTERRUPTED) and not answer.stdout:
+        return proved.nothing(proved.UNFINISHED, config)
+    if answer.error and not answer.stdout:
+        return proved.nothing(answer.error, config)
+    return proved.read(answer.stdout, config)
+
+
+def _looks(task: Task, found: Mapping[Key, Look | Proved | Failure]) -> list[Look]:
+    """The looks, and for what the end of the budget cut off, that it did."""
+    why = f"no answer within the budget of {task.budget_s} s"
+    looks = []
+    for name in task.policies:
+        value = found.get((name, _LOOK))
+        one = Look(name) if value is None or isinstance(value, Proved) else of(name, value)
+        if one.kind == LATE:
+            # It is connected: what it shows is unknown.
+            nothing = snapshot.nothing(why, snapshot.probes(task.subjects))
+            one = Look(name, nothing)
+        elif one.kind == UNREACHABLE and one.error == LATE_WORDS:
+            one = replace(one, error=why)
+        looks.append(one)
+    return looks
+
+
+def _meshes(task: Task, reached: Iterable[str]) -> Meshes:
+    if not task.wanted.mesh:
+        return {}
+    by_ports: dict[tuple[int, int], list[str]] = {}
+    for name in reached:
+        by_ports.setdefault(task.policies[name].port_range, []).append(name)
+    found: dict[str, Any] = {}
+    until = task.deadline - _MARGIN_S / 2
+    for ports, names in by_ports.items():
+        found |= mesh_run.run(task.carrier, names, ports, until, full=task.wanted.full)
+    return found
+
+
+def _with_proofs(
+    task: Task, found: Mapping[Key, Look | Proved | Failure], meshes: Meshes
+) -> list[Look]:
+    """What was proved beside what was seen, with what only all nodes together tell."""
+    looks, session = _looks(task, found), task.wanted.session
+    seen = {node_of(key): one for key, one in found.items() if isinstance(one, Proved)}
+    tried = {name: one.peers for name, one in seen.items() if isinstance(one.peers, Peers)}
+    away = {one.name for one in looks if not one.reached}
+    reach = logins.reach(tried, away)
+    late = Unknown(proved.UNFINISHED)
+    made = []
+    for look in looks:
+        if look.snapshot is None or task.carrier.interrupted:
+            made.append(look)
+            continue
+        one = seen.get(look.name) or Proved(late, **dict.fromkeys(session, late))
+        if "peers" in session:
+            late_too = one.peers if isinstance(one.peers, Unknown) else None
+            one = replace(one, reach=reach.get(look.name, late_too))
+        if task.wanted.mesh:
+            one = replace(one, mesh=meshes.get(look.name, late))
+        subjects = {**look.snapshot.subjects, "proof": one}
+        made.append(replace(look, snapshot=replace(look.snapshot, subjects=subjects)))
+    return made

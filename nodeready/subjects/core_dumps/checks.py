@@ -1,0 +1,158 @@
+"""Judge whether a crash leaves a whole core file that its user can find."""
+
+from __future__ import annotations
+
+from nodeready.policy import Policy
+from nodeready.subjects.core_dumps.facts import KEY, PROBE, CoreDumps, core_directory
+from nodeready.subjects.declare import Subject, check
+from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
+
+#: The coredump.conf settings that cut a core off (2 GB by default in systemd 252).
+SIZE_LIMITS = ("ProcessSizeMax", "ExternalSizeMax")
+
+
+def _wanted(seen: CoreDumps, want: Policy) -> str:
+    """The pattern that the policy asks for on this node; "" when it cannot be had."""
+    if want.core_handler == "path":
+        return want.core_pattern
+    return seen.packaged.value if seen.packaged else ""
+
+
+@check(
+    "core_dumps.pattern",
+    settings=("core_handler", "core_pattern"),
+    fixed_by="core_dumps.pattern",
+    fix=("install the package systemd-coredump", "remove the line SOURCE"),
+)
+def pattern(seen: CoreDumps, want: Policy) -> Result:
+    """kernel.core_pattern, live and at the next boot, sends cores where the policy says.
+
+    Distributions send them to apport or systemd-coredump, or to ``core`` in whatever directory
+    the process had (core(5)). A value set by hand is gone after the next boot.
+    """
+    check, wanted = "core_dumps.pattern", _wanted(seen, want)
+    winner = seen.boot.winner
+    boot = winner.value if winner else "unset"
+    source = winner.where if winner else ""
+    if not wanted:
+        return fail(
+            check, "|systemd-coredump", seen.live, source, "install the package systemd-coredump"
+        )
+    if seen.live == wanted and boot == wanted:
+        return ok(check, wanted, wanted, source)
+    actual = f"{seen.live}, next boot {boot}"
+    if seen.live == wanted and not seen.boot.beatable:
+        return fail(check, wanted, actual, source, f"remove the line {source}")
+    return fixable(check, wanted, actual, source)
+
+
+@check(
+    "core_dumps.sysctl_conf",
+    settings=("core_handler", "core_pattern"),
+    fix=("remove the line WHERE",),
+)
+def sysctl_conf(seen: CoreDumps, want: Policy) -> Result:
+    """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
+    check, conflict = "core_dumps.sysctl_conf", seen.boot.conflict
+    if conflict is None or conflict.value == _wanted(seen, want):
+        return ok(check, "no conflicting line")
+    return warn(
+        check,
+        "no conflicting line",
+        f"{KEY} = {conflict.value} wins under sysctl --system",
+        conflict.where,
+        f"remove the line {conflict.where}",
+    )
+
+
+@check(
+    "core_dumps.directory",
+    settings=("core_handler", "core_pattern"),
+    fixed_by="core_dumps.directory",
+)
+def directory(seen: CoreDumps, want: Policy) -> Result:
+    """The core directory exists and every user may write to it, but not remove others' files.
+
+    The kernel writes the core with the crashing process's rights: no directory, or one that the
+    job's user cannot write to, means no core, silently.
+    """
+    check, path = "core_dumps.directory", core_directory(want)
+    if want.core_handler != "path":
+        return na(check, "systemd-coredump has a store of its own")
+    if seen.directory_mode is None:
+        return fixable(check, f"{path} with mode 1777", "no such directory", path)
+    judged = fixable if seen.directory_mode & 0o1777 != 0o1777 else ok
+    return judged(check, f"{path} with mode 1777", f"mode {seen.directory_mode:o}", path)
+
+
+def retention_rule(want: Policy) -> str:
+    """The tmpfiles.d line that makes the directory at boot and removes old cores."""
+    age = f"{want.core_retention_days}d" if want.core_retention_days else "-"
+    return f"d {core_directory(want)} 1777 root root {age}"
+
+
+@check(
+    "core_dumps.retention",
+    settings=("core_handler", "core_pattern", "core_retention_days"),
+    fixed_by="core_dumps.directory",
+    fix=("remove the line WHERE",),
+)
+def retention(seen: CoreDumps, want: Policy) -> Result:
+    """A tmpfiles.d rule makes the directory at boot and removes cores after the policy's days."""
+    check, wanted = "core_dumps.retention", retention_rule(want)
+    if want.core_handler != "path":
+        return na(check, "systemd-coredump has a store of its own")
+    rule = seen.retention
+    if rule is None:
+        return fixable(check, wanted, "no rule")
+    if rule.text.split() == wanted.split():
+        return ok(check, wanted, wanted, rule.where)
+    name = rule.path.rpartition("/")[2]
+    if name < "00-nodeready-cores.conf":
+        return fail(check, wanted, rule.text, rule.where, f"remove the line {rule.where}")
+    return fixable(check, wanted, rule.text, rule.where)
+
+
+@check("core_dumps.rewriters", fixed_by="core_dumps.rewriters")
+def rewriters(seen: CoreDumps, want: Policy) -> Result:
+    """No service rewrites core_pattern when it starts (apport, abrt): they run after sysctl.d."""
+    check = "core_dumps.rewriters"
+    if seen.rewriters:
+        names = ", ".join(seen.rewriters)
+        return fixable(check, "none", f"{names} not masked")
+    return ok(check, "none")
+
+
+@check("core_dumps.size", settings=("core_handler",), fixed_by="core_dumps.size")
+def size(seen: CoreDumps, want: Policy) -> Result:
+    """systemd-coredump keeps a core of any size.
+
+    Its defaults cut at 2 GB (systemd 252, coredump.conf(5)): a trainer with a GPU leaves a
+    truncated core, or none.
+    """
+    check = "core_dumps.size"
+    if want.core_handler != "systemd-coredump":
+        return na(check, "cores are written by path")
+    wrong = []
+    source = ""
+    for name in SIZE_LIMITS:
+        setting = seen.coredump.get(name)
+        if setting is None or setting.value != "infinity":
+            wrong.append(f"{name}={setting.value if setting else 'default'}")
+            source = source or (setting.where if setting else "")
+    if wrong:
+        return fixable(check, "infinity", ", ".join(wrong), source)
+    return ok(check, "infinity")
+
+
+SUBJECT = Subject(
+    "core_dumps",
+    __doc__,
+    checks=(pattern, sysctl_conf, directory, retention, rewriters, size),
+    probe=PROBE,
+    files=(
+        "/etc/sysctl.d/*nodeready*.conf",
+        "/etc/tmpfiles.d/*nodeready*.conf",
+        "/etc/systemd/coredump.conf.d/*nodeready*.conf",
+    ),
+)

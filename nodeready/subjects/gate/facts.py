@@ -1,0 +1,264 @@
+"""The node's own check: its files, the timer, Slurm's configuration, the last verdict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from nodeready.policy import Policy
+from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, file_lines, number
+
+DIRECTORY = "/usr/local/lib/nodeready"
+BUNDLE = f"{DIRECTORY}/nodeready.pyz"
+#: The same compiled for the node's Python, and of what it was made (healthcheck/compiled.py).
+COMPILED = f"{DIRECTORY}/compiled.pyz"
+NOTE = f"{DIRECTORY}/compiled"
+POLICY = "/etc/nodeready/policy.json"
+RECORD = f"{DIRECTORY}/record"
+PROLOG = f"{DIRECTORY}/slurm-prolog"
+HEALTH_CHECK = f"{DIRECTORY}/slurm-healthcheck"
+SERVICE = "/etc/systemd/system/nodeready.service"
+TIMER = "/etc/systemd/system/nodeready.timer"
+WANTED = "/etc/systemd/system/timers.target.wants/nodeready.timer"
+CRON = "/etc/cron.d/nodeready"
+#: Where `record` writes; gone after a boot, as a verdict should be.
+VERDICT = "/run/nodeready/verdict.json"
+
+#: In the order in which they are taken away: what starts us first.
+FILES = (
+    WANTED, TIMER, SERVICE, CRON, RECORD, HEALTH_CHECK, PROLOG, NOTE, COMPILED, BUNDLE, POLICY,
+)  # fmt: skip
+PROGRAMS = (RECORD, PROLOG, HEALTH_CHECK)
+#: What root runs, and what decides whether it does: nobody else may write it.
+_ROOTS = (DIRECTORY, BUNDLE, COMPILED, NOTE)
+
+#: What may be a Python of 3.9 or newer, the platform's own first; templates/gate/python.sh too.
+PYTHONS = (
+    "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9",
+    "/usr/libexec/platform-python",
+)  # fmt: skip
+OLDEST = (3, 9)
+
+#: slurm.conf: first what a configless slurmd got from its controller.
+_SLURM_CONFS = (
+    "/run/slurm/conf", "/etc/slurm", "/etc/slurm-llnl", "/usr/local/etc", "/opt/slurm/etc",
+)  # fmt: skip
+_KEYS = ("prolog", "healthcheckprogram", "healthcheckinterval", "prologepilogtimeout", "include")
+
+_LOOK = rf"""
+    for nr_file in {" ".join(FILES)}; do
+        if [ -e "$nr_file" ] || [ -L "$nr_file" ]; then printf 'there=%s\n' "$nr_file"; fi
+    done
+    if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
+    if [ -d /etc/cron.d ]; then printf 'cron=1\n'; fi
+    if command -v slurmd >/dev/null 2>&1 || [ -x /opt/slurm/sbin/slurmd ]; then
+        printf 'slurmd=1\n'
+    fi
+"""
+# An included file is relative to slurm.conf's directory, mostly: the whole directory is read.
+_SLURM_CONF = rf"""
+    for nr_dir in {" ".join(_SLURM_CONFS)}; do
+        if [ -f "$nr_dir/slurm.conf" ]; then
+            printf 'slurm=%s/slurm.conf\n' "$nr_dir"
+            set -- "$nr_dir"/*.conf
+            if [ -d "$nr_dir/slurm.conf.d" ]; then set -- "$@" "$nr_dir"/slurm.conf.d/*; fi
+            grep -asHniE '^[[:space:]]*({"|".join(_KEYS)})([[:space:]]|=)' "$@" /dev/null
+            break
+        fi
+    done
+"""
+# A Python that is new enough also tells for which code it is: its magic number.
+_ABOUT = (
+    'import sys; new = sys.version_info >= (3, 9); print("%d.%d" % sys.version_info[:2], '
+    '*([__import__("_frozen_importlib_external").MAGIC_NUMBER.hex()] if new else []))'
+)
+# The interpreter of the platform is often older than 3.9: then the next one is asked.
+_WITH_GATE = rf"""
+    for nr_name in {" ".join(PYTHONS)}; do
+        if ! command -v "$nr_name" >/dev/null 2>&1; then continue; fi
+        nr_said=$("$nr_name" -ISBc '{_ABOUT}' 2>/dev/null)
+        printf 'python=%s %s\n' "$nr_name" "${{nr_said:-?}}"
+        case $nr_said in *' '*) break ;; esac
+    done
+    for nr_file in {" ".join(PROGRAMS)}; do
+        if [ -x "$nr_file" ]; then printf 'runs=%s\n' "$nr_file"; fi
+    done
+    printf 'now=%s\n' "$(date +%s)"
+    set --
+    for nr_file in {" ".join(FILES)} {VERDICT}; do
+        if [ -f "$nr_file" ]; then set -- "$@" "$nr_file"; fi
+    done
+    if [ $# != 0 ]; then
+        sha256sum -- "$@"
+        stat -Lc 'file=%Y %u %a %n' -- {" ".join(_ROOTS)} {VERDICT} 2>/dev/null
+    fi
+    if [ -f {NOTE} ] && read -r nr_note <{NOTE}; then printf 'note=%s\n' "$nr_note"; fi
+"""
+
+
+def _script(policy: Policy) -> str:
+    if policy.gate:
+        return f"{_LOOK}{_WITH_GATE}{_SLURM_CONF}:\n"
+    # What is left of an earlier policy: a program that slurm.conf names must not go away.
+    return f"{_LOOK}if [ -e {PROLOG} ] || [ -e {HEALTH_CHECK} ]; then\n:\n{_SLURM_CONF}fi\n:\n"
+
+
+@dataclass(frozen=True)
+class SlurmConf:
+    """What slurm.conf says about the programs before and beside jobs.
+
+    path:     the file
+    prolog:   the values of Prolog, and where each stands
+    health:   the same of HealthCheckProgram
+    interval: HealthCheckInterval as written; None: not set, which is never
+    timeout:  PrologEpilogTimeout as written; None: not set, which is for ever
+    """
+
+    path: str
+    prolog: tuple[tuple[str, str], ...] = ()
+    health: tuple[tuple[str, str], ...] = ()
+    interval: str | None = None
+    timeout: str | None = None
+
+    def names(self, program: str) -> str:
+        """Where slurm.conf names this program of ours, or "". Prolog may be a pattern."""
+        rows = self.prolog if program == PROLOG else self.health
+        return next((where for value, where in rows if fnmatchcase(program, value)), "")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What there is of the node's own check.
+
+    there:      the files of ours that exist, in the order of FILES
+    digests:    path -> sha256 of those; only looked at where the policy wants the gate
+    runs:       the programs of ours that may be executed
+    systemd:    systemd runs as the init
+    cron:       there is an /etc/cron.d
+    slurm:      slurmd is installed, or there is a slurm.conf
+    slurm_conf: None: none was found, or nobody had to know
+    python:     a Python that can run us, "" when there is none
+    old:        the newest that is too old, with its version, for the report; ""
+    magic:      for which compiled code that Python is, "" when nobody knows
+    note:       of what the compiled program was made: the sha256 of the bundle, that of the
+                compiled program, the magic number; None: nothing says it
+    exposed:    what others than root can write, of what root runs
+    age_s:      seconds since the last verdict; None: there is none
+    since_s:    seconds since the bundle was installed; None: it is not
+    """
+
+    there: tuple[str, ...] = ()
+    digests: Mapping[str, str] | None = None
+    runs: tuple[str, ...] = ()
+    systemd: bool = False
+    cron: bool = False
+    slurm: bool = False
+    slurm_conf: SlurmConf | None = None
+    python: str = ""
+    old: str = ""
+    magic: str = ""
+    note: tuple[str, str, str] | None = None
+    exposed: tuple[str, ...] = ()
+    age_s: int | None = None
+    since_s: int | None = None
+
+
+def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
+    """The values of slurm.conf and of what it includes; keys in any case, the last one counts."""
+    by_file: dict[str, list[Line]] = {}
+    for line in lines:
+        by_file.setdefault(line.path, []).append(line)
+    found: dict[str, list[tuple[str, str]]] = {}
+    todo, done = [path], set()
+    while todo:
+        file = todo.pop(0)
+        if file in done:
+            continue
+        done.add(file)
+        for line in by_file.get(file, ()):
+            words = line.text.partition("#")[0].strip()
+            match = re.match(r"(\w+)(?:\s*=\s*|\s+)(\S+)", words)
+            if match is None:
+                continue
+            key, value = match[1].lower(), match[2].strip("\"'")
+            if key == "include":
+                wanted = value if value.startswith("/") else f"{path.rpartition('/')[0]}/{value}"
+                todo += [other for other in by_file if fnmatchcase(other, wanted)]
+            else:
+                found.setdefault(key, []).append((value, line.where))
+    return SlurmConf(
+        path,
+        tuple(found.get("prolog", ())),
+        tuple(found.get("healthcheckprogram", ())),
+        _last(found.get("healthcheckinterval")),
+        _last(found.get("prologepilogtimeout")),
+    )
+
+
+def _last(rows: list[tuple[str, str]] | None) -> str | None:
+    return rows[-1][0] if rows else None
+
+
+def _pythons(rows: Iterable[str]) -> tuple[str, str, str]:
+    """(a Python that is new enough or "", what is too old or "", the first one's magic number)."""
+    old = ""
+    for row in rows:
+        name, _, said = row.partition(" ")
+        version, _, magic = said.partition(" ")
+        match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", version)
+        if name in PYTHONS and match and (int(match[1]), int(match[2])) >= OLDEST:
+            return name, "", magic if re.fullmatch(r"[0-9a-f]{8}", magic) else ""
+        old = old or (f"{name} is {version}" if match else f"{name} does not run")
+    return "", old, ""
+
+
+def _note(text: str) -> tuple[str, str, str] | None:
+    """The line that `healthcheck/compiled.py` wrote; None when it is none."""
+    match = re.fullmatch(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{8})", text)
+    return (match[1], match[2], match[3]) if match else None
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
+    """Raises ProbeError for a time that is no number."""
+    output = outputs["gate"]
+    text, values = output.require(), output.values()
+    python, old, magic = _pythons(output.all("python"))
+    known = {*FILES, VERDICT}
+    digests = {
+        match[2]: match[1]
+        for match in re.finditer(r"^([0-9a-f]{64})  (/\S+)$", text, re.M)
+        if match[2] in known
+    }
+    written, exposed = {}, []
+    for row in output.all("file"):
+        time, _, others = row.partition(" ")
+        rights, _, path = others.partition(" /")
+        written[f"/{path}"] = number(time, "a file's time")
+        # Nobody but its owner, who is root, may write it.
+        if f"/{path}" in _ROOTS and not re.fullmatch("0 [0-7]*[0145][0145]", rights):
+            exposed.append(f"/{path}")
+    now = number(values["now"], "the time") if "now" in values else 0
+    if policy.gate and not now:
+        raise ProbeError("date +%s printed no time", text)
+    conf = values.get("slurm", "")
+    return Gate(
+        there=tuple(path for path in FILES if path in output.all("there")),
+        digests=digests if policy.gate else None,
+        runs=tuple(path for path in PROGRAMS if path in output.all("runs")),
+        systemd="systemd" in values,
+        cron="cron" in values,
+        slurm="slurmd" in values or bool(conf),
+        slurm_conf=_slurm_conf(conf, file_lines(text)) if conf else None,
+        python=python,
+        old=old,
+        magic=magic,
+        note=_note(values.get("note", "")),
+        exposed=tuple(exposed),
+        age_s=max(0, now - written[VERDICT]) if VERDICT in written else None,
+        since_s=max(0, now - written[BUNDLE]) if BUNDLE in written else None,
+    )
+
+
+PROBE = Probe("gate", (Section("gate", _script),), parse)

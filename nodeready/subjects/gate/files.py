@@ -1,0 +1,111 @@
+"""The files of the node's own check as a policy wants them. On the control machine alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+from nodeready.deploy.actions import render
+from nodeready.policy import Expected, Policy
+from nodeready.policy.load import as_data
+from nodeready.subjects.gate import facts as places
+
+#: What only all nodes of a run together tell, and a node cannot judge by itself.
+_FLEET = ("ssh_known_hosts",)
+#: Seconds for a look of the timer, which nobody waits for: more than it takes by itself
+#: (healthcheck/here.py).
+RECORD_S = 75
+#: Seconds that the health check has for what it asks Slurm and tells it.
+SLURM_S = 10
+#: Slurm ends a health check after 60 s, whatever HealthCheckTimeout says in newer ones.
+MOST_S = 58
+
+
+def complete(policy: Policy, declared: Policy) -> Policy:
+    """The policy of a node, with what its gate's files have to be.
+
+    declared: the same without what the fleet told: few different ones, so each is made once
+    """
+    if not policy.gate:
+        return policy
+    known = {f.name: getattr(policy, f.name) for f in fields(Policy)}
+    return Expected(**known, gate_files=_digests(declared))
+
+
+def contents(policy: Policy) -> dict[str, bytes]:
+    """path -> the bytes that this policy wants there."""
+    declared = {f.name: getattr(policy, f.name) for f in fields(Policy) if f.name not in _FLEET}
+    return _contents(Policy(**declared))
+
+
+@lru_cache(maxsize=256)
+def _digests(declared: Policy) -> tuple[tuple[str, str], ...]:
+    found = contents(declared)
+    return tuple((path, hashlib.sha256(data).hexdigest()) for path, data in found.items())
+
+
+@lru_cache(maxsize=256)
+def _contents(policy: Policy) -> dict[str, bytes]:
+    values = _values(policy)
+    made = {
+        places.BUNDLE: _bundle(),
+        places.POLICY: document(policy),
+    }
+    for path, template in (
+        (places.RECORD, "record.j2"),
+        (places.PROLOG, "slurm-prolog.j2"),
+        (places.HEALTH_CHECK, "slurm-healthcheck.j2"),
+        (places.SERVICE, "nodeready.service.j2"),
+        (places.TIMER, "nodeready.timer.j2"),
+        (places.CRON, "cron.j2"),
+    ):
+        made[path] = render(f"gate/{template}", **values)
+    return made
+
+
+@lru_cache(maxsize=1)
+def _bundle() -> bytes:
+    """One for all nodes: what differs is in the policy's file."""
+    # Most fleets have no gate, and every command reads this module.
+    from nodeready.transport import bundle
+
+    return bundle.build()
+
+
+def _values(policy: Policy) -> dict[str, Any]:
+    limit_s = policy.gate_budget_s + 2
+    return {
+        "pythons": " ".join(places.PYTHONS),
+        "oldest": str(places.OLDEST),
+        "python_words": f"Python {places.OLDEST[0]}.{places.OLDEST[1]} or newer",
+        "bundle": places.BUNDLE,
+        "compiled": places.COMPILED,
+        "record": places.RECORD,
+        "limit_s": limit_s,
+        "health_limit_s": min(limit_s + SLURM_S, MOST_S),
+        "record_limit_s": RECORD_S,
+        "interval_s": policy.gate_interval_s,
+        "when": cron_times(policy.gate_interval_s),
+    }
+
+
+def cron_times(interval_s: int) -> str:
+    """The five fields of crontab(5) for about this interval; cron knows no less than a minute.
+
+    A step that does not divide an hour (a day) gives one shorter pause in each, never a longer
+    one.
+    """
+    minutes = max(1, interval_s // 60)
+    if minutes < 60:
+        return f"*/{minutes} * * * *" if minutes > 1 else "* * * * *"
+    hours = minutes // 60
+    return f"7 */{hours} * * *" if 1 < hours < 24 else "7 * * * *" if hours == 1 else "7 0 * * *"
+
+
+def document(policy: Policy) -> bytes:
+    """The policy as the node reads it: every setting that is not the fleet's alone."""
+    found = {key: value for key, value in as_data(policy).items() if key not in _FLEET}
+    return (json.dumps(found, indent=1, sort_keys=True) + "\n").encode()

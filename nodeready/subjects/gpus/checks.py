@@ -1,0 +1,303 @@
+"""Judge a node's GPUs: all there, shown by their tool, and as the policy has them."""
+
+from __future__ import annotations
+
+from nodeready.policy import Policy
+from nodeready.subjects.declare import Subject, check
+from nodeready.subjects.gpus.facts import PROBE, compared, learned
+from nodeready.subjects.gpus.gpu import Gpu, Gpus
+from nodeready.subjects.gpus.health import (
+    DRIVERS,
+    device_access,
+    each,
+    ecc_errors,
+    expected,
+    few,
+    guest,
+    kernel_faults,
+    none,
+    pcie,
+    recovery,
+    remapped_rows,
+    retired_pages,
+    temperature,
+    throttle,
+    unseen,
+    why_unseen,
+    xgmi_errors,
+)
+from nodeready.subjects.gpus.health import tool as tool_of
+from nodeready.subjects.gpus.links import fabric_manager, nvlink
+from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
+
+_PCI = "/sys/bus/pci/devices"
+_PACKAGES = {
+    "nvidia": "install nvidia-smi with the driver's utilities",
+    "amd": "install amd-smi or rocm-smi",
+}
+
+
+@check(
+    "gpus.present", fix=("see the kernel's log; reset or reseat it", "install or load the driver")
+)
+def present(seen: Gpus, want: Policy) -> Result:
+    """Each GPU on the PCI bus has its driver and is shown by its vendor's tool.
+
+    The bus is the witness: one that is there and that the tool does not show has fallen off the
+    bus, or its driver is broken. GPUs of guests (vfio-pci) and screens are not counted.
+    """
+    check, reason = "gpus.present", none(seen)
+    if reason:
+        return na(check, reason)
+    gpus = expected(seen)
+    lost = {gpu.address for gpu in unseen(seen)}
+    loose = [gpu for gpu in gpus if gpu.driver != DRIVERS[gpu.vendor] and gpu.address in lost]
+    gone = [gpu for gpu in gpus if gpu.address in lost and tool_of(seen, gpu.vendor).works]
+    words = [
+        f"{gpu.address}: driver {gpu.driver}" if gpu.driver else f"{gpu.address}: no driver"
+        for gpu in loose
+    ]
+    words += [
+        f"{gpu.address}: {tool_of(seen, gpu.vendor).name} does not show it"
+        for gpu in gone
+        if gpu not in loose
+    ]
+    wanted = "each GPU has its driver and is shown"
+    if words:
+        fix = "see the kernel's log; reset or reseat it" if gone else "install or load the driver"
+        return fail(check, wanted, few(words), _PCI, fix)
+    hidden = why_unseen(seen)
+    if hidden:
+        return unknown(check, hidden)
+    return ok(check, wanted, f"{len(gpus) or len(seen.gpus)} GPUs", _PCI)
+
+
+@check("gpus.tool", fix=("reboot the node: it cannot be ended", "run it by hand; see dmesg"))
+def tool(seen: Gpus, want: Policy) -> Result:
+    """The vendor's tool answers. What hangs here hangs in jobs too, and most of the rest rests on
+    it. One that is not installed stops no job, but then its GPUs are not judged.
+    """
+    check, wanted = "gpus.tool", "the vendor's tool answers"
+    reason = none(seen)
+    if reason:
+        return na(check, reason)
+    vendors = [vendor for vendor in DRIVERS if expected(seen, vendor)]
+    tools = [(vendor, tool_of(seen, vendor)) for vendor in vendors]
+    broken = [one for _, one in tools if one.state in ("stuck", "timed out", "failed")]
+    if broken:
+        words = [f"{one.name} {one.state}: {one.detail}".rstrip(": ") for one in broken]
+        stuck = any(one.state == "stuck" for one in broken)
+        fix = "reboot the node: it cannot be ended" if stuck else "run it by hand; see dmesg"
+        return fail(check, wanted, "; ".join(words), broken[0].name, fix)
+    for vendor, one in tools:
+        if one.state == "missing":
+            text = f"{one.name} is not installed"
+            return warn(check, wanted, text, one.name, _PACKAGES[vendor])
+    for _, one in tools:
+        if not one.works:
+            return unknown(check, f"{one.name}: {one.state}: {one.detail}")
+    names = [f"{one.name} {one.detail}".strip() for _, one in tools]
+    return ok(check, wanted, ", ".join(names))
+
+
+@check(
+    "gpus.count",
+    settings=("gpu_count",),
+    fix=("see the kernel's log and the BMC; reseat or replace it",),
+)
+def count(seen: Gpus, want: Policy) -> Result:
+    """The PCI bus shows as many GPUs as the policy says.
+
+    One that is there and does not work is what `gpus.present` tells.
+    """
+    check, wanted = "gpus.count", want.gpu_count
+    if wanted is None:
+        return na(check, none(seen) or "the policy sets no number")
+    found = len(expected(seen)) or len({(gpu.vendor, gpu.pci_address) for gpu in seen.gpus})
+    if found != wanted:
+        guests = sum(guest(gpu) for gpu in seen.pci)
+        more = f", and {guests} of virtual machines" if guests else ""
+        fix = "see the kernel's log and the BMC; reseat or replace it"
+        return fail(check, str(wanted), f"{found} on the PCI bus{more}", _PCI, fix)
+    return ok(check, str(wanted), source=_PCI)
+
+
+@check("gpus.model", settings=("gpu_model",))
+def model(seen: Gpus, want: Policy) -> Result:
+    """The GPUs are of the policy's model, by the name that their tool prints."""
+
+    def wrong(gpu: Gpu) -> str:
+        return "" if want.gpu_model in ("", gpu.model) else str(gpu.model)
+
+    wanted = want.gpu_model or "any"
+    absent = "no tool names a model"
+    return each("gpus.model", seen, wanted, lambda gpu: gpu.model, wrong, absent=absent)
+
+
+@check(
+    "gpus.driver",
+    settings=("gpu_driver",),
+    fix=("install or load NAME; see dmesg", "install that driver, then reboot"),
+)
+def driver(seen: Gpus, want: Policy) -> Result:
+    """The kernel driver is loaded, in the policy's version where that names one."""
+    check, reason = "gpus.driver", none(seen)
+    if reason:
+        return na(check, reason)
+    versions = {"nvidia": seen.driver, "amd": seen.amd_driver}
+    wanted, words = want.gpu_driver or "loaded", []
+    for vendor, name in DRIVERS.items():
+        bound = [gpu for gpu in expected(seen, vendor) if gpu.driver == name]
+        version = versions[vendor]
+        if not bound and expected(seen, vendor) and version is None:
+            fix = f"install or load {name}; see dmesg"
+            return fail(check, wanted, f"{name} is not loaded", _PCI, fix)
+        if version is None and bound and want.gpu_driver:
+            return unknown(check, f"{name} does not say its version")
+        if version is not None or bound:
+            words.append(f"{name} {version or 'loaded'}")
+            if want.gpu_driver and version != want.gpu_driver:
+                fix = "install that driver, then reboot"
+                return fail(check, wanted, f"{name} {version}", f"/sys/module/{name}", fix)
+    return ok(check, wanted, ", ".join(words) or "loaded")
+
+
+@check(
+    "gpus.vbios", settings=("gpu_vbios",), fix=("update the firmware with the vendor's package",)
+)
+def vbios(seen: Gpus, want: Policy) -> Result:
+    """Each GPU's firmware is one of the policy's versions."""
+
+    def wrong(gpu: Gpu) -> str:
+        return str(gpu.vbios) if want.gpu_vbios and gpu.vbios not in want.gpu_vbios else ""
+
+    wanted = " or ".join(want.gpu_vbios) or "any"
+    fix = "update the firmware with the vendor's package"
+    absent = "no tool shows a VBIOS version"
+    return each("gpus.vbios", seen, wanted, lambda gpu: gpu.vbios, wrong, absent=absent, fix=fix)
+
+
+def _not_kept(wanted: str, now: str | None, pending: str | None) -> str:
+    """What a mode is now and after the next reset; "" when both are as wanted."""
+    after = pending or now
+    if (now, after) == (wanted, wanted):
+        return ""
+    return str(now) if now == after else f"{now}, {after} after a reset"
+
+
+@check(
+    "gpus.ecc_mode",
+    settings=("gpu_ecc",),
+    fix=("nvidia-smi -e INT, then reset the GPU or reboot",),
+)
+def ecc_mode(seen: Gpus, want: Policy) -> Result:
+    """ECC is as the policy has it, now and after the next reset of the GPU."""
+    check, wanted = "gpus.ecc_mode", want.gpu_ecc
+    if wanted == "any":
+        return na(check, "gpu_ecc is 'any'")
+
+    def wrong(gpu: Gpu) -> str:
+        return _not_kept(wanted, gpu.ecc, gpu.ecc_pending)
+
+    fix = f"nvidia-smi -e {int(wanted == 'on')}, then reset the GPU or reboot"
+    absent = "these GPUs have no ECC"
+    return each(check, seen, wanted, lambda gpu: gpu.ecc, wrong, absent=absent, fix=fix)
+
+
+@check(
+    "gpus.persistence",
+    settings=("gpu_persistence",),
+    fix=("systemctl enable --now nvidia-persistenced, or nvidia-smi -pm INT",),
+)
+def persistence(seen: Gpus, want: Policy) -> Result:
+    """NVIDIA's driver stays loaded between jobs, as the policy has it.
+
+    Without it the first use of a GPU initialises it anew, which takes seconds, and settings such
+    as power limits are lost (nvidia-persistenced(1)).
+    """
+    check, wanted = "gpus.persistence", want.gpu_persistence
+    if wanted == "any":
+        return na(check, "gpu_persistence is 'any'")
+
+    def wrong(gpu: Gpu) -> str:
+        return "" if gpu.persistence == wanted else str(gpu.persistence)
+
+    turn = "enable" if wanted == "on" else "disable"
+    fix = f"systemctl {turn} --now nvidia-persistenced, or nvidia-smi -pm {int(wanted == 'on')}"
+    absent = "these GPUs have no such mode"
+    return each(check, seen, wanted, lambda gpu: gpu.persistence, wrong, absent=absent, fix=fix)
+
+
+@check("gpus.mig", settings=("gpu_mig",), fix=("nvidia-smi -mig INT, when no job runs",))
+def mig(seen: Gpus, want: Policy) -> Result:
+    """MIG is as the policy has it, now and after the next reset: it splits a GPU into several."""
+    check, wanted = "gpus.mig", want.gpu_mig
+    if wanted == "any":
+        return na(check, "gpu_mig is 'any'")
+
+    def wrong(gpu: Gpu) -> str:
+        return _not_kept(wanted, gpu.mig, gpu.mig_pending)
+
+    fix = f"nvidia-smi -mig {int(wanted == 'on')}, when no job runs"
+    absent = "these GPUs have no MIG"
+    return each(check, seen, wanted, lambda gpu: gpu.mig, wrong, absent=absent, fix=fix)
+
+
+@check(
+    "gpus.processes",
+    settings=("gpu_idle",),
+    fix=("end them; a name like [Not Found] is a process of a container, or one that is dead",),
+)
+def processes(seen: Gpus, want: Policy) -> Result:
+    """No process computes on a GPU of a node that has no job (policy gpu_idle).
+
+    What a job left behind holds memory and time of the next one. An X server only draws.
+    """
+    check = "gpus.processes"
+    if not want.gpu_idle:
+        return na(check, "jobs may run: gpu_idle is off")
+
+    def wrong(gpu: Gpu) -> str:
+        left = [
+            f"pid {one.pid} {one.name}"
+            + ("" if one.memory_mb is None else f" {one.memory_mb} MiB")
+            for one in gpu.processes
+            if one.kind != "G"
+        ]
+        return few(left)
+
+    fix = "end them; a name like [Not Found] is a process of a container, or one that is dead"
+    return each(check, seen, "none", lambda gpu: True, wrong, absent="", fix=fix, shown="none")
+
+
+SUBJECT = Subject(
+    "gpus",
+    __doc__,
+    checks=(
+        present,
+        tool,
+        count,
+        model,
+        driver,
+        vbios,
+        recovery,
+        ecc_mode,
+        ecc_errors,
+        remapped_rows,
+        retired_pages,
+        pcie,
+        throttle,
+        temperature,
+        persistence,
+        mig,
+        processes,
+        nvlink,
+        xgmi_errors,
+        fabric_manager,
+        device_access,
+        kernel_faults,
+    ),
+    probe=PROBE,
+    compared=compared,
+    learned=learned,
+)

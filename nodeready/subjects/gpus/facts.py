@@ -1,0 +1,258 @@
+"""The GPUs of a node: what the bus, the vendors' tools and the kernel's log say, put together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nodeready.policy import Policy
+from nodeready.subjects.base import Output, Probe, Section
+from nodeready.subjects.gpus import amd, kernel_log, nvidia
+from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
+from nodeready.subjects.gpus.nvidia import NvidiaSmi
+
+# --- The GPUs that the PCI bus shows, the drivers that have them and the files that jobs open.
+#
+# The bus is asked before any tool: a device that is there with a broken driver is a fault, and no
+# device is none.
+
+#: PCI vendor ids (pci.ids).
+VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
+
+#: PCI classes: VGA, 3D and other display controllers, processing accelerators (pci.ids).
+CLASSES = ("0300", "0302", "0380", "1200")
+#: A bridge of another kind: with NVIDIA's vendor id, an NVSwitch.
+_SWITCH_CLASS = "0680"
+
+_DEVICES = "/sys/bus/pci/devices"
+_ATTRIBUTES = (
+    "vendor",
+    "class",
+    "device",
+    "uevent",
+    "numa_node",
+    "current_link_width",
+    "max_link_width",
+    "current_link_speed",
+)
+# The address has colons itself, so line numbers would make it ambiguous where the path ends.
+_LINE = re.compile(
+    rf"{_DEVICES}/([0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7])/(\w{{1,40}}):(.*)", re.S
+)
+_VERSION = "/proc/driver/nvidia/version"
+_MODULE_VERSION = "/sys/module/nvidia/version"
+
+
+def _script(policy: Policy) -> str:
+    files = " ".join(f'"$nr_device/{name}"' for name in _ATTRIBUTES)
+    return rf"""
+    set --
+    for nr_vendor in $(grep -lsE '^0x(10de|1002)' {_DEVICES}/*/vendor); do
+        nr_device=${{nr_vendor%/vendor}}
+        # A virtual function of a card of this host: a guest's.
+        if [ -e "$nr_device/physfn" ]; then continue; fi
+        nr_class=
+        {{ read -r nr_class <"$nr_device/class"; }} 2>/dev/null
+        case $nr_class in
+        0x03* | 0x12* | 0x0680*) set -- "$@" {files} ;;
+        esac
+    done
+    if [ -e {_VERSION} ]; then set -- "$@" {_VERSION}; fi
+    if [ -e {_MODULE_VERSION} ]; then set -- "$@" {_MODULE_VERSION}; fi
+    if [ $# -gt 0 ]; then grep -asH '' "$@"; fi
+    set --
+    for nr_file in /dev/nvidia* /dev/kfd /dev/dri/renderD*; do
+        if [ -c "$nr_file" ]; then set -- "$@" "$nr_file"; fi
+    done
+    if [ $# -gt 0 ]; then ls -ln -- "$@" 2>/dev/null; fi
+    :
+    """
+
+
+SECTION = Section("pci_gpus", _script)
+
+
+@dataclass(frozen=True)
+class Pci:
+    """``driver``: the version of NVIDIA's kernel module; None: not loaded."""
+
+    gpus: tuple[PciGpu, ...]
+    nvswitches: int
+    driver: str | None
+    device_files: tuple[DeviceFile, ...]
+
+
+def _number(text: str | None) -> int | None:
+    match = re.fullmatch(r"\s*(-?[0-9]{1,9})\s*", text or "")
+    return int(match[1]) if match else None
+
+
+def _width(text: str | None) -> int | None:
+    """Lanes; a device that no longer answers reads as 63, one without a link as 0."""
+    lanes = _number(text)
+    return lanes if lanes is not None and 1 <= lanes <= 32 else None
+
+
+def _driver(lines: Iterable[str]) -> str | None:
+    for line in lines:
+        path, _, words = line.partition(":")
+        match = re.search(r"(?:^|\s)([0-9]{2,5}\.[0-9]{1,5}(?:\.[0-9]{1,5})?)(?:\s|$)", words)
+        if path in (_VERSION, _MODULE_VERSION) and match:
+            return match[1]
+    return None
+
+
+def _gpu(address: str, values: Mapping[str, str]) -> PciGpu:
+    node = _number(values.get("numa_node"))
+    return PciGpu(
+        address=address,
+        vendor=VENDORS[values["vendor"]],
+        device=values.get("device", "")[2:6],
+        driver=values.get("driver"),
+        # -1: the firmware does not say.
+        numa_node=node if node is not None and node >= 0 else None,
+        pcie_width=_width(values.get("current_link_width")),
+        pcie_width_max=_width(values.get("max_link_width")),
+        pcie_speed=values.get("current_link_speed"),
+        pci_class=values.get("class", "")[2:8],
+    )
+
+
+def parse_pci(output: Output) -> Pci:
+    """Raises ProbeError when the section did not end well."""
+    text = output.require()
+    lines = text.split("\n")
+    devices: dict[str, dict[str, str]] = {}
+    for line in lines:
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        address, name, words = match.groups()
+        values = devices.setdefault(address, {})
+        if name != "uevent":
+            values.setdefault(name, words.strip()[:80])
+        elif words.startswith("DRIVER="):
+            values["driver"] = words[len("DRIVER=") :].strip()[:80]
+    known = {a: v for a, v in devices.items() if v.get("vendor") in VENDORS}
+    gpus = [_gpu(a, v) for a, v in sorted(known.items()) if v.get("class", "")[2:6] in CLASSES]
+    switches = [
+        values
+        for values in known.values()
+        if values["vendor"] == "0x10de" and values.get("class", "")[2:6] == _SWITCH_CLASS
+    ]
+    listed = re.finditer(
+        r"^(c[rwxsStT-]{9})[.+@]? +[0-9]+ +([0-9]{1,10}) +([0-9]{1,10}) +.* (/dev/\S+)$",
+        text,
+        re.M,
+    )
+    files = tuple(DeviceFile(m[4], m[1], int(m[2]), int(m[3])) for m in listed)
+    return Pci(tuple(gpus), len(switches), _driver(lines), files)
+
+
+def _fabric_manager(pci: Pci, smi: NvidiaSmi) -> str:
+    if not pci.nvswitches and not any(gpu.fabric_state for gpu in smi.gpus):
+        return "not needed"
+    if smi.fabric_manager is None:
+        return "not looked for"
+    return "running" if smi.fabric_manager else "not running"
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
+    """Raises ProbeError when the PCI bus could not be read; a tool that fails is a result."""
+    pci = parse_pci(outputs[SECTION.name])
+    smi = nvidia.parse(outputs[nvidia.SECTION.name])
+    links = nvidia.parse_nvlink(outputs[nvidia.NVLINK_SECTION.name])
+    amd_gpus, amd_tool, amd_driver = amd.parse_amd(outputs[amd.SECTION.name])
+    faults, log = kernel_log.parse_kernel_log(outputs[kernel_log.SECTION.name])
+    return Gpus(
+        pci=pci.gpus,
+        nvswitches=pci.nvswitches,
+        nvidia=tuple(replace(gpu, links=links.links.get(gpu.uuid or "", ())) for gpu in smi.gpus),
+        amd=amd_gpus,
+        nvidia_tool=smi.tool,
+        nvlink_tool=links.tool,
+        amd_tool=amd_tool,
+        driver=pci.driver or smi.driver,
+        amd_driver=amd_driver,
+        cuda=smi.cuda,
+        fabric_manager=_fabric_manager(pci, smi),
+        device_files=pci.device_files,
+        kernel_faults=faults,
+        kernel_log=log,
+    )
+
+
+def _several(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str | None:
+    """The different values, sorted; None when a GPU does not say its own."""
+    found = [value(gpu) for gpu in gpus]
+    if not found or None in found:
+        return None
+    return ", ".join(sorted({str(one) for one in found}))
+
+
+def _links(gpu: Gpu) -> str | None:
+    active = [link for link in gpu.links if link.state == "active"]
+    if not active:
+        return None
+    speeds = sorted({link.speed_gbps for link in active if link.speed_gbps is not None})
+    at = " at " + "/".join(f"{speed:g}" for speed in speeds) + " GB/s" if speeds else ""
+    return f"{len(active)}{at}"
+
+
+def compared(seen: Gpus) -> dict[str, str | int | float]:
+    """What nodes of a group should have in common."""
+    gpus = seen.gpus
+    facts = {
+        "driver": seen.driver,
+        "amd_driver": seen.amd_driver,
+        "cuda": seen.cuda,
+        "count": len(gpus) or None,
+        "on_bus": len(seen.pci) or None,
+        "model": _several(gpus, lambda gpu: gpu.model),
+        "vbios": _several(gpus, lambda gpu: gpu.vbios),
+        "ecc": _several(gpus, lambda gpu: gpu.ecc),
+        "mig": _several(gpus, lambda gpu: gpu.mig),
+        "persistence": _several(gpus, lambda gpu: gpu.persistence),
+        "pcie_width": _several(gpus, lambda gpu: gpu.pcie_width),
+        "links": _several(gpus, _links),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def learned(seen: Gpus) -> dict[str, Any]:
+    """The policy that this node would fit: what all of its GPUs agree on."""
+    gpus = seen.gpus
+    if not gpus:
+        return {}
+    settings: dict[str, Any] = {"gpu_count": len({gpu.pci_address for gpu in gpus})}
+    drivers = {driver for driver in (seen.driver, seen.amd_driver) if driver}
+    if len(drivers) == 1:
+        settings["gpu_driver"] = drivers.pop()
+    firmware = {gpu.vbios for gpu in gpus}
+    if None not in firmware:
+        settings["gpu_vbios"] = sorted(str(one) for one in firmware)
+    for key, values in (
+        ("gpu_model", {gpu.model for gpu in gpus}),
+        ("gpu_ecc", {gpu.ecc for gpu in gpus}),
+        ("gpu_mig", {gpu.mig for gpu in gpus}),
+        ("gpu_persistence", {gpu.persistence for gpu in gpus}),
+    ):
+        value = values.pop()
+        if not values and value is not None:
+            settings[key] = value
+    return settings
+
+
+PROBE = Probe(
+    "gpus",
+    (
+        SECTION,
+        nvidia.SECTION,
+        nvidia.NVLINK_SECTION,
+        amd.SECTION,
+        kernel_log.SECTION,
+    ),
+    parse,
+)

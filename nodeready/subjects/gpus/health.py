@@ -1,0 +1,630 @@
+"""Judge the health of GPUs: memory, bus, heat, and what the driver itself asks for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from nodeready.policy import Policy
+from nodeready.subjects.declare import check
+from nodeready.subjects.gpus import kernel_log
+from nodeready.subjects.gpus.amd import AmdGpu
+from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, KernelFault, PciGpu, Tool
+from nodeready.subjects.iommu.facts import MODELS
+from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
+
+# --- How the checks of GPUs go over a node's GPUs: which ones count, and how they are named.
+
+#: The kernel driver that a vendor's tool works with.
+DRIVERS = {"nvidia": "nvidia", "amd": "amdgpu"}
+
+_GUEST_DRIVERS = ("pci-stub", "pciback", "xen-pciback")
+_DISPLAY = "0300"
+_SHOWN = 4
+
+
+def guest(gpu: PciGpu) -> bool:
+    """Whether the host gives it to virtual machines and does not use it itself."""
+    return gpu.driver is not None and (
+        gpu.driver.startswith("vfio") or gpu.driver in _GUEST_DRIVERS
+    )
+
+
+def tool(seen: Gpus, vendor: str) -> Tool:
+    """How the vendor's tool fared."""
+    return seen.nvidia_tool if vendor == "nvidia" else seen.amd_tool
+
+
+def expected(seen: Gpus, vendor: str = "") -> list[PciGpu]:
+    """The GPUs on the bus that jobs of this host could use.
+
+    Not those of guests. A display adapter without its vendor's tool and driver is a screen's, like
+    the graphics of a processor: for AMD only an Instinct or what the tool would show counts.
+    """
+    found = []
+    for gpu in seen.pci:
+        if guest(gpu) or vendor not in ("", gpu.vendor):
+            continue
+        wanted = tool(seen, gpu.vendor).state != "missing"
+        if gpu.vendor == "nvidia":
+            wanted = wanted or gpu.driver == "nvidia" or gpu.pci_class[:4] != _DISPLAY
+        else:
+            wanted = wanted or f"0x{gpu.device}" in MODELS
+        found += [gpu] if wanted else []
+    return found
+
+
+def unseen(seen: Gpus, vendor: str = "") -> list[PciGpu]:
+    """The GPUs that are on the bus and that no tool shows."""
+    shown = {gpu.pci_address for gpu in seen.gpus}
+    return [gpu for gpu in expected(seen, vendor) if gpu.address not in shown]
+
+
+def none(seen: Gpus) -> str:
+    """Why there is nothing to judge; "" when there is."""
+    if seen.gpus or expected(seen):
+        return ""
+    guests = sum(guest(gpu) for gpu in seen.pci)
+    if guests:
+        return f"the GPUs ({guests}) belong to virtual machines"
+    return "display adapters only" if seen.pci else "no GPU on the PCI bus"
+
+
+def why_unseen(seen: Gpus, vendor: str = "") -> str:
+    """Which GPUs nobody can judge because their tool shows none, and why; "" when it shows them.
+
+    That one is missing among the others is what `gpus.present` fails for, not every check.
+    """
+    words = []
+    for name in ("nvidia", "amd"):
+        source = tool(seen, name)
+        if vendor not in ("", name):
+            continue
+        if source.works and any(gpu.vendor == name for gpu in seen.gpus):
+            continue
+        lost = unseen(seen, name)
+        if lost:
+            state = "does not show" if source.works else f"{source.state}:"
+            said = f" ({source.detail})" if source.detail and not source.works else ""
+            where = few([gpu.address for gpu in lost])
+            words.append(f"{source.name} {state} {where}{said}")
+    return "; ".join(words)
+
+
+def few(texts: Sequence[str]) -> str:
+    """The texts, the first ones and how many more."""
+    more = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """``0-3,6``."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def listed(found: Iterable[tuple[Gpu, str]]) -> str:
+    """``gpu 3 (0000:5e:00.0): text``; several GPUs with the same text stand together."""
+    groups: dict[tuple[str, str], list[Gpu]] = {}
+    for gpu, text in found:
+        groups.setdefault((gpu.vendor, text), []).append(gpu)
+    words = []
+    for (_, text), gpus in groups.items():
+        if len(gpus) == 1:
+            words.append(f"gpu {gpus[0].index} ({gpus[0].pci_address}): {text}")
+        else:
+            words.append(f"gpus {_ranges(gpu.index for gpu in gpus)}: {text}")
+    more = len(words) - _SHOWN
+    return "; ".join(words[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
+    """The different values, each once."""
+    return few([str(v) for v in dict.fromkeys(value(gpu) for gpu in gpus) if v is not None])
+
+
+def sources(gpus: Iterable[Gpu], seen: Gpus) -> str:
+    """The tools that show these GPUs."""
+    names = dict.fromkeys(tool(seen, gpu.vendor).name for gpu in gpus)
+    return ", ".join("nvidia-smi -q" if name == "nvidia-smi" else name for name in names)
+
+
+def each(
+    check: str,
+    seen: Gpus,
+    expectation: str,
+    value: Callable[[Gpu], Any],
+    wrong: Callable[[Gpu], str],
+    *,
+    absent: str,
+    fix: str = "",
+    shown: str = "",
+    without: Callable[[Gpu], bool] = lambda gpu: False,
+    bad: Callable[[str, str, str, str, str], Result] = fail,
+) -> Result:
+    """Judge each GPU that has a ``value`` (not None); ``wrong`` says what is wrong, or "".
+
+    GPUs whose tool does not work, or one that alone of its model does not say its value, make the
+    answer unknown, not ok: what is wrong with another one is still said. ``absent`` is the reason
+    when no GPU has such a value at all, ``shown`` the words when all is well (else the values);
+    ``without`` says of a GPU that its settings leave it without a value.
+    """
+    reason = none(seen)
+    if reason:
+        return na(check, reason)
+    told = [gpu for gpu in seen.gpus if value(gpu) is not None]
+    found = [(gpu, text) for gpu in told if (text := wrong(gpu))]
+    if found:
+        at = sources((gpu for gpu, _ in found), seen)
+        return bad(check, expectation, listed(found), at, fix)
+    hidden = why_unseen(seen)
+    if hidden:
+        return unknown(check, hidden)
+    models = {gpu.model for gpu in told}
+    mute = [gpu for gpu in seen.gpus if value(gpu) is None and gpu.model in models]
+    silent = [gpu for gpu in mute if not without(gpu)]
+    if silent:
+        return unknown(check, listed((gpu, "its tool does not say") for gpu in silent))
+    if not told:
+        return na(check, absent)
+    return ok(check, expectation, shown or values(told, value), sources(told, seen))
+
+
+_HARDWARE = "hw_"
+
+
+@check("gpus.recovery", fix=("drain the node, then nvidia-smi --gpu-reset, or reboot",))
+def recovery(seen: Gpus, want: Policy) -> Result:
+    """The driver asks for no reset or reboot (nvmlDeviceGetGpuRecoveryAction, driver 535 on).
+
+    After a fault the counters can be readable and 0 while no job can run any more.
+    """
+
+    def wrong(gpu: Gpu) -> str:
+        return "" if gpu.recovery == "none" else f"asks for {gpu.recovery}"
+
+    fix = "drain the node, then nvidia-smi --gpu-reset, or reboot"
+    absent = "the tool shows no recovery action"
+    wanted = "no reset or reboot needed"
+    return each(
+        "gpus.recovery", seen, wanted, lambda gpu: gpu.recovery, wrong, absent=absent, fix=fix
+    )
+
+
+@check("gpus.ecc_errors", fix=("drain, reset the GPU; replace it if they come back",))
+def ecc_errors(seen: Gpus, want: Policy) -> Result:
+    """No uncorrectable ECC error since the driver was loaded (DeepOps, Meta's GCM).
+
+    Corrected ones are what ECC is for; an uncorrectable one ended a job, and its memory is still
+    in use until the next reset.
+    """
+
+    def wrong(gpu: Gpu) -> str:
+        errors = gpu.ecc_uncorrectable_volatile
+        return f"{errors} uncorrectable ECC errors" if errors else ""
+
+    fix = "drain, reset the GPU; replace it if they come back"
+    absent = "these GPUs count no ECC errors"
+    return each(
+        "gpus.ecc_errors",
+        seen,
+        "0 uncorrectable",
+        lambda gpu: gpu.ecc_uncorrectable_volatile,
+        wrong,
+        absent=absent,
+        fix=fix,
+        without=lambda gpu: gpu.ecc == "off",
+    )
+
+
+@check("gpus.remapped_rows", fix=("replace the GPU", "drain, then reset the GPU or reboot"))
+def remapped_rows(seen: Gpus, want: Policy) -> Result:
+    """No row of memory waits to be remapped, and none could not be (Azure's health checks).
+
+    A pending remap or repair takes effect at the next reset; after a failure the board's spare
+    rows are used up: replace it (NVIDIA's GPU memory error management).
+    """
+
+    def wrong(gpu: Gpu) -> str:
+        words = ["remapping failed"] if gpu.remap_failed else []
+        words += ["remap pending"] if gpu.remap_pending else []
+        words += ["repair pending"] if gpu.repair_pending else []
+        return ", ".join(words)
+
+    def value(gpu: Gpu) -> bool | None:
+        return gpu.remap_failed if gpu.remap_pending is None else gpu.remap_pending
+
+    failed = any(gpu.remap_failed for gpu in seen.gpus)
+    fix = "replace the GPU" if failed else "drain, then reset the GPU or reboot"
+    absent = "these GPUs remap no rows, or do not say"
+    check, wanted = "gpus.remapped_rows", "none pending, none failed"
+    return each(
+        check,
+        seen,
+        wanted,
+        value,
+        wrong,
+        absent=absent,
+        fix=fix,
+        shown="none",
+        # In MIG mode nvidia-smi shows no rows.
+        without=lambda gpu: gpu.mig == "on",
+    )
+
+
+@check("gpus.retired_pages", fix=("drain, then reset the GPU or reboot",))
+def retired_pages(seen: Gpus, want: Policy) -> Result:
+    """No page of memory waits to be retired (boards before Ampere): a reset does it."""
+
+    def wrong(gpu: Gpu) -> str:
+        return "page retirement pending" if gpu.retired_pending else ""
+
+    fix, absent = "drain, then reset the GPU or reboot", "these GPUs retire no pages"
+    return each(
+        "gpus.retired_pages",
+        seen,
+        "none pending",
+        lambda gpu: gpu.retired_pending,
+        wrong,
+        absent=absent,
+        fix=fix,
+        shown="none",
+    )
+
+
+def _narrow(seen: Gpus, gpu: Gpu) -> str:
+    """What is wrong with the width of its link.
+
+    A guest does not know the slot: there only one that is narrower than its peers is.
+    """
+    width, most = gpu.pcie_width, gpu.pcie_width_max
+    if width is None or most is None or width >= most:
+        return ""
+    peers = [peer.pcie_width or 0 for peer in seen.gpus if peer.model == gpu.model]
+    if gpu.virtual and width == max(peers):
+        return ""
+    return f"x{width} of x{most}"
+
+
+def _slow(gpu: Gpu) -> str:
+    """An idle GPU lowers its link's generation to save power: only P0 says something."""
+    now, most = gpu.pcie_generation, gpu.pcie_generation_max
+    if now is None or most is None or now >= most or gpu.virtual:
+        return ""
+    return f"generation {now} of {most}" if gpu.performance_state == "P0" else ""
+
+
+def _narrow_on_bus(gpus: list[PciGpu]) -> list[str]:
+    """The GPUs without a tool whose link is narrower than that of a peer."""
+    words = []
+    for gpu in gpus:
+        widths = [peer.pcie_width or 0 for peer in gpus if peer.device == gpu.device]
+        if gpu.pcie_width is not None and gpu.pcie_width < max(widths):
+            words.append(f"{gpu.address}: x{gpu.pcie_width}, others x{max(widths)}")
+    return words
+
+
+@check(
+    "gpus.pcie",
+    fix=("look again under load", "reseat the GPU or its riser; look at the slot's settings"),
+)
+def pcie(seen: Gpus, want: Policy) -> Result:
+    """Each PCIe link has all the lanes that board and slot have, and under load its generation.
+
+    Half the lanes halve every copy to and from the host (DeepOps, GCM). Where no tool answers,
+    peers on the bus are compared.
+    """
+    check, wanted = "gpus.pcie", "full width, and full speed under load"
+    if none(seen):
+        return na(check, none(seen))
+    hidden = why_unseen(seen)
+    words = _narrow_on_bus(expected(seen)) if hidden else []
+    fix = "reseat the GPU or its riser; look at the slot's settings"
+
+    def wrong(gpu: Gpu) -> str:
+        return ", ".join(text for text in (_narrow(seen, gpu), _slow(gpu)) if text)
+
+    def value(gpu: Gpu) -> str | None:
+        if gpu.pcie_width is None:
+            return None
+        virtual = gpu.virtual and gpu.pcie_width != gpu.pcie_width_max
+        return f"x{gpu.pcie_width}" + (" in a virtual machine" if virtual else "")
+
+    idle = [gpu for gpu in seen.gpus if wrong(gpu)]
+    only_idle = all(gpu.idle and not _narrow(seen, gpu) for gpu in idle)
+    if words and not idle:
+        return fail(check, wanted, few(words), "/sys/bus/pci/devices", fix)
+    if hidden and not idle:
+        return unknown(check, hidden)
+    return each(
+        check,
+        seen,
+        wanted,
+        value,
+        wrong,
+        absent="the tool shows no PCIe link",
+        fix="look again under load" if only_idle else fix,
+        bad=warn if only_idle else fail,
+    )
+
+
+@check("gpus.throttle", fix=("look at fans, air flow, power supplies and cables",))
+def throttle(seen: Gpus, want: Policy) -> Result:
+    """No GPU is slowed down by its hardware: too hot, or its power supply asked for it.
+
+    A limit on power alone (sw_power_cap) is how a busy GPU works. The driver's own thermal
+    slow-down is a warning.
+    """
+
+    def wrong(gpu: Gpu) -> str:
+        return ", ".join(gpu.throttle)
+
+    def value(gpu: Gpu) -> tuple[str, ...] | None:
+        # AMD's tools do not say that there is no reason.
+        return gpu.throttle if gpu.throttle or gpu.vendor == "nvidia" else None
+
+    hard = any(name.startswith(_HARDWARE) for gpu in seen.gpus for name in gpu.throttle)
+    return each(
+        "gpus.throttle",
+        seen,
+        "no slow-down",
+        value,
+        wrong,
+        absent="the tool shows no reasons for a slow-down",
+        fix="look at fans, air flow, power supplies and cables",
+        shown="none",
+        bad=fail if hard else warn,
+    )
+
+
+@check(
+    "gpus.temperature",
+    settings=("gpu_max_temperature_c",),
+    fix=("look at fans, air flow and heat sinks",),
+)
+def temperature(seen: Gpus, want: Policy) -> Result:
+    """Each GPU is cooler than the policy's limit, or than where it slows itself down.
+
+    NVIDIA's Ada and later boards print how many degrees are left instead (T.Limit, higher is
+    cooler): the threshold here is computed from it.
+    """
+    limit = want.gpu_max_temperature_c
+
+    def value(gpu: Gpu) -> int | None:
+        return None if limit is None and gpu.temperature_slowdown_c is None else gpu.temperature_c
+
+    def wrong(gpu: Gpu) -> str:
+        most = gpu.temperature_slowdown_c if limit is None else limit
+        words = []
+        if gpu.temperature_c is not None and most is not None and gpu.temperature_c >= most:
+            words.append(f"{gpu.temperature_c} C, limit {most} C")
+        memory, most = gpu.memory_temperature_c, gpu.memory_temperature_max_c
+        if memory is not None and most is not None and memory >= most:
+            words.append(f"memory {memory} C, limit {most} C")
+        return ", ".join(words)
+
+    degrees = [gpu.temperature_c for gpu in seen.gpus if gpu.temperature_c is not None]
+    wanted = "below the slow-down" if limit is None else f"below {limit} C"
+    return each(
+        "gpus.temperature",
+        seen,
+        wanted,
+        value,
+        wrong,
+        absent="the tool shows no temperature and threshold",
+        fix="look at fans, air flow and heat sinks",
+        shown=f"at most {max(degrees)} C" if degrees else "",
+    )
+
+
+# --- Judge what jobs need of a node's GPUs beside the GPUs: the device files, and AMD's links.
+
+_KFD = "/dev/kfd"
+_RENDER = "/dev/dri/renderD"
+#: What CUDA opens; capabilities (MIG) and modeset have owners of their own.
+_NVIDIA = re.compile(r"/dev/nvidia([0-9]+|ctl|-uvm)")
+_FIX_AMD = 'udev rule: KERNEL=="kfd" and "renderD*", GROUP="render", MODE="0666"'
+_FIX_NVIDIA = "NVreg_DeviceFileMode=0666 for the module nvidia"
+
+
+def _by_group(file: DeviceFile) -> bool:
+    """Whether a group other than root's may use it."""
+    return file.mode[4:6] == "rw" and file.gid != 0
+
+
+def _closed(files: Iterable[DeviceFile]) -> list[str]:
+    """The files that no user but root can open for reading and writing."""
+    return [
+        f"{file.path} {file.mode} group {file.gid}"
+        for file in files
+        if file.mode[7:9] != "rw" and not _by_group(file)
+    ]
+
+
+@check(
+    "gpus.device_access",
+    fix=(
+        "load amdgpu with its compute part (ROCm)",
+        'udev rule: KERNEL=="kfd" and "renderD*", GROUP="render", MODE="0666"',
+        "NVreg_DeviceFileMode=0666 for the module nvidia",
+    ),
+)
+def device_access(seen: Gpus, want: Policy) -> Result:
+    """Jobs can open the GPUs' device files: everybody, or the members of a group.
+
+    ROCm opens /dev/kfd and /dev/dri/renderD*, which belong to the groups render and video unless a
+    rule of udev opens them (ROCm's installation guide: configuring permissions for GPU access);
+    CUDA opens /dev/nvidia*, 0666 by default (NVIDIA's driver README, "DeviceFileMode"). Whether a
+    job's user is in that group is not looked at here.
+    """
+    check, wanted = "gpus.device_access", "readable and writable for jobs"
+    reason = none(seen)
+    if reason:
+        return na(check, reason)
+    bound = {gpu.vendor for gpu in expected(seen) if gpu.driver in ("amdgpu", "nvidia")}
+    bound |= {gpu.vendor for gpu in seen.gpus}
+    if not bound:
+        return na(check, "no GPU has its driver")
+    amd, lost = [], []
+    if "amd" in bound:
+        amd = [f for f in seen.device_files if f.path == _KFD or f.path.startswith(_RENDER)]
+        lost += [] if any(f.path == _KFD for f in amd) else [_KFD]
+        lost += [] if any(f.path != _KFD for f in amd) else [f"{_RENDER}*"]
+    nvidia = [f for f in seen.device_files if "nvidia" in bound and _NVIDIA.fullmatch(f.path)]
+    if lost and not seen.device_files:
+        return unknown(check, "no device file was seen")
+    closed, fixes = _closed([*amd, *nvidia]), []
+    if lost or closed:
+        fixes += ["load amdgpu with its compute part (ROCm)"] if lost else []
+        fixes += [_FIX_AMD] if _closed(amd) else []
+        fixes += [_FIX_NVIDIA] if _closed(nvidia) else []
+        words = [f"{path} is missing" for path in lost] + closed
+        return fail(check, wanted, few(words), "/dev", "; ".join(fixes))
+    if not amd and not nvidia:
+        # nvidia-modprobe makes them when the first program asks for them.
+        return na(check, "no program has used a GPU since the boot")
+    groups = sorted({file.gid for file in (*amd, *nvidia) if file.mode[7:9] != "rw"})
+    if groups:
+        names = few([str(group) for group in groups])
+        return ok(check, wanted, f"for members of group {names} only", "/dev")
+    return ok(check, wanted, "for everybody", "/dev")
+
+
+@check(
+    "gpus.xgmi_errors",
+    fix=("drain, reset the GPUs; open a case with the vendor if they come back",),
+)
+def xgmi_errors(seen: Gpus, want: Policy) -> Result:
+    """No error on the links between AMD's GPUs (XGMI) since the driver was loaded.
+
+    RAS counts them as block XGMI_WAFL; MI200 and older have a status of their own, which amd-smi
+    clears when it reads it (Linux' amdgpu_xgmi.c): there, each look shows what is new.
+    """
+    check = "gpus.xgmi_errors"
+    if not seen.amd and not expected(seen, "amd"):
+        return na(check, none(seen) or "no AMD GPU")
+
+    def value(gpu: Gpu) -> int | None:
+        return gpu.xgmi_errors if isinstance(gpu, AmdGpu) else None
+
+    def wrong(gpu: Gpu) -> str:
+        errors = value(gpu)
+        return f"{errors} XGMI errors" if errors else ""
+
+    fix = "drain, reset the GPUs; open a case with the vendor if they come back"
+    return each(check, seen, "0 errors", value, wrong, absent="these GPUs count none", fix=fix)
+
+
+# --- Judge what the kernel's log of this boot says of the GPUs.
+
+_NODE = (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
+_VENDOR = "open a case with the vendor if it comes back"
+_LENGTH = 70
+
+
+def _what(fault: KernelFault) -> str:
+    """``Xid 79 GPU has fallen off the bus``; for the rest, the line without its device."""
+    if fault.source == "xid" and fault.code is not None:
+        known = kernel_log.XIDS.get(fault.code)
+        return f"Xid {fault.code} {known.meaning}" if known else f"unknown Xid {fault.code}"
+    text = re.sub(
+        r"^(NVRM:|nvidia-nvswitch\d+:|amdgpu:|amdgpu \S+:( amdgpu:)?)\s*", "", fault.text
+    )
+    text = re.sub(r"^GPU [0-9a-f:.]+:\s*", "", text)
+    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
+
+
+def _where(seen: Gpus, fault: KernelFault) -> str:
+    """``gpu 3 (0000:5e:00.0)``; the address alone when no tool shows the device."""
+    for gpu in seen.gpus:
+        if gpu.pci_address == fault.pci_address:
+            return f"gpu {gpu.index} ({gpu.pci_address})"
+    return fault.pci_address or "an unnamed device"
+
+
+def _listed(seen: Gpus, faults: Iterable[KernelFault]) -> str:
+    """What was said, of which devices, and how often; what needs most comes first."""
+    groups: dict[str, list[KernelFault]] = {}
+    for fault in sorted(faults, key=lambda one: kernel_log.ACTIONS.index(one.action)):
+        groups.setdefault(_what(fault), []).append(fault)
+    words = []
+    for what, group in groups.items():
+        times = sum(fault.count for fault in group)
+        where = few(list(dict.fromkeys(_where(seen, fault) for fault in group)))
+        words.append(f"{what}: {where}" + (f", {times} times" if times > 1 else ""))
+    return few(words)
+
+
+def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
+    """What the worst of them needs."""
+    worst = min(faults, key=lambda one: kernel_log.ACTIONS.index(one.action))
+    where = _where(seen, worst)
+    if worst.action == kernel_log.ISOLATE:
+        return f"drain the node and open a case with the vendor: {where}"
+    if worst.action == kernel_log.REBOOT:
+        return f"drain and reboot the node; {_VENDOR}: {where}"
+    if worst.source == "sxid":
+        return f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}"
+    if worst.source == "amdgpu":
+        index = next((g.index for g in seen.amd if g.pci_address == worst.pci_address), "N")
+        return f"drain, then amd-smi reset --gpureset --gpu {index}; {_VENDOR}"
+    return f"drain, then nvidia-smi --gpu-reset -i {worst.pci_address or 'N'}; {_VENDOR}"
+
+
+def _over(seen: Gpus, fault: KernelFault) -> bool:
+    """Whether the driver itself says that the device needs no reset any more.
+
+    The log keeps a fault after the reset that repaired it, and the driver does not log the reset.
+    """
+    return fault.action == kernel_log.RESET and any(
+        gpu.recovery == "none" and gpu.pci_address == fault.pci_address for gpu in seen.gpus
+    )
+
+
+@check(
+    "gpus.kernel_faults",
+    settings=("xid_ignore",),
+    fix=(
+        f"drain, then nvidia-smi --gpu-reset -i PCI ADDRESS; {_VENDOR}",
+        "drain the node and open a case with the vendor: WHERE",
+        f"drain and reboot the node; {_VENDOR}: WHERE",
+        f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}",
+        f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
+        _VENDOR,
+    ),
+)
+def kernel_faults(seen: Gpus, want: Policy) -> Result:
+    """The kernel has reported no fault of a GPU since the boot (policy xid_ignore).
+
+    A fault of the device fails, with what NVIDIA's Xid catalog, or amdgpu's own words, ask for:
+    isolate, reboot or reset. One that is to be watched, or that the driver has recovered from,
+    warns. What an application did to itself (13, 31, 43, 45, a page fault) is not the node's.
+    """
+    check, wanted = "gpus.kernel_faults", "no fault of a GPU since the boot"
+    reason = none(seen)
+    if reason:
+        return na(check, reason)
+    log = seen.kernel_log
+    if not log.works:
+        return unknown(check, f"{log.name} {log.state}: {log.detail}".rstrip(": "))
+    source = f"{log.name} ({log.detail})"
+    faults = [
+        fault
+        for fault in seen.kernel_faults
+        if not (fault.source == "xid" and fault.code in want.xid_ignore)
+    ]
+    bad = [fault for fault in faults if fault.action in _NODE and not _over(seen, fault)]
+    if bad:
+        return fail(check, wanted, _listed(seen, bad), source, _fix(seen, bad))
+    watched = [fault for fault in faults if fault.action != kernel_log.APPLICATION]
+    if watched:
+        return warn(check, wanted, _listed(seen, watched), source, _VENDOR)
+    if faults:
+        return ok(check, wanted, f"only of applications: {_listed(seen, faults)}", source)
+    return ok(check, wanted, "none", source)

@@ -1,0 +1,499 @@
+"""What the kernel of this boot says of GPUs and of tasks that hang: read once, counted there.
+
+A broken GPU can say the same thing a hundred thousand times. So the node sends each kind of line
+once, with its count and the number of its last line, and never a tail of the log. A kind is an
+Xid's code of one device, or a line without its numbers; the address of the device always counts.
+
+It is read where a GPU, or the driver of one, is there. ``dmesg`` is the kernel's own ring, and
+short: when it begins after the boot, or may not be read, journald is asked for this boot too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from nodeready.policy import Policy
+from nodeready.subjects.base import Output, Section
+from nodeready.subjects.gpus.gpu import KernelFault, Tool
+
+# --- What an Xid of NVIDIA's driver means, and what is to be done about it.
+#
+# Sources: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) with
+# its resolution buckets, for Ampere and newer: RESET_GPU is RESET here, RESTART_BM and RESTART_VM
+# are REBOOT, RESTART_APP is APPLICATION, IGNORE is MONITOR, unless the fault is an application's by
+# its nature (137 is a peer access that was not allowed), and CHECK_MECHANICALS is ISOLATE. The
+# workflows of 48, its companions 171 and 172, and 74 end in a reset of the GPU; 45 follows another
+# Xid. Codes for which the catalog names no resolution yet (162 to 170) are MONITOR. The codes that
+# the catalog calls unused are left out: they are unknown Xids.
+
+#: The device or its slot needs hands: drain the node and open a case.
+ISOLATE = "ISOLATE"
+#: Only a reboot of the node repairs it.
+REBOOT = "REBOOT"
+#: A reset of that GPU repairs it.
+RESET = "RESET"
+#: Nothing to do yet; when it comes again, a case for the vendor.
+MONITOR = "MONITOR"
+#: What an application did to itself: not the node's.
+APPLICATION = "APPLICATION"
+
+#: What must be done first comes first.
+ACTIONS = (ISOLATE, REBOOT, RESET, MONITOR, APPLICATION)
+
+_CATALOG = "NVIDIA Xid catalog"
+
+
+@dataclass(frozen=True)
+class Xid:
+    """One code: what it means, what is to be done, and who says so."""
+
+    code: int
+    meaning: str
+    action: str
+    source: str = _CATALOG
+
+
+_SINGLE = (
+    Xid(8, "GPU stopped processing", APPLICATION),
+    Xid(11, "invalid or corrupted push buffer stream", APPLICATION),
+    Xid(13, "graphics engine exception", APPLICATION),
+    Xid(25, "invalid or illegal push buffer stream", APPLICATION),
+    Xid(31, "GPU memory page fault", APPLICATION),
+    Xid(32, "invalid or corrupted push buffer stream", APPLICATION),
+    Xid(37, "driver firmware error", MONITOR),
+    Xid(38, "driver firmware error", MONITOR),
+    Xid(43, "GPU stopped processing", APPLICATION),
+    Xid(44, "graphics engine fault during context switch", MONITOR),
+    Xid(45, "cleanup after an earlier error", APPLICATION),
+    Xid(46, "GPU stopped processing", RESET),
+    Xid(48, "double bit ECC error", RESET),
+    Xid(54, "auxiliary power is not connected", ISOLATE),
+    Xid(60, "video processor exception", APPLICATION),
+    Xid(62, "internal micro-controller halt", RESET),
+    Xid(63, "GPU memory remapping event", MONITOR),
+    Xid(64, "GPU memory remapping failure", RESET),
+    Xid(66, "illegal access by driver", MONITOR),
+    Xid(67, "illegal access by driver", MONITOR),
+    Xid(69, "graphics engine class error", APPLICATION),
+    Xid(74, "NVLink error", RESET, "NVIDIA Xid catalog, WORKFLOW_NVLINK_ERR"),
+    Xid(78, "vGPU start error", MONITOR),
+    Xid(79, "GPU has fallen off the bus", REBOOT),
+    Xid(80, "corrupted data sent to GPU", APPLICATION),
+    Xid(92, "high single-bit ECC error rate", MONITOR),
+    Xid(93, "InfoROM wear limit exceeded", MONITOR),
+    Xid(94, "contained memory error", MONITOR, "NVIDIA Xid catalog; A100 memory error management"),
+    Xid(95, "uncontained memory error", RESET),
+    Xid(106, "SMBPBI test message", APPLICATION),
+    Xid(107, "SMBPBI test message", APPLICATION),
+    Xid(109, "context switch timeout", RESET),
+    Xid(110, "security fault", RESET),
+    Xid(119, "GSP RPC timeout", RESET),
+    Xid(120, "GSP error", RESET),
+    Xid(121, "C2C link error", MONITOR),
+    Xid(136, "NVLink training failed", RESET),
+    Xid(137, "NVLink privilege error", APPLICATION),
+    Xid(140, "unrecovered ECC error", RESET),
+    Xid(141, "CUDA fast path error", MONITOR),
+    Xid(142, "NVENC3 error", MONITOR),
+    Xid(143, "GPU initialization error", RESET),
+    Xid(151, "key rotation error", REBOOT),
+    Xid(154, "GPU recovery action changed", MONITOR),
+    Xid(155, "NVLink software defined error", RESET),
+    Xid(156, "resource retirement event", RESET),
+    Xid(157, "resource retirement failure", MONITOR),
+    Xid(158, "GPU fatal timeout", RESET),
+    Xid(159, "CHI non-data error", MONITOR),
+    Xid(160, "channel retirement event", MONITOR),
+    Xid(161, "channel retirement failure", MONITOR),
+    Xid(162, "power smoothing reengaged", MONITOR),
+    Xid(163, "power smoothing disengaged", MONITOR),
+    Xid(164, "power smoothing: low lifetime", MONITOR),
+    Xid(165, "power smoothing: lifetime exhausted", MONITOR),
+    Xid(166, "NVLink traffic before its encryption", MONITOR),
+    Xid(167, "PCIe fatal timeout", MONITOR),
+    Xid(168, "reduced GPU memory capacity", MONITOR),
+    Xid(169, "internal micro-controller halt", MONITOR),
+    Xid(170, "NVLink interrupt in confidential mode", MONITOR),
+    Xid(171, "uncorrectable DRAM error", RESET, "NVIDIA Xid catalog: companion of 48"),
+    Xid(172, "uncorrectable SRAM error", RESET, "NVIDIA Xid catalog: companion of 48"),
+)
+# Engines that an application drives: its exception ends the application (RESTART_APP).
+_ENGINES = {
+    "copy engine exception": (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
+    "video decoder exception": (68, 83, 84, 88, 89, 96, 97, 98),
+    "JPEG engine exception": (82, *range(99, 106)),
+    "optical flow engine exception": (86, 139),
+}
+# The message itself says whether it was fatal.
+_NVLINK5 = {
+    144: "NVLink SAW error",
+    145: "NVLink RLW error",
+    146: "NVLink TLW error",
+    147: "NVLink TREX error",
+    148: "NVLink NVLPW_CTRL error",
+    149: "NVLink NETIR error",
+    150: "NVLink MSE error",
+}
+
+#: The codes that are known.
+XIDS: dict[int, Xid] = {
+    **{xid.code: xid for xid in _SINGLE},
+    **{
+        code: Xid(code, meaning, APPLICATION)
+        for meaning, codes in _ENGINES.items()
+        for code in codes
+    },
+    **{code: Xid(code, meaning, MONITOR) for code, meaning in _NVLINK5.items()},
+}
+
+
+def lookup(code: int) -> Xid:
+    """The Xid of this code; an unknown one is to be watched."""
+    return XIDS.get(code) or Xid(code, "unknown Xid", MONITOR, "")
+
+
+def judge(code: int, text: str) -> str:
+    """The action for an Xid whose whole message is ``text``; "" when there is none any more.
+
+    154 names what the driver asks for ("… to 0x1 (GPU Reset Required)"), 144 to 150 say whether
+    they were fatal.
+    """
+    if code == 154:
+        wanted = re.search(r" to 0x[0-9a-fA-F]+ \(([^()]*)\)", text)
+        words = wanted[1].lower() if wanted else "unknown"
+        for word, action in (("none", ""), ("reboot", REBOOT), ("reset", RESET), ("drain", RESET)):
+            if word in words:
+                return action
+    if code in _NVLINK5 and re.search(r"\bFatal\b", text):
+        return RESET
+    return lookup(code).action
+
+
+# --- Lines of the kernel's log that name a fault of a GPU, other than Xids, and what is to be done.
+#
+# The patterns are of the kind that awk and Python share: the same ones choose the lines on the node
+# and say here what they mean.
+#
+# Sources: Linux' drivers/gpu/drm/amd (amdgpu_device.c, amdgpu_job.c, amdgpu_ras.c,
+# amdgpu_ras_eeprom.c, gmc_v9_0.c, amdkfd) and AMD's node-scraper (dmesg_analyzer.py) for amdgpu;
+# NVIDIA's open-gpu-kernel-modules (osinit.c, nv.c) and its Fabric Manager guide (SXids) for NVIDIA.
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of line.
+
+    source: ``nvidia``, ``sxid`` (an NVSwitch) or ``amdgpu``
+    healed: the action when the driver was loaded again, or its reset of the device succeeded,
+            after the line; "" when nothing is left of it
+    """
+
+    source: str
+    pattern: str
+    action: str
+    healed: str = ""
+
+
+KINDS = (
+    Kind("nvidia", "fallen off the bus|GPU is lost", REBOOT, REBOOT),
+    Kind("nvidia", "RmInitAdapter failed|rm_init_adapter failed", REBOOT),
+    Kind("sxid", "SXid [(][^)]*[)]: [0-9]+, Fatal", RESET, RESET),
+    Kind("sxid", "SXid [(][^)]*[)]: [0-9]+, ", MONITOR, MONITOR),
+    # More pages than the board may lose: amdgpu refuses the device at the next load.
+    Kind(
+        "amdgpu",
+        "RAS records:? *[0-9]+ exceed|bad pages [0-9]+ reaches threshold",
+        ISOLATE,
+        ISOLATE,
+    ),
+    Kind("amdgpu", "GPU reset[(0-9)]* failed|GPU reset end with ret = -", REBOOT, MONITOR),
+    Kind("amdgpu", "GPU [Rr]ecovery [Ff]ailed|Mode[12] reset failed", REBOOT, MONITOR),
+    Kind("amdgpu", "Fatal error during GPU init|[sh]w_init of IP block .* failed", REBOOT),
+    Kind("amdgpu", "prob(e of [^ ]+|e with driver amdgpu) failed with error", REBOOT),
+    Kind("amdgpu", "device lost from bus", REBOOT, REBOOT),
+    # The count matters: "0 uncorrectable hardware errors" and "no uncorrectable …" are all clear.
+    Kind(
+        "amdgpu",
+        "[ :(][1-9][0-9]* (new )?uncorrectable hardware errors detected in [A-Za-z0-9_]+ block",
+        RESET,
+        MONITOR,
+    ),
+    Kind("amdgpu", "Uncorrectable hardware error[(]", RESET, MONITOR),
+    Kind("amdgpu", "PCI error: detected callback", RESET, MONITOR),
+    Kind("amdgpu", "ring [^ ]+ timeout, signaled", RESET, MONITOR),
+    Kind("amdgpu", "HW Exception by GPU|GPU hang|SMU is in hanged state", RESET, MONITOR),
+    Kind("amdgpu", "unrecoverable state due to|qcm fence wait loop timeout", RESET, MONITOR),
+    # A reset that began and of which no end is known.
+    Kind("amdgpu", "GPU reset begin", RESET),
+    Kind(
+        "amdgpu",
+        "[ :(][1-9][0-9]* (new )?deferred hardware errors detected in [A-Za-z0-9_]+ block",
+        MONITOR,
+        MONITOR,
+    ),
+    Kind("amdgpu", "hub[0-9]*[]].*page fault", APPLICATION, APPLICATION),
+)
+
+#: How a line begins that may be one of them.
+ORIGIN = r"^(NVRM: |nvidia-nvswitch[0-9]+: |amdgpu |amdgpu: |\[drm)"
+#: Any of the patterns.
+ANY = "|".join(kind.pattern for kind in KINDS)
+#: What amdgpu says when a reset brought the device, or the one ring that hung, back.
+RECOVERED = r"GPU reset[(0-9)]* succeeded|Ring [^ ]+ reset succe"
+
+_ORIGINS = {
+    "nvidia": ("NVRM: ",),
+    "sxid": ("nvidia-nvswitch",),
+    "amdgpu": ("amdgpu", "[drm"),
+}
+
+
+def find(text: str) -> Kind | None:
+    """The kind of a line without its time stamp."""
+    for kind in KINDS:
+        if text.startswith(_ORIGINS[kind.source]) and re.search(kind.pattern, text):
+            return kind
+    return None
+
+
+def kind_of(text: str) -> str:
+    """What lines of one kind have in common, "" for none."""
+    kind = find(text)
+    return kind.pattern if kind else ""
+
+
+def sxid(text: str) -> int | None:
+    """The code of an SXid line."""
+    match = re.search(r"SXid \([^)]*\): ([0-9]{1,9})\b", text)
+    return int(match[1]) if match else None
+
+
+NAME = "kernel log"
+#: A ring that begins later than this many seconds after the boot has lost its first lines.
+_COMPLETE_S = 5
+_TEXT = 160
+
+# Regular expressions here are of the kind that awk and Python share. mawk knows no {4}.
+_HEX = "[0-9a-fA-F]"
+_ADDRESS = f"{_HEX * 4}:{_HEX * 2}:{_HEX * 2}"
+# Time stamps of dmesg and of dmesg -T, the caller ([T12]) of some kernels, the level of dmesg -r.
+_STAMP = (
+    r"^(<[0-9]+>|\[ *[0-9.]+\]|\[ *[TC][0-9]+\]"
+    r"|\[[A-Z][a-z][a-z] [A-Z][a-z][a-z] [ 0-9][0-9] [0-9:]+ [0-9]+\]) *"
+)
+
+# What the lines tell is anchored at their begin: a process may be named like any message.
+_SCAN = rf"""
+function keep(key, text) {{
+    if (!(key in count)) {{
+        if (kinds >= 400) {{ more++; return }}
+        name[++kinds] = key
+    }}
+    if (!(key in count) || key ~ /: 154$/) first[key] = substr(text, 1, 300)
+    count[key]++
+    last[key] = NR
+}}
+index($0, mark) == 1 {{ status = substr($0, length(mark) + 1); next }}
+NF {{
+    lines++
+    if (lines == 1) {{
+        said = substr($0, 1, 200)
+        if (match($0, /^\[ *[0-9]+[.]/)) begins = substr($0, 2, RLENGTH - 2) + 0
+    }}
+}}
+!/NVRM|SXid|amdgpu/ {{ next }}
+{{
+    text = $0
+    while (match(text, /{_STAMP}/)) text = substr(text, RLENGTH + 1)
+    sub(/^[^ ]+ kernel: /, "", text)
+    while (match(text, /{_STAMP}/)) text = substr(text, RLENGTH + 1)
+}}
+text ~ /^NVRM: loading NVIDIA/ {{ loaded = NR; next }}
+match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
+    key = substr(text, 1, RLENGTH)
+    if (text ~ /[^n]Fatal/) key = key " Fatal"
+    keep(key, text)
+    next
+}}
+match(text, /^amdgpu {_ADDRESS}/) && /{RECOVERED}/ {{
+    recovered[substr(text, 8, 10)] = NR
+    next
+}}
+text ~ /{ORIGIN}/ && text ~ /{ANY}/ {{
+    device = match(text, /{_ADDRESS}/) ? substr(text, RSTART, RLENGTH) : ""
+    key = text
+    gsub(/0x[0-9a-fA-F]+/, "#", key)
+    gsub(/[0-9]+/, "#", key)
+    keep(device " " key, text)
+}}
+END {{
+    print "scan=" from
+    print "status=" status
+    print "lines=" lines + 0
+    print "begins=" begins
+    print "loaded=" loaded + 0
+    print "more=" more + 0
+    print "said=" said
+    for (device in recovered) print "recovered=" device " " recovered[device]
+    for (i = 1; i <= kinds; i++) {{
+        key = name[i]
+        print "fault=" count[key] " " last[key] " " first[key]
+    }}
+    print "end=" from
+    exit !(status == "0" && lines > 0 && begins + 0 <= {_COMPLETE_S})
+}}
+"""
+
+
+def _script(policy: Policy) -> str:
+    """Scan dmesg; when it is not complete, or may not be read, scan the journal."""
+    return (
+        'nr_scan() { exec awk -v mark="@$NR status " -v from="$1" \''
+        + _SCAN
+        + r"""'
+    }
+    if { dmesg 2>&1; printf '\n@%s status %s\n' "$NR" $?; } | nr_scan dmesg; then exit 0; fi
+    command -v journalctl >/dev/null || exit 0
+    { journalctl -k -b -o short-monotonic --no-pager -q 2>&1
+      printf '\n@%s status %s\n' "$NR" $?; } | nr_scan journalctl
+    exit 0
+    """
+    )
+
+
+# Also where the driver of a GPU is loaded that has left the bus.
+_WHEN = r"""nr_gpu=
+if [ -d /sys/module/nvidia ] || [ -d /sys/module/amdgpu ]; then nr_gpu=1; fi
+for nr_file in /sys/bus/pci/devices/*/vendor; do
+if [ -n "$nr_gpu" ]; then break; fi
+nr_line=
+{ read -r nr_line <"$nr_file"; } 2>/dev/null
+case $nr_line in 0x10de | 0x1002) nr_gpu=1 ;; esac
+done
+[ -n "$nr_gpu" ]"""
+
+SECTION = Section("kernel_log", _script, timeout_s=10, beside=True, when=_WHEN)
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """One reading of the log: its values, and its lines (count, number of the last, text)."""
+
+    source: str
+    values: Mapping[str, str]
+    faults: tuple[tuple[int, int, str], ...]
+    recovered: Mapping[str, int]
+
+    @property
+    def readable(self) -> bool:
+        return self.values.get("status") == "0" and _number(self.values.get("lines")) > 0
+
+    @property
+    def begins(self) -> int:
+        return _number(self.values.get("begins"))
+
+
+def _number(text: str | None) -> int:
+    """A whole number of the node, 0 for anything else."""
+    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else 0
+
+
+def _counted(lines: list[str]) -> tuple[tuple[int, int, str], ...]:
+    """The ``COUNT LAST TEXT`` of these lines."""
+    found = (re.match(r"([0-9]{1,18}) ([0-9]{1,18}) (.*)", line, re.S) for line in lines)
+    return tuple((int(m[1]), int(m[2]), m[3]) for m in found if m)
+
+
+def _scans(output: Output) -> list[_Scan]:
+    """The scans that came to their end, in order."""
+    scans = []
+    for source, body in re.findall(r"^scan=([a-z]+)\n(.*?)^end=\1$", output.text, re.M | re.S):
+        values: dict[str, str] = {}
+        lists: dict[str, list[str]] = {"fault": [], "recovered": []}
+        for line in body.split("\n"):
+            name, _, value = line.partition("=")
+            if name in lists:
+                lists[name].append(value)
+            else:
+                values.setdefault(name, value)
+        devices = (line.rpartition(" ") for line in lists["recovered"])
+        recovered = {device.lower(): _number(at) for device, _, at in devices}
+        scans.append(_Scan(source, values, _counted(lists["fault"]), recovered))
+    return scans
+
+
+def _best(output: Output) -> _Scan | None:
+    """The scan that could read the log and goes back furthest; the journal when both do."""
+    readable = [scan for scan in reversed(_scans(output)) if scan.readable]
+    return min(readable, key=lambda scan: scan.begins, default=None)
+
+
+def _tool(output: Output, scan: _Scan | None) -> Tool:
+    """Whether the log could be read, and from where; else why not."""
+    if scan is not None:
+        detail = scan.source
+        if scan.begins > _COMPLETE_S:
+            detail += f", which begins {scan.begins} s after the boot"
+        return Tool(NAME, "ok", detail)
+    said = " ".join(scan.values.get("said", "") for scan in _scans(output))
+    if re.search(r"not permitted|denied", said, re.I):
+        return Tool(NAME, "failed", "needs root")
+    if output.rc == 0 and not output.text.strip():
+        return Tool(NAME, "missing", "not read where there is no GPU")
+    if output.rc is None:
+        return Tool(NAME, "nonsense" if output.truncated else "timed out")
+    if not _scans(output):
+        return Tool(NAME, "nonsense", output.text.strip()[:_TEXT])
+    return Tool(NAME, "failed", f"empty: needs root; {said.strip()}"[:_TEXT].rstrip("; "))
+
+
+def _address(text: str) -> str | None:
+    """The PCI address in ``text``, as all of us write it; Xids leave the function out."""
+    match = re.search(rf"({_HEX}{{4,8}}):({_HEX}{{2}}):({_HEX}{{2}})(?:\.([0-7]))?", text)
+    if match is None:
+        return None
+    return f"{match[1][-4:]}:{match[2]}:{match[3]}.{match[4] or 0}".lower()
+
+
+def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
+    """What one kind of line tells; None when it is over or says nothing."""
+    address = _address(text)
+    xid = re.match(r"NVRM: Xid \(([^)]*)\): ([0-9]{1,5})\b", text)
+    reloaded = last < _number(scan.values.get("loaded"))
+    if xid:
+        code = int(xid[2])
+        action = judge(code, text)
+        # A new load of the driver initialises the devices again: only what it cannot heal stays.
+        over = not action or (reloaded and action not in (REBOOT, ISOLATE))
+        return None if over else KernelFault("xid", code, address, text[:_TEXT], action, count)
+    kind = find(text)
+    if kind is None:
+        return None
+    # The compute part of amdgpu does not name the device.
+    resets = [scan.recovered.get(address[:10], 0)] if address else scan.recovered.values()
+    healed = reloaded if kind.source == "nvidia" else last < max(resets, default=0)
+    action = kind.healed if healed else kind.action
+    if not action:
+        return None
+    number = sxid(text) if kind.source == "sxid" else None
+    return KernelFault(kind.source, number, address, text[:_TEXT], action, count)
+
+
+def parse_kernel_log(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
+    """The faults of this boot, equal ones counted, and whether the log could be read at all."""
+    scan = _best(output)
+    tool = _tool(output, scan)
+    if scan is None:
+        return (), tool
+    merged: dict[tuple[object, ...], KernelFault] = {}
+    for count, last, text in scan.faults:
+        fault = _fault(scan, count, last, text)
+        if fault is None:
+            continue
+        kind = "" if fault.code is not None else kind_of(text)
+        key = (fault.source, fault.code, fault.pci_address, fault.action, kind)
+        known = merged.get(key)
+        merged[key] = replace(known, count=known.count + count) if known else fault
+    return tuple(merged.values()), tool

@@ -1,0 +1,363 @@
+"""A node itself: its system, memory, clock, mounts and processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nodeready.policy import Policy
+from nodeready.subjects import sysctl
+from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, file_lines
+from nodeready.subjects.debug_tools import facts as packages
+from nodeready.subjects.host import clock, processes
+from nodeready.subjects.host import mounts as fstab
+from nodeready.subjects.host.clock import Clock
+from nodeready.subjects.host.mounts import Entry, Mount
+from nodeready.subjects.host.processes import Parent, Stuck
+from nodeready.subjects.iommu.facts import MODELS, VENDOR, option, tokens
+
+NUMA_BALANCING = "kernel.numa_balancing"
+THP = "/sys/kernel/mm/transparent_hugepage/enabled"
+_SYS = "/proc/sys"
+_FILES = (
+    f"{_SYS}/kernel/osrelease",
+    f"{_SYS}/kernel/arch",
+    f"{_SYS}/kernel/hostname",
+    f"{_SYS}/kernel/random/boot_id",
+    f"{_SYS}/kernel/pid_max",
+    f"{_SYS}/kernel/threads-max",
+    f"{_SYS}/kernel/numa_balancing",
+    f"{_SYS}/fs/file-nr",
+    "/proc/cmdline",
+    "/proc/uptime",
+    "/proc/loadavg",
+    "/proc/meminfo",
+    THP,
+    "/sys/devices/system/cpu/online",
+    "/sys/devices/system/node/online",
+    "/sys/fs/selinux/enforce",
+    "/sys/module/apparmor/parameters/enabled",
+    "/etc/timezone",
+    fstab.TABLE,
+    fstab.FSTAB,
+)
+
+
+def _script(policy: Policy) -> str:
+    """Everything that is in a file: one process for all of them."""
+    return rf"""
+    for nr_dir in /sys/bus/pci/devices/*; do
+        nr_line=
+        {{ read -r nr_line <"$nr_dir/vendor"; }} 2>/dev/null
+        if [ "$nr_line" = {VENDOR} ]; then nr_value device "$nr_dir/device"; fi
+    done
+    while IFS=: read -r nr_key nr_line; do
+        case $nr_key in "model name"*) printf 'cpu_model=%s\n' "$nr_line"; break ;; esac
+    done </proc/cpuinfo
+    if [ ! -r {_SYS}/kernel/arch ]; then printf 'architecture=%s\n' "$(uname -m)"; fi
+    if [ /etc/localtime -ef /usr/share/zoneinfo/Etc/UTC ]; then
+        printf 'localtime=Etc/UTC\n'
+    elif [ -L /etc/localtime ]; then
+        printf 'localtime=%s\n' "$(readlink /etc/localtime)"
+    elif [ -e /etc/localtime ]; then
+        printf 'localtime=\n'
+    else
+        printf 'localtime=Etc/UTC\n'
+    fi
+    if [ -e /etc/os-release ]; then nr_file=/etc/os-release; else nr_file=/usr/lib/os-release; fi
+    nr_lines "$nr_file" {" ".join(_FILES)}
+    """
+
+
+def _slow_script(policy: Policy) -> str:
+    """Everything that starts a program that may be slow, or that may hang: the mounts last."""
+    return "\n".join((packages.SCRIPT, clock.SCRIPT, processes.SCRIPT, fstab.script(policy), ":"))
+
+
+SECTION = Section("host", _script)
+SLOW = Section("host_slow", _slow_script, timeout_s=14, cap_bytes=1048576, beside=True)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a node is and how it is doing. None and "" stand for what it does not show.
+
+    os_id, os_version, os_name: ID, VERSION_ID and PRETTY_NAME of os-release(5)
+    cmdline:            the kernel's, in force
+    cpus, numa_nodes:   online
+    memory_total_mb:    MiB that the kernel has for itself and its programs
+    hugepages_total:    of the default size, hugepage_size_kb
+    transparent_hugepage: always, madvise or never
+    numa_balancing:     the live value; numa_balancing_boot: what sets it at the next boot
+    instinct:           an AMD Instinct is on the PCI bus
+    file_handles, pids: in use (pids: every thread has one), and the most that there can be
+    lsm:                selinux enforcing, selinux permissive, apparmor, or none
+    timezone:           its name; "" when /etc/localtime is a copy that does not tell
+    looked:             why the mounts could not be looked into; "" when they were
+    """
+
+    os_id: str
+    os_version: str
+    os_name: str
+    hostname: str
+    kernel_release: str
+    architecture: str
+    cmdline: str
+    boot_id: str
+    uptime_s: int | None
+    load: float | None
+    cpus: int | None
+    cpu_model: str
+    numa_nodes: int | None
+    memory_total_mb: int | None
+    memory_available_mb: int | None
+    swap_total_mb: int | None
+    hugepages_total: int | None
+    hugepages_free: int | None
+    hugepage_size_kb: int | None
+    transparent_hugepage: str
+    numa_balancing: int | None
+    numa_balancing_boot: sysctl.Boot
+    instinct: bool
+    file_handles: int | None
+    file_handles_max: int | None
+    pids: int | None
+    pids_max: int | None
+    lsm: str
+    timezone: str
+    clock: Clock
+    mounts: tuple[Mount, ...]
+    fstab: tuple[Entry, ...]
+    looked: str
+    processes_looked: bool
+    stuck: tuple[Stuck, ...]
+    zombies: int
+    zombie_parents: tuple[Parent, ...]
+    versions: Mapping[str, str]
+
+    @property
+    def os_release(self) -> str:
+        """ID and VERSION_ID as the policy spells them: ``ubuntu 22.04``."""
+        return f"{self.os_id} {self.os_version}".strip()
+
+    @property
+    def shm(self) -> Mount | None:
+        """/dev/shm, where it is mounted."""
+        return next((mount for mount in self.mounts if mount.path == "/dev/shm"), None)
+
+
+def _number(text: str) -> int | None:
+    """A whole number, or None: one file that makes no sense costs no other."""
+    return int(text) if re.fullmatch(r"-?\d{1,19}", text.strip()) else None
+
+
+def _listed(ranges: str) -> int | None:
+    """How many a kernel list such as ``0-127,256`` names."""
+    count = 0
+    for part in ranges.strip().split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
+        if match is None:
+            return None
+        count += int(match[2] or match[1]) - int(match[1]) + 1
+    return count
+
+
+def _zone(link: str, named: str) -> str:
+    """The zone's name from where /etc/localtime leads; else what /etc/timezone says."""
+    name = link.partition("zoneinfo/")[2] or ("" if "/" in link and link != "Etc/UTC" else link)
+    for prefix in ("posix/", "right/"):
+        name = name[len(prefix) :] if name.startswith(prefix) else name
+    return name or named.strip()
+
+
+def same_zone(zone: str) -> str:
+    """One name for each zone of which several are in use: those of UTC (tz's etcetera file)."""
+    names = ("UTC", "UCT", "Zulu", "Universal", "Etc/UCT", "Etc/Zulu", "Etc/Universal")
+    return "Etc/UTC" if zone in names else zone
+
+
+def _os_release(lines: list[Line]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.text.strip().partition("=")
+        values[name] = value.strip().strip("\"'")
+    return values
+
+
+class _Texts:
+    """What the section printed of files, by path; "" for one that is not there."""
+
+    def __init__(self, text: str) -> None:
+        self.lines: dict[str, list[Line]] = {}
+        for line in file_lines(text):
+            self.lines.setdefault(line.path, []).append(line)
+
+    def __getitem__(self, path: str) -> str:
+        found = self.lines.get(path)
+        return found[0].text.strip() if found else ""
+
+    def of(self, path: str) -> list[Line]:
+        return self.lines.get(path, [])
+
+    def words(self, path: str) -> list[str]:
+        return [*self[path].split(), *[""] * 6]
+
+
+def _mib(kib: int | None) -> int | None:
+    return None if kib is None else kib // 1024
+
+
+def _lsm(files: _Texts) -> str:
+    enforce = files["/sys/fs/selinux/enforce"]
+    if enforce:
+        return "selinux enforcing" if enforce == "1" else "selinux permissive"
+    return "apparmor" if files["/sys/module/apparmor/parameters/enabled"] == "Y" else "none"
+
+
+def _meminfo(files: _Texts) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    for line in files.of("/proc/meminfo"):
+        name, _, value = line.text.partition(":")
+        found[name] = _number(value.replace("kB", ""))
+    return found
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
+    """Raises ProbeError when the kernel's own files could not be read at all."""
+    output = outputs["host"]
+    text = output.require()
+    values, files = output.values(), _Texts(text)
+    if not files[f"{_SYS}/kernel/osrelease"] and not files["/proc/meminfo"]:
+        raise ProbeError("nothing of /proc could be read", text)
+    slow = outputs.get("host_slow", Output("", None))
+    said, ran = fstab.answers(slow.text), processes.parse(slow.text)
+    system = _os_release(files.of("/etc/os-release") or files.of("/usr/lib/os-release"))
+    memory = _meminfo(files)
+    load, up = files.words("/proc/loadavg"), files.words("/proc/uptime")
+    handles = files.words(f"{_SYS}/fs/file-nr")
+    limits = (_number(files[f"{_SYS}/kernel/{name}"]) for name in ("pid_max", "threads-max"))
+    thp = re.search(r"\[(\w+)\]", files[THP])
+    return Host(
+        os_id=system.get("ID", ""),
+        os_version=system.get("VERSION_ID", ""),
+        os_name=system.get("PRETTY_NAME", ""),
+        hostname=files[f"{_SYS}/kernel/hostname"],
+        kernel_release=files[f"{_SYS}/kernel/osrelease"],
+        architecture=files[f"{_SYS}/kernel/arch"] or values.get("architecture", ""),
+        cmdline=files["/proc/cmdline"],
+        boot_id=files[f"{_SYS}/kernel/random/boot_id"],
+        uptime_s=_number(up[0].partition(".")[0]),
+        load=float(load[0]) if re.fullmatch(r"\d{1,9}\.\d\d", load[0]) else None,
+        cpus=_listed(files["/sys/devices/system/cpu/online"]),
+        cpu_model=values.get("cpu_model", "").strip(),
+        numa_nodes=_listed(files["/sys/devices/system/node/online"]),
+        memory_total_mb=_mib(memory.get("MemTotal")),
+        memory_available_mb=_mib(memory.get("MemAvailable")),
+        swap_total_mb=_mib(memory.get("SwapTotal")),
+        hugepages_total=memory.get("HugePages_Total"),
+        hugepages_free=memory.get("HugePages_Free"),
+        hugepage_size_kb=memory.get("Hugepagesize"),
+        transparent_hugepage=thp[1] if thp else "",
+        numa_balancing=_number(files[f"{_SYS}/kernel/numa_balancing"]),
+        numa_balancing_boot=sysctl.boot_value(sysctl.parse(outputs["sysctl"]), NUMA_BALANCING),
+        instinct=any(device.strip() in MODELS for device in output.all("device")),
+        file_handles=_number(handles[0]),
+        file_handles_max=_number(handles[2]),
+        pids=_number(load[3].partition("/")[2]),
+        pids_max=min((limit for limit in limits if limit is not None), default=None),
+        lsm=_lsm(files),
+        timezone=_zone(values.get("localtime", ""), files["/etc/timezone"]),
+        clock=clock.parse(slow.text),
+        mounts=fstab.fold(files.of(fstab.TABLE), said, policy),
+        fstab=fstab.parse(files.of(fstab.FSTAB), files.of(fstab.TABLE)),
+        looked="" if said.ended else _why(slow),
+        processes_looked=ran.looked,
+        stuck=ran.stuck,
+        zombies=ran.zombies,
+        zombie_parents=ran.parents,
+        versions=packages.parse_packages(slow.text),
+    )
+
+
+def _why(output: Output) -> str:
+    try:
+        output.require()
+    except ProbeError as error:
+        return error.reason
+    return "the look ended before it came to the mounts"
+
+
+PROBE = Probe("host", (SECTION, SLOW, sysctl.SECTION), parse)
+
+
+# --- What of a host its peers should share, and the policy that it would fit.
+
+#: Kernel options that name one machine's disk, address or boot.
+_OWN = frozenset(
+    (
+        "BOOT_IMAGE", "BOOTIF", "bootif", "hostname", "ifname", "initrd", "ip", "ostree",
+        "rd.luks.uuid", "rd.lvm.lv", "rd.md.uuid", "resume", "root", "systemd.hostname",
+        "systemd.machine_id", "ds", "cryptdevice", "nfsroot",
+    )
+)  # fmt: skip
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|([0-9a-f]{2}[:-]){5}[0-9a-f]{2}", re.I)
+
+
+def shared_cmdline(text: str) -> str:
+    """The kernel's command line without what belongs to one machine."""
+    kept = [word for word in tokens(text) if option(word) not in _OWN and not _UUID.search(word)]
+    return " ".join(kept)
+
+
+def compared(seen: Host) -> dict[str, str | int | float]:
+    """The facts that nodes of a group should share."""
+    network = sorted(mount.path for mount in seen.mounts if mount.network)
+    gib = None if seen.memory_total_mb is None else round(seen.memory_total_mb / 1024)
+    facts: dict[str, str | int | float | None] = {
+        "os": seen.os_release,
+        "kernel": seen.kernel_release,
+        "architecture": seen.architecture,
+        "cmdline": shared_cmdline(seen.cmdline),
+        "cpus": seen.cpus,
+        "cpu_model": seen.cpu_model,
+        "numa_nodes": seen.numa_nodes,
+        "memory_gib": gib,
+        "swap": None if seen.swap_total_mb is None else ("on" if seen.swap_total_mb else "off"),
+        "hugepages": seen.hugepages_total,
+        "transparent_hugepage": seen.transparent_hugepage,
+        "numa_balancing": seen.numa_balancing,
+        "lsm": seen.lsm,
+        "timezone": same_zone(seen.timezone),
+        "network_mounts": None if seen.looked else " ".join(network) or "none",
+        **seen.versions,
+    }
+    return {name: value for name, value in facts.items() if value is not None and value != ""}
+
+
+def learned(seen: Host) -> dict[str, Any]:
+    """The policy that this node would fit: key of Policy -> value."""
+    found: dict[str, Any] = {
+        "kernel_release": seen.kernel_release,
+        "os_release": seen.os_release,
+        "timezone": same_zone(seen.timezone),
+    }
+    if not seen.looked:
+        # What the policy takes for a path (nodeready.policy.fields).
+        paths = (m.path for m in seen.mounts if m.network and m.fstype != "autofs")
+        found["mounts"] = [path for path in paths if re.fullmatch(r"/[^:\s'\"]*", path)]
+    if seen.shm is not None and seen.shm.size_mb:
+        found["shm_min_mb"] = _rounded(seen.shm.size_mb)
+    if seen.memory_total_mb:
+        found["memory_min_mb"] = _rounded(seen.memory_total_mb)
+    if seen.hugepages_total is not None:
+        found["hugepages"] = seen.hugepages_total
+    if seen.swap_total_mb is not None:
+        found["swap"] = "any" if seen.swap_total_mb else "off"
+    return {key: value for key, value in found.items() if value != ""}
+
+
+def _rounded(size_mb: int) -> int:
+    """Down to whole GiB: nodes of one kind differ by what the firmware keeps."""
+    return size_mb // 1024 * 1024 if size_mb >= 2048 else size_mb

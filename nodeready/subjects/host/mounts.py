@@ -1,0 +1,341 @@
+"""The mounts of a node, and whether each of them answers.
+
+A network mount whose server is gone hangs whoever looks into it, often for good: so each is asked
+by a process of its own (``stat -f``, statfs(2)) under a timeout, and what does not end is left
+behind. The local ones share one process. Their table, /proc/self/mounts, is read without touching
+any of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Optional
+
+from nodeready import shell
+from nodeready.policy import Policy
+from nodeready.subjects.base import Line
+from nodeready.subjects.host.processes import MARK
+
+TABLE = "/proc/self/mounts"
+
+#: Seconds that a mount has to answer.
+ANSWER_S = 3
+#: So many network mounts are asked: with more, an automounter has made most of them.
+MOST = 256
+
+LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "fuseblk")
+#: File systems of which the other end is another machine or a program.
+NETWORK = (
+    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "fhgfs", "ceph", "cifs", "smb3", "smbfs", "9p",
+    "virtiofs", "wekafs", "panfs", "orangefs", "pvfs2", "glusterfs", "afs", "dvs", "gfs2", "ocfs2",
+    "fuse", "fuse.*",
+)  # fmt: skip
+# Of a session or a container, not of the node.
+_NOT_OURS = (
+    "fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse", "fuse.squashfuse",
+    "fuse.squashfuse_ll", "fuse.fuse-overlayfs",
+)  # fmt: skip
+_SKIPPED = (
+    "/proc/*", "/sys/*", "/run/user/*", "/run/credentials/*", "/run/containerd/*", "/snap/*",
+    "/run/netns/*", "/var/lib/docker/*", "/var/lib/containers/*", "/var/lib/containerd/*",
+    "/var/lib/kubelet/pods/*", "/var/lib/lxcfs",
+)  # fmt: skip
+#: MiB, free per cent, free inodes per cent.
+Size = tuple[Optional[int], Optional[float], Optional[float]]
+_FORMAT = f"{MARK}%S %b %f %a %c %d %n"
+
+
+def escaped(path: str) -> str:
+    """A path as the kernel's table spells it (proc_pid_mounts(5))."""
+    return re.sub(r"[ \t\n\\]", lambda match: f"\\{ord(match[0]):03o}", path)
+
+
+def unescaped(text: str) -> str:
+    """The path that a word of the kernel's table stands for."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8) & 0xFF), text)
+
+
+# A file system may be mounted in many places: a local one is asked once. One that lies below a
+# network mount is asked like that, since the way to it leads through there.
+_CHOOSE = rf"""
+set -f
+nr_local=' '
+nr_net=' '
+nr_seen=' '
+while read -r nr_dev nr_path nr_type nr_opts nr_rest; do
+    nr_kind=
+    nr_wanted=
+    case $nr_path in @WANTED@) nr_wanted=1 ;; esac
+    case $nr_type in
+    autofs) continue ;;
+    {"|".join(_NOT_OURS)}) ;;
+    {"|".join(NETWORK)}) nr_kind=net ;;
+    {"|".join(LOCAL)}) nr_kind=local ;;
+    tmpfs)
+        case $nr_opts in
+        ro|ro,*) ;;
+        *) nr_kind=local nr_dev="$nr_dev:$nr_path" ;;
+        esac
+        ;;
+    overlay) if [ "$nr_path" = / ]; then nr_kind=local; fi ;;
+    esac
+    case $nr_path in {"|".join(_SKIPPED)}) nr_kind= ;; esac
+    if [ -n "$nr_wanted" ]; then
+        nr_kind=${{nr_kind:-net}}
+    else
+        case $nr_type in
+        fuse*) ;;
+        *) case $nr_seen in *" $nr_type:$nr_dev "*) nr_kind= ;; esac ;;
+        esac
+    fi
+    if [ -z "$nr_kind" ]; then continue; fi
+    nr_seen="$nr_seen$nr_type:$nr_dev "
+    for nr_other in $nr_net; do
+        case "$nr_path/" in "${{nr_other%/}}/"*) nr_kind=net ;; esac
+    done
+    case $nr_net in *" $nr_path "*) continue ;; esac
+    case $nr_local in
+    *" $nr_path "*)
+        if [ $nr_kind = local ]; then continue; fi
+        nr_local=${{nr_local%%" $nr_path "*}}' '${{nr_local#*" $nr_path "}}
+        ;;
+    esac
+    if [ $nr_kind = net ]; then nr_net="$nr_net$nr_path "; else nr_local="$nr_local$nr_path "; fi
+done <{TABLE}
+"""
+
+# The network mounts' processes hold a pipe of their own, which is read until all have ended or
+# for ANSWER_S and the time to kill: so the section ends even when one of them never does.
+_ASK = rf"""
+nr_path() {{
+    case $1 in
+    *\\*) nr_file=$(printf '%b.' "$1") nr_file=${{nr_file%.}} ;;
+    *) nr_file=$1 ;;
+    esac
+}}
+nr_nets() {{
+    nr_count=0
+    for nr_mount in $nr_net; do
+        nr_count=$((nr_count + 1))
+        if [ $nr_count -gt {MOST} ]; then printf 'over=%s\n' "$nr_mount"; continue; fi
+        printf 'asked=%s\n' "$nr_mount"
+        nr_path "$nr_mount"
+        case "
+$nr_hung" in
+        *"
+$nr_file
+"*) continue ;;
+        esac
+        timeout -k 1 {ANSWER_S} stat -f -c '{_FORMAT}' "$nr_file" 2>&1 &
+    done
+}}
+set --
+printf 'mounts=begin\n'
+for nr_mount in $nr_local; do
+    printf 'asked=%s\n' "$nr_mount"
+    nr_path "$nr_mount"
+    set -- "$@" "$nr_file"
+done
+if [ $# -gt 0 ]; then stat -f -c '{_FORMAT}' "$@" 2>&1; fi
+printf 'mounts=local\n'
+if [ "$nr_net" != ' ' ]; then nr_nets | timeout -k 1 {ANSWER_S + 2} cat; fi
+printf 'mounts=end\n'
+set +f
+"""
+
+
+def script(policy: Policy) -> str:
+    """The shell text; after that of nodeready.subjects.host.processes, which sets nr_hung."""
+    wanted = "|".join(shell.quote(escaped(path)) for path in policy.mounts) or "''"
+    return _CHOOSE.replace("@WANTED@", wanted) + _ASK
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mounted file system that matters to jobs, or that the policy names.
+
+    network:             its other end is another machine or a program
+    read_only:           as it is mounted now
+    state:               ok; hung: no answer in time, whoever looks into it waits; stale: the
+                         server no longer knows it, or its program has ended; failed; not asked
+    detail:              the error's text, or why it was not asked
+    size_mb:             MiB; None where the file system tells no size
+    free_percent:        of what users may fill, as df counts it
+    inodes_free_percent: None where the file system counts no inodes (btrfs)
+    """
+
+    path: str
+    device: str
+    fstype: str
+    options: str
+    network: bool
+    read_only: bool
+    state: str = "not asked"
+    detail: str = ""
+    size_mb: int | None = None
+    free_percent: float | None = None
+    inodes_free_percent: float | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the mounts said. Paths of ``together``, ``alone`` and ``over`` are as the table spells
+    them.
+
+    together: the mounts that one process was asked for, all at once
+    alone:    those that each had a process of their own
+    over:     those that were too many to ask
+    sizes:    path -> MiB, free per cent, free inodes per cent
+    errors:   path -> the error's text
+    ended:    how far the look came: "" (not to the mounts), begin, local, end
+    """
+
+    together: frozenset[str] = frozenset()
+    alone: frozenset[str] = frozenset()
+    over: frozenset[str] = frozenset()
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+    ended: str = ""
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(100 * part / whole, 1) if whole > 0 else None
+
+
+_SIZE = re.compile(rf"{MARK}((?:\d{{1,20}} ){{6}})(/.*)$")
+_ERROR = re.compile(r"stat: [^/]{0,80}'(/.*)': ([^':]{1,100})$")
+
+
+def answers(text: str) -> Answers:
+    """What the script printed; never raises."""
+    sizes: dict[str, Size] = {}
+    errors: dict[str, str] = {}
+    asked: dict[str, set[str]] = {"": set(), "begin": set(), "local": set(), "end": set()}
+    over: set[str] = set()
+    ended = ""
+    for line in text.split("\n"):
+        name, _, value = line.partition("=")
+        if name == "mounts" and value in asked:
+            ended = value
+        elif ended and name == "asked":
+            asked[ended].add(value)
+        elif ended and name == "over":
+            over.add(value)
+        elif ended:
+            size, error = _SIZE.match(line), _ERROR.match(line)
+            if size:
+                sizes[size[2]] = _size(size[1])
+            elif error:
+                errors[error[1]] = error[2]
+    together, alone = frozenset(asked["begin"]), frozenset(asked["local"])
+    return Answers(together, alone, frozenset(over), sizes, errors, ended)
+
+
+def _size(numbers: str) -> Size:
+    block, blocks, free, available, inodes, inodes_free = map(int, numbers.split())
+    # df's arithmetic: what is kept for root counts as neither used nor free.
+    usable = blocks - free + available
+    size_mb = block * blocks // 2**20 if blocks else None
+    return size_mb, _share(available, usable), _share(inodes_free, inodes)
+
+
+def _state(raw: str, path: str, said: Answers) -> tuple[str, str]:
+    """The state of one mount, and what is to be said about it."""
+    error = said.errors.get(path)
+    if path in said.sizes:
+        return "ok", ""
+    if error is not None:
+        stale = ("Stale", "Transport endpoint is not connected", "Host is down")
+        return ("stale" if error.startswith(stale) else "failed"), error
+    if raw in said.over:
+        return "not asked", f"more than {MOST} network mounts"
+    if raw in said.alone:
+        if said.ended == "end":
+            return "hung", f"no answer in {ANSWER_S} s"
+        return "not asked", "the look was cut off"
+    if raw in said.together:
+        if said.ended == "begin":
+            return "hung", "this one or another local file system does not answer"
+        return "failed", "no answer"
+    return "not asked", ""
+
+
+def fold(lines: Iterable[Line], said: Answers, policy: Policy) -> tuple[Mount, ...]:
+    """The mounts that were to be asked and those that the policy names, in the table's order."""
+    chosen = said.together | said.alone | said.over | {escaped(path) for path in policy.mounts}
+    found: dict[str, Mount] = {}
+    for line in lines:
+        words = line.text.split(" ")
+        if len(words) < 4 or words[1] not in chosen:
+            continue
+        path, device, fstype, options = unescaped(words[1]), words[0], words[2], words[3]
+        state, detail = _state(words[1], path, said)
+        if fstype == "autofs":
+            state, detail = "not asked", "mounted when somebody looks into it"
+        size: Size = said.sizes.get(path, (None, None, None)) if state == "ok" else (None,) * 3
+        read_only = "ro" in options.split(",")
+        # What is mounted later over the same path hides the earlier.
+        found[path] = Mount(
+            path, unescaped(device), fstype, options, is_network(fstype), read_only,
+            state, detail, *size,
+        )  # fmt: skip
+    return tuple(found.values())
+
+
+def is_network(fstype: str) -> bool:
+    """Whether a file system of this type has its other end elsewhere."""
+    return fstype in NETWORK or (fstype.startswith("fuse.") and fstype not in _NOT_OURS)
+
+
+# --- What /etc/fstab mounts at boot (fstab(5)), and whether it is there.
+
+FSTAB = "/etc/fstab"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line that mounts something at a directory.
+
+    mounted:   something is mounted there now
+    read_only: and that is read-only
+    """
+
+    path: str
+    device: str
+    fstype: str
+    options: tuple[str, ...]
+    where: str
+    mounted: bool
+    read_only: bool = False
+
+    @property
+    def at_boot(self) -> bool:
+        """Whether it is to be there without anybody asking for it.
+
+        A local disk with ``nofail`` may be missing by right (a cloud's temporary disk); a server
+        that was down at boot is no reason to work without its mount.
+        """
+        late = {"noauto", "x-systemd.automount", *(() if is_network(self.fstype) else ("nofail",))}
+        return not late & set(self.options)
+
+
+def parse(lines: Iterable[Line], table: Iterable[Line]) -> tuple[Entry, ...]:
+    """The lines of fstab, told by the kernel's table of mounts what is there."""
+    options_now = {
+        unescaped(words[1]): words[3].split(",")
+        for words in (line.text.split(" ") for line in table)
+        if len(words) > 3
+    }
+    found = []
+    for line in lines:
+        words = line.text.split()
+        if len(words) < 3 or words[0].startswith("#") or not words[1].startswith("/"):
+            continue
+        path = unescaped(words[1]).rstrip("/") or "/"
+        options = tuple(words[3].split(",")) if len(words) > 3 else ()
+        device = unescaped(words[0])
+        mounted, read_only = path in options_now, "ro" in options_now.get(path, ())
+        found.append(Entry(path, device, words[2], options, line.where, mounted, read_only))
+    return tuple(found)

@@ -1,0 +1,452 @@
+"""Judge the network interfaces: there, connected, as fast and as set up as they should be.
+
+Without a policy only what is wrong on any node is judged, and only on interfaces that have a task
+(`Nics.configured`): an unused port may be unplugged, and the interfaces of containers come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from nodeready.policy import Policy
+from nodeready.policy.fields import rows
+from nodeready.subjects.base import Counters
+from nodeready.subjects.declare import Subject, check
+from nodeready.subjects.nics.facts import PROBE, Bond, Nics, compared, counters, learned
+from nodeready.subjects.nics.nic import NET, Nic
+from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
+
+# --- Judge what happened to the network interfaces since the last look: lost links, broken packets.
+#
+# The counters run from the start of the driver, so that a total says nothing about today.
+
+#: Changes of the carrier within a day that one restart of a switch or of the network does not
+#: explain: a link that went and came twice.
+_FLAPPING = 4
+_DAY_S = 86400
+#: Broken packets in an hour above which a link is bad, as for symbol errors of InfiniBand: the
+#: specified bit error rate of 1e-12 makes a few in an hour at 100 Gbit/s and more.
+_ERRORS_PER_HOUR = 120
+_HOUR_S = 3600
+_NO_LOOK = "no earlier look to compare with"
+
+
+def _since(seconds: float) -> str:
+    """``in 25 minutes``."""
+    for unit, size in (("days", _DAY_S), ("hours", _HOUR_S), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"in {seconds / size:.0f} {unit}"
+    return f"in {seconds:.0f} seconds"
+
+
+def _growth(seen: Nics, before: Counters, counter: str) -> dict[str, int]:
+    """Interface -> by how much the counter grew; only those on which it did.
+
+    A smaller value than before is that of a driver that began anew: all of it is new.
+    """
+    grown = {}
+    judged = seen.configured()
+    for name, one in seen.interfaces.items():
+        now, then = getattr(one, counter), before.values.get(f"{name}.{counter}")
+        if now is None or then is None or not (one.physical or name in judged):
+            continue
+        growth = now - then if now >= then else now
+        if growth > 0:
+            grown[name] = growth
+    return grown
+
+
+def _counted(seen: Nics, before: Counters, *counters: str) -> bool:
+    """Whether there is anything to compare."""
+    return any(
+        f"{name}.{counter}" in before.values and getattr(one, counter) is not None
+        for name, one in seen.interfaces.items()
+        for counter in counters
+    )
+
+
+def _listed(texts: list[str]) -> str:
+    return "; ".join(texts[:4]) + (f" and {len(texts) - 4} more" if len(texts) > 4 else "")
+
+
+@check(
+    "nics.flaps",
+    fix=("look into dmesg and the switch's log; replace cable or transceiver if it goes on",),
+)
+def flaps(seen: Nics, want: Policy) -> Result:
+    """No link went away or came back since the last look (carrier_changes).
+
+    One interruption may be a switch or a cable that somebody touched: a warning. Twice and more
+    within a day is a cable, transceiver or port that is failing, and ends the jobs on it.
+    """
+    check, before = "nics.flaps", seen.before
+    if before is None:
+        return na(check, _NO_LOOK)
+    if not _counted(seen, before, "carrier_changes"):
+        return na(check, "the earlier look saw none of these interfaces")
+    grown = _growth(seen, before, "carrier_changes")
+    since = _since(before.seconds)
+    if not grown:
+        return ok(check, "no change of a link", f"none {since}")
+    actual = f"{_listed([f'{name}: {count} changes' for name, count in grown.items()])} {since}"
+    source = f"/sys/class/net/{next(iter(grown))}/carrier_changes"
+    fix = "look into dmesg and the switch's log; replace cable or transceiver if it goes on"
+    # A change per day is the measure also when the last look is long ago.
+    days = max(before.seconds / _DAY_S, 1.0)
+    judge = fail if max(grown.values()) / days >= _FLAPPING else warn
+    return judge(check, "no change of a link", actual, source, fix)
+
+
+@check(
+    "nics.errors", fix=("ethtool -S NAMES names the kind; clean or replace cable and transceiver",)
+)
+def errors(seen: Nics, want: Policy) -> Result:
+    """Few packets broke since the last look: rx_crc_errors, rx_errors and tx_errors.
+
+    A packet with a wrong checksum was damaged on the wire: cable, transceiver or port. Above 120
+    in an hour that is a failure. Other errors have other causes as well (oversized packets, full
+    rings), so that they only warn.
+    """
+    check, before = "nics.errors", seen.before
+    if before is None:
+        return na(check, _NO_LOOK)
+    if not _counted(seen, before, "rx_crc_errors", "rx_errors", "tx_errors"):
+        return na(check, "the earlier look saw none of these interfaces")
+    broken = _growth(seen, before, "rx_crc_errors")
+    hours = max(before.seconds / _HOUR_S, 1.0)
+    bad = any(count / hours > _ERRORS_PER_HOUR for count in broken.values())
+    texts = [f"{name}: {count} CRC errors" for name, count in broken.items()]
+    names = list(broken)
+    for counter, word in (("rx_errors", "receive errors"), ("tx_errors", "send errors")):
+        for name, count in _growth(seen, before, counter).items():
+            # A CRC error is a receive error too.
+            other = count - broken.get(name, 0) if counter == "rx_errors" else count
+            if other / hours > _ERRORS_PER_HOUR:
+                texts.append(f"{name}: {other} {word}")
+                names.append(name)
+    since = _since(before.seconds)
+    expected = f"no CRC errors, at most {_ERRORS_PER_HOUR} others an hour"
+    if not texts:
+        return ok(check, expected, f"none that count {since}")
+    source = f"/sys/class/net/{names[0]}/statistics"
+    fix = f"ethtool -S {names[0]} names the kind; clean or replace cable and transceiver"
+    judge = fail if bad else warn
+    return judge(check, expected, f"{_listed(texts)} {since}", source, fix)
+
+
+#: Mbit/s below which a server's port runs only when a cable or the negotiation is bad.
+_SLOWEST_MBPS = 1000
+
+
+def some(texts: Iterable[str], most: int = 4) -> str:
+    """A list of findings, the first of them in full: ``a; b; c; d and 3 more``."""
+    listed = list(texts)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return "; ".join(listed[:most]) + more
+
+
+def _wanted(want: Policy, column: str) -> dict[str, str | int]:
+    """Interface -> what the policy says about it in this column."""
+    table = rows(want.nics)
+    return {name: columns[column] for name, columns in table.items() if column in columns}
+
+
+def _source(names: Iterable[str], attribute: str) -> str:
+    """The file that says so, of the first interface."""
+    return f"{NET}/{next(iter(names))}/{attribute}"
+
+
+def _in_words(values: Mapping[str, str | int], unit: str = "") -> str:
+    """``9000 on eth0, eth1; 1500 on ib0``."""
+    names: dict[str | int, list[str]] = {}
+    for name, value in values.items():
+        names.setdefault(value, []).append(name)
+    return some(f"{value}{unit} on {_names(listed)}" for value, listed in names.items())
+
+
+def _names(listed: Iterable[str]) -> str:
+    """``eth0, eth1, eth2, eth3 and 4 more``."""
+    return some(listed).replace("; ", ", ")
+
+
+def _slaves(seen: Nics) -> dict[str, list[Nic]]:
+    """Bond -> its slaves that are here."""
+    return {
+        name: [seen.interfaces[s.name] for s in bond.slaves if s.name in seen.interfaces]
+        for name, bond in seen.bonds.items()
+    }
+
+
+@check(
+    "nics.expected",
+    settings=("nics",),
+    fix=(
+        "look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
+        "the new name in the policy",
+    ),
+)
+def expected(seen: Nics, want: Policy) -> Result:
+    """The interfaces of the policy exist: an adapter that died or was renamed is not there."""
+    check, names = "nics.expected", list(rows(want.nics))
+    if not names:
+        return na(check, "the policy names no interface")
+    missing = [name for name in names if name not in seen.interfaces]
+    if not missing:
+        return ok(check, _names(names))
+    there = [name for name, one in seen.interfaces.items() if one.physical]
+    return fail(
+        check,
+        _names(names),
+        f"no {_names(missing)}; there: {_names(there) or 'no hardware port'}",
+        NET,
+        "look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
+        "the new name in the policy",
+    )
+
+
+@check(
+    "nics.link",
+    settings=("nics",),
+    fix=("check cable, transceiver and switch port of CUT", "ip link set NAME up"),
+)
+def link(seen: Nics, want: Policy) -> Result:
+    """Every interface that has a task is switched on and has a link.
+
+    `carrier` is what the adapter says (Documentation/ABI/testing/sysfs-class-net); operstate may
+    be "unknown" on an interface that works, so it is not judged.
+    """
+    check = "nics.link"
+    judged = seen.configured(rows(want.nics))
+    if not judged:
+        return na(check, "no interface is configured")
+    off = [name for name, one in judged.items() if one.admin_up is False]
+    cut = [name for name, one in judged.items() if one.carrier is False and name not in off]
+    if off or cut:
+        texts = [f"{name}: no link" for name in cut] + [f"{name}: switched off" for name in off]
+        fixes = [f"check cable, transceiver and switch port of {_names(cut)}"] if cut else []
+        fixes += [f"ip link set {name} up" for name in off]
+        wanted = f"a link on {_names(judged)}"
+        return fail(check, wanted, some(texts), _source(cut or off, "carrier"), some(fixes))
+    silent = [name for name, one in judged.items() if one.carrier is None]
+    if silent:
+        return unknown(check, f"the kernel does not say whether {_names(silent)} has a link")
+    return ok(check, "a link", _names(judged))
+
+
+def _declared(
+    check: str, seen: Nics, want: Policy, *, column: str, attribute: str, fix: str
+) -> Result | None:
+    """The policy's values of one column; None when they are right, or there are none.
+
+    An interface that is missing is what `expected` judges.
+    """
+    unit = " Mbit/s" if column == "speed_mbps" else ""
+    wanted = {n: value for n, value in _wanted(want, column).items() if n in seen.interfaces}
+    actual = {name: getattr(seen.interfaces[name], column) for name in wanted}
+    if column == "driver":
+        actual = {name: "none" if value is None else value for name, value in actual.items()}
+    wrong = {n: v for n, v in actual.items() if v is not None and v != wanted[n]}
+    if wrong:
+        expected = _in_words({name: wanted[name] for name in wrong}, unit)
+        return fail(check, expected, _in_words(wrong, unit), _source(wrong, attribute), fix)
+    silent = [
+        n
+        for n, v in actual.items()
+        # Without a link there is no speed: that is for `link` to say.
+        if v is None and not (column == "speed_mbps" and seen.interfaces[n].carrier is not True)
+    ]
+    if silent:
+        return unknown(check, f"{_names(silent)} does not tell its {column.partition('_')[0]}")
+    return None
+
+
+def _linked(seen: Nics, want: Policy) -> dict[str, Nic]:
+    """The configured hardware ports that have a link: for the others speed means nothing."""
+    judged = seen.configured(rows(want.nics))
+    return {name: one for name, one in judged.items() if one.physical and one.carrier}
+
+
+@check(
+    "nics.speed",
+    settings=("nics",),
+    fix=("check cable, transceiver, and the speed set on the switch port",),
+)
+def speed(seen: Nics, want: Policy) -> Result:
+    """Links run at the policy's speed; without one, not below 1 Gbit/s and equal within a bond.
+
+    A server's port that negotiated 10 or 100 Mbit/s has a bad cable or switch port. LACP leaves a
+    slave of another speed out of the aggregate (IEEE 802.1AX, bonding.rst ``ad_select``).
+    """
+    check = "nics.speed"
+    fix = "check cable, transceiver, and the speed set on the switch port"
+    found = _declared(check, seen, want, column="speed_mbps", attribute="speed", fix=fix)
+    if found is not None and found.status == "fail":
+        return found
+    named = _wanted(want, "speed_mbps")
+    speeds = {name: one.speed_mbps for name, one in _linked(seen, want).items() if one.speed_mbps}
+    # On InfiniBand the RDMA ports tell the rate; its IP interface only repeats it.
+    slow = {
+        name: value
+        for name, value in speeds.items()
+        if value < _SLOWEST_MBPS and name not in named and seen.interfaces[name].kind == "ethernet"
+    }
+    if slow:
+        actual = _in_words(slow, " Mbit/s")
+        return fail(check, "at least 1000 Mbit/s", actual, _source(slow, "speed"), fix)
+    for bond, slaves in _slaves(seen).items():
+        each = {one.name: speeds[one.name] for one in slaves if one.name in speeds}
+        if len(set(each.values())) > 1:
+            lacp = seen.bonds[bond].lacp
+            expected, actual = f"one speed in {bond}", _in_words(each, " Mbit/s")
+            judge = fail if lacp else warn
+            return judge(check, expected, actual, _source(each, "speed"), fix)
+    if found is not None:
+        return found
+    known = {n: seen.interfaces[n].speed_mbps for n in named if n in seen.interfaces}
+    told = {**speeds, **{name: value for name, value in known.items() if value is not None}}
+    if not told:
+        return na(check, "no hardware port with a link tells its speed")
+    return ok(check, _in_words(told, " Mbit/s"), source=_source(told, "speed"))
+
+
+@check(
+    "nics.duplex",
+    settings=("nics",),
+    fix=("set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",),
+)
+def duplex(seen: Nics, want: Policy) -> Result:
+    """Links of hardware ports are full duplex: half is a negotiation that failed, and drops."""
+    check = "nics.duplex"
+    told = {
+        name: one.duplex
+        for name, one in _linked(seen, want).items()
+        if one.duplex is not None and one.kind == "ethernet"
+    }
+    half = [name for name, value in told.items() if value == "half"]
+    if half:
+        fix = "set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)"
+        return fail(check, "full", f"half on {_names(half)}", _source(half, "duplex"), fix)
+    if not told:
+        return na(check, "no hardware port with a link tells its duplex mode")
+    return ok(check, "full")
+
+
+@check(
+    "nics.mtu",
+    settings=("nics",),
+    fix=("set it in the node's network configuration; at once: ip link set DEVICE mtu N",),
+)
+def mtu(seen: Nics, want: Policy) -> Result:
+    """The MTU is the policy's, and a bond's slaves have the bond's.
+
+    Packets larger than a peer's or a switch's MTU are lost without a word: connections open, and
+    hang with the first large message. A bond gives its MTU to its slaves (bonding.rst); one that
+    was changed since drops the bond's large packets.
+    """
+    check = "nics.mtu"
+    fix = "set it in the node's network configuration; at once: ip link set DEVICE mtu N"
+    found = _declared(check, seen, want, column="mtu", attribute="mtu", fix=fix)
+    if found is not None and found.status == "fail":
+        return found
+    for bond, slaves in _slaves(seen).items():
+        whole = seen.interfaces[bond].mtu if bond in seen.interfaces else None
+        wrong = {one.name: one.mtu for one in slaves if one.mtu not in (None, whole)}
+        if whole is not None and wrong:
+            actual = _in_words({name: value or 0 for name, value in wrong.items()})
+            return fail(check, f"{whole}, as {bond}", actual, _source(wrong, "mtu"), fix)
+    if found is not None:
+        return found
+    named = {n: seen.interfaces[n].mtu for n in _wanted(want, "mtu") if n in seen.interfaces}
+    if named or seen.bonds:
+        told = {name: value or 0 for name, value in named.items()}
+        return ok(check, _in_words(told) or "a bond's slaves as the bond")
+    return na(check, "the policy sets no MTU and there is no bond")
+
+
+@check("nics.driver", settings=("nics",), fix=("check which module is loaded",))
+def driver(seen: Nics, want: Policy) -> Result:
+    """The policy's interfaces have the policy's driver."""
+    return _only_policy("driver", seen, want, "device/driver", "check which module is loaded")
+
+
+@check(
+    "nics.firmware",
+    settings=("nics",),
+    fix=("update the adapter's firmware with its vendor's tool",),
+)
+def firmware(seen: Nics, want: Policy) -> Result:
+    """The policy's interfaces have the policy's firmware, where the adapter's RDMA side tells it.
+
+    ``ethtool -i`` also asks adapters without RDMA; it can hang with the driver, so it is not run.
+    """
+    fix = "update the adapter's firmware with its vendor's tool"
+    return _only_policy("firmware", seen, want, "device/infiniband", fix)
+
+
+def _only_policy(column: str, seen: Nics, want: Policy, attribute: str, fix: str) -> Result:
+    check = f"nics.{column}"
+    found = _declared(check, seen, want, column=column, attribute=attribute, fix=fix)
+    if found is not None:
+        return found
+    named = {n: value for n, value in _wanted(want, column).items() if n in seen.interfaces}
+    return ok(check, _in_words(named)) if named else na(check, f"the policy names no {column}")
+
+
+def _degraded(bond: Bond) -> list[str]:
+    """What is wrong with a bond, in words."""
+    if not bond.slaves:
+        return [f"{bond.name}: no slave"]
+    down = [slave.name for slave in bond.slaves if slave.mii not in ("up", None)]
+    texts = [f"{bond.name}: {_names(down)} down"] if down else []
+    silent = bond.lacp and bond.partner_mac == "00:00:00:00:00:00"
+    if silent:
+        texts.append(f"{bond.name}: the switch does not answer LACP")
+    elsewhere = [
+        slave.name
+        for slave in bond.slaves
+        if slave.name not in down
+        and None not in (bond.aggregator, slave.aggregator)
+        and slave.aggregator != bond.aggregator
+    ]
+    if elsewhere and not silent:
+        texts.append(f"{bond.name}: {_names(elsewhere)} outside the aggregate in use")
+    return texts
+
+
+@check(
+    "nics.bond",
+    settings=("nics",),
+    fix=("check cables and switch ports of the slaves, and LACP on the switch",),
+)
+def bond(seen: Nics, want: Policy) -> Result:
+    """Every bond is whole: all slaves up, and with LACP all in one aggregate with the switch.
+
+    A degraded bond still works, at part of its speed and without a spare: jobs get slow on one
+    node only (Documentation/networking/bonding.rst, 802.3ad).
+    """
+    check = "nics.bond"
+    # A bond that nobody uses (its module makes a bond0 when it is loaded) has no slave.
+    used = seen.configured(rows(want.nics))
+    bonds = [one for name, one in seen.bonds.items() if one.slaves or name in used]
+    if not bonds:
+        return na(check, "no bond")
+    wrong = [text for one in bonds for text in _degraded(one)]
+    if wrong:
+        where = next(one.name for one in bonds if _degraded(one))
+        fix = "check cables and switch ports of the slaves, and LACP on the switch"
+        return fail(check, "all slaves in use", some(wrong), f"/proc/net/bonding/{where}", fix)
+    silent = [slave.name for one in bonds for slave in one.slaves if slave.mii is None]
+    if silent:
+        return unknown(check, f"the kernel does not say whether {_names(silent)} is in use")
+    return ok(check, "all slaves in use", _names(one.name for one in bonds))
+
+
+SUBJECT = Subject(
+    "nics",
+    __doc__,
+    checks=(expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors),
+    probe=PROBE,
+    compared=compared,
+    learned=learned,
+    counters=counters,
+)

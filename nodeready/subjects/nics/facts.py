@@ -1,0 +1,365 @@
+"""Which network interfaces a node has, in what state, and which of them reaches the other nodes.
+
+Everything comes from /sys and /proc, by two greps: no tool is needed, and nothing here waits for
+the kernel's network lock for good, as ``ip`` and ``ethtool`` do when a driver is in trouble.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from nodeready import shell
+from nodeready.policy import Policy
+from nodeready.policy.fields import rows
+from nodeready.subjects.base import Counters, Output, Probe, ProbeError, Section, number
+from nodeready.subjects.nics import nic, routes
+from nodeready.subjects.nics.nic import Nic
+from nodeready.subjects.nics.routes import Route
+
+# --- Bonds: what /sys/class/net/BOND/bonding says, and .../bonding_slave of each slave.
+#
+# Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs.c, bond_sysfs_slave.c.
+
+#: The files of a bond, and those of a slave, in their interfaces' directories.
+FILES = (
+    "bonding/mode",
+    "bonding/mii_status",
+    "bonding/slaves",
+    "bonding/active_slave",
+    "bonding/ad_aggregator",
+    "bonding/ad_partner_mac",
+    "bonding_slave/mii_status",
+    "bonding_slave/ad_aggregator_id",
+    "bonding_slave/link_failure_count",
+)
+
+
+@dataclass(frozen=True)
+class Slave:
+    """One interface of a bond.
+
+    mii:           what the bond thinks of its link: "up", "down", "going down", "going back";
+                   None: unknown
+    aggregator:    the LACP aggregator that it belongs to; None: no LACP
+    link_failures: how often the bond saw it lose its link, since it joined
+    """
+
+    name: str
+    mii: str | None = None
+    aggregator: int | None = None
+    link_failures: int | None = None
+
+
+@dataclass(frozen=True)
+class Bond:
+    """One bond.
+
+    mode:         "802.3ad", "active-backup", "balance-rr" and so on
+    mii:          whether it has a link, as a slave's
+    active_slave: the one in use, in the modes that use one at a time
+    aggregator:   the LACP aggregator in use: a slave of another one carries nothing
+    partner_mac:  the switch that LACP talks to; all zeros: none answers. None: no LACP, or hidden
+                  from whoever is not root
+    """
+
+    name: str
+    mode: str | None
+    mii: str | None
+    slaves: tuple[Slave, ...] = ()
+    active_slave: str | None = None
+    aggregator: int | None = None
+    partner_mac: str | None = None
+
+    @property
+    def lacp(self) -> bool:
+        """Whether the switch takes part in it."""
+        return self.mode == "802.3ad"
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def _slave(name: str, values: Mapping[str, str]) -> Slave:
+    return Slave(
+        name,
+        values.get("bonding_slave/mii_status") or None,
+        _number(values.get("bonding_slave/ad_aggregator_id")),
+        _number(values.get("bonding_slave/link_failure_count")),
+    )
+
+
+def parse_bonding(attributes: Mapping[str, Mapping[str, str]]) -> dict[str, Bond]:
+    """Name -> bond, of the attributes of all interfaces; what the kernel leaves empty is None."""
+    found = {}
+    for name, values in attributes.items():
+        if not any(key.startswith("bonding/") for key in values):
+            continue
+        slaves = values.get("bonding/slaves", "").split()
+        found[name] = Bond(
+            name,
+            values.get("bonding/mode", "").partition(" ")[0] or None,
+            values.get("bonding/mii_status") or None,
+            tuple(_slave(slave, attributes.get(slave, {})) for slave in slaves),
+            values.get("bonding/active_slave") or None,
+            _number(values.get("bonding/ad_aggregator")),
+            values.get("bonding/ad_partner_mac") or None,
+        )
+    return found
+
+
+_FILES = (
+    "address",
+    "carrier",
+    "carrier_changes",
+    "duplex",
+    "flags",
+    "mtu",
+    "operstate",
+    "speed",
+    "type",
+    "uevent",
+    "statistics/rx_errors",
+    "statistics/tx_errors",
+    "statistics/rx_crc_errors",
+    "statistics/rx_dropped",
+    "statistics/tx_dropped",
+    "device/uevent",
+    "device/numa_node",
+    "device/infiniband/*/fw_ver",
+    *FILES,
+)
+#: Counters of which only the change since an earlier look says something.
+COUNTED = ("carrier_changes", "rx_errors", "tx_errors", "rx_crc_errors")
+#: Interfaces that are never for the traffic between nodes, whatever their routes say.
+_NOT_FOR_PEERS = re.compile(
+    r"lo$|docker|virbr|br-[0-9a-f]{12}|veth|cni|cali|cilium|flannel|kube|lxc|nodelocal|podman"
+    r"|tailscale|tunl|vxlan|weave"
+)
+
+# The node's ends of the interfaces of containers and virtual machines, by the names that Docker
+# and CNI plugins give: there can be hundreds, and they say nothing about the node.
+_ENDS = (
+    "veth[0-9a-f]??????*|cali???????????|lxc[0-9a-f]????*|eni[0-9a-f]??????????"
+    "|gke[0-9a-f]??????????|azv[0-9a-f]??????????|tap*|vnet[0-9]*"
+)
+
+
+def _script(policy: Policy) -> str:
+    kept = "|".join(shell.quote(name) for name in rows(policy.nics))
+    # The names need no quotes: the kernel allows no white space and no slash in them.
+    files = " ".join(f"$nr_dir/{name}" for name in _FILES)
+    return rf"""
+    nr_ends=0 nr_files=
+    for nr_dir in {nic.NET}/*; do
+        nr_name=${{nr_dir##*/}}
+        case $nr_name in
+        {f"{kept}) ;;" if kept else ""}
+        {_ENDS}) nr_ends=$((nr_ends + 1)); continue ;;
+        esac
+        if [ ! -e "$nr_dir/ifindex" ]; then continue; fi
+        nr_files="$nr_files {files}"
+        for nr_upper in "$nr_dir"/upper_*; do
+            if [ ! -e "$nr_upper" ]; then continue; fi
+            printf 'upper=%s %s\n' "$nr_name" "${{nr_upper##*/upper_}}"
+            if [ "$nr_upper" -ef "$nr_dir/master" ]; then
+                printf 'master=%s %s\n' "$nr_name" "${{nr_upper##*/upper_}}"
+            fi
+        done
+    done
+    printf 'ends=%s\n' "$nr_ends"
+    grep -asH '' $nr_files /dev/null
+    :
+    """
+
+
+@dataclass(frozen=True)
+class Nics:
+    """The network of a node.
+
+    interfaces:         name -> interface, without those that containers have on the node
+    bonds:              name -> bond
+    container_ends:     how many interfaces were left out
+    routes:             of the main tables, the widest first
+    routes_cut:         there are more routes than were read
+    default_interface:  where what no other route takes goes
+    peers_via:          the interfaces that reach the other nodes of this run, the one that reaches
+                        the most of them first; () before `with_peers`
+    nccl_socket_ifname: the interface for NCCL_SOCKET_IFNAME; None: nothing tells which
+    before:             the counters of an earlier look, if there was one
+    """
+
+    interfaces: Mapping[str, Nic]
+    bonds: Mapping[str, Bond]
+    container_ends: int
+    routes: tuple[Route, ...]
+    routes_cut: bool
+    default_interface: str | None
+    peers_via: tuple[str, ...] = ()
+    nccl_socket_ifname: str | None = None
+    before: Counters | None = None
+
+    def configured(self, also: Iterable[str] = ()) -> dict[str, Nic]:
+        """The interfaces that have a task here: those that must work.
+
+        A port or bond with an address (not only a link-local one) or a route, or that belongs to
+        a bond, a bridge or a VLAN; a bond with slaves; the interface of the default route and
+        those to the other nodes; and those named in ``also``. Where no port or bond has an
+        address, as in a container, a virtual interface that has one.
+        """
+        named = {*also, *self.peers_via, self.default_interface}
+        named |= {name for name, bond in self.bonds.items() if bond.slaves}
+        ports = {
+            n: one for n, one in self.interfaces.items() if one.physical or one.kind == "bond"
+        }
+        if not any(one.addressed for one in ports.values()):
+            named |= {
+                name
+                for name, one in self.interfaces.items()
+                if one.kind == "virtual" and one.addressed and not _NOT_FOR_PEERS.match(name)
+            }
+        named |= {name for name, one in ports.items() if one.addressed or one.upper}
+        return {name: one for name, one in self.interfaces.items() if name in named}
+
+
+def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for value in values:
+        name, space, other = value.partition(" ")
+        if space:
+            found.setdefault(name, []).append(other)
+    return found
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
+    """Raises ProbeError when there is no interface at all: even a node without network has lo."""
+    output, table = outputs["nics"], outputs[routes.SECTION.name]
+    text = output.require()
+    if not table.truncated:
+        table.require()
+    attributes = nic.attributes(text)
+    if not attributes:
+        raise ProbeError(f"no interface in {nic.NET}", text.strip())
+    known, own = routes.parse_section(table)
+    placed = routes.addresses(own)
+    used = {route.interface for route in known if not nic.link_local(route.destination)}
+    uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
+    interfaces = {}
+    for name, values in attributes.items():
+        listed = placed.get(name, [])
+        interfaces[name] = nic.parse(
+            name,
+            values,
+            master=next(iter(masters.get(name, ())), None),
+            upper=tuple(uppers.get(name, ())),
+            addresses=None if listed is None else tuple(listed),
+            routed=name in used,
+        )
+    seen = Nics(
+        interfaces=interfaces,
+        bonds=parse_bonding(attributes),
+        container_ends=number(output.values().get("ends", "0"), "a number of interfaces"),
+        routes=known,
+        routes_cut=table.truncated,
+        default_interface=routes.default_interface(known),
+    )
+    return replace(seen, nccl_socket_ifname=socket_interface(seen)[0])
+
+
+def reaching(seen: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """The interfaces by which this node reaches these addresses, the one of the most first.
+
+    Names, loopback addresses and the node's own are passed over, and so are the networks of
+    containers. The same tuple should be given for all nodes: sorting it is what costs.
+    """
+    counts = routes.reached(seen.routes, addresses)
+    known = routes.known(addresses)
+    listed = [text for one in seen.interfaces.values() for text in one.addresses or ()]
+    own = tuple(text for text in listed if text.partition("/")[0] in known)
+    for name, count in routes.reached(seen.routes, own).items():
+        counts[name] = counts.get(name, 0) - count
+    names = [
+        name
+        for name, count in counts.items()
+        if count > 0 and name in seen.interfaces and not _NOT_FOR_PEERS.match(name)
+    ]
+    return tuple(sorted(names, key=lambda name: (-counts[name], name)))
+
+
+def with_peers(seen: Nics, addresses: tuple[str, ...]) -> Nics:
+    """The observation, with what follows from the addresses of the nodes of the run."""
+    found = replace(seen, peers_via=reaching(seen, addresses))
+    return replace(found, nccl_socket_ifname=socket_interface(found)[0])
+
+
+def socket_interface(seen: Nics) -> tuple[str | None, str]:
+    """The interface for NCCL's sockets, and why that one; the rules are told in nodeready.ready.job_env."""
+
+    def usable(name: str | None) -> bool:
+        one = seen.interfaces.get(name or "")
+        if one is None or one.carrier is False or one.admin_up is False:
+            return False
+        return not _NOT_FOR_PEERS.match(one.name)
+
+    for name in filter(usable, seen.peers_via):
+        return name, "its routes lead to the other nodes"
+    if seen.peers_via:
+        return None, f"{', '.join(seen.peers_via)} leads to the other nodes, but cannot be used"
+    if usable(seen.default_interface):
+        return seen.default_interface, "the default route leads through it"
+    # A slave's traffic is its bond's, and the ports of RDMA alone have no address.
+    named = [
+        name
+        for name, one in seen.configured().items()
+        if usable(name) and one.addressed and one.master is None
+    ]
+    if len(named) == 1:
+        return named[0], "no other interface is configured"
+    if named:
+        return None, f"nothing tells which of {', '.join(sorted(named))} reaches the other nodes"
+    return None, "no interface with a link is configured"
+
+
+PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
+
+
+def counters(seen: Nics) -> dict[str, int]:
+    """What the next look compares with: "eth0.rx_crc_errors" -> its value now."""
+    found = {}
+    configured = seen.configured()
+    for name, one in seen.interfaces.items():
+        if one.physical or name in configured:
+            for counter in COUNTED:
+                value = getattr(one, counter)
+                if value is not None:
+                    found[f"{name}.{counter}"] = value
+    return found
+
+
+def compared(seen: Nics) -> dict[str, str | int]:
+    """What the nodes of a group should share: their ports, and how those that are used are set."""
+    configured = seen.configured()
+    found: dict[str, str | int] = {
+        "interfaces": ",".join(sorted(n for n, one in seen.interfaces.items() if one.physical))
+    }
+    for name, one in seen.interfaces.items():
+        facts = ["driver", "firmware"] if one.physical else []
+        if name in configured or (one.physical and one.carrier):
+            facts += ["mtu"] if one.kind == "virtual" else ["mtu", "speed_mbps"]
+        for fact in facts:
+            value = getattr(one, fact)
+            if value is not None:
+                found[f"{name}.{fact}"] = value
+    return found
+
+
+def learned(seen: Nics) -> dict[str, dict[str, dict[str, str | int]]]:
+    """The policy that this node fits: its configured ports and bonds, as they are now."""
+    found = {}
+    for name, one in seen.configured().items():
+        columns = ("mtu",) if one.kind == "virtual" else ("speed_mbps", "mtu", "driver")
+        values = {column: getattr(one, column) for column in columns}
+        found[name] = {column: value for column, value in values.items() if value is not None}
+    return {"nics": found} if found else {}

@@ -1,0 +1,266 @@
+"""Judge whether jobs can rendezvous on the policy's ports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nodeready.policy import Policy
+from nodeready.subjects.declare import Subject, check
+from nodeready.subjects.ports.facts import (
+    EPHEMERAL,
+    KERNEL_EPHEMERAL,
+    PROBE,
+    RESERVED,
+    Ports,
+    Range,
+    Socket,
+    compared,
+    parse_range,
+    parse_ranges,
+    text_of,
+)
+from nodeready.subjects.ports.firewall import shown
+from nodeready.subjects.result import Result, fail, ok, unknown, warn
+
+#: At most so many holders of ports are named.
+_MOST = 4
+# Users of services: below the first of login.defs(5), systemd's dynamic ones (systemd.exec(5),
+# DynamicUser=) and nobody.
+_FIRST_USER = 1000
+_DYNAMIC = (61184, 65519)
+_NOBODY = 65534
+
+
+def _wanted(want: Policy) -> str:
+    return shown(*want.port_range)
+
+
+def _is_service(one: Socket) -> bool:
+    dynamic = _DYNAMIC[0] <= one.uid <= _DYNAMIC[1]
+    return one.uid < _FIRST_USER or dynamic or one.uid == _NOBODY
+
+
+def _holder(one: Socket) -> str:
+    """``python3 (pid 4711, user ada, job 42)``."""
+    user = one.user or f"uid {one.uid}"
+    pid = f"pid {one.pid}, " if one.pid is not None else ""
+    job = f", job {one.job}" if one.job else ""
+    return f"{one.process or 'a process'} ({pid}user {user}{job})"
+
+
+def _named(holders: Iterable[Socket]) -> str:
+    """``29500-29503 by python3 (...)``: per holder its ports, each once."""
+    by_holder: dict[str, set[int]] = {}
+    for one in holders:
+        by_holder.setdefault(_holder(one), set()).add(one.port)
+    texts = [f"{folded(ports)} by {holder}" for holder, ports in by_holder.items()]
+    more = f" and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
+    return "; ".join(texts[:_MOST]) + more
+
+
+def folded(ports: Iterable[int]) -> str:
+    """``29500-29502, 29507``."""
+    runs: list[Range] = []
+    for port in sorted(ports):
+        if runs and runs[-1][1] + 1 == port:
+            runs[-1] = (runs[-1][0], port)
+        else:
+            runs.append((port, port))
+    return ", ".join(shown(*run) for run in runs[:_MOST]) + (", ..." if len(runs) > _MOST else "")
+
+
+@check(
+    "ports.range",
+    settings=("port_range",),
+    fix=(
+        "stop the service or give it another port, or give jobs another port_range",
+        "wait for the job, or ask its user",
+        "wait for the connection to end; see ports.ephemeral",
+    ),
+)
+def range(seen: Ports, want: Policy) -> Result:
+    """Every port of the range is free for the next job's rendezvous.
+
+    Held is a port on which somebody listens, on whatever address: a job that listens on all of
+    them is refused (EADDRINUSE, bind(2)). A service keeps it, and what root or a system user
+    runs counts as one: fail. Another user's process is most likely a job, and ends: warn. Also
+    held is the local port of somebody's connection whose listener is gone or never was; TIME_WAIT
+    is not, since rendezvous listen with SO_REUSEADDR. A socket that is bound, and neither listens
+    nor is connected, cannot be seen.
+    """
+    check, expected = "ports.range", f"{_wanted(want)} free"
+    if seen.listeners is None or seen.connections is None:
+        return unknown(check, "/proc/net/tcp cannot be read")
+    first, last = want.port_range
+    listeners = [one for one in seen.listeners if first <= one.port <= last]
+    services = [one for one in listeners if _is_service(one)]
+    if services:
+        fix = "stop the service or give it another port, or give jobs another port_range"
+        return fail(check, expected, _named(services), "/proc/net/tcp", fix)
+    if listeners:
+        actual = f"{_named(listeners)}: a job may be running"
+        return warn(check, expected, actual, "/proc/net/tcp", "wait for the job, or ask its user")
+    taken = {one.port: one for one in seen.connections}
+    if taken:
+        peers = "; ".join(
+            f"{port} by {_holder(one)}, {one.state} to {one.peer or 'nobody'}"
+            for port, one in sorted(taken.items())[:_MOST]
+        )
+        more = f" and {len(taken) - _MOST} more" if len(taken) > _MOST else ""
+        fix = "wait for the connection to end; see ports.ephemeral"
+        return warn(check, expected, peers + more, "/proc/net/tcp", fix)
+    return ok(check, expected)
+
+
+def _open_to_others(ephemeral: Range, reserved: tuple[Range, ...], ports: Range) -> list[Range]:
+    """The parts of ``ports`` that the kernel may give to outgoing connections."""
+    start, end = max(ports[0], ephemeral[0]), min(ports[1], ephemeral[1])
+    found = []
+    for first, last in sorted(reserved):
+        if start > end:
+            break
+        if first > start:
+            found.append((start, min(end, first - 1)))
+        start = max(start, last + 1)
+    if start <= end:
+        found.append((start, end))
+    return [one for one in found if one[0] <= one[1]]
+
+
+@check(
+    "ports.ephemeral",
+    settings=("port_range",),
+    fix=(
+        "net.ipv4.ip_local_reserved_ports = LINE in /etc/sysctl.d, and sysctl -w; "
+        "or give jobs another port_range",
+    ),
+)
+def ephemeral(seen: Ports, want: Policy) -> Result:
+    """No port of the range is one that the kernel gives to outgoing connections.
+
+    It picks those from ip_local_port_range, without ip_local_reserved_ports
+    (Documentation/networking/ip-sysctl.rst): any program's connection can then hold the port on
+    which a job wants to listen. Judged now and at the next boot, where the sysctl files count, or
+    the kernel's own values when they say nothing.
+    """
+    check, ports = "ports.ephemeral", want.port_range
+    if seen.ephemeral is None:
+        return unknown(check, f"{EPHEMERAL} cannot be read")
+    expected = f"{_wanted(want)} outside the ephemeral ports, or reserved"
+    reserved = seen.reserved or ()
+    live = _open_to_others(seen.ephemeral, reserved, ports)
+    range_line, reserved_line = seen.ephemeral_boot.winner, seen.reserved_boot.winner
+    range_boot = (parse_range(range_line.value) if range_line else None) or KERNEL_EPHEMERAL
+    reserved_boot = (parse_ranges(reserved_line.value) if reserved_line else None) or ()
+    boot = _open_to_others(range_boot, reserved_boot, ports)
+    source = ", ".join(line.where for line in (range_line, reserved_line) if line)
+    actual = (
+        f"ephemeral {shown(*seen.ephemeral)}, reserved {text_of(reserved) or 'none'}; "
+        f"next boot {shown(*range_boot)}, reserved {text_of(reserved_boot) or 'none'}"
+    )
+    line = text_of(_joined((*(reserved if live else reserved_boot or reserved), ports)))
+    fix = f"{RESERVED} = {line} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
+    if live:
+        return fail(check, expected, actual, source or f"sysctl {EPHEMERAL}", fix)
+    if boot and (range_line or reserved_line):
+        return fail(check, expected, actual, source, fix)
+    if boot:
+        return warn(check, expected, f"{actual}: no sysctl file keeps the values", source, fix)
+    return ok(check, expected, f"ephemeral {shown(*seen.ephemeral)}", source)
+
+
+def _joined(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
+    """Sorted, and those that touch made one: what is reserved is set as a whole."""
+    found: list[Range] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def _opening(manager: str, ports: str) -> str:
+    """What opens the ports to the cluster's network, in the words of what made the rules."""
+    first, _, last = ports.partition("-")
+    both = f"{first}:{last or first}"
+    if manager == "firewalld":
+        return f"firewall-cmd --permanent --add-port={ports}/tcp; firewall-cmd --reload"
+    if manager == "ufw":
+        return f"ufw allow proto tcp from CLUSTER_NETWORK to any port {both}"
+    if manager == "iptables":
+        return f"iptables -I INPUT -p tcp -s CLUSTER_NETWORK --dport {both} -j ACCEPT"
+    return f"in front of that rule: ip saddr CLUSTER_NETWORK tcp dport {ports} accept"
+
+
+@check(
+    "ports.firewall",
+    settings=("port_range",),
+    fix=(
+        "in front of that rule: ip saddr CLUSTER_NETWORK tcp dport PORTS accept",
+        "firewall-cmd --permanent --add-port=PORTS/tcp; firewall-cmd --reload",
+        "ufw allow proto tcp from CLUSTER_NETWORK to any port BOTH",
+        "iptables -I INPUT -p tcp -s CLUSTER_NETWORK --dport BOTH -j ACCEPT",
+        "see whether it lets the other nodes in; else: FIX",
+    ),
+)
+def firewall(seen: Ports, want: Policy) -> Result:
+    """The node's packet filter lets other nodes connect to the range.
+
+    Judged is the first packet of a connection from another node, through the rules that are in
+    force, whoever made them: a reject counts as dropped. Where it depends on the peer's address
+    or interface, the node's own networks are taken, one after the other. A rule that depends on
+    anything else that we cannot know is named and left to a person. NAT, eBPF and filters outside
+    the node are not seen.
+
+    Without nft on the node nobody can read its rules: then the kernel is asked whether it has
+    any. Where it has, or where it cannot be asked and there is a sign of some, this is unknown;
+    where not, the range is open. Signs: the module nf_tables is loaded, connections are tracked
+    (nf_conntrack_count), nftables, firewalld, iptables, netfilter-persistent, shorewall, ferm or
+    ufw is enabled; and a table in /proc/net/ip_tables_names, without iptables-save.
+    """
+    check, seen_rules = "ports.firewall", seen.firewall
+    expected = f"{_wanted(want)} open to other nodes"
+    if seen_rules.verdict == "unknown":
+        return unknown(check, seen_rules.reason)
+    source = f"{seen_rules.chain} ({seen_rules.manager})"
+    fix = _opening(seen_rules.manager, _wanted(want))
+    if seen_rules.verdict == "dropped":
+        actual = f"{seen_rules.ports} dropped by {seen_rules.rule}"
+        return fail(check, expected, actual, source, fix)
+    if seen_rules.verdict == "cannot tell":
+        let_in = f", open to {', '.join(seen_rules.networks)}" if seen_rules.networks else ""
+        actual = f"{seen_rules.ports} depends on {seen_rules.rule}{let_in}"
+        fix = f"see whether it lets the other nodes in; else: {fix}"
+        return warn(check, expected, actual, source, fix)
+    by = seen_rules.manager
+    to = f" to {', '.join(seen_rules.networks)}" if seen_rules.networks else ""
+    unseen = any(tool.state == "no sign of rules" for tool in seen_rules.tools)
+    none = "open, no sign of rules" if unseen else "open, no rules"
+    return ok(check, expected, f"open{to} ({by})" if by else none)
+
+
+@check(
+    "ports.privileged",
+    settings=("port_range",),
+    fix=("a port_range from START on, or sysctl net.ipv4.ip_unprivileged_port_start",),
+)
+def privileged(seen: Ports, want: Policy) -> Result:
+    """Ordinary users may listen on the range: below ip_unprivileged_port_start only root may
+    (Documentation/networking/ip-sysctl.rst; 1024 unless somebody changed it)."""
+    check, start = "ports.privileged", seen.privileged_below
+    expected = f"{_wanted(want)} from {start} on"
+    if want.port_range[0] < start:
+        actual = f"ports below {start} are root's alone"
+        fix = f"a port_range from {start} on, or sysctl net.ipv4.ip_unprivileged_port_start"
+        return fail(check, expected, actual, "sysctl net.ipv4.ip_unprivileged_port_start", fix)
+    return ok(check, expected, f"users may listen from {start} on")
+
+
+SUBJECT = Subject(
+    "ports",
+    __doc__,
+    checks=(range, ephemeral, firewall, privileged),
+    probe=PROBE,
+    compared=compared,
+)

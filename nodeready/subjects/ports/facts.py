@@ -1,0 +1,376 @@
+"""Whether jobs can rendezvous on a node's ports: who holds them, who may take them, what drops."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nodeready.policy import Policy
+from nodeready.subjects import sysctl
+from nodeready.subjects.base import Output, Probe, ProbeError, Section, number
+from nodeready.subjects.ports import firewall
+from nodeready.subjects.ports.firewall import Firewall
+from nodeready.subjects.ports.netfilter import is_virtual
+
+# --- Who listens on a node's TCP ports, and who holds one of the policy's, read from /proc alone.
+#
+# Nothing ever connects: a probe that did took a bootstrap slot of NCCL and hung a job. /proc/net/tcp
+# shows what listens and what is connected in the network namespace of the probe (proc(5),
+# Documentation/networking/proc_net_tcp.rst). It does not show a socket that is bound and neither
+# listens nor is connected; no kernel before 6.8 shows that one to anybody.
+
+#: At most so many sockets of each kind are carried; the rest are counted.
+MOST = 500
+
+#: TCP states of the kernel (include/net/tcp_states.h). TIME_WAIT (06) is left out: whoever listens
+#: with SO_REUSEADDR, as every rendezvous does, may take such a port.
+_STATES = {
+    "01": "established",
+    "02": "syn sent",
+    "03": "syn received",
+    "04": "fin wait 1",
+    "05": "fin wait 2",
+    "07": "closed",
+    "08": "close wait",
+    "09": "last ack",
+    "0A": "listening",
+    "0B": "closing",
+    "0C": "syn received",
+}
+
+# Ports are four hexadecimal digits, so that text compares as numbers do. The line of a socket
+# ends with its inode, by which its process is found.
+_AWK = rf"""
+FILENAME ~ /ip_local_port_range$/ {{ print "ephemeral=" $1 " " $2; next }}
+FILENAME ~ /ip_local_reserved_ports$/ {{ print "reserved=" $0; next }}
+FILENAME ~ /ip_unprivileged_port_start$/ {{ print "privileged=" $1; next }}
+FILENAME ~ /if_inet6$/ {{
+    if ($4 == "00" && $6 != "lo" && six++ < 100) print "local=" $1
+    next
+}}
+FILENAME ~ /fib_trie$/ {{
+    if ($1 == "|--") address = $2
+    else if ($3 == "LOCAL" && $1 == "/32" && !(address in known) && four++ < 100) {{
+        known[address] = 1
+        print "local=" address
+    }}
+    next
+}}
+FILENAME ~ /\/route$/ {{
+    if (FNR > 1 && $1 != "lo" && $3 == "00000000" && $8 != "00000000" && nets++ < 50)
+        print "network=" $1 " " $2 " " $8
+    next
+}}
+FNR == 1 {{ kind = FILENAME; sub(/.*\//, "", kind); print "read=" kind; next }}
+{{
+    port = substr($2, length($2) - 3) ""
+    inside = port >= first "" && port <= last ""
+    if (!inside && $4 != "0A" || $4 == "06") next
+    name = inside ? "held" : "socket"
+    if (count[name]++ < {MOST})
+        print name "=" kind " " $2 " " $3 " " $4 " " $8 " " $10
+}}
+END {{
+    if (count["held"] > {MOST} || count["socket"] > {MOST})
+        print "more=" count["held"] + count["socket"]
+}}
+"""
+
+_FILES = (
+    "/proc/sys/net/ipv4/ip_local_port_range /proc/sys/net/ipv4/ip_local_reserved_ports "
+    "/proc/sys/net/ipv4/ip_unprivileged_port_start /proc/net/if_inet6 /proc/net/fib_trie "
+    "/proc/net/route /proc/net/tcp /proc/net/tcp6"
+)
+
+# Only when a port of the range is held: whose socket that is. Neither /proc/PID/fd nor comm can
+# hang, unlike cmdline. A process that ended meanwhile is nobody's.
+_OWNERS = r"""
+    set -- -false
+    nr_uids=' '
+    while read -r nr_kind nr_local nr_remote nr_state nr_uid nr_inode; do
+        case $nr_kind in
+        held=*)
+            if [ "$nr_inode" = 0 ] || [ $# -gt 128 ]; then continue; fi
+            set -- "$@" -o -lname "socket:\\[$nr_inode\\]"
+            nr_uids="$nr_uids$nr_uid "
+            ;;
+        esac
+    done <<NR_HELD
+$nr_found
+NR_HELD
+    if find / -maxdepth 0 -lname x -printf '' 2>/dev/null; then
+        nr_links=$(find /proc/[0-9]*/fd -maxdepth 1 \( "$@" \) -printf '%h %l\n' 2>/dev/null)
+    else
+        nr_links=$(ls -ln /proc/[0-9]*/fd 2>/dev/null |
+            awk '/^\/proc/ { sub(/:$/, ""); name = $1 } /socket:/ { print name " " $NF }')
+    fi
+    while read -r nr_path nr_link; do
+        nr_inode=${nr_link#*\[}
+        nr_inode=${nr_inode%]}
+        case $nr_found in
+        *"held="*" ${nr_inode:-none}"*) ;;
+        *) continue ;;
+        esac
+        nr_pid=${nr_path#/proc/}
+        nr_pid=${nr_pid%%/*}
+        nr_comm=
+        { read -r nr_comm <"/proc/$nr_pid/comm"; } 2>/dev/null || continue
+        nr_job=
+        while read -r nr_group; do
+            case $nr_group in
+            */job_[0-9]*) nr_job=${nr_group##*/job_} ;;
+            esac
+        done 2>/dev/null <"/proc/$nr_pid/cgroup"
+        printf 'owner=%s %s %s %s\n' "$nr_inode" "$nr_pid" "${nr_job%%/*}:" "$nr_comm"
+    done <<NR_LINKS
+$nr_links
+NR_LINKS
+    awk -F: -v uids="$nr_uids" 'index(uids, " " $3 " ") { print "user=" $3 " " $1 }' /etc/passwd
+"""
+
+
+def script(policy: Policy) -> str:
+    """The sockets, the kernel's port settings and the node's addresses: two processes at most,
+    and some more when a port of the policy's range is held."""
+    first, last = (f"{port:04X}" for port in policy.port_range)
+    return rf"""
+    set --
+    for nr_file in {_FILES}; do
+        if [ -r "$nr_file" ]; then set -- "$@" "$nr_file"; fi
+    done
+    nr_found=$(awk -v first={first} -v last={last} '{_AWK}' "$@" </dev/null)
+    printf '%s\n' "$nr_found"
+    case $nr_found in
+    *held=*)
+    {_OWNERS}
+    ;;
+    esac
+    :
+    """
+
+
+@dataclass(frozen=True)
+class Socket:
+    """A TCP socket of the node.
+
+    protocol: "tcp" or "tcp6"; a "tcp6" socket on :: usually takes IPv4's port too
+    address:  the local address; 0.0.0.0 and :: are all of them
+    state:    "listening", "established" ...
+    peer:     the other end of a connection, or ""
+    uid:      the user who made the socket; 0 also for one that has no owner any more
+    user:     that user's name in /etc/passwd; None: not there, or not asked for
+    process:  name of the process that has it, at most 15 characters; None: it could not be seen
+    pid:      that process; the oldest when several share the socket
+    job:      the Slurm job in whose cgroup it runs, or ""
+    """
+
+    protocol: str
+    address: str
+    port: int
+    state: str
+    peer: str
+    uid: int
+    user: str | None = None
+    process: str | None = None
+    pid: int | None = None
+    job: str = ""
+
+
+def _end(text: str) -> tuple[str, int]:
+    """``0100007F:1F90`` as ("127.0.0.1", 8080): 32-bit words in the order of the host's bytes."""
+    address, _, port = text.partition(":")
+    words = [int(address[start : start + 8], 16) for start in range(0, len(address), 8)]
+    raw = b"".join(struct.pack("<I", word) for word in words)
+    return str(ipaddress.ip_address(raw)), int(port, 16)
+
+
+def _owners(output: Output) -> dict[str, tuple[int, str, str]]:
+    """Inode -> (pid, job, process name): the lowest pid, mostly the parent of the others."""
+    found: dict[str, tuple[int, str, str]] = {}
+    for text in output.all("owner"):
+        match = re.fullmatch(r"(\d{1,20}) (\d{1,10}) (\d{0,20})[^:]{0,64}: (.{0,64})", text)
+        if match:
+            one = (int(match[2]), match[3], match[4])
+            found[match[1]] = min(one, found.get(match[1], one))
+    return found
+
+
+def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
+    """The sockets, those in the range first; None when this kernel's list could not be read.
+
+    Raises ProbeError for a line that makes no sense.
+    """
+    if not output.all("read"):
+        return None
+    owners = _owners(output)
+    users = dict(text.partition(" ")[::2] for text in output.all("user"))
+    found = []
+    for text in (*output.all("held"), *output.all("socket")):
+        match = re.fullmatch(
+            r"(tcp6?) ((?:[0-9A-F]{8}){1,4}:[0-9A-F]{4}) ((?:[0-9A-F]{8}){1,4}:[0-9A-F]{4}) "
+            r"([0-9A-F]{2}) (\d{1,10}) (\d{1,20})",
+            text,
+        )
+        if match is None:
+            raise ProbeError("a socket that makes no sense", text)
+        try:
+            (address, port), (far, far_port) = _end(match[2]), _end(match[3])
+        except ValueError:
+            raise ProbeError("an address that makes no sense", text) from None
+        pid, job, process = owners.get(match[6], (None, "", None))
+        found.append(
+            Socket(
+                protocol=match[1],
+                address=address,
+                port=port,
+                state=_STATES.get(match[4], match[4]),
+                peer=f"{far} port {far_port}" if far_port else "",
+                uid=int(match[5]),
+                user=users.get(match[5]),
+                process=process,
+                pid=pid,
+                job=job,
+            )
+        )
+    return tuple(found)
+
+
+EPHEMERAL = "net.ipv4.ip_local_port_range"
+RESERVED = "net.ipv4.ip_local_reserved_ports"
+#: The kernel's own value of ip_local_port_range (Documentation/networking/ip-sysctl.rst).
+KERNEL_EPHEMERAL = (32768, 60999)
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The TCP ports of a node.
+
+    listeners:       every socket that listens; owners only for the policy's ports
+    connections:     connections whose local port is one of the policy's, TIME_WAIT aside
+    more:            there were more sockets than were carried
+    ephemeral:       first and last port that the kernel gives to outgoing connections, now; None:
+                     unreadable
+    reserved:        ports that it leaves out there, now; None: unreadable
+    ephemeral_boot:  what the sysctl files set at the next boot
+    reserved_boot:   the same of the reserved ports
+    privileged_below: the first port that any user may listen on (1024 before Linux 4.11)
+    firewall:        what happens to connections from other nodes
+    """
+
+    listeners: tuple[Socket, ...] | None
+    connections: tuple[Socket, ...] | None
+    more: bool
+    ephemeral: Range | None
+    reserved: tuple[Range, ...] | None
+    ephemeral_boot: sysctl.Boot
+    reserved_boot: sysctl.Boot
+    privileged_below: int
+    firewall: Firewall
+
+
+def parse_range(text: str) -> Range | None:
+    """``32768 60999`` as the kernel writes and reads it; None when it makes no sense."""
+    match = re.fullmatch(r"(\d{1,5})\s+(\d{1,5})", text.strip())
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def parse_ranges(text: str) -> tuple[Range, ...] | None:
+    """``8080,29500-29510`` as ranges; () for none, None when it makes no sense."""
+    found = []
+    for part in filter(None, re.split(r"[,\s]+", text)):
+        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
+        if match is None:
+            return None
+        found.append((int(match[1]), int(match[2] or match[1])))
+    return tuple(found)
+
+
+def text_of(ranges: tuple[Range, ...]) -> str:
+    """Ranges as sysctl takes them: ``8080,29500-29510``."""
+    return ",".join(firewall.shown(*one) for one in ranges)
+
+
+def _addresses(output: Output) -> tuple[str, ...]:
+    """The node's addresses, those of its loopback aside. IPv6 comes as 32 digits."""
+    found = []
+    for text in dict.fromkeys(output.all("local")):
+        try:
+            raw = bytes.fromhex(text) if re.fullmatch(r"[0-9a-f]{32}", text) else text
+            address = ipaddress.ip_address(raw)
+        except ValueError:
+            continue
+        if not address.is_loopback:
+            found.append(str(address))
+    return tuple(found)
+
+
+def _networks(output: Output) -> tuple[tuple[str, str], ...]:
+    """The IPv4 networks that the node is connected to: (interface, network); those of its own
+    containers aside. /proc/net/route has them in the order of the host's bytes."""
+    found = []
+    for text in dict.fromkeys(output.all("network")):
+        match = re.fullmatch(r"(\S{1,15}) ([0-9A-F]{8}) ([0-9A-F]{8})", text)
+        if match and not is_virtual(match[1]):
+            network, mask = (
+                ipaddress.IPv4Address(bytes.fromhex(match[part])[::-1]) for part in (2, 3)
+            )
+            try:
+                found.append((match[1], str(ipaddress.IPv4Network(f"{network}/{mask}"))))
+            except ValueError:
+                continue
+    return tuple(found)
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
+    """Raises ProbeError when a number of the kernel is none."""
+    output = outputs["ports"]
+    values = output.values()
+    seen = parse_sockets(output)
+    first, last = policy.port_range
+    ephemeral = parse_range(values["ephemeral"]) if "ephemeral" in values else None
+    reserved = parse_ranges(values["reserved"]) if "reserved" in values else None
+    if "ephemeral" in values and ephemeral is None:
+        raise ProbeError(f"{EPHEMERAL} makes no sense", values["ephemeral"])
+    if "reserved" in values and reserved is None:
+        raise ProbeError(f"{RESERVED} makes no sense", values["reserved"])
+    files = sysctl.parse(outputs["sysctl"])
+    listeners = connections = None
+    if seen is not None:
+        listeners = tuple(one for one in seen if one.state == "listening")
+        connections = tuple(
+            one for one in seen if one.state != "listening" and first <= one.port <= last
+        )
+    return Ports(
+        listeners=listeners,
+        connections=connections,
+        more="more" in values,
+        ephemeral=ephemeral,
+        reserved=reserved,
+        ephemeral_boot=sysctl.boot_value(files, EPHEMERAL),
+        reserved_boot=sysctl.boot_value(files, RESERVED),
+        privileged_below=number(values.get("privileged", "1024"), "ip_unprivileged_port_start"),
+        firewall=firewall.parse(
+            outputs["firewall"], policy, _addresses(output), _networks(output)
+        ),
+    )
+
+
+def compared(seen: Ports) -> dict[str, Any]:
+    """What the nodes of a group should have in common."""
+    found: dict[str, Any] = {}
+    if seen.ephemeral is not None:
+        found["ephemeral"] = firewall.shown(*seen.ephemeral)
+    if seen.reserved is not None:
+        found["reserved"] = text_of(seen.reserved) or "none"
+    if seen.firewall.verdict != "unknown":
+        found["firewall"] = seen.firewall.verdict
+    return found
+
+
+PROBE = Probe("ports", (Section("ports", script), sysctl.SECTION, firewall.SECTION), parse)

@@ -1,0 +1,81 @@
+"""Judge who may attach: py-spy, gdb and strace must work for the job's own user without sudo."""
+
+from __future__ import annotations
+
+from nodeready.policy import Policy
+from nodeready.subjects.declare import Subject, check
+from nodeready.subjects.ptrace.facts import KEY, PROBE, Ptrace
+from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
+
+
+@check(
+    "ptrace.scope",
+    settings=("ptrace_scope",),
+    fixed_by="ptrace.scope",
+    fix=("remove the line SOURCE", "reboot the node"),
+)
+def scope(seen: Ptrace, want: Policy) -> Result:
+    """Yama's ptrace_scope, live and at the next boot, is the policy's.
+
+    At scope 1 only a parent may attach, so py-spy in another shell is refused; at 2 it needs
+    CAP_SYS_PTRACE; 3 forbids it to everybody and cannot be lowered before a reboot
+    (Documentation/admin-guide/LSM/Yama.rst). A kernel without Yama has the classic rules.
+    """
+    check, wanted = "ptrace.scope", str(want.ptrace_scope)
+    if seen.live is None:
+        return na(check, "no Yama in this kernel: the classic rules apply")
+    winner = seen.boot.winner
+    boot = winner.value if winner else "unset"
+    source = winner.where if winner else ""
+    actual = f"{seen.live}, next boot {boot}"
+    boot_wrong = boot != wanted
+    live_wrong = seen.live not in (want.ptrace_scope, 3)
+    if boot_wrong and not live_wrong and not seen.boot.beatable:
+        return fail(check, wanted, actual, source, f"remove the line {source}")
+    if boot_wrong or live_wrong:
+        return fixable(check, wanted, actual, source)
+    if seen.live == 3:
+        return fail(check, wanted, f"{actual}: reboot needed", source, "reboot the node")
+    return ok(check, wanted, str(seen.live), source)
+
+
+@check("ptrace.sysctl_conf", settings=("ptrace_scope",), fix=("remove the line WHERE",))
+def sysctl_conf(seen: Ptrace, want: Policy) -> Result:
+    """No line of /etc/sysctl.conf contradicts the policy.
+
+    ``sysctl --system`` reads that file after all others: whoever runs it by hand (or a package's
+    script) gets the line's value back until the next boot.
+    """
+    check = "ptrace.sysctl_conf"
+    if seen.live is None:
+        return na(check, "no Yama in this kernel: the classic rules apply")
+    conflict = seen.boot.conflict
+    if conflict is None or conflict.value == str(want.ptrace_scope):
+        return ok(check, "no conflicting line")
+    return warn(
+        check,
+        "no conflicting line",
+        f"{KEY} = {conflict.value} wins under sysctl --system",
+        conflict.where,
+        f"remove the line {conflict.where}",
+    )
+
+
+@check("ptrace.selinux", fixed_by="ptrace.selinux")
+def selinux(seen: Ptrace, want: Policy) -> Result:
+    """SELinux's deny_ptrace is off where SELinux enforces: it stops even root's debugger."""
+    check = "ptrace.selinux"
+    if seen.deny_ptrace is None:
+        return na(check, "no SELinux deny_ptrace on this node")
+    if seen.deny_ptrace:
+        return fixable(check, "off", "on", "/sys/fs/selinux/booleans/deny_ptrace")
+    return ok(check, "off")
+
+
+SUBJECT = Subject(
+    "ptrace",
+    __doc__,
+    checks=(scope, sysctl_conf, selinux),
+    probe=PROBE,
+    files=("/etc/sysctl.d/*nodeready*.conf",),
+)

@@ -1,0 +1,63 @@
+"""Who may attach to a process on a node: Yama's scope, its next-boot value, SELinux."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nodeready.policy import Policy
+from nodeready.subjects import sysctl
+from nodeready.subjects.base import Output, Probe, ProbeError, Section, number
+
+KEY = "kernel.yama.ptrace_scope"
+
+
+def _script(policy: Policy) -> str:
+    return r"""
+    # One digit: no program is needed to read it.
+    nr_line=
+    { read -r nr_line </proc/sys/kernel/yama/ptrace_scope; } 2>/dev/null
+    if [ -n "$nr_line" ]; then printf 'live=%s\n' "$nr_line"; fi
+    if [ -d /proc/sys/kernel ]; then printf 'proc=1\n'; fi
+    nr_value enforcing /sys/fs/selinux/enforce
+    nr_value deny_ptrace /sys/fs/selinux/booleans/deny_ptrace
+    :
+    """
+
+
+@dataclass(frozen=True)
+class Ptrace:
+    """Attaching, as the kernel and the boot files have it.
+
+    live:        the value in force, 0 to 3; None: this kernel has no Yama, classic rules apply
+    boot:        what the sysctl files set at the next boot
+    systemd:     whether systemd-sysctl applies them (else procps)
+    deny_ptrace: SELinux denies ptrace to everybody, root included, while it enforces;
+                 None: no such boolean on this node
+    """
+
+    live: int | None
+    boot: sysctl.Boot
+    deny_ptrace: bool | None = None
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> Ptrace:
+    """Raises ProbeError when /proc/sys cannot be read or the value is none of Yama's."""
+    values = outputs["ptrace"].values()
+    if "proc" not in values:
+        raise ProbeError("/proc/sys/kernel is not there")
+    live: int | None = None
+    if "live" in values:
+        live = number(values["live"], KEY)
+        if live not in range(4):
+            raise ProbeError(f"{KEY} has a value that Yama does not have", values["live"])
+    deny = values.get("deny_ptrace", "").split()
+    return Ptrace(
+        live,
+        sysctl.boot_value(sysctl.parse(outputs["sysctl"]), KEY),
+        # The boolean file holds the current and the pending value.
+        (deny[0] == "1" and values.get("enforcing") == "1") if deny else None,
+    )
+
+
+PROBE = Probe("ptrace", (Section("ptrace", _script), sysctl.SECTION), parse)

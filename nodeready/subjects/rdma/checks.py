@@ -1,0 +1,461 @@
+"""Judge the RDMA ports: there, active, as fast and as set up as they should be.
+
+Without a policy only what is wrong on any node is judged, and only on ports that are in use
+(`rdma_ports.configured`): the second port of a card may be without a cable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from nodeready.policy import Policy
+from nodeready.policy.fields import rows
+from nodeready.subjects.declare import Subject, check
+from nodeready.subjects.rdma.facts import (
+    PMA_COUNTERS,
+    PROBE,
+    Rdma,
+    RdmaDevice,
+    RdmaPort,
+    compared,
+    counters,
+    learned,
+)
+from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
+
+# --- Which RDMA ports of a node are to be judged, and how findings name them.
+
+Ports = dict[str, tuple[RdmaDevice, RdmaPort]]
+
+#: Physical states of a port that has somebody on the other side.
+_CONNECTED = ("LinkUp", "LinkErrorRecovery", "PortConfigurationTraining")
+
+
+def some(texts: Iterable[str], joint: str = "; ", most: int = 4) -> str:
+    """The first findings in full and how many there are beyond: ``a; b; c; d and 3 more``."""
+    listed = list(texts)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return joint.join(listed[:most]) + more
+
+
+def by_value(values: Mapping[str, object]) -> str:
+    """``200 Gb/s on mlx5_3/1; 400 Gb/s on mlx5_0/1, mlx5_1/1``: equal ones together."""
+    names: dict[object, list[str]] = {}
+    for name, value in values.items():
+        names.setdefault(value, []).append(name)
+    return some(f"{value} on {some(listed, ', ')}" for value, listed in names.items())
+
+
+def source(port: RdmaPort, file: str) -> str:
+    """The path of a port's file."""
+    if port.link_layer == "Slingshot":
+        return f"/sys/class/cxi/{port.device}/device/port/{file}"
+    return f"/sys/class/infiniband/{port.device}/ports/{port.port}/{file}"
+
+
+def wanted(want: Policy, column: str) -> dict[str, object]:
+    """Port -> what the policy says about it in this column."""
+    return {
+        name: columns[column]
+        for name, columns in rows(want.rdma_ports).items()
+        if column in columns
+    }
+
+
+def hardware(seen: Rdma) -> Ports:
+    """The ports of adapters of this node: without software's, and virtual functions that idle.
+
+    A virtual function beside its physical one waits for a virtual machine, without a link.
+    """
+    return {
+        port.name: (device, port)
+        for device in seen.devices.values()
+        for port in device.ports
+        if device.kind != "software" and (port.active or not device.virtual)
+    }
+
+
+def _switched_off(device: RdmaDevice, port: RdmaPort) -> bool:
+    """Whether somebody took the port out of use.
+
+    An Ethernet port says "Disabled" without a cable too; there, its interface tells: it has a
+    carrier, be it 0, only when it is switched on. None here: it was given to a container.
+    """
+    if port.link_layer == "Ethernet":
+        return not any(one.carrier is False for one in device.netdevs)
+    return port.phys_state == "Disabled"
+
+
+def configured(seen: Rdma, want: Policy) -> Ports:
+    """The ports that must work.
+
+    Those of the policy; without one, each card has at least one port in use. Of a card with an
+    active port the other may be without a cable, unless it sees somebody there. A card whose
+    ports are all switched off is not in use.
+    """
+    known = hardware(seen)
+    if want.rdma_ports:
+        named = rows(want.rdma_ports)
+        # A virtual function that idles is judged when it is named.
+        every = {p.name: (d, p) for d in seen.devices.values() for p in d.ports}
+        return {name: every[name] for name in named if name in every}
+    cards: dict[str, Ports] = {}
+    for name, (device, port) in known.items():
+        cards.setdefault(device.slot, {})[name] = (device, port)
+    found: Ports = {}
+    for card in cards.values():
+        some_active = any(port.active for _, port in card.values())
+        for name, (device, port) in card.items():
+            waiting = port.state in ("INIT", "ARMED")
+            if some_active:
+                used = port.active or waiting or port.phys_state in _CONNECTED
+            else:
+                used = waiting or not _switched_off(device, port)
+            if used:
+                found[name] = (device, port)
+    return found
+
+
+# --- Judge what happened on the RDMA links since an earlier look.
+
+#: Symbol errors an hour up to which a link keeps InfiniBand's bit error rate of 1e-12.
+SYMBOL_ERRORS_PER_HOUR = 120
+
+
+def _duration(seconds: float) -> str:
+    """``40 s``, ``55 min``, ``3.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _allowed(counter: str, seconds: float) -> float:
+    """How much the counter may grow: an hour's worth at least, however short the time."""
+    if counter != "symbol_error":
+        return 0
+    return SYMBOL_ERRORS_PER_HOUR * max(1.0, seconds / 3600)
+
+
+@check(
+    "rdma.errors",
+    settings=("rdma_ports",),
+    fix=(
+        "check the cable and the transceiver, and the switch port's own counters",
+        "reset the counters with perfquery -R, then look",
+    ),
+)
+def errors(seen: Rdma, want: Policy) -> Result:
+    """Since the last look no link went down and no counter of fatal errors grew.
+
+    Any change of link_downed, local_link_integrity_errors, excessive_buffer_overrun_errors or
+    rnr_nak_retry_err ends a job, and so do more than 120 symbol errors an hour, the limit of the
+    InfiniBand specification (NVSentinel's NIC health monitor takes the same ones). Totals since
+    the driver was loaded say nothing about today. One that is lower than before was reset: what it
+    shows is new. One of 4 or 8 bits that is full stays there: of link_downed on InfiniBand, whose
+    counters can be reset, that is a warning.
+    """
+    check, wants = "rdma.errors", "no new errors"
+    before, ports = seen.before, configured(seen, want)
+    if not hardware(seen):
+        return na(check, "no RDMA device")
+    if not any(port.counters for _, port in ports.values()):
+        return na(check, "no port in use has error counters")
+    if before is None or not before.values or before.seconds <= 0:
+        return na(check, "no earlier look at this boot to compare with")
+    grown, full, flapping, unread = [], [], [], []
+    first = None
+    for name, (_, port) in ports.items():
+        for counter, value in port.counters.items():
+            earlier = before.values.get(f"{name}.{counter}")
+            most = PMA_COUNTERS.get(counter)
+            if value is None:
+                unread.append(f"{name} {counter}")
+            elif earlier is None:
+                continue
+            elif value == most and value == earlier:
+                full.append(f"{name} {counter}")
+                if counter == "link_downed" and port.link_layer == "InfiniBand":
+                    flapping.append(f"{name} {counter} {value}")
+            else:
+                change = value if value < earlier else value - earlier
+                if change > _allowed(counter, before.seconds):
+                    least = "at least " if value == most else ""
+                    grown.append(f"{name} {counter} +{least}{change}")
+                    first = first or source(port, "counters")
+    span = _duration(before.seconds)
+    if grown:
+        fix = "check the cable and the transceiver, and the switch port's own counters"
+        return fail(check, wants, f"in {span}: {some(grown)}", first or "", fix)
+    if unread:
+        return unknown(check, f"cannot be read: {some(unread, ', ')}")
+    if flapping:
+        actual = f"full, so that no more shows: {some(flapping, ', ')}"
+        return warn(check, wants, actual, "", "reset the counters with perfquery -R, then look")
+    silent = f" (full before: {some(full, ', ')})" if full else ""
+    return ok(check, wants, f"none in {span}{silent}")
+
+
+_NONE = "no RDMA device"
+_UNUSED = "no RDMA port is in use: all are switched off"
+
+
+@check(
+    "rdma.expected",
+    settings=("rdma_ports",),
+    fix=("look for the adapter in lspci and for its driver in dmesg",),
+)
+def expected(seen: Rdma, want: Policy) -> Result:
+    """Every port of the policy's rdma_ports is there.
+
+    A card that fell off the bus, or whose driver gave up on it, leaves no port at all: only a list
+    of what should be there shows that.
+    """
+    check, named = "rdma.expected", rows(want.rdma_ports)
+    if not named:
+        return na(check, "the policy names no rdma_ports")
+    missing = [name for name in named if name not in seen.ports]
+    if missing:
+        there = some(seen.ports, ", ") or "no RDMA port"
+        return fail(
+            check,
+            f"{len(named)} ports",
+            f"missing: {some(missing, ', ')} (there: {there})",
+            "/sys/class/infiniband",
+            "look for the adapter in lspci and for its driver in dmesg",
+        )
+    return ok(check, f"{len(named)} ports")
+
+
+@check("rdma.devices", fix=("load the adapter's driver, see dmesg", "modprobe ib_uverbs"))
+def devices(seen: Rdma, want: Policy) -> Result:
+    """Every adapter has an RDMA device, and programs can open each device.
+
+    What only RDMA uses (PCI classes 0x0207 and 0x0208, EFA, Slingshot) and has no device has lost
+    its driver; functions given to virtual machines are passed over. Without ib_uverbs there is no
+    /dev/infiniband/uverbs*, through which NCCL and MPI reach a device.
+    """
+    check = "rdma.devices"
+    real = {n: d for n, d in seen.devices.items() if d.kind != "software"}
+    if not real and not seen.without:
+        return na(check, _NONE)
+    lost = [
+        f"adapter {one.pci_address} has "
+        + ("a driver, but no RDMA device" if one.bound else "no driver")
+        for one in seen.without
+    ]
+    closed = [name for name, d in real.items() if d.kind != "cxi" and not d.uverbs]
+    wrong = lost + [f"{name} has no uverbs" for name in closed]
+    if wrong:
+        address = seen.without[0].pci_address if lost else ""
+        where = f"/sys/bus/pci/devices/{address}" if lost else "/sys/class/infiniband_verbs"
+        fix = "load the adapter's driver, see dmesg" if lost else "modprobe ib_uverbs"
+        return fail(check, "an open RDMA device per adapter", some(wrong), where, fix)
+    return ok(check, f"{len(real)} devices")
+
+
+def _fault(device: RdmaDevice, port: RdmaPort) -> str:
+    """What is wrong with the state of a port, or ""."""
+    if device.kind == "efa":
+        down = [one.name for one in device.netdevs if one.operstate == "down"]
+        return f"{port.name}: {', '.join(down)} is down" if down else ""
+    if port.state in ("INIT", "ARMED") and port.link_layer != "Ethernet":
+        return f"{port.name}: {port.state}, no subnet manager has set it up"
+    if port.active and port.phys_state in ("", "LinkUp"):
+        return ""
+    return f"{port.name}: {', '.join(text for text in (port.state, port.phys_state) if text)}"
+
+
+@check(
+    "rdma.state",
+    settings=("rdma_ports",),
+    fix=("check the fabric's subnet manager (sminfo; opensm or UFM)",),
+)
+def state(seen: Rdma, want: Policy) -> Result:
+    """Every port in use is ACTIVE and LinkUp: any other state carries no traffic.
+
+    INIT and ARMED have a link and wait for the subnet manager (InfiniBand Architecture
+    Specification, 7.2.7). Amazon's EFA always says ACTIVE (drivers/infiniband/hw/efa), so that
+    only the interface of its adapter is judged, where it has one.
+    """
+    check, wants = "rdma.state", "ACTIVE, LinkUp"
+    if not hardware(seen):
+        return na(check, _NONE)
+    used = configured(seen, want)
+    told = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
+    if not told:
+        return na(check, "EFA tells no state of its link" if used else _UNUSED)
+    faults = {name: text for name, pair in told.items() if (text := _fault(*pair))}
+    silent = [name for name in faults if not told[name][1].state]
+    faulty = {name: text for name, text in faults.items() if name not in silent}
+    if faulty:
+        port = told[next(iter(faulty))][1]
+        fix = f"check the cable and the switch port of {some(faulty, ', ')}"
+        if all("subnet manager" in text for text in faulty.values()):
+            fix = "check the fabric's subnet manager (sminfo; opensm or UFM)"
+        return fail(check, wants, some(faulty.values()), source(port, "state"), fix)
+    if silent:
+        return unknown(check, f"no state of {some(silent, ', ')}")
+    return ok(check, wants, f"{len(told)} ports ACTIVE, LinkUp")
+
+
+@check(
+    "rdma.rate",
+    settings=("rdma_ports",),
+    fix=("reseat or replace the cable of WRONG, or retrain the link",),
+)
+def rate(seen: Rdma, want: Policy) -> Result:
+    """Every port runs at the policy's rate_gbps; without one, as fast as the fastest of its kind.
+
+    A link that trained with fewer lanes or at a lower speed halves the speed of every collective
+    of the job. Without a policy only InfiniBand ports of the same model and board are compared,
+    active ones: on Ethernet different speeds on one node are usual.
+    """
+    check, asked = "rdma.rate", wanted(want, "rate_gbps")
+    used = {n: (d, p) for n, (d, p) in configured(seen, want).items() if p.active}
+    if not hardware(seen):
+        return na(check, _NONE)
+    slow: dict[str, float | None] = {}
+    wants: dict[str, object] = {}
+    if want.rdma_ports:
+        if not asked:
+            return na(check, "the policy names no rate_gbps")
+        wants = {name: asked[name] for name in used if name in asked}
+    else:
+        kinds: dict[tuple[str, str], dict[str, float]] = {}
+        for name, (device, port) in used.items():
+            if port.link_layer == "InfiniBand" and port.rate_gbps is not None:
+                kind = kinds.setdefault((device.hca_type, device.board_id), {})
+                kind[name] = port.rate_gbps
+        for kind in kinds.values():
+            if len(kind) > 1:
+                wants.update(dict.fromkeys(kind, max(kind.values())))
+    slow = {n: used[n][1].rate_gbps for n in wants if used[n][1].rate_gbps != wants[n]}
+    if not wants:
+        return na(check, "no port to compare with, and the policy names no rate_gbps")
+    expects = by_value({name: f"{value:g} Gb/s" for name, value in wants.items()})
+    unread = [name for name, value in slow.items() if value is None]
+    wrong = {name: used[name][1].rate_text for name in slow if name not in unread}
+    if wrong:
+        first = used[next(iter(wrong))][1]
+        fix = f"reseat or replace the cable of {some(wrong, ', ')}, or retrain the link"
+        return fail(check, expects, by_value(wrong), source(first, "rate"), fix)
+    if unread:
+        return unknown(check, f"no rate of {some(unread, ', ')}")
+    return ok(check, expects)
+
+
+@check(
+    "rdma.link_layer",
+    settings=("rdma_ports",),
+    fix=("FIX, then reboot", "set the adapter's port type"),
+)
+def link_layer(seen: Rdma, want: Policy) -> Result:
+    """Every port has the policy's link layer: an adapter that can be both may have been reset.
+
+    ConnectX adapters keep the choice in their firmware (mlxconfig, LINK_TYPE_P1).
+    """
+    check, asked = "rdma.link_layer", wanted(want, "link_layer")
+    if not asked:
+        return na(check, "the policy names no link_layer")
+    used = {name: pair for name, pair in configured(seen, want).items() if name in asked}
+    if not used:
+        return na(check, "none of the policy's ports is there")
+    wrong = {n: p.link_layer for n, (_, p) in used.items() if p.link_layer != asked[n]}
+    expects = by_value({name: asked[name] for name in used})
+    unread = [name for name, layer in wrong.items() if not layer]
+    if len(wrong) > len(unread):
+        wrong = {name: layer for name, layer in wrong.items() if layer}
+        device, port = used[next(iter(wrong))]
+        fix = f"mlxconfig -d {device.pci_address} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet)"
+        fix = f"{fix}, then reboot" if device.kind == "mlx5" else "set the adapter's port type"
+        return fail(check, expects, by_value(wrong), source(port, "link_layer"), fix)
+    if unread:
+        return unknown(check, f"no link layer of {some(unread, ', ')}")
+    return ok(check, expects)
+
+
+@check(
+    "rdma.firmware",
+    settings=("rdma_ports",),
+    fix=("flash all to one version", "flash the adapters of WRONG"),
+)
+def firmware(seen: Rdma, want: Policy) -> Result:
+    """The firmware is the policy's; without one, equal on all boards of the same kind.
+
+    Adapters with different firmware differ in speed and in bugs; NVIDIA qualifies a cluster with
+    one version. Different versions stop no job, so without a policy they are a warning.
+    """
+    check, asked = "rdma.firmware", wanted(want, "firmware")
+    found = {name: device.firmware for name, (device, _) in hardware(seen).items()}
+    path = "/sys/class/infiniband/{}/fw_ver"
+    if asked:
+        there = {name: found[name] for name in asked if name in found}
+        wrong = {name: text for name, text in there.items() if text and text != asked[name]}
+        expects = by_value({name: asked[name] for name in there})
+        if wrong:
+            where = path.format(next(iter(wrong)).partition("/")[0])
+            fix = f"flash the adapters of {some(wrong, ', ')}"
+            return fail(check, expects, by_value(wrong), where, fix)
+        unread = [name for name, text in there.items() if not text]
+        if unread:
+            return unknown(check, f"no firmware version of {some(unread, ', ')}")
+        return ok(check, expects) if there else na(check, "none of the policy's ports is there")
+    if want.rdma_ports:
+        return na(check, "the policy names no firmware")
+    boards: dict[tuple[str, str], dict[str, str]] = {}
+    for device in seen.devices.values():
+        if device.firmware and device.kind != "software":
+            boards.setdefault((device.hca_type, device.board_id), {})[device.name] = (
+                device.firmware
+            )
+    if not boards:
+        return na(check, "no firmware to compare" if seen.devices else _NONE)
+    mixed = [board for board in boards.values() if len({*board.values()}) > 1]
+    if mixed:
+        where = path.format(next(iter(mixed[0])))
+        fix = "flash all to one version"
+        return warn(check, "equal on boards of a kind", some(map(by_value, mixed)), where, fix)
+    texts = by_value({n: text for board in boards.values() for n, text in board.items()})
+    return ok(check, "equal on boards of a kind", texts)
+
+
+@check(
+    "rdma.gids",
+    settings=("rdma_ports",),
+    fix=("give its interface an address, and see cma_roce_mode",),
+)
+def gids(seen: Rdma, want: Policy) -> Result:
+    """Every active RoCE port has a RoCE v2 GID: v1 is not routed, and NCCL and MPI ask for v2.
+
+    Linux makes GIDs from the interface's addresses, so one without any has none; the type is in
+    gid_attrs/types (Documentation/ABI/stable/sysfs-class-infiniband). iWARP has no such GIDs.
+    """
+    check, wants = "rdma.gids", "a RoCE v2 GID"
+    roce = {
+        name: port
+        for name, (device, port) in configured(seen, want).items()
+        if port.active and port.link_layer == "Ethernet" and device.node_type != "RNIC"
+    }
+    if not roce:
+        return na(check, "no active RoCE port")
+    without = [n for n, port in roce.items() if all(g.type != "RoCE v2" for g in port.gids)]
+    untold = [n for n in without if any(not gid.type for gid in roce[n].gids)]
+    bare = [name for name in without if name not in untold]
+    if bare:
+        kinds = {n: ", ".join({g.type: 0 for g in roce[n].gids}) or "no GID" for n in bare}
+        fix = "give its interface an address, and see cma_roce_mode"
+        return fail(check, wants, by_value(kinds), source(roce[bare[0]], "gid_attrs/types"), fix)
+    if untold:
+        return unknown(check, f"no type of the GIDs of {some(untold, ', ')}")
+    return ok(check, wants, f"{len(roce)} ports with a RoCE v2 GID")
+
+
+SUBJECT = Subject(
+    "rdma",
+    __doc__,
+    checks=(expected, devices, state, rate, link_layer, firmware, gids, errors),
+    probe=PROBE,
+    compared=compared,
+    learned=learned,
+    counters=counters,
+)

@@ -1,0 +1,519 @@
+"""Which RDMA devices a node has: InfiniBand, RoCE, EFA, Omni-Path, Slingshot.
+
+Everything comes from /sys by one grep; a node without RDMA starts no program at all.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from nodeready.policy import Policy
+from nodeready.subjects.base import Counters, Output, Probe, ProbeError, Section
+
+# --- One RDMA device and its ports: what /sys/class/infiniband or /sys/class/cxi says about it.
+#
+# Sources: drivers/infiniband/core/sysfs.c and Documentation/ABI/stable/sysfs-class-infiniband of
+# Linux; for Slingshot, cxi_stat(1) of HPE's driver, which reads the same files.
+
+#: Counters of which any change is an error on the link, or that are judged by their rate, with the
+#: value at which they are full: they have 16, 8 or 4 bits and stay there (sysfs.c, PORT_PMA_ATTR).
+PMA_COUNTERS = {
+    "symbol_error": 65535,
+    "link_downed": 255,
+    "local_link_integrity_errors": 15,
+    "excessive_buffer_overrun_errors": 15,
+}
+#: The like in hw_counters, where a driver has them: 64 bits, never full.
+HW_COUNTERS = ("rnr_nak_retry_err",)
+
+# The driver of the PCI function -> the kind of RDMA device. Where the adapter's Ethernet driver
+# carries the RDMA one, the name of the latter.
+_KINDS = {
+    "mlx5_core": "mlx5",
+    "mlx4_core": "mlx4",
+    "bnxt_en": "bnxt_re",
+    "ice": "irdma",
+    "i40e": "irdma",
+    "idpf": "irdma",
+    "hns3": "hns",
+    "qede": "qedr",
+    "cxgb4": "iw_cxgb4",
+    "cxi_ss1": "cxi",
+}
+
+#: Directory below that of a device ("" is its own) -> file -> its first line.
+Files = Mapping[str, Mapping[str, str]]
+
+_EMPTY_GID = re.compile(r"[0:]*$")
+_NET = "device/net/"
+_PORT_LINE = re.compile(r"ports/([0-9]{1,3})(?:/|$)")
+_NUMBER = re.compile(r"(?:[0-9]{1,20}|0x[0-9a-fA-F]{1,16})")
+_RATE = re.compile(r"(?<![0-9.])([0-9]{1,5}(?:\.[0-9]{1,2})?) ?G")
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An address of a port. ``type`` is "IB/RoCE v1" or "RoCE v2"; "": not readable."""
+
+    index: int
+    gid: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Netdev:
+    """A network interface of the same PCI function. carrier: None while it is switched off."""
+
+    name: str
+    operstate: str
+    carrier: bool | None
+
+
+@dataclass(frozen=True)
+class RdmaPort:
+    """A port; "" and None: the kernel does not say.
+
+    state:      "ACTIVE" is the only one that carries traffic; "DOWN"; "INIT" and "ARMED" have a
+                link and wait for the subnet manager
+    phys_state: "LinkUp", "Polling" (no light from the other side), "Disabled", "Sleep", …
+    rate_gbps:  of the link as it is, lanes times speed, from ``rate_text`` ("4X NDR" included)
+    link_layer: "InfiniBand", "Ethernet" (RoCE, iWARP), "Slingshot", "Unknown" (EFA)
+    lid:        its local identifier, given by the subnet manager; sm_lid: that one's own
+    netdev:     the interface that stands for it, where its GIDs name one
+    gids:       of an Ethernet port, among its first 16
+    counters:   PMA_COUNTERS and HW_COUNTERS that it has; None: that one cannot be read
+    """
+
+    device: str
+    port: int
+    state: str = ""
+    phys_state: str = ""
+    rate_gbps: float | None = None
+    rate_text: str = ""
+    link_layer: str = ""
+    lid: int | None = None
+    sm_lid: int | None = None
+    netdev: str | None = None
+    gids: tuple[Gid, ...] = ()
+    counters: Mapping[str, int | None] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """As the policy writes it: "mlx5_0/1"."""
+        return f"{self.device}/{self.port}"
+
+    @property
+    def active(self) -> bool:
+        """Whether it can carry traffic."""
+        return self.state == "ACTIVE"
+
+
+@dataclass(frozen=True)
+class RdmaDevice:
+    """An RDMA device.
+
+    kind:        "mlx5", "efa", "hfi1" (Omni-Path), "cxi" (Slingshot), "bnxt_re", "irdma", …;
+                 "software" (rxe, siw): no adapter of its own
+    hca_type:    the adapter's model, "MT4129"; board_id: the board's maker's id
+    node_type:   "CA", or "RNIC" for iWARP
+    driver:      that of its PCI function
+    virtual:     a virtual function beside its physical one: it waits for a virtual machine
+    uverbs:      programs can open it
+    """
+
+    name: str
+    kind: str
+    hca_type: str = ""
+    firmware: str = ""
+    board_id: str = ""
+    node_type: str = ""
+    node_guid: str = ""
+    node_desc: str = ""
+    driver: str = ""
+    pci_address: str = ""
+    numa_node: int | None = None
+    virtual: bool = False
+    uverbs: bool = False
+    netdevs: tuple[Netdev, ...] = ()
+    ports: tuple[RdmaPort, ...] = ()
+
+    @property
+    def slot(self) -> str:
+        """The PCI slot, "0000:5e:00": the functions of one card share it."""
+        return self.pci_address.rpartition(".")[0] or self.name
+
+
+def number(text: str | None) -> int | None:
+    """A whole number that is none below zero, decimal or with 0x; None for everything else."""
+    if text is None or not _NUMBER.fullmatch(text):
+        return None
+    return int(text, 16 if text.startswith("0x") else 10)
+
+
+def gbps(text: str) -> float | None:
+    """The number of "400 Gb/sec (4X NDR)", "200 Gbps", "BS_200G"; None where there is none."""
+    match = _RATE.search(text)
+    return float(match[1]) if match else None
+
+
+def _word(text: str) -> str:
+    """ "ACTIVE" of "4: ACTIVE"."""
+    word = text.partition(":")[2] if re.match(r"[0-9]+:", text) else text
+    return sys.intern(word.strip())
+
+
+def _counters(files: Files, directory: str) -> dict[str, int | None]:
+    """The counters that we judge. The kernel shows the first group whole or not at all."""
+    found: dict[str, int | None] = {}
+    given = files.get(f"{directory}/counters", {})
+    if any(name in given for name in PMA_COUNTERS):
+        found = {name: number(given.get(name)) for name in PMA_COUNTERS}
+    more = files.get(f"{directory}/hw_counters", {})
+    found.update({name: number(more[name]) for name in HW_COUNTERS if name in more})
+    return found
+
+
+def _gids(files: Files, directory: str) -> tuple[Gid, ...]:
+    types = files.get(f"{directory}/gid_attrs/types", {})
+    found = []
+    for name, text in files.get(f"{directory}/gids", {}).items():
+        index = number(name)
+        if index is not None and not _EMPTY_GID.match(text):
+            found.append(Gid(index, text, types.get(name, "")))
+    return tuple(sorted(found, key=lambda gid: gid.index))
+
+
+def _port(device: str, index: int, files: Files) -> RdmaPort:
+    directory = f"ports/{index}"
+    values = files.get(directory, {})
+    rate = values.get("rate", "")
+    return RdmaPort(
+        device=device,
+        port=index,
+        state=_word(values.get("state", "")),
+        phys_state=_word(values.get("phys_state", "")),
+        rate_gbps=gbps(rate),
+        rate_text=rate,
+        link_layer=values.get("link_layer", ""),
+        lid=number(values.get("lid")),
+        sm_lid=number(values.get("sm_lid")),
+        netdev=files.get(f"{directory}/gid_attrs/ndevs", {}).get("0"),
+        gids=_gids(files, directory),
+        counters=_counters(files, directory),
+    )
+
+
+def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPort:
+    """The one port of a cxi device; the driver says "up" or "down", else its interface does."""
+    values = files.get("device/port", {})
+    link = values.get("link") or next((one.operstate for one in netdevs), "")
+    speed = values.get("speed", "")
+    return RdmaPort(
+        device=device,
+        port=1,
+        state={"up": "ACTIVE", "down": "DOWN"}.get(link, link),
+        rate_gbps=gbps(speed),
+        rate_text=speed,
+        link_layer="Slingshot",
+        netdev=next((one.name for one in netdevs), None),
+    )
+
+
+def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool) -> RdmaDevice:
+    """The device with these files.
+
+    What is missing or makes no sense is "" or None: the kernel refuses to read some files of a
+    port in trouble, and no driver has all of them.
+    """
+    values, function = files.get("", {}), files.get("device", {})
+    driver = function.get("DRIVER=", "")
+    netdevs = tuple(
+        Netdev(
+            directory[len(_NET) :],
+            given.get("operstate", ""),
+            {"0": False, "1": True}.get(given.get("carrier", "")),
+        )
+        for directory, given in files.items()
+        if directory.startswith(_NET)
+    )
+    ports = {int(match[1]) for directory in files if (match := _PORT_LINE.match(directory))}
+    software = not driver and re.match(r"rxe|siw", name)
+    kind = "cxi" if cxi else "software" if software else _KINDS.get(driver, driver)
+    firmware, board = values.get("fw_ver", ""), values.get("board_id", "")
+    if cxi:
+        firmware = files.get("device/uc", {}).get("qspi_blob_version", "")
+        board = files.get("device/fru", {}).get("part_number", "")
+    return RdmaDevice(
+        name=name,
+        kind=kind or re.split(r"_?[0-9]", name)[0],
+        hca_type=values.get("hca_type", ""),
+        firmware=firmware,
+        board_id=board,
+        node_type=_word(values.get("node_type", "")),
+        node_guid=values.get("node_guid", ""),
+        node_desc=values.get("node_desc", ""),
+        driver=driver,
+        pci_address=function.get("PCI_SLOT_NAME=", ""),
+        numa_node=number(function.get("numa_node")),
+        virtual=virtual,
+        uverbs=uverbs,
+        netdevs=netdevs,
+        ports=(_slingshot(name, netdevs, files),)
+        if cxi
+        else tuple(_port(name, index, files) for index in sorted(ports)),
+    )
+
+
+_IB, _CXI, _VERBS = "/sys/class/infiniband", "/sys/class/cxi", "/sys/class/infiniband_verbs"
+
+_DEVICE = "fw_ver hca_type board_id node_type node_guid node_desc"
+_FUNCTION = "device/uevent device/numa_node device/net/*/operstate device/net/*/carrier"
+_PORT = (
+    *["state", "phys_state", "rate", "link_layer", "lid", "sm_lid"],
+    *(f"counters/{name}" for name in PMA_COUNTERS),
+    *(f"hw_counters/{name}" for name in HW_COUNTERS),
+)
+_SLINGSHOT = (
+    "device/port/link device/port/speed device/uc/qspi_blob_version device/fru/part_number"
+)
+
+#: Kinds of device that NCCL uses by plugins of their own, or not at all.
+NOT_VERBS = ("efa", "hfi1", "cxi", "software")
+
+#: More devices or ports than this are none of an adapter's: the rest is left out.
+MAX_DEVICES = 512
+
+# A RoCE port has 256 GIDs, two for each address, and the filled ones stand first: 16 hold the
+# link-local and seven further addresses. Those of an InfiniBand port say nothing here.
+_FIRST = "[0-9] 1[0-5]"
+
+
+def _globs(start: str, names: str) -> str:
+    return " ".join(f"{start}/{name}" for name in names.split())
+
+
+# PCI functions that are adapters for RDMA and for nothing else: classes 0x0207 (InfiniBand) and
+# 0x0208 (fabric), Amazon's EFA (0xefa0 and up), HPE's Cassini (0x0501). One without an RDMA device
+# has lost its driver, unless it was given away to a virtual machine (vfio-pci).
+_SCRIPT = rf"""
+    for nr_dir in /sys/bus/pci/devices/*; do
+        nr_class= nr_vendor= nr_device=
+        {{ read -r nr_class <"$nr_dir/class"; }} 2>/dev/null
+        case $nr_class in
+        0x020[78]*) ;;
+        0x0200*)
+            {{ read -r nr_vendor <"$nr_dir/vendor" && read -r nr_device <"$nr_dir/device"; }} \
+                2>/dev/null
+            case $nr_vendor:$nr_device in 0x1d0f:0xefa*|0x17db:0x0501) ;; *) continue ;; esac
+            ;;
+        *) continue ;;
+        esac
+        nr_name=${{nr_dir##*/}}
+        if [ -e "$nr_dir/physfn" ] || [ -e "/sys/bus/pci/drivers/vfio-pci/$nr_name" ]; then
+            continue
+        fi
+        if [ -e "$nr_dir/driver" ]; then nr_device=bound; else nr_device=unbound; fi
+        printf 'adapter=%s %s\n' "$nr_name" "$nr_device"
+    done
+    set --
+    if [ -d {_IB} ]; then
+        set -- {_globs(f"{_IB}/*", f"{_DEVICE} {_FUNCTION} device/infiniband_verbs/*/ibdev")} \
+            {_globs(f"{_IB}/*/ports/[0-9]*", " ".join(_PORT))} {_VERBS}/*/ibdev
+        for nr_dir in {_IB}/*; do
+            if [ -e "$nr_dir/device/physfn" ]; then printf 'virtual=%s\n' "${{nr_dir##*/}}"; fi
+        done
+        for nr_dir in {_IB}/*/ports/[0-9]*; do
+            nr_line=
+            {{ read -r nr_line <"$nr_dir/link_layer"; }} 2>/dev/null
+            if [ "$nr_line" = Ethernet ]; then
+                set -- "$@" {_globs('"$nr_dir"/gids', _FIRST)} \
+                    {_globs('"$nr_dir"/gid_attrs/types', _FIRST)} "$nr_dir"/gid_attrs/ndevs/0
+            fi
+        done
+    fi
+    if [ -d {_CXI} ]; then
+        set -- "$@" {_globs(f"{_CXI}/*", f"{_FUNCTION} {_SLINGSHOT}")}
+    fi
+    if [ $# != 0 ]; then grep -asH '' "$@" /dev/null; fi
+    :
+"""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A PCI function that only RDMA uses. bound: it has a driver."""
+
+    pci_address: str
+    bound: bool
+
+
+@dataclass(frozen=True)
+class Rdma:
+    """The RDMA of a node.
+
+    devices:     name -> device
+    without:     adapters on the PCI bus that have no RDMA device
+    nccl_ib_hca: the devices for NCCL_IB_HCA, as far as RDMA alone tells
+    before:      the counters of an earlier look, if there was one
+    """
+
+    devices: Mapping[str, RdmaDevice]
+    without: tuple[Adapter, ...] = ()
+    nccl_ib_hca: tuple[str, ...] = ()
+    before: Counters | None = None
+
+    @property
+    def ports(self) -> dict[str, RdmaPort]:
+        """Every port by its name, "mlx5_0/1"."""
+        return {port.name: port for device in self.devices.values() for port in device.ports}
+
+
+def _devices(lines: Iterable[str], root: str) -> Mapping[str, Files]:
+    """Device -> directory below its own -> file -> first line. A key of uevent is "DRIVER="."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    length = len(root)
+    for line in lines:
+        if not line.startswith(root):
+            continue
+        # No path here contains a colon: the PCI address stands behind links only.
+        path, _, value = line[length:].partition(":")
+        name, _, path = path.partition("/")
+        directory, _, file = path.rpartition("/")
+        if file == "uevent":
+            key, _, value = value.partition("=")
+            file = f"{key}="
+        if name in found or len(found) < MAX_DEVICES:
+            files = found.setdefault(sys.intern(name), {}).setdefault(directory, {})
+            # Ports of thousands of nodes say the same words: each is kept once.
+            files.setdefault(file, sys.intern(value.strip()))
+    return found
+
+
+def _openable(devices: Mapping[str, Files], verbs: Mapping[str, Files]) -> set[str]:
+    """The devices that have uverbs."""
+    named = {files.get("", {}).get("ibdev", "") for files in verbs.values()}
+    for directories in devices.values():
+        named |= {files["ibdev"] for files in directories.values() if "ibdev" in files}
+    return named
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
+    """Raises ProbeError when the look was cut off; what one device does not tell is left empty."""
+    output = outputs["rdma"]
+    lines = output.require().split("\n")
+    infiniband, cxi = _devices(lines, f"{_IB}/"), _devices(lines, f"{_CXI}/")
+    verbs = _openable(infiniband, _devices(lines, f"{_VERBS}/"))
+    virtual = set(output.all("virtual"))
+    devices = {
+        name: parse_device(name, files, of is cxi, name in virtual, name in verbs)
+        for of in (infiniband, cxi)
+        for name, files in of.items()
+    }
+    addresses = {device.pci_address for device in devices.values()}
+    without = []
+    for text in output.all("adapter"):
+        address, _, state = text.partition(" ")
+        if state not in ("bound", "unbound"):
+            raise ProbeError("an adapter that makes no sense", text)
+        if address not in addresses:
+            without.append(Adapter(address, state == "bound"))
+    seen = Rdma(devices, tuple(without))
+    return replace(seen, nccl_ib_hca=hcas(seen)[0])
+
+
+def hcas(seen: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], str]:
+    """The devices for NCCL_IB_HCA, and why those; a port of a device with several is "mlx5_0:2".
+
+    NCCL's verbs transport takes InfiniBand and RoCE; EFA, Omni-Path and Slingshot have plugins of
+    their own, and iWARP does not work. Of the active ports, bonds and those whose interface is
+    among ``avoid`` (that of ssh, of the default route) carry the management, as long as there are
+    others. NCCL runs at the pace of its slowest port, so those of the highest rate remain, and
+    InfiniBand where there are both.
+    """
+    avoid = frozenset(avoid)
+    usable = [
+        (device, port)
+        for device in seen.devices.values()
+        if device.kind not in NOT_VERBS and device.node_type != "RNIC"
+        for port in device.ports
+        if port.active
+    ]
+    if not usable:
+        return (), "no active InfiniBand or RoCE port"
+    left = [
+        (device, port)
+        for device, port in usable
+        if not is_bond(device, port)
+        and not (
+            port.link_layer != "InfiniBand"
+            and avoid & {port.netdev, *(one.name for one in device.netdevs)}
+        )
+    ]
+    chosen = left or usable
+    layers = {port.link_layer for _, port in chosen}
+    if len(layers) > 1 and "InfiniBand" in layers:
+        chosen = [(device, port) for device, port in chosen if port.link_layer == "InfiniBand"]
+    best = max(port.rate_gbps or 0.0 for _, port in chosen)
+    chosen = [(device, port) for device, port in chosen if (port.rate_gbps or 0.0) == best]
+    names = [d.name if len(d.ports) == 1 else f"{d.name}:{p.port}" for d, p in chosen]
+    kind = "InfiniBand" if chosen[0][1].link_layer == "InfiniBand" else "RoCE"
+    return tuple(names), f"active {kind} ports at {best:g} Gb/s"
+
+
+def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
+    """Whether this is a bond of Ethernet ports: of management more often than not."""
+    return "bond" in device.name or (port.netdev or "").startswith("bond")
+
+
+PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT, cap_bytes=1 << 20),), parse)
+
+
+def counters(seen: Rdma) -> dict[str, int]:
+    """What the next look compares with: "mlx5_0/1.link_downed" -> its value now."""
+    return {
+        f"{name}.{counter}": value
+        for name, port in seen.ports.items()
+        for counter, value in port.counters.items()
+        if value is not None
+    }
+
+
+def compared(seen: Rdma) -> dict[str, str | int | float]:
+    """What the nodes of a group should share: devices, their firmware, their ports' rates."""
+    found: dict[str, str | int | float] = {}
+    hardware = {n: d for n, d in seen.devices.items() if d.kind != "software" and not d.virtual}
+    if not hardware:
+        return {}
+    found["devices"] = ",".join(sorted(hardware))
+    for name, device in hardware.items():
+        for fact in ("firmware", "hca_type"):
+            if getattr(device, fact):
+                found[f"{name}.{fact}"] = getattr(device, fact)
+        for port in device.ports:
+            if port.link_layer:
+                found[f"{port.name}.link_layer"] = port.link_layer
+            # A port without a link shows the rate of its lowest speed.
+            if port.active and port.rate_gbps is not None:
+                found[f"{port.name}.rate_gbps"] = port.rate_gbps
+    return found
+
+
+def learned(seen: Rdma) -> dict[str, dict[str, dict[str, str | int]]]:
+    """The policy that this node fits: its active ports, as they are now."""
+    found: dict[str, dict[str, str | int]] = {}
+    for device in seen.devices.values():
+        for port in device.ports:
+            if not port.active or device.kind == "software" or device.virtual:
+                continue
+            columns: dict[str, str | int] = {}
+            if port.rate_gbps is not None and port.rate_gbps == int(port.rate_gbps):
+                columns["rate_gbps"] = int(port.rate_gbps)
+            if port.link_layer:
+                columns["link_layer"] = port.link_layer
+            if device.firmware:
+                columns["firmware"] = device.firmware
+            found[port.name] = columns
+    return {"rdma_ports": found} if found else {}

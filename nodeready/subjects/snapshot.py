@@ -1,0 +1,385 @@
+"""Snapshot: everything that was observed on one node in one round trip.
+
+A subject whose section failed, timed out or made no sense is Unknown there, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nodeready import shell
+from nodeready.policy import Policy
+from nodeready.policy.spelling import closest
+from nodeready.subjects.base import Output, Probe, ProbeError, Section, Unknown
+from nodeready.subjects.registry import OBSERVED, PROBES, SUBJECTS
+from nodeready.subjects.result import Result, unknown
+
+# --- Waivers: findings that the policy knows and accepts: always listed, and they fail nothing.
+
+#: The only statuses that can be waived: what was not observed cannot have been accepted.
+WAIVABLE = ("fail", "warn")
+_WORD = "waived: "
+
+
+def waive(results: Iterable[Result], policy: Policy) -> list[Result]:
+    """``results`` with the findings that the policy waives as ``waived``.
+
+    What was expected and found stays; ``fix`` becomes the reason. Nobody has to repair it.
+    """
+    reasons = dict(policy.waivers)
+    return [
+        replace(result, status="waived", fix=f"{_WORD}{reasons[result.check]}", owner="")
+        if result.check in reasons and result.status in WAIVABLE
+        else result
+        for result in results
+    ]
+
+
+def reason(result: Result) -> str:
+    """Why a waived result was waived."""
+    return result.fix.removeprefix(_WORD)
+
+
+def problems(policy: Policy, ids: Iterable[str]) -> list[str]:
+    """What is wrong with the policy's waivers, a line each: checks that are none of ``ids``.
+
+    A waiver without a finding is no problem: that is how it should end.
+    """
+    known = list(ids)
+    return [
+        f"waivers: {check!r}: {_meant(check, known)}"
+        for check, _ in policy.waivers
+        if check not in known
+    ]
+
+
+def _meant(check: str, known: list[str]) -> str:
+    subject, _, name = check.partition(".")
+    same = [one for one in known if one.startswith(f"{subject}.")]
+    if same and name == "observed":
+        return "what could not be observed cannot be waived"
+    close = closest(check, known)
+    if close:
+        return f"no such check; did you mean {close}?"
+    return f"no such check; there are {', '.join(same)}" if same else "no such check"
+
+
+# --- One script for all the sections of a snapshot, and the way back from its output to sections.
+#
+# On the wire: a line ``nodeready/1 NONCE gzip`` (or ``plain``), the base64 of the whole, a line
+# ``nodeready/1 NONCE end``. Inside: per section ``@NONCE begin NAME``, what it printed,
+# ``@NONCE rc N`` when it ended by itself, ``@NONCE end``.
+
+#: More than this much of one node's answer is refused: memory here stays flat.
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+
+#: Seconds that are left for the answer when a section beside the others was ended by its limit.
+MARGIN_S = 3
+
+#: Seconds for all sections together in one shell: they take a tenth of one.
+TOGETHER_S = 5
+
+# First all sections run in one shell, one after the other, as functions: a process costs more than
+# what most of them do. When that shell does not end well (one hangs, prints without end, or ends
+# the shell), each runs once more in a shell of its own, under its own timeout and cap; what comes
+# later counts. A section's status is its last line (there, the exit trap of the probe library
+# prints it): when that line is missing, the section was cut off or ended.
+# Busybox's timeout ends only its child and leaves what that started: there, we end the session.
+# $nr_limit is mostly a program, not a function of ours: so it costs no shell of its own. The text
+# of a shell is in its environment, which its user alone can read, and not in its arguments, which
+# are everybody's; nr_shell is called in a subshell only.
+#
+# A section that runs beside the others is started first, in the background of the left side of a
+# pipe; on the right side everything else runs, and then what came through the pipe is taken, with
+# a limit of its own. So nothing waits for a program in state D, which no signal ends and `timeout`
+# would wait for: it is left behind with a pipe that nobody reads. No file is needed, and a section
+# with nothing to run costs no process.
+_RUN = r"""
+nr_timeout=
+IFS=:
+for nr_dir in $PATH; do
+    case $nr_dir in *[!A-Za-z0-9/._+-]*) continue ;; esac
+    if [ -x "$nr_dir/timeout" ]; then nr_timeout=$nr_dir/timeout; break; fi
+done
+unset IFS
+nr_limit="$nr_timeout -k 1"
+if [ -z "$nr_timeout" ] || [ "$nr_timeout" -ef /bin/busybox ]; then nr_limit=nr_session; fi
+nr_session() {
+    nr_seconds=$1
+    shift
+    # What runs in the background has no standard input, unless it is told.
+    { setsid "$@" <&6 & } 6<&0
+    nr_pid=$!
+    (sleep "$nr_seconds"; kill -TERM -- -$nr_pid; sleep 1; kill -KILL -- -$nr_pid) \
+        >/dev/null 2>&1 4>&- 5>&- &
+    nr_watch=$!
+    wait $nr_pid
+    nr_status=$?
+    kill $nr_watch
+    return $nr_status
+}
+nr_eval='nr_text=$NR_TEXT; unset NR_TEXT; eval "$nr_text"'
+nr_shell() {
+    NR_TEXT=$2
+    export NR_TEXT
+    $nr_limit "$1" sh -c "$nr_eval"
+}
+nr_section() {
+    printf '\n@%s begin %s\n' "$NR" "$1"
+    nr_shell "$2" "$NR_LIB
+nr_trap
+$4" 2>&1 | head -c "$3"
+    printf '\n@%s end\n' "$NR"
+}
+nr_join() {
+    NR_TOGETHER="$NR_TOGETHER
+nr_it() {
+:
+$2
+}
+printf '\n@%s begin %s\n' $NR $1
+nr_it
+printf '\n@%s rc %s\n\n@%s end\n' $NR \$? $NR"
+}
+nr_start() {
+    NR_TEXT="$NR_LIB
+nr_trap
+$2"
+    export NR_TEXT
+    $nr_limit "$1" sh -c "$nr_eval" </dev/null 2>&1 &
+}
+nr_take() {
+    printf '\n@%s begin %s\n' "$NR" "$1"
+    read -r nr_up nr_x </proc/uptime
+    nr_left=$(($2 + 2 + nr_begin - ${nr_up%%.*}))
+    if [ "$nr_left" -lt 1 ]; then nr_left=1; fi
+    $nr_limit "$nr_left" cat | head -c "$3"
+    printf '\n@%s end\n' "$NR"
+}
+nr_empty() {
+    printf '\n@%s begin %s\n\n@%s rc 0\n\n@%s end\n' "$NR" "$1" "$NR" "$NR"
+}
+nr_together() {
+    { { nr_shell "$1" "$NR_LIB$NR_TOGETHER" 2>&1 4>&- 5>&-; echo $? >&4; } |
+        head -c "$2" >&5; } 4>&1
+}
+"""
+_PACK = r"""
+if command -v base64 >/dev/null 2>&1; then
+    if command -v gzip >/dev/null 2>&1; then
+        printf 'nodeready/1 %s gzip\n' "$NR"
+        nr_all | gzip -c1 | base64
+    else
+        printf 'nodeready/1 %s plain\n' "$NR"
+        nr_all | base64
+    fi
+    printf 'nodeready/1 %s end\n' "$NR"
+else
+    printf 'nodeready/1 %s nobase64\n' "$NR"
+fi
+"""
+
+
+def make_script(
+    sections: Iterable[Section],
+    policy: Policy,
+    nonce: str,
+    limit_s: int = 60,
+    margin_s: int = MARGIN_S,
+) -> str:
+    """The POSIX sh text that runs ``sections`` and prints the packed answer; it only reads.
+
+    limit_s:  what the whole may take: a section whose own limit is longer gets less, so that a
+              slow one costs itself and not the answer
+    margin_s: how much less
+    """
+    rest = max(1, limit_s - margin_s)
+    sections = tuple(replace(s, timeout_s=min(s.timeout_s, rest)) for s in sections)
+    together = [section for section in sections if not section.beside]
+    beside = [section for section in sections if section.beside]
+    bodies = {s.name: shell.quote(shell.minify(s.script(policy))) for s in (*together, *beside)}
+    lines = [
+        f"NR={nonce}",
+        "export NR",
+        "exec 3<&-",
+        f"NR_LIB={shell.quote(shell.library('probe'))}",
+        *(f"nr_body_{name}={body}" for name, body in bodies.items()),
+        shell.minify(_RUN),
+        "NR_TOGETHER=",
+        *(f'nr_join {s.name} "$nr_body_{s.name}"' for s in together),
+        "read -r nr_begin nr_x </proc/uptime",
+        "nr_begin=${nr_begin%%.*}",
+    ]
+    cap = sum(section.cap_bytes for section in together)
+    lines += ["nr_level_0() {", f"nr_ended=$(nr_together {min(TOGETHER_S, rest)} {cap})"]
+    lines += ['if [ "$nr_ended" != 0 ]; then', ":"]
+    lines += [f'nr_section {_limits(s)} "$nr_body_{s.name}"' for s in together]
+    lines += ["fi", "} 5>&1"]
+    for level, section in enumerate(beside):
+        lines += [
+            f"nr_level_{level + 1}() {{",
+            f"if {section.when}; then",
+            f'nr_start {section.timeout_s} "$nr_body_{section.name}" </dev/null | {{',
+            f"nr_level_{level} </dev/null",
+            f"nr_take {_limits(section)}",
+            "}",
+            "else",
+            f"nr_empty {section.name}",
+            f"nr_level_{level}",
+            "fi",
+            "}",
+        ]
+    lines += [f"nr_all() {{ nr_level_{len(beside)}; }}", shell.minify(_PACK)]
+    return "\n".join(lines)
+
+
+def _limits(section: Section) -> str:
+    return f"{section.name} {section.timeout_s} {section.cap_bytes}"
+
+
+def mark(nonce: str) -> str:
+    """The text with which the answer of the script with this nonce begins."""
+    return f"nodeready/1 {nonce}"
+
+
+def _unpack(text: str, nonce: str) -> bytes:
+    """The bytes between our two lines; what others printed around them is passed over."""
+    start = re.escape(mark(nonce))
+    # Not at the start of a line: what a login printed before it may end in the middle of one.
+    begin = re.search(rf"{start} (gzip|plain|nobase64)\s*$", text, re.M)
+    if begin is None:
+        raise ProbeError("no answer from the node's shell", text.strip())
+    if begin[1] == "nobase64":
+        raise ProbeError("base64 is not installed")
+    end = re.compile(rf"^{start} end\s*$", re.M).search(text, begin.end())
+    if end is None:
+        raise ProbeError("the answer was cut off")
+    try:
+        packed = base64.b64decode(text[begin.end() : end.start()], validate=False)
+        if begin[1] == "plain":
+            return packed[:MAX_ANSWER_BYTES]
+        return zlib.decompressobj(31).decompress(packed, MAX_ANSWER_BYTES)
+    except (binascii.Error, zlib.error, gzip.BadGzipFile) as error:
+        raise ProbeError(f"the answer is damaged: {error}") from None
+
+
+def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str, Output]:
+    """The sections of one node's answer, by name.
+
+    Raises ProbeError when there is no answer at all. A section that is missing, was cut off or
+    timed out is an Output that says so when its text is asked for.
+    """
+    body = _unpack(text, nonce).decode("utf-8", "surrogateescape")
+    caps = {section.name: section.cap_bytes for section in sections}
+    outputs: dict[str, Output] = {}
+    for piece in f"\n{body}".split(f"\n@{nonce} begin ")[1:]:
+        name, _, rest = piece.partition("\n")
+        if name not in caps:
+            continue
+        content = rest.partition(f"\n@{nonce} end\n")[0]
+        printed, ended, status = content.rpartition(f"\n@{nonce} rc ")
+        # Only the last line tells the status.
+        if ended and re.fullmatch(r"[0-9]{1,3}\n?", status):
+            outputs[name] = Output(printed, int(status), nonce=nonce)
+        else:
+            size = len(content.encode("utf-8", "surrogateescape"))
+            outputs[name] = Output(content, None, truncated=size >= caps[name], nonce=nonce)
+    for name in caps:
+        outputs.setdefault(name, Output("", None))
+    return outputs
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one node showed: per subject its observation, or Unknown with the reason.
+
+    files: the content of the files of ours, by path
+    """
+
+    subjects: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __getitem__(self, subject: str) -> Any:
+        """The observation of a subject. Raises KeyError when it was not observed at all."""
+        return self.subjects[subject]
+
+    def merged(self, newer: Snapshot) -> Snapshot:
+        """This snapshot with the subjects of a newer, smaller one in place of its own."""
+        files = newer.files if "ours" in newer.subjects else self.files
+        return Snapshot({**self.subjects, **newer.subjects}, files)
+
+
+def probes(subjects: Iterable[str] | None = None) -> tuple[Probe, ...]:
+    """The probes of these subjects (None: all) and the one that reads our own files."""
+    if subjects is None:
+        return PROBES
+    wanted = {*subjects, "ours"}
+    return tuple(probe for probe in PROBES if probe.subject in wanted)
+
+
+def sections(chosen: Iterable[Probe]) -> tuple[Section, ...]:
+    """Their sections, each once, in order."""
+    return tuple({s.name: s for probe in chosen for s in probe.sections}.values())
+
+
+def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
+    try:
+        return probe.parse(outputs, policy)
+    except ProbeError as error:
+        return Unknown(error.reason, error.evidence)
+    except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
+        evidence = "".join(outputs[section.name].text[:200] for section in probe.sections[:1])
+        return Unknown(_nonsense(error), evidence)
+
+
+def _nonsense(error: Exception) -> str:
+    return f"makes no sense ({type(error).__name__}: {error})"
+
+
+def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> Snapshot:
+    """The snapshot that a node's answer holds. Never raises: what cannot be read is Unknown."""
+    seen: dict[str, Any] = {}
+    try:
+        outputs = parse_answer(answer, sections(chosen), nonce)
+    except ProbeError as error:
+        return nothing(error.reason, chosen, error.evidence)
+    for probe in chosen:
+        seen[probe.subject] = _observe(probe, outputs, policy)
+    files: Mapping[str, bytes] | Unknown = seen.get("ours", {})
+    return Snapshot(seen, {} if isinstance(files, Unknown) else files)
+
+
+def nothing(reason: str, chosen: tuple[Probe, ...] = PROBES, evidence: str = "") -> Snapshot:
+    """A node that gave no answer: every subject is Unknown for this reason."""
+    return Snapshot({probe.subject: Unknown(reason, evidence) for probe in chosen})
+
+
+def judge(
+    snapshot: Snapshot, policy: Policy, subjects: Iterable[str] | None = None
+) -> list[Result]:
+    """The results of all checks of these subjects (None: all that were observed), after waivers.
+
+    A subject that is Unknown gives one ``unknown`` result, with the reason and the evidence.
+    """
+    results: list[Result] = []
+    for name, subject in SUBJECTS.items():
+        if name not in snapshot.subjects or (subjects is not None and name not in subjects):
+            continue
+        seen = snapshot[name]
+        if isinstance(seen, Unknown):
+            shown = f"{seen.reason}: {seen.evidence}" if seen.evidence else seen.reason
+            results.append(unknown(f"{name}.{OBSERVED}", shown))
+            continue
+        for given in subject.checks:
+            try:
+                results.append(given(seen, policy))
+            except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
+                results.append(unknown(given.id, _nonsense(error)))
+    return waive(results, policy)

@@ -1,0 +1,509 @@
+"""Judge whether ssh between nodes asks no question, and still refuses a wrong host key."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nodeready.policy import Policy
+from nodeready.subjects import managed_block
+from nodeready.subjects.declare import Subject, check
+from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
+from nodeready.subjects.ssh_client import facts as ssh_config
+from nodeready.subjects.ssh_client.facts import (
+    KNOWN_HOSTS,
+    PROBE,
+    Asked,
+    SshClient,
+    block_digest,
+    samples,
+)
+
+STRICT = "stricthostkeychecking"
+GLOBAL_FILE = "globalknownhostsfile"
+#: OpenSSH 7.6 knows accept-new; older ones refuse the whole configuration.
+ACCEPT_NEW = (7, 6)
+#: A block that was not sent is replaced only by one that is not much smaller: less means that
+#: this run saw a part of the fleet, and the others' keys would be lost.
+SHRINK = 0.9
+
+# What ssh -G prints for each mode: the first name of a value in its table.
+_STRICT_VALUES = {
+    "known_hosts": ("true", "yes"),
+    "accept-new": ("accept-new",),
+    "no": ("false", "no", "off"),
+}
+_STRICT_SETTING = {"known_hosts": "yes", "accept-new": "accept-new", "no": "no"}
+
+
+class Expected(NamedTuple):
+    """The block that every node shall have: its bytes, and what tells it from another."""
+
+    inner: bytes
+    lines: frozenset[str]
+    keys: dict[str, set[str]]
+    digest: str
+
+
+_made: list[tuple[tuple[str, ...], Expected]] = []
+
+
+def expected(lines: tuple[str, ...]) -> Expected:
+    """What follows from a fleet's lines, computed once for all nodes that share the tuple."""
+    for known, made in _made:
+        if known is lines:
+            return made
+    inner = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+    keys: dict[str, set[str]] = {}
+    for line in lines:
+        names, _, key = line.partition(" ")
+        for name in names.split(","):
+            keys.setdefault(name, set()).add(key)
+    made = Expected(inner, frozenset(lines), keys, block_digest(inner))
+    _made.append((lines, made))
+    # A run has a handful of groups with lines of their own.
+    del _made[:-8]
+    return made
+
+
+def _stale(found: tuple[str, ...], want: Expected) -> int:
+    """How many lines of a block give a name of the fleet a key that it does not have any more."""
+    count = 0
+    for line in found:
+        if line in want.lines or line.startswith("#"):
+            continue
+        names, _, key = line.partition(" ")
+        count += any(key not in want.keys.get(name, (key,)) for name in names.split(","))
+    return count
+
+
+@check(
+    "ssh_client.known_hosts",
+    settings=("ssh_client_mode", "ssh_known_hosts"),
+    fixed_by="ssh_client.known_hosts",
+    fix=(
+        "shorten /etc/ssh/ssh_known_hosts",
+        "deploy to all nodes at once, or remove the block by hand",
+    ),
+)
+def known_hosts(seen: SshClient, want: Policy) -> Result:
+    """The node knows the host keys of all nodes, by their names and addresses.
+
+    A key that is known asks no question, in any program, and a wrong one is refused (sshd(8),
+    SSH_KNOWN_HOSTS FILE FORMAT). Lines of other people stay; a node that was re-imaged has new
+    keys, and its old ones must go.
+    """
+    check, file = "ssh_client.known_hosts", seen.known_hosts
+    if want.ssh_client_mode != "known_hosts":
+        return na(check, f"ssh_client_mode is {want.ssh_client_mode}")
+    if not want.ssh_known_hosts:
+        return na(check, "no host keys were gathered")
+    fleet = expected(want.ssh_known_hosts)
+    wanted = f"the {len(fleet.lines)} lines of the fleet"
+    if file.digest == fleet.digest:
+        return ok(check, wanted)
+    if not file.sent:
+        return _unsent(seen, fleet, wanted)
+    if file.lines is None:
+        return fixable(check, wanted, "no block" if file.content else "no file", KNOWN_HOSTS)
+    missing = len(fleet.lines.difference(file.lines))
+    stale = _stale(file.lines, fleet)
+    if missing or stale:
+        actual = f"{missing} missing, {stale} of an old key"
+        return fixable(check, wanted, actual, KNOWN_HOSTS)
+    return ok(check, wanted)
+
+
+def _unsent(seen: SshClient, fleet: Expected, wanted: str) -> Result:
+    """Judge a file whose block is too large to be sent, by its digest and size."""
+    check, file = "ssh_client.known_hosts", seen.known_hosts
+    if not file.whole:
+        return fail(
+            check,
+            wanted,
+            f"{file.size} bytes, too many of them outside our block",
+            KNOWN_HOSTS,
+            f"shorten {KNOWN_HOSTS}",
+        )
+    held = file.size - len(file.content or b"")
+    if file.digest and len(fleet.inner) < SHRINK * held:
+        return warn(
+            check,
+            wanted,
+            f"a block of {held} bytes; this run gathered {len(fleet.inner)}",
+            KNOWN_HOSTS,
+            "deploy to all nodes at once, or remove the block by hand",
+        )
+    return fixable(check, wanted, "another block" if file.digest else "no block", KNOWN_HOSTS)
+
+
+@check("ssh_client.leftover", settings=("ssh_client_mode",), fixed_by="ssh_client.leftover")
+def leftover(seen: SshClient, want: Policy) -> Result:
+    """In the other modes, no block of ours is left in ssh_known_hosts.
+
+    Nothing keeps it right there: a node that is re-imaged would be refused for ever.
+    """
+    check = "ssh_client.leftover"
+    if want.ssh_client_mode == "known_hosts":
+        return na(check, "ssh_client_mode is known_hosts")
+    if seen.known_hosts.digest:
+        return fixable(check, "no block of ours", "one from mode known_hosts", KNOWN_HOSTS)
+    return ok(check, "no block of ours")
+
+
+def option_lines(want: Policy) -> tuple[str, ...]:
+    """The ssh_config lines that the policy asks for, without what surrounds them."""
+    lines = [
+        f"Host {' '.join(want.ssh_client_hosts)}",
+        f"    StrictHostKeyChecking {_STRICT_SETTING[want.ssh_client_mode]}",
+    ]
+    if want.ssh_client_mode == "known_hosts":
+        lines.append(f"    GlobalKnownHostsFile {KNOWN_HOSTS} {KNOWN_HOSTS}2")
+    return tuple(lines)
+
+
+def wanted_options(want: Policy) -> tuple[str, ...]:
+    """The options, in small letters, that the mode is about."""
+    return (STRICT, GLOBAL_FILE) if want.ssh_client_mode == "known_hosts" else (STRICT,)
+
+
+def _wrong(asked: Asked, want: Policy) -> str:
+    """The option that is not as the mode wants it, with its value; "" when all are."""
+    value = asked.values.get(STRICT, "")
+    if value not in _STRICT_VALUES[want.ssh_client_mode]:
+        return f"{STRICT} {value}"
+    files = asked.values.get(GLOBAL_FILE, "")
+    if want.ssh_client_mode == "known_hosts" and KNOWN_HOSTS not in files.split():
+        return f"{GLOBAL_FILE} {files}"
+    return ""
+
+
+class Ours(NamedTuple):
+    """The lines of our drop-in and of our block; None where there is none."""
+
+    dropin: tuple[str, ...] | None
+    block: tuple[str, ...] | None
+
+
+def ours(seen: SshClient) -> Ours:
+    """Our drop-in and our block in the main file, without comments and empty lines."""
+
+    def speaking(texts: list[str]) -> tuple[str, ...]:
+        kept = (text.rstrip() for text in texts)
+        return tuple(text for text in kept if text and not text.startswith("#"))
+
+    dropin = seen.files.get(ssh_config.DROPIN) if ssh_config.DROPIN in seen.config else None
+    inner = managed_block.find(seen.config.get(ssh_config.MAIN, b""))
+    text = "" if inner is None else inner.decode("utf-8", "surrogateescape")
+    return Ours(
+        None if dropin is None else speaking([line.text for line in dropin]),
+        None if inner is None else speaking(text.split("\n")),
+    )
+
+
+def _current(seen: SshClient, want: Policy) -> bool:
+    """Whether what is there of ours is one piece, and says what the policy says now."""
+    there, lines = ours(seen), option_lines(want)
+    if there.dropin is not None and there.block is not None:
+        return False
+    if there.block is not None:
+        return there.block[: len(lines)] == lines
+    return there.dropin is None or there.dropin == lines
+
+
+def block_at_top(seen: SshClient) -> bool:
+    """Whether the main file begins with our block."""
+    return seen.config.get(ssh_config.MAIN, b"").startswith(managed_block.BEGIN)
+
+
+@check(
+    "ssh_client.options",
+    settings=("ssh_client_mode", "ssh_client_hosts", "ssh_known_hosts"),
+    fixed_by="ssh_client.options",
+    fix=(
+        "add a pattern without '!'",
+        "choose another ssh_client_mode for this node",
+        "correct that line",
+        "remove SOURCE",
+        "remove the line SOURCE",
+        "look at root's own ssh config",
+    ),
+)
+def options(seen: SshClient, want: Policy) -> Result:
+    """ssh itself has the options of the mode for the policy's host patterns.
+
+    In ssh_config the first value wins (ssh_config(5)): a ``Host *`` above ours, a drop-in that
+    sorts before it or the user's own file decides, so ``ssh -G`` is asked for the effective one.
+    """
+    check = "ssh_client.options"
+    there = ours(seen)
+    if not want.ssh_client_hosts:
+        if there != Ours(None, None):
+            where = ssh_config.DROPIN if there.dropin is not None else ssh_config.MAIN
+            return fixable(check, "nothing of ours", "options of an earlier policy", where)
+        return na(check, "no ssh_client_hosts in the policy")
+    if not seen.installed:
+        return na(check, "ssh is not installed")
+    wanted = f"{_STRICT_SETTING[want.ssh_client_mode]} for {' '.join(want.ssh_client_hosts)}"
+    if want.ssh_client_mode == "known_hosts" and not want.ssh_known_hosts:
+        # Without keys, "yes" would refuse every node.
+        return na(check, "no host keys were gathered")
+    keys = known_hosts(seen, want)
+    if keys.status == "fail" and not keys.fixable:
+        return na(check, f"no host keys on the node: {keys.actual}")
+    if not samples(want):
+        return fail(
+            check,
+            wanted,
+            "only negated patterns: they match no host",
+            "policy ssh_client_hosts",
+            "add a pattern without '!'",
+        )
+    if want.ssh_client_mode == "accept-new" and seen.version and seen.version < ACCEPT_NEW:
+        version = ".".join(map(str, seen.version))
+        fix = "choose another ssh_client_mode for this node"
+        return fail(check, wanted, f"OpenSSH {version} has no accept-new (7.6 has)", "ssh -V", fix)
+    return _asked(seen, want, wanted)
+
+
+def _asked(seen: SshClient, want: Policy, wanted: str) -> Result:
+    """Judge what ssh said: first the system's files, then root's own."""
+    check, there = "ssh_client.options", ours(seen)
+    broken = next((asked for asked in seen.asked if asked.error), None)
+    if broken is not None:
+        if ssh_config.DROPIN in broken.error:
+            return fixable(check, wanted, broken.error, ssh_config.DROPIN)
+        return fail(check, wanted, broken.error, "ssh -G", "correct that line")
+    # A user without a file of his own sees what root sees, when root has none either.
+    system = [a for a in seen.asked if not a.own] or [a for a in seen.asked if a.own]
+    for asked in system:
+        wrong = _wrong(asked, want)
+        if not wrong:
+            continue
+        source = _source(seen, asked, wrong)
+        if block_at_top(seen) and _current(seen, want):
+            fix = f"remove {source or 'the line that wins'}"
+            return fail(check, wanted, f"{wrong} for {asked.host}", source, fix)
+        return fixable(check, wanted, f"{wrong} for {asked.host}", source)
+    if not _current(seen, want):
+        where = ssh_config.DROPIN if there.dropin is not None else ssh_config.MAIN
+        return fixable(check, wanted, "options of an earlier policy", where)
+    tried = sum(not pattern.startswith("!") for pattern in want.ssh_client_hosts)
+    if tried > len(system) and there == Ours(None, None):
+        return fixable(check, wanted, "not set for every pattern")
+    for asked in seen.asked:
+        wrong = _wrong(asked, want)
+        if wrong:
+            source = _source(seen, asked, wrong)
+            fix = f"remove the line {source}" if source else "look at root's own ssh config"
+            return warn(check, wanted, f"root's own file wins: {wrong}", source, fix)
+    return ok(check, wanted)
+
+
+def _source(seen: SshClient, asked: Asked, wrong: str) -> str:
+    """The line that gives the wrong value; "" when it is ssh's default or cannot be told."""
+    option = wrong.partition(" ")[0]
+    if asked.own and seen.own:
+        own = {seen.own[0].path: seen.own}
+        found = ssh_config.winner(seen.own[0].path, {**seen.files, **own}, asked.host, option)
+        if found:
+            return found.where
+    main = ssh_config.MAIN if ssh_config.MAIN in seen.files else ssh_config.VENDOR
+    found = ssh_config.winner(main, seen.files, asked.host, option)
+    return found.where if found else ""
+
+
+@check(
+    "ssh_client.installed",
+    settings=("ssh_client_hosts",),
+    fix=("install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)",),
+)
+def installed(seen: SshClient, want: Policy) -> Result:
+    """The ssh client is there: pdsh, mpirun and DeepSpeed's launcher start their ranks by it."""
+    check = "ssh_client.installed"
+    if seen.installed:
+        return ok(check, "installed")
+    fix = "install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)"
+    judged = fail if want.ssh_client_hosts else warn
+    return judged(check, "installed", "not installed", "", fix)
+
+
+SUBJECT = Subject(
+    "ssh_client",
+    __doc__,
+    checks=(installed, known_hosts, options, leftover),
+    probe=PROBE,
+    files=("/etc/ssh/ssh_config.d/*nodeready*.conf",),
+)
+
+
+# --- Why ssh does not log in, by what it says: the causes, their words and what repairs them.
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause.
+
+    key:     its name, in `nodeready.subjects.proof.facts.Trouble`
+    pattern: what ssh says then; "": it is told by something else than ssh's words
+    words:   what is wrong; ``{user}`` is the job's user, ``{said}`` what ssh said
+    fix:     what a person does about it
+    deploy:  a deploy of the subject ssh_client repairs it
+    """
+
+    key: str
+    pattern: str
+    words: str
+    fix: str = ""
+    deploy: bool = False
+
+
+#: The first whose pattern is found counts: what ends a login is often the consequence of a line
+#: before it. Patterns and words: OpenSSH 7 to 10 (sshconnect.c, sshconnect2.c, readconf.c).
+_ALL = (
+    Cause(
+        "changed_key",
+        r"HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed|Offending key for IP in ",
+        "the host key is not the one that is known",
+        deploy=True,
+    ),
+    Cause(
+        "revoked_key",
+        r"REVOKED HOST KEY|is marked as revoked",
+        "the host key is revoked",
+        "give the host a new key, or take the @revoked line out of known_hosts",
+    ),
+    Cause(
+        "unknown_key",
+        r"Host key verification failed|host key is known for",
+        "the host key is unknown, so ssh would ask",
+        deploy=True,
+    ),
+    Cause(
+        "config",
+        r"Bad owner or permissions on|[Bb]ad configuration option|terminating, \d+ bad",
+        "ssh does not accept its configuration ({said})",
+        "correct the file that ssh names",
+    ),
+    Cause(
+        "open_key",
+        r"Permissions \d+ for .* are too open|UNPROTECTED PRIVATE KEY",
+        "a private key that others may read is not used ({said})",
+        "chmod 600 the private key",
+    ),
+    Cause(
+        "slurm",
+        r"pam_slurm_adopt|[Aa]ccess denied by pam_slurm",
+        "pam_slurm_adopt lets only the user of a running job in",
+        "name as job_user somebody who may log in to nodes without a job, or --skip proof.ssh",
+    ),
+    Cause(
+        "nologin",
+        r"pam_nologin|System is (booting up|going down)|Unprivileged users are not permitted",
+        "logins are closed (pam_nologin)",
+        "remove /run/nologin and /etc/nologin there when their reason is over",
+    ),
+    Cause(
+        "expired",
+        r"account has expired|[Pp]assword (has )?expired|[Pp]assword change required",
+        "the account or the password of {user} has expired",
+        "chage -l {user} there",
+    ),
+    Cause(
+        "denied",
+        r"Permission denied|Too many authentication failures",
+        "no key of {user} is accepted",
+        "put the public key of {user} into ~/.ssh/authorized_keys there, with a home directory "
+        "that only {user} may write to",
+    ),
+    Cause(
+        "resolve",
+        r"Could not resolve hostname",
+        "the name does not resolve",
+        "make the name known, in the DNS or in /etc/hosts",
+    ),
+    Cause(
+        "refused",
+        r"Connection refused",
+        "connection refused",
+        "start sshd there; a firewall that rejects says the same",
+    ),
+    Cause(
+        "no_route",
+        r"No route to host|Network is unreachable|Host is down",
+        "no route ({said})",
+        "correct routes, interfaces or the firewall between the nodes",
+    ),
+    Cause(
+        "silent",
+        r"timed out during banner exchange",
+        "sshd takes the connection and says nothing",
+        "restart sshd there: it is stopped, stuck or overloaded",
+    ),
+    Cause(
+        "timeout",
+        r"timed out",
+        "timed out",
+        "look for a firewall that drops, a wrong address, or a node or home directory that hangs",
+    ),
+    Cause(
+        "algorithms",
+        r"Unable to negotiate",
+        "no algorithm in common ({said})",
+        "give both ends the same crypto policy",
+    ),
+    Cause(
+        "closed",
+        r"Connection (closed|reset)|closed by remote host",
+        "sshd closes the connection",
+        "read sshd's log there: MaxStartups, AllowUsers, PAM or a host key that is missing",
+    ),
+    Cause(
+        "shell",
+        "",
+        "the login runs no command ({said})",
+        "try `ssh NAME true` as {user}: the login shell, its start-up files, a forced command",
+    ),
+    Cause(
+        "other_host",
+        "",
+        "{said} answers",
+        "correct the address of the name, in the DNS, /etc/hosts or ~/.ssh/config",
+    ),
+    Cause(
+        "namesake",
+        "",
+        "nobody can tell them apart",
+        "give every node a host name of its own (hostnamectl set-hostname)",
+    ),
+    Cause(
+        "other",
+        "",
+        "{said}",
+        "try `ssh -v NAME true` as {user}",
+    ),
+)
+
+CAUSES: dict[str, Cause] = {cause.key: cause for cause in _ALL}
+
+_OFFENDING = re.compile(r"Offending (?:\S+ )?key (?:for IP )?in ([^\s:]+:\d+)")
+
+
+def cause_of(said: str) -> tuple[str, str]:
+    """The key of the cause that ssh's words tell, and the line that tells it.
+
+    "other" and ssh's last line when no known cause is among them.
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for cause in _ALL:
+        for line in lines if cause.pattern else ():
+            if re.search(cause.pattern, line):
+                return cause.key, next(filter(offending, lines), line)
+    return "other", lines[-1] if lines else "ssh says nothing"
+
+
+def offending(said: str) -> str:
+    """``FILE:LINE`` of the known host key that ssh says is another; "" when it does not say."""
+    found = _OFFENDING.search(said)
+    return found[1] if found else ""

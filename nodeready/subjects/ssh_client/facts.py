@@ -1,0 +1,544 @@
+"""How ssh from a node answers the host-key question, and how others know the node."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fnmatch
+import hashlib
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from nodeready import shell
+from nodeready.policy import Policy
+from nodeready.subjects import managed_block
+from nodeready.subjects.base import Line, Output, Probe, Section, file_lines
+from nodeready.subjects.nics import routes
+from nodeready.subjects.nics.routes import Address
+from nodeready.subjects.sysctl import Setting
+
+# --- ssh_config(5): which line gives an option its value for a host.
+#
+# The first value wins: the user's own file, then the system's, each from its top. A section holds
+# until the next Host or Match line of the same file; a file that Include names begins and ends
+# inside the section of its Include line. Only what decides here is read: Match lines other than
+# ``all`` and ``host`` depend on what happens later, and count as not matching.
+
+MAIN = "/etc/ssh/ssh_config"
+#: Where newer SLES keeps its defaults: read when MAIN does not exist.
+VENDOR = "/usr/etc/ssh/ssh_config"
+#: The file of ours: it sorts in front of every usual name.
+DROPIN = "/etc/ssh/ssh_config.d/00-nodeready.conf"
+
+#: The directories whose files a probe reads.
+DROPIN_FOLDERS = ("/etc/ssh/ssh_config.d", "/usr/etc/ssh/ssh_config.d")
+
+#: ssh itself gives up at this depth of Include (READCONF_MAX_DEPTH).
+_MAX_DEPTH = 16
+
+#: The lines of each file, by path.
+Files = Mapping[str, tuple[Line, ...]]
+
+
+class Directive(NamedTuple):
+    """One line that says something: its keyword in small letters, and the rest of it."""
+
+    keyword: str
+    value: str
+    line: Line
+
+
+def lines_of(path: str, content: bytes) -> tuple[Line, ...]:
+    """A file's bytes as lines, without their line ends."""
+    text = content.decode("utf-8", "surrogateescape")
+    return tuple(Line(path, at, raw) for at, raw in enumerate(text.split("\n"), 1))
+
+
+def directive(line: Line) -> Directive | None:
+    """What a line says; None for a comment or an empty one."""
+    match = re.match(r"([^\s=#]+)(?:\s*=\s*|\s+)(.*)$", line.text.strip(), re.S)
+    if match is None:
+        return None
+    return Directive(match[1].lower(), match[2].replace('"', "").strip(), line)
+
+
+def matches(patterns: list[str], host: str) -> bool:
+    """Whether a Host line's patterns mean ``host``: a negated one that does refuses it."""
+    found = False
+    for pattern in patterns:
+        name = pattern.lstrip("!").replace("[", "[[]")
+        if fnmatch.fnmatchcase(host, name):
+            if pattern.startswith("!"):
+                return False
+            found = True
+    return found
+
+
+def _section(said: Directive, host: str) -> bool:
+    words = said.value.split()
+    if said.keyword == "host":
+        return matches(words, host)
+    if [word.lower() for word in words] == ["all"]:
+        return True
+    if len(words) == 2 and words[0].lower() in ("host", "originalhost"):
+        return matches(words[1].split(","), host)
+    return False
+
+
+def _folder(pattern: str) -> str:
+    """The directory of one word of an Include line; a relative one is below /etc/ssh."""
+    return (pattern if pattern.startswith("/") else f"/etc/ssh/{pattern}").rpartition("/")[0]
+
+
+def included(pattern: str, files: Files) -> list[str]:
+    """The files that one word of an Include line names, in the order in which ssh reads them."""
+    folder, name = _folder(pattern), pattern.rpartition("/")[2]
+    return sorted(
+        path
+        for path in files
+        if path.rpartition("/")[0] == folder and fnmatch.fnmatchcase(path.rpartition("/")[2], name)
+    )
+
+
+def applied(path: str, files: Files, host: str, depth: int = 0) -> Iterator[Directive]:
+    """The directives of a file that apply to ``host``, in order, with those of included files."""
+    active = True
+    for line in files.get(path, ()):
+        said = directive(line)
+        if said is None:
+            continue
+        if said.keyword in ("host", "match"):
+            active = _section(said, host)
+        elif active and said.keyword == "include" and depth < _MAX_DEPTH:
+            for word in said.value.split():
+                for name in included(word, files):
+                    yield from applied(name, files, host, depth + 1)
+        elif active:
+            yield said
+
+
+def winner(path: str, files: Files, host: str, option: str) -> Setting | None:
+    """The first line that gives ``option`` (small letters) a value for ``host``, or None."""
+    for said in applied(path, files, host):
+        if said.keyword == option:
+            return Setting(said.value, said.line.where)
+    return None
+
+
+def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
+    """Whether DROPIN, there or not, is read for every host and before any line about ``options``.
+
+    A file that is read before it and that we cannot see counts as one that speaks about them.
+    """
+    known: dict[str, tuple[Line, ...]] = {**files, DROPIN: ()}
+    for line in known.get(path, ()):
+        said = directive(line)
+        if said is None:
+            continue
+        if said.keyword in ("host", "match", *options):
+            return False
+        if said.keyword != "include":
+            continue
+        for word in said.value.split():
+            names = included(word, known)
+            before = names[: names.index(DROPIN)] if DROPIN in names else names
+            if any(
+                _about(entry, (*options, "include")) for name in before for entry in known[name]
+            ):
+                return False
+            if DROPIN in names:
+                return True
+            if _folder(word) not in DROPIN_FOLDERS:
+                return False
+    return False
+
+
+def _about(line: Line, options: tuple[str, ...]) -> bool:
+    said = directive(line)
+    return said is not None and said.keyword in options
+
+
+# --- By which names, addresses and host keys ssh knows a node. They are written to every other node.
+#
+# So nothing passes here that is not exactly one name, one address or one key.
+
+#: Interfaces whose addresses are the same on many nodes or change with every container.
+_VIRTUAL = re.compile(
+    r"(docker|br-|virbr|veth|cni|flannel|cali|cilium|lxc|lxd|podman|kube|tunl|weave|vmnet|nodelocal)"
+)
+_KEY = re.compile(
+    r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521))"
+    r"[ \t]+([A-Za-z0-9+/]{40,4096}={0,2})(?:[ \t].*)?"
+)
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+# The last label is no number: a malformed address is no name.
+_NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:(?:{_LABEL}\.)+(?!\d+\Z))?{_LABEL}")
+_LOCAL_NAME = re.compile(r"(localhost|ip6-.*|.*\.localdomain)(\..*)?")
+
+
+#: A node has few addresses in no network of its interfaces: a cloud's /32, a tunnel's. More of
+#: them are those of a load balancer's services (kube-ipvs0), which every node has.
+MOST_ALONE = 16
+_HOSTS = "/etc/hosts"
+_KEY_FILE = re.compile(r"^/etc/ssh/ssh_host_[^/:\n]{1,80}_key\.pub:(.*)$", re.M)
+
+# The keys are those that sshd offers: the usual files, and what its configuration names instead.
+# The name in full is what the resolver would say: /etc/hosts knows it, else DNS is asked. The
+# addresses come from nodeready.subjects.nics.routes: `ip` can wait for the network lock for ever.
+SCRIPT = rf"""
+    nr_host=
+    {{ IFS= read -r nr_host </proc/sys/kernel/hostname; }} 2>/dev/null
+    printf 'host=%s\n' "$nr_host"
+    case $nr_host in
+    *[!A-Za-z0-9_-]*) nr_full=1 nr_line='hostkey' ;;
+    *) nr_full= nr_line="[^#]*[[:space:]]$nr_host([[:space:]#]|$)" ;;
+    esac
+    nr_found=$(grep -aHsiE -e "^$nr_line" \
+        -e '^[[:space:]]*hostkey[[:space:]=]' -e '^(ssh|ecdsa)-' {_HOSTS} \
+        /etc/ssh/ssh_host_*_key.pub /etc/ssh/sshd_config /etc/ssh/sshd_config.d/*.conf)
+    printf '%s\n' "$nr_found"
+    set -f
+    for nr_file in $nr_found; do
+        case $nr_file in
+        /etc/ssh/ssh_host_*_key | *:*) ;;
+        /*) nr_value key "$nr_file.pub" ;;
+        esac
+    done
+    set +f
+    case $nr_found in *{_HOSTS}:*) nr_full=1 ;; esac
+    if [ -z "$nr_full" ] && command -v hostname >/dev/null; then
+        printf 'fqdn=%s\n' "$(timeout 1 hostname -f 2>/dev/null)"
+    fi
+"""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a node says about itself, well-formed.
+
+    names:     host name, short and in full, in small letters
+    addresses: of its interfaces, without loopback, link-local and container ones
+    keys:      its host keys, ``type base64``
+    """
+
+    names: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=65536)
+def clean_name(text: str) -> str:
+    """A host name in small letters; "" for what is none or means every node itself.
+
+    known_hosts takes ``*``, ``!`` and ``,`` as patterns, so nothing else may pass.
+    """
+    name = text.strip().lower().rstrip(".")
+    if not _NAME.fullmatch(name) or _LOCAL_NAME.fullmatch(name) or clean_address(name):
+        return ""
+    return name
+
+
+@lru_cache(maxsize=65536)
+def clean_address(text: str) -> str:
+    """An address as ssh writes it; "" for what is none or holds on one node only."""
+    try:
+        address = ipaddress.ip_address(text.strip())
+    except ValueError:
+        return ""
+    local = address.is_loopback or address.is_link_local or address.is_unspecified
+    return "" if local or address.is_multicast or "%" in str(address) else str(address)
+
+
+@lru_cache(maxsize=65536)
+def clean_key(text: str) -> str:
+    """``type base64`` of a public key line; "" when it is none or its inside says otherwise."""
+    match = _KEY.fullmatch(text.strip())
+    if match is None:
+        return ""
+    kind = match[1].encode()
+    try:
+        blob = base64.b64decode(match[2], validate=True)
+    except binascii.Error:
+        return ""
+    if blob[: 4 + len(kind)] != len(kind).to_bytes(4, "big") + kind:
+        return ""
+    return f"{match[1]} {match[2]}"
+
+
+def _addresses(own: Iterable[Address]) -> tuple[str, ...]:
+    """Those by which others may reach the node, IPv4 first."""
+    found, alone = [], []
+    for one in sorted(own, key=lambda one: ":" in one.text):
+        if not one.interfaces:
+            alone.append(one.text)
+        elif one.lasting and not all(map(_VIRTUAL.match, one.interfaces)):
+            found.append(one.text)
+    found += alone if len(alone) <= MOST_ALONE else []
+    return tuple(dict.fromkeys(filter(None, map(clean_address, found))))
+
+
+def _in_hosts(host: str, head: str) -> str:
+    """The first name on the first line of /etc/hosts that knows this host (hosts(5))."""
+    for line in re.findall(rf"^{_HOSTS}:([^#\n]*)", head, re.M):
+        words = line.split()
+        if host.lower() in map(str.lower, words[1:]):
+            return str(words[1])
+    return ""
+
+
+def _names(host: str, full: str) -> tuple[str, ...]:
+    host, full = clean_name(host), clean_name(full)
+    short = host.partition(".")[0]
+    # A full name that is not this host's own would be somebody else's.
+    names = [short, host, full if full.partition(".")[0] == short else ""]
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
+def parse_identity(output: Output, own: Iterable[Address]) -> Identity:
+    """What the script printed. Names and keys that are no such are left out.
+
+    own: the node's addresses, of nodeready.subjects.nics.routes
+    """
+    values = output.values()
+    host = values.get("host", "")
+    keys = (*_KEY_FILE.findall(output.text), *output.all("key"))
+    return Identity(
+        _names(host, values.get("fqdn") or _in_hosts(host, output.text)),
+        _addresses(own),
+        tuple(dict.fromkeys(filter(None, map(clean_key, keys)))),
+    )
+
+
+KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
+#: A larger ssh_known_hosts is not sent: its block is told by digest, and only the lines of other
+#: people come along. At 200 nodes the file has about this size.
+SENT_BYTES = 192 * 1024
+#: Patterns of the policy that are tried with ``ssh -G``: each costs a process on the node.
+MAX_SAMPLES = 3
+
+
+_DROPINS = tuple(f"{folder}/" for folder in DROPIN_FOLDERS)
+
+
+def samples(policy: Policy) -> tuple[str, ...]:
+    """A host name for each of the policy's first patterns: ``*`` becomes x, ``?`` becomes 0."""
+    wanted = [name for name in policy.ssh_client_hosts if not name.startswith("!")]
+    made = (name.replace("*", "x").replace("?", "0") for name in wanted[:MAX_SAMPLES])
+    return tuple(dict.fromkeys(made))
+
+
+def _effective(policy: Policy) -> str:
+    """The shell text that asks ssh itself; nothing when the policy has no patterns.
+
+    root's own file wins over the system's. Where it speaks about our options, nobody's view is
+    shown too: the one of a user without a file of his own.
+    """
+    hosts = shell.join(samples(policy))
+    if not hosts:
+        return ""
+    version = "printf 'version=%s\\n' \"$(ssh -V 2>&1)\"" if "accept" in _mode(policy) else ":"
+    return rf"""
+    {version}
+    nr_own=
+    for nr_file in ~root/.ssh/config "$HOME/.ssh/config"; do
+        if [ -s "$nr_file" ]; then nr_own=$nr_file; fi
+    done
+    nr_ask() {{
+        printf 'ask=%s %s\n' "$1" "$2"
+        nr_rc=0
+        if [ "$1" = own ]; then
+            ssh -GT -- "$2" 2>&1 || nr_rc=$?
+        else
+            setpriv --reuid=65534 --regid=65534 --clear-groups ssh -GT -- "$2" 2>/dev/null ||
+                ssh -GT -F {MAIN} -- "$2" 2>&1 || nr_rc=$?
+        fi
+        printf 'rc=%s\n' "$nr_rc"
+    }}
+    for nr_host in {hosts}; do nr_ask own "$nr_host"; done
+    if [ -n "$nr_own" ]; then
+        printf 'own=%s\n' "$nr_own"
+        grep -asHn '' "$nr_own" /dev/null
+        for nr_host in {hosts}; do nr_ask system "$nr_host"; done
+    fi
+    """
+
+
+def _mode(policy: Policy) -> str:
+    return policy.ssh_client_mode
+
+
+def _script(policy: Policy) -> str:
+    begin, end = (mark.decode() for mark in (managed_block.BEGIN, managed_block.END))
+    return rf"""
+    {SCRIPT}
+    for nr_dir in {" ".join(DROPIN_FOLDERS)}; do
+        set -- "$nr_dir"/*.conf
+        if [ -e "$1" ]; then grep -asHn '' "$@" /dev/null; fi
+    done
+    nr_size=0
+    if [ -s {KNOWN_HOSTS} ]; then nr_size=$(wc -c <{KNOWN_HOSTS}); fi
+    printf 'size=%s\n' "$nr_size"
+    if [ "$nr_size" -gt {SENT_BYTES} ]; then
+        printf 'digest=%s\n' "$(sed -n '/^{begin}$/,/^{end}$/p' {KNOWN_HOSTS} | sha256sum)"
+    fi
+    if command -v ssh >/dev/null; then
+        printf 'have=ssh\n'
+        {_effective(policy)}
+    fi
+    if [ "$nr_size" -le {SENT_BYTES} ]; then
+        nr_exact {KNOWN_HOSTS}
+    else
+        printf '\n@%s file %s\n' "$NR" {KNOWN_HOSTS}
+        sed '/^{begin}$/,/^{end}$/d' {KNOWN_HOSTS} | head -c {SENT_BYTES}
+        printf '\n@%s eof\n' "$NR"
+    fi
+    nr_exact {MAIN} {VENDOR} {DROPIN}
+    :
+    """
+
+
+@dataclass(frozen=True)
+class KnownHosts:
+    """The node's ssh_known_hosts.
+
+    content: its bytes; without our block when ``sent`` is False; None: no such file
+    lines:   the lines of our block; None: there is none, or it was not sent
+    digest:  sha256 of our block with its marks, hexadecimal; "" when there is none
+    size:    bytes of the file
+    sent:    whether the block came along (see SENT_BYTES)
+    whole:   False when even the lines outside our block are more than SENT_BYTES
+    """
+
+    content: bytes | None = None
+    lines: tuple[str, ...] | None = None
+    digest: str = ""
+    size: int = 0
+    sent: bool = True
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``ssh -G`` said about one host.
+
+    own:    as the probing user sees it, else as a user without a file of his own does
+    values: the options, by name in small letters
+    error:  its message when it refused the configuration, else ""
+    """
+
+    host: str
+    own: bool
+    values: Mapping[str, str]
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class SshClient:
+    """The ssh client of a node and the node's own identity.
+
+    installed:   the command ssh is there
+    version:     of OpenSSH, (9, 2); None: not asked or not OpenSSH
+    identity:    by what others know it: names, addresses, host keys
+    known_hosts: what it knows about others
+    config:      bytes of the system's ssh_config and of our drop-in, by path
+    files:       lines of all system files of ssh_config, by path
+    own:         lines of root's own file, which wins over the system's
+    asked:       what ssh itself says about the policy's hosts
+    """
+
+    installed: bool
+    version: tuple[int, int] | None
+    identity: Identity
+    known_hosts: KnownHosts
+    config: Mapping[str, bytes]
+    files: Files
+    own: tuple[Line, ...]
+    asked: tuple[Asked, ...]
+
+
+def block_digest(inner: bytes) -> str:
+    """sha256 of a block with its marks, as the node computes it for a large file."""
+    return hashlib.sha256(
+        managed_block.BEGIN + b"\n" + inner + managed_block.END + b"\n"
+    ).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def parse_known_hosts(content: bytes) -> KnownHosts:
+    """One object for all nodes whose files are alike: a fleet's are."""
+    inner = managed_block.find(content)
+    if inner is None:
+        return KnownHosts(content, None, "", len(content))
+    text = inner.decode("utf-8", "surrogateescape")
+    lines = tuple(line.rstrip() for line in text.splitlines() if line.strip())
+    return KnownHosts(content, lines, block_digest(inner), len(content))
+
+
+def _known_hosts(values: Mapping[str, str], files: Mapping[str, bytes]) -> KnownHosts:
+    content = files.get(KNOWN_HOSTS)
+    digest = re.match(r"[0-9a-f]{64}\b", values.get("digest", ""))
+    if content is None:
+        return KnownHosts()
+    if "digest" not in values:
+        return parse_known_hosts(content)
+    found = digest[0] if digest else ""
+    if found == hashlib.sha256(b"").hexdigest():
+        found = ""
+    size = int(values["size"]) if values.get("size", "").strip().isdigit() else 0
+    return KnownHosts(content, None, found, size, False, len(content) < SENT_BYTES)
+
+
+def _asked(head: str) -> tuple[Asked, ...]:
+    found = []
+    pieces = re.finditer(r"^ask=(own|system) (\S+)\n(.*?)^rc=(\d+)$", head, re.M | re.S)
+    for match in pieces:
+        values: dict[str, str] = {}
+        for line in match[3].splitlines():
+            option, _, value = line.partition(" ")
+            values.setdefault(option, value)
+        error = ""
+        if match[4] != "0":
+            error = match[3].strip().splitlines()[0] if match[3].strip() else f"status {match[4]}"
+        found.append(Asked(match[2], match[1] == "own", values, error))
+    return tuple(found)
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
+    """Raises ProbeError when the section did not end well."""
+    output = outputs["ssh_client"]
+    # Values stand before the first file, so that no file's content passes for one.
+    head = output.require().partition(f"\n@{output.nonce} file ")[0]
+    top = Output(head, 0, nonce=output.nonce)
+    values, files = top.values(), output.files()
+    lines: dict[str, list[Line]] = {}
+    root = values.get("own", "")
+    for line in file_lines(head):
+        if line.path == root or line.path.startswith(_DROPINS):
+            lines.setdefault(line.path, []).append(line)
+    own = lines.pop(root, [])
+    exact = (MAIN, VENDOR, DROPIN)
+    config = {path: files[path] for path in exact if path in files}
+    system = {path: tuple(found) for path, found in lines.items()}
+    system.update({path: lines_of(path, data) for path, data in config.items()})
+    version = re.search(r"OpenSSH_(\d{1,3})\.(\d{1,3})", values.get("version", ""))
+    return SshClient(
+        installed="ssh" in top.all("have"),
+        version=(int(version[1]), int(version[2])) if version else None,
+        identity=parse_identity(top, routes.parse_section(outputs[routes.SECTION.name])[1]),
+        known_hosts=_known_hosts(values, files),
+        config=config,
+        files=system,
+        own=tuple(own),
+        asked=_asked(head),
+    )
+
+
+PROBE = Probe(
+    "ssh_client",
+    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), routes.SECTION),
+    parse,
+)

@@ -1,0 +1,70 @@
+"""The node's own program as one file: a zip that Python runs, with the modules that a node needs.
+
+The same modules and the same policy make the same bytes, whoever builds it: nothing is compressed,
+because compressors differ, and nothing is compiled, because Pythons do.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from nodeready.node import payload
+from nodeready.policy import Policy
+from nodeready.policy.load import as_data
+
+_PACKAGE = Path(__file__).parent
+#: Rooms that go whole: what they run is found by name.
+_ROOMS = ("local", "proofs")
+#: The reports of a node: the rows of nodeready.reports.registry that say `on_node`, which imports
+#: them by name.
+_REPORTS = ("json_report", "nagios", "prometheus", "table")
+#: Imported by what a node needs, but never there: it folds the names of many nodes.
+_LEFT_OUT = ("nodeready.inventory.nodeset",)
+_SHEBANG = b"#!/usr/bin/env python3\n"
+#: The earliest time that a zip file can hold.
+_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def modules() -> dict[str, str]:
+    """The modules that run on a node, with their sources: the commands' and what those import."""
+    roots = (
+        f"nodeready.{room}.{path.stem}"
+        for room in _ROOMS
+        for path in (_PACKAGE / room).glob("*.py")
+        if path.stem not in ("__init__", "__main__")
+    )
+    reports = (f"nodeready.reports.{name}" for name in _REPORTS)
+    return payload.closure((*roots, *reports), _LEFT_OUT)
+
+
+def _path(name: str) -> str:
+    path = name.replace(".", "/")
+    return f"{path}/__init__.py" if payload.is_package(name) else f"{path}.py"
+
+
+def _entries(policy: Policy | None) -> Iterator[tuple[str, bytes]]:
+    """Path in the zip -> content."""
+    yield "__main__.py", (_PACKAGE / "local" / "__main__.py").read_bytes()
+    for name, source in modules().items():
+        yield _path(name), source.encode()
+    for path in (_PACKAGE / "sh").glob("*.sh"):
+        yield path.relative_to(_PACKAGE.parent).as_posix(), path.read_bytes()
+    if policy is not None:
+        text = json.dumps(as_data(policy), indent=1, sort_keys=True) + "\n"
+        yield "nodeready/local/policy.json", text.encode()
+
+
+def build(policy: Policy | None = None) -> bytes:
+    """The program as a file's bytes, with the policy that it judges by; None: the defaults."""
+    made = io.BytesIO(_SHEBANG)
+    made.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(made, "w") as zipped:
+        for name, content in sorted(_entries(policy)):
+            entry = zipfile.ZipInfo(name, _TIME)
+            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            zipped.writestr(entry, content)
+    return made.getvalue()

@@ -1,0 +1,357 @@
+"""Cores: what every node's core files tell, each once, grouped. The document of the reports."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import NamedTuple
+
+from nodeready.node.cores.core_reader import Core, File, Listing
+from nodeready.node.cores.cores import CRASHED, EVERY, PYTHON
+
+# --- gdb's backtraces: from its words to frames, and which crashes are the same one. Pure.
+
+#: Characters of a name that are kept.
+_NAME = 2000
+_FRAME = re.compile(r"#[0-9]+ +(?:0x([0-9a-f]+) in )?(.+)")
+_PLACE = re.compile(r"(.*) at (.+?):([0-9]+)")
+_LIBRARY = re.compile(r"(.*) from (/.*|[^ ]*\.so[^ ]*)")
+_THREAD = re.compile(r"Thread ([0-9]+) \((?:Thread 0x[0-9a-f]+ )?\(?LWP ([0-9]+)\)?.*")
+# glibc chooses one of these by the CPU: on two kinds of nodes, the same crash has two names.
+_BY_CPU = re.compile(r"(?:_(?:sse|avx|evex|erms|rtm|unaligned)[0-9_a-z]*|_asimd|_sve|_mte)+$")
+#: Functions through which a program ends itself: what called them is where it crashed.
+_ENDING = frozenset(
+    (
+        "__pthread_kill_implementation", "__pthread_kill_internal", "__GI___pthread_kill",
+        "pthread_kill", "__GI_raise", "raise", "__GI_abort", "abort", "kill", "__libc_message",
+        "__libc_message_impl", "malloc_printerr", "__GI___fortify_fail", "__fortify_fail",
+        "__GI___chk_fail", "__stack_chk_fail", "__assert_fail_base", "__GI___assert_fail",
+        "__assert_fail", "__gnu_cxx::__verbose_terminate_handler()", "std::terminate()",
+        "__cxxabiv1::__terminate(void (*)())", "__cxa_throw", "__cxa_rethrow",
+        "<signal handler called>",
+    )
+)  # fmt: skip
+
+
+class Frame(NamedTuple):
+    """One call, without addresses and values.
+
+    function: ``??`` where gdb has no name
+    file:     of the source, as gdb has it; "": no debug information
+    line:     0: none
+    library:  the file's name of the shared library; "": the program itself, or not told
+    offset:   of a function without a name, the address within its page: it is the same wherever
+              the program was loaded
+    """
+
+    function: str
+    file: str = ""
+    line: int = 0
+    library: str = ""
+    offset: int = 0
+
+    @property
+    def place(self) -> str:
+        """``strlen.S:79``, or ``libc.so.6``; "": nobody knows."""
+        if self.file:
+            return f"{self.file.rpartition('/')[2]}:{self.line}"
+        return self.library
+
+
+class Thread(NamedTuple):
+    """One thread: its number by gdb, its id in the kernel, and where it stood."""
+
+    number: int
+    lwp: int
+    frames: tuple[Frame, ...]
+
+
+class Backtrace(NamedTuple):
+    """What gdb said of one core; frames innermost first, as gdb numbers them.
+
+    crashed: of the thread that got the signal
+    python:  the lines of ``py-bt``, where gdb has that
+    """
+
+    crashed: tuple[Frame, ...] = ()
+    threads: tuple[Thread, ...] = ()
+    python: tuple[str, ...] = ()
+
+
+def _function(text: str) -> str:
+    """``f`` of ``f (x=1)``: what stands before the arguments, which begin at the first `` (`` that
+    is in no bracket. C++ has both in names, and operators that look like brackets."""
+    depth = at = 0
+    while at < len(text):
+        if text.startswith("operator", at):
+            at += 8
+            while at < len(text) and text[at] in "<>=!+-*/%&|^~[],":
+                at += 1
+            if text.startswith("()", at):
+                at += 2
+            continue
+        begins = depth == 0 and text.startswith(" (", at)
+        if begins and not text.startswith(" (anonymous namespace)", at):
+            return text[:at]
+        if text[at] in "(<{":
+            depth += 1
+        elif text[at] in ")}" or (text[at] == ">" and text[at - 1 : at] != "-"):
+            depth = max(0, depth - 1)
+        at += 1
+    return text
+
+
+def frame(row: str) -> Frame | None:
+    """One line of a backtrace; None: it is none."""
+    match = _FRAME.fullmatch(row.rstrip())
+    if match is None:
+        return None
+    text, file, line, library = match[2], "", 0, ""
+    if place := _PLACE.fullmatch(text):
+        text, file, line = place[1], place[2], int(place[3][:9])
+    elif within := _LIBRARY.fullmatch(text):
+        text, library = within[1], within[2].rpartition("/")[2]
+    function = _function(text)[:_NAME]
+    offset = int(match[1] or "0", 16) & 0xFFF if function == "??" else 0
+    return Frame(function, file[:_NAME], line, library[:_NAME], offset)
+
+
+def parse(text: str) -> Backtrace:
+    """All that gdb said, by our headings; a line that is no frame is passed over."""
+    section, found = "", Backtrace()
+    crashed: list[Frame] = []
+    threads: list[tuple[int, int, list[Frame]]] = []
+    python: list[str] = []
+    for row in text.splitlines():
+        if row in (CRASHED, EVERY, PYTHON):
+            section = row
+        elif section == PYTHON and row.strip():
+            python.append(row)
+        elif section == EVERY and (head := _THREAD.match(row)):
+            threads.append((int(head[1][:9]), int(head[2][:9]), []))
+        elif one := frame(row):
+            if section == CRASHED:
+                crashed.append(one)
+            elif section == EVERY and threads:
+                threads[-1][2].append(one)
+    return found._replace(
+        crashed=tuple(crashed),
+        threads=tuple(Thread(number, lwp, tuple(rows)) for number, lwp, rows in threads),
+        python=tuple(python),
+    )
+
+
+def key(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+    """What two equal crashes have in common."""
+    return tuple(
+        Frame(short) if (short := _BY_CPU.sub("", one.function)) != one.function else one
+        for one in frames
+    )
+
+
+def headline(frames: Sequence[Frame]) -> Frame | None:
+    """The frame to name a crash by: the first with a name that is not only how it ended."""
+    named = [f for f in frames if f.function != "??"]
+    return next((f for f in named if f.function not in _ENDING), named[0] if named else None)
+
+
+def crashed_in(frames: Sequence[Frame], top: Frame) -> bool:
+    """Whether it crashed in this very frame, and not in one without a name that it called."""
+    before = frames[: frames.index(top)]
+    return all(frame.function in _ENDING for frame in before)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One file, however many nodes see it.
+
+    reader: the node that is asked about it
+    nodes:  all that see it
+    host:   where it was written, when its name tells: the node's name, else the host's; else ""
+    """
+
+    file: File
+    reader: str
+    nodes: tuple[str, ...]
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Crash:
+    """One core with what was read from it.
+
+    text: gdb's words; ""
+    """
+
+    found: Found
+    core: Core
+    text: str = ""
+
+    @cached_property
+    def backtrace(self) -> Backtrace:
+        return parse(self.text)
+
+    @property
+    def node(self) -> str:
+        """Where it crashed, as far as anybody knows."""
+        return self.found.host or self.found.reader
+
+    @property
+    def when(self) -> str:
+        """When it was written: ISO 8601, UTC."""
+        try:
+            moment = datetime.fromtimestamp(self.found.file.modified_ns // 10**9, timezone.utc)
+        except (OverflowError, ValueError, OSError):
+            return ""
+        return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    @property
+    def pid(self) -> int | None:
+        """As the host numbered it, where the file's name has that."""
+        return self.core.pid if self.found.file.pid is None else self.found.file.pid
+
+    @property
+    def signal(self) -> int | None:
+        return self.found.file.signal if self.core.signal is None else self.core.signal
+
+    @property
+    def program(self) -> str:
+        """The program's name, without its directory."""
+        return self.core.program.rpartition("/")[2] or self.core.comm
+
+    @property
+    def truncated(self) -> bool:
+        whole = self.core.whole_bytes
+        return whole is not None and self.found.file.size_bytes < whole
+
+
+class Group(NamedTuple):
+    """Crashes of the same program by the same signal in the same place.
+
+    crashes: the first to crash stands first
+    """
+
+    signal: int | None
+    program: str
+    frames: tuple[Frame, ...]
+    crashes: tuple[Crash, ...]
+
+    @property
+    def signal_name(self) -> str:
+        """``SIGSEGV``; see `signal_name`."""
+        return signal_name(self.signal)
+
+    @property
+    def headline(self) -> Frame | None:
+        return headline(self.frames)
+
+
+@dataclass(frozen=True)
+class Cores:
+    """What one look at the cores of all nodes showed.
+
+    asked:    the nodes
+    read:     cores with a backtrace; unread: those without, each with its reason
+    errors:   node -> why it gave no answer; unreachable: which of these could not be reached
+    notes:    node -> what kept it from looking somewhere
+    more:     node -> how many older cores were not looked at
+    complete: False when it was interrupted
+    """
+
+    started: str
+    finished: str
+    asked: tuple[str, ...]
+    crashes: tuple[Crash, ...]
+    errors: Mapping[str, str] = field(default_factory=dict)
+    unreachable: frozenset[str] = frozenset()
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    more: Mapping[str, int] = field(default_factory=dict)
+    complete: bool = True
+
+    @cached_property
+    def read(self) -> tuple[Crash, ...]:
+        return tuple(crash for crash in self.crashes if not crash.core.unread)
+
+    @cached_property
+    def unread(self) -> tuple[Crash, ...]:
+        return tuple(crash for crash in self.crashes if crash.core.unread)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        return grouped(self.read)
+
+    @cached_property
+    def file_names(self) -> tuple[str, ...]:
+        """For each of the crashes the name of the file that holds its text; see `file_names`."""
+        return tuple(file_names(self.crashes))
+
+
+def signal_name(number: int | None) -> str:
+    """``SIGSEGV``; what it was when it was no crash, or nobody says."""
+    if number is None:
+        return "signal?"
+    if number == 0:
+        return "live"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def grouped(crashes: Iterable[Crash]) -> tuple[Group, ...]:
+    """Equal crashes together; the group that began first stands first: it may be the cause of the
+    others, which lost their peer."""
+    found: dict[tuple[object, ...], list[Crash]] = {}
+    for crash in sorted(crashes, key=lambda crash: (crash.found.file.modified_ns, crash.node)):
+        frames = key(crash.backtrace.crashed)
+        found.setdefault((crash.signal, crash.program, frames), []).append(crash)
+    return tuple(
+        Group(rows[0].signal, rows[0].program, rows[0].backtrace.crashed, tuple(rows))
+        for rows in found.values()
+    )
+
+
+def _label(name: str) -> str:
+    return name.partition(".")[0].lower()
+
+
+def once(listings: Mapping[str, Listing]) -> list[Found]:
+    """Every file once, the newest first, each with the node that shall read it.
+
+    On a shared file system several nodes see the same one: path, inode, size and time are equal.
+    It is read where it was written, if its name tells that, else where least is to be read.
+    """
+    seen: dict[tuple[str, int, int, int], list[tuple[str, File]]] = {}
+    for node, listing in listings.items():
+        for file in listing.files:
+            known = (file.path, file.inode, file.modified_ns, file.size_bytes)
+            seen.setdefault(known, []).append((node, file))
+    by_label = {_label(node): node for node in listings}
+    load = dict.fromkeys(listings, 0)
+    found = []
+    for rows in sorted(seen.values(), key=lambda rows: -rows[0][1].modified_ns):
+        nodes, file = tuple(node for node, _ in rows), rows[0][1]
+        home = by_label.get(_label(file.host), "") if file.host else ""
+        reader = home if home in nodes else min(nodes, key=lambda node: load[node])
+        load[reader] += 1
+        file = next(one for node, one in rows if node == reader)
+        found.append(Found(file, reader, nodes, home or file.host))
+    return found
+
+
+def file_names(crashes: Sequence[Crash]) -> list[str]:
+    """A name for the text of each: ``NODE-PID.txt``; a second one of that name has a number."""
+    names: list[str] = []
+    for crash in crashes:
+        node = "".join(c if c.isalnum() or c in ".-_" else "_" for c in crash.node).lstrip(".-")
+        stem = f"{node[:200] or '_'}-{'unknown' if crash.pid is None else crash.pid}"
+        name, number = stem, 1
+        while f"{name}.txt" in names:
+            number += 1
+            name = f"{stem}-{number}"
+        names.append(f"{name}.txt")
+    return names

@@ -1,0 +1,68 @@
+"""The last lines of a node's files: what is asked for them, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nodeready.node import payload
+from nodeready.node.logs.tail import Config, Tail
+from nodeready.subjects import wire
+from nodeready.subjects.base import ProbeError
+from nodeready.transport import decode
+from nodeready.transport.base import FAILED, INTERRUPTED, UNREACHED, Failure, Talk
+from nodeready.transport.program import nonce as made
+from nodeready.transport.program import request
+
+#: Bytes of a node's answer, unpacked, that are looked at.
+MAX_UNPACKED = 4 << 20
+
+
+def read(text: str, nonce: str) -> Tail:
+    """What a node printed as its answer. Raises ProbeError, one line, when it is none."""
+    for name, data in wire.lines(text, nonce):
+        if name == "tail" and isinstance(data, str):
+            return wire.decode(Tail, _unpacked(data))
+    if f"{nonce} {payload.NO_PYTHON}" in text:
+        raise ProbeError(payload.NO_PYTHON)
+    raise ProbeError("the node gave no answer", text[:200])
+
+
+def _unpacked(data: str) -> object:
+    try:
+        return decode.data(decode.unpacked(data, MAX_UNPACKED))
+    except decode.DecodeError:
+        raise ProbeError("the node's answer makes no sense", data[:80]) from None
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What came of one node. error: one line when there is no tail, and its kind."""
+
+    tail: Tail | None = None
+    error: str = ""
+    kind: str = ""
+
+    @property
+    def unreachable(self) -> bool:
+        return self.kind in UNREACHED
+
+
+def fetching(node: str, config: Config, tag: str) -> Talk[Fetched]:
+    """The conversation with one node. config: its nonce and tag are set here; tag: of the run"""
+    own = replace(config, nonce=made(), tag=tag)
+    answer = yield request(node, "nodeready.node.logs.tail", own)
+    if answer.error:
+        return Fetched(error=answer.error, kind=answer.kind)
+    try:
+        return Fetched(read(answer.stdout, own.nonce))
+    except ProbeError as error:
+        why = "" if answer.ok else f": {answer.reason()}"
+        return Fetched(error=f"{error}{why}", kind=FAILED)
+
+
+def of(found: Fetched | Failure) -> Fetched:
+    """What a conversation came to, even when it was none; an interrupt is no error."""
+    if isinstance(found, Failure) or found.kind == INTERRUPTED:
+        error = "" if found.kind == INTERRUPTED else found.error
+        return Fetched(error=error, kind=found.kind)
+    return found

@@ -1,0 +1,350 @@
+"""The last lines of all nodes' files, grouped: where every rank stands by its own words. Pure.
+
+Files that were last written more than a minute before the others are a group of their own: who
+stopped first is usually the culprit, and all others wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+from nodeready.inventory.nodeset import natural
+from nodeready.node.logs.tail import Tail as Seen
+
+# --- Whose log a file is, by its path. Pure.
+
+
+class Ranks(NamedTuple):
+    """The ranks that a path tells; None: it does not."""
+
+    rank: int | None
+    local_rank: int | None
+
+
+_NAMED = re.compile(r"(?i)(?<![a-z])(?:([a-z]+)[_-]|(local))?rank[._=-]?(\d{1,7})(?!\d)")
+#: The word before "rank", where the number is another than the global rank.
+_LOCAL, _OTHERS = "local", ("node", "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp")
+#: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log
+_TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout|stderr)\.log$")
+#: train.7.out; more digits are a date or a job.
+_LAST = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$")
+
+
+def of(path: str) -> Ranks:
+    """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
+    ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last.
+    """
+    rank = local = None
+    for before, joined, number in _NAMED.findall(path):
+        word = (before or joined).lower()
+        if word == _LOCAL:
+            local = int(number)
+        elif word not in _OTHERS:
+            rank = int(number)
+    if match := _TORCHRUN.search(path):
+        local = int(match[1])
+    elif rank is None and local is None and (match := _LAST.search(path)):
+        rank = int(match[1])
+    return Ranks(rank, local)
+
+
+# --- What differs trivially between the ranks' log lines, taken out so that equal lines are equal.
+#
+# Pure. What tells something stays: steps, sequence numbers, losses, sizes, other nodes, other ranks.
+
+_CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,]\d+)?"
+_ZONE = r"(?: ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)(?![A-Za-z]))?"
+
+#: What is replaced by what, in this order; before it, what a line has in any case if it is there:
+#: to look for that is much quicker.
+_ROWS = tuple(
+    (needle, re.compile(pattern), into)
+    for needle, pattern, into in (
+        # loguru, rich and others colour whole lines.
+        ("\x1b", r"\x1b\[[0-9;]*m", ""),
+        # glog, as c10d writes it: E0301 12:00:00.123456 4711 ProcessGroupNCCL.cpp:616]
+        (
+            ":",
+            rf"(?<![A-Za-z0-9])([IWEFVD])\d{{4}} {_CLOCK}(?:\s+\d+(?= \S+:\d+\]))?",
+            r"\1<time>",
+        ),
+        ("", rf"\b\d{{4}}[-/]\d\d[-/]\d\d(?:[T ]{_CLOCK}{_ZONE})?", "<time>"),
+        (":", rf"\b\d{{8}}[T ]{_CLOCK}{_ZONE}", "<time>"),
+        (
+            ":",
+            r"\b(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? )?"
+            rf"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +\d{{1,2}} {_CLOCK}"
+            r"(?: \d{4})?",
+            "<time>",
+        ),
+        # tqdm: [05:23<06:33,  1.40it/s]
+        ("<", r"\[\d+:\d\d(?::\d\d)?<[^\]]*\]", "[<time>]"),
+        (":", rf"\b{_CLOCK}{_ZONE}", "<time>"),
+        # Seconds since 1970, from 2017 to 2033.
+        ("1", r"(?<![\w.])1[5-9]\d{8}(?:\.\d+|\d{3}|\d{6}|\d{9})?(?![\w.])", "<time>"),
+        (
+            "",
+            r"(?<![\w.])\d+(?:\.\d+)? ?"
+            r"(?:ns|us|ms|s|secs?|seconds?|milliseconds?|microseconds?|minutes?)\b(?!/)",
+            "<time>",
+        ),
+        # NCCL: host:pid:thread [device] NCCL INFO
+        ("<host>:", r"<host>:\d+:\d+ \[\d+\]", "<host>:<pid>:<pid> [<rank>]"),
+        # torchrun with several nodes: [host:rank]
+        ("[<host>:", r"\[<host>:\d+\]", "[<host>:<rank>]"),
+        ("", r"\b((?i:pid|tid|lwp|thread|process))([ =:#]{0,3})\d+\b", r"\1\2<pid>"),
+        # syslog: python[4711]:
+        ("]:", r"(?<=[\w)])\[\d{2,7}\](?=:)", "[<pid>]"),
+        ("0x", r"\b0x[0-9a-fA-F]{4,}\b", "<address>"),
+        ("cuda:", r"\bcuda:\d+\b", "cuda:<rank>"),
+    )
+)
+# [rank7]: Rank 7, rank=7, local_rank 3, GLOBAL_RANK: 7
+_RANK = re.compile(
+    r"(?i)(?<![a-z])((?:(?:local|global|world)[_ -]?)?rank[ \t_:=#(\[]{0,3})(\d+)\b"
+)
+# At the beginning: [7]: and [default7]: of torchrun, 7: of srun -l
+_FIRST = re.compile(r"^(\[(?:[a-z]+)?|\s*)(\d+)(?=\]:|: )")
+
+
+def own_names(*names: str) -> re.Pattern[str]:
+    """Finds a node's names, with a domain or without, in its own lines."""
+    found = {name.partition(".")[0] for name in names if not _is_address(name)} | {*names}
+    # A letter alone would be found in other words.
+    wanted = sorted((re.escape(name) for name in found if len(name) > 1), key=len, reverse=True)
+    return re.compile(rf"(?<![\w.-])(?:{'|'.join(wanted) or '(?!)'})(?:\.[\w.-]*\w)?(?![\w-])")
+
+
+def _is_address(name: str) -> bool:
+    return ":" in name or name.replace(".", "").isdigit()
+
+
+def line_shape(lines: Iterable[str], names: re.Pattern[str], ranks: Ranks) -> tuple[str, ...]:
+    """The lines with placeholders for times, addresses, processes, the node and its own rank.
+
+    names: of the node, from `own_names`
+    ranks: of the file; where its path tells none, every number behind the word rank is replaced
+    """
+    own = {number for number in ranks if number is not None}
+
+    def rank(match: re.Match[str]) -> str:
+        mine = not own or int(match[2]) in own
+        return f"{match[1]}<rank>" if mine else match[0]
+
+    def first(match: re.Match[str]) -> str:
+        # A bare number at the beginning may be a step.
+        bracket = match[1].startswith("[")
+        mine = int(match[2]) in own if own else bracket
+        return ("[<rank>" if bracket else "<rank>") if mine else match[0]
+
+    found = []
+    for line in lines:
+        text = names.sub("<host>", line)
+        for needle, pattern, into in _ROWS:
+            if needle in text:
+                text = pattern.sub(into, text)
+        text = _FIRST.sub(first, text)
+        found.append(_RANK.sub(rank, text))
+    return tuple(found)
+
+
+#: Seconds by which a file must be older than half of the others to have stopped before them.
+BEHIND_S = 60
+
+#: Kinds of groups, in the order of the report: nodes where no file matches; what could not be
+#: read; files that stopped before the others; the others; what is no file for us (a directory).
+KINDS = ("no-file", "unreadable", "stopped", "lines", "skipped")
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of one node.
+
+    rank, local_rank: as its path tells, or None
+    mtime_s:  when it was written last, in seconds since 1970; None for what was not read
+    age_s:    how long ago that was, by the clock of the node; None for what was not read
+    behind_s: how much longer ago than the median of all files
+    matches:  of --grep, in the last 256 KB; None without one
+    """
+
+    node: str
+    path: str
+    rank: int | None
+    local_rank: int | None
+    size_bytes: int | None = None
+    mtime_s: float | None = None
+    age_s: float | None = None
+    behind_s: float | None = None
+    matches: int | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files with equal last lines, or that were not read for the same reason.
+
+    kind:    no-file: nodes where no file matches; unreadable: what could not be read; stopped:
+             files last written more than a minute before the others; lines: the others; skipped:
+             what is no file to read, such as a directory
+    nodes:   each once
+    lines:   of the example, the oldest first
+    example: NODE:PATH, or empty for no-file
+    why:     why it was not read, or empty
+    """
+
+    kind: Annotated[str, {"enum": KINDS}]
+    nodes: Annotated[tuple[str, ...], {"minItems": 1}]
+    files: tuple[File, ...]
+    lines: tuple[str, ...] = ()
+    example: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The document.
+
+    started, finished: ISO 8601, UTC, with a Z
+    left_out: files that match, too, on nodes that have more than --max-files
+    notes:    node -> what is wrong with its whole answer
+    unreachable, failed: node -> why it gave none
+    complete: False when it was interrupted
+    """
+
+    started: str
+    finished: str
+    pattern: str
+    grep: str
+    groups: tuple[Group, ...]
+    left_out: int
+    notes: Mapping[str, str]
+    unreachable: Mapping[str, str]
+    failed: Mapping[str, str]
+    complete: bool = True
+
+    @property
+    def files(self) -> int:
+        """How many were read."""
+        return sum(len(g.files) for g in self.groups if g.kind in ("stopped", "lines"))
+
+    @property
+    def whole(self) -> bool:
+        """Whether every node has a file, and all could be read."""
+        return not self.notes and not any(g.kind in ("no-file", "unreadable") for g in self.groups)
+
+
+@dataclass
+class _Shape:
+    """All files whose lines are alike. Of the lines only the newest and the oldest are kept."""
+
+    files: list[File] = field(default_factory=list)
+    newest: tuple[File, tuple[str, ...]] | None = None
+    oldest: tuple[File, tuple[str, ...]] | None = None
+
+    def add(self, file: File, lines: tuple[str, ...]) -> None:
+        self.files.append(file)
+        if self.newest is None or _age(file) < _age(self.newest[0]):
+            self.newest = file, lines
+        if self.oldest is None or _age(file) > _age(self.oldest[0]):
+            self.oldest = file, lines
+
+
+class Grouping:
+    """Takes the nodes' answers one by one."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[str, ...], _Shape] = {}
+        self._unread: dict[tuple[str, str], list[File]] = {}
+        self._without: dict[str, list[str]] = {}
+        self._left_out = 0
+        self.notes: dict[str, str] = {}
+
+    def add(self, node: str, seen: Seen) -> None:
+        """One node's answer."""
+        names = own_names(node, seen.host)
+        if seen.error:
+            self.notes[node] = seen.error
+        for one in seen.files:
+            ranks = of(one.path)
+            file = File(
+                *(node, one.path, *ranks, one.size_bytes, one.mtime_s, one.age_s),
+                matches=one.matches,
+            )
+            shape = line_shape(one.lines, names, ranks)
+            self._shapes.setdefault(shape, _Shape()).add(file, one.lines)
+        for other in seen.unread:
+            kind = "unreadable" if other.fault else "skipped"
+            file = File(node, other.path, *of(other.path))
+            self._unread.setdefault((kind, other.why), []).append(file)
+        faults = any(other.fault for other in seen.unread)
+        if not (seen.files or faults or seen.error):
+            why = "the files that match were written before" if seen.older else "no file matches"
+            self._without.setdefault(why, []).append(node)
+        self._left_out += max(0, seen.left_out)
+
+    def done(
+        self,
+        *,
+        started: str,
+        finished: str,
+        pattern: str,
+        grep: str = "",
+        unreachable: Mapping[str, str],
+        failed: Mapping[str, str],
+        complete: bool = True,
+    ) -> Tail:
+        """The document: within each kind, the smallest group first."""
+        groups = [
+            Group("no-file", tuple(sorted(nodes, key=natural)), (), why=why)
+            for why, nodes in self._without.items()
+        ]
+        groups += [
+            _group(kind, files, why=why, first=(files[0], ()))
+            for (kind, why), files in self._unread.items()
+        ]
+        groups += self._of_lines()
+        groups.sort(key=lambda group: (KINDS.index(group.kind), len(group.files or group.nodes)))
+        return Tail(
+            *(started, finished, pattern, grep, tuple(groups), self._left_out),
+            notes=dict(self.notes),
+            unreachable=dict(unreachable),
+            failed=dict(failed),
+            complete=complete,
+        )
+
+    def _of_lines(self) -> Iterable[Group]:
+        ages = [_age(file) for shape in self._shapes.values() for file in shape.files]
+        usual = statistics.median_low(ages) if ages else 0.0
+        for shape in self._shapes.values():
+            files = [_compared(file, usual) for file in shape.files]
+            stopped = [file for file in files if (file.behind_s or 0) > BEHIND_S]
+            others = [file for file in files if (file.behind_s or 0) <= BEHIND_S]
+            if stopped and shape.oldest:
+                yield _group("stopped", stopped, first=shape.oldest)
+            if others and shape.newest:
+                yield _group("lines", others, first=shape.newest)
+
+
+def _age(file: File) -> float:
+    return file.age_s or 0.0
+
+
+def _compared(file: File, usual: float) -> File:
+    known = {name: getattr(file, name) for name in file.__dataclass_fields__}
+    return File(**{**known, "behind_s": round(_age(file) - usual, 3)})
+
+
+def _group(
+    kind: str, files: list[File], *, first: tuple[File, tuple[str, ...]], why: str = ""
+) -> Group:
+    files = sorted(files, key=_place)
+    nodes = tuple(dict.fromkeys(sorted((file.node for file in files), key=natural)))
+    example, lines = first
+    return Group(kind, nodes, tuple(files), lines, f"{example.node}:{example.path}", why)
+
+
+def _place(file: File) -> tuple[bool, int, object, str]:
+    return file.rank is None, file.rank or 0, natural(file.node), file.path

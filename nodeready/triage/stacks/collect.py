@@ -1,0 +1,296 @@
+"""The capture program on all nodes at once, and what it said: each node's answer, unread.
+
+An answer is unpacked when it is grouped and not kept as objects, so that the traces of 16,384
+nodes fit in memory.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from nodeready.node import payload
+from nodeready.node.stacks import program as answers
+from nodeready.node.stacks.processes import FAMILIES
+from nodeready.node.stacks.program import Config
+from nodeready.node.stacks.py_spy import NATIVE_LIMIT_S
+from nodeready.reports.text import counted, nodes
+from nodeready.transport.base import (
+    FAILED,
+    HUNG,
+    INTERRUPTED,
+    TIMEOUT,
+    UNREACHED,
+    Answer,
+    Asks,
+    Request,
+)
+from nodeready.transport.program import request
+from nodeready.triage.stacks.document import Stacks
+from nodeready.triage.stacks.trace import Trace, TraceError, read
+
+#: The program on the node.
+MAIN = "nodeready.node.stacks.program"
+#: Processes that are named where no rank was found.
+MOST_INSTEAD = 10
+#: Seconds that a command has on a node beyond the program's own limit.
+MARGIN_S = 3
+
+
+@dataclass
+class Captured:
+    """What the nodes answered.
+
+    asked:     all nodes
+    answers:   node -> its answer, as it came
+    errors:    node -> why there is no trace of it, one line; complete after `traces`
+    corrected: node -> its trace, where more is known than its answer says
+    complete:  False when it was interrupted
+    """
+
+    config: Config
+    asked: list[str]
+    answers: dict[str, Answer] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    corrected: dict[str, Trace] = field(default_factory=dict)
+    instead: list[tuple[str, str]] = field(default_factory=list)
+    complete: bool = True
+
+    @property
+    def unreached(self) -> list[str]:
+        """Nodes to which there was no way, or that were lost."""
+        return [name for name, answer in self.answers.items() if answer.kind in UNREACHED]
+
+    @property
+    def mistaken(self) -> list[str]:
+        """Nodes that a mistake of ours has cost."""
+        return [name for name, answer in self.answers.items() if answer.kind == FAILED]
+
+    def traces(self) -> Iterator[Trace]:
+        """Every node's trace, one at a time, under the name that the inventory has for it."""
+        self.errors.clear()
+        self.instead.clear()
+        for name in self.asked:
+            if name not in self.answers:
+                self.errors[name] = "no answer: interrupted" if not self.complete else "no answer"
+                continue
+            try:
+                trace = self.corrected.get(name) or trace_of(
+                    name, self.answers[name], self.config.nonce
+                )
+            except TraceError as problem:
+                self.errors[name] = str(problem)
+                continue
+            if not trace["processes"]:
+                if trace["error"]:
+                    self.errors[name] = trace["error"]
+                    continue
+                room = MOST_INSTEAD - len(self.instead)
+                self.instead += [(name, words) for words in trace["instead"][:room]]
+            yield trace
+
+
+def trace_of(name: str, said: Answer, nonce: str) -> Trace:
+    """The trace in a node's answer. Raises TraceError with the reason when there is none."""
+    if said.error and said.kind not in (TIMEOUT, HUNG):
+        raise TraceError(said.error)
+    if f"{nonce} {payload.NO_PYTHON}" in said.stdout:
+        raise TraceError(payload.NO_PYTHON)
+    try:
+        data: dict[str, Any] = answers.unpack(said.stdout, nonce)
+    except ValueError as problem:
+        raise TraceError(str(problem) if said.ok else said.reason()) from None
+    # A node's own word for its name is only that.
+    return read({**data, "node": name}, name)
+
+
+def capture(ask: Asks, nodes: Iterable[str], config: Config) -> Captured:
+    """Run the program on all nodes at once. An interrupt ends it, and is in the result."""
+    found = Captured(config, list(nodes))
+    return more(found, ask, "stacks", {name: requested(name, config) for name in found.asked})
+
+
+def requested(name: str, config: Config) -> Request:
+    """What runs the program on a node."""
+    return request(name, MAIN, config, margin_s=MARGIN_S)
+
+
+def more(found: Captured, ask: Asks, what: str, asked: Mapping[str, Request]) -> Captured:
+    """The answers of these nodes, into what was found of the others."""
+    for name, answer in ask(what, asked).items():
+        if answer.kind == INTERRUPTED:
+            found.complete = False
+        else:
+            found.answers[name] = answer
+    return found
+
+
+# --- The second round: native stacks, which cost their processes a pause, of a few chosen ones.
+
+if TYPE_CHECKING:
+    pass
+
+#: Processes of which a native stack is taken.
+MOST = 16
+#: States in which py-spy's blocking mode would hang, or wake nobody (proc(5)).
+_NOT_TO_BE_PAUSED = frozenset("DTtZX")
+
+
+def chosen(stacks: Stacks, most: int = MOST) -> dict[str, list[int]]:
+    """Node -> the processes to unwind: one of each group with a stack, then all of those groups
+    that are not the largest; the most suspicious first, at most so many.
+    """
+    groups = [index for index, group in enumerate(stacks.groups) if group.kind == "stack"]
+    if not groups:
+        return {}
+    largest = max(groups, key=lambda index: stacks.groups[index].processes)
+    members = {
+        index: [
+            one
+            for one in stacks.processes
+            if one.group == index and one.state[:1] not in _NOT_TO_BE_PAUSED
+        ]
+        for index in groups
+    }
+    wanted = [one for index in groups for one in members[index][:1]]
+    wanted += [one for index in groups if index != largest for one in members[index][1:]]
+    found: dict[str, list[int]] = {}
+    for one in wanted[:most]:
+        found.setdefault(one.node, []).append(one.pid)
+    return found
+
+
+def unwind(found: Captured, ask: Asks, stacks: Stacks) -> list[str]:
+    """Take the native stacks, one at a time on each node, and put them into the traces.
+
+    Returns why there are none of some, one line each.
+    """
+    pids = chosen(stacks)
+    longest = max(map(len, pids.values()), default=0)
+    config = replace(
+        found.config,
+        nonce=f"nodeready-{secrets.token_hex(8)}",
+        limit_s=(NATIVE_LIMIT_S + 2) * longest,
+    )
+    second = Captured(config, list(pids))
+    asked = {
+        name: requested(name, replace(config, native=tuple(numbers)))
+        for name, numbers in pids.items()
+    }
+    more(second, ask, "native", asked)
+    found.complete = second.complete
+    problems = []
+    for trace in second.traces():
+        name = trace["node"]
+        first = trace_of(name, found.answers[name], found.config.nonce)
+        found.corrected[name], missing = merged(first, trace, pids[name])
+        problems += [f"{name}: no native stack of process {pid}: {why}" for pid, why in missing]
+    problems += [f"{name}: no native stacks: {why}" for name, why in second.errors.items()]
+    return problems
+
+
+def merged(
+    trace: Trace, native: Trace, pids: Iterable[int]
+) -> tuple[Trace, list[tuple[int, str]]]:
+    """The trace with the native stacks of another of the same node, and who has none and why."""
+    frames, stacks = list(trace["frames"]), list(trace["stacks"])
+    places = {tuple(frame): index for index, frame in enumerate(frames)}
+    by_pid = {process["pid"]: process for process in native["processes"]}
+    found: dict[int, int] = {}
+    missing = []
+    for pid in pids:
+        process = by_pid.get(pid)
+        if process is None or process["native"] is None:
+            missing.append((pid, _why(process)))
+            continue
+        path = []
+        for index in native["stacks"][process["native"]]:
+            frame = native["frames"][index]
+            if tuple(frame) not in places:
+                places[tuple(frame)] = len(frames)
+                frames.append(frame)
+            path.append(places[tuple(frame)])
+        found[pid] = len(stacks)
+        stacks.append(path)
+    processes = [
+        {**process, "native": found.get(process["pid"], process["native"])}
+        for process in trace["processes"]
+    ]
+    return {**trace, "frames": frames, "stacks": stacks, "processes": processes}, missing
+
+
+def _why(process: Mapping[str, Any] | None) -> str:
+    if process is None:
+        return "it has ended"
+    return str(process["note"]).removeprefix("no native stack: ") or "py-spy gave none"
+
+
+# --- What is looked for on the nodes, and the words for having found nothing.
+
+#: Seconds of the time on a node for finding the processes, and for the last dumps.
+_DUMPS_S = 10
+
+
+class SearchError(ValueError):
+    """Options that cannot be; one line."""
+
+
+def program_config(
+    timeout_s: int,
+    *,
+    job: str = "",
+    pids: tuple[int, ...] = (),
+    match: str = "",
+    samples: int = 2,
+    interval_s: float = 2.0,
+) -> Config:
+    """What the program on the nodes has to do, with a nonce and a tag of its own.
+
+    timeout_s: seconds for one node. Raises SearchError.
+    """
+    try:
+        re.compile(match)
+    except re.error as problem:
+        raise SearchError(f"--match {match}: no regular expression: {problem}") from None
+    needed = (samples - 1) * interval_s + _DUMPS_S
+    if timeout_s < needed:
+        raise SearchError(
+            f"--timeout {timeout_s}: {counted(samples, 'sample')} every {interval_s:g} s "
+            f"need {needed:.0f} s at least"
+        )
+    return Config(
+        nonce=f"nodeready-{secrets.token_hex(8)}",
+        tag=f"nodeready:{secrets.token_hex(6)}",
+        limit_s=timeout_s,
+        job=job,
+        pids=pids,
+        match=match,
+        samples=samples,
+        interval_s=interval_s,
+    )
+
+
+def _looked_for(config: Config) -> str:
+    """What a process must have to be found."""
+    if config.pids:
+        return f"there is no process {', '.join(map(str, config.pids))}"
+    if config.match:
+        words = f"no process has {config.match!r} in its command line"
+    else:
+        names = ", ".join(family[0] for family in FAMILIES)
+        words = f"no process has one of {names} in its environment"
+    return f"{words} and belongs to job {config.job}" if config.job else words
+
+
+def nothing(found: Captured) -> str:
+    """No rank anywhere: what was looked for, and what runs instead."""
+    answered = [name for name in found.asked if name not in found.errors]
+    text = f"no ranks on {nodes(answered)}: {_looked_for(found.config)}"
+    if found.instead:
+        shown = "; ".join(f"{words} on {name}" for name, words in found.instead[:MOST_INSTEAD])
+        text += f". What runs instead: {shown}. Choose with --pid or --match; "
+        text += "another user's ranks are seen as that user, or with --sudo"
+    return text

@@ -1,0 +1,423 @@
+"""Ranks that stand at the same place, from the raw traces of all nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nodeready.inventory.nodeset import natural
+from nodeready.triage.stacks import advise, hints
+from nodeready.triage.stacks.document import KINDS, Group, Rank, Stacks, Thread
+from nodeready.triage.stacks.hints import Places
+
+# --- How one process stands: the kind, the reason and the verdict of what its trace shows.
+
+#: CPU seconds per second below which a process counts as waiting: the heartbeats, watchdogs and
+#: loaders of a process that hangs use some; a loop that spins uses all of a core.
+IDLE = 0.05
+#: The kernel counts CPU time in ticks of 10 ms (USER_HZ): two of them say nothing.
+_TICKS_S = 0.025
+#: What `capture.py_spy` says of a process that is not there any more.
+_GONE = "it has ended"
+
+
+class Standing(NamedTuple):
+    """kind, verdict: as in `nodeready.triage.stacks.document`. why: for what has no stack to compare.
+
+    stack: number of the main thread's last stack; None: there is none
+    """
+
+    kind: str
+    verdict: str | None
+    why: str
+    stack: int | None
+    cpu_s: float | None
+
+
+def standing(
+    process: Mapping[str, Any], stacks: Sequence[int], places: Places, interval_s: float
+) -> Standing:
+    """Judge the samples of one process.
+
+    stacks: the numbers of the trace's stacks. The last sample that has a stack decides where it
+    stands, all samples decide whether it moves: another stack is progress; the same one is
+    waiting when it used less than 5 % of the time as CPU time, and spinning when it used more.
+    """
+    cpu = process["cpu_s"]
+    used = round(max(0.0, cpu[-1] - cpu[0]), 2) if len(cpu) > 1 else None
+    mains = [stacks[one["main"]] for one in process["samples"] if one["main"] is not None]
+    stack = mains[-1] if mains else None
+    state, note = process["state"][:1], process["note"]
+    if state in ("Z", "X", "x") or note.startswith("ended"):
+        return Standing("dead", None, _ended(state, note), stack, used)
+    if state == "T":
+        why = "stopped by a signal (SIGSTOP) or by the scheduler"
+        return Standing("stopped", None, why, stack, used)
+    if state == "t" or process["tracer"]:
+        why = "another process traces it: a debugger, strace"
+        return Standing("traced", None, why, stack, used)
+    verdict = None
+    if len(mains) > 1:
+        if not (mains.count(stack) == len(mains) or _stayed(mains, places)):
+            verdict = "progressing"
+        elif used is not None:
+            most = max(_TICKS_S, IDLE * interval_s * (len(cpu) - 1))
+            verdict = "blocked" if used < most else "spinning"
+    # It was in D for a moment only when it has gone on since.
+    if state == "D" and verdict in (None, "blocked"):
+        return Standing("uninterruptible", None, _kernel(process), stack, used)
+    if stack is None:
+        why = _no_stack(process)
+        return Standing("dead" if why == _GONE else "no-data", None, why, None, used)
+    return Standing("stack", verdict, "", stack, used)
+
+
+def _stayed(mains: Sequence[int], places: Places) -> bool:
+    return all(places.same(mains[0], one) for one in mains[1:])
+
+
+def _ended(state: str, note: str) -> str:
+    if state == "Z":
+        return "a zombie: it has ended, and whoever started it has not asked for its status"
+    return note or _GONE
+
+
+def _in_kernel(process: Mapping[str, Any]) -> str:
+    """The innermost function in the kernel, or ""."""
+    for text in (*process["kernel_stack"][:1], process["wait_channel"]):
+        name: str = text.partition("+")[0].strip()
+        if name not in ("", "0", "-"):
+            return name
+    return ""
+
+
+def _kernel(process: Mapping[str, Any]) -> str:
+    name = _in_kernel(process)
+    return f"waits in the kernel (state D), in {name}" if name else "waits in the kernel (state D)"
+
+
+def _no_stack(process: Mapping[str, Any]) -> str:
+    """Why there is no stack. Its own pid in a message would make each one a group of its own."""
+    errors = [one["error"] for one in process["samples"] if one["error"]]
+    why: str = errors[-1] if errors else process["note"] or "no stack was taken"
+    if "not python" in why.lower():
+        name = _in_kernel(process)
+        return (
+            "not Python: it runs"
+            if process["state"] == "R"
+            else (f"not Python: it waits in {name}" if name else "not Python")
+        )
+    pid = str(process["pid"])
+    return " ".join("PID" if word.strip("().,:;") == pid else word for word in why.split())
+
+
+# --- What is kept of every node's trace until all are there: processes, by where they stand.
+
+_MAIN = "MainThread"
+#: Groups that are at a place; the others differ in their reason alone.
+PLACED = ("stack", "uninterruptible")
+
+
+class Process(NamedTuple):
+    """One process, with its `Rank.group` not known yet."""
+
+    node: str
+    pid: int
+    rank: int | None
+    local_rank: int | None
+    state: str
+    wait_channel: str
+    cpu_s: float | None
+    note: str
+
+
+class Bucket:
+    """Processes of one group. stacks: the different ones; None among them: one that has none."""
+
+    __slots__ = ("kind", "native", "processes", "stacks", "threads", "verdict", "why")
+
+    def __init__(self, kind: str, verdict: str | None, why: str) -> None:
+        self.kind, self.verdict, self.why = kind, verdict, why
+        self.processes: list[Process] = []
+        self.stacks: set[int | None] = set()
+        self.native: int | None = None
+        self.threads: list[tuple[str, int]] = []
+
+
+class Job:
+    """What was found of one job."""
+
+    def __init__(self) -> None:
+        self.buckets: dict[tuple[Any, ...], Bucket] = {}
+        self.world_sizes: dict[int, int] = {}
+        self.count = 0
+
+
+class Gathered:
+    """Reads one trace after the other, and keeps of each only what is needed."""
+
+    def __init__(self, all_threads: bool) -> None:
+        self.all_threads = all_threads
+        self.places = Places()
+        self.jobs: dict[str, Job] = {}
+        self.nodes: dict[str, None] = {}
+        #: Nodes with processes, of whatever job.
+        self.answered: set[str] = set()
+        self.errors: dict[str, str] = {}
+        self.instead: dict[str, Sequence[str]] = {}
+        self.started: list[str] = []
+        self._texts: dict[str, str] = {}
+
+    def read(self, trace: Mapping[str, Any]) -> None:
+        node, interval = trace["node"], trace["interval_s"]
+        self.nodes[node] = None
+        self.started.append(trace["started"])
+        if trace["error"]:
+            self.errors[node] = trace["error"]
+        if trace["processes"]:
+            self.answered.add(node)
+        elif trace["instead"]:
+            self.instead[node] = trace["instead"]
+        numbers = self.places.numbers(trace)
+        # Every trace has strings of its own, and most of them are the same.
+        shared = self._texts.setdefault
+        for process in trace["processes"]:
+            job = self.jobs.get(process["job"])
+            if job is None:
+                job = self.jobs[process["job"]] = Job()
+            job.count += 1
+            world = process["world_size"]
+            if world is not None:
+                job.world_sizes[world] = job.world_sizes.get(world, 0) + 1
+            found = standing(process, numbers, self.places, interval)
+            threads = self._threads(process, numbers) if self.all_threads else []
+            path = None
+            if found.stack is not None and found.kind in PLACED:
+                path = self.places.path_of[found.stack]
+            others: tuple[int, ...] = ()
+            if threads:
+                others = tuple(sorted(self.places.path_of[stack] for _, stack in threads))
+            key = (found.kind, found.why, path, others, found.verdict)
+            bucket = job.buckets.get(key)
+            if bucket is None:
+                bucket = job.buckets[key] = Bucket(found.kind, found.verdict, found.why)
+                bucket.threads = threads
+            bucket.stacks.add(found.stack)
+            if process["native"] is not None and bucket.native is None:
+                bucket.native = numbers[process["native"]]
+            state, wait, note = process["state"], process["wait_channel"], process["note"]
+            if found.kind == "traced" and process["tracer"] and not note:
+                note = f"traced by pid {process['tracer']}"
+            bucket.processes.append(
+                Process(
+                    node,
+                    process["pid"],
+                    _rank(process["rank"]),
+                    _rank(process["local_rank"]),
+                    shared(state, state),
+                    shared(wait, wait),
+                    found.cpu_s,
+                    shared(note, note),
+                )
+            )
+
+    def _threads(self, process: Mapping[str, Any], numbers: list[int]) -> list[tuple[str, int]]:
+        """The other threads at the last sample that has a stack."""
+        for sample in reversed(process["samples"]):
+            if sample["main"] is not None:
+                pairs = sample["threads"]
+                return [(name, numbers[at]) for name, at in pairs if name != _MAIN]
+        return []
+
+
+def _rank(value: int | None) -> int | None:
+    """Launchers say -1 for "none", and what is beyond every job is no rank."""
+    return value if value is not None and 0 <= value < advise.MAX_RANKS else None
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Traces hold no cycles, and looking for some at each of so many tuples costs a third."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
+    """The buckets; who was seen once at a place says nothing against the others there."""
+    largest: dict[tuple[Any, ...], Bucket] = {}
+    for key, bucket in buckets.items():
+        other = largest.get(key[:-1])
+        if bucket.verdict and (other is None or len(bucket.processes) > len(other.processes)):
+            largest[key[:-1]] = bucket
+    kept = []
+    for key, bucket in buckets.items():
+        home = largest.get(key[:-1])
+        if bucket.verdict is None and home is not None:
+            home.processes += bucket.processes
+            home.stacks |= bucket.stacks
+            home.native = bucket.native if home.native is None else home.native
+        else:
+            kept.append(bucket)
+    return kept
+
+
+def _group(bucket: Bucket, places: Places, order: Mapping[str, int]) -> Group:
+    stacks = sorted(stack for stack in bucket.stacks if stack is not None)
+    # For the other kinds the place is worth telling when all are there.
+    one_path = len({places.path_of[stack] for stack in stacks}) == 1
+    frames = places.frames(stacks) if one_path and None not in bucket.stacks else ()
+    native = () if bucket.native is None else places.frames([bucket.native])
+    waits = bucket.kind in PLACED and bucket.verdict != "progressing"
+    hint = hints.find(frames, native) if waits else None
+    nodes = {process.node for process in bucket.processes}
+    return Group(
+        bucket.kind,
+        bucket.verdict,
+        tuple(sorted({one.rank for one in bucket.processes if one.rank is not None})),
+        tuple(sorted(nodes, key=order.__getitem__)),
+        frames,
+        hint.text if hint else "",
+        bucket.why,
+        len(frames),
+        len(bucket.processes),
+        native,
+        tuple(Thread(name, places.frames([stack])) for name, stack in bucket.threads),
+    )
+
+
+def _silent(errors: Mapping[str, str]) -> list[Group]:
+    """The nodes without an answer, those with the same reason together."""
+    reasons: dict[str, list[str]] = {}
+    for node in sorted(errors, key=natural):
+        reasons.setdefault(errors[node].replace(node, "NODE"), []).append(node)
+    return [
+        Group("no-data", None, (), tuple(nodes), why=why if len(nodes) > 1 else errors[nodes[0]])
+        for why, nodes in reasons.items()
+    ]
+
+
+def _forks(groups: Sequence[Group]) -> list[int]:
+    """For each group the index of the first frame that no larger one with a stack shares.
+
+    Of two as large, the one with the lower rank counts as the larger.
+    """
+    tree: dict[tuple[int, str, str], int] = {}
+    forks = [0] * len(groups)
+    for at in sorted(range(len(groups)), key=lambda at: _largest_first(groups[at])):
+        place = depth = 0
+        for frame in groups[at].frames:
+            place = tree.get((place, frame.function, frame.file), 0)
+            if not place:
+                break
+            depth += 1
+        forks[at] = depth
+        place = 0
+        for frame in groups[at].frames if groups[at].kind == "stack" else ():
+            place = tree.setdefault((place, frame.function, frame.file), len(tree) + 1)
+    return forks
+
+
+def _largest_first(group: Group) -> tuple[bool, int, tuple[int, ...]]:
+    return group.kind != "stack", -group.processes, group.ranks[:1]
+
+
+def _with_fork(one: Group, fork: int) -> Group:
+    return one if one.fork == fork else dataclasses.replace(one, fork=fork)
+
+
+def _suspicion(group: Group, everything: int) -> tuple[int, int, int, int]:
+    """The order: kinds without a stack, unless they are the most; then few before many."""
+    size = max(group.processes, len(group.ranks), len(group.nodes))
+    usual = group.kind != "stack" and 2 * size > everything
+    kind = len(KINDS) if usual else KINDS.index(group.kind)
+    return kind, size, group.ranks[0] if group.ranks else advise.MAX_RANKS, group.fork
+
+
+def _world(job: Job) -> int | None:
+    """What all ranks that say it agree on."""
+    return next(iter(job.world_sizes)) if len(job.world_sizes) == 1 else None
+
+
+def group(
+    traces: Iterable[Mapping[str, Any]],
+    errors: Mapping[str, str],
+    *,
+    all_threads: bool = False,
+    started: str = "",
+    finished: str = "",
+    complete: bool = True,
+) -> Stacks:
+    """All traces as one document, the most suspicious group first. No trace is kept.
+
+    traces: as `traces.read` has checked them. Of several jobs the one with most processes is
+        grouped, and the advice names the others
+    errors: node -> why it gave no answer; looked at after all traces (see `traces.load`)
+    all_threads: ranks are together only when their other threads stand at the same places too
+    started, finished: "": when the first and the last trace were taken
+    complete: False: no rank counts as missing, because not all nodes were asked
+    """
+    with _no_collector():
+        reader = Gathered(all_threads)
+        for trace in traces:
+            reader.read(trace)
+        return _grouped(reader, errors, started, finished, complete)
+
+
+def _grouped(
+    reader: Gathered, errors: Mapping[str, str], started: str, finished: str, complete: bool
+) -> Stacks:
+    said = {**errors, **reader.errors}
+    silent = {node: why for node, why in said.items() if node not in reader.answered}
+    order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
+    names = sorted(reader.jobs, key=lambda name: (-reader.jobs[name].count, natural(name)))
+    name = names[0] if names else ""
+    job = reader.jobs[name] if names else Job()
+    buckets = _merged(job.buckets)
+    found: list[tuple[Group, Bucket | None]] = [
+        (_group(bucket, reader.places, order), bucket) for bucket in buckets
+    ]
+    found += [(one, None) for one in _silent(silent)]
+    by_node: dict[str, set[int]] = {}
+    for bucket in buckets:
+        for process in bucket.processes:
+            if process.rank is not None:
+                by_node.setdefault(process.node, set()).add(process.rank)
+    without = [node for node in order if node not in by_node and node not in silent]
+    lost = advise.missing(_world(job), by_node, silent, without) if complete else None
+    if lost:
+        found.append((lost, None))
+    forks = _forks([one for one, _ in found])
+    everything = job.count + len(silent) + len(lost.ranks if lost else ())
+    found = [
+        (_with_fork(one, fork), bucket) for (one, bucket), fork in zip(found, forks, strict=True)
+    ]
+    found.sort(key=lambda pair: _suspicion(pair[0], everything))
+    ranks = [
+        Rank(*process[:7], at, process.note)
+        for at, (_, bucket) in enumerate(found)
+        if bucket
+        for process in bucket.processes
+    ]
+    ranks.sort(key=lambda one: (one.rank is None, one.rank or 0, order[one.node], one.pid))
+    times = [text for text in reader.started if text]
+    made = Stacks(
+        started or min(times, default=""),
+        finished or max(times, default=""),
+        name,
+        _world(job),
+        tuple(one for one, _ in found),
+        tuple(ranks),
+        said,
+        (),
+        complete,
+    )
+    others = {other: reader.jobs[other].count for other in names[1:]}
+    return advise.advised(made, job.world_sizes, others, reader.instead)

@@ -1,0 +1,247 @@
+"""Raw traces: what one node's processes showed, as plain data (``nodeready.trace/1``)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from nodeready.inventory.nodeset import MAX_NAME, natural
+
+SCHEMA = "nodeready.trace/1"
+
+#: A trace as it came from JSON: see docs/schema/trace-1.json.
+Trace = dict[str, Any]
+
+#: Bytes of one file: thousands of times what a node with eight ranks needs.
+MAX_BYTES = 256 << 20
+#: Numbers beyond these are no pid, rank, line or time of any machine (INT_MAX; 300 years).
+_MOST, _LONGEST_S = 2**31 - 1, 1e10
+
+_NONE = type(None)
+_NUMBER = (int, float)
+_HEAD = {
+    "schema": (str,), "node": (str,), "started": (str,), "interval_s": _NUMBER, "error": (str,),
+    "frames": (list,), "stacks": (list,), "processes": (list,), "instead": (list,),
+}  # fmt: skip
+_PROCESS = {
+    "pid": (int,), "tracer": (int,), "threads": (int,), "rank": (int, _NONE),
+    "local_rank": (int, _NONE), "world_size": (int, _NONE), "job": (str,), "master": (str,),
+    "user": (str,), "command": (str,), "state": (str,), "wait_channel": (str,),
+    "kernel_stack": (list,), "start_s": _NUMBER, "cpu_s": (list,), "samples": (list,),
+    "native": (int, _NONE), "note": (str,),
+}  # fmt: skip
+_SAMPLE = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
+
+_NEVER = object()
+#: The first fields of a process.
+_COUNTED = ("pid", "tracer", "threads", "rank", "local_rank", "world_size")
+#: A field may be of some types, so there are a few dozen combinations, seen again and again.
+_values = itemgetter(*_PROCESS)
+_types_seen: set[tuple[type, ...]] = set()
+
+
+class TraceError(ValueError):
+    """What is no trace. One line: which, and what is wrong with it."""
+
+
+class _Wrong(Exception):
+    """What is wrong, without where."""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    text = ascii(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _fields(data: Any, wanted: Mapping[str, tuple[type, ...]], what: str) -> None:
+    if type(data) is not dict:
+        raise _Wrong(f"{what} is {_shown(data)}, not an object")
+    for name, types in wanted.items():
+        where = f"{what}.{name}" if what != "it" else name
+        if name not in data:
+            raise _Wrong(f"{where} is missing")
+        if type(data[name]) not in types:
+            raise _Wrong(f"{where} cannot be {_shown(data[name])}")
+
+
+def _texts(values: list[Any], what: str) -> None:
+    if not set(map(type, values)) <= {str}:
+        raise _Wrong(f"{what} holds what is no text")
+
+
+def _indexes(values: list[Any], end: int, what: str) -> None:
+    if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) >= end):
+        raise _Wrong(f"{what} is an index outside of what there is")
+
+
+def _frames(trace: Trace) -> None:
+    frames = trace["frames"]
+    if frames:
+        kinds = set(map(type, frames))
+        if kinds != {list} or set(map(len, frames)) != {3}:
+            raise _Wrong("frames holds what is no [function, file, line]")
+        functions, files, lines = zip(*frames, strict=True)
+        if {*map(type, functions), *map(type, files)} != {str} or set(map(type, lines)) != {int}:
+            raise _Wrong("frames holds what is no [function, file, line]")
+        if min(lines) < 0 or max(lines) > _MOST:
+            raise _Wrong("frames holds a line that no file has")
+    end = len(frames)
+    for number, stack in enumerate(trace["stacks"]):
+        if type(stack) is not list:
+            raise _Wrong(f"stacks[{number}] is {_shown(stack)}, not a list")
+        _indexes(stack, end, f"stacks[{number}]")
+
+
+def _process(process: Any, what: str) -> None:
+    try:
+        values = _values(process)
+        types = tuple(map(type, values))
+    except (KeyError, TypeError, IndexError):
+        values, types = (), ()
+    if types not in _types_seen:
+        _fields(process, _PROCESS, what)
+        _types_seen.add(types)
+    for name, value in zip(_COUNTED, values, strict=False):
+        if value is not None and not -_MOST <= value <= _MOST:
+            raise _Wrong(f"{what}.{name} cannot be {_shown(value)}")
+    if process["pid"] < 0 or process["tracer"] < 0 or process["threads"] < 0:
+        raise _Wrong(f"{what} has a number below 0")
+    for value in (*process["cpu_s"], process["start_s"]):
+        # NaN and the infinities are outside, too.
+        if type(value) not in _NUMBER or not 0 <= value <= _LONGEST_S:
+            raise _Wrong(f"a time of {what} cannot be {_shown(value)}")
+    if process["kernel_stack"]:
+        _texts(process["kernel_stack"], f"{what}.kernel_stack")
+
+
+def _samples(process: Any, used: list[Any], what: str) -> None:
+    """Check the samples of one process, and collect the indexes that they use."""
+    if process["native"] is not None:
+        used.append(process["native"])
+    samples: list[Any] = process["samples"]
+    before: object = _NEVER
+    for at, sample in enumerate(samples):
+        # A process that hangs gives the same sample again: one object, checked once, is enough.
+        if sample == before:
+            samples[at] = before
+            continue
+        before = sample
+        try:
+            main, threads = sample["main"], sample["threads"]
+            good = type(sample["gil"]) is str and type(sample["error"]) is str
+            names = [thread[0] for thread in threads]
+            used += [thread[1] for thread in threads]
+        except (KeyError, TypeError, IndexError):
+            good, main, names = False, None, []
+        if not good or not set(map(type, names)) <= {str} or not set(map(len, threads)) <= {2}:
+            _fields(sample, _SAMPLE, f"{what}.samples[{at}]")
+            raise _Wrong(f"{what}.samples[{at}].threads holds what is no [name, stack]")
+        if main is not None:
+            used.append(main)
+
+
+def read(data: Any, where: str) -> Trace:
+    """``data`` when it is a trace. Raises TraceError. where: its file or node."""
+    try:
+        if type(data) is not dict or not str(data.get("schema", "")).startswith("nodeready."):
+            raise _Wrong("it is no trace of nodeready")
+        if data["schema"] != SCHEMA:
+            raise _Wrong(f"its schema is {_shown(data['schema'])}; only {SCHEMA} can be read")
+        _fields(data, _HEAD, "it")
+        if not 0 < len(data["node"]) <= MAX_NAME:
+            raise _Wrong(f"node cannot be {_shown(data['node'])}")
+        if not 0 <= data["interval_s"] <= _LONGEST_S:
+            raise _Wrong(f"interval_s cannot be {_shown(data['interval_s'])}")
+        _texts(data["instead"], "instead")
+        _frames(data)
+        used: list[Any] = []
+        for number, process in enumerate(data["processes"]):
+            _process(process, f"processes[{number}]")
+            _samples(process, used, f"processes[{number}]")
+        _indexes(used, len(data["stacks"]), "a sample's stack")
+    except _Wrong as wrong:
+        raise TraceError(f"{where}: {wrong}") from None
+    trace: Trace = data
+    return trace
+
+
+def parse(text: str | bytes, where: str) -> Trace:
+    """The trace that this JSON text is. Raises TraceError."""
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise TraceError(f"{where}: it is no trace of nodeready") from None
+    except ValueError as problem:
+        raise TraceError(f"{where}: {_unread(text, problem)}") from None
+    return read(data, where)
+
+
+def _unread(text: str | bytes, problem: ValueError) -> str:
+    """Why a text is no JSON."""
+    if not text.strip():
+        return "it is empty"
+    if isinstance(problem, json.JSONDecodeError):
+        ended = problem.pos >= len(problem.doc.rstrip()) or "Unterminated" in problem.msg
+        if ended and problem.doc.lstrip().startswith("{"):
+            return "it is cut off (half-written?)"
+    return "it is no JSON"
+
+
+def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
+    """The traces of ``trace-NODE.json``, node names in natural order, and what is wrong.
+
+    Files are read while the first is iterated over, one at a time, so that a large fleet's need
+    not be in memory together; the second, node -> one line, is complete after that.
+    Raises TraceError when the directory cannot be read or holds no trace.
+    """
+    try:
+        found = [
+            path
+            for path in directory.iterdir()
+            if path.name.startswith("trace-") and path.name.endswith(".json")
+        ]
+    except OSError as problem:
+        raise TraceError(f"{directory}: {problem.strerror}") from None
+    if not found:
+        raise TraceError(f"{directory}: there is no trace-NODE.json: was it written by -o?")
+    errors: dict[str, str] = {}
+    return _each(sorted(found, key=lambda path: natural(path.name)), errors), errors
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for a writer: what is in the directory can be a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
+    names: dict[str, str] = {}
+    for path in paths:
+        try:
+            with open(path, "rb", buffering=0, opener=_at_once) as file:
+                # Not the most there may be: room for that would be made for each file.
+                size = os.fstat(file.fileno()).st_size
+                if size > MAX_BYTES:
+                    raise TraceError(f"{path.name}: it is larger than {MAX_BYTES >> 20} MiB")
+                text = file.read(size)
+            trace = parse(text.decode("utf-8"), path.name)
+            first = names.setdefault(trace["node"], path.name)
+            if first != path.name:
+                raise TraceError(f"{path.name}: it is of {_shown(trace['node'])}, as {first} is")
+        except UnicodeDecodeError:
+            errors[_node(path)] = f"{path.name}: it is no JSON"
+        except OSError as problem:
+            errors[_node(path)] = f"{path.name}: {problem.strerror}"
+        except TraceError as problem:
+            errors[_node(path)] = str(problem)
+        else:
+            yield trace
+
+
+def _node(path: Path) -> str:
+    return path.name[len("trace-") : -len(".json")]

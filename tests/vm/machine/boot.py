@@ -1,0 +1,107 @@
+"""One boot of the small virtual machine: qemu's command line, and what GRUB would say.
+
+qemu loads the kernel itself; the part of the boot loader that matters, the
+kernel's arguments, is read from the machine's own disk as GRUB reads it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+from nodeready.lab.needs import environment
+from nodeready.lab.state import LabError
+
+# Added to what the boot loader says: the console goes to our log, and a panic
+# ends the machine at once instead of hanging until the time is up.
+HARNESS_ARGS = ("console=ttyS0", "panic=-1")
+
+GRUB_CFG = "/boot/grub/grub.cfg"
+
+
+class VmError(LabError):
+    """The virtual machine cannot be built, started or talked to.
+
+    The first line says what happened; evidence may follow, the log's name last.
+    """
+
+
+def qemu_command(
+    *,
+    name: str,
+    kernel: Path,
+    initrd: Path,
+    disk: Path,
+    console: Path,
+    args: tuple[str, ...],
+    memory_mb: int = 512,
+    port: int | None = None,
+) -> list[str]:
+    """Start the machine in the foreground; a reset or a power-off ends qemu.
+
+    `port` of 127.0.0.1 leads to the machine's sshd; None gives it no network.
+    """
+    command = [
+        # The kernel ends qemu with us, even when we are killed.
+        *("setpriv", "--pdeathsig", "KILL", "--"),
+        "qemu-system-x86_64",
+        # Software emulation: the same everywhere, with or without /dev/kvm.
+        *("-name", _option(name), "-machine", "q35,accel=tcg", "-cpu", "max", "-smp", "1"),
+        *("-m", str(memory_mb), "-nodefaults", "-no-user-config", "-no-reboot"),
+        *("-display", "none"),
+        *("-chardev", f"file,id=console,path={_option(console)},append=on"),
+        *("-serial", "chardev:console"),
+        *("-kernel", str(kernel), "-initrd", str(initrd)),
+        *("-append", " ".join((*args, *HARNESS_ARGS))),
+        # Unsafe is about this host's crash; the guest's own caching is real.
+        *("-drive", f"file={_option(disk)},format=raw,if=virtio,cache=unsafe"),
+        *("-device", "virtio-rng-pci"),
+    ]
+    if port is not None:
+        command += ["-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{port}-:22"]
+        command += ["-device", "virtio-net-pci,netdev=net,romfile="]
+    return command
+
+
+def boot_args(disk: Path) -> tuple[str, ...]:
+    """The kernel arguments of the default entry of a halted machine's grub.cfg.
+
+    Read without replaying the journal, as GRUB does. Raises VmError when there
+    is no entry: such a machine would not boot.
+    """
+    dump = ["debugfs", "-c", "-R", f"cat {GRUB_CFG}", str(disk)]
+    done = subprocess.run(
+        dump, capture_output=True, text=True, errors="replace", check=False, env=environment()
+    )
+    args = grub_args(done.stdout)
+    if not args:
+        raise VmError(f"the machine would not boot: no kernel line in {GRUB_CFG} of {disk}")
+    return args
+
+
+def grub_args(grub_cfg: str) -> tuple[str, ...]:
+    """The kernel arguments of the first entry of a grub.cfg; empty when it has none.
+
+    >>> grub_args("menuentry 'Debian' {\\n linux /boot/vmlinuz-6.1 root=/dev/vda ro  quiet\\n}")
+    ('root=/dev/vda', 'ro', 'quiet')
+    """
+    found = re.search(r"^\s*linux(?:16|efi)?\s+(.+)$", grub_cfg, re.MULTILINE)
+    return tuple(shlex.split(found[1])[1:]) if found else ()
+
+
+def last_lines(log: Path, count: int = 40) -> str:
+    """The end of a log as evidence under an error; empty when there is no log.
+
+    A kernel panic is about 25 lines, with its cause above it.
+    """
+    if not log.exists():
+        return ""
+    lines = log.read_text(errors="backslashreplace").splitlines()[-count:]
+    # A console carries escape sequences; they are shown, not obeyed.
+    return "".join(f"  {line.encode('unicode_escape').decode()}\n" for line in lines)
+
+
+def _option(value: str | Path) -> str:
+    return str(value).replace(",", ",,")
