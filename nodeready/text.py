@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 # C0 and C1 controls and DEL, lone surrogates (bytes that are no UTF-8), and the characters that
 # reorder or hide what stands beside them (bidirectional marks, zero-width, line separators).
@@ -26,3 +27,22 @@ def sanitise(text: str, limit: int = 4000) -> str:
     if len(text) > limit:
         text = text[:limit] + "..."
     return _UNSAFE.sub(_visible, text.replace("\t", "    "))
+
+
+def now() -> str:
+    """This moment as the reports write it: ISO 8601, UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 node``, ``3 nodes``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def cut(text: str, limit: int, count: int) -> str:
+    """A folded node set of ``count`` nodes, cut behind a comma when longer than ``limit``."""
+    if len(text) <= limit:
+        return text
+    more = f"... ({count} nodes)"
+    kept = text[: limit - len(more)]
+    return kept[: kept.rfind(",") + 1 or None] + more

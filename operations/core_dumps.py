@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeready.deploy.actions import Action, Directory, RemoveFile, Run
-from nodeready.deploy.step import own_file, render, step, sysctl_dropin
+from nodeready.deploy.step import own_file, step, sysctl_dropin
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps.checks import retention_rule
 from nodeready.subjects.core_dumps.facts import KEY, CoreDumps, core_directory
 from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.templates import render
 
 TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
 COREDUMP_CONF = "/etc/systemd/coredump.conf.d/zz-nodeready.conf"

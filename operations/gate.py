@@ -27,6 +27,7 @@ from nodeready.subjects.gate.facts import (
     Gate,
 )
 from nodeready.subjects.snapshot import Snapshot
+from nodeready.transport import bundle
 
 #: Seconds for a change that carries the bundle over a slow connection.
 _TIMEOUT_S = 120
@@ -37,7 +38,7 @@ def _files(seen: Snapshot, want: Policy, *paths: str) -> Iterator[Action]:
     """Write those of our files that are not as they should be."""
     there: Gate = seen["gate"]
     for path in paths:
-        content, old = gate.contents(want)[path], seen.files.get(path)
+        content, old = gate.contents(want, bundle.program)[path], seen.files.get(path)
         program = path in PROGRAMS
         if path in there.there and old == content:
             # An existing file keeps its mode when it is written.
@@ -81,7 +82,7 @@ def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
         test = '"$0" -I "$1" --version >/dev/null 2>&1 || { echo "it does not run"; exit 1; }'
         yield WriteFile(
             BUNDLE,
-            gate.contents(want)[BUNDLE],
+            gate.contents(want, bundle.program)[BUNDLE],
             b"" if BUNDLE in there.there else None,
             validator=("sh", "-c", test, there.python),
             large=True,

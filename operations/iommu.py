@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from nodeready import shell
 from nodeready.deploy.actions import Action, PlanError, Run, WriteFile
-from nodeready.deploy.step import name_after, own_file, render, step
+from nodeready.deploy.step import name_after, own_file, step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.iommu import facts as cmdline
 from nodeready.subjects.iommu.checks import our_line, tool, wanted
 from nodeready.subjects.iommu.facts import DEFAULT_GRUB, GRUB_D, OURS, Iommu
 from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.templates import render
 
 _DROPIN = "zz-nodeready.cfg"
 #: GRUB's configuration is shell: a file that does not parse would stop update-grub.

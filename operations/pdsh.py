@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from functools import partial
 
 from nodeready.deploy.actions import Action, PlanError, WriteFile
-from nodeready.deploy.step import name_after, own_file, render, step
+from nodeready.deploy.step import name_after, own_file, step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.pdsh.checks import TYPE, has_block, last_in_profile, pdshrc_lines, suffixes
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, RCMD_DEFAULT, VARIABLE, Pdsh
 from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.templates import render
 
 
 @step()

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from nodeready.deploy.actions import Action, RemoveFile, WriteFile
-from nodeready.deploy.step import render, step
+from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client import facts as ssh_config
 from nodeready.subjects.ssh_client.checks import expected, option_lines, ours, wanted_options
 from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SshClient
+from nodeready.subjects.templates import render
 
 #: A file of this size and more travels through the connection: with its base64, and the script's,
 #: it would not fit into one command line.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
 
+from nodeready.exit_codes import exit_code
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.registry import SUBJECTS
@@ -66,13 +66,6 @@ def plain(observed: Any) -> Any:
 UNREACHABLE, FAILED = "unreachable", "failed"
 #: The statuses of a node, worst first.
 NODE_STATUSES: tuple[str, ...] = (UNREACHABLE, FAILED, *STATUSES)
-#: The error of a node that an interrupt left out.
-NOT_LOOKED_AT = "not looked at: interrupted"
-
-
-def now() -> str:
-    """This moment as the reports write it: ISO 8601, UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @dataclass(frozen=True)
@@ -242,3 +235,30 @@ def slots(node: NodeReport) -> int:
     """The job's processes that a node holds: its GPUs; 1 where there is none."""
     gpus = node.snapshot.subjects.get("gpus") if node.snapshot else None
     return max(1, len(gpus.gpus)) if isinstance(gpus, Gpus) else 1
+
+
+def audit_code(audit: Audit, fail_on: str = "fail") -> int:
+    """The exit code of an audit; ``fail_on="warn"``: a warning or an outlier fails too."""
+    have, results = audit.summary["nodes"], audit.summary["results"]
+    bad = results["fail"] + results["unknown"]
+    if fail_on == "warn":
+        bad += results["warn"] + len(audit.outliers)
+    return exit_code(
+        interrupted=not audit.complete,
+        usage=not audit.nodes,
+        failed=have["failed"] > 0,
+        unreachable=have["unreachable"] > 0,
+        check=bad > 0,
+    )
+
+
+def ready_code(ready: Ready) -> int:
+    """The exit code of ``ready``: with ``--nodes-needed``, enough ready nodes are all good."""
+    have = ready.audit.summary["nodes"]
+    return exit_code(
+        interrupted=not ready.audit.complete,
+        usage=not ready.audit.nodes,
+        failed=have["failed"] > 0 and not ready.enough,
+        unreachable=have["unreachable"] > 0 and not ready.enough,
+        check=not ready.enough,
+    )

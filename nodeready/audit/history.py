@@ -16,77 +16,18 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from nodeready.files import write_atomically
-from nodeready.subjects.base import Counters, Unknown
-from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.context import Counted
+from nodeready.subjects.registry import COUNTING
 
 FILES = 64
 #: A file that is larger is none of ours: ten thousand nodes make some 400 kB each.
 MAX_FILE_BYTES = 64 << 20
 #: Seconds after which a look is forgotten: the node is gone or was renamed.
 KEPT_S = 90 * 86400
-
-# Subject -> what reads the counters of its observation, which has a field "before".
-_COUNTING: dict[str, Callable[[Any], dict[str, int]]] = {
-    name: subject.counters for name, subject in SUBJECTS.items() if subject.counters
-}
-
-
-@dataclass(frozen=True)
-class Look:
-    """What is kept of a node: subject -> (time of the look, its counters), all of one boot."""
-
-    boot_id: str
-    taken: Mapping[str, tuple[float, Mapping[str, int]]]
-
-    @property
-    def time(self) -> float:
-        """When the newest of it was seen, in seconds since 1970."""
-        return max((seen for seen, _ in self.taken.values()), default=0.0)
-
-
-def _boot_id(snapshot: Snapshot) -> str:
-    """The boot that the node is in, or "" when the look did not tell."""
-    boot_id = getattr(snapshot.subjects.get("host"), "boot_id", None)
-    return boot_id if isinstance(boot_id, str) else ""
-
-
-def _observed(snapshot: Snapshot, subject: str) -> Any:
-    """What was observed of a subject; None when nothing was."""
-    found = snapshot.subjects.get(subject)
-    return None if isinstance(found, Unknown) else found
-
-
-def look(snapshot: Snapshot, now: float) -> Look | None:
-    """What of this snapshot is to be kept; None when nothing can be compared with it later."""
-    boot_id = _boot_id(snapshot)
-    taken = {
-        name: (now, values)
-        for name, counters in _COUNTING.items()
-        if (observed := _observed(snapshot, name)) is not None and (values := counters(observed))
-    }
-    return Look(boot_id, taken) if boot_id and taken else None
-
-
-def with_history(snapshot: Snapshot, earlier: Look | None, now: float) -> Snapshot:
-    """The snapshot with the counters of an earlier look at the same boot beside its own.
-
-    A look that lies in the future (a clock was set back) tells no rate, and is passed over.
-    """
-    if earlier is None or not earlier.boot_id or earlier.boot_id != _boot_id(snapshot):
-        return snapshot
-    subjects = dict(snapshot.subjects)
-    for name, (seen, values) in earlier.taken.items():
-        observed = _observed(snapshot, name) if name in _COUNTING else None
-        if observed is not None and now > seen:
-            subjects[name] = replace(observed, before=Counters(now - seen, values))
-    return replace(snapshot, subjects=subjects)
 
 
 def _directory() -> Path:
@@ -130,7 +71,7 @@ def _time(text: str) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-def _read(text: str) -> Look | None:
+def _read(text: str) -> Counted | None:
     """The look of its JSON; None when anything in it is not as we write it."""
     try:
         data = json.loads(text)
@@ -145,10 +86,10 @@ def _read(text: str) -> Look | None:
         math.isfinite(seen) and all(type(value) is int for value in values.values())
         for seen, values in taken.values()
     )
-    return Look(boot_id, taken) if sound else None
+    return Counted(boot_id, taken) if sound else None
 
 
-def previous(names: Iterable[str]) -> dict[str, Look]:
+def previous(names: Iterable[str]) -> dict[str, Counted]:
     """The last looks at these nodes, as far as there are any. Never raises."""
     directory, found = _directory(), {}
     for shard, here in _shards(names).items():
@@ -160,15 +101,15 @@ def previous(names: Iterable[str]) -> dict[str, Look]:
     return found
 
 
-def _joined(new: Look, old: str) -> Look:
+def _joined(new: Counted, old: str) -> Counted:
     """The new look, with the subjects of an old one at the same boot that it lacks."""
-    earlier = None if {*_COUNTING} <= {*new.taken} else _read(old)
+    earlier = None if {*COUNTING} <= {*new.taken} else _read(old)
     if earlier is None or earlier.boot_id != new.boot_id:
         return new
-    return Look(new.boot_id, {**earlier.taken, **new.taken})
+    return Counted(new.boot_id, {**earlier.taken, **new.taken})
 
 
-def remember(looks: Mapping[str, Look]) -> str:
+def remember(looks: Mapping[str, Counted]) -> str:
     """Keep these looks. Returns why some could not be kept (a full home is no error), or ""."""
     directory, problem = _directory(), ""
     oldest = max((one.time for one in looks.values()), default=0.0) - KEPT_S

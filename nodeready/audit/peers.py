@@ -68,7 +68,8 @@ def find(nodes: Iterable[NodeReport], subjects: Iterable[str]) -> tuple[Outlier,
     return tuple(outlier for group in peers for outlier in _in_group(group, peers[group]))
 
 
-# --- The policy that most nodes of a fleet fit already, as a group_data file for a person to review.
+# --- The policy that most nodes of a fleet fit already, as a group_data file for a person to
+# review.
 #
 # Pure: snapshots go in, a Python text comes out that validates as it is.
 

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from nodeready.audit import history
 from nodeready.audit import peers as outliers
-from nodeready.audit.document import NOT_LOOKED_AT, Audit, NodeReport, now
+from nodeready.audit.document import Audit, NodeReport
 from nodeready.policy import Policy
 from nodeready.policy.load import digest
+from nodeready.subjects.context import counted
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.registry import COUNTING
 from nodeready.subjects.selection import Selection
-from nodeready.transport.look import Look
+from nodeready.text import now
+from nodeready.transport.look import NOT_LOOKED_AT, Look
 
 if TYPE_CHECKING:
     from pyinfra.api import Inventory
@@ -69,7 +71,7 @@ def remember(looks: Iterable[Look], context: FleetContext) -> str:
     kept = {}
     for one in looks:
         if one.snapshot and any(name in one.snapshot.subjects for name in COUNTING):
-            found = history.look(one.snapshot, context.moment)
+            found = counted(one.snapshot, context.moment)
             if found is not None:
                 kept[one.name] = found
     return history.remember(kept)

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeready.audit import run as auditing
-from nodeready.audit.document import FAILED, UNREACHABLE, Audit, now
-from nodeready.cli.exits import Refused, audit_code, nagios_code
+from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
+from nodeready.cli.exits import Refused
 from nodeready.cli.options import common, option, refuse_unwritable, report, show
 from nodeready.cli.start import Common, Nodes, look, over_ssh, remember_failed
+from nodeready.reports.nagios import state as nagios_code
 from nodeready.reports.registry import Options, names
 from nodeready.reports.text import nodes as folded
 from nodeready.subjects.selection import Selection, SelectionError, select
+from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED
-from nodeready.transport.look import PROBE_TIMEOUT_S, Look
+from nodeready.transport.look import PROBE_TIMEOUT_S, Look, completed
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
@@ -39,7 +41,7 @@ def document(
 
     context = fleet.FleetContext(nodes.policies)
     if all(one.kind != INTERRUPTED for one in looks):
-        context = fleet.completed(nodes.carrier, nodes.policies, looks, nodes.all)
+        context = completed(nodes.carrier, nodes.policies, looks, nodes.all)
     context = auditing.combined(context, looks)
     problem = auditing.remember(looks, context)
     if problem and screen.verbose:

@@ -14,7 +14,8 @@ from nodeready.cli.start import Common, declared
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import as_data, digest
-from nodeready.reports.text import counted, grouped, nodes
+from nodeready.reports.text import grouped, nodes
+from nodeready.text import counted
 from nodeready.transport import bundle as program
 
 

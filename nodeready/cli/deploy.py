@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.audit.document import NOT_LOOKED_AT, now
-from nodeready.cli.exits import Refused, deploy_code
+from nodeready.cli.exits import Refused
 from nodeready.cli.options import common, format_option, option, show
 from nodeready.cli.start import Common, Nodes, hold, look, over_ssh, remember_failed
-from nodeready.deploy.document import Deploy, Node
+from nodeready.deploy.document import Deploy, Node, deploy_code
 from nodeready.deploy.document import Outcome as Became
 from nodeready.reports.plan import show_plan
 from nodeready.reports.registry import Options, find, names
-from nodeready.reports.text import counted
 from nodeready.reports.text import nodes as folded
 from nodeready.subjects.registry import CHANGED
 from nodeready.subjects.selection import SelectionError, select_whole
-from nodeready.transport.look import PROBE_TIMEOUT_S, Look
+from nodeready.text import counted, now
+from nodeready.transport.look import NOT_LOOKED_AT, PROBE_TIMEOUT_S, Look, completed
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
@@ -114,7 +113,7 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
     looks = look(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
     context = fleet.FleetContext(nodes.policies)
     if not nodes.carrier.interrupted:
-        context = fleet.completed(nodes.carrier, nodes.policies, looks, nodes.all)
+        context = completed(nodes.carrier, nodes.policies, looks, nodes.all)
     if nodes.carrier.interrupted:
         return _nothing_done(report, map(_seen, looks))
     judged = {one.name: one for one in fleet.judged(looks, context)}

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.audit.document import now
 from nodeready.audit.run import combined
 from nodeready.cli.exits import exit_code
 from nodeready.cli.options import (
@@ -25,6 +24,7 @@ from nodeready.ready.job_env import SUBJECTS, Environment, grouped, variables
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import names
+from nodeready.text import now
 from nodeready.transport.look import Look
 
 if TYPE_CHECKING:

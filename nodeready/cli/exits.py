@@ -7,8 +7,6 @@ import signal
 from types import FrameType
 
 import click
-import gevent
-from gevent import hub
 
 from nodeready.exit_codes import (
     CHECK,
@@ -17,12 +15,7 @@ from nodeready.exit_codes import (
     OK,
     UNREACHABLE,
     USAGE,
-    audit_code,
-    deploy_code,
     exit_code,
-    nagios_code,
-    ready_code,
-    stacks_code,
 )
 
 __all__ = [
@@ -33,12 +26,7 @@ __all__ = [
     "UNREACHABLE",
     "USAGE",
     "Refused",
-    "audit_code",
-    "deploy_code",
     "exit_code",
-    "nagios_code",
-    "ready_code",
-    "stacks_code",
 ]
 
 
@@ -54,16 +42,21 @@ class Refused(click.ClickException):
 # --- Ctrl-C and SIGTERM under gevent: always a KeyboardInterrupt in the command itself.
 #
 # SIGINT that was ignored when the command was started stays so: a shell that runs a script starts
-# what it leaves in the background like that, so that Ctrl-C ends the script alone. SIGTERM ends it.
+# what it leaves in the background like that, so that Ctrl-C ends the script alone. SIGTERM ends
+# it.
 #
-# Python runs a signal's handler wherever it happens to be: in the work on some node, or in gevent's
-# loop, which would print a traceback. The command's own greenlet is the one that must hear of it.
+# Python runs a signal's handler wherever it happens to be: in the work on some node, or in
+# gevent's loop, which would print a traceback. The command's own greenlet is the one that must
+# hear of it.
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def hear() -> None:
     """From here on, a signal interrupts the calling greenlet; a second one ends the process."""
+    import gevent
+    from gevent import hub
+
     command = gevent.getcurrent()
     heard = [name for name in SIGNALS if signal.getsignal(name) is not signal.SIG_IGN]
 

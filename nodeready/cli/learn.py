@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from nodeready.audit.document import now
 from nodeready.audit.peers import learn as majority
 from nodeready.audit.peers import render
 from nodeready.cli.exits import Refused, exit_code
@@ -16,6 +15,7 @@ from nodeready.cli.start import Common, look, over_ssh
 from nodeready.files import write_atomically
 from nodeready.reports.plan import show_errors
 from nodeready.subjects.registry import LEARNED
+from nodeready.text import now
 
 
 @click.command()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeready.audit import run as auditing
-from nodeready.audit.document import Audit, Ready, now, slots
+from nodeready.audit.document import Audit, Ready, ready_code, slots
 from nodeready.cli.audit import document, say_partial
-from nodeready.cli.exits import Refused, nagios_code, ready_code
+from nodeready.cli.exits import Refused
 from nodeready.cli.options import common, option, refuse_unwritable, report, show
 from nodeready.cli.options import ports as read_ports
 from nodeready.cli.start import Common, Nodes, over_ssh, password, remember_failed
@@ -22,10 +22,11 @@ from nodeready.files import write_atomically
 from nodeready.inventory import hostfile
 from nodeready.policy.fields import USER_NAME
 from nodeready.policy.load import PolicyError
+from nodeready.reports.nagios import state as nagios_code
 from nodeready.reports.registry import names
-from nodeready.reports.text import counted
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS
 from nodeready.subjects.selection import Selection, SelectionError, select
+from nodeready.text import counted, now
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.audit.document import now
-from nodeready.cli.exits import Refused, stacks_code
+from nodeready.cli.exits import Refused
 from nodeready.cli.options import common, format_option, option, output_directory, show
 from nodeready.cli.start import Common, asking, over_ssh, this_machine
 from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
 from nodeready.reports.text import nodes
+from nodeready.text import now
 from nodeready.transport.base import Carrier
 from nodeready.triage.stacks import archive
 from nodeready.triage.stacks import group as grouping
@@ -27,7 +27,7 @@ from nodeready.triage.stacks.collect import (
     program_config,
     unwind,
 )
-from nodeready.triage.stacks.document import Stacks
+from nodeready.triage.stacks.document import Stacks, stacks_code
 from nodeready.triage.stacks.trace import TraceError
 
 if TYPE_CHECKING:

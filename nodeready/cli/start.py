@@ -16,7 +16,7 @@ from nodeready.cli.exits import Refused
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
-from nodeready.reports.text import counted
+from nodeready.text import counted
 from nodeready.transport import look as looks
 from nodeready.transport.base import (
     SUDO,
@@ -101,7 +101,7 @@ def declared(
     Every mistake of the user's ends here. Raises Refused.
     """
     from nodeready.inventory import load as inventory
-    from nodeready.subjects import context as fleet
+    from nodeready.inventory.policies import policies
 
     data: dict[str, Any] = {}
     if common.ssh_user:
@@ -111,7 +111,7 @@ def declared(
     try:
         loaded = inventory.load(words, data=data)
         hosts = list(loaded) if common.limit is None else _selected(loaded, common.limit)
-        wanted = fleet.policies(loaded, hosts)
+        wanted = policies(loaded, hosts)
     except inventory.InventoryError as error:
         raise Refused(str(error)) from None
     except PolicyError as error:

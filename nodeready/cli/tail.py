@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from nodeready.audit.document import now
 from nodeready.cli import options as moments
 from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import (
@@ -26,6 +25,7 @@ from nodeready.node.logs.tail import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import names
 from nodeready.reports.text import nodes as folded
+from nodeready.text import now
 from nodeready.transport.base import Talk
 from nodeready.triage.logs.collect import Fetched, fetching, of
 from nodeready.triage.logs.document import Grouping, Tail

@@ -13,9 +13,6 @@ import gzip
 import hashlib
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from nodeready import shell
 from nodeready.text import sanitise
@@ -202,24 +199,3 @@ class Change:
 
     def diff(self) -> str:
         return "\n".join(text for text in (action.diff() for action in self.actions) if text)
-
-
-# --- The templates of the files that are ours.
-
-
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    # Not HTML: the templates are configuration files, and every value was validated.
-    return Environment(
-        loader=PackageLoader("nodeready", "templates"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-    )
-
-
-def render(template: str, **values: Any) -> bytes:
-    """The bytes of a file of ours. Raises jinja2.UndefinedError for a value that is missing."""
-    return _environment().get_template(template).render(**values).encode()

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
 
 from nodeready.deploy import actions
+from nodeready.exit_codes import exit_code
 from nodeready.subjects.result import STATUSES as RESULT_STATUSES
 from nodeready.subjects.result import Result
 
@@ -185,3 +186,16 @@ class Deploy:
         """Nodes by status, with every status."""
         counts = Counter(node.status for node in self.nodes)
         return {status: counts[status] for status in STATUSES}
+
+
+def deploy_code(deploy: Deploy) -> int:
+    """The exit code of ``deploy``: all good is nothing left to change and nothing left to do."""
+    nodes = deploy.nodes
+    planned = any(node.planned and node.outcome is None for node in nodes)
+    bad = any(node.results.get(status) for node in nodes for status in ("fail", "unknown"))
+    return exit_code(
+        interrupted=not deploy.complete,
+        failed=any(node.failed for node in nodes),
+        unreachable=any(node.unreachable for node in nodes),
+        check=planned or bad,
+    )

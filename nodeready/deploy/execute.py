@@ -9,7 +9,17 @@ from nodeready.deploy.plan import Plan, plan
 from nodeready.subjects.context import Judged
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
-from nodeready.transport.base import HUNG, INTERRUPTED, LOST, OVER, Answer, Failure, Request, Talk
+from nodeready.transport.base import (
+    HUNG,
+    INTERRUPTED,
+    LOST,
+    OVER,
+    UNREACHED,
+    Answer,
+    Failure,
+    Request,
+    Talk,
+)
 from nodeready.transport.look import PROBE_TIMEOUT_S, look
 
 #: A change can bring the next one to light (a package that brings a configuration file, apport
@@ -68,7 +78,9 @@ def changing(
         if seen.kind == INTERRUPTED:
             return made
         if seen.snapshot is None or seen.error:
-            return replace(made, node=replace(made.node, error=seen.error, kind=seen.kind))
+            return replace(
+                made, node=replace(made.node, error=seen.error, unreachable=seen.unreachable)
+            )
         made = replace(made, node=_again(made.node, seen.snapshot))
         assert made.node.snapshot is not None
         todo = plan(made.node.snapshot, node.policy, made.node.results, chosen)
@@ -90,7 +102,11 @@ def _changes(
         if isinstance(answer, Failure) and answer.kind in OVER:
             if answer.kind != INTERRUPTED:
                 kind = LOST if answer.kind == HUNG else answer.kind
-                node = replace(node, error=f"{answer.reason()} in {change.step}", kind=kind)
+                node = replace(
+                    node,
+                    error=f"{answer.reason()} in {change.step}",
+                    unreachable=kind in UNREACHED,
+                )
             return replace(made, node=node, cut=change.step), touched, False
         if not answer.ok:
             failed = {**made.failed, change.step: answer.reason()}
@@ -121,5 +137,5 @@ def of(node: Judged, refused: dict[str, str], found: Outcome | Failure) -> Outco
     if isinstance(found, Outcome):
         return found
     if found.kind != INTERRUPTED:
-        node = replace(node, error=found.error, kind=found.kind)
+        node = replace(node, error=found.error, unreachable=found.kind in UNREACHED)
     return Outcome(node, failed=refused)

@@ -13,7 +13,7 @@ from pyinfra.context import ctx_host
 from typing_extensions import override
 
 from nodeready.audit.document import plain
-from nodeready.subjects import context as fleet
+from nodeready.inventory.policies import policies
 from nodeready.subjects.registry import LOOKED_AT
 from nodeready.transport.look import question
 from nodeready.transport.ssh import Connected
@@ -29,7 +29,7 @@ class NodeFacts(FactBase[dict[str, Any]]):
         # pyinfra gives a fact's command no input, and the script of a look stands in no command
         # line: the node is asked here, and pyinfra's own command is an empty one.
         host = ctx_host.get()
-        policy = fleet.policies(host.inventory, [host])[host.name]
+        policy = policies(host.inventory, [host])[host.name]
         asked = question(host.name, policy, self.subjects)
         carrier = Connected([host.inventory.get_host(host.name)])
         ((_, answer),) = carrier.ask([asked.request])

@@ -18,15 +18,15 @@ from pyinfra.api.exceptions import PyinfraError
 
 from nodeready import shell
 from nodeready.deploy.actions import Change
+from nodeready.inventory.policies import policies
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
-from nodeready.subjects import context as fleet
 from nodeready.subjects.context import FleetContext
 from nodeready.subjects.registry import CHANGED
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.transport.base import Key, Talk, collect
-from nodeready.transport.look import Look, of, question
+from nodeready.transport.look import Look, completed, of, question
 from nodeready.transport.look import look as looking
 from nodeready.transport.ssh import Connected
 
@@ -58,7 +58,7 @@ class _Run:
         }
         found = collect(self.carrier, talks)
         looks = [of(name, found[name]) for name in names]
-        context = fleet.completed(self.carrier, self.declared, looks, state.inventory)
+        context = completed(self.carrier, self.declared, looks, state.inventory)
         for name, one in zip(names, looks, strict=True):
             # A node that could not be looked at shows nothing, and says why.
             asked = question(name, self.declared[name], CHANGED)
@@ -85,7 +85,7 @@ def _run(host: Host) -> tuple[_Run, FleetContext]:
     state = host.state
     if state not in _runs:
         try:
-            declared = fleet.policies(state.inventory, list(state.inventory))
+            declared = policies(state.inventory, list(state.inventory))
         except PolicyError as error:
             # pyinfra prints its own exceptions as one line, any other as a traceback.
             raise PyinfraError(str(error)) from None

@@ -15,13 +15,14 @@ from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
 from nodeready.deploy import pyinfra as live
-from nodeready.deploy.actions import Action, Change, PlanError, RemoveFile, WriteFile, render
+from nodeready.deploy.actions import Action, Change, PlanError, RemoveFile, WriteFile
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.sysctl import Boot
+from nodeready.subjects.templates import render
 
 Act = Callable[[Snapshot, Policy], Iterator[Action]]
 
@@ -129,8 +130,6 @@ def name_after(default: str, other: str) -> str:
 
 
 # --- Files of ours, from their templates.
-
-__all__ = ["own_file", "render", "sysctl_dropin"]
 
 
 def own_file(

@@ -64,7 +64,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(policy: Policy, given: Namespace) -> int:
     """The command. Returns the exit code. Raises PolicyError for a selection of nothing, too."""
-    from nodeready import exit_codes
+    from nodeready.audit.document import audit_code
     from nodeready.healthcheck import here
     from nodeready.subjects.selection import SelectionError, select
 
@@ -73,10 +73,14 @@ def run(policy: Policy, given: Namespace) -> int:
     except SelectionError as error:
         raise PolicyError([str(error)]) from None
     found = here.audit(policy, chosen, max(1, given.timeout))
-    code = exit_codes.audit_code(found, given.fail_on)
+    code = audit_code(found, given.fail_on)
     if code or not given.quiet or given.output or given.format != "table":
         write(of_audit(found, given.format, given.verbose), given.output)
-    return exit_codes.nagios_code(found) if given.format == "nagios" else code
+    if given.format == "nagios":
+        from nodeready.reports import nagios
+
+        return nagios.state(found)
+    return code
 
 
 # --- `ready` on the node: go or no-go, proven by acting, within a budget.
@@ -116,14 +120,14 @@ def _changed(policy: Policy, given: Namespace) -> Policy:
 
 def run_ready(policy: Policy, given: Namespace) -> int:
     """The command. Returns the exit code."""
-    from nodeready import exit_codes
+    from nodeready.audit.document import ready_code
     from nodeready.healthcheck import here
     from nodeready.subjects.selection import select
 
     policy = _changed(policy, given)
     chosen = select(subjects=here.SEEN if given.no_proofs else (*here.SEEN, "proof"))
     found = here.ready(policy, chosen, max(1, given.budget), proofs=not given.no_proofs)
-    code = exit_codes.ready_code(found)
+    code = ready_code(found)
     if code or not given.quiet or given.output or given.format != "table":
         write(of_ready(found, given.format, given.verbose), given.output)
     return code

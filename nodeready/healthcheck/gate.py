@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import sys
-import syslog
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nodeready import exit_codes
@@ -19,184 +15,6 @@ from nodeready.healthcheck.verdict import Verdict
 from nodeready.policy import Policy
 from nodeready.policy.load import digest
 from nodeready.text import sanitise
-
-# --- Drain this node in Slurm when it is not ready, and take back what is ours, nothing else.
-#
-# The decision is pure; `scontrol` is asked and told at the edge. Nothing here is called from a
-# prolog that finds its node ready: a job of a thousand nodes would ask slurmctld a thousand times.
-
-#: A reason of ours begins with this word; no other is ever overwritten or taken back.
-PREFIX = "nodeready:"
-#: Characters of a reason: sinfo -R and mails show it in one line.
-_REASON_LENGTH = 200
-#: Seconds for one answer of slurmctld; MessageTimeout is 10 by default.
-SCONTROL_S = 5.0
-#: What keeps a node from jobs already: somebody's or Slurm's own act, with its own reason.
-_TAKEN = ("DOWN", "FAIL", "FUTURE", "POWER", "REBOOT", "UNKNOWN")
-
-
-class DrainError(Exception):
-    """Slurm could not be asked or told; one line with what it said."""
-
-
-@dataclass(frozen=True)
-class SlurmNode:
-    """What Slurm knows of a node: its state's words (IDLE, DRAIN) and the reason, "" for none."""
-
-    states: tuple[str, ...]
-    reason: str
-
-    @property
-    def drained(self) -> bool:
-        return any(state.startswith("DRAIN") for state in self.states)
-
-    @property
-    def ours(self) -> bool:
-        return self.reason.startswith(PREFIX)
-
-
-def parse(text: str) -> SlurmNode:
-    """The node of ``scontrol show node NAME``. Raises DrainError when there is no state in it."""
-    state = re.search(r"^ +State=(\S+)", text, re.M)
-    if state is None:
-        raise DrainError(f"scontrol show node makes no sense: {_line(text) or 'it said nothing'}")
-    # Flags of older versions stand behind a word: DOWN*+DRAIN.
-    words = tuple(re.sub(r"[^A-Z_]", "", word) for word in state[1].upper().split("+"))
-    reason = re.search(r"^ +Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])? *$", text, re.M)
-    return SlurmNode(words, reason[1] if reason else "")
-
-
-def reason_of(found: Sequence[str]) -> str:
-    """The reason for these lines (``check: actual``), in one short line of ASCII."""
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    text = sanitise(found[0]) if found else "not ready"
-    text = "".join(char if " " <= char <= "~" else "?" for char in text)
-    return f"{PREFIX} {text[: _REASON_LENGTH - len(PREFIX) - len(more) - 1]}{more}"
-
-
-def _about(reason: str) -> tuple[str, ...]:
-    """What a reason of ours is about: its check, and how many others there are."""
-    match = re.match(rf"{PREFIX} ([^:]*).*?(\(and \d+ more\))?$", reason)
-    return (match[1], match[2] or "") if match else (reason,)
-
-
-def decide(node: SlurmNode, reason: str) -> tuple[str, ...]:
-    """What to tell Slurm about the node, as words of ``scontrol update``; () for nothing.
-
-    reason: why the node is not ready; "": it is ready
-    ``undrain`` clears the drain alone, where ``resume`` would also raise a node that is down.
-    """
-    if node.drained and not node.ours:
-        return ()
-    if not reason:
-        return ("state=undrain",) if node.drained else ()
-    if node.drained:
-        # A number in it may move with every look.
-        same = _about(node.reason) == _about(reason)
-        return () if same else (f"reason={reason}",)
-    if any(state.startswith(_TAKEN) for state in node.states):
-        return ()
-    return ("state=drain", f"reason={reason}")
-
-
-def name_of(environment: Mapping[str, str], hostname: str) -> str:
-    """This node's name in Slurm. Raises DrainError for one that could mean other nodes too."""
-    name = environment.get("SLURMD_NODENAME") or hostname.partition(".")[0]
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name.upper() == "ALL":
-        raise DrainError(f"{sanitise(name, 60)!r} is no name of one node in Slurm")
-    return name
-
-
-def settle(found: Sequence[str], go: bool, until: float) -> str:
-    """Make Slurm know whether this node gets jobs; what was done, in a line for the log, or "".
-
-    found: why it is not ready
-    until: time.monotonic() at which slurmctld must have answered
-    Raises DrainError.
-    """
-    name = name_of(os.environ, os.uname().nodename)
-    node = parse(_scontrol(["show", "node", name], until))
-    words = decide(node, "" if go else reason_of(found))
-    if words:
-        _scontrol(["update", f"nodename={name}", *words], until)
-    return " ".join((name, *words)) if words else ""
-
-
-def _scontrol(words: list[str], until: float) -> str:
-    """What scontrol printed. Raises DrainError."""
-    left = min(SCONTROL_S, until - time.monotonic())
-    if left <= 0:
-        raise DrainError(f"no time left for scontrol {words[0]}")
-    try:
-        done = subprocess.run(
-            ["scontrol", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=left,
-            check=False,
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except subprocess.TimeoutExpired:
-        raise DrainError(f"scontrol {words[0]} gave no answer in {left:.0f} s") from None
-    except OSError as error:
-        raise DrainError(f"scontrol: {error.strerror}") from None
-    said = done.stdout.decode("utf-8", "replace")
-    if done.returncode:
-        raise DrainError(f"scontrol {words[0]}: {_line(said) or f'status {done.returncode}'}")
-    return said
-
-
-def _line(text: str) -> str:
-    """The first line that says something, safe to show."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return sanitise(lines[0], 160) if lines else ""
-
-
-# --- `healthcheck`: what `record` does and, where the policy says so, the node's drain in Slurm.
-
-if TYPE_CHECKING:
-    from nodeready.policy import Policy
-
-#: Seconds for all that Slurm is asked and told. It ends a health check after 60.
-_CHECK_SLURM_S = 2 * SCONTROL_S
-
-
-def healthcheck_arguments(parser: ArgumentParser) -> None:
-    """No options of its own."""
-
-
-def tell(found: Verdict, until: float) -> str:
-    """Have Slurm give this node jobs or not, by its verdict; in the log of the node, too.
-
-    until: time.monotonic() at which Slurm must have answered
-    Returns why Slurm could not be told, or "".
-    """
-    try:
-        told = settle(found.reasons, found.go, until)
-    except DrainError as error:
-        syslog.syslog(syslog.LOG_WARNING, f"nodeready: {error}")
-        return str(error)
-    if told:
-        syslog.syslog(syslog.LOG_NOTICE, f"nodeready: scontrol update {told}")
-    return ""
-
-
-def run(policy: Policy, given: Namespace) -> int:
-    """Audit, keep the verdict, tell Slurm. Returns the audit's exit code, 1 when a part failed."""
-    from nodeready.healthcheck import here
-    from nodeready.subjects.selection import select
-
-    left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
-    found, problems = keep(here.audit(policy, select(subjects=here.SEEN), left), policy)
-    if policy.gate_drain:
-        problem = tell(found, time.monotonic() + _CHECK_SLURM_S)
-        problems += [problem] if problem else []
-    print(told(found.go, found.reasons))
-    for problem in problems:
-        print(f"nodeready: {problem}", file=sys.stderr)
-    return exit_codes.exit_code(failed=bool(problems), check=not found.go)
-
 
 if TYPE_CHECKING:
     from nodeready.audit.document import Audit
@@ -217,7 +35,6 @@ def arguments(parser: ArgumentParser) -> None:
 
 def told(go: bool, reasons: Iterable[str]) -> str:
     """A verdict on one line."""
-    from nodeready.text import sanitise
 
     return "nodeready: go" if go else sanitise(f"nodeready: no-go: {'; '.join(reasons)}", _LENGTH)
 
@@ -287,6 +104,8 @@ def prolog(policy: Policy, given: Namespace) -> int:
         slurm_s = min(_SLURM_S, left / 4) if policy.gate_drain else 0.0
         found = judged(here.audit(policy, select(subjects=here.SEEN), left - slurm_s), policy)
     if policy.gate_drain and not found.go:
+        from nodeready.healthcheck.drain import tell
+
         pass
 
         # Slurm itself drains a node whose prolog fails, and the first reason stays: ours says why.

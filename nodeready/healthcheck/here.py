@@ -7,12 +7,15 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nodeready.audit.document import Audit, NodeReport, now
-from nodeready.healthcheck.main import judge_alone
+from nodeready.audit.document import Audit, NodeReport
 from nodeready.policy import Policy
 from nodeready.policy.load import digest
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS
+from nodeready.subjects.result import Result, na
 from nodeready.subjects.selection import Selection
+from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.ssh_client.facts import SshClient
+from nodeready.text import now
 from nodeready.transport.base import Answer, Key, Talk, collect, once
 from nodeready.transport.local import Local
 from nodeready.transport.look import question
@@ -100,3 +103,28 @@ def _proofs(name: str, config: Config) -> Request:
     from nodeready.transport.program import request
 
     return request(name, "nodeready.node.proofs.program", config)
+
+
+# --- What one node cannot know: the host keys of the others.
+
+_CHECK = "ssh_client.known_hosts"
+
+
+def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
+    """The results of everything in the snapshot, without any other node beside it.
+
+    Whether the block of host keys is the fleet's is for an audit of the fleet; here, none is
+    missing altogether, and ssh's options are judged as everywhere.
+    """
+    seen = snapshot.subjects.get("ssh_client")
+    if policy.ssh_client_mode != "known_hosts" or not isinstance(seen, SshClient):
+        return judge(snapshot, policy)
+    if not seen.known_hosts.digest:
+        from nodeready.subjects.ssh_client.known_hosts import fleet_lines
+
+        own = fleet_lines({os.uname().nodename: snapshot}, policy.ssh_known_hosts)
+        return judge(snapshot, replace(policy, ssh_known_hosts=own))
+    held = seen.known_hosts.lines or ("# a block that did not come along",)
+    results = judge(snapshot, replace(policy, ssh_known_hosts=held))
+    told = na(_CHECK, "there are keys; an audit of all nodes tells whether they are right")
+    return [told if result.check == _CHECK else result for result in results]

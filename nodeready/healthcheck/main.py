@@ -8,18 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
 import nodeready
 from nodeready import exit_codes
 from nodeready.healthcheck import policy_file
-from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
-from nodeready.subjects.result import Result, na
-from nodeready.subjects.snapshot import Snapshot, judge
-from nodeready.subjects.ssh_client.facts import SshClient
 
 Handler = Callable[[int, "FrameType | None"], None]
 
@@ -27,23 +22,31 @@ Handler = Callable[[int, "FrameType | None"], None]
 class Command(NamedTuple):
     """One command: what it is for, and its module of this package, imported when it is used.
 
-    The module has ``arguments(parser)``, and a function ``run(policy, given) -> exit code`` or
-    of the name that is given here.
+    module:    of this room
+    run:       its function ``(policy, given) -> exit code``
+    arguments: its function that adds the options to a parser
     """
 
     about: str
     module: str
-    run: str = "run"
+    run: str
+    arguments: str = "arguments"
 
 
 COMMANDS = {
-    "audit": Command("what differs from the policy on this node; changes nothing", "audit"),
-    "ready": Command("go or no-go for a job, proven by acting, within a budget", "ready"),
+    "audit": Command("what differs from the policy on this node; changes nothing", "audit", "run"),
+    "ready": Command(
+        "go or no-go for a job, proven by acting, within a budget",
+        *("audit", "run_ready", "ready_arguments"),
+    ),
     "record": Command("audit, and keep the verdict and the Prometheus textfile", "gate", "record"),
     "prolog": Command(
         "the kept verdict, or a quick audit: 0 go, 3 no-go with its reasons", "gate", "prolog"
     ),
-    "healthcheck": Command("record, and drain the node in Slurm or take that back", "healthcheck"),
+    "healthcheck": Command(
+        "record, and drain the node in Slurm or take that back",
+        *("drain", "healthcheck"),
+    ),
 }
 
 _EXIT = """
@@ -114,7 +117,7 @@ def _run(words: list[str]) -> int:
     module = importlib.import_module(f"nodeready.healthcheck.{command.module}")
     parser = _parser(f"nodeready.pyz {name}", f"{name}: {command.about}.", _EXIT)
     parser.add_argument("--policy", metavar="FILE", help="settings as JSON, before all others")
-    module.arguments(parser)
+    getattr(module, command.arguments)(parser)
     given = parser.parse_args(rest)
     code: int = getattr(module, command.run)(policy_file.load(given.policy), given)
     sys.stdout.flush()
@@ -140,28 +143,3 @@ def main(words: list[str] | None = None) -> int:
     except OSError as error:
         _complain(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
         return exit_codes.exit_code(failed=True)
-
-
-# --- What one node cannot know: the host keys of the others.
-
-_CHECK = "ssh_client.known_hosts"
-
-
-def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
-    """The results of everything in the snapshot, without any other node beside it.
-
-    Whether the block of host keys is the fleet's is for an audit of the fleet; here, none is
-    missing altogether, and ssh's options are judged as everywhere.
-    """
-    seen = snapshot.subjects.get("ssh_client")
-    if policy.ssh_client_mode != "known_hosts" or not isinstance(seen, SshClient):
-        return judge(snapshot, policy)
-    if not seen.known_hosts.digest:
-        from nodeready.subjects.ssh_client.known_hosts import fleet_lines
-
-        own = fleet_lines({os.uname().nodename: snapshot}, policy.ssh_known_hosts)
-        return judge(snapshot, replace(policy, ssh_known_hosts=own))
-    held = seen.known_hosts.lines or ("# a block that did not come along",)
-    results = judge(snapshot, replace(policy, ssh_known_hosts=held))
-    told = na(_CHECK, "there are keys; an audit of all nodes tells whether they are right")
-    return [told if result.check == _CHECK else result for result in results]

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
+from nodeready.text import cut, sanitise
+
 #: More names than the largest Slurm cluster has nodes (MAX_SLURM_NODES is 65,536): a typing error.
 MAX_NODES = 65_536
 #: RFC 1035, section 2.3.4: the longest host name.
@@ -235,3 +237,9 @@ def fold(names: Iterable[str]) -> str:
 
 def _fold(names: list[str]) -> str:
     return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
+
+
+def folded(names: Iterable[str], limit: int = 60) -> str:
+    """`fold` for a person: safe to print; a very long node set is cut, with the count."""
+    names = list(names)
+    return cut(sanitise(fold(names)), limit, len(names))

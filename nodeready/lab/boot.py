@@ -43,9 +43,9 @@ from nodeready.lab.state import LabError
 # --- The cgroups of a lab with Slurm: each node has a group of the v1 freezer, below which Slurm
 # puts what belongs to a job.
 #
-# There is one freezer for the whole machine, so the groups are in it and outlive the nodes; a lab's
-# are below a group of its name, and go with it. This machine's own mounts are not needed: each look
-# mounts the freezer in a mount namespace that is gone afterwards.
+# There is one freezer for the whole machine, so the groups are in it and outlive the nodes; a
+# lab's are below a group of its name, and go with it. This machine's own mounts are not needed:
+# each look mounts the freezer in a mount namespace that is gone afterwards.
 
 # Where a node has its cgroups, the freezer among them (cgroup.conf(5), CgroupMountpoint).
 ROOT = "/sys/fs/cgroup"

@@ -119,7 +119,8 @@ SERVER = (
 )
 
 
-# --- RDMA devices of lab nodes: healthy trees of /sys/class/infiniband, and what to change in them.
+# --- RDMA devices of lab nodes: healthy trees of /sys/class/infiniband, and what to change in
+# them.
 #
 #     tree(h100())
 #     tree(h100(), mlx5_3={"state": "1: DOWN", "phys_state": "2: Polling"})

@@ -18,8 +18,8 @@ from nodeready.lab.hardware import SERVER, Device, File, Hardware, PciDevice, pc
 #     query([{"address": "0000:1b:00.0"}, {"address": "0000:43:00.0", "ecc_uncorrectable": 2}])
 #     nvlink_status(8, "a100", inactive={(3, 11)})
 #
-# The form is that of driver 535 (schema v12). What a GPU of the list may have beside its address is
-# in `CHANGES`.
+# The form is that of driver 535 (schema v12). What a GPU of the list may have beside its address
+# is in `CHANGES`.
 
 DRIVER = "535.129.03"
 CUDA = "12.2"

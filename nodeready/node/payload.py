@@ -18,7 +18,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from nodeready.shell import KILL_AFTER_S, join, quote
-from nodeready.subjects.wire import NO_PYTHON as NO_PYTHON
+from nodeready.subjects.wire import NO_PYTHON as NO_PYTHON  # noqa: PLC0414 - handed on
 
 # --- The modules of ours that a module needs, found by its imports; from files or out of a zip.
 
@@ -127,8 +127,8 @@ class Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return SOURCES[name]
 sys.meta_path.insert(0, Carried())
 sys.dont_write_bytecode = True
-from nodeready import carried
-carried.HERE = MAIN, TEXT, PACKAGES
+from nodeready.node import payload
+payload.HERE = MAIN, TEXT, PACKAGES
 main = importlib.import_module(MAIN)
 CONFIG = {key: tuple(v) if isinstance(v, list) else v for key, v in CONFIG.items()}
 main.main(main.Config(**CONFIG), **HOW)

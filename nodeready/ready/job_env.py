@@ -205,9 +205,9 @@ def socket_ifname(nics: Nics) -> tuple[str | None, str]:
     """The name of the interface, or None, and the reason.
 
     In this order: the interface whose routes lead to the most of the other nodes (what
-    `nodeready.subjects.nics.facts.with_peers` found); the one of the default route; the only one that is
-    configured. Never loopback, a bridge or wire of containers or virtual machines, or one without
-    a link; a bond rather than its slaves, because it is the bond that has the routes.
+    `nodeready.subjects.nics.facts.with_peers` found); the one of the default route; the only one
+    that is configured. Never loopback, a bridge or wire of containers or virtual machines, or one
+    without a link; a bond rather than its slaves, because it is the bond that has the routes.
 
     NCCL takes the value as a prefix, so that ``eth1`` also means ``eth10``: write ``=eth1``.
     """

@@ -1,7 +1,7 @@
 """What is wrong with the logins between nodes, from what each of them saw. Pure.
 
-A node that nobody gets into would fail at every node that tried: `nodeready.ready.localize` names it once,
-and the others are excused.
+A node that nobody gets into would fail at every node that tried: `nodeready.ready.localize` names
+it once, and the others are excused.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.text import STYLES, Line, Part, counted, grouped, line, nodes
-from nodeready.text import sanitise
+from nodeready.reports.text import STYLES, Line, Part, grouped, line, nodes
+from nodeready.text import counted, sanitise
 from nodeready.triage.cores.document import Cores, Crash, Group, crashed_in, signal_name
 from nodeready.triage.stacks.document import fold_ranks
 

@@ -11,8 +11,8 @@ from textwrap import wrap
 from nodeready import shell
 from nodeready.ready.job_env import Environment, Variable
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.text import counted, nodes
-from nodeready.text import sanitise
+from nodeready.reports.text import nodes
+from nodeready.text import counted, sanitise
 
 #: Columns of the comments.
 WIDTH = 80

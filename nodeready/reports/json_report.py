@@ -81,12 +81,12 @@ def _node(node: NodeReport) -> dict[str, Any]:
 
 
 def audit(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
-    """``nodeready.audit.document/1``. A node's facts are in memory only while it is written."""
+    """``nodeready.audit/1``. A node's facts are in memory only while it is written."""
     return _audit("audit/1", audit)
 
 
 def ready(ready: Ready, options: Options = PLAIN) -> Iterator[str]:
-    """``nodeready.audit.document/1``: the audit's document, and who is ready."""
+    """``nodeready.ready/1``: the audit's document, and who is ready."""
     return _audit(
         "ready/1",
         ready.audit,
@@ -168,7 +168,7 @@ def _stack(group: Group) -> dict[str, Any]:
 
 
 def stacks(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
-    """``nodeready.triage.stacks.document/1``: groups in the order of suspicion, frames root to leaf."""
+    """``nodeready.stacks/1``: groups in the order of suspicion, frames root to leaf."""
     yield _head(
         "stacks/1",
         started=stacks.started,
@@ -231,7 +231,7 @@ def _core(crash: Crash, text_file: str) -> dict[str, Any]:
 
 
 def cores(cores: Cores, options: Options = PLAIN) -> Iterator[str]:
-    """``nodeready.triage.cores.document/1``: frames innermost first, as gdb numbers them."""
+    """``nodeready.cores/1``: frames innermost first, as gdb numbers them."""
     numbers = {id(crash): number for number, crash in enumerate(cores.crashes)}
     yield _head("cores/1", started=cores.started, finished=cores.finished, complete=cores.complete)
     yield '"groups": '

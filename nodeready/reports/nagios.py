@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.table import Finding, errors, findings, told_outlier
-from nodeready.reports.text import counted, nodes
+from nodeready.reports.text import nodes
 from nodeready.subjects.result import STATUSES
-from nodeready.text import sanitise
+from nodeready.text import counted, sanitise
 
 #: The words of the exit codes 0 to 3.
 STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from nodeready.deploy.document import Deploy, Node
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.text import STYLES, Line, counted, grouped, line, nodes, told
+from nodeready.reports.text import STYLES, Line, grouped, line, nodes, told
+from nodeready.text import counted
 
 
 class Missed(Protocol):

@@ -92,7 +92,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Ready(Audit):
-    """What `nodeready ready --format json` prints: the fields of nodeready.audit.document/1, the proofs
+    """What `nodeready ready --format json` prints: the fields of nodeready.audit/1, the proofs
     among the results, and who is ready.
 
     started:  when it began, UTC

@@ -22,8 +22,8 @@ from markupsafe import Markup
 from nodeready.reports import stacks_table as words
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.stacks_table import Branch, branches
-from nodeready.reports.text import counted, nodes
-from nodeready.text import sanitise
+from nodeready.reports.text import nodes
+from nodeready.text import counted, sanitise
 from nodeready.triage.stacks.document import Group, Rank, Stacks, fold_ranks
 
 #: Groups that are unfolded at first, and processes that are listed in each group.

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.text import STYLES, Line, Part, counted, line, nodes
-from nodeready.text import sanitise
+from nodeready.reports.text import STYLES, Line, Part, line, nodes
+from nodeready.text import counted, sanitise
 from nodeready.triage.stacks import hints
 from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, fold_ranks
 from nodeready.triage.stacks.tree import Tree, tree

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.stacks_table import ranks
-from nodeready.reports.text import STYLES, Line, Part, counted, grouped, line, nodes
+from nodeready.reports.text import STYLES, Line, Part, grouped, line, nodes
+from nodeready.text import counted
 from nodeready.triage.logs.document import Group, Tail
 
 #: Columns of the words on the left; groups that are shown without -v.

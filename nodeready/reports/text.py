@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar, Union
 
 from nodeready.subjects.result import Result
-from nodeready.text import sanitise
+from nodeready.text import cut, sanitise
 
 STYLES = {
     "fail": "bold red",
@@ -75,24 +75,11 @@ def nodes(names: Iterable[str], limit: int = 60) -> str:
     """A folded node set; a very long one is cut, with the count."""
     names = list(names)
     if len(names) == 1:
-        return _cut(sanitise(names[0]), limit, 1)
+        return cut(sanitise(names[0]), limit, 1)
     # A node, which has no ClusterShell, knows one name only: its own.
-    from nodeready.inventory.nodeset import fold
+    from nodeready.inventory.nodeset import folded
 
-    return _cut(sanitise(fold(names)), limit, len(names))
-
-
-def _cut(text: str, limit: int, count: int) -> str:
-    if len(text) <= limit:
-        return text
-    more = f"... ({count} nodes)"
-    kept = text[: limit - len(more)]
-    return kept[: kept.rfind(",") + 1 or None] + more
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 node``, ``3 nodes``."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+    return folded(names, limit)
 
 
 def line(*parts: Part) -> Line:

@@ -1,6 +1,6 @@
-"""The nodes' policies, what follows for each from all nodes of the run together, and the judging.
+"""What only all nodes of a run tell about each of them, and the judging.
 
-A `Look` is what one node showed. The `FleetContext` stands beside the looks: what only all of them
+A look is what one node showed. The `FleetContext` stands beside the looks: what only all of them
 together tell. Both make a node `Judged`, once.
 """
 
@@ -8,28 +8,90 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
-from pyinfra.api import Inventory
-from pyinfra.api.connectors import get_all_connectors
-from pyinfra.api.host import Host
-
-from nodeready.audit import history
 from nodeready.policy import Policy
-from nodeready.policy.load import PolicyError, check_settings
-from nodeready.subjects import snapshot
+from nodeready.subjects.base import Counters, Unknown
 from nodeready.subjects.gate import files as gate
 from nodeready.subjects.nics import facts as nics_probe
 from nodeready.subjects.nics.facts import Nics
-from nodeready.subjects.registry import check_ids
+from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client import known_hosts
-from nodeready.transport.base import UNREACHED, Carrier, Request
-from nodeready.transport.look import Look
 
-#: Host data that is pyinfra's or an inventory's, and never a misspelt setting of ours.
-_INVENTORY_KEYS = frozenset({"slots"})
+# Subject -> what reads the counters of its observation, which has a field "before".
+_COUNTING: dict[str, Callable[[Any], dict[str, int]]] = {
+    name: subject.counters for name, subject in SUBJECTS.items() if subject.counters
+}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What is kept of a look at a node: subject -> (time of the look, its counters), all of one
+    boot.
+    """
+
+    boot_id: str
+    taken: Mapping[str, tuple[float, Mapping[str, int]]]
+
+    @property
+    def time(self) -> float:
+        """When the newest of it was seen, in seconds since 1970."""
+        return max((seen for seen, _ in self.taken.values()), default=0.0)
+
+
+def _boot_id(snapshot: Snapshot) -> str:
+    """The boot that the node is in, or "" when the look did not tell."""
+    boot_id = getattr(snapshot.subjects.get("host"), "boot_id", None)
+    return boot_id if isinstance(boot_id, str) else ""
+
+
+def _observed(snapshot: Snapshot, subject: str) -> Any:
+    """What was observed of a subject; None when nothing was."""
+    found = snapshot.subjects.get(subject)
+    return None if isinstance(found, Unknown) else found
+
+
+def counted(snapshot: Snapshot, now: float) -> Counted | None:
+    """What of this snapshot is to be kept; None when nothing can be compared with it later."""
+    boot_id = _boot_id(snapshot)
+    taken = {
+        name: (now, values)
+        for name, counters in _COUNTING.items()
+        if (observed := _observed(snapshot, name)) is not None and (values := counters(observed))
+    }
+    return Counted(boot_id, taken) if boot_id and taken else None
+
+
+def with_counters(snapshot: Snapshot, earlier: Counted | None, now: float) -> Snapshot:
+    """The snapshot with the counters of an earlier look at the same boot beside its own.
+
+    A look that lies in the future (a clock was set back) tells no rate, and is passed over.
+    """
+    if earlier is None or not earlier.boot_id or earlier.boot_id != _boot_id(snapshot):
+        return snapshot
+    subjects = dict(snapshot.subjects)
+    for name, (seen, values) in earlier.taken.items():
+        observed = _observed(snapshot, name) if name in _COUNTING else None
+        if observed is not None and now > seen:
+            subjects[name] = replace(observed, before=Counters(now - seen, values))
+    return replace(snapshot, subjects=subjects)
+
+
+class Looked(Protocol):
+    """What came of the look at one node."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def snapshot(self) -> Snapshot | None: ...
+    @property
+    def error(self) -> str: ...
+    @property
+    def unreachable(self) -> bool: ...
+    @property
+    def seconds(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +106,7 @@ class FleetContext:
 
     policies: Mapping[str, Policy]
     addresses: tuple[str, ...] | None = None
-    earlier: Mapping[str, history.Look] = field(default_factory=dict)
+    earlier: Mapping[str, Counted] = field(default_factory=dict)
     moment: float = 0.0
 
     def completed(self, name: str, seen: Snapshot) -> Snapshot:
@@ -53,7 +115,7 @@ class FleetContext:
         if self.addresses is not None and isinstance(nics, Nics):
             nics = nics_probe.with_peers(nics, self.addresses)
             seen = replace(seen, subjects={**seen.subjects, "nics": nics})
-        return history.with_history(seen, self.earlier.get(name), self.moment)
+        return with_counters(seen, self.earlier.get(name), self.moment)
 
 
 @dataclass(frozen=True)
@@ -61,8 +123,8 @@ class Judged:
     """What one command knows about one node.
 
     results: of all checks, from the latest look
-    error:   one line when the node could not be looked at, or not to the end; kind says whose
-             fault it is
+    error:   one line when the node could not be looked at, or not to the end
+    unreachable: it was not reached, or got lost on the way
     seconds: wall time of the look, connection included
     """
 
@@ -71,133 +133,58 @@ class Judged:
     snapshot: Snapshot | None = None
     results: tuple[Result, ...] = ()
     error: str = ""
-    kind: str = ""
+    unreachable: bool = False
     seconds: float = 0.0
 
     @property
     def reached(self) -> bool:
         return self.snapshot is not None
 
-    @property
-    def unreachable(self) -> bool:
-        """Whether it was not reached, or got lost on the way."""
-        return self.kind in UNREACHED
 
-
-def judged(looks: Iterable[Look], context: FleetContext) -> list[Judged]:
+def judged(looks: Iterable[Looked], context: FleetContext) -> list[Judged]:
     """Every node with its results: the one place where a look is judged."""
     return [_judged(one, context) for one in looks]
 
 
-def _judged(one: Look, context: FleetContext) -> Judged:
+def _judged(one: Looked, context: FleetContext) -> Judged:
     want = context.policies[one.name]
     if one.snapshot is None:
-        return Judged(one.name, want, error=one.error, kind=one.kind, seconds=one.seconds)
+        return Judged(
+            one.name, want, error=one.error, unreachable=one.unreachable, seconds=one.seconds
+        )
     seen = context.completed(one.name, one.snapshot)
     results = tuple(judge(seen, want))
-    return Judged(one.name, want, seen, results, one.error, one.kind, one.seconds)
-
-
-def completed(
-    carrier: Carrier, wanted: Mapping[str, Policy], looks: Iterable[Look], inventory: Inventory
-) -> FleetContext:
-    """The policies, completed by what the looks at all nodes say together.
-
-    carrier: of the same run: a block of known hosts that was too large for a look is fetched
-    """
-    snapshots = {one.name: one.snapshot for one in looks if one.snapshot is not None}
-
-    def block(name: str) -> str:
-        request = Request(name, known_hosts.READ_BLOCK, 30)
-        return "".join(answer.stdout for _, answer in carrier.ask([request]))
-
-    return FleetContext(expectations(wanted, snapshots, inventory, block))
-
-
-def _foreign() -> frozenset[str]:
-    keys = set(_INVENTORY_KEYS)
-    for connector in get_all_connectors().values():
-        keys.update(getattr(connector, "data_meta", {}) or {})
-    return frozenset(keys)
-
-
-def _origin(inventory: Inventory, group: str) -> str:
-    """The files that set a group's data, or the group's name when pyinfra itself loaded them."""
-    files = getattr(inventory, "group_files", {}).get(group, ())
-    return ", ".join(str(path) for path in files) or f"group {group}"
-
-
-def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
-    """The policy of each of these hosts, by name, from group and host data as pyinfra merges them.
-
-    Raises PolicyError with the problems of all origins, each with its file or host, before any
-    node is touched.
-    """
-    foreign, ids = _foreign(), check_ids()
-    problems: list[str] = []
-    cache: dict[tuple[Any, ...], Policy] = {}
-
-    def settings(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-        try:
-            found = check_settings(data, where, foreign)
-        except PolicyError as error:
-            problems.extend(error.problems)
-            return {}
-        waived = snapshot.problems(Policy(waivers=found.get("waivers", ())), ids)
-        problems.extend(f"{where}: {problem}" for problem in waived)
-        return found
-
-    everywhere = settings(inventory.get_data(), _origin(inventory, "all"))
-    by_group = {
-        group: settings(inventory.get_group_data(group), _origin(inventory, group))
-        for group in inventory.groups.keys() | inventory.group_data.keys()
-    }
-    override = settings(inventory.get_override_data(), "command line")
-    made: dict[str, Policy] = {}
-    for host in hosts:
-        own = settings(inventory.get_host_data(host.name), f"host {host.name}")
-        key = (tuple(host.groups), tuple(sorted(own.items())))
-        if key not in cache:
-            merged = dict(everywhere)
-            for group in host.groups:
-                merged.update(by_group.get(group, {}))
-            cache[key] = Policy(**{**merged, **own, **override})
-        made[host.name] = cache[key]
-    if problems:
-        raise PolicyError(list(dict.fromkeys(problems)))
-    return made
+    return Judged(one.name, want, seen, results, one.error, one.unreachable, one.seconds)
 
 
 def expectations(
     wanted: Mapping[str, Policy],
     snapshots: Mapping[str, Snapshot],
-    inventory: Inventory,
+    endpoints: Mapping[str, known_hosts.Endpoint],
+    program: Callable[[], bytes],
     fetch: Callable[[str], str],
 ) -> dict[str, Policy]:
     """The policies, completed by what all nodes of the run showed, every node's host keys, and by
     what this nodeready makes of them (gate.complete).
 
-    fetch: runs known_hosts.READ_BLOCK on the node of that name and returns what it printed; only
-           called for blocks that were too large to come along and differ from what is wanted
+    endpoints: the address and port of each node, as the inventory has them
+    program:   the node's own program, for the nodes with a gate
+    fetch:     runs known_hosts.READ_BLOCK on the node of that name and returns what it printed;
+               only called for blocks that were too large to come along and differ from what is
+               wanted
     """
     lines: dict[tuple[str, ...], tuple[str, ...]] = {}
     made: dict[str, Policy] = {}
-    endpoints = {name: _endpoint(inventory, name) for name in snapshots}
     for name, policy in wanted.items():
         if policy.ssh_client_mode != "known_hosts":
-            made[name] = gate.complete(policy, policy)
+            made[name] = gate.complete(policy, policy, program)
             continue
         extra = policy.ssh_known_hosts
         if extra not in lines:
             lines[extra] = _known_hosts(snapshots, extra, endpoints, fetch)
         told = replace(policy, ssh_known_hosts=lines[extra])
-        made[name] = gate.complete(told, policy)
+        made[name] = gate.complete(told, policy, program)
     return made
-
-
-def _endpoint(inventory: Inventory, name: str) -> known_hosts.Endpoint:
-    data = inventory.get_host(name).data
-    return str(data.get("ssh_hostname") or ""), int(data.get("ssh_port") or 22)
 
 
 def _known_hosts(

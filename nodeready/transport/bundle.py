@@ -10,15 +10,16 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from nodeready.node import payload
 from nodeready.policy import Policy
 from nodeready.policy.load import as_data
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 #: Rooms that go whole: what they run is found by name.
-_ROOMS = ("local", "proofs")
+_ROOMS = ("healthcheck", "node/proofs")
 #: The reports of a node: the rows of nodeready.reports.registry that say `on_node`, which imports
 #: them by name.
 _REPORTS = ("json_report", "nagios", "prometheus", "table")
@@ -32,7 +33,7 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 def modules() -> dict[str, str]:
     """The modules that run on a node, with their sources: the commands' and what those import."""
     roots = (
-        f"nodeready.{room}.{path.stem}"
+        f"nodeready.{room.replace('/', '.')}.{path.stem}"
         for room in _ROOMS
         for path in (_PACKAGE / room).glob("*.py")
         if path.stem not in ("__init__", "__main__")
@@ -48,14 +49,14 @@ def _path(name: str) -> str:
 
 def _entries(policy: Policy | None) -> Iterator[tuple[str, bytes]]:
     """Path in the zip -> content."""
-    yield "__main__.py", (_PACKAGE / "local" / "__main__.py").read_bytes()
+    yield "__main__.py", (_PACKAGE / "healthcheck" / "__main__.py").read_bytes()
     for name, source in modules().items():
         yield _path(name), source.encode()
     for path in (_PACKAGE / "sh").glob("*.sh"):
         yield path.relative_to(_PACKAGE.parent).as_posix(), path.read_bytes()
     if policy is not None:
         text = json.dumps(as_data(policy), indent=1, sort_keys=True) + "\n"
-        yield "nodeready/local/policy.json", text.encode()
+        yield "nodeready/healthcheck/policy.json", text.encode()
 
 
 def build(policy: Policy | None = None) -> bytes:
@@ -68,3 +69,13 @@ def build(policy: Policy | None = None) -> bytes:
             entry.create_system, entry.external_attr = 3, 0o644 << 16
             zipped.writestr(entry, content)
     return made.getvalue()
+
+
+@lru_cache(maxsize=1)
+def program() -> bytes:
+    """The program without a policy of its own: one for all nodes, whose gate has the policy's
+    file.
+
+    Made once: every node's plan asks for its digest.
+    """
+    return build()

@@ -9,7 +9,9 @@ import pytest
 
 HEARS = {
     "the command": "from nodeready.cli.exits import hear; hear()",
-    "the program on the node": "from nodeready.healthcheck import main; main._handle(main._terminate)",
+    "the program on the node": (
+        "from nodeready.healthcheck import main; main._handle(main._terminate)"
+    ),
 }
 WHAT = """
 import os, signal, time

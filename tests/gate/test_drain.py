@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from nodeready.healthcheck import gate
-from nodeready.healthcheck.gate import DrainError, SlurmNode, decide, name_of, parse, reason_of
+from nodeready.healthcheck import drain
+from nodeready.healthcheck.drain import DrainError, SlurmNode, decide, name_of, parse, reason_of
 
 BAD = "nodeready: ptrace.scope: 1"
 
@@ -130,8 +130,8 @@ def test_a_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch, script,
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(gate, "SCONTROL_S", 0.3)
     with pytest.raises(DrainError) as error:
-        gate.settle(["ptrace.scope: 1"], False, time.monotonic() + 60)
+        drain.settle(["ptrace.scope: 1"], False, time.monotonic() + 60)
     assert words in str(error.value)
     assert str(error.value).isprintable()
     with pytest.raises(DrainError, match="no time left"):
-        gate.settle([], True, time.monotonic())
+        drain.settle([], True, time.monotonic())

@@ -15,6 +15,7 @@ from nodeready.audit.history import Look
 from nodeready.lab.hardware import IB_CLASS, a100, ib_tree
 from nodeready.policy import Policy
 from nodeready.subjects.base import Counters, Output, Unknown
+from nodeready.subjects.context import counted, with_counters
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.snapshot import Snapshot
 
@@ -43,7 +44,7 @@ def seen(boot_id: str | None = BOOT, downed: int = 0) -> Snapshot:
 
 
 def kept(snapshot: Snapshot, now: float) -> Look:
-    found = history.look(snapshot, now)
+    found = counted(snapshot, now)
     assert found is not None
     return found
 
@@ -58,7 +59,7 @@ def test_the_next_look_sees_the_last_one(state: Path) -> None:
     assert history.remember({"gpu1": kept(seen(), 1000.0)}) == ""
     earlier = history.previous(["gpu1", "gpu2"])
     assert list(earlier) == ["gpu1"]
-    counters = before(history.with_history(seen(downed=3), earlier["gpu1"], 1060.5))
+    counters = before(with_counters(seen(downed=3), earlier["gpu1"], 1060.5))
     assert counters is not None
     assert counters.seconds == 60.5
     assert counters.values["mlx5_0/1.link_downed"] == 0
@@ -78,17 +79,17 @@ def test_the_next_look_sees_the_last_one(state: Path) -> None:
     ],
 )
 def test_another_boot_or_clock_has_no_history(snapshot: Snapshot, now: float) -> None:
-    assert before(history.with_history(snapshot, kept(seen(), 1000.0), now)) is None
+    assert before(with_counters(snapshot, kept(seen(), 1000.0), now)) is None
 
 
 def test_nothing_to_keep() -> None:
-    assert history.look(seen(None), 1000.0) is None
-    assert history.look(Snapshot({"host": Host(BOOT)}), 1000.0) is None
+    assert counted(seen(None), 1000.0) is None
+    assert counted(Snapshot({"host": Host(BOOT)}), 1000.0) is None
     unknown = Snapshot({"host": Host(BOOT), "rdma": Unknown("timed out")})
-    assert history.look(unknown, 1000.0) is None
+    assert counted(unknown, 1000.0) is None
     earlier = kept(seen(), 1000.0)
-    assert history.with_history(unknown, earlier, 2000.0) == unknown
-    assert history.with_history(unknown, None, 2000.0) == unknown
+    assert with_counters(unknown, earlier, 2000.0) == unknown
+    assert with_counters(unknown, None, 2000.0) == unknown
 
 
 def test_a_look_at_one_subject_keeps_the_other(state: Path) -> None:
@@ -175,7 +176,7 @@ def test_what_cannot_be_read_or_written_is_no_error(state: Path) -> None:
 
 def test_an_unknown_subject_of_another_version_is_passed_over() -> None:
     earlier = Look(BOOT, {"later": (1.0, {"a": 1}), "nics": (1.0, {"eth0.rx_errors": 1})})
-    assert history.with_history(seen(), earlier, 2.0) == seen()
+    assert with_counters(seen(), earlier, 2.0) == seen()
 
 
 def test_what_is_written_is_plain_json(state: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_policy_comes_along_and_another_one_makes_another_file():
     policy = make_policy({"ptrace_scope": 1, "limit_core": 4096, "nics": {"eth0": {"mtu": 9000}}})
     made = bundle.build(policy)
     with zipfile.ZipFile(io.BytesIO(made)) as zipped:
-        data = json.loads(zipped.read("nodeready/local/policy.json"))
+        data = json.loads(zipped.read("nodeready/healthcheck/policy.json"))
     assert make_policy(data) == policy
     assert made != bundle.build(Policy())
     assert made.startswith(b"#!/usr/bin/env python3\n")

@@ -17,9 +17,9 @@ import time
 
 from nodeready.cli.exits import hear
 from nodeready.inventory import load as inventory
+from nodeready.inventory.policies import policies
 from nodeready.policy import Policy
 from nodeready.ready import mesh_run
-from nodeready.subjects import context as fleet
 from nodeready.subjects.proof import reach
 from nodeready.subjects.proof.facts import Mesh, Proved, User
 from nodeready.transport.base import collect
@@ -57,7 +57,7 @@ def main(path, first, last, seconds, *how):
     hear()
     loaded = inventory.load(path)
     hosts = list(loaded)
-    wanted = fleet.policies(loaded, hosts)
+    wanted = policies(loaded, hosts)
     with Fleet(loaded, hosts) as carrier:
         talks = {name: look(name, wanted[name], ("ptrace",)) for name in carrier.nodes}
         nodes = [name for name, seen in collect(carrier, talks).items() if seen.kind == ""]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.proofs import config as source
 from nodeready.node.proofs import core
 from nodeready.node.proofs.config import Config
 from nodeready.node.proofs.core import Mark, Scene
@@ -23,6 +22,7 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks as proof_core
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import Core, Directory, Limit, Proved, SessionLimits, User
+from tests.proofs.canaries import line
 
 WANT = Policy()
 SYSTEMD = Policy(core_handler="systemd-coredump")
@@ -373,7 +373,9 @@ def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node) -> None:
     fresh_node.write("/etc/security/limits.d/zz.conf", "ml - core unlimited\n")
     fresh_node.run(f"sysctl -qw kernel.core_pattern={WANT.core_pattern}; mkdir -m 1777 /var/crash")
     config = Config("nodeready-0badcafe", "nodeready:test", "ml", ("core",))
-    seen = proved.read(fresh_node.run(source.script(config)).stdout, config)
+    command = line(config)
+    said = fresh_node.run(command.line, input=command.stdin).stdout
+    seen = proved.read(said, config)
     assert isinstance(seen.core, Core)
     assert seen.core.dumped
     result = proof_core.core(seen, WANT)

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from nodeready.node.proofs import config as source
 from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
 from nodeready.ready import logins
@@ -17,6 +16,7 @@ from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof import reach as proof_reach
 from nodeready.subjects.proof.facts import Peers, Proved, User
 from tests.command import ours
+from tests.proofs.canaries import line
 
 pytestmark = pytest.mark.lab
 
@@ -44,7 +44,9 @@ def prove(node, peers):
         wanted=("peers",),
         peers=peers,
     )
-    return proved.read(node.run(source.script(config)).stdout, config)
+    command = line(config)
+    said = node.run(command.line, input=command.stdin).stdout
+    return proved.read(said, config)
 
 
 def judged(nodes, silent=()):

@@ -288,7 +288,8 @@ def test_what_nodes_share() -> None:
 
 
 HOSTILE = (
-    f"{IB_CLASS}/:x\n{IB_CLASS}/a:\n{IB_CLASS}//ports/1/state:4: ACTIVE\n{IB_CLASS}/b/ports/x/state:4\n"
+    f"{IB_CLASS}/:x\n{IB_CLASS}/a:\n{IB_CLASS}//ports/1/state:4: ACTIVE\n"
+    f"{IB_CLASS}/b/ports/x/state:4\n"
     f"{IB_CLASS}/b/ports/1/counters/symbol_error:{'9' * 5000}\n"
     f"{IB_CLASS}/b/ports/1/lid:0x{'f' * 99}\n{IB_CLASS}/b/ports/1/rate:{'1' * 5000}G\n"
     f"{IB_CLASS}/b/node_desc:\x1b[31m[bold]\x00\udcff\n{IB_CLASS}/b/device/uevent:=\n"

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from nodeready.audit import history
 from nodeready.lab import Node
 from nodeready.policy import Policy
+from nodeready.subjects.context import counted, with_counters
 from nodeready.subjects.rdma.facts import Rdma
 from nodeready.subjects.snapshot import Snapshot, judge
 from tests.helpers import observe, on
@@ -56,17 +56,17 @@ def test_a_link_that_went_down_between_two_looks(
 ) -> None:
     (node,) = fresh_nodes(1, profile="a100")
     first = look(node)
-    kept = history.look(first, time.time() - 60)
+    kept = counted(first, time.time() - 60)
     assert kept is not None
-    same = history.with_history(look(node), kept, time.time())
+    same = with_counters(look(node), kept, time.time())
     assert bad(same) == {}
     assert {r.status for r in judge(same, POLICY) if r.check == "rdma.errors"} == {"ok"}
     node.run("echo 2 >/sys/class/infiniband/mlx5_5/ports/1/counters/link_downed", check=True)
-    later = history.with_history(look(node), kept, time.time())
+    later = with_counters(look(node), kept, time.time())
     (result,) = [r for r in judge(later, POLICY) if r.check == "rdma.errors"]
     assert "mlx5_5/1 link_downed +2" in result.actual
     node.reboot()
-    rebooted = history.with_history(look(node), kept, time.time())
+    rebooted = with_counters(look(node), kept, time.time())
     assert rebooted["rdma"].before is None
     assert rebooted["rdma"].devices
 

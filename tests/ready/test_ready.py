@@ -9,8 +9,7 @@ import jsonschema
 import pytest
 from referencing import Registry, Resource
 
-from nodeready.audit.document import Ready, slots
-from nodeready.cli.exits import ready_code
+from nodeready.audit.document import Ready, ready_code, slots
 from nodeready.inventory import hostfile
 from nodeready.reports import json_report
 from nodeready.reports.registry import Options

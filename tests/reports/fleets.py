@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from nodeready.audit.document import NOT_LOOKED_AT, Audit, NodeReport, Outlier
+from nodeready.audit.document import Audit, NodeReport, Outlier
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
 from nodeready.subjects.snapshot import Snapshot, waive
+from nodeready.transport.look import NOT_LOOKED_AT
 
 STARTED, FINISHED = "2030-01-02T03:04:05Z", "2030-01-02T03:04:17Z"
 DIGEST = "0123456789abcdef"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.exit_codes import deploy_code
+from nodeready.deploy.document import deploy_code
 from nodeready.reports.registry import Options, find
 from nodeready.text import sanitise
 from tests.reports.deploys import DEPLOYS, PTRACE, SCOPE, node

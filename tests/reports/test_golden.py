@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.audit.document import Audit
-from nodeready.cli.exits import audit_code, nagios_code
+from nodeready.audit.document import Audit, audit_code
 from nodeready.reports import json_report, junit, nagios, prometheus
+from nodeready.reports.nagios import state as nagios_code
 from nodeready.reports.registry import Options
 from nodeready.reports.table import show_audit
 from tests.reports.fleets import outcomes

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from nodeready.exit_codes import stacks_code
 from nodeready.triage.stacks.archive import nothing
 from nodeready.triage.stacks.collect import MOST, chosen, merged
-from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks
+from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, stacks_code
 
 FRAMES = (Frame("train", "train.py", 1),)
 

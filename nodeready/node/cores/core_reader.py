@@ -20,8 +20,8 @@ from nodeready.node.proofs import core as core_pattern
 
 # --- What an ELF core says of its process: the notes and program headers of core(5) and elf(5).
 #
-# Little-endian 64-bit cores of x86_64 and aarch64. Pure: bytes in, a dataclass out; every number in
-# the file is only believed as far as there are bytes for it.
+# Little-endian 64-bit cores of x86_64 and aarch64. Pure: bytes in, a dataclass out; every number
+# in the file is only believed as far as there are bytes for it.
 
 #: Of the file's header.
 EHDR_BYTES = 64
@@ -463,7 +463,8 @@ def live() -> Place:
         return Place("")
 
 
-# --- What a node tells of its core files; the same dataclasses here and there (`subjects/wire.py`).
+# --- What a node tells of its core files; the same dataclasses here and there
+# (`subjects/wire.py`).
 
 
 @dataclass(frozen=True)

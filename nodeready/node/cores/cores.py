@@ -56,8 +56,8 @@ def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:
         )
     elif os.path.basename(live.handler) != PROGRAM:
         notes.append(
-            f"core_pattern hands cores to {core_pattern.pattern_shown(live.handler)}, which alone knows "
-            "where they are"
+            f"core_pattern hands cores to {core_pattern.pattern_shown(live.handler)}, "
+            "which alone knows where they are"
         )
     found += [Place(pattern) for pattern in patterns if pattern.startswith("/")]
     if os.path.isdir(core_reader.STORE):
@@ -223,8 +223,8 @@ def take(own: Own, gdb: str, core: Reader, owner: int) -> tuple[str, str, str, b
 
 # --- The program on the node: list the cores, or read some of them with gdb.
 #
-# It only reads. Each answer is a line (`subjects/wire.py`) as soon as it is there, so that a core that
-# takes too long costs itself.
+# It only reads. Each answer is a line (`subjects/wire.py`) as soon as it is there, so that a core
+# that takes too long costs itself.
 
 #: Younger than this, a core that is too short may still be written.
 _FRESH_S = 120

@@ -30,7 +30,8 @@ from nodeready.node.proofs.config import Config
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import Busy
 
-# --- Listeners of our own on the job's ports, for seconds, and the token that tells them from others.
+# --- Listeners of our own on the job's ports, for seconds, and the token that tells them from
+# others.
 #
 # Plain sockets, as the job would open them; nothing here connects to anybody.
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from nodeready.deploy.actions import render
 from nodeready.policy import Expected, Policy
 from nodeready.policy.load import as_data
 from nodeready.subjects.gate import facts as places
+from nodeready.subjects.templates import render
 
 #: What only all nodes of a run together tell, and a node cannot judge by itself.
 _FLEET = ("ssh_known_hosts",)
@@ -24,34 +25,35 @@ SLURM_S = 10
 MOST_S = 58
 
 
-def complete(policy: Policy, declared: Policy) -> Policy:
+def complete(policy: Policy, declared: Policy, program: Callable[[], bytes]) -> Policy:
     """The policy of a node, with what its gate's files have to be.
 
     declared: the same without what the fleet told: few different ones, so each is made once
+    program:  gives the node's own program, one for all nodes; not called without a gate
     """
     if not policy.gate:
         return policy
     known = {f.name: getattr(policy, f.name) for f in fields(Policy)}
-    return Expected(**known, gate_files=_digests(declared))
+    return Expected(**known, gate_files=_digests(declared, program))
 
 
-def contents(policy: Policy) -> dict[str, bytes]:
+def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
     """path -> the bytes that this policy wants there."""
     declared = {f.name: getattr(policy, f.name) for f in fields(Policy) if f.name not in _FLEET}
-    return _contents(Policy(**declared))
+    return _contents(Policy(**declared), program)
 
 
 @lru_cache(maxsize=256)
-def _digests(declared: Policy) -> tuple[tuple[str, str], ...]:
-    found = contents(declared)
+def _digests(declared: Policy, program: Callable[[], bytes]) -> tuple[tuple[str, str], ...]:
+    found = contents(declared, program)
     return tuple((path, hashlib.sha256(data).hexdigest()) for path, data in found.items())
 
 
 @lru_cache(maxsize=256)
-def _contents(policy: Policy) -> dict[str, bytes]:
+def _contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
     values = _values(policy)
     made = {
-        places.BUNDLE: _bundle(),
+        places.BUNDLE: program(),
         places.POLICY: document(policy),
     }
     for path, template in (
@@ -64,15 +66,6 @@ def _contents(policy: Policy) -> dict[str, bytes]:
     ):
         made[path] = render(f"gate/{template}", **values)
     return made
-
-
-@lru_cache(maxsize=1)
-def _bundle() -> bytes:
-    """One for all nodes: what differs is in the policy's file."""
-    # Most fleets have no gate, and every command reads this module.
-    from nodeready.transport import bundle
-
-    return bundle.build()
 
 
 def _values(policy: Policy) -> dict[str, Any]:

@@ -127,10 +127,10 @@ def pci_address(value: Any) -> str:
 
 # --- What the kernel itself says of AMD's GPUs: their processes, bad pages and RAS counts.
 #
-# ``/sys/class/kfd/kfd/proc/PID/vram_ID`` holds the bytes that a process has on the GPU with that id,
-# and the topology says where on the PCI bus that one is (Linux' drivers/gpu/drm/amd/amdkfd).
-# ``ras/gpu_vram_bad_pages`` lists bad pages as ``ADDRESS : SIZE : FLAG``: R is retired, P waits for
-# its retirement, F could not be retired (Linux' amdgpu_ras.c).
+# ``/sys/class/kfd/kfd/proc/PID/vram_ID`` holds the bytes that a process has on the GPU with that
+# id, and the topology says where on the PCI bus that one is (Linux' drivers/gpu/drm/amd/amdkfd).
+# ``ras/gpu_vram_bad_pages`` lists bad pages as ``ADDRESS : SIZE : FLAG``: R is retired, P waits
+# for its retirement, F could not be retired (Linux' amdgpu_ras.c).
 
 _ROOT = "/sys/class/kfd/kfd"
 _DRIVER = "/sys/bus/pci/drivers/amdgpu"
@@ -224,9 +224,9 @@ def idle(seen: Kfd, address: str) -> bool | None:
 
 # --- amd-smi's JSON: ``static``, ``metric`` and ``xgmi``.
 #
-# Formats: ROCm/amdsmi, amdsmi_cli/amdsmi_commands.py, versions 23 to 26. The first two print a list
-# of devices, or since ROCm 6.4 ``{"gpu_data": […]}``; ``xgmi`` prints two documents one after the
-# other.
+# Formats: ROCm/amdsmi, amdsmi_cli/amdsmi_commands.py, versions 23 to 26. The first two print a
+# list of devices, or since ROCm 6.4 ``{"gpu_data": […]}``; ``xgmi`` prints two documents one after
+# the other.
 
 # What amd-smi calls a violation, and the hardware's reason that every vendor's tool knows. Power
 # (ppt) is not one: under load, a GPU is meant to run at its limit.

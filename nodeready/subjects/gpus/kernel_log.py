@@ -22,8 +22,8 @@ from nodeready.subjects.gpus.gpu import KernelFault, Tool
 #
 # Sources: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) with
 # its resolution buckets, for Ampere and newer: RESET_GPU is RESET here, RESTART_BM and RESTART_VM
-# are REBOOT, RESTART_APP is APPLICATION, IGNORE is MONITOR, unless the fault is an application's by
-# its nature (137 is a peer access that was not allowed), and CHECK_MECHANICALS is ISOLATE. The
+# are REBOOT, RESTART_APP is APPLICATION, IGNORE is MONITOR, unless the fault is an application's
+# by its nature (137 is a peer access that was not allowed), and CHECK_MECHANICALS is ISOLATE. The
 # workflows of 48, its companions 171 and 172, and 74 end in a reset of the GPU; 45 follows another
 # Xid. Codes for which the catalog names no resolution yet (162 to 170) are MONITOR. The codes that
 # the catalog calls unused are left out: they are unknown Xids.
@@ -171,14 +171,16 @@ def judge(code: int, text: str) -> str:
     return lookup(code).action
 
 
-# --- Lines of the kernel's log that name a fault of a GPU, other than Xids, and what is to be done.
+# --- Lines of the kernel's log that name a fault of a GPU, other than Xids, and what is to be
+# done.
 #
-# The patterns are of the kind that awk and Python share: the same ones choose the lines on the node
-# and say here what they mean.
+# The patterns are of the kind that awk and Python share: the same ones choose the lines on the
+# node and say here what they mean.
 #
 # Sources: Linux' drivers/gpu/drm/amd (amdgpu_device.c, amdgpu_job.c, amdgpu_ras.c,
 # amdgpu_ras_eeprom.c, gmc_v9_0.c, amdkfd) and AMD's node-scraper (dmesg_analyzer.py) for amdgpu;
-# NVIDIA's open-gpu-kernel-modules (osinit.c, nv.c) and its Fabric Manager guide (SXids) for NVIDIA.
+# NVIDIA's open-gpu-kernel-modules (osinit.c, nv.c) and its Fabric Manager guide (SXids) for
+# NVIDIA.
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,8 @@ def configured(lines: Iterable[Line]) -> Configured:
 # --- AMD Instinct accelerators by PCI device id.
 #
 # Sources: ROCm/gpu-operator internal/utils.go (AMD's lists of physical and virtual functions),
-# ROCm's Tensile (GFX_CHIP_IDS of gfx942 and gfx950), Linux' drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c
-# (Arcturus and Aldebaran), and pci.ids.
+# ROCm's Tensile (GFX_CHIP_IDS of gfx942 and gfx950), Linux'
+# drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c (Arcturus and Aldebaran), and pci.ids.
 
 #: AMD's graphics and accelerators (its CPUs and chipsets are 0x1022).
 VENDOR = "0x1002"

@@ -23,10 +23,10 @@ from nodeready.subjects.base import (
 # --- The lines of limits.conf and limits.d, as pam_limits takes them.
 #
 # Rules, from limits.conf(5) and Linux-PAM's pam_limits.c: limits.conf comes first, then
-# limits.d/*.conf in byte order of their names; ``#`` begins a comment anywhere; fields are separated
-# by any white space (a CR is white space too); within one kind of domain the later line wins; a
-# user's line beats a group's, which beats ``*``. A line ``DOMAIN -`` exempts that user or group from
-# all limits, wherever it stands.
+# limits.d/*.conf in byte order of their names; ``#`` begins a comment anywhere; fields are
+# separated by any white space (a CR is white space too); within one kind of domain the later line
+# wins; a user's line beats a group's, which beats ``*``. A line ``DOMAIN -`` exempts that user or
+# group from all limits, wherever it stands.
 
 #: The limits of the policy, with the number of kernel units (bytes, descriptors) in one unit of
 #: limits.conf: core and memlock are given there in KiB.

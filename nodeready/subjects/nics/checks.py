@@ -16,7 +16,8 @@ from nodeready.subjects.nics.facts import PROBE, Bond, Nics, compared, counters,
 from nodeready.subjects.nics.nic import NET, Nic
 from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
 
-# --- Judge what happened to the network interfaces since the last look: lost links, broken packets.
+# --- Judge what happened to the network interfaces since the last look: lost links, broken
+# packets.
 #
 # The counters run from the start of the driver, so that a total says nothing about today.
 

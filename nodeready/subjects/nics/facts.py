@@ -20,7 +20,8 @@ from nodeready.subjects.nics.routes import Route
 
 # --- Bonds: what /sys/class/net/BOND/bonding says, and .../bonding_slave of each slave.
 #
-# Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs.c, bond_sysfs_slave.c.
+# Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs.c,
+# bond_sysfs_slave.c.
 
 #: The files of a bond, and those of a slave, in their interfaces' directories.
 FILES = (
@@ -295,7 +296,9 @@ def with_peers(seen: Nics, addresses: tuple[str, ...]) -> Nics:
 
 
 def socket_interface(seen: Nics) -> tuple[str | None, str]:
-    """The interface for NCCL's sockets, and why that one; the rules are told in nodeready.ready.job_env."""
+    """The interface for NCCL's sockets, and why that one; the rules are told in
+    nodeready.ready.job_env.
+    """
 
     def usable(name: str | None) -> bool:
         one = seen.interfaces.get(name or "")

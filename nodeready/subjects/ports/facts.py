@@ -18,10 +18,10 @@ from nodeready.subjects.ports.netfilter import is_virtual
 
 # --- Who listens on a node's TCP ports, and who holds one of the policy's, read from /proc alone.
 #
-# Nothing ever connects: a probe that did took a bootstrap slot of NCCL and hung a job. /proc/net/tcp
-# shows what listens and what is connected in the network namespace of the probe (proc(5),
-# Documentation/networking/proc_net_tcp.rst). It does not show a socket that is bound and neither
-# listens nor is connected; no kernel before 6.8 shows that one to anybody.
+# Nothing ever connects: a probe that did took a bootstrap slot of NCCL and hung a job.
+# /proc/net/tcp shows what listens and what is connected in the network namespace of the probe
+# (proc(5), Documentation/networking/proc_net_tcp.rst). It does not show a socket that is bound and
+# neither listens nor is connected; no kernel before 6.8 shows that one to anybody.
 
 #: At most so many sockets of each kind are carried; the rest are counted.
 MOST = 500

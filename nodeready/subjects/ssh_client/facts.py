@@ -162,7 +162,8 @@ def _about(line: Line, options: tuple[str, ...]) -> bool:
     return said is not None and said.keyword in options
 
 
-# --- By which names, addresses and host keys ssh knows a node. They are written to every other node.
+# --- By which names, addresses and host keys ssh knows a node. They are written to every other
+# node.
 #
 # So nothing passes here that is not exactly one name, one address or one key.
 

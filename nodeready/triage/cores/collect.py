@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nodeready.audit.document import now
 from nodeready.node.cores import cores as core_program
 from nodeready.node.cores import gcore
 from nodeready.node.cores.core_reader import Core, Done, Listing
 from nodeready.policy import Policy
 from nodeready.subjects.base import ProbeError
+from nodeready.text import now
 from nodeready.transport import decode
 from nodeready.transport.base import INTERRUPTED, UNREACHED, Answer, Asks, Failure
 from nodeready.transport.program import nonce, nothing, request, rows

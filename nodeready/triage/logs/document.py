@@ -54,7 +54,8 @@ def of(path: str) -> Ranks:
 
 # --- What differs trivially between the ranks' log lines, taken out so that equal lines are equal.
 #
-# Pure. What tells something stays: steps, sequence numbers, losses, sizes, other nodes, other ranks.
+# Pure. What tells something stays: steps, sequence numbers, losses, sizes, other nodes, other
+# ranks.
 
 _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,]\d+)?"
 _ZONE = r"(?: ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)(?![A-Za-z]))?"

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from nodeready.inventory.nodeset import folded
 from nodeready.node import payload
 from nodeready.node.stacks import program as answers
 from nodeready.node.stacks.processes import FAMILIES
 from nodeready.node.stacks.program import Config
 from nodeready.node.stacks.py_spy import NATIVE_LIMIT_S
-from nodeready.reports.text import counted, nodes
+from nodeready.text import counted
 from nodeready.transport.base import (
     FAILED,
     HUNG,
@@ -288,7 +289,7 @@ def _looked_for(config: Config) -> str:
 def nothing(found: Captured) -> str:
     """No rank anywhere: what was looked for, and what runs instead."""
     answered = [name for name in found.asked if name not in found.errors]
-    text = f"no ranks on {nodes(answered)}: {_looked_for(found.config)}"
+    text = f"no ranks on {folded(answered)}: {_looked_for(found.config)}"
     if found.instead:
         shown = "; ".join(f"{words} on {name}" for name, words in found.instead[:MOST_INSTEAD])
         text += f". What runs instead: {shown}. Choose with --pid or --match; "

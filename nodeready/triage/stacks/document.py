@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
+from nodeready.exit_codes import exit_code
+
 #: Kinds of groups. `stack`: ranks with the same stack; the others have none to compare: ranks that
 #: WORLD_SIZE counts and nobody found; processes that ended while we looked; nodes or processes
 #: that gave no stack; processes in state D, stopped by a signal, or traced by somebody else.
@@ -135,3 +137,17 @@ def fold_ranks(ranks: Iterable[int]) -> str:
         parts.append(f"{numbers[first]}-{numbers[last]}" + (f"/{step}" if step > 1 else ""))
         first = last + 1
     return ",".join(parts)
+
+
+def stacks_code(stacks: Stacks, *, unreachable: bool = False, failed: bool = False) -> int:
+    """The exit code of ``stacks``: all good are stacks of all ranks, and an answer of every node.
+
+    unreachable: a node was not reached, or got lost; failed: a mistake of ours cost a node
+    """
+    return exit_code(
+        interrupted=not stacks.complete,
+        usage=not stacks.groups and not stacks.errors,
+        failed=failed,
+        unreachable=unreachable,
+        check=bool(stacks.errors) or not all(group.frames for group in stacks.groups),
+    )

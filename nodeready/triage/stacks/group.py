@@ -25,7 +25,8 @@ _GONE = "it has ended"
 
 
 class Standing(NamedTuple):
-    """kind, verdict: as in `nodeready.triage.stacks.document`. why: for what has no stack to compare.
+    """kind, verdict: as in `nodeready.triage.stacks.document`. why: for what has no stack to
+    compare.
 
     stack: number of the main thread's last stack; None: there is none
     """

@@ -1,0 +1,26 @@
+"""The templates of the files that are ours (templates/SUBJECT/NAME.j2), rendered."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    # Not HTML: the templates are configuration files, and every value was validated.
+    return Environment(
+        loader=PackageLoader("nodeready", "templates"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+
+
+def render(template: str, **values: Any) -> bytes:
+    """The bytes of a file of ours. Raises jinja2.UndefinedError for a value that is missing."""
+    return _environment().get_template(template).render(**values).encode()
