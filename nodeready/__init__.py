@@ -21,4 +21,4 @@ class _Renamed:
         return importlib.util.find_spec("nodeready.inventory.nodeset")
 
 
-sys.meta_path.append(_Renamed)  # type: ignore[arg-type]
+sys.meta_path.append(_Renamed)

@@ -128,7 +128,7 @@ def test_a_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch, script,
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(gate, "SCONTROL_S", 0.3)
+    monkeypatch.setattr(drain, "SCONTROL_S", 0.3)
     with pytest.raises(DrainError) as error:
         drain.settle(["ptrace.scope: 1"], False, time.monotonic() + 60)
     assert words in str(error.value)
