@@ -40,7 +40,7 @@ def contenders(nodes: Cluster, ansible: Path | None) -> list[Contender]:
     names = ",".join(node.name for node in nodes.lab.nodes)
     fan, login = str(nodes.size), f"-F {nodes.lab.ssh_config}"
     classes = ["".join(word.capitalize() for word in name.split("_")) for name in LOOKED_AT]
-    facts = [f"nodeready.deploy.facts.{name}" for name in classes]
+    facts = [f"nodeready.deploy.pyinfra.{name}" for name in classes]
     found = [
         yardstick(inventory),
         Contender(

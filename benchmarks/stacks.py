@@ -25,9 +25,9 @@ from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
 from nodeready.reports import json_report, stacks_table
 from nodeready.reports.registry import Options
+from nodeready.triage.stacks import document as stack_tree
 from nodeready.triage.stacks import group as grouping
 from nodeready.triage.stacks import trace as traces
-from nodeready.triage.stacks import tree as stack_tree
 
 RANKS_PER_NODE, SHAPES = 8, 64
 _WIDTH, _WRAP = 120, 99

@@ -8,17 +8,25 @@ from typing import Any
 __version__ = "0.1.0"
 
 
-class _Renamed:
-    """Finds a module by the name that inventories of earlier checkouts import it by."""
+#: What inventories and `pyinfra INVENTORY fact` call by a name of its own: that name -> the
+#: module.
+_NAMES = {
+    "nodeready.nodesets": "nodeready.inventory.nodeset",
+    "nodeready.facts": "nodeready.deploy.pyinfra",
+}
+
+
+class _Named:
+    """Finds the modules of _NAMES."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of ``nodeready.nodesets``; None for every other module."""
-        if name != "nodeready.nodesets":
+        """The spec of the module that has this name; None for every other."""
+        if name not in _NAMES:
             return None
         import importlib.util
 
-        return importlib.util.find_spec("nodeready.inventory.nodeset")
+        return importlib.util.find_spec(_NAMES[name])
 
 
-sys.meta_path.append(_Renamed)
+sys.meta_path.append(_Named)

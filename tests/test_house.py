@@ -83,7 +83,7 @@ NODE_SIDE = (
     "selection.py",
     "transport/base.py",
     "transport/dialogue.py",
-    "transport/decode.py",
+    "transport/program.py",
     "transport/local.py",
     "transport/look.py",
     "transport/program.py",

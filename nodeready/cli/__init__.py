@@ -15,8 +15,8 @@ import click
 from click.shell_completion import CompletionItem
 
 import nodeready
-from nodeready.cli.config import defaults
 from nodeready.cli.exits import exit_code
+from nodeready.cli.options import defaults
 from nodeready.text import sanitise
 
 #: subcommand -> the module that holds it; imported when it is used, so that --help is quick.

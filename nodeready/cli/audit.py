@@ -18,7 +18,7 @@ from nodeready.reports.text import nodes as folded
 from nodeready.subjects.selection import Selection, SelectionError, select
 from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED
-from nodeready.transport.look import PROBE_TIMEOUT_S, Look, completed
+from nodeready.transport.look import PROBE_TIMEOUT_S, Look
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
@@ -38,6 +38,7 @@ def document(
 ) -> Audit:
     """The audit of what was seen: completed by what all nodes tell, judged, and compared."""
     from nodeready.subjects import context as fleet
+    from nodeready.transport.ssh import completed
 
     context = fleet.FleetContext(nodes.policies)
     if all(one.kind != INTERRUPTED for one in looks):

@@ -20,12 +20,11 @@ from nodeready.reports.text import nodes as folded
 from nodeready.subjects.registry import CHANGED
 from nodeready.subjects.selection import SelectionError, select_whole
 from nodeready.text import counted, now
-from nodeready.transport.look import NOT_LOOKED_AT, PROBE_TIMEOUT_S, Look, completed
+from nodeready.transport.look import NOT_LOOKED_AT, PROBE_TIMEOUT_S, Look
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
-    from nodeready.deploy.execute import Outcome
-    from nodeready.deploy.plan import Plan
+    from nodeready.deploy.plan import Outcome, Plan
     from nodeready.subjects.context import Judged
 
 _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
@@ -106,8 +105,9 @@ class _Report:
 
 def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
     """The whole command. Returns the exit code."""
-    from nodeready.deploy import execute as execution
+    from nodeready.deploy import plan as execution
     from nodeready.subjects import context as fleet
+    from nodeready.transport.ssh import completed
 
     screen = report.screen
     looks = look(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)

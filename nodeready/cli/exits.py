@@ -8,15 +8,7 @@ from types import FrameType
 
 import click
 
-from nodeready.exit_codes import (
-    CHECK,
-    FAILED,
-    INTERRUPTED,
-    OK,
-    UNREACHABLE,
-    USAGE,
-    exit_code,
-)
+from nodeready.exit_codes import CHECK, FAILED, INTERRUPTED, OK, UNREACHABLE, USAGE, exit_code
 
 __all__ = [
     "CHECK",

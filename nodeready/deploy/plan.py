@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field, replace
 
 from nodeready.deploy.actions import Change, PlanError
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
+from nodeready.subjects.context import Judged
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.transport.base import (
+    HUNG,
+    INTERRUPTED,
+    LOST,
+    OVER,
+    UNREACHED,
+    Answer,
+    Failure,
+    Request,
+    Talk,
+)
+from nodeready.transport.look import PROBE_TIMEOUT_S, look
 
 
 @dataclass(frozen=True)
@@ -47,3 +60,124 @@ def plan(
         if change is not None:
             changes.append(change)
     return Plan(tuple(changes), refused)
+
+
+# --- Run the planned changes on the nodes, each node on its own, and look again until all is done.
+
+#: A change can bring the next one to light (a package that brings a configuration file, apport
+#: that resets core_pattern when it stops). What is not done after this many looks is reported.
+MAX_PASSES = 3
+#: What nr_lock says (sh/change.sh).
+NOT_ROOT = "not root: run with sudo"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a deploy did to one node.
+
+    node:     as it was seen last
+    done:     steps that ran well, in order
+    failed:   step -> one line why
+    cut:      the step during which the connection was lost or the run was interrupted, or "";
+              what it was doing to a file is done whole or not at all
+    left:     fixable results that are still there after the last look
+    complete: it came to its end, whatever that is
+    """
+
+    node: Judged
+    done: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
+    cut: str = ""
+    left: tuple[Result, ...] = ()
+    complete: bool = False
+
+
+def changing(
+    node: Judged,
+    first: Plan,
+    run: str,
+    subjects: Iterable[str] | None = None,
+    limit_s: int = PROBE_TIMEOUT_S,
+) -> Talk[Outcome]:
+    """The conversation that makes a node as its policy wants it.
+
+    A step that fails does not stop the others.
+
+    run:      the word for this run in the node's lock
+    subjects: those that may be changed; None: all
+    limit_s:  seconds for a look
+    """
+    chosen = None if subjects is None else frozenset(subjects)
+    made, todo = Outcome(node, failed=dict(first.refused)), first
+    for _ in range(MAX_PASSES):
+        made = replace(made, failed={**made.failed, **todo.refused})
+        made, touched, goes_on = yield from _changes(made, todo, run)
+        if not goes_on:
+            return made
+        if not touched:
+            break
+        seen = yield from look(node.name, node.policy, touched, limit_s)
+        if seen.kind == INTERRUPTED:
+            return made
+        if seen.snapshot is None or seen.error:
+            return replace(
+                made, node=replace(made.node, error=seen.error, unreachable=seen.unreachable)
+            )
+        made = replace(made, node=_again(made.node, seen.snapshot))
+        assert made.node.snapshot is not None
+        todo = plan(made.node.snapshot, node.policy, made.node.results, chosen)
+    left = (r for r in made.node.results if r.fixable and _chosen(r, chosen))
+    return replace(made, left=tuple(left), complete=True)
+
+
+def _changes(
+    made: Outcome, todo: Plan, run: str
+) -> Generator[Request, Answer, tuple[Outcome, set[str], bool]]:
+    """Make these changes. What came of them, what they touched, and whether to go on."""
+    touched: set[str] = set()
+    node = made.node
+    for change in todo.changes:
+        if change.step in made.failed:
+            continue
+        answer = yield change.request(node.name, run, node.policy.lock_wait_s)
+        touched.update(change.touches)
+        if isinstance(answer, Failure) and answer.kind in OVER:
+            if answer.kind != INTERRUPTED:
+                kind = LOST if answer.kind == HUNG else answer.kind
+                node = replace(
+                    node,
+                    error=f"{answer.reason()} in {change.step}",
+                    unreachable=kind in UNREACHED,
+                )
+            return replace(made, node=node, cut=change.step), touched, False
+        if not answer.ok:
+            failed = {**made.failed, change.step: answer.reason()}
+            made = replace(made, failed=failed)
+            if answer.reason() == NOT_ROOT:
+                # No later step can do better: say it once.
+                return made, touched, False
+        elif change.step not in made.done:
+            made = replace(made, done=(*made.done, change.step))
+    return made, touched, True
+
+
+def _again(node: Judged, newer: Snapshot) -> Judged:
+    """The node with what was looked at again, judged again."""
+    seen = node.snapshot.merged(newer) if node.snapshot else newer
+    return replace(node, snapshot=seen, results=tuple(judge(seen, node.policy)))
+
+
+def _chosen(result: Result, subjects: frozenset[str] | None) -> bool:
+    return subjects is None or result.check.partition(".")[0] in subjects
+
+
+def of(node: Judged, refused: dict[str, str], found: Outcome | Failure) -> Outcome:
+    """What a conversation with this node came to, even when it was none.
+
+    refused: the steps that could not be planned
+    """
+    if isinstance(found, Outcome):
+        return found
+    if found.kind != INTERRUPTED:
+        node = replace(node, error=found.error, unreachable=found.kind in UNREACHED)
+    return Outcome(node, failed=refused)

@@ -10,25 +10,29 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from gevent.lock import BoundedSemaphore
-from pyinfra.api import Host, State, StringCommand
+from pyinfra.api import FactBase, Host, State, StringCommand
 from pyinfra.api.exceptions import PyinfraError
+from pyinfra.context import ctx_host
+from typing_extensions import override
 
 from nodeready import shell
+from nodeready.audit.document import plain
 from nodeready.deploy.actions import Change
 from nodeready.inventory.policies import policies
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
 from nodeready.subjects.context import FleetContext
-from nodeready.subjects.registry import CHANGED
+from nodeready.subjects.registry import CHANGED, LOOKED_AT
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.transport.base import Key, Talk, collect
-from nodeready.transport.look import Look, completed, of, question
+from nodeready.transport.look import Look, of, question
 from nodeready.transport.look import look as looking
-from nodeready.transport.ssh import Connected
+from nodeready.transport.ssh import Connected, completed
 
 
 @dataclass
@@ -127,3 +131,58 @@ def forget(host: Host, touched: Iterable[str]) -> None:
     """Something of ours changed these subjects on the node: look again before the next use."""
     run, _ = _run(host)
     run.stale.setdefault(host.name, set()).update(touched)
+
+
+# --- The probes as pyinfra facts: `pyinfra INVENTORY fact nodeready.deploy.pyinfra.NodeFacts`.
+#
+# NodeFacts carries all subjects in one round trip; each subject is a fact of its own as well
+# (`nodeready.deploy.pyinfra.Ptrace`). A subject that could not be observed is ``{"unknown":
+# reason}``.
+
+
+class NodeFacts(FactBase[dict[str, Any]]):
+    """Every subject of one node, as plain data, in one round trip: ``{subject: {...}}``."""
+
+    subjects: tuple[str, ...] = LOOKED_AT
+
+    @override
+    def command(self) -> str:
+        # pyinfra gives a fact's command no input, and the script of a look stands in no command
+        # line: the node is asked here, and pyinfra's own command is an empty one.
+        host = ctx_host.get()
+        policy = policies(host.inventory, [host])[host.name]
+        asked = question(host.name, policy, self.subjects)
+        carrier = Connected([host.inventory.get_host(host.name)])
+        ((_, answer),) = carrier.ask([asked.request])
+        self._seen = asked.read(answer)
+        return "echo"
+
+    @staticmethod
+    @override
+    def default() -> dict[str, Any]:
+        return {}
+
+    @override
+    def process(self, output: list[str]) -> dict[str, Any]:
+        return {subject: plain(self._seen[subject]) for subject in self.subjects}
+
+
+def _fact_of(subject: str) -> type[FactBase[Any]]:
+    """The fact of one subject, named like it: ``core_dumps`` becomes ``CoreDumps``."""
+    name = "".join(word.capitalize() for word in subject.split("_"))
+
+    def process(self: NodeFacts, output: list[str]) -> Any:
+        return NodeFacts.process(self, output)[subject]
+
+    body = {
+        "__doc__": f"The subject {subject} of one node, as plain data.",
+        "__module__": __name__,
+        "subjects": (subject,),
+        "process": process,
+    }
+    return type(name, (NodeFacts,), body)
+
+
+for _subject in LOOKED_AT:
+    _fact = _fact_of(_subject)
+    globals()[_fact.__name__] = _fact

@@ -2,7 +2,6 @@
 
 The decision is pure; `scontrol` is asked and told at the edge. Nothing here is called from a
 prolog that finds its node ready: a job of a thousand nodes would ask slurmctld a thousand times.
-`healthcheck` is the command that does so: what `record` does and, where the policy says so, this.
 """
 
 from __future__ import annotations
@@ -10,18 +9,16 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import syslog
 import time
-from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodeready import exit_codes
-from nodeready.healthcheck import gate
-from nodeready.healthcheck.verdict import Verdict
-from nodeready.policy import Policy
 from nodeready.text import sanitise
+
+if TYPE_CHECKING:
+    from nodeready.healthcheck.gate import Verdict
 
 #: A reason of ours begins with this word; no other is ever overwritten or taken back.
 PREFIX = "nodeready:"
@@ -151,14 +148,6 @@ def _line(text: str) -> str:
     return sanitise(lines[0], 160) if lines else ""
 
 
-#: Seconds for all that Slurm is asked and told. It ends a health check after 60.
-_SLURM_S = 2 * SCONTROL_S
-
-
-def arguments(parser: ArgumentParser) -> None:
-    """No options of its own."""
-
-
 def tell(found: Verdict, until: float) -> str:
     """Have Slurm give this node jobs or not, by its verdict; in the log of the node, too.
 
@@ -173,19 +162,3 @@ def tell(found: Verdict, until: float) -> str:
     if told:
         syslog.syslog(syslog.LOG_NOTICE, f"nodeready: scontrol update {told}")
     return ""
-
-
-def healthcheck(policy: Policy, given: Namespace) -> int:
-    """Audit, keep the verdict, tell Slurm. Returns the audit's exit code, 1 when a part failed."""
-    from nodeready.healthcheck import here
-    from nodeready.subjects.selection import select
-
-    left = max(0.5, policy.gate_budget_s - (time.monotonic() - gate.BEGAN))
-    found, problems = gate.keep(here.audit(policy, select(subjects=here.SEEN), left), policy)
-    if policy.gate_drain:
-        problem = tell(found, time.monotonic() + _SLURM_S)
-        problems += [problem] if problem else []
-    print(gate.told(found.go, found.reasons))
-    for problem in problems:
-        print(f"nodeready: {problem}", file=sys.stderr)
-    return exit_codes.exit_code(failed=bool(problems), check=not found.go)

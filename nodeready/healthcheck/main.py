@@ -45,7 +45,7 @@ COMMANDS = {
     ),
     "healthcheck": Command(
         "record, and drain the node in Slurm or take that back",
-        *("drain", "healthcheck"),
+        *("gate", "healthcheck"),
     ),
 }
 

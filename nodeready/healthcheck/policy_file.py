@@ -11,8 +11,8 @@ from dataclasses import fields
 from typing import Any
 
 from nodeready.policy import Policy
+from nodeready.policy.fields import closest
 from nodeready.policy.load import PolicyError, check_settings
-from nodeready.policy.spelling import closest
 
 #: The site's own words on this node.
 PATH = "/etc/nodeready/policy.json"

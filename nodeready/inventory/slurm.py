@@ -17,7 +17,7 @@ from shutil import which
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.inventory.nodeset import NodeSetError, expand, host_name, natural, unique
-from nodeready.policy.spelling import closest
+from nodeready.policy.fields import closest
 from nodeready.text import sanitise
 
 #: Seconds for one answer. Slurm's own MessageTimeout is 10 s by default, and its tools try a

@@ -6,11 +6,26 @@ A kind that has a parameter is a function (`whole`, `one_of`), any other a const
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeready.policy.spelling import closest
+# --- What a word that nobody knows was probably meant to be.
+
+
+def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known word that ``word`` begins, or else resembles most; "" when there is none."""
+    # Few runs need it, and a node's own program starts often.
+    import difflib
+
+    names = list(known)
+    begun = [name for name in names if len(word) > 1 and name.startswith(word)]
+    if begun:
+        return begun[0]
+    # Hardly a run has a word that nobody knows.
+
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), "")
+
 
 Names = tuple[str, ...]
 #: A mapping of names to settings, as plain tuples so that a Policy can be compared and hashed;

@@ -13,8 +13,7 @@ from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import STYLES, Line, Part, line, nodes
 from nodeready.text import counted, sanitise
 from nodeready.triage.stacks import hints
-from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, fold_ranks
-from nodeready.triage.stacks.tree import Tree, tree
+from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, Tree, fold_ranks, tree
 
 #: Groups that are shown with their path, and in a line each, without -v.
 _FULL, _MOST = 6, 16

@@ -27,7 +27,7 @@ from nodeready.subjects.proof.checks import SUBJECT as proof
 from collections.abc import Iterable
 
 from nodeready.subjects.declare import OBSERVED as OBSERVED, Page, Subject
-from nodeready.policy.spelling import closest
+from nodeready.policy.fields import closest
 from nodeready.subjects import base as ours
 from nodeready.subjects.base import Probe
 

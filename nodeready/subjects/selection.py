@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from nodeready.policy.spelling import closest
+from nodeready.policy.fields import closest
 from nodeready.subjects.registry import CHANGED, LOOKED_AT, OBSERVED, SUBJECTS
 from nodeready.subjects.result import Result
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.policy.spelling import closest
+from nodeready.policy.fields import closest
 from nodeready.subjects.base import Output, Probe, ProbeError, Section, Unknown
 from nodeready.subjects.registry import OBSERVED, PROBES, SUBJECTS
 from nodeready.subjects.result import Result, unknown

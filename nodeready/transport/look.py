@@ -6,9 +6,8 @@ A node that cannot be asked costs itself; a subject that cannot be read costs th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
@@ -21,16 +20,10 @@ from nodeready.transport.base import (
     OVER,
     UNREACHED,
     Answer,
-    Carrier,
     Failure,
     Request,
     Talk,
 )
-
-if TYPE_CHECKING:
-    from pyinfra.api import Inventory
-
-    from nodeready.subjects.context import FleetContext
 
 #: Seconds for a whole snapshot on a node; each section has its own, smaller limit.
 PROBE_TIMEOUT_S = 60
@@ -132,27 +125,3 @@ def look(
 def of(name: str, found: Look | Failure) -> Look:
     """What a conversation found, if anything."""
     return Look.failed(name, found) if isinstance(found, Failure) else found
-
-
-def completed(
-    carrier: Carrier, wanted: Mapping[str, Policy], looks: Iterable[Look], inventory: Inventory
-) -> FleetContext:
-    """The policies, completed by what the looks at all nodes say together.
-
-    carrier: of the same run: a block of known hosts that was too large for a look is fetched
-    """
-    # The node's own program looks too, and has no fleet.
-    from nodeready.inventory.policies import endpoint
-    from nodeready.subjects import context
-    from nodeready.subjects.ssh_client import known_hosts
-    from nodeready.transport import bundle
-
-    snapshots = {one.name: one.snapshot for one in looks if one.snapshot is not None}
-
-    def block(name: str) -> str:
-        request = Request(name, known_hosts.READ_BLOCK, 30)
-        return "".join(answer.stdout for _, answer in carrier.ask([request]))
-
-    endpoints = {name: endpoint(inventory, name) for name in snapshots}
-    policies = context.expectations(wanted, snapshots, endpoints, bundle.program, block)
-    return context.FleetContext(policies)

@@ -32,8 +32,12 @@ from pyinfra.connectors.util import extract_control_arguments, make_unix_command
 from pyinfra.context import ctx_host, ctx_state
 
 from nodeready import shell
+from nodeready.inventory.policies import endpoint
+from nodeready.policy import Policy
 from nodeready.shell import KILL_AFTER_S, quote
-from nodeready.transport import local
+from nodeready.subjects.context import FleetContext, expectations
+from nodeready.subjects.ssh_client import known_hosts
+from nodeready.transport import bundle, local
 from nodeready.transport.base import (
     ANSWER_BYTES,
     ERROR_BYTES,
@@ -63,6 +67,7 @@ from nodeready.transport.base import (
 )
 from nodeready.transport.dialogue import PIECE, SEND_S, Dialogue, Stream
 from nodeready.transport.local import Pipes
+from nodeready.transport.look import Look
 
 #: Nodes worked on at once. Each costs one socket and little memory; beyond this the controller's
 #: own CPU is the limit.
@@ -648,3 +653,21 @@ def _disconnect(host: Host) -> None:
             client.close()
     except Exception:  # noqa: BLE001 - the connection goes away either way
         return
+
+
+def completed(
+    carrier: Carrier, wanted: Mapping[str, Policy], looks: Iterable[Look], inventory: Inventory
+) -> FleetContext:
+    """The policies, completed by what the looks at all nodes say together.
+
+    carrier: of the same run: a block of known hosts that was too large for a look is fetched
+    """
+    snapshots = {one.name: one.snapshot for one in looks if one.snapshot is not None}
+
+    def block(name: str) -> str:
+        request = Request(name, known_hosts.READ_BLOCK, 30)
+        return "".join(answer.stdout for _, answer in carrier.ask([request]))
+
+    endpoints = {name: endpoint(inventory, name) for name in snapshots}
+    policies = expectations(wanted, snapshots, endpoints, bundle.program, block)
+    return FleetContext(policies)

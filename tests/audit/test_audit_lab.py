@@ -182,15 +182,15 @@ def test_this_machine_without_an_inventory(tool, tmp_path):
 
 
 def test_each_subject_is_a_fact_for_pyinfra(lab, fleet):
-    """`pyinfra INVENTORY fact nodeready.deploy.facts.Gpus`: plain data of every subject."""
+    """`pyinfra INVENTORY fact nodeready.deploy.pyinfra.Gpus`: plain data of every subject."""
     names = {name: "".join(word.capitalize() for word in name.split("_")) for name in LOOKED_AT}
     where = fleet(lab.nodes[:1])
-    facts = [f"nodeready.deploy.facts.{name}" for name in names.values()]
+    facts = [f"nodeready.deploy.pyinfra.{name}" for name in names.values()]
     done = project(Path(sys.executable).with_name("pyinfra"), where, "fact", *facts)
     assert done.returncode == 0, done.stderr
     shown = done.stdout + done.stderr
     for name in names.values():
-        assert f"nodeready.deploy.facts.{name}" in shown or f"Fact data for: {name}" in shown, (
+        assert f"nodeready.deploy.pyinfra.{name}" in shown or f"Fact data for: {name}" in shown, (
             shown
         )
     assert '"unknown":' not in shown

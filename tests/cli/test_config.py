@@ -7,34 +7,34 @@ import sys
 
 import pytest
 
-from nodeready.cli import config
+from nodeready.cli import options
 from nodeready.cli.exits import USAGE, Refused
 
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
     """Write the system's and the user's file."""
-    monkeypatch.setattr(config, "SYSTEM", tmp_path / "system.toml")
+    monkeypatch.setattr(options, "SYSTEM", tmp_path / "system.toml")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
     def both(system: str, user: str) -> None:
         (tmp_path / "system.toml").write_text(system)
         (tmp_path / "nodeready").mkdir()
-        config.user_file().write_text(user)
+        options.user_file().write_text(user)
 
     return both
 
 
 def test_the_users_file_wins_over_the_systems(write):
     write('sudo = true\nlimit = "a"\n[deploy]\ndiff = true\n', 'limit = "b"\n')
-    found = config.defaults()
+    found = options.defaults()
     assert found["deploy"] == {"sudo": True, "limit": "b", "diff": True}
     assert found["audit"] == {"sudo": True, "limit": "b"}
 
 
 def test_a_list_is_words_and_a_dash_is_an_underscore(write):
     write("", '[deploy]\nonly = ["ptrace", "limits"]\nssh-user = "ml"\n')
-    assert config.defaults()["deploy"] == {"only": "ptrace,limits", "ssh_user": "ml"}
+    assert options.defaults()["deploy"] == {"only": "ptrace,limits", "ssh_user": "ml"}
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_a_list_is_words_and_a_dash_is_an_underscore(write):
 def test_a_mistake_is_named_with_its_file(write, text, words):
     write("", text)
     with pytest.raises(Refused) as refused:
-        config.defaults()
+        options.defaults()
     assert refused.value.exit_code == USAGE
-    assert str(config.user_file()) in refused.value.message
+    assert str(options.user_file()) in refused.value.message
     assert words in refused.value.message
 
 
@@ -64,7 +64,7 @@ print(*(p.name for p in command.params if p.param_type_name == "option"))
 """
 
 
-@pytest.mark.parametrize("name", config.OPTIONS)
+@pytest.mark.parametrize("name", options.OPTIONS)
 def test_every_option_may_stand_in_a_file(name):
     shown = subprocess.check_output([sys.executable, "-c", _OPTIONS, name], text=True)
-    assert set(config.OPTIONS[name]) == set(shown.split()) - {"help"}
+    assert set(options.OPTIONS[name]) == set(shown.split()) - {"help"}

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.healthcheck import verdict
+from nodeready.healthcheck import gate
 from nodeready.policy.load import make_policy
 from nodeready.subjects.snapshot import judge
 from tests.command import wait_for
@@ -85,7 +85,7 @@ def test_the_prolog_answers_from_the_record_until_it_is_stale(fresh_node, put):
     run = put(fresh_node)
     done = run("record")
     assert done.returncode == 3
-    kept = verdict.parse(fresh_node.read(verdict.PATH).encode())
+    kept = gate.parse(fresh_node.read(gate.PATH).encode())
     assert not kept.go
     assert done.stdout == f"nodeready: no-go: {'; '.join(kept.reasons)}\n"
     series = fresh_node.read(TEXTFILE)
@@ -93,11 +93,11 @@ def test_the_prolog_answers_from_the_record_until_it_is_stale(fresh_node, put):
         assert f'check="{reason.partition(":")[0]}",status="fail"' in series
     assert run("prolog").stdout == done.stdout
     # A no-go is looked at again: what it said is not what a look says.
-    fresh_node.write(verdict.PATH, kept.text().replace(kept.reasons[0], "a.b: from the record"))
+    fresh_node.write(gate.PATH, kept.text().replace(kept.reasons[0], "a.b: from the record"))
     assert run("prolog").stdout == done.stdout
     # A go is believed: a look would say something else.
     go = replace(kept, go=True, reasons=()).text()
-    fresh_node.write(verdict.PATH, go)
+    fresh_node.write(gate.PATH, go)
     assert run("prolog").stdout == "nodeready: go\n"
     for pattern, text in (
         (r'"time": \d+', '"time": 1'),
@@ -106,7 +106,7 @@ def test_the_prolog_answers_from_the_record_until_it_is_stale(fresh_node, put):
         (r'"policy_digest": "[^"]+"', '"policy_digest": "x"'),
         (r"}", ""),
     ):
-        fresh_node.write(verdict.PATH, re.sub(pattern, text, go))
+        fresh_node.write(gate.PATH, re.sub(pattern, text, go))
         assert run("prolog").returncode == 3, text
     assert put(fresh_node, gate_max_age_s=0)("prolog").stdout.count("\n") == 1
 
@@ -127,7 +127,7 @@ def test_a_node_that_is_fine_gets_its_job(fresh_node, put):
 def test_a_full_disk_keeps_the_old_verdict_and_is_one_line(fresh_node, put):
     run = put(fresh_node)
     run("record")
-    old = fresh_node.read(verdict.PATH)
+    old = fresh_node.read(gate.PATH)
     full = (
         "mkdir -p /tmp/keep; cp -a /run/nodeready/. /tmp/keep; "
         "mount -t tmpfs -o size=64k,mode=755 none /run/nodeready; "
@@ -136,14 +136,14 @@ def test_a_full_disk_keeps_the_old_verdict_and_is_one_line(fresh_node, put):
     fresh_node.enter(["sh", "-c", full])
     done = run("record")
     assert done.returncode == 1
-    assert done.stderr == f"nodeready: No space left on device: {verdict.PATH}\n"
+    assert done.stderr == f"nodeready: No space left on device: {gate.PATH}\n"
     assert done.stdout.startswith("nodeready: no-go: ")
-    assert fresh_node.read(verdict.PATH) == old
+    assert fresh_node.read(gate.PATH) == old
     listed = fresh_node.enter(["ls", "-A", "/run/nodeready"]).stdout.split()
     assert listed == ["fill", "verdict.json"]
     done = run("record", user="ml")
     assert done.returncode == 1
-    assert done.stderr == f"nodeready: Permission denied: {verdict.PATH}\n"
+    assert done.stderr == f"nodeready: Permission denied: {gate.PATH}\n"
 
 
 def test_a_wedged_tool_holds_no_job(fresh_nodes, put):
@@ -175,7 +175,7 @@ def test_two_at_once_leave_one_whole_verdict(fresh_node, put):
     lines = both.stdout.splitlines()
     assert len(lines) == 3
     assert len({*lines}) == 1
-    assert verdict.parse(fresh_node.read(verdict.PATH).encode()) is not None
+    assert gate.parse(fresh_node.read(gate.PATH).encode()) is not None
     assert fresh_node.enter(["ls", "-A", "/run/nodeready"]).stdout.split() == ["verdict.json"]
     assert run("prolog").stdout.splitlines() == lines[:1]
 

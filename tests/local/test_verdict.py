@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.healthcheck import verdict
-from nodeready.healthcheck.verdict import Verdict
+from nodeready.healthcheck import gate
+from nodeready.healthcheck.gate import Verdict
 
 GOOD = Verdict(1000.0, "boot", "policy", True)
 BAD = Verdict(1000.0, "boot", "policy", False, ("gpus.present: 7",))
@@ -18,8 +18,8 @@ NOW = {"now": 1060.0, "boot_id": "boot", "policy_digest": "policy", "max_age_s":
 
 @pytest.mark.parametrize("found", [GOOD, BAD], ids=["go", "no-go"])
 def test_what_is_written_is_read(found):
-    assert verdict.parse(found.text().encode()) == found
-    assert verdict.fresh(found, **NOW) == found
+    assert gate.parse(found.text().encode()) == found
+    assert gate.fresh(found, **NOW) == found
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_what_is_written_is_read(found):
     ids=str,
 )
 def test_a_stale_one_is_none(more):
-    assert verdict.fresh(GOOD, **{**NOW, **more}) is None
+    assert gate.fresh(GOOD, **{**NOW, **more}) is None
 
 
 def test_there_may_be_none():
-    assert verdict.fresh(None, **NOW) is None
-    assert verdict.fresh(replace(GOOD, boot_id=""), **{**NOW, "boot_id": ""}) is None
+    assert gate.fresh(None, **NOW) is None
+    assert gate.fresh(replace(GOOD, boot_id=""), **{**NOW, "boot_id": ""}) is None
 
 
 def changed(**more: object) -> bytes:
@@ -73,12 +73,12 @@ def changed(**more: object) -> bytes:
     ],
 )
 def test_what_is_no_verdict_is_none(text):
-    assert verdict.parse(text) is None
+    assert gate.parse(text) is None
 
 
 @pytest.mark.parametrize("moment", [float("nan"), float("inf"), float("-inf")])
 def test_a_time_that_is_no_time_is_never_fresh(moment):
-    assert verdict.fresh(replace(GOOD, time=moment), **NOW) is None
+    assert gate.fresh(replace(GOOD, time=moment), **NOW) is None
 
 
 @pytest.fixture
@@ -90,15 +90,15 @@ def place(tmp_path):
 def _write(path, **more):
     import time
 
-    made = replace(GOOD, time=time.time() - 1, boot_id=verdict.boot_id(), **more)
-    verdict.write(made, str(path))
+    made = replace(GOOD, time=time.time() - 1, boot_id=gate.boot_id(), **more)
+    gate.write(made, str(path))
     return made
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone writes a verdict")
 def test_only_roots_own_file_is_read(place, tmp_path):
     def read():
-        return verdict.read("policy", 60, str(place))
+        return gate.read("policy", 60, str(place))
 
     assert read() is None
     made = _write(place)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.triage.stacks import trace as traces
-from nodeready.triage.stacks.import_py_spy import parse
+from nodeready.triage.stacks.archive import parse
 
 DUMPS = Path(__file__).parent / "dumps"
 MAIN = ["<module>", "main", "all_reduce"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeready.triage.stacks import group as grouping
-from nodeready.triage.stacks.tree import Tree, tree
+from nodeready.triage.stacks.document import Tree, tree
 from tests.stacks.build import LOAD, REDUCE, process, trace
 
 

@@ -16,7 +16,7 @@ from nodeready.node.cores.core_reader import Core, Done, Listing
 from nodeready.policy import Policy
 from nodeready.subjects.base import ProbeError
 from nodeready.text import now
-from nodeready.transport import decode
+from nodeready.transport import program as decode
 from nodeready.transport.base import INTERRUPTED, UNREACHED, Answer, Asks, Failure
 from nodeready.transport.program import nonce, nothing, request, rows
 from nodeready.triage.cores.document import Cores, Crash, Found, once

@@ -8,7 +8,7 @@ from nodeready.node import payload
 from nodeready.node.logs.tail import Config, Tail
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
-from nodeready.transport import decode
+from nodeready.transport import program as decode
 from nodeready.transport.base import FAILED, INTERRUPTED, UNREACHED, Failure, Talk
 from nodeready.transport.program import nonce as made
 from nodeready.transport.program import request

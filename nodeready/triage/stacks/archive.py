@@ -10,10 +10,216 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.files import write_atomically
-from nodeready.triage.stacks import import_py_spy
+from nodeready.text import sanitise
 from nodeready.triage.stacks import trace as traces
 from nodeready.triage.stacks.document import Stacks
 from nodeready.triage.stacks.trace import SCHEMA, Trace, TraceError
+
+# --- What ``py-spy dump`` prints, as pdsh or ``srun -l`` collected it, as raw traces.
+#
+# For those who have the dumps already, or no other way to the nodes. py-spy prints the innermost
+# frame first, and the main thread first. Nothing in the text tells the rank.
+
+#: Characters of a command that are kept.
+_COMMAND = 200
+#: Characters of a line that are shown when it is not understood.
+_SHOWN = 60
+
+# What pdsh and clush (`gpu001: `) and srun -l (`0: `, ` 7: `) put before every line; what is left
+# of an empty line may have lost its blank.
+_LABEL = r"(?: *(?=\d+:)|(?=[A-Za-z0-9_]))([A-Za-z0-9_][A-Za-z0-9_.-]{0,252}):"
+_LABELLED = re.compile(_LABEL + r"(?: (.*))?")
+_ANY_LABEL = re.compile(rf"^{_LABEL} (?:Process \d+:|Error: )", re.MULTILINE)
+#: Words before a colon that are no node: of py-spy, ssh, the launchers.
+_NO_LABELS = {"Error", "Warning", "ssh", "srun", "slurmstepd", "pdsh", "clush", "bash", "sh"}
+_PDSH = re.compile(r"pdsh@[^:]*: ([A-Za-z0-9_][A-Za-z0-9_.-]*): (.*)")
+# Colours of a terminal (CSI ... m), which py-spy prints where it thinks that there is one.
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+_PROCESS = re.compile(r"Process (\d{1,9}): ?(.*)")
+_THREAD = re.compile(r'Thread (0x[0-9A-Fa-f]+|\d+) \(([a-z+]+)\)(?:: "(.*)")?')
+_FRAME = re.compile(r" {4}(\S.*) \((.+?)(?::(\d{1,9}))?\)")
+_ADDRESS = re.compile(r"0x[0-9A-Fa-f]+")
+# A frame of a native unwinding (--native): of a library, or of a source that is not Python's.
+_NATIVE = re.compile(r"(?:\.so[.\d]*|\.(?:c|cc|cpp|cxx|cu|h|hh|hpp|rs|s|S))")
+
+Frame = tuple[str, str, int]
+
+
+class _Node:
+    """The trace of one node while it is read: every frame and every stack once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.frames: dict[Frame, int] = {}
+        self.stacks: dict[tuple[int, ...], int] = {}
+        self.processes: list[dict[str, Any]] = []
+        self.error = ""
+
+    def stack(self, frames: Iterable[Frame]) -> int:
+        """The index of a stack, root to leaf."""
+        path = tuple(self.frames.setdefault(frame, len(self.frames)) for frame in frames)
+        return self.stacks.setdefault(path, len(self.stacks))
+
+    def trace(self) -> dict[str, Any]:
+        """What was read, as ``nodeready.trace/1``."""
+        return {
+            "schema": "nodeready.trace/1",
+            "node": self.name,
+            "started": "",
+            "interval_s": 0.0,
+            "error": self.error,
+            "frames": [list(frame) for frame in self.frames],
+            "stacks": [list(path) for path in self.stacks],
+            "processes": self.processes,
+            "instead": [],
+        }
+
+
+class _Thread:
+    """One thread: its frames are innermost first, as they are printed."""
+
+    def __init__(self, number: str, state: str, name: str | None) -> None:
+        self.number, self.state, self.name = number, state, name
+        self.frames: list[Frame] = []
+
+    def python(self) -> list[Frame]:
+        """The frames of Python alone, root to leaf; all of them where there is none of it."""
+        kept = [frame for frame in self.frames if not _is_native(frame)]
+        return kept[::-1] or self.whole()
+
+    def whole(self) -> list[Frame]:
+        """All frames that have a name, root to leaf: an address is another in every process."""
+        return [frame for frame in self.frames if not _ADDRESS.fullmatch(frame[0])][::-1]
+
+
+def _is_native(frame: Frame) -> bool:
+    return not frame[2] or _NATIVE.search(frame[1]) is not None
+
+
+def _threads(lines: Iterable[str]) -> Iterator[_Thread]:
+    found = None
+    for line in lines:
+        # A line of ` (` that never ends would be tried in all ways.
+        frame = _FRAME.fullmatch(line) if line.endswith(")") else None
+        thread = _THREAD.fullmatch(line)
+        if thread:
+            if found:
+                yield found
+            found = _Thread(thread[1], thread[2], thread[3])
+        elif frame and found:
+            found.frames.append((frame[1], frame[2], int(frame[3] or 0)))
+    if found:
+        yield found
+
+
+def _main(threads: list[_Thread], pid: int) -> _Thread | None:
+    """The main thread: by its name, else by its number, else the one that is printed first."""
+    named = [one for one in threads if one.name == "MainThread"]
+    numbered = [one for one in threads if one.number == str(pid)]
+    return next(iter([*named, *numbered, *threads]), None)
+
+
+def _process(node: _Node, pid: int, command: str, lines: list[str]) -> dict[str, Any]:
+    threads = [thread for thread in _threads(lines) if thread.frames]
+    main = _main(threads, pid)
+    error = "" if main else _error(lines) or "py-spy printed no stack of it"
+    others = [[one.name or "", node.stack(one.python())] for one in threads if one is not main]
+    native = main is not None and any(map(_is_native, main.frames))
+    holder = next((one for one in threads if "gil" in one.state), None)
+    return {
+        "pid": pid,
+        "rank": None,
+        "local_rank": None,
+        "world_size": None,
+        "job": "",
+        "master": "",
+        "user": "",
+        "command": command[:_COMMAND],
+        "state": "",
+        "wait_channel": "",
+        "kernel_stack": [],
+        "tracer": 0,
+        "threads": len(threads),
+        "start_s": 0.0,
+        "cpu_s": [],
+        "samples": [
+            {
+                "main": node.stack(main.python()) if main else None,
+                "threads": others,
+                "gil": (holder.name or "") if holder else "",
+                "error": error,
+            }
+        ],
+        "native": node.stack(main.whole()) if main and native else None,
+        "note": "",
+    }
+
+
+def _error(lines: Iterable[str]) -> str:
+    """The first line in which py-spy says what went wrong; "" for none."""
+    said = (line for line in lines if line.startswith("Error: "))
+    return next(said, "").removeprefix("Error: ").strip()
+
+
+def _node(name: str, lines: list[str]) -> _Node:
+    """The processes of one node. A new one begins at its headline, and its own header is over
+    with the first thread: a command may have lines of its own."""
+    node = _Node(name)
+    starts = [(at, match) for at, line in enumerate(lines) if (match := _PROCESS.fullmatch(line))]
+    ends = [*(at for at, _ in starts), len(lines)][1:]
+    for (at, match), end in zip(starts, ends, strict=True):
+        node.processes.append(_process(node, int(match[1]), match[2], lines[at + 1 : end]))
+    first = next((line.strip() for line in lines if line.strip()), "")
+    node.error = sanitise(_error(lines) or ("" if starts else first), 500)
+    return node
+
+
+def _by_label(text: str, name: str) -> dict[str, list[str]]:
+    """The lines of every label, without it; those without one under ``name``."""
+    parts: dict[str, list[str]] = {}
+    failed: dict[str, str] = {}
+    for line in text.split("\n"):
+        match, pdsh = _LABELLED.fullmatch(line), _PDSH.fullmatch(line)
+        if pdsh:
+            failed[pdsh[1]] = pdsh[2]
+        elif match and match[1] not in _NO_LABELS:
+            parts.setdefault(match[1], []).append(match[2] or "")
+        else:
+            parts.setdefault("", []).append(line)
+    loose = parts.pop("", [])
+    for label, why in failed.items():
+        parts.setdefault(label, [why])
+    if any(map(_PROCESS.fullmatch, loose)):
+        parts.setdefault(name, []).extend(loose)
+    return parts
+
+
+def parse(text: str, name: str) -> list[dict[str, Any]]:
+    """The raw traces, ``nodeready.trace/1``, one per node; of ``srun -l``, one per task.
+
+    name: the node, where no line says which; for messages, what was read
+
+    The rank is known only where ``srun -l`` ran py-spy once per task: it is the task's number.
+    Raises TraceError, one line, for a text that has no process and no error of py-spy.
+    """
+    text = _COLOUR.sub("", text).replace("\r\n", "\n")
+    if not _ANY_LABEL.search(text):
+        node = _node(name, text.split("\n"))
+        if not node.processes and not _error(text.split("\n")):
+            first = f"it begins with {node.error[:_SHOWN]!r}" if node.error else "it is empty"
+            raise TraceError(f"{sanitise(name)}: not what py-spy dump prints: {first}")
+        return [node.trace()]
+    nodes = [_node(label, lines) for label, lines in _by_label(text, name).items()]
+    tasks = [node for node in nodes if node.name.isdecimal() and len(node.name) < 10]
+    alone = all(len(node.processes) <= 1 for node in tasks)
+    for node in tasks:
+        task = int(node.name)
+        for process in node.processes if alone else ():
+            process["rank"] = task
+        node.name = f"task{task}"
+    return [node.trace() for node in nodes]
+
 
 #: What a directory of ours holds.
 _OURS = re.compile(r"trace-[A-Za-z0-9_.-]+\.json|stacks(\.[a-z]+){1,2}")
@@ -136,7 +342,7 @@ def _from_texts(texts: Iterable[Path], errors: dict[str, str], alone: bool) -> I
             if path.suffix == ".json":
                 yield traces.parse(data, path.name)
             else:
-                yield from import_py_spy.parse(data.decode("utf-8", "replace"), path.stem)
+                yield from parse(data.decode("utf-8", "replace"), path.stem)
         except TraceError as problem:
             if alone:
                 raise

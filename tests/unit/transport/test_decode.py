@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from nodeready.transport.decode import MAX_DEPTH, DecodeError, data, unpacked
+from nodeready.transport.program import MAX_DEPTH, DecodeError, data, unpacked
 
 
 def packed(raw: bytes) -> str:
