@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pyinfra.api.exceptions import InventoryError
-
 from nodeready.inventory.nodeset import NodeSetError, expand_one, fold
 
 #: A hostfile of `nodesets.MAX_NODES` names of full length is 17 MB: more is another kind of file.
@@ -27,6 +25,13 @@ _SLOTS = ("slots", "cpus", "cpu", "count")
 # Settings of the launchers that say nothing about which nodes there are.
 _IGNORED = ("max_slots", "max-slots", "ifname", "binding")
 _SETTING = re.compile(r"([A-Za-z][A-Za-z_-]*)=(\S+)")
+
+
+def _refused(text: str) -> Exception:
+    """pyinfra's InventoryError: `nodeready ready --help` names the forms and needs no pyinfra."""
+    from pyinfra.api.exceptions import InventoryError
+
+    return InventoryError(text)
 
 
 def _parts(line: str) -> tuple[str, list[str]]:
@@ -68,7 +73,7 @@ def parse(text: str, where: str) -> dict[str, int | None]:
             slots = _slots(settings)
             names = expand_one(name)
         except (NodeSetError, ValueError) as error:
-            raise InventoryError(f"{where}:{number}: {error} (in {line[:80]!a})") from None
+            raise _refused(f"{where}:{number}: {error} (in {line[:80]!a})") from None
         for host in names:
             if host in hosts:
                 before = hosts[host]
@@ -76,7 +81,7 @@ def parse(text: str, where: str) -> dict[str, int | None]:
             else:
                 hosts[host] = slots
     if not hosts:
-        raise InventoryError(f"{where} names no host: one host per line, as HOST or HOST slots=8")
+        raise _refused(f"{where} names no host: one host per line, as HOST or HOST slots=8")
     return hosts
 
 
@@ -86,9 +91,9 @@ def read(path: str | Path) -> dict[str, int | None]:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise InventoryError(f"cannot read the hostfile {path}: {error.strerror}") from None
+        raise _refused(f"cannot read the hostfile {path}: {error.strerror}") from None
     if len(content) > MAX_BYTES:
-        raise InventoryError(f"{path} is no hostfile: it is larger than {MAX_BYTES} bytes")
+        raise _refused(f"{path} is no hostfile: it is larger than {MAX_BYTES} bytes")
     return parse(content.decode("utf-8-sig", "backslashreplace"), str(path))
 
 
@@ -103,7 +108,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Path:
     for name in DEFAULT_FILES:
         if Path(name).is_file():
             return Path(name)
-    raise InventoryError(
+    raise _refused(
         "no hostfile: set NODEREADY_HOSTFILE, or put one at " + " or ".join(DEFAULT_FILES)
     )
 

@@ -71,8 +71,11 @@ def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]
     found: dict[str, str] = {}
     todo, left_out = list(roots), frozenset(without)
     while todo:
-        for name in _parents(todo.pop()):
-            if name.partition(".")[0] != "nodeready" or name in found or name in left_out:
+        wanted = todo.pop()
+        if left_out.intersection(_parents(wanted)):
+            continue
+        for name in _parents(wanted):
+            if name.partition(".")[0] != "nodeready" or name in found:
                 continue
             file = _file(name)
             if file is not None:

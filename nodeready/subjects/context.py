@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Counters, Unknown
-from nodeready.subjects.gate import files as gate
 from nodeready.subjects.nics import facts as nics_probe
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.registry import SUBJECTS
@@ -173,6 +172,9 @@ def expectations(
                only called for blocks that were too large to come along and differ from what is
                wanted
     """
+    # It renders templates: nothing that only looks has a use for that.
+    from nodeready.subjects.gate import files as gate
+
     lines: dict[tuple[str, ...], tuple[str, ...]] = {}
     made: dict[str, Policy] = {}
     for name, policy in wanted.items():

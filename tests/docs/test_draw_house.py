@@ -57,7 +57,7 @@ def test_an_arrow_is_an_import_of_another_room_wherever_it_stands(package):
 
 def test_links_to_the_top_level_are_no_rooms(package, tmp_path):
     (tmp_path / "operations").mkdir()
-    (tmp_path / "nodeready/deploy/step.py").write_text("import nodeready.a\n")
+    (tmp_path / "operations/step.py").write_text("import nodeready.a\n")
     where = package({"a.py": "from nodeready.operations import step\n", "__main__.py": ""})
     (where / "operations").symlink_to("../operations")
     rooms, graph = draw_house.read(where)

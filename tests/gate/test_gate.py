@@ -20,12 +20,13 @@ from nodeready.subjects.gate import facts as probe
 from nodeready.subjects.gate import files as wanted
 from nodeready.subjects.gate.facts import FILES, PROGRAMS, Gate, SlurmConf
 from nodeready.subjects.snapshot import Snapshot
+from nodeready.transport import bundle
 from tests.helpers import judge_all
 
 ON = Policy(gate=True)
-WANT = wanted.complete(ON, ON)
+WANT = wanted.complete(ON, ON, bundle.program)
 DIGESTS = dict(WANT.gate_files)  # type: ignore[attr-defined]
-POLICY_FILE = wanted.contents(WANT)[probe.POLICY]
+POLICY_FILE = wanted.contents(WANT, bundle.program)[probe.POLICY]
 STEPS = (steps.leftover, steps.program, steps.timer, steps.slurm)
 CONF = SlurmConf(
     "/etc/slurm/slurm.conf",
@@ -177,7 +178,8 @@ def test_only_what_differs_is_written():
     assert [action.describe() for action in planned(seen, files={probe.POLICY: b"{}\n"})] == [
         f"change {probe.POLICY}"
     ]
-    files = {path: wanted.contents(WANT)[path] for path in (probe.PROLOG, probe.HEALTH_CHECK)}
+    contents = wanted.contents(WANT, bundle.program)
+    files = {path: contents[path] for path in (probe.PROLOG, probe.HEALTH_CHECK)}
     seen = replace(GOOD, runs=(probe.RECORD, probe.PROLOG))
     assert [action.describe() for action in planned(seen, files=files)] == [
         f"run chmod 0755 {probe.HEALTH_CHECK}"
@@ -215,12 +217,12 @@ def test_the_node_reads_the_policy_back_as_it_was_declared():
 
 def test_what_the_fleet_told_changes_no_file():
     told = replace(ON, ssh_known_hosts=("n1 ssh-ed25519 AAAA",))
-    completed = wanted.complete(told, ON)
+    completed = wanted.complete(told, ON, bundle.program)
     assert completed.gate_files == WANT.gate_files  # type: ignore[attr-defined]
     assert completed.ssh_known_hosts == told.ssh_known_hosts
-    assert wanted.contents(completed) == wanted.contents(ON)
+    assert wanted.contents(completed, bundle.program) == wanted.contents(ON, bundle.program)
     off = Policy()
-    assert wanted.complete(off, off) is off
+    assert wanted.complete(off, off, bundle.program) is off
 
 
 @pytest.mark.parametrize(
@@ -233,7 +235,7 @@ def test_cron_runs_at_least_as_often(interval_s, times):
 
 
 def test_the_programs_are_sound_sh_and_end_in_time():
-    most = wanted.contents(Policy(gate=True, gate_budget_s=50))
+    most = wanted.contents(Policy(gate=True, gate_budget_s=50), bundle.program)
     for path in PROGRAMS:
         text = most[path].decode()
         done = subprocess.run(["dash", "-n"], input=text, text=True, check=False)

@@ -11,6 +11,7 @@ import pytest
 from nodeready.policy import Policy
 from nodeready.subjects.gate import facts as probe
 from nodeready.subjects.gate import files as wanted
+from nodeready.transport import bundle
 from tests.helpers import nodeready
 
 pytestmark = pytest.mark.lab
@@ -103,7 +104,8 @@ def test_it_is_installed_once_kept_and_taken_away(node, inventory):
     repaired = nodeready("deploy", where, "--yes")
     assert f"changed     {node.name}: gate.program, gate.slurm\n" in repaired.stdout
     sha = node.run(f"sha256sum {probe.BUNDLE}").stdout.split()[0]
-    assert sha == hashlib.sha256(wanted.contents(Policy(gate=True))[probe.BUNDLE]).hexdigest()
+    contents = wanted.contents(Policy(gate=True), bundle.program)
+    assert sha == hashlib.sha256(contents[probe.BUNDLE]).hexdigest()
     assert node.testinfra().file(probe.PROLOG).mode == 0o755
 
     # Off: all of it goes, but not a prolog that slurm.conf names.
@@ -229,7 +231,7 @@ TOOLS = [
 
 
 def test_only_an_answer_keeps_a_job_away(node):
-    programs = wanted.contents(Policy(gate=True, gate_budget_s=1))
+    programs = wanted.contents(Policy(gate=True, gate_budget_s=1), bundle.program)
     for path in (probe.PROLOG, probe.HEALTH_CHECK):
         # Less patience than Slurm has: this is about the end of it, not about its length.
         text = re.sub(r"timeout -k 2 \d+", "timeout -k 1 1", programs[path].decode())

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from nodeready.audit import history
-from nodeready.audit.history import Look
 from nodeready.lab.hardware import IB_CLASS, a100, ib_tree
 from nodeready.policy import Policy
 from nodeready.subjects.base import Counters, Output, Unknown
-from nodeready.subjects.context import counted, with_counters
+from nodeready.subjects.context import Counted, counted, with_counters
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.snapshot import Snapshot
 
@@ -43,7 +42,7 @@ def seen(boot_id: str | None = BOOT, downed: int = 0) -> Snapshot:
     return Snapshot({"rdma": found, "host": Host(boot_id), "nics": Unknown("timed out")})
 
 
-def kept(snapshot: Snapshot, now: float) -> Look:
+def kept(snapshot: Snapshot, now: float) -> Counted:
     found = counted(snapshot, now)
     assert found is not None
     return found
@@ -93,7 +92,7 @@ def test_nothing_to_keep() -> None:
 
 
 def test_a_look_at_one_subject_keeps_the_other(state: Path) -> None:
-    history.remember({"gpu1": Look(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
+    history.remember({"gpu1": Counted(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
     history.remember({"gpu1": kept(seen(), 1000.0)})
     assert sorted(history.previous(["gpu1"])["gpu1"].taken) == ["nics", "rdma"]
     history.remember({"gpu1": kept(seen(OTHER), 1000.0)})
@@ -102,7 +101,7 @@ def test_a_look_at_one_subject_keeps_the_other(state: Path) -> None:
 
 def test_names_are_data(state: Path) -> None:
     names = ["../../x", "a/b", "a\tb\nc", "\x1b[31m", "é\udcff", "", "x" * 5000, "@local"]
-    look = Look(BOOT, {"rdma": (1000.0, {"a": 1})})
+    look = Counted(BOOT, {"rdma": (1000.0, {"a": 1})})
     assert history.remember(dict.fromkeys(names, look)) == ""
     assert history.previous(names) == dict.fromkeys(names, look)
     assert {path.parent for path in state.parents[1].rglob("*") if path.is_file()} == {state}
@@ -113,13 +112,13 @@ def test_names_are_data(state: Path) -> None:
 
 def test_other_nodes_stay_and_old_ones_go(state: Path) -> None:
     names = [f"gpu{at:04}" for at in range(500)]
-    look = Look(BOOT, {"rdma": (1000.0, {"a": 1})})
+    look = Counted(BOOT, {"rdma": (1000.0, {"a": 1})})
     history.remember(dict.fromkeys(names, look))
     assert len(list(state.iterdir())) == history.FILES
-    history.remember({"gpu0007": Look(OTHER, {"rdma": (2000.0, {"a": 2})})})
+    history.remember({"gpu0007": Counted(OTHER, {"rdma": (2000.0, {"a": 2})})})
     assert len(history.previous(names)) == 500
     late = 1000.0 + history.KEPT_S + 1
-    history.remember({name: Look(BOOT, {"rdma": (late, {})}) for name in names[:499]})
+    history.remember({name: Counted(BOOT, {"rdma": (late, {})}) for name in names[:499]})
     assert len(history.previous(names)) == 499
 
 
@@ -145,7 +144,7 @@ GOOD = '"gpu1"\t1000\t{"boot_id":"b","taken":{"rdma":[1000.0,{"a":1}]}}\n'
     ],
 )
 def test_a_damaged_file_is_as_if_it_were_not_there(state: Path, content: bytes) -> None:
-    look = Look("b", {"rdma": (1000.0, {"a": 1})})
+    look = Counted("b", {"rdma": (1000.0, {"a": 1})})
     history.remember({"gpu1": look})
     (path,) = state.iterdir()
     assert path.read_text() == GOOD
@@ -159,7 +158,7 @@ def test_a_damaged_file_is_as_if_it_were_not_there(state: Path, content: bytes) 
 
 
 def test_what_cannot_be_read_or_written_is_no_error(state: Path) -> None:
-    look = Look(BOOT, {"rdma": (1000.0, {"a": 1})})
+    look = Counted(BOOT, {"rdma": (1000.0, {"a": 1})})
     history.remember({"gpu1": look})
     (path,) = state.iterdir()
     for make in (os.mkfifo, os.mkdir, lambda p: os.symlink("/dev/zero", p)):
@@ -175,7 +174,7 @@ def test_what_cannot_be_read_or_written_is_no_error(state: Path) -> None:
 
 
 def test_an_unknown_subject_of_another_version_is_passed_over() -> None:
-    earlier = Look(BOOT, {"later": (1.0, {"a": 1}), "nics": (1.0, {"eth0.rx_errors": 1})})
+    earlier = Counted(BOOT, {"later": (1.0, {"a": 1}), "nics": (1.0, {"eth0.rx_errors": 1})})
     assert with_counters(seen(), earlier, 2.0) == seen()
 
 

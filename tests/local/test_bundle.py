@@ -20,7 +20,8 @@ from tests.helpers import nodeready
 
 ROOT = Path(__file__).parents[2]
 _BUILD = (
-    "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from nodeready import bundle; "
+    "import sys, hashlib; sys.path.insert(0, sys.argv[1]); "
+    "from nodeready.transport import bundle; "
     "from nodeready.policy.load import make_policy; "
     "made = bundle.build(make_policy({'mounts': ('/a', '/b'), 'waivers': {'nics.mtu': 'x'}})); "
     "print(hashlib.sha256(made).hexdigest())"
