@@ -15,13 +15,14 @@ import pytest
 from nodeready.checks import proof_core
 from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
-from nodeready.proofs import core, core_file, core_pattern, proved, source, wire
+from nodeready.proofs import core, core_file, core_pattern, proved, wire
 from nodeready.proofs.config import Config
 from nodeready.proofs.core_file import Mark
 from nodeready.proofs.core_scene import Scene
 from nodeready.proofs.own import Own
 from nodeready.proofs.proved import Proved
 from nodeready.proofs.seen import Core, Directory, Limit, SessionLimits, User
+from tests.proofs.canaries import line
 
 WANT = Policy()
 SYSTEMD = Policy(core_handler="systemd-coredump")
@@ -372,7 +373,9 @@ def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node) -> None:
     fresh_node.write("/etc/security/limits.d/zz.conf", "ml - core unlimited\n")
     fresh_node.run(f"sysctl -qw kernel.core_pattern={WANT.core_pattern}; mkdir -m 1777 /var/crash")
     config = Config("nodeready-0badcafe", "nodeready:test", "ml", ("core",))
-    seen = proved.read(fresh_node.run(source.script(config)).stdout, config)
+    command = line(config)
+    said = fresh_node.run(command.line, input=command.stdin).stdout
+    seen = proved.read(said, config)
     assert isinstance(seen.core, Core)
     assert seen.core.dumped
     result = proof_core.core(seen, WANT)

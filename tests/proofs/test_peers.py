@@ -12,11 +12,12 @@ from nodeready.checks import proof_reach
 from nodeready.pattern import peers_of, ring_and_skips
 from nodeready.policy import Policy
 from nodeready.probes.base import Unknown
-from nodeready.proofs import proved, source
+from nodeready.proofs import proved
 from nodeready.proofs.config import Config
 from nodeready.proofs.proved import Proved
 from nodeready.proofs.seen import Peers, User
 from tests.command import ours
+from tests.proofs.canaries import line
 
 pytestmark = pytest.mark.lab
 
@@ -44,7 +45,9 @@ def prove(node, peers):
         wanted=("peers",),
         peers=peers,
     )
-    return proved.read(node.run(source.script(config)).stdout, config)
+    command = line(config)
+    said = node.run(command.line, input=command.stdin).stdout
+    return proved.read(said, config)
 
 
 def judged(nodes, silent=()):

@@ -93,7 +93,8 @@ def test_a_node_that_is_down_costs_its_own_ranks(job, where, tool):
         away.resume_sshd()
     assert done.status == table.status == 4, done
     assert groups(done)[-1] == ("stack", [0, 1, 2, 3, 4, 5])
-    assert list(json.loads(done.out)["errors"]) == [away.name]
+    errors = json.loads(done.out)["errors"]
+    assert list(errors) == [away.name], errors
     assert "connection refused" in table.out + table.err
 
 
@@ -350,5 +351,6 @@ def test_a_node_where_the_step_cannot_start_costs_that_node(slurm_lab, login, ru
     finally:
         away.enter(["sh", "-c", "kill -CONT $(cat /run/slurmd.pid)"])
     assert done.status == 4, done
-    assert list(json.loads(done.out)["errors"]) == [away.name]
+    errors = json.loads(done.out)["errors"]
+    assert list(errors) == [away.name], errors
     assert groups(done)[-1][1] == [0, 1, 2, 3]
