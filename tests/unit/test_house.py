@@ -1,4 +1,8 @@
-"""The rooms of the house: who may import whom, and which code also runs on a node."""
+"""The walls of the house: who may import whom, and what runs on a node.
+
+tests/rooms.py has the rooms in their order. Every import counts here, also one inside a function
+and one for types alone.
+"""
 
 from __future__ import annotations
 
@@ -6,129 +10,145 @@ import ast
 import sys
 from pathlib import Path
 
+import draw_house
 import pytest
 
-from tests.paths import ROOT
+from tests.paths import PACKAGE, ROOT
+from tests.rooms import ROOMS
 
-PACKAGE = ROOT / "nodeready"
-
-#: room -> the rooms (and packages) that it may import beside the standard library.
-ALLOWED = {
-    "policy": {"policy"},
-    "results.py": set(),
-    "sanitise.py": set(),
-    "shell.py": set(),
-    "blocks.py": set(),
-    "plain.py": {"probes"},
-    "waivers.py": {"policy", "results"},
-    "subjects.py": {"checks", "policy", "probes"},
-    "audit.py": {"plain", "results", "snapshot", "subjects"},
-    "probes": {"policy", "probes", "shell", "blocks"},
-    "checks": {
-        "policy", "probes", "results", "checks", "blocks", "known_hosts", "shell",
-        "proofs",
-    },
-    "proofs": {"policy", "probes", "proofs", "shell", "carried"},
-    "imports.py": set(),
-    "carried.py": {"imports", "proofs", "shell"},
-    "capture": {"policy", "probes", "proofs", "shell", "carried", "capture"},
-    "reports": {
-        "results", "reports", "sanitise", "nodesets", "actions", "planning", "execution",
-        "fleet", "transport", "audit", "plain", "subjects", "ready", "environment", "shell",
-        "stacks", "stack_tree", "hints", "cores", "backtraces", "tailing", "deploy",
-        "jinja2", "markupsafe",  # the page of stacks alone: tests/reports/test_stacks_html.py
-    },
-    "environment.py": {"nccl", "nccl_hca", "policy", "probes", "rendezvous", "snapshot"},
-    "rendezvous.py": {"nodesets", "probes"},
-    "local": {
-        "audit", "exit_codes", "files", "known_hosts", "local", "policy",
-        "probes", "proofs", "readiness", "ready", "reports", "results", "sanitise",
-        "selection", "shell", "snapshot", "subjects", "transport", "waivers",
-        "nodeready",  # its version
-    },
-    "transport": {
-        "carried", "nodesets", "policy", "probes", "proofs", "shell", "slurm", "snapshot",
-        "transport", "gevent", "paramiko", "pyinfra",
-    },
-    "planning.py": {"actions", "operations", "policy", "results", "snapshot"},
-}  # fmt: skip
-
-#: Code that also runs on a node as one file: Python 3.9, the standard library alone.
-NODE_SIDE = (
-    "policy",
-    "results.py",
-    "probes",
-    "checks",
-    "proofs",
-    "capture",
-    "carried.py",
-    "imports.py",
-    "stacks.py",
-    "stack_tree.py",
-    "hints.py",
-    "snapshot.py",
-    "subjects.py",
-    "shell.py",
-    "plain.py",
-    "waivers.py",
-    "audit.py",
-    "blocks.py",
-    "exit_codes.py",
-    "files.py",
-    "known_hosts.py",
-    "local",
-    "readiness.py",
-    "ready.py",
-    "reports",
-    "sanitise.py",
-    "selection.py",
-    "transport/base.py",
-    "transport/dialogue.py",
-    "transport/program.py",
-    "transport/local.py",
-    "transport/look.py",
-    "transport/program.py",
-)
+OPERATIONS = ROOT / "operations"
+#: module (`policy.fields`) -> its file.
+FILES = draw_house.sources()
+#: module -> the modules of the package that it imports.
+IMPORTS = {
+    module: {target for target, _ in draw_house.imported(path, FILES)}
+    for module, path in FILES.items()
+}
+#: A node asks only for what its own program has: these fold the names of many nodes.
+NEVER_ON_A_NODE = {"inventory.nodeset"}
 
 
-def files(room: str) -> list[Path]:
-    path = PACKAGE / room
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+def room_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def imported(tree: ast.AST) -> set[str]:
-    """What a module imports: packages by name, and our own rooms by their first word."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        names: list[str] = []
+def crossings(*rooms: str) -> set[tuple[str, str]]:
+    """The imports of modules of other rooms in these: (module, what it imports)."""
+    return {
+        (module, target)
+        for module, targets in IMPORTS.items()
+        for target in targets
+        if room_of(module) in rooms and room_of(target) != room_of(module)
+    }
+
+
+def packages(path: Path) -> set[str]:
+    """The first words of everything that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-            if node.module == "nodeready":
-                names = [f"nodeready.{alias.name}" for alias in node.names]
-        for name in names:
-            words = name.split(".")
-            found.add(words[1] if words[0] == "nodeready" and len(words) > 1 else words[0])
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            found.add((node.module or "").partition(".")[0])
     return found
 
 
-@pytest.mark.parametrize("room", ALLOWED)
-def test_a_room_imports_only_what_it_may(room):
-    for path in files(room):
-        outside = imported(ast.parse(path.read_text())) - set(sys.stdlib_module_names)
-        assert outside <= ALLOWED[room], f"{path.relative_to(ROOT)}: {outside - ALLOWED[room]}"
+def reached(starts: set[str]) -> set[str]:
+    """These modules, their packages, and all that they import, and so on."""
+    found: set[str] = set()
+    todo = set(starts)
+    while todo:
+        found |= todo
+        todo = {target for module in todo for target in IMPORTS[module]}
+        todo |= {module.rpartition(".")[0] for module in found} & FILES.keys()
+        todo -= found | NEVER_ON_A_NODE
+    return found
 
 
-@pytest.mark.parametrize("room", NODE_SIDE)
-def test_node_side_code_is_python_3_9(room):
-    for path in files(room):
-        ast.parse(path.read_text(), feature_version=(3, 9))
+ON_A_NODE = sorted(reached({name for name in FILES if room_of(name) in ("healthcheck", "node")}))
+
+
+def test_a_room_imports_only_rooms_above_it():
+    rooms, _ = draw_house.read()
+    assert draw_house.against(rooms, list(ROOMS)) == []
+    assert set(rooms) == set(ROOMS)
+
+
+def test_only_the_four_gates_stand_at_the_root():
+    gates = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+    assert gates == {"shell", "text", "files", "exit_codes"}
+    assert list(ROOMS)[: len(gates)] == ["shell", "text", "files", "exit_codes"]
+
+
+def test_no_modules_import_each_other_when_they_are_loaded():
+    _, graph = draw_house.read()
+    leader = draw_house.circles(graph)
+    assert {module: other for module, other in leader.items() if module != other} == {}
+
+
+def test_the_lab_is_the_commands_alone():
+    assert {module for module, target in crossings(*ROOMS) if room_of(target) == "lab"} == {
+        "cli.lab"
+    }
+
+
+def test_audit_deploy_ready_and_triage_do_not_know_each_other():
+    """But ready builds on the audit's document."""
+    four = {"audit", "deploy", "ready", "triage"}
+    found = {pair for pair in crossings(*four) if room_of(pair[1]) in four}
+    assert {pair for pair in found if pair[0][:6] != "ready." or pair[1] != "audit.document"} == (
+        set()
+    )
+
+
+def test_reports_carry_nothing():
+    assert not {pair for pair in crossings("reports") if room_of(pair[1]) == "transport"}
+    for path in (PACKAGE / "reports").rglob("*.py"):
+        assert not packages(path) & {"pyinfra", "paramiko", "gevent", "subprocess"}, path
+
+
+def test_what_is_observed_and_judged_knows_no_engine():
+    """And neither does the policy: the standard library, and our own rooms above."""
+    for room in ("policy", "subjects"):
+        for path in (PACKAGE / room).rglob("*.py"):
+            other = packages(path) - sys.stdlib_module_names - {"nodeready"}
+            # A deploy's files are rendered on the machine that deploys.
+            assert other <= ({"jinja2"} if path.name == "templates.py" else set()), path
+
+
+@pytest.mark.parametrize("path", sorted(OPERATIONS.glob("*.py")), ids=lambda path: path.stem)
+def test_an_operation_asks_the_checks_and_plans(path):
+    may = {"deploy", "operations", "policy", "shell", "subjects"}
+    found = {name for name, _ in draw_house.imported(path, {**FILES, "operations": OPERATIONS})}
+    assert {room_of(name) for name in found - {"transport.bundle"}} <= may
+    assert packages(path) <= {*sys.stdlib_module_names, "nodeready"}
+
+
+@pytest.mark.parametrize("module", ON_A_NODE)
+def test_what_runs_on_a_node_is_the_standard_librarys_and_python_3_9(module):
+    path = FILES[module]
+    ast.parse(path.read_text(), feature_version=(3, 9))
+    assert packages(path) <= {*sys.stdlib_module_names, "nodeready"}
+
+
+def test_what_is_sent_to_a_node_is_among_them():
+    """Reports are found by name: those, too, keep to it."""
+    from nodeready.transport import bundle
+
+    sent = {name.partition(".")[2] for name in bundle.modules()} & FILES.keys()
+    named = {name for name in sent if room_of(name) == "reports"}
+    assert named
+    assert sent <= {*ON_A_NODE} | reached(named)
+    assert not sent & NEVER_ON_A_NODE
+    for module in reached(named):
+        ast.parse(FILES[module].read_text(), feature_version=(3, 9))
+        assert packages(FILES[module]) <= {*sys.stdlib_module_names, "nodeready"}, module
 
 
 def test_no_shell_is_started_with_a_string():
     """One gate for quoting: nodeready/shell.py. Nothing else hands a string to a local shell."""
-    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "operations").glob("*.py")]:
+    for path in [*PACKAGE.rglob("*.py"), *OPERATIONS.glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "shell":
                 assert isinstance(node.value, ast.Constant), path
@@ -136,9 +156,10 @@ def test_no_shell_is_started_with_a_string():
 
 
 def test_every_check_says_why():
-    from nodeready import checks
-
-    for path in sorted(Path(checks.__path__[0]).glob("*.py")):
+    """In its docstring, which is its page in `nodeready explain`."""
+    paths = [*PACKAGE.glob("subjects/*/checks.py")]
+    assert len(paths) > 10
+    for path in paths:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                assert ast.get_docstring(node), f"{path.name}: {node.name}"
+                assert ast.get_docstring(node), f"{path}: {node.name}"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nodeready.audit.document import plain
+from nodeready.subjects.wire import plain
 from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Counters, Output, ProbeError
 from nodeready.subjects.nics import facts as nics

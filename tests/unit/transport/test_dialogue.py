@@ -33,9 +33,9 @@ def carrier(request, host):
 def begin(carrier):
     talks = []
 
-    def start(script):
+    def start(script, limit_s=60):
         (node,) = carrier.nodes
-        talks.append(carrier.open(Request(node, f"exec <&3\n{script}", 60, "", MARK)))
+        talks.append(carrier.open(Request(node, f"exec <&3\n{script}", limit_s, "", MARK)))
         return talks[-1]
 
     yield start
@@ -62,8 +62,8 @@ def test_lines_go_both_ways_and_noise_is_passed_over(begin):
 
 
 def test_what_says_nothing_is_waited_for_and_then_ended(begin):
-    """Even when it does not heed the end of its input."""
-    talk = begin(f"echo {MARK} $$; exec sleep 600")
+    """Even when it does not heed the end of its input: then by its own limit, at the latest."""
+    talk = begin(f"echo {MARK} $$; exec sleep 600", limit_s=5)
     pid = talk.hear(10).split()[1]
     assert talk.hear(0.1) is None
     assert talk.error == ""
