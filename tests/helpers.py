@@ -10,14 +10,13 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from nodeready import shell
 from nodeready.deploy.actions import Change
 from nodeready.deploy.step import Step
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
-from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from tests.paths import ROOT
 
@@ -51,11 +50,6 @@ def observe(run: Runner, policy: Policy, subjects: Iterable[str] | None = None) 
     text = snapshot.make_script(snapshot.sections(chosen), policy, nonce)
     done = run(*shell.command(text, 60, "nodeready:test"))
     return snapshot.read(done.stdout, chosen, policy, nonce)
-
-
-def judge_all(checks: Any, seen: Any, policy: Policy) -> list[Result]:
-    """The results of all checks of a module of nodeready.checks."""
-    return [check(seen, policy) for check in checks.SUBJECT.checks]
 
 
 def plan(seen: Snapshot, policy: Policy, steps: Iterable[Step]) -> list[Change]:

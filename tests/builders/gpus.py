@@ -13,7 +13,7 @@ from nodeready.subjects.gpus import checks
 from nodeready.subjects.gpus import facts as gpus
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.result import Result
-from tests.helpers import judge_all
+from tests.builders.judging import by_name
 
 ADDRESSES = tuple(f"0000:{bus}:00.0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
 POLICY = Policy()
@@ -92,8 +92,7 @@ class Node:
     def judged(self, **settings: Any) -> dict[str, Result]:
         """The results by the names of the checks."""
         policy = Policy(**settings)
-        results = judge_all(checks, self.seen(policy), policy)
-        return {result.check.partition(".")[2]: result for result in results}
+        return by_name(checks, self.seen(policy), policy)
 
 
 def h100(changes: Mapping[int, Mapping[str, Any]] | None = None, **more: Any) -> Node:
@@ -124,8 +123,7 @@ def one(results: Mapping[str, Result], name: str) -> tuple[str, str]:
 
 def judged(seen: Gpus, **settings: Any) -> dict[str, Result]:
     """The results for an observation, by the names of the checks."""
-    results = judge_all(checks, seen, Policy(**settings))
-    return {result.check.partition(".")[2]: result for result in results}
+    return by_name(checks, seen, Policy(**settings))
 
 
 def bad(results: Mapping[str, Result]) -> dict[str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
 from nodeready.subjects.host import checks
 from nodeready.subjects.host import facts as host
 from nodeready.subjects.host.facts import Host
-from nodeready.subjects.result import Result
+from tests.builders import judging
 
 POLICY = Policy()
 FILES: Mapping[str, str] = {
@@ -105,11 +106,5 @@ def node(
     return host.parse(outputs, policy)
 
 
-def judged(seen: Host, policy: Policy = POLICY) -> dict[str, Result]:
-    found = [check(seen, policy) for check in checks.SUBJECT.checks]
-    return {result.check.partition(".")[2]: result for result in found}
-
-
-def wrong(seen: Host, policy: Policy = POLICY) -> dict[str, str]:
-    """The checks that are not satisfied, with their statuses."""
-    return {name: r.status for name, r in judged(seen, policy).items() if r.bad}
+judged = partial(judging.by_name, checks)
+wrong = partial(judging.wrong, checks)

@@ -13,7 +13,7 @@ from nodeready.subjects.base import Counters, Output
 from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics.facts import Nics
-from tests.helpers import judge_all
+from tests.builders.judging import by_name
 
 POLICY = Policy()
 UP: dict[str, object] = {
@@ -140,8 +140,8 @@ def gpu_node(
 
 def judged(seen: Nics, **policy: Any) -> dict[str, tuple[str, str]]:
     """Check -> (status, actual)."""
-    results = judge_all(checks, seen, Policy(**policy))
-    return {r.check.partition(".")[2]: (r.status, r.actual) for r in results}
+    found = by_name(checks, seen, Policy(**policy))
+    return {name: (result.status, result.actual) for name, result in found.items()}
 
 
 def wrong(seen: Nics, **policy: Any) -> dict[str, tuple[str, str]]:

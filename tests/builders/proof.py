@@ -24,6 +24,7 @@ from nodeready.subjects.proof.facts import (
     Tracers,
     User,
 )
+from tests.builders.judging import by_name
 
 SPY = "/usr/local/bin/py-spy"
 TAG = "nodeready:test"
@@ -81,7 +82,7 @@ def processes(node: Node) -> list[str]:
 
 def judged(seen: Proved, want: Policy = ANY_LIMITS) -> dict[str, tuple[str, str]]:
     """Name of the check -> its status and what it found; those that nobody asked for left out."""
-    results = {check.id.partition(".")[2]: check(seen, want) for check in proof.SUBJECT.checks}
+    results = by_name(proof, seen, want)
     return {n: (r.status, r.actual) for n, r in results.items() if r.actual != "not proved"}
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nodeready.operations import core_dumps as operation
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps import checks
-from tests.helpers import apply, judge_all, observe, on, plan
+from tests.builders import judging
+from tests.helpers import apply, observe, on, plan
 
 WANT = Policy()
 STORE = Policy(core_handler="systemd-coredump")
@@ -13,13 +16,7 @@ PACKAGED = "|/usr/lib/systemd/systemd-coredump %P %u %g %s %t %c %h"
 STEPS = [operation.rewriters, operation.directory, operation.pattern, operation.size]
 
 
-def wrong(observed, want=WANT):
-    """The checks that are not ok, by name, with their status."""
-    return {
-        result.check.partition(".")[2]: result.status
-        for result in judge_all(checks, observed, want)
-        if result.bad
-    }
+wrong = partial(judging.wrong, checks)
 
 
 DIRTY = {

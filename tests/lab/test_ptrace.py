@@ -5,7 +5,8 @@ from __future__ import annotations
 from nodeready.operations import ptrace as operation
 from nodeready.policy import Policy
 from nodeready.subjects.ptrace import checks
-from tests.helpers import apply, judge_all, observe, on, plan
+from tests.builders.judging import by_id
+from tests.helpers import apply, observe, on, plan
 
 WANT = Policy()
 
@@ -37,7 +38,7 @@ def test_on_a_dirty_node_ours_wins_at_boot_and_no_other_file_changes(fresh_nodes
     assert before == {path: node.run(f"sha256sum {path}").stdout for path in DIRTY}
     again = observe(on(node), WANT)
     assert plan(again, WANT, steps) == []
-    results = {result.check: result for result in judge_all(checks, again["ptrace"], WANT)}
+    results = by_id(checks, again["ptrace"], WANT)
     assert results["ptrace.sysctl_conf"].source == "/etc/sysctl.conf:2"
 
     # A profile that comes back later, behind ours: ours moves behind it, and one file stays.

@@ -141,7 +141,7 @@ def test_what_is_sent_to_a_node_is_among_them():
     assert named
     assert sent <= {*ON_A_NODE} | reached(named)
     assert not sent & NEVER_ON_A_NODE
-    for module in reached(named):
+    for module in sent:
         ast.parse(FILES[module].read_text(), feature_version=(3, 9))
         assert packages(FILES[module]) <= {*sys.stdlib_module_names, "nodeready"}, module
 

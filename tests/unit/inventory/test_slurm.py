@@ -114,8 +114,8 @@ def test_a_tool_that_hangs_is_ended_and_said(name: str, tools: Tools) -> None:
     pid = tools.directory / "pid"
     tools.prints("sinfo", SINFO)
     tools.put(name, f"sleep 600 & echo $! >{pid}; wait")
-    with pytest.raises(InventoryError, match=rf"{name} .* gave no answer in 5 s: is slurmctld up"):
-        tools.ask(JOB, timeout_s=5)
+    with pytest.raises(InventoryError, match=rf"{name} .* gave no answer in 2 s: is slurmctld up"):
+        tools.ask(JOB, timeout_s=2)
     # The child of the tool was ended with it; a process that nobody waits for yet is a zombie.
     status = Path(f"/proc/{pid.read_text().strip()}/stat")
     for _ in range(100):
@@ -144,7 +144,7 @@ def _state(status: Path) -> str:
         ),
         ("printf 'noise\\n\\033[31mred\\n' >&2; exit 1", r"failed: \\x1b\[31mred"),
         ("exit 3", "failed: exit code 3"),
-        ("echo retrying in 1sec up to 60sec >&2; sleep 600", "no answer in 5 s: retrying in 1sec"),
+        ("echo retrying in 1sec up to 60sec >&2; sleep 600", "no answer in 2 s: retrying in 1sec"),
         ("echo 'gpu1'", "is no node: 'gpu1'"),
         ("echo '-oProxyCommand=x h100'", "is no node: '-oProxyCommand=x h100'"),
         ("printf 'gpu\\033[2J h100\\n'", r"is no node: 'gpu\\x1b\[2J h100'"),
@@ -155,7 +155,7 @@ def _state(status: Path) -> str:
 def test_what_sinfo_says_wrong_is_one_line(body: str, why: str, tools: Tools) -> None:
     tools.put("sinfo", body)
     with pytest.raises(InventoryError, match=why) as caught:
-        tools.ask({}, timeout_s=5 if "sleep" in body else 60)
+        tools.ask({}, timeout_s=2 if "sleep" in body else 60)
     assert str(caught.value).isprintable()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,8 @@ from nodeready.subjects.base import Line, Output, ProbeError
 from nodeready.subjects.core_dumps import checks
 from nodeready.subjects.core_dumps import facts as core_dumps
 from nodeready.subjects.sysctl import Boot, Setting
-from tests.helpers import judge_all
+from tests.builders import judging
+from tests.builders.judging import judge_all
 
 WANT = Policy()
 STORE = Policy(core_handler="systemd-coredump")
@@ -36,13 +38,7 @@ def seen(**changes):
     return replace(good, **changes)
 
 
-def wrong(observed, want=WANT):
-    """The checks that are not ok, by name, with their status."""
-    return {
-        result.check.partition(".")[2]: result.status
-        for result in judge_all(checks, observed, want)
-        if result.bad
-    }
+wrong = partial(judging.wrong, checks)
 
 
 # name, what differs, policy, the checks that say so

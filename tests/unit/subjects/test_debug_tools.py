@@ -13,7 +13,7 @@ from nodeready.subjects.debug_tools import checks
 from nodeready.subjects.debug_tools import facts as probe
 from nodeready.subjects.debug_tools.facts import DebugTools
 from nodeready.subjects.snapshot import Snapshot
-from tests.helpers import judge_all
+from tests.builders.judging import judge_all
 
 GOOD = "have=apt-get\nmachine=x86_64\nmode=755\nversion=py-spy 0.4.3\n"
 

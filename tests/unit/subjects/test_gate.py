@@ -21,7 +21,7 @@ from nodeready.subjects.gate import files as wanted
 from nodeready.subjects.gate.facts import FILES, PROGRAMS, Gate, SlurmConf
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport import bundle
-from tests.helpers import judge_all
+from tests.builders.judging import by_name
 
 ON = Policy(gate=True)
 WANT = wanted.complete(ON, ON, bundle.program)
@@ -57,8 +57,8 @@ GOOD = Gate(
 
 def judged(seen: Gate, policy: Policy = WANT) -> dict[str, str]:
     """What is not ok and not na, with its owner."""
-    found = judge_all(checks, seen, policy)
-    return {r.check.partition(".")[2]: f"{r.status} {r.owner}" for r in found if r.bad}
+    found = by_name(checks, seen, policy)
+    return {name: f"{r.status} {r.owner}" for name, r in found.items() if r.bad}
 
 
 def planned(seen: Gate, policy: Policy = WANT, files: dict[str, bytes] | None = None):

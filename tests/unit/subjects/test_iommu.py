@@ -15,7 +15,7 @@ from nodeready.subjects.iommu import checks
 from nodeready.subjects.iommu import facts as probe
 from nodeready.subjects.iommu.facts import Entry, Iommu
 from nodeready.subjects.snapshot import Snapshot
-from tests.helpers import judge_all
+from tests.builders.judging import by_id, judge_all
 
 UBUNTU = """device=0x74a1
 device=0x74a1
@@ -61,7 +61,7 @@ def parse(text: str, policy: Policy | None = None) -> Iommu:
 
 
 def result(seen: Iommu, check: str, **policy: object):
-    return {r.check: r for r in judge_all(checks, seen, Policy(**policy))}[check]
+    return by_id(checks, seen, Policy(**policy))[check]
 
 
 def plan(seen: Iommu, files: dict[str, bytes] | None = None, **policy: object):

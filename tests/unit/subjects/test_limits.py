@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from nodeready.deploy.actions import RemoveFile, Run, WriteFile
@@ -11,9 +13,8 @@ from nodeready.subjects.base import Output, ProbeError, file_lines
 from nodeready.subjects.limits import checks
 from nodeready.subjects.limits import facts as limits
 from nodeready.subjects.limits.facts import Limits
-from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
-from tests.helpers import judge_all
+from tests.builders.judging import by_id, judge_all
 
 CONF = "/etc/security/limits.conf"
 OURS = "/etc/security/limits.d/zz-nodeready.conf"
@@ -57,8 +58,7 @@ def node(
     return seen
 
 
-def judged(seen: Limits, policy: Policy = POLICY) -> dict[str, Result]:
-    return {result.check: result for result in judge_all(checks, seen, policy)}
+judged = partial(by_id, checks)
 
 
 def test_a_good_node_has_nothing_to_do() -> None:

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from nodeready.subjects.wire import plain
 from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Counters, Output, ProbeError
 from nodeready.subjects.nics import facts as nics
+from nodeready.subjects.wire import plain
 from tests.builders.nics import (
     BOND,
     POLICY,

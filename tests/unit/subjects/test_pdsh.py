@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 
 import pytest
 
@@ -14,9 +15,8 @@ from nodeready.subjects.base import Line, Output
 from nodeready.subjects.pdsh import checks
 from nodeready.subjects.pdsh import facts as pdsh
 from nodeready.subjects.pdsh.facts import Pdsh, User
-from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
-from tests.helpers import judge_all
+from tests.builders.judging import by_id, judge_all
 
 POLICY = Policy()
 NONCE = "4711"
@@ -36,8 +36,7 @@ def node(text: str, users: str = "", policy: Policy = POLICY) -> Pdsh:
     return seen
 
 
-def judged(seen: Pdsh, policy: Policy = POLICY) -> dict[str, Result]:
-    return {result.check: result for result in judge_all(checks, seen, policy)}
+judged = partial(by_id, checks)
 
 
 def environment(content: str) -> str:

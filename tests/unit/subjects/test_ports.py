@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from nodeready.policy import Policy
@@ -9,8 +11,7 @@ from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.ports import checks
 from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.ports.facts import Ports
-from nodeready.subjects.result import Result
-from tests.helpers import judge_all
+from tests.builders.judging import by_id
 
 POLICY = Policy()
 NFT = "\n@ tool nft\n\n@ status 0\n"
@@ -56,8 +57,7 @@ def conf(line: str) -> str:
     return f"file=/etc/sysctl.d/a.conf\n/etc/sysctl.d/a.conf:3:{line}\n"
 
 
-def judged(seen: Ports, policy: Policy = POLICY) -> dict[str, Result]:
-    return {result.check: result for result in judge_all(checks, seen, policy)}
+judged = partial(by_id, checks)
 
 
 def test_a_fresh_node_is_good() -> None:

@@ -11,7 +11,7 @@ from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.ptrace import checks
 from nodeready.subjects.ptrace import facts as ptrace
 from nodeready.subjects.snapshot import Snapshot
-from tests.helpers import judge_all
+from tests.builders.judging import by_name, judge_all
 
 WANT = Policy()
 ETC, RUN, USR = "/etc/sysctl.d", "/run/sysctl.d", "/usr/lib/sysctl.d"
@@ -32,7 +32,7 @@ def outputs(live: str, files: dict[str, str], systemd: bool = True, more: str = 
 
 def judged(*args, **kwargs):
     seen = ptrace.parse(outputs(*args, **kwargs), WANT)
-    return {result.check.partition(".")[2]: result for result in judge_all(checks, seen, WANT)}
+    return by_name(checks, seen, WANT)
 
 
 # name, live, files, systemd, status of scope, source of the winner

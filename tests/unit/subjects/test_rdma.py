@@ -6,6 +6,7 @@ import subprocess
 import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ from nodeready.subjects.base import Counters, Output, ProbeError
 from nodeready.subjects.rdma import checks
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.rdma.facts import Rdma
-from nodeready.subjects.result import Result
 from tests import paths
-from tests.helpers import judge_all
+from tests.builders.judging import by_name, judge_all
 
 POLICY = Policy()
 DOWN = {"state": "1: DOWN", "phys_state": "2: Polling", "rate": "10 Gb/sec (4X SDR)"}
@@ -44,9 +44,7 @@ def node(devices: tuple[Device, ...], **changes: Mapping[str, Any]) -> Rdma:
     return parsed(printed(ib_tree(devices, **changes)))
 
 
-def judged(seen: Rdma, policy: Policy = POLICY) -> dict[str, Result]:
-    results = judge_all(checks, seen, policy)
-    return {result.check.partition(".")[2]: result for result in results}
+judged = partial(by_name, checks)
 
 
 def statuses(seen: Rdma, policy: Policy = POLICY) -> dict[str, str]:

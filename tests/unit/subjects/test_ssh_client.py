@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.lab import Node
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.ssh_client import checks
@@ -13,15 +12,14 @@ from nodeready.subjects.ssh_client.checks import options
 from nodeready.subjects.ssh_client.facts import (
     DROPIN,
     MAIN,
-    Identity,
     SshClient,
     samples,
     speaks_first,
     winner,
 )
+from tests.builders.judging import judge_all
 from tests.builders.nics import proc, v4
 from tests.builders.ssh_client import key
-from tests.helpers import judge_all, observe, on
 
 WANT = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=("x y",))
 
@@ -117,11 +115,6 @@ def test_a_file_cannot_speak_for_the_node() -> None:
     assert seen.identity.keys == seen.identity.addresses == seen.asked == ()
     assert seen.files == {}
     assert seen.installed is False
-
-
-def identity(node: Node) -> Identity:
-    seen: SshClient = observe(on(node), Policy(), ["ssh_client"])["ssh_client"]
-    return seen.identity
 
 
 HOSTILE = {
