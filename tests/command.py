@@ -119,6 +119,13 @@ class Tool:
     def __call__(self, *words: object, **how: Any) -> Done:
         return self.end(self.start(*words, **how))
 
+    def finish(self) -> None:
+        """End what still runs."""
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
 
 @pytest.fixture
 def tool(tmp_path: Path) -> Iterator[Tool]:
@@ -126,10 +133,7 @@ def tool(tmp_path: Path) -> Iterator[Tool]:
     home.mkdir()
     tool = Tool(home)
     yield tool
-    for process in tool.running:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    tool.finish()
 
 
 @pytest.fixture

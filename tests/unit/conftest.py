@@ -1,5 +1,6 @@
 """What unit tests share.
 
+tool         the command, without the time that its imports take: tests/unit/warm.py
 run          a whole command on nodes that only pretend: tests/unit/commands.py
 bundle_file  the program of the node with the default policy, as a file
 pythons      the Pythons of this machine, by version: as many as there are
@@ -15,8 +16,9 @@ import pytest
 
 from nodeready.transport import bundle
 from tests.unit.commands import run
+from tests.unit.warm import tool, warm
 
-__all__ = ["run"]
+__all__ = ["run", "tool", "warm"]
 
 
 @pytest.fixture(scope="session")
