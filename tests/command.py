@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from nodeready.lab import Node
+from tests.paths import ROOT
 
 #: Long enough for the deadlines of a node that hangs, on a machine that is busy.
 LIMIT_S = 90
@@ -73,7 +74,7 @@ class Tool:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("NODEREADY", "XDG_"))}
         for name in ("NO_COLOR", "CLICOLOR_FORCE", "SSH_AUTH_SOCK", "COLUMNS"):
             kept.pop(name, None)
-        path = str(Path(__file__).parents[2])
+        path = str(ROOT)
         return {**kept, "HOME": str(self.home), "PYTHONPATH": path, "TERM": "xterm", **more}
 
     def start(

@@ -10,7 +10,6 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Protocol
 
 from nodeready import shell
@@ -20,6 +19,7 @@ from nodeready.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
+from tests.paths import ROOT
 
 Done = subprocess.CompletedProcess[str]
 Runner = Callable[..., Done]
@@ -76,7 +76,7 @@ def project(*words: object) -> Done:
     """Run a program in the checkout, without a terminal; whatever its exit status."""
     return subprocess.run(
         [str(word) for word in words],
-        cwd=Path(__file__).parents[1],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
