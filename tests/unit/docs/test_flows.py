@@ -11,8 +11,8 @@ from typing import Any
 import click
 import pytest
 
-from tests.unit.docs.pages import DOCS
 from tests.rooms import ROOMS
+from tests.unit.docs.pages import DOCS
 
 ORDER = list(ROOMS)
 _LINE = re.compile(r"( *)([a-z_.]+):([A-Za-z_.]+)(?:  .*)?")
