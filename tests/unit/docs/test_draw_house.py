@@ -96,7 +96,7 @@ def test_the_picture_has_every_room_and_is_the_same_every_time(package):
     # The page, and a box for each room; b-a, c-b, d-c and d-z: c-a goes by way of b.
     assert len(list(drawn.iter(f"{svg}rect"))) == 1 + len(order)
     assert len(drawn.findall(f"{svg}path")) == 4
-    assert "| `c` | 2 | 1 | `a`, `b` |" in draw_house.table(rooms, order)
+    assert "| `c` | 2 | `a`, `b` |" in draw_house.table(rooms, order)
 
 
 def test_the_floors_of_this_checkout_can_be_counted():
