@@ -1,6 +1,6 @@
 """Audits that nobody made: one per outcome, and fleets of any size to look at.
 
-`python tests/reports/fleets.py NODES [-v]` shows the table of such a fleet.
+`python -m tests.builders.fleets NODES [-v]` shows the table of such a fleet.
 """
 
 from __future__ import annotations

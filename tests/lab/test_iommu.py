@@ -1,6 +1,6 @@
 """Kernel arguments on real nodes with eight MI300X, by each distribution's way.
 
-The node's boot loader tools stand in for the real ones (tests/iommu/node); what they read and
+The node's boot loader tools stand in for the real ones (iommu_tools/); what they read and
 write, and what is asserted here, are plain files.
 """
 

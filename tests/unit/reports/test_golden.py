@@ -1,7 +1,7 @@
 """Every outcome in every format, byte for byte: golden/NAME.EXITCODE.FORMAT.
 
-A change that is meant: NODEREADY_GOLDEN=write .venv/bin/python -m pytest tests/reports, then read
-the difference.
+A change that is meant: NODEREADY_GOLDEN=write .venv/bin/python -m pytest tests/unit/reports,
+then read the difference.
 """
 
 from __future__ import annotations
