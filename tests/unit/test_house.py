@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import draw_house
@@ -26,6 +27,9 @@ IMPORTS = {
 }
 #: A node asks only for what its own program has: these fold the names of many nodes.
 NEVER_ON_A_NODE = {"inventory.nodeset"}
+
+
+house = cache(draw_house.read)
 
 
 def room_of(module: str) -> str:
@@ -70,7 +74,7 @@ ON_A_NODE = sorted(reached({name for name in FILES if room_of(name) in ("healthc
 
 
 def test_a_room_imports_only_rooms_above_it():
-    rooms, _ = draw_house.read()
+    rooms, _ = house()
     assert draw_house.against(rooms, list(ROOMS)) == []
     assert set(rooms) == set(ROOMS)
 
@@ -82,7 +86,7 @@ def test_only_the_four_gates_stand_at_the_root():
 
 
 def test_no_modules_import_each_other_when_they_are_loaded():
-    _, graph = draw_house.read()
+    _, graph = house()
     leader = draw_house.circles(graph)
     assert {module: other for module, other in leader.items() if module != other} == {}
 
