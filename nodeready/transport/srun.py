@@ -57,6 +57,11 @@ from nodeready.transport.dialogue import Dialogue, Stream
 #: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
 STARTING_S = 15
 _PIECE = 64 << 10
+#: The variable in which the nodes' input travels. srun forwards its own standard input only when
+#: every node has begun: one that cannot would keep all others waiting until srun gives up. Nobody
+#: but the job's user and root can read the environment of its processes (proc(5)).
+_INPUT = "NODEREADY_INPUT"
+_FROM_ENVIRONMENT = f'nr_input=${_INPUT}; unset {_INPUT}; printf %s "$nr_input" | '
 #: A job, a task of an array, a component of a heterogeneous one (squeue(1), --jobs).
 _JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
 
@@ -222,7 +227,7 @@ class Srun(Carrier):
             step = StepOutput(nonce, nodes, heard, asked.max_bytes)
             script, limit_s = step.script(asked.script), asked.limit_s
             command = shell.command(script, limit_s, self.tag, asked.payload)
-            whole = self._run(step, self._argv(command.line, nodes), command.stdin, limit_s)
+            whole = self._run(step, self._argv(command, nodes), command.stdin, limit_s)
             if step.names:
                 return step, whole
             if self._overlap and step.has_no_overlap:
@@ -234,13 +239,14 @@ class Srun(Carrier):
             else:
                 return step, whole
 
-    def _argv(self, line: str, nodes: Sequence[str]) -> list[str]:
+    def _argv(self, command: shell.Command, nodes: Sequence[str]) -> list[str]:
+        early = _fits(command.stdin)
         return [
             "srun", f"--jobid={self.job.number}", *self._overlap, f"--gres={self._gres}",
             f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
-            f"--nodelist={fold(nodes)}", "--label", "--input=all", "--mpi=none",
-            "--kill-on-bad-exit=0", "--wait=0", "--chdir=/",
-            "sh", "-c", line,
+            f"--nodelist={fold(nodes)}", "--label", f"--input={'none' if early else 'all'}",
+            "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--chdir=/",
+            "sh", "-c", f"{_FROM_ENVIRONMENT}{command.line}" if early else command.line,
         ]  # fmt: skip
 
     def _run(self, step: StepOutput, argv: list[str], stdin: str, limit_s: int) -> bool:
@@ -250,7 +256,7 @@ class Srun(Carrier):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_environment(),
+            env={**_environment(), **({_INPUT: stdin} if _fits(stdin) else {})},
             # A Ctrl-C is for us to hand on: srun's own answer to it is to wait for a second one.
             start_new_session=True,
         )
@@ -297,6 +303,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=shell.KILL_AFTER_S)
+
+
+def _fits(stdin: str) -> bool:
+    """Whether the environment can hold this input: one string of execve(2) has 128 KiB."""
+    return len(stdin.encode("utf-8", "surrogateescape")) < 120 << 10 and "\0" not in stdin
 
 
 def _environment() -> dict[str, str]:
