@@ -303,11 +303,11 @@ def table(rooms: Mapping[str, Room], order: list[str]) -> str:
     graph: Graph = {name: set(rooms[name].imports) & set(rooms) for name in rooms}
     floor = floors(graph)
     names = [name for name in order if name in rooms]
-    lines = ["| Room | Floor | Files | Imports |", "| --- | --- | --- | --- |"]
+    lines = ["| Room | Floor | Imports |", "| --- | --- | --- |"]
     for name in [*names, *(name for name in rooms if name not in order)]:
         targets = dict.fromkeys(other for other in [*order, *rooms] if other in graph[name])
         seen = ", ".join(f"`{other}`" for other in targets)
-        lines.append(f"| `{name}` | {floor[name]} | {rooms[name].modules} | {seen} |")
+        lines.append(f"| `{name}` | {floor[name]} | {seen} |")
     return "\n".join(lines) + "\n"
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from nodeready.lab import Node
+from tests.paths import ROOT
 
 #: Long enough for the deadlines of a node that hangs, on a machine that is busy.
 LIMIT_S = 90
@@ -73,7 +74,7 @@ class Tool:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("NODEREADY", "XDG_"))}
         for name in ("NO_COLOR", "CLICOLOR_FORCE", "SSH_AUTH_SOCK", "COLUMNS"):
             kept.pop(name, None)
-        path = str(Path(__file__).parents[2])
+        path = str(ROOT)
         return {**kept, "HOME": str(self.home), "PYTHONPATH": path, "TERM": "xterm", **more}
 
     def start(
@@ -118,6 +119,13 @@ class Tool:
     def __call__(self, *words: object, **how: Any) -> Done:
         return self.end(self.start(*words, **how))
 
+    def finish(self) -> None:
+        """End what still runs."""
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
 
 @pytest.fixture
 def tool(tmp_path: Path) -> Iterator[Tool]:
@@ -125,10 +133,7 @@ def tool(tmp_path: Path) -> Iterator[Tool]:
     home.mkdir()
     tool = Tool(home)
     yield tool
-    for process in tool.running:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    tool.finish()
 
 
 @pytest.fixture

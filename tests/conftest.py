@@ -9,7 +9,10 @@ slurm_lab      three nodes with a real Slurm that all tests of the session share
 own_lab        the name of a lab that is ended after the test, for tests of `lab up` itself
 inventory      a factory: `inventory(nodes, core_pattern="x")` writes a pyinfra inventory of them
 
-A test that uses them carries `@pytest.mark.lab`.
+tool, fleet    the command as a user runs it, and inventories for it: tests/command.py
+
+The folder of a test says what it needs: tests/unit nothing, not even root; tests/lab nodes of the
+lab; tests/vm the virtual machine; tests/hang a real training on nodes of the lab.
 """
 
 from __future__ import annotations
@@ -28,8 +31,31 @@ from nodeready.lab.helper import Content
 from nodeready.lab.needs import check, check_kernel
 from nodeready.subjects.declare import Check
 from tests import declared
+from tests.command import fleet, tool
+from tests.paths import ROOT
+
+__all__ = ["fleet", "tool"]
 
 Files = Mapping[str, Content]
+
+#: folder -> the marks of all tests in it.
+MARKS = {
+    "unit": [],
+    "lab": [pytest.mark.lab],
+    "vm": [pytest.mark.vm],
+    "hang": [pytest.mark.lab, pytest.mark.torch, pytest.mark.xdist_group("torch")],
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by its folder. Raises UsageError for a unit test that wants a node."""
+    for item in items:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        for mark in MARKS[folder]:
+            item.add_marker(mark)
+        if folder == "unit" and "lab_machine" in getattr(item, "fixturenames", ()):
+            raise pytest.UsageError(f"{item.nodeid} wants nodes of the lab: move it to tests/lab")
 
 
 @pytest.fixture(scope="session", autouse=True)

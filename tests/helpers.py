@@ -10,16 +10,15 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from nodeready import shell
 from nodeready.deploy.actions import Change
 from nodeready.deploy.step import Step
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
-from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
+from tests.paths import ROOT
 
 Done = subprocess.CompletedProcess[str]
 Runner = Callable[..., Done]
@@ -53,11 +52,6 @@ def observe(run: Runner, policy: Policy, subjects: Iterable[str] | None = None) 
     return snapshot.read(done.stdout, chosen, policy, nonce)
 
 
-def judge_all(checks: Any, seen: Any, policy: Policy) -> list[Result]:
-    """The results of all checks of a module of nodeready.checks."""
-    return [check(seen, policy) for check in checks.SUBJECT.checks]
-
-
 def plan(seen: Snapshot, policy: Policy, steps: Iterable[Step]) -> list[Change]:
     """What these steps would do."""
     return [change for step in steps if (change := step.plan(seen, policy)) is not None]
@@ -76,7 +70,7 @@ def project(*words: object) -> Done:
     """Run a program in the checkout, without a terminal; whatever its exit status."""
     return subprocess.run(
         [str(word) for word in words],
-        cwd=Path(__file__).parents[1],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

@@ -20,7 +20,6 @@ from pyinfra.context import ctx_host
 from typing_extensions import override
 
 from nodeready import shell
-from nodeready.audit.document import plain
 from nodeready.deploy.actions import Change
 from nodeready.inventory.policies import policies
 from nodeready.policy import Policy
@@ -29,6 +28,7 @@ from nodeready.subjects.context import FleetContext
 from nodeready.subjects.registry import CHANGED, LOOKED_AT
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.wire import plain
 from nodeready.transport.base import Key, Talk, collect
 from nodeready.transport.look import Look, of, question
 from nodeready.transport.look import look as looking

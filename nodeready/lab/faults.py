@@ -2,7 +2,7 @@
 
 A fault is data, and nothing of it is on the node's disk: it comes back at every start of the
 node, and is gone at the first start without it. To add one, add a `Fault` to one of the modules
-below, and a row to the table of tests/faults/test_fault_table.py.
+below, and a row to the table of tests/lab/faults/test_fault_table.py.
 
 nvidia_faults, amd_faults   of the GPUs
 network_faults              of interfaces, InfiniBand ports, TCP ports

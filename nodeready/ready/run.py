@@ -15,7 +15,8 @@ from nodeready.subjects import snapshot
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.debug_tools import facts as debug_tools
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.facts import SESSION, Peers, Proved
+from nodeready.subjects.proof.facts import MESH, SESSION, Peers, Proved
+from nodeready.subjects.registry import SUBJECTS
 from nodeready.transport.base import (
     INTERRUPTED,
     LATE,
@@ -34,19 +35,6 @@ from nodeready.transport.look import Look, of
 from nodeready.transport.look import look as looking
 from nodeready.transport.program import nonce, request
 
-#: The module of nodeready/proofs that has to run for a check of the subject "proof".
-_RUNS = {
-    "limits": "limits",
-    "attach": "attach",
-    "attach_nonblocking": "attach",
-    "attach_native": "attach",
-    "gdb": "tracers",
-    "strace": "tracers",
-    "core": "core",
-    "backtrace": "core",
-    "ssh": "peers",
-    "pdsh": "peers",
-}
 #: Peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU.
 MAX_PEERS = 4
 #: Seconds at the end of the time for the last answers to arrive.
@@ -57,22 +45,21 @@ _MARGIN_S = 2
 class Wanted:
     """What is to be proved.
 
-    session: the proofs of seen.SESSION
+    session: the proofs of facts.SESSION
     mesh:    connect the nodes over the job's ports
     full:    every node with every other, not only with some
     """
 
-    session: tuple[str, ...] = SESSION
+    session: tuple[str, ...] = tuple(SESSION)
     mesh: bool = True
     full: bool = False
 
     @classmethod
     def of(cls, checks: Iterable[str], *, full: bool = False) -> Wanted:
         """What has to run for these checks."""
-        names = [check.partition(".")[2] for check in checks if check.startswith("proof.")]
-        needed = {_RUNS[name] for name in names if name in _RUNS}
-        chosen = tuple(name for name in SESSION if name in needed)
-        return cls(chosen, bool({"mesh", "ports"} & {*names}), full)
+        wanted = {*checks}
+        needed = {one.proof for one in SUBJECTS["proof"].checks if one.id in wanted}
+        return cls(tuple(name for name in SESSION if name in needed), MESH in needed, full)
 
 
 #: The two conversations with a node.

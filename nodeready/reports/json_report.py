@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from nodeready.audit.document import plain
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.result import Result
+from nodeready.subjects.wire import plain
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:

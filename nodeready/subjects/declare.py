@@ -66,9 +66,14 @@ class Page:
 
 @dataclass(frozen=True)
 class Check(Page):
-    """A check: its page, and the pure function that judges."""
+    """A check: its page, and the pure function that judges.
+
+    proof: what has to run on the node before this check can judge: one of
+           `proof.facts.SESSION`, or `proof.facts.MESH`; "": the look alone
+    """
 
     judge: Judge
+    proof: str = ""
 
     def __call__(self, seen: Any, want: Policy) -> Result:
         """The result for what was observed of the subject on one node."""
@@ -81,6 +86,7 @@ def check(
     settings: tuple[str, ...] = (),
     fixed_by: str = "",
     fix: Iterable[str | Act] = (),
+    proof: str = "",
 ) -> Callable[[Judge], Check]:
     """Make a Check of a function whose docstring is the check's page.
 
@@ -89,7 +95,8 @@ def check(
     acts = tuple(Act(PERSON, one) if isinstance(one, str) else one for one in fix)
 
     def wrap(judge: Judge) -> Check:
-        return Check(id, inspect.cleandoc(judge.__doc__ or ""), settings, fixed_by, acts, judge)
+        meaning = inspect.cleandoc(judge.__doc__ or "")
+        return Check(id, meaning, settings, fixed_by, acts, judge, proof)
 
     return wrap
 
@@ -113,7 +120,7 @@ class Subject:
 
     doc:      the docstring of its checks' module; its first line says what is judged
     checks:   in the order of the reports
-    probe:    how it is observed; None: by acting, before a job (nodeready/proofs)
+    probe:    how it is observed; None: by acting, before a job (node/proofs)
     compared: what the nodes of a group should have in common: fact -> number or text. The fact's
               name is relative to the subject (``driver``, ``eth0.mtu``); a value that could not be
               observed is left out

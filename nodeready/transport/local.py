@@ -303,11 +303,15 @@ class Pipes:
         )
 
     def read(self, limit_s: float) -> bytes:
+        """What the command has written, b"" at its end. Raises TimeoutError after so many
+        seconds without a byte."""
         if not select.select([self._out], [], [], limit_s)[0]:
             raise TimeoutError
         return os.read(self._out.fileno(), PIECE)
 
     def write(self, data: bytes, limit_s: float) -> None:
+        """Give the command these bytes. Raises TimeoutError when it has not taken all of them
+        after so many seconds."""
         until, left = time.monotonic() + limit_s, memoryview(data)
         while left:
             wait = max(0.0, until - time.monotonic())

@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.lab import Lab, down
-from tests.command import fleet, tool
 from tests.hang.job import NODES, Job
-
-__all__ = ["fleet", "tool"]
 
 TORCH = Path("/usr/lib/python3/dist-packages/torch/__init__.py")
 

@@ -12,8 +12,6 @@ import pytest
 from tests.command import Tool
 from tests.hang.job import RANKS, Job
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.xdist_group("torch")]
-
 Seen = dict[str, Any]
 
 

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 from nodeready.lab import Lab, Node, network, processes, state
+from tests.paths import ROOT
 
-pytestmark = pytest.mark.lab
-
-ROOT = Path(__file__).parents[2]
 Fresh = Callable[..., list[Node]]
 Done = subprocess.CompletedProcess[str]
 

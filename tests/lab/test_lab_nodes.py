@@ -14,8 +14,6 @@ from nodeready.lab import Lab, LabError, Node, image, state
 from nodeready.lab.image import new_key
 from nodeready.lab.profiles import PROFILES
 
-pytestmark = pytest.mark.lab
-
 Fresh = Callable[..., list[Node]]
 
 

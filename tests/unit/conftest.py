@@ -1,5 +1,44 @@
-"""What the tests of whole commands share."""
+"""What unit tests share.
 
+tool         the command, without the time that its imports take: tests/unit/warm.py
+run          a whole command on nodes that only pretend: tests/unit/commands.py
+bundle_file  the program of the node with the default policy, as a file
+pythons      the Pythons of this machine, by version: as many as there are
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeready.transport import bundle
 from tests.unit.commands import run
+from tests.unit.warm import tool, warm
 
-__all__ = ["run"]
+__all__ = ["run", "tool", "warm"]
+
+
+@pytest.fixture(scope="session")
+def bundle_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "nodeready.pyz"
+    path.write_bytes(bundle.build())
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture(scope="session")
+def pythons() -> dict[tuple[int, int], str]:
+    """(3, 9) -> its path; this test's own Python, those of pyenv, those in PATH."""
+    places = [sys.executable, *map(str, Path.home().glob(".pyenv/versions/*/bin/python"))]
+    places += [str(path) for path in Path("/usr/bin").glob("python[23].*") if path.name[-1] != "g"]
+    found: dict[tuple[int, int], str] = {}
+    ask = "import sys; sys.stdout.write('%d %d' % sys.version_info[:2])"
+    for place in places:
+        done = subprocess.run([place, "-c", ask], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            major, minor = map(int, done.stdout.split())
+            found.setdefault((major, minor), place)
+    return found

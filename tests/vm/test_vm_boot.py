@@ -9,11 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.vm.machine import Vm
-
-pytestmark = pytest.mark.vm
 
 SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 

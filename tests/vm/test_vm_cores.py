@@ -14,8 +14,6 @@ import pytest
 from tests.helpers import nodeready
 from tests.vm.machine import Vm
 
-pytestmark = pytest.mark.vm
-
 USER = "ml"
 #: Its symbol is exported: no debug information is needed to name it.
 CRASH = "import ctypes; ctypes.pythonapi.Py_IncRef(1)"

@@ -11,8 +11,6 @@ from nodeready.subjects.registry import CHANGED
 from tests.helpers import nodeready
 from tests.vm.machine import Vm
 
-pytestmark = pytest.mark.vm
-
 #: Values that tell the policy's from the machine's own.
 POLICY = {"limit_nofile": 65536, "ssh_client_hosts": ["vm*"], "pdshrc_users": ["ml"]}
 

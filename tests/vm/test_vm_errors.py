@@ -47,14 +47,12 @@ def test_what_is_missing_is_named_with_its_package(monkeypatch: pytest.MonkeyPat
     assert "\n" not in said
 
 
-@pytest.mark.vm
 def test_a_disk_without_a_boot_entry_would_not_boot(vm_tools: None, tmp_path: Path) -> None:
     assert boot_args(_disk(tmp_path / "good", MENU))[-1] == "iommu=pt"
     with pytest.raises(VmError, match=r"would not boot: no kernel line in /boot/grub/grub\.cfg"):
         boot_args(_disk(tmp_path / "empty", ""))
 
 
-@pytest.mark.vm
 def test_a_machine_that_dies_at_boot_shows_its_console(
     vm_tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

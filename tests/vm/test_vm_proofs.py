@@ -26,8 +26,6 @@ from nodeready.subjects.snapshot import Snapshot, judge
 from tests.helpers import nodeready
 from tests.vm.machine import Vm
 
-pytestmark = pytest.mark.vm
-
 USER = "ml"
 GIVEN = {"limit_nofile": 65536, "ssh_client_hosts": ["vm*"], "pdshrc_users": [USER]}
 WANT = Policy(limit_nofile=65536)

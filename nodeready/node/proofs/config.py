@@ -26,7 +26,7 @@ class Config:
     nonce: str
     tag: str
     user: str = ""
-    wanted: tuple[str, ...] = SESSION
+    wanted: tuple[str, ...] = tuple(SESSION)
     peers: tuple[str, ...] = ()
     limit_s: int = 50
     py_spy: str = "/usr/local/bin/py-spy"

@@ -143,7 +143,7 @@ def _judge(
     return _broken(check, expected, tool, tried, _root_can(seen) if tool == "py-spy" else None)
 
 
-@check("proof.attach", settings=_SETTINGS, fix=_FIXES)
+@check("proof.attach", settings=_SETTINGS, fix=_FIXES, proof="attach")
 def attach(seen: Proved, want: Policy) -> Result:
     """py-spy shows the stack of a process of the job's user, to that user, without sudo.
 
@@ -154,7 +154,7 @@ def attach(seen: Proved, want: Policy) -> Result:
     return _judge("proof.attach", "a stack by py-spy dump", seen, want, of)
 
 
-@check("proof.attach_nonblocking", settings=_SETTINGS, fix=_FIXES)
+@check("proof.attach_nonblocking", settings=_SETTINGS, fix=_FIXES, proof="attach")
 def attach_nonblocking(seen: Proved, want: Policy) -> Result:
     """py-spy shows a stack without pausing its target, the only way into one in state D."""
     of = ("py-spy", "attach", "nonblocking")
@@ -162,20 +162,20 @@ def attach_nonblocking(seen: Proved, want: Policy) -> Result:
     return _judge("proof.attach_nonblocking", expected, seen, want, of)
 
 
-@check("proof.attach_native", settings=_SETTINGS, fix=_FIXES)
+@check("proof.attach_native", settings=_SETTINGS, fix=_FIXES, proof="attach")
 def attach_native(seen: Proved, want: Policy) -> Result:
     """py-spy shows the frames of C libraries too: a collective hangs in NCCL, not in Python."""
     of = ("py-spy", "attach", "native")
     return _judge("proof.attach_native", "a stack by py-spy dump --native", seen, want, of)
 
 
-@check("proof.gdb", settings=_SETTINGS, fix=_FIXES)
+@check("proof.gdb", settings=_SETTINGS, fix=_FIXES, proof="tracers")
 def gdb(seen: Proved, want: Policy) -> Result:
     """gdb attaches to a process of the same user, shows its backtrace, and leaves it running."""
     return _judge("proof.gdb", "a backtrace by gdb -p", seen, want, ("gdb", "tracers", "gdb"))
 
 
-@check("proof.strace", settings=_SETTINGS, fix=_FIXES)
+@check("proof.strace", settings=_SETTINGS, fix=_FIXES, proof="tracers")
 def strace(seen: Proved, want: Policy) -> Result:
     """strace shows the system calls of a process of the same user, and leaves it running."""
     of = ("strace", "tracers", "strace")
@@ -306,6 +306,7 @@ def _cause(core: Core, name: str) -> tuple[str, str]:
 
 @check(
     "proof.core",
+    proof="core",
     settings=("core_handler", "core_pattern", "limit_core"),
     fix=(
         "nodeready deploy INVENTORY --only core_dumps",
@@ -352,6 +353,7 @@ def core(seen: Proved, want: Policy) -> Result:
 
 @check(
     "proof.backtrace",
+    proof="core",
     settings=("core_handler", "core_pattern", "limit_core"),
     fix=("run GDB by hand on a core",),
 )
@@ -425,6 +427,7 @@ def _possible(seen: SessionLimits, want: Policy) -> dict[str, int]:
 
 @check(
     "proof.limits",
+    proof="limits",
     settings=("core_handler", "core_pattern", "limit_core", "limit_memlock", "limit_nofile"),
     fix=(
         deploy("nodeready deploy INVENTORY --only limits"),

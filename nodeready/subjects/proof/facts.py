@@ -75,9 +75,6 @@ class Mesh:
 
 # --- What the proofs of one node see: plain data, filled on the node and judged by the checks.
 
-#: The proofs that run in the job's user's session, in the order in which they start. Each is a
-#: module of the proofs with ``prove(own, config)``, and a field of `Proved`.
-SESSION = ("limits", "attach", "tracers", "core", "peers")
 #: Seconds that the kernel may take to write the core of a shell, some 400 kB.
 DUMP_S = 10
 
@@ -415,15 +412,18 @@ class Reach:
 #: The reason of a proof of which nothing came.
 UNFINISHED = "did not finish in time"
 
-_KINDS: dict[str, Any] = {
-    "user": User,
-    "control": Control,
+#: The proofs that run in the job's user's session, in the order in which they start -> what each
+#: saw: a field of `Proved`. What runs is a row of the program (node/proofs/program.py).
+SESSION: dict[str, type[Any]] = {
     "limits": SessionLimits,
     "attach": Attach,
     "tracers": Tracers,
     "core": Core,
     "peers": Peers,
 }
+#: The proof that runs between the nodes.
+MESH = "mesh"
+_KINDS = {"user": User, "control": Control, **SESSION}
 
 
 @dataclass(frozen=True)

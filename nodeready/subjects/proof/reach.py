@@ -7,7 +7,16 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.declare import check, deploy
 from nodeready.subjects.ports.checks import folded
 from nodeready.subjects.ports.firewall import shown
-from nodeready.subjects.proof.facts import Blocked, Mesh, Peers, Proved, Reach, Trouble, User
+from nodeready.subjects.proof.facts import (
+    MESH,
+    Blocked,
+    Mesh,
+    Peers,
+    Proved,
+    Reach,
+    Trouble,
+    User,
+)
 from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
 from nodeready.subjects.ssh_client.checks import CAUSES, offending
 
@@ -33,6 +42,7 @@ _ALONE = "no other node to try"
 
 @check(
     "proof.ssh",
+    proof="peers",
     settings=("job_user",),
     fix=("install OpenSSH's client", deploy("nodeready deploy INVENTORY --only ssh_client")),
 )
@@ -91,6 +101,7 @@ def _words(one: Trouble, user: str) -> str:
 
 @check(
     "proof.pdsh",
+    proof="peers",
     settings=("packages",),
     fix=(
         deploy("nodeready deploy INVENTORY --only debug_tools"),
@@ -162,6 +173,7 @@ def _seen(check: str, seen: Proved) -> Mesh | Result:
 
 @check(
     "proof.ports",
+    proof=MESH,
     fix=("ports.privileged says from where on users may listen; else it is a security module",),
 )
 def ports(seen: Proved, want: Policy) -> Result:
@@ -224,6 +236,7 @@ def _told(one: Blocked) -> str:
 
 @check(
     "proof.mesh",
+    proof=MESH,
     fix=(
         "correct /etc/hosts or the name service",
         "look for lost packets (nics.*, nstat TcpRetransSegs) and for the route",

@@ -129,7 +129,7 @@ def build() -> Image:
 def digest() -> str:
     """The name of the image that today's recipe makes on this machine: 16 hex digits."""
     seen = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("vm_*.py")):
+    for source in sorted(Path(__file__).parent.glob("*.py")):
         seen.update(source.read_bytes())
     seen.update(os_release().get("VERSION_CODENAME", "").encode())
     return seen.hexdigest()[:16]

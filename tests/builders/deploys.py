@@ -1,0 +1,134 @@
+"""Deploys that nobody ran: one per outcome, to look at and for the golden files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeready.deploy.actions import Change, Directory, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.document import Deploy, Node, Outcome
+from nodeready.deploy.plan import Plan
+from nodeready.subjects.result import Result, fail, ok, unknown
+from tests.builders.fleets import FINISHED, HOSTILE, SCOPE, STARTED
+
+NOTHING = Plan()
+FILE = WriteFile("/etc/sysctl.d/60-nodeready.conf", b"kernel.yama.ptrace_scope = 0\n", b"# ours\n")
+PTRACE = Plan(
+    (
+        Change(
+            "ptrace.sysctl", ("ptrace.scope",), (FILE, Run(("sysctl", "-w", "x=0"))), ("ptrace",)
+        ),
+    )
+)
+MANY = Plan(
+    (
+        *PTRACE.changes,
+        Change(
+            "debug_tools.py_spy",
+            ("debug_tools.py_spy",),
+            (
+                Directory("/opt/nodeready", "0755"),
+                WriteFile("/opt/nodeready/py-spy", b"\x7fELF", None, large=True),
+                RemoveFile("/usr/local/bin/py-spy", b"old\n"),
+                Script("packages", ("nr_install", "gdb"), "install gdb"),
+            ),
+            ("debug_tools",),
+        ),
+    ),
+    {"pdsh.pdshrc": "user ml: no such user on this node"},
+)
+PY_SPY = replace(SCOPE, check="debug_tools.py_spy", expected="0.4.3", actual="missing")
+IOMMU = fail("iommu.args", "iommu=pt", "not set", "/proc/cmdline", "add it and reboot")
+MUTE = unknown("limits.core", "timed out")
+
+
+def node(name: str, plan: Plan = NOTHING, *results: Result) -> Node:
+    return Node.of(name, plan, results or (ok("ptrace.scope", "0"),))
+
+
+def planned() -> tuple[Node, ...]:
+    """Every kind of node that a plan has."""
+    return (
+        node("gpu001", PTRACE, SCOPE, IOMMU),
+        node("gpu002", PTRACE, SCOPE, IOMMU),
+        node("gpu003", MANY, SCOPE, PY_SPY),
+        node("gpu004"),
+        node("gpu005", Plan(), MUTE),
+        node("gpu006", Plan(), IOMMU),
+        Node("gpu007", "10.1.0.7: no answer in 15 s", True),
+        Node("gpu008", "sudo wants a password"),
+    )
+
+
+def check() -> Deploy:
+    return Deploy(STARTED, FINISHED, True, ("ptrace", "debug_tools"), planned())
+
+
+def result() -> Deploy:
+    """The same after it ran: done, failed, lost, not fixed."""
+    one, two, three, *others = planned()
+    left = (replace(PY_SPY, actual="0.3.0"),)
+    return Deploy(
+        STARTED,
+        FINISHED,
+        False,
+        ("ptrace", "debug_tools"),
+        (
+            replace(one, outcome=Outcome(("ptrace.sysctl",), complete=True)).judged([IOMMU]),
+            replace(
+                two,
+                error="lost in ptrace.sysctl",
+                unreachable=True,
+                outcome=Outcome(cut="ptrace.sysctl"),
+            ),
+            replace(
+                three,
+                outcome=Outcome(
+                    ("ptrace.sysctl",),
+                    {"pdsh.pdshrc": "user ml: no such user on this node"},
+                    left=left,
+                    complete=True,
+                ),
+            ).judged([*left]),
+            *others,
+            replace(
+                node("gpu009", PTRACE, SCOPE), outcome=Outcome(left=(SCOPE,), complete=True)
+            ).judged([SCOPE]),
+        ),
+    )
+
+
+def well() -> Deploy:
+    return Deploy(STARTED, FINISHED, False, ("ptrace",), (node("gpu001"), node("gpu002")))
+
+
+def interrupted() -> Deploy:
+    one, two, *others = planned()
+    one = replace(one, outcome=Outcome(("ptrace.sysctl",), complete=True)).judged([])
+    two = replace(two, outcome=Outcome(cut="ptrace.sysctl"))
+    return Deploy(STARTED, FINISHED, False, ("ptrace",), (one, two, *others), False)
+
+
+def hostile() -> Deploy:
+    """Everything that a node may say is bad."""
+    bad = replace(SCOPE, actual=HOSTILE, source=HOSTILE, fix=HOSTILE)
+    plan = Plan(
+        (
+            Change(
+                HOSTILE,
+                ("ptrace.scope",),
+                (replace(FILE, old=HOSTILE.encode("utf-8", "replace")),),
+            ),
+        ),
+        {HOSTILE: HOSTILE},
+    )
+    one = replace(
+        node(HOSTILE, plan, bad),
+        outcome=Outcome((HOSTILE,), {HOSTILE: HOSTILE}, HOSTILE, (bad,), True),
+        for_a_person=(replace(bad, owner="admin"),),
+    )
+    return Deploy(STARTED, FINISHED, False, ("ptrace",), (one, Node(HOSTILE, HOSTILE)))
+
+
+DEPLOYS = {
+    "check": check, "result": result, "well": well, "interrupted": interrupted, "hostile": hostile,
+}  # fmt: skip

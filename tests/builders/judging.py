@@ -1,0 +1,36 @@
+"""What the checks of one subject say of what was seen.
+
+`checks` is the subject's module: `from nodeready.subjects.limits import checks`. A test that asks
+often binds it: `judged = partial(by_id, checks)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodeready.policy import Policy
+from nodeready.subjects.result import Result
+
+POLICY = Policy()
+
+
+def judge_all(checks: Any, seen: Any, policy: Policy = POLICY) -> list[Result]:
+    """The results in the order of the reports."""
+    return [check(seen, policy) for check in checks.SUBJECT.checks]
+
+
+def by_id(checks: Any, seen: Any, policy: Policy = POLICY) -> dict[str, Result]:
+    """The results by id: `limits.nofile`."""
+    return {result.check: result for result in judge_all(checks, seen, policy)}
+
+
+def by_name(checks: Any, seen: Any, policy: Policy = POLICY) -> dict[str, Result]:
+    """The results by what an id says after its subject: `nofile`."""
+    results = judge_all(checks, seen, policy)
+    return {result.check.partition(".")[2]: result for result in results}
+
+
+def wrong(checks: Any, seen: Any, policy: Policy = POLICY) -> dict[str, str]:
+    """The statuses of the checks that are not satisfied, by name."""
+    found = by_name(checks, seen, policy)
+    return {name: result.status for name, result in found.items() if result.bad}

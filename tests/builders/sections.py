@@ -1,0 +1,29 @@
+"""Sections of the one round trip, run on this machine as a node runs them."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+from nodeready import shell
+from nodeready.policy import Policy
+from nodeready.subjects.base import Section
+from nodeready.subjects.snapshot import make_script
+
+NONCE = "0123456789abcdef"
+SHELLS = (["dash", "-c"], ["busybox", "sh", "-c"], ["bash", "-c"])
+
+
+def section(name: str, script: str, **limits: Any) -> Section:
+    return Section(name, lambda policy: script, **limits)
+
+
+def run(sections: list[Section], runner: list[str] = SHELLS[0], before: str = "") -> str:
+    command = shell.command(make_script(sections, Policy(), NONCE), 30, "nodeready:test")
+    return subprocess.run(
+        [*runner, before + command.line],
+        input=command.stdin,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout

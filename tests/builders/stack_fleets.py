@@ -1,0 +1,191 @@
+"""Stacks of jobs that nobody ran: one per outcome, to look at and for the golden files.
+
+`python -m tests.builders.stack_fleets NAME [-v]` shows the table; `html`, `json` or `speedscope`
+in place of -v prints that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks
+from tests.builders.fleets import FINISHED, HOSTILE, STARTED
+
+LOOP = (
+    Frame("<module>", "train.py", 131),
+    Frame("main", "train.py", 120),
+    Frame("train_epoch", "train.py", 88),
+)
+REDUCE = (
+    *LOOP,
+    Frame("step", "trainer.py", 61),
+    Frame("wrapper", "torch/distributed/c10d_logger.py", 83),
+    Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2806),
+)
+READ = (
+    *LOOP,
+    Frame("__next__", "torch/utils/data/dataloader.py", 701),
+    Frame("_next_data", "torch/utils/data/dataloader.py", 757),
+    Frame("fetch", "torch/utils/data/_utils/fetch.py", 52),
+    Frame("__getitem__", "dataset.py", 40),
+    Frame("read", "shards.py", 17),
+)
+SAVE = (*LOOP[:2], Frame("save", "checkpoint.py", 33), Frame("fsync", "files.py", 9))
+WAITS = "waits for the other ranks in all_reduce: look at the ranks that are not there"
+READS = "reads data while the others wait for it: look at the storage of that node"
+
+
+def name(number: int) -> str:
+    return f"gpu{number:03}"
+
+
+def job(*groups: tuple[Group, str], size: int | None, **more: object) -> Stacks:
+    """A job with so many ranks per node; each group with the state of its processes."""
+    processes = [
+        Rank(group.nodes[0] if len(group.nodes) == 1 else name(1 + rank // 8), 4000 + rank % 8,
+             rank, rank % 8, state, "futex_wait_queue" if state == "S" else "", 0.01, number)
+        for number, (group, state) in enumerate(groups)
+        if group.kind not in ("missing", "no-data")
+        for rank in group.ranks
+    ]  # fmt: skip
+    whole = Stacks(
+        STARTED, FINISHED, "88", size, tuple(group for group, _ in groups), tuple(processes), {}
+    )
+    return replace(whole, **more)  # type: ignore[arg-type]
+
+
+def stack(
+    frames: tuple[Frame, ...],
+    ranks: list[int],
+    fork: int | None = None,
+    hint: str = "",
+    verdict: str | None = "blocked",
+) -> Group:
+    nodes = tuple(dict.fromkeys(name(1 + rank // 8) for rank in ranks))
+    return Group("stack", verdict, tuple(ranks), nodes, frames, hint,
+                 fork=len(frames) if fork is None else fork,
+                 processes=len(ranks))  # fmt: skip
+
+
+def without(size: int, *apart: int) -> list[int]:
+    return [rank for rank in range(size) if rank not in apart]
+
+
+def one() -> Stacks:
+    """One rank reads while the others wait."""
+    return job(
+        (stack(READ, [7], 3, READS), "S"),
+        (stack(REDUCE, without(512, 7), hint=WAITS), "S"),
+        size=512,
+        advice=("rank 7 on gpu001 stands apart from 511 others: begin there",),
+    )
+
+
+def missing() -> Stacks:
+    """Two ranks have no process, a node gives no answer, one process is in state D."""
+    gone = Group("missing", None, (12, 13), ("gpu002",), why="no process has these ranks")
+    away = Group("no-data", None, tuple(range(40, 48)), ("gpu006",),
+                 why="10.1.0.6: no answer in 15 s")  # fmt: skip
+    stuck = Group("uninterruptible", None, (3,), ("gpu001",), SAVE, "waits for a mount",
+                  "in the kernel: nfs_wait_on_request", len(SAVE), 1)  # fmt: skip
+    dead = Group("dead", None, (20,), ("gpu003",), why="ended while it was looked at", processes=1)
+    rest = without(64, 3, 12, 13, 20, *range(40, 48))
+    return job(
+        (gone, ""), (away, ""), (dead, ""), (stuck, "D"), (stack(REDUCE, rest, hint=WAITS), "S"),
+        size=64,
+        errors={"gpu006": "10.1.0.6: no answer in 15 s"},
+        advice=(
+            "2 ranks have no process: look for a core or an OOM kill on gpu002: dmesg",
+            "nodeready cores shows what crashed",
+        ),
+    )  # fmt: skip
+
+
+def same() -> Stacks:
+    """All stand in the same collective."""
+    return job((stack(REDUCE, without(512), hint=WAITS), "S"), size=512,
+               advice=("all ranks wait in one collective: look at the network",))  # fmt: skip
+
+
+def prefix() -> Stacks:
+    """One stands where the others have gone on from; one spins; native frames were taken."""
+    native = (*LOOP, Frame("ncclGroupEnd", "libnccl.so.2", 0), Frame("poll", "libc.so.6", 0))
+    spins = replace(stack(REDUCE, [1], 6, verdict="spinning"), native=native)
+    return job(
+        (stack(LOOP, [0], 3, verdict=None), "R"),
+        (spins, "R"),
+        (stack((*REDUCE, Frame("wait", "work.py", 0)), without(8, 0, 1)), "S"),
+        size=None,
+        complete=False,
+    )
+
+
+def many(count: int = 40) -> Stacks:
+    """Every rank but a few somewhere else."""
+    groups = [
+        (stack((*LOOP[: 1 + at % 3], Frame(f"stage_{at}", "pipeline.py", at)), [at], 1 + at % 3),
+         "S")
+        for at in range(1, count)
+    ]  # fmt: skip
+    rest = without(512, *range(1, count))
+    return job(*groups, (stack(REDUCE, rest, hint=WAITS), "S"), size=512)
+
+
+def stages(size: int = 131_072) -> Stacks:
+    """Pipeline stages, each with every eighth rank, and a scattered minority."""
+    odd = [rank for rank in range(0, size, 97) if rank % 8 == 3]
+    groups = [(stack(READ, odd, 3), "S")]
+    groups += [
+        (stack((*LOOP, Frame("recv", f"stage{at}.py", 5)), [r for r in range(at, size, 8)
+                if r not in set(odd)], 3), "S")
+        for at in (0, 1)
+    ]  # fmt: skip
+    return job(*groups, size=size)
+
+
+def nobody() -> Stacks:
+    """No rank on any node."""
+    return job(
+        (Group("no-data", None, (), ("gpu002",), why="connection refused: is sshd running?"), ""),
+        size=None,
+        job="",
+        errors={"gpu002": "connection refused: is sshd running?"},
+        advice=("gpu001: no rank; the busiest: python3 serve.py (pid 77, user bob)",),
+    )
+
+
+def hostile() -> Stacks:
+    """Everything that a node may say is bad."""
+    bad = HOSTILE + "</script></style><img src=x onerror=alert(1)>"
+    frames = (LOOP[0], Frame(bad, bad, 3), Frame("x" * 5000, "y" * 5000, 2))
+    group = Group("stack", "blocked", (0,), (bad,), frames, bad, bad, 1, 1, frames)
+    away = Group("no-data", None, (), (bad, "gpu002"), why=bad)
+    process = Rank(bad, 7, 0, 0, bad, bad, 0.5, 1, bad)
+    normal = stack(REDUCE, [1, 2])
+    return Stacks(STARTED, FINISHED, bad, 3, (away, group, normal), (process,), {bad: bad}, (bad,))
+
+
+FLEETS = {
+    "one": one, "missing": missing, "same": same, "prefix": prefix, "many": many,
+    "nobody": nobody, "hostile": hostile,
+}  # fmt: skip
+
+
+def main() -> None:
+    import sys
+
+    from nodeready.cli.screen import Screen
+    from nodeready.reports.registry import Options, find, names
+
+    word, *options = sys.argv[1:]
+    made = stages() if word == "stages" else FLEETS[word]()
+    for option in options:
+        if option in names("stacks"):
+            sys.stdout.writelines(find("stacks", option).render(made))
+            return
+    screen = Screen(color="always" if "-c" in options else "auto")
+    screen.show(find("stacks", "table").lines(made, Options(options.count("-v"), 80)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,0 @@
-"""The fixtures of every fault."""
-
-from __future__ import annotations
-
-from tests.command import fleet, tool
-
-__all__ = ["fleet", "tool"]

@@ -1,0 +1,160 @@
+"""Nodes that cannot be reached, or not any more: they are named, and the others finish."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from nodeready.inventory.nodeset import nodes
+from tests.command import hang, hangs, ours, wait_for, written
+
+
+@contextlib.contextmanager
+def peer(say: bytes) -> Iterator[int]:
+    """A stand-in for a node: it accepts connections, says this, and then nothing; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connections = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connections.append(connection)
+                    connection.sendall(say)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        for connection in connections:
+            connection.close()
+
+
+def test_node_unreachable(fresh_nodes, fleet, tool):
+    """All the ways in which a connection is not made, in one run, beside a node that works."""
+    good, frozen, refusing, stopped = fresh_nodes(4)
+    frozen.freeze()
+    refusing.stop_sshd()
+    stopped.pause_sshd()
+    with peer(b"") as silent, peer(b"SSH-2.0-OpenSSH_9.2\r\n") as stuck:
+        here = {"ssh_hostname": "127.0.0.1", "ssh_strict_host_key_checking": "no"}
+        where = fleet(
+            [good, frozen, refusing, stopped],
+            {
+                "nowhere": {"ssh_hostname": "nowhere.invalid"},
+                "silent": {**here, "ssh_port": silent},
+                "stuck": {**here, "ssh_port": stuck},
+            },
+        )
+        done = tool("deploy", where, "--yes", "-v")
+    frozen.thaw()
+    stopped.resume_sshd()
+    assert done.status == 4, done
+    expected = {
+        frozen.name: r"no (answer in 15 s|route to the node)",
+        refusing.name: "connection refused: is sshd running?",
+        stopped.name: "accepts connections but sends no SSH banner",
+        "nowhere": "host name nowhere.invalid does not resolve",
+        "silent": "accepts connections but sends no SSH banner",
+        "stuck": "stopped during the SSH handshake, within 15 s",
+    }
+    for name, reason in expected.items():
+        assert re.search(rf"^unreachable +{name}: .*{reason}", done.out, re.M), (name, done)
+    assert "1 changed" in done.out
+    assert "0 failed, 6 unreachable" in done.out
+    assert good.run("sysctl -n kernel.yama.ptrace_scope").stdout == "0\n"
+    # Progress without a terminal: plain lines that name who is waited for.
+    waiting = [line for line in done.lines if line.startswith("nodeready: looking: ")]
+    assert waiting
+    assert "silent" in waiting[-1]
+    # The failed ones can be tried again, and they alone.
+    again = tool("audit", where, "--limit", "@last-failed")
+    assert good.name not in again.out
+    assert f"{refusing.name}" in again.out
+
+
+REFUSALS = {
+    "key refused": (
+        {"ssh_user": "nobody"},
+        r"{address} refused user nobody with {key}",
+    ),
+    "host key changed": (
+        {"ssh_known_hosts_file": "{other}", "ssh_strict_host_key_checking": "no"},
+        r"host key of {address} changed; refused\. If the node was re-imaged: "
+        r"ssh-keygen -f {other} -R {address}",
+    ),
+    "host key unknown": (
+        {"ssh_known_hosts_file": "{empty}"},
+        r"host key of {address} is not in {empty}; refused \(ssh-keyscan adds it\)",
+    ),
+    "key file missing": ({"ssh_key": "{empty}.no"}, r"{empty}\.no: no such key file"),
+    "no key file": ({"ssh_key": "{empty}"}, r"{empty} is no private key"),
+    "key locked": ({"ssh_key": "{locked}"}, r"{locked} is encrypted: unlock it in an ssh agent"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refused(case, fresh_nodes, fleet, tool, tmp_path):
+    """Rows "key refused" and "host key changed": one line, and not one login more."""
+    good, bad = fresh_nodes(2)
+    own, pattern = REFUSALS[case]
+    other_key = good.run("cat /etc/ssh/ssh_host_ed25519_key.pub").stdout.split()[:2]
+    paths = {name: tmp_path / name for name in ("other", "empty", "locked")}
+    paths["other"].write_text(f"{bad.address} {' '.join(other_key)}\n")
+    paths["empty"].write_text("")
+    locked = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", "/root/locked"]
+    good.enter(locked)
+    paths["locked"].write_text(good.read("/root/locked"))
+    words = {**paths, "address": bad.address, "key": bad.lab.ssh_key}
+    before = written(bad), paths["other"].read_text()
+    where = fleet([good, bad], {bad.name: {k: v.format(**words) for k, v in own.items()}})
+    done = tool("audit", where, "--only", "ptrace")
+    assert done.status == 4, done
+    quoted = {name: re.escape(str(value)) for name, value in words.items()}
+    found = re.findall(rf"^unreachable +{bad.name}\n +(.*)$", done.out, re.M)
+    assert len(found) == 1, done
+    assert re.fullmatch(pattern.format(**quoted), found[0]), found
+    assert re.search(rf"^fail +ptrace.scope +{good.name}$", done.out, re.M), done
+    assert (written(bad), paths["other"].read_text()) == before
+    tries = bad.log.read_text(errors="replace").count("Failed publickey for invalid user nobody")
+    assert tries <= 1
+
+
+DEATHS = {
+    "power": lambda node: node.kill(),
+    "cable": lambda node: node.freeze(),
+    "sshd": lambda node: node.enter(["sh", "-c", "kill -9 $(pgrep -x sshd)"]),
+}
+
+
+def test_dies_in_the_middle(fresh_nodes, fleet, tool):
+    """While a change runs on each: what was done is told, the rest too, and the others finish."""
+    good, *dying = fresh_nodes(1 + len(DEATHS))
+    for node in dying:
+        hang(node)
+    where = fleet([good, *dying])
+    running = tool.start("deploy", where, "--yes", "--only", "core_dumps,limits")
+    wait_for(lambda: all(map(hangs, dying)))
+    for node, die in zip(dying, DEATHS.values(), strict=True):
+        die(node)
+    done = tool.end(running)
+    dying[1].thaw()
+    assert done.status == 4, done
+    lost = re.findall(
+        r"^unreachable +(\S+): connection lost.* in core_dumps\.pattern$", done.out, re.M
+    )
+    assert {name for part in lost for name in nodes(part)} == {n.name for n in dying}, done
+    assert "0 failed, 3 unreachable" in done.out
+    assert re.search(r"^changed .*core_dumps\.directory$", done.out, re.M), done
+    changed = (
+        rf"^changed +{good.name}: core_dumps\.directory, core_dumps\.pattern, limits\.logins$"
+    )
+    assert re.search(changed, done.out, re.M), done
+    # The step was cut, the file in it is whole.
+    content = good.read("/etc/sysctl.d/99-zz-nodeready-core_dumps.conf")
+    for node in dying[1:]:
+        assert node.read("/etc/sysctl.d/99-zz-nodeready-core_dumps.conf") == content
+        assert not [line for line in ours(node) if ".nodeready." in line]

@@ -1,0 +1,196 @@
+"""Two runs at once, commands that hang, a user who interrupts: nothing of ours stays behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from nodeready.inventory.nodeset import fold
+from tests.command import SHORT, Tool, hang, hangs, ours, wait_for, written
+
+DROPIN = "/etc/sysctl.d/99-zz-nodeready-ptrace.conf"
+
+
+def release(node) -> None:
+    """The hanging sysctl ends, and the next one works."""
+    node.enter(["sh", "-c", "rm /usr/local/sbin/sysctl; pkill -x sleep"])
+
+
+def test_two_runs_at_once(fresh_node, fleet, tool):
+    """The second waits a bounded time, then names the holder; a dead holder's lock is free."""
+    hang(fresh_node)
+    where = fleet([fresh_node], lock_wait_s=1)
+    words = ("deploy", where, "--yes", "--only", "ptrace")
+    first = tool.start(*words, first=SHORT.format(seconds=900))
+    wait_for(lambda: hangs(fresh_node))
+
+    second = tool(*words)
+    assert second.status == 1, second
+    locked = re.search(
+        r"ptrace\.scope: locked by (\S+) since (\S+); waited 1 s$", second.out, re.M
+    )
+    assert locked, second
+    assert re.fullmatch(r"root@\S+", locked[1])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", locked[2])
+
+    # The holder dies, but what it started on the node has not ended: still nobody else's.
+    first.kill()
+    first.wait()
+    third = tool(*words)
+    assert f"locked by {locked[1]} since {locked[2]}" in third.out, third
+
+    # It ends while the next one waits: that one goes on.
+    patient = tool.start("deploy", fleet([fresh_node], lock_wait_s=60), *words[2:])
+    wait_for(lambda: len(set(re.findall(r"nodeready:\w+", "".join(ours(fresh_node))))) == 2)
+    release(fresh_node)
+    done = tool.end(patient)
+    assert done.status == 0, done
+    # Its connection is gone, and the lock with it: at once, without waiting at all.
+    fresh_node.enter(["sysctl", "-qw", "kernel.yama.ptrace_scope=1"])
+    last = tool("deploy", fleet([fresh_node], lock_wait_s=0), *words[2:])
+    assert last.status == 0, last
+
+
+def test_a_command_hangs(fresh_nodes, fleet, tool):
+    """A change: that operation failed. A probe: that subject is unknown. No orphan stays."""
+    good, slow, deaf, probed = fresh_nodes(4)
+    hang(slow)
+    hang(deaf, "trap '' TERM INT HUP\n")
+    # Whoever opens it waits for a writer.
+    probed.enter(["mkfifo", "/etc/sysctl.d/50-hangs.conf"])
+    where = fleet([good, slow, deaf, probed], lock_wait_s=0)
+    done = tool(
+        "deploy",
+        where,
+        "--yes",
+        "--only",
+        "ptrace,limits,debug_tools",
+        first=SHORT.format(seconds=6),
+    )
+    assert done.status == 1, done
+    both = fold([slow.name, deaf.name])
+    assert f"failed      {both}: ptrace.scope: ended after 6 s\n" in done.out, done
+    for node in (slow, deaf):
+        assert node.run("cat /etc/security/limits.d/zz-nodeready.conf").stdout
+    assert re.search(rf"unknown +ptrace\S* +{probed.name}\n.*timed out", done.out), done
+    assert probed.run("py-spy --version").stdout.startswith("py-spy ")
+    assert re.search(rf"^changed +{good.name}: ", done.out, re.M), done
+    for node in (good, slow, deaf, probed):
+        wait_for(lambda node=node: not ours(node))
+        assert node.enter(["pgrep", "-xa", "sleep"], check=False).stdout.count("600") == 0
+
+
+#: A look ends after one second and not after sixty.
+_IMPATIENT = "from nodeready.transport import look\nlook.PROBE_TIMEOUT_S = 1\n"
+
+
+def test_a_login_that_hangs(fresh_node, fleet, tool):
+    """Not even our limit on the node comes into force: the one here does; the node is unknown."""
+    fresh_node.write("/root/.bashrc", "exec sleep 600\n")
+    done = tool("deploy", fleet([fresh_node]), "--yes", "--only", "ptrace", first=_IMPATIENT)
+    assert done.status == 3, done
+    assert re.search(r"unknown +ptrace\.observed .*\n +no answer in 1 s\n", done.out), done
+
+
+#: Commands on this machine: as `@local` runs them.
+_HERE = r"""
+from nodeready.shell import Command
+from nodeready.transport.local import run
+
+def here(line, stdin="", max_bytes=16 << 20):
+    return run(Command(line, stdin), 60, max_bytes)
+
+large = "x" * 5_000_000
+assert here("cat", large).stdout == large
+assert here("exit 3").rc == 3
+assert here("kill -9 $$").rc is None
+assert here("exec <&-; sleep 0.1; echo done", large).stdout == "done\n"
+said = here("printf '\\377x'; printf '\\376y' >&2")
+assert (said.stdout, said.stderr) == ("\udcffx", "\udcfey")
+for endless in ("yes", "yes >&2"):
+    said = here(endless, max_bytes=1 << 20)
+    assert said.kind == "output"
+    assert said.error.startswith("too much output, beginning with 'y\\ny"), said.error
+"""
+
+
+def test_commands_on_this_machine():
+    """The same limits, and nothing lost, where no ssh is between."""
+    argv = [sys.executable, "-c", _HERE]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
+
+
+def interrupted(tool: Tool, running: subprocess.Popen[bytes], number: signal.Signals):
+    running.send_signal(number)
+    done = tool.end(running)
+    assert done.status == 130, done
+    return done
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_interrupted_while_changing(number, fresh_nodes, fleet, tool):
+    """What was done is shown and marked partial; what runs is ended, but no package manager."""
+    good, slow, installing = fresh_nodes(3)
+    hang(slow)
+    # A process of that name, as apt runs it: half-way it must not be ended.
+    hang(installing, "cp /bin/sleep /run/dpkg; /run/dpkg 30\n")
+    where = fleet([good, slow, installing])
+    running = tool.start("deploy", where, "--yes", "--only", "ptrace")
+    scope = "sysctl -n kernel.yama.ptrace_scope"
+    wait_for(lambda: hangs(slow) and hangs(installing) and good.run(scope).stdout == "0\n")
+    wait_for(lambda: not ours(good))
+    done = interrupted(tool, running, number)
+    assert re.search(rf"^changed +{good.name}: ptrace\.scope$", done.out, re.M), done
+    for node in (slow, installing):
+        assert f"partial     {node.name}: stopped in ptrace.scope\n" in done.out
+    assert f"partial: 1 of 3 nodes were completed; not {slow.name[:-3]}[" in done.err
+    left = tool("deploy", where, "--check", "--only", "ptrace", "--limit", "@last-failed")
+    assert f"{good.name}" not in left.out
+    assert f"{fold([slow.name, installing.name])}: 1 change\n" in left.out, left
+    wait_for(lambda: not ours(slow))
+    assert slow.enter(["pgrep", "-xa", "sleep"], check=False).stdout.count("600") == 0
+    assert installing.enter(["pgrep", "-x", "dpkg"]).stdout
+    installing.enter(["pkill", "-x", "dpkg"])
+
+
+@pytest.mark.parametrize("command", ["audit", "deploy"])
+def test_interrupted_while_looking(command, fresh_nodes, fleet, tool):
+    """Nothing is written; an audit shows what it has, and says that it is not all."""
+    good, slow = fresh_nodes(2)
+    # Outside of the sections' own limits: the whole look hangs.
+    slow.write("/usr/local/bin/head", "#!/bin/sh\ntouch /run/hanging\nsleep 600\n", mode=0o755)
+    before = written(good), written(slow)
+    running = tool.start(command, fleet([good, slow]), "-v", "--only", "ptrace")
+    assert running.stderr is not None
+    line = running.stderr.readline().decode()
+    assert line == f"nodeready: looking: 1 of 2 nodes. waiting for {slow.name}\n"
+    assert hangs(slow)
+    done = interrupted(tool, running, signal.SIGINT)
+    if command == "audit":
+        assert re.search(rf"^fail +ptrace\.scope +{good.name}$", done.out, re.M), done
+        assert f"interrupted: the results are partial; not {slow.name}" in done.err
+    else:
+        assert (done.out, "nothing was changed" in done.err) == ("", True), done
+    wait_for(lambda: not ours(slow))
+    assert slow.enter(["pgrep", "-xa", "sleep"], check=False).stdout.count("600") == 0
+    assert (written(good), written(slow)) == before
+
+
+def test_a_second_ctrl_c_leaves_at_once(fresh_nodes, fleet, tool):
+    """Also when a node that no longer answers keeps the first one busy."""
+    (frozen,) = fresh_nodes(1)
+    hang(frozen)
+    running = tool.start("deploy", fleet([frozen]), "--yes", "--only", "ptrace")
+    wait_for(lambda: hangs(frozen))
+    frozen.freeze()
+    running.send_signal(signal.SIGINT)
+    assert running.stderr is not None
+    assert b"again: leave at once" in running.stderr.readline()
+    done = interrupted(tool, running, signal.SIGINT)
+    frozen.thaw()
+    assert "partial" not in done.out + done.err

@@ -1,0 +1,259 @@
+"""What a node says is data: no markup, path, command or template of ours, and never too much."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.command import wait_for, written
+
+ESC = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+MARKUP = "[red]x[/dev/x][link=file:///etc]y"
+#: Each would make a file, or become another text, if anything took it for more than data.
+INJECTIONS = (
+    "$(touch /tmp/pwned)",
+    "`touch /tmp/pwned`",
+    "; touch /tmp/pwned ;",
+    "' ; touch /tmp/pwned ; '",
+    '" ; touch /tmp/pwned ; "',
+    "{{ 7*7 }}{% for x in () %}",
+    "../../tmp/pwned",
+    "-rf",
+)
+
+
+def test_a_fact_that_makes_no_sense(fresh_nodes, fleet, tool):
+    """That subject is unknown on that node, with the first bytes; nothing else changes."""
+    good, odd = fresh_nodes(2)
+    odd.write("/proc/sys/kernel/yama/ptrace_scope", f"abc{ESC}\n")
+    done = tool("deploy", fleet([good, odd]), "--yes", "--only", "ptrace,core_dumps,limits")
+    assert done.status == 3, done
+    assert re.search(rf"unknown +ptrace\.observed +{odd.name}\n +.*no number: abc\\x1b", done.out)
+    steps = "core_dumps.directory, core_dumps.pattern, limits.logins"
+    assert re.search(rf"^changed +{odd.name}: {steps}$", done.out, re.M), done
+    assert re.search(rf"^changed +{good.name}: ptrace\.scope, {steps}$", done.out, re.M), done
+    assert "/etc/sysctl.d/99-zz-nodeready-ptrace.conf" not in "".join(written(odd))
+    assert odd.read("/proc/sys/kernel/yama/ptrace_scope").startswith("abc")
+
+
+#: Mistakes that we do not know of: in looking at a node, in judging a subject, in planning a step.
+_MISTAKES = """
+from dataclasses import replace
+from nodeready import subjects
+from nodeready.subjects.declare import check
+from nodeready.operations import core_dumps
+from nodeready.transport import look
+real = look.question
+
+def question(node, *words, **limits):
+    if node.endswith("002"):
+        raise KeyError("looking")
+    return real(node, *words, **limits)
+
+def wrong(*words):
+    raise IndexError("judging or planning")
+
+look.question = question
+checks = (check("limits.core")(wrong),)
+subjects.SUBJECTS["limits"] = replace(subjects.SUBJECTS["limits"], checks=checks)
+object.__setattr__(core_dumps.directory, "act", wrong)
+"""
+
+
+def test_a_mistake_of_ours(fresh_nodes, fleet, tool):
+    """It costs the node, the subject or the step in which it shows; all others are done."""
+    good, bad = fresh_nodes(2)
+    words = ("--yes", "--only", "ptrace,core_dumps,limits")
+    done = tool("deploy", fleet([good, bad]), *words, first=_MISTAKES)
+    assert done.status == 1, done
+    assert re.search(
+        rf"^failed +{bad.name}: internal error at \S+:\d+: KeyError: ", done.out, re.M
+    )
+    planning = "core_dumps.directory: internal error: IndexError: judging or planning"
+    assert f"failed      {good.name}: {planning}\n" in done.out, done
+    assert re.search(rf"unknown +limits\.core +{good.name}\n +makes no sense \(Ind", done.out)
+    changed = rf"^changed +{good.name}: ptrace\.scope, core_dumps\.pattern$"
+    assert re.search(changed, done.out, re.M), done
+    assert not [path for path in written(bad) if "nodeready" in path]
+
+
+@pytest.mark.parametrize("color", ["never", "always"])
+def test_escape_sequences_and_markup_from_a_node(color, fresh_node, fleet, tool):
+    """Shown as visible escapes and as text: in values, in their sources, in diffs, in errors."""
+    own = "/etc/sysctl.d/99-zz-nodeready-core_dumps.conf"
+    value = f"{ESC}{MARKUP}"
+    fresh_node.write("/proc/sys/kernel/core_pattern", value)
+    fresh_node.write(own, f"kernel.core_pattern = {value}\n")
+    fresh_node.write("/etc/sysctl.d/10-\x1b[31m[red].conf", "kernel.yama.ptrace_scope = 2\n")
+    where = fleet([fresh_node])
+    for words in (("audit",), ("deploy", "--check", "--diff")):
+        done = tool(words[0], where, *words[1:], "--color", color)
+        assert done.status == 3, done
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", done.out) if color == "always" else done.out
+        assert re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown) is None, done
+        visible = r"\x1b]0;owned\x07\x1b[2J\x9b31m" + MARKUP
+        assert visible in shown, done
+        assert r"[/etc/sysctl.d/10-\x1b[31m[red].conf:1]" in shown, done
+        if "--diff" in words:
+            assert f"-kernel.core_pattern = {visible}" in shown, done
+
+
+def test_a_fact_used_as_a_path_a_command_or_a_template(fresh_node, fleet, tool):
+    """Names and contents of files that the probes read, and what they make of them."""
+    node = fresh_node
+    for number, text in enumerate(INJECTIONS):
+        name = text.replace("/", "\\")
+        node.write(f"/etc/sysctl.d/zzz{number}{name}.conf", f"kernel.core_pattern = {text}\n")
+        node.write(f"/etc/security/limits.d/zzz{number}{name}.conf", f"{text} - core 0\n")
+        node.write(f"/etc/tmpfiles.d/{number}{name}.conf", f"d /var/crash 0700 {text} root 1d\n")
+        node.write(f"/etc/ssh/ssh_config.d/{number}{name}.conf", f"# {text}\n")
+        node.write(f"/etc/profile.d/{number}{name}.sh", f"# PDSH_RCMD_TYPE={text}\n")
+    values = "\n".join(f"X{n}={text}" for n, text in enumerate(INJECTIONS))
+    node.write("/etc/environment", f"PDSH_RCMD_TYPE={INJECTIONS[0]}\n{values}\n")
+    node.write("/etc/hostname", f"{INJECTIONS[0]}\n")
+    # hostname(1) would refuse it.
+    node.write("/proc/sys/kernel/hostname", f"{INJECTIONS[0]}\n")
+    node.write("/proc/sys/kernel/core_pattern", f"|{INJECTIONS[0]}\n")
+    before = set(written(node))
+    done = tool("deploy", fleet([node]), "--yes", "--diff")
+    assert done.status in (0, 3), done
+    assert node.enter(["sh", "-c", "ls -d /tmp/pwned /etc/*/pwned"], check=False).stdout == ""
+    assert not Path("/tmp/pwned").exists()
+    assert not (tool.home / "pwned").exists()
+    new = set(written(node)) - before
+    assert new
+    assert [path for path in new if "pwned" in path or "touch" in path] == []
+    contents = node.enter(["sh", "-c", "cat /etc/*.d/*nodeready* /etc/*/*.d/*nodeready*"]).stdout
+    assert "49" not in contents
+    assert "pwned" not in contents
+
+
+#: What is wrong with a node's login -> what it says before our script runs.
+ENDLESS = {
+    "standard output": "yes yyyyyyy\n",
+    "standard error": "yes eeeeeee >&2\n",
+    "one line": "cat /dev/zero | tr '\\0' z\n",
+}
+
+
+def test_1_gb_of_output(fresh_nodes, fleet, tool):
+    """A login that prints without end, and a fact of 10 MB: bounded, told, memory stays flat."""
+    good, big, *noisy = fresh_nodes(2 + len(ENDLESS))
+    for node, text in zip(noisy, ENDLESS.values(), strict=True):
+        node.write("/root/.bashrc", text)
+    # A comment alone would not be sent.
+    big.write("/etc/sysctl.d/zz-big.conf", f"net.x = {'a' * 90}\n" * 100_000)
+    where = fleet([good, big, *noisy])
+    done = tool.measured("audit", where, "--only", "ptrace,iommu", "--format", "json")
+    # Python with its libraries is a fifth of this; every node's noise together would be more.
+    assert 0 < done.peak_kb < 400 * 1024
+    assert done.status == 3, done
+    told = {
+        node["name"]: {result["check"]: result for result in node["results"]}
+        for node in json.loads(done.out)["nodes"]
+    }
+    for node, first in zip(noisy, ("yyyyyyy", "eeeeeee", "zzzzzzz"), strict=True):
+        unseen = told[node.name]["ptrace.observed"]
+        assert unseen["status"] == "unknown"
+        assert unseen["actual"].startswith(f"too much output, beginning with '{first}"), done
+    assert told[big.name]["ptrace.observed"]["actual"].startswith("output truncated"), done
+    assert "iommu.observed" not in {**told[good.name], **told[big.name]}
+    assert told[good.name]["ptrace.scope"]["status"] == "fail"
+    for node in noisy:
+        wait_for(lambda node=node: node.enter(["pgrep", "-x", "yes|tr"], check=False).stdout == "")
+
+
+LOGINS = {
+    "fish": "chsh fish",
+    "tcsh": "chsh tcsh",
+    "sh": "chsh sh; rm -f /bin/bash /usr/bin/bash",
+    "zero bytes and latin1": r"""printf 'printf "\\000\\377caf\\351"; echo oops >&2\n' >$RC""",
+    "a mark that looks like ours": "echo 'echo nodeready/1 0123456789abcdef gzip' >$RC",
+    "aliases and options": "echo 'alias timeout=false echo=false sh=false; set -u' >$RC",
+    "no gzip": "rm -f /bin/gzip /usr/bin/gzip /usr/local/bin/gzip",
+    "another locale": "printf 'LANG=de_DE.UTF-8\nLC_ALL=de_DE.UTF-8\nLANGUAGE=de\n' >$ENVIRONMENT",
+    "odd variables": "printf 'GREP_OPTIONS=-v\nCDPATH=/\nPOSIXLY_CORRECT=1\n' >$ENVIRONMENT",
+}
+_CHSH = """
+RC=/root/.bashrc ENVIRONMENT=/etc/environment
+chsh() { sed -i "s#^\\(root:.*:\\).*#\\1$(command -v "$1")#" /etc/passwd; }
+"""
+
+
+def test_any_login_shell_and_environment(fresh_nodes, fleet, tool):
+    """Rows "no bash, no gzip, noisy .bashrc, changed login shell", "another locale", "bytes that
+    are not UTF-8": a deploy works, and finds nothing more to do."""
+    nodes = dict(zip(LOGINS, fresh_nodes(len(LOGINS)), strict=True))
+    for name, script in LOGINS.items():
+        nodes[name].enter(["sh", "-c", _CHSH + script])
+    words = ("--only", "ptrace,core_dumps,limits,ssh_client,pdsh,iommu")
+    where = fleet(list(nodes.values()))
+    done = tool("deploy", where, "--yes", *words)
+    assert done.status == 0, done
+    again = tool("deploy", where, "--yes", *words)
+    assert again.status == 0, again
+    assert "0 changed (0 changes)" in again.out
+    for name, node in nodes.items():
+        assert node.enter(["sysctl", "-n", "kernel.yama.ptrace_scope"]).stdout == "0\n", name
+
+
+_NO_SHELL = "no answer from the node's shell: "
+#: What a node lacks -> the reason that every subject of it is unknown.
+MUTE = {
+    "timeout": ("rm -f /usr/bin/timeout", f"{_NO_SHELL}.*timeout: command not found"),
+    "base64": ("rm -f /usr/bin/base64", "base64 is not installed"),
+    "a shell for us": ("chsh nologin", f"{_NO_SHELL}.*This account is currently not available"),
+    "a login that ends": (
+        "echo 'echo maintenance; exit 1' >/root/.bashrc",
+        f"{_NO_SHELL}.*maintenance",
+    ),
+}
+
+
+def test_a_missing_tool(fresh_nodes, fleet, tool):
+    """Without one that we need, the node is unknown, with the reason; the others go on."""
+    good, *others = fresh_nodes(1 + len(MUTE))
+    for node, (script, _) in zip(others, MUTE.values(), strict=True):
+        node.enter(["sh", "-c", _CHSH + script])
+    done = tool("deploy", fleet([good, *others]), "--yes", "--only", "ptrace,limits")
+    assert done.status == 3, done
+    for node, (_, reason) in zip(others, MUTE.values(), strict=True):
+        told = rf"unknown +ptrace\.observed +{node.name}\n +{reason}"
+        assert re.search(told, done.out), (reason, done)
+        assert not [path for path in written(node) if "nodeready" in path]
+    assert re.search(rf"^changed +{good.name}: ptrace\.scope, limits\.logins$", done.out, re.M)
+    assert f"1 changed (2 changes), 0 ok, 0 failed, 0 unreachable, {len(MUTE)} unknown" in done.out
+
+
+def test_shell_characters_in_inventory_and_policy(tool, tmp_path):
+    """Refused before any node is touched, ints included; a value with a dash is no option."""
+    (tmp_path / "pwned").unlink(missing_ok=True)
+    bad = {
+        "ptrace_scope": "0; touch pwned",
+        "core_pattern": "/var/crash/$(touch pwned)\n",
+        "limit_nofile": "1024 # x",
+        "limit_domains": ["-rf", "$(x)"],
+        "limit_services": ["-x; y"],
+        "packages": ["--allow-unauthenticated", "a b"],
+        "pdshrc_users": ["../../root"],
+        "port_range": ["29500", "$(x)"],
+        "iommu_args": ["$(x)", "a b"],
+        "ssh_client_hosts": ["-oProxyCommand=x"],
+        "lock_wait_s": "$(sleep 9)",
+    }
+    where = tmp_path / "inventory.py"
+    where.write_text(f"lab = (['127.0.0.1'], {bad!r})\n")
+    done = tool("deploy", where, "--yes")
+    assert (done.status, done.out) == (2, ""), done
+    for key in bad:
+        assert [line for line in done.lines if f": {key} = " in line], (key, done)
+    for name in ("a;touch pwned", "$(touch pwned)", "-oProxyCommand=x", "a\nb", "../x", "[red]"):
+        where.write_text(f"lab = [{name!r}]\n")
+        done = tool("audit", where)
+        assert (done.status, done.out, len(done.lines)) == (2, "", 1), done
+    assert not list(tmp_path.rglob("pwned"))
+    assert os.environ.get("HOME") != str(tool.home)

@@ -1,0 +1,154 @@
+"""sudo that wants a password, and secrets: asked for once, and never to be seen again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeready.inventory.nodeset import fold
+from tests.command import Terminal, ours, wait_for, written
+
+WITH = "ml ALL=(ALL:ALL) ALL\n"
+WANTS = "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD"
+
+
+@pytest.fixture
+def password() -> str:
+    """With all that a shell could stumble over; another in each test, since tests run side by side
+    and look for it in every process."""
+    return f"Zu-{secrets.token_hex(6)}'\"$x"
+
+
+def lock(node, password: str, sudoers: str = WITH) -> None:
+    """ml has this password, and these rights."""
+    node.enter(["chpasswd"], input=f"ml:{password}\n")
+    node.write("/etc/sudoers.d/ml", sudoers, mode=0o440)
+
+
+@contextlib.contextmanager
+def watched(nodes, secret: str) -> Iterator[list[str]]:
+    """Where the secret can be read in a process of these nodes, or of this machine, meanwhile."""
+    seen: list[str] = []
+    over = threading.Event()
+    forms = [secret.encode(), secret.encode().hex().encode()]
+    known: list[str] = []
+
+    def look() -> None:
+        while not over.wait(0.01):
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                for name in ("cmdline", "environ"):
+                    with contextlib.suppress(OSError):
+                        content = Path("/proc", pid, name).read_bytes()
+                        if pid not in known and any(word in content for word in forms):
+                            seen.append(f"{pid} {name}: {content[:200]!r}")
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        # It would be seen.
+        with subprocess.Popen(["sleep", "60"], env={"X": secret}) as shown:
+            wait_for(lambda: bool(seen))
+            known.append(str(shown.pid))
+            shown.kill()
+        seen.clear()
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def as_ml(fleet, nodes, **data):
+    return fleet(nodes, {node.name: {"ssh_user": "ml"} for node in nodes}, **data)
+
+
+def test_sudo_wants_a_password(fresh_nodes, fleet, tool, password):
+    """Without a terminal: found before any work, in one line for all nodes; the others finish."""
+    free, *locked, stranger = fresh_nodes(4)
+    for node in locked:
+        lock(node, password)
+    stranger.enter(["rm", "/etc/sudoers.d/ml"])
+    before = [written(node) for node in (*locked, stranger)]
+    where = as_ml(fleet, [free, *locked, stranger])
+    done = tool("deploy", where, "--sudo", "--yes", "--only", "ptrace")
+    assert done.status == 1, done
+    assert done.out.count(WANTS) == 1
+    assert f"failed      {fold(n.name for n in (*locked, stranger))}: {WANTS}\n" in done.out, done
+    assert re.search(rf"^changed +{free.name}: ptrace\.scope$", done.out, re.M), done
+    assert [written(node) for node in (*locked, stranger)] == before
+    without = tool("deploy", where, "--yes", "--only", "ptrace", "--limit", locked[0].name)
+    assert without.status == 1, without
+    assert "ptrace.scope: not root: run with sudo" in without.out
+
+
+def test_sudo_asks_once_on_a_terminal(fresh_nodes, fleet, tool, password):
+    """For all nodes together, whatever of them wants one; the password is nowhere to be seen."""
+    free, first, second, stranger = nodes = fresh_nodes(4)
+    for node in (first, second):
+        lock(node, password)
+    lock(stranger, password, "")
+    where = as_ml(fleet, nodes)
+    words = ("deploy", where, "--sudo", "--yes", "--diff", "--only", "ptrace,debug_tools", "-v")
+    with watched(nodes, password) as seen:
+        terminal = Terminal(tool, *words)
+        terminal.expect("sudo password (3 nodes): ")
+        terminal.send(f"{password}\n")
+        done = terminal.end()
+    assert done.status == 1, done
+    assert done.out.count("sudo password") == 1
+    assert f"failed      {stranger.name}: sudo: ml is not in the sudoers file" in done.out, done
+    changed = fold(node.name for node in (free, first, second))
+    assert f"changed     {changed}: ptrace.scope, debug_tools.py_spy\n" in done.out, done
+    for node in (free, first, second):
+        assert node.run("py-spy --version; sysctl -n kernel.yama.ptrace_scope").stdout.endswith(
+            "0\n"
+        )
+        assert ours(node) == []
+    assert seen == []
+    assert password not in done.out
+    for node in nodes:
+        found = node.enter(
+            ["grep", "-rlF", "--", password, "/etc", "/var/log", "/tmp", "/root", "/run"],
+            check=False,
+        )
+        assert found.stdout == ""
+    kept = [path for path in tool.home.rglob("*") if path.is_file()]
+    assert all(password not in path.read_text(errors="replace") for path in kept)
+
+
+def test_sudo_refuses_the_password(fresh_nodes, fleet, tool, password):
+    """One line, and nothing was done."""
+    nodes = fresh_nodes(2)
+    for node in nodes:
+        lock(node, password)
+    terminal = Terminal(tool, "deploy", as_ml(fleet, nodes), "--sudo", "--yes", "--only", "ptrace")
+    terminal.expect("sudo password (2 nodes): ")
+    terminal.send("wrong\n")
+    done = terminal.end()
+    assert done.status == 1, done
+    both = fold(node.name for node in nodes)
+    assert f"failed      {both}: sudo refused the password\n" in done.out, done
+    assert "wrong" not in done.out
+    for node in nodes:
+        assert not [path for path in written(node) if "nodeready" in path]
+
+
+def test_a_password_in_the_inventory(fresh_nodes, fleet, tool, password):
+    """It works, on nodes that want none too, and is shown neither by a node nor by us."""
+    free, locked = nodes = fresh_nodes(2)
+    lock(locked, password)
+    where = as_ml(fleet, nodes, _sudo=True, _sudo_password=password)
+    with watched(nodes, password) as seen:
+        done = tool("deploy", where, "--yes", "--only", "ptrace,debug_tools", "-vv")
+    assert done.status in (0, 3), done
+    assert f"changed     {fold(n.name for n in nodes)}: ptrace.scope" in done.out, done
+    assert seen == []
+    assert password not in done.out + done.err
+    assert free.run("py-spy --version").stdout.startswith("py-spy ")

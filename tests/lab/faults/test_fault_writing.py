@@ -1,0 +1,176 @@
+"""Writing to a disk that is full or read-only, through links, cut off: old or new, never a mix."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nodeready.deploy.actions import Change, WriteFile
+from tests.command import ours
+from tests.helpers import apply, on
+
+OURS = "/etc/sysctl.d/99-zz-nodeready-ptrace.conf"
+OLD = "kernel.yama.ptrace_scope = 2\n"
+NEW = "kernel.yama.ptrace_scope = 0"
+
+FULL = """
+mount -t tmpfs -o size=8k none /etc/sysctl.d
+cat > {path}
+cat /dev/zero > /etc/sysctl.d/x || :
+"""
+READ_ONLY = """
+cat > {path}
+mount --bind /etc/sysctl.d /etc/sysctl.d
+mount -o remount,ro,bind /etc/sysctl.d
+"""
+
+
+def test_disk_full_and_read_only_file_system(fresh_nodes, fleet, tool):
+    """Rows "disk full" and "read-only file system", beside a node that is neither."""
+    good, full, fixed = fresh_nodes(3)
+    for node, spoil in ((full, FULL), (fixed, READ_ONLY)):
+        node.enter(["sh", "-c", spoil.format(path=OURS)], input=OLD)
+    done = tool("deploy", fleet([good, full, fixed]), "--yes", "--only", "ptrace,limits")
+    assert done.status == 1, done
+    assert f"{full.name}: ptrace.scope: no space left on {OURS}\n" in done.out
+    assert f"{fixed.name}: ptrace.scope: read-only file system: {OURS}\n" in done.out
+    assert "0 ok, 2 failed, 0 unreachable" in done.out
+    # The other steps of these nodes, and the other node, are done.
+    assert re.search(rf"^changed +{good.name}: ptrace\.scope, limits\.logins$", done.out, re.M)
+    for node in (full, fixed):
+        assert node.read(OURS) == OLD
+        assert node.run("cat /etc/security/limits.d/zz-nodeready.conf").stdout
+        assert node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "1\n"
+        assert ours(node) == []
+    assert NEW in good.read(OURS)
+
+
+#: What stands at the path of a file of ours -> the reason for which it is left alone, or None.
+LINKS = {
+    "link to a file": ("echo '{old}' > /root/real; ln -s /root/real {path}", None),
+    "link over a link": (
+        "echo '{old}' > /root/real; ln -s real /root/middle; ln -s ../../root/middle {path}",
+        None,
+    ),
+    "link to nowhere": ("ln -s /root/nothing {path}", "a link that leads nowhere"),
+    "link into nowhere": ("ln -s /no/such/directory/file {path}", "a link that leads nowhere"),
+    "loop": ("ln -s {path} {path}", "a link that leads nowhere"),
+    "link to /dev/null": ("ln -s /dev/null {path}", "/dev/null is no regular file"),
+    "directory": ("mkdir {path}", "is a directory"),
+}
+
+
+def test_a_symlinked_config_file(fresh_nodes, fleet, tool):
+    """The target is edited and the link stays; what is no file is never replaced by one."""
+    nodes = dict(zip(LINKS, fresh_nodes(len(LINKS)), strict=True))
+    looks = f"stat -c '%F %N' {OURS}; ls -l /dev/null"
+    before = {}
+    for name, (make, _) in LINKS.items():
+        nodes[name].enter(["sh", "-c", make.format(path=OURS, old=OLD.strip())])
+        before[name] = nodes[name].enter(["sh", "-c", looks]).stdout
+    done = tool("deploy", fleet(list(nodes.values())), "--yes", "--only", "ptrace")
+    assert done.status == 1, done
+    for name, (_, reason) in LINKS.items():
+        node = nodes[name]
+        assert node.enter(["sh", "-c", looks]).stdout == before[name], name
+        assert ours(node) == []
+        if reason is None:
+            assert NEW in node.read("/root/real")
+        else:
+            said = f"ptrace.scope: {OURS}: {reason.format(path=OURS)}"
+            failures = [line for line in done.out.splitlines() if line.endswith(said)]
+            assert failures, (said, done)
+
+
+def test_mode_and_owner_stay(fresh_node, fleet, tool):
+    """Of a file that is there; a new one is readable to all and root's, whatever the umask."""
+    fresh_node.write(OURS, OLD, mode=0o640)
+    fresh_node.enter(["chown", "ml:ml", OURS])
+    fresh_node.write("/root/.bashrc", "umask 077\n")
+    done = tool("deploy", fleet([fresh_node]), "--yes", "--only", "ptrace,limits")
+    assert done.status == 0, done
+    stat = "stat -c '%a %U %G' {} /etc/security/limits.d/zz-nodeready.conf"
+    assert fresh_node.run(stat.format(OURS)).stdout == "640 ml ml\n644 root root\n"
+
+
+def test_selinux_label_is_kept(fresh_node, fleet, tool):
+    """Of a file that is there; a new one gets what the node's policy says. With stand-ins: they
+    note what they are asked, since few machines that run tests have SELinux."""
+    fresh_node.enter(["sh", "-c", "mount -t tmpfs none /sys/fs; mkdir /sys/fs/selinux"])
+    fresh_node.write("/sys/fs/selinux/enforce", "1")
+    for name in ("chcon", "restorecon"):
+        note = f'#!/bin/sh\necho "{name} $*" >>/run/labels\n'
+        fresh_node.write(f"/usr/local/sbin/{name}", note, mode=0o755)
+    fresh_node.write(OURS, OLD)
+    done = tool("deploy", fleet([fresh_node]), "--yes", "--only", "ptrace,limits")
+    assert done.status == 0, done
+    labels = fresh_node.read("/run/labels").splitlines()
+    assert len(labels) == 2, labels
+    assert re.fullmatch(
+        rf"chcon --reference={re.escape(OURS)} -- /etc/sysctl\.d/\.nodeready\.\S{{6}}", labels[0]
+    )
+    assert labels[1] == "restorecon -- /etc/security/limits.d/zz-nodeready.conf"
+
+
+#: A stand-in for a tool: it does its work (or half of it, or none), and the power goes.
+_CUT = """#!/bin/sh
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+{work}
+touch /run/cut
+kill -9 0
+"""
+CUTS = {
+    "temp file made": ("mktemp", 'mktemp "$@"'),
+    "owner set": ("chown", 'chown "$@"'),
+    "mode set": ("chmod", 'chmod "$@"'),
+    "half written": (
+        "base64",
+        '[ -f /proc/self/fd/1 ] || exec base64 "$@"; base64 "$@" | head -c 20',
+    ),
+    "not yet synced": ("sync", ":"),
+    "not yet renamed": ("mv", ":"),
+    "renamed": ("mv", 'mv "$@"'),
+}
+
+
+def test_cut_off_while_writing(fresh_nodes, fleet, tool):
+    """At every stage: what is visible is the old file or the new, and the next run tidies up."""
+    nodes = dict(zip(CUTS, fresh_nodes(len(CUTS)), strict=True))
+    for name, (command, work) in CUTS.items():
+        nodes[name].write(OURS, OLD)
+        nodes[name].write(f"/usr/local/sbin/{command}", _CUT.format(work=work), mode=0o755)
+    where = fleet(list(nodes.values()))
+    done = tool("deploy", where, "--yes", "--only", "ptrace")
+    assert done.status == 1, done
+    assert f"{len(CUTS)} failed, 0 unreachable" in done.out
+    for name, (command, _) in CUTS.items():
+        node = nodes[name]
+        assert node.read("/run/cut") == "", name
+        if name == "renamed":
+            assert NEW in node.read(OURS)
+        else:
+            assert node.read(OURS) == OLD, name
+        left = [line for line in ours(node) if ".nodeready." in line]
+        assert len(left) == (name != "renamed"), (name, left)
+        node.enter(["rm", f"/usr/local/sbin/{command}"])
+    again = tool("deploy", where, "--yes", "--only", "ptrace")
+    assert again.status == 0, again
+    for name, node in nodes.items():
+        assert NEW in node.read(OURS)
+        # Where the new file was in place, nothing was left and nothing is written again.
+        assert ours(node) == [], name
+
+
+def test_a_file_that_changed_since_it_was_looked_at(fresh_node):
+    """Somebody edits theirs between the plan and the change: their text is not overwritten."""
+    run = on(fresh_node)
+    for old, now in ((b"old\n", b"theirs\n"), (None, b"theirs\n"), (b"old\n", None)):
+        fresh_node.enter(["rm", "-f", "/etc/theirs"])
+        if now is not None:
+            fresh_node.write("/etc/theirs", now)
+        change = Change("test.write", (), (WriteFile("/etc/theirs", b"ours\n", old),))
+        with pytest.raises(AssertionError, match="since it was looked at; run again"):
+            apply(run, [change])
+        found = fresh_node.enter(["cat", "/etc/theirs"], check=False).stdout
+        assert found == (now or b"").decode()

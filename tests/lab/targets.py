@@ -1,0 +1,104 @@
+"""Ranks on lab nodes: started, looked at by the program as it travels, and found unharmed."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from nodeready import shell
+from nodeready.lab import Node
+from nodeready.node import payload
+from nodeready.node.stacks import program as answer
+from nodeready.triage.stacks.trace import read
+from tests.builders.proof import processes
+from tests.command import wait_for
+
+TAG = "nodeready:test"
+SPY = "/usr/local/bin/py-spy"
+
+#: Says that it is up, and waits in a function of its own.
+WAITS = """
+import os, time
+def waits_here():
+    open(os.environ["UP"], "w").close()
+    time.sleep(600)
+"""
+WAIT = WAITS + "waits_here()"
+
+
+def start(node: Node, *argv: str, user: str = "root", up: bool = True, **values: object) -> int:
+    """Start it in a session of its own, with these in its environment; its number on the node.
+
+    up: it tells when it has come up, as WAIT does
+    """
+    file = f"/tmp/up-{secrets.token_hex(4)}"
+    words = [f"{name}={value}" for name, value in {**values, "UP": file}.items()]
+    become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    as_user = [] if user == "root" else become
+    script = 'setsid "$@" >/dev/null 2>&1 </dev/null & echo $!'
+    done = node.enter(["sh", "-c", script, "sh", *as_user, "env", *words, *argv])
+    if up:
+        wait_for(lambda: node.enter(["test", "-e", file], check=False).returncode == 0)
+    return int(done.stdout)
+
+
+def put_python(node: Node, version: str) -> str:
+    """A Python of ~/.pyenv, without most of its library, on a node: where; "": there is none."""
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*"))
+    if not found:
+        return ""
+    leave = ("test", "tests", "site-packages", "idlelib", "ensurepip", "config-*", "*.a")
+    words = [f"--exclude={name}" for name in (*leave, "__pycache__", "include", "share")]
+    pack = ["tar", "-C", str(found[0].parent), *words, "-c", found[0].name]
+    with subprocess.Popen(pack, stdout=subprocess.PIPE) as packed:
+        unpack = ["nsenter", "-t", str(node.pid), "-m", "--", "tar", "-C", "/opt", "-x"]
+        subprocess.run(unpack, stdin=packed.stdout, check=True)
+    return f"/opt/{found[0].name}"
+
+
+def status(node: Node, pid: int) -> tuple[str, int]:
+    """The state of a process and who traces it; "": it is gone."""
+    text = node.enter(["cat", f"/proc/{pid}/status"], check=False).stdout
+    values = dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
+    return values.get("State", " ").strip()[:1], int(values.get("TracerPid", "0"))
+
+
+def configured(**how: Any) -> answer.Config:
+    nonce = f"nodeready-{secrets.token_hex(8)}"
+    return answer.Config(nonce, TAG, **{"limit_s": 40, "interval_s": 0.1, **how})
+
+
+def line(config: answer.Config) -> shell.Command:
+    """The command as it travels."""
+    made = payload.program("nodeready.node.stacks.program", config)
+    return shell.command(made.script, config.limit_s + 2, TAG, made.text)
+
+
+def capture(node: Node, login: str = "root", **how: Any) -> dict[str, Any]:
+    """The node's trace; the program leaves nothing, and complains of nothing."""
+    config = configured(**how)
+    before = processes(node)
+    command = line(config)
+    done = node.run(command.line, user=login, input=command.stdin)
+    assert not done.stderr, done.stderr
+    assert set(processes(node)) <= set(before)
+    trace = read(answer.unpack(done.stdout, config.nonce), node.name)
+    assert not trace["error"], trace["error"]
+    return trace
+
+
+def by_rank(trace: dict[str, Any]) -> dict[int | None, dict[str, Any]]:
+    found = {process["rank"]: process for process in trace["processes"]}
+    assert len(found) == len(trace["processes"])
+    return found
+
+
+def functions(trace: dict[str, Any], number: int) -> list[str]:
+    """The functions of a stack, root to leaf."""
+    return [trace["frames"][place][0] for place in trace["stacks"][number]]
+
+
+def errors(process: dict[str, Any]) -> list[str]:
+    return [sample["error"] for sample in process["samples"]]

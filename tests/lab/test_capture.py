@@ -1,0 +1,241 @@
+"""Real ranks on a node: every Python, every user, every state; none is stopped or touched."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from nodeready.node.stacks import program as answer
+from tests.builders.proof import processes, put_py_spy
+from tests.command import wait_for, written
+from tests.lab.targets import (
+    SPY,
+    TAG,
+    WAIT,
+    WAITS,
+    by_rank,
+    capture,
+    configured,
+    errors,
+    functions,
+    line,
+    put_python,
+    start,
+    status,
+)
+
+VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
+JOB = {"WORLD_SIZE": 8, "MASTER_ADDR": "gpu001", "MASTER_PORT": 29500, "API_KEY": "s3cr3t"}
+
+
+@pytest.fixture
+def node(fresh_node):
+    put_py_spy(fresh_node)
+    return fresh_node
+
+
+def leaf(trace, process, sample=-1) -> str:
+    return functions(trace, process["samples"][sample]["main"])[-1]
+
+
+@pytest.mark.parametrize("user", ["root", "ml"])
+def test_every_python_as_its_user_and_as_root(node, user):
+    homes = [home for version in VERSIONS if (home := put_python(node, version))]
+    if not homes:
+        pytest.skip("no Python in ~/.pyenv")
+    pids = []
+    for number, home in enumerate(homes):
+        values = {"RANK": number, "LD_LIBRARY_PATH": f"{home}/lib", **JOB}
+        pids.append(start(node, f"{home}/bin/python3", "-c", WAIT, user=user, **values))
+    before = written(node)
+    trace = capture(node, user)
+    ranks = by_rank(trace)
+    assert sorted(ranks) == list(range(len(homes)))
+    for number, process in ranks.items():
+        assert process["pid"] == pids[number]
+        assert [leaf(trace, process, n) for n in (0, 1)] == ["waits_here"] * 2
+        assert errors(process) == ["", ""]
+        assert (process["state"], process["tracer"], process["note"]) == ("S", 0, "")
+        assert (process["user"], process["job"]) == (user, "gpu001:29500")
+        assert (process["world_size"], len(process["cpu_s"])) == (8, 2)
+        assert bool(process["kernel_stack"]) == (user == "root")
+        assert status(node, process["pid"]) == ("S", 0)
+    assert "s3cr3t" not in str(trace)
+    assert written(node) == before
+
+
+def test_ranks_that_are_wrapped_have_workers_or_live_in_a_container(node):
+    forks = WAITS + "import os\nos.fork() and os.fork()\nwaits_here()"
+    start(node, "python3", "-c", forks, RANK=0, **JOB)
+    start(node, "bash", "-c", 'python3 -c "$0"; exit 1', WAIT, RANK=1, **JOB)
+    inside = ["unshare", "-pf", "--mount-proc", "python3", "-c", WAIT]
+    start(node, *inside, RANK=2, **JOB)
+    start(node, "sleep", "600", up=False, RANK=3, **JOB)
+    start(node, "python3", "-c", WAIT)
+    trace = capture(node)
+    ranks = by_rank(trace)
+    assert sorted(ranks) == [0, 1, 2, 3]
+    assert [leaf(trace, ranks[n]) for n in range(3)] == ["waits_here"] * 3
+    assert ranks[1]["command"].startswith("python3 -c")
+    assert errors(ranks[3]) == ["not Python, or one that py-spy does not know"] * 2
+    assert "nanosleep" in ranks[3]["wait_channel"] + str(ranks[3]["kernel_stack"])
+    assert {status(node, process["pid"]) for process in ranks.values()} == {("S", 0)}
+
+
+def test_another_users_rank(node):
+    pid = start(node, "python3", "-c", WAIT, RANK=0, **JOB)
+    start(node, "python3", "-c", WAIT, user="ml")
+    trace = capture(node, "ml")
+    assert trace["processes"] == []
+    assert any("(pid" in words and words.endswith("user ml)") for words in trace["instead"])
+    asked = capture(node, "ml", pids=(pid,))["processes"][0]
+    assert errors(asked) == ["another user's: not permitted"] * 2
+    assert (asked["note"], asked["user"]) == ("another user's: not permitted", "root")
+    assert (asked["rank"], asked["state"]) == (None, "S")
+
+
+def test_who_is_stopped_or_traced_is_not_looked_into(node):
+    stopped, traced = (start(node, "python3", "-c", WAIT, RANK=n, **JOB) for n in range(2))
+    node.enter(["kill", "-STOP", str(stopped)])
+    strace = start(node, "strace", "-p", str(traced), up=False)
+    wait_for(lambda: status(node, stopped)[0] == "T" and status(node, traced)[1] == strace)
+    # Whoever looked all the same would be told.
+    node.write(SPY, "#!/bin/sh\ntouch /tmp/looked\n", mode=0o755)
+    for how in ({}, {"native": (stopped, traced)}):
+        ranks = by_rank(capture(node, **how))
+        assert (ranks[0]["state"], ranks[1]["tracer"]) == ("T", strace)
+        assert "stopped by a signal: not looked into" in ranks[0]["note"]
+        assert f"traced by process {strace}: not looked into" in ranks[1]["note"]
+    assert node.enter(["test", "-e", "/tmp/looked"], check=False).returncode == 1
+    assert status(node, stopped)[0] == "T"
+    assert status(node, traced)[1] == strace
+
+
+DEEP = (
+    WAITS
+    + """
+import sys, threading
+sys.setrecursionlimit(10**6)
+threading.stack_size(64 << 20)
+def goes_down_with_a_name_of_its_own(left, then):
+    goes_down_with_a_name_of_its_own(left - 1, then) if left else then()
+deep, threads = map(int, sys.argv[1:])
+pause = lambda: time.sleep(600)
+for number in range(threads):
+    down = (4000 if number < 8 else 0, pause)
+    threading.Thread(target=goes_down_with_a_name_of_its_own, args=down, daemon=True).start()
+time.sleep(1)
+goes_down_with_a_name_of_its_own(deep, waits_here)
+"""
+)
+
+
+def test_ten_megabytes_of_stacks_and_two_hundred_threads(node):
+    pid = start(node, "python3", "-c", DEEP, "4000", "200", RANK=0, **JOB)
+    process = (trace := capture(node))["processes"][0]
+    assert errors(process) == ["", ""]
+    assert leaf(trace, process) == "waits_here"
+    assert process["threads"] == 201
+    threads = process["samples"][-1]["threads"]
+    assert len(threads) == 200
+    lengths = sorted(len(trace["stacks"][stack]) for _, stack in threads)
+    assert (lengths[-1], lengths[-8], lengths[-9] < 10) == (1001, 1001, True)
+    assert len(trace["frames"]) < 50
+    assert status(node, pid) == ("S", 0)
+
+
+def test_deeper_than_py_spy_reads(node):
+    pid = start(node, "python3", "-c", DEEP, "6000", "0", RANK=0, **JOB)
+    process = capture(node, samples=1)["processes"][0]
+    assert "more than 4096 calls deep" in errors(process)[0]
+    assert status(node, pid) == ("S", 0)
+
+
+def test_a_rank_that_ends_between_finding_and_looking(node):
+    for number in range(2):
+        start(node, "python3", "-c", WAIT, RANK=number, **JOB)
+    node.enter(["mv", SPY, "/usr/local/bin/real"])
+    once = '[ -e /tmp/k ] || { touch /tmp/k; kill -9 "$5"; sleep 0.2; }'
+    node.write(SPY, f'#!/bin/sh\n{once}\nexec /usr/local/bin/real "$@"\n', mode=0o755)
+    ranks = by_rank(trace := capture(node))
+    ended = [process for process in ranks.values() if process["note"]]
+    assert [process["note"] for process in ended] == ["ended while it was looked at"]
+    assert errors(ended[0]) == ["it has ended", "ended while it was looked at"]
+    (other,) = [process for process in ranks.values() if not process["note"]]
+    assert leaf(trace, other) == "waits_here"
+
+
+@pytest.mark.parametrize(
+    ("spy", "expected"),
+    [
+        ("", ["py-spy is not installed (nodeready deploy installs it)"] * 2),
+        ("echo '[{}]'", ["py-spy's output makes no sense"] * 2),
+        ("exec cat /dev/zero", ["py-spy did not finish in time", "not tried again"]),
+        ("sleep 600", ["py-spy did not finish in time", "not tried again"]),
+        ("kill -9 $$", ["py-spy: signal 9"] * 2),
+        ("echo no such luck >&2; exit 1", ["py-spy: no such luck"] * 2),
+        ("head -c 40000000 /dev/zero", ["its stacks are more than 32 MB"] * 2),
+    ],
+)
+def test_what_the_kernel_tells_is_there_without_py_spy(node, spy, expected):
+    pid = start(node, "python3", "-c", WAIT, RANK=0, **JOB)
+    node.enter(["rm", SPY])
+    if spy:
+        node.write(SPY, f"#!/bin/sh\n{spy}\n", mode=0o755)
+    process = capture(node, limit_s=8)["processes"][0]
+    assert [e[: len(x)] for e, x in zip(errors(process), expected, strict=True)] == expected
+    assert (process["state"], process["wait_channel"]) == ("S", "hrtimer_nanosleep")
+    assert status(node, pid) == ("S", 0)
+
+
+def test_a_native_stack(node):
+    pid = start(node, "python3", "-c", WAIT, RANK=0, **JOB)
+    process = (trace := capture(node, native=(pid,)))["processes"][0]
+    names = functions(trace, process["native"])
+    assert "waits_here" in names
+    assert "sleep" in names[-1]
+    assert not [name for name in names if name.startswith("0x")]
+    assert (process["samples"], process["note"]) == ([], "")
+    assert status(node, pid) == ("S", 0)
+
+
+def test_a_native_look_that_hangs_leaves_nobody_stopped(node):
+    pid = start(node, "python3", "-c", WAIT, RANK=0, **JOB)
+    node.write(SPY, '#!/bin/sh\nkill -STOP "$5"\nsleep 600\n', mode=0o755)
+    process = capture(node, native=(pid,), limit_s=4)["processes"][0]
+    assert process["native"] is None
+    assert process["note"] == "no native stack: py-spy did not finish in time"
+    wait_for(lambda: status(node, pid) == ("S", 0))
+
+
+@pytest.mark.parametrize("login", ["root", "ml"])
+@pytest.mark.parametrize("number", [9, 15])
+def test_a_program_that_is_killed_leaves_nothing(node, login, number):
+    pid = start(node, "python3", "-c", WAIT, user=login, RANK=0, **JOB)
+    spy = "#!/bin/sh\ntouch /tmp/began\nexec sleep 300\n"
+    node.write(SPY, spy, mode=0o755)
+    before = processes(node)
+    command = line(configured())
+    node.write("/tmp/in", command.stdin)
+    node.run(f"({command.line}) >/tmp/out 2>&1 </tmp/in &", user=login)
+    wait_for(lambda: node.enter(["test", "-e", "/tmp/began"], check=False).returncode == 0)
+    rows = [row.split() for row in processes(node) if "import os, sys" in row]
+    ours = next(pid for pid, name, *_ in rows if name.startswith("python"))
+    node.enter(["kill", f"-{number}", ours])
+    for _ in range(50):
+        if processes(node) == before:
+            break
+        time.sleep(0.1)
+    assert processes(node) == before
+    assert "Traceback" not in node.read("/tmp/out")
+    assert TAG not in node.enter(["ps", "-eww", "-o", "args"]).stdout
+    assert status(node, pid) == ("S", 0)
+
+
+def test_a_pattern_that_is_none(node):
+    config = configured(match="(")
+    command = line(config)
+    said = node.run(command.line, input=command.stdin).stdout
+    trace = answer.unpack(said, config.nonce)
+    assert trace["error"].startswith("no regular expression: ")

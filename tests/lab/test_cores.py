@@ -1,0 +1,317 @@
+"""`nodeready cores` on real nodes: real crashes, read by a real gdb."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from nodeready.lab import Node
+from tests.command import Terminal, ours, wait_for, written
+
+PATTERN = "/var/crash/core.%e.%P.%h.%t"
+#: It dies in the C library's strlen, which ctypes calls.
+CRASH = "import ctypes; ctypes.string_at(0)"
+
+
+@pytest.fixture
+def crash_nodes(fresh_nodes: Callable[..., list[Node]]) -> Callable[[int], list[Node]]:
+    """A factory of pristine nodes whose cores go to /var/crash: `crash_nodes(2)`."""
+
+    def take(count: int) -> list[Node]:
+        nodes = fresh_nodes(count)
+        for node in nodes:
+            node.write("/proc/sys/kernel/core_pattern", f"{PATTERN}\n")
+            node.enter(["install", "-d", "-m", "1777", "/var/crash"])
+        return nodes
+
+    return take
+
+
+def crash(node: Node, rank: int, *, time: int, uid: int = 0) -> str:
+    """Crash a Python of a job on the node; the path of its core.
+
+    time: in its name
+    The kernel of the lab is this machine's, and its core_pattern a plain ``core``: the file gets
+    the name that the node's own pattern gives.
+    """
+    script = f"""
+        set -eu
+        mkdir -m 777 /var/crash/now
+        cd /var/crash/now
+        ulimit -c unlimited
+        setpriv --reuid {uid} --regid {uid} --clear-groups env RANK={rank} SLURM_JOB_ID=88 \
+            /usr/bin/python3 -c {shlex.quote(CRASH)} & pid=$!
+        wait $pid || :
+        path=/var/crash/core.python3.$pid.$(uname -n).{time}
+        mv core* $path
+        rmdir /var/crash/now
+        echo $path
+    """
+    return node.enter(["sh", "-c", script]).stdout.strip().splitlines()[-1]
+
+
+def groups(done):
+    return json.loads(done.out)["groups"]
+
+
+def test_equal_crashes_are_one_group_with_what_crashed_on_top(tool, fleet, crash_nodes):
+    first, second = crash_nodes(2)
+    paths = [crash(first, 0, time=1000), crash(first, 1, time=1001), crash(second, 2, time=999)]
+    where = fleet([first, second])
+    before = written(first)
+    done = tool("cores", where, "--format", "json", "-o", tool.home / "crash")
+    assert done.status == 0, done
+    (group,) = groups(done)
+    assert (group["signal_name"], group["program"][:6]) == ("SIGSEGV", "python")
+    assert group["ranks"] == [0, 1, 2]
+    assert sorted(group["nodes"]) == [first.name, second.name]
+    assert re.match("__strlen", group["frames"][0]["function"]), group
+    assert group["function"] == group["frames"][0]["function"]
+    assert any("_ctypes" in frame["library"] for frame in group["frames"])
+    found = json.loads(done.out)["cores"]
+    assert sorted(core["path"] for core in found) == sorted(paths)
+    for core in found:
+        assert (core["job"], core["user"], core["unread"]) == ("88", "root", "")
+        text = (tool.home / "crash" / core["text_file"]).read_text()
+        assert "Program terminated with signal SIGSEGV" in text
+        assert core["text_file"] == f"{core['node']}-{core['pid']}.txt"
+    assert json.loads((tool.home / "crash" / "cores.json").read_text()) == json.loads(done.out)
+    # Looking leaves nothing behind.
+    assert (written(first), ours(first)) == (before, [])
+
+    table = tool("cores", where)
+    assert re.search(r"SIGSEGV +python[0-9.]+ in __strlen", table.out), table
+    assert "3 cores, ranks 0-2, job 88; first" in table.out
+    assert tool("cores", where, "--job", "89").out == ""
+    assert "no core found on 2 nodes" in tool("cores", where, "--job", "89").err
+
+
+def test_what_only_looks_like_a_core_is_harmless(tool, fleet, crash_nodes):
+    (node,) = crash_nodes(1)
+    whole = crash(node, 0, time=5)
+    node.enter(["sh", "-c", rf"""
+        cd /var/crash
+        mkfifo core.pipe.9007.x.5
+        ln -s /etc/shadow core.link.9008.x.5
+        mkdir core.directory.9009.x.5
+        echo nothing >core.text.9010.x.5
+        : >core.empty.9011.x.5
+        cp {whole} "$(printf 'core.a\033[31m\n$(id).9012.x.5')"
+        head -c 20000 {whole} >core.short.9013.x.5
+        head -c 700 {whole} >core.shorter.9014.x.5
+        gzip -c {whole} >core.python3.9015.x.5.zst
+        touch core.python3.x.y.5 notes.txt
+        """])  # fmt: skip
+    done = tool("cores", fleet([node]), "--format", "json")
+    assert done.status == 3, done
+    cores = {core["pid"]: core for core in json.loads(done.out)["cores"]}
+    assert set(cores) - {9010, 9011, 9012, 9013, 9014, 9015} == {int(whole.split(".")[2])}
+    why = {pid: core["unread"] for pid, core in cores.items()}
+    assert why[9010] == "it is no ELF file"
+    assert why[9011] == "it is empty"
+    assert why[9012] == ""
+    assert "it is cut off at 20000 of " in why[9013]
+    assert "it is cut off at 700 bytes" in why[9014]
+    assert "coredumpctl dump" in why[9015]
+    assert [cores[9013]["truncated"], cores[9012]["truncated"]] == [True, False]
+    assert cores[9013]["rank"] is None
+    table = tool("cores", fleet([node]))
+    assert "\x1b" not in table.out
+    assert r"\x1b[31m\x0a$(id)" in tool("cores", fleet([node]), "-v").out
+
+
+def test_another_users_core_is_told_and_not_read(tool, fleet, crash_nodes):
+    (node,) = crash_nodes(1)
+    mine, root = crash(node, 0, time=5, uid=2000), crash(node, 1, time=6)
+    where = fleet([node])
+    done = tool("cores", where, "--ssh-user", "ml", "--format", "json")
+    assert done.status == 3, done
+    cores = {core["path"]: core for core in json.loads(done.out)["cores"]}
+    assert cores[mine]["unread"] == ""
+    assert "not permitted to read it" in cores[root]["unread"]
+    # Root reads what a user can write with that user's rights.
+    log = "/var/crash/uids"
+    node.write(
+        "/usr/local/bin/gdb", f'#!/bin/sh\nid -u >>{log}\nexec /usr/bin/gdb "$@"\n', mode=0o755
+    )
+    node.enter(["sh", "-c", f": >{log}; chmod 666 {log}"])
+    assert tool("cores", where).status == 0
+    assert sorted(node.read(log).split()) == ["0", "2000"]
+
+
+def test_without_gdb_the_notes_still_tell(tool, fleet, crash_nodes):
+    (node,) = crash_nodes(1)
+    crash(node, 3, time=5)
+    node.enter(["mv", "/usr/bin/gdb", "/usr/bin/gdb.away"])
+    done = tool("cores", fleet([node]), "--format", "json")
+    assert done.status == 3
+    (core,) = json.loads(done.out)["cores"]
+    assert core["unread"] == "gdb is not installed (nodeready deploy installs it)"
+    assert (core["rank"], core["signal"], core["threads"]) == (3, 11, 1)
+    assert core["program"].startswith("/usr/bin/python3")
+    assert "ctypes" in core["command"]
+
+
+def test_a_gdb_that_hangs_costs_its_own_core(tool, fleet, crash_nodes):
+    (node,) = crash_nodes(1)
+    crash(node, 0, time=5)
+    slow = crash(node, 1, time=6)
+    # The newest is read first.
+    node.enter(["touch", slow])
+    hang = '#!/bin/sh\nif mkdir /run/once; then sleep 600; fi\nexec /usr/bin/gdb "$@"\n'
+    node.write("/usr/local/bin/gdb", hang, mode=0o755)
+    short = "from nodeready import imports\nreal = imports.closure\n"
+    short += "def closure(names):\n"
+    short += "    found = real(names)\n"
+    short += "    name = 'nodeready.node.cores.cores'\n"
+    short += "    found[name] = found[name].replace('LIMIT_S = 60', 'LIMIT_S = 2')\n"
+    short += "    return found\n"
+    short += "imports.closure = closure\n"
+    done = tool("cores", fleet([node]), "--format", "json", first=short)
+    assert done.status == 3, done
+    why = {core["rank"]: core["unread"] for core in json.loads(done.out)["cores"]}
+    assert why == {0: "", 1: "gdb had no backtrace after 2 s and was ended"}
+    assert ours(node) == []
+    assert node.enter(["pgrep", "-f", "[s]leep 600"], check=False).stdout == ""
+
+
+SLEEPER = "import time\ntime.sleep(3000)"
+
+
+@pytest.fixture
+def sleeper(crash_nodes):
+    """A node, and a process of ml's on it."""
+    (node,) = crash_nodes(1)
+    script = (
+        f"setsid setpriv --reuid 2000 --regid 2000 --clear-groups /usr/bin/python3 -c '{SLEEPER}'"
+    )
+    pid = node.enter(["sh", "-c", f"{script} </dev/null >/dev/null 2>&1 & echo $!"]).stdout.strip()
+    wait_for(lambda: b"sleep" in node.enter(["cat", f"/proc/{pid}/wchan"]).stdout.encode())
+    yield node, pid
+    node.enter(["kill", "-9", pid], check=False)
+
+
+def state(node, pid):
+    text = node.read(f"/proc/{pid}/status")
+    return [re.search(rf"^{name}:\s+(\S)", text, re.M)[1] for name in ("State", "TracerPid")]
+
+
+def test_a_core_of_a_live_process_is_whole_and_the_process_goes_on(tool, fleet, sleeper):
+    node, pid = sleeper
+    where = fleet([node])
+    refused = tool("cores", where, "--gcore", pid)
+    assert (refused.status, refused.out) == (2, ""), refused
+    assert "--yes" in refused.err
+    done = tool("cores", where, "--gcore", pid, "--yes")
+    assert done.status == 0, done
+    assert f"pid {pid} goes on" in done.err
+    path = done.out.strip()
+    assert re.fullmatch(rf"/var/crash/core\.python3\.{pid}\.{node.name}\.[0-9]+", path)
+    assert state(node, pid) == ["S", "0"]
+    assert node.enter(["stat", "-c", "%a %u", path]).stdout == "600 2000\n"
+    seen = tool("cores", where, "--format", "json")
+    assert seen.status == 0, seen
+    (group,) = groups(seen)
+    assert group["signal_name"] == "live"
+    assert "sleep" in group["function"], group
+    assert ours(node) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "pid", "words"),
+    [
+        ("mount -t tmpfs -o size=8m,mode=1777 x /var/crash", "", "MiB free, and the core needs"),
+        ("mount -t tmpfs -o ro x /var/crash", "", "is on a read-only file system"),
+        ("rmdir /var/crash", "", "/var/crash: No such file or directory"),
+        ("kill -STOP {pid}", "", "is stopped by a signal"),
+        ("mv /usr/bin/gdb /usr/bin/gdb.away", "", "gdb is not installed"),
+        (":", "4000000", "there is no process 4000000"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything(  # noqa: PLR0917
+    tool, fleet, sleeper, broken, pid, words
+):
+    node, sleeping = sleeper
+    node.enter(["sh", "-c", broken.format(pid=sleeping)])
+    before = state(node, sleeping)
+    done = tool("cores", fleet([node]), "--gcore", pid or sleeping, "--yes")
+    assert (done.status, done.out) == (1, ""), done
+    assert words in done.err
+    assert state(node, sleeping) == before
+    assert node.enter(["ls", "-A", "/var/crash"], check=False).stdout == ""
+
+
+def test_a_gdb_that_hangs_does_not_leave_the_process_stopped(tool, fleet, sleeper):
+    node, pid = sleeper
+    hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
+    node.write("/usr/local/bin/gdb", hang, mode=0o755)
+    short = "from nodeready.triage.cores.collect import Dumping\nask = Dumping._ask\n"
+    short += "Dumping._ask = lambda self, s, *more: ask(self, min(s, 10), *more)\n"
+    done = tool("cores", fleet([node]), "--gcore", pid, "--yes", first=short)
+    assert done.status == 1, done
+    assert "gdb had not finished after 4 s and was ended" in done.err
+    assert "goes on (it had been left stopped, and was sent SIGCONT)" in done.err
+    assert state(node, pid) == ["S", "0"]
+    assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
+    assert ours(node) == []
+
+
+def test_it_asks_on_a_terminal(tool, fleet, sleeper):
+    node, pid = sleeper
+    where = fleet([node])
+    for answer in ("n", "y"):
+        terminal = Terminal(tool, "cores", where, "--gcore", pid, columns=200)
+        terminal.expect("It is paused meanwhile. Take the core? [y/N]: ")
+        terminal.send(f"{answer}\n")
+        done = terminal.end()
+        assert done.status == 0, done
+        there = node.enter(["ls", "-A", "/var/crash"]).stdout.split()
+        assert len(there) == (answer == "y"), done
+    assert state(node, pid) == ["S", "0"]
+
+
+def test_an_interrupt_lets_the_process_go_on(tool, fleet, sleeper):
+    node, pid = sleeper
+    hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
+    node.write("/usr/local/bin/gdb", hang, mode=0o755)
+    running = tool.start("cores", fleet([node]), "--gcore", pid, "--yes")
+    wait_for(lambda: state(node, pid)[0] == "T")
+    running.send_signal(signal.SIGINT)
+    done = tool.end(running)
+    assert done.status == 130, done
+    wait_for(lambda: state(node, pid) == ["S", "0"])
+    wait_for(lambda: ours(node) == [])
+    assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
+    assert node.enter(["pgrep", "-f", "[s]leep 600"], check=False).stdout == ""
+
+
+def test_an_unreachable_node_costs_itself(tool, fleet, crash_nodes):
+    (node,) = crash_nodes(1)
+    crash(node, 0, time=5)
+    where = fleet([node], {"gone": {"ssh_hostname": "127.0.0.1", "ssh_port": 1}})
+    done = tool("cores", where)
+    assert done.status == 4, done
+    assert re.search("unreachable +gone", done.out)
+    assert "1 core on 1 node: 1 read" in done.out
+
+
+def test_a_node_that_dies_meanwhile_is_unreachable_and_its_cores_unread(tool, fleet, crash_nodes):
+    dying, other = crash_nodes(2)
+    for node in (dying, other):
+        crash(node, 0, time=5)
+    dying.write("/usr/local/bin/gdb", "#!/bin/sh\ntouch /run/begun\nsleep 600\n", mode=0o755)
+    running = tool.start("cores", fleet([dying, other]), "--format", "json")
+    wait_for(lambda: dying.enter(["test", "-e", "/run/begun"], check=False).returncode == 0)
+    dying.kill()
+    done = tool.end(running)
+    assert done.status == 4, done
+    found = json.loads(done.out)
+    assert "connection lost" in found["errors"][dying.name]
+    why = {core["node"]: core["unread"] for core in found["cores"]}
+    assert why[other.name] == ""
+    assert "no answer: connection lost" in why[dying.name]

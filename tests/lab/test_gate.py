@@ -1,0 +1,263 @@
+"""The node's own check on real nodes: installed, kept, taken away, and never in the way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+import pytest
+
+from nodeready.policy import Policy
+from nodeready.subjects.gate import facts as probe
+from nodeready.subjects.gate import files as wanted
+from nodeready.transport import bundle
+from tests.helpers import nodeready
+
+SETTINGS = {"limit_memlock": 4096, "limit_nofile": 16384, "gate": True}
+LOGGER = '#!/bin/sh\necho "$*" >>/run/logged\n'
+
+
+def left(node) -> list[str]:
+    """What there is of the gate on the node."""
+    find = (
+        "ls -d /usr/local/lib/nodeready /usr/local/lib/nodeready/* /etc/nodeready/*"
+        " /etc/cron.d/nodeready /etc/systemd/system/nodeready.*"
+        " /etc/systemd/system/*.wants/nodeready.* /run/nodeready/*"
+        " /var/lib/prometheus/node-exporter/nodeready.prom 2>/dev/null || :"
+    )
+    return node.run(find).stdout.split()
+
+
+def logged(node) -> str:
+    return node.run("cat /run/logged 2>/dev/null; rm -f /run/logged", check=False).stdout
+
+
+@pytest.fixture
+def node(fresh_nodes):
+    """A node with a log that can be read, a Slurm that does not know us, and a node_exporter."""
+    (node,) = fresh_nodes(
+        1,
+        files={
+            "/usr/local/sbin/logger": (LOGGER, 0o755),
+            "/etc/slurm/slurm.conf": "ClusterName=x\n",
+            "/var/lib/prometheus/node-exporter/other.prom": "",
+        },
+    )
+    return node
+
+
+def in_place(node) -> None:
+    """It is there, as the node's own tools say, and works."""
+    host = node.testinfra()
+    cron = host.file(probe.CRON)
+    assert (cron.user, cron.mode) == ("root", 0o644)
+    assert cron.content_string.endswith("\n")
+    assert f"*/5 * * * * root flock -n /run/nodeready.record.lock {probe.RECORD} " in (
+        cron.content_string
+    )
+    for program in probe.PROGRAMS:
+        assert (host.file(program).user, host.file(program).mode) == ("root", 0o755)
+    assert re.fullmatch(
+        r"\d+\.\d+\.\d+\n", node.run(f"python3 -I {probe.BUNDLE} --version").stdout
+    )
+    policy = json.loads(node.run(f"cat {probe.POLICY}").stdout)
+    assert (policy["gate"], policy["limit_nofile"]) == (True, 16384)
+
+    # What cron runs: a verdict, and the metrics; without a PATH, as Slurm's prolog has none.
+    done = node.run(f"env -i {probe.RECORD}")
+    assert "go" in done.stdout
+    assert json.loads(node.run(f"cat {probe.VERDICT}").stdout)["go"] is True
+    metrics = node.run("cat /var/lib/prometheus/node-exporter/nodeready.prom").stdout
+    assert "nodeready_" in metrics
+    assert node.run(f"env -i {probe.PROLOG}", check=False).returncode == 0
+    assert logged(node) == ""
+
+
+def test_it_is_installed_once_kept_and_taken_away(node, inventory):
+    where = inventory([node], **SETTINGS)
+    only = ("--only", "gate")
+    assert left(node) == []
+    check = nodeready("deploy", where, "--check", "--diff", *only)
+    assert check.returncode == 3
+    assert left(node) == []
+    deployed = nodeready("deploy", where, "--yes")
+    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+
+    in_place(node)
+
+    # Nothing to do, by the plan and by the audit; nothing is left that a deploy would repair.
+    again = nodeready("deploy", where, "--yes")
+    assert again.returncode == 0
+    assert "0 changed (0 changes)" in again.stdout, again.stdout
+    audit = nodeready("audit", where, "--format", "json", "--only", "gate")
+    results = json.loads(audit.stdout)["nodes"][0]["results"]
+    found = {result["check"]: result["status"] for result in results}
+    assert "fail" not in found.values(), found
+    assert found["gate.slurm_conf"] == "warn"
+    assert found["gate.verdict"] == "ok"
+
+    # Somebody's hand: only that is repaired.
+    node.run(f"echo '{{}}' >{probe.POLICY}; chmod 644 {probe.PROLOG}; echo >>{probe.BUNDLE}")
+    repaired = nodeready("deploy", where, "--yes")
+    assert f"changed     {node.name}: gate.program, gate.slurm\n" in repaired.stdout
+    sha = node.run(f"sha256sum {probe.BUNDLE}").stdout.split()[0]
+    contents = wanted.contents(Policy(gate=True), bundle.program)
+    assert sha == hashlib.sha256(contents[probe.BUNDLE]).hexdigest()
+    assert node.testinfra().file(probe.PROLOG).mode == 0o755
+
+    # Off: all of it goes, but not a prolog that slurm.conf names.
+    off = inventory([node], **{**SETTINGS, "gate": False})
+    node.write("/etc/slurm/slurm.conf", f"Prolog={probe.PROLOG}\n")
+    gone = nodeready("deploy", off, "--yes")
+    assert gone.returncode == 0, gone.stdout + gone.stderr
+    assert left(node) == ["/usr/local/lib/nodeready", probe.PROLOG]
+    assert "take the lines out of slurm.conf" in gone.stdout
+    assert node.run(f"env -i {probe.PROLOG}", check=False).returncode == 0
+    assert "the job starts" in logged(node)
+    node.write("/etc/slurm/slurm.conf", "ClusterName=x\n")
+    assert nodeready("deploy", off, "--yes").returncode == 0
+    assert left(node) == []
+    assert "0 changed" in nodeready("deploy", off, "--yes").stdout
+
+
+# Somebody's or something's hand, and what the audit says of it.
+HANDS = {
+    f"echo >>{probe.COMPILED}": "another",
+    f"rm {probe.COMPILED}": "no ",
+    f"rm {probe.NOTE}": "nothing says",
+    f"sed -i 's/ [0-9a-f]*$/ 00000000/' {probe.NOTE}": "another Python",
+    f"chmod o+w {probe.COMPILED}": "written by others",
+    f"chown 1000 {probe.DIRECTORY}": "written by others",
+}
+
+
+def test_what_it_starts_is_compiled_there_and_stays_so(node, inventory):
+    where = inventory([node], **SETTINGS)
+    only = ("--only", "gate")
+    assert nodeready("deploy", where, "--yes", *only).returncode == 0
+    of, made, _ = node.run(f"cat {probe.NOTE}").stdout.split()
+    sums = node.run(f"sha256sum {probe.BUNDLE} {probe.COMPILED}").stdout.split()
+    assert [of, made] == sums[::2]
+    for path in (probe.COMPILED, probe.NOTE):
+        host = node.testinfra().file(path)
+        assert (host.user, host.mode) == ("root", 0o644)
+    # It alone is what runs; without it the one file does.
+    node.run(f"mv {probe.BUNDLE} /root/away")
+    assert "go" in node.run(f"env -i {probe.RECORD}").stdout
+    node.run(f"mv /root/away {probe.BUNDLE}; mv {probe.COMPILED} /root/away")
+    assert "go" in node.run(f"env -i {probe.RECORD}").stdout
+    node.run(f"mv /root/away {probe.COMPILED}")
+    for hand, said in HANDS.items():
+        node.run(hand)
+        audit = nodeready("audit", where, "--only", "gate.bundle", "--format", "json")
+        (result,) = json.loads(audit.stdout)["nodes"][0]["results"]
+        assert (result["status"], said in result["actual"]) == ("fail", True), (hand, result)
+        deployed = nodeready("deploy", where, "--yes", *only)
+        assert f"changed     {node.name}: gate.program\n" in deployed.stdout, (hand, deployed)
+    assert "0 changed" in nodeready("deploy", where, "--yes", *only).stdout
+
+
+def test_a_full_disk_leaves_nothing_half_compiled(node, inventory):
+    where = inventory([node], **SETTINGS)
+    node.run(
+        f"mkdir -p {probe.DIRECTORY}; mount -t tmpfs -o size=1500k,mode=755 x {probe.DIRECTORY}"
+    )
+    deployed = nodeready("deploy", where, "--yes", "--only", "gate")
+    assert deployed.returncode == 1
+    assert f"no space left on {probe.COMPILED}" in deployed.stdout + deployed.stderr
+    there = node.run(f"ls -A {probe.DIRECTORY}").stdout.split()
+    assert not [name for name in there if name.startswith((".nodeready", "compiled"))]
+    assert probe.POLICY not in left(node)
+    # With the room that it needs, it all comes, and what a killed run left goes.
+    node.run(
+        f"mount -o remount,size=8m {probe.DIRECTORY}; touch {probe.DIRECTORY}/.nodeready.abcdef"
+    )
+    assert nodeready("deploy", where, "--yes", "--only", "gate").returncode == 0
+    assert probe.COMPILED in left(node)
+    assert ".nodeready" not in node.run(f"ls -A {probe.DIRECTORY}").stdout
+
+
+SYSTEMCTL = """#!/bin/sh
+echo "$*" >>/run/systemctl
+case $1 in
+enable | disable) exec /usr/bin/systemctl --root=/ "$1" nodeready.timer ;;
+esac
+"""
+
+
+def test_where_systemd_runs_a_timer_of_its_own_starts_it(fresh_nodes, inventory):
+    (node,) = fresh_nodes(1, files={"/usr/local/sbin/systemctl": (SYSTEMCTL, 0o755)})
+    node.run("mkdir -p /run/systemd/system; echo left >/etc/cron.d/nodeready")
+    where = inventory([node], **SETTINGS, gate_interval_s=120)
+    deployed = nodeready("deploy", where, "--yes", "--only", "gate")
+    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+    said = node.run("cat /run/systemctl").stdout.splitlines()
+    assert said == ["daemon-reload", "enable nodeready.timer", "restart nodeready.timer"]
+    assert probe.CRON not in left(node)
+    # systemd itself reads both units, and finds nothing to complain about.
+    verify = node.run(f"systemd-analyze verify --man=no {probe.SERVICE} {probe.TIMER} 2>&1")
+    assert "nodeready" not in verify.stdout, verify.stdout
+    assert "OnUnitActiveSec=120\n" in node.run(f"cat {probe.TIMER}").stdout
+    assert "0 changed" in nodeready("deploy", where, "--yes", "--only", "gate").stdout
+    # Another interval is taken at once.
+    where = inventory([node], **SETTINGS, gate_interval_s=600)
+    assert nodeready("deploy", where, "--yes", "--only", "gate").returncode == 0
+    assert node.run("tail -n 1 /run/systemctl").stdout == "restart nodeready.timer\n"
+
+    node.run("rm /run/systemctl; touch /etc/slurm/slurm.conf")
+    off = inventory([node], **{**SETTINGS, "gate": False})
+    assert nodeready("deploy", off, "--yes", "--only", "gate").returncode == 0
+    said = node.run("cat /run/systemctl").stdout.splitlines()
+    assert said == ["disable --now nodeready.timer", "daemon-reload"]
+    assert left(node) == []
+
+
+# What stands in the bundle's place, and: exit status of prolog and health check, is it logged.
+TOOLS = [
+    ("print('nodeready: go')", 0, False),
+    ("print('nodeready: no-go: a.b: c'); raise SystemExit(3)", 1, True),
+    ("import sys; sys.exit(0)", 0, True),
+    ("import sys; sys.exit(3)", 0, True),
+    ("import sys; sys.exit(1)", 0, True),
+    ("import sys; sys.exit(2)", 0, True),
+    ("\x00garbage\x00", 0, True),
+    (None, 0, True),
+    ("import os; os.kill(os.getpid(), 9)", 0, True),
+    ("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)", 0, True),
+]
+
+
+def test_only_an_answer_keeps_a_job_away(node):
+    programs = wanted.contents(Policy(gate=True, gate_budget_s=1), bundle.program)
+    for path in (probe.PROLOG, probe.HEALTH_CHECK):
+        # Less patience than Slurm has: this is about the end of it, not about its length.
+        text = re.sub(r"timeout -k 2 \d+", "timeout -k 1 1", programs[path].decode())
+        node.write(path, text, mode=0o755)
+    for content, status, said in TOOLS:
+        node.run(f"rm -f {probe.BUNDLE}")
+        if content is not None:
+            node.write(probe.BUNDLE, content)
+        prolog = node.run(f"env -i {probe.PROLOG}", check=False)
+        log = logged(node)
+        assert (prolog.returncode, bool(log)) == (status, said), content
+        assert not said or ("the job starts" in log) is not bool(status), content
+        health = node.run(f"env -i {probe.HEALTH_CHECK}", check=False)
+        assert (health.returncode, bool(logged(node))) == (0, said and not status), content
+    # No Python at all.
+    node.run("rm -f /usr/bin/python3* /usr/libexec/platform-python /usr/local/bin/python3*")
+    for path in (probe.PROLOG, probe.HEALTH_CHECK):
+        assert node.run(f"env -i {path}", check=False).returncode == 0
+        assert "no Python 3.9 or newer" in logged(node)
+
+
+def test_a_node_without_a_python_is_one_finding_and_gets_nothing(node, inventory):
+    node.run("rm -f /usr/bin/python3* /usr/libexec/platform-python /usr/local/bin/python3*")
+    node.write("/usr/bin/python3", "#!/bin/sh\necho 3.6\n", mode=0o755)
+    where = inventory([node], **SETTINGS)
+    deployed = nodeready("deploy", where, "--yes", "--only", "gate")
+    assert left(node) == []
+    assert "python3 is 3.6" in deployed.stdout
+    audit = nodeready("audit", where, "--only", "gate", "--format", "json")
+    results = json.loads(audit.stdout)["nodes"][0]["results"]
+    assert [r["check"] for r in results if r["status"] == "fail"] == ["gate.python"]

@@ -1,0 +1,233 @@
+"""The gate in a real Slurm: who gets jobs, who is drained and why, and what is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from nodeready.lab import Lab, LabUnavailable, Node, down
+from nodeready.subjects.gate import facts as probe
+from tests.helpers import nodeready
+
+SETTINGS = {
+    "limit_memlock": 4096,
+    "limit_nofile": 16384,
+    "gate": True,
+    "gate_drain": True,
+    "gate_budget_s": 8,
+}
+CONF = (f"Prolog={probe.PROLOG}", f"HealthCheckProgram={probe.HEALTH_CHECK}")
+LOGGER = '#!/bin/sh\necho "$*" >>/run/logged\n'
+
+
+@pytest.fixture(scope="module")
+def cluster(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes with GPUs, deployed with the gate; the second one's nvidia-smi never ends."""
+    name = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}-gate"
+    try:
+        lab = Lab.up(name, 2, "h100", slurm=True, fault="nvidia-smi-hangs")
+    except LabUnavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"no Slurm here: {error}")
+        pytest.skip(f"no Slurm here: {error}")
+    try:
+        for node in lab.nodes:
+            node.write("/usr/local/sbin/logger", LOGGER, mode=0o755)
+        where = tmp_path_factory.mktemp("gate") / "inventory.py"
+        hosts = [node.inventory_data() for node in lab.nodes]
+        where.write_text(f"lab = ({hosts!r}, {SETTINGS!r})\n")
+        deployed = nodeready("deploy", where, "--yes")
+        assert " 0 failed, 0 unreachable" in deployed.stdout, deployed.stdout + deployed.stderr
+        lab.slurm_configure(*CONF)
+        yield lab
+    finally:
+        down(name)
+
+
+@pytest.fixture
+def good(cluster: Lab) -> Iterator[Node]:
+    """The node without a fault, and afterwards as it was."""
+    node = cluster.nodes[0]
+    told(node, "reset", wanted="")
+    yield node
+    node.run("sysctl -qw kernel.yama.ptrace_scope=0; rm -f /run/logged")
+    told(node, "reset", wanted="")
+
+
+def slurm(lab: Lab, *words: str) -> str:
+    return lab.slurm_run(*words).stdout
+
+
+def reason(node: Node) -> str:
+    """Why Slurm gives this node no jobs; "" when it does."""
+    state = slurm(node.lab, "sinfo", "-h", "-N", "-n", node.name, "-o", "%T|%E").strip()
+    what, _, why = state.partition("|")
+    return why if what.startswith(("drain", "down")) else ""
+
+
+def until(so: Callable[[], bool], what: object) -> None:
+    deadline = time.monotonic() + 90
+    while not so():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def told(node: Node, how: str, wanted: str | None = None) -> None:
+    """Tell Slurm about the node, as an administrator does."""
+    words = {"reset": ["State=RESUME"], "disk swap": ["State=DRAIN", "Reason=disk swap"]}[how]
+    if how != "reset" or reason(node):
+        slurm(node.lab, "scontrol", "update", f"NodeName={node.name}", *words)
+    if wanted is not None:
+        until(lambda: reason(node) == wanted, reason(node))
+
+
+def healthcheck(node: Node) -> None:
+    """What slurmd runs every HealthCheckInterval, and as it runs it."""
+    node.run(f"env -i SLURMD_NODENAME={node.name} {probe.HEALTH_CHECK}")
+
+
+def job(node: Node, command: str = "hostname") -> str:
+    """Submit a job to the node; its number."""
+    where = ("-w", node.name, "-o", "/tmp/job-%j.out", "-D", "/tmp")
+    return slurm(node.lab, "sbatch", "--parsable", *where, "--wrap", command).strip()
+
+
+def state(node: Node, number: str) -> str:
+    return slurm(node.lab, "scontrol", "show", "job", number).partition("JobState=")[2].split()[0]
+
+
+def ran(node: Node, number: str) -> str:
+    """What the job printed, once it is done."""
+    until(lambda: state(node, number) == "COMPLETED", state(node, number))
+    return node.run(f"cat /tmp/job-{number}.out").stdout
+
+
+def breaks(node: Node) -> None:
+    """Somebody changes the node by hand: attaching without sudo is over."""
+    node.run("sysctl -qw kernel.yama.ptrace_scope=1")
+
+
+def repaired(node: Node) -> None:
+    node.run("sysctl -qw kernel.yama.ptrace_scope=0")
+
+
+def forget(node: Node) -> None:
+    node.run(f"rm -f {probe.VERDICT}")
+
+
+def test_a_good_node_runs_its_job_and_slurm_is_told_nothing(good):
+    healthcheck(good)
+    assert json.loads(good.run(f"cat {probe.VERDICT}").stdout)["go"] is True
+    assert ran(good, job(good)) == f"{good.name}\n"
+    assert reason(good) == ""
+    assert good.run("cat /run/logged", check=False).stdout == ""
+
+
+def test_a_node_that_fails_is_drained_before_the_job_lands_and_comes_back(good):
+    forget(good)
+    breaks(good)
+    number = job(good, "echo landed")
+    until(lambda: reason(good), "the node is not drained")
+    assert reason(good).startswith("nodeready: ptrace.scope: ")
+    assert good.run(f"cat /tmp/job-{number}.out", check=False).stdout.count("landed") == 0
+    assert "prolog: nodeready: no-go: ptrace.scope" in good.run("cat /run/logged").stdout
+    slurm(good.lab, "scancel", number)
+    # It stays so until it is repaired.
+    healthcheck(good)
+    assert reason(good).startswith("nodeready: ptrace.scope: ")
+    repaired(good)
+    healthcheck(good)
+    assert reason(good) == ""
+    assert ran(good, job(good)) == f"{good.name}\n"
+
+
+def test_an_idle_node_that_fails_is_drained_by_its_health_check(good):
+    breaks(good)
+    healthcheck(good)
+    assert reason(good).startswith("nodeready: ptrace.scope: ")
+    number = job(good, "echo landed")
+    time.sleep(3)
+    assert state(good, number) == "PENDING"
+    repaired(good)
+    healthcheck(good)
+    assert ran(good, number) == "landed\n"
+
+
+def test_an_administrators_drain_survives_both(good):
+    for change in (breaks, repaired):
+        told(good, "disk swap", wanted="disk swap")
+        change(good)
+        healthcheck(good)
+        assert reason(good) == "disk swap"
+        forget(good)
+        done = good.run(f"env -i SLURMD_NODENAME={good.name} {probe.PROLOG}", check=False)
+        logged = good.run("cat /run/logged", check=False).stdout
+        assert done.returncode == (1 if change is breaks else 0), logged
+        assert reason(good) == "disk swap"
+
+
+def test_a_fresh_verdict_is_believed_and_an_old_or_broken_one_is_none(good):
+    healthcheck(good)
+    breaks(good)
+    # The verdict is fresh: the job starts, and nobody has looked.
+    assert ran(good, job(good)) == f"{good.name}\n"
+    assert json.loads(good.run(f"cat {probe.VERDICT}").stdout)["go"] is True
+    fresh = good.run(f"cat {probe.VERDICT}").stdout
+    old = json.dumps({**json.loads(fresh), "time": json.loads(fresh)["time"] - 1000})
+    for broken in (old, fresh[:40], "", fresh.replace('"go": true', '"go": "yes"')):
+        good.write(probe.VERDICT, broken)
+        number = job(good)
+        until(lambda: reason(good), f"{broken!r} was believed")
+        assert reason(good).startswith("nodeready: ptrace.scope: ")
+        slurm(good.lab, "scancel", number)
+        told(good, "reset", wanted="")
+
+
+@pytest.mark.parametrize("broken", ["garbage", ""])
+def test_a_tool_that_is_broken_keeps_no_job_away(good, broken):
+    breaks(good)
+    forget(good)
+    good.run(f"cp {probe.COMPILED} /run/program")
+    try:
+        good.write(probe.COMPILED, broken)
+        assert ran(good, job(good)) == f"{good.name}\n"
+        assert reason(good) == ""
+        assert "prolog: exit status" in good.run("cat /run/logged").stdout
+        healthcheck(good)
+        assert reason(good) == ""
+    finally:
+        good.run(f"cp /run/program {probe.COMPILED}")
+
+
+def test_a_slurmctld_that_does_not_answer_delays_nobody(good):
+    breaks(good)
+    forget(good)
+    stub = "#!/bin/sh\nsleep 600\n"
+    good.write("/usr/local/sbin/scontrol", stub, mode=0o755)
+    try:
+        number = job(good)
+        # Our reason does not arrive: Slurm drains the node by itself, for the prolog that failed.
+        until(lambda: reason(good), "the node is not drained")
+        assert reason(good) == "Prolog error"
+        slurm(good.lab, "scancel", number)
+    finally:
+        good.run("rm /usr/local/sbin/scontrol")
+    # That is Slurm's own reason, and not ours to take back.
+    repaired(good)
+    healthcheck(good)
+    assert reason(good) == "Prolog error"
+
+
+def test_an_nvidia_smi_that_never_ends_delays_no_prolog(cluster):
+    wedged = cluster.nodes[1]
+    forget(wedged)
+    number = job(wedged, "echo landed")
+    until(lambda: reason(wedged), "the node is not drained")
+    assert reason(wedged).startswith("nodeready: gpus.")
+    assert wedged.run(f"cat /tmp/job-{number}.out", check=False).stdout.count("landed") == 0
+    assert "the job starts" not in wedged.run("cat /run/logged").stdout
+    slurm(cluster, "scancel", number)

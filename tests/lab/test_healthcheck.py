@@ -1,0 +1,234 @@
+"""The bundle on nodes: the same judgement as from outside, the verdict, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nodeready.healthcheck import gate
+from nodeready.lab import Node
+from nodeready.policy.load import make_policy
+from nodeready.subjects.snapshot import judge
+from nodeready.transport import bundle
+from tests.command import wait_for
+from tests.helpers import observe, on
+
+Done = subprocess.CompletedProcess[str]
+
+#: Where the bundle is on a node.
+PLACE = "/opt/site/nodeready.pyz"
+#: What a lab's root can have, and what a lab does not have; a node is fine by it once deployed.
+LAB: dict[str, Any] = {"limit_memlock": 4096, "limit_nofile": 16384, "clock": "any"}
+TEXTFILE = "/var/lib/prometheus/node-exporter/nodeready.prom"
+
+
+@pytest.fixture
+def put() -> Callable[..., Callable[..., Done]]:
+    """Puts a bundle on a node: `put(node, gate_budget_s=5)` returns its runner."""
+
+    def on(node: Node, **settings: Any) -> Callable[..., Done]:
+        node.write(PLACE, bundle.build(make_policy({**LAB, **settings})), 0o755)
+
+        def run(*words: str, before: str = "", user: str = "root") -> Done:
+            """before: shell text in front of the command, in its own shell."""
+            line = f"{before}\nexec env -i /usr/bin/python3 -I {PLACE} {' '.join(words)}"
+            argv = (
+                ["sh", "-c", line] if user == "root" else ["su", user, "-s", "/bin/sh", "-c", line]
+            )
+            done = node.enter(argv, check=False, timeout=120)
+            assert "Traceback" not in done.stdout + done.stderr, done
+            return done
+
+        return run
+
+    return on
+
+
+def everything(node, folders="/etc /opt /usr/local /root /home /var /run /tmp"):
+    """Every file on the node with its size and time, but for what the node's own programs do."""
+    look = f"find {folders} -xdev -type f -printf '%p %s %T@\\n'"
+    return set(node.enter(["sh", "-c", look]).stdout.splitlines())
+
+
+def statuses(document):
+    (node,) = document["nodes"]
+    return {result["check"]: result["status"] for result in node["results"]}
+
+
+def test_it_judges_as_an_audit_from_outside_does_and_writes_nothing(fresh_node, put):
+    run = put(fresh_node)
+    before = everything(fresh_node)
+    done = run("audit --local --format json")
+    assert everything(fresh_node) == before
+    document = json.loads(done.stdout)
+    assert document["schema"] == "nodeready.audit/1"
+    assert document["nodes"][0]["name"] == fresh_node.name
+    policy = make_policy(LAB)
+    outside = {r.check: r.status for r in judge(observe(on(fresh_node), policy), policy)}
+    here = statuses(document)
+    differing = {check for check in here if here[check] != outside.get(check)}
+    # Of the others' host keys an audit of this node alone knows nothing either.
+    assert differing <= {"ssh_client.known_hosts", "limits.running"}
+    assert {*here} == {check for check in outside if not check.startswith("gate.")}
+    assert done.returncode == 3
+
+
+def test_any_user_may_look_without_a_home_and_only_one_check_may_be_asked(fresh_node, put):
+    fresh_node.write("/etc/sysctl.d/99-site.conf", "kernel.yama.ptrace_scope = 1\n")
+    run = put(fresh_node, ptrace_scope=1)
+    done = run("audit --only ptrace.scope", user="ml")
+    assert done.returncode == 0, done
+    assert done.stdout == (
+        f"ok       {fresh_node.name}  1 check passed\n1 node: 1 ok\n1 result: 1 ok\n"
+    )
+    done = run("audit --only ptrace.scope --format nagios", user="ml")
+    assert done.stdout.startswith("NODEREADY OK: ")
+    assert run("audit --only ptrace.scope -q").stdout == ""
+    waived = put(fresh_node, ptrace_scope=2, waivers={"ptrace.scope": "until Monday"})
+    assert "waived: until Monday" in waived("audit --only ptrace.scope").stdout
+    unwaived = put(fresh_node, ptrace_scope=2)
+    assert unwaived("audit --only ptrace.scope").returncode == 3
+
+
+def test_the_sites_policy_counts_and_a_broken_one_is_one_line_for_every_command(fresh_node, put):
+    run = put(fresh_node)
+    fresh_node.write("/etc/nodeready/policy.json", '{"ptrace_scope": 2}')
+    assert run("audit --only ptrace.scope").returncode == 3
+    fresh_node.write("/etc/nodeready/policy.json", '{"ptrace_scope": 9}')
+    for command in ("audit", "ready", "record", "prolog"):
+        done = run(command)
+        (line,) = done.stderr.splitlines()
+        assert (done.returncode, done.stdout) == (2, "")
+        assert line.startswith("nodeready: /etc/nodeready/policy.json: ptrace_scope = 9: must be")
+
+
+def test_the_prolog_answers_from_the_record_until_it_is_stale(fresh_node, put):
+    fresh_node.enter(["mkdir", "-p", TEXTFILE.rpartition("/")[0]])
+    run = put(fresh_node)
+    done = run("record")
+    assert done.returncode == 3
+    kept = gate.parse(fresh_node.read(gate.PATH).encode())
+    assert not kept.go
+    assert done.stdout == f"nodeready: no-go: {'; '.join(kept.reasons)}\n"
+    series = fresh_node.read(TEXTFILE)
+    for reason in kept.reasons:
+        assert f'check="{reason.partition(":")[0]}",status="fail"' in series
+    assert run("prolog").stdout == done.stdout
+    # A no-go is looked at again: what it said is not what a look says.
+    fresh_node.write(gate.PATH, kept.text().replace(kept.reasons[0], "a.b: from the record"))
+    assert run("prolog").stdout == done.stdout
+    # A go is believed: a look would say something else.
+    go = replace(kept, go=True, reasons=()).text()
+    fresh_node.write(gate.PATH, go)
+    assert run("prolog").stdout == "nodeready: go\n"
+    for pattern, text in (
+        (r'"time": \d+', '"time": 1'),
+        (r'"time": \d+', '"time": 9999999999'),
+        (r'"boot_id": "[^"]+"', '"boot_id": "x"'),
+        (r'"policy_digest": "[^"]+"', '"policy_digest": "x"'),
+        (r"}", ""),
+    ):
+        fresh_node.write(gate.PATH, re.sub(pattern, text, go))
+        assert run("prolog").returncode == 3, text
+    assert put(fresh_node, gate_max_age_s=0)("prolog").stdout.count("\n") == 1
+
+
+def test_a_node_that_is_fine_gets_its_job(fresh_node, put):
+    run = put(fresh_node)
+    first = json.loads(run("audit --format json").stdout)
+    bad = {check: "lab" for check, status in statuses(first).items() if status == "fail"}
+    assert bad
+    run = put(fresh_node, waivers=bad)
+    done = run("record")
+    assert (done.returncode, done.stdout) == (0, "nodeready: go\n"), done
+    assert run("prolog").stdout == "nodeready: go\n"
+    fresh_node.enter(["rm", "-r", "/run/nodeready"])
+    assert run("prolog").stdout == "nodeready: go\n", "by a look of its own"
+
+
+def test_a_full_disk_keeps_the_old_verdict_and_is_one_line(fresh_node, put):
+    run = put(fresh_node)
+    run("record")
+    old = fresh_node.read(gate.PATH)
+    full = (
+        "mkdir -p /tmp/keep; cp -a /run/nodeready/. /tmp/keep; "
+        "mount -t tmpfs -o size=64k,mode=755 none /run/nodeready; "
+        "cp -a /tmp/keep/. /run/nodeready; dd if=/dev/zero of=/run/nodeready/fill 2>/dev/null; :"
+    )
+    fresh_node.enter(["sh", "-c", full])
+    done = run("record")
+    assert done.returncode == 1
+    assert done.stderr == f"nodeready: No space left on device: {gate.PATH}\n"
+    assert done.stdout.startswith("nodeready: no-go: ")
+    assert fresh_node.read(gate.PATH) == old
+    listed = fresh_node.enter(["ls", "-A", "/run/nodeready"]).stdout.split()
+    assert listed == ["fill", "verdict.json"]
+    done = run("record", user="ml")
+    assert done.returncode == 1
+    assert done.stderr == f"nodeready: Permission denied: {gate.PATH}\n"
+
+
+def test_a_wedged_tool_holds_no_job(fresh_nodes, put):
+    (node,) = fresh_nodes(1, profile="h100")
+    node.reboot(fault="nvidia-smi-hangs")
+    run = put(node, gate_budget_s=14)
+    began = time.monotonic()
+    done = run("prolog")
+    # Its own end, long before the tool's, which never comes.
+    assert time.monotonic() - began < 60
+    assert done.returncode == 3
+    assert done.stdout.startswith("nodeready: no-go: ")
+    assert "nvidia-smi" in done.stdout
+    assert done.stdout.count("\n") == 1
+    # No time at all: then nothing is known, and that is no go.
+    done = put(node, gate_budget_s=3)("prolog")
+    assert done.returncode == 3
+    assert "no answer within 2 s" in done.stdout or "nvidia-smi" in done.stdout
+    left = node.enter(["sh", "-c", "ps -eww -o args | grep '[n]odeready:'"], check=False)
+    assert left.stdout == ""
+
+
+def test_two_at_once_leave_one_whole_verdict(fresh_node, put):
+    run = put(fresh_node)
+    line = f"python3 -I {PLACE} record"
+    both = fresh_node.enter(
+        ["sh", "-c", f"{line} & {line} & {line}; a=$?; wait; exit $a"], check=False
+    )
+    lines = both.stdout.splitlines()
+    assert len(lines) == 3
+    assert len({*lines}) == 1
+    assert gate.parse(fresh_node.read(gate.PATH).encode()) is not None
+    assert fresh_node.enter(["ls", "-A", "/run/nodeready"]).stdout.split() == ["verdict.json"]
+    assert run("prolog").stdout.splitlines() == lines[:1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
+@pytest.mark.parametrize("command", ["audit", "ready"])
+def test_an_interrupt_ends_what_was_started(fresh_nodes, put, number, command):
+    (node,) = fresh_nodes(1, profile="h100")
+    node.reboot(fault="nvidia-smi-hangs")
+    put(node)
+    start = (
+        f"python3 -I {PLACE} {command} >/tmp/out 2>/tmp/err & echo $! >/tmp/pid; "
+        "wait $!; echo $? >/tmp/status"
+    )
+    # In the background a shell ignores Ctrl-C for its children; Python takes that over.
+    start = start.replace("python3 -I", "env --default-signal=INT python3 -I")
+    node.enter(["sh", "-c", f"setsid sh -c '{start}' >/dev/null 2>&1 &"])
+    there = "ps -eww -o args | grep -q '[n]odeready:'"
+    wait_for(lambda: node.enter(["sh", "-c", there], check=False).returncode == 0)
+    node.enter(["sh", "-c", f"kill -{number.value} $(cat /tmp/pid)"])
+    ended = lambda: node.enter(["test", "-s", "/tmp/status"], check=False).returncode == 0  # noqa: E731
+    wait_for(ended)
+    assert node.read("/tmp/status") == "130\n"
+    assert node.read("/tmp/err") == "nodeready: interrupted\n"
+    assert node.read("/tmp/out") == ""
+    wait_for(lambda: node.enter(["sh", "-c", there], check=False).returncode == 1)

@@ -1,0 +1,267 @@
+"""Kernel arguments on real nodes with eight MI300X, by each distribution's way.
+
+The node's boot loader tools stand in for the real ones (iommu_tools/); what they read and
+write, and what is asserted here, are plain files.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodeready.lab import Node
+from nodeready.operations import iommu
+from nodeready.policy import Policy
+from nodeready.subjects.iommu.checks import wanted
+from nodeready.subjects.snapshot import judge
+from tests.helpers import apply, observe, on, plan
+
+STEPS = [iommu.args]
+TOOLS = {
+    path.name: path.read_bytes() for path in Path(__file__).with_name("iommu_tools").iterdir()
+}
+
+
+@pytest.fixture
+def node(fresh_nodes: Callable[..., list[Node]]) -> Callable[..., Node]:
+    """A factory: a node of a distribution with its boot loader tools and these files."""
+
+    def make(release: str, *tools: str, **files: str | bytes) -> Node:
+        made = fresh_nodes(1, profile="mi300x")[0]
+        made.write("/etc/os-release", release)
+        for tool in tools:
+            made.write(f"/usr/sbin/{tool}", TOOLS[tool], 0o755)
+        for path, content in files.items():
+            made.write(path, content)
+        return made
+
+    return make
+
+
+DEBIAN = "ID=debian\nVERSION_ID=12\n"
+ROCKY = 'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.5"\n'
+SLES = 'ID="sles"\nID_LIKE="suse"\nVERSION_ID="15.6"\n'
+
+
+def status(node: Node, policy: Policy) -> dict[str, str]:
+    seen = observe(on(node), policy, ["iommu"])
+    return {result.check: result.status for result in judge(seen, policy, ["iommu"])}
+
+
+def deploy(node: Node, policy: Policy) -> int:
+    """Apply what is planned; the number of changes."""
+    seen = observe(on(node), policy, ["iommu"])
+    todo = plan(seen, policy, STEPS)
+    apply(on(node), todo)
+    return len(todo)
+
+
+def calls(node: Node) -> list[str]:
+    return node.run("cat /var/log/boot-tools.log 2>/dev/null || :").stdout.splitlines()
+
+
+def arguments(node: Node, path: str = "/boot/grub/grub.cfg") -> list[str]:
+    """The first kernel's arguments, apart from root, as a person would read them."""
+    line = re.search(r"^\s*linux\s+\S+ root=\S+ (.*)$", node.read(path), re.M)
+    assert line
+    return re.findall(r'(?:[^\s"]|"[^"]*")+', line[1])
+
+
+def expected(node: Node) -> list[str]:
+    """iommu=pt, and on an Intel host (this machine's CPU shows through) intel_iommu=on."""
+    intel = "GenuineIntel" in node.read("/proc/cpuinfo")
+    return ["intel_iommu=on", "iommu=pt"] if intel else ["iommu=pt"]
+
+
+DIRTY = {
+    "other people's tokens and one that contradicts": (
+        'GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=soft splash"\nGRUB_CMDLINE_LINUX="a=1 b=2"\n',
+        {},
+        ["ro", "a=1", "b=2", "+", "quiet", "splash"],
+    ),
+    "a drop-in that replaces, and one that appends": (
+        'GRUB_CMDLINE_LINUX_DEFAULT="iommu=pt quiet"\n',
+        {
+            "50-cloud.cfg": 'GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0 iommu=off"\n',
+            "99-kdump.cfg": 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX crashkernel=512M"\n',
+        },
+        ["ro", "crashkernel=512M", "+", "console=ttyS0"],
+    ),
+    "a drop-in that sorts behind everything": (
+        "",
+        {"zzzz.cfg": 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX iommu=nopt c=3"\n'},
+        ["ro", "c=3", "+"],
+    ),
+    "quoted tokens with blanks and globs": (
+        'GRUB_CMDLINE_LINUX=\'dyndbg="file drivers/* +p; func f +l" x=* iommu=soft "y=a b"\'\n',
+        {},
+        ["ro", 'dyndbg="file drivers/* +p; func f +l"', "x=*", '"y=a b"', "+"],
+    ),
+    "CRLF": (
+        'GRUB_DEFAULT=0\r\nGRUB_CMDLINE_LINUX="a=1 iommu=soft"\r\n',
+        {},
+        ["ro", "a=1", "+"],
+    ),
+    "no final newline": ('GRUB_CMDLINE_LINUX="iommu=soft a=1"', {}, ["ro", "a=1", "+"]),
+    "assignments that only a shell understands": (
+        'GRUB_CMDLINE_LINUX="a=1 \\\n iommu=soft $(echo b=2)"\n',
+        {},
+        ["ro", "a=1", "b=2", "+"],
+    ),
+    "no configuration at all": (None, {}, ["ro", "+"]),
+}
+
+
+@pytest.mark.parametrize("trap", DIRTY)
+def test_debian_keeps_other_tokens_and_drops_contradicting_ones(node, trap):
+    main, dropins, tokens = DIRTY[trap]
+    files = {f"/etc/default/grub.d/{name}": content for name, content in dropins.items()}
+    if main is not None:
+        files["/etc/default/grub"] = main
+    debian = node(DEBIAN, "update-grub", **files)
+    debian.run("update-grub")
+    before = {path: debian.read(path) for path in files}
+    assert status(debian, Policy())["iommu.args"] == "fail"
+
+    assert deploy(debian, Policy()) == 1
+
+    ours = expected(debian)
+    at = tokens.index("+")
+    assert arguments(debian) == [*tokens[:at], *ours, *tokens[at + 1 :]]
+    assert {path: debian.read(path) for path in files} == before
+    assert status(debian, Policy()) == {
+        "iommu.args": "ok",
+        "iommu.live": "warn",
+        "iommu.off": "ok",
+    }
+    assert deploy(debian, Policy()) == 0
+    assert len(calls(debian)) == 2
+    # What a kernel update does.
+    debian.run("update-grub")
+    assert arguments(debian) == [*tokens[:at], *ours, *tokens[at + 1 :]]
+
+
+def test_a_person_s_amd_iommu_off_stays_and_is_reported(node):
+    line = 'GRUB_CMDLINE_LINUX="amd_iommu=off"\n'
+    debian = node(DEBIAN, "update-grub", **{"/etc/default/grub.d/10-hang.cfg": line})
+    debian.run("update-grub")
+    assert deploy(debian, Policy()) == 1
+    assert "amd_iommu=off" in arguments(debian)
+    found = [
+        result
+        for result in judge(observe(on(debian), Policy(), ["iommu"]), Policy(), ["iommu"])
+        if result.check == "iommu.off"
+    ]
+    assert [(r.status, r.actual, r.source) for r in found] == [
+        ("warn", "amd_iommu=off", "/etc/default/grub.d/10-hang.cfg:1")
+    ]
+
+
+def test_pending_until_the_kernel_shows_it(node):
+    debian = node(DEBIAN, "update-grub")
+    debian.run("update-grub")
+    deploy(debian, Policy())
+    assert status(debian, Policy())["iommu.live"] == "warn"
+    # A reboot gives the kernel what the boot loader has.
+    debian.enter(["sh", "-c", "umount /proc/cmdline; echo >/tmp/cmdline"])
+    debian.write("/tmp/cmdline", "BOOT_IMAGE=/vmlinuz " + " ".join(arguments(debian)) + "\n")
+    debian.enter(["mount", "--bind", "/tmp/cmdline", "/proc/cmdline"])
+    assert set(status(debian, Policy()).values()) == {"ok"}
+
+
+def test_a_changed_policy_replaces_and_an_empty_one_leaves_all_alone(node):
+    debian = node(DEBIAN, "update-grub", **{"/etc/default/grub": 'GRUB_CMDLINE_LINUX="a=1"\n'})
+    debian.run("update-grub")
+    deploy(debian, Policy(iommu_args=("iommu=pt",)))
+    assert deploy(debian, Policy(iommu_args=("iommu=nopt", "pci=noaer"))) == 1
+    assert arguments(debian) == ["ro", "a=1", "iommu=nopt", "pci=noaer"]
+    assert deploy(debian, Policy(iommu_args=())) == 0
+    assert set(status(debian, Policy(iommu_args=())).values()) == {"na"}
+
+
+def test_a_failing_update_grub_is_told_in_its_own_words(node):
+    debian = node(DEBIAN, **{"/boot/grub/grub.cfg": "linux /vmlinuz ro\n"})
+    debian.write(
+        "/usr/sbin/update-grub", "#!/bin/sh\necho 'grub-probe: no device' >&2\nexit 1\n", 0o755
+    )
+    with pytest.raises(AssertionError, match="update-grub: grub-probe: no device"):
+        deploy(debian, Policy())
+    assert status(debian, Policy())["iommu.args"] == "fail"
+
+
+def test_rhel_goes_through_grubby(node):
+    entries = "/boot/loader/entries"
+    rocky = node(
+        ROCKY,
+        "grubby",
+        "grub2-mkconfig",
+        **{
+            f"{entries}/1-5.14.0-503.conf": (
+                "title Rocky\nversion 5.14.0-503\nlinux /vmlinuz-5.14.0-503\n"
+                "options root=/dev/r ro iommu=soft a=1 $tuned_params\n"
+            ),
+            f"{entries}/1-5.14.0-427.conf": "linux /vmlinuz-5.14.0-427\noptions root=/dev/r ro\n",
+            "/boot/grub2/grubenv": "# GRUB Environment Block\ntuned_params=skew_tick=1\n####",
+            "/boot/grub2/grub.cfg": "blscfg\n",
+        },
+    )
+    assert status(rocky, Policy())["iommu.args"] == "fail"
+    assert deploy(rocky, Policy()) == 1
+    ours = " ".join(expected(rocky))
+    options = re.findall(r"^options (.*)$", rocky.run(f"cat {entries}/*.conf").stdout, re.M)
+    assert options == [f"root=/dev/r ro {ours}", f"root=/dev/r ro a=1 $tuned_params {ours}"]
+    (call,) = calls(rocky)
+    assert "--remove-args=iommu=soft" in call
+    assert status(rocky, Policy())["iommu.args"] == "ok"
+    assert deploy(rocky, Policy()) == 0
+    assert rocky.run("ls /etc/default/grub.d", check=False).returncode != 0
+
+
+@pytest.mark.parametrize("end", ["\n", "", "\r\n"])
+def test_sles_gets_a_block_in_its_one_file(node, end):
+    main = f'GRUB_DEFAULT=saved{end or chr(10)}GRUB_CMDLINE_LINUX_DEFAULT="iommu=soft quiet"{end}'
+    sles = node(SLES, "grub2-mkconfig", **{"/etc/default/grub": main})
+    sles.run("grub2-mkconfig -o /boot/grub2/grub.cfg")
+    assert status(sles, Policy())["iommu.args"] == "fail"
+    assert deploy(sles, Policy()) == 1
+    assert arguments(sles, "/boot/grub2/grub.cfg") == [*expected(sles), "quiet"]
+    after = sles.run("base64 -w0 /etc/default/grub").stdout
+    assert base64.b64decode(after).startswith(main.encode())
+    assert status(sles, Policy())["iommu.args"] == "ok"
+    assert deploy(sles, Policy()) == 0
+    # Somebody adds a line behind our block: it would win.
+    with_line = base64.b64decode(after) + b'GRUB_CMDLINE_LINUX="iommu=soft"\n'
+    sles.write("/etc/default/grub", with_line)
+    assert deploy(sles, Policy()) == 1
+    assert arguments(sles, "/boot/grub2/grub.cfg") == [*expected(sles), "quiet"]
+
+
+def test_a_symlinked_drop_in_directory_and_file_stay_links(node):
+    sles = node(SLES, "grub2-mkconfig", **{"/etc/site/grub": 'GRUB_CMDLINE_LINUX="a=1"\n'})
+    sles.run("ln -s /etc/site/grub /etc/default/grub; grub2-mkconfig -o /boot/grub2/grub.cfg")
+    assert deploy(sles, Policy()) == 1
+    assert sles.run("readlink /etc/default/grub").stdout == "/etc/site/grub\n"
+    assert "nodeready_args" in sles.read("/etc/site/grub")
+
+
+def test_no_supported_boot_loader_is_a_person_s_work(node):
+    odd = node("ID=alpine\n", "update-grub")
+    assert status(odd, Policy())["iommu.args"] == "fail"
+    assert deploy(odd, Policy()) == 0
+
+
+def test_a_node_without_amd_hardware_is_na(fresh_nodes):
+    plain = fresh_nodes(1)[0]
+    assert set(status(plain, Policy()).values()) == {"na"}
+    assert deploy(plain, Policy()) == 0
+
+
+def test_the_wanted_arguments_follow_the_node_s_own_hardware(node):
+    debian = node(DEBIAN, "update-grub")
+    seen = observe(on(debian), Policy(), ["iommu"])["iommu"]
+    assert len(seen.devices) == 8
+    assert wanted(seen, Policy()) == tuple(expected(debian))

@@ -1,0 +1,297 @@
+"""A lab with Slurm: real daemons, jobs of real users, drained and healed; nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeready.lab import Lab, LabError, Node, boot, down, network, processes, slurm, state
+from tests.paths import ROOT
+
+PROLOG = "/usr/local/sbin/prolog"
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def own_slurm(slurm_lab: Lab, own_lab: str) -> str:
+    """The name of a lab that the test may start with Slurm; it is ended after the test."""
+    return own_lab
+
+
+@pytest.fixture
+def settings(slurm_lab: Lab) -> Iterator[Callable[..., None]]:
+    """Change slurm.conf for this test; afterwards it is as before, and no node is drained."""
+    yield slurm_lab.slurm_configure
+    slurm_lab.slurm_configure()
+    for node in slurm_lab.nodes:
+        if "DRAIN" in state_of(node):
+            slurm_lab.slurm_run("scontrol", "update", f"NodeName={node.name}", "State=RESUME")
+
+
+def state_of(node: Node) -> str:
+    """What Slurm says about the node, in the words of scontrol: DOWN+NOT_RESPONDING, IDLE+DRAIN.
+
+    sinfo (22.05) shows `mixed` for good where a job ends in the second in which its node changed.
+    """
+    shown = node.lab.slurm_run("scontrol", "-o", "show", "node", node.name).stdout
+    return next(word for word in shown.split() if word.startswith("State=")).partition("=")[2]
+
+
+def await_state(node: Node, wanted: str) -> None:
+    deadline = time.monotonic() + 60
+    while state_of(node) != wanted:
+        jobs = node.lab.slurm_run("squeue", "-h").stdout
+        assert time.monotonic() < deadline, f"{state_of(node)}, not {wanted}; {jobs}"
+        time.sleep(0.1)
+
+
+def await_true(node: Node, command: str) -> str:
+    """What this command prints as soon as it succeeds."""
+    deadline = time.monotonic() + 60
+    while (done := node.enter(["sh", "-c", command], check=False)).returncode:
+        assert time.monotonic() < deadline, f"{node.name}: {command}: {done.stderr}"
+        time.sleep(0.1)
+    return done.stdout.strip()
+
+
+def nodeready(*words: str, **environment: str) -> Done:
+    argv = [sys.executable, "-m", "nodeready", *words]
+    env = {**os.environ, **environment}
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def groups(name: str) -> str:
+    """The directories of a lab in the machine's freezer."""
+    script = f'mount -t cgroup -o freezer f /mnt && find "/mnt{boot.freezer_group(name)}" -type d'
+    argv = ["unshare", "--mount", "sh", "-c", script]
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+
+
+def traces(name: str, index: int) -> list[str]:
+    """Whatever this machine still has of a lab."""
+    directory = state.ROOT / name
+    found = [f"process {pid}" for pid in processes.of_lab(directory)] + groups(name).split()
+    if directory.exists():
+        found.append(str(directory))
+    if Path("/sys/class/net", network.interface(index)).exists():
+        found.append(network.interface(index))
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{directory}/" in (process / "mountinfo").read_text():
+                found.append(f"mount in {process}")
+            if f"ClusterName={name}\n" in (process / "root" / slurm.CONF[1:]).read_text():
+                found.append(f"node of {process}")
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("user", ["root", "ml"])
+def test_jobs_run_as_root_and_as_the_user(slurm_lab: Lab, user: str) -> None:
+    nodes = slurm_lab.nodes
+    assert [state_of(node) for node in nodes] == ["IDLE"] * 3
+    ran = nodes[0].run("srun -N3 sh -c 'echo $(hostname) $(id -un)'", user=user).stdout
+    assert sorted(ran.splitlines()) == [f"{node.name} {user}" for node in nodes]
+
+
+def test_from_this_machine_and_from_the_controller(slurm_lab: Lab) -> None:
+    two = slurm_lab.slurm_run("srun", "-N2", "hostname").stdout.split()
+    assert len(set(two) & {node.name for node in slurm_lab.nodes}) == 2
+    assert slurm_lab.controller is not None
+    assert slurm_lab.controller.name not in {name for name, _ in slurm_lab.inventory_data()}
+    assert slurm_lab.controller.run("srun id -un", user="ml").stdout == "ml\n"
+    with pytest.raises(LabError, match="invalid partition"):
+        slurm_lab.slurm_run("srun", "-p", "nosuch", "hostname")
+
+
+def test_a_job_is_contained(slurm_lab: Lab) -> None:
+    node = slurm_lab.nodes[0]
+    script = "(setsid sleep 4711 >/dev/null 2>&1 &); cat /proc/self/cgroup"
+    where = node.run(f"srun -w {node.name} sh -c '{script}'").stdout
+    gone = node.enter(["pgrep", "-f", "sleep 471[1]"], check=False).returncode == 1
+    known = state.load(slurm_lab.name)
+    assert known is not None
+    assert known.slurm is not None
+    tracking = slurm_lab.slurm_run("scontrol", "show", "config").stdout
+    if known.slurm.freezer:
+        assert "proctrack/cgroup" in tracking
+        assert f":freezer:/slurm_{node.name}/uid_0/job_" in where
+        assert gone
+    else:
+        assert "proctrack/linuxproc" in tracking
+
+
+def test_a_failing_prolog_drains_its_node(slurm_lab: Lab, settings: Callable[..., None]) -> None:
+    for number, node in enumerate(slurm_lab.nodes):
+        node.write(
+            PROLOG, f"#!/bin/sh\necho $SLURM_JOB_ID >/run/prolog\nexit {number // 2}\n", 0o755
+        )
+    settings(f"Prolog={PROLOG}", "PrologEpilogTimeout=20", "slurmdtimeout=10")
+    shown = slurm_lab.slurm_run("scontrol", "show", "config").stdout
+    lines = dict(line.split("=", 1) for line in shown.replace(" ", "").splitlines() if "=" in line)
+    assert (lines["Prolog"], lines["PrologEpilogTimeout"]) == (PROLOG, "20")
+    assert lines["SlurmdTimeout"] == "10sec"
+
+    good, _, bad = slurm_lab.nodes
+    assert good.run(f"srun -w {good.name} hostname").stdout == f"{good.name}\n"
+    assert good.read("/run/prolog").strip().isdigit()
+    failed = good.run(f"srun -w {bad.name} hostname", check=False)
+    assert failed.returncode != 0
+    assert "prolog failed" in failed.stderr.lower()
+    await_state(bad, "IDLE+DRAIN")
+    await_state(good, "IDLE")
+    assert "Prolog" in slurm_lab.slurm_run("sinfo", "-h", "-R", "-o", "%E").stdout
+
+    # Draining survives what a node does; a person, or the site's program, undoes it.
+    bad.reboot()
+    await_state(bad, "IDLE+DRAIN")
+    bad.write(PROLOG, "#!/bin/sh\nexit 0\n", 0o755)
+    slurm_lab.slurm_run("scontrol", "update", f"NodeName={bad.name}", "State=RESUME")
+    assert good.run(f"srun -w {bad.name} hostname").stdout == f"{bad.name}\n"
+
+
+def test_a_dead_node_is_down_and_comes_back(slurm_lab: Lab, settings: Callable[..., None]) -> None:
+    settings("SlurmdTimeout=3")
+    node = slurm_lab.nodes[1]
+    node.kill()
+    await_state(node, "DOWN+NOT_RESPONDING")
+    node.reset()
+    await_state(node, "IDLE")
+    assert slurm_lab.nodes[0].run(f"srun -w {node.name} hostname").stdout == f"{node.name}\n"
+
+
+def test_a_frozen_job_dies_with_its_node(slurm_lab: Lab) -> None:
+    node = slurm_lab.nodes[2]
+    if not boot.group_of(node.pid):
+        pytest.skip("this machine's nodes have no freezer")
+    batch = ["sbatch", "--parsable", "--no-requeue", "-o", "/dev/null", "-w", node.name]
+    job = slurm_lab.slurm_run(*batch, "--wrap", "sleep 1234").stdout.strip()
+    step = f"/sys/fs/cgroup/freezer/slurm_{node.name}/uid_0/job_{job}/step_batch"
+    await_true(node, f"grep -c . {step}/cgroup.procs && pgrep -x sleep -a | grep 1234")
+    node.enter(["sh", "-c", f"echo FROZEN >{step}/freezer.state"])
+    pid = node.pid
+    node.kill()
+    assert processes.started_at(pid) is None
+    slurm_lab.restart([node], keep_disk=True)
+    assert "1234" not in node.enter(["pgrep", "-a", "sleep"]).stdout
+    slurm_lab.slurm_run("scancel", job)
+    await_state(node, "IDLE")
+
+
+def test_a_node_with_a_fault_has_slurm_too(slurm_lab: Lab) -> None:
+    node = slurm_lab.nodes[1]
+    try:
+        for fault in ("read-only", "firewall"):
+            node.reset(fault=fault)
+            assert node.enter(["pgrep", "slurmd"]).stdout
+        node.reset(fault="read-only")
+        await_state(node, "IDLE")
+        tried = node.run(f"srun -w {node.name} touch /etc/x", check=False)
+        assert "Read-only file system" in tried.stderr
+    finally:
+        node.reset()
+    await_state(node, "IDLE")
+
+
+def test_slurm_refuses_a_setting(slurm_lab: Lab) -> None:
+    for line, says in (("Bogus=1", "unrecognized key: Bogus"), ("Prolog=a\nB=1", "no line of")):
+        with pytest.raises(LabError, match=says):
+            slurm_lab.slurm_configure(line)
+    assert [state_of(node) for node in slurm_lab.nodes] == ["IDLE"] * 3
+    assert "Bogus" not in slurm_lab.nodes[0].read(slurm.CONF)
+
+
+def test_life_of_a_lab_with_slurm(own_slurm: str) -> None:
+    name = own_slurm
+    machine = [Path("/etc/slurm"), Path("/etc/munge"), Path("/var/lib/slurm"), Path("/run/munge")]
+    before = [sorted(path.glob("**/*")) for path in machine]
+    first = nodeready("lab", "up", "--slurm", "--nodes", "1", "--name", name)
+    assert (first.returncode, first.stderr.count("Traceback")) == (0, 0)
+    assert first.stdout.splitlines()[0] == f"{name}: 1 nodes up: {name}001"
+    conf = next(word for word in first.stdout.split() if word.startswith("SLURM_CONF="))
+    listed = subprocess.check_output(["env", conf, "sinfo", "-h", "-o", "%N %T"], text=True)
+    assert listed == f"{name}001 idle\n"
+    lab = Lab.load(name)
+    known = state.load(name)
+    assert lab is not None
+    assert known is not None
+    assert lab.controller is not None
+
+    # It grows, without being asked for Slurm again; what the first node runs goes on.
+    sleeper = lab.slurm_run("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 1234")
+    again = nodeready("lab", "up", "--nodes", "2", "--name", name)
+    assert again.stdout.startswith(f"{name}: 1 of 2 nodes started")
+    lab = Lab.load(name)
+    assert lab is not None
+    ran = lab.nodes[1].run("srun -N2 hostname", user="ml").stdout
+    assert sorted(ran.split()) == [node.name for node in lab.nodes]
+    job = lab.slurm_run("squeue", "-h", "-j", sleeper.stdout.strip(), "-o", "%T %N")
+    assert job.stdout == f"RUNNING {name}001\n"
+
+    # A controller that has lost its power comes back and knows its jobs.
+    assert lab.controller is not None
+    lab.controller.kill()
+    status = nodeready("lab", "status")
+    assert (status.returncode, f"{name}: dead: {lab.controller.name}" in status.stdout) == (
+        3,
+        True,
+    )
+    assert nodeready("lab", "up", "--slurm", "--name", name, "--nodes", "2").returncode == 0
+    lab = Lab.load(name)
+    assert lab is not None
+    assert sleeper.stdout.strip() in lab.slurm_run("squeue", "-h", "-o", "%i").stdout.split()
+
+    assert groups(name) or not (known.slurm and known.slurm.freezer)
+    assert traces(name, known.index) != []
+    assert nodeready("lab", "down", "--name", name).returncode == 0
+    assert traces(name, known.index) == []
+    assert [sorted(path.glob("**/*")) for path in machine] == before
+
+
+def test_an_up_that_was_killed_leaves_nothing(own_slurm: str) -> None:
+    name = own_slurm
+    argv = [sys.executable, "-m", "nodeready", "lab", "up", "--slurm", "--nodes", "24"]
+    with subprocess.Popen([*argv, "--name", name], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and len(processes.of_lab(state.directory(name))) < 8:
+            time.sleep(0.001)
+        known = state.load(name)
+        process.kill()
+    assert process.returncode == -9
+    assert known is not None
+    assert nodeready("lab", "down", "--name", name).returncode == 0
+    assert traces(name, known.index) == []
+
+
+def test_slurm_is_for_the_whole_life_of_a_lab(own_slurm: str) -> None:
+    lab = Lab.up(own_slurm, 1)
+    done = nodeready("lab", "up", "--slurm", "--nodes", "1", "--name", own_slurm)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert f"the lab {own_slurm} runs without Slurm; end it first: " in done.stderr
+    assert not lab.slurm
+    with pytest.raises(LabError, match="has no Slurm; start one that has"):
+        lab.slurm_run("sinfo")
+    assert lab.nodes[0].run("ls -A /etc/slurm /etc/munge").stdout.split() == [
+        "/etc/munge:",
+        "/etc/slurm:",
+    ]
+    down(own_slurm)
+
+
+def test_without_its_packages_is_one_clear_line(own_slurm: str, tmp_path: Path) -> None:
+    for name in ("ip", "sshd", "ssh", "nsenter", "munged", "apt-get"):
+        (tmp_path / name).symlink_to("/bin/true")
+    path = f"lambda: {{'PATH': {str(tmp_path)!r}}}"
+    code = f"from nodeready.lab import needs; needs.environment = {path}"
+    start = f"from nodeready.lab import Lab; Lab.up({own_slurm!r}, 1, slurm=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{start}"], capture_output=True, text=True, check=False
+    )
+    says = "slurmctld, slurmd, sinfo; apt-get install slurm-client slurmctld slurmd"
+    assert done.stderr.splitlines()[-1].endswith(f"LabUnavailable: not installed: {says}")
+    assert not state.directory(own_slurm).exists()

@@ -1,0 +1,163 @@
+"""Dirty nodes: whatever their files say, a new login gets the policy's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nodeready.lab import Node
+from nodeready.operations import limits as steps
+from nodeready.policy import Policy
+from nodeready.subjects.snapshot import judge
+from tests.helpers import apply, observe, on, plan
+
+# Values below the usual hard limits: a machine that runs the lab may not be allowed to raise them.
+POLICY = Policy(limit_memlock="1024", limit_nofile=4096)
+STEPS = (steps.logins, steps.services, steps.restart)
+CONF = "/etc/security/limits.conf"
+
+
+def statuses(node: Node) -> dict[str, str]:
+    seen = observe(on(node), POLICY, ("limits",))
+    return {result.check: result.status for result in judge(seen, POLICY)}
+
+
+def deploy(node: Node) -> list[str]:
+    """Do what is to do; which steps that was."""
+    changes = plan(observe(on(node), POLICY, ("limits",)), POLICY, STEPS)
+    apply(on(node), changes)
+    return [change.step for change in changes]
+
+
+def ulimits(node: Node, user: str) -> list[str]:
+    """What a new session gets: core, memlock and nofile, soft and hard."""
+    text = "; ".join(f"ulimit -{kind}{item}" for item in "cln" for kind in "SH")
+    return node.run(text, user=user).stdout.split()
+
+
+def files(node: Node) -> set[str]:
+    """Every file of /etc with its digest, mode and owner, and every link."""
+    text = (
+        "find /etc -type f -exec sha256sum {} + ; find /etc -type f -printf '%p %m %u\\n'; "
+        "find /etc -type l -printf '%p -> %l\\n'"
+    )
+    return set(node.run(text).stdout.splitlines())
+
+
+WANTED = ["unlimited", "unlimited", "1024", "1024", "4096", "4096"]
+
+
+@pytest.mark.parametrize(
+    "dirt",
+    [
+        pytest.param({}, id="fresh"),
+        pytest.param({CONF: "* hard core 0\n"}, id="hard_zero_for_all"),
+        pytest.param(
+            {
+                CONF: "* - nofile 256\nroot - nofile 256\n",
+                "/etc/security/limits.d/20-site.conf": "",
+            },
+            id="lines_before_ours",
+        ),
+        pytest.param(
+            {"/etc/security/limits.d/zzz.conf": "* - core 0\nroot - core 0\n* - memlock 8\n"},
+            id="a_file_that_sorts_behind",
+        ),
+        pytest.param(
+            {CONF: b"# caf\xe9 \xff\r\n*\thard\tcore\t0 # no cores\r\nroot soft core 0\r"},
+            id="crlf_no_final_newline_not_utf8",
+        ),
+        pytest.param(
+            {"/etc/security/limits.d/zz-nodeready.conf": "* - core 0\n"}, id="ours_edited_by_hand"
+        ),
+    ],
+)
+def test_a_new_login_has_the_limits(
+    fresh_nodes: Callable[..., list[Node]], dirt: dict[str, str | bytes]
+) -> None:
+    node = fresh_nodes(1, files=dirt)[0]
+    before = files(node)
+    assert statuses(node)["limits.core"] == "fail"
+
+    assert deploy(node) == ["limits.logins"]
+
+    assert ulimits(node, "ml") == WANTED
+    assert ulimits(node, "root") == WANTED
+    changed = {line.split()[-1] for line in files(node) ^ before if len(line.split()) == 2}
+    assert all("/etc/security/limits.d/" in path and "nodeready" in path for path in changed)
+    ours = node.testinfra().file(changed.pop())
+    assert (ours.user, ours.mode) == ("root", 0o644)
+    assert set(statuses(node).values()) <= {"ok", "na"}
+    assert deploy(node) == []
+
+
+def test_a_line_for_a_user_is_named_and_stays(fresh_nodes: Callable[..., list[Node]]) -> None:
+    dirt = {
+        CONF: "ml hard core 0\n* hard core 0",
+        "/etc/security/limits.d/a.conf": "ml - nofile 99",
+    }
+    node = fresh_nodes(1, files=dirt)[0]
+    deploy(node)
+    assert ulimits(node, "root") == WANTED
+    assert ulimits(node, "ml") == ["0", "0", "1024", "1024", "99", "99"]
+    seen = observe(on(node), POLICY, ("limits",))
+    result = next(r for r in judge(seen, POLICY) if r.check == "limits.exceptions")
+    assert result.status == "warn"
+    assert f"{CONF}:1" in result.actual
+    assert "/etc/security/limits.d/a.conf:1" in result.actual
+    assert deploy(node) == []
+    assert node.read(CONF) == dirt[CONF]
+
+
+def test_a_symlinked_limits_conf_stays_a_link(fresh_node: Node) -> None:
+    fresh_node.run(
+        f"mv {CONF} /srv/limits; echo '* - core 0' >>/srv/limits; ln -s /srv/limits {CONF}"
+    )
+    deploy(fresh_node)
+    assert ulimits(fresh_node, "ml") == WANTED
+    assert fresh_node.testinfra().file(CONF).linked_to == "/srv/limits"
+
+
+def test_a_limit_above_the_kernels_locks_nobody_out(fresh_node: Node) -> None:
+    over = int(fresh_node.run("cat /proc/sys/fs/nr_open").stdout) + 1
+    policy = Policy(limit_memlock="1024", limit_nofile=over)
+    apply(on(fresh_node), plan(observe(on(fresh_node), policy, ("limits",)), policy, STEPS))
+    assert ulimits(fresh_node, "ml")[:4] == WANTED[:4]
+    assert "nofile" not in fresh_node.run("cat /etc/security/limits.d/*").stdout
+    seen = observe(on(fresh_node), policy, ("limits",))
+    assert plan(seen, policy, STEPS) == []
+    result = next(r for r in judge(seen, policy) if r.check == "limits.nofile")
+    assert (result.status, result.owner) == ("fail", "admin")
+
+
+def test_a_running_service_keeps_running_and_is_pending(
+    fresh_nodes: Callable[..., list[Node]],
+) -> None:
+    unit = "[Service]\nExecStart=/usr/sbin/slurmd\nLimitCORE=0\n"
+    override = "/etc/systemd/system/slurmd.service.d/override.conf"
+    dirt = {
+        "/usr/lib/systemd/system/slurmd.service": unit,
+        override: "[Service]\nLimitNOFILE=64\n",
+    }
+    node = fresh_nodes(1, files=dirt)[0]
+    node.run(
+        "cp /bin/sleep /usr/sbin/slurmd; "
+        "(ulimit -c 0; exec setsid /usr/sbin/slurmd 1000 >/dev/null 2>&1) &"
+    )
+    pid = node.run("until pidof slurmd; do sleep 0.05; done").stdout.strip()
+    assert statuses(node)["limits.services"] == "fail"
+
+    assert deploy(node) == ["limits.logins", "limits.services"]
+
+    dropin = node.read("/etc/systemd/system/slurmd.service.d/zz-nodeready.conf").splitlines()
+    assert dropin[-4:] == [
+        "[Service]", "LimitCORE=infinity", "LimitMEMLOCK=1024K", "LimitNOFILE=4096",
+    ]  # fmt: skip
+    assert node.read(override) == dirt[override]
+    assert node.run("pidof slurmd").stdout.strip() == pid
+    seen = observe(on(node), POLICY, ("limits",))
+    result = next(r for r in judge(seen, POLICY) if r.check == "limits.running")
+    assert result.status == "warn"
+    assert result.actual.startswith(f"pending: restart of slurmd (pid {pid}: core 0")
+    assert deploy(node) == []

@@ -1,0 +1,192 @@
+"""Real pdsh between nodes, from every kind of shell, and ~/.pdshrc files that belong to users."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import pytest
+
+from nodeready.lab import Node
+from nodeready.operations import pdsh as steps
+from nodeready.policy import Policy
+from nodeready.subjects import managed_block
+from nodeready.subjects.snapshot import judge
+from tests.helpers import apply, observe, on, plan
+
+POLICY = Policy()
+STEPS = (steps.rcmd, steps.pdshrc)
+ENVIRONMENT = "/etc/environment"
+PDSHRC = "/home/ml/.pdshrc"
+# Not our subject here: whether the host's key is known.
+NO_QUESTION = "export PDSH_SSH_ARGS_APPEND='-oStrictHostKeyChecking=no -oBatchMode=yes';"
+BLOCK = managed_block.put(b"", b"PDSH_RCMD_TYPE=ssh\n", "end")
+
+
+def statuses(node: Node, policy: Policy = POLICY) -> dict[str, str]:
+    seen = observe(on(node), policy, ("pdsh",))
+    return {result.check: result.status for result in judge(seen, policy)}
+
+
+def deploy(node: Node, policy: Policy = POLICY) -> list[str]:
+    """Do what is to do; which steps that was."""
+    changes = plan(observe(on(node), policy, ("pdsh",)), policy, STEPS)
+    apply(on(node), changes)
+    return [change.step for change in changes]
+
+
+def reads(node: Node, path: str) -> bytes:
+    """A file's bytes: what comes over a text connection loses its CRs."""
+    return base64.b64decode(node.run(f"base64 {path}").stdout)
+
+
+@pytest.mark.parametrize("wrapper", [True, False], ids=["debians_wrapper", "without_rcmd_default"])
+def test_pdsh_uses_ssh_in_every_kind_of_shell(
+    fresh_nodes: Callable[..., list[Node]], wrapper: bool
+) -> None:
+    node, other = fresh_nodes(2)
+    ways = {
+        "a command": "pdsh -w {} hostname",
+        "a login shell": "bash -lc 'pdsh -w {} hostname'",
+        "a login shell of sh": "sh -lc 'pdsh -w {} hostname'",
+        "an interactive shell": "bash -ic 'pdsh -w {} hostname'",
+        "a shell without PAM": "env -u PDSH_RCMD_TYPE sh -c 'pdsh -w {} hostname'",
+        "a login shell without PAM": "env -u PDSH_RCMD_TYPE bash -lc 'pdsh -w {} hostname'",
+    }
+
+    def answers(*users: str) -> dict[tuple[str, str], str]:
+        return {
+            (user, way): node.run(
+                NO_QUESTION + command.format(other.name), user=user, check=False
+            ).stdout
+            for user in users
+            for way, command in ways.items()
+        }
+
+    # Root's rsh would wait for a minute.
+    assert set(answers("ml").values()) == {""}
+    assert statuses(node)["pdsh.rcmd"] == "fail"
+    assert deploy(node) == ["pdsh.rcmd"]
+    if not wrapper:
+        # As on a distribution whose pdsh takes the environment alone.
+        node.run("rm /etc/pdsh/rcmd_default")
+        del ways["a shell without PAM"]
+    assert set(answers("ml", "root").values()) == {f"{other.name}: {other.name}\n"}
+    if wrapper:
+        assert set(statuses(node).values()) == {"ok", "na"}
+        assert deploy(node) == []
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        b"",
+        b"PATH=/usr/bin:/bin\n",
+        b"PATH=/usr/bin:/bin\r\nLANG=C\r\n",
+        b"NAME=caf\xe9\xff\nPATH=/usr/bin:/bin",
+        b"PDSH_RCMD_TYPE=rsh\n",
+        BLOCK + b"PDSH_RCMD_TYPE=rsh\n",
+    ],
+    ids=["empty", "plain", "crlf", "not_utf8_no_final_newline", "rsh_before", "rsh_behind"],
+)
+def test_etc_environment_keeps_the_lines_of_others(
+    fresh_nodes: Callable[..., list[Node]], old: bytes
+) -> None:
+    node = fresh_nodes(1, files={ENVIRONMENT: (old, 0o640), "/etc/pdsh/rcmd_default": "rsh\n"})[0]
+    node.run(f"mv {ENVIRONMENT} /srv/environment; ln -s /srv/environment {ENVIRONMENT}")
+
+    deploy(node)
+
+    rest = old.replace(BLOCK, b"")
+    newline = b"" if rest.endswith(b"\n") or not rest else b"\n"
+    assert reads(node, ENVIRONMENT) == rest + newline + BLOCK
+    file = node.testinfra().file(ENVIRONMENT)
+    assert (file.linked_to, node.testinfra().file("/srv/environment").mode) == (
+        "/srv/environment",
+        0o640,
+    )
+    for user in ("root", "ml"):
+        assert node.run("printenv PDSH_RCMD_TYPE", user=user).stdout == "ssh\n"
+    assert reads(node, "/etc/pdsh/rcmd_default") == b"ssh\n"
+    assert deploy(node) == []
+
+
+def test_a_profile_that_sorts_behind_loses_and_bashrc_is_named(
+    fresh_nodes: Callable[..., list[Node]],
+) -> None:
+    rsh = "export PDSH_RCMD_TYPE=rsh\n"
+    node = fresh_nodes(1, files={"/etc/profile.d/zzz-site.sh": rsh})[0]
+    node.run("echo 'export PDSH_RCMD_TYPE=exec' >>/etc/bash.bashrc")
+    deploy(node)
+    assert node.run("bash -lc 'printenv PDSH_RCMD_TYPE'").stdout == "ssh\n"
+    assert node.read("/etc/profile.d/zzz-site.sh") == rsh
+    seen = observe(on(node), POLICY, ("pdsh",))
+    result = next(r for r in judge(seen, POLICY) if r.check == "pdsh.conflicts")
+    assert (result.status, result.source.partition(":")[0]) == ("warn", "/etc/bash.bashrc")
+    assert deploy(node) == []
+
+
+RC = Policy(
+    pdshrc_users=("ml", "root", "nobody-here"),
+    pdshrc_path=("/opt/job tools/bin",),
+    pdshrc_activate="echo welcome",
+    pdshrc_lines=("JOB=1; export JOB",),
+)
+
+
+@pytest.mark.parametrize(
+    "own", [None, b"", b"MINE=1\n", b"# caf\xe9\r\nMINE=1", b"MINE=1\n\n# end\r\n"]
+)
+def test_a_users_own_pdshrc_is_kept(
+    fresh_nodes: Callable[..., list[Node]], own: bytes | None
+) -> None:
+    node = fresh_nodes(1)[0]
+    if own is not None:
+        node.write(PDSHRC, own)
+        node.run(f"chown ml: {PDSHRC}; chmod 600 {PDSHRC}")
+    assert statuses(node, RC)["pdsh.pdshrc"] == "fail"
+
+    deploy(node, RC)
+
+    content = reads(node, PDSHRC)
+    newline = b"\n" if own and not own.endswith(b"\n") else b""
+    assert managed_block.remove(content) == (own or b"") + newline
+    file = node.testinfra().file(PDSHRC)
+    assert (file.user, file.mode) == ("ml", 0o644 if own is None else 0o600)
+    shown = node.run(f'. {PDSHRC}; . {PDSHRC}; echo "$JOB $PATH"', user="ml")
+    assert (shown.stdout.startswith("1 /opt/job tools/bin:"), shown.stderr) == (True, "")
+    assert shown.stdout.count("/opt/job tools/bin") == 1
+    assert statuses(node, RC)["pdsh.pdshrc"] == "ok"
+    assert statuses(node, RC)["pdsh.users"] == "warn"
+    assert deploy(node, RC) == []
+
+    # What the user adds behind our block is the user's; what is done to the block is not.
+    node.run(f"echo AFTER=1 >>{PDSHRC}; sed -i s/JOB=1/JOB=2/ {PDSHRC}")
+    assert deploy(node, RC) == ["pdsh.pdshrc"]
+    assert reads(node, PDSHRC) == content + b"AFTER=1\n"
+
+
+def test_a_link_in_a_home_leads_nowhere_new(fresh_node: Node) -> None:
+    policy = Policy(pdshrc_users=("ml",))
+    fresh_node.run("cp -a /etc/shadow /srv/shadow; ln -s /etc/shadow /home/ml/.pdshrc")
+    seen = observe(on(fresh_node), policy, ("pdsh",))
+    assert seen["pdsh"].users[0].pdshrc is None
+    assert statuses(fresh_node, policy)["pdsh.users"] == "warn"
+    assert deploy(fresh_node, policy) == ["pdsh.rcmd"]
+    fresh_node.run("cmp /etc/shadow /srv/shadow")
+
+    # A link of the user's own to a file of the user's own is followed, and stays.
+    fresh_node.run("ln -sf dot/pdshrc .pdshrc; mkdir dot; echo A=1 >dot/pdshrc", user="ml")
+    assert deploy(fresh_node, policy) == ["pdsh.pdshrc"]
+    assert fresh_node.testinfra().file(PDSHRC).linked_to == "/home/ml/dot/pdshrc"
+    assert fresh_node.read("/home/ml/dot/pdshrc").startswith("A=1\n# >>> nodeready")
+
+
+def test_a_home_that_is_missing_or_not_the_users_is_named(fresh_node: Node) -> None:
+    policy = Policy(pdshrc_users=("ml",))
+    fresh_node.run("mv /home/ml /home/gone")
+    assert statuses(fresh_node, policy)["pdsh.users"] == "warn"
+    fresh_node.run("mkdir /home/ml")
+    assert statuses(fresh_node, policy)["pdsh.users"] == "warn"
+    assert deploy(fresh_node, policy) == ["pdsh.rcmd"]
+    assert fresh_node.run("ls -A /home/ml").stdout == ""

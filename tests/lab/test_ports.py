@@ -1,0 +1,280 @@
+"""Real listeners, real packet filter rules and real kernel settings on real nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from nodeready.lab import Node
+from nodeready.policy import Policy
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import judge
+from tests.helpers import observe, on
+
+POLICY = Policy()
+GOOD = {
+    "ports.range": "ok",
+    "ports.ephemeral": "ok",
+    "ports.firewall": "ok",
+    "ports.privileged": "ok",
+}
+# Says that it listens, then counts who comes. What it was started with ends it.
+LISTENER = """
+import socket, sys
+s = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind((sys.argv[1], int(sys.argv[2])))
+s.listen()
+print("listening", file=open(sys.argv[3], "w"))
+while True:
+    s.accept()
+    print("somebody came", file=open(sys.argv[3], "a"))
+"""
+
+
+def looked(node: Node, policy: Policy = POLICY) -> dict[str, Result]:
+    """What the checks say of this node."""
+    seen = observe(on(node), policy, ("ports",))
+    return {result.check: result for result in judge(seen, policy, ("ports",))}
+
+
+def statuses(results: dict[str, Result]) -> dict[str, str]:
+    return {check: result.status for check, result in results.items()}
+
+
+def soon(node: Node, command: str) -> str:
+    """The output of a command that may have to wait for another process."""
+    for _ in range(200):
+        done = node.run(command, check=False)
+        if done.returncode == 0:
+            return done.stdout
+        time.sleep(0.05)
+    raise AssertionError(f"{command}: {done.stderr}")
+
+
+@contextmanager
+def listener(node: Node, user: str, address: str, port: int) -> Iterator[str]:
+    """A program that listens; gives the file in which it says who came."""
+    said = f"/tmp/{user}-{port}"
+    node.write("/tmp/listener.py", LISTENER, 0o644)
+    node.run(
+        f"setsid python3 /tmp/listener.py {address} {port} {said} >/dev/null 2>&1 </dev/null & "
+        f"echo $! > {said}.pid",
+        user=user,
+    )
+    soon(node, f"grep -q listening {said}")
+    try:
+        yield said
+    finally:
+        node.run(f"kill $(cat {said}.pid)", check=False)
+
+
+def test_a_fresh_node_is_good(lab: object, fresh_node: Node) -> None:
+    assert statuses(looked(fresh_node)) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("user", "address", "status"),
+    [
+        ("ml", "0.0.0.0", "warn"),
+        ("ml", "127.0.0.1", "warn"),
+        ("ml", "::", "warn"),
+        ("root", "0.0.0.0", "fail"),
+    ],
+)
+def test_a_listener_is_named_and_never_touched(
+    fresh_node: Node, user: str, address: str, status: str
+) -> None:
+    with listener(fresh_node, user, address, 29504) as said:
+        results = looked(fresh_node)
+        pid = fresh_node.read(f"{said}.pid").strip()
+        assert statuses(results) == {**GOOD, "ports.range": status}
+        assert f"29504 by python3 (pid {pid}, user {user})" in results["ports.range"].actual
+        assert fresh_node.read(said) == "listening\n"
+        # It does notice when somebody comes.
+        fresh_node.run(
+            "python3 -c 'import socket; socket.create_connection((\"localhost\", 29504))'"
+        )
+        soon(fresh_node, f"grep -q came {said}")
+    soon(fresh_node, "! ss -Hltn sport = 29504 | grep .")
+    assert statuses(looked(fresh_node)) == GOOD
+
+
+def test_another_user_sees_the_port_but_not_its_process(fresh_node: Node) -> None:
+    with listener(fresh_node, "root", "0.0.0.0", 29510):
+        seen = observe(lambda c, i="": fresh_node.run(c, "ml", i, False), POLICY, ("ports",))
+    results = {result.check: result for result in judge(seen, POLICY, ("ports",))}
+    assert results["ports.range"].actual == "29510 by a process (user root)"
+    assert results["ports.firewall"].status in ("unknown", "ok")
+
+
+def test_a_listener_outside_of_the_range_is_nobodys_business(fresh_node: Node) -> None:
+    with listener(fresh_node, "ml", "0.0.0.0", 29499):
+        assert statuses(looked(fresh_node)) == GOOD
+
+
+def test_a_busybox_node_names_the_holder_too(fresh_node: Node) -> None:
+    find = '#!/bin/sh\nexec busybox find "$@"\n'
+    with listener(fresh_node, "ml", "0.0.0.0", 29500):
+        fresh_node.write("/usr/local/bin/find", find, 0o755)
+        results = looked(fresh_node)
+    assert "29500 by python3 (pid " in results["ports.range"].actual
+
+
+@pytest.mark.parametrize(
+    ("rules", "status", "part"),
+    [
+        ("add rule inet t in tcp dport 29500-29510 drop", "fail", "29500-29510 dropped by"),
+        ("add rule inet t in tcp dport 29505 counter reject", "fail", "29505 dropped by tcp"),
+        ("add rule inet t in tcp sport 40000 drop", "warn", "depends on tcp sport 40000"),
+        ("add rule inet t in ip saddr 192.0.2.0/24 drop", "ok", "on eth0"),
+        ("add rule inet t in ip saddr 10.0.0.0/8 accept; add rule inet t in drop", "ok", "eth0"),
+        ("add rule inet t in tcp dport 29511 drop", "ok", ""),
+        (
+            "add rule inet t in tcp dport { 22, 29500-29510 } accept; add rule inet t in "
+            "ct state established,related accept; add rule inet t in drop",
+            "ok",
+            "",
+        ),
+        (
+            "add chain inet t job; add rule inet t job tcp dport { 29000-29600 } drop; "
+            "add rule inet t in tcp dport vmap { 22 : accept, 29000-30000 : jump job }",
+            "fail",
+            "inet t job",
+        ),
+    ],
+)
+def test_what_nft_drops_is_found(fresh_node: Node, rules: str, status: str, part: str) -> None:
+    base = "add table inet t; add chain inet t in { type filter hook input priority 0; }"
+    fresh_node.enter(["nft", f"{base}; {rules}"])
+    results = looked(fresh_node)
+    assert statuses(results) == {**GOOD, "ports.firewall": status}
+    found = results["ports.firewall"]
+    assert part in f"{found.actual} {found.source}"
+    fresh_node.enter(["nft", "delete table inet t"])
+    assert statuses(looked(fresh_node)) == GOOD
+
+
+def test_the_tables_of_all_families_are_seen(fresh_node: Node) -> None:
+    for family in ("ip", "ip6", "inet"):
+        for name in ("filter", "nat", "a"):
+            fresh_node.enter(["nft", f"add table {family} {name}"])
+    assert statuses(looked(fresh_node)) == GOOD
+    base = "add chain ip a in { type filter hook prerouting priority 0; policy drop; }"
+    fresh_node.enter(["nft", f"{base}; add rule ip a in tcp dport 22 accept; "
+                      "add rule ip a in tcp sport 22 accept"])  # fmt: skip
+    assert looked(fresh_node)["ports.firewall"].source == "ip a in (nftables)"
+    fresh_node.enter(["nft", "; ".join(f"add table inet t{number}" for number in range(20))])
+    assert looked(fresh_node)["ports.firewall"].source == "ip a in (nftables)"
+
+
+def test_a_table_with_an_odd_name_costs_the_firewall_alone(fresh_node: Node) -> None:
+    # A name cannot become a command, whatever it is.
+    fresh_node.write(
+        "/usr/local/bin/nft",
+        '#!/bin/sh\n[ "$*" = "list tables" ] || { echo "$*" >/tmp/asked; exec false; }\n'
+        "echo 'table inet a;flush ruleset'\n",
+        0o755,
+    )
+    results = looked(fresh_node)
+    assert statuses(results) == {**GOOD, "ports.firewall": "unknown"}
+    assert fresh_node.run("cat /tmp/asked", check=False).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exec sleep 600", "timed out"),
+        ("echo broken >&2; exit 1", "nft failed broken"),
+        ("while :; do echo 'table inet x {'; done", "nft failed table inet x {"),
+        (
+            "[ \"$*\" != 'list tables' ] || exec echo table inet x; "
+            "while :; do echo 'table inet x {'; done",
+            "too large",
+        ),
+    ],
+)
+def test_a_broken_nft_costs_the_firewall_alone(fresh_node: Node, script: str, reason: str) -> None:
+    fresh_node.write("/usr/local/bin/nft", f"#!/bin/sh\n{script}\n", 0o755)
+    results = looked(fresh_node)
+    assert statuses(results) == {**GOOD, "ports.firewall": "unknown"}
+    assert reason in results["ports.firewall"].actual
+
+
+@pytest.fixture
+def without_nft(fresh_node: Node) -> Node:
+    """A node on which nothing lists rules; its /root/nft is for making them."""
+    fresh_node.run("mv /usr/sbin/nft /root/nft; rm -f /usr/sbin/*tables*-save")
+    return fresh_node
+
+
+def test_without_nft_the_kernel_says_whether_there_are_rules(without_nft: Node) -> None:
+    results = looked(without_nft)
+    assert statuses(results) == GOOD
+    assert results["ports.firewall"].actual == "open, no rules"
+    # NAT is not judged, and so asks for no program.
+    without_nft.enter(["/root/nft", "add table ip nat; add table arp a"])
+    assert statuses(looked(without_nft)) == GOOD
+    without_nft.enter(["/root/nft", "; ".join(f"add table inet t{n:03}" for n in range(300))])
+    results = looked(without_nft)
+    assert statuses(results) == {**GOOD, "ports.firewall": "unknown"}
+    reason = results["ports.firewall"].actual
+    assert reason.startswith("nft is not installed, and the kernel has the tables inet t000, ")
+
+
+# A firewall that is enabled, as its package or its administrator leaves it.
+ENABLED = {
+    "nftables": "mkdir -p /etc/systemd/system/sysinit.target.wants; "
+    "ln -s /lib/x /etc/systemd/system/sysinit.target.wants/nftables.service",
+    "ufw": "mkdir -p /etc/ufw; echo ENABLED=yes >/etc/ufw/ufw.conf",
+}
+
+
+@pytest.mark.parametrize("what", ENABLED)
+def test_without_nft_and_python_a_sign_of_rules_is_enough(without_nft: Node, what: str) -> None:
+    python = without_nft.run("readlink -f /usr/bin/python3").stdout.strip()
+    without_nft.run(f"mv {python} {python}.gone")
+    if without_nft.run("test -d /sys/module/nf_tables", check=False).returncode == 0:
+        pytest.skip("here nf_tables is a module, whose being loaded is a sign for all nodes")
+    results = looked(without_nft)
+    assert statuses(results) == GOOD
+    assert results["ports.firewall"].actual == "open, no sign of rules"
+    without_nft.run(ENABLED[what])
+    reason = f"nft is not installed, and {what} is enabled"
+    assert looked(without_nft)["ports.firewall"].actual == reason
+    base = "add chain inet t in { type filter hook input priority 0; policy accept; }"
+    rule = "add rule inet t in ct state established accept"
+    without_nft.enter(["/root/nft", f"add table inet t; {base}; {rule}"])
+    reason = "nft is not installed, and the kernel tracks connections"
+    without_nft.run("true")  # a connection of its own
+    assert looked(without_nft)["ports.firewall"].actual == reason
+
+
+def test_the_kernel_may_give_the_range_away(fresh_node: Node) -> None:
+    key = "net.ipv4.ip_local_port_range"
+    fresh_node.run(f"sysctl -w {key}='20000 60999'")
+    results = looked(fresh_node)
+    assert statuses(results) == {**GOOD, "ports.ephemeral": "fail"}
+    assert "ephemeral 20000-60999" in results["ports.ephemeral"].actual
+    reserve = results["ports.ephemeral"].fix.partition(" in ")[0]
+    fresh_node.write("/etc/sysctl.d/50-ports.conf", f"{reserve}\n{key} = 20000 60999\n")
+    assert statuses(looked(fresh_node)) == {**GOOD, "ports.ephemeral": "fail"}
+    fresh_node.run(f"sysctl -w '{reserve}'")
+    assert statuses(looked(fresh_node)) == GOOD
+    fresh_node.write("/etc/sysctl.d/50-ports.conf", f"{key} = 20000 60999\n")
+    results = looked(fresh_node)
+    assert statuses(results) == {**GOOD, "ports.ephemeral": "fail"}
+    assert results["ports.ephemeral"].source == "/etc/sysctl.d/50-ports.conf:1"
+
+
+def test_looking_changes_nothing_and_leaves_nothing(
+    fresh_nodes: Callable[..., list[Node]],
+) -> None:
+    node = fresh_nodes(1)[0]
+    state = "nft list ruleset; ls /tmp /run; sysctl net.ipv4 2>/dev/null | grep port; ss -Hltn"
+    before = node.run(state).stdout
+    looked(node)
+    assert node.run(state).stdout == before

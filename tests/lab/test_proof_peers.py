@@ -1,0 +1,205 @@
+"""ssh and pdsh from node to node: the real program on real nodes, and what is made of it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+
+from nodeready.node.proofs.config import Config
+from nodeready.policy import Policy
+from nodeready.ready import logins
+from nodeready.ready.mesh import peers_of, ring_and_skips
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.proof import facts as proved
+from nodeready.subjects.proof import reach as proof_reach
+from nodeready.subjects.proof.facts import Peers, Proved, User
+from tests.builders.proof import line
+from tests.command import ours
+
+KNOWN = "/etc/ssh/ssh_known_hosts"
+USER = "ml"
+
+
+def host_key(node):
+    return " ".join(node.read("/etc/ssh/ssh_host_ed25519_key.pub").split()[:2])
+
+
+def introduce(nodes):
+    """Every node knows every other one's host key."""
+    lines = [f"{node.name},{node.address} {host_key(node)}\n" for node in nodes]
+    for node in nodes:
+        node.write(KNOWN, "".join(lines), mode=0o644)
+
+
+def prove(node, peers):
+    """What the program sees on the node, in the session of the job's user."""
+    config = Config(
+        nonce=f"nodeready-{secrets.token_hex(8)}",
+        tag="nodeready:test",
+        user=USER,
+        wanted=("peers",),
+        peers=peers,
+    )
+    command = line(config)
+    said = node.run(command.line, input=command.stdin).stdout
+    return proved.read(said, config)
+
+
+def judged(nodes, silent=()):
+    """Each node's results of proof.ssh and proof.pdsh; the silent ones run no proofs."""
+    names = [node.name for node in nodes]
+    peers = peers_of(names, ring_and_skips(len(nodes)))
+    found = {}
+
+    def one(node):
+        found[node.name] = prove(node, peers[node.name])
+
+    threads = [threading.Thread(target=one, args=(n,)) for n in nodes if n not in silent]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen = {name: one.peers for name, one in found.items()}
+    assert all(isinstance(one, Peers) for one in seen.values()), seen
+    reach = logins.reach(seen)
+    results = {}
+    for name in names:
+        known = seen.get(name, Unknown("not asked"))
+        both = Proved(User(USER, 1000, True, ""), peers=known, reach=reach.get(name))
+        results[name] = tuple(
+            check(both, Policy()) for check in (proof_reach.ssh, proof_reach.pdsh)
+        )
+    return results
+
+
+def bad(nodes, silent=()):
+    """``{node: {check: actual}}`` of what fails."""
+    return {
+        name: {one.check: one.actual for one in both if one.status == "fail"}
+        for name, both in judged(nodes, silent).items()
+        if any(one.status == "fail" for one in both)
+    }
+
+
+def statuses(nodes, silent=()):
+    return {tuple(one.status for one in both) for both in judged(nodes, silent).values()}
+
+
+def no_client(node):
+    running = node.enter(["ps", "-e", "-o", "comm="]).stdout.split()
+    return not {"ssh", "pdsh", "pdsh.bin"} & {*running}
+
+
+def test_the_right_node_is_named_with_the_right_cause(fresh_nodes):
+    nodes = first, second, third, fourth = fresh_nodes(4)
+    # Nobody knows anybody: where nothing works, every node says so.
+    found = bad(nodes)
+    assert found.keys() == {node.name for node in nodes}
+    for told in found.values():
+        assert set(told) == {"proof.ssh"}
+        assert "the host key is unknown, so ssh would ask" in told["proof.ssh"]
+
+    introduce(nodes)
+    assert statuses(nodes) == {("ok", "ok")}
+
+    # A line of the user's own that is older than the file of all nodes stops nobody.
+    old = f"{third.name} {host_key(first)}\n"
+    first.run(f"echo '{old}' >~/.ssh/known_hosts", user=USER)
+    assert statuses(nodes) == {("ok", "ok")}
+    first.run("rm ~/.ssh/known_hosts", user=USER)
+
+    # Re-imaged: the others know another key of it.
+    lines = [line for line in first.read(KNOWN).splitlines() if third.name not in line]
+    for node in nodes:
+        node.write(KNOWN, "\n".join([*lines, old]))
+    assert bad(nodes) == {
+        third.name: {
+            "proof.ssh": "2 of 2 peers cannot log in: the host key is not the one that is known; "
+            "the way back works"
+        }
+    }
+    introduce(nodes)
+
+    # No key of one's own; a login that prints before it answers is no trouble.
+    second.run("mv ~/.ssh/id_ed25519 ~/.ssh/away", user=USER)
+    third.write("/etc/profile.d/motd.sh", "echo welcome\n")
+    third.run("echo 'echo noise; echo more >&2' >.bashrc", user=USER)
+    assert bad(nodes) == {
+        second.name: {
+            "proof.ssh": "cannot log in to 2 of 2 peers: no key of ml is accepted; "
+            "the way back works"
+        }
+    }
+    second.run("mv ~/.ssh/away ~/.ssh/id_ed25519", user=USER)
+
+    # One name that leads elsewhere, for one node, whose ssh does not look at the key.
+    hosts = first.read("/etc/hosts")
+    first.write("/etc/hosts", hosts.replace(f"{second.address} ", f"{third.address} "))
+    first.run("echo StrictHostKeyChecking no >~/.ssh/config", user=USER)
+    assert bad(nodes) == {
+        first.name: {"proof.ssh": f"cannot log in to {second.name}: {third.name} answers"}
+    }
+    first.write("/etc/hosts", hosts)
+    first.run("rm ~/.ssh/config", user=USER)
+
+    # sshd takes connections and never answers; then it is not there at all.
+    for end, cause in (
+        (fourth.pause_sshd, "sshd takes the connection and says nothing"),
+        (fourth.stop_sshd, "connection refused"),
+    ):
+        end()
+        assert bad(nodes, silent=[fourth]) == {
+            fourth.name: {"proof.ssh": f"2 of 2 peers cannot log in: {cause}"}
+        }
+        fourth.resume_sshd()
+    assert statuses(nodes) == {("ok", "ok")}
+
+    for node in nodes:
+        assert ours(node) == []
+        assert no_client(node)
+
+
+def test_pdsh_is_judged_by_its_answers(fresh_nodes):
+    nodes = first, second = fresh_nodes(2)
+    introduce(nodes)
+    # Debian's default is rsh, and what the user's own settings ask for stays.
+    first.run("echo 'export PDSH_SSH_ARGS_APPEND=-oUser=nobody' >.profile", user=USER)
+    told = judged(nodes)
+    assert told[first.name][0].status == "ok"
+    assert "Permission denied" in told[first.name][1].actual
+    assert [one.status for one in told[second.name]] == ["ok", "ok"]
+    first.run("rm .profile", user=USER)
+
+    # A shell that does not know `$?`, as fish and the BSD csh.
+    shell = '#!/bin/sh\ncase "$2" in *"\\$?"*) echo "no \\$? here" >&2; exit 1;; esac\n'
+    second.write("/usr/local/bin/other", shell + 'exec /bin/sh "$@"\n', mode=0o755)
+    second.run(f"echo /usr/local/bin/other >>/etc/shells; usermod -s /usr/local/bin/other {USER}")
+    assert statuses(nodes) == {("ok", "ok")}
+
+    first.run("rm $(find /usr/lib* -name sshcmd.so)")
+    second.run("mv /usr/bin/pdsh /usr/bin/away")
+    told = judged(nodes)
+    assert [one.status for one in told[first.name]] == ["ok", "fail"]
+    assert "No such rcmd module" in told[first.name][1].actual
+    assert "ssh module" in told[first.name][1].fix
+    assert [one.status for one in told[second.name]] == ["ok", "fail"]
+    assert told[second.name][1].actual == "pdsh is not installed"
+
+
+def test_what_hangs_after_the_login_costs_only_itself(fresh_nodes):
+    nodes = first, second, third = fresh_nodes(3)
+    introduce(nodes)
+    second.run("echo 'exec sleep 1000' >.bashrc", user=USER)
+    assert bad(nodes) == {
+        second.name: {"proof.ssh": "2 of 2 peers cannot log in: timed out; the way back works"}
+    }
+    assert all(no_client(node) for node in (first, third))
+
+    # The second login hangs, pdsh's: it puts its ssh into a session of its own.
+    again = "[ ! -e been ] || exec sleep 1000; touch been\n"
+    second.write(f"/home/{USER}/.bashrc", again)
+    nodes = first, second
+    told = judged(nodes)
+    assert [one.status for one in told[first.name]] == ["ok", "fail"]
+    assert "command timeout" in told[first.name][1].actual
+    assert no_client(first)

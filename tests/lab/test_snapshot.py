@@ -1,0 +1,58 @@
+"""The one round trip: what a node prints becomes sections again, whatever it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from nodeready.subjects.base import ProbeError
+from nodeready.subjects.snapshot import parse_answer
+from tests.builders.sections import NONCE, SHELLS, run, section
+
+
+@pytest.fixture
+def freezer(tmp_path):
+    """A directory of the kernel's freezer; what is in it when the test is over may go on."""
+    top = tmp_path / "freezer"
+    top.mkdir()
+    mount = ["mount", "-t", "cgroup", "-o", "freezer", "freezer", str(top)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("no cgroup v1 freezer here")
+    made = top / f"nodeready-test-{os.getpid()}"
+    made.mkdir()
+    yield made
+    (made / "freezer.state").write_text("THAWED")
+    for pid in (made / "tasks").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    while (made / "tasks").read_text():
+        time.sleep(0.01)
+    made.rmdir()
+    subprocess.run(["umount", str(top)], check=True)
+
+
+@pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
+def test_a_program_that_no_signal_ends_is_left_behind(runner, freezer):
+    """As a driver's fault leaves nvidia-smi: in state D, deaf to KILL too."""
+    stuck = f"""
+    echo before
+    sh -c 'echo $$ >{freezer}/tasks; echo FROZEN >{freezer}/freezer.state; exec sleep 60'
+    """
+    sections = [
+        section("stuck", stuck, beside=True, timeout_s=1),
+        section("good", "echo a=1"),
+    ]
+    outputs = parse_answer(run(sections, runner), sections, NONCE)
+    assert outputs["good"].values() == {"a": "1"}
+    with pytest.raises(ProbeError, match="timed out") as problem:
+        outputs["stuck"].require()
+    assert "before" in problem.value.evidence
+    (pid,) = (freezer / "tasks").read_text().split()
+    state = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
+    assert state == "D"

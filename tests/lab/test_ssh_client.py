@@ -1,0 +1,103 @@
+"""ssh from node to node, by real ssh and real sshd: what the three modes promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from nodeready.lab import Node
+from nodeready.operations import ssh_client
+from nodeready.policy import Policy
+from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.ssh_client.known_hosts import fleet_lines
+from tests.helpers import apply, observe, on, plan
+
+STEPS = (ssh_client.known_hosts, ssh_client.options, ssh_client.leftover)
+Nodes = Callable[..., "list[Node]"]
+
+
+def look(nodes: Iterable[Node], want: Policy) -> tuple[dict[str, Snapshot], Policy]:
+    """All nodes, and the policy that their host keys complete."""
+    seen = {node.name: observe(on(node), want, ["ssh_client"]) for node in nodes}
+    return seen, replace(want, ssh_known_hosts=fleet_lines(seen, want.ssh_known_hosts))
+
+
+def deploy(nodes: Iterable[Node], want: Policy) -> int:
+    """Deploy the subject to these nodes; how many changes that took."""
+    nodes = list(nodes)
+    seen, complete = look(nodes, want)
+    count = 0
+    for node in nodes:
+        changes = plan(seen[node.name], complete, STEPS)
+        apply(on(node), changes)
+        count += len(changes)
+    seen, complete = look(nodes, want)
+    for node in nodes:
+        results = judge(seen[node.name], complete)
+        assert not [result for result in results if result.bad], node.name
+    return count
+
+
+def ssh(node: Node, target: str, user: str = "root") -> str:
+    """The host name at the other end, or ssh's last word when it refuses."""
+    done = node.run(f"ssh -o BatchMode=yes {target} hostname", user=user, check=False)
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+REFUSED = "Host key verification failed."
+
+
+def test_known_hosts_lets_every_node_reach_every_node(fresh_nodes: Nodes) -> None:
+    nodes = fresh_nodes(3)
+    first, second, third = nodes
+    assert ssh(first, second.name) == REFUSED
+    want = Policy()
+    assert deploy(nodes, want) == 3
+    assert deploy(nodes, want) == 0
+    for node in nodes:
+        for other in nodes:
+            for user in ("root", "ml"):
+                assert ssh(node, other.name, user) == other.name
+                assert ssh(node, other.address, user) == other.name
+    assert first.run("ls -A /home/ml/.ssh", user="ml").stdout.split() == [
+        "authorized_keys",
+        "id_ed25519",
+        "id_ed25519.pub",
+    ]
+
+    # A limited run keeps the keys of the nodes that it did not see.
+    assert deploy([first, second], want) == 0
+    assert ssh(second, third.name) == third.name
+
+    third.reset(new_host_key=True)
+    assert ssh(first, third.name) == REFUSED
+    assert deploy(nodes, want) == 3
+    assert ssh(first, third.name, "ml") == third.name
+    assert ssh(third, first.address, "ml") == first.name
+
+
+@pytest.mark.parametrize(
+    ("mode", "other_key"),
+    [("known_hosts", REFUSED), ("accept-new", REFUSED), ("no", None)],
+)
+def test_a_mode_answers_the_question_for_its_hosts_only(
+    fresh_nodes: Nodes, mode: str, other_key: str | None
+) -> None:
+    nodes = first, second = fresh_nodes(2)
+    want = Policy(ssh_client_mode=mode, ssh_client_hosts=(second.name, "10.*"))
+    deploy(nodes, want)
+    assert ssh(first, second.name, "ml") == second.name
+    if mode != "known_hosts":
+        # Another name of the same node, outside the patterns.
+        second_line = f"echo {second.address} elsewhere >>/etc/hosts"
+        first.run(second_line)
+        assert ssh(first, "elsewhere", "ml") == REFUSED
+    second.reset(new_host_key=True)
+    assert ssh(first, second.name, "ml") == (other_key or second.name)
+    # Switched off again, nothing of ours stays in ssh's configuration.
+    deploy(nodes, Policy(ssh_client_mode="no"))
+    listing = first.run("ls -A /etc/ssh /etc/ssh/ssh_config.d").stdout
+    assert "nodeready" not in listing
+    assert "ssh_known_hosts" not in listing

@@ -1,0 +1,89 @@
+"""/etc/ssh/ssh_known_hosts on real nodes: other people's lines, and sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeready.lab import Node
+from nodeready.policy import Policy
+from nodeready.subjects import managed_block
+from nodeready.subjects.snapshot import judge
+from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES
+from nodeready.subjects.ssh_client.known_hosts import READ_BLOCK, fleet_lines, read_block, unsent
+from tests.builders.ssh_client import content, deploy, inside, key
+from tests.helpers import observe
+
+
+def fleet(size: int) -> Policy:
+    return Policy(
+        ssh_known_hosts=tuple(f"gpu{n:05},10.0.{n // 250}.{n % 250} {key(n)}" for n in range(size))
+    )
+
+
+def known(node: Node, host: str) -> str:
+    """The key that ssh-keygen finds for a host, as ssh would."""
+    said = node.enter(["ssh-keygen", "-F", host, "-f", KNOWN_HOSTS], check=False).stdout
+    return " ".join(said.splitlines()[-1].split()[1:3]) if said else ""
+
+
+OTHERS = {
+    "other lines": b"# ours\nlogin ssh-ed25519 AAAA admin\n\n@revoked * ssh-rsa AAAA\n",
+    "no final newline": b"login ssh-ed25519 AAAA admin",
+    "line ends of another system": b"login ssh-ed25519 AAAA admin\r\n",
+    "bytes that are no UTF-8": b"login ssh-ed25519 AAAA caf\xe9\n\xff\xfe\n",
+    "more than is sent": b"".join(b"x%d ssh-rsa AAAA\n" % n for n in range(6000)),
+}
+
+
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS.keys())
+def test_other_peoples_lines_stay(fresh_node: Node, others: bytes) -> None:
+    node = fresh_node
+    node.write(KNOWN_HOSTS, others)
+    for want in (fleet(3), fleet(2000), fleet(1999), fleet(4)):
+        deploy(node, want)
+        last = len(want.ssh_known_hosts) - 1
+        assert known(node, f"gpu{last:05}") == key(last)
+        rest = managed_block.remove(content(node, KNOWN_HOSTS))
+        assert rest in (others, others + b"\n")
+    deploy(node, Policy(ssh_client_mode="no"))
+    assert content(node, KNOWN_HOSTS) in (others, others + b"\n")
+
+
+def test_a_block_too_large_to_send_is_told_by_its_digest(fresh_node: Node) -> None:
+    node = fresh_node
+    want = fleet(4000)
+    deploy(node, want)
+    assert len(content(node, KNOWN_HOSTS)) > SENT_BYTES
+    seen = observe(inside(node), want, ["ssh_client"])
+    assert seen["ssh_client"].known_hosts.lines is None
+
+    # A run that saw a part of the fleet must not throw the others' keys away.
+    few = fleet(100)
+    result = next(r for r in judge(seen, few) if r.check == "ssh_client.known_hosts")
+    assert (result.status, result.fixable) == ("warn", False)
+    # It asks one node for its block instead, and keeps what that knows.
+    ((digest, name),) = unsent({"gpu00000": seen}, few.ssh_known_hosts).items()
+    printed = node.enter(["sh", "-c", READ_BLOCK]).stdout
+    fetched = {digest: read_block(printed, digest)}
+    assert name == "gpu00000"
+    assert set(want.ssh_known_hosts) < set(fleet_lines({"x": seen}, blocks=fetched))
+
+    # One key of 4000 is another: a node was re-imaged.
+    lines = want.ssh_known_hosts
+    changed = Policy(ssh_known_hosts=(*lines[:7], f"gpu00007,10.0.0.7 {key(-7)}", *lines[8:]))
+    deploy(node, changed)
+    assert known(node, "gpu00007") == key(-7)
+    assert known(node, "gpu03999") == key(3999)
+
+
+def test_too_many_lines_of_others_are_a_persons(fresh_node: Node) -> None:
+    node = fresh_node
+    node.write(KNOWN_HOSTS, b"x ssh-rsa AAAA\n" * (SENT_BYTES // 15 + 10))
+    want = fleet(3)
+    (result,) = [
+        found
+        for found in judge(observe(inside(node), want, ["ssh_client"]), want)
+        if found.check == "ssh_client.known_hosts"
+    ]
+    assert (result.status, result.fixable) == ("fail", False)
+    assert "outside our block" in result.actual

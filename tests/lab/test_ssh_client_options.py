@@ -1,0 +1,188 @@
+"""The options on nodes whose ssh configuration somebody else has been at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from nodeready.lab import Node
+from nodeready.operations import ssh_client
+from nodeready.policy import Policy
+from nodeready.subjects import managed_block
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import judge
+from tests.builders.ssh_client import content, deploy, inside
+from tests.helpers import apply, observe, plan
+
+CONFIG = "/etc/ssh/ssh_config"
+DROPIN = "/etc/ssh/ssh_config.d/00-nodeready.conf"
+INCLUDE = "Include /etc/ssh/ssh_config.d/*.conf\n"
+ASK = "Host *\n  StrictHostKeyChecking ask\n"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPMge49R5xZnSKQi68nmYKDm/BQBwRuSAbFPfIB6IQYf"
+HOSTS = ("gpu*", "!gpu-login", "10.1.?.*")
+WANT = Policy(ssh_client_hosts=HOSTS, ssh_known_hosts=(f"login {KEY}",))
+OFF = Policy(ssh_client_mode="no")
+MEANT, NOT_MEANT = ("gpu001", "10.1.0.7"), ("other", "gpu-login", "10.2.0.1")
+
+
+def options(node: Node, want: Policy) -> Result:
+    results = judge(observe(inside(node), want, ["ssh_client"]), want)
+    return next(result for result in results if result.check == "ssh_client.options")
+
+
+def effective(
+    node: Node, hosts: Iterable[str] = (*MEANT, *NOT_MEANT)
+) -> dict[str, dict[str, str]]:
+    """What ssh itself says to the user ml about each host."""
+    script = 'for host; do echo "host= $host"; ssh -GT "$host"; done'
+    login = ["setpriv", "--reuid=2000", "--regid=2000", "--clear-groups"]
+    said: dict[str, dict[str, str]] = {}
+    for line in node.enter([*login, "sh", "-c", script, "sh", *hosts]).stdout.splitlines():
+        option, _, value = line.partition(" ")
+        if option == "host=":
+            current = said[value] = {}
+        elif option != "hostname":
+            current[option] = value
+    return said
+
+
+# What is there before, as one file and its content, and where ours goes.
+DISTRIBUTION = INCLUDE + "Host *\n    SendEnv LANG\n    HashKnownHosts yes\n"
+TRAPS = {
+    "the distribution's file": (CONFIG, DISTRIBUTION, DROPIN),
+    "a harmless drop-in before ours": ("00-a.conf", "Host *\n  Compression yes\n", DROPIN),
+    "a drop-in that comes later": ("50-x.conf", "StrictHostKeyChecking ask\n", DROPIN),
+    "an Include by relative name": (CONFIG, f"# x\nInclude ssh_config.d/*\n{ASK}", DROPIN),
+    "no Include": (CONFIG, f"ForwardX11 yes\n{ASK}", CONFIG),
+    "Host * before the Include": (CONFIG, ASK + INCLUDE, CONFIG),
+    "an Include inside a section": (CONFIG, f"Host other\n{INCLUDE}", CONFIG),
+    "an option before the Include": (CONFIG, f"stricthostkeychecking=ask\n{INCLUDE}", CONFIG),
+    "a drop-in that sorts before ours": ("00-aaa.conf", "StrictHostKeyChecking ask\n", CONFIG),
+    "a file elsewhere": (CONFIG, f"Include /etc/ssh/site.conf\n{INCLUDE}{ASK}", CONFIG),
+    "line ends of another system": (CONFIG, f"# x\n{ASK}".replace("\n", "\r\n"), CONFIG),
+    "no final newline": (CONFIG, "ForwardX11 yes\n# the end", CONFIG),
+    "bytes that are no UTF-8": (CONFIG, b"# caf\xe9\n" + ASK.encode(), CONFIG),
+    "an empty file": (CONFIG, "", CONFIG),
+}
+
+
+@pytest.mark.parametrize(("path", "text", "place"), TRAPS.values(), ids=TRAPS.keys())
+def test_ours_wins_and_the_rest_stays(
+    fresh_node: Node, path: str, text: str | bytes, place: str
+) -> None:
+    node = fresh_node
+    path = path if path.startswith("/") else f"/etc/ssh/ssh_config.d/{path}"
+    node.write("/etc/ssh/site.conf", "Host gpu*\n  StrictHostKeyChecking no\n")
+    node.write(path, text)
+    before, was = effective(node), content(node, path)
+    assert options(node, WANT).fixable
+
+    assert deploy(node, WANT) == 2
+
+    now = effective(node)
+    for host in MEANT:
+        assert now[host]["stricthostkeychecking"] == "true"
+        assert now[host]["globalknownhostsfile"].startswith("/etc/ssh/ssh_known_hosts ")
+    for host in NOT_MEANT:
+        # Nothing that follows ours has become part of it.
+        assert now[host] == before[host]
+    assert managed_block.remove(content(node, path)) == was
+    there = node.enter(
+        ["find", DROPIN, CONFIG, "-exec", "grep", "-l", "gpu", "{}", "+"], check=False
+    )
+    assert there.stdout.split() == [place]
+
+    # Another policy, then none: what is there follows, and in the end all is as it was.
+    assert deploy(node, Policy(ssh_client_hosts=("gpu*",), ssh_client_mode="accept-new"))
+    now = effective(node)
+    assert now["gpu001"]["stricthostkeychecking"] == "accept-new"
+    assert now["10.1.0.7"] == before["10.1.0.7"]
+    assert deploy(node, OFF) == 1
+    assert effective(node) == before
+    assert node.enter(["grep", "-rl", "nodeready", "/etc/ssh"], check=False).stdout == ""
+    if was:
+        assert content(node, path) == was
+
+
+def test_a_link_stays_a_link(fresh_node: Node) -> None:
+    node = fresh_node
+    node.write("/srv/site/ssh_config", ASK, mode=0o640)
+    node.enter(["ln", "-sf", "/srv/site/ssh_config", CONFIG])
+    deploy(node, WANT)
+    assert node.enter(["readlink", CONFIG]).stdout == "/srv/site/ssh_config\n"
+    assert node.enter(["stat", "-c", "%a", "/srv/site/ssh_config"]).stdout == "640\n"
+    assert managed_block.remove(content(node, "/srv/site/ssh_config")) == ASK.encode()
+
+
+def test_a_missing_file_is_made_and_goes_again(fresh_node: Node) -> None:
+    node = fresh_node
+    node.enter(["rm", "-r", CONFIG, "/etc/ssh/ssh_config.d"])
+    deploy(node, WANT)
+    assert effective(node)["gpu001"]["stricthostkeychecking"] == "true"
+    deploy(node, OFF)
+    assert node.enter(["test", "-e", CONFIG], check=False).returncode == 1
+
+
+def test_what_was_changed_by_hand_is_set_again(fresh_node: Node) -> None:
+    node = fresh_node
+    deploy(node, WANT)
+    for damage in ("Host gpu*\n  StrictHostKeyChecking no\n", "Nonsense yes\n", "", "# x"):
+        node.write(DROPIN, damage)
+        assert options(node, WANT).fixable
+        deploy(node, WANT)
+        assert effective(node)["gpu001"]["stricthostkeychecking"] == "true"
+    # Somebody overrides us later, from a place where ours cannot win as it is.
+    node.write(CONFIG, ASK + INCLUDE)
+    found = options(node, WANT)
+    assert found.fixable
+    assert found.source == f"{CONFIG}:2"
+    deploy(node, WANT)
+    assert effective(node)["gpu001"]["stricthostkeychecking"] == "true"
+    assert node.enter(["test", "-e", DROPIN], check=False).returncode == 1
+    # Lines that somebody puts above our block are no loss: it goes to the top again.
+    node.write(CONFIG, ASK.encode() + content(node, CONFIG))
+    assert options(node, WANT).fixable
+    deploy(node, WANT)
+    assert content(node, CONFIG).count(managed_block.BEGIN) == 1
+
+
+def test_roots_own_file_is_named_and_left_alone(fresh_node: Node) -> None:
+    node = fresh_node
+    node.write("/root/.ssh/config", "Host gpu*\n    StrictHostKeyChecking no\n", mode=0o600)
+    deploy(node, WANT)
+    found = options(node, WANT)
+    assert (found.status, found.source) == ("warn", "/root/.ssh/config:2")
+    assert found.actual == "root's own file wins: stricthostkeychecking false"
+    assert effective(node)["gpu001"]["stricthostkeychecking"] == "true"
+
+
+def test_a_file_that_ssh_refuses_is_a_persons(fresh_node: Node) -> None:
+    node = fresh_node
+    node.write(CONFIG, INCLUDE + "Host *\n    NoSuchOption \x1b[31mred\n")
+    found = options(node, WANT)
+    assert (found.status, found.fixable) == ("fail", False)
+    assert f"{CONFIG}: line 3: Bad configuration option: nosuchoption" in found.actual
+    before = content(node, CONFIG)
+    seen = observe(inside(node), WANT, ["ssh_client"])
+    assert ssh_client.options.plan(seen, WANT) is None
+    assert content(node, CONFIG) == before
+
+
+def test_without_ssh_there_is_nothing_to_set(fresh_node: Node) -> None:
+    node = fresh_node
+    node.enter(["mv", "/usr/bin/ssh", "/usr/bin/ssh.away"])
+    seen = observe(inside(node), WANT, ["ssh_client"])
+    status = {result.check: result.status for result in judge(seen, WANT)}
+    assert status["ssh_client.installed"] == "fail"
+    assert status["ssh_client.options"] == "na"
+    deploy(node, WANT)
+    assert KEY in node.read("/etc/ssh/ssh_known_hosts")
+
+
+def test_no_strict_check_without_keys(fresh_node: Node) -> None:
+    node = fresh_node
+    seen = observe(inside(node), WANT, ["ssh_client"])
+    with pytest.raises(AssertionError, match="the host keys are not in /etc/ssh/ssh_known_hosts"):
+        apply(inside(node), plan(seen, WANT, [ssh_client.options]))
+    assert effective(node)["gpu001"]["stricthostkeychecking"] == "ask"

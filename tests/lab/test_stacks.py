@@ -1,0 +1,355 @@
+"""`nodeready stacks` on real nodes: who stands where, who is missing; nobody is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeready.lab import Lab, Node, down
+from tests.command import Done, ours, wait_for
+from tests.lab.stacks_job import HERE, PY_SPY, TRAIN, Job
+
+QUICK = ("--interval", "0.3")
+
+
+@pytest.fixture(scope="module")
+def job(lab_machine: None) -> Iterator[Job]:
+    """Eight ranks on four nodes, shared by the tests here: each leaves it as it was."""
+    name = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}-stacks"
+    try:
+        yield Job(Lab.up(name, 4).nodes)
+    finally:
+        down(name)
+
+
+@pytest.fixture
+def where(job: Job, fleet: Callable[..., Path]) -> Iterator[Path]:
+    """The inventory of the job's nodes; afterwards all is as it was, and none of ours there."""
+    before = job.pids.copy()
+    yield fleet(job.nodes)
+    assert not [row for node in job.nodes for row in ours(node)]
+    if job.pids == before:
+        assert set(job.states()) == {"S"}
+
+
+def groups(done: Done) -> list[tuple[str, list[int]]]:
+    """Kind and ranks of each group, of a run with --format json."""
+    return [(one["kind"], one["ranks"]) for one in json.loads(done.out)["groups"]]
+
+
+def leaves(text: str) -> list[str]:
+    return [
+        (one["frames"] or [{"function": ""}])[-1]["function"] for one in json.loads(text)["groups"]
+    ]
+
+
+def untimed(text: str) -> str:
+    """Without the moments: a trace tells when it began, and nobody when all had ended."""
+    return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", text).strip()
+
+
+def test_the_rank_in_another_function_comes_first(job, where, tool):
+    with job.elsewhere(3):
+        done = tool("stacks", where, *QUICK, "--format", "json")
+        table = tool("stacks", where, *QUICK)
+    found = json.loads(done.out)
+    assert done.status == table.status == 0, done
+    assert groups(done) == [("stack", [3]), ("stack", [0, 1, 2, 4, 5, 6, 7])]
+    paths = [[frame["function"] for frame in one["frames"]] for one in found["groups"]]
+    assert [path[-2:] for path in paths] == [["load_batch", "stand"], ["all_reduce", "stand"]]
+    assert [one["verdict"] for one in found["groups"]] == ["blocked", "blocked"]
+    assert found["groups"][0]["nodes"] == [job.node(3).name]
+    assert (found["world_size"], found["job"], found["complete"]) == (8, job.name, True)
+    assert table.out.index("load_batch") < table.out.index("all_reduce")
+
+
+def test_a_missing_rank_and_one_that_is_stopped(job, where, tool):
+    """Both are the first to look at; the stopped one stays stopped."""
+    with job.without(5), job.stopped(2):
+        done = tool("stacks", where, *QUICK, "--format", "json")
+        assert job.state(2) == "T"
+    assert done.status == 3, done
+    assert groups(done) == [("missing", [5]), ("stopped", [2]), ("stack", [0, 1, 3, 4, 6, 7])]
+
+
+def test_a_node_that_is_down_costs_its_own_ranks(job, where, tool):
+    away = job.nodes[3]
+    away.stop_sshd()
+    try:
+        done = tool("stacks", where, *QUICK, "--format", "json")
+        table = tool("stacks", where, *QUICK)
+    finally:
+        away.resume_sshd()
+    assert done.status == table.status == 4, done
+    assert groups(done)[-1] == ("stack", [0, 1, 2, 3, 4, 5])
+    errors = json.loads(done.out)["errors"]
+    assert list(errors) == [away.name], errors
+    assert "connection refused" in table.out + table.err
+
+
+def test_without_py_spy_there_is_what_the_kernel_tells_and_what_to_do(job, where, tool):
+    node = job.nodes[1]
+    node.enter(["mv", PY_SPY, f"{PY_SPY}.away"])
+    try:
+        done = tool("stacks", where, *QUICK, "--format", "json")
+        table = tool("stacks", where, *QUICK)
+    finally:
+        node.enter(["mv", f"{PY_SPY}.away", PY_SPY])
+    assert done.status == 3, done
+    assert groups(done) == [("no-data", [2, 3]), ("stack", [0, 1, 4, 5, 6, 7])]
+    assert {one["state"] for one in json.loads(done.out)["processes"]} == {"S"}
+    assert "py-spy is not installed (nodeready deploy installs it)" in table.out
+
+
+def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_path):
+    kept, away = tmp_path / "kept", job.nodes[3]
+    away.stop_sshd()
+    try:
+        with job.elsewhere(1):
+            done = tool("stacks", where, *QUICK, "-o", kept, "--format", "json")
+    finally:
+        away.resume_sshd()
+    assert done.status == 4, done
+    names = {f"trace-{node.name}.json" for node in job.nodes}
+    forms = {"stacks.json", "stacks.html", "stacks.speedscope.json"}
+    assert {path.name for path in kept.iterdir()} == names | forms
+    again = tool("stacks", "--from", kept, "--format", "json")
+    assert again.status == 3, again
+    assert json.loads(again.out)["groups"] == json.loads(done.out)["groups"]
+    assert json.loads((kept / "stacks.json").read_text()) == json.loads(done.out)
+    for form, name in (("html", "html"), ("speedscope", "speedscope.json")):
+        made = tool("stacks", "--from", kept, "--format", form)
+        first = (kept / f"stacks.{name}").read_text()
+        assert untimed(made.out) == untimed(first)
+    # The next run into it: what the first one knew of other nodes does not stay.
+    fewer = tool("stacks", where, *QUICK, "--limit", job.nodes[0].name, "-o", kept)
+    assert fewer.status == 3, fewer
+    assert {path.name for path in kept.glob("trace-*")} == {f"trace-{job.nodes[0].name}.json"}
+
+
+def test_native_frames_of_one_of_each_group_and_of_the_odd_ones(job, where, tool):
+    with job.elsewhere(6):
+        done = tool("stacks", where, *QUICK, "--native", "--format", "json")
+    assert done.status == 0, done
+    found = json.loads(done.out)["groups"]
+    assert [one["ranks"] for one in found] == [[6], [0, 1, 2, 3, 4, 5, 7]]
+    for one in found:
+        assert any("nanosleep" in frame["function"] for frame in one["native"]), one
+        assert "nanosleep" not in json.dumps(one["frames"])
+
+
+def test_no_rank_anywhere_says_what_was_looked_for_and_what_runs_instead(job, where, tool):
+    done = tool("stacks", where, *QUICK, "--job", "4711")
+    assert done.status == 2, done
+    assert len(done.lines) == 1
+    for words in ("RANK", "SLURM_PROCID", "job 4711", f"{HERE}/train.py", "--pid"):
+        assert words in done.err
+    chosen = tool("stacks", where, *QUICK, "--match", "nothing like it")
+    assert chosen.status == 2
+    assert "'nothing like it'" in chosen.err
+
+
+def test_a_process_and_a_pattern_are_ways_to_choose(job, where, tool):
+    one = tool(
+        "stacks",
+        where,
+        *QUICK,
+        "--limit",
+        job.node(4).name,
+        "--pid",
+        job.pids[4],
+        "--format",
+        "json",
+    )
+    assert [p["pid"] for p in json.loads(one.out)["processes"]] == [job.pids[4]]
+    with job.elsewhere(0):
+        some = tool("stacks", where, *QUICK, "--match", "load_[b]atch", "--format", "json")
+    assert [p["rank"] for p in json.loads(some.out)["processes"]] == [0]
+
+
+def test_this_machine_without_any_connection(tool, tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(TRAIN.replace(HERE, str(tmp_path)))
+    job = f"{tmp_path.name}:29500"
+    words = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": tmp_path.name, "MASTER_PORT": "29500"}
+    rank = subprocess.Popen([sys.executable, program, "all_reduce"], env={**os.environ, **words})
+    try:
+        wait_for((tmp_path / "at-0").exists)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = tool(
+            "stacks", "--local", "--job", job, *QUICK, "--format", "json", env={"PATH": path}
+        )
+    finally:
+        rank.kill()
+        rank.wait()
+    assert done.status == 3, done
+    assert groups(done) == [("missing", [1]), ("stack", [0])]
+    assert json.loads(done.out)["groups"][1]["nodes"] == [os.uname().nodename]
+
+
+def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
+    """Three nodes have answered; on the last one py-spy takes its time."""
+    slow, others = job.nodes[3], job.nodes[:3]
+    slow.enter(["mv", PY_SPY, f"{PY_SPY}.away"])
+    slow.write(PY_SPY, "#!/bin/sh\ntouch /run/slow\nsleep 600\n", 0o755)
+    try:
+        started = tool.start("stacks", where, *QUICK, "--format", "json")
+        wait_for(Path(f"/proc/{slow.pid}/root/run/slow").exists)
+        wait_for(lambda: not any(ours(node) for node in others))
+        started.send_signal(signal.SIGINT)
+        done = tool.end(started)
+    finally:
+        slow.enter(["mv", f"{PY_SPY}.away", PY_SPY])
+    assert done.status == 130, done
+    assert f"interrupted: the results are partial; not {slow.name}" in done.err
+    assert json.loads(done.out)["complete"] is False
+    assert json.loads(done.out)["errors"] == {slow.name: "no answer: interrupted"}
+    assert groups(done)[-1] == ("stack", [0, 1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "an INVENTORY, --local, --from DIR, or --via srun --job ID: one of these"),
+        (("@local", "--local"), "one of these"),
+        (("--local", "--from", "."), "one of these"),
+        (("--local", "--limit", "a"), "--limit: selects from an INVENTORY"),
+        (("--local", "--match", "("), "--match (: no regular expression"),
+        (("--local", "--pid", "0"), "'--pid'"),
+        (("--local", "--timeout", "5"), "--timeout 5: 2 samples every 2 s need 12 s at least"),
+        (("--local", "--samples", "0"), "'--samples'"),
+        (("--via", "srun"), "Name it with --job ID"),
+        (("--via", "srun", "--job", "1", "gpu001"), "name no others"),
+        (("--via", "srun", "--job", "--x"), "is no number of a Slurm job"),
+        (("--via", "srun", "--job", "1"), "srun is not installed here"),
+        (("--from", "nosuch"), "--from nosuch: No such file"),
+        (("--from", "."), "no trace-NODE.json of -o and no text of py-spy dump"),
+        (("--from", "text"), "not what py-spy dump prints"),
+        (("--local", "-o", "."), "holds other files (text): name a new directory"),
+        (("--local", "-o", "text"), "text: is no directory"),
+        (("--local", "-o", "no/such"), "-o no/such: No such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_two(words, said, tool, tmp_path):
+    (tool.home / "text").write_text("hello\n")
+    done = tool("stacks", *words, env={"PATH": str(tmp_path)})
+    assert done.status == 2, done
+    assert said in done.err
+    assert len([line for line in done.lines if not line.startswith("Try ")]) == 1
+
+
+class Login:
+    """`srun` and the others as an ordinary user on a node of a lab with Slurm."""
+
+    def __init__(self, node: Node, directory: Path) -> None:
+        self.directory, self.node = directory, node
+        for name in ("srun", "squeue", "scontrol", "sbatch", "scancel"):
+            # When the one here is ended, the one there gets a TERM.
+            line = (
+                f"exec nsenter -t {node.pid} -m -p -n -u -i -- setpriv --reuid=ml --regid=ml "
+                f'--init-groups --pdeathsig=TERM {name} "$@"'
+            )
+            path = directory / name
+            path.write_text(f"#!/bin/sh\n{line}\n")
+            path.chmod(0o755)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"PATH": f"{self.directory}:{os.environ['PATH']}"}
+
+    def __call__(self, *words: str) -> str:
+        argv = [str(self.directory / words[0]), *words[1:]]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def login(slurm_lab: Lab, tmp_path: Path) -> Iterator[Login]:
+    """A user's session on the first node; the jobs of the user end with the test."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    made = Login(slurm_lab.nodes[0], directory)
+    yield made
+    made("scancel", "--user=ml")
+    wait_for(lambda: not made("squeue", "-h"))
+    assert not [row for node in slurm_lab.nodes for row in ours(node)]
+
+
+@pytest.fixture
+def running(login: Login, slurm_lab: Lab) -> str:
+    """The number of a job whose last rank stands elsewhere."""
+    from nodeready.deploy import py_spy_binary
+    from nodeready.policy import Policy
+
+    for node in slurm_lab.nodes:
+        node.write(f"{HERE}/train.py", TRAIN.replace('"RANK"', '"SLURM_PROCID"'))
+        node.enter(["chmod", "1777", HERE])
+        node.enter(["sh", "-c", f"rm -f {HERE}/at-*"])
+        node.write(
+            PY_SPY, py_spy_binary.binary(Policy().py_spy_version, os.uname().machine), 0o755
+        )
+    place = "[ $SLURM_PROCID = 5 ] && w=load_batch || w=all_reduce"
+    run = f"/usr/bin/python3 {HERE}/train.py $w"
+    script = f"srun --ntasks-per-node=2 sh -c '{place}; {run}; :'"
+    words = ("--parsable", "-N3", "--ntasks-per-node=2", "-D", "/tmp", "-o", "/dev/null")
+    number = login("sbatch", *words, "--wrap", script)
+    at = [Path(f"/proc/{slurm_lab.nodes[r // 2].pid}/root{HERE}/at-{r}") for r in range(6)]
+    wait_for(lambda: all(path.exists() for path in at))
+    return number
+
+
+def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, tool):
+    """No ssh, no root; the job's own step goes on and the batch script is no rank."""
+    words = ("stacks", "--via", "srun", "--job", running, *QUICK)
+    done = tool(*words, "--native", "--format", "json", env=login.env)
+    assert done.status == 0, done
+    found = json.loads(done.out)
+    assert groups(done) == [("stack", [5]), ("stack", [0, 1, 2, 3, 4])]
+    assert found["groups"][0]["nodes"] == [slurm_lab.nodes[2].name]
+    assert (found["job"], found["world_size"]) == (running, 6)
+    assert {node for one in found["groups"] for node in one["nodes"]} == {
+        n.name for n in slurm_lab.nodes
+    }
+    assert all(one["native"] for one in found["groups"])
+    assert "RUNNING" in login("squeue", "-h", "-o", "%T", "-j", running)
+    for unknown in ("999999", f"{running}_7"):
+        none = tool("stacks", "--via", "srun", "--job", unknown, env=login.env)
+        assert (none.status, len(none.lines)) == (2, 1), none
+        assert f"--job {unknown}" in none.err
+
+
+def test_an_interrupt_ends_the_step_and_not_the_job(slurm_lab, login, running, tool):
+    started = tool.start(
+        "stacks", "--via", "srun", "--job", running, "--samples", "5", "--interval", "10",
+        "--timeout", "90", env=login.env,
+    )  # fmt: skip
+    wait_for(lambda: all(ours(node) for node in slurm_lab.nodes))
+    started.send_signal(signal.SIGTERM)
+    done = tool.end(started)
+    assert done.status == 130, done
+    wait_for(lambda: not [row for node in slurm_lab.nodes for row in ours(node)])
+    assert login("squeue", "-h", "-o", "%T", "-j", running) == "RUNNING"
+
+
+def test_a_node_where_the_step_cannot_start_costs_that_node(slurm_lab, login, running, tool):
+    """srun ends the whole step when slurmd does not answer on one node: the others go on."""
+    away = slurm_lab.nodes[2]
+    away.enter(["sh", "-c", "kill -STOP $(cat /run/slurmd.pid)"])
+    try:
+        done = tool(
+            "stacks", "--via", "srun", "--job", running, "--interval", "6", "--samples", "3",
+            "--timeout", "40", "--format", "json", env=login.env,
+        )  # fmt: skip
+    finally:
+        away.enter(["sh", "-c", "kill -CONT $(cat /run/slurmd.pid)"])
+    assert done.status == 4, done
+    errors = json.loads(done.out)["errors"]
+    assert list(errors) == [away.name], errors
+    assert groups(done)[-1][1] == [0, 1, 2, 3]

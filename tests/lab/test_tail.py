@@ -1,0 +1,215 @@
+"""`nodeready tail` on real nodes: what differs, what stopped, what hangs; and nothing stays."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from nodeready.lab import Node
+from tests.command import Done, ours, wait_for, written
+
+LOGS = "/var/log/train"
+PATTERN = f"{LOGS}/rank_*.log"
+NAS = "/mnt/na s"
+
+
+def job(nodes: list[Node]) -> None:
+    """Two ranks on each node, with a log of 30 steps each."""
+    for at, node in enumerate(nodes):
+        for rank in (2 * at, 2 * at + 1):
+            node.write(
+                f"{LOGS}/rank_{rank}.log",
+                "".join(
+                    f"2026-03-01 12:00:{step:02},{rank}00 {node.name} [rank{rank}]: step {step}\n"
+                    for step in range(30)
+                ),
+            )
+
+
+def dead_mount(node: Node) -> None:
+    """Mount what never answers; its server is a process of the node."""
+    argv = [sys.executable, "-m", "nodeready.lab.dead_mount", str(node.pid), NAS]
+    subprocess.run(argv, check=True, capture_output=True, timeout=30)
+
+
+def hanging(node: Node) -> list[str]:
+    """The processes of ours that wait for the mount."""
+    names = node.run("cat /proc/[0-9]*/comm", check=False).stdout.split()
+    return [name for name in names if name.startswith("nr-")]
+
+
+def groups(done: Done) -> list[tuple[str, list[int | None]]]:
+    made = json.loads(done.out)
+    return [(group["kind"], [file["rank"] for file in group["files"]]) for group in made["groups"]]
+
+
+def test_the_odd_one_and_the_one_that_stopped_are_on_top(fresh_nodes, fleet, tool):
+    nodes = fresh_nodes(4)
+    job(nodes)
+    nodes[3].write(f"{LOGS}/rank_6.log", "step 1\n 10%|#\r 20%|##\rNCCL error\n")
+    nodes[1].run(f"touch -d '-5 minutes' {LOGS}/rank_3.log")
+    where = fleet(nodes)
+    before = [written(node) for node in nodes]
+    done = tool("tail", where, PATTERN, "-n", "3", "--format", "json")
+    assert done.status == 0, done
+    assert groups(done) == [("stopped", [3]), ("lines", [6]), ("lines", [0, 1, 2, 4, 5, 7])]
+    odd = json.loads(done.out)["groups"][1]
+    assert odd["nodes"] == [nodes[3].name]
+    assert odd["lines"] == ["step 1", "NCCL error"]
+    assert odd["example"] == f"{nodes[3].name}:{LOGS}/rank_6.log"
+
+    shown = tool("tail", where, PATTERN, "-n", "1")
+    assert shown.status == 0, shown
+    heads = [row.split()[0] for row in shown.out.splitlines() if row[:1].strip()]
+    assert heads == ["stopped", "1", "6", "8"]
+    assert "min" in shown.out.splitlines()[0]
+    assert "| " in shown.out
+
+    newer = tool("tail", where, PATTERN, "--newer", "2m", "--format", "json")
+    assert [ranks for _, ranks in groups(newer)] == [[6], [0, 1, 2, 4, 5, 7]]
+    found = tool("tail", where, PATTERN, "--grep", r"step 1\d", "--format", "json", "-n", "1")
+    assert groups(found)[:2] == [("stopped", [3]), ("lines", [6])]
+    rest = json.loads(found.out)["groups"][2]
+    assert {file["matches"] for file in rest["files"]} == {10}
+    assert rest["lines"][0].endswith("step 19")
+
+    assert [written(node) for node in nodes] == before
+    assert not any(ours(node) for node in nodes)
+
+
+def test_what_is_no_log_is_named_and_costs_itself_alone(fresh_nodes, fleet, tool):
+    """A FIFO, a directory, a device, a huge file, no permission, no file, no node."""
+    odd, none, away = nodes = fresh_nodes(3)
+    job([odd])
+    odd.run(
+        f"cd {LOGS}; chmod a+rx . ; mkfifo rank_10.log; mkdir rank_11.log;"
+        "mknod rank_12.log c 1 5; truncate -s 1G rank_13.log;"
+        "echo end >>rank_13.log; chmod 0 rank_1.log;"
+        "ln -s rank_14.log rank_14.log; ln -s rank_0.log rank_0.log.gz; ln -s nowhere rank_15.log;"
+        "head -c 100000 /dev/urandom >rank_16.log; printf 'a\\033[2J\\n' >$'rank_\\n17.log';"
+        "tr '\\0' x </dev/zero | head -c 3000000 >rank_18.log"
+    )
+    away.stop_sshd()
+    where = fleet(nodes, {node.name: {"ssh_user": "ml"} for node in nodes})
+    done = tool("tail", where, PATTERN, "-n", "2", "--format", "json")
+    assert done.status == 4, done
+    made = json.loads(done.out)
+    assert list(made["unreachable"]) == [away.name]
+    why = {
+        file["path"]: (group["kind"], group["why"], group["lines"])
+        for group in made["groups"]
+        for file in group["files"]
+    }
+    assert {path.removeprefix(f"{LOGS}/rank_"): found for path, found in why.items()} == {
+        "0.log": ("lines", "", why[f"{LOGS}/rank_0.log"][2]),
+        "1.log": ("unreadable", "permission denied", []),
+        "10.log": ("skipped", "is a FIFO", []),
+        "11.log": ("skipped", "is a directory", []),
+        "12.log": ("skipped", "is a device", []),
+        "13.log": ("lines", "", ["end"]),
+        "14.log": ("unreadable", "too many levels of symbolic links", []),
+        "16.log": ("skipped", "is no text", []),
+        "\\x0a17.log": ("lines", "", ["a\\x1b[2J"]),
+        "18.log": ("lines", "", ["x" * 2000 + "..."]),
+    }
+    assert [g["nodes"] for g in made["groups"] if g["kind"] == "no-file"] == [[none.name]]
+    assert "\x1b" not in tool("tail", where, PATTERN).out
+    alone = tool("tail", where, PATTERN, "--limit", f"{odd.name},{none.name}")
+    assert alone.status == 3, alone
+
+
+def test_a_mount_that_hangs_costs_its_own_files(fresh_node: Node, fleet, tool):
+    job([fresh_node])
+    dead_mount(fresh_node)
+    fresh_node.run(f"ln -s '{NAS}/rank_2.log' {LOGS}/rank_2.log")
+    where = fleet([fresh_node])
+    # The second time, the first one's process is found, and no other is sent after it.
+    for _look in range(2):
+        done = tool("tail", where, PATTERN, "--format", "json")
+        assert done.status == 3, done
+        assert groups(done) == [("unreadable", [2]), ("lines", [0, 1])]
+        assert f"the mount {NAS} (nas:/export, fuse.sshfs) does not answer" in done.out
+        assert len(hanging(fresh_node)) == 1
+    deep = tool("tail", where, "/mnt/**/*.log")
+    assert deep.status == 3, deep
+    assert "does not answer" in deep.out
+    fresh_node.run(
+        "kill -9 $(grep -las '[d]ead_mount' /proc/[0-9]*/cmdline | cut -d/ -f3)", check=False
+    )
+    wait_for(lambda: not hanging(fresh_node))
+
+
+def test_a_slow_expression_costs_its_file_and_an_interrupt_ends_all(fresh_nodes, fleet, tool):
+    nodes = fresh_nodes(2)
+    job(nodes)
+    nodes[0].write(f"{LOGS}/rank_1.log", "a" * 60 + "\n")
+    where = fleet(nodes)
+    slow = ("tail", where, PATTERN, "--grep", "(a+)+b|step", "--format", "json")
+    done = tool(*slow)
+    assert done.status == 3, done
+    assert groups(done) == [("unreadable", [1]), ("lines", [0, 2, 3])]
+    assert "--grep takes longer than 4 s on its lines" in done.out
+
+    started = tool.start(*slow)
+    wait_for(lambda: bool(hanging(nodes[0])) and not hanging(nodes[1]))
+    started.send_signal(signal.SIGINT)
+    ended = tool.end(started)
+    assert ended.status == 130, ended
+    assert "partial" in ended.err
+    for node in nodes:
+        wait_for(lambda node=node: not ours(node) and not hanging(node))
+
+
+def test_the_home_is_that_of_the_login_with_sudo_too(fresh_node: Node, fleet, tool):
+    fresh_node.run("su ml -c 'mkdir -p ~/logs/a && echo mine >~/logs/a/rank_0.log'")
+    fresh_node.run("mkdir /root/logs; echo roots >/root/logs/b.log")
+    fresh_node.write("/etc/sudoers.d/ml", "ml ALL=(ALL) NOPASSWD: ALL\n", mode=0o440)
+    where = fleet([fresh_node], {fresh_node.name: {"ssh_user": "ml"}})
+    for more in ((), ("--sudo",)):
+        done = tool("tail", where, "~/logs/**/*.log", *more)
+        assert (done.status, "| mine" in done.out) == (0, True), done
+        assert f"{fresh_node.name}:/home/ml/logs/a/rank_0.log" in done.out
+    shut = tool("tail", where, "/root/logs/*.log")
+    assert (shut.status, "permission denied" in shut.out) == (3, True), shut
+    assert "| roots" in tool("tail", where, "/root/logs/*.log", "--sudo").out
+
+
+def test_this_machine_alone(tool, tmp_path):
+    (tmp_path / "rank_1.log").write_text("one\ntwo\n")
+    done = tool("tail", "--local", f"{tmp_path}/*.log", "-n", "1")
+    assert done.status == 0, done
+    assert [row.strip() for row in done.out.splitlines()][1:3] == [
+        f"{done.out.split()[3]}:{tmp_path}/rank_1.log",
+        "| two",
+    ]
+    file = tmp_path / "report"
+    assert tool("tail", "--local", f"{tmp_path}/*.log", "-o", file).out == ""
+    assert "| two" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--local"], "Missing PATTERN"),
+        (["@local"], "Missing INVENTORY or PATTERN"),
+        (["--local", "logs/*"], "PATTERN logs/*: must be absolute"),
+        (["--local", "/tmp/a", "/tmp/b"], "2 PATTERNs: quote it"),
+        (["--local", "/nonexistent/*.log"], "/nonexistent/*.log: no file matches, on "),
+        (["--local", "/etc"], "/etc: no file to read: "),
+        (["--local", "/etc/hosts", "--newer", "1s"], "the files that match were written before"),
+        (["--local", "/a", "--grep", "("], "--grep (: is no regular expression"),
+        (["--local", "/a", "--newer", "soon"], "--newer soon: must be a span of time"),
+        (["--local", "/a", "--since", "soon"], "--since soon: must be a moment or a span"),
+        (["--local", "/a", "--limit", "x"], "--limit: --local is about this machine alone"),
+        (["--local", "/a", "-n", "0"], "'-n'"),
+        (["--local", "/a", "-o", "/nonexistent/x"], "no directory /nonexistent"),
+    ],
+)
+def test_a_wrong_word_is_one_line_and_exit_2(tool, words, said):
+    done = tool("tail", *words)
+    assert (done.status, done.out) == (2, ""), done
+    assert said in done.lines[0]

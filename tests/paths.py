@@ -1,0 +1,18 @@
+"""Where things are in the checkout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "nodeready"
+DOCS = ROOT / "docs"
+#: Recorded outputs of real machines, where they lie beside the checkout.
+SAMPLES = ROOT.parent / "shared" / "samples"
+
+
+def schema(name: str) -> Any:
+    """The published schema of a document, as JSON: `schema("audit")`."""
+    return json.loads((DOCS / "schema" / f"{name}-1.json").read_text(encoding="utf-8"))

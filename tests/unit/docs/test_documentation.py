@@ -1,0 +1,149 @@
+"""The documentation says what the code does now."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from nodeready.cli import cli, exits
+from nodeready.operations import STEPS
+from nodeready.policy import Policy
+from nodeready.subjects.registry import SUBJECTS
+from tests.unit.docs.pages import DOCS, PAGES, ROOT, anchors, commands, without_code
+
+
+def of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_generated_pages_are_what_the_generators_make():
+    import make_docs
+
+    stale = [of(path) for path, text in make_docs.wanted().items() if path.read_text() != text]
+    assert stale == [], "run .venv/bin/python scripts/make_docs.py"
+
+
+def check(words: list[str]) -> None:
+    """Parse a command line without running it. Raises click's errors."""
+    command: click.Command = cli
+    parent = None
+    while True:
+        context = command.make_context(command.name or "nodeready", list(words), parent=parent)
+        if not isinstance(command, click.Group):
+            return
+        rest = [*context._protected_args, *context.args]
+        if not rest:
+            return
+        _, found, words = command.resolve_command(context, rest)
+        assert found is not None
+        command, parent = found, context
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of)
+def test_every_command_in_a_page_parses(page):
+    for words in commands(page.read_text()):
+        try:
+            check(words)
+        except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):
+            continue  # `nodeready deploy` in a sentence
+        except click.exceptions.Exit:
+            continue  # --help, --version
+        except click.UsageError as error:
+            pytest.fail(f"nodeready {' '.join(words)}: {error.format_message()}")
+
+
+def test_commands_are_found_and_a_wrong_one_would_be():
+    found = list(commands((ROOT / "README.md").read_text()))
+    assert ["audit", "inventories/lab.py"] in found
+    assert ["deploy", "prod.py", "--limit", "gpu001"] in found
+    (wrong,) = commands("```sh\nsudo nodeready deploy x --chek | less\n```\n")
+    with pytest.raises(click.NoSuchOption):
+        check(wrong)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of)
+def test_links_inside_the_project_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.is_relative_to(ROOT), target
+        assert linked.exists(), target
+        if anchor:
+            assert anchor in anchors(linked.read_text()), target
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    for page in [*DOCS.glob("*.md"), *DOCS.glob("*.1")]:
+        if page.name not in ("README.md", "benchmarks.md"):
+            assert f"docs/{page.name}" in readme, page.name
+            assert f"({page.name})" in (DOCS / "README.md").read_text(), page.name
+
+
+def test_the_exit_codes_stand_in_the_order_of_their_precedence():
+    text = (DOCS / "exit-codes.md").read_text()
+    codes = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)]
+    of_word = {
+        130: "interrupted", 2: "usage", 1: "failed", 4: "unreachable", 3: "check",
+    }  # fmt: skip
+    assert codes == [*of_word, exits.OK]
+    for place, code in enumerate(codes[:-1]):
+        later = {of_word[other]: True for other in codes[place:-1]}
+        assert exits.exit_code(**later) == code
+
+
+def test_the_operations_stand_in_their_order():
+    table = (DOCS / "deploy.md").read_text()
+    assert re.findall(r"^\| `(\w+\.\w+)` \|", table, re.M) == [step.name for step in STEPS]
+
+
+def test_the_pages_of_the_policy_name_every_key():
+    keys = set(Policy.__dataclass_fields__)
+    example = (ROOT / "inventories/group_data/all.py").read_text()
+    assert set(re.findall(r"^# (\w+) = ", example, re.M)) >= keys - {
+        "lock_wait_s",
+        "package_lock_wait_s",
+    }
+    text = (DOCS / "inventories-and-policy.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \| `", text, re.M)) >= keys
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of)
+def test_pages_fit_a_terminal(page):
+    """Prose within 100 columns, blocks of code within 100, recorded output within 80."""
+    text = page.read_text()
+    for block in re.findall(r"^```console\n(.*?)^```", text, re.M | re.S):
+        assert max(map(len, block.splitlines())) <= 80
+    for line in text.splitlines():
+        assert len(line) <= 100 or line.lstrip().startswith(("|", "- ")), line
+
+
+def test_the_manual_has_what_manuals_have():
+    text = (DOCS / "nodeready.1").read_text()
+    sections = re.findall(r"^\.SH (.*)$", text, re.M)
+    for wanted in ("NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS", "FILES", "EXAMPLES"):
+        assert wanted in sections
+    for subject in ("ptrace", "gpus"):
+        assert subject in SUBJECTS
+        assert subject in text
+
+
+def test_the_manual_is_understood_by_man():
+    if not shutil.which("man"):
+        pytest.skip("man is not installed (man-db)")
+    done = subprocess.run(
+        ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", str(DOCS / "nodeready.1")],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MANWIDTH": "80"},
+        check=True,
+    )
+    assert done.stderr == ""
+    assert "EXIT STATUS" in re.sub(".\x08", "", done.stdout)

@@ -1,0 +1,136 @@
+"""gdb and strace on processes of our own: they show what they should, and their target goes on."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from nodeready.node.proofs import attach
+from nodeready.node.runtime import FRAME, Own, answers, status
+from nodeready.subjects.proof.facts import UNFINISHED
+from tests.builders.proof import GOOD, WELL, configured, judged, statuses
+from tests.command import wait_for
+
+BAD = replace(GOOD, good=False, rc=1)
+
+
+@pytest.fixture
+def own():
+    with Own("nodeready:test", 30) as own:
+        yield own
+
+
+@pytest.mark.parametrize(
+    ("gdb", "strace", "expected"),
+    [
+        (GOOD, GOOD, {"gdb": "ok", "strace": "ok"}),
+        (replace(BAD, said="boo"), GOOD, {"gdb": "fail", "strace": "ok"}),
+        (GOOD, replace(BAD, said="boo"), {"gdb": "ok", "strace": "fail"}),
+        (GOOD, None, {"gdb": "ok", "strace": "unknown"}),
+        (replace(GOOD, tool=""), GOOD, {"gdb": "fail", "strace": "ok"}),
+        # It showed all that it should, and broke what it looked at.
+        (replace(GOOD, answers=False, state="T"), GOOD, {"gdb": "fail", "strace": "ok"}),
+        (GOOD, replace(GOOD, tracer=4), {"gdb": "ok", "strace": "fail"}),
+        (replace(BAD, rc=None, full=False), GOOD, {"gdb": "unknown", "strace": "ok"}),
+    ],
+)
+def test_each_tool_is_judged_for_itself(gdb, strace, expected):
+    found = statuses(replace(WELL, tracers=replace(WELL.tracers, gdb=gdb, strace=strace)))
+    assert {name: found[name] for name in ("gdb", "strace")} == expected
+
+
+def test_what_the_time_cut_off_is_unknown():
+    found = judged(replace(WELL, tracers=replace(WELL.tracers, gdb=None)))
+    assert found["gdb"] == ("unknown", UNFINISHED)
+
+
+@pytest.mark.skipif(not shutil.which("gdb") or not shutil.which("strace"), reason="no gdb, strace")
+def test_both_leave_their_target_running(own):
+    seen = attach.prove_tracers(own, configured())
+    for one in (seen.gdb, seen.strace):
+        assert (one.good, one.answers, one.tracer, one.refused) == (True, True, 0, False), one
+        assert one.state in ("R", "S")
+
+
+def test_a_canary_waits_in_its_function_and_ends_with_us(own):
+    canary = own.canary()
+    assert answers(canary)
+    assert answers(canary)
+    assert status(canary.pid).tracer == 0
+    with open(f"/proc/{canary.pid}/cmdline", encoding="utf-8") as file:
+        assert {FRAME in (text := file.read()), own.tag in text} == {True}
+    canary.stdin.close()
+    assert canary.wait(5) == 0
+    assert not answers(canary)
+
+
+def test_a_canary_that_was_stopped_does_not_answer_and_ends_all_the_same(own):
+    canary = own.canary()
+    os.kill(canary.pid, 19)
+    assert not answers(canary)
+    assert status(canary.pid).state == "T"
+    own.stop(canary)
+    assert status(canary.pid).state == ""
+
+
+def test_a_tool_that_leaves_its_session_is_ended_with_it(own):
+    """As su does: its login is a session of its own."""
+    mark = f"NODEREADY_TEST={secrets.token_hex(8)}"
+    script = "setsid sh -c 'sleep 300 & exec sleep 300' & exec sleep 300"
+    ended = own.run(["env", mark, "sh", "-c", script], 1)
+    assert ended.rc is None
+    wait_for(lambda: not _marked(mark))
+
+
+def test_what_was_started_ends_when_we_are_killed():
+    mark = f"NODEREADY_TEST={secrets.token_hex(8)}"
+    code = (
+        "import os, time; from nodeready.node.runtime import Own; own = Own('nodeready:test', 60);"
+        f"own.start(['env', {mark!r}, 'sh', '-c', 'setsid sleep 300 & exec sleep 300']);"
+        "own.canary(); print('began', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as program:
+        assert program.stdout.readline() == b"began\n"
+        wait_for(lambda: len(_marked(mark)) == 2)
+        program.kill()
+    wait_for(lambda: not _marked(mark))
+
+
+def _marked(mark: str) -> list[str]:
+    """Every process that has this in its environment."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                found += [pid] if f"{mark}\0".encode() in file.read() else []
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("err", "refused"),
+    [
+        ("strace: attach: ptrace(PTRACE_SEIZE, 9): Operation not permitted", True),
+        ("Could not attach to process.  If your uid\nptrace: Operation not permitted.", True),
+        ("Error: Permission Denied: Try running again with elevated permissions", True),
+        ("Error: Failed to suspend process\nReason: EPERM: Operation not permitted", True),
+        ("Error: Failed to open /proc/9/maps\nReason: Permission denied (os error 13)", True),
+        ("Error: Failed to find python version from target process", False),
+        ("Reason: No such file or directory (os error 2)", False),
+        ("Reason: Input/output error (os error 131)", False),
+        ("", False),
+    ],
+)
+def test_what_the_tools_say_when_they_are_refused(own, err, refused):
+    canary = own.canary()
+    argv = ["sh", "-c", 'printf "%s\n" "$1" >&2; exit 1', "sh", err]
+    tried = attach.attempt(own, canary, argv, 5, wrong=attach.complaint)
+    assert (tried.refused, tried.good, tried.rc) == (refused, False, 1)
+    assert tried.said.endswith(err.split("\n")[-1][-30:] or "exit status 1")

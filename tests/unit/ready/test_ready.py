@@ -1,0 +1,98 @@
+"""Which nodes are ready, in every form, and the exit code that follows."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from referencing import Registry, Resource
+
+from nodeready.audit.document import Ready, ready_code, slots
+from nodeready.inventory import hostfile
+from nodeready.reports import json_report
+from nodeready.reports.registry import Options
+from nodeready.reports.table import show_ready
+from nodeready.subjects.result import fail, ok, unknown, warn
+from tests.builders.fleets import audit, lost, node, outcomes
+from tests.paths import schema
+
+SCHEMAS = {name: schema(name) for name in ("audit", "ready")}
+VALID = jsonschema.Draft202012Validator(
+    SCHEMAS["ready"],
+    registry=Registry().with_resource(
+        "urn:nodeready:audit:1", Resource.from_contents(SCHEMAS["audit"])
+    ),
+)
+
+FINE = node("n1", ok("proof.attach", "a stack"))
+WARNED = node("n2", warn("proof.user", "the job's user", "root", fix="--user NAME"))
+REFUSED = node("n3", fail("proof.attach", "a stack", "refused: Yama's ptrace_scope is 1"))
+LATE = node("n4", unknown("proof.core", "did not finish in time"))
+AWAY = lost("n5")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "needed", "go", "code"),
+    [
+        ((FINE,), None, ["n1"], 0),
+        ((FINE, WARNED), None, ["n1", "n2"], 0),
+        ((FINE, REFUSED), None, ["n1"], 3),
+        ((FINE, LATE), None, ["n1"], 3),
+        ((FINE, AWAY), None, ["n1"], 4),
+        ((FINE, REFUSED, AWAY), 1, ["n1"], 0),
+        ((FINE, WARNED, REFUSED), 3, ["n1", "n2"], 3),
+        ((FINE, REFUSED, AWAY), 2, ["n1"], 4),
+        ((REFUSED,), 1, [], 3),
+        ((), None, [], 2),
+    ],
+)
+def test_who_is_ready_and_whether_that_is_enough(nodes, needed, go, code):
+    ready = Ready(audit(*nodes), 60, needed)
+    assert list(ready.go) == go
+    assert sorted((*ready.go, *ready.no_go)) == sorted(one.name for one in nodes)
+    assert ready_code(ready) == code
+
+
+def test_an_interrupted_run_is_never_enough():
+    ready = Ready(audit(FINE, complete=False), 60, 1)
+    assert not ready.enough
+    assert ready_code(ready) == 130
+
+
+def test_the_table_has_the_answer_first_and_the_reasons_with_their_nodes():
+    ready = Ready(audit(FINE, WARNED, REFUSED, LATE, AWAY), 60, 4)
+    lines = [line.plain.rstrip() for line in show_ready(ready, Options(0, 80))]
+    assert lines[0].split() == ["GO", "n[1-2]", "2", "nodes"]
+    assert lines[1].split() == ["NO-GO", "n[3-5]", "3", "nodes"]
+    assert any("n3" in line and "proof.attach" in line for line in lines[2:5])
+    assert any("n4" in line and "proof.core" in line for line in lines[2:5])
+    assert any("n5" in line for line in lines[2:5])
+    assert lines[5].split() == ["too", "few", "4", "needed"]
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("name", outcomes())
+def test_json_is_as_its_schema_says(name):
+    ready = Ready(outcomes()[name], 60, 1)
+    made = json.loads("".join(json_report.ready(ready)))
+    VALID.validate(made)
+    assert set(made["go"]) | set(made["no_go"]) == {one["name"] for one in made["nodes"]}
+
+
+@pytest.mark.parametrize(
+    ("form", "ready", "others", "text"),
+    [
+        ("hostfile", {"gpu1": 8, "gpu3": 4}, ["gpu2"], "gpu1 slots=8\ngpu3 slots=4\n"),
+        ("list", {"gpu1": 8, "gpu3": 4}, ["gpu2"], "gpu1\ngpu3\n"),
+        ("exclude", {"gpu1": 8}, ["gpu2", "gpu3", "x"], "gpu[2-3],x\n"),
+        ("exclude", {"gpu1": 8}, [], ""),
+    ],
+)
+def test_launchers_get_the_ready_nodes(form, ready, others, text):
+    assert hostfile.text(form, ready, others) == text
+
+
+def test_a_node_without_gpus_has_one_slot():
+    assert slots(FINE) == 1
+    assert slots(AWAY) == 1

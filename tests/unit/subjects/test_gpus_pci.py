@@ -1,0 +1,84 @@
+"""The GPUs that the PCI bus shows."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nodeready import shell
+from nodeready.policy import Policy
+from nodeready.subjects.base import Output, ProbeError
+from nodeready.subjects.gpus import facts as pci_gpus
+from nodeready.subjects.gpus.gpu import DeviceFile, PciGpu
+from tests.builders.gpus import ADDRESSES, BUS, SERVER, SWITCHES, h100, pci, switch
+
+
+def test_what_the_bus_shows() -> None:
+    seen = h100().seen()
+    assert seen.pci[0] == PciGpu(
+        "0000:1b:00.0", "nvidia", "2330", "nvidia", 0, 16, 16, "32.0 GT/s PCIe", "030200"
+    )
+    assert (len(seen.pci), seen.nvswitches, seen.driver) == (8, 4, "535.129.03")
+    assert (seen.cuda, seen.fabric_manager) == ("12.2", "running")
+    assert seen.device_files[-1] == DeviceFile("/dev/nvidiactl", "crw-rw-rw-", 0, 0)
+    assert len(seen.gpus[7].links) == 18
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/sys/bus/pci/devices/../../etc/x/vendor:0x10de\n",
+        "/sys/bus/pci/devices/0000:1b:00.0/vendor:0x10de\n",
+        "/sys/bus/pci/devices/0000:1b:00.0/class:0x030200\n",
+        BUS.replace("0x030200", "?"),
+        "/proc/driver/nvidia/version:" + "9." * 50000 + "\n",
+        "\x1b[31m\udcff\x00:1:\n" + "crw" * 20000,
+        "c" + "rwx" * 3 + " 1 0 0 " + "1 " * 30000 + "/dev/x y\n",
+    ],
+)
+def test_nonsense_on_the_bus_is_no_gpu(text: str) -> None:
+    assert pci_gpus.parse_pci(Output(text, 0)).gpus == ()
+
+
+@pytest.mark.parametrize(
+    "output", [Output("", None), Output("", 2), Output(BUS, None, truncated=True)]
+)
+def test_a_bus_that_cannot_be_read(output: Output) -> None:
+    with pytest.raises(ProbeError):
+        pci_gpus.parse_pci(output)
+
+
+def test_a_device_that_no_longer_answers() -> None:
+    bus = pci("0000:1b:00.0", width=63).replace("numa_node:0", "numa_node:-1")
+    (gpu,) = pci_gpus.parse_pci(Output(bus, 0)).gpus
+    assert (gpu.pcie_width, gpu.numa_node) == (None, None)
+
+
+@pytest.mark.parametrize("shell_name", ["dash", "busybox ash", "bash --posix"])
+def test_the_script_reads_only_gpus(shell_name: str, tmp_path: Path) -> None:
+    root = tmp_path / "sys/bus/pci/devices"
+    text = BUS + "".join(map(switch, SWITCHES)) + SERVER
+    text += pci("0000:1b:00.1", device="0x10fa", kind="0x040300", driver="snd_hda_intel")
+    text += pci("0000:1b:00.4")  # a virtual function
+    files: dict[Path, list[str]] = {}
+    for line in text.splitlines():
+        path, _, rest = line.removeprefix("/sys/bus/pci/devices").rpartition("/")
+        name, _, value = rest.partition(":")
+        files.setdefault(Path(f"{root}{path}") / name, []).append(value)
+    for path, lines in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+    (root / "0000:1b:00.4" / "physfn").symlink_to("../0000:1b:00.0")
+    script = pci_gpus.SECTION.script(Policy()).replace("/sys/", f"{tmp_path}/sys/")
+    script = f"{shell.library('probe')}\n{shell.minify(script)}"
+    done = subprocess.run(
+        [*shell_name.split(), "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = pci_gpus.parse_pci(Output(done.stdout.replace(str(tmp_path), ""), 0))
+    assert tuple(gpu.address for gpu in found.gpus) == ADDRESSES
+    assert found.nvswitches == 4
+    assert found.gpus[0].driver == "nvidia"
+    assert "0000:03:00.0" not in done.stdout

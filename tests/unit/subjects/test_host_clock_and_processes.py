@@ -1,0 +1,129 @@
+"""Who keeps the clock, which processes no signal ends, and what is installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeready.policy import Policy
+from nodeready.subjects.debug_tools import facts as packages
+from nodeready.subjects.host import processes
+from tests.builders.host import TRACKING, clock, judged, node, wrong
+
+NONE = clock("none", "")
+NTPQ = 'associd=0 status={} {},\nversion="ntpd 4.2.8", leap=00, stratum=3, offset=-0.250'
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "source", "offset_ms"),
+    [
+        (clock("timesyncd", "synchronized"), "ok", "systemd-timesyncd", None),
+        (clock("timesyncd", "waiting") + NONE, "fail", "systemd-timesyncd", None),
+        (clock("timesyncd", "waiting") + clock("timedatectl", "NTP=yes\nNTPSynchronized=yes")
+         + NONE, "ok", "systemd-timesyncd", None),
+        (clock("chronyc", TRACKING), "ok", "chrony", -0.123),
+        (clock("chronyc", TRACKING.replace("0.000123456 seconds slow", "1.5 seconds fast")),
+         "warn", "chrony", 1500.0),
+        (clock("chronyc", TRACKING.replace("Normal", "Not synchronised")), "fail", "chrony",
+         -0.123),
+        (clock("chronyc", "506 Cannot talk to daemon", 1), "fail", "chrony", None),
+        (clock("chronyc", "", 124), "unknown", "chrony", None),
+        (clock("chronyc", "Kein Zugriff", 1), "unknown", "chrony", None),
+        ("clock=chronyc\n", "unknown", "none", None),
+        (clock("ntpq", NTPQ.format("0615", "leap_none, sync_ntp")), "ok", "ntpd", -0.25),
+        (clock("ntpq", NTPQ.format("c016", "leap_alarm, sync_unspec")), "fail", "ntpd", -0.25),
+        (clock("ntpq", "ntpq: read: Connection refused", 1), "fail", "ntpd", None),
+        (NONE, "warn", "none", None),
+        (clock("timedatectl", "NTP=no\nNTPSynchronized=yes") + NONE, "ok", "kernel", None),
+        (clock("timedatectl", "NTP=no\nNTPSynchronized=no") + NONE, "warn", "none", None),
+        (clock("timedatectl", "", 124) + NONE, "unknown", "none", None),
+        ("", "unknown", "none", None),
+        ("clock=x\n" * 20000, "unknown", "none", None),
+        (clock("chronyc", "Leap status :" + " " * 90000 + "\x1b[2J"), "unknown", "chrony", None),
+    ],
+)  # fmt: skip
+def test_the_clock(said: str, status: str, source: str, offset_ms: float | None) -> None:
+    seen = node(clock_said=said)
+    assert judged(seen)["clock"].status == status
+    assert (seen.clock.source, seen.clock.offset_ms) == (source, offset_ms)
+    assert wrong(seen, Policy(clock="any")) == {}
+
+
+def line(pid: int, name: str, state: str, parent: int = 1, cpu: int = 5) -> str:
+    return f"{pid} ({name}) {state} {parent} 7 7 0 -1 4194304 96 0 0 0 {cpu} 0\n"
+
+
+def looked(first: str, again: str = "", after: str = "") -> str:
+    second = f"processes=2\n{again}{after}" if again else ""
+    return f"processes=1\n{first}{second}processes=end\n"
+
+
+def sched(waiting_s: int, pid: int = 42) -> str:
+    now = 10000000
+    return (
+        f"/proc/self/sched:se.exec_start                 :      {now}.123\n"
+        f"/proc/{pid}/sched:se.exec_start          :      {now - waiting_s * 1000}.5\n"
+    )
+
+
+STUCK = line(42, "python3 (D) x", "D")
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "actual"),
+    [
+        (looked(""), "ok", "none"),
+        (looked(STUCK, STUCK, "wchan_42=rpc_wait_bit_killable\n" + sched(75)), "fail",
+         "python3 (D) x (pid 42) in rpc_wait_bit_killable for 75 s"),
+        (looked(STUCK, STUCK, sched(5)), "warn", "python3 (D) x (pid 42) for 5 s"),
+        (looked(STUCK, STUCK, "wchan_42=0\n"), "warn", "python3 (D) x (pid 42)"),
+        (looked(STUCK, line(42, "python3 (D) x", "D", cpu=6), sched(0)), "ok", "none"),
+        (looked(STUCK, line(42, "python3 (D) x", "Z")), "ok", "none"),
+        (looked(STUCK, STUCK, "wchan_42=__refrigerator\n" + sched(5000)), "warn",
+         "python3 (D) x (pid 42) frozen by its cgroup for 5000 s"),
+        # A look of ours at a dead mount, left behind by an earlier run.
+        (looked(STUCK, STUCK, "ours=42\n" + sched(5000)), "ok", "none"),
+        (looked(STUCK, STUCK)[:-len("processes=end\n")], "unknown", None),
+        ("", "unknown", None),
+        (looked("1 (x\n2 (x) D\n3 (x) D 1 2 3\n", "(" * 90000 + "\n"), "ok", "none"),
+    ],
+)  # fmt: skip
+def test_processes_that_no_signal_ends(said: str, status: str, actual: str | None) -> None:
+    result = judged(node(processes=said))["stuck"]
+    assert result.status == status
+    assert actual in (None, result.actual)
+
+
+def test_many_zombies_name_their_parent() -> None:
+    said = "".join(line(100 + n, "sh", "Z", 7 if n < 40 else 9) for n in range(50))
+    result = judged(node(processes=looked(said + "parent_7=launcher\n")))["zombies"]
+    assert result.status == "warn"
+    assert result.actual == "50: 40 of launcher (pid 7); 10 of ? (pid 9)"
+    fewer = looked("".join(said.splitlines(keepends=True)[1:]))
+    assert judged(node(processes=fewer))["zombies"].status == "ok"
+
+
+def test_the_marks_of_both_scripts_agree() -> None:
+    """An earlier look is recognised by the format that it gave to stat."""
+    from nodeready.subjects.host import mounts
+
+    assert f"'{processes.MARK}%S" in mounts.script(Policy())
+    assert f"*'{processes.MARK}'*' %n '*" in processes.SCRIPT
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("", {}),
+        ("packages=end\n", {}),
+        ("packages=rpm\nglibc 2.34-83.el9\npackage gdb is not installed\n"
+         "slurm-slurmd 23.11.4-1.el9\npackages=end", {"glibc": "2.34-83.el9",
+                                                       "slurm": "23.11.4-1.el9"}),
+        ("packages=apk\nP:musl\nV:1.2.5-r0\n--\nP:python3\nV:3.12.3-r1\n",
+         {"glibc": "1.2.5-r0", "python3": "3.12.3-r1"}),
+        ("packages=dpkg\nPackage: python3\nStatus: install ok installed\nVersion: 3.10.6-1\n"
+         "\nPackage: python3-foo\nVersion: 9\n", {"python3": "3.10.6-1"}),
+        ("packages=dpkg\nPackage: python3\nVersion:", {}),
+    ],
+)  # fmt: skip
+def test_versions_of_packages(said: str, found: dict[str, str]) -> None:
+    assert packages.parse_packages(said) == found

@@ -1,0 +1,127 @@
+"""What is published: the wheel and the sdist. They hold the package, nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import nodeready
+from tests.paths import ROOT
+
+NAME = f"nodeready-{nodeready.__version__}"
+INFO = f"{NAME}.dist-info"
+#: What a build reads.
+SOURCES = ("nodeready", "operations", "templates", "docs/nodeready.1", "CHANGELOG.md", "LICENSE")
+SOURCES += ("README.md", "pyproject.toml", ".gitignore")
+
+
+def build(source: Path, target: Path) -> tuple[Path, Path]:
+    """The sdist of a checkout, and the wheel made of that sdist."""
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", target, source],
+        env={**os.environ, "SOURCE_DATE_EPOCH": "1750000000"},
+        check=True,
+        capture_output=True,
+    )
+    (sdist,), (wheel,) = target.glob("*.tar.gz"), target.glob("*.whl")
+    return sdist, wheel
+
+
+def package() -> set[str]:
+    """Every file of the package, those behind the two links to the top level as well."""
+    found = set()
+    for where, folders, files in os.walk(ROOT / "nodeready", followlinks=True):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        found |= {str(Path(where, name).relative_to(ROOT)) for name in files}
+    return found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist and the wheel of this checkout."""
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built):
+    names = set(zipfile.ZipFile(built[1]).namelist())
+    about = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
+    about |= {f"{INFO}/licenses/LICENSE", f"{NAME}.data/data/share/man/man1/nodeready.1"}
+    assert names == package() | about
+    for part in ("operations/ptrace.py", "templates/ptrace/sysctl.conf.j2", "sh/change.sh"):
+        assert f"nodeready/{part}" in names
+    assert "nodeready/py.typed" in names
+
+
+def test_the_sdist_holds_what_the_wheel_is_made_of(built):
+    with tarfile.open(built[0]) as archive:
+        names = {member.name.removeprefix(f"{NAME}/") for member in archive}
+    outside = {"docs/nodeready.1", "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"}
+    assert names == package() | outside | {"PKG-INFO", ".gitignore"}
+
+
+def test_links_of_the_checkout_arrive_as_files(built):
+    with tarfile.open(built[0]) as archive:
+        assert all(member.isfile() for member in archive)
+    for member in zipfile.ZipFile(built[1]).infolist():
+        assert not stat.S_ISLNK(member.external_attr >> 16), member.filename
+
+
+def test_another_checkout_builds_the_same_bytes(built, tmp_path):
+    """Other times, another place, another umask."""
+    copy = tmp_path / "copy"
+    for name in SOURCES:
+        target = copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name,
+                target,
+                symlinks=True,
+                copy_function=shutil.copyfile,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
+        else:
+            shutil.copyfile(ROOT / name, target)
+    for path in copy.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(0o600)
+            os.utime(path, (1600000000, 1600000000))
+    again = build(copy, tmp_path / "dist")
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in built]
+
+
+def test_the_wheel_runs_without_the_checkout(built, tmp_path):
+    """Installed alone, its dependencies from this environment, away from the checkout."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    python = venv / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    subprocess.run([*pip, "--no-index", "--no-deps", built[1]], check=True, cwd=tmp_path)
+    (site,) = venv.glob("lib/python*/site-packages")
+    # A directory named in a .pth file gives its packages; its own .pth files, of which one is
+    # the checkout's, are not read.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    def say(*words: str) -> str:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+        command = [venv / "bin" / words[0], *words[1:]]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = say("python", "-c", "import nodeready; print(nodeready.__file__)")
+    assert Path(where.strip()).parent == site / "nodeready"
+    assert say("nodeready", "--version").split()[-1] == nodeready.__version__
+    assert "ptrace.scope" in say("nodeready", "explain", "ptrace.scope")
+    assert (venv / "share/man/man1/nodeready.1").is_file()

@@ -1,0 +1,100 @@
+"""A command that is spoken with line by line: what it says, how it ends, what is left of it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from pyinfra.api import Config, Inventory, State
+
+from nodeready.transport.base import Request
+from nodeready.transport.local import Local
+from nodeready.transport.ssh import Connected
+from tests.command import wait_for
+
+MARK = "mark-4711"
+
+
+@pytest.fixture
+def host():
+    inventory = Inventory((["@local"], {}))
+    State(inventory, Config())
+    host = inventory.get_host("@local")
+    host.connect()
+    return host
+
+
+@pytest.fixture(params=["local", "ssh"])
+def carrier(request, host):
+    return Local() if request.param == "local" else Connected([host])
+
+
+@pytest.fixture
+def begin(carrier):
+    talks = []
+
+    def start(script, limit_s=60):
+        (node,) = carrier.nodes
+        talks.append(carrier.open(Request(node, f"exec <&3\n{script}", limit_s, "", MARK)))
+        return talks[-1]
+
+    yield start
+    for talk in talks:
+        talk.close()
+
+
+def gone(pid):
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def test_lines_go_both_ways_and_noise_is_passed_over(begin):
+    talk = begin(
+        f'echo "{MARK} $$"; while read -r line; do '
+        f'printf "a motd\\n\\377\\nprompt> {MARK} got $line\\n"; done'
+    )
+    pid = talk.hear(10).split()[1]
+    for word in ("one", "two $x '\""):
+        talk.say(word)
+        assert talk.hear(10) == f"{MARK} got {word}"
+    assert talk.error == ""
+    talk.close()
+    wait_for(lambda: gone(pid))
+
+
+def test_what_says_nothing_is_waited_for_and_then_ended(begin):
+    """Even when it does not heed the end of its input: then by its own limit, at the latest."""
+    talk = begin(f"echo {MARK} $$; exec sleep 600", limit_s=5)
+    pid = talk.hear(10).split()[1]
+    assert talk.hear(0.1) is None
+    assert talk.error == ""
+    assert not gone(pid)
+    talk.close()
+    wait_for(lambda: gone(pid))
+    assert talk.hear(1) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("echo welcome; echo oh no >&2; exit 3", "ended by itself: oh no"),
+        ("exit 0", "ended by itself"),
+        ("kill -9 $$", "ended by itself: Killed"),
+        ("tr '\\0' x </dev/zero", "too much output"),
+        ("yes", "too much output"),
+        # A line that never ends is none.
+        (f"printf '{MARK} 1'", f"ended by itself: {MARK} 1"),
+    ],
+)
+def test_why_there_is_no_answer(begin, command, error):
+    talk = begin(command)
+    assert talk.hear(30) is None
+    assert talk.error == error
+    # Nothing more can be said, and that is no error of its own.
+    talk.say("hello")
+    assert talk.error == error
+
+
+def test_a_connector_without_a_channel_says_so(host):
+    carrier = Connected([host])
+    host.connector = object()
+    assert carrier.open(Request("@local", "true", 60, "", MARK)).error == "needs ssh"

@@ -1,0 +1,229 @@
+"""Names, places and groups, without any node."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+
+import jsonschema
+import pytest
+
+from nodeready.node.cores import cores as finding
+from nodeready.node.cores.core_reader import STORE_PATTERN, Core, File, Listing, Place
+from nodeready.node.cores.gcore import core_bytes
+from nodeready.reports import cores_table, json_report
+from nodeready.reports.registry import Options
+from nodeready.triage.cores.document import Cores, Crash, Found, file_names, grouped, once
+from tests.paths import schema
+
+SCHEMA = schema("cores")
+VALID = jsonschema.Draft202012Validator(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "uses_pid", "name", "values"),
+    [
+        ("core.%e.%P.%h.%t", False, "core.a.b.17.gpu1.5", {"e": "a.b", "P": "17", "h": "gpu1"}),
+        ("core.%e.%P.%h.%t", False, "core.x.17.gpu1.example.org.5", {"h": "gpu1.example.org"}),
+        ("core.%e.%P.%h.%t", False, "core.\n.17.h.5.zst", {"e": "\n", "P": "17"}),
+        ("core-%p%%-%p", False, "core-7%-8", {"p": "7"}),
+        ("core", True, "core.99", {"p": "99"}),
+        ("core", False, "core", {}),
+        ("c.%s%x", False, "c.11", {"s": "11"}),
+        ("core.%e.%P.%h.%t", False, "core.x.y.z.5", None),
+        ("core.%P", False, "core.17.gz", None),
+        ("core.%P", False, "xcore.17", None),
+        ("core.[a].%P", False, "core.a.17", None),
+    ],
+)
+def test_a_name_is_read_by_the_pattern(tmp_path, pattern, uses_pid, name, values):
+    (tmp_path / name).touch()
+    found = list(Place(f"{tmp_path}/{pattern}", uses_pid).find())
+    assert [one.path for one in found] == ([] if values is None else [str(tmp_path / name)])
+    if values is not None:
+        assert values.items() <= found[0].values.items()
+
+
+def test_a_directory_of_the_pattern_is_entered_and_no_link_in_it(tmp_path):
+    for path in ("gpu1/17", "gpu2/18", "gpu2/deep/19"):
+        file = tmp_path / "cores" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (tmp_path / "cores" / "link").symlink_to(tmp_path / "cores" / "gpu1")
+    place = Place(f"{tmp_path}/cores/%h/%P")
+    assert sorted(one.values["h"] for one in place.find()) == ["gpu1", "gpu2"]
+    assert place.directory == ""
+    assert Place("/cores/core.%e").directory == "/cores"
+    assert Place("core.%e").directory == ""
+    assert list(Place("core").find()) == []
+
+
+def test_systemds_names_are_one_more_pattern(tmp_path):
+    boot = "0123456789abcdef0123456789abcdef"
+    (tmp_path / f"core.pt.main.2000.{boot}.4711.1700000000000000.zst").touch()
+    place = Place(STORE_PATTERN.replace("/var/lib/systemd/coredump", str(tmp_path)))
+    (found,) = place.find()
+    assert (found.values["e"], found.values["p"], found.compressed) == ("pt.main", "4711", ".zst")
+    assert "h" not in found.values
+
+
+def test_only_regular_files_are_listed_the_newest_first(tmp_path):
+    for number, age in ((1, 50), (2, 10), (3, 4000)):
+        file = tmp_path / f"core.x.{number}.h.5"
+        file.write_text("x")
+        when = datetime.now().timestamp() - age
+        os.utime(file, (when, when))
+    os.mkfifo(tmp_path / "core.x.4.h.5")
+    (tmp_path / "core.x.5.h.5").symlink_to("/etc/shadow")
+    pattern = f"{tmp_path}/core.%e.%P.%h.%t"
+    seen = finding.listing([pattern, pattern], since_s=3600)
+    assert [file.pid for file in seen.files if file.path.startswith(str(tmp_path))] == [2, 1]
+    missing = finding.listing([f"{tmp_path}/none/core"])
+    assert f"{tmp_path}/none: No such file or directory" in missing.notes
+
+
+def file(path: str, inode: int = 1, when: int = 10, host: str = "", pid: int | None = 7) -> File:
+    return File(path, inode, when * 10**9, 100, 0, 1.0, host=host, pid=pid)
+
+
+def test_a_core_that_several_nodes_see_is_read_once_where_it_was_written():
+    shared = [file(f"/nfs/core.{n}", n, host=f"gpu{n}.example.org") for n in (1, 2)]
+    anywhere = [file(f"/nfs/core.{n}", n) for n in (3, 4, 5)]
+    own = file("/nfs/core.1", 9)
+    listings = {
+        "gpu1": Listing(("/nfs/core.*",), (*shared, *anywhere)),
+        "gpu2": Listing(("/nfs/core.*",), (*shared, *anywhere)),
+        "gpu3": Listing(("/nfs/core.*",), (own, file("/nfs/core.6", 6, host="elsewhere"))),
+    }
+    found = once(listings)
+    assert len(found) == 7
+    readers = {(one.file.path, one.file.inode): one for one in found}
+    assert readers["/nfs/core.1", 1].reader == "gpu1"
+    assert readers["/nfs/core.2", 2].reader == "gpu2"
+    assert readers["/nfs/core.2", 2].nodes == ("gpu1", "gpu2")
+    assert readers["/nfs/core.1", 9].reader == "gpu3"
+    assert readers["/nfs/core.6", 6].host == "elsewhere"
+    load = [readers[f"/nfs/core.{n}", n].reader for n in (3, 4, 5)]
+    assert sorted(load)[0] == "gpu1"
+    assert sorted(load)[-1] == "gpu2"
+
+
+def crash(node: str, when: int, frames: str = "", **core: object) -> Crash:
+    text = f"== the thread of the signal\n{frames}" if frames else ""
+    told = {"signal": 11, "program": "/usr/bin/python3", **core}
+    found = Found(file(f"/var/crash/{node}.{when}", when=when, host=node), node, (node,), node)
+    return Crash(found, Core(0, **told), text)  # type: ignore[arg-type]
+
+
+NCCL = "#0 0x1 in abort () from /lib/libc.so.6\n#1 0x2 in watchdog (a=1) at nccl.cc:5"
+FIRST = "#0 0x1 in fwd (x=0) at ops.cc:9"
+CRASHES = (
+    crash("gpu1", 103, NCCL, signal=6, rank=0, job="88"),
+    crash("gpu2", 104, NCCL.replace("a=1", "a=9"), signal=6, rank=1, job="88"),
+    crash("gpu3", 102, FIRST, rank=2, job="88", warning="it is cut off at 100 of 200 bytes"),
+    crash("gpu4", 105, unread="gdb is not installed (nodeready deploy installs it)"),
+)
+
+
+def test_the_first_to_crash_stands_first():
+    groups = grouped(CRASHES[:3])
+    assert [group.headline.function for group in groups if group.headline] == ["fwd", "watchdog"]
+    assert [crash.node for crash in groups[1].crashes] == ["gpu1", "gpu2"]
+
+
+def document(*crashes: Crash, **more: object) -> Cores:
+    given = {"asked": ("gpu1", "gpu2", "gpu3", "gpu4", "gpu5"), "crashes": crashes, **more}
+    return Cores("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z", **given)  # type: ignore[arg-type]
+
+
+FULL = document(
+    *CRASHES,
+    errors={"gpu5": "no route to the node"},
+    unreachable=frozenset({"gpu5"}),
+    notes={"gpu1": ("core_pattern is core",)},
+    more={"gpu1": 3},
+)
+
+
+def test_the_table_says_what_crashed_where_and_what_could_not_be_read():
+    text = "\n".join(line.plain for line in cores_table.show(FULL))
+    for words in (
+        "SIGSEGV  python3 in fwd",
+        "SIGABRT  python3 in watchdog  gpu[1-2]",
+        "2 cores, ranks 0-1, job 88; first 1970-01-01T00:01:43Z on gpu1",
+        "it is cut off at 100 of 200 bytes",
+        "unread   1 core  gpu4",
+        "unreachable gpu5",
+        "3 older cores not read",
+        "4 cores on 4 nodes: 3 read, of 2 kinds; 1 not read",
+    ):
+        assert words in text, text
+    assert text.index("fwd") < text.index("watchdog")
+
+
+HOSTILE = crash(
+    "gpu1",
+    5,
+    "#0 0x1 in \x1b[31m\u202eevil (x=1) at \x1b]0;t\x07.c:1",
+    command="\x1b[2J",
+    user="\udcff",
+    job="[bold]x",
+    program="/tmp/\x1b[1m",
+)
+
+
+@pytest.mark.parametrize("cores", [FULL, document(), document(HOSTILE)])
+def test_every_document_is_valid_and_safe(cores):
+    text = "".join(json_report.cores(cores))
+    VALID.validate(json.loads(text))
+    table = "\n".join(line.plain for line in cores_table.show(cores, Options(verbose=1)))
+    for shown in (text, table):
+        assert not {"\x1b", "\x07", "\u202e", "\udcff"} & {*shown}
+    assert text.isascii()
+
+
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_every_text_has_a_name_of_its_own_in_the_directory():
+    odd = crash("@docker/x y/../..", 5)
+    names = file_names([CRASHES[0], CRASHES[0], odd])
+    assert names == ["gpu1-7.txt", "gpu1-7-2.txt", "_docker_x_y_.._..-7.txt"]
+
+
+SMAPS = """\
+00a85000-00aca000 rw-p 00000000 00:00 0
+Rss: 4 kB
+VmFlags: rd wr mr mw me ac sd
+7fee5c021000-7fee60000000 ---p 00000000 00:00 0
+VmFlags: mr mw me nr sd
+200000000-300000000 ---p 00000000 00:00 0
+VmFlags: mr mw me dd sd
+7fee64000000-7fee64001000 r-xp 00000000 08:01 77                 /usr/lib/x.so
+VmFlags: rd ex mr mw me sd
+7fee64002000-7fee64003000 rw-p 00000000 08:01 77                 /usr/lib/x.so
+VmFlags: rd wr mr mw me ac sd
+7fee65000000-7fee65001000 rw-s 00000000 00:01 9                  /dev/shm/torch_1 (deleted)
+VmFlags: rd wr sh mr mw me ms sd
+7fee66000000-7fee67000000 rw-s 00000000 00:05 9                  /dev/nvidia0
+VmFlags: rd wr sh mr mw me ms io pf dd sd
+7fee68000000-7fee69000000 rw-s 00000000 08:01 9                  /data/set.bin
+VmFlags: rd wr sh mr mw me ms sd
+7ffd00000000-7ffd00004000 r--p 00000000 00:00 0                  [vvar]
+VmFlags: rd mr pf io de dd sd
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (SMAPS, 0x45000 + 0x3FDF000 + 0x1000 + 0x1000),
+        ("", 0),
+        ("nonsense\nVmFlags:\nVmFlags: rd\n", 0),
+        ("x-y rw-p 0 0:0 0\nffff rw-p\n\x1b-\n", 0),
+    ],
+)
+def test_a_core_of_a_live_process_is_as_large_as_what_gdb_copies(text, size):
+    assert core_bytes(text.splitlines()) == size

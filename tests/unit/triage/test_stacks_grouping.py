@@ -1,0 +1,355 @@
+"""Who stands with whom, what is said of them, and in which order."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from typing import Any
+
+import jsonschema
+import pytest
+
+from nodeready.reports import json_report
+from nodeready.triage.stacks import group as grouping
+from nodeready.triage.stacks.document import Stacks, fold_ranks
+from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
+from tests.paths import schema
+
+SCHEMA = schema("stacks")
+VALID = jsonschema.Draft202012Validator(SCHEMA)
+TWICE = (REDUCE, REDUCE)
+
+
+def fleet(*odd: dict[str, Any], ranks: int = 8, size: int = 4, **more: Any) -> list[Any]:
+    """Ranks that all wait in one collective, but for the odd ones, four ranks per node."""
+    instead = {one["rank"]: one for one in odd}
+    made = [
+        {**instead.get(rank, process(rank, *TWICE)), "local_rank": rank % size, **more}
+        for rank in range(ranks)
+    ]
+    return [trace(f"gpu{at // size + 1}", *made[at : at + size]) for at in range(0, ranks, size)]
+
+
+def group(traces: Any, errors: dict[str, str] | None = None, **more: Any) -> Stacks:
+    """Grouped; what is promised of every document is looked at each time."""
+    made = grouping.group(traces, errors or {}, **more)
+    VALID.validate(json.loads("".join(json_report.stacks(made))))
+    for at, one in enumerate(made.groups):
+        mine = [process for process in made.processes if process.group == at]
+        assert len(mine) == one.processes
+        if one.kind != "missing":
+            assert {process.rank for process in mine} - {None} == set(one.ranks)
+    return made
+
+
+def brief(made: Stacks) -> list[tuple[str, str | None, str]]:
+    return [(one.kind, one.verdict, fold_ranks(one.ranks)) for one in made.groups]
+
+
+REST = ("stack", "blocked", "0-2,4-7")
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind", "verdict", "why"),
+    [
+        (process(3, LOAD, LOAD), "stack", "blocked", ""),
+        (process(3, LOAD, LOAD, cpu=1.9), "stack", "spinning", ""),
+        (process(3, REDUCE, LOAD), "stack", "progressing", ""),
+        (process(3, LOAD), "stack", None, ""),
+        (process(3, None, LOAD, error="did not finish"), "stack", None, ""),
+        (process(3, LOAD, LOAD, None), "stack", "blocked", ""),
+        (process(3, LOAD, LOAD, cpu=0.09), "stack", "blocked", ""),
+        (process(3, LOAD, LOAD, cpu=0.11), "stack", "spinning", ""),
+        (process(3, LOAD, LOAD, state="D"), "uninterruptible", None, "in futex_wait_queue"),
+        (
+            process(3, None, state="D", kernel_stack=["rpc_wait_bit_killable+0x1a/0x30", "x"]),
+            "uninterruptible", None, "in rpc_wait_bit_killable",
+        ),
+        (process(3, REDUCE, LOAD, state="D"), "stack", "progressing", ""),
+        (process(3, None, state="T"), "stopped", None, "by a signal"),
+        (process(3, LOAD, LOAD, state="t"), "traced", None, "a debugger"),
+        (process(3, None, tracer=4711), "traced", None, "a debugger"),
+        (process(3, LOAD, note="ended while it was looked at"), "dead", None, "ended while"),
+        (process(3, None, state="Z"), "dead", None, "a zombie"),
+        (process(3, None, error="it has ended"), "dead", None, "it has ended"),
+        (process(3, None), "no-data", None, "not permitted"),
+        (process(3, None, error="", note="another user's"), "no-data", None, "another user's"),
+        (process(3), "no-data", None, "no stack was taken"),
+        (
+            process(3, None, error="not Python, or one that py-spy does not know"),
+            "no-data", None, "not Python: it waits in futex_wait_queue",
+        ),
+        (process(3, None, error="not Python", state="R"), "no-data", None, "not Python: it runs"),
+    ],
+)  # fmt: skip
+def test_the_odd_rank_comes_first(odd, kind, verdict, why):
+    made = group(fleet(odd))
+    assert brief(made) == [(kind, verdict, "3"), REST]
+    assert why in made.groups[0].why
+    assert bool(made.groups[0].why) == (kind != "stack")
+    assert made.groups[0].nodes == ("gpu1",)
+    assert made.groups[1].nodes == ("gpu1", "gpu2")
+
+
+def test_the_kinds_have_an_order():
+    odd = [
+        process(1, LOAD, LOAD),
+        process(2, None),
+        process(3, None, state="D"),
+        process(4, None, tracer=9),
+        process(5, None, state="T"),
+        process(6, None, state="Z"),
+    ]
+    traces = fleet(*odd, ranks=16, world_size=17)
+    assert [one.kind for one in group(traces).groups] == [
+        "missing", "dead", "stopped", "traced", "uninterruptible", "no-data", "stack", "stack",
+    ]  # fmt: skip
+
+
+def test_a_kind_that_is_the_usual_one_comes_last():
+    traces = [trace("a", *(process(rank, None) for rank in range(7)), process(7, *TWICE))]
+    made = group(traces)
+    assert [one.kind for one in made.groups] == ["stack", "no-data"]
+    assert any("--only ptrace" in line for line in made.advice)
+
+
+def test_a_rank_that_spins_among_others_that_wait_at_the_same_place_is_apart():
+    made = group(fleet(process(5, *TWICE, cpu=2.0)))
+    assert brief(made) == [("stack", "spinning", "5"), ("stack", "blocked", "0-4,6-7")]
+    assert made.groups[0].fork == len(made.groups[0].frames)
+    assert any(line.startswith("rank 5: uses CPU time") for line in made.advice)
+
+
+def test_who_was_seen_once_does_not_split_a_group():
+    assert brief(group(fleet(process(5, REDUCE)))) == [("stack", "blocked", "0-7")]
+
+
+@pytest.mark.parametrize(
+    ("later", "verdict"),
+    [("step train.py 41", "blocked"), ("train train.py 71 > step train.py 40", "progressing")],
+)
+def test_only_the_last_line_may_differ_for_who_has_stayed(later, verdict):
+    before = "train train.py 70 > step train.py 40"
+    before = before if later.count(">") else "step train.py 40"
+    made = group([trace("a", process(0, f"main x.py 1 > {before}", f"main x.py 1 > {later}"))])
+    assert brief(made) == [("stack", verdict, "0")]
+
+
+def test_a_line_that_differs_is_none():
+    other = REDUCE.replace("step train.py 40", "step train.py 44")
+    made = group(fleet(process(3, other, other)))
+    assert brief(made) == [("stack", "blocked", "0-7")]
+    assert [frame.line for frame in made.groups[0].frames] == [90, 70, 0, 2806]
+
+
+def test_addresses_make_no_difference():
+    one, two = (f"{TRAIN} > {at} libc.so 0 > f+{at} x.so 0" for at in ("0x7f01", "0x7f02"))
+    made = group([trace("a", process(0, one, one), process(1, two, two))])
+    assert brief(made) == [("stack", "blocked", "0-1")]
+    assert [frame.function for frame in made.groups[0].frames[-2:]] == ["?", "f"]
+
+
+def test_a_fork_is_where_a_group_leaves_all_larger_ones():
+    short = "<module> train.py 90 > train train.py 70"
+    made = group(fleet(process(1, LOAD, LOAD), process(2, short, short)))
+    forks = {fold_ranks(one.ranks): one.fork for one in made.groups}
+    assert forks == {"1": 3, "2": 2, "0,3-7": 0}
+
+
+def test_all_at_one_collective_points_at_the_network():
+    made = group(fleet(world_size=8), started="2026-01-01T00:00:00Z", finished="")
+    assert brief(made) == [("stack", "blocked", "0-7")]
+    assert "waits in a collective" in made.groups[0].hint
+    text = "\n".join(made.advice)
+    assert "rdma.errors,nics.errors" in text
+    assert "NCCL_DEBUG=INFO" in text
+    assert (made.world_size, made.started) == (8, "2026-01-01T00:00:00Z")
+
+
+def test_stages_of_a_pipeline_are_no_suspects():
+    stages = [f"{TRAIN} > stage_{at} pipe.py {at}" for at in range(4)]
+    made = group(
+        [trace(f"n{at}", *(process(4 * at + i, stages[at], stages[at]) for i in range(4)))
+         for at in range(4)]
+    )  # fmt: skip
+    assert [fold_ranks(one.ranks) for one in made.groups] == ["0-3", "4-7", "8-11", "12-15"]
+    assert any("of similar size" in line for line in made.advice)
+    assert not any("suspect" in line for line in made.advice)
+
+
+def test_a_minority_is_a_suspect_and_different_collectives_are_a_mismatch():
+    other = f"{TRAIN} > broadcast {C10D} 2000"
+    text = "\n".join(group(fleet(process(3, other, other))).advice)
+    assert "rank 3: few are where the others are not: a suspect, not guilty" in text
+    assert "different collectives" in text
+
+
+def test_a_job_that_moves_is_said_to_move():
+    moving = [process(rank, REDUCE, LOAD) for rank in range(6)]
+    made = group(fleet(*moving))
+    assert any("6 of 8 ranks move" in line for line in made.advice)
+    assert all(not one.hint for one in made.groups if one.verdict == "progressing")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "errors", "more", "expected", "why"),
+    [
+        ("0123", {}, {}, (), ""),
+        ("012", {"n3": "timed out"}, {}, ("n3",), "expected on n3, without an answer"),
+        ("023", {}, {}, (), "nobody found them"),
+        ("02", {"n1": "x", "n3": "y"}, {}, ("n1", "n3"), "expected on n[1,3], without an answer"),
+        ("02", {"n1": "x"}, {}, (), "1 node gave no answer"),
+        ("012", {"n3": "timed out"}, {"complete": False}, (), ""),
+    ],
+)
+def test_missing_ranks_are_expected_where_they_should_be(nodes, errors, more, expected, why):
+    traces = [
+        trace(f"n{at}", *(process(2 * int(at) + i, *TWICE, world_size=8) for i in (0, 1)))
+        for at in nodes
+    ]
+    made = group(traces, errors, **more)
+    missing = [one for one in made.groups if one.kind == "missing"]
+    assert [one.kind for one in made.groups].count("no-data") == len(set(errors.values()))
+    assert made.errors == errors
+    assert made.world_size == 8
+    assert bool(missing) == bool(why)
+    for one in missing:
+        assert one.nodes == expected
+        assert set(one.ranks) == set(range(8)) - {2 * int(at) + i for at in nodes for i in (0, 1)}
+        assert why in one.why
+        said = "gave no answer: see" if expected else "dmesg"
+        assert any(said in line for line in made.advice)
+
+
+def test_one_rank_of_a_node_is_missing_there():
+    made = group([trace("a", process(0, *TWICE, world_size=4), process(1, *TWICE, world_size=4)),
+                  trace("b", process(2, *TWICE, world_size=4))])  # fmt: skip
+    assert (made.groups[0].ranks, made.groups[0].nodes) == ((3,), ("b",))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world", "said"),
+    [
+        ((8, 4), None, "disagree on WORLD_SIZE"),
+        ((10**9, 10**9), 10**9, "which no job has"),
+        ((-1, -1), -1, "which no job has"),
+        ((1, 1), 1, "rank 1 is outside of WORLD_SIZE 1"),
+        ((None, None), None, ""),
+    ],
+)
+def test_a_world_size_that_cannot_be_is_said_and_not_believed(sizes, world, said):
+    tracemalloc.start()
+    rows = [process(rank, *TWICE, world_size=size) for rank, size in enumerate(sizes)]
+    made = group([trace("a", *rows)])
+    assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    tracemalloc.stop()
+    assert made.world_size == world
+    assert [one.kind for one in made.groups] == ["stack"]
+    assert any(said in line for line in made.advice)
+
+
+def test_a_rank_that_two_processes_claim_is_there_twice():
+    made = group([*fleet(), trace("gpu9", process(3, *TWICE, pid=77))])
+    twice = [one for one in made.processes if one.rank == 3]
+    assert [(one.node, one.pid) for one in twice] == [("gpu1", 1003), ("gpu9", 77)]
+    assert made.groups[0].processes == 9
+    assert any("gpu1 pid 1003, gpu9 pid 77" in line for line in made.advice)
+
+
+def test_the_largest_job_is_shown_and_the_others_are_named():
+    other = trace("gpu3", process(0, LOAD, LOAD, job="99"), process(None, LOAD, LOAD, job=""))
+    made = group([other, *fleet()])
+    assert made.job == "88"
+    assert brief(made) == [("stack", "blocked", "0-7")]
+    (line,) = (line for line in made.advice if "--job" in line)
+    assert "99 (1 processes)" in line
+
+
+def test_nodes_without_an_answer_are_together_by_their_reason():
+    errors = {"gpu7": "gpu7: refused", "gpu10": "gpu10: refused", "gpu8": "timed out"}
+    made = group(fleet(), errors)
+    rows = [(one.kind, one.ranks, one.nodes, one.why) for one in made.groups[:2]]
+    assert rows == [
+        ("no-data", (), ("gpu8",), "timed out"),
+        ("no-data", (), ("gpu7", "gpu10"), "NODE: refused"),
+    ]
+
+
+def test_a_node_with_a_part_of_an_answer_is_not_silent():
+    made = group([trace("a", process(0, *TWICE), error="the native round: connection lost")])
+    assert [one.kind for one in made.groups] == ["stack"]
+    assert made.errors == {"a": "the native round: connection lost"}
+    assert any(line.startswith("a: a part of the answer") for line in made.advice)
+
+
+def test_nothing_found_says_what_runs_instead():
+    made = group([trace("a", instead=["python3 serve.py (pid 77, user bob)"]), trace("b")])
+    assert (made.groups, made.processes, made.world_size) == ((), (), None)
+    assert any("a runs python3 serve.py (pid 77, user bob)" in line for line in made.advice)
+    assert group([]).advice == ()
+
+
+def test_all_threads_split_what_the_main_threads_have_in_common():
+    idle, busy = "run x.py 1 > wait threading.py 3", "run x.py 1 > read y.py 3"
+    odd = process(3, *TWICE, threads_at={"Thread-9": busy})
+    rows = [process(rank, *TWICE, threads_at={f"Thread-{rank}": idle}) for rank in range(3)]
+    made = group([trace("a", *rows, odd)], all_threads=True)
+    assert [one.ranks for one in made.groups] == [(3,), (0, 1, 2)]
+    (thread,) = made.groups[0].threads
+    assert (thread.name, thread.frames[-1].function) == ("Thread-9", "read")
+    again = [process(rank, *TWICE, threads_at={"t": busy}) for rank in range(4)]
+    assert len(group([trace("a", *again)]).groups) == 1
+
+
+def test_native_frames_of_one_rank_are_kept():
+    native = f"{TRAIN} > take_gil libpython3.so 0"
+    made = group(fleet(process(3, *TWICE, native_at=native)))
+    assert made.groups[0].native[-1].function == "take_gil"
+    assert "global lock" in made.groups[0].hint
+
+
+def test_what_a_node_says_is_data():
+    evil = "\x1b[31m[bold]\u202e"
+    row = process(-1, f"{evil} {evil} 1", job=evil, note=evil, state=evil, wait_channel=evil)
+    made = group([trace(evil, row, error=evil, instead=[evil])], {evil: evil})
+    assert made.groups[0].ranks == ()
+    assert "\x1b" not in "".join(json_report.stacks(made))
+
+
+def test_a_deep_stack_and_a_thousand_different_ones_cost_what_they_are():
+    deep = " > ".join(f"f{at} x.py {at + 1}" for at in range(3000))
+    rows = [process(rank, *[f"{deep} > g{rank} y.py 1"] * 2) for rank in range(20)]
+    assert len(group([trace("a", *rows)]).groups) == 20
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], ""),
+        ([0], "0"),
+        ([3, 1, 2, 2], "1-3"),
+        ([0, 2, 3, 9], "0,2-3,9"),
+        (range(512), "0-511"),
+    ],
+)
+def test_ranks_are_folded(ranks, text):
+    assert fold_ranks(ranks) == text
+
+
+def test_the_schema_is_strict():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    good = json.loads("".join(json_report.stacks(group(fleet(world_size=9)))))
+    for spoil in (
+        lambda doc: doc.update(more=1),
+        lambda doc: doc.pop("advice"),
+        lambda doc: doc.update(started="yesterday"),
+        lambda doc: doc["groups"][0].update(verdict="blocked"),
+        lambda doc: doc["groups"][0].update(processes=1),
+        lambda doc: doc["groups"][1].update(kind="odd"),
+        lambda doc: doc["groups"][1]["frames"][0].update(address=1),
+        lambda doc: doc["groups"][1].update(ranks=[-1]),
+        lambda doc: doc["processes"][0].pop("group"),
+    ):
+        bad = json.loads(json.dumps(good))
+        spoil(bad)
+        assert not VALID.is_valid(bad)
