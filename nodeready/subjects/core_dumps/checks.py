@@ -13,7 +13,7 @@ SIZE_LIMITS = ("ProcessSizeMax", "ExternalSizeMax")
 
 
 def _wanted(seen: CoreDumps, want: Policy) -> str:
-    """The pattern that the policy asks for on this node; "" when it cannot be had."""
+    """The pattern that the policy asks for; "" when systemd-coredump is wanted and missing."""
     if want.core_handler == "path":
         return want.core_pattern
     return seen.packaged.value if seen.packaged else ""
