@@ -23,56 +23,6 @@ from nodeready.subjects.base import Output, Probe, ProbeError, Section, Unknown
 from nodeready.subjects.registry import OBSERVED, PROBES, SUBJECTS
 from nodeready.subjects.result import Result, unknown
 
-# --- Waivers: findings that the policy accepts. They are listed always, and fail nothing.
-
-#: The only statuses that can be waived: a value that was not observed cannot be accepted.
-WAIVABLE = ("fail", "warn")
-_WORD = "waived: "
-
-
-def waive(results: Iterable[Result], policy: Policy) -> list[Result]:
-    """``results`` with the findings that the policy waives as ``waived``.
-
-    A waived result keeps what was expected and found; its ``fix`` is the reason of the waiver.
-    """
-    reasons = dict(policy.waivers)
-    return [
-        replace(result, status="waived", fix=f"{_WORD}{reasons[result.check]}", owner="")
-        if result.check in reasons and result.status in WAIVABLE
-        else result
-        for result in results
-    ]
-
-
-def reason(result: Result) -> str:
-    """The reason of the waiver of a waived result."""
-    return result.fix.removeprefix(_WORD)
-
-
-def problems(policy: Policy, ids: Iterable[str]) -> list[str]:
-    """What is wrong with the policy's waivers, a line each: checks that are none of ``ids``.
-
-    A waiver without a finding is no problem: the finding was repaired.
-    """
-    known = list(ids)
-    return [
-        f"waivers: {check!r}: {_meant(check, known)}"
-        for check, _ in policy.waivers
-        if check not in known
-    ]
-
-
-def _meant(check: str, known: list[str]) -> str:
-    subject, _, name = check.partition(".")
-    same = [one for one in known if one.startswith(f"{subject}.")]
-    if same and name == "observed":
-        return "what could not be observed cannot be waived"
-    close = closest(check, known)
-    if close:
-        return f"no such check; did you mean {close}?"
-    return f"no such check; there are {', '.join(same)}" if same else "no such check"
-
-
 # --- One script for all sections, and the way from the script's answer back to sections.
 #
 # The answer on the wire: a line ``nodeready/1 NONCE gzip`` (or ``plain``), base64 of the sections,
@@ -389,3 +339,53 @@ def judge(
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
                 results.append(unknown(given.id, _nonsense(error)))
     return waive(results, policy)
+
+
+# --- Waivers: findings that the policy accepts. They are listed always, and fail nothing.
+
+#: The only statuses that can be waived: a value that was not observed cannot be accepted.
+WAIVABLE = ("fail", "warn")
+_WORD = "waived: "
+
+
+def waive(results: Iterable[Result], policy: Policy) -> list[Result]:
+    """``results`` with the findings that the policy waives as ``waived``.
+
+    A waived result keeps what was expected and found; its ``fix`` is the reason of the waiver.
+    """
+    reasons = dict(policy.waivers)
+    return [
+        replace(result, status="waived", fix=f"{_WORD}{reasons[result.check]}", owner="")
+        if result.check in reasons and result.status in WAIVABLE
+        else result
+        for result in results
+    ]
+
+
+def reason(result: Result) -> str:
+    """The reason of the waiver of a waived result."""
+    return result.fix.removeprefix(_WORD)
+
+
+def problems(policy: Policy, ids: Iterable[str]) -> list[str]:
+    """What is wrong with the policy's waivers, a line each: checks that are none of ``ids``.
+
+    A waiver without a finding is no problem: the finding was repaired.
+    """
+    known = list(ids)
+    return [
+        f"waivers: {check!r}: {_meant(check, known)}"
+        for check, _ in policy.waivers
+        if check not in known
+    ]
+
+
+def _meant(check: str, known: list[str]) -> str:
+    subject, _, name = check.partition(".")
+    same = [one for one in known if one.startswith(f"{subject}.")]
+    if same and name == "observed":
+        return "what could not be observed cannot be waived"
+    close = closest(check, known)
+    if close:
+        return f"no such check; did you mean {close}?"
+    return f"no such check; there are {', '.join(same)}" if same else "no such check"
