@@ -95,7 +95,8 @@ def traces(name: str, index: int) -> list[str]:
 @pytest.mark.parametrize("user", ["root", "ml"])
 def test_jobs_run_as_root_and_as_the_user(slurm_lab: Lab, user: str) -> None:
     nodes = slurm_lab.nodes
-    assert [state_of(node) for node in nodes] == ["IDLE"] * 3
+    for node in nodes:
+        await_state(node, "IDLE")
     ran = nodes[0].run("srun -N3 sh -c 'echo $(hostname) $(id -un)'", user=user).stdout
     assert sorted(ran.splitlines()) == [f"{node.name} {user}" for node in nodes]
 
