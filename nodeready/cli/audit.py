@@ -38,11 +38,11 @@ def document(
 ) -> Audit:
     """The audit of what was seen: completed by what all nodes tell, judged, and compared."""
     from nodeready.subjects import context as fleet
-    from nodeready.transport.ssh import completed
+    from nodeready.transport.ssh import fleet_context
 
     context = fleet.FleetContext(nodes.policies)
     if all(one.kind != INTERRUPTED for one in looks):
-        context = completed(nodes.carrier, nodes.policies, looks, nodes.all)
+        context = fleet_context(nodes.carrier, nodes.policies, looks, nodes.all)
     context = auditing.combined(context, looks)
     problem = auditing.remember(looks, context)
     if problem and screen.verbose:

@@ -107,13 +107,13 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
     """The whole command. Returns the exit code."""
     from nodeready.deploy import plan as execution
     from nodeready.subjects import context as fleet
-    from nodeready.transport.ssh import completed
+    from nodeready.transport.ssh import fleet_context
 
     screen = report.screen
     looks = look(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
     context = fleet.FleetContext(nodes.policies)
     if not nodes.carrier.interrupted:
-        context = completed(nodes.carrier, nodes.policies, looks, nodes.all)
+        context = fleet_context(nodes.carrier, nodes.policies, looks, nodes.all)
     if nodes.carrier.interrupted:
         return _nothing_done(report, map(_seen, looks))
     judged = {one.name: one for one in fleet.judged(looks, context)}

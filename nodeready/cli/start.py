@@ -17,23 +17,22 @@ from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
 from nodeready.text import counted
-from nodeready.transport import look as looks
 from nodeready.transport.base import (
     SUDO,
     Answer,
     Asks,
     Carrier,
+    Conversation,
     Failure,
     Found,
     Key,
     Request,
-    Talk,
     collect,
     node_of,
     once,
 )
 from nodeready.transport.local import Local
-from nodeready.transport.look import PROBE_TIMEOUT_S, Look
+from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
@@ -173,7 +172,7 @@ def hold(
     carrier: Carrier,
     screen: Screen,
     what: str,
-    talk: Callable[[str], Talk[Found]],
+    conversation: Callable[[str], Conversation[Found]],
     names: Iterable[str] | None = None,
     *,
     stopping: str = "",
@@ -190,15 +189,17 @@ def hold(
     def each(chosen: list[str]) -> None:
         with screen.progress(what, chosen) as done:
 
-            def heard(key: Key, _: Found | Failure) -> None:
+            def on_found(key: Key, _: Found | Failure) -> None:
                 nonlocal told
                 if carrier.interrupted and stopping and not told:
                     told = True
                     screen.say(stopping)
                 done(node_of(key))
 
-            talks: dict[Key, Talk[Found]] = {name: talk(name) for name in chosen}
-            for key, value in collect(carrier, talks, heard).items():
+            conversations: dict[Key, Conversation[Found]] = {
+                name: conversation(name) for name in chosen
+            }
+            for key, value in collect(carrier, conversations, on_found).items():
                 found[node_of(key)] = value
 
     each(list(carrier.nodes if names is None else names))
@@ -244,7 +245,7 @@ def look(
         nodes.carrier,
         screen,
         "looking",
-        lambda name: looks.look(name, nodes.policies[name], chosen, limit_s),
+        lambda name: look_at(name, nodes.policies[name], chosen, limit_s),
         stopping=stopping,
     )
-    return [looks.of(name, value) for name, value in found.items()]
+    return [Look.of(name, value) for name, value in found.items()]

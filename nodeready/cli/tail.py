@@ -26,7 +26,7 @@ from nodeready.policy import Policy
 from nodeready.reports.registry import names
 from nodeready.reports.text import nodes as folded
 from nodeready.text import now
-from nodeready.transport.base import Talk
+from nodeready.transport.base import Conversation
 from nodeready.triage.logs.collect import Fetched, fetching, of
 from nodeready.triage.logs.document import Grouping, Tail
 
@@ -63,7 +63,7 @@ def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
     grouping, started, screen = Grouping(), now(), options.screen()
     carrier = nodes.carrier
 
-    def reading(name: str) -> Talk[Fetched]:
+    def reading(name: str) -> Conversation[Fetched]:
         found = yield from fetching(name, config, carrier.tag)
         if found.tail is not None:
             # Grouped as they come: equal lines of many nodes are kept once.

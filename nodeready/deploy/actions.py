@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from nodeready import shell
 from nodeready.text import sanitise
-from nodeready.transport.base import Request, who
+from nodeready.transport.base import Request, lock_holder
 
 
 class PlanError(Exception):
@@ -176,10 +176,10 @@ class Change:
     touches: tuple[str, ...] = field(default=())
     timeout_s: int = 60
 
-    def script(self, run: str, who: str, wait_s: int) -> str:
+    def script(self, run: str, lock_holder: str, wait_s: int) -> str:
         """The shell text: lock the node, then act; the first failure ends it."""
         lib = shell.library("change")
-        lock = shell.join(["nr_lock", run, who, str(wait_s)])
+        lock = shell.join(["nr_lock", run, lock_holder, str(wait_s)])
         body = "\n".join(action.sh() for action in self.actions)
         if any(isinstance(action, WriteFile) and action.user for action in self.actions):
             # The library once more, as text, for the shell that runs as the user.
@@ -191,7 +191,7 @@ class Change:
 
         run: the word for this run in the node's lock; wait_s: seconds that it is waited for
         """
-        script = self.script(run, who(), wait_s)
+        script = self.script(run, lock_holder(), wait_s)
         return Request(node, script, self.timeout_s + wait_s, self.stdin() or None)
 
     def stdin(self) -> str:

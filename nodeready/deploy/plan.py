@@ -18,11 +18,11 @@ from nodeready.transport.base import (
     OVER,
     UNREACHED,
     Answer,
+    Conversation,
     Failure,
     Request,
-    Talk,
 )
-from nodeready.transport.look import PROBE_TIMEOUT_S, look
+from nodeready.transport.look import PROBE_TIMEOUT_S, look_at
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def changing(
     run: str,
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
-) -> Talk[Outcome]:
+) -> Conversation[Outcome]:
     """The conversation that makes a node as its policy wants it.
 
     A step that fails does not stop the others.
@@ -116,7 +116,7 @@ def changing(
             return made
         if not touched:
             break
-        seen = yield from look(node.name, node.policy, touched, limit_s)
+        seen = yield from look_at(node.name, node.policy, touched, limit_s)
         if seen.kind == INTERRUPTED:
             return made
         if seen.snapshot is None or seen.error:

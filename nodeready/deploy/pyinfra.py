@@ -29,10 +29,9 @@ from nodeready.subjects.context import FleetContext
 from nodeready.subjects.registry import CHANGED, LOOKED_AT
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
-from nodeready.transport.base import Key, Talk, collect
-from nodeready.transport.look import Look, of, question
-from nodeready.transport.look import look as looking
-from nodeready.transport.ssh import Connected, completed
+from nodeready.transport.base import Conversation, Key, collect
+from nodeready.transport.look import Look, look_at, question
+from nodeready.transport.ssh import Connected, fleet_context
 
 
 @dataclass
@@ -57,12 +56,12 @@ class _Run:
         hosts = list(state.inventory.get_active_hosts())
         self.carrier = Connected(hosts, self.carrier.run)
         names = [str(host.name) for host in hosts]
-        talks: dict[Key, Talk[Look]] = {
-            name: looking(name, self.declared[name], CHANGED) for name in names
+        conversations: dict[Key, Conversation[Look]] = {
+            name: look_at(name, self.declared[name], CHANGED) for name in names
         }
-        found = collect(self.carrier, talks)
-        looks = [of(name, found[name]) for name in names]
-        context = completed(self.carrier, self.declared, looks, state.inventory)
+        found = collect(self.carrier, conversations)
+        looks = [Look.of(name, found[name]) for name in names]
+        context = fleet_context(self.carrier, self.declared, looks, state.inventory)
         for name, one in zip(names, looks, strict=True):
             # A node that could not be looked at shows nothing, and says why.
             asked = question(name, self.declared[name], CHANGED)

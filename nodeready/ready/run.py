@@ -24,15 +24,14 @@ from nodeready.transport.base import (
     UNREACHABLE,
     Answer,
     Carrier,
+    Conversation,
     Failure,
     Key,
-    Talk,
     collect,
     node_of,
 )
-from nodeready.transport.look import Look, of
-from nodeready.transport.look import look as looking
-from nodeready.transport.program import nonce, request
+from nodeready.transport.look import Look, look_at
+from nodeready.transport.program import new_nonce, request
 
 #: The module of nodeready/proofs that has to run for a check of the subject "proof".
 _RUNS = {
@@ -154,19 +153,19 @@ def _round(
     found: dict[Key, Look | Proved | Failure],
 ) -> None:
     peers = task.peers
-    talks: dict[Key, Talk[Any]] = {}
+    conversations: dict[Key, Conversation[Any]] = {}
     for name in names:
         policy = task.policies[name]
-        talks[name, _LOOK] = looking(name, policy, task.subjects, task.budget_s)
-        talks[name, _PROOFS] = _proving(task, name, peers.get(name, ()))
-    found.update(collect(task.carrier, talks, hear, task.deadline))
+        conversations[name, _LOOK] = look_at(name, policy, task.subjects, task.budget_s)
+        conversations[name, _PROOFS] = _proving(task, name, peers.get(name, ()))
+    found.update(collect(task.carrier, conversations, hear, task.deadline))
 
 
-def _proving(task: Task, name: str, peers: tuple[str, ...]) -> Talk[Proved]:
+def _proving(task: Task, name: str, peers: tuple[str, ...]) -> Conversation[Proved]:
     """The conversation of the proofs in the job's user's session on a node."""
     policy = task.policies[name]
     config = Config(
-        nonce=nonce(),
+        nonce=new_nonce(),
         tag=task.carrier.tag,
         user=policy.job_user,
         wanted=task.wanted.session,
@@ -193,7 +192,7 @@ def _looks(task: Task, found: Mapping[Key, Look | Proved | Failure]) -> list[Loo
     looks = []
     for name in task.policies:
         value = found.get((name, _LOOK))
-        one = Look(name) if value is None or isinstance(value, Proved) else of(name, value)
+        one = Look(name) if value is None or isinstance(value, Proved) else Look.of(name, value)
         if one.kind == LATE:
             # It is connected: what it shows is unknown.
             nothing = snapshot.nothing(why, snapshot.probes(task.subjects))

@@ -23,7 +23,7 @@ from nodeready.ready import mesh_run
 from nodeready.subjects.proof import reach
 from nodeready.subjects.proof.facts import Mesh, Proved, User
 from nodeready.transport.base import collect
-from nodeready.transport.look import look
+from nodeready.transport.look import look_at
 from nodeready.transport.ssh import Fleet
 
 assert patch
@@ -59,8 +59,8 @@ def main(path, first, last, seconds, *how):
     hosts = list(loaded)
     wanted = policies(loaded, hosts)
     with Fleet(loaded, hosts) as carrier:
-        talks = {name: look(name, wanted[name], ("ptrace",)) for name in carrier.nodes}
-        nodes = [name for name, seen in collect(carrier, talks).items() if seen.kind == ""]
+        conversations = {name: look_at(name, wanted[name], ("ptrace",)) for name in carrier.nodes}
+        nodes = [name for name, seen in collect(carrier, conversations).items() if seen.kind == ""]
         began = time.monotonic()
         ports = int(first), int(last)
         deadline = began + float(seconds)

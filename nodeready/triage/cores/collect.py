@@ -16,9 +16,15 @@ from nodeready.node.cores.core_reader import Core, Done, Listing
 from nodeready.policy import Policy
 from nodeready.subjects.base import ProbeError
 from nodeready.text import now
-from nodeready.transport import program as decode
 from nodeready.transport.base import INTERRUPTED, UNREACHED, Answer, Asks, Failure
-from nodeready.transport.program import nonce, nothing, request, rows
+from nodeready.transport.program import (
+    DecodeError,
+    new_nonce,
+    no_answer_reason,
+    request,
+    rows,
+    unpack,
+)
 from nodeready.triage.cores.document import Cores, Crash, Found, once
 
 #: What is missing where there is no Python.
@@ -60,7 +66,7 @@ def look(
             errors[name] = problem.reason
             continue
         if listings[name] is None:
-            errors[name] = nothing(answer, asked[name], NOT_DONE)
+            errors[name] = no_answer_reason(answer, asked[name], NOT_DONE)
     known = {name: listing for name, listing in listings.items() if listing is not None}
     more = {name: listing.more for name, listing in known.items()}
     reading: dict[str, list[Found]] = {}
@@ -94,7 +100,7 @@ def _asked(
 
 def _list_config(tag: str, policy: Policy, since_s: float) -> core_program.Config:
     patterns = (policy.core_pattern,) if policy.core_handler == "path" else ()
-    return core_program.Config(nonce(), tag, _LIST_S, patterns, since_s)
+    return core_program.Config(new_nonce(), tag, _LIST_S, patterns, since_s)
 
 
 def _read(
@@ -117,7 +123,7 @@ def _read(
         more[name] += len(reading[name]) - len(files)
         limit_s = min(_ALL_S, _FIRST_S + _READ_S * min(len(files), MOST))
         asked[name] = core_program.Config(
-            nonce(),
+            new_nonce(),
             tag,
             limit_s,
             wanted=tuple(
@@ -141,7 +147,7 @@ def _read(
                 notes.setdefault(name, []).append(f"{end.unknown} cores do not tell their job")
             break
         else:
-            why = f"no answer: {nothing(answer, asked[name], NOT_DONE)}"
+            why = f"no answer: {no_answer_reason(answer, asked[name], NOT_DONE)}"
             missing = (number for number in range(len(files)) if number not in told)
             told |= {number: Core(number, unread=why) for number in missing}
         for number, core in told.items():
@@ -154,8 +160,8 @@ def _read(
 def _unpacked(text: str) -> str:
     """gdb's words; "" for what makes no sense."""
     try:
-        return decode.unpacked(text, _TEXT_BYTES).decode("utf-8", "replace")
-    except decode.DecodeError:
+        return unpack(text, _TEXT_BYTES).decode("utf-8", "replace")
+    except DecodeError:
         return ""
 
 
@@ -201,7 +207,7 @@ class Dumping:
         """Raises DumpError when there is no answer."""
         name, policy = self.node, self.policy
         config = gcore.Config(
-            nonce(),
+            new_nonce(),
             self.tag,
             limit_s,
             self.pid,
@@ -217,7 +223,7 @@ class Dumping:
         except ProbeError as problem:
             raise DumpError(f"{name}: {problem.reason}") from None
         if not found:
-            raise DumpError(f"{name}: {nothing(answer, config, NOT_DONE)}", answer.kind)
+            raise DumpError(f"{name}: {no_answer_reason(answer, config, NOT_DONE)}", answer.kind)
         first: Seen | gcore.Seen = found[0]
         return first
 

@@ -8,10 +8,8 @@ from nodeready.node import payload
 from nodeready.node.logs.tail import Config, Tail
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
-from nodeready.transport import program as decode
-from nodeready.transport.base import FAILED, INTERRUPTED, UNREACHED, Failure, Talk
-from nodeready.transport.program import nonce as made
-from nodeready.transport.program import request
+from nodeready.transport.base import FAILED, INTERRUPTED, UNREACHED, Conversation, Failure
+from nodeready.transport.program import DecodeError, load_json, new_nonce, request, unpack
 
 #: Bytes of a node's answer, unpacked, that are looked at.
 MAX_UNPACKED = 4 << 20
@@ -29,8 +27,8 @@ def read(text: str, nonce: str) -> Tail:
 
 def _unpacked(data: str) -> object:
     try:
-        return decode.data(decode.unpacked(data, MAX_UNPACKED))
-    except decode.DecodeError:
+        return load_json(unpack(data, MAX_UNPACKED))
+    except DecodeError:
         raise ProbeError("the node's answer makes no sense", data[:80]) from None
 
 
@@ -47,9 +45,9 @@ class Fetched:
         return self.kind in UNREACHED
 
 
-def fetching(node: str, config: Config, tag: str) -> Talk[Fetched]:
+def fetching(node: str, config: Config, tag: str) -> Conversation[Fetched]:
     """The conversation with one node. config: its nonce and tag are set here; tag: of the run"""
-    own = replace(config, nonce=made(), tag=tag)
+    own = replace(config, nonce=new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.node.logs.tail", own)
     if answer.error:
         return Fetched(error=answer.error, kind=answer.kind)
