@@ -9,8 +9,7 @@ import pytest
 from nodeready.cli import options
 from nodeready.cli.exits import Refused
 from nodeready.cli.options import past
-from nodeready.node.logs import paths
-from nodeready.node.logs import tail as last_lines
+from nodeready.node.logs import paths, tail
 from nodeready.triage.logs import document as alike
 from nodeready.triage.logs.document import Ranks
 
@@ -128,25 +127,25 @@ BAR = b"start\n 10%|#   |\r 50%|##  |\r 99%|### |"
     ],
 )
 def test_the_last_lines_of_a_text(data, whole, lines):
-    rows = last_lines.as_rows(data, whole=whole)
-    assert last_lines.last(rows, 2).lines == lines
+    rows = tail.text_lines(data, whole=whole)
+    assert tail.last_lines(rows, 2).lines == lines
 
 
 def test_what_is_no_text_has_no_lines():
     for whole in (True, False):
-        assert last_lines.as_rows(b"\x80\x04\x95\x00\x00\n", whole=whole) is None
+        assert tail.text_lines(b"\x80\x04\x95\x00\x00\n", whole=whole) is None
 
 
 def test_lines_that_match_are_counted_and_the_last_are_shown():
     import re
 
-    rows = last_lines.as_rows(
+    rows = tail.text_lines(
         b"forward 1\nbackward 1\nforward 2\nbackward 2\nbackward 3\n", whole=True
     )
-    assert last_lines.last(rows, 2, re.compile("backward")) == (("backward 2", "backward 3"), 3)
-    assert last_lines.last(rows, 2, re.compile("optimizer")) == ((), 0)
+    assert tail.last_lines(rows, 2, re.compile("backward")) == (("backward 2", "backward 3"), 3)
+    assert tail.last_lines(rows, 2, re.compile("optimizer")) == ((), 0)
     # Found behind what is cut off.
-    assert last_lines.last([b"x" * 3000 + b"end"], 1, re.compile("end$")).matches == 1
+    assert tail.last_lines([b"x" * 3000 + b"end"], 1, re.compile("end$")).matches == 1
 
 
 TABLE = """\

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nodeready.node.cores import cores as core_program
-from nodeready.node.cores import gcore
-from nodeready.node.cores.core_reader import Core, Done, Listing
+from nodeready.node.cores import gcore, program
+from nodeready.node.cores.program import Core, Done, Listing
 from nodeready.policy import Policy
 from nodeready.subjects.base import ProbeError
 from nodeready.text import now
@@ -92,15 +91,13 @@ def look(
     )
 
 
-def _asked(
-    ask: Asks, what: str, configs: Mapping[str, core_program.Config]
-) -> Mapping[str, Answer]:
-    return ask(what, {n: request(n, core_program.__name__, c) for n, c in configs.items()})
+def _asked(ask: Asks, what: str, configs: Mapping[str, program.Config]) -> Mapping[str, Answer]:
+    return ask(what, {n: request(n, program.__name__, c) for n, c in configs.items()})
 
 
-def _list_config(tag: str, policy: Policy, since_s: float) -> core_program.Config:
+def _list_config(tag: str, policy: Policy, since_s: float) -> program.Config:
     patterns = (policy.core_pattern,) if policy.core_handler == "path" else ()
-    return core_program.Config(new_nonce(), tag, _LIST_S, patterns, since_s)
+    return program.Config(new_nonce(), tag, _LIST_S, patterns, since_s)
 
 
 def _read(
@@ -122,7 +119,7 @@ def _read(
     for name, files in chosen.items():
         more[name] += len(reading[name]) - len(files)
         limit_s = min(_ALL_S, _FIRST_S + _READ_S * min(len(files), MOST))
-        asked[name] = core_program.Config(
+        asked[name] = program.Config(
             new_nonce(),
             tag,
             limit_s,
@@ -203,7 +200,7 @@ class Dumping:
     pid: int
     into: str = ""
 
-    def _ask(self, limit_s: int, started: int, kind: str, of: type[Seen]) -> Seen | gcore.Seen:
+    def _ask(self, limit_s: int, started: int, kind: str, of: type[Seen]) -> Seen | gcore.Preview:
         """Raises DumpError when there is no answer."""
         name, policy = self.node, self.policy
         config = gcore.Config(
@@ -219,25 +216,25 @@ class Dumping:
         if answer.kind == INTERRUPTED:
             raise DumpError(f"{name}: {answer.error}", answer.kind)
         try:
-            found = rows(answer, config, {kind: of, "seen": gcore.Seen})
+            found = rows(answer, config, {kind: of, "seen": gcore.Preview})
         except ProbeError as problem:
             raise DumpError(f"{name}: {problem.reason}") from None
         if not found:
             raise DumpError(f"{name}: {no_answer_reason(answer, config, NOT_DONE)}", answer.kind)
-        first: Seen | gcore.Seen = found[0]
+        first: Seen | gcore.Preview = found[0]
         return first
 
-    def look(self) -> gcore.Seen:
+    def look(self) -> gcore.Preview:
         """What would be done. Raises DumpError when it cannot be done, or nobody answers."""
-        seen = self._ask(_LOOK_S, 0, "seen", gcore.Seen)
+        seen = self._ask(_LOOK_S, 0, "seen", gcore.Preview)
         if seen.refused:
             raise DumpError(seen.refused)
         return seen
 
-    def take(self, seen: gcore.Seen) -> gcore.Taken:
+    def take(self, seen: gcore.Preview) -> gcore.Taken:
         """Do it; slow disks take 50 MB a second. Raises DumpError as `look` does."""
         limit_s = min(_TAKE_S, 60 + seen.size_bytes // 50_000_000)
         taken = self._ask(limit_s, seen.started, "taken", gcore.Taken)
-        if isinstance(taken, gcore.Seen):
+        if isinstance(taken, gcore.Preview):
             raise DumpError(taken.refused)
         return taken

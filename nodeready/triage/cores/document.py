@@ -10,8 +10,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import NamedTuple
 
-from nodeready.node.cores.core_reader import Core, File, Listing
-from nodeready.node.cores.cores import CRASHED, EVERY, PYTHON
+from nodeready.node.cores.program import CRASHED, EVERY, PYTHON, Core, File, Listing
 
 # --- gdb's backtraces: from its words to frames, and which crashes are the same one. Pure.
 
