@@ -26,8 +26,7 @@ from nodeready.policy.load import PolicyError
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find, names
 from nodeready.text import sanitise
-from nodeready.triage.cores import collect as coring
-from nodeready.triage.cores.collect import DumpError, Dumping
+from nodeready.triage.cores.collect import DumpError, Dumping, collect_cores
 from nodeready.triage.cores.document import Cores
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def cores(
             ((name, policy),) = nodes.policies.items()
             return _dump(Dumping(ask, carrier.tag, name, policy, pid, into), screen, yes)
         into_ = _directory(output) if output is not None else None
-        found = coring.look(ask, carrier.tag, nodes.policies, seconds, job or "")
+        found = collect_cores(ask, carrier.tag, nodes.policies, seconds, job or "")
     if into_ is not None:
         _write(found, into_)
     trouble = bool(found.crashes or found.errors or found.notes)

@@ -17,8 +17,7 @@ from nodeready.reports.registry import FORMATS, names
 from nodeready.reports.text import nodes
 from nodeready.text import now
 from nodeready.transport.base import Carrier
-from nodeready.triage.stacks import archive
-from nodeready.triage.stacks import group as grouping
+from nodeready.triage.stacks import archive, group
 from nodeready.triage.stacks.collect import (
     Captured,
     SearchError,
@@ -45,8 +44,8 @@ def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -
 def _grouped(found: Captured, all_threads: bool, started: str, directory: Path | None) -> Stacks:
     each = found.traces()
     if directory is not None:
-        each = archive.kept(directory, each)
-    return grouping.group(
+        each = archive.keep_traces(directory, each)
+    return group.group(
         each,
         found.errors,
         all_threads=all_threads,
@@ -92,8 +91,8 @@ def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stack
     try:
         each, errors = archive.read(Path(source))
         if directory is not None:
-            each = archive.kept(directory, each)
-        stacks = grouping.group(each, errors, all_threads=all_threads)
+            each = archive.keep_traces(directory, each)
+        stacks = group.group(each, errors, all_threads=all_threads)
     except TraceError as problem:
         raise Refused(f"--from {problem}") from None
     if not stacks.processes and not stacks.errors:
@@ -108,7 +107,7 @@ def _own_directory(output: str | None) -> Path | None:
     directory = Path(output)
     try:
         archive.prepare(directory)
-    except archive.Foreign as problem:
+    except archive.ForeignDirectory as problem:
         raise Refused(f"-o {problem}") from None
     except OSError as problem:
         raise Refused(f"-o {output}: {problem.strerror}") from None

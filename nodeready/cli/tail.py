@@ -27,7 +27,7 @@ from nodeready.reports.registry import names
 from nodeready.reports.text import nodes as folded
 from nodeready.text import now
 from nodeready.transport.base import Conversation
-from nodeready.triage.logs.collect import Fetched, fetching, of
+from nodeready.triage.logs.collect import Fetched, fetch_tail, fetched
 from nodeready.triage.logs.document import Grouping, Tail
 
 #: Characters of a path on Linux (PATH_MAX).
@@ -64,13 +64,13 @@ def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
     carrier = nodes.carrier
 
     def reading(name: str) -> Conversation[Fetched]:
-        found = yield from fetching(name, config, carrier.tag)
+        found = yield from fetch_tail(name, config, carrier.tag)
         if found.tail is not None:
             # Grouped as they come: equal lines of many nodes are kept once.
             grouping.add(name, found.tail)
         return replace(found, tail=None)
 
-    found = {name: of(one) for name, one in hold(carrier, screen, "reading", reading).items()}
+    found = {name: fetched(one) for name, one in hold(carrier, screen, "reading", reading).items()}
     if carrier.interrupted:
         left = [name for name, one in found.items() if one.kind]
         screen.say(f"interrupted: the results are partial; not {folded(left)}")

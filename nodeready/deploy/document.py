@@ -1,4 +1,4 @@
-"""The document of a deploy: per node the plan, what became of it, what is left for a person."""
+"""The document of a deploy: per node its plan, the outcome, and what is left for a person."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the plan on one node.
+    """The outcome of the plan on one node.
 
     done:     steps that ran well, in order; a later look can ask for more than were planned
     failed:   step -> one line why

@@ -58,7 +58,7 @@ def run(
     try:
         made.listen()
         made.rounds(full)
-        made.farewell()
+        made.drop_dead()
     finally:
         made.close()
     return made.results()
@@ -103,9 +103,9 @@ class _Run:
         if channel is not None:
             channel.close()
 
-    def _hear(self, name: str, what: str, limit_s: float) -> Any:
-        """The next observation of this name from the node, or None: then it is lost, but for one
-        that was not done at the deadline."""
+    def _read(self, name: str, what: str, limit_s: float) -> Any:
+        """The next observation of this name from the node. None: the node is lost, or the deadline
+        came."""
         channel = self.channels[name]
         line = channel.read_line(min(limit_s, max(0.1, self.left_s)))
         if line is None:
@@ -125,14 +125,14 @@ class _Run:
 
     def listen(self) -> None:
         """Start the program on every node; it listens before it says anything."""
-        asked = mesh.chosen(*self.ports)
+        asked = mesh.chosen_ports(*self.ports)
         limit_s = max(1, int(self.left_s)) + _LONGER_S
         config = Config(self.nonce, self.carrier.tag, limit_s=limit_s)
 
         def start(name: str) -> None:
             wanted = request(name, _MAIN, config, mark=self.nonce, stdin=True, ports=asked)
             self.channels[name] = self.carrier.open(wanted)
-            data = self._hear(name, "listening", _START_S)
+            data = self._read(name, "listening", _START_S)
             if data is None:
                 return
             try:
@@ -162,7 +162,7 @@ class _Run:
         def one(source: str) -> None:
             target = target_of[source]
             asked = self.seen.to_ask(source, target)
-            told = {
+            message = {
                 "round": number,
                 "target": target,
                 "ports": asked,
@@ -170,8 +170,8 @@ class _Run:
                 "token": self.listening[target].token,
                 "limit_s": limit_s,
             }
-            self.channels[source].send_line(json.dumps(told, separators=(",", ":")))
-            data = self._hear(source, "round", limit_s + _MORE_S)
+            self.channels[source].send_line(json.dumps(message, separators=(",", ":")))
+            data = self._read(source, "round", limit_s + _MORE_S)
             if data is None:
                 return
             try:
@@ -190,8 +190,8 @@ class _Run:
             self.seen.drop(name)
         self.seen.cut()
 
-    def farewell(self) -> None:
-        """Who died in the last round is lost, too: others may have met a closed port there."""
+    def drop_dead(self) -> None:
+        """Drop the nodes that died in the last round: others may have met a closed port there."""
 
         def still(name: str) -> None:
             channel = self.channels[name]

@@ -10,8 +10,7 @@ from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import Facts, Process
 from nodeready.node.stacks.py_spy import HUNG, Dump, Thread
 from nodeready.node.stacks.ranks import ENDED, NO_TIME, Identity, Rank, StackTable, Target
-from nodeready.triage.stacks.group import standing
-from nodeready.triage.stacks.hints import Places
+from nodeready.triage.stacks.group import StackNumbers, classify
 from nodeready.triage.stacks.trace import read
 
 FACTS = Facts("S", "futex_wait_queue", ("futex_wait_queue",), 1.0, 5.0, 3, 0, 1000)
@@ -76,7 +75,7 @@ def test_py_spy_is_not_left_hanging_twice():
     ],
 )
 def test_what_it_is_taken_for(facts, state, kind):
-    table, places = StackTable(), Places()
+    table, places = StackTable(), StackNumbers()
     data = target(*facts, dumps=[DUMP, DUMP]).plain(table, main=True, threads=True)
     trace = {**HEAD, "frames": table.frames, "stacks": table.stacks, "processes": [data]}
     trace = read(answer.unpack(f"N {answer.pack(trace)}", "N"), "n")
@@ -84,7 +83,7 @@ def test_what_it_is_taken_for(facts, state, kind):
     assert process["state"] == state
     assert process["wait_channel"] == {"D": "nfs_wait", "": ""}.get(state, "futex_wait_queue")
     assert len(process["command"]) == 200
-    assert standing(process, places.numbers(trace), places, 2.0).kind == kind
+    assert classify(process, places.numbers(trace), places, 2.0).kind == kind
 
 
 def test_that_it_ended_comes_first():

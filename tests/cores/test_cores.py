@@ -16,7 +16,14 @@ from nodeready.node.cores.gcore import core_bytes
 from nodeready.node.cores.program import Core, File, Listing
 from nodeready.reports import cores_table, json_report
 from nodeready.reports.registry import Options
-from nodeready.triage.cores.document import Cores, Crash, Found, file_names, grouped, once
+from nodeready.triage.cores.document import (
+    CoreFile,
+    Cores,
+    Crash,
+    deduplicated,
+    file_names,
+    grouped,
+)
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/cores-1.json").read_text())
 VALID = jsonschema.Draft202012Validator(SCHEMA)
@@ -97,7 +104,7 @@ def test_a_core_that_several_nodes_see_is_read_once_where_it_was_written():
         "gpu2": Listing(("/nfs/core.*",), (*shared, *anywhere)),
         "gpu3": Listing(("/nfs/core.*",), (supervisor, file("/nfs/core.6", 6, host="elsewhere"))),
     }
-    found = once(listings)
+    found = deduplicated(listings)
     assert len(found) == 7
     readers = {(one.file.path, one.file.inode): one for one in found}
     assert readers["/nfs/core.1", 1].reader == "gpu1"
@@ -113,7 +120,7 @@ def test_a_core_that_several_nodes_see_is_read_once_where_it_was_written():
 def crash(node: str, when: int, frames: str = "", **core: object) -> Crash:
     text = f"== the thread of the signal\n{frames}" if frames else ""
     told = {"signal": 11, "program": "/usr/bin/python3", **core}
-    found = Found(file(f"/var/crash/{node}.{when}", when=when, host=node), node, (node,), node)
+    found = CoreFile(file(f"/var/crash/{node}.{when}", when=when, host=node), node, (node,), node)
     return Crash(found, Core(0, **told), text)  # type: ignore[arg-type]
 
 

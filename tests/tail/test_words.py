@@ -10,7 +10,7 @@ from nodeready.cli import options
 from nodeready.cli.exits import Refused
 from nodeready.cli.options import past
 from nodeready.node.logs import paths, tail
-from nodeready.triage.logs import document as alike
+from nodeready.triage.logs import document
 from nodeready.triage.logs.document import Ranks
 
 
@@ -41,7 +41,7 @@ from nodeready.triage.logs.document import Ranks
     ],
 )
 def test_the_rank_that_a_path_tells(path, rank, local):
-    assert alike.of(path) == Ranks(rank, local)
+    assert document.ranks_of(path) == Ranks(rank, local)
 
 
 SAME = [
@@ -73,7 +73,9 @@ DIFFERENT = [
 
 
 def shape(line: str, node: str, rank: int | None) -> tuple[str, ...]:
-    return alike.line_shape([line], alike.own_names(node, f"{node}.cluster"), Ranks(rank, None))
+    return document.normalised(
+        [line], document.node_names(node, f"{node}.cluster"), Ranks(rank, None)
+    )
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)

@@ -1,7 +1,7 @@
-"""Look at the cores of all nodes: the way to the nodes and back.
+"""Collect the cores of all nodes, or take one of a live process.
 
-Two rounds: what files there are, which only looks at names; then each core once, on the node that
-wrote it, however many nodes see it.
+Two rounds: the nodes list their core files, by names alone; then each core is read once, on the
+node that wrote it, however many nodes see it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nodeready.transport.program import (
     rows,
     unpack,
 )
-from nodeready.triage.cores.document import Cores, Crash, Found, once
+from nodeready.triage.cores.document import CoreFile, Cores, Crash, deduplicated
 
 #: What is missing where there is no Python.
 NOT_DONE = "cores cannot be looked at"
@@ -40,7 +40,7 @@ _READ_S, _FIRST_S, _ALL_S = 60, 20, 1200
 _TEXT_BYTES = 8 << 20
 
 
-def look(
+def collect_cores(
     ask: Asks, tag: str, policies: Mapping[str, Policy], since_s: float = 0, job: str = ""
 ) -> Cores:
     """List the cores of these nodes, and read each once.
@@ -68,8 +68,8 @@ def look(
             errors[name] = no_answer_reason(answer, asked[name], NOT_DONE)
     known = {name: listing for name, listing in listings.items() if listing is not None}
     more = {name: listing.more for name, listing in known.items()}
-    reading: dict[str, list[Found]] = {}
-    for found in once(known):
+    reading: dict[str, list[CoreFile]] = {}
+    for found in deduplicated(known):
         reading.setdefault(found.reader, []).append(found)
     crashes: list[Crash] = []
     gone = {name for name, answer in said.items() if answer.kind in UNREACHED and name in errors}
@@ -103,7 +103,7 @@ def _list_config(tag: str, policy: Policy, since_s: float) -> program.Config:
 def _read(
     ask: Asks,
     tag: str,
-    reading: Mapping[str, list[Found]],
+    reading: Mapping[str, list[CoreFile]],
     job: str,
     *,
     more: dict[str, int],
@@ -162,7 +162,7 @@ def _unpacked(text: str) -> str:
         return ""
 
 
-# --- Take a core of a live process on one node: look what would be done, then do it.
+# --- A core of a live process on one node: first what would be done, then doing it.
 
 Seen = TypeVar("Seen")
 

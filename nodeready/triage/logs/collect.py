@@ -1,4 +1,4 @@
-"""The last lines of a node's files: what is asked for them, and what comes back."""
+"""Fetch the last lines of a node's files: the request, and the answer as a `Tail`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_UNPACKED = 4 << 20
 
 
 def read(text: str, nonce: str) -> Tail:
-    """What a node printed as its answer. Raises ProbeError, one line, when it is none."""
+    """The tail in what a node printed. Raises ProbeError, one line, when there is none."""
     for name, data in wire.lines(text, nonce):
         if name == "tail" and isinstance(data, str):
             return wire.decode(Tail, _unpacked(data))
@@ -34,7 +34,7 @@ def _unpacked(data: str) -> object:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What came of one node. error: one line when there is no tail, and its kind."""
+    """The result of one node. error: one line when there is no tail, and its kind."""
 
     tail: Tail | None = None
     error: str = ""
@@ -45,7 +45,7 @@ class Fetched:
         return self.kind in UNREACHED
 
 
-def fetching(node: str, config: Config, tag: str) -> Conversation[Fetched]:
+def fetch_tail(node: str, config: Config, tag: str) -> Conversation[Fetched]:
     """The conversation with one node. config: its nonce and tag are set here; tag: of the run"""
     own = replace(config, nonce=new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.node.logs.tail", own)
@@ -58,8 +58,8 @@ def fetching(node: str, config: Config, tag: str) -> Conversation[Fetched]:
         return Fetched(error=f"{error}{why}", kind=FAILED)
 
 
-def of(found: Fetched | Failure) -> Fetched:
-    """What a conversation came to, even when it was none; an interrupt is no error."""
+def fetched(found: Fetched | Failure) -> Fetched:
+    """The result of a conversation, also of a failed one; an interrupt is no error."""
     if isinstance(found, Failure) or found.kind == INTERRUPTED:
         error = "" if found.kind == INTERRUPTED else found.error
         return Fetched(error=error, kind=found.kind)
