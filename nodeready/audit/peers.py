@@ -138,7 +138,7 @@ def _table(key: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Lea
     return found
 
 
-def learn(snapshots: Mapping[str, Snapshot]) -> list[Learned]:
+def majority(snapshots: Mapping[str, Snapshot]) -> list[Learned]:
     """The settings that these nodes, by name, have in common; in the order of the subjects."""
     seen: dict[str, dict[str, Any]] = {}
     for subject in SUBJECTS.values():

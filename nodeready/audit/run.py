@@ -79,7 +79,7 @@ def groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:
     return tuple(group for group in found if len(inventory.get_group(group)) < total)
 
 
-def report(
+def audit_of(
     nodes: Iterable[Judged],
     selection: Selection,
     started: str,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeready.cli.exits import Refused
-from nodeready.cli.options import common, format_option, option, show
-from nodeready.cli.start import Common, Nodes, hold, look, over_ssh, remember_failed
+from nodeready.cli.options import common, format_option, option
+from nodeready.cli.screen import Screen, show
+from nodeready.cli.start import Common, Nodes, converse, look, over_ssh, remember_failed
 from nodeready.deploy.document import Deploy, Node, Outcome, deploy_code
 from nodeready.reports.plan import show_plan
 from nodeready.reports.registry import Options, find, names
@@ -22,7 +23,6 @@ from nodeready.text import counted, now
 from nodeready.transport.look import NOT_LOOKED_AT, PROBE_TIMEOUT_S, Look
 
 if TYPE_CHECKING:
-    from nodeready.cli.screen import Screen
     from nodeready.deploy.plan import Plan, PlanRun
     from nodeready.subjects.context import Judged
 
@@ -135,7 +135,7 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
             # A person has seen the plan, a program gets it.
             screen.say("nothing was changed")
             return replace(report, check=True).tell(planned.values(), silent=report.styled)
-    found = hold(
+    found = converse(
         nodes.carrier,
         screen,
         "changing",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from nodeready.cli.exits import Refused
-from nodeready.cli.options import common, format_option, option, output_directory, show
-from nodeready.cli.start import Common, asking, over_ssh, this_machine
+from nodeready.cli.options import common, format_option, option, output_directory
+from nodeready.cli.screen import Screen, show
+from nodeready.cli.start import Common, ask_with_progress, over_ssh, this_machine
 from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
@@ -28,9 +29,6 @@ from nodeready.triage.stacks.collect import (
 )
 from nodeready.triage.stacks.document import Stacks, stacks_code
 from nodeready.triage.stacks.trace import TraceError
-
-if TYPE_CHECKING:
-    from nodeready.cli.screen import Screen
 
 
 def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -> None:
@@ -66,7 +64,7 @@ def _captured(
 ) -> tuple[Stacks, int]:
     """Both rounds, the document, and the exit code."""
     started = now()
-    ask = asking(carrier, screen)
+    ask = ask_with_progress(carrier, screen)
     found = capture(ask, carrier.nodes, config)
     native = native and found.complete
     stacks = _grouped(found, all_threads, started, None if native else directory)
@@ -122,11 +120,11 @@ def _carrier(
     if inventory is not None:
         carrier = over_ssh(inventory, options).carrier
     elif via == "srun":
-        from nodeready.cli.exits import hear
+        from nodeready.cli.exits import interrupt_on_signals
         from nodeready.transport.srun import Srun, SrunError
         from nodeready.transport.srun import job as running_job
 
-        hear()
+        interrupt_on_signals()
         try:
             found = running_job(config.job)
         except SrunError as problem:

@@ -148,10 +148,10 @@ def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxy
     # pyinfra takes longer to load than anybody waits for --help.
     from pyinfra.api import Config
 
-    from nodeready.cli.exits import hear
+    from nodeready.cli.exits import interrupt_on_signals
     from nodeready.transport.ssh import Fleet
 
-    hear()
+    interrupt_on_signals()
     loaded, hosts, wanted = declared(words, common, given)
     config = Config()
     if common.sudo:
@@ -161,14 +161,14 @@ def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxy
 
 def this_machine(policy: Policy, *, sudo: bool = False) -> Nodes:
     """This machine, without any connection. sudo: what is asked runs as root"""
-    from nodeready.cli.exits import hear
+    from nodeready.cli.exits import interrupt_on_signals
 
-    hear()
+    interrupt_on_signals()
     carrier = Local(sudo=sudo)
     return Nodes(carrier, dict.fromkeys(carrier.nodes, policy))
 
 
-def hold(
+def converse(
     carrier: Carrier,
     screen: Screen,
     what: str,
@@ -203,26 +203,26 @@ def hold(
                 found[node_of(key)] = value
 
     each(list(carrier.nodes if names is None else names))
-    asking = [name for name, value in found.items() if getattr(value, "kind", "") == SUDO]
-    if asking and not carrier.interrupted and password(carrier, asking):
-        each(asking)
+    refused = [name for name, value in found.items() if getattr(value, "kind", "") == SUDO]
+    if refused and not carrier.interrupted and password(carrier, refused):
+        each(refused)
     return found
 
 
-def password(carrier: Carrier, asking: list[str]) -> bool:
+def password(carrier: Carrier, names: list[str]) -> bool:
     """Ask for sudo's password for these nodes, when somebody is there to answer."""
     if not sys.stdin.isatty():
         return False
-    words = f"sudo password ({counted(len(asking), 'node')}): "
-    carrier.use_password(getpass.getpass(words), asking)
+    words = f"sudo password ({counted(len(names), 'node')}): "
+    carrier.use_password(getpass.getpass(words), names)
     return True
 
 
-def asking(carrier: Carrier, screen: Screen) -> Asks:
-    """What asks each node one question."""
+def ask_with_progress(carrier: Carrier, screen: Screen) -> Asks:
+    """The function that asks each node one question, with progress and sudo's password."""
 
     def ask(what: str, asked: Mapping[str, Request]) -> Mapping[str, Answer]:
-        return hold(carrier, screen, what, lambda name: once(asked[name]), asked)
+        return converse(carrier, screen, what, lambda name: once(asked[name]), asked)
 
     return ask
 
@@ -234,14 +234,14 @@ def look(
     limit_s: int = PROBE_TIMEOUT_S,
     stopping: str = "",
 ) -> list[Look]:
-    """What every node shows, as far as it could be looked at.
+    """The look at every node.
 
     subjects: what to look at; None: all
     limit_s:  seconds for the look at one node
-    stopping: as for `hold`
+    stopping: as for `converse`
     """
     chosen = None if subjects is None else tuple(subjects)
-    found = hold(
+    found = converse(
         nodes.carrier,
         screen,
         "looking",

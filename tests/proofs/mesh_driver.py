@@ -15,7 +15,7 @@ import json
 import sys
 import time
 
-from nodeready.cli.exits import hear
+from nodeready.cli.exits import interrupt_on_signals
 from nodeready.inventory import load as inventory
 from nodeready.inventory.policies import policies
 from nodeready.policy import Policy
@@ -54,7 +54,7 @@ mesh_run._Run = Kept
 
 
 def main(path, first, last, seconds, *how):
-    hear()
+    interrupt_on_signals()
     loaded = inventory.load(path)
     hosts = list(loaded)
     wanted = policies(loaded, hosts)

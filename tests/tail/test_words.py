@@ -195,12 +195,12 @@ NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
     ],
 )
 def test_a_moment(words, then):
-    assert options.since(words, NOW) == then.timestamp()
+    assert options.epoch_seconds(words, NOW) == then.timestamp()
 
 
 @pytest.mark.parametrize("words", ["30m", "2h", "3d", "1w"])
 def test_a_span_is_so_long_ago_and_no_part_of_a_second_longer(words):
-    assert options.ago(words, NOW) == options.seconds(words)
+    assert options.seconds_ago(words, NOW) == options.span(words)
 
 
 @pytest.mark.parametrize(
@@ -209,22 +209,22 @@ def test_a_span_is_so_long_ago_and_no_part_of_a_second_longer(words):
 )
 def test_what_is_no_moment(words):
     with pytest.raises(ValueError, match=r"must be|not in the past"):
-        options.ago(words, NOW)
+        options.seconds_ago(words, NOW)
 
 
 def test_now_is_not_in_the_past():
     """Nothing is newer than now: a command takes 0 for everything."""
     with pytest.raises(ValueError, match="not in the past"):
-        options.ago(NOW.isoformat(), NOW)
+        options.seconds_ago(NOW.isoformat(), NOW)
 
 
 def test_a_span():
-    assert [options.seconds(words) for words in ("90", "90s", "10m", "2h", "3d", "1w")] == [
+    assert [options.span(words) for words in ("90", "90s", "10m", "2h", "3d", "1w")] == [
         *(90, 90, 600, 7200, 259200, 604800)
     ]
 
 
-@pytest.mark.parametrize("read", [options.ago, options.since])
+@pytest.mark.parametrize("read", [options.seconds_ago, options.epoch_seconds])
 def test_both_commands_refuse_the_same_words(read):
     assert past(None, read) == 0
     for words in ("yesterday", "0h", "2x", "2999-01-01"):
