@@ -72,7 +72,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of the plan on one node.
+    """What became of the plan on one node.
 
     done:     steps that ran well, in order; a later look can ask for more than were planned
     failed:   step -> one line why

@@ -49,7 +49,7 @@ def hangs(request: Request) -> Answer | None:
 
 
 def interrupts(request: Request) -> Answer | None:
-    """Ctrl-C while this node is asked."""
+    """Ctrl-C while this node is asked: raises KeyboardInterrupt."""
     raise KeyboardInterrupt
 
 

@@ -308,11 +308,13 @@ class Pipes:
         )
 
     def read(self, limit_s: float) -> bytes:
+        """See Stream. Raises TimeoutError, OSError."""
         if not select.select([self._out], [], [], limit_s)[0]:
             raise TimeoutError
         return os.read(self._out.fileno(), PIECE)
 
     def write(self, data: bytes, limit_s: float) -> None:
+        """See Stream. Raises TimeoutError, OSError."""
         until, left = time.monotonic() + limit_s, memoryview(data)
         while left:
             wait = max(0.0, until - time.monotonic())
