@@ -16,7 +16,7 @@ from nodeready.subjects.selection import Selection
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client.facts import SshClient
 from nodeready.text import now
-from nodeready.transport.base import Answer, Key, Talk, collect, once
+from nodeready.transport.base import Answer, Conversation, Key, collect, once
 from nodeready.transport.local import Local
 from nodeready.transport.look import question
 
@@ -56,14 +56,14 @@ def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) 
     (name,) = carrier.nodes
     # The script's limit is the shorter one: it gives up what is slow while its answer is awaited.
     asked = question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
-    talks: dict[Key, Talk[Answer]] = {
+    conversations: dict[Key, Conversation[Answer]] = {
         "look": once(replace(asked.request, limit_s=asked.request.limit_s + 1))
     }
     config = None
     if proofs and "proof" in selection.subjects:
         config = _config(policy, time_s, carrier.tag)
-        talks["proofs"] = once(_proofs(name, config))
-    found = collect(carrier, talks, deadline=began + time_s)
+        conversations["proofs"] = once(_proofs(name, config))
+    found = collect(carrier, conversations, deadline=began + time_s)
     if carrier.interrupted:
         raise KeyboardInterrupt
     look = found["look"]

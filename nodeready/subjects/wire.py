@@ -1,5 +1,5 @@
-"""Observations as JSON: as lines that a program on the node writes, read back into dataclasses; and
-as a document shows them (`plain`).
+"""Observations as JSON: as lines that a program on the node writes, read back into dataclasses;
+and as a document shows them (`plain`).
 
 A line is ``NONCE NAME {json}``. Other lines are passed over: a profile or a tool that prints in
 between cannot know the nonce. A node's answer is data: JSON of another shape than the dataclass is

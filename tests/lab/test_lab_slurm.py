@@ -169,7 +169,7 @@ def test_a_dead_node_is_down_and_comes_back(slurm_lab: Lab, settings: Callable[.
 
 def test_a_frozen_job_dies_with_its_node(slurm_lab: Lab) -> None:
     node = slurm_lab.nodes[2]
-    if not boot.group_of(node.pid):
+    if not boot.freezer_group_of(node.pid):
         pytest.skip("this machine's nodes have no freezer")
     batch = ["sbatch", "--parsable", "--no-requeue", "-o", "/dev/null", "-w", node.name]
     job = slurm_lab.slurm_run(*batch, "--wrap", "sleep 1234").stdout.strip()

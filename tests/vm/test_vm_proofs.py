@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from nodeready import shell
-from nodeready.node.proofs import config as source
+from nodeready.node import payload
 from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
 from nodeready.subjects.proof import facts as proved
@@ -96,7 +96,7 @@ def prove(vm: Vm, wanted: tuple[str, ...], login: str = "root", how: str = "") -
         wanted=wanted,
         limit_s=LIMIT_S,
     )
-    made = source.program(config)
+    made = payload.program("nodeready.node.proofs.program", config)
     line, stdin = shell.command(made.script, LIMIT_S + 2, config.tag, made.text)
     if how:
         quoted = shlex.quote(f"sudo -n {line} <{INPUT}")
