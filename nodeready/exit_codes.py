@@ -1,4 +1,4 @@
-"""The exit codes, decided in one place, here and on the node."""
+"""The exit codes of every command, on the control machine and on a node, decided in one place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def exit_code(
     unreachable: bool = False,
     check: bool = False,
 ) -> int:
-    """The exit code of a run, by what happened in it; the first of these that holds.
+    """The exit code of a run: the code of the first of these that happened in the run.
 
     interrupted: 130, Ctrl-C or SIGTERM
     usage:       2, a wrong argument, a bad policy, zero nodes or zero checks selected

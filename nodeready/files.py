@@ -12,8 +12,8 @@ from pathlib import Path
 def write_atomically(path: Path, pieces: Iterable[str | bytes], mode: int = 0o644) -> None:
     """Make ``path`` hold these pieces: a reader sees the old file or the new one, never a part.
 
-    A link stays, its target is replaced; an existing file keeps its mode. A path that is no
-    regular file (``/dev/stdout``, a pipe) is written to as it is. Raises OSError with the path as
+    A link stays and its target is replaced. An existing file keeps its mode. A path that is no
+    regular file (``/dev/stdout``, a pipe) is written to directly. Raises OSError with the path as
     its file name; the old file is intact then.
     """
     target = Path(os.path.realpath(path))

@@ -1,8 +1,8 @@
 """The one gate from our code to a node's shell: quoting, and the command that takes a script.
 
 The command is one constant line without newlines or backslashes, so that every login shell (bash,
-dash, fish, csh) hands it on unchanged. The script comes over the command's standard input: every
-user of the node can read the process list, and what stands in it. On the node the script runs
+dash, fish, csh) hands it on unchanged. The script comes over the command's standard input, because
+every user of the node can read a command line in the process list. On the node the script runs
 under POSIX sh.
 """
 
@@ -41,7 +41,8 @@ def join(words: list[str] | tuple[str, ...]) -> str:
 def library(name: str) -> str:
     """The text of ``nodeready/sh/NAME.sh``, without comments and indentation."""
     path = os.path.join(os.path.dirname(__file__), "sh", f"{name}.sh")
-    # From a zip file as well; importlib.resources takes longer to load than a node to answer.
+    # The loader also reads from a zip file, and importlib.resources takes longer to import than a
+    # node takes to answer.
     loader: Any = globals()["__loader__"]
     return minify(loader.get_data(path).decode("utf-8"))
 
@@ -60,25 +61,27 @@ class Command(NamedTuple):
 
 
 def command(script: str, timeout_s: int, tag: str, payload: str | None = None) -> Command:
-    """What runs ``script`` on a node: under ``timeout -k``, LC_ALL=C, no standard input.
+    """The command that runs ``script`` on a node: under ``timeout -k``, LC_ALL=C, without input.
 
-    tag:     a word that marks the process on the node (``nodeready:RUN``), so that it can be ended
-    payload: what the script finds at its file descriptor 3, and what may follow it there; None:
-             the script reads nothing
+    tag:     a word that marks the process on the node (``nodeready:RUN``), so that a later command
+             can end the process
+    payload: what the script reads at its file descriptor 3; more may follow the payload there.
+             None: the script reads nothing
 
-    A script that is cut off on its way is never run: it is one function, and its last line calls
-    it. Raises ValueError for what is no tag.
+    A script that is cut off on its way is never run: the script is one function, which its last
+    line calls. Raises ValueError for a ``tag`` that is no such word.
     """
     if not re.fullmatch(r"[A-Za-z0-9:_-]+", tag):
         raise ValueError(f"no tag for a process: {tag!r}")
     made = f"{library('prologue')}nr_main() {{\n{script}\n}}\nnr_main </dev/null\n"
-    # The trap: `timeout` watches only this shell. If TERM ended it, what ignores TERM would never
-    # get its KILL. The script runs in a process of its own, which has the tag in its arguments.
+    # The trap: `timeout` watches only this shell. If TERM ended the shell, a program of the script
+    # that ignores TERM would never get its KILL. The script runs in a subshell, which has the tag
+    # in its arguments.
     if payload is None:
         stdin, inner = made, 'trap : TERM; (eval "$(cat)")'
     else:
-        # In front of a payload, the script is one line: `read` takes no byte more than that of a
-        # pipe, as other programs do (head of busybox).
+        # In front of a payload, the script is one line: `read` takes that line from a pipe and no
+        # byte more, where other programs take what they can (head of busybox).
         text = base64.b64encode(made.encode("utf-8", "surrogateescape")).decode("ascii")
         stdin = f"{text}\n{payload}"
         inner = 'trap : TERM; exec 3<&0; read -r nr && (eval "$(echo $nr|base64 -d)")'

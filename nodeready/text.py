@@ -1,4 +1,7 @@
-"""The one gate for text that came from a node: it is data, never markup and never a command."""
+"""The one gate for text that came from a node: such text is data, never markup or a command.
+
+Beside it, the small texts that all reports write alike: a moment, a count, a node set cut short.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def _visible(match: re.Match[str]) -> str:
 def sanitise(text: str, limit: int = 4000) -> str:
     """``text`` as one line that is safe to show: control characters become visible escapes.
 
-    limit: characters after which the rest is cut off, with a mark.
+    limit: characters after which the rest is cut off, with ``...``
     """
     if len(text) > limit:
         text = text[:limit] + "..."
@@ -30,7 +33,7 @@ def sanitise(text: str, limit: int = 4000) -> str:
 
 
 def now() -> str:
-    """This moment as the reports write it: ISO 8601, UTC."""
+    """This moment as the reports write moments: ISO 8601, UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 

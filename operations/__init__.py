@@ -1,7 +1,8 @@
-"""The operations: each makes those checks pass that name it (``fixed_by``).
+"""CHANGE a node: each operation makes the checks pass that name the operation in ``fixed_by``.
 
-A line per subject that has any. STEPS is the order in which `nodeready deploy` runs them: that of
-the registry, and within a subject its own; deploy.py lists the same for pyinfra.
+An operation has no opinion of its own: it asks the check. A line per subject that has operations.
+STEPS is the order in which `nodeready deploy` runs them: the registry's order of subjects, and
+within a subject the order of its STEPS; deploy.py lists the same for pyinfra.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.deploy import py_spy_binary as controller
+from nodeready.deploy import py_spy_binary
 from nodeready.deploy.actions import Action, PlanError, Run, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
@@ -19,7 +19,7 @@ _TIMEOUT_S = 600
 def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Put the control machine's static py-spy into /usr/local/bin: the node needs no network.
 
-    Raises PlanError when there is none for the node's machine.
+    Raises PlanError when the control machine has no py-spy for the node's kind of machine.
     """
     tools: DebugTools = seen["debug_tools"]
     there = tools.py_spy is not None
@@ -29,8 +29,8 @@ def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
         if tools.py_spy == want.py_spy_version:
             return
     try:
-        content = controller.binary(want.py_spy_version, tools.machine)
-    except controller.PySpyError as error:
+        content = py_spy_binary.binary(want.py_spy_version, tools.machine)
+    except py_spy_binary.PySpyError as error:
         raise PlanError(str(error)) from None
     test = f'[ "$("$1" --version)" = "py-spy {want.py_spy_version}" ]'
     yield WriteFile(

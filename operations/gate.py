@@ -1,4 +1,4 @@
-"""Install the node's own check, its timer and what Slurm runs; or take them away."""
+"""Install the node's own check, its timer and the programs that Slurm runs; or remove them all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from nodeready.deploy.actions import Action, RemoveFile, Run, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
-from nodeready.subjects.gate import files as gate
 from nodeready.subjects.gate.checks import kept, uncompiled
 from nodeready.subjects.gate.facts import (
     BUNDLE,
@@ -26,6 +25,7 @@ from nodeready.subjects.gate.facts import (
     WANTED,
     Gate,
 )
+from nodeready.subjects.gate.files import contents
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport import bundle
 
@@ -38,7 +38,7 @@ def _files(seen: Snapshot, want: Policy, *paths: str) -> Iterator[Action]:
     """Write those of our files that are not as they should be."""
     there: Gate = seen["gate"]
     for path in paths:
-        content, old = gate.contents(want, bundle.program)[path], seen.files.get(path)
+        content, old = contents(want, bundle.program)[path], seen.files.get(path)
         program = path in PROGRAMS
         if path in there.there and old == content:
             # An existing file keeps its mode when it is written.
@@ -82,12 +82,12 @@ def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
         test = '"$0" -I "$1" --version >/dev/null 2>&1 || { echo "it does not run"; exit 1; }'
         yield WriteFile(
             BUNDLE,
-            gate.contents(want, bundle.program)[BUNDLE],
+            contents(want, bundle.program)[BUNDLE],
             b"" if BUNDLE in there.there else None,
             validator=("sh", "-c", test, there.python),
             large=True,
         )
-    # Until it is compiled anew the node runs the old program, by the old policy.
+    # Until the new program is compiled, the node runs the old program by the old policy.
     if new or there.exposed or uncompiled(there):
         words = ("nr_compile", there.python, BUNDLE, COMPILED, NOTE)
         yield Script("compile", words, f"compile {BUNDLE} for {there.python}")
@@ -102,7 +102,7 @@ def timer(seen: Snapshot, want: Policy) -> Iterator[Action]:
         yield from _files(seen, want, RECORD, SERVICE, TIMER)
         yield _RELOAD
         yield Run(("systemctl", "enable", "nodeready.timer"))
-        # A timer that runs keeps its old interval otherwise.
+        # Without a restart, a timer that runs keeps its old interval.
         yield Run(("systemctl", "restart", "nodeready.timer"))
         others = [CRON]
     else:

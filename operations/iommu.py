@@ -9,9 +9,16 @@ from nodeready.deploy.actions import Action, PlanError, Run, WriteFile
 from nodeready.deploy.step import name_after, own_file, step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.iommu import facts as cmdline
 from nodeready.subjects.iommu.checks import our_line, tool, wanted
-from nodeready.subjects.iommu.facts import DEFAULT_GRUB, GRUB_D, OURS, Iommu
+from nodeready.subjects.iommu.facts import (
+    DEFAULT_GRUB,
+    GRUB_D,
+    OURS,
+    REPEATABLE,
+    Iommu,
+    contradicting,
+    option,
+)
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.templates import render
 
@@ -21,16 +28,16 @@ _VALIDATOR = ("sh", "-n")
 
 
 def _pattern(token: str) -> str:
-    """The shell patterns of the tokens that ours replaces. Nothing in it is special but ``*``."""
+    """The shell patterns of the tokens that ``token`` replaces; only ``*`` is special in them."""
     name = token.partition("=")[0]
     spelt = "".join("[-_]" if char in "-_" else char for char in name)
-    if cmdline.option(token) in cmdline.REPEATABLE:
+    if option(token) in REPEATABLE:
         return shell.quote(token)
     return f"{spelt} | {spelt}=*"
 
 
 def grub_piece(args: tuple[str, ...]) -> bytes:
-    """Our piece of GRUB's configuration: shell, to be read behind all other."""
+    """Our piece of GRUB's configuration: shell, to be read behind all other pieces."""
     patterns = dict.fromkeys(_pattern(token) for token in args)
     return render(
         "iommu/grub.cfg.j2",
@@ -53,7 +60,7 @@ def _debian(seen: Snapshot, iommu: Iommu, piece: bytes) -> Iterator[Action]:
 
 
 def _suse(iommu: Iommu, piece: bytes) -> Iterator[Action]:
-    """A block at the end of the one file that SUSE's grub2-mkconfig reads."""
+    """A block at the end of /etc/default/grub, the one file that SUSE's grub2-mkconfig reads."""
     if iommu.default_grub is None:
         raise PlanError(f"{DEFAULT_GRUB} is not there; is GRUB this node's boot loader?")
     content = managed_block.put(iommu.default_grub, piece, "end")
@@ -62,9 +69,9 @@ def _suse(iommu: Iommu, piece: bytes) -> Iterator[Action]:
 
 
 def _redhat(iommu: Iommu, args: tuple[str, ...]) -> Run:
-    """grubby edits every boot loader entry, and what new kernels get."""
+    """grubby edits every boot loader entry, and the arguments that new kernels get."""
     tokens = [token for entry in iommu.boot for token in entry.tokens]
-    remove = cmdline.contradicting(tokens, args)
+    remove = contradicting(tokens, args)
     words = ["grubby", "--update-kernel=ALL", f"--args={' '.join(args)}"]
     if remove:
         words.insert(2, f"--remove-args={' '.join(remove)}")
@@ -86,7 +93,7 @@ def args(seen: Snapshot, want: Policy) -> Iterator[Action]:
         yield from _debian(seen, iommu, piece)
     else:
         yield from _suse(iommu, piece)
-    # os-prober and a dozen kernels make this slow on a busy disk: hence the long limit.
+    # os-prober and a dozen kernels make the tool slow on a busy disk: hence the long limit.
     yield Run(tool(iommu))
 
 

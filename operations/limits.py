@@ -1,4 +1,4 @@
-"""Give jobs their resource limits: at login, and to what services start."""
+"""Give jobs their resource limits: at login, and in the services that start jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS_D = "/etc/security/limits.d"
 
 
 def _last(seen: Snapshot, directory: str, other: str, content: bytes) -> Iterator[Action]:
-    """Our file in a directory where the last one wins; one of ours under another name goes."""
+    """Our file in a directory where the last file wins; ours under another name is removed."""
     path = f"{directory}/{name_after(NAME, other)}"
 
     def beside(other: str) -> bool:

@@ -10,18 +10,24 @@ from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.subjects.ssh_client import facts as ssh_config
 from nodeready.subjects.ssh_client.checks import expected, option_lines, ours, wanted_options
-from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SshClient
+from nodeready.subjects.ssh_client.facts import (
+    DROPIN,
+    KNOWN_HOSTS,
+    MAIN,
+    VENDOR,
+    SshClient,
+    speaks_first,
+)
 from nodeready.subjects.templates import render
 
-#: A file of this size and more travels through the connection: with its base64, and the script's,
-#: it would not fit into one command line.
+#: A file of this size and more travels over the connection's standard input: the base64 of such a
+#: file and of the script around it does not fit into one command line.
 LARGE_BYTES = 32 * 1024
 
-# ssh reads the new file before it is put in place; the file's name comes as last word.
+# ssh reads the new file before the file is put in place; its name comes as last word.
 _READS = 'ssh -GT -F "$1" nodeready >/dev/null'
-# A check that is strict, and no keys, would refuse every node.
+# With strict checking and without the keys, ssh would refuse every node.
 _HAS_KEYS = f"""grep -qxF '{managed_block.BEGIN.decode()}' {KNOWN_HOSTS} 2>/dev/null || {{
     echo 'the host keys are not in {KNOWN_HOSTS} yet'
     exit 1
@@ -66,27 +72,27 @@ def _write(client: SshClient, new: bytes) -> WriteFile:
 
 
 def _goes_into_dropin(client: SshClient, want: Policy) -> bool:
-    """Whether the drop-in is the place; else it is a block at the top of the main file.
+    """Whether the options go into the drop-in, else into a block at the top of the main file.
 
-    A drop-in that is there and says the right thing in vain is beaten by what we cannot see.
+    A drop-in that holds the right lines in vain is beaten by a file that was not seen.
     """
     there = ours(client)
     if there.block is not None or there.dropin == option_lines(want):
         return False
-    main = ssh_config.MAIN if ssh_config.MAIN in client.config else ssh_config.VENDOR
-    return ssh_config.speaks_first(main, client.files, wanted_options(want))
+    main = MAIN if MAIN in client.config else VENDOR
+    return speaks_first(main, client.files, wanted_options(want))
 
 
 def _without_block(client: SshClient, want: Policy) -> Iterator[Action]:
-    """Our block goes out of the main file; the file too when it held nothing else."""
-    old = client.config.get(ssh_config.MAIN, b"")
+    """Take our block out of the main file; remove a main file that held nothing else."""
+    old = client.config.get(MAIN, b"")
     if managed_block.find(old) is None:
         return
     rest = managed_block.remove(old)
     if rest.strip():
-        yield WriteFile(ssh_config.MAIN, rest, old, validator=validator(want))
+        yield WriteFile(MAIN, rest, old, validator=validator(want))
     else:
-        yield RemoveFile(ssh_config.MAIN, old)
+        yield RemoveFile(MAIN, old)
 
 
 @step()
@@ -96,23 +102,23 @@ def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
     lines = option_lines(want)
     if want.ssh_client_hosts and _goes_into_dropin(client, want):
         content = render("ssh_client/ssh_config.conf.j2", lines=lines)
-        old = client.config.get(ssh_config.DROPIN)
+        old = client.config.get(DROPIN)
         if old != content:
-            yield WriteFile(ssh_config.DROPIN, content, old, validator=validator(want))
+            yield WriteFile(DROPIN, content, old, validator=validator(want))
         return
     if want.ssh_client_hosts:
-        old = client.config.get(ssh_config.MAIN)
+        old = client.config.get(MAIN)
         alone = not managed_block.remove(old or b"").strip()
-        vendor = ssh_config.VENDOR if alone and ssh_config.VENDOR in client.config else ""
+        vendor = VENDOR if alone and VENDOR in client.config else ""
         inner = render("ssh_client/block.j2", lines=lines, vendor=vendor)
         new = managed_block.put(old or b"", inner, "top")
         if new != old:
-            yield WriteFile(ssh_config.MAIN, new, old, validator=validator(want))
+            yield WriteFile(MAIN, new, old, validator=validator(want))
     else:
         yield from _without_block(client, want)
-    if ssh_config.DROPIN in client.config:
-        yield RemoveFile(ssh_config.DROPIN, client.config[ssh_config.DROPIN])
+    if DROPIN in client.config:
+        yield RemoveFile(DROPIN, client.config[DROPIN])
 
 
-# The leftover behind the options: "yes" goes before the keys that it needs.
+# The keys are taken out last: until the options are gone, ssh refuses a node without a key.
 STEPS = (known_hosts, options, leftover)

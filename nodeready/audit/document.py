@@ -1,4 +1,4 @@
-"""Audit: the document that every report shows. Pure data, from the looks at all nodes.
+"""The documents of `audit` and `ready`: pure data, from the looks at all nodes.
 
 A node costs its results and its snapshot; the plain data of its facts is made when a report asks,
 and never kept, so that 10,000 nodes fit in memory.
@@ -19,6 +19,8 @@ from nodeready.subjects.result import STATUSES, Result, worst
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.wire import plain
 from nodeready.text import sanitise
+
+# --- The document of an audit.
 
 #: Statuses of a node beside those of its results: it was not reached, or was lost on the way; it
 #: could not be looked at for another reason (sudo, an interrupt, a mistake of ours).
@@ -119,7 +121,7 @@ class Audit:
         }
 
 
-# --- Readiness: whether a node may get a job, and why not. Pure; on the node and here alike.
+# --- Readiness: whether a node may get a job, and why not. The node's own program asks, too.
 
 #: The statuses with which a node gets no job. What nobody could observe is no pass.
 STOPPING: tuple[str, ...] = ("fail", "unknown")
@@ -148,7 +150,7 @@ def _line(result: Result) -> str:
     return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
 
 
-# --- Ready: which nodes may get the job. The document that the reports of `nodeready ready` show.
+# --- The document of `nodeready ready`: which nodes may get the job.
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,9 @@ def slots(node: NodeReport) -> int:
     """The job's processes that a node holds: its GPUs; 1 where there is none."""
     gpus = node.snapshot.subjects.get("gpus") if node.snapshot else None
     return max(1, len(gpus.gpus)) if isinstance(gpus, Gpus) else 1
+
+
+# --- The exit codes of both documents.
 
 
 def audit_code(audit: Audit, fail_on: str = "fail") -> int:

@@ -1,4 +1,4 @@
-"""Nodes that differ from their peers, with or without a policy. Pure."""
+"""What most nodes of a fleet have in common: who differs from it, and it as a policy. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _in_group(group: str, facts: Mapping[str, dict[str, dict[str, Any]]]) -> Ite
     for subject in SUBJECTS:
         seen = {node: found[subject] for node, found in facts.items() if subject in found}
         for fact in dict.fromkeys(name for values in seen.values() for name in values):
-            # What a node does not tell differs from nobody: that is the checks' business.
+            # A fact that a node does not tell is no difference: the checks judge that.
             values = {node: known[fact] for node, known in seen.items() if fact in known}
             (most, count), *_ = Counter(values.values()).most_common(1)
             if len(values) < FEWEST or count * 2 <= len(values):
@@ -68,10 +68,9 @@ def find(nodes: Iterable[NodeReport], subjects: Iterable[str]) -> tuple[Outlier,
     return tuple(outlier for group in peers for outlier in _in_group(group, peers[group]))
 
 
-# --- The policy that most nodes of a fleet fit already, as a group_data file for a person to
-# review.
+# --- `nodeready learn`: the majority as a group_data file for a person to review.
 #
-# Pure: snapshots go in, a Python text comes out that validates as it is.
+# Snapshots go in, and a Python text comes out that validates as it is.
 
 #: Columns of the file; a comment goes on in the next line.
 WIDTH = 88
@@ -139,7 +138,7 @@ def _table(key: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Lea
     return found
 
 
-def learn(snapshots: Mapping[str, Snapshot]) -> list[Learned]:
+def majority(snapshots: Mapping[str, Snapshot]) -> list[Learned]:
     """The settings that these nodes, by name, have in common; in the order of the subjects."""
     seen: dict[str, dict[str, Any]] = {}
     for subject in SUBJECTS.values():

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nodeready.audit import history
-from nodeready.audit import peers as outliers
+from nodeready.audit import history, peers
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.policy import Policy
 from nodeready.policy.load import digest
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
     from nodeready.subjects.context import FleetContext, Judged
 
-if TYPE_CHECKING:
-    from pyinfra.api import Inventory
-
 
 def looked_at(selection: Selection) -> tuple[str, ...]:
     """The subjects that have to be observed to judge these checks."""
@@ -37,7 +33,7 @@ def looked_at(selection: Selection) -> tuple[str, ...]:
 
 
 def combined(context: FleetContext, looks: Iterable[Look]) -> FleetContext:
-    """The context with where the nodes are, and with what was kept of the looks before these."""
+    """The context with the nodes' addresses, and with the counters of the looks before these."""
     counts: Counter[str] = Counter()
     seen = 0
     counting = []
@@ -83,7 +79,7 @@ def groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:
     return tuple(group for group in found if len(inventory.get_group(group)) < total)
 
 
-def report(
+def audit_of(
     nodes: Iterable[Judged],
     selection: Selection,
     started: str,
@@ -92,7 +88,7 @@ def report(
     *,
     complete: bool = True,
 ) -> Audit:
-    """The audit of nodes that were looked at and judged. declared: their policies, as written"""
+    """The audit of nodes that were looked at and judged. declared: their policies as written."""
     total = len(inventory)
     reports = []
     for node in nodes:
@@ -113,6 +109,6 @@ def report(
         now(),
         digest(declared.values()),
         tuple(reports),
-        outliers.find(reports, selection.subjects),
+        peers.find(reports, selection.subjects),
         complete,
     )

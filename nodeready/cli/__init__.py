@@ -12,14 +12,15 @@ from types import FrameType
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
 from nodeready.cli.exits import exit_code
 from nodeready.cli.options import defaults
 from nodeready.text import sanitise
 
-#: subcommand -> the module that holds it; imported when it is used, so that --help is quick.
+#: Subcommand -> its line in the help. Its module of the same name is imported when it is used, so
+#: that --help is quick.
 _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
@@ -34,7 +35,7 @@ _COMMANDS = {
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
-#: Those that talk to nodes, and what has to be imported before them.
+#: What has to be imported before the commands that talk to nodes, and these commands.
 _PATCH = "nodeready.transport.patch"
 _TALKING = ("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores")
 
@@ -64,6 +65,8 @@ class _Commands(click.Group):
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "completion":
+            return completion
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"nodeready.cli.{cmd_name}")
@@ -126,8 +129,25 @@ def cli() -> None:
     """
 
 
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script for SHELL.
+
+    \b
+    bash: nodeready completion bash >/etc/bash_completion.d/nodeready
+    zsh:  nodeready completion zsh >"${fpath[1]}/_nodeready"
+    fish: nodeready completion fish >~/.config/fish/completions/nodeready.fish
+    """
+    maker = get_completion_class(shell)
+    assert maker is not None
+    script = maker(cli, {}, "nodeready", "_NODEREADY_COMPLETE")
+    # bash: click asks bash for its version first, which only an installed bash can answer.
+    click.echo(script.source_template % script.source_vars())
+
+
 def complain(text: str) -> None:
-    """On standard error, a line for each of the problems."""
+    """Print the problems to standard error, a line each."""
     for line in text.split("\n"):
         click.echo(f"nodeready: {sanitise(line)}", err=True)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from nodeready.audit import run as auditing
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
+from nodeready.audit.run import audit_of, combined, looked_at, remember
 from nodeready.cli.exits import Refused
-from nodeready.cli.options import common, option, refuse_unwritable, report, show
+from nodeready.cli.options import common, option, report
+from nodeready.cli.screen import Screen, refuse_unwritable, show
 from nodeready.cli.start import Common, Nodes, look, over_ssh, remember_failed
 from nodeready.reports.nagios import state as nagios_code
 from nodeready.reports.registry import Options, names
@@ -19,9 +20,6 @@ from nodeready.subjects.selection import Selection, SelectionError, select
 from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look
-
-if TYPE_CHECKING:
-    from nodeready.cli.screen import Screen
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "warn", "unknown")
@@ -36,19 +34,19 @@ def say_partial(screen: Screen, looks: Iterable[Look]) -> None:
 def document(
     nodes: Nodes, screen: Screen, selection: Selection, looks: list[Look], started: str
 ) -> Audit:
-    """The audit of what was seen: completed by what all nodes tell, judged, and compared."""
-    from nodeready.subjects import context as fleet
-    from nodeready.transport.ssh import completed
+    """The audit of these looks: completed by what all nodes tell, judged, and compared."""
+    from nodeready.subjects.context import FleetContext, judged
+    from nodeready.transport.ssh import fleet_context
 
-    context = fleet.FleetContext(nodes.policies)
+    context = FleetContext(nodes.policies)
     if all(one.kind != INTERRUPTED for one in looks):
-        context = completed(nodes.carrier, nodes.policies, looks, nodes.all)
-    context = auditing.combined(context, looks)
-    problem = auditing.remember(looks, context)
+        context = fleet_context(nodes.carrier, nodes.policies, looks, nodes.all)
+    context = combined(context, looks)
+    problem = remember(looks, context)
     if problem and screen.verbose:
         screen.say(problem)
-    return auditing.report(
-        fleet.judged(looks, context),
+    return audit_of(
+        judged(looks, context),
         selection,
         started,
         nodes.all,
@@ -108,7 +106,7 @@ def audit(
     started = now()
     nodes = over_ssh(inventory, options)
     with nodes.carrier:
-        seen = look(nodes, screen, auditing.looked_at(selection), timeout)
+        seen = look(nodes, screen, looked_at(selection), timeout)
         if nodes.carrier.interrupted:
             say_partial(screen, seen)
         found = document(nodes, screen, selection, seen, started)

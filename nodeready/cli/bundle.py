@@ -9,14 +9,15 @@ from typing import Any
 import click
 
 from nodeready.cli.exits import OK, Refused
-from nodeready.cli.options import option, output_file, refuse_unwritable
+from nodeready.cli.options import option, output_file
+from nodeready.cli.screen import refuse_unwritable
 from nodeready.cli.start import Common, declared
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import as_data, digest
 from nodeready.reports.text import grouped, nodes
 from nodeready.text import counted
-from nodeready.transport import bundle as program
+from nodeready.transport.bundle import build
 
 
 def _one(wanted: Mapping[str, Policy]) -> Policy:
@@ -61,7 +62,7 @@ def bundle(inventory: str | None, *, output: str, limit: str | None) -> int:
         whose = f"the policy of {counted(len(wanted), 'node')}"
     elif limit is not None:
         raise Refused("--limit: of which INVENTORY?")
-    made = program.build(policy)
+    made = build(policy)
     write_atomically(Path(output), [made], 0o755)
     known = digest([policy or Policy()])
     click.echo(f"nodeready: {output}: {len(made) / 1e6:.1f} MB, {whose} ({known})", err=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from nodeready.cli import options as moments
 from nodeready.cli.exits import OK, Refused, exit_code
 from nodeready.cli.options import (
     common,
@@ -16,22 +15,26 @@ from nodeready.cli.options import (
     option,
     output_directory,
     past,
-    show,
+    seconds_ago,
     since_option,
 )
-from nodeready.cli.start import Common, Nodes, asking, over_ssh, remember_failed, this_machine
+from nodeready.cli.screen import Screen, show
+from nodeready.cli.start import (
+    Common,
+    Nodes,
+    ask_with_progress,
+    over_ssh,
+    remember_failed,
+    this_machine,
+)
 from nodeready.files import write_atomically
 from nodeready.healthcheck import policy_file
 from nodeready.policy.load import PolicyError
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find, names
 from nodeready.text import sanitise
-from nodeready.triage.cores import collect as coring
-from nodeready.triage.cores.collect import DumpError, Dumping
+from nodeready.triage.cores.collect import DumpError, Dumping, collect_cores
 from nodeready.triage.cores.document import Cores
-
-if TYPE_CHECKING:
-    from nodeready.cli.screen import Screen
 
 #: Of what gdb says: arguments of functions are among it.
 _MODE = 0o600
@@ -142,7 +145,7 @@ def cores(
       nodeready cores --local
       nodeready cores inventories/prod.py --limit gpu007 --gcore 12345
     """
-    options, seconds = Common(**shared), past(since, moments.ago)
+    options, seconds = Common(**shared), past(since, seconds_ago)
     if local == (inventory is not None):
         raise Refused("an INVENTORY or --local, one of both")
     if inventory is None and options.limit is not None:
@@ -150,7 +153,7 @@ def cores(
     screen = options.screen()
     nodes = _here() if inventory is None else over_ssh(inventory, options)
     with nodes.carrier as carrier:
-        ask = asking(carrier, screen)
+        ask = ask_with_progress(carrier, screen)
         if pid is not None:
             if len(nodes.policies) != 1:
                 raise Refused(f"--gcore {pid}: choose one node with --limit, or --local")
@@ -162,7 +165,7 @@ def cores(
             ((name, policy),) = nodes.policies.items()
             return _dump(Dumping(ask, carrier.tag, name, policy, pid, into), screen, yes)
         into_ = _directory(output) if output is not None else None
-        found = coring.look(ask, carrier.tag, nodes.policies, seconds, job or "")
+        found = collect_cores(ask, carrier.tag, nodes.policies, seconds, job or "")
     if into_ is not None:
         _write(found, into_)
     trouble = bool(found.crashes or found.errors or found.notes)

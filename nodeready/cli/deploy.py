@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeready.cli.exits import Refused
-from nodeready.cli.options import common, format_option, option, show
-from nodeready.cli.start import Common, Nodes, hold, look, over_ssh, remember_failed
-from nodeready.deploy.document import Deploy, Node, deploy_code
-from nodeready.deploy.document import Outcome as Became
+from nodeready.cli.options import common, format_option, option
+from nodeready.cli.screen import Screen, show
+from nodeready.cli.start import Common, Nodes, converse, look, over_ssh, remember_failed
+from nodeready.deploy.document import Deploy, Node, Outcome, deploy_code
 from nodeready.reports.plan import show_plan
 from nodeready.reports.registry import Options, find, names
 from nodeready.reports.text import nodes as folded
@@ -23,8 +23,7 @@ from nodeready.text import counted, now
 from nodeready.transport.look import NOT_LOOKED_AT, PROBE_TIMEOUT_S, Look
 
 if TYPE_CHECKING:
-    from nodeready.cli.screen import Screen
-    from nodeready.deploy.plan import Outcome, Plan
+    from nodeready.deploy.plan import Plan, PlanRun
     from nodeready.subjects.context import Judged
 
 _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
@@ -105,20 +104,20 @@ class _Report:
 
 def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
     """The whole command. Returns the exit code."""
-    from nodeready.deploy import plan as execution
-    from nodeready.subjects import context as fleet
-    from nodeready.transport.ssh import completed
+    from nodeready.deploy.plan import run_of, run_plan
+    from nodeready.subjects.context import FleetContext, judged
+    from nodeready.transport.ssh import fleet_context
 
     screen = report.screen
     looks = look(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
-    context = fleet.FleetContext(nodes.policies)
+    context = FleetContext(nodes.policies)
     if not nodes.carrier.interrupted:
-        context = completed(nodes.carrier, nodes.policies, looks, nodes.all)
+        context = fleet_context(nodes.carrier, nodes.policies, looks, nodes.all)
     if nodes.carrier.interrupted:
         return _nothing_done(report, map(_seen, looks))
-    judged = {one.name: one for one in fleet.judged(looks, context)}
-    plans = _plans(judged, report.subjects)
-    planned = {name: _node(node, plans.get(name)) for name, node in judged.items()}
+    nodes_judged = {one.name: one for one in judged(looks, context)}
+    plans = _plans(nodes_judged, report.subjects)
+    planned = {name: _node(node, plans.get(name)) for name, node in nodes_judged.items()}
     plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
     if check:
         return report.tell(planned.values())
@@ -136,22 +135,20 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
             # A person has seen the plan, a program gets it.
             screen.say("nothing was changed")
             return replace(report, check=True).tell(planned.values(), silent=report.styled)
-    found = hold(
+    found = converse(
         nodes.carrier,
         screen,
         "changing",
-        lambda name: execution.changing(
-            judged[name], plans[name], nodes.carrier.run, report.subjects, PROBE_TIMEOUT_S
+        lambda name: run_plan(
+            nodes_judged[name], plans[name], nodes.carrier.run, report.subjects, PROBE_TIMEOUT_S
         ),
         plans,
         stopping=_STOPPING,
     )
-    outcomes = {
-        name: execution.of(judged[name], plans[name].refused, found[name]) for name in plans
-    }
+    runs = {name: run_of(nodes_judged[name], plans[name].refused, found[name]) for name in plans}
     done = [
-        _became(planned[name], outcomes[name]) if name in outcomes else planned[name]
-        for name in judged
+        _with_outcome(planned[name], runs[name]) if name in runs else planned[name]
+        for name in nodes_judged
     ]
     return (_partial if nodes.carrier.interrupted else _finish)(report, done)
 
@@ -185,13 +182,11 @@ def _node(node: Judged, plan: Plan | None) -> Node:
     return replace(made, error=error, unreachable=node.unreachable)
 
 
-def _became(node: Node, outcome: Outcome) -> Node:
-    """A node of the document, with what became of its plan."""
-    became = Became(
-        outcome.done, dict(outcome.failed), outcome.cut, outcome.left, outcome.complete
-    )
-    last = outcome.node
-    made = replace(node, outcome=became, error=last.error, unreachable=last.unreachable)
+def _with_outcome(node: Node, run: PlanRun) -> Node:
+    """A node of the document, with the outcome of its plan."""
+    outcome = Outcome(run.done, dict(run.failed), run.cut, run.left, run.complete)
+    last = run.node
+    made = replace(node, outcome=outcome, error=last.error, unreachable=last.unreachable)
     return made.judged(last.results)
 
 

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from nodeready.audit.run import combined
 from nodeready.cli.exits import exit_code
-from nodeready.cli.options import (
-    common,
-    format_option,
-    option,
-    output_file,
-    refuse_unwritable,
-    show,
-)
-from nodeready.cli.options import ports as read_ports
+from nodeready.cli.options import common, format_option, option, output_file, read_ports
+from nodeready.cli.screen import refuse_unwritable, show
 from nodeready.cli.start import Common, look, over_ssh
 from nodeready.policy import Policy
 from nodeready.ready.job_env import SUBJECTS, Environment, grouped, variables
@@ -26,9 +19,6 @@ from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import names
 from nodeready.text import now
 from nodeready.transport.look import Look
-
-if TYPE_CHECKING:
-    pass
 
 
 def _found(looks: list[Look], declared: Mapping[str, Policy], taken: str) -> Environment:

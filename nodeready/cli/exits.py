@@ -1,4 +1,4 @@
-"""The exit codes for the command line, and the error that means 2."""
+"""How a command ends: the exit codes, the error that means 2, and signals."""
 
 from __future__ import annotations
 
@@ -31,35 +31,33 @@ class Refused(click.ClickException):
     exit_code = USAGE
 
 
-# --- Ctrl-C and SIGTERM under gevent: always a KeyboardInterrupt in the command itself.
+# --- Ctrl-C and SIGTERM under gevent: always a KeyboardInterrupt in the command's own greenlet.
 #
-# SIGINT that was ignored when the command was started stays so: a shell that runs a script starts
-# what it leaves in the background like that, so that Ctrl-C ends the script alone. SIGTERM ends
-# it.
+# A SIGINT that was ignored at the start stays ignored: a shell starts a script's background jobs
+# like that, so that Ctrl-C ends the script alone. SIGTERM ends the command.
 #
-# Python runs a signal's handler wherever it happens to be: in the work on some node, or in
-# gevent's loop, which would print a traceback. The command's own greenlet is the one that must
-# hear of it.
+# Python runs a signal's handler in whatever greenlet runs: in the work on some node, or in the
+# loop of gevent, which would print a traceback.
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def hear() -> None:
+def interrupt_on_signals() -> None:
     """From here on, a signal interrupts the calling greenlet; a second one ends the process."""
     import gevent
     from gevent import hub
 
     command = gevent.getcurrent()
-    heard = [name for name in SIGNALS if signal.getsignal(name) is not signal.SIG_IGN]
+    handled = [name for name in SIGNALS if signal.getsignal(name) is not signal.SIG_IGN]
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        for name in heard:
+        for name in handled:
             signal.signal(name, _leave)
         if gevent.getcurrent() is command:
             raise KeyboardInterrupt
         hub.get_hub().loop.run_callback(command.throw, KeyboardInterrupt())
 
-    for name in heard:
+    for name in handled:
         signal.signal(name, interrupt)
 
 

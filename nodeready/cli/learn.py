@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from nodeready.audit.peers import learn as majority
-from nodeready.audit.peers import render
+from nodeready.audit.peers import majority, render
 from nodeready.cli.exits import Refused, exit_code
 from nodeready.cli.options import common, option, output_file
 from nodeready.cli.start import Common, look, over_ssh

@@ -1,7 +1,8 @@
-"""Options that several commands share; each shows its default and its variables in --help.
+"""Options that several commands share, the values that a person writes, and defaults from files.
 
-Every option has a variable of its command's, NODEREADY_COMMAND_OPTION, and most have a general
-one, NODEREADY_OPTION. The command's beats the general one.
+Each option shows its default and its variables in --help. Every option has a variable of its
+command's, NODEREADY_COMMAND_OPTION, and most have a general one, NODEREADY_OPTION. The command's
+beats the general one.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from nodeready.cli.exits import Refused
-from nodeready.files import write_atomically
 from nodeready.policy.fields import closest, port_range
-from nodeready.reports import registry
-from nodeready.reports.registry import PLAIN, Options
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -150,22 +152,6 @@ def since_option(what: str) -> Callable[[Command], Command]:
     )
 
 
-def past(since: str | None, read: Callable[[str, datetime], float]) -> float:
-    """``--since`` as moments.ago or moments.since reads it; 0 for None. Raises Refused."""
-    try:
-        return read(since, datetime.now().astimezone()) if since is not None else 0
-    except ValueError as error:
-        raise Refused(f"--since {since}: {error}") from None
-
-
-def ports(words: str) -> tuple[int, int]:
-    """``--ports FIRST-LAST``. Raises Refused."""
-    try:
-        return port_range(words)
-    except ValueError as error:
-        raise Refused(f"--ports {words}: {error}") from None
-
-
 def common(command: Command) -> Command:
     """The options of every command that talks to nodes."""
     for decorate in reversed(
@@ -199,61 +185,14 @@ def common(command: Command) -> Command:
     return command
 
 
-# --- Where a report goes: to the terminal, to a pipe, or to FILE of ``-o`` and of other options.
-
-if TYPE_CHECKING:
-    from nodeready.cli.screen import Screen
-
-
-def refuse_unwritable(output: str | None, name: str = "-o") -> None:
-    """Raises Refused for a file that cannot be written, before any node is looked at."""
-    if output is None:
-        return
-    path = Path(os.path.realpath(output))
-    if path.is_dir():
-        raise Refused(f"{name} {output}: is a directory")
-    if not path.parent.is_dir():
-        raise Refused(f"{name} {output}: no directory {path.parent}")
-    if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
-        raise Refused(f"{name} {output}: cannot write to {path.parent}")
-
-
-def show(
-    document: str,
-    form: str,
-    made: Any,
-    screen: Screen,
-    *,
-    output: str | None = None,
-    silent: bool = False,
-    options: Options = PLAIN,
-) -> None:
-    """A command's document in one of its formats, to FILE of ``-o`` or to standard output.
-
-    document: whose formats these are, as in `registry.FORMATS`
-    silent:   a person is told nothing (-q, and all is well); a file and a program still are
-    options:  beside those that the screen tells
-    Raises OSError when FILE cannot be written.
-    """
-    found = registry.find(document, form)
-    asked = replace(options, verbose=screen.verbose, width=PLAIN.width)
-    if output is not None:
-        write_atomically(Path(output), found.render(made, asked))
-    elif not found.styled:
-        for piece in found.render(made, asked):
-            click.echo(piece, nl=False)
-    elif not silent:
-        screen.show(found.lines(made, replace(asked, width=screen.width)))
-
-
-# --- Spans of time and moments, as a person writes them on a command line. Pure.
+# --- What a person writes for a span of time, a moment, or ports, and its value.
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 #: Longer ago than this nothing was written that anybody looks for.
 _MOST_S = 100 * 366 * 86400
 
 
-def seconds(words: str) -> int:
+def span(words: str) -> int:
     """``90``, ``90s``, ``10m``, ``2h``, ``3d``, ``1w``; in seconds.
 
     Raises ValueError with what it should be.
@@ -265,7 +204,7 @@ def seconds(words: str) -> int:
     return found
 
 
-def ago(words: str, now: datetime) -> float:
+def seconds_ago(words: str, now: datetime) -> float:
     """How many seconds before now a moment was: a span such as ``2h``, ``08:30`` of today,
     ``2026-03-01``, ``2026-03-01 08:30``, ``2026-03-01T08:30:00Z``; without a zone, of this
     machine's.
@@ -275,7 +214,7 @@ def ago(words: str, now: datetime) -> float:
     text = words.strip()
     try:
         if re.fullmatch(r"[0-9]+[smhdw]", text):
-            return seconds(text)
+            return span(text)
         if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?", text):
             text = f"{now.date().isoformat()} {text:0>5}"
         # Before Python 3.11, fromisoformat does not know the Z.
@@ -290,17 +229,28 @@ def ago(words: str, now: datetime) -> float:
     return now.timestamp() - found
 
 
-def since(words: str, now: datetime) -> float:
+def epoch_seconds(words: str, now: datetime) -> float:
     """The same moment in seconds since 1970. Raises ValueError with what it should be."""
-    return now.timestamp() - ago(words, now)
+    return now.timestamp() - seconds_ago(words, now)
 
 
-# --- Defaults from files: the user's wins over the system's, a flag or variable over both.
+def past(since: str | None, read: Callable[[str, datetime], float]) -> float:
+    """``--since`` as `seconds_ago` or `epoch_seconds` reads it; 0 for None. Raises Refused."""
+    try:
+        return read(since, datetime.now().astimezone()) if since is not None else 0
+    except ValueError as error:
+        raise Refused(f"--since {since}: {error}") from None
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+
+def read_ports(words: str) -> tuple[int, int]:
+    """``--ports FIRST-LAST``. Raises Refused."""
+    try:
+        return port_range(words)
+    except ValueError as error:
+        raise Refused(f"--ports {words}: {error}") from None
+
+
+# --- Defaults from files: the user's file wins over the system's, a flag or variable over both.
 
 SYSTEM = Path("/etc/nodeready/config.toml")
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.audit import run as auditing
 from nodeready.audit.document import Audit, Ready, ready_code, slots
+from nodeready.audit.run import looked_at
 from nodeready.cli.audit import document, say_partial
 from nodeready.cli.exits import Refused
-from nodeready.cli.options import common, option, refuse_unwritable, report, show
-from nodeready.cli.options import ports as read_ports
+from nodeready.cli.options import common, option, read_ports, report
+from nodeready.cli.screen import Screen, refuse_unwritable, show
 from nodeready.cli.start import Common, Nodes, over_ssh, password, remember_failed
 from nodeready.files import write_atomically
 from nodeready.inventory import hostfile
@@ -29,7 +29,6 @@ from nodeready.subjects.selection import Selection, SelectionError, select
 from nodeready.text import counted, now
 
 if TYPE_CHECKING:
-    from nodeready.cli.screen import Screen
     from nodeready.ready.run import Wanted
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
@@ -69,7 +68,7 @@ def _fleet(
     from nodeready.ready.run import Task, prove
 
     started, time_s = now(), budget_s - min(_RESERVE_S, budget_s / 4)
-    subjects = tuple(name for name in auditing.looked_at(selection) if name in LOOKED_AT)
+    subjects = tuple(name for name in looked_at(selection) if name in LOOKED_AT)
     deadline = time.monotonic() + time_s
     task = Task(nodes.carrier, nodes.policies, subjects, wanted, budget_s, deadline)
     left = {"look": set(nodes.policies), "proofs": set(nodes.policies)}

@@ -1,4 +1,7 @@
-"""What a person sees: results on standard output, everything else on standard error."""
+"""Where a command's output goes: results to standard output or a file, all else to standard error.
+
+rich is imported when something is shown: --help and completion show nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
+import click
 
+from nodeready.cli.exits import Refused
+from nodeready.files import write_atomically
 from nodeready.inventory.nodeset import fold
+from nodeready.reports import registry
+from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import Line
 from nodeready.text import sanitise
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 #: Seconds between two plain progress lines where there is no terminal (with -v).
 PLAIN_EVERY_S = 5.0
@@ -24,13 +35,23 @@ UNLIMITED = 100_000
 
 
 def _console(stream: TextIO, color: str) -> Console:
+    from rich.console import Console
+
+    class PatientConsole(Console):
+        """A console whose reader may go away (`| head -1`): the work on the nodes goes on."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self.file.fileno())
+
     terminal = stream.isatty()
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     forced = color == "always" or (
         color == "auto" and os.environ.get("CLICOLOR_FORCE", "0") != "0" and not plain
     )
     colored = forced or (color == "auto" and terminal and not plain)
-    return _Console(
+    return PatientConsole(
         file=stream,
         force_terminal=terminal,
         color_system="standard" if colored else None,
@@ -43,17 +64,10 @@ def _console(stream: TextIO, color: str) -> Console:
     )
 
 
-class _Console(Console):
-    """A console whose reader may go away (`| head -1`): the work on the nodes goes on."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), self.file.fileno())
-
-
 def _text(line: Line) -> Text:
     """A report's line with its styles; its text is no markup."""
+    from rich.text import Text
+
     return Text.assemble(*line.parts)
 
 
@@ -75,6 +89,8 @@ class Screen:
 
     def show(self, lines: Iterable[Line]) -> None:
         """Results, to standard output. On a terminal, a long line goes on below its own text."""
+        from rich.text import Text
+
         for line in map(_text, lines):
             plain = line.plain
             if not sys.stdout.isatty() or line.cell_len <= self.width:
@@ -93,6 +109,8 @@ class Screen:
 
     def say(self, text: str, style: str = "") -> None:
         """One line beside the results, to standard error."""
+        from rich.text import Text
+
         self.err.print(Text(f"nodeready: {sanitise(text)}", style=style), soft_wrap=True)
 
     def note(self, text: str) -> None:
@@ -122,6 +140,14 @@ class Screen:
                 waiting.over.set()
                 telling.join()
         else:
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+            )
+
             with Progress(
                 TextColumn(f"{what:<8}"),
                 BarColumn(bar_width=24),
@@ -154,3 +180,44 @@ class Waiting:
     def __call__(self, name: str) -> None:
         self.left.discard(name)
         self.update()
+
+
+def refuse_unwritable(output: str | None, name: str = "-o") -> None:
+    """Raises Refused for a file that cannot be written, before any node is looked at."""
+    if output is None:
+        return
+    path = Path(os.path.realpath(output))
+    if path.is_dir():
+        raise Refused(f"{name} {output}: is a directory")
+    if not path.parent.is_dir():
+        raise Refused(f"{name} {output}: no directory {path.parent}")
+    if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
+        raise Refused(f"{name} {output}: cannot write to {path.parent}")
+
+
+def show(
+    document: str,
+    form: str,
+    made: Any,
+    screen: Screen,
+    *,
+    output: str | None = None,
+    silent: bool = False,
+    options: Options = PLAIN,
+) -> None:
+    """A command's document in one of its formats, to FILE of ``-o`` or to standard output.
+
+    document: whose formats these are, as in `registry.FORMATS`
+    silent:   a person is told nothing (-q, and all is well); a file and a program still are
+    options:  beside those that the screen tells
+    Raises OSError when FILE cannot be written.
+    """
+    found = registry.find(document, form)
+    asked = replace(options, verbose=screen.verbose, width=PLAIN.width)
+    if output is not None:
+        write_atomically(Path(output), found.render(made, asked))
+    elif not found.styled:
+        for piece in found.render(made, asked):
+            click.echo(piece, nl=False)
+    elif not silent:
+        screen.show(found.lines(made, replace(asked, width=screen.width)))

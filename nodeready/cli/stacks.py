@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from nodeready.cli.exits import Refused
-from nodeready.cli.options import common, format_option, option, output_directory, show
-from nodeready.cli.start import Common, asking, over_ssh, this_machine
+from nodeready.cli.options import common, format_option, option, output_directory
+from nodeready.cli.screen import Screen, show
+from nodeready.cli.start import Common, ask_with_progress, over_ssh, this_machine
 from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
 from nodeready.reports.text import nodes
 from nodeready.text import now
 from nodeready.transport.base import Carrier
-from nodeready.triage.stacks import archive
-from nodeready.triage.stacks import group as grouping
+from nodeready.triage.stacks import archive, group
 from nodeready.triage.stacks.collect import (
     Captured,
     SearchError,
@@ -29,9 +29,6 @@ from nodeready.triage.stacks.collect import (
 )
 from nodeready.triage.stacks.document import Stacks, stacks_code
 from nodeready.triage.stacks.trace import TraceError
-
-if TYPE_CHECKING:
-    from nodeready.cli.screen import Screen
 
 
 def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -> None:
@@ -45,8 +42,8 @@ def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -
 def _grouped(found: Captured, all_threads: bool, started: str, directory: Path | None) -> Stacks:
     each = found.traces()
     if directory is not None:
-        each = archive.kept(directory, each)
-    return grouping.group(
+        each = archive.keep_traces(directory, each)
+    return group.group(
         each,
         found.errors,
         all_threads=all_threads,
@@ -67,7 +64,7 @@ def _captured(
 ) -> tuple[Stacks, int]:
     """Both rounds, the document, and the exit code."""
     started = now()
-    ask = asking(carrier, screen)
+    ask = ask_with_progress(carrier, screen)
     found = capture(ask, carrier.nodes, config)
     native = native and found.complete
     stacks = _grouped(found, all_threads, started, None if native else directory)
@@ -92,8 +89,8 @@ def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stack
     try:
         each, errors = archive.read(Path(source))
         if directory is not None:
-            each = archive.kept(directory, each)
-        stacks = grouping.group(each, errors, all_threads=all_threads)
+            each = archive.keep_traces(directory, each)
+        stacks = group.group(each, errors, all_threads=all_threads)
     except TraceError as problem:
         raise Refused(f"--from {problem}") from None
     if not stacks.processes and not stacks.errors:
@@ -108,7 +105,7 @@ def _own_directory(output: str | None) -> Path | None:
     directory = Path(output)
     try:
         archive.prepare(directory)
-    except archive.Foreign as problem:
+    except archive.ForeignDirectory as problem:
         raise Refused(f"-o {problem}") from None
     except OSError as problem:
         raise Refused(f"-o {output}: {problem.strerror}") from None
@@ -123,11 +120,11 @@ def _carrier(
     if inventory is not None:
         carrier = over_ssh(inventory, options).carrier
     elif via == "srun":
-        from nodeready.cli.exits import hear
+        from nodeready.cli.exits import interrupt_on_signals
         from nodeready.transport.srun import Srun, SrunError
         from nodeready.transport.srun import job as running_job
 
-        hear()
+        interrupt_on_signals()
         try:
             found = running_job(config.job)
         except SrunError as problem:

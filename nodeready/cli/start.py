@@ -17,23 +17,22 @@ from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
 from nodeready.text import counted
-from nodeready.transport import look as looks
 from nodeready.transport.base import (
     SUDO,
     Answer,
     Asks,
     Carrier,
+    Conversation,
     Failure,
     Found,
     Key,
     Request,
-    Talk,
     collect,
     node_of,
     once,
 )
 from nodeready.transport.local import Local
-from nodeready.transport.look import PROBE_TIMEOUT_S, Look
+from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
@@ -149,10 +148,10 @@ def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxy
     # pyinfra takes longer to load than anybody waits for --help.
     from pyinfra.api import Config
 
-    from nodeready.cli.exits import hear
+    from nodeready.cli.exits import interrupt_on_signals
     from nodeready.transport.ssh import Fleet
 
-    hear()
+    interrupt_on_signals()
     loaded, hosts, wanted = declared(words, common, given)
     config = Config()
     if common.sudo:
@@ -162,18 +161,18 @@ def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxy
 
 def this_machine(policy: Policy, *, sudo: bool = False) -> Nodes:
     """This machine, without any connection. sudo: what is asked runs as root"""
-    from nodeready.cli.exits import hear
+    from nodeready.cli.exits import interrupt_on_signals
 
-    hear()
+    interrupt_on_signals()
     carrier = Local(sudo=sudo)
     return Nodes(carrier, dict.fromkeys(carrier.nodes, policy))
 
 
-def hold(
+def converse(
     carrier: Carrier,
     screen: Screen,
     what: str,
-    talk: Callable[[str], Talk[Found]],
+    conversation: Callable[[str], Conversation[Found]],
     names: Iterable[str] | None = None,
     *,
     stopping: str = "",
@@ -190,38 +189,40 @@ def hold(
     def each(chosen: list[str]) -> None:
         with screen.progress(what, chosen) as done:
 
-            def heard(key: Key, _: Found | Failure) -> None:
+            def on_found(key: Key, _: Found | Failure) -> None:
                 nonlocal told
                 if carrier.interrupted and stopping and not told:
                     told = True
                     screen.say(stopping)
                 done(node_of(key))
 
-            talks: dict[Key, Talk[Found]] = {name: talk(name) for name in chosen}
-            for key, value in collect(carrier, talks, heard).items():
+            conversations: dict[Key, Conversation[Found]] = {
+                name: conversation(name) for name in chosen
+            }
+            for key, value in collect(carrier, conversations, on_found).items():
                 found[node_of(key)] = value
 
     each(list(carrier.nodes if names is None else names))
-    asking = [name for name, value in found.items() if getattr(value, "kind", "") == SUDO]
-    if asking and not carrier.interrupted and password(carrier, asking):
-        each(asking)
+    refused = [name for name, value in found.items() if getattr(value, "kind", "") == SUDO]
+    if refused and not carrier.interrupted and password(carrier, refused):
+        each(refused)
     return found
 
 
-def password(carrier: Carrier, asking: list[str]) -> bool:
+def password(carrier: Carrier, names: list[str]) -> bool:
     """Ask for sudo's password for these nodes, when somebody is there to answer."""
     if not sys.stdin.isatty():
         return False
-    words = f"sudo password ({counted(len(asking), 'node')}): "
-    carrier.use_password(getpass.getpass(words), asking)
+    words = f"sudo password ({counted(len(names), 'node')}): "
+    carrier.use_password(getpass.getpass(words), names)
     return True
 
 
-def asking(carrier: Carrier, screen: Screen) -> Asks:
-    """What asks each node one question."""
+def ask_with_progress(carrier: Carrier, screen: Screen) -> Asks:
+    """The function that asks each node one question, with progress and sudo's password."""
 
     def ask(what: str, asked: Mapping[str, Request]) -> Mapping[str, Answer]:
-        return hold(carrier, screen, what, lambda name: once(asked[name]), asked)
+        return converse(carrier, screen, what, lambda name: once(asked[name]), asked)
 
     return ask
 
@@ -233,18 +234,18 @@ def look(
     limit_s: int = PROBE_TIMEOUT_S,
     stopping: str = "",
 ) -> list[Look]:
-    """What every node shows, as far as it could be looked at.
+    """The look at every node.
 
     subjects: what to look at; None: all
     limit_s:  seconds for the look at one node
-    stopping: as for `hold`
+    stopping: as for `converse`
     """
     chosen = None if subjects is None else tuple(subjects)
-    found = hold(
+    found = converse(
         nodes.carrier,
         screen,
         "looking",
-        lambda name: looks.look(name, nodes.policies[name], chosen, limit_s),
+        lambda name: look_at(name, nodes.policies[name], chosen, limit_s),
         stopping=stopping,
     )
-    return [looks.of(name, value) for name, value in found.items()]
+    return [Look.of(name, value) for name, value in found.items()]

@@ -9,25 +9,17 @@ from typing import Any
 
 import click
 
-from nodeready.cli import options as moments
 from nodeready.cli.exits import Refused, exit_code
-from nodeready.cli.options import (
-    common,
-    option,
-    past,
-    refuse_unwritable,
-    report,
-    show,
-    since_option,
-)
-from nodeready.cli.start import Common, Nodes, hold, over_ssh, remember_failed, this_machine
+from nodeready.cli.options import common, epoch_seconds, option, past, report, since_option, span
+from nodeready.cli.screen import refuse_unwritable, show
+from nodeready.cli.start import Common, Nodes, converse, over_ssh, remember_failed, this_machine
 from nodeready.node.logs.tail import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import names
 from nodeready.reports.text import nodes as folded
 from nodeready.text import now
-from nodeready.transport.base import Talk
-from nodeready.triage.logs.collect import Fetched, fetching, of
+from nodeready.transport.base import Conversation
+from nodeready.triage.logs.collect import Fetched, fetch_tail, fetched
 from nodeready.triage.logs.document import Grouping, Tail
 
 #: Characters of a path on Linux (PATH_MAX).
@@ -53,7 +45,7 @@ def _grep(words: str | None) -> str:
 
 def _newer(words: str | None) -> int:
     try:
-        return moments.seconds(words) if words is not None else 0
+        return span(words) if words is not None else 0
     except ValueError as error:
         raise Refused(f"--newer {words}: {error}") from None
 
@@ -63,14 +55,16 @@ def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
     grouping, started, screen = Grouping(), now(), options.screen()
     carrier = nodes.carrier
 
-    def reading(name: str) -> Talk[Fetched]:
-        found = yield from fetching(name, config, carrier.tag)
+    def reading(name: str) -> Conversation[Fetched]:
+        found = yield from fetch_tail(name, config, carrier.tag)
         if found.tail is not None:
             # Grouped as they come: equal lines of many nodes are kept once.
             grouping.add(name, found.tail)
         return replace(found, tail=None)
 
-    found = {name: of(one) for name, one in hold(carrier, screen, "reading", reading).items()}
+    found = {
+        name: fetched(one) for name, one in converse(carrier, screen, "reading", reading).items()
+    }
     if carrier.interrupted:
         left = [name for name, one in found.items() if one.kind]
         screen.say(f"interrupted: the results are partial; not {folded(left)}")
@@ -163,7 +157,7 @@ def tail(
         raise Refused("--limit: --local is about this machine alone")
     config = Config(
         *("", "", _pattern(words[-1]), lines, _grep(grep), _newer(newer)),
-        since_s=past(since, moments.since),
+        since_s=past(since, epoch_seconds),
         max_files=max_files,
     )
     refuse_unwritable(output)

@@ -1,1 +1,4 @@
-"""CHANGE: what a deploy would do to each node, what it did, and what is left for a person."""
+"""CHANGE: plan what a node's failing checks ask for, do exactly that, and look again.
+
+It has no opinion of its own about a node, and never restarts or reboots beyond the policy.
+"""

@@ -1,4 +1,4 @@
-"""What an operation does to a node, as plain data: it can be shown, compared and run.
+"""The actions of an operation on a node, as plain data: they can be shown, compared and run.
 
 Every action renders itself to one line of shell that calls our library (nodeready/sh/change.sh)
 and describes itself for the plan. File writes carry the old content, for the diff and so that a
@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from nodeready import shell
 from nodeready.text import sanitise
-from nodeready.transport.base import Request, who
+from nodeready.transport.base import Request, lock_holder
 
 
 class PlanError(Exception):
@@ -176,10 +176,10 @@ class Change:
     touches: tuple[str, ...] = field(default=())
     timeout_s: int = 60
 
-    def script(self, run: str, who: str, wait_s: int) -> str:
+    def script(self, run: str, holder: str, wait_s: int) -> str:
         """The shell text: lock the node, then act; the first failure ends it."""
         lib = shell.library("change")
-        lock = shell.join(["nr_lock", run, who, str(wait_s)])
+        lock = shell.join(["nr_lock", run, holder, str(wait_s)])
         body = "\n".join(action.sh() for action in self.actions)
         if any(isinstance(action, WriteFile) and action.user for action in self.actions):
             # The library once more, as text, for the shell that runs as the user.
@@ -187,11 +187,11 @@ class Change:
         return f"{lib}{lock}\n{body}\n"
 
     def request(self, node: str, run: str, wait_s: int) -> Request:
-        """What makes this change on a node.
+        """The request that makes this change on a node.
 
-        run: the word for this run in the node's lock; wait_s: seconds that it is waited for
+        run: the word for this run in the node's lock; wait_s: seconds to wait for the lock
         """
-        script = self.script(run, who(), wait_s)
+        script = self.script(run, lock_holder(), wait_s)
         return Request(node, script, self.timeout_s + wait_s, self.stdin() or None)
 
     def stdin(self) -> str:

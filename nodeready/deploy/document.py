@@ -1,4 +1,4 @@
-"""The document of a deploy: per node the plan, what became of it, what is left for a person."""
+"""The document of a deploy: per node its plan, the outcome, and what is left for a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What a deploy would do: per node the changes that its failing checks ask for. Pure."""
+"""A deploy: the changes that each node's failing checks ask for, and the run of them.
+
+`plan` is pure. `run_plan` is the conversation with one node: change it, look again, until all is
+done.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ from nodeready.transport.base import (
     OVER,
     UNREACHED,
     Answer,
+    Conversation,
     Failure,
     Request,
-    Talk,
 )
-from nodeready.transport.look import PROBE_TIMEOUT_S, look
+from nodeready.transport.look import PROBE_TIMEOUT_S, look_at
 
 
 @dataclass(frozen=True)
@@ -62,18 +66,18 @@ def plan(
     return Plan(tuple(changes), refused)
 
 
-# --- Run the planned changes on the nodes, each node on its own, and look again until all is done.
+# --- The run of a plan on one node.
 
 #: A change can bring the next one to light (a package that brings a configuration file, apport
 #: that resets core_pattern when it stops). What is not done after this many looks is reported.
 MAX_PASSES = 3
-#: What nr_lock says (sh/change.sh).
+#: The words of nr_lock (sh/change.sh).
 NOT_ROOT = "not root: run with sudo"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a deploy did to one node.
+class PlanRun:
+    """The run of a plan on one node.
 
     node:     as it was seen last
     done:     steps that ran well, in order
@@ -81,7 +85,7 @@ class Outcome:
     cut:      the step during which the connection was lost or the run was interrupted, or "";
               what it was doing to a file is done whole or not at all
     left:     fixable results that are still there after the last look
-    complete: it came to its end, whatever that is
+    complete: the conversation came to its own end
     """
 
     node: Judged
@@ -92,14 +96,14 @@ class Outcome:
     complete: bool = False
 
 
-def changing(
+def run_plan(
     node: Judged,
     first: Plan,
     run: str,
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
-) -> Talk[Outcome]:
-    """The conversation that makes a node as its policy wants it.
+) -> Conversation[PlanRun]:
+    """The conversation that changes a node until its policy's checks pass.
 
     A step that fails does not stop the others.
 
@@ -108,7 +112,7 @@ def changing(
     limit_s:  seconds for a look
     """
     chosen = None if subjects is None else frozenset(subjects)
-    made, todo = Outcome(node, failed=dict(first.refused)), first
+    made, todo = PlanRun(node, failed=dict(first.refused)), first
     for _ in range(MAX_PASSES):
         made = replace(made, failed={**made.failed, **todo.refused})
         made, touched, goes_on = yield from _changes(made, todo, run)
@@ -116,7 +120,7 @@ def changing(
             return made
         if not touched:
             break
-        seen = yield from look(node.name, node.policy, touched, limit_s)
+        seen = yield from look_at(node.name, node.policy, touched, limit_s)
         if seen.kind == INTERRUPTED:
             return made
         if seen.snapshot is None or seen.error:
@@ -131,9 +135,9 @@ def changing(
 
 
 def _changes(
-    made: Outcome, todo: Plan, run: str
-) -> Generator[Request, Answer, tuple[Outcome, set[str], bool]]:
-    """Make these changes. What came of them, what they touched, and whether to go on."""
+    made: PlanRun, todo: Plan, run: str
+) -> Generator[Request, Answer, tuple[PlanRun, set[str], bool]]:
+    """Make these changes: the outcome so far, the subjects touched, and whether to go on."""
     touched: set[str] = set()
     node = made.node
     for change in todo.changes:
@@ -162,7 +166,7 @@ def _changes(
 
 
 def _again(node: Judged, newer: Snapshot) -> Judged:
-    """The node with what was looked at again, judged again."""
+    """The node with the newer snapshot merged in, judged again."""
     seen = node.snapshot.merged(newer) if node.snapshot else newer
     return replace(node, snapshot=seen, results=tuple(judge(seen, node.policy)))
 
@@ -171,13 +175,13 @@ def _chosen(result: Result, subjects: frozenset[str] | None) -> bool:
     return subjects is None or result.check.partition(".")[0] in subjects
 
 
-def of(node: Judged, refused: dict[str, str], found: Outcome | Failure) -> Outcome:
-    """What a conversation with this node came to, even when it was none.
+def run_of(node: Judged, refused: dict[str, str], found: PlanRun | Failure) -> PlanRun:
+    """The run that a conversation with this node came to; a failed conversation has one, too.
 
     refused: the steps that could not be planned
     """
-    if isinstance(found, Outcome):
+    if isinstance(found, PlanRun):
         return found
     if found.kind != INTERRUPTED:
         node = replace(node, error=found.error, unreachable=found.kind in UNREACHED)
-    return Outcome(node, failed=refused)
+    return PlanRun(node, failed=refused)

@@ -1,8 +1,8 @@
 """The snapshots of a pyinfra run: one round trip per node, shared by all its operations.
 
 For `pyinfra INVENTORY deploy.py`, where pyinfra connects and runs, and calls each operation per
-host, in prepare and again in execute. The first call gathers all nodes in parallel; an operation
-that changed something makes only what it touched stale.
+host, in prepare and again in execute. The first call looks at all nodes in parallel; an
+operation that changed something makes only the subjects that it touched stale.
 """
 
 from __future__ import annotations
@@ -29,59 +29,60 @@ from nodeready.subjects.registry import CHANGED, LOOKED_AT
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.wire import plain
-from nodeready.transport.base import Key, Talk, collect
-from nodeready.transport.look import Look, of, question
-from nodeready.transport.look import look as looking
-from nodeready.transport.ssh import Connected, completed
+from nodeready.transport.base import Conversation, Key, collect
+from nodeready.transport.look import Look, look_at, question
+from nodeready.transport.ssh import Connected, fleet_context
 
 
 @dataclass
 class _Run:
     """One pyinfra run.
 
-    context: what all nodes together told; None: they were not looked at yet
-    shown:   what each node showed when it was looked at last, and its results
-    stale:   node -> the subjects that were changed since then
+    context:      what all nodes together told; None: they were not looked at yet
+    seen_by_node: the latest snapshot of each node, and its results
+    stale:        node -> the subjects that were changed since then
     """
 
     carrier: Connected
     declared: dict[str, Policy]
     context: FleetContext | None = None
-    shown: dict[str, tuple[Snapshot, tuple[Result, ...]]] = field(default_factory=dict)
+    seen_by_node: dict[str, tuple[Snapshot, tuple[Result, ...]]] = field(default_factory=dict)
     stale: dict[str, set[str]] = field(default_factory=dict)
-    # pyinfra loads a deploy file for all nodes at once: the first gathers, the others wait.
-    gathering: BoundedSemaphore = field(default_factory=BoundedSemaphore)
+    # pyinfra loads a deploy file for all nodes at once: the first one looks, the others wait.
+    lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
-    def gather(self, state: State) -> FleetContext:
+    def look_at_all(self, state: State) -> FleetContext:
         """Look at all nodes, in parallel."""
         hosts = list(state.inventory.get_active_hosts())
         self.carrier = Connected(hosts, self.carrier.run)
         names = [str(host.name) for host in hosts]
-        talks: dict[Key, Talk[Look]] = {
-            name: looking(name, self.declared[name], CHANGED) for name in names
+        conversations: dict[Key, Conversation[Look]] = {
+            name: look_at(name, self.declared[name], CHANGED) for name in names
         }
-        found = collect(self.carrier, talks)
-        looks = [of(name, found[name]) for name in names]
-        context = completed(self.carrier, self.declared, looks, state.inventory)
+        found = collect(self.carrier, conversations)
+        looks = [Look.of(name, found[name]) for name in names]
+        context = fleet_context(self.carrier, self.declared, looks, state.inventory)
         for name, one in zip(names, looks, strict=True):
             # A node that could not be looked at shows nothing, and says why.
             asked = question(name, self.declared[name], CHANGED)
-            self._keep(context, name, one.snapshot or asked.nothing(one.error))
+            self._judge_and_keep(context, name, one.snapshot or asked.nothing(one.error))
         self.context = context
         return context
 
-    def _keep(self, context: FleetContext, name: str, seen: Snapshot) -> None:
-        self.shown[name] = (seen, tuple(judge(seen, context.policies[name])))
+    def _judge_and_keep(self, context: FleetContext, name: str, seen: Snapshot) -> None:
+        self.seen_by_node[name] = (seen, tuple(judge(seen, context.policies[name])))
 
-    def again(self, context: FleetContext, name: str, stale: Iterable[str]) -> None:
+    def look_again(self, context: FleetContext, name: str, stale: Iterable[str]) -> None:
         """Look once more at what became stale on a node."""
         asked = question(name, context.policies[name], stale)
         for _, answer in self.carrier.ask([asked.request]):
-            self._keep(context, name, self.shown[name][0].merged(asked.read(answer)))
+            self._judge_and_keep(
+                context, name, self.seen_by_node[name][0].merged(asked.read(answer))
+            )
 
 
-# pyinfra calls an operation with nothing but its host, whose State is the run: this is the only
-# place where what one call found can wait for the next. It goes with the State.
+# pyinfra calls an operation with nothing but its host, whose State stands for the run: only here
+# can the run's snapshots wait for the next operation. They go with the State.
 _runs: WeakKeyDictionary[State, _Run] = WeakKeyDictionary()
 
 
@@ -95,20 +96,20 @@ def _run(host: Host) -> tuple[_Run, FleetContext]:
             raise PyinfraError(str(error)) from None
         _runs[state] = _Run(Connected([], secrets.token_hex(6)), declared)
     run = _runs[state]
-    with run.gathering:
-        return run, run.context or run.gather(state)
+    with run.lock:
+        return run, run.context or run.look_at_all(state)
 
 
 def observed(host: Host) -> tuple[Snapshot, Policy, tuple[Result, ...]]:
-    """What the node shows, its policy, completed by what the others showed, and its results.
+    """A node's snapshot, its policy (completed by what the other nodes showed), and its results.
 
-    What became stale is looked at again.
+    Subjects that became stale are looked at again.
     """
     run, context = _run(host)
     stale = run.stale.pop(host.name, None)
     if stale:
-        run.again(context, host.name, stale)
-    seen, results = run.shown[host.name]
+        run.look_again(context, host.name, stale)
+    seen, results = run.seen_by_node[host.name]
     return seen, context.policies[host.name], results
 
 
@@ -128,7 +129,7 @@ def refuse(reason: str) -> StringCommand:
 
 
 def forget(host: Host, touched: Iterable[str]) -> None:
-    """Something of ours changed these subjects on the node: look again before the next use."""
+    """An operation changed these subjects on the node: look at them again before the next use."""
     run, _ = _run(host)
     run.stale.setdefault(host.name, set()).update(touched)
 

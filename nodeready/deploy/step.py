@@ -1,4 +1,4 @@
-"""What an operation is here: it asks the checks, and says what to do when one of them fails.
+"""A step: an operation that asks its checks, and yields actions when one of them fails.
 
 A step is written as a generator of actions. ``@step`` turns it into a pyinfra operation (for
 ``pyinfra INVENTORY deploy.py``) that also has ``plan`` (for ``nodeready deploy``). Both decide in
@@ -14,7 +14,7 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
-from nodeready.deploy import pyinfra as live
+from nodeready.deploy import pyinfra
 from nodeready.deploy.actions import Action, Change, PlanError, RemoveFile, WriteFile
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
@@ -50,13 +50,13 @@ class Step:
 
     @property
     def does(self) -> str:
-        """What it does, in one sentence."""
+        """What the step does, in one sentence."""
         return (self.act.__doc__ or "").split("\n")[0]
 
     def plan(
         self, seen: Snapshot, want: Policy, results: Iterable[Result] | None = None
     ) -> Change | None:
-        """What this step would do to a node that looks like ``seen``; None: nothing.
+        """The change that this step would make to a node that shows ``seen``; None: none.
 
         results: of judging ``seen`` by ``want``; None: they are made here
 
@@ -93,21 +93,21 @@ def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], St
         made = Step(name, fixes, act, (subject, *touches), timeout_s)
 
         def run() -> Generator[StringCommand, None, None]:
-            seen, want, results = live.observed(host)
+            seen, want, results = pyinfra.observed(host)
             subject = seen[made.subject]
             if isinstance(subject, Unknown):
-                yield live.refuse(f"{made.subject} could not be observed: {subject.reason}")
+                yield pyinfra.refuse(f"{made.subject} could not be observed: {subject.reason}")
                 return
             try:
                 change = made.plan(seen, want, results)
             except PlanError as error:
-                yield live.refuse(f"{name}: {error}")
+                yield pyinfra.refuse(f"{name}: {error}")
                 return
             if change is None:
                 host.noop(f"{name} is as the policy wants it")
                 return
-            yield live.command(host, change)
-            live.forget(host, change.touches)
+            yield pyinfra.command(host, change)
+            pyinfra.forget(host, change.touches)
 
         run.__name__, run.__module__, run.__doc__ = act.__name__, act.__module__, act.__doc__
         object.__setattr__(made, "operation", operation()(run))
@@ -129,7 +129,7 @@ def name_after(default: str, other: str) -> str:
     return name
 
 
-# --- Files of ours, from their templates.
+# --- Actions that several steps share: files of ours, from their templates.
 
 
 def own_file(
@@ -140,10 +140,10 @@ def own_file(
     validator: tuple[str, ...] = (),
     instead_of: Callable[[str], bool] = lambda path: False,
 ) -> Iterator[Action]:
-    """Write a file that we own outright, when it is not so already.
+    """Write a file that we own outright, unless it has this content already.
 
-    instead_of: tells which other files of ours this one replaces: they go, after it is there, so
-                that a connection that dies in between leaves the setting in place
+    instead_of: tells which other files of ours this file replaces: they are removed after it is
+                written, so that a connection that dies in between leaves the setting in place
     """
     old = seen.files.get(path)
     if old != content:

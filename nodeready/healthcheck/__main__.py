@@ -1,6 +1,6 @@
 """The start on the node: a Python that is too old gets a line that says so.
 
-This file alone has to be understood by Python 2.7 and 3.6 too.
+Python 2.7 and 3.6 must be able to read this file, and no other.
 """
 # ruff: noqa: UP031, UP036
 

@@ -1,4 +1,7 @@
-"""`audit` on the node: what differs from the policy here. Writes nothing to the node."""
+"""`audit` and `ready` on the node: what differs from the policy here, and go or no-go for a job.
+
+Neither changes the node. A file is written for `--output` alone.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +16,18 @@ from nodeready.policy.fields import port_range
 from nodeready.policy.load import PolicyError, check_settings
 from nodeready.reports.registry import Options, find, names
 
-# --- A report of this machine, written where it is wanted.
-
 if TYPE_CHECKING:
     from nodeready.audit.document import Audit, Ready
 
-#: The forms of an audit, and those of a go or no-go.
+#: The formats of an audit, and those of a go or no-go.
 AUDIT, READY = names("audit", on_node=True), names("ready", on_node=True)
 
 
-def of_audit(audit: Audit, form: str, verbose: int = 0) -> Iterator[str]:
-    """The report in pieces, the same as from outside."""
-    return find("audit", form).render(audit, Options(verbose))
-
-
-def of_ready(ready: Ready, form: str, verbose: int = 0) -> Iterator[str]:
-    """The same for a go or no-go."""
-    return find("ready", form).render(ready, Options(verbose))
-
-
-def write(pieces: Iterable[str], output: str | None) -> None:
-    """To a file, whole or not at all, or to standard output. Raises OSError."""
-    if output is None:
-        sys.stdout.writelines(pieces)
-        return
-    from pathlib import Path
-
-    from nodeready.files import write_atomically
-
-    write_atomically(Path(output), pieces)
+# --- `audit`: what differs from the policy on this node.
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """The options of the command."""
+    """The options of `audit`."""
     from nodeready.healthcheck.here import LIMIT_S
 
     parser.add_argument("--format", choices=AUDIT, default="table")
@@ -63,7 +45,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(policy: Policy, given: Namespace) -> int:
-    """The command. Returns the exit code. Raises PolicyError for a selection of nothing, too."""
+    """`audit`. Returns the exit code. Raises PolicyError for a selection without a check."""
     from nodeready.audit.document import audit_code
     from nodeready.healthcheck import here
     from nodeready.subjects.selection import SelectionError, select
@@ -83,11 +65,11 @@ def run(policy: Policy, given: Namespace) -> int:
     return code
 
 
-# --- `ready` on the node: go or no-go, proven by acting, within a budget.
+# --- `ready`: go or no-go, proven by acting, within a budget.
 
 
 def ready_arguments(parser: ArgumentParser) -> None:
-    """The options of the command."""
+    """The options of `ready`."""
     parser.add_argument("--user", metavar="NAME", help="prove it as this user: whose job will run")
     parser.add_argument("--ports", metavar="FIRST-LAST", help="the ports on which the job meets")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that there must be")
@@ -102,7 +84,7 @@ def ready_arguments(parser: ArgumentParser) -> None:
 
 
 def _changed(policy: Policy, given: Namespace) -> Policy:
-    """The policy with what the options say. Raises PolicyError."""
+    """The policy, changed by the options. Raises PolicyError for a value that is none."""
     said: dict[str, tuple[str, Any]] = {}
     if given.ports is not None:
         try:
@@ -119,7 +101,7 @@ def _changed(policy: Policy, given: Namespace) -> Policy:
 
 
 def run_ready(policy: Policy, given: Namespace) -> int:
-    """The command. Returns the exit code."""
+    """`ready`. Returns the exit code. Raises PolicyError for an option that is wrong."""
     from nodeready.audit.document import ready_code
     from nodeready.healthcheck import here
     from nodeready.subjects.selection import select
@@ -131,3 +113,28 @@ def run_ready(policy: Policy, given: Namespace) -> int:
     if code or not given.quiet or given.output or given.format != "table":
         write(of_ready(found, given.format, given.verbose), given.output)
     return code
+
+
+# --- The report: the same formats as on the control machine.
+
+
+def of_audit(audit: Audit, form: str, verbose: int = 0) -> Iterator[str]:
+    """The report of an audit in this format, in pieces."""
+    return find("audit", form).render(audit, Options(verbose))
+
+
+def of_ready(ready: Ready, form: str, verbose: int = 0) -> Iterator[str]:
+    """The report of a go or no-go in this format, in pieces."""
+    return find("ready", form).render(ready, Options(verbose))
+
+
+def write(pieces: Iterable[str], output: str | None) -> None:
+    """Write a report to a file, whole or not at all, or to standard output. Raises OSError."""
+    if output is None:
+        sys.stdout.writelines(pieces)
+        return
+    from pathlib import Path
+
+    from nodeready.files import write_atomically
+
+    write_atomically(Path(output), pieces)

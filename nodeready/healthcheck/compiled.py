@@ -1,7 +1,7 @@
-"""The program with its modules compiled for the Python that runs this: it starts in half the time.
+"""The program with its modules compiled for the Python that runs here: it starts in half the time.
 
-What is made is the same zip with the code beside each source, as Python's import looks for it. A
-Python for which it was not compiled takes the sources in it: slower, and otherwise the same.
+The compiled program is the same zip with the code beside each source, where Python's import looks
+for it. Another Python takes the sources from the same zip: slower, and otherwise the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import zipfile
 from importlib.util import MAGIC_NUMBER, source_hash
 
-#: PEP 552: named by a hash of its source, which import need not compare.
+#: PEP 552, an unchecked hash-based .pyc: import does not compare the source with its hash.
 _UNCHECKED_HASH = (1).to_bytes(4, "little")
 
 
@@ -21,7 +21,7 @@ def make(program: bytes, place: str) -> bytes:
     """The compiled program.
 
     program: a bundle's bytes
-    place:   where the result will stand, for tracebacks
+    place:   the path of the compiled program on the node, for tracebacks
     Raises zipfile.BadZipFile for what is no zip, and SyntaxError for what is no Python.
     """
     made = io.BytesIO()
@@ -38,11 +38,11 @@ def make(program: bytes, place: str) -> bytes:
 
 
 def main(source: str, target: str, place: str) -> None:
-    """Compile the bundle ``source`` into the file ``target``, and print the note about it.
+    """Compile the bundle ``source`` into the file ``target``, and print the note about both.
 
-    place: where ``target`` will stand
-    The note is one line: the sha256 of the bundle, that of what was made, Python's magic number.
-    Raises OSError beside what `make` does.
+    place: the path to which ``target`` will be moved
+    The note is one line: the sha256 of the bundle, the sha256 of the compiled program, Python's
+    magic number. Raises OSError, and what `make` raises.
     """
     with open(source, "rb") as file:
         program = file.read()

@@ -1,7 +1,7 @@
-"""Drain this node in Slurm when it is not ready, and take back what is ours, nothing else.
+"""Drain this node in Slurm when it is not ready, and undrain what nodeready drained, nothing else.
 
-The decision is pure; `scontrol` is asked and told at the edge. Nothing here is called from a
-prolog that finds its node ready: a job of a thousand nodes would ask slurmctld a thousand times.
+The decision is pure; `scontrol` is asked and told at the edge. A prolog that finds its node ready
+calls nothing of this: a job of a thousand nodes would ask slurmctld a thousand times.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from nodeready.text import sanitise
 if TYPE_CHECKING:
     from nodeready.healthcheck.gate import Verdict
 
-#: A reason of ours begins with this word; no other is ever overwritten or taken back.
+#: The first word of our reasons. A drain with another reason is never overwritten or taken back.
 PREFIX = "nodeready:"
 #: Characters of a reason: sinfo -R and mails show it in one line.
 _REASON_LENGTH = 200
-#: Seconds for one answer of slurmctld; MessageTimeout is 10 by default.
+#: Seconds for one answer of slurmctld; Slurm's own MessageTimeout is 10 by default.
 SCONTROL_S = 5.0
-#: What keeps a node from jobs already: somebody's or Slurm's own act, with its own reason.
+#: The beginnings of states in which a node gets no jobs already, for a reason that is not ours.
 _TAKEN = ("DOWN", "FAIL", "FUTURE", "POWER", "REBOOT", "UNKNOWN")
 
 
@@ -36,7 +36,7 @@ class DrainError(Exception):
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """What Slurm knows of a node: its state's words (IDLE, DRAIN) and the reason, "" for none."""
+    """What Slurm knows of a node: the words of its state (IDLE, DRAIN) and the reason, or ""."""
 
     states: tuple[str, ...]
     reason: str
@@ -51,11 +51,11 @@ class SlurmNode:
 
 
 def parse(text: str) -> SlurmNode:
-    """The node of ``scontrol show node NAME``. Raises DrainError when there is no state in it."""
+    """The node in ``scontrol show node NAME``. Raises DrainError for a text without a state."""
     state = re.search(r"^ +State=(\S+)", text, re.M)
     if state is None:
         raise DrainError(f"scontrol show node makes no sense: {_line(text) or 'it said nothing'}")
-    # Flags of older versions stand behind a word: DOWN*+DRAIN.
+    # Flags stand behind a word: DOWN*+DRAIN is DOWN and DRAIN.
     words = tuple(re.sub(r"[^A-Z_]", "", word) for word in state[1].upper().split("+"))
     reason = re.search(r"^ +Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])? *$", text, re.M)
     return SlurmNode(words, reason[1] if reason else "")
@@ -70,7 +70,7 @@ def reason_of(found: Sequence[str]) -> str:
 
 
 def _about(reason: str) -> tuple[str, ...]:
-    """What a reason of ours is about: its check, and how many others there are."""
+    """What a reason of ours is about: the check, and how many other reasons there are."""
     match = re.match(rf"{PREFIX} ([^:]*).*?(\(and \d+ more\))?$", reason)
     return (match[1], match[2] or "") if match else (reason,)
 
@@ -86,7 +86,7 @@ def decide(node: SlurmNode, reason: str) -> tuple[str, ...]:
     if not reason:
         return ("state=undrain",) if node.drained else ()
     if node.drained:
-        # A number in it may move with every look.
+        # The text behind the check may hold a number that moves with every look.
         same = _about(node.reason) == _about(reason)
         return () if same else (f"reason={reason}",)
     if any(state.startswith(_TAKEN) for state in node.states):
@@ -103,9 +103,9 @@ def name_of(environment: Mapping[str, str], hostname: str) -> str:
 
 
 def settle(found: Sequence[str], go: bool, until: float) -> str:
-    """Make Slurm know whether this node gets jobs; what was done, in a line for the log, or "".
+    """Tell Slurm whether this node gets jobs. Returns what was told, in a line for the log, or "".
 
-    found: why it is not ready
+    found: why the node is not ready
     until: time.monotonic() at which slurmctld must have answered
     Raises DrainError.
     """
@@ -149,7 +149,7 @@ def _line(text: str) -> str:
 
 
 def tell(found: Verdict, until: float) -> str:
-    """Have Slurm give this node jobs or not, by its verdict; in the log of the node, too.
+    """Have Slurm give this node jobs or not, by the verdict, and say so in the node's log.
 
     until: time.monotonic() at which Slurm must have answered
     Returns why Slurm could not be told, or "".

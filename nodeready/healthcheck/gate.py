@@ -1,4 +1,8 @@
-"""`record` and `prolog`: the timer keeps a verdict, and a job's prolog asks for it."""
+"""`record`, `prolog` and `healthcheck`: the verdict about this node, kept between looks.
+
+The timer's `record` keeps a verdict, a job's `prolog` asks for it, and Slurm's `healthcheck`
+drains or undrains the node by it.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,17 @@ from nodeready.policy import Policy
 from nodeready.policy.load import digest
 from nodeready.text import sanitise
 
-# --- The last verdict about this node, kept until the next boot: a prolog has no time to look.
+if TYPE_CHECKING:
+    from nodeready.audit.document import Audit
+
+#: When this process began to work, by time.monotonic(): the prolog's budget counts from here.
+BEGAN = time.monotonic()
+
+# --- The verdict and its file, which the next boot removes: a prolog has no time for a whole look.
 
 SCHEMA = "nodeready.verdict/1"
 PATH = "/run/nodeready/verdict.json"
-#: A larger file is none of ours.
+#: The most that is read of the file; a verdict is far shorter.
 MAX_BYTES = 1 << 20
 
 
@@ -30,9 +40,9 @@ MAX_BYTES = 1 << 20
 class Verdict:
     """Whether the node may get a job.
 
-    time:    when it was reached, in seconds since 1970
-    boot_id: the boot for which it holds
-    reasons: why not, a short line each
+    time:    when the node was judged, in seconds since 1970
+    boot_id: the boot for which the verdict holds
+    reasons: why the node may get no job, a short line each
     """
 
     time: float
@@ -42,13 +52,13 @@ class Verdict:
     reasons: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """It as a JSON object on one line."""
+        """The verdict as a JSON object on one line."""
         data = {"schema": SCHEMA, **vars(self), "time": round(self.time, 3)}
         return json.dumps(data) + "\n"
 
 
 def parse(text: bytes) -> Verdict | None:
-    """The verdict that a file holds; None when it holds none of this schema."""
+    """The verdict that a file holds; None for a file of another schema."""
     try:
         data: Any = json.loads(text)
         if data.pop("schema") != SCHEMA:
@@ -74,7 +84,7 @@ def fresh(
 ) -> Verdict | None:
     """The verdict, when it may be believed: of this boot, by this policy, and not too old.
 
-    One from the future says that a clock was set: nobody knows how old it is.
+    A verdict from the future tells that the clock was set, so its age is unknown: None.
     """
     if found is None or not boot_id or found.boot_id != boot_id:
         return None
@@ -93,9 +103,9 @@ def boot_id() -> str:
 
 
 def read(policy_digest: str, max_age_s: float, path: str = PATH) -> Verdict | None:
-    """The verdict that may be believed; None when there is none. Never raises, never waits.
+    """The verdict in the file, when it may be believed, else None. Never raises, never waits.
 
-    Only root may have written it: whoever could write it could give himself a node.
+    Only root may have written the file: whoever writes a verdict decides which node gets a job.
     """
     try:
         if not _roots(os.stat(os.path.dirname(path))):
@@ -122,33 +132,30 @@ def _roots(status: os.stat_result) -> bool:
 
 
 def write(verdict: Verdict, path: str = PATH) -> None:
-    """Keep a verdict; the old one is there until the new one is. Raises OSError."""
+    """Keep a verdict; the old one stays until the new one is whole. Raises OSError."""
     from pathlib import Path
 
     from nodeready.files import write_atomically
 
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     with contextlib.suppress(OSError):
-        # The file keeps its mode; with another one nobody would believe it.
+        # An existing file keeps its mode, and `read` believes no file that others may write.
         os.chmod(path, 0o644)
     write_atomically(Path(path), [verdict.text()], 0o644)
 
 
-if TYPE_CHECKING:
-    from nodeready.audit.document import Audit
+# --- The commands.
 
 #: Characters of all reasons together: a log has them on one line.
 _LENGTH = 1000
-#: Seconds of the prolog's budget that are for scontrol, at most a fourth of it.
+#: Seconds of the prolog's budget that are for scontrol, at most a fourth of the budget.
 _SLURM_S = 2.5
-#: Seconds that scontrol may take beyond the budget; the prolog's program ends us 2 s after it.
+#: Seconds that scontrol may take beyond the budget; slurm-prolog ends this program 2 s after it.
 _LATE_S = 1.0
-#: When this process began to work, by time.monotonic(): the budget counts from here.
-BEGAN = time.monotonic()
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """No options of their own."""
+    """The three commands have no options of their own."""
 
 
 def told(go: bool, reasons: Iterable[str]) -> str:
@@ -159,21 +166,25 @@ def told(go: bool, reasons: Iterable[str]) -> str:
 
 def judged(audit: Audit, policy: Policy) -> Verdict:
     """The verdict that an audit of this machine comes to."""
-    from nodeready.audit import document as readiness
+    from nodeready.audit.document import go, reasons
 
     (node,) = audit.nodes
     return Verdict(
         time.time(),
         boot_id(),
         digest([policy]),
-        readiness.go(node.results),
-        tuple(readiness.reasons(node.results)),
+        go(node.results),
+        tuple(reasons(node.results)),
     )
 
 
 def keep(audit: Audit, policy: Policy) -> tuple[Verdict, list[str]]:
-    """Keep the verdict and the metrics of an audit. Returns it, and what could not be written."""
-    from nodeready.healthcheck import audit as report
+    """Keep the verdict and the metrics of an audit.
+
+    Returns the verdict, and a line for each file that could not be written.
+    """
+    from nodeready.healthcheck.audit import of_audit
+    from nodeready.healthcheck.audit import write as write_report
 
     found, problems = judged(audit, policy), []
     try:
@@ -183,7 +194,7 @@ def keep(audit: Audit, policy: Policy) -> tuple[Verdict, list[str]]:
     textfile = policy.gate_textfile
     if textfile and os.path.isdir(os.path.dirname(textfile)):
         try:
-            report.write(report.of_audit(audit, "prometheus"), textfile)
+            write_report(of_audit(audit, "prometheus"), textfile)
         except OSError as error:
             problems.append(_problem(error, textfile))
     return found, problems
@@ -194,7 +205,7 @@ def _problem(error: OSError, path: str) -> str:
 
 
 def record(policy: Policy, given: Namespace) -> int:
-    """Audit, and keep the verdict and the Prometheus textfile. Returns the audit's exit code."""
+    """`record`: audit, and keep the verdict and the Prometheus textfile. Returns the exit code."""
     from nodeready.healthcheck import here
     from nodeready.subjects.selection import select
 
@@ -207,10 +218,10 @@ def record(policy: Policy, given: Namespace) -> int:
 
 
 def prolog(policy: Policy, given: Namespace) -> int:
-    """Answer from a fresh verdict, else from a look within the budget: 0 for go, 3 for no-go.
+    """`prolog`: the kept verdict, else a look within the budget. Returns 0 for go, 3 for no-go.
 
-    A no-go is looked at again: the node may have been repaired since, and a job's failed prolog
-    costs more than a look.
+    After a kept no-go the node is looked at again: it may have been repaired since, and a job's
+    failed prolog costs more than a look.
     """
     found = read(digest([policy]), policy.gate_max_age_s)
     if found is None or not found.go:
@@ -218,16 +229,14 @@ def prolog(policy: Policy, given: Namespace) -> int:
         from nodeready.subjects.selection import select
 
         left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
-        # What is left for Slurm when the look takes all the time that it has.
+        # Kept back for Slurm, should the look take all the time that it has.
         slurm_s = min(_SLURM_S, left / 4) if policy.gate_drain else 0.0
         found = judged(here.audit(policy, select(subjects=here.SEEN), left - slurm_s), policy)
     if policy.gate_drain and not found.go:
         from nodeready.healthcheck.drain import tell
 
-        pass
-
         # Slurm itself drains a node whose prolog fails, and the first reason stays: ours says why.
-        # Never for a node that is ready: a large job would ask slurmctld once for every node.
+        # A node that is ready tells nothing: a large job would ask slurmctld once for every node.
         problem = tell(found, BEGAN + policy.gate_budget_s + _LATE_S)
         if problem:
             print(f"nodeready: {problem}", file=sys.stderr)
@@ -236,7 +245,7 @@ def prolog(policy: Policy, given: Namespace) -> int:
 
 
 def healthcheck(policy: Policy, given: Namespace) -> int:
-    """Audit, keep the verdict, tell Slurm. Returns the audit's exit code, 1 when a part failed."""
+    """`healthcheck`: `record`, and tell Slurm. Returns the exit code, 1 when a part failed."""
     from nodeready.healthcheck import here
     from nodeready.healthcheck.drain import SCONTROL_S, tell
     from nodeready.subjects.selection import select
@@ -244,7 +253,7 @@ def healthcheck(policy: Policy, given: Namespace) -> int:
     left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
     found, problems = keep(here.audit(policy, select(subjects=here.SEEN), left), policy)
     if policy.gate_drain:
-        # Slurm ends a health check after 60 s: all that it is asked and told has 10.
+        # Slurm ends a health check after 60 s; asking and telling slurmctld may take 10 of them.
         problem = tell(found, time.monotonic() + 2 * SCONTROL_S)
         problems += [problem] if problem else []
     print(told(found.go, found.reasons))

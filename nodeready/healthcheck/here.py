@@ -1,4 +1,4 @@
-"""This machine as the one node of an audit, or of a go or no-go."""
+"""This machine as the one node of an audit, or of a go or no-go, within a limit of time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nodeready.subjects.selection import Selection
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client.facts import SshClient
 from nodeready.text import now
-from nodeready.transport.base import Answer, Key, Talk, collect, once
+from nodeready.transport.base import Answer, Conversation, Key, collect, once
 from nodeready.transport.local import Local
 from nodeready.transport.look import question
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from nodeready.node.proofs.config import Config
     from nodeready.transport.base import Request
 
-#: The subjects that are looked at here.
+#: The subjects that a node observes of itself.
 SEEN = tuple(name for name in LOOKED_AT if SUBJECTS[name].alone)
-#: Seconds for an audit of which nobody said how long it may take.
+#: Seconds for an audit without `--timeout`.
 LIMIT_S = 60
-#: Seconds at the end of a budget for judging and reporting, at most a fourth of it.
+#: Seconds at the end of a limit for judging and reporting, at most a fourth of the limit.
 _RESERVE_S = 1.0
-#: Of the time for a look, for what is left when a section was ended: no network is in between
-#: here, and a second more or less decides whether a busy node is taken for a broken one.
+#: Seconds that a section's own limit ends before the look's: without a network in between one is
+#: enough, and a second more or less decides whether a busy node is taken for a broken one.
 _MARGIN_S = 1
 
 
@@ -42,7 +42,7 @@ def audit(policy: Policy, selection: Selection, limit_s: float = LIMIT_S) -> Aud
 
 
 def ready(policy: Policy, selection: Selection, budget_s: int, proofs: bool = True) -> Ready:
-    """The same, with the proofs beside the look under one budget."""
+    """Look, prove and judge: the proofs run beside the look, under one budget in seconds."""
     from nodeready.audit.document import Ready
 
     return Ready(_judged(policy, selection, budget_s, proofs), budget_s)
@@ -54,26 +54,26 @@ def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) 
     subjects = [name for name in selection.subjects if name in SEEN]
     carrier = Local()
     (name,) = carrier.nodes
-    # The script gives up what is slow before nobody waits for it any more.
+    # The script's limit is the shorter one: it gives up what is slow while its answer is awaited.
     asked = question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
-    talks: dict[Key, Talk[Answer]] = {
+    conversations: dict[Key, Conversation[Answer]] = {
         "look": once(replace(asked.request, limit_s=asked.request.limit_s + 1))
     }
     config = None
     if proofs and "proof" in selection.subjects:
         config = _config(policy, time_s, carrier.tag)
-        talks["proofs"] = once(_proofs(name, config))
-    found = collect(carrier, talks, deadline=began + time_s)
+        conversations["proofs"] = once(_proofs(name, config))
+    found = collect(carrier, conversations, deadline=began + time_s)
     if carrier.interrupted:
         raise KeyboardInterrupt
     look = found["look"]
     late = f"no answer within {time_s:.0f} s"
     snapshot = asked.nothing(late, look.stdout[:200]) if look.error else asked.read(look)
     if config is not None:
-        from nodeready.subjects.proof import facts as proved
+        from nodeready.subjects.proof.facts import read
 
-        seen = proved.read(found["proofs"].stdout, config)
-        snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": seen})
+        proved = read(found["proofs"].stdout, config)
+        snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": proved})
     report = NodeReport.of(
         name,
         selection.of(judge_alone(snapshot, policy)),
@@ -92,7 +92,7 @@ def _config(policy: Policy, limit_s: float, tag: str) -> Config:
         nonce=f"nodeready-{os.urandom(8).hex()}",
         tag=tag,
         user=policy.job_user,
-        # There are no other nodes to reach.
+        # This node knows no other node that it could reach.
         wanted=tuple(name for name in SESSION if name != "peers"),
         limit_s=max(1, int(limit_s) - 2),
         py_spy=PY_SPY if policy.py_spy_version else "",
@@ -105,7 +105,7 @@ def _proofs(name: str, config: Config) -> Request:
     return request(name, "nodeready.node.proofs.program", config)
 
 
-# --- What one node cannot know: the host keys of the others.
+# --- Judging without the other nodes: their host keys are the one thing that a node cannot know.
 
 _CHECK = "ssh_client.known_hosts"
 
@@ -113,8 +113,8 @@ _CHECK = "ssh_client.known_hosts"
 def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
     """The results of everything in the snapshot, without any other node beside it.
 
-    Whether the block of host keys is the fleet's is for an audit of the fleet; here, none is
-    missing altogether, and ssh's options are judged as everywhere.
+    Whether the block of host keys is the fleet's is for an audit of the fleet to say. Here the
+    block must not be missing altogether; ssh's options are judged as everywhere.
     """
     seen = snapshot.subjects.get("ssh_client")
     if policy.ssh_client_mode != "known_hosts" or not isinstance(seen, SshClient):

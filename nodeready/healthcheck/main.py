@@ -1,4 +1,4 @@
-"""The program on the node: its commands, and the one way from an error to a line and a code."""
+"""The program on the node: its commands, and the one way from an error to a line and exit code."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ Handler = Callable[[int, "FrameType | None"], None]
 
 
 class Command(NamedTuple):
-    """One command: what it is for, and its module of this package, imported when it is used.
+    """One command of the program.
 
-    module:    of this room
-    run:       its function ``(policy, given) -> exit code``
-    arguments: its function that adds the options to a parser
+    about:     what the command is for
+    module:    the command's module in this room, imported when the command is used
+    run:       the module's function ``(policy, given) -> exit code``
+    arguments: the module's function that adds the options to a parser
     """
 
     about: str
@@ -83,21 +84,24 @@ def _complain(text: str) -> None:
 
 
 def _handle(handler: Handler | signal.Handlers) -> None:
-    """For Ctrl-C and SIGTERM. SIGINT that was ignored from the start stays so: whoever runs this
-    in the background of a script means Ctrl-C for the script alone."""
+    """Set the handler of Ctrl-C and SIGTERM.
+
+    SIGINT that was ignored from the start stays ignored: whoever starts this program in the
+    background of a script means Ctrl-C for the script alone.
+    """
     signal.signal(signal.SIGTERM, handler)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, handler)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    # A second one leaves at once.
+    # A second signal ends the process at once.
     _handle(signal.SIG_DFL)
     raise KeyboardInterrupt
 
 
 def _command(words: list[str]) -> tuple[str, list[str]]:
-    """The command and its own words; ends the process for --help, --version and a wrong one."""
+    """The command and its words. Ends the process for --help, --version and a wrong command."""
     listed = "".join(f"  {name:<12} {one.about}\n" for name, one in COMMANDS.items())
     parser = _parser(
         "nodeready.pyz",
@@ -111,7 +115,7 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _run(words: list[str]) -> int:
-    # This program knows no other node than this one.
+    # --local is the control machine's option, and all that this program can do.
     name, rest = _command([word for word in words if word != "--local"])
     command = COMMANDS[name]
     module = importlib.import_module(f"nodeready.healthcheck.{command.module}")
@@ -137,7 +141,7 @@ def main(words: list[str] | None = None) -> int:
         _complain("interrupted")
         return exit_codes.exit_code(interrupted=True)
     except BrokenPipeError:
-        # The reader of our output went away; Python would complain once more when it exits.
+        # The reader of our output went away. Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.exit_code(failed=True)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The policy on the node: what a file says, else what the bundle brought along, else the defaults.
+"""The policy on the node: a given file, the site's file, the bundle's, and then the defaults.
 
-Each is a JSON object with the keys of group_data; a key of the first counts.
+Each file is a JSON object with the keys of group_data; the first file that has a key counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nodeready.policy import Policy
 from nodeready.policy.fields import closest
 from nodeready.policy.load import PolicyError, check_settings
 
-#: The site's own words on this node.
+#: The site's policy on this node.
 PATH = "/etc/nodeready/policy.json"
 #: Where the bundle has its policy, beside this module.
 EMBEDDED = "policy.json"
@@ -23,7 +23,7 @@ EMBEDDED = "policy.json"
 def load(given: str | None = None) -> Policy:
     """The policy of this node: of ``given`` (a file), PATH, the bundle, or the defaults.
 
-    Raises PolicyError, a line per problem; a given file has to be there.
+    Raises PolicyError, a line per problem, also when ``given`` is not there.
     """
     settings = _settings(_embedded(), "the bundle's policy")
     site = _read(PATH, missing=None)
@@ -56,7 +56,7 @@ def _read(path: str, missing: str | None = "there is no such file") -> Any:
 
 
 def _settings(text: bytes, where: str) -> dict[str, Any]:
-    """The settings of one JSON text; every key has to be one of ours."""
+    """The settings of one JSON text. Raises PolicyError, also for a key that is no setting."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

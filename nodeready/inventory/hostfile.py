@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nodeready.inventory.nodeset import NodeSetError, expand_one, fold
 
-#: A hostfile of `nodesets.MAX_NODES` names of full length is 17 MB: more is another kind of file.
+#: A hostfile of `nodeset.MAX_NODES` names of full length is 17 MB: more is another kind of file.
 MAX_BYTES = 32 * 1024 * 1024
 #: More slots than any node has hardware threads: a typing error.
 MAX_SLOTS = 65_536
@@ -124,7 +124,7 @@ def render(hosts: Mapping[str, int | None]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-# --- The ready nodes as launchers read them. Pure.
+# --- The ready nodes of `nodeready ready`, in the forms that launchers read.
 
 #: Form -> who reads it.
 FORMS = {

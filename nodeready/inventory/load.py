@@ -1,4 +1,4 @@
-"""Inventories: whatever names nodes on a command line, as pyinfra's Inventory. No connection.
+"""An INVENTORY of the command line as pyinfra's Inventory. No connection is made.
 
 An inventory is a Python file (pyinfra's own form, with group_data beside it), a hostfile, or a
 comma list of names, node sets (``gpu[001-064]``) and pyinfra connectors (``@local``). It is never
@@ -28,11 +28,11 @@ from nodeready.inventory import hostfile
 from nodeready.inventory.nodeset import NodeSetError, expand_one, fold, host_name, split, unique
 from nodeready.text import sanitise
 
-# --- Inventory and group_data files: Python that pyinfra's users write, run as pyinfra runs it.
+# --- Inventory and group_data files: Python of pyinfra's users, executed as pyinfra does.
 #
-# pyinfra's own loader lives in its command (pyinfra_cli), and importing that patches the whole
-# process. This one gives the same groups and data, and turns whatever goes wrong in a file into
-# one line that names the file and the line.
+# pyinfra's own loader is in its command (pyinfra_cli), whose import patches the whole process.
+# This loader gives the same groups and data; an error in a file becomes one line that names the
+# file and the line.
 
 Hosts = list[Any]
 #: A group's hosts (names, or (name, data)) and its data.
@@ -68,7 +68,7 @@ def _parse(path: Path) -> ast.Module:
         raise InventoryError(f"{path}: {_one_line(error)}") from None
 
 
-def run(path: Path) -> dict[str, Any]:
+def execute(path: Path) -> dict[str, Any]:
     """What the file ``path`` binds at its top level, without what it imports.
 
     The current directory can be imported from, as under pyinfra; what the file prints goes to
@@ -108,14 +108,14 @@ def _imported(tree: ast.Module) -> set[str]:
     }
 
 
-def file_groups(path: Path) -> dict[str, Group]:
+def read_groups(path: Path) -> dict[str, Group]:
     """The groups of an inventory file, in its order: each list of hosts, or (hosts, data).
 
     As under pyinfra, names with a leading underscore and values of other kinds are no groups.
     Raises InventoryError, one line.
     """
     found: dict[str, Group] = {}
-    for name, value in run(path).items():
+    for name, value in execute(path).items():
         if name.startswith("_") or not isinstance(value, list | tuple):
             continue
         data: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def group_data(folder: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
                 f"{file} is not run: it is another user's, where everyone can write; "
                 "go to your project's directory"
             )
-        yield file.stem, file, run(file)
+        yield file.stem, file, execute(file)
 
 
 def _is_planted(file: Path) -> bool:
@@ -171,6 +171,8 @@ def _is_planted(file: Path) -> bool:
     trusted = {0, os.geteuid()}
     return not owners <= trusted and any(place.st_mode & stat.S_IWOTH for place in places)
 
+
+# --- The inventory, and the hosts that ``--limit`` selects.
 
 __all__ = ["InventoryError", "NodeInventory", "limit", "load", "names"]
 
@@ -301,7 +303,7 @@ def _from_file(path: Path) -> dict[str, Group]:
     """The groups of a file, "all" among them and, as under pyinfra, one of the file's name."""
     if path.suffix != ".py":
         return {"all": (list(hostfile.with_data(hostfile.read(path))), {})}
-    groups = file_groups(path)
+    groups = read_groups(path)
     if "all" not in groups:
         every = unique(_name(host) for hosts, _ in groups.values() for host in hosts)
         groups["all"] = (list(every), {})

@@ -16,17 +16,16 @@ network, UTS, IPC), an address on a bridge, its own /proc/sys and a real sshd. W
 namespace's to separate stays this machine's: the kernel's real Yama and core_pattern, memory
 and CPUs.
 
-errors    LabError, LabUnavailable
 needs     what the machine must have
-profiles  the kinds of node: hardware (what is data), nvidia_nodes, amd_nodes, adapters
-faults    what can be wrong with a node, by name
-state     /run/nodeready/lab/NAME
+profiles  the kinds of node: hardware as data, nvidia, amd
+faults    what can be wrong with a node, by name;  culprits: processes that are a fault
+state     /run/nodeready/lab/NAME, and the errors
 network   subnets, addresses
-image     the layer that makes an overlay a fresh node; kernel: its /proc, /sys and kernel log
-slurm     what its machines have for Slurm;  slurm_control: the running one;  freezer: its cgroups
+image     the layer that makes an overlay a fresh node, with its /proc, /sys and kernel log
+slurm     the files for Slurm, and the running Slurm
 helper    our end of the process that starts nodes
-boot      its end;  assemble: what each node does then;  syscalls
-cluster   Lab;  node: Node;  remains: ending a lab;  processes: recognising its processes
+boot      its end: cgroups, what each node does at its start;  syscalls
+cluster   Lab, and its end;  node: starting nodes, Node;  processes: recognising its processes
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from typing import Any
 from nodeready.lab import hardware
 from nodeready.lab.hardware import SERVER, File, Hardware, PciDevice, pci_trees
 
-# --- What amd-smi prints on a node with AMD Instinct MI300X, and a stand-in that prints it.
+# --- The output of amd-smi with AMD Instinct MI300X, and a stand-in that prints it.
 #
-#     amd_smi.outputs()                                      # 8 healthy GPUs
-#     amd_smi.outputs(changes={3: {"uncorrectable": 2}})     # GPU 3 has two uncorrectable errors
-#     amd_smi.outputs(missing=(5,))                          # the driver has lost GPU 5
-#     amd_smi.stand_in(amd_smi.outputs())                    # the text of /usr/bin/amd-smi
+#     outputs()                                  # 8 healthy GPUs
+#     outputs(changes={3: {"uncorrectable": 2}}) # GPU 3 has two uncorrectable errors
+#     outputs(missing=(5,))                      # the driver has lost GPU 5
+#     stand_in(outputs())                        # the text of /usr/bin/amd-smi
 #
 # The format is that of amd-smi 25 and 26 (ROCm 6.4 and 7): ROCm/amdsmi, amdsmi_commands.py.
 

@@ -35,20 +35,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nodeready.lab import syscalls as k
+from nodeready.lab import syscalls
 from nodeready.lab.needs import environment
 from nodeready.lab.network import ip, listening
 from nodeready.lab.state import LabError
 
-# --- The cgroups of a lab with Slurm: each node has a group of the v1 freezer, below which Slurm
-# puts what belongs to a job.
+# --- The freezer cgroups (v1) of a lab with Slurm: a group per node, below which Slurm puts jobs.
 #
-# There is one freezer for the whole machine, so the groups are in it and outlive the nodes; a
-# lab's are below a group of its name, and go with it. This machine's own mounts are not needed:
-# each look mounts the freezer in a mount namespace that is gone afterwards.
+# The machine has one freezer, so the groups outlive the nodes: a lab's groups are below a group of
+# its name, and go with it. Each command mounts the freezer in a mount namespace of its own.
 
 # Where a node has its cgroups, the freezer among them (cgroup.conf(5), CgroupMountpoint).
-ROOT = "/sys/fs/cgroup"
+CGROUP_ROOT = "/sys/fs/cgroup"
 
 _PREFIX = "nodeready-lab-"
 
@@ -69,9 +67,9 @@ exit 1
 """
 
 
-def available() -> bool:
+def freezer_available() -> bool:
     """Can nodes have the v1 freezer here?"""
-    return os.path.isdir(ROOT) and _freezer("", "").returncode == 0
+    return os.path.isdir(CGROUP_ROOT) and _freezer("", "").returncode == 0
 
 
 def freezer_group(lab: str, node: str = "") -> str:
@@ -79,7 +77,7 @@ def freezer_group(lab: str, node: str = "") -> str:
     return f"/{_PREFIX}{lab}/{node}".rstrip("/")
 
 
-def group_of(pid: int) -> str:
+def freezer_group_of(pid: int) -> str:
     """The group of the node whose process 1 this is; "" when it has none."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
@@ -92,29 +90,37 @@ def group_of(pid: int) -> str:
     return ""
 
 
-def join(path: str) -> None:
+def join_group(path: str) -> None:
     """Put this process, which has a mount namespace of its own, into a new group.
 
     The group is the root of the freezer that it mounts and of what /proc says about its
     descendants (cgroup_namespaces(7)). Raises OSError.
     """
-    k.mount("cgroup", ROOT, "tmpfs", k.NOSUID | k.NODEV | k.NOEXEC, "mode=755")
-    freezer = f"{ROOT}/freezer"
+    syscalls.mount(
+        "cgroup",
+        CGROUP_ROOT,
+        "tmpfs",
+        syscalls.NOSUID | syscalls.NODEV | syscalls.NOEXEC,
+        "mode=755",
+    )
+    freezer = f"{CGROUP_ROOT}/freezer"
     os.mkdir(freezer)
-    k.mount("freezer", freezer, "cgroup", 0, "freezer")
+    syscalls.mount("freezer", freezer, "cgroup", 0, "freezer")
     os.makedirs(freezer + path, exist_ok=True)
     Path(freezer + path, "cgroup.procs").write_text("0")
-    k.unshare(k.NEWCGROUP)
-    k.umount(freezer)
-    k.mount("freezer", freezer, "cgroup", k.NOSUID | k.NODEV | k.NOEXEC, "freezer")
+    syscalls.unshare(syscalls.NEWCGROUP)
+    syscalls.umount(freezer)
+    syscalls.mount(
+        "freezer", freezer, "cgroup", syscalls.NOSUID | syscalls.NODEV | syscalls.NOEXEC, "freezer"
+    )
 
 
-def thaw(path: str) -> None:
+def thaw_group(path: str) -> None:
     """Let everything below this group go on, to whatever end."""
     _freezer(_THAW, path)
 
 
-def remove(path: str) -> None:
+def remove_group(path: str) -> None:
     """Remove this group and all below it; nothing lives in them. Raises LabError."""
     if _freezer(_REMOVE, path).returncode == 1:
         raise LabError(f"the cgroup {path} (v1, freezer) cannot be removed: who is in it?")
@@ -131,11 +137,10 @@ def _freezer(script: str, path: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-# --- From a forked process to the init of a node: its mounts, its name, its address, its init.
+# --- In the node's process and namespaces: its mounts, name, address, then its init.
 #
-# All of it runs in the node's own process and namespaces. What is shared with the other nodes of
-# the lab is one read-only layer, `base` (see nodeready.lab.image); the node's own writes go to
-# `nodes/NAME/upper.GENERATION`.
+# All nodes of a lab share one read-only layer, `base` (see nodeready.lab.image); a node's writes
+# go to `nodes/NAME/GENERATION/upper0`.
 
 # How a process of the lab is recognised: argument 3 of its shell; 4 is the lab's directory.
 MARK = "nodeready-lab"
@@ -182,7 +187,7 @@ def become_switch(directory: str) -> NoReturn:
     """Turn the calling process, forked into a new PID namespace, into the lab's switch."""
     os.setsid()
     os.chdir("/")
-    k.unshare(k.NEWNET)
+    syscalls.unshare(syscalls.NEWNET)
     _exec_init(SWITCH, directory, "switch", os.open("/dev/null", os.O_RDWR))
 
 
@@ -195,15 +200,15 @@ def become_node(directory: str, spec: dict[str, Any], status: int, go: int) -> N
     os.setsid()
     fs = Path(directory, "fs")
     log = os.open(fs / "nodes" / spec["name"] / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    k.unshare(k.NEWNS | k.NEWNET | k.NEWUTS | k.NEWIPC)
+    syscalls.unshare(syscalls.NEWNS | syscalls.NEWNET | syscalls.NEWUTS | syscalls.NEWIPC)
     os.write(status, b"n")
-    k.mount("", "/", flags=k.REC | k.PRIVATE)
+    syscalls.mount("", "/", flags=syscalls.REC | syscalls.PRIVATE)
     root = _mount_root(fs, spec)
     _mount_kernel(root)
-    k.pivot_root(root)
+    syscalls.pivot_root(root)
     _overlay_kernel(spec["targets"])
     if spec["freezer"]:
-        join(spec["freezer"])
+        join_group(spec["freezer"])
     socket.sethostname(spec["name"])
     for path in spec["gone"]:
         _remove(path)
@@ -211,9 +216,9 @@ def become_node(directory: str, spec: dict[str, Any], status: int, go: int) -> N
         _write(Path(path), base64.b64decode(item["data"]), item["mode"])
     if os.read(go, 1) != b"g":
         raise OSError("the network of the node was not made")
-    k.interface_up("lo")
-    k.interface_up("eth0", ipaddress.IPv4Interface(spec["address"]))
-    k.drop_machine_capabilities()
+    syscalls.interface_up("lo")
+    syscalls.interface_up("eth0", ipaddress.IPv4Interface(spec["address"]))
+    syscalls.drop_machine_capabilities()
     _exec_init(INIT, directory, spec["name"], log)
 
 
@@ -230,7 +235,7 @@ def _exec_init(script: str, directory: str, name: str, log: int) -> NoReturn:
         # Refused to root without CAP_SYS_RESOURCE: then what we were given is all there is.
         with contextlib.suppress(ValueError):
             resource.setrlimit(limit, soft_hard)
-    k.die_with_parent(0)
+    syscalls.die_with_parent(0)
     environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     os.execve("/bin/sh", ["sh", "-c", script, MARK, directory, name], environment)
 
@@ -260,7 +265,7 @@ def _mount_overlay(target: str, options: str) -> None:
     deadline = time.monotonic() + RELEASE_S
     while True:
         try:
-            k.mount("overlay", target, "overlay", 0, options)
+            syscalls.mount("overlay", target, "overlay", 0, options)
             return
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
@@ -269,12 +274,14 @@ def _mount_overlay(target: str, options: str) -> None:
 
 
 def _mount_kernel(root: str) -> None:
-    safe = k.NOSUID | k.NODEV | k.NOEXEC
-    k.mount("proc", f"{root}/proc", "proc", safe)
-    k.mount("sysfs", f"{root}/sys", "sysfs", safe | k.RDONLY)
+    safe = syscalls.NOSUID | syscalls.NODEV | syscalls.NOEXEC
+    syscalls.mount("proc", f"{root}/proc", "proc", safe)
+    syscalls.mount("sysfs", f"{root}/sys", "sysfs", safe | syscalls.RDONLY)
     pts = "newinstance,ptmxmode=0666,mode=0620,gid=5"
-    k.mount("devpts", f"{root}/dev/pts", "devpts", k.NOSUID | k.NOEXEC, pts)
-    k.mount("tmpfs", f"{root}/dev/shm", "tmpfs", k.NOSUID | k.NODEV, "mode=1777")
+    syscalls.mount("devpts", f"{root}/dev/pts", "devpts", syscalls.NOSUID | syscalls.NOEXEC, pts)
+    syscalls.mount(
+        "tmpfs", f"{root}/dev/shm", "tmpfs", syscalls.NOSUID | syscalls.NODEV, "mode=1777"
+    )
 
 
 def _overlay_kernel(targets: list[str]) -> None:
@@ -288,22 +295,22 @@ def _overlay_kernel(targets: list[str]) -> None:
     for path in real:
         _bind(f"/proc/sys/{path}", str(sys_dir / path))
     (sys_dir / "kernel/random/boot_id").write_text(f"{uuid.uuid4()}\n")
-    k.mount(str(sys_dir), "/proc/sys", flags=k.BIND | k.REC)
+    syscalls.mount(str(sys_dir), "/proc/sys", flags=syscalls.BIND | syscalls.REC)
     for path in real:
-        k.umount(str(sys_dir / path), k.DETACH)
+        syscalls.umount(str(sys_dir / path), syscalls.DETACH)
     _bind(f"{STASH}/proc/cmdline", "/proc/cmdline")
     # A crash by sysrq would be the machine's, not the node's.
     if os.path.exists("/proc/sysrq-trigger"):
         _bind("/dev/null", "/proc/sysrq-trigger")
     if os.path.isdir(REAL_SYS):
-        safe = k.NOSUID | k.NODEV | k.NOEXEC
-        k.mount("sysfs", REAL_SYS, "sysfs", safe | k.RDONLY)
+        safe = syscalls.NOSUID | syscalls.NODEV | syscalls.NOEXEC
+        syscalls.mount("sysfs", REAL_SYS, "sysfs", safe | syscalls.RDONLY)
     for target in targets:
         _bind(STASH + target, target)
 
 
 def _bind(source: str, target: str) -> None:
-    k.mount(source, target, flags=k.BIND)
+    syscalls.mount(source, target, flags=syscalls.BIND)
 
 
 def _remove(path: str) -> None:
@@ -322,6 +329,8 @@ def _write(path: Path, data: bytes, mode: int) -> None:
         out.write(data)
         os.fchmod(out.fileno(), mode)
 
+
+# --- In the helper's process: fork the nodes, connect them, report them.
 
 # What is started together. More is not faster on a few cores, and each that is not yet under
 # its own init costs the memory of a Python process.
@@ -344,12 +353,12 @@ class Starting:
     port: str
     mac: str
 
-    def hear(self) -> bytes:
-        """What the node says next; empty when it runs its init."""
+    def read_status(self) -> bytes:
+        """The node's next report; empty when it runs its init."""
         return os.read(self.status, 4096)
 
 
-def say(**line: Any) -> None:
+def report(**line: Any) -> None:
     """Answer the caller."""
     print(json.dumps(line), flush=True)
 
@@ -358,12 +367,12 @@ def fork_in_pid_namespace() -> int:
     """Fork a child that is process 1 of a new PID namespace, and dies with this process."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        k.unshare(k.NEWPID)
+        syscalls.unshare(syscalls.NEWPID)
         pid = os.fork()
         if pid == 0:
-            k.die_with_parent(signal.SIGKILL)
+            syscalls.die_with_parent(signal.SIGKILL)
         else:
-            k.setns(own, k.NEWPID)
+            syscalls.setns(own, syscalls.NEWPID)
         return pid
     finally:
         os.close(own)
@@ -388,7 +397,7 @@ def start_switch(directory: str, plan: Spec) -> int:
     os.close(status)
     if problem:
         raise OSError(problem.decode())
-    say(switch=pid)
+    report(switch=pid)
     name = plan["interface"]
     ip(
         [
@@ -432,11 +441,11 @@ def start_batch(directory: str, switch: int, specs: list[Spec]) -> dict[str, int
     started = [fork_node(directory, spec) for spec in specs]
     waiting: list[Starting] = []
     for node in started:
-        heard = node.hear()
-        if heard == b"n":
+        status = node.read_status()
+        if status == b"n":
             waiting.append(node)
         else:
-            say(node=node.name, error=(heard or b"its process ended").decode())
+            report(node=node.name, error=(status or b"its process ended").decode())
     # A node that ran before and died takes its wire along only when the kernel comes to it.
     ip([f"link delete {node.port}" for node in waiting], switch, force=True)
     wires: list[str] = []
@@ -450,9 +459,9 @@ def start_batch(directory: str, switch: int, specs: list[Spec]) -> dict[str, int
         with contextlib.suppress(BrokenPipeError):
             os.write(node.go, b"g")
     for node in waiting:
-        problem = node.hear()
+        problem = node.read_status()
         if problem:
-            say(node=node.name, error=problem.decode())
+            report(node=node.name, error=problem.decode())
         else:
             running[node.name] = node.pid
     for node in started:
@@ -472,10 +481,10 @@ def await_ready(directory: str, pending: dict[str, int], deadline: float) -> dic
     while pending:
         for name, pid in list(pending.items()):
             if listening(pid):
-                say(node=name, pid=pid)
+                report(node=name, pid=pid)
                 del pending[name]
             elif os.waitpid(pid, os.WNOHANG)[0]:
-                say(node=name, error=f"its init ended: {last_words(directory, name)}")
+                report(node=name, error=f"its init ended: {last_words(directory, name)}")
                 del pending[name]
         if not pending or time.monotonic() > deadline:
             break
@@ -485,7 +494,7 @@ def await_ready(directory: str, pending: dict[str, int], deadline: float) -> dic
 
 def main(directory: str) -> None:
     """Carry out the plan on standard input."""
-    k.die_with_parent(signal.SIGKILL)
+    syscalls.die_with_parent(signal.SIGKILL)
     plan: Spec = json.load(sys.stdin)
     if os.getppid() != plan["parent"]:
         return
@@ -498,12 +507,12 @@ def main(directory: str) -> None:
         pending |= start_batch(directory, switch, nodes[at : at + BATCH])
         await_ready(directory, pending, deadline=0.0)
     for name in await_ready(directory, pending, time.monotonic() + READY_S):
-        say(node=name, error="sshd does not listen; see its log")
+        report(node=name, error="sshd does not listen; see its log")
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1])
     except OSError as error:
-        say(error=str(error))
+        report(error=str(error))
         sys.exit(1)

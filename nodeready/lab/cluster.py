@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.lab import boot, faults, image, network, processes, state, syscalls
-from nodeready.lab import node as power
-from nodeready.lab import slurm as slurm_control
-from nodeready.lab import slurm as slurm_files
 from nodeready.lab.helper import Done
 from nodeready.lab.image import new_key
 from nodeready.lab.needs import check, check_kernel
-from nodeready.lab.node import Files, Node, Progress
+from nodeready.lab.node import Files, Node, Progress, grow, kill, new_controller, start
 from nodeready.lab.profiles import PROFILES
+from nodeready.lab.slurm import client_conf_path, configure, new_slurm, run_command
 from nodeready.lab.state import LabError, LabState, NodeState
 
-# --- Ending a lab, whatever state it is in: whole, half made, or left by a killed command.
+# --- End a lab in whatever state: whole, half made, or left by a killed command.
 
 
 def down(name: str) -> bool:
@@ -71,10 +69,10 @@ def clean(directory: Path) -> None:
     if groups:
         for pid in processes.of_lab(directory):
             processes.end(pid, wait_s=0.0)
-        boot.thaw(groups)
+        boot.thaw_group(groups)
     processes.end_all(directory)
     if groups:
-        boot.remove(groups)
+        boot.remove_group(groups)
     fs = directory / "fs"
     while os.path.ismount(fs):
         _unmount(fs)
@@ -95,6 +93,8 @@ def _unmount(fs: Path) -> None:
     syscalls.umount(str(fs), syscalls.DETACH)
 
 
+# --- A lab.
+
 # How much all nodes together may write, in part of this machine's memory. The tmpfs is empty
 # at first and grows with what they write.
 _FS_SIZE = "50%"
@@ -113,7 +113,7 @@ class Lab:
         self.ssh_key = self.directory / "ssh" / "id_ed25519"
         self.ssh_config = self.directory / "ssh" / "ssh_config"
         self.known_hosts = self.directory / "ssh" / "known_hosts"
-        self.slurm_conf = slurm_control.slurm_conf(known.name)
+        self.slurm_conf = client_conf_path(known.name)
         self.started = 0
 
     @classmethod
@@ -169,7 +169,7 @@ class Lab:
                             f"the lab {name} runs without Slurm; end it first: "
                             f"nodeready lab down --name {name}"
                         )
-                    lab.started = power.grow(known, nodes, files, progress, fault)
+                    lab.started = grow(known, nodes, files, progress, fault)
                     return lab
                 return cls._begin(
                     name,
@@ -203,7 +203,7 @@ class Lab:
             clean(directory)
             known = _create(name, profile, slurm)
             lab = cls(known)
-            lab.started = power.grow(known, nodes, files, progress, fault)
+            lab.started = grow(known, nodes, files, progress, fault)
             known.complete = True
             state.save(known)
         except BaseException:
@@ -233,7 +233,7 @@ class Lab:
             have = len(self._state.nodes)
             if have + count > network.MAX_NODES:
                 raise LabError(f"a lab has at most {network.MAX_NODES} nodes")
-            power.grow(self._state, have + count, files)
+            grow(self._state, have + count, files)
             return self.nodes[have:]
 
     def restart(
@@ -253,13 +253,13 @@ class Lab:
         with self._changing():
             chosen = [self.state_of(node.name) for node in nodes]
             for one in chosen:
-                power.kill(one)
+                kill(one)
                 if fault is not None or not keep_disk:
                     one.fault = fault or ""
                 if new_host_key:
                     key = new_key(f"root@{one.name}")
                     one.host_key, one.host_key_public = key.private, key.public
-            power.start(self._state, chosen, files, keep_disk=keep_disk)
+            start(self._state, chosen, files, keep_disk=keep_disk)
 
     def inventory_data(self) -> list[tuple[str, dict[str, Any]]]:
         """The nodes as pyinfra hosts, with all that it takes to log in."""
@@ -285,7 +285,7 @@ class Lab:
         Raises LabError with the command's own message when `check` and it fails,
         subprocess.TimeoutExpired after `timeout` seconds.
         """
-        done = slurm_control.run(self._state, argv, timeout)
+        done = run_command(self._state, argv, timeout)
         if check and done.returncode:
             raise LabError(f"{argv[0]}: exit {done.returncode}: {done.stderr.strip()}")
         return done
@@ -297,7 +297,7 @@ class Lab:
         again; jobs go on. Raises LabError when Slurm refuses them; then it has the old ones.
         """
         with self._changing():
-            slurm_control.configure(self._state, lines)
+            configure(self._state, lines)
 
     def down(self) -> None:
         """End it and remove every trace of it."""
@@ -321,7 +321,7 @@ def _create(name: str, profile: str, slurm: bool) -> LabState:
         index = network.free_index(state.taken())
         known = LabState(name, profile, index, state.boot_id())
         if slurm:
-            known.slurm = slurm_files.new(power.new_controller(known))
+            known.slurm = new_slurm(new_controller(known))
         state.save(known)
     directory = state.directory(name)
     fs = directory / "fs"

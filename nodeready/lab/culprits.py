@@ -1,7 +1,8 @@
-"""Processes that are a node's fault: one that hangs in the kernel, one that has a job's port.
+"""Processes that are a node's fault: one hangs, one has a job's port, one serves a dead mount.
 
-`python -m nodeready.lab.culprits PID stuck` or `… PID listener PORT` starts it on the node whose
-process 1 is PID, and ends when it is there. It dies with the node.
+`python -m nodeready.lab.culprits PID stuck`, `… PID listener PORT` or `… PID dead_mount PATH`
+starts the process on the node whose process 1 is PID, waits until it is there, and prints its pid
+on this machine. The process dies with the node.
 """
 
 from __future__ import annotations
@@ -9,17 +10,31 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import stat
+import struct
 import sys
 import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from nodeready.lab import syscalls as k
+from nodeready.lab import syscalls
 from nodeready.lab.processes import detach
 
 # As <sys/prctl.h> has it: the name in /proc/PID/comm.
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None)
+
+#: What the mount shows in /proc/mounts: a kind that every site calls a network file system.
+KIND = "fuse.sshfs"
+SOURCE = "nas:/export"
+
+# <linux/fuse.h>: the greeting and the layout of its answer, protocol 7.31.
+_INIT = 26
+_IN_HEADER = struct.Struct("=IIQQIIIHH")
+_OUT_HEADER = struct.Struct("=IiQ")
+_INIT_OUT = struct.Struct("=IIIIHHIIHHI28x")
+_BUFFER = 1 << 17
+_DEVICE = os.makedev(10, 229)
 
 
 def stuck(ready: Callable[[], None]) -> NoReturn:
@@ -46,32 +61,76 @@ def listener(ready: Callable[[], None], port: str) -> NoReturn:
             time.sleep(86400)
 
 
-CULPRITS: dict[str, Callable[..., NoReturn]] = {"stuck": stuck, "listener": listener}
+def _open_device() -> int:
+    """/dev/fuse; a node may have none, so through one of our own that is gone again at once."""
+    own = f"/run/.fuse-{os.getpid()}"
+    os.mknod(own, stat.S_IFCHR | 0o600, _DEVICE)
+    try:
+        return os.open(own, os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.unlink(own)
 
 
-def start(pid: int, kind: str, *words: str) -> None:
-    """Start it in the node of this process 1, and wait until it is there. Raises OSError."""
-    for name, flag in (("pid", k.NEWPID), ("net", k.NEWNET), ("mnt", k.NEWNS)):
+def dead_mount(ready: Callable[[], None], path: str) -> NoReturn:
+    """A network mount whose server has died: a process that asks it hangs, and cannot be killed.
+
+    This process mounts a FUSE file system, answers the kernel's greeting, reads every request from
+    then on and answers none. Nobody can give up a request that the server has read (Linux,
+    fs/fuse/dev.c, request_wait_answer): its process stays in state D, as with a hard NFS mount.
+    When this server or its node is killed, the kernel ends all requests with ENOTCONN.
+    """
+    os.makedirs(path, exist_ok=True)
+    device = _open_device()
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
+    syscalls.mount(SOURCE, path, KIND, syscalls.NOSUID | syscalls.NODEV, options)
+    while True:
+        request = os.read(device, _BUFFER)
+        _length, opcode, unique, *_ = _IN_HEADER.unpack_from(request)
+        if opcode == _INIT:
+            body = _INIT_OUT.pack(7, 31, 65536, 0, 12, 9, 65536, 1, 0, 0, 0)
+            os.write(device, _OUT_HEADER.pack(_OUT_HEADER.size + len(body), 0, unique) + body)
+            ready()
+
+
+CULPRITS: dict[str, Callable[..., NoReturn]] = {
+    "stuck": stuck,
+    "listener": listener,
+    "dead_mount": dead_mount,
+}
+
+
+def start(pid: int, kind: str, *words: str) -> int:
+    """Start a culprit in the node of this process 1, and wait until it is there.
+
+    Returns its pid on this machine. Raises OSError.
+    """
+    for name, flag in (
+        ("pid", syscalls.NEWPID),
+        ("net", syscalls.NEWNET),
+        ("mnt", syscalls.NEWNS),
+    ):
         handle = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        k.setns(handle, flag)
+        syscalls.setns(handle, flag)
         os.close(handle)
-    heard, said = os.pipe()
-    if os.fork() == 0:
+    status, child_status = os.pipe()
+    culprit = os.fork()
+    if culprit == 0:
         try:
-            os.close(heard)
+            os.close(status)
             detach()
-            CULPRITS[kind](lambda: _say(said, b"ready"), *words)
+            CULPRITS[kind](lambda: _report(child_status, b"ready"), *words)
         except Exception as error:  # noqa: BLE001 - its last words, whatever they are
-            _say(said, str(error).encode())
+            _report(child_status, str(error).encode())
         finally:
             os._exit(1)
-    os.close(said)
-    answer = os.read(heard, 4096)
+    os.close(child_status)
+    answer = os.read(status, 4096)
     if answer != b"ready":
         raise OSError(answer.decode() or f"{kind} ended at once")
+    return culprit
 
 
-def _say(pipe: int, what: bytes) -> None:
+def _report(pipe: int, what: bytes) -> None:
     os.write(pipe, what)
     os.close(pipe)
 
@@ -82,6 +141,6 @@ def _name(name: str) -> None:
 
 if __name__ == "__main__":
     try:
-        start(int(sys.argv[1]), *sys.argv[2:])
+        print(start(int(sys.argv[1]), *sys.argv[2:]))
     except OSError as error:
         sys.exit(str(error))

@@ -1,12 +1,9 @@
 """What can be wrong with a node, by name: `nodeready lab up --profile h100 --fault ib-half-rate`.
 
 A fault is data, and nothing of it is on the node's disk: it comes back at every start of the
-node, and is gone at the first start without it. To add one, add a `Fault` to one of the modules
-below, and a row to the table of tests/lab/faults/test_fault_table.py.
-
-nvidia_faults, amd_faults   of the GPUs
-network_faults              of interfaces, InfiniBand ports, TCP ports
-host_faults                 of mounts, the clock, processes
+node, and is gone at the first start without it. To add one, add a `Fault` to one of the tuples
+below (AMD's and NVIDIA's GPUs, the network, the host), and a row to the table of
+tests/lab/faults/test_fault_table.py.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from nodeready.lab.needs import environment
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.state import LabError
 
-# --- What a fault is, as data.
+# --- A fault as data.
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Fault:
     needs: tuple[str, ...] = ()
 
 
-# --- What can be wrong with AMD's GPUs and what they stand on. It is GPU 3 wherever one is.
+# --- Faults of AMD's GPUs and their links: of GPU 3, where one GPU is faulty.
 
 AMD = ("mi300x",)
 
@@ -95,7 +92,7 @@ AMD_FAULTS = (
 )
 
 
-# --- What can be wrong with a node's interfaces, InfiniBand ports and TCP ports.
+# --- Faults of interfaces, InfiniBand ports and TCP ports.
 
 ALL = ("cpu", "h100", "a100", "mi300x")
 
@@ -171,7 +168,7 @@ END
 )
 
 
-# --- What can be wrong with a node itself: its clock, mounts and processes.
+# --- Faults of the host: its clock, mounts and processes.
 
 HOST_FAULTS = (
     Fault("clock", "no time server answers: the clock is not synchronised", ALL, gone=(CLOCK,)),
@@ -198,7 +195,7 @@ mount -o remount,bind,ro /
         "dead-mount",
         "the server of the network mount /nas is gone: whoever looks into it hangs",
         ALL,
-        programs=(("dead_mount", "/nas"),),
+        programs=(("culprits", "dead_mount", "/nas"),),
     ),
     Fault(
         "other-kernel",
@@ -215,7 +212,7 @@ mount -o remount,bind,ro /
 )
 
 
-# --- What can be wrong with NVIDIA's GPUs and what they stand on. It is GPU 3 wherever one is.
+# --- Faults of NVIDIA's GPUs and their links: of GPU 3, where one GPU is faulty.
 
 BOTH = ("h100", "a100")
 
@@ -296,6 +293,8 @@ NVIDIA_FAULTS = (
     ),
 )
 
+
+# --- All faults by name, and how a node gets one.
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault

@@ -18,6 +18,9 @@ PCI = "/sys/bus/pci/devices"
 DRIVERS = "/sys/bus/pci/drivers"
 
 
+# --- What a node's hardware is made of.
+
+
 @dataclass(frozen=True)
 class File:
     """The content of a file of the node, and its mode."""
@@ -119,12 +122,11 @@ SERVER = (
 )
 
 
-# --- RDMA devices of lab nodes: healthy trees of /sys/class/infiniband, and what to change in
-# them.
+# --- RDMA devices: healthy trees of /sys/class/infiniband, and what to change in them.
 #
-#     tree(h100())
-#     tree(h100(), mlx5_3={"state": "1: DOWN", "phys_state": "2: Polling"})
-#     tree(a100(), mlx5_0={"rate": "100 Gb/sec (2X HDR)", "counters": {"link_downed": "3"}})
+#     ib_tree(h100())
+#     ib_tree(h100(), mlx5_3={"state": "1: DOWN", "phys_state": "2: Polling"})
+#     ib_tree(a100(), mlx5_0={"rate": "100 Gb/sec (2X HDR)", "counters": {"link_downed": "3"}})
 #
 # Modelled on a recorded tree of an 8-way H100 node (leptonai/gpud, Apache-2.0,
 # components/accelerator/nvidia/infiniband/class/testdata) and on what the kernel prints
@@ -323,7 +325,7 @@ def mi300x() -> tuple[Device, ...]:
     )
 
 
-# --- Interfaces that only /sys/class/net shows: the ports of a node's adapters.
+# --- Network interfaces that /sys/class/net alone shows: the ports of a node's adapters.
 #
 # A node's eth0 and lo are real. The others are the netdevs of its RDMA devices, as sysfs shows
 # them; `ip` does not know them.
@@ -450,7 +452,7 @@ def tree(devices: Iterable[NetDevice]) -> dict[str, str | Link]:
     return content
 
 
-# --- A node's RDMA adapters in all the places of /sys where they show: PCI, RDMA, network.
+# --- RDMA adapters in every class of /sys where they show: PCI, RDMA, network.
 
 VERBS = "/sys/class/infiniband_verbs"
 _VENDOR = "0x15b3"

@@ -1,4 +1,4 @@
-"""Other programs: the helper that starts nodes (its end: nodeready.lab.boot), nsenter, ssh."""
+"""Run other programs: the helper that starts nodes (nodeready.lab.boot), nsenter, any command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.lab import image, network, state
-from nodeready.lab import image as kernel
 from nodeready.lab.needs import environment
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.state import LabState, NodeState
@@ -92,7 +91,7 @@ def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any]
         "gateway": str(network.gateway(lab.index)),
         "switch": lab.switch,
         "submounts": image.submounts(),
-        "targets": kernel.targets(PROFILES[lab.profile]),
+        "targets": image.targets(PROFILES[lab.profile]),
         "nodes": specs,
     }
     argv = [sys.executable, "-m", "nodeready.lab.boot", str(directory)]

@@ -23,7 +23,7 @@ from nodeready.lab.hardware import Link, Tree
 from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.profiles import Profile
 
-# --- What makes a node fresh: data for nodeready.lab.image. All paths are those of the node.
+# --- Data: what makes a node fresh. All paths are those of the node.
 
 # The ordinary user of every node, for what must work without root.
 USER = "ml"
@@ -188,7 +188,7 @@ KERNEL_LOG = (
 )
 
 
-# --- A layer of an overlay under construction: directories, files, links, devices, what is hidden.
+# --- The layer under construction: directories, files, links, devices, whiteouts.
 
 
 class Image:
@@ -251,9 +251,9 @@ class Image:
             os.mknod(made, stat.S_IFCHR, os.makedev(0, 0))
 
 
-# --- What a node has for itself of /proc and /sys, and of the kernel's log.
+# --- The node's own /proc, /sys and kernel log.
 #
-# It lies below STASH in the lab's layer; nodeready.lab.boot lays it over the real ones.
+# They lie below STASH in the lab's layer; nodeready.lab.boot lays them over the real ones.
 
 # A node shows none of these of this machine.
 _HIDDEN = ("/sys/class/infiniband", "/sys/class/infiniband_verbs")
@@ -336,7 +336,7 @@ def _sysctls() -> dict[str, str]:
     return values
 
 
-# --- SSH keys, made in this process: a `ssh-keygen` for every node would cost more than the node.
+# --- SSH keys, made in this process: an `ssh-keygen` per node would cost more than the node.
 
 
 @dataclass(frozen=True)
@@ -357,6 +357,9 @@ def new_key(comment: str) -> Key:
     private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption())
     public = key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
     return Key(private.decode(), f"{public.decode()} {comment}")
+
+
+# --- The whole layer.
 
 
 def build(base: Path, profile: Profile, key: Key, *, slurm: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""One node of a running lab: log in to it, look into it, break it."""
+"""The nodes of a lab: start and stop them, log in to one, look into it, break it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeready.lab import boot, faults, helper, network, processes, slurm, state
-from nodeready.lab import slurm as slurm_control
 from nodeready.lab.boot import STASH
 from nodeready.lab.helper import Content, Done
 from nodeready.lab.image import new_key
 from nodeready.lab.network import listening, port
 from nodeready.lab.state import LabError, LabState, NodeState
 
-# --- Starting and stopping the nodes of a lab whose lock is ours.
+if TYPE_CHECKING:
+    from nodeready.lab.cluster import Lab
+
+# --- Start and stop nodes, while this process holds the lab's lock.
 
 # Told the number of nodes that are ready, and of how many.
 Progress = Callable[[int, int], None]
@@ -45,8 +47,8 @@ def alive(one: NodeState) -> bool:
 def kill(one: NodeState) -> None:
     """Take its power away."""
     if alive(one):
-        group = boot.group_of(one.pid)
-        processes.end(one.pid, meanwhile=lambda: boot.thaw(group) if group else None)
+        group = boot.freezer_group_of(one.pid)
+        processes.end(one.pid, meanwhile=lambda: boot.thaw_group(group) if group else None)
 
 
 def new_node(lab: LabState, number: int) -> NodeState:
@@ -110,7 +112,7 @@ def grow(
         if first:
             start(lab, first, None)
         elif new:
-            slurm_control.spread(lab)
+            slurm.spread(lab)
         start(lab, new, files, progress)
         if new:
             _tell_hosts([*old, *(one for one in lab.beside() if one not in first)], new)
@@ -124,7 +126,7 @@ def grow(
             one.fault = had
         state.save(lab)
         with contextlib.suppress(LabError):
-            slurm_control.spread(lab)
+            slurm.spread(lab)
         raise
     return len(dead) + len(new)
 
@@ -173,7 +175,7 @@ def start(
         for one in nodes:
             if one.fault:
                 faults.act(one.fault, one.pid)
-        slurm_control.began(lab, nodes)
+        slurm.wait_until_known(lab, nodes)
     except BaseException:
         # Some may run that had no time to say so.
         processes.end_all(state.directory(lab.name), [one.name for one in nodes])
@@ -263,8 +265,7 @@ def _write_ssh(lab: LabState) -> None:
     state.write(ssh / "ssh_config", hosts + _SSH_CONFIG.format(ssh=ssh))
 
 
-if TYPE_CHECKING:
-    from nodeready.lab.cluster import Lab
+# --- One node, for tests and people.
 
 
 class Node:

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 from nodeready.lab import hardware
 from nodeready.lab.hardware import SERVER, Device, File, Hardware, PciDevice, pci_trees
 
-# --- What nvidia-smi prints on a healthy node with H100 or A100 GPUs, and on one with a fault.
+# --- The output of nvidia-smi, of healthy H100 or A100 GPUs and of faulty ones.
 #
 #     query([{"address": "0000:1b:00.0"}, {"address": "0000:43:00.0", "ecc_uncorrectable": 2}])
 #     nvlink_status(8, "a100", inactive={(3, 11)})
@@ -307,7 +307,7 @@ def nvlink_status(
     return "\n".join(lines) + "\n"
 
 
-# --- nvidia-smi on a node: a script that prints recorded answers from files.
+# --- nvidia-smi on a node: a script that prints this output from files.
 #
 # The answers lie below `HOME`; a file `before` there is run first, for a tool that hangs or fails.
 

@@ -1,4 +1,4 @@
-"""What the machines of a lab have for Slurm: its configuration, munge's key, a start script.
+"""Slurm on a lab: the files that its machines have for it, and the running Slurm.
 
 The controller is a machine of the lab beside its nodes, so that Slurm's daemons see the nodes'
 users and files, and this machine's /etc/slurm, /etc/munge and services stay as they are. It is no
@@ -99,10 +99,10 @@ done
 """
 
 
-def new(controller: NodeState) -> SlurmState:
+def new_slurm(controller: NodeState) -> SlurmState:
     """A Slurm with this controller and a key of its own."""
     key = base64.b64encode(secrets.token_bytes(128)).decode()
-    return SlurmState(controller, key, boot.available(), [])
+    return SlurmState(controller, key, boot.freezer_available(), [])
 
 
 def checked(lines: Sequence[str]) -> list[str]:
@@ -142,10 +142,10 @@ def files(lab: LabState, one: NodeState) -> dict[str, str | tuple[str | bytes, i
     if slurm is None:
         return {}
     daemon, port = _SLURMCTLD if one is slurm.controller else _SLURMD
-    script = _SCRIPT.format(daemon=daemon, port=port, root=boot.ROOT, stash=STASH)
+    script = _SCRIPT.format(daemon=daemon, port=port, root=boot.CGROUP_ROOT, stash=STASH)
     return {
         CONF: conf(lab, slurm),
-        "/etc/slurm/cgroup.conf": f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={boot.ROOT}\n",
+        "/etc/slurm/cgroup.conf": f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={boot.CGROUP_ROOT}\n",
         "/etc/munge/munge.key": (base64.b64decode(slurm.key), 0o400),
         SCRIPT: script,
     }
@@ -158,7 +158,7 @@ def group(lab: LabState, one: NodeState) -> str:
     return boot.freezer_group(lab.name, one.name)
 
 
-# --- The running Slurm of a lab: asked, told of new nodes and settings, waited for.
+# --- The running Slurm: its commands, new nodes, new settings.
 
 # A node registers within a moment; the rest is for a machine that is loaded.
 READY_S = 60.0
@@ -166,31 +166,31 @@ READY_S = 60.0
 NONE = "the lab {lab} has no Slurm; start one that has: nodeready lab up --slurm"
 
 
-def slurm_conf(lab: str) -> Path:
+def client_conf_path(lab: str) -> Path:
     """The slurm.conf of this lab for the commands of this machine."""
     return state.directory(lab) / "slurm.conf"
 
 
-def run(lab: LabState, argv: Sequence[str], timeout: float = 60) -> Done:
+def run_command(lab: LabState, argv: Sequence[str], timeout: float = 60) -> Done:
     """Run one of Slurm's commands of this machine on the lab. Raises LabError."""
     if lab.slurm is None:
         raise LabError(NONE.format(lab=lab.name))
     # What is set where a job runs, or by its user, is not about the lab.
     env = {name: value for name, value in environment().items() if not _is_slurms(name)}
-    env["SLURM_CONF"] = str(slurm_conf(lab.name))
+    env["SLURM_CONF"] = str(client_conf_path(lab.name))
     return helper.run(argv, timeout=timeout, env=env)
 
 
-def began(lab: LabState, started: Collection[NodeState]) -> None:
+def wait_until_known(lab: LabState, started: Collection[NodeState]) -> None:
     """These machines have just started: wait until Slurm knows them. Raises LabError."""
     if lab.slurm is None:
         return
-    state.write(slurm_conf(lab.name), client_conf(lab, lab.slurm))
+    state.write(client_conf_path(lab.name), client_conf(lab, lab.slurm))
     # A fault may well be that it never answers.
     waiting = {one.name for one in started if one in lab.nodes and not one.fault}
     deadline = time.monotonic() + READY_S
     while waiting:
-        done = run(lab, ["sinfo", "-h", "-a", "-N", "-o", "%N %T"])
+        done = run_command(lab, ["sinfo", "-h", "-a", "-N", "-o", "%N %T"])
         if done.returncode:
             return  # somebody has stopped the controller: the nodes wait for it, we do not
         words = (line.split() for line in done.stdout.splitlines())
@@ -225,7 +225,7 @@ def spread(lab: LabState) -> None:
         return
     alive = [one for one in lab.machines() if processes.started_at(one.pid) == one.started]
     controller = lab.slurm.controller
-    state.write(slurm_conf(lab.name), client_conf(lab, lab.slurm))
+    state.write(client_conf_path(lab.name), client_conf(lab, lab.slurm))
     content = conf(lab, lab.slurm)
     for one in alive:
         helper.enter(one.pid, ["sh", "-c", f"cat >{CONF}"], content)
@@ -234,7 +234,7 @@ def spread(lab: LabState) -> None:
     for one in sorted(alive, key=lambda one: one is not controller):
         _restart(one)
     if controller in alive:
-        began(lab, [one for one in alive if one is not controller])
+        wait_until_known(lab, [one for one in alive if one is not controller])
 
 
 def _restart(one: NodeState) -> None:

@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-# --- What the lab says when it cannot do what it was asked.
-
 
 class LabError(Exception):
     """One line for a person: what happened, where, what to do. Never a traceback."""

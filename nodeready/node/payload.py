@@ -18,9 +18,11 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from nodeready.shell import KILL_AFTER_S, join, quote
-from nodeready.subjects.wire import NO_PYTHON as NO_PYTHON  # noqa: PLC0414 - handed on
+from nodeready.subjects.wire import NO_PYTHON
 
-# --- The modules of ours that a module needs, found by its imports; from files or out of a zip.
+__all__ = ["NO_PYTHON", "Program", "closure", "imports", "is_package", "program", "text"]
+
+# --- The modules that a program needs, found by their imports; from files or out of a zip.
 
 
 def _file(name: str) -> Any:
@@ -37,7 +39,7 @@ def _file(name: str) -> Any:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Everything that can run: not what stands there for the type checker alone."""
+    """All statements that can run; those under TYPE_CHECKING cannot."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
@@ -89,7 +91,9 @@ def is_package(name: str) -> bool:
     return str(_file(name)).endswith("__init__.py")
 
 
-# Where a Python for it may be: the interpreter of the platform is often older than 3.9.
+# --- The program as one text, and the script that starts it.
+
+# Where a Python may be: the interpreter of the platform is often older than 3.9.
 PYTHONS = (
     "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9",
     "/usr/libexec/platform-python",
@@ -146,9 +150,6 @@ def _modules(main: str) -> tuple[str, frozenset[str]]:
     """All modules of a program, compressed, and which of them are packages."""
     if HERE[0] == main:
         return HERE[1:]
-    # It parses Python: what only reads an answer has no use for that.
-    pass
-
     found = closure([main, "nodeready.node.payload"])
     packed = base64.b85encode(zlib.compress(json.dumps(found).encode(), 9)).decode("ascii")
     return packed, frozenset(name for name in found if is_package(name))

@@ -1,6 +1,7 @@
-"""The processes that the proofs start, each certain to end.
+"""The processes that a program on a node starts: started, watched, and certain to end.
 
-Only what was started here is ever touched: signalled, traced, waited for.
+Only what was started here is ever touched: signalled, traced, waited for. `Supervisor` holds all
+processes of one run; `ForkedWorker` does work that may hang in the kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# --- Ending processes of ours for certain: with all that they started, and when we are killed.
+# --- Ending processes with all that they started, also when this process is killed.
 
 
 def end_all(pids: set[int]) -> None:
@@ -44,46 +45,46 @@ def end_all(pids: set[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-class Watch:
-    """A process beside us that knows what we started, and ends it when we are gone.
+class Watchdog:
+    """A process that knows which processes we started, and ends them when we are killed.
 
-    Only SIGKILL needs it: of everything else we hear ourselves.
+    It is there for SIGKILL alone: every other signal reaches a handler of ours.
     """
 
     def __init__(self) -> None:
-        """Before any thread is started: it is a fork of ours."""
+        """It forks: to be made before any thread is started."""
         read, self._write = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
                 os.close(self._write)
-                _wait(read)
+                _run_watchdog(read)
             finally:
                 os._exit(0)
         os.close(read)
 
-    def _tell(self, word: str) -> None:
+    def _write_line(self, word: str) -> None:
         with contextlib.suppress(OSError):
             os.write(self._write, word.encode())
 
     def add(self, pid: int) -> None:
-        """We started this one, in a session of its own."""
-        self._tell(f"+{pid}\n")
+        """This process was started, in a session of its own."""
+        self._write_line(f"+{pid}\n")
 
     def remove(self, pid: int) -> None:
-        """That one has ended."""
-        self._tell(f"-{pid}\n")
+        """This process has ended."""
+        self._write_line(f"-{pid}\n")
 
     def close(self) -> None:
-        """Everything has ended."""
+        """Every process has ended, and with that the watchdog's work."""
         with contextlib.suppress(OSError):
             os.close(self._write)
         with contextlib.suppress(OSError):
             os.waitpid(self._pid, 0)
 
 
-def _wait(read: int) -> None:
-    """The life of the process beside us."""
+def _run_watchdog(read: int) -> None:
+    """The watchdog's process: it reads to the end of the pipe, then ends what is left."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -100,6 +101,8 @@ def _wait(read: int) -> None:
     end_all(pids)
 
 
+# --- The processes of one run.
+
 #: Output of a tool that is kept; the rest is read and dropped.
 KEPT_BYTES = 256 * 1024
 
@@ -109,8 +112,8 @@ _STARTING_S = 1.0
 #: The frame that a stack of a canary must show.
 FRAME = "nodeready_canary"
 
-# It answers each byte of a pipe that only we hold: when we die, however that comes, it ends, too;
-# when it is stopped then, the kernel kills it (PR_SET_PDEATHSIG). Never longer than its alarm.
+# A canary answers each byte of a pipe that only we hold: it ends with us, however we die. If it is
+# stopped then, the kernel kills it (PR_SET_PDEATHSIG). It never lives longer than its alarm.
 _CANARY = f"""
 import os, signal, sys
 signal.alarm(int(sys.argv[2]))
@@ -126,8 +129,8 @@ def {FRAME}():
 {FRAME}()
 """
 
-#: Gets each piece that a process wrote to its output, 1, or to 2.
-Heard = Callable[["subprocess.Popen[bytes]", int, bytes], None]
+#: Gets a process, the stream (1: output, 2: errors), and a piece that the process wrote to it.
+OutputHandler = Callable[["subprocess.Popen[bytes]", int, bytes], None]
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class Ended:
 
     @property
     def first(self) -> str:
-        """The first line of what it complained about."""
+        """The first line of its errors, else of its output."""
         rows = [row.strip() for row in (self.err + "\n" + self.out).splitlines() if row.strip()]
         return rows[0][:200] if rows else ""
 
@@ -164,8 +167,8 @@ def status(pid: int) -> Status:
     return Status(values["State"].split()[0], int(values["TracerPid"]))
 
 
-def answers(canary: subprocess.Popen[bytes]) -> bool:
-    """Whether a canary goes on: whether it does, within two seconds, what it is told."""
+def responds(canary: subprocess.Popen[bytes]) -> bool:
+    """Whether a canary runs: it answers a byte within two seconds."""
     assert canary.stdin is not None
     assert canary.stdout is not None
     try:
@@ -178,28 +181,29 @@ def answers(canary: subprocess.Popen[bytes]) -> bool:
         return False
 
 
-class Own:
-    """All processes of one run. Use as a context manager: leaving it ends every one.
+class Supervisor:
+    """Starts the processes of one run, and ends them all. Use as a context manager.
 
-    To be made before any thread is started.
+    To be made before any thread is started. tag: marks the processes, so that an interrupt finds
+    them; limit_s: seconds until all must have ended
     """
 
     def __init__(self, tag: str, limit_s: float) -> None:
         self.tag = tag
         self.deadline = time.monotonic() + limit_s
         self._started: list[subprocess.Popen[bytes]] = []
-        # A signal's handler may come while we hold it.
+        # Reentrant: a signal's handler may need the lock that the interrupted code holds.
         self._lock = threading.RLock()
         self._starting, self._over = 0, False
-        self._watch = Watch()
+        self._watchdog = Watchdog()
         self._tidy: list[Callable[[], object]] = []
 
-    def __enter__(self) -> Own:
+    def __enter__(self) -> Supervisor:
         return self
 
     def __exit__(self, *problem: object) -> None:
         self.end()
-        self._watch.close()
+        self._watchdog.close()
 
     @property
     def left_s(self) -> float:
@@ -224,7 +228,7 @@ class Own:
         try:
             # Without the lock: a program on a file system that hangs holds up nobody else.
             process = subprocess.Popen(argv, start_new_session=True, **given)  # type: ignore[call-overload]
-            self._watch.add(process.pid)
+            self._watchdog.add(process.pid)
             with self._lock:
                 self._started.append(process)
         finally:
@@ -236,7 +240,7 @@ class Own:
         self,
         argv: Sequence[str],
         limit_s: float,
-        heard: Heard | None = None,
+        on_output: OutputHandler | None = None,
         **how: object,
     ) -> Ended:
         """Run a program to its end, or end it after ``limit_s`` seconds; never longer.
@@ -246,7 +250,7 @@ class Own:
         """
         began = time.monotonic()
         process = self.start(argv, **how)
-        out, err, whole = _read(process, min(limit_s, self.left_s), heard)
+        out, err, whole = _read(process, min(limit_s, self.left_s), on_output)
         rc: int | None = None
         if whole:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -287,16 +291,26 @@ class Own:
         with self._lock:
             if process in self._started:
                 self._started.remove(process)
-                self._watch.remove(process.pid)
+                self._watchdog.remove(process.pid)
 
     def at_end(self, tidy: Callable[[], object]) -> None:
         """Have this called when everything ends: it removes files, and can be called twice."""
         self._tidy.append(tidy)
 
+    def end_on_signals(self) -> None:
+        """From here on TERM, INT and HUP end everything, this process with 128 + the signal."""
+
+        def leave(number: int, frame: object) -> None:
+            self.end()
+            os._exit(128 + number)
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, leave)
+
     def end(self) -> None:
         """End everything; nothing is started any more."""
         self._over = True
-        # What another thread is just starting is nobody's yet.
+        # A process that another thread is just starting is not in the list yet.
         until = time.monotonic() + _STARTING_S
         while self._starting and time.monotonic() < until:
             time.sleep(0.01)
@@ -312,7 +326,7 @@ class Own:
 def _read(
     process: subprocess.Popen[bytes],
     limit_s: float,
-    heard: Heard | None,
+    on_output: OutputHandler | None,
 ) -> tuple[str, str, bool]:
     """Both outputs, each at most KEPT_BYTES, and whether that was all before the time was over."""
     streams = {s.fileno(): bytearray() for s in (process.stdout, process.stderr) if s is not None}
@@ -328,26 +342,26 @@ def _read(
             error = process.stderr is not None and number == process.stderr.fileno()
             if not piece:
                 open_.discard(number)
-            elif heard is not None:
-                heard(process, 2 if error else 1, piece)
+            elif on_output is not None:
+                on_output(process, 2 if error else 1, piece)
             streams[number] += piece[: max(0, KEPT_BYTES - len(streams[number]))]
     texts = [bytes(kept).decode("utf-8", "replace") for kept in streams.values()]
     return (*[*texts, "", ""][:2], not open_)  # type: ignore[return-value]
 
 
-# --- Work that may hang for good, in a fork beside this process that is left behind when it does.
+# --- Work that may hang for good, in a fork that is left behind when it does.
 
-#: Takes plain data to the process that listens.
-Tell = Callable[[Any], None]
+#: Sends plain data to the process that made the fork.
+Send = Callable[[Any], None]
 
 
-class Aside:
-    """A fork that does ``work(tell)``; `hear` gives what it tells.
+class ForkedWorker:
+    """A fork that does ``work(send)``; `messages` yields what the work sends.
 
     limit_s: seconds after which it ends for certain, unless it hangs in the kernel
     """
 
-    def __init__(self, work: Callable[[Tell], None], limit_s: float) -> None:
+    def __init__(self, work: Callable[[Send], None], limit_s: float) -> None:
         self._pipe, write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -357,10 +371,10 @@ class Aside:
                 os._exit(1)
         os.close(write)
 
-    def hear(self, patience_s: float, deadline: float) -> Iterator[Any]:
-        """What it tells, until it ends; None when it was silent for so long, and at the deadline.
+    def messages(self, patience_s: float, deadline: float) -> Iterator[Any]:
+        """Each message of the fork until it ends; None after a silence, and at the deadline.
 
-        deadline: a moment of time.monotonic()
+        patience_s: the silence; deadline: a moment of time.monotonic()
         """
         kept = b""
         while True:
@@ -376,7 +390,7 @@ class Aside:
                 yield json.loads(row)
 
     def end(self) -> None:
-        """End it; what hangs in the kernel is left behind."""
+        """End the fork; one that hangs in the kernel is left behind."""
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
         until = time.monotonic() + 0.5
@@ -385,8 +399,8 @@ class Aside:
         os.close(self._pipe)
 
 
-def _work(work: Callable[[Tell], None], pipe: int, limit_s: float) -> None:
-    """The life of the fork. It holds nothing open by which somebody waits for its end."""
+def _work(work: Callable[[Send], None], pipe: int, limit_s: float) -> None:
+    """The fork's process. It closes all files by which somebody may wait for its end."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
@@ -396,10 +410,10 @@ def _work(work: Callable[[Tell], None], pipe: int, limit_s: float) -> None:
     os.closerange(3, pipe)
     os.closerange(max(3, pipe + 1), 1024)
 
-    def tell(data: Any) -> None:
+    def send(data: Any) -> None:
         text = json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"
         while text:
             text = text[os.write(pipe, text) :]
 
-    work(tell)
+    work(send)
     os._exit(0)

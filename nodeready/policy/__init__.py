@@ -1,4 +1,7 @@
-"""Policy: what every node of a group has to be. Declared here, and read from group_data."""
+"""DECLARE what every node of a group has to be: each setting with its kind, default and reason.
+
+No file is read here and no node is asked: what group_data says comes in as a mapping.
+"""
 
 from nodeready.policy.policy import Expected, Policy
 

@@ -10,44 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# --- What a word that nobody knows was probably meant to be.
-
-
-def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word that ``word`` begins, or else resembles most; "" when there is none."""
-    # Few runs need it, and a node's own program starts often.
-    import difflib
-
-    names = list(known)
-    begun = [name for name in names if len(word) > 1 and name.startswith(word)]
-    if begun:
-        return begun[0]
-    # Hardly a run has a word that nobody knows.
-
-    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), "")
-
-
 Names = tuple[str, ...]
 #: A mapping of names to settings, as plain tuples so that a Policy can be compared and hashed;
 #: `rows` turns it back into dicts.
 Table = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
-
-#: core(5), "Naming of core dump files", Linux 6.12. %F is for pipes only.
-CORE_SPECIFIERS = frozenset("%cCdeEfghiIpPstu")
-#: CORENAME_MAX_SIZE in the kernel: the pattern and its terminating zero.
-CORE_PATTERN_MAX_BYTES = 128
-
-
-def port_range(words: str) -> tuple[int, int]:
-    """``29500-29510``, or one port, as an option ``--ports`` takes it.
-
-    Raises ValueError with what it should be.
-    """
-    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words.strip())
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= first <= last <= 65535:
-        raise ValueError("must be FIRST-LAST, two ports from 1 to 65535")
-    return first, last
 
 
 class Invalid(ValueError):
@@ -82,6 +48,9 @@ def setting(default: Any, kind: Kind, reason: str) -> Any:
 def rows(table: Table) -> dict[str, dict[str, Any]]:
     """A Table as ``{name: {column: value}}``."""
     return {name: dict(columns) for name, columns in table}
+
+
+# --- The kinds that have a parameter.
 
 
 def _whole(value: Any, low: int, high: int) -> int:
@@ -187,6 +156,9 @@ def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tup
     return tuple(sorted(settings.items()))
 
 
+# --- The kinds that have none.
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise Invalid("must be True or False")
@@ -212,6 +184,12 @@ def _limit(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return str(value)
     raise Invalid("must be 'unlimited' or a number of KiB")
+
+
+#: core(5), "Naming of core dump files", Linux 6.12. %F is for pipes only.
+CORE_SPECIFIERS = frozenset("%cCdeEfghiIpPstu")
+#: CORENAME_MAX_SIZE in the kernel: the pattern and its terminating zero.
+CORE_PATTERN_MAX_BYTES = 128
 
 
 def _core_pattern(value: Any) -> str:
@@ -280,3 +258,30 @@ PATH = Kind(
     lambda value: value if value == "" else PATHS.check((value,))[0],
     'an absolute path, or `""`',
 )
+
+
+# --- Words of a command line: a range of ports, and the known word that an unknown one resembles.
+
+
+def port_range(words: str) -> tuple[int, int]:
+    """``29500-29510``, or one port, as an option ``--ports`` takes it.
+
+    Raises ValueError with what the words should be.
+    """
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last <= 65535:
+        raise ValueError("must be FIRST-LAST, two ports from 1 to 65535")
+    return first, last
+
+
+def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known word that begins with ``word``, else the one most like it; "" for none."""
+    names = list(known)
+    begun = [name for name in names if len(word) > 1 and name.startswith(word)]
+    if begun:
+        return begun[0]
+    # Few runs have an unknown word, and a node's own program starts often.
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), "")

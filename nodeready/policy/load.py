@@ -5,7 +5,6 @@ Pure: a mapping goes in, a Policy or a PolicyError comes out. Nothing is contact
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 from nodeready.policy.fields import Invalid, Kind
 from nodeready.policy.policy import Policy
 
-#: First words of our keys: an unknown key that begins with one of them is meant for us.
+#: The first words of our settings: an unknown key that begins with one of them is misspelt.
 _PREFIXES = (
     "ptrace_", "core_", "limit_", "pdshrc_", "ssh_client_", "iommu_", "py_spy_", "gpu_", "xid_",
     "rdma_", "gate_",
@@ -43,7 +42,9 @@ def reason(key: str) -> str:
 
 
 def _misspelt(key: str) -> str:
-    """What the unknown ``key`` was probably meant to be, or "" when it is not ours."""
+    """What an unknown ``key`` of ours was probably meant to be; "" for somebody else's key."""
+    import difflib
+
     close = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.85)
     if close:
         return f"did you mean {close[0]}?"
@@ -56,7 +57,7 @@ def _misspelt(key: str) -> str:
 def check_settings(
     data: Mapping[str, Any], where: str, foreign: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """The validated settings among ``data`` (other people's keys are left out).
+    """The validated settings among ``data``; other people's keys are left out.
 
     where:   the file or other origin, for the error text
     foreign: keys that belong to pyinfra, never taken for a misspelt one of ours
@@ -87,14 +88,14 @@ def make_policy(data: Mapping[str, Any], where: str = "policy") -> Policy:
 
 
 def as_data(policy: Policy) -> dict[str, Any]:
-    """All settings as group_data, or JSON, holds them: `make_policy` makes the same of it."""
+    """All settings as group_data, or JSON, holds them. `make_policy` is the way back."""
     return {name: kind_of(name).plain(vars(policy)[name]) for name in _FIELDS}
 
 
 def digest(policies: Iterable[Policy]) -> str:
-    """A short name for the policies that were judged by, whatever their order.
+    """A short name for a set of policies, whatever their order: equal policies, equal names.
 
-    Equal policies have equal names; a verdict is believed for no other.
+    A report says by which policies it judged, and a kept verdict holds for no other policy.
     """
     texts = {json.dumps(asdict(policy), sort_keys=True) for policy in set(policies)}
     return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:16]

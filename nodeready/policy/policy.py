@@ -341,10 +341,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Expected(Policy):
-    """A policy as the control machine judges by it: with what follows from it, no setting.
+    """A policy with what the control machine works out from its settings, to judge by both.
 
-    gate_files: path -> sha256 of what the node's own check consists of. On the node itself,
-                where a policy is no more than that, nobody knows it.
+    gate_files: path -> sha256 of every file of the node's own check. Empty on the node itself,
+                which knows the settings alone.
     """
 
     gate_files: tuple[tuple[str, str], ...] = ()

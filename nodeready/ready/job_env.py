@@ -1,15 +1,16 @@
 """The variables that the nodes' facts suggest for a job's environment, each with its reason.
 
-Pure: the snapshots of all nodes go in, completed by where the others are (auditing.with_peers).
+Pure: the snapshots of all nodes go in, completed by the addresses of the other nodes
+(`nodeready.audit.run.combined`).
 
 NCCL_SOCKET_IFNAME  ``=eth1``: exactly this interface; without "=" it would be a prefix, so that
                     eth1 meant eth10 as well (NCCL user guide, environment variables)
 GLOO_SOCKET_IFNAME  the same interface by its plain name: Gloo opens what stands between commas
                     (PyTorch, ProcessGroupGloo)
-NCCL_IB_HCA         the RDMA devices that are not the management's: nodeready.ready.job_env
+NCCL_IB_HCA         the RDMA devices that are not the management's: see `ib_hca`
 PDSH_RCMD_TYPE      ssh, where there is pdsh: its own default may be rsh; where ssh is the default
                     already, it changes nothing
-MASTER_PORT         nodeready.ready.job_env
+MASTER_PORT         a port that is free on every node: see `choose`
 
 What a node says is data: a name that no interface or device has is not taken.
 """
@@ -26,15 +27,15 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.nics.facts import Nics, socket_interface
 from nodeready.subjects.pdsh.facts import Pdsh
-from nodeready.subjects.ports import facts as sockets
+from nodeready.subjects.ports import facts as ports_facts
 from nodeready.subjects.ports.facts import Ports, Range, Socket, parse_ranges
 from nodeready.subjects.ports.firewall import shown
 from nodeready.subjects.rdma.facts import Rdma, hcas
 from nodeready.subjects.snapshot import Snapshot
 
-# --- The port on which a job can rendezvous on every one of its nodes: the value of MASTER_PORT.
+# --- MASTER_PORT: a port on which a job can rendezvous.
 #
-# Which node will be the first of a job is not known yet, so that a port must be free on all.
+# Which node will be the first of a job is not known yet: the port must be free on all of them.
 
 #: At most so many reasons are told why other ports are not taken.
 _MOST = 6
@@ -117,14 +118,15 @@ def _unseen(seen: Ports | Unknown, first: int, last: int) -> str:
     if seen.listeners is None or seen.connections is None:
         return "/proc/net/tcp cannot be read"
     inside = [one for one in (*seen.listeners, *seen.connections) if first <= one.port <= last]
-    cut = seen.more and len(inside) >= sockets.MOST
+    cut = seen.more and len(inside) >= ports_facts.MOST
     return "more sockets in the range than are looked at" if cut else ""
 
 
-RendezvousGroups = dict[tuple[str, Ranges], list[str]]
+#: (reason, ports) -> the nodes that stand against these ports.
+Objections = dict[tuple[str, Ranges], list[str]]
 
 
-def _said(groups: RendezvousGroups, first: int, last: int) -> tuple[str, ...]:
+def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ...]:
     """``29500-29502 on gpu017: python3 of ada listens``, as far as the ports are in the range."""
     texts = []
     for (why, ranges), names in groups.items():
@@ -157,8 +159,8 @@ def choose(seen: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> 
         reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
         return Choice(None, reason, notes[:_MOST], {})
     unknown = {name: why for name, one in seen.items() if (why := _unseen(one, first, last))}
-    taken: RendezvousGroups = {}
-    lent: RendezvousGroups = {}
+    taken: Objections = {}
+    lent: Objections = {}
     for name, one in seen.items():
         if isinstance(one, Unknown):
             continue
@@ -173,16 +175,16 @@ def choose(seen: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> 
     every = shown(first, last)
     if not free:
         reason = f"no port of {every} is free on all nodes"
-        return Choice(None, reason, _said(taken, first, last), unknown)
+        return Choice(None, reason, _objection_lines(taken, first, last), unknown)
     port = (lasting or free)[0]
-    notes = _said({**taken, **lent} if lasting else taken, first, port - 1)
+    notes = _objection_lines({**taken, **lent} if lasting else taken, first, port - 1)
     if not lasting:
         lenders = fold(name for names in lent.values() for name in names)
         notes += (f"outgoing connections may get it on {lenders}: see ports.ephemeral",)
     return Choice(port, f"the first of {every} that is free on all nodes", notes, unknown)
 
 
-def _free(first: int, last: int, against: RendezvousGroups) -> list[int]:
+def _free(first: int, last: int, against: Objections) -> list[int]:
     """The ports of the range that none of these stand against, ascending."""
     held = {
         port
@@ -193,7 +195,7 @@ def _free(first: int, last: int, against: RendezvousGroups) -> list[int]:
     return [port for port in range(first, last + 1) if port not in held]
 
 
-# --- Which interface NCCL's sockets should use on a node: the value for NCCL_SOCKET_IFNAME.
+# --- NCCL_SOCKET_IFNAME: the interface of NCCL's sockets.
 #
 # Left alone, NCCL takes an interface whose name begins with ``ib``, else the first that is neither
 # loopback nor Docker's (NVIDIA's NCCL user guide, NCCL_SOCKET_IFNAME): on a node with a management
@@ -214,7 +216,7 @@ def socket_ifname(nics: Nics) -> tuple[str | None, str]:
     return socket_interface(nics)
 
 
-# --- Which RDMA devices NCCL should use: the value of NCCL_IB_HCA.
+# --- NCCL_IB_HCA: the RDMA devices that NCCL should use.
 #
 # NCCL takes every active device when nothing tells it otherwise, that of the management too, and
 # a job then waits for the slowest. A name in NCCL_IB_HCA is a prefix, so that mlx5_1 means mlx5_10
@@ -240,7 +242,9 @@ def _management(nics: Nics) -> set[str]:
     return {name for name in ends | below if name}
 
 
-#: What has to be looked at.
+# --- The variables, from all nodes' suggestions.
+
+#: The subjects that have to be looked at.
 SUBJECTS = ("nics", "rdma", "ports", "pdsh")
 
 # The kernel allows more in names (dev_valid_name), but no driver, udev rule or person uses it,
@@ -289,7 +293,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _Suggestion:
     """What one node suggests: a value, "" for none, or None when it cannot be told; and why."""
 
     value: str | None
@@ -309,47 +313,47 @@ def _reason(seen: object, what: str) -> str:
     return f"{what}: {seen.reason if isinstance(seen, Unknown) else 'not looked at'}"
 
 
-def _interface(snapshot: Snapshot) -> _Said:
+def _interface(snapshot: Snapshot) -> _Suggestion:
     nics = snapshot.subjects.get("nics")
     if not isinstance(nics, Nics):
-        return _Said(None, _reason(nics, "its network"))
+        return _Suggestion(None, _reason(nics, "its network"))
     name, why = socket_ifname(nics)
     if name is not None and not _INTERFACE.fullmatch(name):
-        return _Said(None, f"{name!a} is no plausible name of an interface")
-    return _Said(name, why)
+        return _Suggestion(None, f"{name!a} is no plausible name of an interface")
+    return _Suggestion(name, why)
 
 
-def _exactly(snapshot: Snapshot) -> _Said:
+def _exactly(snapshot: Snapshot) -> _Suggestion:
     said = _interface(snapshot)
-    return _Said(f"={said.value}", said.reason) if said.value else said
+    return _Suggestion(f"={said.value}", said.reason) if said.value else said
 
 
-def _hca(snapshot: Snapshot) -> _Said:
+def _hca(snapshot: Snapshot) -> _Suggestion:
     rdma, nics = snapshot.subjects.get("rdma"), snapshot.subjects.get("nics")
     if not isinstance(rdma, Rdma):
-        return _Said(None, _reason(rdma, "its RDMA devices"))
+        return _Suggestion(None, _reason(rdma, "its RDMA devices"))
     devices, why = ib_hca(rdma, nics if isinstance(nics, Nics) else None)
     if devices and not isinstance(nics, Nics):
         # Which of them are the management's is not known.
-        return _Said(None, _reason(nics, "its network"))
+        return _Suggestion(None, _reason(nics, "its network"))
     strange = [name for name in devices if not _DEVICE.fullmatch(name)]
     if strange:
-        return _Said(None, f"{strange[0]!a} is no plausible name of an RDMA device")
-    return _Said(variable(devices), why)
+        return _Suggestion(None, f"{strange[0]!a} is no plausible name of an RDMA device")
+    return _Suggestion(variable(devices), why)
 
 
-def _pdsh(snapshot: Snapshot) -> _Said:
+def _pdsh(snapshot: Snapshot) -> _Suggestion:
     pdsh = snapshot.subjects.get("pdsh")
     if not isinstance(pdsh, Pdsh):
-        return _Said(None, _reason(pdsh, "pdsh"))
+        return _Suggestion(None, _reason(pdsh, "pdsh"))
     if not pdsh.installed:
-        return _Said("", "pdsh is not installed")
-    return _Said("ssh", "pdsh is installed, and its own default may be rsh")
+        return _Suggestion("", "pdsh is not installed")
+    return _Suggestion("ssh", "pdsh is installed, and its own default may be rsh")
 
 
 def _variable(
     name: str,
-    ask: Callable[[Snapshot], _Said],
+    ask: Callable[[Snapshot], _Suggestion],
     snapshots: Mapping[str, Snapshot],
     *,
     harmless: bool = False,
@@ -358,15 +362,17 @@ def _variable(
 
     harmless: the variable means nothing where a node needs none
     """
-    said = {node: ask(snapshot) for node, snapshot in snapshots.items()}
-    values = grouped({node: one.value for node, one in said.items() if one.value is not None})
-    unknown = grouped({node: one.reason for node, one in said.items() if one.value is None})
+    suggestions = {node: ask(snapshot) for node, snapshot in snapshots.items()}
+    values = grouped(
+        {node: one.value for node, one in suggestions.items() if one.value is not None}
+    )
+    unknown = grouped({node: one.reason for node, one in suggestions.items() if one.value is None})
     needed = [value for value, _ in values if value or not harmless] or [""]
     if not values:
         return Variable(name, None, "no node tells", False, (), unknown)
     if len(needed) > 1:
         return Variable(name, None, "the nodes differ", False, values, unknown)
-    reasons = Counter(one.reason for one in said.values() if one.value == needed[0])
+    reasons = Counter(one.reason for one in suggestions.values() if one.value == needed[0])
     reason = reasons.most_common(1)[0][0]
     return Variable(name, needed[0] or None, reason, not unknown, values, unknown)
 

@@ -1,4 +1,4 @@
-"""What came of the rounds between the nodes: which ports, which way, who is to blame. Pure.
+"""The rounds between the nodes: who tries whom, which ports fail, and who is to blame. Pure.
 
 A node's answers are data: ports that nobody asked for, addresses that are none and times that no
 clock shows are dropped.
@@ -31,7 +31,7 @@ from nodeready.ready import localize
 from nodeready.ready.localize import BOTH, PAIR, SOURCE, TARGET, Attempt
 from nodeready.subjects.proof.facts import Blocked, Mesh
 
-# --- Why a connection between two nodes was none, in words. Pure: from what the first of them saw.
+# --- Why a connection failed, in words, from what the connecting node saw.
 
 _DROPPED = "timed out: dropped"
 _CAUSES = {
@@ -51,7 +51,7 @@ def address(text: str) -> str:
         return ""
 
 
-def of_port(one: Try, skipped: bool) -> str:
+def port_cause(one: Try, skipped: bool) -> str:
     """Why this connection was none.
 
     skipped: others were not tried because the first ones timed out; those stand for all
@@ -63,7 +63,7 @@ def of_port(one: Try, skipped: bool) -> str:
     return _CAUSES.get(one.outcome) or one.said or "failed"
 
 
-def of_name(source: str, seen: Round, owner: Mapping[str, str]) -> str:
+def name_cause(source: str, seen: Round, owner: Mapping[str, str]) -> str:
     """Why the target's name led to no address of its own.
 
     owner: address -> the node that has it; "": several have
@@ -87,6 +87,8 @@ def of_name(source: str, seen: Round, owner: Mapping[str, str]) -> str:
     return f"{target} resolves to {first}, {why}"
 
 
+# --- The results of all rounds, and what follows for each node.
+
 #: More ports of a range than this are not tried: each is a listener and a connection per pair.
 MOST_PORTS = 32
 
@@ -97,7 +99,7 @@ _Count = Counter[tuple[str, str]]
 _Cut = tuple[str, str, int | None]
 
 
-def chosen(first: int, last: int) -> tuple[int, ...]:
+def chosen_ports(first: int, last: int) -> tuple[int, ...]:
     """The ports of a range that are tried: all, or the first, the last and evenly between."""
     count = last - first + 1
     if count <= MOST_PORTS:
@@ -107,7 +109,7 @@ def chosen(first: int, last: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Pair:
-    """What one node's attempt at another came to. name: why its name led nowhere; "": it did."""
+    """One node's attempt at another. name: why the target's name led astray; "": it did not."""
 
     passed: tuple[int, ...]
     failing: Mapping[int, str]
@@ -132,23 +134,23 @@ class _Times:
 
 
 def _beside(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
-    """Those that share a node with a bad one."""
+    """The edges that share a node with a bad edge."""
     nodes = {name for edge in bad for name in edge}
     return {edge for edge in edges if edge[0] in nodes or edge[1] in nodes}
 
 
 class Rounds:
-    """All that the rounds showed so far.
+    """The results of the rounds so far.
 
     total:     how many nodes were to take part
-    listening: those that do, and what they said at first
+    listening: node -> its first line, of those that take part
     """
 
     def __init__(
         self, total: int, span: tuple[int, int], listening: Mapping[str, Listening]
     ) -> None:
         self.total, self.span = total, span
-        wanted = chosen(*span)
+        wanted = chosen_ports(*span)
         self.ports = {
             name: tuple(port for port in wanted if port in {*one.ports})
             for name, one in listening.items()
@@ -187,7 +189,7 @@ class Rounds:
         )
 
     def add(self, source: str, target: str, asked: tuple[int, ...], seen: Round) -> None:
-        """What the source said of its attempt at the target."""
+        """Add the source's account of its attempt at the target."""
         failing: dict[int, str] = {}
         passed = []
         times = self._times.setdefault(source, _Times())
@@ -200,22 +202,22 @@ class Rounds:
                 passed.append(one.port)
                 times.add(one.ms, target)
             else:
-                failing[one.port] = of_port(one, skipped)
+                failing[one.port] = port_cause(one, skipped)
         # Equal on nearly all pairs: kept once.
         ports = self.ports[target] if tuple(passed) == self.ports[target] else tuple(passed)
         name = ""
         if seen.address not in self.addresses[target]:
-            name = of_name(source, seen, self._owner)
+            name = name_cause(source, seen, self._owner)
         self._pairs[source, target] = _Pair(ports, failing, name)
         self._fresh = self._fresh or bool(failing or name)
 
     def drop(self, name: str) -> None:
-        """The node is gone: what others met there says nothing of them, nor of it."""
+        """Forget a node that is gone: failures to reach it prove nothing."""
         self._pairs = {edge: pair for edge, pair in self._pairs.items() if name not in edge}
         self.ports.pop(name, None)
 
     def cut(self) -> None:
-        """Ask no more for what a node is to blame for: each time would cost a time-out."""
+        """Skip from now on what a node is to blame for: each attempt would cost a time-out."""
         if not self._fresh:
             return
         self._fresh = False
@@ -322,7 +324,7 @@ class Rounds:
         )
 
 
-# --- Which node tries which: pairs for all nodes at once, in rounds in which nobody has two.
+# --- The pattern: which node tries which, in rounds in which every node has one of each kind.
 #
 # A round is an offset into the list of the nodes: node ``i`` goes to node ``i + offset``, around
 # the end of the list. So in each round every node opens one connection and takes one, however many

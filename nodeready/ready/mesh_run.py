@@ -58,7 +58,7 @@ def run(
     try:
         made.listen()
         made.rounds(full)
-        made.farewell()
+        made.drop_dead()
     finally:
         made.close()
     return made.results()
@@ -69,7 +69,7 @@ class _Run:
         self, carrier: Carrier, nodes: tuple[str, ...], ports: tuple[int, int], deadline: float
     ) -> None:
         self.carrier, self.nodes, self.ports, self.deadline = carrier, nodes, ports, deadline
-        self.talks: dict[str, Channel] = {}
+        self.channels: dict[str, Channel] = {}
         self.listening: dict[str, Listening] = {}
         self.lost: dict[str, Unknown] = {}
         self.seen = mesh.Rounds(len(nodes), ports, {})
@@ -99,18 +99,18 @@ class _Run:
     def _lose(self, name: str, reason: str, evidence: str = "") -> None:
         """The node takes no part any more. It costs itself, not those that tried it."""
         self.lost.setdefault(name, Unknown(reason, evidence))
-        talk = self.talks.pop(name, None)
-        if talk is not None:
-            talk.close()
+        channel = self.channels.pop(name, None)
+        if channel is not None:
+            channel.close()
 
-    def _hear(self, name: str, what: str, limit_s: float) -> Any:
-        """The next observation of this name from the node, or None: then it is lost, but for one
-        that was not done at the deadline."""
-        talk = self.talks[name]
-        line = talk.hear(min(limit_s, max(0.1, self.left_s)))
+    def _read(self, name: str, what: str, limit_s: float) -> Any:
+        """The next observation of this name from the node. None: the node is lost, or the deadline
+        came."""
+        channel = self.channels[name]
+        line = channel.read_line(min(limit_s, max(0.1, self.left_s)))
         if line is None:
-            if talk.error:
-                self._lose(name, talk.error)
+            if channel.error:
+                self._lose(name, channel.error)
             elif self.left_s > 0:
                 self._lose(name, f"no answer in {limit_s:.0f} s")
             return None
@@ -125,14 +125,14 @@ class _Run:
 
     def listen(self) -> None:
         """Start the program on every node; it listens before it says anything."""
-        asked = mesh.chosen(*self.ports)
+        asked = mesh.chosen_ports(*self.ports)
         limit_s = max(1, int(self.left_s)) + _LONGER_S
         config = Config(self.nonce, self.carrier.tag, limit_s=limit_s)
 
         def start(name: str) -> None:
             wanted = request(name, _MAIN, config, mark=self.nonce, stdin=True, ports=asked)
-            self.talks[name] = self.carrier.open(wanted)
-            data = self._hear(name, "listening", _START_S)
+            self.channels[name] = self.carrier.open(wanted)
+            data = self._read(name, "listening", _START_S)
             if data is None:
                 return
             try:
@@ -162,7 +162,7 @@ class _Run:
         def one(source: str) -> None:
             target = target_of[source]
             asked = self.seen.to_ask(source, target)
-            told = {
+            message = {
                 "round": number,
                 "target": target,
                 "ports": asked,
@@ -170,8 +170,8 @@ class _Run:
                 "token": self.listening[target].token,
                 "limit_s": limit_s,
             }
-            self.talks[source].say(json.dumps(told, separators=(",", ":")))
-            data = self._hear(source, "round", limit_s + _MORE_S)
+            self.channels[source].send_line(json.dumps(message, separators=(",", ":")))
+            data = self._read(source, "round", limit_s + _MORE_S)
             if data is None:
                 return
             try:
@@ -184,30 +184,30 @@ class _Run:
                 return
             self.seen.add(source, target, asked, seen)
 
-        here = [s for s, t in target_of.items() if s in self.talks and t in self.talks]
+        here = [s for s, t in target_of.items() if s in self.channels and t in self.channels]
         self._each(one, here)
         for name in self.lost:
             self.seen.drop(name)
         self.seen.cut()
 
-    def farewell(self) -> None:
-        """Who died in the last round is lost, too: others may have met a closed port there."""
+    def drop_dead(self) -> None:
+        """Drop the nodes that died in the last round: others may have met a closed port there."""
 
         def still(name: str) -> None:
-            talk = self.talks[name]
-            talk.hear(0.05)
-            if talk.error:
-                self._lose(name, talk.error)
+            channel = self.channels[name]
+            channel.read_line(0.05)
+            if channel.error:
+                self._lose(name, channel.error)
 
-        self._each(still, list(self.talks))
+        self._each(still, list(self.channels))
         for name in self.lost:
             self.seen.drop(name)
 
     def close(self) -> None:
         """End the programs: all at once, for none connects to another any more."""
         closing = Pool(64)
-        for talk in self.talks.values():
-            closing.spawn(talk.close)
+        for channel in self.channels.values():
+            closing.spawn(channel.close)
         with contextlib.suppress(gevent.Timeout):
             closing.join(timeout=5)
 

@@ -9,12 +9,11 @@ from typing import Any, cast
 
 from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
-from nodeready.ready import logins, mesh_run
-from nodeready.ready import mesh as pattern
+from nodeready.ready import logins, mesh, mesh_run
 from nodeready.subjects import snapshot
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.debug_tools import facts as debug_tools
-from nodeready.subjects.proof import facts as proved
+from nodeready.subjects.debug_tools.facts import PY_SPY
+from nodeready.subjects.proof import facts as proof
 from nodeready.subjects.proof.facts import MESH, SESSION, Peers, Proved
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.transport.base import (
@@ -25,15 +24,14 @@ from nodeready.transport.base import (
     UNREACHABLE,
     Answer,
     Carrier,
+    Conversation,
     Failure,
     Key,
-    Talk,
     collect,
     node_of,
 )
-from nodeready.transport.look import Look, of
-from nodeready.transport.look import look as looking
-from nodeready.transport.program import nonce, request
+from nodeready.transport.look import Look, look_at
+from nodeready.transport.program import new_nonce, request
 
 #: Peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU.
 MAX_PEERS = 4
@@ -96,12 +94,12 @@ class Task:
         if "peers" not in self.wanted.session:
             return {}
         names = list(self.policies)
-        return pattern.peers_of(names, pattern.ring_and_skips(len(names))[:MAX_PEERS])
+        return mesh.peers_of(names, mesh.ring_and_skips(len(names))[:MAX_PEERS])
 
 
 def prove(
     task: Task,
-    heard: Callable[[str, str], object] = lambda name, what: None,
+    on_found: Callable[[str, str], object] = lambda name, what: None,
     password: Callable[[list[str]], bool] = lambda names: False,
 ) -> list[Look]:
     """Look at every node and prove; the proofs are the subject "proof" of each look.
@@ -115,74 +113,74 @@ def prove(
     meshes: Meshes = {}
     waiting = set(task.policies)
 
-    def hear(key: Key, value: Look | Proved | Failure) -> None:
+    def add(key: Key, value: Look | Proved | Failure) -> None:
         nonlocal meshes
         name, what = cast("tuple[str, str]", key)
         found[key] = value
-        heard(name, what)
+        on_found(name, what)
         if what == _LOOK:
             waiting.discard(name)
             if not waiting and not task.carrier.interrupted:
-                # The proofs go on meanwhile.
+                # The proofs on the nodes go on meanwhile.
                 meshes = _meshes(task, [one.name for one in _looks(task, found) if one.reached])
 
-    _round(task, task.policies, hear, found)
+    _round(task, task.policies, add, found)
     asking = [one.name for one in _looks(task, found) if one.kind == SUDO]
     if asking and not task.carrier.interrupted and password(asking):
         waiting |= {*asking}
-        _round(task, asking, hear, found)
+        _round(task, asking, add, found)
     return _with_proofs(task, found, meshes)
 
 
 def _round(
     task: Task,
     names: Iterable[str],
-    hear: Callable[[Key, Any], None],
+    add: Callable[[Key, Any], None],
     found: dict[Key, Look | Proved | Failure],
 ) -> None:
     peers = task.peers
-    talks: dict[Key, Talk[Any]] = {}
+    conversations: dict[Key, Conversation[Any]] = {}
     for name in names:
         policy = task.policies[name]
-        talks[name, _LOOK] = looking(name, policy, task.subjects, task.budget_s)
-        talks[name, _PROOFS] = _proving(task, name, peers.get(name, ()))
-    found.update(collect(task.carrier, talks, hear, task.deadline))
+        conversations[name, _LOOK] = look_at(name, policy, task.subjects, task.budget_s)
+        conversations[name, _PROOFS] = _prove_node(task, name, peers.get(name, ()))
+    found.update(collect(task.carrier, conversations, add, task.deadline))
 
 
-def _proving(task: Task, name: str, peers: tuple[str, ...]) -> Talk[Proved]:
+def _prove_node(task: Task, name: str, peers: tuple[str, ...]) -> Conversation[Proved]:
     """The conversation of the proofs in the job's user's session on a node."""
     policy = task.policies[name]
     config = Config(
-        nonce=nonce(),
+        nonce=new_nonce(),
         tag=task.carrier.tag,
         user=policy.job_user,
         wanted=task.wanted.session,
         peers=peers,
         limit_s=max(1, int(task.left_s) - _MARGIN_S),
-        py_spy=debug_tools.PY_SPY if policy.py_spy_version else "",
+        py_spy=PY_SPY if policy.py_spy_version else "",
     )
     answer = yield request(name, "nodeready.node.proofs.program", config)
-    return said(answer, config)
+    return read_answer(answer, config)
 
 
-def said(answer: Answer, config: Config) -> Proved:
-    """What a node's program proved."""
+def read_answer(answer: Answer, config: Config) -> Proved:
+    """What a node's program proof."""
     if answer.kind in (LATE, INTERRUPTED) and not answer.stdout:
-        return proved.nothing(proved.UNFINISHED, config)
+        return proof.nothing(proof.UNFINISHED, config)
     if answer.error and not answer.stdout:
-        return proved.nothing(answer.error, config)
-    return proved.read(answer.stdout, config)
+        return proof.nothing(answer.error, config)
+    return proof.read(answer.stdout, config)
 
 
 def _looks(task: Task, found: Mapping[Key, Look | Proved | Failure]) -> list[Look]:
-    """The looks, and for what the end of the budget cut off, that it did."""
+    """The look at every node; where the budget cut one off, that is its error."""
     why = f"no answer within the budget of {task.budget_s} s"
     looks = []
     for name in task.policies:
         value = found.get((name, _LOOK))
-        one = Look(name) if value is None or isinstance(value, Proved) else of(name, value)
+        one = Look(name) if value is None or isinstance(value, Proved) else Look.of(name, value)
         if one.kind == LATE:
-            # It is connected: what it shows is unknown.
+            # The node is connected: every subject is unknown.
             nothing = snapshot.nothing(why, snapshot.probes(task.subjects))
             one = Look(name, nothing)
         elif one.kind == UNREACHABLE and one.error == LATE_WORDS:
@@ -207,13 +205,13 @@ def _meshes(task: Task, reached: Iterable[str]) -> Meshes:
 def _with_proofs(
     task: Task, found: Mapping[Key, Look | Proved | Failure], meshes: Meshes
 ) -> list[Look]:
-    """What was proved beside what was seen, with what only all nodes together tell."""
+    """The looks, each with its proofs and what only all nodes tell as the subject "proof"."""
     looks, session = _looks(task, found), task.wanted.session
     seen = {node_of(key): one for key, one in found.items() if isinstance(one, Proved)}
     tried = {name: one.peers for name, one in seen.items() if isinstance(one.peers, Peers)}
     away = {one.name for one in looks if not one.reached}
     reach = logins.reach(tried, away)
-    late = Unknown(proved.UNFINISHED)
+    late = Unknown(proof.UNFINISHED)
     made = []
     for look in looks:
         if look.snapshot is None or task.carrier.interrupted:

@@ -1,1 +1,4 @@
-"""SHOW: one module per output format, from the same Results. No judging here."""
+"""SHOW a command's document: a module per output format, and the rows of the registry.
+
+Nothing is judged here, and no node is asked. A text of a node is sanitised before it is shown.
+"""

@@ -29,7 +29,7 @@ def size(number: int) -> str:
 
 
 def process(crash: Crash) -> str:
-    """``pid 4711, rank 3, user ada, 37 threads, 5.2 MiB``: what is known of it."""
+    """``pid 4711, rank 3, user ada, 37 threads, 5.2 MiB``: what is known of a process."""
     core = crash.core
     known = [
         "" if crash.pid is None else f"pid {crash.pid}",
@@ -84,7 +84,7 @@ class _Table:
             yield self.core(crash)
 
     def core(self, crash: Crash) -> Line:
-        """The file, and what is doubtful about it."""
+        """The core file, its process, and what is doubtful about the core."""
         doubt = f"; {crash.core.warning}" if crash.core.warning else ""
         if crash.core.cut:
             doubt += "; gdb's words were more than is kept"
@@ -104,13 +104,13 @@ class _Table:
             yield self.below((f"     {more} (-v shows them)", "dim"))
 
     def python(self, crash: Crash) -> Iterator[Line]:
-        """The stack in the words of the program's own language."""
+        """The stack as Python has it (py-bt)."""
         rows = crash.backtrace.python
         for row in rows if self.verbose else rows[:_PYTHON]:
             yield self.below(row)
 
     def unread(self, crashes: Iterable[Crash]) -> Iterator[Line]:
-        """Cores without a backtrace, by the reason."""
+        """Cores without a backtrace, cores with the same reason together."""
         for why, names in grouped((crash.core.unread, crash.node) for crash in crashes):
             same = [crash for crash in crashes if crash.core.unread == why]
             count = counted(len(same), "core")

@@ -1,6 +1,6 @@
 """What `nodeready env` prints: lines for a shell to evaluate.
 
-A node's words stand in comments, one line each, and in quoted values alone.
+What a node said stands in comments, one line each, and in quoted values, nowhere else.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nodeready.text import counted, sanitise
 
 #: Columns of the comments.
 WIDTH = 80
-#: What stands for no value.
+#: The word for no value.
 _NONE = "nothing"
 
 
 def _comment(text: str, indent: str = "# ") -> list[str]:
-    # Sanitised, it is one line: nothing of it can end the comment.
+    # A sanitised text is one line, so that nothing in it can end the comment.
     return wrap(
         sanitise(text),
         WIDTH,
@@ -32,7 +32,7 @@ def _comment(text: str, indent: str = "# ") -> list[str]:
 
 
 def _differing(found: Variable) -> list[str]:
-    """Who would have which value, and what can be done."""
+    """Which nodes would have which value, and what to do about the difference."""
     width = max(len(value or _NONE) for value, _ in found.nodes_by_value)
     lines = []
     for value, names in found.nodes_by_value:
@@ -61,7 +61,7 @@ def _shown(found: Variable) -> Iterator[str]:
 
 
 def shell_lines(found: Environment, options: Options = PLAIN) -> Iterator[str]:
-    """The text for `eval`, in pieces; POSIX sh, so bash, dash, ksh and zsh too."""
+    """The text for `eval`, in pieces: POSIX sh, for bash, dash, ksh and zsh."""
     lines = _comment(
         f"nodeready env, {found.taken}: {nodes(found.nodes)} ({counted(len(found.nodes), 'node')})"
     )

@@ -1,7 +1,7 @@
 """Every command's document as JSON: docs/schema/. One line per node, group or process.
 
-The text is plain ASCII. What a terminal would obey, and bytes that are no UTF-8, stand in it as
-visible escapes (``\\x1b``), as in every other report; tabs stay.
+The text is plain ASCII. Characters that a terminal obeys, and bytes that are no UTF-8, are visible
+escapes (``\\x1b``), as in every other report; tabs stay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nodeready.subjects.wire import plain
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:
-    # A node, which has this module for its own audit, has none of these but the first.
+    # A node runs this module for its own audit and has no other document than the audit's.
     from nodeready.audit.document import Audit, NodeReport, Ready
     from nodeready.deploy.document import Deploy, Node
     from nodeready.ready.job_env import Environment, Groups
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nodeready.triage.logs.document import Tail
     from nodeready.triage.stacks.document import Frame, Group, Stacks
 
-# The escapes of a JSON text, each as a whole; a surrogate pair is one character.
+# One escape of a JSON text; a surrogate pair is one character.
 _ESCAPE = re.compile(
     r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|u([0-9a-f]{4})|([bfnrt\"\\/]))"
 )
@@ -44,13 +44,13 @@ def _safe(match: re.Match[str]) -> str:
 
 
 def dump(data: Any) -> str:
-    """Plain data as one line of JSON in which nothing is left that a terminal would obey."""
+    """Plain data as one line of JSON, without a character that a terminal obeys."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return _ESCAPE.sub(_safe, text) if "\\" in text else text
 
 
 def _head(schema: str, **more: Any) -> str:
-    """The document's beginning: its schema, and fields that need no line each of their rows."""
+    """The document's beginning: its schema, and the fields that are one line each."""
     known = {"schema": f"nodeready.{schema}", **more}
     return "{\n" + "".join(f"{dump(key)}: {dump(value)},\n" for key, value in known.items())
 
@@ -81,12 +81,12 @@ def _node(node: NodeReport) -> dict[str, Any]:
 
 
 def audit(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
-    """``nodeready.audit/1``. A node's facts are in memory only while it is written."""
+    """``nodeready.audit/1``. A node's facts are in memory only while its line is written."""
     return _audit("audit/1", audit)
 
 
 def ready(ready: Ready, options: Options = PLAIN) -> Iterator[str]:
-    """``nodeready.ready/1``: the audit's document, and who is ready."""
+    """``nodeready.ready/1``: the audit's fields, and which nodes are ready."""
     return _audit(
         "ready/1",
         ready.audit,
@@ -131,7 +131,7 @@ def _deployed(node: Node, diff: bool) -> dict[str, Any]:
 
 
 def deploy(deploy: Deploy, options: Options = PLAIN) -> Iterator[str]:
-    """``nodeready.deploy/1``: the plan, and what became of it."""
+    """``nodeready.deploy/1``: the plan, and the outcome of each of its changes."""
     yield _head(
         "deploy/1",
         started=deploy.started,

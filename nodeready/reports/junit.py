@@ -1,9 +1,9 @@
 """The audit as JUnit XML: a suite per node, a case per check. For Jenkins, GitLab and their like.
 
-The format is that of the Jenkins xUnit plugin (junit-10.xsd): fail is a failure; unknown, and a
-node that could not be looked at, an error; na and waived are skipped. A warning, and a fact in
-which the node differs from its peers, is a case that passes, with its text as output, unless it
-is asked to fail.
+The format is that of the Jenkins xUnit plugin (junit-10.xsd). The status fail is a failure. The
+status unknown is an error, and so is a node that could not be looked at. na and waived
+are skipped. A warning, and a fact in which the node differs from its peers, is a case that passes
+with its text as output; with ``--fail-on warn`` both are failures.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from nodeready.reports.text import told
 from nodeready.subjects.result import Result
 from nodeready.text import sanitise
 
-# Beyond the control characters: what XML 1.0 forbids (section 2.2).
+# What XML 1.0 forbids beside the control characters (section 2.2).
 _FORBIDDEN = re.compile("[\ufffe\uffff]")
 
 
 def _xml(text: str) -> str:
-    """``text`` for an attribute or an element: one line, nothing that XML forbids or obeys."""
+    """``text`` for an attribute or an element: one line, without markup and what XML forbids."""
     return escape(_FORBIDDEN.sub("\ufffd", sanitise(text)), {'"': "&quot;"})
 
 
@@ -38,7 +38,7 @@ def _element(name: str, message: str, kind: str, text: str = "") -> str:
 
 
 def _outcome(result: Result, failing: tuple[str, ...]) -> str:
-    """What stands inside of a check's case; "" when it passed."""
+    """The elements inside of a check's case; "" for a check that passed."""
     fix = f"fix: {result.fix}" if result.fix else ""
     if result.status in failing:
         return _element("failure", told(result), result.status, fix)
@@ -100,10 +100,7 @@ def _apart(audit: Audit) -> dict[str, list[Outlier]]:
 
 
 def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
-    """The pieces of the document, a node at a time.
-
-    With ``fail_on`` "warn", a warning, and an outlier, is a failure too.
-    """
+    """The document in pieces, a node at a time. With ``fail_on`` "warn", outliers fail as well."""
     failing = ("fail", "warn") if options.fail_on == "warn" else ("fail",)
     results = audit.summary["results"]
     errors = sum(bool(node.error) for node in audit.nodes)

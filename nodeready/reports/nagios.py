@@ -1,4 +1,4 @@
-"""The audit as a Nagios plugin says it: a line, performance data, and the findings below.
+"""The audit as the output of a Nagios plugin: a line, performance data, the findings below.
 
 Nagios reads at most 8 KiB of a plugin's output, and takes what follows a ``|`` as numbers
 (Nagios Plugin API, "Plugin Output Length"; Monitoring Plugins guidelines).
@@ -17,7 +17,7 @@ from nodeready.text import counted, sanitise
 
 #: The words of the exit codes 0 to 3.
 STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-#: Bytes of the whole output; the rest of the 8 KiB is left to what a check's command puts around.
+#: Bytes of the whole output; the rest of the 8 KiB is left to the command around the plugin.
 _ROOM = 7000
 #: Bytes of one line.
 _LINE = 400
@@ -28,7 +28,7 @@ def state(audit: Audit) -> int:
 
     2 when a check failed or a node could not be reached; else 3 when something could not be
     observed, a node could not be looked at, or the audit is partial or empty; else 1 for a
-    warning. Unknown stands above a warning: nobody knows what it hides.
+    warning. Unknown stands above a warning, because an unknown may hide a failure.
     """
     have, results = audit.summary["nodes"], audit.summary["results"]
     if results["fail"] or have[UNREACHABLE]:
@@ -39,7 +39,7 @@ def state(audit: Audit) -> int:
 
 
 def _line(text: str) -> str:
-    """``text`` as one line that is not taken for performance data, and not too long."""
+    """``text`` as one line of at most _LINE bytes, without the ``|`` of performance data."""
     safe = sanitise(text).replace("|", "\\x7c")
     if len(safe.encode()) <= _LINE:
         return safe
@@ -67,7 +67,7 @@ def _headline(audit: Audit) -> str:
 
 
 def _performance(audit: Audit) -> str:
-    """Counts with their range, in one order, so that graphs keep their lines."""
+    """Counts with their ranges, always in the same order, so that graphs keep their lines."""
     have, total = audit.summary["nodes"], len(audit.nodes)
     of_nodes = [f"nodes_{status}={have[status]};;;0;{total}" for status in have]
     results = audit.summary["results"]

@@ -1,4 +1,4 @@
-"""The plan of a deploy, and what it did: nodes with the same plan are shown once."""
+"""A deploy on a terminal: its plan and its outcome, nodes with the same plan shown once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nodeready.text import counted
 
 
 class Missed(Protocol):
-    """A node that could perhaps not be looked at."""
+    """A node, and why it could not be looked at, if it could not."""
 
     @property
     def name(self) -> str: ...
@@ -26,7 +26,7 @@ class Missed(Protocol):
 
 
 def _key(node: Node) -> tuple[object, ...]:
-    """What makes two plans one and the same to read."""
+    """Equal keys: plans that read the same."""
     whys = tuple((result.check, told(result)) for one in node.changes for result in one.checks)
     texts = tuple(action.text for one in node.changes for action in one.actions)
     diffs = tuple(one.diff for one in node.changes)
@@ -52,7 +52,7 @@ def show_plan(found: Iterable[Node], options: Options = PLAIN) -> Iterator[Line]
 
 
 def show_left(found: Iterable[Node]) -> Iterator[Line]:
-    """What no operation of ours repairs: a reboot, a restart, somebody's line, an unknown."""
+    """The results that no operation of ours repairs: a reboot, a restart, a file of somebody."""
     rows = grouped(
         ((result.status, result.check, told(result), result.fix), node.name)
         for node in found
@@ -68,7 +68,7 @@ def show_left(found: Iterable[Node]) -> Iterator[Line]:
 
 
 def show_errors(found: Iterable[Missed]) -> Iterator[Line]:
-    """The nodes that could not be looked at, with why; equal reasons share a line."""
+    """The nodes that could not be looked at, nodes with the same reason on one line."""
     for (unreachable, error), names in grouped(
         ((node.unreachable, node.error), node.name) for node in found if node.error
     ):
@@ -77,7 +77,7 @@ def show_errors(found: Iterable[Missed]) -> Iterator[Line]:
 
 
 def show_outcomes(found: Iterable[Node]) -> Iterator[Line]:
-    """What was done, node sets folded; failures first, with the step and why."""
+    """The outcomes, node sets folded: failed steps first, each with its reason."""
     done = [(node, node.outcome) for node in found if node.outcome is not None]
     failures = grouped(
         ((step, why), node.name) for node, one in done for step, why in one.failed.items()
@@ -100,7 +100,7 @@ def show_outcomes(found: Iterable[Node]) -> Iterator[Line]:
 
 
 def _word(node: Node) -> str:
-    """The one word that counts a node, which says of a planned one only that it was."""
+    """The word under which a node is counted; "to change" for every node with a plan."""
     if node.planned and not node.error:
         return "to change"
     return node.status.replace("-", " ")
@@ -139,10 +139,10 @@ def _result(deploy: Deploy, options: Options) -> Iterator[Line]:
 
 
 def show(deploy: Deploy, options: Options = PLAIN) -> Iterator[Line]:
-    """The plan, where that is all; else what became of it, and what is left.
+    """The plan, after ``--check``; else the outcome, and what is left for a person.
 
-    After an interrupt what was done is all that is known. With ``diff`` the plan has the files'
-    differences; with ``quiet`` what is left for a person is only told beside trouble.
+    After an interrupt only the outcome so far is shown. With ``diff`` the plan has the files'
+    differences. With ``quiet``, what is left for a person is shown beside trouble only.
     """
     only = deploy.check and deploy.complete
     return _planned(deploy, options) if only else _result(deploy, options)

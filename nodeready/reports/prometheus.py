@@ -1,7 +1,7 @@
 """The audit as Prometheus text, for the node exporter's textfile collector.
 
-A series for each finding, counts for the rest: with 60 checks on 10,000 nodes, one series per
-check would be 600,000 that all say ok. A finding that is gone has no series any more.
+A series for each finding, counts for the rest: with 60 checks on 10,000 nodes, a series per check
+would be 600,000 series, nearly all of them ok. A finding that is repaired has no series any more.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Sample = tuple[dict[str, str], float]
 
 
 def _label(text: str) -> str:
-    """A label's value: the format's three escapes, after everything else is made visible."""
+    """A label's value: sanitised, then with the format's three escapes."""
     safe = sanitise(text, _LABEL)
     return safe.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _metric(name: str, about: str, samples: Iterable[Sample]) -> Iterator[str]:
-    """One gauge with its head; numbers as integers where they are.
+    """One gauge with its head; whole numbers without a fraction.
 
-    A series that comes twice would make Prometheus refuse the whole file: the first one counts.
+    Prometheus refuses a file that has a series twice: of equal series the first one stays.
     """
     yield f"# HELP {name} {about}\n# TYPE {name} gauge\n"
     seen: set[str] = set()
@@ -47,7 +47,7 @@ def _metric(name: str, about: str, samples: Iterable[Sample]) -> Iterator[str]:
 
 
 def _seconds(moment: str) -> float:
-    """ISO 8601 with a Z as seconds since 1970."""
+    """A moment of a report (ISO 8601, UTC) as seconds since 1970."""
     return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
 
 

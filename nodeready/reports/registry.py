@@ -1,7 +1,7 @@
 """The formats of every command's document, a row each: a format is a file and its rows here.
 
-A row's module is imported when its format is used, so that ``--help`` costs none of them and a
-node needs only those that it has.
+A row's module is imported when its format is used: ``--help`` imports none of them, and a node
+needs only the modules of its own formats.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from nodeready.reports.text import Line
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked of a report. A format takes of it what means something to it.
+    """What the command line asks of a report. A format ignores the options that it has no use for.
 
-    verbose: from 1 on nothing is folded by example, cut or left out of a table
-    width:   columns that a table has for node sets
-    fail_on: "fail" or "warn": the status from which on a check fails the run
-    diff:    the differences of a deploy's files are shown, too
-    quiet:   of what is well, nothing is said
+    verbose: from 1 on, a table folds nothing by example, cuts nothing and leaves nothing out
+    width:   columns of the terminal
+    fail_on: "fail" or "warn": the mildest status with which a check fails the run
+    diff:    a deploy's table shows the differences of its files
+    quiet:   a table says nothing of what is well
     """
 
     verbose: int = 0
@@ -32,7 +32,7 @@ class Options:
     quiet: bool = False
 
 
-#: What a person asked nothing special of.
+#: The options of a command line without any.
 PLAIN = Options()
 
 
@@ -40,14 +40,14 @@ PLAIN = Options()
 class Format:
     """One form of one command's document.
 
-    document:  the command whose document it shows
-    name:      as ``--format`` takes it
-    renderer:  ``MODULE:FUNCTION`` of this package: ``(document, options) -> Iterator``, of texts,
-               or of Lines where ``styled``
-    extension: of a file that holds it
-    styled:    it is made of lines with styles, for a terminal
-    on_node:   the node's own program has it, too: standard library and Python 3.9
-    part:      the attribute of the document that it shows; "": all of it
+    document:  the command whose document is shown
+    name:      the word of ``--format``
+    renderer:  ``MODULE:FUNCTION`` of this room: ``(document, options) -> Iterator``, of texts, or
+               of Lines where ``styled``
+    extension: of a file in this format
+    styled:    the format is made of lines with styles, for a terminal
+    on_node:   the node's own program has the format, too: standard library and Python 3.9
+    part:      the attribute of the document that is shown; "": the whole document
     """
 
     document: str
@@ -123,5 +123,5 @@ def names(document: str, *, on_node: bool = False) -> tuple[str, ...]:
 
 
 def find(document: str, name: str) -> Format:
-    """One format. Raises KeyError for a document or a name that there is not."""
+    """The format of this document and name. Raises KeyError when there is none."""
     return FORMATS[document][name]

@@ -1,9 +1,10 @@
-"""The JSON Schema of every document, from the dataclasses that it is made of: docs/schema/.
+"""The JSON Schema of every document, generated from dataclasses: docs/schema/.
 
-A field's meaning is the line of its name in the docstring of its class. What the type does not say
-(a minimum, the words that there are) stands beside it: ``Annotated[int, {"minimum": 0}]``, in the
-words of JSON Schema. Where the JSON is not the dataclass itself, one below says what it holds.
-`scripts/make_docs.py` writes the files; the tests hold real documents against them.
+Where the JSON is a document's own dataclass, that class is the schema; else a dataclass of this
+file says what the JSON holds. A field's meaning is the line of its name in the docstring of its
+class. What a type does not say (a minimum, the words that a field takes) stands beside the type
+in the words of JSON Schema: ``Annotated[int, {"minimum": 0}]``. `scripts/make_docs.py` writes the
+files; the tests hold real documents against them.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Union
 
 from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier
-from nodeready.deploy import document as deploys
+from nodeready.deploy import document as deploy
 from nodeready.subjects.result import STATUSES, Result
-from nodeready.triage.logs import document as tailing
+from nodeready.triage.logs import document as logs
 from nodeready.triage.stacks import document as stacks
 
 _SECOND = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}"
-#: A moment, UTC; of stacks that were read from files also none.
+#: A moment, UTC. Perhaps: also "", for stacks that were read from files.
 Moment = Annotated[str, {"format": "date-time", "pattern": rf"^{_SECOND}(\.[0-9]+)?Z$"}]
 Perhaps = Annotated[str, {"pattern": f"^$|^{_SECOND}Z$"}]
 Number = Annotated[int, {"minimum": 0}]
 Name = Annotated[str, {"minLength": 1}]
 Names = Annotated[tuple[Name, ...], {"minItems": 1}]
-#: What a fact can be; null: there is no such thing on the node.
+#: The value of a fact; null: the node has no such thing.
 Value = Annotated[Any, {"type": ["string", "number", "boolean", "null", "array", "object"]}]
 #: What was observed of one subject.
 Observed = Annotated[Any, {"type": ["object", "array", "string", "number", "boolean", "null"]}]
@@ -128,11 +129,11 @@ class DeployedNode:
     """
 
     name: str
-    status: Annotated[str, {"enum": deploys.STATUSES}]
+    status: Annotated[str, {"enum": deploy.STATUSES}]
     error: str
-    changes: tuple[deploys.Change, ...]
+    changes: tuple[deploy.Change, ...]
     refused: Mapping[str, str]
-    outcome: deploys.Outcome | None
+    outcome: deploy.Outcome | None
     for_a_person: tuple[Result, ...]
     results: Annotated[Mapping[str, Number], {"propertyNames": {"enum": STATUSES}}]
 
@@ -156,7 +157,7 @@ class Deploy:
     complete: bool
     subjects: tuple[str, ...]
     nodes: tuple[DeployedNode, ...]
-    summary: Annotated[Mapping[str, Number], {"keys": deploys.STATUSES}]
+    summary: Annotated[Mapping[str, Number], {"keys": deploy.STATUSES}]
 
 
 @dataclass(frozen=True)
@@ -307,7 +308,7 @@ class Tail:
     grep: str
     complete: bool
     left_out: Number
-    groups: tuple[tailing.Group, ...]
+    groups: tuple[logs.Group, ...]
     notes: Mapping[str, str]
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]
@@ -377,7 +378,7 @@ class Env:
     variables: tuple[Variable, ...]
 
 
-#: What the JSON of each document holds; the name is that of the format's document.
+#: The document of `nodeready.reports.registry.Format` -> the class that says what its JSON holds.
 DOCUMENTS: dict[str, type] = {
     "audit": Audit,
     "ready": Ready,
@@ -394,7 +395,7 @@ def _when(field: str, values: tuple[str, ...], then: object, other: object) -> d
     return rule if other is None else {**rule, "else": {"properties": other}}
 
 
-#: What holds between the fields of one object.
+#: The rules between the fields of one object.
 _RULES: dict[type, list[dict[str, Any]]] = {
     Node: [
         _when(
@@ -421,7 +422,7 @@ _PLAIN: dict[type, str] = {
 
 
 def _sentence(text: str) -> str:
-    """A docstring's words as JSON's reader knows them; "" for what the schema says better."""
+    """A docstring's words in the terms of JSON; "" for words that only repeat an enum."""
     words = " ".join(text.split()).rstrip(";.").replace("``", "`")
     words = re.sub(r"\bNone\b", "null", words).replace("() ", "empty ")
     if not words or re.fullmatch(r"one of [A-Z_]+", words):
@@ -431,7 +432,7 @@ def _sentence(text: str) -> str:
 
 
 def _meanings(kind: type, names: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """What a class's docstring, and those of its bases, say: of itself, and of its fields."""
+    """The meaning of a class and of its fields, from its docstring and those of its bases."""
     field = re.compile(rf"((?:{'|'.join(names)})(?:, [a-z_]+)*):\s+(.*)")
     found: dict[str, str] = {}
     about = ""
@@ -538,5 +539,5 @@ def schema(document: str) -> dict[str, Any]:
 
 
 def text(document: str) -> str:
-    """The same as the file docs/schema/DOCUMENT-1.json holds it."""
+    """The content of the file docs/schema/DOCUMENT-1.json."""
     return json.dumps(schema(document), indent=2) + "\n"

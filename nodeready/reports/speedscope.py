@@ -1,8 +1,8 @@
-"""The stacks as speedscope shows them (https://www.speedscope.app): flame graphs of a job.
+"""The stacks for speedscope (https://www.speedscope.app): flame graphs of a job.
 
-The format is its own: https://www.speedscope.app/file-format-schema.json. A profile has a sample
-per stack, root to leaf, and its weight is the number of processes that stand there: what is wide
-is common, what is thin stands apart.
+The format is speedscope's own: https://www.speedscope.app/file-format-schema.json. A profile has a
+sample per stack, root to leaf. The sample's weight is the number of processes in the stack: a wide
+stack is common, a thin one stands apart.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from nodeready.reports import stacks_table as words
+from nodeready.reports import stacks_table
 from nodeready.reports.json_report import dump
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.triage.stacks.document import Frame, Stacks
@@ -26,11 +26,11 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     for group in stacks.groups:
         if group.frames:
             path = [indexes.setdefault(frame, len(indexes)) for frame in group.frames]
-            # What the ranks are is a call on top of their stack: the format has no other place.
-            label = Frame(f"[{words.word(group)}: {words.who(group, 60)}]", "", 0)
+            # The ranks stand as a call on top of their stack: the format has no other place.
+            label = Frame(f"[{stacks_table.word(group)}: {stacks_table.who(group, 60)}]", "", 0)
             samples.append([*path, indexes.setdefault(label, len(indexes))])
             weights.append(max(group.processes, 1))
-    name = words.headline(stacks)
+    name = stacks_table.headline(stacks)
     profile = {
         "type": "sampled",
         "name": name,
@@ -52,6 +52,6 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
 
 
 def _frame(frame: Frame) -> dict[str, Any]:
-    """A frame with what is known of it: the format has no empty file and no line 0."""
+    """A frame in the format, which has no empty file and no line 0."""
     known = {"name": frame.function, "file": frame.file, "line": frame.line}
     return {key: value for key, value in known.items() if key == "name" or value}

@@ -1,8 +1,8 @@
-"""The stacks as one HTML page that needs nothing beside itself: to send, to keep, to search.
+"""The stacks as one HTML page that loads no other file: to send, to keep, to search.
 
-The page is stacks_page/page.html.j2, with page.css and page.js written into it. Both are constant,
-and the page's Content-Security-Policy names their digests: a text of a node that became a style or
-a script in spite of everything would not be obeyed.
+The page is stacks_page/page.html.j2, with page.css and page.js written into it. Style and script
+are constant, and the page's Content-Security-Policy names their digests: a browser obeys no other
+style or script, even if a text of a node became one in spite of the escaping.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from jinja2.ext import Extension
 from markupsafe import Markup
 
-from nodeready.reports import stacks_table as words
+from nodeready.reports import stacks_table
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.stacks_table import Branch, branches
 from nodeready.reports.text import nodes
@@ -59,7 +59,7 @@ def _text(text: str, limit: int = _TEXT) -> str:
 
 
 def _lines(texts: Iterable[str], limit: int) -> Markup:
-    """Texts with line breaks between them: the only ones that no escape stands for."""
+    """Texts with line breaks between them; a line break inside of a text is an escape."""
     return Markup("\n").join(shown(_text(text, limit)) for text in texts)
 
 
@@ -79,8 +79,8 @@ def _template() -> Template:
     environment.filters.update(text=_text, lines=_lines)
     environment.globals.update(
         OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, NEWLINE=Markup("\n"),
-        counted=counted, fold_ranks=fold_ranks, folded=_folded, place=words.place,
-        ranks=words.ranks, who=words.who, word=words.word,
+        counted=counted, fold_ranks=fold_ranks, folded=_folded, place=stacks_table.place,
+        ranks=stacks_table.ranks, who=stacks_table.who, word=stacks_table.word,
     )  # fmt: skip
     return environment.get_template("page.html.j2")
 
@@ -109,8 +109,8 @@ class _Card:
     """A group with its place in the page.
 
     number:  as the page counts, from 1
-    largest: it is what the others are compared with
-    begun:   others have gone on from where it stands
+    largest: the other groups are compared with this one
+    begun:   other groups have gone on from where this one stands
     """
 
     number: int
@@ -124,8 +124,8 @@ class _Card:
 class _Row:
     """A branch of the merged tree.
 
-    opens:  further rows are inside of it
-    closes: how many of the rows around it end with it
+    opens:  further rows are inside of this row
+    closes: how many of the rows around this row end with it
     """
 
     branch: Branch
@@ -137,7 +137,7 @@ def _cards(stacks: Stacks) -> Iterator[_Card]:
     found: dict[int, list[Rank]] = {}
     for one in stacks.processes:
         found.setdefault(one.group, []).append(one)
-    largest, begun = words.largest(stacks), words.begun(stacks)
+    largest, begun = stacks_table.largest(stacks), stacks_table.begun(stacks)
     for at, group in enumerate(stacks.groups):
         yield _Card(at + 1, group, found.get(at, ()), group is largest, at in begun)
 
@@ -154,11 +154,11 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     style, script = part("page.css"), part("page.js")
     yield _template().render(
         stacks=stacks,
-        title=words.headline(stacks),
+        title=stacks_table.headline(stacks),
         policy=_policy(style, script),
         style=style,
         script=script,
         groups=list(_cards(stacks)),
         tree=list(_tree(stacks)) if any(group.frames for group in stacks.groups) else (),
-        silent=[f"{node}: {why}" for node, why in words.silent(stacks)],
+        silent=[f"{node}: {why}" for node, why in stacks_table.silent(stacks)],
     )

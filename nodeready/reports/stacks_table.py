@@ -1,7 +1,7 @@
 """Where the ranks stand, on a terminal: the most suspicious group first, the others in short.
 
-The words for groups of ranks are the same in every report of stacks, and so is the merged tree of
-all stacks, in which calls that the same processes share are one row.
+The words for a group of ranks, and the merged tree of all stacks, are the same in every report of
+stacks. In the tree, calls that the same processes share are one row.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, Tree, f
 
 #: Groups that are shown with their path, and in a line each, without -v.
 _FULL, _MOST = 6, 16
-#: Frames of a path that are shown without -v: where it ends and where it leaves the others; of
-#: a group that leaves nobody, and of the largest one.
+#: Frames that are shown without -v: at the end of a path, and where the path leaves the others;
+#: of a path that leaves no other, and of the largest group's.
 _ENDS, _LEAVES, _SHORT, _SHORTEST = 5, 2, 4, 2
 #: Other threads of a group that are shown without -v.
 _THREADS = 4
-#: Processes of a group that are shown without -v: these a person can look at one by one.
+#: A group of at most so many processes shows each of them without -v.
 _FEW = 2
 #: Branches of the merged tree that are shown without -v at one place, and one below the other.
 _BRANCHES, _DEEPEST = 4, 5
@@ -31,12 +31,12 @@ _INDENT, _WHO, _NODES, _NAME = 13, 30, 160, 40
 #: Characters of a text that are shown without -v; of a name in any case.
 _TEXT, _LONG = 500, 120
 _WHOLE = 1_000_000
-#: What the kinds of groups are called where a person reads; a stack is called by its verdict.
+#: The kinds of groups that a person reads under another word than their own.
 _WORDS = {"uninterruptible": "state D", "no-data": "no data"}
 
 
 def word(group: Group) -> str:
-    """What kind of group it is, in one or two words of at most 11 characters."""
+    """The kind of a group, of a stack its verdict, in at most 11 characters."""
     if group.kind == "stack":
         return group.verdict or "stack"
     return _WORDS.get(group.kind, group.kind)
@@ -69,19 +69,19 @@ def place(frame: Frame) -> str:
 
 
 def largest(stacks: Stacks) -> Group | None:
-    """The stack that most processes have: what the others are compared with."""
+    """The stack that most processes have: the other groups are compared with this one."""
     found = [group for group in stacks.groups if group.kind == "stack"]
     return max(found, key=lambda group: group.processes, default=None)
 
 
 def begun(stacks: Stacks) -> set[int]:
-    """The groups (by index) whose path is the beginning of another's: others have gone on."""
+    """The indexes of the groups whose path is the beginning of another group's path."""
     paths = {
         number: tuple((frame.function, frame.file) for frame in group.frames)
         for number, group in enumerate(stacks.groups)
         if group.kind == "stack"
     }
-    # What begins with a path stands right after it, when they are in order.
+    # In sorted order, a path that begins with another one stands right behind it.
     ordered = sorted(set(paths.values()))
     short = {one for one, after in zip(ordered, ordered[1:]) if after[: len(one)] == one}
     return {number for number, path in paths.items() if path in short}
@@ -126,7 +126,7 @@ def headline(stacks: Stacks) -> str:
 
 
 def _one_place(group: Group) -> str:
-    """What all of them are in."""
+    """Where all ranks stand, when they are one group."""
     known = hints.find(group.frames, group.native)
     return "one collective" if known is hints.COLLECTIVE else "one place"
 
@@ -138,13 +138,14 @@ def silent(stacks: Stacks) -> Iterator[tuple[str, str]]:
 
 
 class Branch(NamedTuple):
-    """Calls without a branch between them.
+    """A row of the merged tree: calls without a branch between them.
 
-    frames: root to leaf; () where a row stands for branches that are not shown
-    lasts:  for it and every branch above it, the outermost first, whether it is the last one there
-    ends:   how many of its processes stand at its last call
-    width:  digits of the largest number of processes beside it
-    hidden: the branches that it stands for
+    frames: root to leaf; () for a row that stands for branches that are not shown
+    lasts:  whether a branch is the last one at its place, for every branch above this one and for
+            this one, the outermost first
+    ends:   how many of the branch's processes stand at its last call
+    width:  digits of the largest number of processes at this place
+    hidden: how many branches the row stands for
     """
 
     frames: tuple[Frame, ...]
@@ -163,7 +164,7 @@ class Branch(NamedTuple):
 
 
 def _chain(node: Tree) -> tuple[tuple[Frame, ...], Tree]:
-    """The calls up to the next branch, and the node there."""
+    """The calls from ``node`` up to the next branch, and the tree's node at that branch."""
     frames = []
     while True:
         if node.frame is not None:
@@ -174,7 +175,7 @@ def _chain(node: Tree) -> tuple[tuple[Frame, ...], Tree]:
 
 
 def branches(stacks: Stacks, most: int, deepest: int) -> Iterator[Branch]:
-    """The rows of the tree from the root on, a branch before what comes after it.
+    """The rows of the merged tree, a branch in front of the branches below it.
 
     No recursion: ranks that are in a recursive function make a tree that is hundreds of branches
     deep.
@@ -254,13 +255,13 @@ class _Table:
         return text if self.verbose else text.cut(_TEXT)
 
     def one(self, text: Line) -> Line:
-        """A row that is one line on the screen, too; in a pipe, a long one."""
+        """A row, cut to the width of the screen; in a pipe, only a very long row is cut."""
         if self.verbose or len(text.plain) <= min(self.width, _TEXT):
             return text
         return text.cut(min(self.width, _TEXT) - 3)
 
     def frames(self, group: Group, number: int) -> Iterator[Line]:
-        """The path, innermost first; ``>`` stands where no larger group has been."""
+        """The path, innermost first; ``>`` marks the calls in which no larger group has been."""
         apart = group is not self.largest and group.fork < len(group.frames)
         fork = group.fork if apart else len(group.frames)
         rows = [
@@ -269,7 +270,7 @@ class _Table:
         ]
         left = 0
         if not self.verbose:
-            # The last frame that is shared tells where the path leaves the others.
+            # The last shared frame is shown as well: there the path leaves the others.
             most = _SHORTEST if group is self.largest else _SHORT
             rows = rows[: len(rows) - fork + 1] if apart else rows[:most]
             left = len(rows) - _ENDS - _LEAVES
@@ -304,7 +305,7 @@ class _Table:
             yield self.below((f"{more} (-v shows them)", "dim"))
 
     def group(self, group: Group, number: int) -> Iterator[Line]:
-        """Who, why, where, and what it means."""
+        """A group in full: its ranks and nodes, the reason, the path, the hint."""
         yield self.head(group, number)
         if group.why:
             yield self.below(group.why)
@@ -324,13 +325,13 @@ class _Table:
         return f"{rank} on {one.node}: {process(one)}"
 
     def short(self, group: Group, number: int) -> Line:
-        """The same in one line: who, and where the path ends."""
+        """A group in one line: its ranks and nodes, and where the path ends."""
         leaf = group.frames[-1:]
         text = _brief(leaf[0]) if leaf else group.why
         return self.one(self.head(group, number, f"  {sanitise(text)}"))
 
     def groups(self, groups: Sequence[Group]) -> Iterator[Line]:
-        """The first ones in full, the next in a line each, and the largest in any case."""
+        """The first groups in full, the next in a line each, and the largest in any case."""
         rows = list(enumerate(groups))
         if self.verbose:
             full, short, left = rows, [], []
@@ -350,7 +351,7 @@ class _Table:
             yield self.short(group, number)
 
     def tree(self, stacks: Stacks) -> Iterator[Line]:
-        """The stacks merged: how many processes and which ranks went where."""
+        """The merged tree: how many processes and which ranks went where."""
         most, deepest = (_WHOLE, _WHOLE) if self.verbose else (_BRANCHES, _DEEPEST)
         for branch in branches(stacks, most, deepest):
             yield self.one(self.branch(branch))

@@ -1,7 +1,8 @@
-"""The audit on a terminal: failures first with their fix, healthy nodes folded into one line.
+"""An audit on a terminal: failures first with their fix, healthy nodes folded into one line.
 
-Equal findings stand once with their nodes, alike ones by an example: a thousand nodes with a
-thousand different numbers in one check are one finding. A go or no-go stands above them.
+Equal findings stand once with all their nodes, and findings that differ by numbers alone stand as
+one example: a thousand nodes with a thousand numbers in one check are one row. `ready` shows its
+go and no-go above the findings.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ _WIDEST, _WHOLE = 160, 1_000_000
 _INDENT, _NAME = 9, 26
 #: Characters of a text that are shown without -v.
 _TEXT = 500
-#: Different texts of one check that are all shown; of more, an example.
+#: So many different texts of one check are all shown; of more, an example.
 _APART = 3
-#: The same for the reasons why nodes could not be looked at.
+#: So many different reasons why nodes could not be looked at are all shown; of more, an example.
 _REASONS = 6
 #: Reasons of no-go that are told without -v.
 _WHYS = 8
 _WORD = re.compile(r"[\w.:]+")
 _DIGIT = re.compile(r"\d")
 
+#: The text of a finding, and its fix.
 Said = tuple[str, str]
 Row = TypeVar("Row")
 
@@ -49,9 +51,9 @@ class Finding:
 
     text:    what is, what should be, where it comes from
     names:   the nodes
-    example: "" when all of them say just this, else the node that says it: the others say
-             something like it
-    also:    how many more checks of the subject say the same
+    example: the node whose text this is, where other nodes have a similar text; "": all nodes
+             have just this text
+    also:    how many more checks of the subject have the same text
     """
 
     status: str
@@ -87,7 +89,7 @@ def _shape(said: Said) -> tuple[str, ...]:
 def _folded(
     said: dict[Said, list[str]], apart: int, every: bool
 ) -> Iterator[tuple[Said, list[str], str]]:
-    """What was said, as few rows as it takes: (text and fix, nodes, example)."""
+    """The findings of one check in few rows: (text and fix, nodes, example)."""
     rows = sorted(said.items(), key=lambda row: -len(row[1]))
     if every or len(rows) <= apart:
         yield from ((one, names, "") for one, names in rows)
@@ -127,9 +129,9 @@ def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list
 
 
 def _together(rows: list[Finding]) -> list[Finding]:
-    """What could not be observed for one and the same reason stands once, with the first check.
+    """The rows, with the unknown results of one subject and one reason as one row.
 
-    A tool that hangs leaves a dozen checks unknown: one row says so.
+    The row has the id of the first of these checks: a tool that hangs leaves a dozen unknown.
     """
     alike: dict[tuple[object, ...], list[Finding]] = {}
     for number, row in enumerate(rows):
@@ -163,17 +165,17 @@ def shown(value: Any) -> str:
 
 
 def majority(outlier: Outlier) -> str:
-    """What the others have: ``61 nodes of h100: 535.161.08``."""
+    """The value of most nodes of the group: ``61 nodes of h100: 535.161.08``."""
     return f"{counted(outlier.count, 'node')} of {outlier.group}: {shown(outlier.majority)}"
 
 
 def differing(outlier: Outlier, name: str) -> str:
-    """The same for one of those who differ."""
+    """The value of one node that differs, and the value of most nodes of its group."""
     return f"{outlier.fact} is {shown(outlier.nodes[name])}; {majority(outlier)}"
 
 
 def who(outlier: Outlier) -> Iterator[tuple[list[str], str]]:
-    """Who differs, with the value; the most nodes first."""
+    """The nodes that differ, by their value; the most nodes first."""
     for value, names in grouped((shown(value), name) for name, value in outlier.nodes.items()):
         yield names, value
 
@@ -189,7 +191,7 @@ class _Table:
     """The layout of one table.
 
     room:  columns for the names of checks and facts
-    alone: there is one node, which is not named again and again
+    alone: the audit has one node, which no row names
     """
 
     def __init__(self, audit: Audit, names: Iterable[str], options: Options) -> None:
@@ -214,7 +216,7 @@ class _Table:
         return text if self.verbose else text.cut(_TEXT)
 
     def finding(self, one: Finding) -> Iterator[Line]:
-        """The row, what was seen, and what repairs it or why it was waived."""
+        """A finding: its row, what was observed, and the fix or the reason of the waiver."""
         if self.alone and one.status in ("ok", "na"):
             start = (f"{one.status:<{_INDENT}}", STYLES[one.status])
             yield line(start, f"{one.check:<{self.room}}  {one.text}".rstrip())
@@ -234,7 +236,7 @@ class _Table:
         yield self.below(f"e.g. {one.example}: " if one.example else "", one.text)
 
     def outlier(self, one: Outlier) -> Iterator[Line]:
-        """The fact with who differs, then what the others have."""
+        """An outlier: the fact with the nodes that differ, then the value of the others."""
         yield self.head("differs", one.fact, one.nodes, "warn")
         rows = list(who(one))
         most = len(rows) if self.verbose or len(rows) <= _VALUES else _VALUES
@@ -273,10 +275,9 @@ def _counts(noun: str, counts: dict[str, int]) -> str:
 
 
 def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[Line]:
-    """What is wrong, the worst first, each with its fix; then what is well, in a line.
+    """The findings, the worst first, each with its fix; then a line for the healthy nodes.
 
-    With ``verbose`` nothing is folded by example or cut, and what is ok or does not apply is shown
-    too.
+    With ``verbose`` nothing is folded by example or cut, and the results ok and na are shown, too.
     """
     every = options.verbose > 0
     lost = errors(audit, every)
@@ -300,7 +301,7 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[Line]:
 
 
 def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[Line]:
-    """Who is ready, who is not and why; then the findings with what repairs them."""
+    """The nodes that are ready, the others with their reasons, then the findings of the audit."""
     room = options.width - _INDENT
     if ready.go:
         count = counted(len(ready.go), "node")
@@ -319,7 +320,7 @@ def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[Line]:
 
 
 def _why(ready: Ready, verbose: int, room: int) -> Iterator[Line]:
-    """A line for each set of checks that stops nodes; what they say stands in the findings."""
+    """A line for each set of checks that stops nodes; the findings below have their texts."""
     pairs = (
         (", ".join(dict.fromkeys(reason.partition(":")[0] for reason in reasons)), name)
         for name, reasons in ready.no_go.items()

@@ -48,13 +48,13 @@ class _Table:
         return nodes(names, _WHOLE if self.verbose else _NODES), "bold"
 
     def trouble(self, word: str, style: str, found: Mapping[str, str]) -> Iterator[Line]:
-        """Nodes with the same trouble together."""
+        """The nodes that have no whole answer, nodes with the same reason together."""
         for why, names in grouped((why, node) for node, why in found.items()):
             yield self.head(word, STYLES[style], self.names(names))
             yield self.below(why)
 
     def who(self, group: Group) -> str:
-        """Which ranks, as far as the paths tell."""
+        """The ranks of a group's files, as far as the paths name them."""
         found = sorted({file.rank for file in group.files if file.rank is not None})
         local = sorted({file.local_rank for file in group.files if file.local_rank is not None})
         limit = _WHOLE if self.verbose else _RANKS
@@ -74,7 +74,7 @@ class _Table:
         yield self.below(where, group.why)
 
     def lines(self, group: Group) -> Iterator[Line]:
-        """Who, since when, and what the file says."""
+        """A group of files: its nodes and ranks, when it was last written, its last lines."""
         word = f"{len(group.files)} of {self.tail.files}"
         style = STYLES["warn"] if len(group.files) * 2 < self.tail.files else ""
         if group.kind in _WORDS:
@@ -118,7 +118,7 @@ def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
     rows = [group for group in tail.groups if group.kind in ("stopped", "lines")]
     hidden = 0 if verbose else max(0, len(rows) - _MOST)
     for at, group in enumerate(rows):
-        # The largest is what the others are compared with.
+        # The largest group is shown in any case: the others are compared with it.
         if hidden and _MOST - 1 <= at < len(rows) - 1:
             if at == _MOST - 1:
                 yield table.below((f"and {hidden} more groups (-v shows them)", "bold"))

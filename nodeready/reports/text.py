@@ -1,6 +1,6 @@
 """Pieces of a terminal report: sanitised, aligned, the meaning never carried by colour alone.
 
-Without rich: a node shows the same tables as plain text.
+A style is a word here, which the control machine hands to rich; a node shows the plain text.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Line:
         return "".join(text for text, _ in self.parts)
 
     def cut(self, limit: int) -> Line:
-        """This line, with a mark for what is beyond so many characters."""
+        """This line, cut after ``limit`` characters, with ``...``."""
         kept, room = [], limit
         for text, style in self.parts:
             kept.append((text[:room], style))
@@ -64,7 +64,7 @@ class Line:
 
 
 def grouped(pairs: Iterable[tuple[Key, str]]) -> list[tuple[Key, list[str]]]:
-    """Equal things with the names of all nodes that share them, the most common first."""
+    """Equal keys with the names of all their nodes, the most common key first."""
     found: dict[Key, list[str]] = {}
     for key, name in pairs:
         found.setdefault(key, []).append(name)
@@ -76,7 +76,7 @@ def nodes(names: Iterable[str], limit: int = 60) -> str:
     names = list(names)
     if len(names) == 1:
         return cut(sanitise(names[0]), limit, 1)
-    # A node, which has no ClusterShell, knows one name only: its own.
+    # A node has no ClusterShell, and knows one name only: its own.
     from nodeready.inventory.nodeset import folded
 
     return folded(names, limit)
@@ -89,7 +89,7 @@ def line(*parts: Part) -> Line:
 
 
 def told(result: Result) -> str:
-    """What is, what should be, and where it comes from, in one clause."""
+    """What was observed, what is wanted, and the source, in one clause."""
     text = result.actual
     if result.expected and result.status in ("fail", "warn") and result.expected != result.actual:
         text = f"{text} (want {result.expected})"

@@ -1,4 +1,8 @@
-"""What a probe is: sections of shell that read a node, and the parser of what they print."""
+"""What a probe is: sections of shell that read a node, and the parser of what they print.
+
+Beside it, what several subjects share: names that sort last in a directory, counters that only
+grow, and the probe that reads the files of ours.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
-from nodeready.policy import Policy
-
 if TYPE_CHECKING:
-    # The proofs, which travel to the nodes, take this module, and need no policy.
+    # The proofs travel to the nodes with this module, and need no policy there.
     from nodeready.policy import Policy
 
 
 class ProbeError(Exception):
-    """A section's output makes no sense. ``evidence`` holds its first bytes."""
+    """A section's output makes no sense. ``evidence`` holds the output's first bytes."""
 
     def __init__(self, reason: str, evidence: str = "") -> None:
         super().__init__(reason)
@@ -33,14 +35,16 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Section:
-    """One piece of the snapshot: a shell text that only reads, under its own limits.
+    """One piece of the snapshot: a shell text that only reads, under limits of its own.
 
-    script:    the POSIX sh text for a policy; nr_value and the other helpers are at hand
-    timeout_s: seconds after which it is ended; reading /etc takes milliseconds, but a home
-               directory or a mount can hang
-    cap_bytes: output beyond it is cut off on the node
-    beside:    it starts a program that may be slow or hang for good (a vendor's tool, a mount):
-               it runs beside the others, and what cannot be ended is left behind, not waited for
+    script:    policy -> the POSIX sh text, which may call nr_value and the other helpers of
+               nodeready/sh/probe.sh
+    timeout_s: seconds after which the section is ended; reading /etc takes milliseconds, but a
+               home directory or a mount can hang
+    cap_bytes: output beyond this is cut off on the node
+    beside:    the section starts a program that may be slow or hang for good (a vendor's tool, a
+               mount): it runs beside the other sections, and a program that cannot be ended is
+               left behind, not waited for
     when:      for a section that runs beside: a shell command that says whether there is anything
                to run (``command -v nvidia-smi >/dev/null``); when not, the section is empty
     """
@@ -58,7 +62,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 @dataclass(frozen=True)
 class Output:
-    """What one section printed: its bytes as text (surrogateescape), exit status, and limits."""
+    """What one section printed.
+
+    text:      the bytes as text (surrogateescape)
+    rc:        the exit status; None: the section was ended by its limit
+    truncated: the output reached the section's cap_bytes
+    nonce:     the run's, which marks the lines of our own helpers
+    """
 
     text: str
     rc: int | None
@@ -76,7 +86,7 @@ class Output:
         return self.text
 
     def values(self) -> dict[str, str]:
-        """The ``NAME=VALUE`` lines; the first of a name counts."""
+        """The ``NAME=VALUE`` lines; of several with one name the first counts."""
         found: dict[str, str] = {}
         for line in self.require().splitlines():
             name, equals, value = line.partition("=")
@@ -92,7 +102,7 @@ class Output:
         ]
 
     def files(self) -> dict[str, bytes]:
-        """The files that nr_exact printed, by path, with their bytes as they are on the node."""
+        """The files that nr_exact printed, path -> the bytes as they are on the node."""
         mark = re.escape(f"@{self.nonce}")
         found = re.finditer(
             rf"^{mark} file (/[^\n]*)\n(.*?)\n{mark} eof$", self.require(), re.M | re.S
@@ -124,8 +134,8 @@ _FILE_LINE = re.compile(
 def file_lines(text: str) -> Iterator[Line]:
     """The lines that nr_lines printed (``/path:number:text``); other lines are passed over.
 
-    The path of a PCI device is told from a line's number; another path with a number between
-    colons (``/etc/a:1:b.conf``) is not: its lines pass for those of ``/etc/a``.
+    A PCI address in a path is told from a line's number. Another path with a number between
+    colons (``/etc/a:1:b.conf``) is not: its lines pass for lines of ``/etc/a``.
     """
     for raw in text.split("\n"):
         match = _FILE_LINE.match(raw)
@@ -133,9 +143,17 @@ def file_lines(text: str) -> Iterator[Line]:
             yield Line(match[1], int(match[2]), match[3])
 
 
+def by_path(lines: Iterable[Line]) -> dict[str, list[Line]]:
+    """Path -> the lines of that file, in order; the files in the order of their first lines."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line.path, []).append(line)
+    return found
+
+
 @dataclass(frozen=True)
 class Probe:
-    """How one subject is observed: the sections it needs and the parser of their output."""
+    """How one subject is observed: its sections, and the parser of what they print."""
 
     subject: str
     sections: tuple[Section, ...]
@@ -150,21 +168,22 @@ def number(text: str, what: str) -> int:
         raise ProbeError(f"{what} is no number", text) from None
 
 
-# --- Directories in which the last file by name wins: can a file of ours be the last?
+# --- Directories in which the last file by name wins: whether a file of ours can be the last.
 #
-# Ours begin with as many z's as it takes (``name_after``). A few names sort behind any of those.
+# The name of such a file of ours begins with as many z's as it takes (nodeready.deploy.step,
+# ``name_after``). A few names sort behind any number of z's.
 
-#: A file name has at most 255 bytes (limits.h, NAME_MAX); ours needs room behind its z's.
+#: A file name has at most 255 bytes (limits.h, NAME_MAX), and ours goes on behind its z's.
 _MOST_ZS = 200
 
 
 def beatable(name: str) -> bool:
-    """Whether some number of z's sorts behind ``name``: not behind ``~x.conf``, ``zz{.conf``."""
+    """Whether some number of z's sorts behind ``name``: not so for ``~x.conf``, ``zz{.conf``."""
     rest = name.lstrip("z")
     return len(name) - len(rest) < _MOST_ZS and rest[:1] <= "z"
 
 
-# --- What an earlier look saw of counters that only ever grow.
+# --- Counters that only ever grow: what an earlier look saw of them.
 
 
 @dataclass(frozen=True)
@@ -173,18 +192,19 @@ class Counters:
 
     A counter of an adapter runs from the last reset or load of its driver, so that a total
     says nothing about today: only the change between two looks does.
+
+    seconds: from the earlier look to the present one
+    values:  counter -> its value then; the names are the subject's own ("mlx5_0/1.link_downed")
     """
 
-    #: How long before the present look the earlier one was, in seconds.
     seconds: float
-    #: Counter -> its value then; the names are the subject's own ("mlx5_0/1.link_downed").
     values: Mapping[str, int]
 
 
-# --- The files of ours on a node, for diffs and so that a change knows what it replaces.
+# --- The files that we own outright: read for diffs, and so that a change knows what it replaces.
 
 
-def _script(patterns: tuple[str, ...]) -> str:
+def _own_files_script(patterns: tuple[str, ...]) -> str:
     return rf"""
     set --
     for nr_file in {" ".join(patterns)}; do
@@ -194,15 +214,16 @@ def _script(patterns: tuple[str, ...]) -> str:
     """
 
 
-def parse(outputs: Mapping[str, Output], policy: Policy) -> dict[str, bytes]:
-    """The content of each file of ours, by path; they all end with a newline."""
-    lines: dict[str, list[str]] = {}
-    for line in file_lines(outputs["ours"].require()):
-        lines.setdefault(line.path, []).append(line.text + "\n")
-    return {path: "".join(text).encode("utf-8", "surrogateescape") for path, text in lines.items()}
+def _parse_own_files(outputs: Mapping[str, Output], policy: Policy) -> dict[str, bytes]:
+    """Path -> the content of that file; every file of ours ends with a newline."""
+    files = by_path(file_lines(outputs["ours"].require()))
+    return {
+        path: "".join(f"{line.text}\n" for line in lines).encode("utf-8", "surrogateescape")
+        for path, lines in files.items()
+    }
 
 
-def probe(patterns: Iterable[str]) -> Probe:
-    """The probe that reads every file of these shell patterns: the files that we own outright."""
-    text = _script(tuple(dict.fromkeys(patterns)))
-    return Probe("ours", (Section("ours", lambda policy: text),), parse)
+def own_files(patterns: Iterable[str]) -> Probe:
+    """The probe ``ours``, which reads every file of these shell patterns."""
+    text = _own_files_script(tuple(dict.fromkeys(patterns)))
+    return Probe("ours", (Section("ours", lambda policy: text),), _parse_own_files)

@@ -1,7 +1,7 @@
-"""What only all nodes of a run tell about each of them, and the judging.
+"""From the looks of a run to judged nodes.
 
-A look is what one node showed. The `FleetContext` stands beside the looks: what only all of them
-together tell. Both make a node `Judged`, once.
+A look is what one node showed. The `FleetContext` holds what only all looks of the run, or earlier
+runs, tell about each node. A look and the context make a node `Judged`, once.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any, Protocol
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Counters, Unknown
-from nodeready.subjects.nics import facts as nics_probe
-from nodeready.subjects.nics.facts import Nics
+from nodeready.subjects.nics.facts import Nics, with_peers
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client import known_hosts
 
-# Subject -> what reads the counters of its observation, which has a field "before".
+# --- What is kept of a look for the next one: the counters.
+
+# Subject -> the function that reads the counters of an observation with a field "before".
 _COUNTING: dict[str, Callable[[Any], dict[str, int]]] = {
     name: subject.counters for name, subject in SUBJECTS.items() if subject.counters
 }
@@ -27,8 +28,9 @@ _COUNTING: dict[str, Callable[[Any], dict[str, int]]] = {
 
 @dataclass(frozen=True)
 class Counted:
-    """What is kept of a look at a node: subject -> (time of the look, its counters), all of one
-    boot.
+    """The counters that are kept of the looks at one node, all of one boot.
+
+    taken: subject -> (time of the look in seconds since 1970, counter -> value)
     """
 
     boot_id: str
@@ -36,24 +38,24 @@ class Counted:
 
     @property
     def time(self) -> float:
-        """When the newest of it was seen, in seconds since 1970."""
+        """The time of the newest look, in seconds since 1970."""
         return max((seen for seen, _ in self.taken.values()), default=0.0)
 
 
 def _boot_id(snapshot: Snapshot) -> str:
-    """The boot that the node is in, or "" when the look did not tell."""
+    """The kernel's name for the node's boot, or "" when the look did not tell."""
     boot_id = getattr(snapshot.subjects.get("host"), "boot_id", None)
     return boot_id if isinstance(boot_id, str) else ""
 
 
 def _observed(snapshot: Snapshot, subject: str) -> Any:
-    """What was observed of a subject; None when nothing was."""
+    """The observation of a subject; None when there is none."""
     found = snapshot.subjects.get(subject)
     return None if isinstance(found, Unknown) else found
 
 
 def counted(snapshot: Snapshot, now: float) -> Counted | None:
-    """What of this snapshot is to be kept; None when nothing can be compared with it later."""
+    """The counters of this snapshot; None when a later look could compare with none of them."""
     boot_id = _boot_id(snapshot)
     taken = {
         name: (now, values)
@@ -66,7 +68,7 @@ def counted(snapshot: Snapshot, now: float) -> Counted | None:
 def with_counters(snapshot: Snapshot, earlier: Counted | None, now: float) -> Snapshot:
     """The snapshot with the counters of an earlier look at the same boot beside its own.
 
-    A look that lies in the future (a clock was set back) tells no rate, and is passed over.
+    An earlier look with a later time (a clock was set back) tells no rate, and is passed over.
     """
     if earlier is None or not earlier.boot_id or earlier.boot_id != _boot_id(snapshot):
         return snapshot
@@ -78,8 +80,11 @@ def with_counters(snapshot: Snapshot, earlier: Counted | None, now: float) -> Sn
     return replace(snapshot, subjects=subjects)
 
 
+# --- What is known beside the looks, and the one place where looks are judged.
+
+
 class Looked(Protocol):
-    """What came of the look at one node."""
+    """The outcome of the look at one node."""
 
     @property
     def name(self) -> str: ...
@@ -97,10 +102,11 @@ class Looked(Protocol):
 class FleetContext:
     """What only all nodes of a run tell about each of them, and what was kept of earlier runs.
 
-    policies:  the nodes' policies, completed by what all of them showed
-    addresses: where exactly one node is, of those that were looked at; None: there are no two
-    earlier:   the last looks at the nodes' counters, taken at other times
-    moment:    of this run, in seconds since 1970
+    policies:  the nodes' policies, completed by what all nodes showed (`expectations`)
+    addresses: the addresses that exactly one of the nodes has; None: fewer than two nodes were
+               looked at
+    earlier:   node -> the counters of earlier looks
+    moment:    the time of this run, in seconds since 1970
     """
 
     policies: Mapping[str, Policy]
@@ -109,10 +115,10 @@ class FleetContext:
     moment: float = 0.0
 
     def completed(self, name: str, seen: Snapshot) -> Snapshot:
-        """What a node showed, with what is known beside it."""
+        """The node's snapshot, with its way to the other nodes and its earlier counters."""
         nics = seen.subjects.get("nics")
         if self.addresses is not None and isinstance(nics, Nics):
-            nics = nics_probe.with_peers(nics, self.addresses)
+            nics = with_peers(nics, self.addresses)
             seen = replace(seen, subjects={**seen.subjects, "nics": nics})
         return with_counters(seen, self.earlier.get(name), self.moment)
 
@@ -123,7 +129,7 @@ class Judged:
 
     results: of all checks, from the latest look
     error:   one line when the node could not be looked at, or not to the end
-    unreachable: it was not reached, or got lost on the way
+    unreachable: the node was not reached, or was lost on the way
     seconds: wall time of the look, connection included
     """
 
@@ -163,29 +169,28 @@ def expectations(
     program: Callable[[], bytes],
     fetch: Callable[[str], str],
 ) -> dict[str, Policy]:
-    """The policies, completed by what all nodes of the run showed, every node's host keys, and by
-    what this nodeready makes of them (gate.complete).
+    """The policies, completed by the host keys of all nodes and the digests of the gate's files.
 
     endpoints: the address and port of each node, as the inventory has them
-    program:   the node's own program, for the nodes with a gate
+    program:   makes the node's own program, for the nodes with a gate
     fetch:     runs known_hosts.READ_BLOCK on the node of that name and returns what it printed;
                only called for blocks that were too large to come along and differ from what is
                wanted
     """
-    # It renders templates: nothing that only looks has a use for that.
-    from nodeready.subjects.gate import files as gate
+    # Imported here, because it imports the templates: a command that only looks needs none.
+    from nodeready.subjects.gate.files import complete
 
     lines: dict[tuple[str, ...], tuple[str, ...]] = {}
     made: dict[str, Policy] = {}
     for name, policy in wanted.items():
         if policy.ssh_client_mode != "known_hosts":
-            made[name] = gate.complete(policy, policy, program)
+            made[name] = complete(policy, policy, program)
             continue
         extra = policy.ssh_known_hosts
         if extra not in lines:
             lines[extra] = _known_hosts(snapshots, extra, endpoints, fetch)
         told = replace(policy, ssh_known_hosts=lines[extra])
-        made[name] = gate.complete(told, policy, program)
+        made[name] = complete(told, policy, program)
     return made
 
 

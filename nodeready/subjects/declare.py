@@ -1,4 +1,4 @@
-"""What a check and a subject say of themselves: everything that others have to know about them."""
+"""How checks and subjects declare themselves: all that commands, reports and docs know of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Probe
 from nodeready.subjects.result import Result
 
-#: What stands for a subject that could not be observed: ``SUBJECT.observed``.
+#: The result that stands for a subject that could not be observed is ``SUBJECT.observed``.
 OBSERVED = "observed"
 
 Judge = Callable[[Any, Policy], Result]
@@ -21,7 +21,7 @@ DEPLOY = "Repaired by"
 
 
 class Act(NamedTuple):
-    """What repairs a finding, and who does it. What the node shows stands there in capitals."""
+    """What repairs a finding, and who does it. A word in capitals stands for the node's value."""
 
     who: str
     what: str
@@ -37,13 +37,13 @@ def deploy(command: str) -> Act:
 
 @dataclass(frozen=True)
 class Page:
-    """What is to be known about one check.
+    """What `nodeready explain` and the docs say about one check.
 
     id:       ``SUBJECT.NOUN``; an id never changes its meaning
-    meaning:  what it judges, why, and where the rule comes from
-    settings: the fields of Policy that decide what it wants, in the order of Policy
-    fixed_by: the operation that makes it pass, ``SUBJECT.NOUN``; "": none does
-    acts:     what else repairs what it finds, one for each way to fail
+    meaning:  what the check judges, why, and where the rule comes from
+    settings: the fields of Policy that decide what the check wants, in the order of Policy
+    fixed_by: the operation that makes the check pass, ``SUBJECT.NOUN``; "": none does
+    acts:     what else repairs a finding, one act for each way to fail
     """
 
     id: str
@@ -90,7 +90,7 @@ def check(
 ) -> Callable[[Judge], Check]:
     """Make a Check of a function whose docstring is the check's page.
 
-    fix: what a person does, or, with `deploy`, what a deploy of another subject does
+    fix: what a person does; with `deploy`, what a deploy of another subject does
     """
     acts = tuple(Act(PERSON, one) if isinstance(one, str) else one for one in fix)
 
@@ -118,18 +118,19 @@ _LOOK = "run the audit with --only {} on that node, and repair what the reason n
 class Subject:
     """One subject: everything that the commands, the reports and the docs have to know of it.
 
-    doc:      the docstring of its checks' module; its first line says what is judged
+    doc:      the docstring of its checks' module; the first line says what is judged
     checks:   in the order of the reports
-    probe:    how it is observed; None: by acting, before a job (node/proofs)
-    compared: what the nodes of a group should have in common: fact -> number or text. The fact's
-              name is relative to the subject (``driver``, ``eth0.mtu``); a value that could not be
-              observed is left out
-    learned:  the policy that this node would fit: key of Policy -> value as group_data holds it
-    counters: totals that say something only beside those of an earlier look at the same boot,
-              which the observation has in its field ``before``; None: it counts nothing
-    files:    shell patterns of the files that its operations own outright on a node. They contain
-              the project's name
-    alone:    whether a node that audits itself judges it
+    probe:    how the subject is observed; None: by acting, before a job (nodeready/node/proofs)
+    compared: observation -> what the nodes of a group should have in common, fact -> number or
+              text. A fact's name is relative to the subject (``driver``, ``eth0.mtu``); a value
+              that could not be observed is left out
+    learned:  observation -> the policy that this node would fit, key of Policy -> value as
+              group_data holds it
+    counters: observation -> totals, which are judged beside those of an earlier look at the same
+              boot (the observation's field ``before``); None: the subject has no counters
+    files:    shell patterns of the files that the subject's operations own outright on a node,
+              each with the project's name in it
+    alone:    whether a node that audits itself judges the subject
     """
 
     name: str
@@ -150,7 +151,7 @@ class Subject:
 
     @property
     def changed(self) -> bool:
-        """Whether an operation repairs anything of it; else it is only looked at."""
+        """Whether an operation repairs a check of the subject."""
         return any(check.fixed_by for check in self.checks)
 
     @property

@@ -1,8 +1,8 @@
 """A marked block of ours in a file of somebody else: bytes in, bytes out.
 
 Everything outside the block stays byte for byte: other people's line ends, a missing final
-newline, bytes that are no UTF-8. The block itself always has plain newlines, which every reader
-of these files takes, also in a file whose other lines end in CRLF.
+newline, bytes that are no UTF-8. The block itself always has plain newlines, which the readers of
+these files accept, also where the other lines end in CRLF.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import NamedTuple
 BEGIN = b"# >>> nodeready: managed block, do not edit >>>"
 END = b"# <<< nodeready <<<"
 
-#: Where the block stands: the file's first lines, its last ones, or wherever it is now (a new
-#: one at the end).
+#: Where the block goes: top of the file, its end, or where it stands now (a new block: the end).
 PLACES = ("top", "end", "keep")
 
 
 class _Parts(NamedTuple):
-    """A file around its first whole block; ``inner`` is None when there is none."""
+    """A file before, inside and after its first whole block; ``inner``: None without a block."""
 
     before: bytes
     inner: bytes | None
@@ -67,9 +66,9 @@ def find(content: bytes) -> bytes | None:
 def put(content: bytes, inner: bytes, place: str) -> bytes:
     """``content`` with exactly one block that holds ``inner``, standing at ``place``.
 
-    Putting the same again changes nothing. Of the rest only one thing may change: a last line
-    without a newline gets one when the block comes behind it. Raises ValueError for an ``inner``
-    that holds one of our marks and for an unknown place.
+    Putting the same block again changes nothing. Outside the block one thing may change: a last
+    line without a newline gets one when the block comes behind it. Raises ValueError for an
+    ``inner`` that holds one of our marks and for an unknown place.
     """
     if any(line.rstrip() in (BEGIN, END) for line in inner.split(b"\n")):
         raise ValueError("the block's own lines must not hold its marks")

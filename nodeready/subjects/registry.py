@@ -1,8 +1,8 @@
 """The registry of the subjects: a line for each, in the order of the reports and of a deploy.
 
-A subject declares itself (`Subject`, in its checks); nothing else lists it. In a deploy, what
-needs the network (debug_tools) comes behind what does not: a package mirror that is down stops
-nothing else. Behind both comes the gate: a node judges itself when everything else is in place.
+A subject declares itself (`Subject`, in its checks), and no other list names it. In a deploy,
+debug_tools needs the network and comes behind the subjects that do not: a package mirror that is
+down stops nothing else. The gate comes last: a node judges itself when all the rest is in place.
 """
 
 # ruff: noqa: F401, I001, PLC0414 - the imports are the registry, and their order is its order
@@ -28,30 +28,29 @@ from collections.abc import Iterable
 
 from nodeready.subjects.declare import OBSERVED as OBSERVED, Page, Subject
 from nodeready.policy.fields import closest
-from nodeready.subjects import base as ours
-from nodeready.subjects.base import Probe
+from nodeready.subjects.base import Probe, own_files
 
 SUBJECTS: dict[str, Subject] = {
     found.name: found for found in list(vars().values()) if isinstance(found, Subject)
 }
 
-#: The subjects that a look observes. The others are proved by acting.
+#: The subjects that a look observes; the other ones are proved by acting.
 LOOKED_AT = tuple(name for name, subject in SUBJECTS.items() if subject.probe)
 
-#: The subjects that operations change; the others are only looked at.
+#: The subjects that operations change; the other ones are only looked at.
 CHANGED = tuple(name for name, subject in SUBJECTS.items() if subject.changed)
 
 #: The subjects from which a policy can be learnt.
 LEARNED = tuple(name for name, subject in SUBJECTS.items() if subject.learnable)
 
-#: Subjects whose counters say something only beside those of an earlier look at the same boot,
-#: which the subject "host" tells.
+#: The subjects with counters, which are judged beside those of an earlier look at the same boot.
+#: The subject "host" tells the boot.
 COUNTING = tuple(name for name, subject in SUBJECTS.items() if subject.counters)
 
-#: The probes of a snapshot: the subjects', and the one that reads the files of ours.
+#: The probes of a snapshot: one of each subject, and the one that reads the files of ours.
 PROBES: tuple[Probe, ...] = (
     *(subject.probe for subject in SUBJECTS.values() if subject.probe),
-    ours.probe(path for subject in SUBJECTS.values() for path in subject.files),
+    own_files(path for subject in SUBJECTS.values() for path in subject.files),
 )
 
 
@@ -61,13 +60,13 @@ def check_ids() -> list[str]:
 
 
 def page(check: str) -> Page:
-    """What is to be known about a check, or ``SUBJECT.observed``. Raises KeyError for another."""
+    """The page of a check, or of ``SUBJECT.observed``. Raises KeyError for any other id."""
     subject = SUBJECTS[check.partition(".")[0]]
     return {one.id: one for one in (*subject.checks, subject.observed)}[check]
 
 
 def meant(word: str) -> str:
-    """What an unknown id or subject was probably meant to be; "" when nothing is close."""
+    """The id or subject that an unknown word was probably meant to be; "" when none is close."""
     known: Iterable[str] = [*SUBJECTS, *check_ids()]
     subject, _, noun = word.partition(".")
     if noun and subject not in SUBJECTS:

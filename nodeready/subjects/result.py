@@ -1,4 +1,7 @@
-"""Result: what one check says about one node, for checks, reports and operations alike."""
+"""Result: what one check says about one node, for checks, reports and operations alike.
+
+Beside it, the functions that make a Result of each status, and the words for a long list in one.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class Result:
         return self.status in ("fail", "warn") and self.owner == NODEREADY
 
 
-# Thousands of nodes are well in the same words: each of them is kept once.
+# Thousands of healthy nodes have the same results: equal results are one object.
 @lru_cache(maxsize=4096)
 def ok(check: str, expected: str = "", actual: str = "", source: str = "") -> Result:
     """The value is as the policy wants it; ``actual`` defaults to ``expected``."""
@@ -86,9 +89,16 @@ def warn(check: str, expected: str, actual: str, source: str = "", fix: str = ""
 
 
 def worst(results: Iterable[Result]) -> str:
-    """The worst status among ``results``; ``ok`` when there is none worse, ``na`` when all are."""
+    """The worst status among ``results``, in the order of STATUSES; ``na`` for no results."""
     statuses = {result.status for result in results}
     for status in STATUSES:
         if status in statuses:
             return status
     return "na"
+
+
+def some(texts: Iterable[str], joint: str = "; ", most: int = 4) -> str:
+    """The first ``most`` texts and how many more there are: ``a; b; c; d and 3 more``."""
+    listed = list(texts)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return joint.join(listed[:most]) + more

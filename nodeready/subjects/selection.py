@@ -1,4 +1,4 @@
-"""Which checks a command is about: ``--only`` and ``--skip`` with ids, subjects and globs."""
+"""Which checks a command makes: ``--only`` and ``--skip``, with ids, subjects and globs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Selection:
 
 
 def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
-    """The ids that the comma-separated words of one option mean."""
+    """The ids that one option's words, separated by commas, select. Raises SelectionError."""
     ids = _ids(subjects)
     found: set[str] = set()
     for word in (part.strip() for part in words.split(",")):

@@ -1,6 +1,8 @@
-"""Snapshot: everything that was observed on one node in one round trip.
+"""Snapshot: everything that was observed on one node in one round trip, and its judging.
 
-A subject whose section failed, timed out or made no sense is Unknown there, and nothing else is.
+The sections of all subjects become one script. The script's answer becomes a Snapshot, and the
+Snapshot becomes Results, some of which the policy waives. A subject whose section failed, timed
+out or made no sense is Unknown, and no other subject is.
 """
 
 from __future__ import annotations
@@ -21,86 +23,36 @@ from nodeready.subjects.base import Output, Probe, ProbeError, Section, Unknown
 from nodeready.subjects.registry import OBSERVED, PROBES, SUBJECTS
 from nodeready.subjects.result import Result, unknown
 
-# --- Waivers: findings that the policy knows and accepts: always listed, and they fail nothing.
-
-#: The only statuses that can be waived: what was not observed cannot have been accepted.
-WAIVABLE = ("fail", "warn")
-_WORD = "waived: "
-
-
-def waive(results: Iterable[Result], policy: Policy) -> list[Result]:
-    """``results`` with the findings that the policy waives as ``waived``.
-
-    What was expected and found stays; ``fix`` becomes the reason. Nobody has to repair it.
-    """
-    reasons = dict(policy.waivers)
-    return [
-        replace(result, status="waived", fix=f"{_WORD}{reasons[result.check]}", owner="")
-        if result.check in reasons and result.status in WAIVABLE
-        else result
-        for result in results
-    ]
-
-
-def reason(result: Result) -> str:
-    """Why a waived result was waived."""
-    return result.fix.removeprefix(_WORD)
-
-
-def problems(policy: Policy, ids: Iterable[str]) -> list[str]:
-    """What is wrong with the policy's waivers, a line each: checks that are none of ``ids``.
-
-    A waiver without a finding is no problem: that is how it should end.
-    """
-    known = list(ids)
-    return [
-        f"waivers: {check!r}: {_meant(check, known)}"
-        for check, _ in policy.waivers
-        if check not in known
-    ]
-
-
-def _meant(check: str, known: list[str]) -> str:
-    subject, _, name = check.partition(".")
-    same = [one for one in known if one.startswith(f"{subject}.")]
-    if same and name == "observed":
-        return "what could not be observed cannot be waived"
-    close = closest(check, known)
-    if close:
-        return f"no such check; did you mean {close}?"
-    return f"no such check; there are {', '.join(same)}" if same else "no such check"
-
-
-# --- One script for all the sections of a snapshot, and the way back from its output to sections.
+# --- One script for all sections, and the way from the script's answer back to sections.
 #
-# On the wire: a line ``nodeready/1 NONCE gzip`` (or ``plain``), the base64 of the whole, a line
-# ``nodeready/1 NONCE end``. Inside: per section ``@NONCE begin NAME``, what it printed,
+# The answer on the wire: a line ``nodeready/1 NONCE gzip`` (or ``plain``), base64 of the sections,
+# a line ``nodeready/1 NONCE end``. Each section: ``@NONCE begin NAME``, what the section printed,
 # ``@NONCE rc N`` when it ended by itself, ``@NONCE end``.
 
-#: More than this much of one node's answer is refused: memory here stays flat.
+#: More than this of one node's answer is refused, so that one node cannot fill our memory.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
 #: Seconds that are left for the answer when a section beside the others was ended by its limit.
 MARGIN_S = 3
 
-#: Seconds for all sections together in one shell: they take a tenth of one.
+#: Seconds for all sections that run together in one shell, which take a tenth of a second.
 TOGETHER_S = 5
 
 # First all sections run in one shell, one after the other, as functions: a process costs more than
-# what most of them do. When that shell does not end well (one hangs, prints without end, or ends
-# the shell), each runs once more in a shell of its own, under its own timeout and cap; what comes
-# later counts. A section's status is its last line (there, the exit trap of the probe library
-# prints it): when that line is missing, the section was cut off or ended.
-# Busybox's timeout ends only its child and leaves what that started: there, we end the session.
-# $nr_limit is mostly a program, not a function of ours: so it costs no shell of its own. The text
-# of a shell is in its environment, which its user alone can read, and not in its arguments, which
-# are everybody's; nr_shell is called in a subshell only.
+# what most sections do. When that shell does not end well (a section hangs, prints without end, or
+# ends the shell), each section runs once more in a shell of its own, under its own timeout and
+# cap; of two outputs the later one counts. A section's status is its last line (in a shell of its
+# own, the exit trap of the probe library prints it): a section without it was cut off or ended.
+# Busybox's timeout ends only its child and leaves the child's children: there, we end the session.
+# $nr_limit is mostly a program, not a function of ours, so that no further shell is needed. The
+# text of a shell is in its environment, which its user alone can read, and not in its arguments,
+# which everybody can read; nr_shell is called in a subshell only.
 #
 # A section that runs beside the others is started first, in the background of the left side of a
-# pipe; on the right side everything else runs, and then what came through the pipe is taken, with
-# a limit of its own. So nothing waits for a program in state D, which no signal ends and `timeout`
-# would wait for: it is left behind with a pipe that nobody reads. No file is needed, and a section
-# with nothing to run costs no process.
+# pipe. On the right side all other sections run; then the output that came through the pipe is
+# taken, within a limit. So nothing waits for a program in state D, which no signal ends and for
+# which `timeout` would wait: the program is left behind with a pipe that nobody reads. This needs
+# no file, and a section with nothing to run costs no process.
 _RUN = r"""
 nr_timeout=
 IFS=:
@@ -196,9 +148,9 @@ def make_script(
 ) -> str:
     """The POSIX sh text that runs ``sections`` and prints the packed answer; it only reads.
 
-    limit_s:  what the whole may take: a section whose own limit is longer gets less, so that a
-              slow one costs itself and not the answer
-    margin_s: how much less
+    limit_s:  seconds for the whole script
+    margin_s: a section gets at most ``limit_s`` less this, so that a slow section costs its own
+              output and not the answer
     """
     rest = max(1, limit_s - margin_s)
     sections = tuple(replace(s, timeout_s=min(s.timeout_s, rest)) for s in sections)
@@ -245,14 +197,14 @@ def _limits(section: Section) -> str:
 
 
 def mark(nonce: str) -> str:
-    """The text with which the answer of the script with this nonce begins."""
+    """The text with which the script's answer begins."""
     return f"nodeready/1 {nonce}"
 
 
 def _unpack(text: str, nonce: str) -> bytes:
-    """The bytes between our two lines; what others printed around them is passed over."""
+    """The bytes between our two lines; what a login printed around the lines is passed over."""
     start = re.escape(mark(nonce))
-    # Not at the start of a line: what a login printed before it may end in the middle of one.
+    # The mark may stand inside of a line: what a login prints can end without a newline.
     begin = re.search(rf"{start} (gzip|plain|nobase64)\s*$", text, re.M)
     if begin is None:
         raise ProbeError("no answer from the node's shell", text.strip())
@@ -274,7 +226,7 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
     """The sections of one node's answer, by name.
 
     Raises ProbeError when there is no answer at all. A section that is missing, was cut off or
-    timed out is an Output that says so when its text is asked for.
+    timed out is an Output whose ``require`` raises.
     """
     body = _unpack(text, nonce).decode("utf-8", "surrogateescape")
     caps = {section.name: section.cap_bytes for section in sections}
@@ -285,7 +237,7 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
             continue
         content = rest.partition(f"\n@{nonce} end\n")[0]
         printed, ended, status = content.rpartition(f"\n@{nonce} rc ")
-        # Only the last line tells the status.
+        # A section can print such a line itself: only the last one tells the status.
         if ended and re.fullmatch(r"[0-9]{1,3}\n?", status):
             outputs[name] = Output(printed, int(status), nonce=nonce)
         else:
@@ -296,11 +248,15 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
     return outputs
 
 
+# --- The snapshot and its results.
+
+
 @dataclass(frozen=True)
 class Snapshot:
-    """What one node showed: per subject its observation, or Unknown with the reason.
+    """What one node showed.
 
-    files: the content of the files of ours, by path
+    subjects: subject -> its observation, or Unknown with the reason
+    files:    path -> the content of that file of ours
     """
 
     subjects: Mapping[str, Any] = field(default_factory=dict)
@@ -317,7 +273,7 @@ class Snapshot:
 
 
 def probes(subjects: Iterable[str] | None = None) -> tuple[Probe, ...]:
-    """The probes of these subjects (None: all) and the one that reads our own files."""
+    """The probes of these subjects (None: all), and the one that reads the files of ours."""
     if subjects is None:
         return PROBES
     wanted = {*subjects, "ours"}
@@ -325,7 +281,7 @@ def probes(subjects: Iterable[str] | None = None) -> tuple[Probe, ...]:
 
 
 def sections(chosen: Iterable[Probe]) -> tuple[Section, ...]:
-    """Their sections, each once, in order."""
+    """The sections of these probes, each once, in order."""
     return tuple({s.name: s for probe in chosen for s in probe.sections}.values())
 
 
@@ -344,7 +300,7 @@ def _nonsense(error: Exception) -> str:
 
 
 def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> Snapshot:
-    """The snapshot that a node's answer holds. Never raises: what cannot be read is Unknown."""
+    """The snapshot in a node's answer. Never raises: a subject that cannot be read is Unknown."""
     seen: dict[str, Any] = {}
     try:
         outputs = parse_answer(answer, sections(chosen), nonce)
@@ -357,7 +313,7 @@ def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> 
 
 
 def nothing(reason: str, chosen: tuple[Probe, ...] = PROBES, evidence: str = "") -> Snapshot:
-    """A node that gave no answer: every subject is Unknown for this reason."""
+    """The snapshot of a node that gave no answer: every subject is Unknown for this reason."""
     return Snapshot({probe.subject: Unknown(reason, evidence) for probe in chosen})
 
 
@@ -383,3 +339,53 @@ def judge(
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
                 results.append(unknown(given.id, _nonsense(error)))
     return waive(results, policy)
+
+
+# --- Waivers: findings that the policy accepts. They are listed always, and fail nothing.
+
+#: The only statuses that can be waived: a value that was not observed cannot be accepted.
+WAIVABLE = ("fail", "warn")
+_WORD = "waived: "
+
+
+def waive(results: Iterable[Result], policy: Policy) -> list[Result]:
+    """``results`` with the findings that the policy waives as ``waived``.
+
+    A waived result keeps what was expected and found; its ``fix`` is the reason of the waiver.
+    """
+    reasons = dict(policy.waivers)
+    return [
+        replace(result, status="waived", fix=f"{_WORD}{reasons[result.check]}", owner="")
+        if result.check in reasons and result.status in WAIVABLE
+        else result
+        for result in results
+    ]
+
+
+def reason(result: Result) -> str:
+    """The reason of the waiver of a waived result."""
+    return result.fix.removeprefix(_WORD)
+
+
+def problems(policy: Policy, ids: Iterable[str]) -> list[str]:
+    """What is wrong with the policy's waivers, a line each: checks that are none of ``ids``.
+
+    A waiver without a finding is no problem: the finding was repaired.
+    """
+    known = list(ids)
+    return [
+        f"waivers: {check!r}: {_meant(check, known)}"
+        for check, _ in policy.waivers
+        if check not in known
+    ]
+
+
+def _meant(check: str, known: list[str]) -> str:
+    subject, _, name = check.partition(".")
+    same = [one for one in known if one.startswith(f"{subject}.")]
+    if same and name == "observed":
+        return "what could not be observed cannot be waived"
+    close = closest(check, known)
+    if close:
+        return f"no such check; did you mean {close}?"
+    return f"no such check; there are {', '.join(same)}" if same else "no such check"

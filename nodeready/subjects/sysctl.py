@@ -1,8 +1,8 @@
 """The sysctl files of a node, and which of their lines wins at boot.
 
 Rules, from sysctl.d(5) and procps' sysctl(8): files of all directories sort by base name and the
-last assignment wins; a file masks those of the same name in later directories of the list (and a
-link to /dev/null masks them all). systemd-sysctl does not read /etc/sysctl.conf itself (Debian 12
+last assignment wins; a file masks the files of its name in later directories of the list (a link
+to /dev/null masks all of them). systemd-sysctl does not read /etc/sysctl.conf itself (Debian 12
 links it as 99-sysctl.conf); ``sysctl --system`` reads it last of all.
 """
 
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Line, Output, Section, beatable, file_lines
+from nodeready.subjects.base import Line, Output, Section, beatable, by_path, file_lines
+from nodeready.subjects.result import Result, ok, warn
 
 #: Highest priority first (sysctl.d(5); procps adds /usr/local/lib).
 DIRECTORIES = (
@@ -47,7 +48,7 @@ SECTION = Section("sysctl", _script)
 
 @dataclass(frozen=True)
 class Setting:
-    """A line that sets a key: the value as written, and the line it stands on."""
+    """An assignment: the value as written, and its line, ``/path:number``."""
 
     value: str
     where: str
@@ -104,26 +105,23 @@ def parse(output: Output) -> SysctlFiles:
     """
     text = output.require()
     paths = output.all("file")
-    lines: dict[str, list[Line]] = {}
-    for line in file_lines(text):
-        lines.setdefault(line.path, []).append(line)
     order = _applied(paths)
     if SYSCTL_CONF in paths:
         order.append(SYSCTL_CONF)
     return SysctlFiles(
         tuple(order),
-        {path: tuple(found) for path, found in lines.items()},
+        {path: tuple(lines) for path, lines in by_path(file_lines(text)).items()},
         systemd="reader=systemd" in text.splitlines(),
     )
 
 
 def _assignment(line: Line, key: str) -> Setting | None:
-    """The value that the line gives to ``key`` (``a.b.c``), or None when it is about another."""
+    """The value that the line gives to ``key`` (``a.b.c``); None for a line of another key."""
     match = re.match(r"\s*-?\s*([^=\s]+)\s*=\s*(.*?)\s*$", line.text, re.S)
     if match is None:
         return None
     written = match[1]
-    # sysctl.d(5): the first separator decides; with a slash first, dots are literal.
+    # sysctl.d(5): the first separator of a key decides; behind a slash, dots are literal.
     if "/" in written and ("." not in written or written.index("/") < written.index(".")):
         written = written.replace(".", "\0").replace("/", ".").replace("\0", "/")
     if written == key or ("*" in written and fnmatch.fnmatchcase(key, written)):
@@ -151,3 +149,12 @@ def boot_value(files: SysctlFiles, key: str) -> Boot:
     if not files.systemd:
         winner = conf or winner
     return Boot(winner, conf if conf != winner else None, last)
+
+
+def contradicted(check: str, key: str, boot: Boot, wanted: str) -> Result:
+    """Judge whether a line of /etc/sysctl.conf gives ``key`` another value than ``wanted``."""
+    conflict, expected = boot.conflict, "no conflicting line"
+    if conflict is None or conflict.value == wanted:
+        return ok(check, expected)
+    actual = f"{key} = {conflict.value} wins under sysctl --system"
+    return warn(check, expected, actual, conflict.where, f"remove the line {conflict.where}")

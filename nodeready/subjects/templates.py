@@ -1,4 +1,4 @@
-"""The templates of the files that are ours (templates/SUBJECT/NAME.j2), rendered."""
+"""The files that we own on a node, rendered from templates/SUBJECT/NAME.j2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    # Not HTML: the templates are configuration files, and every value was validated.
+    # Nothing is escaped: the files are configuration, not HTML, and every value was validated.
     return Environment(
         loader=PackageLoader("nodeready", "templates"),
         undefined=StrictUndefined,

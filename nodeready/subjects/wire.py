@@ -1,8 +1,8 @@
-"""Observations as JSON: as lines from the program on the node, back into dataclasses; and as a
-document shows them (`plain`).
+"""Observations as JSON: as lines that a program on the node writes, read back into dataclasses;
+and as a document shows them (`plain`).
 
-A line is ``NONCE NAME {json}``. What a profile or a tool prints in between is passed over: it
-cannot know the nonce. A node's answer is data: what has another shape than its dataclass is
+A line is ``NONCE NAME {json}``. Other lines are passed over: a profile or a tool that prints in
+between cannot know the nonce. A node's answer is data: JSON of another shape than the dataclass is
 refused.
 """
 
@@ -19,7 +19,7 @@ from nodeready.subjects.base import ProbeError, Unknown
 
 Seen = TypeVar("Seen")
 
-#: What a node's command says, in place of any answer, when the node has no Python for it.
+#: The answer of a node that has no Python for the program.
 NO_PYTHON = "no Python 3.9 or newer"
 
 _PLAIN: dict[str, tuple[type, ...]] = {
@@ -39,7 +39,7 @@ def lines(text: str, nonce: str) -> Iterator[tuple[str, Any]]:
     """Every ``(name, data)`` in what a node printed; a line that is no JSON is passed over."""
     mark = f"{nonce} "
     for row in text.splitlines():
-        # Not at the start: what a login prints may end in the middle of a line.
+        # The mark may stand inside of a line: what a login prints can end without a newline.
         _, found, rest = row.partition(mark)
         name, _, data = rest.partition(" ")
         if not found or not name.isidentifier():

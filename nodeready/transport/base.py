@@ -115,18 +115,19 @@ class Failure(Answer):
 
 
 def interrupted() -> Failure:
-    """The answer of a node that an interrupt left out."""
+    """The answer of a node that was left out because of an interrupt."""
     return Failure(kind=INTERRUPTED, error="interrupted")
 
 
 Found = TypeVar("Found")
-#: What is asked of one node, step by step, and what comes of it.
-Talk = Generator[Request, Answer, Found]
+#: What is asked of one node, step by step: it returns what was found.
+Conversation = Generator[Request, Answer, Found]
 #: A conversation's name: the node's, or with a word when there are several with one node.
 Key = Union[str, tuple[str, str]]
 
 
-#: Asks nodes, by name, and gives every answer: what it is for is told beside the progress.
+#: Asks every named node one question, and returns every answer. The first argument is the word
+#: for it beside the progress.
 Asks = Callable[[str, Mapping[str, Request]], Mapping[str, Answer]]
 
 
@@ -135,32 +136,32 @@ def node_of(key: Key) -> str:
     return key if isinstance(key, str) else key[0]
 
 
-def once(request: Request) -> Talk[Answer]:
-    """The conversation of one question."""
+def once(request: Request) -> Conversation[Answer]:
+    """A conversation of one question."""
     return (yield request)
 
 
-class Held(Generic[Found]):
-    """A conversation that is being held. Ours alone: a mistake in it is a Failure, too.
+class Exchange(Generic[Found]):
+    """How far a conversation has come. A mistake in its code becomes a Failure of its node.
 
-    request: what it wants to know now
-    over:    it has come to its end, and ``value`` is what it found
+    request: the question that waits for its answer
+    over:    the conversation has ended, and ``value`` is what it returned
     """
 
-    def __init__(self, talk: Talk[Found]) -> None:
-        self._talk, self._begun = talk, False
+    def __init__(self, conversation: Conversation[Found]) -> None:
+        self._conversation, self._begun = conversation, False
         self.request: Request | None = None
         self.over = False
         self.value: Found | Failure = Failure()
 
     def begin(self) -> None:
-        """Get its first question."""
+        """Run the conversation to its first question."""
         self._begun = True
-        self._step(lambda: next(self._talk))
+        self._step(lambda: next(self._conversation))
 
     def answer(self, answer: Answer) -> None:
-        """Answer its question, which makes it ask the next, or end."""
-        self._step(lambda: self._talk.send(answer))
+        """Answer the question: the conversation asks the next one, or ends."""
+        self._step(lambda: self._conversation.send(answer))
 
     def _step(self, go: Callable[[], Request]) -> None:
         try:
@@ -171,11 +172,11 @@ class Held(Generic[Found]):
             self.over, self.value = True, Failure(kind=FAILED, error=mistake(error))
 
     def end(self, failure: Failure) -> None:
-        """Answer whatever it asks with this, and nothing more; one that has not begun is over."""
+        """Give this failure as the last answer; a conversation that has not begun is over."""
         if self._begun and not self.over:
             self.answer(failure)
         if not self.over:
-            self._talk.close()
+            self._conversation.close()
             self.over, self.value = True, failure
 
 
@@ -189,18 +190,18 @@ def mistake(error: Exception) -> str:
 
 
 class Channel(ABC):
-    """A script that is spoken with, line by line, while it runs: see `dialogue.Dialogue`.
+    """A script on a node that is spoken with line by line while it runs: see `dialogue.Dialogue`.
 
-    error: one line about what ended it; "" while it is well
+    error: what ended the script, one line; "" while it runs
     """
 
     error: str
 
     @abstractmethod
-    def say(self, line: str) -> None: ...
+    def send_line(self, line: str) -> None: ...
 
     @abstractmethod
-    def hear(self, limit_s: float) -> str | None: ...
+    def read_line(self, limit_s: float) -> str | None: ...
 
     @abstractmethod
     def close(self) -> None: ...
@@ -211,7 +212,7 @@ class Carrier(ABC):
 
     nodes:       their names
     run:         a word for this run; ``tag`` marks its processes on the nodes
-    interrupted: the user has interrupted it, and what ran on the nodes was ended
+    interrupted: the user has interrupted the run, and what ran on the nodes was ended
     """
 
     nodes: tuple[str, ...]
@@ -228,9 +229,9 @@ class Carrier(ABC):
 
     @abstractmethod
     def converse(
-        self, talks: Mapping[Key, Talk[Found]], deadline: float | None = None
+        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
     ) -> Iterator[tuple[Key, Found | Failure]]:
-        """Hold these conversations side by side, and yield what each found, as it comes.
+        """Hold these conversations side by side, and yield what each returns, as it comes.
 
         deadline: of time.monotonic(): whoever has not answered then gets a Failure for an answer.
                   None: only the requests' own limits
@@ -243,10 +244,10 @@ class Carrier(ABC):
         self, requests: Iterable[Request], deadline: float | None = None
     ) -> Iterator[tuple[str, Answer]]:
         """Each request's node and answer, as they come; see `converse`."""
-        talks: dict[Key, Talk[Answer]] = {
+        conversations: dict[Key, Conversation[Answer]] = {
             (one.node, str(number)): once(one) for number, one in enumerate(requests)
         }
-        for key, answer in self.converse(talks, deadline):
+        for key, answer in self.converse(conversations, deadline):
             yield node_of(key), answer
 
     @abstractmethod
@@ -270,36 +271,36 @@ class Carrier(ABC):
 
 def collect(
     carrier: Carrier,
-    talks: Mapping[Key, Talk[Found]],
-    heard: Callable[[Key, Found | Failure], object] = lambda key, value: None,
+    conversations: Mapping[Key, Conversation[Found]],
+    on_found: Callable[[Key, Found | Failure], object] = lambda key, value: None,
     deadline: float | None = None,
 ) -> dict[Key, Found | Failure]:
-    """What all conversations found, wherever an interrupt comes: here, or in ``heard``.
+    """What all conversations returned; an interrupt may come here or in ``on_found``.
 
-    heard: gets each as it comes, for the progress
+    on_found: gets each result as it comes, for the progress
     """
     found: dict[Key, Found | Failure] = {}
     stream: Any = None
     stop: KeyboardInterrupt | None = None
-    ours = True
+    interrupt_is_ours = True
     while True:
         try:
             if stream is None:
-                stream = carrier.converse(talks, deadline)
-            ours = False
-            # An interrupt of ours is told where the stream waits for us.
+                stream = carrier.converse(conversations, deadline)
+            interrupt_is_ours = False
+            # An interrupt of our own code is raised in the stream, which ends the nodes' work.
             key, value = next(stream) if stop is None else stream.throw(stop)
-            ours, stop = True, None
+            interrupt_is_ours, stop = True, None
             found[key] = value
-            heard(key, value)
+            on_found(key, value)
         except StopIteration:
             break
         except KeyboardInterrupt as interrupt:
-            if not ours:
-                # Before it began, or once more: nothing comes any more.
+            if not interrupt_is_ours:
+                # It came before the stream began, or a second time: nothing comes any more.
                 break
             stop = interrupt
-    return {**dict.fromkeys(talks, interrupted()), **found}
+    return {**dict.fromkeys(conversations, interrupted()), **found}
 
 
 def with_sudo(command: str, password: str) -> str:
@@ -341,8 +342,8 @@ def sudo_error(stderr: str) -> tuple[str, str]:
     return "", ""
 
 
-def who() -> str:
-    """Who runs this and from where, for the holder's line of a node's lock."""
+def lock_holder() -> str:
+    """USER@HOST of whoever runs this: the holder's line in a node's lock."""
     import getpass
 
     return f"{getpass.getuser()}@{os.uname().nodename}"

@@ -42,7 +42,7 @@ class Stream(Protocol):
 class Dialogue(Channel):
     """A running script. Never raises for a node's fault: ``error`` says what ended it.
 
-    error: one line; "" while it is well
+    error: one line; "" while the script runs
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Dialogue(Channel):
     ) -> None:
         """begin: starts the command. Raises as a Stream does, and ValueError with the reason when
                there is no way to
-        first: what it reads before all else: a password, and the script
-        mark:  what each of its lines that counts begins with
-        sudo:  whether what it says may be sudo's refusal
+        first: what the command reads before all else: a password, and the script
+        mark:  the beginning of every line of the script that counts
+        sudo:  whether its output may be sudo's refusal
         """
         self.error = ""
         self._mark, self._sudo = mark.encode(), sudo
@@ -83,18 +83,18 @@ class Dialogue(Channel):
         except TimeoutError:
             self._end("takes no input")
         except (OSError, EOFError) as problem:
-            # Why it takes none any more stands in what it said.
+            # The script's last words tell why it takes no input any more.
             until = time.monotonic() + _LAST_S
             while self._stream is not None and time.monotonic() < until:
                 self._more(until - time.monotonic())
             if not self.error:
                 self._lost(problem)
 
-    def say(self, line: str) -> None:
-        """Send a line. Without an end of line in it: it is the script's only mark of one."""
+    def send_line(self, line: str) -> None:
+        """Send a line, which must not contain an end of line: the script reads line by line."""
         self._send(f"{line}\n")
 
-    def hear(self, limit_s: float) -> str | None:
+    def read_line(self, limit_s: float) -> str | None:
         """The next line with the mark; None: none within the limit, or the end (see ``error``)."""
         until = time.monotonic() + limit_s
         while True:
@@ -107,9 +107,9 @@ class Dialogue(Channel):
             self._more(left)
 
     def _next(self) -> str | None:
-        """The first whole line with the mark among what came; what is in front of it is noise."""
+        """The first whole line with the mark; everything in front of that line is noise."""
         at = self._kept.find(self._mark)
-        # The mark itself may not be there to its end: a line that has none yet stays.
+        # Only a part of the mark may have come: a last line without the mark stays.
         start = at if at >= 0 else self._kept.rfind(b"\n") + 1
         self._noise = (self._noise + self._kept[:start])[-_NOISE_BYTES:]
         del self._kept[:start]
@@ -138,7 +138,7 @@ class Dialogue(Channel):
             self._end("too much output")
 
     def _why(self) -> str:
-        """Why the script ended before it was told to."""
+        """Why the script ended by itself."""
         said = self._noise[-_NOISE_BYTES:].decode("utf-8", "replace")
         if self._sudo and (error := sudo_error(said)[0]):
             return error
@@ -146,7 +146,7 @@ class Dialogue(Channel):
         return f"ended by itself: {rows[-1][:200]}" if rows else "ended by itself"
 
     def close(self) -> None:
-        """End it: its input ends, and with that the script."""
+        """Close the script's input, which ends the script."""
         stream, self._stream = self._stream, None
         if stream is not None:
             with contextlib.suppress(Exception):

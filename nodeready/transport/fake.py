@@ -17,13 +17,13 @@ from nodeready.transport.base import (
     Answer,
     Carrier,
     Channel,
+    Conversation,
+    Exchange,
     Failure,
     Found,
-    Held,
     Key,
     Reply,
     Request,
-    Talk,
     interrupted,
     node_of,
 )
@@ -49,7 +49,7 @@ def hangs(request: Request) -> Answer | None:
 
 
 def interrupts(request: Request) -> Answer | None:
-    """Ctrl-C while this node is asked. Raises KeyboardInterrupt."""
+    """Ctrl-C while this node is asked: raises KeyboardInterrupt."""
     raise KeyboardInterrupt
 
 
@@ -79,39 +79,39 @@ class Fake(Carrier):
     """
 
     def __init__(
-        self, nodes: Mapping[str, Does], said: Mapping[str, Channel] | None = None
+        self, nodes: Mapping[str, Does], channels: Mapping[str, Channel] | None = None
     ) -> None:
         super().__init__(nodes)
         self._does = dict(nodes)
-        self._said = dict(said or {})
+        self._channels = dict(channels or {})
         self.asked: list[Request] = []
         self.passwords: dict[str, str] = {}
         self.ended = 0
 
     def converse(
-        self, talks: Mapping[Key, Talk[Found]], deadline: float | None = None
+        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
     ) -> Iterator[tuple[Key, Found | Failure]]:
-        held = {key: Held(talk) for key, talk in talks.items()}
+        exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         order: Sequence[str] = self.nodes
         stopped = False
         try:
-            for key in sorted(held, key=lambda key: order.index(node_of(key))):
-                one = held[key]
+            for key in sorted(exchanges, key=lambda key: order.index(node_of(key))):
+                one = exchanges[key]
                 one.begin()
                 while not one.over:
                     assert one.request is not None
                     self._answer(one, one.request, deadline)
-                yield key, held.pop(key).value
+                yield key, exchanges.pop(key).value
         except KeyboardInterrupt:
             self.interrupted = stopped = True
-            for key, one in held.items():
+            for key, one in exchanges.items():
                 one.end(interrupted())
                 yield key, one.value
         finally:
             if stopped:
                 self.end()
 
-    def _answer(self, one: Held[Found], request: Request, deadline: float | None) -> None:
+    def _answer(self, one: Exchange[Found], request: Request, deadline: float | None) -> None:
         self.asked.append(request)
         answer = self._does[request.node](request)
         if answer is not None:
@@ -123,7 +123,7 @@ class Fake(Carrier):
 
     def open(self, request: Request) -> Channel:
         self.asked.append(request)
-        return self._said[request.node]
+        return self._channels[request.node]
 
     def end(self, limit_s: float = 5) -> None:
         self.ended += 1

@@ -26,25 +26,25 @@ from nodeready.transport.base import (
     TIMEOUT,
     Answer,
     Carrier,
+    Conversation,
+    Exchange,
     Failure,
     Found,
-    Held,
     Key,
     Reply,
     Request,
-    Talk,
     interrupted,
     sudo_error,
     with_sudo,
 )
 from nodeready.transport.dialogue import PIECE, Dialogue
 
-#: Seconds for what was asked to end before it is made to.
+#: Seconds from a TERM to a KILL.
 PATIENCE_S = 2.0
 #: A prolog of Slurm's has no PATH.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Bytes of a pipe that is ready are taken without waiting (PIPE_BUF, pipe(7)).
-_TAKEN = 4096
+_PIPE_BUF = 4096
 
 
 def _start(line: str, stderr: int) -> subprocess.Popen[bytes]:
@@ -62,7 +62,7 @@ def _start(line: str, stderr: int) -> subprocess.Popen[bytes]:
 
 
 class Child:
-    """A command that runs here. Leave it by `end`."""
+    """A command that runs on this machine. `end` must be called in the end."""
 
     def __init__(self, command: shell.Command, max_bytes: int) -> None:
         self.began = time.monotonic()
@@ -71,69 +71,69 @@ class Child:
             cast("IO[bytes]", one)
             for one in (self._process.stdin, self._process.stdout, self._process.stderr)
         )
-        self._told = memoryview(command.stdin.encode("utf-8", "surrogateescape"))
+        self._input = memoryview(command.stdin.encode("utf-8", "surrogateescape"))
         self._max_bytes = max_bytes
-        self._said, self._complained, self._errors = bytearray(), bytearray(), 0
+        self._stdout, self._stderr, self._stderr_bytes = bytearray(), bytearray(), 0
         #: Whether all of its output is there, and whether that was more than is kept.
         self.whole = self.flood = False
         self._open = [self._out, self._err]
-        self._tell()
+        self._feed()
 
     def files(self) -> tuple[list[IO[bytes]], list[IO[bytes]]]:
-        """What is to be read, and what is to be written."""
+        """The files to read, and the files to write, for select."""
         return self._open, [self._in] if not self._in.closed else []
 
-    def go_on(self, ready: Iterable[IO[bytes]]) -> None:
-        """Read and write what is ready of its files."""
+    def transfer(self, ready: Iterable[IO[bytes]]) -> None:
+        """Read from and write to those of its files that are ready."""
         for file in ready:
             if file is self._in:
-                self._tell()
+                self._feed()
             elif not file.closed:
-                self._hear(file)
+                self._take(file)
 
-    def _tell(self) -> None:
-        """Write what goes in at once; a command that ends without reading is no failure."""
+    def _feed(self) -> None:
+        """Write as much input as goes at once; a command may end without reading it."""
         try:
-            written = os.write(self._in.fileno(), self._told[:_TAKEN]) if self._told else 0
-            self._told = self._told[written:]
+            written = os.write(self._in.fileno(), self._input[:_PIPE_BUF]) if self._input else 0
+            self._input = self._input[written:]
         except OSError:
-            self._told = self._told[:0]
-        if not self._told:
+            self._input = self._input[:0]
+        if not self._input:
             with contextlib.suppress(OSError):
                 self._in.close()
 
-    def _hear(self, file: IO[bytes]) -> None:
+    def _take(self, file: IO[bytes]) -> None:
         piece = os.read(file.fileno(), PIECE)
         if file is self._err:
-            self._complained += piece[: ERROR_BYTES - len(self._complained)]
-            self._errors += len(piece)
+            self._stderr += piece[: ERROR_BYTES - len(self._stderr)]
+            self._stderr_bytes += len(piece)
             if not piece:
                 self._open.remove(file)
         else:
-            self._said += piece
+            self._stdout += piece
             self.whole = self.whole or not piece
-        self.flood = max(len(self._said), self._errors) > self._max_bytes
+        self.flood = max(len(self._stdout), self._stderr_bytes) > self._max_bytes
         self.whole = self.whole or self.flood
 
     def answer(self, limit_s: float) -> Answer:
-        """What it said; limit_s: what it had. A Failure when it did not come to its end."""
+        """The command's answer, a Failure when it did not end. limit_s: of the command"""
         seconds = time.monotonic() - self.began
         while not self.flood and self._err in self._open:
             if not select.select([self._err], [], [], 0)[0]:
                 break
-            self._hear(self._err)
+            self._take(self._err)
         rc: int | None = None
         if self.whole and not self.flood:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rc = self._process.wait(timeout=PATIENCE_S)
         said = {
-            "stdout": self._said.decode("utf-8", "surrogateescape"),
-            "stderr": self._complained.decode("utf-8", "surrogateescape"),
+            "stdout": self._stdout.decode("utf-8", "surrogateescape"),
+            "stderr": self._stderr.decode("utf-8", "surrogateescape"),
             "seconds": seconds,
         }
         kept = cast("dict[str, Any]", said)
         if self.flood:
-            first = bytes((self._said or self._complained)[:40]).decode("utf-8", "replace")
+            first = bytes((self._stdout or self._stderr)[:40]).decode("utf-8", "replace")
             error = f"too much output, beginning with {first!r}"
             return Failure(**{**kept, "stdout": ""}, kind=OUTPUT, error=error)
         if not self.whole:
@@ -144,7 +144,7 @@ class Child:
         return Reply(**kept, rc=rc)
 
     def end(self) -> None:
-        """End what is left of it, without waiting for what no signal ends (state D)."""
+        """End the processes that are left; one that no signal ends (state D) is not waited for."""
         asked = time.monotonic() + PATIENCE_S
         number = signal.SIGTERM
         while (self.flood or not self.whole) and (pids := self._left()):
@@ -162,9 +162,9 @@ class Child:
             self._process.wait(timeout=0.5)
 
     def _left(self) -> list[int]:
-        """The processes of its session that have not ended.
+        """The processes of the command's session that have not ended.
 
-        Until it is waited for its number is nobody else's.
+        The session's number is nobody else's until the command is waited for.
         """
         found = []
         for name in os.listdir("/proc"):
@@ -184,7 +184,7 @@ def run(command: shell.Command, limit_s: int, max_bytes: int) -> Answer:
         until = child.began + limit_s + 2 * shell.KILL_AFTER_S
         while not child.whole and (left := until - time.monotonic()) > 0:
             ready = select.select(*child.files(), [], left)
-            child.go_on([*ready[0], *ready[1]])
+            child.transfer([*ready[0], *ready[1]])
         return child.answer(limit_s)
     finally:
         child.end()
@@ -226,40 +226,45 @@ class Local(Carrier):
         return answer
 
     def converse(
-        self, talks: Mapping[Key, Talk[Found]], deadline: float | None = None
+        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
     ) -> Iterator[tuple[Key, Found | Failure]]:
-        held = {key: Held(talk) for key, talk in talks.items()}
+        exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         running: dict[Key, Child] = {}
         try:
-            for key, one in held.items():
+            for key, one in exchanges.items():
                 one.begin()
                 self._ask(key, one, running)
-            while held:
-                over = [key for key, one in held.items() if one.over]
+            while exchanges:
+                over = [key for key, one in exchanges.items() if one.over]
                 for key in over:
-                    yield key, held.pop(key).value
+                    yield key, exchanges.pop(key).value
                 if running and not over:
-                    self._wait(held, running, deadline)
+                    self._wait(exchanges, running, deadline)
         except KeyboardInterrupt:
             self.interrupted = True
             self._end(running)
-            for key, one in held.items():
+            for key, one in exchanges.items():
                 one.end(interrupted())
                 yield key, one.value
         finally:
             self._end(running)
 
-    def _ask(self, key: Key, one: Held[Found], running: dict[Key, Child]) -> None:
+    def _ask(self, key: Key, one: Exchange[Found], running: dict[Key, Child]) -> None:
         if not one.over:
             assert one.request is not None
             running[key] = Child(self._command(one.request), one.request.max_bytes)
 
     def _wait(
-        self, held: dict[Key, Held[Found]], running: dict[Key, Child], deadline: float | None
+        self,
+        exchanges: dict[Key, Exchange[Found]],
+        running: dict[Key, Child],
+        deadline: float | None,
     ) -> None:
-        """Until one of them has said all, or has no more time."""
+        """Read until one child has ended its output or has no time left; answer for it."""
         until = {
-            key: child.began + cast("Request", held[key].request).limit_s + 2 * shell.KILL_AFTER_S
+            key: child.began
+            + cast("Request", exchanges[key].request).limit_s
+            + 2 * shell.KILL_AFTER_S
             for key, child in running.items()
         }
         if deadline is not None:
@@ -270,10 +275,10 @@ class Local(Carrier):
         ready = select.select(reading, writing, [], max(0.0, left))
         for key, child in list(running.items()):
             mine = [*child.files()[0], *child.files()[1]]
-            child.go_on([file for file in (*ready[0], *ready[1]) if file in mine])
+            child.transfer([file for file in (*ready[0], *ready[1]) if file in mine])
             late = time.monotonic() >= until[key]
             if child.whole or late:
-                one = held[key]
+                one = exchanges[key]
                 answer = self._read(child.answer(cast("Request", one.request).limit_s))
                 del running[key]
                 child.end()
@@ -294,7 +299,7 @@ class Local(Carrier):
 
 
 class Pipes:
-    """The two directions of a command on this machine."""
+    """A command on this machine as a Stream."""
 
     def __init__(self, line: str) -> None:
         self._process = _start(line, subprocess.STDOUT)
@@ -303,21 +308,19 @@ class Pipes:
         )
 
     def read(self, limit_s: float) -> bytes:
-        """What the command has written, b"" at its end. Raises TimeoutError after so many
-        seconds without a byte."""
+        """See Stream. Raises TimeoutError, OSError."""
         if not select.select([self._out], [], [], limit_s)[0]:
             raise TimeoutError
         return os.read(self._out.fileno(), PIECE)
 
     def write(self, data: bytes, limit_s: float) -> None:
-        """Give the command these bytes. Raises TimeoutError when it has not taken all of them
-        after so many seconds."""
+        """See Stream. Raises TimeoutError, OSError."""
         until, left = time.monotonic() + limit_s, memoryview(data)
         while left:
             wait = max(0.0, until - time.monotonic())
             if not select.select([], [self._to], [], wait)[1]:
                 raise TimeoutError
-            left = left[os.write(self._to.fileno(), left[:_TAKEN]) :]
+            left = left[os.write(self._to.fileno(), left[:_PIPE_BUF]) :]
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

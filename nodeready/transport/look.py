@@ -20,9 +20,9 @@ from nodeready.transport.base import (
     OVER,
     UNREACHED,
     Answer,
+    Conversation,
     Failure,
     Request,
-    Talk,
 )
 
 #: Seconds for a whole snapshot on a node; each section has its own, smaller limit.
@@ -33,9 +33,9 @@ NOT_LOOKED_AT = "not looked at: interrupted"
 
 @dataclass(frozen=True)
 class Look:
-    """What came of the look at one node.
+    """The result of the look at one node.
 
-    snapshot: None: there was no look
+    snapshot: what the node showed; None: there was no look
     error:    one line when the node could not be looked at, and its kind; "" after an interrupt,
               which is nobody's fault
     seconds:  wall time of the look, connection included
@@ -57,6 +57,11 @@ class Look:
         return self.kind in UNREACHED
 
     @classmethod
+    def of(cls, name: str, found: Look | Failure) -> Look:
+        """The look that a conversation came to: its value, or the failure as a look."""
+        return cls.failed(name, found) if isinstance(found, Failure) else found
+
+    @classmethod
     def failed(cls, name: str, failure: Failure) -> Look:
         """No look, for this reason."""
         if failure.kind == INTERRUPTED:
@@ -67,8 +72,8 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A question for a snapshot, and what is needed to read its answer."""
+class SnapshotQuestion:
+    """The request for a snapshot, and what is needed to read its answer."""
 
     request: Request
     policy: Policy
@@ -76,11 +81,11 @@ class Asked:
     nonce: str
 
     def nothing(self, reason: str, evidence: str = "") -> Snapshot:
-        """What a node shows that cannot be asked."""
+        """The snapshot of a node that cannot be asked: everything is Unknown."""
         return snapshot.nothing(reason, self.probes, evidence)
 
     def read(self, answer: Answer) -> Snapshot:
-        """What the answer shows; all is Unknown when it shows nothing."""
+        """The snapshot in the answer; everything is Unknown when there is none."""
         if answer.error:
             return self.nothing(answer.error)
         if snapshot.mark(self.nonce) not in answer.stdout:
@@ -95,8 +100,8 @@ def question(
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
     margin_s: int = snapshot.MARGIN_S,
-) -> Asked:
-    """What a node is asked for a snapshot.
+) -> SnapshotQuestion:
+    """The question for a snapshot.
 
     subjects: what to look at; None: all
     limit_s:  seconds after which the look is ended on the node
@@ -105,23 +110,18 @@ def question(
     chosen, nonce = snapshot.probes(subjects), os.urandom(8).hex()
     text = snapshot.make_script(snapshot.sections(chosen), policy, nonce, limit_s, margin_s)
     request = Request(node, text, limit_s, mark=snapshot.mark(nonce))
-    return Asked(request, policy, chosen, nonce)
+    return SnapshotQuestion(request, policy, chosen, nonce)
 
 
-def look(
+def look_at(
     node: str,
     policy: Policy,
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
-) -> Talk[Look]:
+) -> Conversation[Look]:
     """The conversation of a look at one node; see `question`."""
     asked = question(node, policy, subjects, limit_s)
     answer = yield asked.request
     if isinstance(answer, Failure) and answer.kind in OVER - {HUNG}:
         return Look.failed(node, answer)
     return Look(node, asked.read(answer), seconds=answer.seconds)
-
-
-def of(name: str, found: Look | Failure) -> Look:
-    """What a conversation found, if anything."""
-    return Look.failed(name, found) if isinstance(found, Failure) else found

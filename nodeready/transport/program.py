@@ -1,7 +1,7 @@
-"""A program of ours on a node: the request that runs it, and the rows of its answer.
+"""A program of ours on a node: the request that runs it, and its answer, read within bounds.
 
 A program is a module with ``main(config)`` and a dataclass ``Config``, which has at least a
-``nonce``, a ``tag`` and ``limit_s``; see `carried`.
+``nonce``, a ``tag`` and ``limit_s``; see `nodeready.node.payload`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nodeready.transport.base import Answer, Request
 MARGIN_S = 2
 
 
-def nonce() -> str:
+def new_nonce() -> str:
     """A random word with which each line of a program's answer begins."""
     return f"nodeready-{os.urandom(8).hex()}"
 
@@ -32,7 +32,7 @@ def request(
 ) -> Request:
     """What runs the module ``main`` with this config on a node.
 
-    how: as for `carried.program`
+    how: as for `payload.program`
     """
     made = payload.program(main, config, **how)
     return Request(node, made.script, config.limit_s + margin_s, made.text, mark)
@@ -49,8 +49,8 @@ def rows(answer: Answer, config: Any, kinds: Mapping[str, type[Any]]) -> list[An
     ]
 
 
-def nothing(answer: Answer, config: Any, what: str) -> str:
-    """Why a node's program printed nothing that we know.
+def no_answer_reason(answer: Answer, config: Any, what: str) -> str:
+    """Why a node's program printed no row that we know.
 
     what: what is not done without a Python, such as "cores cannot be looked at"
     """
@@ -59,10 +59,10 @@ def nothing(answer: Answer, config: Any, what: str) -> str:
     return answer.error or "no answer from the node's Python"
 
 
-# --- What a node sent packed, unpacked within bounds: bytes, depth, items, text, finite numbers.
+# --- A packed answer, unpacked within bounds: bytes, depth, items, text, finite numbers.
 #
-# A node's answer is data of somebody else's: it must cost no more memory and time here than an
-# answer of ours would.
+# A node's answer is a stranger's data: it must not cost more memory and time here than a sound
+# answer would.
 
 #: Nothing of ours is nested deeper, has more members, or a longer text.
 MAX_DEPTH, MAX_ITEMS, MAX_TEXT = 32, 4_000_000, 8 << 20
@@ -74,7 +74,7 @@ class DecodeError(ValueError):
     """An answer that is not one of ours; one line."""
 
 
-def unpacked(text: str, max_bytes: int) -> bytes:
+def unpack(text: str, max_bytes: int) -> bytes:
     """The bytes of base64 text that zlib packed. Raises DecodeError, also for more than that."""
     try:
         opening = zlib.decompressobj()
@@ -86,17 +86,17 @@ def unpacked(text: str, max_bytes: int) -> bytes:
     return found
 
 
-def data(text: str | bytes) -> object:
+def load_json(text: str | bytes) -> object:
     """A JSON text as plain data within the bounds. Raises DecodeError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DecodeError("the answer makes no sense") from error
-    check(found)
+    check_bounds(found)
     return found
 
 
-def check(found: object) -> None:
+def check_bounds(found: object) -> None:
     """Raise DecodeError for what is nested too deep, too large, or has a number that is none."""
     left, level = MAX_ITEMS, [found]
     for _ in range(MAX_DEPTH):
@@ -112,7 +112,7 @@ def check(found: object) -> None:
                 inner += one
             elif isinstance(one, str) and len(one) > MAX_TEXT:
                 raise DecodeError("the answer has a text that is too long")
-            elif isinstance(one, (int, float)) and not _sound(one):
+            elif isinstance(one, (int, float)) and not _in_range(one):
                 raise DecodeError("the answer has a number that is none")
         if not inner:
             return
@@ -120,6 +120,6 @@ def check(found: object) -> None:
     raise DecodeError("the answer is nested too deep")
 
 
-def _sound(number: float) -> bool:
+def _in_range(number: float) -> bool:
     # Infinity and NaN, which JSON has not, are in no order with it.
     return -MAX_NUMBER < number < MAX_NUMBER

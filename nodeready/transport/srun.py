@@ -40,13 +40,13 @@ from nodeready.transport.base import (
     Answer,
     Carrier,
     Channel,
+    Conversation,
+    Exchange,
     Failure,
     Found,
-    Held,
     Key,
     Reply,
     Request,
-    Talk,
     interrupted,
     mistake,
     node_of,
@@ -57,6 +57,11 @@ from nodeready.transport.dialogue import Dialogue, Stream
 #: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
 STARTING_S = 15
 _PIECE = 64 << 10
+#: The variable in which the nodes' input travels. srun forwards its own standard input only when
+#: every node has begun: one that cannot would keep all others waiting until srun gives up. Nobody
+#: but the job's user and root can read the environment of its processes (proc(5)).
+_INPUT = "NODEREADY_INPUT"
+_FROM_ENVIRONMENT = f'nr_input=${_INPUT}; unset {_INPUT}; printf %s "$nr_input" | '
 #: A job, a task of an array, a component of a heterogeneous one (squeue(1), --jobs).
 _JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
 
@@ -102,7 +107,7 @@ def job(words: str, environ: dict[str, str] | None = None) -> Job:
 
 
 class Srun(Carrier):
-    """Steps in one job.
+    """The nodes of one job, asked by steps of the job.
 
     tell: gets one line when an older Slurm has to be asked in another way
     """
@@ -114,54 +119,54 @@ class Srun(Carrier):
         self._gres = "none"
 
     def converse(
-        self, talks: Mapping[Key, Talk[Found]], deadline: float | None = None
+        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
     ) -> Iterator[tuple[Key, Found | Failure]]:
         """See Carrier. One step for all nodes that are asked the same, one step at a time.
 
         An interrupt ends the step, and nothing else of the job.
         """
-        held = {key: Held(talk) for key, talk in talks.items()}
+        exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         running: Any = None
         try:
-            for one in held.values():
+            for one in exchanges.values():
                 one.begin()
-            while held:
-                over = [key for key, one in held.items() if one.over]
+            while exchanges:
+                over = [key for key, one in exchanges.items() if one.over]
                 for key in over:
-                    yield key, held.pop(key).value
+                    yield key, exchanges.pop(key).value
                 if over:
                     continue
-                keys = self._next(held)
+                keys = self._next(exchanges)
                 answers: Queue[tuple[str, Answer]] = Queue()
-                first = cast("Request", held[next(iter(keys.values()))].request)
+                first = cast("Request", exchanges[next(iter(keys.values()))].request)
                 running = gevent.spawn(self._carry, first, tuple(keys), answers.put)
                 while keys:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
                     name, answer = answers.get(timeout=left)
                     key = keys.pop(name)
-                    held[key].answer(answer)
-                    if held[key].over:
-                        yield key, held.pop(key).value
+                    exchanges[key].answer(answer)
+                    if exchanges[key].over:
+                        yield key, exchanges.pop(key).value
         except Empty:
-            for key, one in held.items():
+            for key, one in exchanges.items():
                 one.end(Failure(kind=LATE, error=LATE_WORDS))
                 yield key, one.value
         except KeyboardInterrupt:
             self.interrupted = True
             if running is not None:
                 running.kill()
-            for key, one in held.items():
+            for key, one in exchanges.items():
                 one.end(interrupted())
                 yield key, one.value
         finally:
             if running is not None:
                 running.kill()
 
-    def _next(self, held: Mapping[Key, Held[Found]]) -> dict[str, Key]:
-        """Node -> its conversation, of those that ask what the first of all asks."""
+    def _next(self, exchanges: Mapping[Key, Exchange[Found]]) -> dict[str, Key]:
+        """Node -> its conversation: all whose question is the same as the first conversation's."""
         found: dict[str, Key] = {}
         first: tuple[object, ...] = ()
-        for key, one in held.items():
+        for key, one in exchanges.items():
             asked = cast("Request", one.request)
             what = (asked.script, asked.payload, asked.limit_s, asked.max_bytes)
             first = first or what
@@ -176,26 +181,26 @@ class Srun(Carrier):
 
         Never raises for what Slurm or a node does.
         """
-        told: set[str] = set()
+        answered: set[str] = set()
 
-        def heard(name: str, answer: Answer) -> None:
-            told.add(name)
+        def on_answer(name: str, answer: Answer) -> None:
+            answered.add(name)
             put((name, answer))
 
         try:
-            self._ask(asked, nodes, heard)
+            self._ask(asked, nodes, on_answer)
         except Exception as error:  # noqa: BLE001 - a mistake of ours is an answer, too
             for name in nodes:
-                if name not in told:
+                if name not in answered:
                     put((name, Failure(kind=FAILED, error=mistake(error))))
 
     def _ask(
-        self, asked: Request, nodes: Sequence[str], heard: Callable[[str, Answer], None]
+        self, asked: Request, nodes: Sequence[str], on_answer: Callable[[str, Answer], None]
     ) -> None:
         waiting = nodes
         # When one node cannot be started, srun ends the others with it: those get a second try.
         for last in (False, True):
-            step, whole = self._step(asked, heard, waiting)
+            step, whole = self._step(asked, on_answer, waiting)
             waiting = [name for name in step.waiting if name not in step.unlaunched]
             if last or not waiting or not step.unlaunched:
                 step.give_up(asked.limit_s, whole)
@@ -213,16 +218,16 @@ class Srun(Carrier):
     def _step(
         self,
         asked: Request,
-        heard: Callable[[str, Answer], None],
+        on_answer: Callable[[str, Answer], None],
         nodes: Sequence[str],
     ) -> tuple[StepOutput, bool]:
-        """What a step said, asked for in the way that this Slurm takes."""
+        """A step's output, with options that this Slurm takes; and whether srun ended itself."""
         while True:
             nonce = f"nodeready-{secrets.token_hex(8)}"
-            step = StepOutput(nonce, nodes, heard, asked.max_bytes)
+            step = StepOutput(nonce, nodes, on_answer, asked.max_bytes)
             script, limit_s = step.script(asked.script), asked.limit_s
             command = shell.command(script, limit_s, self.tag, asked.payload)
-            whole = self._run(step, self._argv(command.line, nodes), command.stdin, limit_s)
+            whole = self._run(step, self._argv(command, nodes), command.stdin, limit_s)
             if step.names:
                 return step, whole
             if self._overlap and step.has_no_overlap:
@@ -234,33 +239,34 @@ class Srun(Carrier):
             else:
                 return step, whole
 
-    def _argv(self, line: str, nodes: Sequence[str]) -> list[str]:
+    def _argv(self, command: shell.Command, nodes: Sequence[str]) -> list[str]:
+        early = _fits(command.stdin)
         return [
             "srun", f"--jobid={self.job.number}", *self._overlap, f"--gres={self._gres}",
             f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
-            f"--nodelist={fold(nodes)}", "--label", "--input=all", "--mpi=none",
-            "--kill-on-bad-exit=0", "--wait=0", "--chdir=/",
-            "sh", "-c", line,
+            f"--nodelist={fold(nodes)}", "--label", f"--input={'none' if early else 'all'}",
+            "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--chdir=/",
+            "sh", "-c", f"{_FROM_ENVIRONMENT}{command.line}" if early else command.line,
         ]  # fmt: skip
 
     def _run(self, step: StepOutput, argv: list[str], stdin: str, limit_s: int) -> bool:
-        """Feed the step with what srun says; whether that came to its own end."""
+        """Run srun and give its output to the step; whether srun came to its own end."""
         process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_environment(),
-            # A Ctrl-C is for us to hand on: srun's own answer to it is to wait for a second one.
+            env={**_environment(), **({_INPUT: stdin} if _fits(stdin) else {})},
+            # Ctrl-C must not reach srun, which would wait for a second one: `_end` sends TERM.
             start_new_session=True,
         )
-        to, out, complaints = (
+        to, out, error_lines = (
             cast("BufferedIOBase", s) for s in (process.stdin, process.stdout, process.stderr)
         )
 
         def stderr() -> None:
-            while piece := complaints.read1(_PIECE):
-                step.complain(piece)
+            while piece := error_lines.read1(_PIECE):
+                step.add_error(piece)
 
         def feed() -> None:
             # A step that ends without reading its input is no failure.
@@ -283,7 +289,7 @@ class Srun(Carrier):
         finally:
             _end(process)
             gevent.killall([drain, feeding])
-            for stream in (to, out, complaints):
+            for stream in (to, out, error_lines):
                 with contextlib.suppress(OSError):
                     stream.close()
 
@@ -299,6 +305,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(timeout=shell.KILL_AFTER_S)
 
 
+def _fits(stdin: str) -> bool:
+    """Whether the environment can hold this input: one string of execve(2) has 128 KiB."""
+    return len(stdin.encode("utf-8", "surrogateescape")) < 120 << 10 and "\0" not in stdin
+
+
 def _environment() -> dict[str, str]:
     """Ours, without what a job or its user sets for other calls of srun (srun(1), INPUT
     ENVIRONMENT VARIABLES)."""
@@ -312,7 +323,7 @@ def _environment() -> dict[str, str]:
 
 #: srun parts a line that is longer than this, and puts a label before each part.
 _LINE_BYTES = 1024
-#: What srun says that has no --overlap (before 20.11), or that knows no Gres by the name "none".
+#: srun's words where it has no --overlap (before 20.11), or no Gres with the name "none".
 _NO_OVERLAP = re.compile(r"unrecognized option .*overlap")
 _NO_GRES = re.compile(r"(?i)invalid generic resource|gres\S* .*(invalid|unknown)")
 _LAUNCH = re.compile(r"launch\b.* failed on node (\S+): (.+)", re.IGNORECASE)
@@ -321,8 +332,8 @@ _LAUNCH = re.compile(r"launch\b.* failed on node (\S+): (.+)", re.IGNORECASE)
 class StepOutput:
     """The answers of one step, each as soon as it is whole.
 
-    nonce: stands before what `script` has the nodes say: their name, and that they are done
-    nodes: those that are asked; a name that is none of them is nobody's
+    nonce: begins the two lines that `script` adds: the node's name, and the end of its answer
+    nodes: those that are asked; an answer under any other name is dropped
     heard: gets each node's answer, once
     max_bytes: of an answer
     """
@@ -331,11 +342,11 @@ class StepOutput:
         self,
         nonce: str,
         nodes: Iterable[str],
-        heard: Callable[[str, Answer], None],
+        on_answer: Callable[[str, Answer], None],
         max_bytes: int = ANSWER_BYTES,
     ) -> None:
         self.nonce = nonce.encode()
-        self.heard, self._max_bytes = heard, max_bytes
+        self.on_answer, self._max_bytes = on_answer, max_bytes
         #: The nodes that have not answered.
         self.waiting = dict.fromkeys(nodes)
         self.names: dict[bytes, str] = {}
@@ -344,12 +355,12 @@ class StepOutput:
         self._errors = bytearray()
 
     def script(self, inner: str) -> str:
-        """``inner``, and who says it: the name that Slurm knows the node by (srun(1))."""
+        """``inner`` between two lines: the node's name by Slurm (srun(1)), and the end."""
         mark = self.nonce.decode()
         return f'echo {mark} at "$SLURMD_NODENAME"\n(\n{inner}\n)\necho\necho {mark} end'
 
     def add(self, piece: bytes) -> None:
-        """More of its output, as --label has it."""
+        """Take a piece of the step's output, each line with its task's label (srun --label)."""
         *rows, self._rest = (self._rest + piece).split(b"\n")
         for row in rows:
             label, found, said = row.partition(b": ")
@@ -357,8 +368,8 @@ class StepOutput:
             if found and task.isdigit():
                 self._line(task, said)
 
-    def complain(self, piece: bytes) -> None:
-        """More of its standard error, of which the beginning is kept."""
+    def add_error(self, piece: bytes) -> None:
+        """Take a piece of srun's standard error, of which the beginning is kept."""
         self._errors += piece[: ERROR_BYTES - len(self._errors)]
 
     def _line(self, task: bytes, said: bytes) -> None:
@@ -373,7 +384,7 @@ class StepOutput:
         text_ = self._texts.setdefault(task, bytearray())
         text_ += said if len(said) == _LINE_BYTES else said + b"\n"
         if len(text_) > self._max_bytes:
-            # What comes later of it is the beginning of nothing.
+            # The rest of this answer is dropped line by line.
             text_.clear()
             if task in self.names:
                 self._answer(self.names[task], Failure(kind=OUTPUT, error="too much output"))
@@ -381,11 +392,11 @@ class StepOutput:
     def _answer(self, name: str, answer: Answer) -> None:
         if name in self.waiting:
             del self.waiting[name]
-            self.heard(name, answer)
+            self.on_answer(name, answer)
 
     @property
-    def complaints(self) -> list[str]:
-        """The lines of its standard error, without its own name before them."""
+    def error_lines(self) -> list[str]:
+        """The lines of srun's standard error, without the program's name in front."""
         rows = self._errors.decode("utf-8", "replace").splitlines()
         stripped = (re.sub(r"^\s*[0-9]*:? ?(srun|slurmstepd): (error: )?", "", r) for r in rows)
         return [row.strip() for row in stripped if row.strip()]
@@ -393,22 +404,22 @@ class StepOutput:
     @property
     def has_no_overlap(self) -> bool:
         """Whether this srun is older than --overlap."""
-        return any(_NO_OVERLAP.search(row) for row in self.complaints)
+        return any(_NO_OVERLAP.search(row) for row in self.error_lines)
 
     @property
     def has_no_gres(self) -> bool:
         """Whether this Slurm does not take --gres=none."""
-        return any(_NO_GRES.search(row) for row in self.complaints)
+        return any(_NO_GRES.search(row) for row in self.error_lines)
 
     @property
     def unlaunched(self) -> dict[str, str]:
         """The nodes on which the step could not be started, and why."""
-        found = [match for row in self.complaints if (match := _LAUNCH.search(row))]
+        found = [match for row in self.error_lines if (match := _LAUNCH.search(row))]
         return {match[1]: match[2] for match in found}
 
     def last(self) -> str:
-        """What it complained about last; its closing words tell nothing."""
-        rows = [row for row in self.complaints if not row.startswith("Job step aborted")]
+        """The last line of standard error that tells something: srun's closing words do not."""
+        rows = [row for row in self.error_lines if not row.startswith("Job step aborted")]
         return rows[-1] if rows else "it said nothing"
 
     def give_up(self, limit_s: int, whole: bool) -> None:
@@ -418,7 +429,7 @@ class StepOutput:
         """
         unlaunched, began = self.unlaunched, set(self.names.values())
         for name in list(self.waiting):
-            about = [row for row in self.complaints if re.search(rf"\b{re.escape(name)}: ", row)]
+            about = [row for row in self.error_lines if re.search(rf"\b{re.escape(name)}: ", row)]
             if name in unlaunched:
                 why, kind = f"srun could not start there: {unlaunched[name]}", UNREACHABLE
             elif name in began and not whole:

@@ -52,13 +52,13 @@ from nodeready.transport.base import (
     UNREACHABLE,
     Answer,
     Carrier,
+    Conversation,
+    Exchange,
     Failure,
     Found,
-    Held,
     Key,
     Reply,
     Request,
-    Talk,
     interrupted,
     mistake,
     node_of,
@@ -89,13 +89,13 @@ _PIECE = 64 << 10
 _AROUND = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
 
 
-# --- connections
+# --- Connections: made within one deadline, or the reason why not, in one line.
 
 
 def connect_error(
     text: str, address: str, *, user: str, key: str, known_hosts: str, limit_s: int
 ) -> str:
-    """pyinfra's words for a connection that failed, in ours: what, where, what to do.
+    """Why a connection failed, from pyinfra's words: what, where, what to do.
 
     address: the host, or ``[host]:port`` as known_hosts files write it
     """
@@ -133,7 +133,7 @@ def set_timeouts(inventory: Inventory) -> None:
 
     Must be called before pyinfra's State takes the inventory.
     """
-    # Behind our own deadline, which ends them all and knows how far the node came.
+    # Longer than our own deadline, which tells how far the connection came.
     limits = dict.fromkeys(
         ("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), CONNECT_TIMEOUT_S + 5
     )
@@ -203,7 +203,7 @@ def _unreachable(host: Host, text: str) -> Failure:
     return Failure(kind=UNREACHABLE, error=error)
 
 
-# --- one command on one connection
+# --- One command over one connection, with bounds on what it prints.
 
 
 class TooMuchOutput(Exception):
@@ -215,16 +215,16 @@ class TooMuchOutput(Exception):
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a command said. status: its exit status; None: ended by a signal, or nobody knows."""
+class Output:
+    """A command's output. status: its exit status; None: a signal ended it, or nobody knows."""
 
     status: int | None
     stdout: str
     stderr: str
 
 
-class _Kept:
-    """Standard output so far: a little until ``mark`` has come, then as much as an answer is."""
+class _AnswerBuffer:
+    """Standard output so far: up to NOISE_BYTES before ``mark``, then up to ``max_bytes``."""
 
     def __init__(self, mark: bytes, max_bytes: int) -> None:
         self.data, self.mark, self.max_bytes = bytearray(), mark, max_bytes
@@ -244,14 +244,14 @@ def _text(data: bytes | bytearray) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _errors(read: Callable[[int], bytes], kept: bytearray) -> bool:
+def _read_errors(read: Callable[[int], bytes], buffer: bytearray) -> bool:
     """Read standard error to its end, keeping its first bytes; False when it has no end."""
     total = 0
     while piece := read(_PIECE):
         total += len(piece)
         if total > ANSWER_BYTES:
             return False
-        kept += piece[: ERROR_BYTES - len(kept)]
+        buffer += piece[: ERROR_BYTES - len(buffer)]
     return True
 
 
@@ -261,7 +261,7 @@ def over_ssh(
     stdin: bytes,
     mark: bytes = b"",
     max_bytes: int = ANSWER_BYTES,
-) -> Said:
+) -> Output:
     """Run a command over a paramiko Transport; blocks until it has ended.
 
     mark: the bytes with which the answer begins, whatever stands before them
@@ -270,12 +270,12 @@ def over_ssh(
     Raises TooMuchOutput, and what paramiko raises when the connection is lost.
     """
     channel = transport.open_session()
-    kept, errors = _Kept(mark, max_bytes), bytearray()
+    buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
     helpers: list[Any] = []
     endless: list[bytes] = []
 
     def stderr() -> None:
-        if not _errors(channel.recv_stderr, errors):
+        if not _read_errors(channel.recv_stderr, errors):
             endless.append(bytes(errors[:200]))
             channel.close()
 
@@ -292,7 +292,7 @@ def over_ssh(
         drain = gevent.spawn(stderr)
         helpers.append(drain)
         while piece := channel.recv(_PIECE):
-            kept.add(piece)
+            buffer.add(piece)
         drain.join()
         if endless:
             raise TooMuchOutput(endless[0])
@@ -300,10 +300,10 @@ def over_ssh(
     finally:
         gevent.killall(helpers, block=False)
         channel.close()
-    return Said(status if status >= 0 else None, _text(kept.data), _text(errors))
+    return Output(status if status >= 0 else None, _text(buffer.data), _text(errors))
 
 
-# --- a node's rights
+# --- The rights with which a command runs on a node, and one request with its answer.
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ def become(host: Host) -> Become:
 
 
 def _around(host: Host, command: str, others: dict[str, Any]) -> str:
-    """What pyinfra puts around a command, for a connector that is ours to speak with."""
+    """The command with what pyinfra puts around it, where we use the connector directly."""
     if not any(others.get(name) for name in _AROUND):
         return command
     arguments = dict(others)
@@ -344,7 +344,7 @@ def with_rights(host: Host, command: str, rights: Become) -> str:
 
 
 def _speak(host: Host, line: str, stdin: str, request: Request, others: dict[str, Any]) -> Answer:
-    """The line through the node's connector, and what it said."""
+    """Run the line through the node's connector, and return its answer."""
     connector = host.connector
     if isinstance(connector, SSHConnector):
         data, mark = stdin.encode("utf-8", "surrogateescape"), request.mark.encode()
@@ -362,8 +362,8 @@ def _speak(host: Host, line: str, stdin: str, request: Request, others: dict[str
 def carry(host: Host, request: Request, tag: str, rights: Become | None = None) -> Answer:
     """Ask a connected node, and wait for its answer. Never raises for a node's fault.
 
-    Here, it has a little more time than its limit on the node, for a node whose own `timeout` no
-    longer works.
+    The wait here is a little longer than the limit on the node: a node's own `timeout` may no
+    longer work.
     """
     rights = rights or become(host)
     limit_s = request.limit_s
@@ -403,20 +403,20 @@ def _gone(host: Host) -> bool:
     transport = transport_of(host)
     if transport is None:
         return False
-    # Its reader tells the channels first, and marks itself as ended after that.
+    # paramiko's reader closes the channels first, and marks the transport as ended after that.
     transport.join(0.5)
     return not transport.is_active()
 
 
 class _OverSsh:
-    """The two directions of a command on a node."""
+    """A command over SSH as a Stream."""
 
     def __init__(self, transport: Any, command: str) -> None:
         if transport is None:
             raise EOFError("not connected")
         with _as_lost():
             self.channel = transport.open_session(timeout=SEND_S)
-            # One stream: two share a window, and one that nobody reads would stop the other.
+            # One stream: two would share a window, and an unread one would stop the other.
             self.channel.set_combine_stderr(True)
             self.channel.settimeout(SEND_S)
             self.channel.exec_command(command)
@@ -447,12 +447,12 @@ def _as_lost() -> Iterator[None]:
         raise OSError(str(problem)) from None
 
 
-# --- all nodes of a command
+# --- The carriers: all nodes of a pyinfra run, or of an inventory.
 
 
 @dataclass
 class _Link:
-    """A node of a fleet: its connection, made once by whoever needs it first."""
+    """A node and its connection, which the first conversation with the node makes."""
 
     host: Host
     rights: Become | None = None
@@ -462,7 +462,7 @@ class _Link:
     def connect(self, again: bool = True) -> Failure | None:
         """Connect if needed. Never raises for a node's fault.
 
-        again: try once more when it could not be connected
+        again: try once more after a connection that failed
         """
         with self.making:
             if self.failure is not None and not again:
@@ -474,7 +474,7 @@ class _Link:
 
 
 class Connected(Carrier):
-    """Nodes whose connections are somebody else's, such as pyinfra's own command's.
+    """Nodes whose connections belong to another program, such as pyinfra's own command.
 
     hosts: of an inventory that a State uses
     run:   the word for the run; "": a new one
@@ -483,43 +483,45 @@ class Connected(Carrier):
     def __init__(self, hosts: Iterable[Host], run: str = "") -> None:
         self._links = {str(host.name): _Link(host) for host in hosts}
         super().__init__(self._links, run)
-        # What is asked at once, over all conversations that are held.
-        self._room = BoundedSemaphore(MAX_PARALLEL)
+        # How many nodes are asked at once, over all calls of `converse`.
+        self._slots = BoundedSemaphore(MAX_PARALLEL)
 
     def _connected(self) -> list[_Link]:
         return [link for link in self._links.values() if link.host.connected]
 
     def converse(
-        self, talks: Mapping[Key, Talk[Found]], deadline: float | None = None
+        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
     ) -> Iterator[tuple[Key, Found | Failure]]:
-        held = {key: Held(talk) for key, talk in talks.items()}
+        exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         by_node: dict[str, list[Key]] = {}
-        for key in talks:
+        for key in conversations:
             by_node.setdefault(node_of(key), []).append(key)
         over: Queue[Key] = Queue()
         jobs: list[Any] = []
         stopped = False
         try:
             for name, keys in by_node.items():
-                # One room for a node, however much is asked there side by side.
+                # One slot for a node, however many conversations go on with it.
                 first = Event()
                 for key in keys:
-                    leads = key is keys[0]
-                    jobs.append(gevent.spawn(self._hold, name, held[key], first, leads))
+                    connects_first = key is keys[0]
+                    jobs.append(
+                        gevent.spawn(self._hold, name, exchanges[key], first, connects_first)
+                    )
                     jobs[-1].link(partial(_put, over, key))
-            while held:
+            while exchanges:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 key = over.get(timeout=left)
-                yield key, held.pop(key).value
+                yield key, exchanges.pop(key).value
         except Empty:
             gevent.killall(jobs, block=False)
-            if any(self._links[node_of(key)].host.connected for key in held):
+            if any(self._links[node_of(key)].host.connected for key in exchanges):
                 self.end(2)
-            yield from _all(held, self._late)
+            yield from _all(exchanges, self._late)
         except KeyboardInterrupt:
             self.interrupted = stopped = True
             gevent.killall(jobs, block=False)
-            yield from _all(held, lambda key: interrupted())
+            yield from _all(exchanges, lambda key: interrupted())
         finally:
             gevent.killall(jobs, block=False)
             if stopped:
@@ -529,30 +531,31 @@ class Connected(Carrier):
         reached = self._links[node_of(key)].host.connected
         return Failure(kind=LATE if reached else UNREACHABLE, error=LATE_WORDS)
 
-    def _hold(self, name: str, one: Held[Found], first: Event, leads: bool) -> None:
+    def _hold(self, name: str, one: Exchange[Found], first: Event, connects_first: bool) -> None:
         """One conversation, from its first question to its end.
 
-        first: set when the node is connected, or could not be; leads: this one connects
+        first: set when the node is connected, or could not be; connects_first: this conversation
+               makes the connection, the others of the node wait for it
         """
         link = self._links[name]
         with contextlib.ExitStack() as after:
-            if leads:
-                after.enter_context(self._room)
+            if connects_first:
+                after.enter_context(self._slots)
                 after.callback(first.set)
             else:
                 first.wait()
             began = time.monotonic()
             try:
-                failure = link.connect(again=leads)
+                failure = link.connect(again=connects_first)
                 first.set()
                 self._answer(link, one, began, failure)
             except Exception as error:  # noqa: BLE001 - a mistake of ours costs this node alone
                 one.end(Failure(kind=FAILED, error=mistake(error)))
 
     def _answer(
-        self, link: _Link, one: Held[Found], began: float, failure: Failure | None
+        self, link: _Link, one: Exchange[Found], began: float, failure: Failure | None
     ) -> None:
-        """Ask what it asks, until it has what it wants; failure: why nothing can be asked."""
+        """Answer all questions of the conversation; failure: why the node cannot be asked."""
         with ctx_host.use(link.host):
             one.begin()
             while not one.over:
@@ -589,7 +592,7 @@ class Connected(Carrier):
                 link.rights = Become(True, password, link.rights.others)
 
     def end(self, limit_s: float = 5) -> None:
-        # In brackets, so that it does not find the search itself.
+        # In brackets, so that the search does not find its own command line.
         script = f"{shell.library('end')}nr_end {quote(f'[n]odeready:{self.run}')}"
 
         def end(link: _Link) -> None:
@@ -636,10 +639,10 @@ def _put(over: Queue[Key], key: Key, _: object) -> None:
 
 
 def _all(
-    held: Mapping[Key, Held[Found]], failure: Callable[[Key], Failure]
+    exchanges: Mapping[Key, Exchange[Found]], failure: Callable[[Key], Failure]
 ) -> Iterator[tuple[Key, Found | Failure]]:
-    """What is left of these conversations, each answered with a failure if it has no end."""
-    for key, one in held.items():
+    """The results of these conversations; one that has not ended gets a failure as its answer."""
+    for key, one in exchanges.items():
         if not one.over:
             one.end(failure(key))
         yield key, one.value
@@ -655,10 +658,10 @@ def _disconnect(host: Host) -> None:
         return
 
 
-def completed(
+def fleet_context(
     carrier: Carrier, wanted: Mapping[str, Policy], looks: Iterable[Look], inventory: Inventory
 ) -> FleetContext:
-    """The policies, completed by what the looks at all nodes say together.
+    """The policies, completed by what only all nodes together tell: host keys, the gate's program.
 
     carrier: of the same run: a block of known hosts that was too large for a look is fetched
     """

@@ -8,7 +8,7 @@ import secrets
 from nodeready import shell
 from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node
-from nodeready.node.proofs import config as source
+from nodeready.node import payload
 from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
 from nodeready.subjects.proof import checks as proof
@@ -59,7 +59,7 @@ def configured(user="ml", limit_s=40, wanted=("limits", "attach", "tracers")) ->
 
 def line(config: Config) -> shell.Command:
     """The command as it travels."""
-    made = source.program(config)
+    made = payload.program("nodeready.node.proofs.program", config)
     return shell.command(made.script, config.limit_s + 2, TAG, made.text)
 
 

@@ -118,7 +118,9 @@ class Job:
     def storage_lost(self, rank: int) -> Iterator[None]:
         """The rank looks into a mount whose server has died, and waits in state D."""
         node, path = self.node(rank), f"{HERE}/data"
-        server = int(helper.module("nodeready.lab.dead_mount", str(node.pid), path).stdout)
+        server = int(
+            helper.module("nodeready.lab.culprits", str(node.pid), "dead_mount", path).stdout
+        )
         try:
             with self.fault(rank, "storage"):
                 # Any signal that the rank hears: from then on its wait has no end (fs/fuse/dev.c).

@@ -15,7 +15,7 @@ import json
 import sys
 import time
 
-from nodeready.cli.exits import hear
+from nodeready.cli.exits import interrupt_on_signals
 from nodeready.inventory import load as inventory
 from nodeready.inventory.policies import policies
 from nodeready.policy import Policy
@@ -23,7 +23,7 @@ from nodeready.ready import mesh_run
 from nodeready.subjects.proof import reach
 from nodeready.subjects.proof.facts import Mesh, Proved, User
 from nodeready.transport.base import collect
-from nodeready.transport.look import look
+from nodeready.transport.look import look_at
 from nodeready.transport.ssh import Fleet
 
 assert patch
@@ -54,13 +54,13 @@ mesh_run._Run = Kept
 
 
 def main(path, first, last, seconds, *how):
-    hear()
+    interrupt_on_signals()
     loaded = inventory.load(path)
     hosts = list(loaded)
     wanted = policies(loaded, hosts)
     with Fleet(loaded, hosts) as carrier:
-        talks = {name: look(name, wanted[name], ("ptrace",)) for name in carrier.nodes}
-        nodes = [name for name, seen in collect(carrier, talks).items() if seen.kind == ""]
+        conversations = {name: look_at(name, wanted[name], ("ptrace",)) for name in carrier.nodes}
+        nodes = [name for name, seen in collect(carrier, conversations).items() if seen.kind == ""]
         began = time.monotonic()
         ports = int(first), int(last)
         deadline = began + float(seconds)

@@ -165,13 +165,13 @@ def test_a_gdb_that_hangs_costs_its_own_core(tool, fleet, crash_nodes):
     node.enter(["touch", slow])
     hang = '#!/bin/sh\nif mkdir /run/once; then sleep 600; fi\nexec /usr/bin/gdb "$@"\n'
     node.write("/usr/local/bin/gdb", hang, mode=0o755)
-    short = "from nodeready import imports\nreal = imports.closure\n"
+    short = "from nodeready.node import payload\nreal = payload.closure\n"
     short += "def closure(names):\n"
     short += "    found = real(names)\n"
-    short += "    name = 'nodeready.node.cores.cores'\n"
+    short += "    name = 'nodeready.node.cores.program'\n"
     short += "    found[name] = found[name].replace('LIMIT_S = 60', 'LIMIT_S = 2')\n"
     short += "    return found\n"
-    short += "imports.closure = closure\n"
+    short += "payload.closure = closure\n"
     done = tool("cores", fleet([node]), "--format", "json", first=short)
     assert done.status == 3, done
     why = {core["rank"]: core["unread"] for core in json.loads(done.out)["cores"]}

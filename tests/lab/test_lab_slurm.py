@@ -95,7 +95,8 @@ def traces(name: str, index: int) -> list[str]:
 @pytest.mark.parametrize("user", ["root", "ml"])
 def test_jobs_run_as_root_and_as_the_user(slurm_lab: Lab, user: str) -> None:
     nodes = slurm_lab.nodes
-    assert [state_of(node) for node in nodes] == ["IDLE"] * 3
+    for node in nodes:
+        await_state(node, "IDLE")
     ran = nodes[0].run("srun -N3 sh -c 'echo $(hostname) $(id -un)'", user=user).stdout
     assert sorted(ran.splitlines()) == [f"{node.name} {user}" for node in nodes]
 
@@ -168,7 +169,7 @@ def test_a_dead_node_is_down_and_comes_back(slurm_lab: Lab, settings: Callable[.
 
 def test_a_frozen_job_dies_with_its_node(slurm_lab: Lab) -> None:
     node = slurm_lab.nodes[2]
-    if not boot.group_of(node.pid):
+    if not boot.freezer_group_of(node.pid):
         pytest.skip("this machine's nodes have no freezer")
     batch = ["sbatch", "--parsable", "--no-requeue", "-o", "/dev/null", "-w", node.name]
     job = slurm_lab.slurm_run(*batch, "--wrap", "sleep 1234").stdout.strip()

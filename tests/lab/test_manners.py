@@ -38,7 +38,7 @@ def test_a_terminal_is_asked_once(fresh_node, fleet, tool):
         assert written(fresh_node) == before
     assert [line for line in re.split(r"[\r\n]+", done.out) if len(line) > 80] == []
     wide = Terminal(tool, *words, "--check", columns=200).end()
-    assert max(map(len, re.split(r"[\r\n]+", wide.out))) > 100
+    assert max(map(len, re.split(r"[\r\n]+", wide.out))) > 80
     squeezed = re.sub(r"\s+", "", done.out)
     for line in wide.out.splitlines():
         if line.startswith("  limits."):

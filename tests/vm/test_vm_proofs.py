@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from nodeready import shell
-from nodeready.node.proofs import config as source
+from nodeready.node import payload
 from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
 from nodeready.subjects.proof import facts as proved
@@ -32,6 +32,8 @@ WANT = Policy(limit_nofile=65536)
 SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 #: py-spy's native unwinding is slow under emulation.
 LIMIT_S = 150
+#: Where the program lies for a command that has a terminal for its input.
+INPUT = "/tmp/nodeready-test-input"
 ATTACH = ("attach", "attach_nonblocking", "attach_native", "gdb", "strace")
 
 # Files with their inode, size and time, directories by name: theirs change with what we remove.
@@ -94,10 +96,11 @@ def prove(vm: Vm, wanted: tuple[str, ...], login: str = "root", how: str = "") -
         wanted=wanted,
         limit_s=LIMIT_S,
     )
-    made = source.program(config)
+    made = payload.program("nodeready.node.proofs.program", config)
     line, stdin = shell.command(made.script, LIMIT_S + 2, config.tag, made.text)
     if how:
-        line = how.format(line=line, quoted=shlex.quote(f"sudo -n {line}"))
+        quoted = shlex.quote(f"sudo -n {line} <{INPUT}")
+        line = how.format(line=line, quoted=quoted, input=INPUT)
     done = vm.run(line, user=login, input=stdin, check=False, timeout=LIMIT_S + 30)
     return proved.read(done.stdout, config)
 
@@ -330,7 +333,10 @@ def test_a_core_in_systemds_store_is_found_by_coredumpctl(vm: Vm, where: Path) -
 
 
 # With a terminal, sudo has a monitor, another process called sudo.
-@pytest.mark.parametrize("how", ["sudo -n {line}", "script -qec {quoted} /dev/null"])
+@pytest.mark.parametrize(
+    "how",
+    ["sudo -n {line}", "cat >{input}; script -qec {quoted} /dev/null </dev/null; rm {input}"],
+)
 def test_sudos_core_limit_is_not_the_jobs(vm: Vm, where: Path, how: str) -> None:
     # Where PAM sets no limits, those of sshd count, and then sudo's 0.
     vm.run(

@@ -18,18 +18,18 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nodeready.node.cores import core_reader
-from nodeready.node.cores.core_reader import NoCore, Place, Reader
-from nodeready.node.cores.cores import find_gdb
-from nodeready.node.proofs import core as core_pattern
+from nodeready.node.cores import core_pattern
+from nodeready.node.cores.core_file import NoCore, Reader
+from nodeready.node.cores.core_pattern import Place, printable
+from nodeready.node.cores.program import find_gdb
 from nodeready.node.proofs.attach import environment
-from nodeready.node.runtime import Ended, Own, status
+from nodeready.node.runtime import Ended, Supervisor, status
 from nodeready.subjects import wire
 
-# --- The live process of which a core is wanted: may it be paused, and how large will its core be?
+# --- The live process: may it be paused, and how large will its core be?
 
-#: What cannot be attached to without harm: gdb on a process in state D leaves it stopped for good.
-_BAD = {
+#: States in which gdb must not attach: gdb on a process in state D leaves it stopped for good.
+_BAD_STATES = {
     "D": "waits in the kernel (state D): gdb would leave it stopped for good",
     "T": "is stopped by a signal: kill -CONT lets it go on",
     "t": "is stopped by a tracer",
@@ -159,7 +159,7 @@ def _look(pid: int) -> Target:
         raise Refused(f"process {pid} is another user's: only root may (--sudo)")
     if tracer := int(status["TracerPid"]):
         raise Refused(f"process {pid} is traced by process {tracer} already")
-    _calm(pid)
+    _refuse_bad_state(pid)
     resident = sum(
         int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmSwap") if name in status
     )
@@ -184,18 +184,20 @@ def _look(pid: int) -> Target:
     )
 
 
-def _calm(pid: int) -> None:
-    """Raises Refused when one of its threads is in a state in which it must be left alone."""
+def _refuse_bad_state(pid: int) -> None:
+    """Raises Refused while one of its threads is in one of the _BAD_STATES."""
     found: set[str] = set()
     for number in range(_LOOKS):
         time.sleep(_BETWEEN_S if number else 0)
-        found = states(pid) & _BAD.keys()
+        found = states(pid) & _BAD_STATES.keys()
         if not found:
             return
-    raise Refused(f"process {pid} {_BAD[min(found)]}")
+    raise Refused(f"process {pid} {_BAD_STATES[min(found)]}")
 
 
-#: Beside what is mapped: headers, notes, and what others write meanwhile.
+# --- What the program is told and answers, and its work.
+
+#: Space beside the mapped bytes: headers, notes, and what other processes write meanwhile.
 _MARGIN_BYTES, _MARGIN_PARTS = 64 << 20, 20
 #: Seconds for a process to go on after gdb let it go.
 _RESUME_S = 3
@@ -203,7 +205,7 @@ _RESUME_S = 3
 
 @dataclass(frozen=True)
 class Config:
-    """What the program has to do.
+    """What the program is told.
 
     pid:      of the process
     pattern:  the policy's core_pattern, where the one in force names no directory
@@ -221,8 +223,8 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What would be done, or why nothing is.
+class Preview:
+    """What would be done, or why nothing is done.
 
     refused:    one line; "": it can be done
     size_bytes: that gdb copies
@@ -263,28 +265,22 @@ def main(config: Config) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
         target = look(config.pid)
-        seen = _seen(target, config)
+        seen = _preview(target, config)
     except Refused as problem:
-        print(wire.line(config.nonce, "seen", Seen(config.pid, str(problem))), flush=True)
+        print(wire.line(config.nonce, "seen", Preview(config.pid, str(problem))), flush=True)
         return
     if not config.started:
         print(wire.line(config.nonce, "seen", seen), flush=True)
         return
     if seen.started != config.started:
         why = f"process {config.pid} has ended, and another one has its number"
-        print(wire.line(config.nonce, "seen", Seen(config.pid, why)), flush=True)
+        print(wire.line(config.nonce, "seen", Preview(config.pid, why)), flush=True)
         return
-    own = Own(config.tag, config.limit_s)
-    own.at_end(lambda: resume(target))
-
-    def leave(number: int, frame: object) -> None:
-        own.end()
-        os._exit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, leave)
-    with own:
-        print(wire.line(config.nonce, "taken", take(own, target, seen.path)), flush=True)
+    supervisor = Supervisor(config.tag, config.limit_s)
+    supervisor.at_end(lambda: resume(target))
+    supervisor.end_on_signals()
+    with supervisor:
+        print(wire.line(config.nonce, "taken", dump(supervisor, target, seen.path)), flush=True)
 
 
 def _path(target: Target, config: Config) -> str:
@@ -299,7 +295,7 @@ def _path(target: Target, config: Config) -> str:
         "u": str(target.uid), "g": str(target.gid), "h": host, "t": now,
         "e": target.comm, "f": os.path.basename(target.program), "E": target.program,
     }  # fmt: skip
-    for place in (core_reader.live(), Place(config.pattern)):
+    for place in (core_pattern.live(), Place(config.pattern)):
         if place.pattern.startswith("/"):
             return core_pattern.expand(place.pattern, values, uses_pid=place.uses_pid)
     raise Refused("neither core_pattern nor the policy names a directory for cores")
@@ -326,13 +322,13 @@ def _writes_sparse() -> bool:
     return False
 
 
-def _seen(target: Target, config: Config) -> Seen:
+def _preview(target: Target, config: Config) -> Preview:
     """Raises Refused when there is no place or no tool for it."""
     if not find_gdb():
         raise Refused("gdb is not installed (nodeready deploy installs it)")
     path = _path(target, config)
     parent = os.path.dirname(path)
-    shown = core_pattern.pattern_shown(parent)
+    shown = printable(parent)
     try:
         room = os.statvfs(parent)
     except OSError as problem:
@@ -352,11 +348,11 @@ def _seen(target: Target, config: Config) -> Seen:
                 "reserved, of which a gdb before 15 writes the zeros"
             )
         raise Refused(why)
-    return Seen(
+    return Preview(
         pid=target.pid,
         started=target.started,
         user=target.user,
-        command=core_pattern.pattern_shown(target.command),
+        command=printable(target.command),
         path=path,
         size_bytes=target.mapped_bytes,
         need_bytes=need,
@@ -364,20 +360,20 @@ def _seen(target: Target, config: Config) -> Seen:
     )
 
 
-def take(own: Own, target: Target, path: str) -> Taken:
+def dump(supervisor: Supervisor, target: Target, path: str) -> Taken:
     """Have gdb write the core, and see that the process goes on."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         file = os.open(path, flags, 0o600)
     except OSError as problem:
-        return Taken(path, f"{core_pattern.pattern_shown(path)}: {problem.strerror}")
+        return Taken(path, f"{printable(path)}: {problem.strerror}")
     whole = False
 
     def tidy() -> None:
         if not whole:
             _remove(path, file)
 
-    own.at_end(tidy)
+    supervisor.at_end(tidy)
     if os.geteuid() == 0:
         os.fchown(file, target.uid, target.gid)
     argv = [
@@ -385,8 +381,8 @@ def take(own: Own, target: Target, path: str) -> Taken:
         "-ex", f"attach {target.pid}", "-ex", f"gcore /proc/self/fd/{file}", "-ex", "detach",
     ]  # fmt: skip
     # The rest of the time is for ending gdb and letting the process go on.
-    limit_s = max(1.0, own.left_s - 2 * _RESUME_S)
-    ended = own.run(argv, limit_s, pass_fds=(file,), env=environment(), cwd="/")
+    limit_s = max(1.0, supervisor.left_s - 2 * _RESUME_S)
+    ended = supervisor.run(argv, limit_s, pass_fds=(file,), env=environment(), cwd="/")
     state, continued = resume(target)
     error = _wrong(ended, file)
     whole = not error
@@ -421,7 +417,8 @@ def _remove(path: str, file: int) -> None:
 def resume(target: Target) -> tuple[str, bool]:
     """See that the process goes on: its state, and whether it needed SIGCONT. Harmless twice.
 
-    It was not stopped before we came. A gdb that was killed while it attached leaves it stopped.
+    `look` refuses a stopped process, so a stop is our doing: a gdb that was killed while it
+    attached leaves one.
     """
     continued, until = False, time.monotonic() + _RESUME_S
     while started(target.pid) == target.started:

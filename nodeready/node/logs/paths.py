@@ -1,4 +1,4 @@
-"""A pattern of paths, expanded by ourselves: bounded, and never into what does not answer."""
+"""A pattern of paths, expanded within bounds and never into a mount that does not answer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class TooManyError(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A path. shown: as the pattern spells it; real: the same without links."""
+class Match:
+    """A path that matches. shown: as the pattern spells it; real: without links."""
 
     shown: str
     real: str
@@ -75,53 +75,53 @@ class Walk:
             todo += target.split("/")[::-1]
         return here
 
-    def expand(self, pattern: str) -> Iterator[Found]:
+    def expand(self, pattern: str) -> Iterator[Match]:
         """What matches an absolute pattern of ``*``, ``?``, ``[...]`` and ``**``.
 
         Raises TooManyError.
         """
         words = [word for word in pattern.split("/") if word]
-        yield from self._below([Found("/", "/")], words)
+        yield from self._below([Match("/", "/")], words)
 
-    def _below(self, places: list[Found], words: list[str]) -> Iterator[Found]:
+    def _below(self, parents: list[Match], words: list[str]) -> Iterator[Match]:
         if not words:
-            yield from places
+            yield from parents
             return
         word, *rest = words
         if word == "**":
-            for place in places:
-                for below in self._deep(place, MAX_DEPTH):
+            for parent in parents:
+                for below in self._deep(parent, MAX_DEPTH):
                     yield from self._below([below], rest or ["*"])
         elif _MAGIC.search(word):
             like = re.compile(fnmatch.translate(word))
-            for place in places:
+            for parent in parents:
                 hits = [
                     found
-                    for name in self._list(place)
+                    for name in self._list(parent)
                     if like.match(name) and (word[0] == "." or name[0] != ".")
-                    for found in self._one(place, name, last=not rest)
+                    for found in self._one(parent, name, last=not rest)
                 ]
                 yield from self._below(hits, rest)
         else:
-            for place in places:
-                yield from self._below(list(self._one(place, word, last=not rest)), rest)
+            for parent in parents:
+                yield from self._below(list(self._one(parent, word, last=not rest)), rest)
 
-    def _one(self, place: Found, name: str, *, last: bool) -> Iterator[Found]:
+    def _one(self, parent: Match, name: str, *, last: bool) -> Iterator[Match]:
         """The name in this directory, if it is there and, unless it is the last one, leads on."""
-        shown = place.at(name)
+        shown = parent.at(name)
         try:
-            real = self._follow(place.real, name)
+            real = self._follow(parent.real, name)
             if last or stat.S_ISDIR(os.lstat(real).st_mode):
-                yield Found(shown, real)
+                yield Match(shown, real)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
             self.trouble(shown, error)
 
-    def _list(self, place: Found) -> list[str]:
+    def _list(self, parent: Match) -> list[str]:
         try:
-            self.touch(place.real)
-            with os.scandir(place.real) as entries:
+            self.touch(parent.real)
+            with os.scandir(parent.real) as entries:
                 names = []
                 for entry in entries:
                     names.append(entry.name)
@@ -130,7 +130,7 @@ class Walk:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            self.trouble(place.shown, error)
+            self.trouble(parent.shown, error)
             return []
 
     def _count(self) -> None:
@@ -138,13 +138,13 @@ class Walk:
         if self._names > MAX_NAMES:
             raise TooManyError
 
-    def _deep(self, place: Found, depth: int) -> Iterator[Found]:
+    def _deep(self, parent: Match, depth: int) -> Iterator[Match]:
         """The directory and all below it, without following links: those may go round."""
-        yield place
+        yield parent
         if depth == 0:
             return
-        for name in self._list(place):
-            below = Found(place.at(name), f"{place.real.rstrip('/')}/{name}")
+        for name in self._list(parent):
+            below = Match(parent.at(name), f"{parent.real.rstrip('/')}/{name}")
             if name[0] == "." or self.blocked(below.real):
                 continue
             try:
@@ -174,24 +174,26 @@ def home() -> str:
 
 
 def absolute(pattern: str) -> str:
-    """The pattern with ``~`` as the home of whoever has logged in, which is itself no pattern."""
+    """The pattern with ``~`` replaced by the home of whoever has logged in, taken literally."""
     if pattern == "~" or pattern.startswith("~/"):
         return re.sub(r"([*?[])", r"[\1]", home()) + pattern[1:]
     return pattern
 
 
-# --- The mounts of this node, and those that do not answer: whoever asks them never comes back.
+# --- The mounts of this node, and those whose server does not answer.
+#
+# A process that asks such a mount hangs in the kernel for good.
 
 TABLE = "/proc/self/mountinfo"
 #: File systems that hold the kernel's own things, and no file of a job.
-KERNELS = frozenset(
+KERNEL_FILE_SYSTEMS = frozenset(
     (
         *("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "debugfs", "tracefs"),
         *("securityfs", "bpf", "pstore", "configfs", "fusectl", "mqueue", "efivarfs"),
         *("binfmt_misc", "rpc_pipefs", "hugetlbfs", "selinuxfs", "nsfs"),
     )
 )
-#: The name of a process of ours that asks a mount: this and the mount's device. The kernel keeps
+#: A process of ours that asks a mount is named: this, and the mount's device. The kernel keeps
 #: 15 characters of it (proc(5), /proc/PID/comm).
 _NAME = "nr-"
 #: The bit of SIGKILL among a process's pending signals (proc(5), SigPnd).
@@ -242,20 +244,20 @@ class Mounts:
         return self._rows.get(here, Mount("/", "", "", ""))
 
 
-def here() -> Mounts:
-    """This process's own."""
+def own_mounts() -> Mounts:
+    """The mounts that this process sees."""
     with open(TABLE, encoding="utf-8", errors="surrogateescape") as file:
         return Mounts(parse(file.read()))
 
 
 def name_after(device: str) -> None:
-    """Have this process bear the device's name: where it hangs shows then, and for how long."""
+    """Name this process after the device, by which `unresponsive` finds it when it hangs."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write(f"{_NAME}{device}")
 
 
-def dead() -> set[str]:
-    """The devices for which a process of an earlier run still waits, though it was killed."""
+def unresponsive() -> set[str]:
+    """The devices for which a killed process of an earlier run still waits in the kernel."""
     found = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):

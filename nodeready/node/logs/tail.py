@@ -1,8 +1,8 @@
 """The program on the node that reads the last lines of the files that match a pattern.
 
-Nothing is asked of a file system but in a fork (`tail_reader.py`): when it comes no further, it is
-left behind, and another one goes on without that mount. The answer is one line, ``NONCE tail
-"..."``: `Tail` as JSON, compressed, in base64.
+File systems are asked in a fork alone (`Reader`): a fork that hangs is left behind, and another
+one goes on without that mount. The answer is one line, ``NONCE tail "..."``: `Tail` as JSON,
+compressed, in base64.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from nodeready.node.logs import paths
-from nodeready.node.logs.paths import MAX_NAMES, Found, TooManyError, Walk, absolute
-from nodeready.node.runtime import Aside, Tell
+from nodeready.node.logs.paths import MAX_NAMES, Match, TooManyError, Walk, absolute
+from nodeready.node.runtime import ForkedWorker, Send
 
-# --- What one run of tail on a node is told, and what it tells.
+# --- What the program is told, and what it answers.
 
 #: Bytes at the end of a file that are read.
 MAX_BYTES = 256 * 1024
@@ -29,7 +29,7 @@ MAX_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class Config:
-    """What the program has to do.
+    """What the program is told.
 
     nonce:     random word with which its line begins
     tag:       ``nodeready:RUN``, by which an interrupt finds the process
@@ -97,20 +97,20 @@ class Tail:
     error: str
 
 
-# --- The last lines of a text file of which only the end was read. Pure.
+# --- The last lines of a text file, from the end of it. Pure.
 
 #: Characters of a line that are kept; a mark stands for the rest.
 MAX_LINE = 2000
 
 
-class Last(NamedTuple):
+class LastLines(NamedTuple):
     """lines: the oldest first; matches: of the expression, in what was read"""
 
     lines: tuple[str, ...]
     matches: int | None
 
 
-def as_rows(data: bytes, *, whole: bool) -> list[bytes] | None:
+def text_lines(data: bytes, *, whole: bool) -> list[bytes] | None:
     """The lines of the end of a file, without the blank ones; None: this is no text.
 
     whole: this is all of the file; else the first line began before it, and is left out unless it
@@ -137,13 +137,13 @@ def _add(found: list[bytes], piece: bytes) -> bool:
     return b"\0" not in row
 
 
-def last(found: list[bytes], count: int, like: re.Pattern[str] | None = None) -> Last:
+def last_lines(found: list[bytes], count: int, like: re.Pattern[str] | None = None) -> LastLines:
     """The last ``count`` of these lines, or of those in which the expression is found."""
     if like is None:
-        return Last(tuple(_text(row) for row in found[-count:]), None)
+        return LastLines(tuple(_text(row) for row in found[-count:]), None)
     texts = (row.decode("utf-8", "replace") for row in found)
     hits = [text for text in texts if like.search(text)]
-    return Last(tuple(_cut(text) for text in hits[-count:]), len(hits))
+    return LastLines(tuple(_cut(text) for text in hits[-count:]), len(hits))
 
 
 def _text(row: bytes) -> str:
@@ -156,10 +156,10 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_LINE else text[:MAX_LINE] + "..."
 
 
-# --- The reading of files whose paths match, in a fork that may hang at each of its questions.
+# --- The fork: it expands the pattern and reads the files, and may hang at each step.
 #
-# It tells ``at`` before it asks a file system anything, ``search`` before it searches, and what it
-# has found; ``done`` at the end. Whoever listens knows by that where it came no further.
+# It sends ``at`` before it asks a file system anything, ``search`` before it searches, each file,
+# and ``done`` at the end. So the reader of the messages knows where the fork hangs.
 
 #: Bytes at the end of a file that are tried first.
 _FIRST_BYTES = 16 * 1024
@@ -184,63 +184,63 @@ class Reader:
     left_out: paths that are not read
     """
 
-    def __init__(self, config: Config, tell: Tell, dead: set[str], left_out: set[str]) -> None:
-        self.config, self.tell, self.dead, self.left_out = config, tell, dead, left_out
-        self.mounts = paths.here()
+    def __init__(self, config: Config, send: Send, dead: set[str], left_out: set[str]) -> None:
+        self.config, self.send, self.dead, self.left_out = config, send, dead, left_out
+        self.mounts = paths.own_mounts()
         self.like = re.compile(config.grep) if config.grep else None
         self.device = ""
 
     def touch(self, real: str) -> None:
-        """Tell where the next question goes. Raises OSError when nobody answers there."""
+        """Send where the next question goes. Raises OSError for a mount that does not answer."""
         mount = self.mounts.of(real)
         if mount.device in self.dead:
             raise _DeadError(0, f"the mount {mount} does not answer")
         if mount.device != self.device:
             self.device = mount.device
             paths.name_after(mount.device)
-        self.tell({"at": mount.device})
+        self.send({"at": mount.device})
 
     def trouble(self, shown: str, error: OSError) -> None:
         why = error.strerror or str(error)
         self.unread(shown, why if isinstance(error, _DeadError) else why.lower(), fault=True)
 
     def unread(self, shown: str, why: str, *, fault: bool) -> None:
-        self.tell({"unread": asdict(Unread(shown, why, fault))})
+        self.send({"unread": asdict(Unread(shown, why, fault))})
 
     def blocked(self, real: str) -> bool:
-        return self.mounts.of(real).kind in paths.KERNELS
+        return self.mounts.of(real).kind in paths.KERNEL_FILE_SYSTEMS
 
     def work(self) -> None:
         """Expand the pattern, and read the files that were written last."""
         walk = Walk(self.touch, self.blocked, self.trouble)
         pattern = absolute(self.config.pattern)
-        found: dict[str, tuple[float, Found]] = {}
+        found: dict[str, tuple[float, Match]] = {}
         older = 0
         try:
             for one in walk.expand(pattern):
-                mtime = self.suits(one, deep=pattern.endswith("**"))
+                mtime = self.modified_at(one, deep=pattern.endswith("**"))
                 # Once, though a link such as `latest` leads there too.
                 if mtime is not None and one.real not in found:
                     found[one.real] = (mtime, one)
                     older += not self.new(mtime)
         except TooManyError:
-            self.tell({"error": f"more than {MAX_NAMES:,} names: only some were looked at"})
+            self.send({"error": f"more than {MAX_NAMES:,} names: only some were looked at"})
         new = [(mtime, one) for mtime, one in found.values() if self.new(mtime)]
         new.sort(key=lambda item: (-item[0], item[1].shown))
         chosen = [one for _, one in new[: self.config.max_files]]
         left_out = len(new) - len(chosen)
-        self.tell({"left_out": left_out, "older": older, "chosen": [one.shown for one in chosen]})
+        self.send({"left_out": left_out, "older": older, "chosen": [one.shown for one in chosen]})
         for one in chosen:
             if one.shown not in self.left_out:
                 self.read(one)
-        self.tell({"done": True})
+        self.send({"done": True})
 
     def new(self, mtime: float) -> bool:
         config = self.config
         return mtime >= config.since_s and not 0 < config.newer_s < time.time() - mtime
 
-    def suits(self, one: Found, *, deep: bool) -> float | None:
-        """When it was written, if it is a regular file; else it is told of."""
+    def modified_at(self, one: Match, *, deep: bool) -> float | None:
+        """When a regular file was written; anything else is reported as unread, and None."""
         try:
             self.touch(one.real)
             known = os.lstat(one.real)
@@ -256,7 +256,7 @@ class Reader:
             self.unread(one.shown, f"is {kind}", fault=False)
         return None
 
-    def read(self, one: Found) -> None:
+    def read(self, one: Match) -> None:
         try:
             self.touch(one.real)
             # Whatever has come into its place meanwhile: no waiting, no terminal, no other file.
@@ -277,24 +277,24 @@ class Reader:
             self.unread(one.shown, "is no text", fault=False)
             return
         if self.like:
-            self.tell({"search": one.shown})
-        lines, matches = last(rows, self.config.lines, self.like)
+            self.send({"search": one.shown})
+        lines, matches = last_lines(rows, self.config.lines, self.like)
         age = time.time() - known.st_mtime
         file = File(one.shown, known.st_size, known.st_mtime, age, lines, matches)
-        self.tell({"file": asdict(file)})
+        self.send({"file": asdict(file)})
 
     def rows(self, handle: int, size: int) -> list[bytes] | None:
-        """All that is needed of its lines."""
+        """As many of the file's last lines as are needed; None: it is no text."""
         rows: list[bytes] | None = []
         for most in (MAX_BYTES,) if self.like else (_FIRST_BYTES, MAX_BYTES):
             start = max(0, size - most)
-            rows = as_rows(os.pread(handle, min(most, size), start), whole=start == 0)
+            rows = text_lines(os.pread(handle, min(most, size), start), whole=start == 0)
             if rows is None or start == 0 or len(rows) > self.config.lines:
                 break
         return rows
 
 
-__all__ = ["Config", "main"]
+# --- The program: forks until all files are read, and their messages as one answer.
 
 #: Bytes of all lines of a node; paths that are told of without having been read.
 MAX_ANSWER, MAX_TOLD = 900_000, 64
@@ -302,8 +302,8 @@ MAX_ANSWER, MAX_TOLD = 900_000, 64
 PATIENCE_S = 4
 
 
-class _Gathered:
-    """What the forks told."""
+class _Answer:
+    """The answer, as the forks' messages make it."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -315,9 +315,9 @@ class _Gathered:
         self.done = False
         self.room = MAX_ANSWER
 
-    def take(self, said: dict[str, Any]) -> None:
+    def add_message(self, said: dict[str, Any]) -> None:
         if "file" in said:
-            self.add(File(**said["file"]))
+            self.add_file(File(**said["file"]))
         elif "unread" in said:
             one = Unread(**said["unread"])
             if len(self.unread) < MAX_TOLD or one.path in self.unread:
@@ -331,7 +331,7 @@ class _Gathered:
             self.error = said["error"]
         self.done = self.done or "done" in said
 
-    def add(self, file: File) -> None:
+    def add_file(self, file: File) -> None:
         """Within what is left of the answer: the last lines are the ones that count."""
         kept: list[str] = []
         for text in reversed(file.lines):
@@ -356,24 +356,24 @@ class _Gathered:
         )
 
 
-def gather(config: Config) -> Tail:
+def read_tail(config: Config) -> Tail:
     """What the pattern finds here, within config.limit_s."""
-    found = _Gathered(config)
+    found = _Answer(config)
     deadline = time.monotonic() + config.limit_s - 1
-    dead, slow = paths.dead(), set[str]()
+    dead, slow = paths.unresponsive(), set[str]()
     while (left := deadline - time.monotonic()) > 0:
 
-        def work(tell: Tell) -> None:
-            Reader(config, tell, dead, slow | {*found.files}).work()
+        def work(send: Send) -> None:
+            Reader(config, send, dead, slow | {*found.files}).work()
 
-        one, device, searching, ended = Aside(work, left + 1), "", "", True
-        for said in one.hear(PATIENCE_S, deadline):
+        one, device, searching, ended = ForkedWorker(work, left + 1), "", "", True
+        for said in one.messages(PATIENCE_S, deadline):
             if said is None:
                 ended = False
                 break
             searching = said.get("search", "")
             device = said.get("at", device)
-            found.take(said)
+            found.add_message(said)
         one.end()
         if ended:
             if not found.done:
@@ -401,7 +401,7 @@ def main(config: Config) -> None:
     try:
         if config.grep:
             re.compile(config.grep)
-        found = gather(config)
+        found = read_tail(config)
     except re.error as error:
         found = Tail(os.uname().nodename, (), (), 0, 0, f"--grep: {error}")
     print(packed(config, found), flush=True)

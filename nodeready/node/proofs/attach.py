@@ -1,6 +1,6 @@
-"""Prove that the job's user can see the stack of a process: py-spy in its three modes.
+"""Prove that the job's user can see into a process: py-spy in its three modes, gdb and strace.
 
-The target is a sibling of py-spy, as a rank is one of the shell of whoever looks: Yama's scope 1
+The target is a sibling of the tool, as a rank is one of the shell of whoever looks: Yama's scope 1
 lets a parent attach, and proves nothing.
 """
 
@@ -16,10 +16,18 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from nodeready.node.proofs.config import Config
-from nodeready.node.runtime import FRAME, Ended, Heard, Own, Status, answers, status
+from nodeready.node.runtime import (
+    FRAME,
+    Ended,
+    OutputHandler,
+    Status,
+    Supervisor,
+    responds,
+    status,
+)
 from nodeready.subjects.proof.facts import NO_START, Attach, Attempt, Control, Guards, Tracers
 
-# --- One tool, tried on one canary: how it ended, and what it left of its target.
+# --- One tool on one canary: how the tool ended, and in which state it left its target.
 
 #: Bit of CAP_SYS_PTRACE in the sets of /proc/PID/status (capabilities(7)).
 _CAP_SYS_PTRACE = 1 << 19
@@ -37,7 +45,7 @@ def first_number(path: str) -> int | None:
 
 
 def guards() -> Guards:
-    """As they are for this process, now."""
+    """What guards processes against tracing, as it is for this process now."""
     deny = first_number("/sys/fs/selinux/booleans/deny_ptrace")
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         sets = dict(row.split(":", 1) for row in file if row.startswith("Cap"))
@@ -53,35 +61,35 @@ def guards() -> Guards:
 
 
 def environment() -> dict[str, str]:
-    """The session's, in English; gdb downloads nothing and leaves no compiled Python behind."""
+    """The environment of a tool: in English; gdb downloads nothing and writes no bytecode."""
     kept = {k: v for k, v in os.environ.items() if k not in ("DEBUGINFOD_URLS", "LANGUAGE")}
     return {**kept, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def attempt(
-    own: Own,
+    supervisor: Supervisor,
     canary: subprocess.Popen[bytes],
     argv: Sequence[str],
     limit_s: int,
     *,
     wrong: Callable[[Ended], str],
-    heard: Heard | None = None,
+    on_output: OutputHandler | None = None,
 ) -> Attempt:
     """Try a tool on this canary.
 
-    wrong: what is wrong with how it ended; "": nothing
-    heard: gets its output as it comes
+    wrong:     what is wrong with the tool's end; "": nothing
+    on_output: gets the tool's output as it comes
     """
-    full = own.left_s > limit_s
+    full = supervisor.left_s > limit_s
     try:
-        ended = own.run(argv, limit_s, heard, env=environment())
+        ended = supervisor.run(argv, limit_s, on_output, env=environment())
     except OSError as problem:
         return Attempt(argv[0], NO_START, problem.strerror or str(problem))
     said = "" if ended.rc is None else wrong(ended)
     refused = bool(said and _REFUSED.search(ended.err))
-    answered = answers(canary)
+    answered = responds(canary)
     if not answered:
-        # One that was killed is gone in a moment, and not before.
+        # A killed canary needs a moment until it is gone.
         with contextlib.suppress(subprocess.TimeoutExpired):
             canary.wait(1)
     after = status(canary.pid) if canary.returncode is None else Status("", 0)
@@ -112,6 +120,8 @@ def complaint(ended: Ended) -> str:
     return f"exit status {ended.rc}" if ended.rc >= 0 else f"ended by signal {-ended.rc}"
 
 
+# --- py-spy, as the user and, for comparison, as root.
+
 # The most seconds of each mode. Unwinding native frames reads the symbols of all libraries: up to
 # 14 s cold on a torch process.
 _LIMITS_S = {"blocking": 10, "nonblocking": 10, "native": 25}
@@ -136,11 +146,11 @@ def _wrong(ended: Ended) -> str:
     return "" if FRAME in frames else "its stacks lack the target's function"
 
 
-def _dump(own: Own, config: Config, mode: str, pid: int) -> list[str]:
+def _dump(supervisor: Supervisor, config: Config, mode: str, pid: int) -> list[str]:
     return [_py_spy(config), "dump", "--json", *_OPTIONS[mode], "--pid", str(pid)]
 
 
-def prove(own: Own, config: Config) -> Attach:
+def prove(supervisor: Supervisor, config: Config) -> Attach:
     """The three modes one after the other: two blocking dumps of one process collide."""
     found: dict[str, Attempt] = {}
     if not _py_spy(config):
@@ -148,105 +158,107 @@ def prove(own: Own, config: Config) -> Attach:
     canary = None
     try:
         for mode, limit_s in _LIMITS_S.items():
-            if own.left_s < 1:
+            if supervisor.left_s < 1:
                 break
-            canary = canary or own.canary()
-            argv = _dump(own, config, mode, canary.pid)
-            found[mode] = attempt(own, canary, argv, limit_s, wrong=_wrong)
+            canary = canary or supervisor.canary()
+            argv = _dump(supervisor, config, mode, canary.pid)
+            found[mode] = attempt(supervisor, canary, argv, limit_s, wrong=_wrong)
             if not found[mode].answers or found[mode].tracer:
-                # What this one left is not the next one's fault.
-                own.stop(canary)
+                # The next mode gets a canary that this one has not touched.
+                supervisor.stop(canary)
                 canary = None
     except OSError as problem:
         return Attach(guards(), str(problem), *map(found.get, _LIMITS_S))
     finally:
         if canary is not None:
-            own.stop(canary)
+            supervisor.stop(canary)
     return Attach(guards(), "", *map(found.get, _LIMITS_S))
 
 
-def control(own: Own, config: Config, uid: int | None = None) -> Control:
+def control(supervisor: Supervisor, config: Config, uid: int | None = None) -> Control:
     """As root, on a canary of this user; None: of root."""
     if not _py_spy(config):
         return Control(guards(), "", Attempt(""))
     try:
-        canary = own.canary(uid)
+        canary = supervisor.canary(uid)
     except OSError as problem:
         return Control(guards(), str(problem), None)
     try:
-        argv = _dump(own, config, "nonblocking", canary.pid)
-        tried = attempt(own, canary, argv, _LIMITS_S["nonblocking"], wrong=_wrong)
+        argv = _dump(supervisor, config, "nonblocking", canary.pid)
+        tried = attempt(supervisor, canary, argv, _LIMITS_S["nonblocking"], wrong=_wrong)
     finally:
-        own.stop(canary)
+        supervisor.stop(canary)
     return Control(guards(), "", tried)
 
 
-# --- Prove that gdb and strace attach to a process, and that it goes on when they have left.
+# --- gdb and strace: they attach, and the process goes on when they have left.
 
 # gdb reads the symbols of Python and of all its libraries first.
 _GDB_LIMIT_S, _STRACE_LIMIT_S = 20, 10
 
 
 def _no_backtrace(ended: Ended) -> str:
-    # gdb ends well whatever became of the process that it was to attach to.
+    # gdb's exit status is 0 also when it could not attach.
     if re.search(r"^#0 ", ended.out, re.MULTILINE):
         return ""
     return complaint(ended)
 
 
 def _no_calls(ended: Ended) -> str:
-    # Interrupted, it ends by that signal, or by its number, or with 0: by its version.
+    # By its version, an interrupted strace ends by the signal, with its number, or with 0.
     if "attached" in ended.err and "read(0," in ended.err:
         return ""
     return complaint(ended)
 
 
-def _gdb(own: Own, canary: subprocess.Popen[bytes]) -> Attempt | None:
-    # One that gdb attaches to in state D stays stopped for good when gdb is killed.
+def _gdb(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Attempt | None:
+    # A process in state D to which gdb attaches stays stopped for good when gdb is killed.
     if status(canary.pid).state == "D":
         return None
     argv = [shutil.which("gdb") or "", "-nx", "-batch", "-p", str(canary.pid), "-ex", "bt"]
-    return attempt(own, canary, argv, _GDB_LIMIT_S, wrong=_no_backtrace)
+    return attempt(supervisor, canary, argv, _GDB_LIMIT_S, wrong=_no_backtrace)
 
 
-def _strace(own: Own, canary: subprocess.Popen[bytes]) -> Attempt | None:
+def _strace(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Attempt | None:
     text = bytearray()
     told: list[bytes] = []
 
-    def heard(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
-        """Let the canary make system calls under its eyes, then interrupt it: so it detaches."""
+    def on_output(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+        """Have the canary make system calls once strace has attached, then interrupt strace."""
         text.extend(piece[:4096])
         if not told and b"attached" in text:
             told.append(b"go on")
-            answers(canary)
+            responds(canary)
         if len(told) == 1 and b"read(0," in text:
             told.append(b"leave")
             process.send_signal(signal.SIGINT)
 
     argv = [shutil.which("strace") or "", "-p", str(canary.pid)]
-    return attempt(own, canary, argv, _STRACE_LIMIT_S, wrong=_no_calls, heard=heard)
+    return attempt(supervisor, canary, argv, _STRACE_LIMIT_S, wrong=_no_calls, on_output=on_output)
 
 
 def _try(
-    own: Own, tool: str, on: Callable[[Own, subprocess.Popen[bytes]], Attempt | None]
+    supervisor: Supervisor,
+    tool: str,
+    on: Callable[[Supervisor, subprocess.Popen[bytes]], Attempt | None],
 ) -> Attempt | None:
     """A tool on a canary of its own. Raises OSError when none comes up."""
     if not shutil.which(tool):
         return Attempt("")
-    if own.left_s < 1:
+    if supervisor.left_s < 1:
         return None
-    canary = own.canary()
+    canary = supervisor.canary()
     try:
-        return on(own, canary)
+        return on(supervisor, canary)
     finally:
-        own.stop(canary)
+        supervisor.stop(canary)
 
 
-def prove_tracers(own: Own, config: Config) -> Tracers:
+def prove_tracers(supervisor: Supervisor, config: Config) -> Tracers:
     """One after the other, each on a canary of its own: what gdb leaves is not strace's fault."""
     gdb = None
     try:
-        gdb = _try(own, "gdb", _gdb)
-        return Tracers(guards(), "", gdb, _try(own, "strace", _strace))
+        gdb = _try(supervisor, "gdb", _gdb)
+        return Tracers(guards(), "", gdb, _try(supervisor, "strace", _strace))
     except OSError as problem:
         return Tracers(guards(), str(problem), gdb, None)

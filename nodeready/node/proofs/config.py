@@ -1,17 +1,15 @@
-"""What one run of the proofs on a node is told."""
+"""The configuration of one run of the proofs on a node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodeready.node import payload
-from nodeready.node.payload import NO_PYTHON, Program
 from nodeready.subjects.proof.facts import SESSION
 
 
 @dataclass(frozen=True)
 class Config:
-    """What the program on the node has to do.
+    """What the program of the proofs is told.
 
     nonce:     random word with which each of its lines begins
     tag:       ``nodeready:RUN``, in the arguments of every process that it starts and leaves
@@ -30,22 +28,3 @@ class Config:
     peers: tuple[str, ...] = ()
     limit_s: int = 50
     py_spy: str = "/usr/local/bin/py-spy"
-
-
-# --- The programs of the proofs, as they travel.
-
-__all__ = ["NO_PYTHON", "program"]
-
-
-def program(
-    config: Config,
-    main: str = "program",
-    *,
-    stdin: bool = False,
-    first: str = "",
-    descriptor: int = 3,
-    **how: object,
-) -> Program:
-    """`carried.program` of a module of this package."""
-    name = f"nodeready.node.proofs.{main}"
-    return payload.program(name, config, stdin=stdin, first=first, descriptor=descriptor, **how)

@@ -15,92 +15,29 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from nodeready.node.cores.core_pattern import (
+    UNKNOWN,
+    existing,
+    expand,
+    handler_of,
+    names_process,
+    printable,
+)
 from nodeready.node.proofs.attach import environment, first_number
 from nodeready.node.proofs.config import Config
-from nodeready.node.runtime import Own
+from nodeready.node.runtime import Supervisor
 from nodeready.subjects.proof.facts import DUMP_S, PROGRAM, REPORTERS, Core, Directory
 
-# --- Where kernel.core_pattern sends the core of a process: core(5), "Naming of core dump files".
-
-#: Stands for what only the kernel knows: a number in an outer namespace, the CPU.
-UNKNOWN = "\0"
-#: All specifiers of Linux 6.16; the kernel drops any other one.
-SPECIFIERS = frozenset("cCdeEFghiIpPstu")
-# The kernel keeps a value of these from leading into another directory.
-_NAMES = frozenset("eEh")
-
-
-def program(pattern: str) -> str:
-    """The program that a pattern pipes to, or the socket (``@``); "": it names a file."""
-    if pattern.startswith("@"):
-        return pattern.split(maxsplit=1)[0]
-    words = pattern[1:].split() if pattern.startswith("|") else []
-    # A relative program is looked up from /, where the kernel starts it.
-    return f"/{words[0].lstrip('/')}" if words else "|" if pattern.startswith("|") else ""
-
-
-def expand(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -> str:
-    """The path of a core, with UNKNOWN for each specifier that has no value.
-
-    uses_pid: kernel.core_uses_pid, which counts when there is no %p
-    """
-
-    def one(match: re.Match[str]) -> str:
-        letter = match[1]
-        if letter == "%":
-            return "%"
-        value = values.get(letter, UNKNOWN if letter in SPECIFIERS else "")
-        return _harmless(value) if letter in _NAMES else value
-
-    path = re.sub(r"%(.?)", one, pattern, flags=re.S)
-    # "%%p" is no %p.
-    if uses_pid and "p" not in re.findall(r"%(.)", pattern, re.S):
-        path += f".{values.get('p', UNKNOWN)}"
-    return path
-
-
-def _harmless(value: str) -> str:
-    value = value.replace("/", "!")
-    return "!" if value == "" else f"!{value[1:]}" if value in (".", "..") else value
-
-
-def pattern_shown(path: str) -> str:
-    """An expanded path for people: ``*`` for what is unknown, bytes that are no text replaced."""
-    text = path.replace(UNKNOWN, "*")
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def names_process(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -> bool:
-    """Whether the path contains a number of the process that is known here."""
-    letters = {*re.findall(r"%(.)", pattern, re.S), *("p" if uses_pid else "")}
-    return bool(letters & {"p", "P", "i", "I"} & set(values))
-
-
-def existing(path: str) -> Iterator[str]:
-    """The files whose paths an expanded path can stand for."""
-    if UNKNOWN not in path:
-        # No listing: a core directory may let users write and not read.
-        if os.path.lexists(path):
-            yield path
-        return
-    pieces = path.split(UNKNOWN)
-    exact = re.compile(r"[0-9]*".join(map(re.escape, pieces)), re.S)
-    for found in glob.iglob("*".join(map(glob.escape, pieces))):
-        if exact.fullmatch(found):
-            yield found
-
-
-# --- The core file of our canary: told from all others, measured, removed.
+# --- The canary's core file: told from all others, measured, removed.
 
 # The kernel writes the program headers and, right after them, the command line of what crashed.
 _HEAD_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class Found:
+class CoreFile:
     """A core file.
 
     whole_bytes: the size that its headers give; None: it has no headers
@@ -115,11 +52,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Mark:
-    """What tells our canary's core.
+    """What tells the canary's core from others.
 
-    word: stands on the canary's command line, which a core begins with, and nowhere else
-    uid:  whose it must be
-    since: seconds since the epoch; it cannot be older
+    word:  stands on the canary's command line, near the beginning of its core, and nowhere else
+    uid:   the owner that the core must have
+    since: seconds since the epoch; the core cannot be older
     """
 
     word: str
@@ -127,7 +64,7 @@ class Mark:
     since: float
 
 
-def look(path: str, mark: Mark, *, named: bool) -> Found | None:
+def find_core(path: str, mark: Mark, *, named: bool) -> CoreFile | None:
     """The file at ``path``, when it is our canary's core; None for every other.
 
     named: its name has the canary's number, so that it is ours even when it was cut off before
@@ -150,7 +87,7 @@ def look(path: str, mark: Mark, *, named: bool) -> Found | None:
     ours = mark.word.encode() in head or (named and seen.st_mtime >= mark.since - 2)
     if not ours:
         return None
-    return Found(path, seen.st_dev, seen.st_ino, seen.st_size, whole_bytes(head))
+    return CoreFile(path, seen.st_dev, seen.st_ino, seen.st_size, whole_bytes(head))
 
 
 def whole_bytes(head: bytes) -> int | None:
@@ -176,7 +113,7 @@ def whole_bytes(head: bytes) -> int | None:
     return max(ends)
 
 
-def remove(found: Found) -> str:
+def remove(found: CoreFile) -> str:
     """Remove exactly this file; returns why it cannot be removed, or ""."""
     parent, name = os.path.split(found.path)
     try:
@@ -197,22 +134,22 @@ def remove(found: Found) -> str:
     return ""
 
 
-# --- A shell of our own to crash, and everything that its crash can leave on the disk.
+# --- The canary: a shell of our own to crash, and what its crash can leave on the disk.
 
 _UP_S = 10
 # The PID namespace of the host (PROC_PID_INIT_INO): there, %P is the number that we know.
 _HOST_PIDS = "pid:[4026531836]"
 
 
-class Scene:
-    """A sleeping /bin/sh, and where its core may be.
+class CrashCanary:
+    """A sleeping /bin/sh to crash, and the places where its core may be.
 
-    home:  a directory of its own, which it works in: where the core lies when the pattern is
-           relative, or not the kernel's; "": none can be made
+    home: the shell's working directory, made for it: there its core lies when the pattern is
+          relative, or a program's own; "": none can be made
     """
 
-    def __init__(self, own: Own, pattern: str) -> None:
-        self.own = own
+    def __init__(self, supervisor: Supervisor, pattern: str) -> None:
+        self.supervisor = supervisor
         self.pattern = pattern
         self.home = ""
         self.pid = 0
@@ -226,12 +163,12 @@ class Scene:
     def begin(self) -> None:
         """Raises OSError when no shell comes up."""
         self.home = _private(self.mark.word)
-        # It ends by itself when we do: its input is a pipe of ours.
-        argv = ["/bin/sh", "-c", "echo; read x; :", self.own.tag, self.mark.word]
-        process = self.own.start(argv, stdin=subprocess.PIPE, cwd=self.home or "/")
+        # The shell ends when this process does: its input is a pipe of ours.
+        argv = ["/bin/sh", "-c", "echo; read x; :", self.supervisor.tag, self.mark.word]
+        process = self.supervisor.start(argv, stdin=subprocess.PIPE, cwd=self.home or "/")
         self._process, self.pid = process, process.pid
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], min(_UP_S, self.own.left_s))
+        ready, _, _ = select.select([process.stdout], [], [], min(_UP_S, self.supervisor.left_s))
         if not ready or not os.read(process.stdout.fileno(), 1):
             raise OSError("/bin/sh does not run")
         with contextlib.suppress(OSError):
@@ -254,10 +191,10 @@ class Scene:
         return found
 
     def crash(self) -> bool | None:
-        """Whether the kernel says that it dumped; None when it is still at it."""
+        """Crash the shell: whether the kernel says that it dumped; None: it is still dumping."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         os.kill(self.pid, signal.SIGSEGV)
-        until = time.monotonic() + min(DUMP_S, self.own.left_s)
+        until = time.monotonic() + min(DUMP_S, self.supervisor.left_s)
         # Popen's own wait() drops the bit that says so.
         while (seen := os.waitid(os.P_PID, self.pid, how)) is None:
             if time.monotonic() > until:
@@ -272,14 +209,14 @@ class Scene:
         path = expand(self.pattern, values, uses_pid=self._uses_pid)
         return os.path.join(self.home or "/", path)
 
-    def cores(self) -> list[Found]:
+    def cores(self) -> list[CoreFile]:
         """Every core of the canary's that is there."""
-        found: list[Found | None] = []
+        found: list[CoreFile | None] = []
         if self.home:
             with contextlib.suppress(OSError):
                 paths = [entry.path for entry in os.scandir(self.home)]
-                found = [look(path, self.mark, named=True) for path in paths]
-        if self._values and self.pattern and not program(self.pattern):
+                found = [find_core(path, self.mark, named=True) for path in paths]
+        if self._values and self.pattern and not handler_of(self.pattern):
             named = names_process(self.pattern, self._values, uses_pid=self._uses_pid)
             until = self._ended or time.time()
             # A second more on both sides: the kernel's coarse clock is a little behind.
@@ -288,18 +225,18 @@ class Scene:
                 for name in existing(path):
                     # A number alone is the host's only where we have the host's numbers.
                     ours = named and "P" in self._values
-                    found.append(look(name, self.mark, named=ours))
+                    found.append(find_core(name, self.mark, named=ours))
         return [one for one in found if one is not None]
 
     def tidy(self) -> str:
         """End the canary, remove its cores; returns what is left and why. Harmless twice."""
         if self._process is not None:
-            self.own.stop(self._process)
+            self.supervisor.stop(self._process)
         problems = [(core.path, remove(core)) for core in self.cores()]
         if self.home:
             with contextlib.suppress(OSError):
                 os.rmdir(self.home)
-        return "; ".join(f"{pattern_shown(path)}: {why}" for path, why in problems if why)
+        return "; ".join(f"{printable(path)}: {why}" for path, why in problems if why)
 
 
 def _private(word: str) -> str:
@@ -312,7 +249,7 @@ def _private(word: str) -> str:
     return ""
 
 
-# --- The core of our canary in systemd-coredump's store: coredumpctl(1), systemd-coredump(8).
+# --- The canary's core in systemd-coredump's store: coredumpctl(1), systemd-coredump(8).
 
 _STORE = "/var/lib/systemd/coredump"
 # The kernel does not wait for the handler, which takes a backtrace of its own first.
@@ -321,10 +258,10 @@ _STORAGE = re.compile(r"^\s*Storage: (/\S+|journal|none)(?: \((.*)\))?\s*$", re.
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What systemd-coredump has of the canary.
+class StoredCore:
+    """The canary's core as systemd-coredump keeps it.
 
-    path: its file, or "journal"; "": nothing
+    path: its file, or "journal"; "": none
     said: why there is no copy that gdb could read; "": there is one
     """
 
@@ -332,29 +269,29 @@ class Kept:
     said: str = ""
 
 
-def store_kept(own: Own, pid: int, mark: Mark, home: str) -> Kept:
+def stored_core(supervisor: Supervisor, pid: int, mark: Mark, home: str) -> StoredCore:
     """Wait for the canary's core, and copy it to ``home``/core.
 
     The stored file stays, for systemd-tmpfiles: only root may remove it.
     """
-    until = time.monotonic() + min(_KEEP_S, own.left_s / 2)
+    until = time.monotonic() + min(_KEEP_S, supervisor.left_s / 2)
     while True:
-        path, said = _entry(own, pid, mark)
+        path, said = _entry(supervisor, pid, mark)
         if path or time.monotonic() > until:
             break
         time.sleep(0.3)
     if not path:
-        return Kept(_stored(pid, mark), said)
+        return StoredCore(_stored_path(pid, mark), said)
     if path == "none" or said == "missing":
-        return Kept("", f"coredumpctl: Storage: {path} {said}".rstrip())
-    return Kept(path, _copy(own, pid, home))
+        return StoredCore("", f"coredumpctl: Storage: {path} {said}".rstrip())
+    return StoredCore(path, _copy(supervisor, pid, home))
 
 
-def _entry(own: Own, pid: int, mark: Mark) -> tuple[str, str]:
-    """Where the journal says that the core is, and how it is there; else "", and why not."""
+def _entry(supervisor: Supervisor, pid: int, mark: Mark) -> tuple[str, str]:
+    """The core's place by the journal, and its state there; else "", and why there is none."""
     argv = ["coredumpctl", "--no-pager", "-1", "info", str(pid)]
     try:
-        info = own.run(argv, 5, env=environment())
+        info = supervisor.run(argv, 5, env=environment())
     except OSError as problem:
         return "", f"coredumpctl: {problem.strerror}"
     # An earlier process had the same number, and another command line.
@@ -362,16 +299,16 @@ def _entry(own: Own, pid: int, mark: Mark) -> tuple[str, str]:
     return (match[1], match[2] or "") if match else ("", f"coredumpctl: {info.first}")
 
 
-def _copy(own: Own, pid: int, home: str) -> str:
+def _copy(supervisor: Supervisor, pid: int, home: str) -> str:
     """Why there is no copy; "": there is one."""
     if not home:
         return "no directory for a copy of the core"
     argv = ["coredumpctl", "--no-pager", "-o", os.path.join(home, "core"), "dump", str(pid)]
-    ended = own.run(argv, own.left_s, env=environment())
+    ended = supervisor.run(argv, supervisor.left_s, env=environment())
     return "" if ended.rc == 0 else f"coredumpctl: {ended.first or 'no answer'}"
 
 
-def _stored(pid: int, mark: Mark) -> str:
+def _stored_path(pid: int, mark: Mark) -> str:
     """The file of a journal that this user may not read: core.COMM.UID.BOOT.PID.TIME."""
     for path in glob.glob(f"{_STORE}/core.*.{mark.uid}.*.{pid}.*"):
         with contextlib.suppress(OSError):
@@ -379,6 +316,8 @@ def _stored(pid: int, mark: Mark) -> str:
                 return path
     return ""
 
+
+# --- The proof: what is there before the crash, the crash, and what it left.
 
 _PATTERN = "/proc/sys/kernel/core_pattern"
 _GDB_S = 60
@@ -388,7 +327,7 @@ def _directory(path: str) -> Directory | None:
     """The directory as this user finds it; None: its name is not known."""
     if UNKNOWN in path:
         return None
-    shown = pattern_shown(path)
+    shown = printable(path)
     try:
         mode = os.stat(os.path.join(path, "")).st_mode
         room = os.statvfs(path)
@@ -404,78 +343,78 @@ def _directory(path: str) -> Directory | None:
     )
 
 
-def _backtrace(own: Own, gdb: str, program: str, path: str) -> tuple[int, str]:
+def _backtrace(supervisor: Supervisor, gdb: str, program: str, path: str) -> tuple[int, str]:
     """How many frames gdb reads from a core, and what it said when there is none."""
     argv = [gdb, "-batch", "-nx", "-ex", "bt", program, path]
-    ended = own.run(argv, _GDB_S, env=environment())
+    ended = supervisor.run(argv, _GDB_S, env=environment())
     if ended.rc is None:
         return 0, f"no answer in {ended.seconds:.0f} s"
     frames = len(re.findall(r"^#[0-9]+ ", ended.out, re.M))
     return frames, "" if frames else ended.first or f"exit status {ended.rc}"
 
 
-def _before(scene: Scene) -> Core:
-    """What can be seen before the crash."""
-    handler = program(scene.pattern)
+def _before(canary: CrashCanary) -> Core:
+    """What is known before the crash."""
+    handler = handler_of(canary.pattern)
     limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
-    expected = "" if handler else pattern_shown(scene.expected())
+    expected = "" if handler else printable(canary.expected())
     # With no second in it, the path is what a crash would replace (fs/coredump.c unlinks it).
-    there = not handler and scene.pattern and os.path.lexists(scene.expected())
+    there = not handler and canary.pattern and os.path.lexists(canary.expected())
     return Core(
-        pattern=pattern_shown(scene.pattern),
-        handler=pattern_shown(handler),
+        pattern=printable(canary.pattern),
+        handler=printable(handler),
         handler_there=not handler or os.access(handler, os.X_OK),
         skipped=f"{expected} is there, and a crash would replace it" if there else "",
         # Of a process that is not, these files are root's, though not their directory.
-        dumpable=os.stat(f"/proc/{scene.pid}/environ").st_uid == os.geteuid(),
+        dumpable=os.stat(f"/proc/{canary.pid}/environ").st_uid == os.geteuid(),
         limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
         expected=expected,
         gdb=shutil.which("gdb") or "",
     )
 
 
-def _after(scene: Scene, seen: Core) -> Core:
-    """Crash it, and see what is on the disk, where it stays."""
-    seen = replace(seen, dumped=scene.crash())
+def _after(canary: CrashCanary, seen: Core) -> Core:
+    """Crash the canary, and add what is on the disk then; nothing is removed here."""
+    seen = replace(seen, dumped=canary.crash())
     if not seen.handler:
-        seen = replace(seen, directory=_directory(os.path.dirname(scene.expected())))
+        seen = replace(seen, directory=_directory(os.path.dirname(canary.expected())))
     elif os.path.basename(seen.handler) == PROGRAM and seen.dumped:
-        kept = store_kept(scene.own, scene.pid, scene.mark, scene.home)
-        seen = replace(seen, path=pattern_shown(kept.path), gdb_said=kept.said)
-    found = scene.cores()
+        kept = stored_core(canary.supervisor, canary.pid, canary.mark, canary.home)
+        seen = replace(seen, path=printable(kept.path), gdb_said=kept.said)
+    found = canary.cores()
     if not found:
         return seen
     core = found[-1]
-    at_home = os.path.dirname(core.path) == scene.home
-    relative = not seen.handler and not os.path.isabs(scene.pattern)
+    at_home = os.path.dirname(core.path) == canary.home
+    relative = not seen.handler and not os.path.isabs(canary.pattern)
     seen = replace(
         seen,
-        path=seen.path or pattern_shown(core.path),
+        path=seen.path or printable(core.path),
         stray=at_home and not relative and not seen.path,
         size_bytes=core.size_bytes,
         whole_bytes=core.whole_bytes,
     )
     if seen.gdb and core.size_bytes >= (core.whole_bytes or sys.maxsize):
-        frames, said = _backtrace(scene.own, seen.gdb, scene.program, core.path)
+        frames, said = _backtrace(canary.supervisor, seen.gdb, canary.program, core.path)
         seen = replace(seen, frames=frames, gdb_said=said)
     return seen
 
 
-def prove(own: Own, config: Config) -> Core:
+def prove(supervisor: Supervisor, config: Config) -> Core:
     """Crash a canary and see what is left of it."""
     with open(_PATTERN, encoding="utf-8", errors="surrogateescape") as file:
         pattern = file.read().rstrip("\n")
-    handler = program(pattern)
+    handler = handler_of(pattern)
     if os.path.basename(handler) in REPORTERS:
-        shown = pattern_shown(handler)
+        shown = printable(handler)
         why = f"{shown} reports each crash to somebody, so nothing was crashed"
-        return Core(pattern_shown(pattern), shown, skipped=why)
-    scene = Scene(own, pattern)
-    own.at_end(scene.tidy)
+        return Core(printable(pattern), shown, skipped=why)
+    canary = CrashCanary(supervisor, pattern)
+    supervisor.at_end(canary.tidy)
     try:
-        scene.begin()
-        seen = _before(scene)
-        seen = seen if seen.skipped else _after(scene, seen)
+        canary.begin()
+        seen = _before(canary)
+        seen = seen if seen.skipped else _after(canary, seen)
     finally:
-        left = scene.tidy()
+        left = canary.tidy()
     return replace(seen, left=left)

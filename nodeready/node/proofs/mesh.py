@@ -1,8 +1,8 @@
 """The node's part in the mesh: listen on the job's ports for seconds, connect where it is told.
 
-One process that writes nothing. It ends when its standard input does, and by an alarm of its own.
-Nobody but its own likes is ever connected to: only a port on which the target's program said that
-it listens, only an address that the target said is its own, and there its token must come.
+One process that writes nothing. It ends with its standard input, and by an alarm of its own. It
+connects to the same program on other nodes alone: to a port on which the target's program said
+that it listens, at an address that the target said is its own; and there its token must come.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from nodeready.node.proofs.config import Config
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import Busy
 
-# --- Listeners of our own on the job's ports, for seconds, and the token that tells them from
-# others.
+# --- Listeners on the job's ports. Their token tells them from other programs.
 #
-# Plain sockets, as the job would open them; nothing here connects to anybody.
+# Plain sockets, as the job would open them.
 
 #: A busy port is tried once more: what holds it may be a connection that is just ending.
 _AGAIN_S = 0.5
@@ -71,7 +70,7 @@ def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.sock
 
 
 def reset_on_close(one: socket.socket) -> None:
-    """Its end is a reset: no TIME_WAIT is left on a port of the job's (socket(7), SO_LINGER)."""
+    """Let close() reset the connection: no TIME_WAIT stays on a port (socket(7), SO_LINGER)."""
     with contextlib.suppress(OSError):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -138,6 +137,8 @@ class Listeners:
                     close(one)
 
 
+# --- Connections to other nodes, and what the program is told and answers.
+
 OK, REFUSED, TIMEOUT, UNREACHABLE = "ok", "refused", "timeout", "unreachable"
 FOREIGN, SILENT, FAILED, SKIPPED = "foreign", "silent", "failed", "skipped"
 
@@ -152,10 +153,10 @@ IN_A_ROW = 3
 
 @dataclass(frozen=True)
 class Listening:
-    """What the node says at first.
+    """The program's first line.
 
     token:     what its listeners send to whoever connects
-    addresses: its own, those that other nodes have as well (loopback, link-local) aside
+    addresses: the node's own, without those that every node has (loopback, link-local)
     """
 
     token: str
@@ -187,11 +188,11 @@ class Try:
 
 @dataclass(frozen=True)
 class Round:
-    """What came of one round: one target, its ports one after the other.
+    """The result of one round: one target, its ports one after the other.
 
-    resolved: the addresses of the target's name here, in the resolver's order
-    error:    why it has none
-    address:  that was connected to: the first that is the target's own; "": none is
+    resolved: the addresses of the target's name on this node, in the resolver's order
+    error:    why the name has none
+    address:  the one that was connected to: the first that is the target's own; "": none is
     tries:    fewer than ports when the round's time was over
     came:     how many connections our listeners have taken since they began
     """
@@ -316,7 +317,7 @@ def _round(asked: dict[str, Any], own: tuple[str, ...], listeners: Listeners) ->
     began = time.monotonic()
     name = asked["target"]
     resolved, error = _resolve(name)
-    # An address that is ours as well (of a container bridge, say) leads to ourselves.
+    # An address that this node has, too (a container bridge's, say) leads back here.
     theirs = [one for one in resolved if one in asked["addresses"] and one not in own]
     address = theirs[0] if theirs else ""
     tries: tuple[Try, ...] = ()

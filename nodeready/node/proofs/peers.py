@@ -1,4 +1,4 @@
-"""ssh and pdsh from this node to others, in the user's own session: raw facts, no judgement."""
+"""Prove that ssh and pdsh work from this node to others, in the user's own session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import time
 
 from nodeready.node.proofs.config import Config
-from nodeready.node.runtime import Ended, Own
+from nodeready.node.runtime import Ended, Supervisor
 from nodeready.subjects.proof.facts import Answer, PdshRun, Peers, SshTry
 
 #: Seconds for a connection, up to the other sshd's banner.
@@ -28,29 +28,29 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KEPT = 2000
 
 
-def prove(own: Own, config: Config) -> Peers:
+def prove(supervisor: Supervisor, config: Config) -> Peers:
     """Log in to every peer as a person would: the user's configuration, keys and known hosts
     count, and nothing is answered for the user."""
     has_ssh, has_pdsh = bool(shutil.which("ssh")), bool(shutil.which("pdsh"))
-    tries = _logins(own, config.peers) if has_ssh else ()
+    tries = _logins(supervisor, config.peers) if has_ssh else ()
     reached = tuple(
         one.name for one in tries if one.rc == 0 and one.answer and _PLAIN_NAME.fullmatch(one.name)
     )
-    pdsh = _pdsh(own, reached) if reached and has_pdsh else None
+    pdsh = _pdsh(supervisor, reached) if reached and has_pdsh else None
     return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, pdsh)
 
 
-def _logins(own: Own, names: tuple[str, ...]) -> tuple[SshTry, ...]:
-    """AT_ONCE side by side, so that a peer that hangs costs only itself; those for which there is
-    no time left are not tried."""
+def _logins(supervisor: Supervisor, names: tuple[str, ...]) -> tuple[SshTry, ...]:
+    """Log in to the peers, AT_ONCE side by side: a peer that hangs costs only itself. Peers for
+    which there is no time left are not tried."""
     found: dict[str, SshTry] = {}
     waiting = list(reversed(names))
 
     def work() -> None:
         with contextlib.suppress(IndexError):
-            while time.monotonic() < own.deadline:
+            while time.monotonic() < supervisor.deadline:
                 name = waiting.pop()
-                found[name] = _login(own, name)
+                found[name] = _login(supervisor, name)
 
     workers = [threading.Thread(target=work, daemon=True) for _ in names[:AT_ONCE]]
     for worker in workers:
@@ -60,10 +60,10 @@ def _logins(own: Own, names: tuple[str, ...]) -> tuple[SshTry, ...]:
     return tuple(found[name] for name in names if name in found)
 
 
-def _login(own: Own, name: str) -> SshTry:
+def _login(supervisor: Supervisor, name: str) -> SshTry:
     options = [word for option in _OPTIONS for word in ("-o", option)]
     try:
-        ended = own.run(["ssh", *options, "-n", "--", name, _ASKED], CONNECT_S + _COMMAND_S)
+        ended = supervisor.run(["ssh", *options, "-n", "--", name, _ASKED], CONNECT_S + _COMMAND_S)
     except OSError as problem:
         return SshTry(name, 255, "", f"ssh: {problem.strerror}")
     rows = [row.strip() for row in ended.out.splitlines() if row.strip()]
@@ -74,8 +74,8 @@ def _said(ended: Ended) -> str:
     return ended.err.strip()[-_KEPT:] if ended.rc != 0 else ""
 
 
-def _pdsh(own: Own, names: tuple[str, ...]) -> PdshRun:
-    """Ask all of them in one run, whatever the default remote command is.
+def _pdsh(supervisor: Supervisor, names: tuple[str, ...]) -> PdshRun:
+    """Ask all peers in one run of pdsh, whatever its default remote command is.
 
     -S appends ``;echo …$?`` to the command, which fish and the BSD csh refuse: when nothing comes
     back, it is left out.
@@ -89,13 +89,13 @@ def _pdsh(own: Own, names: tuple[str, ...]) -> PdshRun:
     for status in (["-S"], []):
         argv = ["pdsh", *status, "-R", "ssh", *limits, "-w", ",".join(names), _ASKED]
         try:
-            ended = own.run(argv, CONNECT_S + _COMMAND_S, env=environment)
+            ended = supervisor.run(argv, CONNECT_S + _COMMAND_S, env=environment)
         except OSError as problem:
             return PdshRun(names, (), 127, f"pdsh: {problem.strerror}")
         parts = (row.partition(": ") for row in ended.out.splitlines())
-        answers = tuple(Answer(label[:200], text[:200]) for label, colon, text in parts if colon)
+        responds = tuple(Answer(label[:200], text[:200]) for label, colon, text in parts if colon)
         # Not _said: pdsh exits with 0 whatever happened.
-        run = PdshRun(names, answers, ended.rc, ended.err.strip()[-_KEPT:])
-        if answers or ended.rc is None or "command timeout" in ended.err:
+        run = PdshRun(names, responds, ended.rc, ended.err.strip()[-_KEPT:])
+        if responds or ended.rc is None or "command timeout" in ended.err:
             break
     return run

@@ -1,4 +1,4 @@
-"""A new session of the job's user on the node, as a login or a job gets one: through PAM."""
+"""A new session of the job's user on the node, through PAM as every login, and its limits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from nodeready.node.proofs.attach import first_number
 from nodeready.node.proofs.config import Config
-from nodeready.node.runtime import KEPT_BYTES, Ended, Own
+from nodeready.node.runtime import KEPT_BYTES, Ended, Supervisor
 from nodeready.subjects.proof.facts import Limit, SessionLimits
-
-# --- Prove which limits a new session really has: after PAM, and after the user's profile.
 
 ITEMS = {
     "core": resource.RLIMIT_CORE,
@@ -25,7 +23,7 @@ ITEMS = {
 _CAP_SYS_RESOURCE = 1 << 24
 
 
-def of(pid: int) -> tuple[Limit, ...]:
+def limits_of(pid: int) -> tuple[Limit, ...]:
     """The limits of a process, in the order of ITEMS. Raises OSError, ValueError, KeyError.
 
     From /proc, which everybody may read: prlimit() asks for the right to trace the process.
@@ -41,14 +39,14 @@ def of(pid: int) -> tuple[Limit, ...]:
 
 
 def _before() -> tuple[Limit, ...]:
-    """Those of the su that opened this session: it has them from PAM, and reads no profile."""
+    """The limits of the su that opened this session: they come from PAM, before any profile."""
     pid = os.getppid()
     try:
         for _up in range(4):
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 name, _, rest = file.read().partition("(")[2].rpartition(")")
             if name == "su":
-                return of(pid)
+                return limits_of(pid)
             pid = int(rest.split()[1])
     except (OSError, ValueError, KeyError, IndexError):
         pass
@@ -62,13 +60,13 @@ def _ceiling() -> tuple[int, ...]:
     if int(sets["CapBnd"], 16) & _CAP_SYS_RESOURCE:
         return ()
     try:
-        return tuple(limit.hard for limit in of(first_number("/run/sshd.pid") or 1))
+        return tuple(limit.hard for limit in limits_of(first_number("/run/sshd.pid") or 1))
     except (OSError, ValueError, KeyError):
         return ()
 
 
-def prove(own: Own, config: Config) -> SessionLimits:
-    """Only looks."""
+def prove(supervisor: Supervisor, config: Config) -> SessionLimits:
+    """The limits of this session, after PAM and the user's profile. It only looks."""
     core, memlock, nofile = (Limit(*resource.getrlimit(number)) for number in ITEMS.values())
     nr_open = first_number("/proc/sys/fs/nr_open")
     return SessionLimits(core, memlock, nofile, _before(), _ceiling(), nr_open)
@@ -76,17 +74,20 @@ def prove(own: Own, config: Config) -> SessionLimits:
 
 @dataclass(frozen=True)
 class Broken:
-    """A proof that ended with an exception of ours: its words."""
+    """In place of an observation: the exception of ours that ended the proof."""
 
     broken: str
 
 
 def run(
-    own: Own, user: str, made: Callable[[int], tuple[str, str]], line: Callable[[str], None]
+    supervisor: Supervisor,
+    user: str,
+    made: Callable[[int], tuple[str, str]],
+    line: Callable[[str], None],
 ) -> Ended:
     """Run a program in a new session of this user, as root; its standard input stays open.
 
-    made: the script and the program's text, which is read at this file descriptor
+    made: gives the script, and the program's text, which is read at the given file descriptor
     line: gets each line of its output as it comes
 
     Through ``su -``: sudo sets the core limit of what it runs to 0 (since 1.9.9), and setpriv
@@ -94,16 +95,16 @@ def run(
     before.
     """
     _undo_sudo()
-    # su's own environment is the user's; our input is the pipe that tells it when we are gone.
+    # The session's standard input: its end tells the program that we are gone.
     read, write = os.pipe()
-    # Not over that input: a profile may read it.
+    # The program's text has a pipe of its own: a profile may read the standard input.
     text, source = os.pipe()
     try:
         script, told = made(text)
         threading.Thread(target=_tell, args=(source, told.encode()), daemon=True).start()
         kept = bytearray()
 
-        def heard(_: object, stream: int, piece: bytes) -> None:
+        def on_output(_: object, stream: int, piece: bytes) -> None:
             if stream == 1:
                 *rows, rest = bytes(kept + piece).split(b"\n")
                 kept[:] = rest[-KEPT_BYTES:]
@@ -112,8 +113,8 @@ def run(
 
         argv = ["su", "-", user, "-s", "/bin/sh", "-c", script]
         # A second is left to end what hangs, and to say so.
-        limit_s = own.left_s - 1
-        return own.run(argv, limit_s, heard, stdin=read, pass_fds=(text,))
+        limit_s = supervisor.left_s - 1
+        return supervisor.run(argv, limit_s, on_output, stdin=read, pass_fds=(text,))
     except OSError as problem:
         return Ended(127, "", f"su: {problem.strerror}", 0.0)
     finally:
@@ -133,7 +134,7 @@ def _undo_sudo() -> None:
     if caller is not None:
         # Where it cannot be raised, the check of the limits tells.
         with contextlib.suppress(OSError, ValueError, KeyError):
-            core = of(caller)[0]
+            core = limits_of(caller)[0]
             resource.setrlimit(resource.RLIMIT_CORE, (core.soft, core.hard))
 
 

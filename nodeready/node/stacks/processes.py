@@ -2,7 +2,7 @@
 
 Of an environment only the values of `KEYS` are kept; none other leaves the process that read it.
 A process that vanishes is no error. A read may wait for a lock of its target's memory for good:
-`each` does them aside, and goes on without the one that hangs.
+`each` reads in a fork, and goes on without the process that hangs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nodeready.node.runtime import Aside, Tell
+from nodeready.node.runtime import ForkedWorker, Send
 
 #: What launchers give to a rank: (its rank, its rank on the node, how many there are), in the
 #: order in which they count. A Slurm step may start mpirun, and both may start torchrun.
@@ -41,7 +41,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
 _JOB = re.compile(r"/job_(\d{1,10})/")
 
-#: In place of what a look at a process found: it gave no answer.
+#: In place of a result: the process gave no answer.
 HANGS: Any = "hangs"
 
 
@@ -91,12 +91,12 @@ class Process:
 
 @dataclass(frozen=True)
 class Facts:
-    """Where a process stands, as the kernel tells without touching it.
+    """A process's state, as the kernel tells without touching it.
 
     wait_channel: the kernel function in which it waits; "": in none, or not shown
     kernel_stack: leaf first; () when not permitted
-    tracer:       who traces it; 0: nobody
-    uid:          whose it is
+    tracer:       pid of its tracer; 0: none
+    uid:          of its owner
     """
 
     state: str
@@ -146,7 +146,7 @@ def kernel_stack(text: str) -> tuple[str, ...]:
 
 
 def facts(stat_text: str, status: str, wchan: str, stack: str) -> Facts | None:
-    """Those of one process, from its files; None when it is gone."""
+    """The facts of one process, from the texts of its files; None when it is gone."""
     known = stat(stat_text)
     if known is None:
         return None
@@ -192,7 +192,7 @@ def pids() -> list[int]:
 
 
 def _outside(pid: int) -> dict[str, Any] | None:
-    """What can be read without its memory: that never waits. None: gone, or the kernel's own."""
+    """What can be read without its memory, which never waits. None: gone, or a kernel thread."""
     known = stat(_text(f"/proc/{pid}/stat"))
     if known is None or known.kernel:
         return None
@@ -238,16 +238,16 @@ def each(look: Callable[[int], Any], numbers: Sequence[int], deadline: float) ->
     todo, patience_s = list(numbers), _PATIENCE_S
     while todo and time.monotonic() < deadline:
 
-        def work(tell: Tell, todo: Sequence[int] = tuple(todo)) -> None:
+        def work(send: Send, todo: Sequence[int] = tuple(todo)) -> None:
             for number in todo:
-                tell([look(number)])
+                send([look(number)])
 
-        aside = Aside(work, max(0.2, deadline - time.monotonic()))
-        for seen in aside.hear(patience_s, deadline):
+        worker = ForkedWorker(work, max(0.2, deadline - time.monotonic()))
+        for seen in worker.messages(patience_s, deadline):
             if seen is None:
                 break
             found[todo.pop(0)] = seen[0]
-        aside.end()
+        worker.end()
         if todo and time.monotonic() < deadline:
             found[todo.pop(0)] = HANGS
             patience_s = _NEXT_PATIENCE_S
@@ -264,12 +264,12 @@ def scan(deadline: float, groups: bool = False) -> list[Process]:
     return [Process(**seen) for seen in found.values() if seen]
 
 
-def stand(numbers: Sequence[int], deadline: float) -> dict[int, Facts | None]:
-    """Where these processes stand; None: gone. What was not reached in time is left out."""
+def observe(numbers: Sequence[int], deadline: float) -> dict[int, Facts | None]:
+    """The facts of these processes; None: gone. Those not reached in time are left out."""
     found = each(_facts, numbers, deadline)
     for pid, seen in found.items():
         if seen is HANGS:
-            # Only the stack waits for a lock: whoever runs a new program has it.
+            # Only the kernel stack waits for a lock: a process in execve(2) holds it.
             found[pid] = _facts(pid, stack=False)
     return {
         pid: Facts(**{**seen, "kernel_stack": tuple(seen["kernel_stack"])}) if seen else None

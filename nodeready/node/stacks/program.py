@@ -1,7 +1,7 @@
-"""The program on the node: find the ranks, tell where each stands, touch none.
+"""The program on the node: find the ranks, and the stack and state of each; touch none.
 
-What the kernel tells comes first; then py-spy, which reads a process's memory and stops nothing.
-What is not there in time is the error of its sample. The answer is one line (`answer.py`).
+The kernel's facts come first; then py-spy, which reads a process's memory and stops nothing. A
+stack that is not there in time is the error of its sample. The answer is one line (`pack`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.node.runtime import Own
+from nodeready.node.runtime import Supervisor
 from nodeready.node.stacks import processes, py_spy, ranks
-from nodeready.node.stacks.ranks import NO_TIME, Table, Target
+from nodeready.node.stacks.ranks import NO_TIME, StackTable, Target
 
-# --- A node's trace as one line: ``NONCE trace BASE64``, gzipped JSON, and back.
+# --- The answer: the trace as one line, ``NONCE trace BASE64`` (gzipped JSON), and back.
 
 #: The most that a node's answer may be when it is unpacked.
 MOST_BYTES = 64 * 1024 * 1024
@@ -73,6 +73,8 @@ def unpack(text: str, nonce: str) -> dict[str, Any]:
     return trace
 
 
+# --- The program.
+
 SCHEMA = "nodeready.trace/1"
 #: Of the run's time this is kept for the answer.
 _ANSWER_S = 1.0
@@ -108,14 +110,8 @@ class Config:
 
 def main(config: Config) -> None:
     """Print the trace of this node."""
-    own = Own(config.tag, max(1.0, config.limit_s - _ANSWER_S))
-
-    def leave(number: int, frame: object) -> None:
-        own.end()
-        os._exit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, leave)
+    supervisor = Supervisor(config.tag, max(1.0, config.limit_s - _ANSWER_S))
+    supervisor.end_on_signals()
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     trace: dict[str, Any] = {
         "schema": SCHEMA,
@@ -128,9 +124,9 @@ def main(config: Config) -> None:
         "processes": [],
         "instead": [],
     }
-    with own:
+    with supervisor:
         try:
-            line = _packed(trace, *_look(own, config))
+            line = _packed(trace, *_look(supervisor, config))
         except re.error as problem:
             line = pack({**trace, "error": f"no regular expression: {problem}"})
         except Exception as problem:  # noqa: BLE001
@@ -147,8 +143,8 @@ def _packed(trace: dict[str, Any], targets: Sequence[Target], instead: Sequence[
     for main_, threads in ((True, True), (True, False), (False, False)):
         if not threads:
             for target in targets:
-                target.say("the stacks of its other threads are left out: there are too many")
-        table = Table()
+                target.add_note("the stacks of its other threads are left out: there are too many")
+        table = StackTable()
         found = [target.plain(table, main_, threads) for target in targets]
         if table.size > _MOST_FRAMES:
             continue
@@ -159,88 +155,95 @@ def _packed(trace: dict[str, Any], targets: Sequence[Target], instead: Sequence[
     return line
 
 
-def _look(own: Own, config: Config) -> tuple[list[Target], list[str]]:
-    """The ranks and what was seen of them; where there is none, what else there is."""
+def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[str]]:
+    """The ranks with what was seen of them; where there is none, the processes to show instead."""
     selection = ranks.Selection(config.job, config.native or config.pids, config.match)
-    # What is looked for must not take the time from what is looked at.
-    seen = processes.scan(_until(own, own.left_s / 2), groups=bool(config.job))
+    # Finding the ranks must leave time for looking at them.
+    seen = processes.scan(_until(supervisor, supervisor.left_s / 2), groups=bool(config.job))
     targets = [Target(rank) for rank in ranks.select(seen, selection, os.getpid())]
     if not targets:
-        return [], _instead(own, ranks.instead(seen, os.getpid()))
+        return [], _instead(supervisor, ranks.instead(seen, os.getpid()))
     path = py_spy.find(config.py_spy)
     if config.native:
-        _native(own, path, targets)
+        _native(supervisor, path, targets)
     else:
         began = time.monotonic()
         for number in range(max(1, config.samples)):
             due = began + number * config.interval_s
-            time.sleep(max(0.0, min(due - time.monotonic(), own.left_s)))
-            _sample(own, path, targets)
-    _stand(own, targets)
-    names = _names(own, {target.facts[-1].uid for target in targets if target.facts})
+            time.sleep(max(0.0, min(due - time.monotonic(), supervisor.left_s)))
+            _sample(supervisor, path, targets)
+    _observe(supervisor, targets)
+    names = _names(supervisor, {target.facts[-1].uid for target in targets if target.facts})
     for target in targets:
         target.user = names.get(target.facts[-1].uid, "") if target.facts else ""
     return targets, []
 
 
-def _until(own: Own, seconds: float) -> float:
-    return min(own.deadline, time.monotonic() + seconds)
+def _until(supervisor: Supervisor, seconds: float) -> float:
+    return min(supervisor.deadline, time.monotonic() + seconds)
 
 
-def _stand(own: Own, targets: Sequence[Target]) -> None:
-    """The facts of all of them, of now."""
-    seen = processes.stand([target.pid for target in targets], _until(own, own.left_s / 2))
+def _observe(supervisor: Supervisor, targets: Sequence[Target]) -> None:
+    """Add the present facts of all targets."""
+    seen = processes.observe(
+        [target.pid for target in targets], _until(supervisor, supervisor.left_s / 2)
+    )
     for target in targets:
         if target.pid in seen:
-            target.stands(seen[target.pid])
+            target.add_facts(seen[target.pid])
 
 
-def _sample(own: Own, path: str, targets: Sequence[Target]) -> None:
-    """One sample of each: first what the kernel tells, then py-spy, some side by side."""
-    _stand(own, targets)
+def _sample(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> None:
+    """One sample of each target: the kernel's facts first, then py-spy, some side by side."""
+    _observe(supervisor, targets)
     for target in targets:
         now = target.facts[-1] if target.facts else None
         target.cpu_s.append(now.cpu_s if now else target.rank.process.cpu_s)
 
     def dump(target: Target) -> py_spy.Dump:
-        why = target.refuses(os.geteuid())
-        target.say(why)
-        if why or own.deadline < time.monotonic():
+        why = target.refusal(os.geteuid())
+        target.add_note(why)
+        if why or supervisor.deadline < time.monotonic():
             return py_spy.Dump(error=why or NO_TIME)
-        return py_spy.take(own, path, target.pid, own.left_s)
+        return py_spy.take(supervisor, path, target.pid, supervisor.left_s)
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)) as pool:
         for target, dumped in zip(targets, pool.map(dump, targets)):
             target.dumps.append(dumped)
 
 
-def _native(own: Own, path: str, targets: Sequence[Target]) -> None:
+def _native(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> None:
     """The native stacks, one after the other: each reads the symbols of all libraries."""
     for target in targets:
-        _stand(own, [target])
+        _observe(supervisor, [target])
         target.cpu_s.append(target.facts[-1].cpu_s if target.facts else 0.0)
-        why = target.refuses(os.geteuid(), native=True)
-        if not why and own.deadline < time.monotonic():
+        why = target.refusal(os.geteuid(), native=True)
+        if not why and supervisor.deadline < time.monotonic():
             why = NO_TIME
         if not why:
-            target.native = py_spy.take(own, path, target.pid, own.left_s, native=True)
+            target.native = py_spy.take(
+                supervisor, path, target.pid, supervisor.left_s, native=True
+            )
             why = target.native.error
             if why == py_spy.HUNG:
-                _set_going(own, target)
-        target.say(f"no native stack: {why}" if why else "")
+                _set_going(supervisor, target)
+        target.add_note(f"no native stack: {why}" if why else "")
 
 
-def _set_going(own: Own, target: Target) -> None:
-    """Undo what a py-spy may leave that was killed while it stopped its target: a signal to stop
-    that comes only when the target is out of the kernel. It was not stopped before."""
-    _stand(own, [target])
-    if not target.refuses(0).startswith(("ended", "traced")):
+def _set_going(supervisor: Supervisor, target: Target) -> None:
+    """Send SIGCONT to a target that a killed py-spy may have left a pending SIGSTOP.
+
+    That signal comes only when the target leaves the kernel. A target that was stopped before is
+    never unwound.
+    """
+    _observe(supervisor, [target])
+    if not target.refusal(0).startswith(("ended", "traced")):
         with contextlib.suppress(OSError):
             os.kill(target.pid, signal.SIGCONT)
 
 
-def _names(own: Own, uids: Sequence[int] | set[int]) -> dict[int, str]:
-    """The names of users. Whoever knows them may be a server that does not answer."""
+def _names(supervisor: Supervisor, uids: Sequence[int] | set[int]) -> dict[int, str]:
+    """The names of users, asked in a fork: the name service may be a server that hangs."""
 
     def name(uid: int) -> str:
         try:
@@ -248,15 +251,15 @@ def _names(own: Own, uids: Sequence[int] | set[int]) -> dict[int, str]:
         except KeyError:
             return str(uid)
 
-    found = processes.each(name, sorted(uids), _until(own, own.left_s / 2))
+    found = processes.each(name, sorted(uids), _until(supervisor, supervisor.left_s / 2))
     return {u: str(u) if found.get(u) in (None, processes.HANGS) else found[u] for u in uids}
 
 
-def _instead(own: Own, found: Sequence[processes.Process]) -> list[str]:
-    """What may be meant, where no rank was found."""
-    seen = processes.stand([process.pid for process in found], own.deadline)
+def _instead(supervisor: Supervisor, found: Sequence[processes.Process]) -> list[str]:
+    """The processes to show where no rank was found."""
+    seen = processes.observe([process.pid for process in found], supervisor.deadline)
     facts = {pid: now for pid, now in seen.items() if now}
-    names = _names(own, {now.uid for now in facts.values()})
+    names = _names(supervisor, {now.uid for now in facts.values()})
     return [
         f"{p.command[:100] or p.name} (pid {p.pid}, user {names.get(facts[p.pid].uid, '?')})"
         for p in found

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.proofs.attach import environment
-from nodeready.node.runtime import Ended, Own
+from nodeready.node.runtime import Ended, Supervisor
 
 #: A call: function, short file, line. Stacks of them are root to leaf.
 Frame = tuple[str, str, int]
@@ -133,17 +133,21 @@ def words(ended: Ended) -> tuple[str, bool]:
     return f"py-spy: {said or ending}", True
 
 
-def _run(own: Own, argv: Sequence[str], limit_s: float) -> tuple[Ended, bytearray]:
+def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, bytearray]:
     kept = bytearray()
 
-    def heard(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+    def on_output(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
         if stream == 1 and len(kept) <= MOST_BYTES:
             kept.extend(piece)
 
-    return own.run(argv, limit_s, heard, env={**environment(), "RUST_BACKTRACE": "0"}), kept
+    return supervisor.run(
+        argv, limit_s, on_output, env={**environment(), "RUST_BACKTRACE": "0"}
+    ), kept
 
 
-def take(own: Own, path: str, pid: int, limit_s: float, native: bool = False) -> Dump:
+def take(
+    supervisor: Supervisor, path: str, pid: int, limit_s: float, native: bool = False
+) -> Dump:
     """A dump of this process; what came in the way is its `error`.
 
     limit_s: seconds that are left at all
@@ -156,7 +160,9 @@ def take(own: Own, path: str, pid: int, limit_s: float, native: bool = False) ->
     # A process that runs changes under the eyes of whoever does not stop it.
     for _ in range(1 if native else 2):
         try:
-            ended, kept = _run(own, argv, min(limit_s, NATIVE_LIMIT_S if native else LIMIT_S))
+            ended, kept = _run(
+                supervisor, argv, min(limit_s, NATIVE_LIMIT_S if native else LIMIT_S)
+            )
         except OSError as problem:
             return Dump(error=f"py-spy cannot be started: {problem.strerror}")
         if ended.rc is None:
@@ -166,6 +172,6 @@ def take(own: Own, path: str, pid: int, limit_s: float, native: bool = False) ->
         if ended.rc == 0:
             return parse(kept.decode("utf-8", "replace"), pid)
         error, again = words(ended)
-        if not again or own.left_s < 1:
+        if not again or supervisor.left_s < 1:
             break
     return Dump(error=error)

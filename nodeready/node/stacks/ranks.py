@@ -1,4 +1,4 @@
-"""Which of a node's processes are ranks of a job.
+"""Which of a node's processes are ranks of a job, and what was seen of each of them.
 
 A rank is known by its environment, and is the topmost process of its (job, rank): data-loader
 workers inherit all of it. Launchers have no rank, or the one of an outer step; a shell around a
@@ -28,7 +28,7 @@ _WRAPPERS = re.compile(
     r"-?(ba|da|z|k|tc|c|fi)?sh|busybox|timeout|time|env|nsys|ncu|rocprof\w*|strace|gdb|numactl"
     r"|taskset|catchsegv|stdbuf|singularity|apptainer|starter(-suid)?|enroot|pyxis|perf|sudo|su"
 )
-#: torchrun's id of a job that nobody named.
+#: torchrun's run id where nobody gave one.
 _NO_ID = "none"
 # How a program of ours begins on a node: see nodeready.node.payload.
 _OURS = "MAIN='nodeready."
@@ -52,7 +52,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a process is by its environment; family: which launcher's words say so."""
+    """A process's rank and job by its environment. family: index into FAMILIES."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -64,7 +64,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Rank:
-    """A process to look at, and who it is."""
+    """A process to look at, and its identity."""
 
     process: Process
     identity: Identity
@@ -76,7 +76,7 @@ def _number(text: str | None) -> int | None:
 
 
 def jobs(process: Process) -> list[str]:
-    """All names by which its job can be asked for, the one that it is shown with first."""
+    """All names by which its job can be asked for; the first is shown."""
     values = process.environment or {}
     address, port = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
     run = values.get("TORCHELASTIC_RUN_ID", "")
@@ -89,7 +89,7 @@ def jobs(process: Process) -> list[str]:
 
 
 def identify(process: Process) -> Identity:
-    """Who a process is; without a rank where nothing says it."""
+    """A process's identity; its rank is None where no launcher's variable gives one."""
     values: Mapping[str, str] = process.environment or {}
     job = (jobs(process) or [""])[0]
     address, port = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
@@ -122,14 +122,14 @@ def program(process: Process) -> str:
 
 
 class _Tree:
-    """The processes of a node, who started whom, and who is what."""
+    """The processes of a node with their parents, children, identities and launchers."""
 
-    def __init__(self, processes: Sequence[Process], own: int) -> None:
+    def __init__(self, processes: Sequence[Process], own_pid: int) -> None:
         self.known = {process.pid: process for process in processes}
         self.children: dict[int, list[int]] = defaultdict(list)
         for process in processes:
             self.children[process.parent].append(process.pid)
-        self.ours = {own, *self.above(own), *self.below(own)}
+        self.ours = {own_pid, *self.above(own_pid), *self.below(own_pid)}
         self.ours |= {p.pid for p in processes if _OURS in p.command}
         self.who = {process.pid: identify(process) for process in processes}
         self.launchers: set[int] = set()
@@ -232,13 +232,13 @@ def _of_the_job(tree: _Tree, pids: Sequence[int]) -> list[int]:
     return [pid for pid in pids if tree.who[pid].job not in jobs_ or step(pid) in steps]
 
 
-def select(processes: Sequence[Process], wanted: Selection, own: int) -> list[Rank]:
+def select(processes: Sequence[Process], wanted: Selection, own_pid: int) -> list[Rank]:
     """The ranks that are asked for, by rank and number, those that have none last.
 
     own: our number; we, who started us and whom we started are no ranks, unless asked for
     Raises re.error for a pattern that is none.
     """
-    tree = _Tree(processes, own)
+    tree = _Tree(processes, own_pid)
     if wanted.pids:
         chosen = [pid for pid in wanted.pids if pid in tree.known]
         return [_rank(tree, pid) for pid in sorted(set(chosen))]
@@ -281,18 +281,18 @@ def _rank(tree: _Tree, pid: int) -> Rank:
     return Rank(process, tree.who[pid], note if process.hangs else "")
 
 
-def instead(processes: Sequence[Process], own: int) -> list[Process]:
+def instead(processes: Sequence[Process], own_pid: int) -> list[Process]:
     """The Pythons that have used the most CPU time: what may be meant where no rank is found."""
-    tree = _Tree(processes, own)
+    tree = _Tree(processes, own_pid)
     pythons = [p for p in processes if p.python and p.pid not in tree.ours]
     return sorted(pythons, key=lambda p: (-p.cpu_s, p.pid))[:MOST_INSTEAD]
 
 
-# --- Frames and stacks of a node, each different one once.
+# --- The stacks of a node: each different frame and stack once, known by a number.
 
 
-class Table:
-    """Gives every frame and every stack a number, the same for the same."""
+class StackTable:
+    """Numbers for frames and stacks; equal ones have one number."""
 
     def __init__(self) -> None:
         self._frames: dict[Frame, int] = {}
@@ -318,7 +318,7 @@ class Table:
         return list(self._stacks)
 
 
-# --- One rank that is looked at: what was seen of it, and whether it may be looked into now.
+# --- One rank under observation: its facts and dumps, and whether py-spy may read it now.
 
 ENDED = "ended while it was looked at"
 NO_TIME = "no time left"
@@ -338,30 +338,30 @@ class Target:
     user: str = ""
 
     def __post_init__(self) -> None:
-        self.say(self.rank.note)
+        self.add_note(self.rank.note)
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process's number."""
         return self.rank.process.pid
 
-    def say(self, note: str) -> None:
-        """Add what is to be known about it, once."""
+    def add_note(self, note: str) -> None:
+        """Add a note about the rank, once."""
         if note and note not in self.notes:
-            # Whoever reads it looks for that at the beginning.
+            # Readers look for this note at the beginning.
             self.notes.insert(0 if note == ENDED else len(self.notes), note)
 
-    def stands(self, seen: Facts | None) -> None:
-        """Take the facts of this moment. None: there is no such process."""
+    def add_facts(self, seen: Facts | None) -> None:
+        """Add the facts of this moment; None: the process is gone."""
         if seen is None or seen.start_s != self.rank.process.start_s:
-            self.say(ENDED)
+            self.add_note(ENDED)
             return
         self.facts.append(seen)
         if seen.state in "ZXx":
-            self.say(ENDED)
+            self.add_note(ENDED)
 
-    def refuses(self, euid: int, native: bool = False) -> str:
-        """Why it is not to be looked into; "": nothing is in the way."""
+    def refusal(self, euid: int, native: bool = False) -> str:
+        """Why py-spy must not read the process now; "": it may."""
         if ENDED in self.notes:
             return ENDED
         if not self.facts:
@@ -381,14 +381,14 @@ class Target:
 
     @property
     def settled(self) -> Facts | None:
-        """The latest facts in which it did not wait for a disk or worse, or just the latest: every
-        process is in state D for a moment now and then."""
+        """The latest facts outside of state D, else the latest: every process is in state D for a
+        moment now and then."""
         awake = [facts for facts in self.facts if facts.state != "D"]
         known = awake or self.facts
         return known[-1] if known else None
 
-    def plain(self, table: Table, main: bool, threads: bool) -> dict[str, Any]:
-        """Its part of the trace. main, threads: with these stacks."""
+    def plain(self, table: StackTable, main: bool, threads: bool) -> dict[str, Any]:
+        """The rank's part of the trace. main, threads: with these stacks."""
         who, process, now = self.rank.identity, self.rank.process, self.settled
         return {
             "pid": process.pid,
@@ -412,7 +412,7 @@ class Target:
         }
 
 
-def _sample(dump: Dump, table: Table, main: bool, threads: bool) -> dict[str, Any]:
+def _sample(dump: Dump, table: StackTable, main: bool, threads: bool) -> dict[str, Any]:
     shown = dump.main if main else None
     return {
         "main": None if shown is None else table.add(shown),

@@ -1,0 +1,1 @@
+"""Where a crash leaves its core, and for how long."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps.facts import KEY, PROBE, CoreDumps, core_directory
 from nodeready.subjects.declare import Subject, check
-from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
+from nodeready.subjects.result import Result, fail, fixable, na, ok
+from nodeready.subjects.sysctl import contradicted
 
 #: The coredump.conf settings that cut a core off (2 GB by default in systemd 252).
 SIZE_LIMITS = ("ProcessSizeMax", "ExternalSizeMax")
 
 
 def _wanted(seen: CoreDumps, want: Policy) -> str:
-    """The pattern that the policy asks for on this node; "" when it cannot be had."""
+    """The pattern that the policy asks for; "" when systemd-coredump is wanted and missing."""
     if want.core_handler == "path":
         return want.core_pattern
     return seen.packaged.value if seen.packaged else ""
@@ -53,16 +54,7 @@ def pattern(seen: CoreDumps, want: Policy) -> Result:
 )
 def sysctl_conf(seen: CoreDumps, want: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
-    check, conflict = "core_dumps.sysctl_conf", seen.boot.conflict
-    if conflict is None or conflict.value == _wanted(seen, want):
-        return ok(check, "no conflicting line")
-    return warn(
-        check,
-        "no conflicting line",
-        f"{KEY} = {conflict.value} wins under sysctl --system",
-        conflict.where,
-        f"remove the line {conflict.where}",
-    )
+    return contradicted("core_dumps.sysctl_conf", KEY, seen.boot, _wanted(seen, want))
 
 
 @check(

@@ -61,7 +61,7 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class CoreDumps:
-    """What happens when a process of a job crashes.
+    """Where a crash of a job's process goes.
 
     live:            the pattern in force, a path or ``|program``
     boot:            what the sysctl files set at the next boot
@@ -86,7 +86,7 @@ class CoreDumps:
 
 
 def _retention(lines: tuple[Line, ...], directory: str) -> Line | None:
-    """The rule that applies: of several for one path, the first file by name (tmpfiles.d(5))."""
+    """The rule for the directory; of several, that of the first file by name (tmpfiles.d(5))."""
     masked: dict[str, str] = {}
     rules = []
     for parent in _TMPFILES:
@@ -101,7 +101,7 @@ def _retention(lines: tuple[Line, ...], directory: str) -> Line | None:
 
 
 def _coredump_conf(lines: tuple[Line, ...]) -> dict[str, sysctl.Setting]:
-    """Main file first, then drop-ins by base name, the last value of a key counts."""
+    """The settings: main file first, then drop-ins by base name; a key's last value counts."""
 
     def order(line: Line) -> tuple[bool, str, int]:
         return ("/coredump.conf.d/" in line.path, line.path.rpartition("/")[2], line.number)
@@ -115,7 +115,7 @@ def _coredump_conf(lines: tuple[Line, ...]) -> dict[str, sysctl.Setting]:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
-    """Raises ProbeError when the live pattern cannot be read."""
+    """The observation. Raises ProbeError when the live pattern cannot be read."""
     output = outputs["core_dumps"]
     values = output.values()
     if "live" not in values:

@@ -1,0 +1,1 @@
+"""The debugging tools of a node: packages, and one py-spy."""

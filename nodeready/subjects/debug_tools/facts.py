@@ -1,4 +1,6 @@
-"""The debugging tools of a node: which are installed, what installs them, and its py-spy."""
+"""The debugging tools of a node: which are installed, what installs them, its py-spy, and the
+versions of the packages that jobs and debuggers stand on.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from nodeready.subjects.base import Output, Probe, ProbeError, Section
 
 PY_SPY = "/usr/local/bin/py-spy"
 _DPKG = "/var/lib/dpkg/info"
-#: In the order of preference: Debian can have dnf installed, openSUSE too.
+#: In the order of preference: Debian and openSUSE can have dnf installed as well.
 MANAGERS = ("apt-get", "zypper", "dnf", "yum")
 
 
 def _script(policy: Policy) -> str:
-    # A package counts as there when its command is (built by hand, from a module tree), or when
-    # the package manager has it: not every package has a command of its name.
+    # A package counts as installed when a command of its name is there (built by hand, from a
+    # module tree), or when the package manager has it: not every package has such a command.
     names = " ".join(shell.quote(name) for name in policy.packages)
     packages = rf"""
     nr_missing=
@@ -50,14 +52,14 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class DebugTools:
-    """What a debugging session would find.
+    """What a debugging session finds on the node.
 
-    missing:  the policy's packages that are not there, in its order
-    manager:  apt-get, zypper, dnf or yum; "" when none of them is there
+    missing:  the policy's packages that are not installed, in the policy's order
+    manager:  apt-get, zypper, dnf or yum; "" when the node has none of them
     machine:  ``uname -m``; "" when the policy leaves py-spy alone
-    py_spy:   the version that /usr/local/bin/py-spy says it is; "" when it is there but does not
-              run; None: no such file
-    mode:     that file's permission bits
+    py_spy:   the version that /usr/local/bin/py-spy prints; "" when the file does not run; None:
+              no such file
+    mode:     permission bits of that file
     """
 
     missing: tuple[str, ...] = ()
@@ -68,7 +70,7 @@ class DebugTools:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
-    """Raises ProbeError for a machine or mode that is none."""
+    """The observation. Raises ProbeError for a machine or mode that makes no sense."""
     output = outputs["debug_tools"]
     values = output.values()
     machine = values.get("machine", "")
@@ -91,10 +93,10 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
 PROBE = Probe("debug_tools", (Section("debug_tools", _script),), parse)
 
 
-# --- Versions of what jobs and debuggers stand on, as the package manager spells them.
+# --- Versions of the packages that jobs and debuggers stand on: read by the subject host.
 
-#: What it is -> the packages that it comes in: Debian's, Red Hat's, SUSE's and Alpine's names.
-NAMES: dict[str, tuple[str, ...]] = {
+#: Software -> the names of its package, in Debian, Red Hat, SUSE and Alpine.
+PACKAGES: dict[str, tuple[str, ...]] = {
     "glibc": ("libc6", "glibc", "musl"),
     "python3": ("python3",),
     "openssh": ("openssh-server", "openssh"),
@@ -105,13 +107,13 @@ NAMES: dict[str, tuple[str, ...]] = {
     "rdma_core": ("rdma-core",),
     "nccl": ("libnccl2", "libnccl"),
 }
-_ALL = [name for names in NAMES.values() for name in names]
+_ALL = [name for names in PACKAGES.values() for name in names]
 
 _DPKG_QUERY = "/var/lib/dpkg/status"
 _APK = "/lib/apk/db/installed"
 
 # In a record of dpkg's, the version stands at most twelve lines below the name.
-SCRIPT = rf"""
+VERSIONS_SCRIPT = rf"""
 if [ -r {_DPKG_QUERY} ]; then
     printf 'packages=dpkg\n'
     grep -asE -A12 '^Package: ({"|".join(_ALL)})$' {_DPKG_QUERY}
@@ -135,8 +137,8 @@ def _dpkg(text: str) -> dict[str, str]:
     return found
 
 
-def parse_packages(text: str) -> dict[str, str]:
-    """What is installed -> its version; what is not installed is left out. Never raises."""
+def parse_versions(text: str) -> dict[str, str]:
+    """Software -> the version of its package; without what is not installed. Never raises."""
     match = re.search(r"^packages=(dpkg|apk|rpm)\n(.*?)(?:^packages=end$|\Z)", text, re.M | re.S)
     if match is None:
         return {}
@@ -149,6 +151,6 @@ def parse_packages(text: str) -> dict[str, str]:
         found = dict(re.findall(r"^(\S+) (\S+)$", match[2], re.M))
     return {
         what: next(found[name] for name in names if name in found)
-        for what, names in NAMES.items()
+        for what, names in PACKAGES.items()
         if any(name in found for name in names)
     }

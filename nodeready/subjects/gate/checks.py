@@ -21,15 +21,15 @@ from nodeready.subjects.gate.facts import (
 from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
 
 OFF = "gate is False"
-#: A node that judges itself runs its own check: that much works, and no job has to wait for more.
+#: A node that judges itself runs its own check, which therefore works well enough for a job.
 _ALONE = "only the control machine knows what it should be"
 _NO_PYTHON = "no Python for it: see gate.python"
-#: Seconds that a prolog of ours may take longer than its budget, until it is ended for good.
+#: Seconds behind its budget after which our prolog is ended for good.
 GRACE_S = 4
 
 
 def kept(seen: Gate) -> dict[str, str]:
-    """The programs of ours that must not go away: path -> why.
+    """The programs of ours that must stay on the node: path -> why.
 
     Slurm drains a node whose Prolog is named in slurm.conf and is not there.
     """
@@ -109,7 +109,7 @@ def _installed(check: str, seen: Gate, want: Policy, paths: tuple[str, ...]) -> 
 
 
 def uncompiled(seen: Gate) -> list[str]:
-    """Why the compiled program is not that of the node's bundle and Python; nothing when it is."""
+    """Why the compiled program is not made of the node's bundle for the node's Python, or []."""
     digests = seen.digests or {}
     if COMPILED not in digests:
         return [f"no {COMPILED}"]
@@ -259,7 +259,7 @@ SUBJECT = Subject(
         verdict,
     ),
     probe=PROBE,
-    # Not the bundle, which is no text.
+    # Without the bundle, which is no text.
     files=(
         "/etc/systemd/system/nodeready.*",
         "/etc/cron.d/nodeready",
@@ -267,6 +267,6 @@ SUBJECT = Subject(
         "/usr/local/lib/nodeready/record",
         "/usr/local/lib/nodeready/slurm-*",
     ),
-    # That this program is installed rightly is for the control machine to judge.
+    # The control machine judges whether the node's own check is installed rightly.
     alone=False,
 )

@@ -8,11 +8,20 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, file_lines, number
+from nodeready.subjects.base import (
+    Line,
+    Output,
+    Probe,
+    ProbeError,
+    Section,
+    by_path,
+    file_lines,
+    number,
+)
 
 DIRECTORY = "/usr/local/lib/nodeready"
 BUNDLE = f"{DIRECTORY}/nodeready.pyz"
-#: The same compiled for the node's Python, and of what it was made (healthcheck/compiled.py).
+#: The bundle compiled for the node's Python, and the note about both (healthcheck/compiled.py).
 COMPILED = f"{DIRECTORY}/compiled.pyz"
 NOTE = f"{DIRECTORY}/compiled"
 POLICY = "/etc/nodeready/policy.json"
@@ -23,25 +32,25 @@ SERVICE = "/etc/systemd/system/nodeready.service"
 TIMER = "/etc/systemd/system/nodeready.timer"
 WANTED = "/etc/systemd/system/timers.target.wants/nodeready.timer"
 CRON = "/etc/cron.d/nodeready"
-#: Where `record` writes; gone after a boot, as a verdict should be.
+#: The verdict of `record`; /run is empty after a boot, and a verdict holds for one boot.
 VERDICT = "/run/nodeready/verdict.json"
 
-#: In the order in which they are taken away: what starts us first.
+#: In the order in which they are removed: first the files that start the check.
 FILES = (
     WANTED, TIMER, SERVICE, CRON, RECORD, HEALTH_CHECK, PROLOG, NOTE, COMPILED, BUNDLE, POLICY,
 )  # fmt: skip
 PROGRAMS = (RECORD, PROLOG, HEALTH_CHECK)
-#: What root runs, and what decides whether it does: nobody else may write it.
+#: What root runs, and what decides whether root runs it: only root may write these.
 _ROOTS = (DIRECTORY, BUNDLE, COMPILED, NOTE)
 
-#: What may be a Python of 3.9 or newer, the platform's own first; templates/gate/python.sh too.
+#: Where a Python of 3.9 or newer may be, the platform's own first; templates/gate/python.sh, too.
 PYTHONS = (
     "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9",
     "/usr/libexec/platform-python",
 )  # fmt: skip
 OLDEST = (3, 9)
 
-#: slurm.conf: first what a configless slurmd got from its controller.
+#: The directories of slurm.conf, first that of a configless slurmd, whose file is slurmctld's.
 _SLURM_CONFS = (
     "/run/slurm/conf", "/etc/slurm", "/etc/slurm-llnl", "/usr/local/etc", "/opt/slurm/etc",
 )  # fmt: skip
@@ -57,7 +66,7 @@ _LOOK = rf"""
         printf 'slurmd=1\n'
     fi
 """
-# An included file is relative to slurm.conf's directory, mostly: the whole directory is read.
+# Included files mostly stand in slurm.conf's directory, so that all files of it are read.
 _SLURM_CONF = rf"""
     for nr_dir in {" ".join(_SLURM_CONFS)}; do
         if [ -f "$nr_dir/slurm.conf" ]; then
@@ -69,12 +78,12 @@ _SLURM_CONF = rf"""
         fi
     done
 """
-# A Python that is new enough also tells for which code it is: its magic number.
+# A Python that is new enough also prints the magic number of its compiled code.
 _ABOUT = (
     'import sys; new = sys.version_info >= (3, 9); print("%d.%d" % sys.version_info[:2], '
     '*([__import__("_frozen_importlib_external").MAGIC_NUMBER.hex()] if new else []))'
 )
-# The interpreter of the platform is often older than 3.9: then the next one is asked.
+# The platform's own interpreter is often older than 3.9: then the next one is asked.
 _WITH_GATE = rf"""
     for nr_name in {" ".join(PYTHONS)}; do
         if ! command -v "$nr_name" >/dev/null 2>&1; then continue; fi
@@ -101,17 +110,17 @@ _WITH_GATE = rf"""
 def _script(policy: Policy) -> str:
     if policy.gate:
         return f"{_LOOK}{_WITH_GATE}{_SLURM_CONF}:\n"
-    # What is left of an earlier policy: a program that slurm.conf names must not go away.
+    # Of an earlier policy's files, a program that slurm.conf names must stay.
     return f"{_LOOK}if [ -e {PROLOG} ] || [ -e {HEALTH_CHECK} ]; then\n:\n{_SLURM_CONF}fi\n:\n"
 
 
 @dataclass(frozen=True)
 class SlurmConf:
-    """What slurm.conf says about the programs before and beside jobs.
+    """What slurm.conf says about its prolog and health check.
 
     path:     the file
-    prolog:   the values of Prolog, and where each stands
-    health:   the same of HealthCheckProgram
+    prolog:   (value, ``/path:number``) of each Prolog line
+    health:   (value, ``/path:number``) of each HealthCheckProgram line
     interval: HealthCheckInterval as written; None: not set, which is never
     timeout:  PrologEpilogTimeout as written; None: not set, which is for ever
     """
@@ -130,23 +139,23 @@ class SlurmConf:
 
 @dataclass(frozen=True)
 class Gate:
-    """What there is of the node's own check.
+    """The node's own check, as far as it is installed.
 
     there:      the files of ours that exist, in the order of FILES
-    digests:    path -> sha256 of those; only looked at where the policy wants the gate
+    digests:    path -> sha256 of these files; None where the policy wants no gate
     runs:       the programs of ours that may be executed
     systemd:    systemd runs as the init
     cron:       there is an /etc/cron.d
     slurm:      slurmd is installed, or there is a slurm.conf
-    slurm_conf: None: none was found, or nobody had to know
-    python:     a Python that can run us, "" when there is none
-    old:        the newest that is too old, with its version, for the report; ""
-    magic:      for which compiled code that Python is, "" when nobody knows
-    note:       of what the compiled program was made: the sha256 of the bundle, that of the
-                compiled program, the magic number; None: nothing says it
-    exposed:    what others than root can write, of what root runs
+    slurm_conf: None: none was found, or it was not looked for
+    python:     a Python that can run the check, or ""
+    old:        a Python that is too old, with its version, where none is new enough; else ""
+    magic:      the magic number of that Python's compiled code, or ""
+    note:       the sha256 of the bundle that was compiled, the sha256 of the compiled program,
+                the magic number; None: there is no note
+    exposed:    files that root runs and others than root can write
     age_s:      seconds since the last verdict; None: there is none
-    since_s:    seconds since the bundle was installed; None: it is not
+    since_s:    seconds since the bundle was installed; None: it is not installed
     """
 
     there: tuple[str, ...] = ()
@@ -166,10 +175,8 @@ class Gate:
 
 
 def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
-    """The values of slurm.conf and of what it includes; keys in any case, the last one counts."""
-    by_file: dict[str, list[Line]] = {}
-    for line in lines:
-        by_file.setdefault(line.path, []).append(line)
+    """The values of slurm.conf and its included files; keys in any case, the last line counts."""
+    by_file = by_path(lines)
     found: dict[str, list[tuple[str, str]]] = {}
     todo, done = [path], set()
     while todo:
@@ -202,7 +209,7 @@ def _last(rows: list[tuple[str, str]] | None) -> str | None:
 
 
 def _pythons(rows: Iterable[str]) -> tuple[str, str, str]:
-    """(a Python that is new enough or "", what is too old or "", the first one's magic number)."""
+    """(a Python that is new enough or "", else one that is too old or "", the magic number)."""
     old = ""
     for row in rows:
         name, _, said = row.partition(" ")
@@ -215,13 +222,13 @@ def _pythons(rows: Iterable[str]) -> tuple[str, str, str]:
 
 
 def _note(text: str) -> tuple[str, str, str] | None:
-    """The line that `healthcheck/compiled.py` wrote; None when it is none."""
+    """The note of `healthcheck/compiled.py`; None for a text that is none."""
     match = re.fullmatch(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{8})", text)
     return (match[1], match[2], match[3]) if match else None
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
-    """Raises ProbeError for a time that is no number."""
+    """The observation. Raises ProbeError for a time that is no number."""
     output = outputs["gate"]
     text, values = output.require(), output.values()
     python, old, magic = _pythons(output.all("python"))
@@ -236,7 +243,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         time, _, others = row.partition(" ")
         rights, _, path = others.partition(" /")
         written[f"/{path}"] = number(time, "a file's time")
-        # Nobody but its owner, who is root, may write it.
+        # Only the owner may write, and the owner is root.
         if f"/{path}" in _ROOTS and not re.fullmatch("0 [0-7]*[0145][0145]", rights):
             exposed.append(f"/{path}")
     now = number(values["now"], "the time") if "now" in values else 0

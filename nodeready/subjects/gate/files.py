@@ -1,4 +1,4 @@
-"""The files of the node's own check as a policy wants them. On the control machine alone."""
+"""The files of the node's own check as a policy wants them, for the control machine alone."""
 
 from __future__ import annotations
 
@@ -11,25 +11,38 @@ from typing import Any
 
 from nodeready.policy import Expected, Policy
 from nodeready.policy.load import as_data
-from nodeready.subjects.gate import facts as places
+from nodeready.subjects.gate.facts import (
+    BUNDLE,
+    COMPILED,
+    CRON,
+    HEALTH_CHECK,
+    OLDEST,
+    POLICY,
+    PROLOG,
+    PYTHONS,
+    RECORD,
+    SERVICE,
+    TIMER,
+)
 from nodeready.subjects.templates import render
 
-#: What only all nodes of a run together tell, and a node cannot judge by itself.
+#: The settings that all nodes of a run complete, and that one node cannot judge by.
 _FLEET = ("ssh_known_hosts",)
-#: Seconds for a look of the timer, which nobody waits for: more than it takes by itself
+#: Seconds for a look of the timer, for which nobody waits: more than the look's own limit
 #: (healthcheck/here.py).
 RECORD_S = 75
-#: Seconds that the health check has for what it asks Slurm and tells it.
+#: Seconds of the health check for asking and telling Slurm.
 SLURM_S = 10
 #: Slurm ends a health check after 60 s, whatever HealthCheckTimeout says in newer ones.
 MOST_S = 58
 
 
 def complete(policy: Policy, declared: Policy, program: Callable[[], bytes]) -> Policy:
-    """The policy of a node, with what its gate's files have to be.
+    """The policy of a node, with the digests of the files that its gate has to have.
 
-    declared: the same without what the fleet told: few different ones, so each is made once
-    program:  gives the node's own program, one for all nodes; not called without a gate
+    declared: the policy without the fleet's host keys: nodes share it, so that the files of each
+              declared policy are made once
+    program:  makes the node's own program, one for all nodes; not called without a gate
     """
     if not policy.gate:
         return policy
@@ -38,7 +51,7 @@ def complete(policy: Policy, declared: Policy, program: Callable[[], bytes]) -> 
 
 
 def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
-    """path -> the bytes that this policy wants there."""
+    """Path -> the bytes of that file under this policy."""
     declared = {f.name: getattr(policy, f.name) for f in fields(Policy) if f.name not in _FLEET}
     return _contents(Policy(**declared), program)
 
@@ -53,16 +66,16 @@ def _digests(declared: Policy, program: Callable[[], bytes]) -> tuple[tuple[str,
 def _contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
     values = _values(policy)
     made = {
-        places.BUNDLE: program(),
-        places.POLICY: document(policy),
+        BUNDLE: program(),
+        POLICY: document(policy),
     }
     for path, template in (
-        (places.RECORD, "record.j2"),
-        (places.PROLOG, "slurm-prolog.j2"),
-        (places.HEALTH_CHECK, "slurm-healthcheck.j2"),
-        (places.SERVICE, "nodeready.service.j2"),
-        (places.TIMER, "nodeready.timer.j2"),
-        (places.CRON, "cron.j2"),
+        (RECORD, "record.j2"),
+        (PROLOG, "slurm-prolog.j2"),
+        (HEALTH_CHECK, "slurm-healthcheck.j2"),
+        (SERVICE, "nodeready.service.j2"),
+        (TIMER, "nodeready.timer.j2"),
+        (CRON, "cron.j2"),
     ):
         made[path] = render(f"gate/{template}", **values)
     return made
@@ -71,12 +84,12 @@ def _contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
 def _values(policy: Policy) -> dict[str, Any]:
     limit_s = policy.gate_budget_s + 2
     return {
-        "pythons": " ".join(places.PYTHONS),
-        "oldest": str(places.OLDEST),
-        "python_words": f"Python {places.OLDEST[0]}.{places.OLDEST[1]} or newer",
-        "bundle": places.BUNDLE,
-        "compiled": places.COMPILED,
-        "record": places.RECORD,
+        "pythons": " ".join(PYTHONS),
+        "oldest": str(OLDEST),
+        "python_words": f"Python {OLDEST[0]}.{OLDEST[1]} or newer",
+        "bundle": BUNDLE,
+        "compiled": COMPILED,
+        "record": RECORD,
         "limit_s": limit_s,
         "health_limit_s": min(limit_s + SLURM_S, MOST_S),
         "record_limit_s": RECORD_S,
@@ -86,10 +99,10 @@ def _values(policy: Policy) -> dict[str, Any]:
 
 
 def cron_times(interval_s: int) -> str:
-    """The five fields of crontab(5) for about this interval; cron knows no less than a minute.
+    """The five fields of crontab(5) for about this interval; cron's shortest is a minute.
 
-    A step that does not divide an hour (a day) gives one shorter pause in each, never a longer
-    one.
+    A step that does not divide an hour (a day) gives one shorter pause in each hour (day), never
+    a longer one.
     """
     minutes = max(1, interval_s // 60)
     if minutes < 60:
@@ -99,6 +112,6 @@ def cron_times(interval_s: int) -> str:
 
 
 def document(policy: Policy) -> bytes:
-    """The policy as the node reads it: every setting that is not the fleet's alone."""
+    """The policy file of the node: every setting but those that all nodes of a run complete."""
     found = {key: value for key, value in as_data(policy).items() if key not in _FLEET}
     return (json.dumps(found, indent=1, sort_keys=True) + "\n").encode()

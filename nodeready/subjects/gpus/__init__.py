@@ -1,0 +1,1 @@
+"""The GPUs of a node, NVIDIA and AMD: the bus, the tools, the links, the kernel log."""

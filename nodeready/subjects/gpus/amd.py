@@ -1,4 +1,8 @@
-"""AMD's GPUs as amd-smi shows them, or rocm-smi where that is all there is."""
+"""AMD's GPUs as amd-smi shows them, or rocm-smi where the node has no amd-smi.
+
+In this order: the values of both tools' JSON, the kernel's own counts, amd-smi, rocm-smi, and the
+section that asks one of them.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,19 @@ from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Link, Tool
 from nodeready.subjects.iommu.facts import MODELS
 
-# --- The values of amd-smi's and rocm-smi's JSON: plain, "N/A", or with a unit.
+# --- The values in amd-smi's and rocm-smi's JSON: plain, "N/A", or with a unit.
 
 Json = dict[str, Any]
 
 #: GT/s of each generation of PCI Express.
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 _MEGABYTES = {"B": 1 / (1 << 20), "KB": 1 / 1024, "MB": 1.0, "GB": 1024.0, "TB": 1024.0 * 1024}
-#: A tool prints one or two documents; what else begins like one is text around them.
+#: A tool prints one or two documents; of other text that begins like one, so much is tried.
 _MOST_DOCUMENTS = 40
 
 
 def _whole(digits: str) -> int | None:
-    """No counter has more digits, and reading a million of them would take minutes."""
+    """A whole number of at most 20 digits: no counter has more, and a million take minutes."""
     return int(digits) if len(digits) <= 20 else None
 
 
@@ -98,7 +102,7 @@ def whole(value: Any) -> int | None:
 
 
 def degrees(value: Any) -> int | None:
-    """Degrees Celsius; None for what no chip survives: 0 and 65535 stand for no sensor."""
+    """Degrees Celsius; None for 0 and 65535, which stand for no sensor, and beyond 200."""
     found = whole(value)
     return found if found is not None and 0 < found < 200 else None
 
@@ -125,18 +129,18 @@ def pci_address(value: Any) -> str:
     return f"{(match[1] or '0000')[-4:]}:{match[2]}:{match[3]}.{match[4]}".lower() if match else ""
 
 
-# --- What the kernel itself says of AMD's GPUs: their processes, bad pages and RAS counts.
+# --- What the kernel counts of AMD's GPUs: their processes, bad pages and RAS errors.
 #
 # ``/sys/class/kfd/kfd/proc/PID/vram_ID`` holds the bytes that a process has on the GPU with that
-# id, and the topology says where on the PCI bus that one is (Linux' drivers/gpu/drm/amd/amdkfd).
+# id, and the topology gives the PCI address of each id (Linux' drivers/gpu/drm/amd/amdkfd).
 # ``ras/gpu_vram_bad_pages`` lists bad pages as ``ADDRESS : SIZE : FLAG``: R is retired, P waits
 # for its retirement, F could not be retired (Linux' amdgpu_ras.c).
 
 _ROOT = "/sys/class/kfd/kfd"
 _DRIVER = "/sys/bus/pci/drivers/amdgpu"
 
-#: Two programs, whatever the number of GPUs; the names of processes cost none.
-SCRIPT = rf"""
+#: The script starts two programs, whatever the number of GPUs and processes.
+_KFD_SCRIPT = rf"""
     if [ -d {_ROOT} ]; then
         grep -asHE '^([0-9]+|(location_id|domain) [0-9]+)$' {_ROOT}/topology/nodes/*/gpu_id \
             {_ROOT}/topology/nodes/*/properties {_ROOT}/proc/[0-9]*/vram_*
@@ -152,12 +156,12 @@ SCRIPT = rf"""
 
 @dataclass(frozen=True)
 class Kfd:
-    """By PCI address.
+    """What the kernel counts, by the PCI address of the GPU (kfd: amdgpu's part for computing).
 
-    devices:    the GPUs that the driver gives to computing
-    processes:  those with memory on the GPU
-    unreserved: whether a bad page is still in use
-    ras:        uncorrectable and correctable errors of all blocks
+    devices:    the addresses of the GPUs that can compute
+    processes:  address -> the processes with memory on the GPU
+    unreserved: address -> whether a bad page is still in use
+    ras:        address -> uncorrectable and correctable errors of all blocks
     """
 
     devices: tuple[str, ...] = ()
@@ -167,7 +171,7 @@ class Kfd:
 
 
 def _addresses(printed: str) -> dict[str, str]:
-    """The PCI address of each GPU by its id; a processor is a node of the topology with id 0."""
+    """A GPU's id -> its PCI address; a node of the topology with id 0 is a processor."""
     nodes: dict[str, dict[str, str]] = {}
     for node, name, value in re.findall(
         rf"^{_ROOT}/topology/nodes/([0-9]+)/(?:gpu_id:|properties:(location_id|domain) )"
@@ -187,14 +191,14 @@ def _addresses(printed: str) -> dict[str, str]:
 
 
 def parse_kfd(printed: str) -> Kfd:
-    """What SCRIPT printed; anything else is passed over."""
+    """The GPUs in what _KFD_SCRIPT printed; other lines are passed over."""
     addresses = _addresses(printed)
     names = dict(re.findall(r"^process=([0-9]{1,9}) (.*)$", printed, re.M))
     processes: dict[str, list[GpuProcess]] = {}
     for pid, gpu, size in re.findall(
         rf"^{_ROOT}/proc/([0-9]{{1,9}})/vram_([0-9]+):([0-9]{{1,18}})$", printed, re.M
     ):
-        # Whoever opens the driver has a file for each GPU, with 0 where it uses none of it.
+        # A process that opens the driver has a file for each GPU, with 0 for an unused one.
         if int(size) and gpu in addresses:
             process = GpuProcess(int(pid), names.get(pid, ""), int(size) >> 20)
             processes.setdefault(addresses[gpu], []).append(process)
@@ -218,7 +222,7 @@ def parse_kfd(printed: str) -> Kfd:
 
 
 def idle(seen: Kfd, address: str) -> bool | None:
-    """Whether no process has memory on this GPU; None where the driver does not say."""
+    """Whether no process has memory on this GPU; None where the driver does not list the GPU."""
     return address not in seen.processes if address in seen.devices else None
 
 
@@ -228,8 +232,8 @@ def idle(seen: Kfd, address: str) -> bool | None:
 # list of devices, or since ROCm 6.4 ``{"gpu_data": […]}``; ``xgmi`` prints two documents one after
 # the other.
 
-# What amd-smi calls a violation, and the hardware's reason that every vendor's tool knows. Power
-# (ppt) is not one: under load, a GPU is meant to run at its limit.
+# amd-smi's violation -> the reason for a lower clock, as `Gpu.throttle` names it. Power (ppt) is
+# left out: under load, a GPU is meant to run at its power limit.
 _THROTTLE = (
     ("prochot_violation_status", "hw_slowdown"),
     ("socket_thermal_violation_status", "hw_thermal_slowdown"),
@@ -241,11 +245,11 @@ _XGMI = {"NO_ERRORS": 0, "ERROR": 1, "MULTIPLE_ERRORS": 2}
 
 @dataclass(frozen=True)
 class AmdGpu(Gpu):
-    """One AMD device, with what only AMD's tools say.
+    """One AMD device, with the values that only AMD's tools have.
 
     xgmi_errors:  errors of the links between GPUs: the uncorrectable ones that RAS counts, or
-                  what the status of the links says (1, or 2 for several), which MI300 has not
-    ecc_deferred: uncorrectable errors in data that nobody has used so far
+                  the status of the links (1: an error, 2: several), which MI300 does not have
+    ecc_deferred: uncorrectable errors in data that no program has used so far
     """
 
     xgmi_errors: int | None = None
@@ -262,7 +266,7 @@ def _throttle(metric: Json) -> tuple[str, ...]:
 
 
 def _ecc(static: Json, instinct: bool) -> str | None:
-    """Whether memory has ECC: RAS of the memory controller. None: a board that has none at all."""
+    """Whether memory has ECC, by the RAS of the memory controller; None: a board without RAS."""
     state = at(static, "ras", "ecc_block_state")
     if not isinstance(state, dict) or "UMC" not in state:
         return None
@@ -273,7 +277,7 @@ def _ecc(static: Json, instinct: bool) -> str | None:
 
 
 def _xgmi_errors(metric: Json) -> int | None:
-    """Errors of its links; None where nobody counts them."""
+    """Errors of the device's links; None where neither RAS nor the status counts them."""
     counted = whole(at(metric, "ecc_blocks", "XGMI_WAFL", "uncorrectable_count"))
     said = (text(metric.get("xgmi_err")) or "").replace("AMDSMI_XGMI_STATUS_", "")
     status = _XGMI.get(said)
@@ -282,7 +286,7 @@ def _xgmi_errors(metric: Json) -> int | None:
 
 
 def _links(printed: str) -> dict[str, tuple[Link, ...]]:
-    """The links of each device, by its address. X is one that is not there (to itself)."""
+    """PCI address -> the links of that device. X (a device to itself) is no link."""
     states = {"U": "active", "D": "inactive"}
     found = {}
     for entry in entries(printed):
@@ -297,7 +301,7 @@ def _links(printed: str) -> dict[str, tuple[Link, ...]]:
 
 
 def _temperature(limits: Json, metric: Json, kind: str) -> tuple[int | None, int | None]:
-    """Degrees of one sensor, and those at which it slows the GPU down."""
+    """The degrees of one sensor, and the degrees at which the GPU slows down."""
     seen = degrees(at(metric, "temperature", kind))
     return seen, degrees(limits.get(f"slowdown_{kind}_temperature"))
 
@@ -351,8 +355,8 @@ def _gpu(static: Json, metric: Json, more: Kfd, links: Mapping[str, Any]) -> Amd
     )
 
 
-def parse(static: str, metric: str, xgmi: str, more: Kfd) -> Iterator[AmdGpu]:
-    """The devices; of a GPU that is partitioned, the first one stands for it."""
+def parse_amd_smi(static: str, metric: str, xgmi: str, more: Kfd) -> Iterator[AmdGpu]:
+    """The devices; of a partitioned GPU the first partition stands for the whole."""
     metrics = {whole(entry.get("gpu")): entry for entry in entries(metric)}
     links = _links(xgmi)
     seen = set()
@@ -366,12 +370,12 @@ def parse(static: str, metric: str, xgmi: str, more: Kfd) -> Iterator[AmdGpu]:
 
 # --- rocm-smi's JSON (ROCm/rocm_smi_lib).
 #
-# Its keys differ in case between versions, and warnings stand before and after it. RAS counts come
-# from sysfs: it prints them only without ``--json``.
+# The keys differ in case between versions, and warnings stand before and after the JSON. Counts of
+# RAS come from sysfs: rocm-smi prints them only without ``--json``.
 
 
 def cards(printed: str) -> dict[int, dict[str, Any]]:
-    """The cards of rocm-smi by number, their keys in lower case."""
+    """Number -> that card of rocm-smi, with its keys in lower case."""
     found: dict[int, dict[str, Any]] = {}
     for document in documents(printed):
         for name, card in document.items() if isinstance(document, dict) else ():
@@ -382,14 +386,14 @@ def cards(printed: str) -> dict[int, dict[str, Any]]:
 
 
 def parse_rocm_smi(printed: str, more: Kfd) -> Iterator[AmdGpu]:
-    """The devices."""
+    """The devices in what rocm-smi printed."""
     for index, card in sorted(cards(printed).items()):
         address = pci_address(card.get("pci bus"))
         link = re.search(r"\(([0-9.]+)GT/s x([0-9]+)\)", text(card.get("pcie clock level")) or "")
         total = number(card.get("vram total memory (b)"))
         used = number(card.get("vram total used memory (b)"))
         device = (text(card.get("device id")) or "").lower()
-        # Radeon boards are known to count a million errors where there are none.
+        # Radeon boards count errors that never were, by the million.
         ras = more.ras.get(address) if device in MODELS else None
         junction = degrees(card.get("temperature (sensor junction) (c)"))
         edge = degrees(card.get("temperature (sensor edge) (c)"))
@@ -415,20 +419,22 @@ def parse_rocm_smi(printed: str, more: Kfd) -> Iterator[AmdGpu]:
         )
 
 
+# --- The section: one of the tools is asked, and how it fared.
+
 _BIN = "/opt/rocm/bin"
 
 
 def _script(policy: Policy) -> str:
-    """Ask the tool, unless one hangs already; what sysfs says of its processes comes first.
+    """Print the kernel's counts, then ask the tool, unless an earlier one hangs.
 
-    A tool is a Python script: one that was started through env is named python3.
+    A tool is a Python script, whose process has the name python3 when env started it.
     """
     return rf"""
     PATH=$PATH:{_BIN}
     nr_have amd-smi rocm-smi
     if [ ! -d /sys/module/amdgpu ]; then echo module=no; exit 0; fi
     nr_value version /sys/module/amdgpu/version
-    {SCRIPT}
+    {_KFD_SCRIPT}
     for nr_file in $(grep -alsE '\((amd-smi|rocm-smi|python[0-9.]*)\) D ' /proc/[0-9]*/stat); do
         if grep -aqsE '/?(amd|rocm)[-_]smi' "${{nr_file%stat}}cmdline"; then
             nr_file=${{nr_file%/stat}}
@@ -502,10 +508,10 @@ def _call(name: str, call: str, run: _Run | None, output: Output) -> Tool | None
 
 
 def _tool(output: Output, before: str, runs: Mapping[str, _Run]) -> Tool:
-    """How the tool fared. Its XGMI table is no reason to doubt the rest."""
+    """How the tool fared; a fault of ``xgmi`` alone does not count."""
     have = re.findall(r"^have=(amd-smi|rocm-smi)$", before, re.M)
     if not have:
-        # Without its first line the section never came to its tool.
+        # Without its first line, the section was ended before it looked for a tool.
         unseen = output.rc is None and not output.truncated
         return Tool("amd-smi", "timed out" if unseen else "missing")
     name = have[0]
@@ -530,7 +536,7 @@ def _driver(before: str) -> str | None:
     return "in-tree" if loaded else None
 
 
-def parse_amd(output: Output) -> tuple[tuple[AmdGpu, ...], Tool, str | None]:
+def parse(output: Output) -> tuple[tuple[AmdGpu, ...], Tool, str | None]:
     """The devices, how the tool fared, and the driver's version."""
     before = re.split(rf"^@{re.escape(output.nonce)} run ", output.text, maxsplit=1, flags=re.M)[0]
     runs = _runs(output)
@@ -542,5 +548,5 @@ def parse_amd(output: Output) -> tuple[tuple[AmdGpu, ...], Tool, str | None]:
         static, metric, xgmi = (
             runs[call].printed if call in runs else "" for call in ("static", "metric", "xgmi")
         )
-        gpus = tuple(parse(static, metric, xgmi, more))
+        gpus = tuple(parse_amd_smi(static, metric, xgmi, more))
     return gpus, tool, _driver(before)

@@ -1,4 +1,4 @@
-"""The GPUs of a node: what the bus, the vendors' tools and the kernel's log say, put together."""
+"""The GPUs of a node: the PCI bus, and with it what the tools and the kernel's log show."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from nodeready.subjects.gpus import amd, kernel_log, nvidia
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
 from nodeready.subjects.gpus.nvidia import NvidiaSmi
 
-# --- The GPUs that the PCI bus shows, the drivers that have them and the files that jobs open.
+# --- The GPUs on the PCI bus, their drivers, and the device files that jobs open.
 #
-# The bus is asked before any tool: a device that is there with a broken driver is a fault, and no
-# device is none.
+# The bus is asked before any tool: a GPU on the bus with a broken driver is a fault, while a node
+# without one has nothing to judge.
 
 #: PCI vendor ids (pci.ids).
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
 
 #: PCI classes: VGA, 3D and other display controllers, processing accelerators (pci.ids).
 CLASSES = ("0300", "0302", "0380", "1200")
-#: A bridge of another kind: with NVIDIA's vendor id, an NVSwitch.
+#: PCI class "other bridge": with NVIDIA's vendor id, an NVSwitch.
 _SWITCH_CLASS = "0680"
 
 _DEVICES = "/sys/bus/pci/devices"
@@ -37,7 +37,7 @@ _ATTRIBUTES = (
     "max_link_width",
     "current_link_speed",
 )
-# The address has colons itself, so line numbers would make it ambiguous where the path ends.
+# A PCI address has colons, so that line numbers would hide where the path ends.
 _LINE = re.compile(
     rf"{_DEVICES}/([0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7])/(\w{{1,40}}):(.*)", re.S
 )
@@ -76,7 +76,10 @@ SECTION = Section("pci_gpus", _script)
 
 @dataclass(frozen=True)
 class Pci:
-    """``driver``: the version of NVIDIA's kernel module; None: not loaded."""
+    """What the PCI bus and /dev show.
+
+    driver: the version of NVIDIA's kernel module; None: not loaded
+    """
 
     gpus: tuple[PciGpu, ...]
     nvswitches: int
@@ -90,7 +93,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _width(text: str | None) -> int | None:
-    """Lanes; a device that no longer answers reads as 63, one without a link as 0."""
+    """Lanes; None for 63, a device that no longer answers, and for 0, one without a link."""
     lanes = _number(text)
     return lanes if lanes is not None and 1 <= lanes <= 32 else None
 
@@ -121,7 +124,7 @@ def _gpu(address: str, values: Mapping[str, str]) -> PciGpu:
 
 
 def parse_pci(output: Output) -> Pci:
-    """Raises ProbeError when the section did not end well."""
+    """The bus as the section showed it. Raises ProbeError when the section did not end well."""
     text = output.require()
     lines = text.split("\n")
     devices: dict[str, dict[str, str]] = {}
@@ -151,6 +154,9 @@ def parse_pci(output: Output) -> Pci:
     return Pci(tuple(gpus), len(switches), _driver(lines), files)
 
 
+# --- All sources together.
+
+
 def _fabric_manager(pci: Pci, smi: NvidiaSmi) -> str:
     if not pci.nvswitches and not any(gpu.fabric_state for gpu in smi.gpus):
         return "not needed"
@@ -160,12 +166,12 @@ def _fabric_manager(pci: Pci, smi: NvidiaSmi) -> str:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
-    """Raises ProbeError when the PCI bus could not be read; a tool that fails is a result."""
+    """The GPUs. A tool that fails is a `Tool`; raises ProbeError when the bus was not read."""
     pci = parse_pci(outputs[SECTION.name])
     smi = nvidia.parse(outputs[nvidia.SECTION.name])
     links = nvidia.parse_nvlink(outputs[nvidia.NVLINK_SECTION.name])
-    amd_gpus, amd_tool, amd_driver = amd.parse_amd(outputs[amd.SECTION.name])
-    faults, log = kernel_log.parse_kernel_log(outputs[kernel_log.SECTION.name])
+    amd_gpus, amd_tool, amd_driver = amd.parse(outputs[amd.SECTION.name])
+    faults, log = kernel_log.parse(outputs[kernel_log.SECTION.name])
     return Gpus(
         pci=pci.gpus,
         nvswitches=pci.nvswitches,
@@ -184,8 +190,24 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
     )
 
 
+PROBE = Probe(
+    "gpus",
+    (
+        SECTION,
+        nvidia.SECTION,
+        nvidia.NVLINK_SECTION,
+        amd.SECTION,
+        kernel_log.SECTION,
+    ),
+    parse,
+)
+
+
+# --- What the GPUs of a group's nodes should have in common, and the policy that they would fit.
+
+
 def _several(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str | None:
-    """The different values, sorted; None when a GPU does not say its own."""
+    """The different values, sorted; None when the tool does not say the value of every GPU."""
     found = [value(gpu) for gpu in gpus]
     if not found or None in found:
         return None
@@ -243,16 +265,3 @@ def learned(seen: Gpus) -> dict[str, Any]:
         if not values and value is not None:
             settings[key] = value
     return settings
-
-
-PROBE = Probe(
-    "gpus",
-    (
-        SECTION,
-        nvidia.SECTION,
-        nvidia.NVLINK_SECTION,
-        amd.SECTION,
-        kernel_log.SECTION,
-    ),
-    parse,
-)

@@ -1,4 +1,4 @@
-"""What is known of a node's GPUs, whoever made them. None: the source does not say."""
+"""A node's GPUs as dataclasses, the same for every vendor. None: the source does not say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class GpuProcess:
     """A process that a GPU's tool lists.
 
-    name: what the tool prints, often a path
+    name: as the tool prints it, often a path
     kind: NVIDIA's type: ``C`` computes, ``G`` only draws (an X server), ``C+G``, ``M+C`` (MPS)
     """
 
@@ -21,11 +21,15 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class Link:
-    """One link between GPUs (NVLink, XGMI). ``state`` is ``active`` or ``inactive``."""
+    """One link between GPUs (NVLink, XGMI).
+
+    state:      ``active`` or ``inactive``
+    speed_gbps: gigabytes per second in one direction, as nvidia-smi prints it
+    """
 
     index: int
     state: str
-    speed_gbps: float | None = None  # gigabytes per second, one direction, as nvidia-smi has it
+    speed_gbps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -34,20 +38,20 @@ class Gpu:
 
     pci_address:     ``0000:5e:00.0``: lower case, a domain of four digits
     ecc, mig:        ``on`` or ``off``; None where the device has none
-    ecc_*_volatile:  errors since the driver was loaded; ``aggregate``: of its lifetime
-    remap_*:         memory rows that are replaced: at the next reset, or no longer possible
+    ecc_*_volatile:  errors since the driver was loaded; ``aggregate``: in the device's lifetime
+    remap_pending:   memory rows are replaced at the next reset; _failed: no spare row was left
     pcie_*_max:      what device and slot support together
     throttle:        the active reasons of the hardware for a lower clock: ``hw_slowdown``,
                      ``hw_thermal_slowdown``, ``hw_power_brake_slowdown``, ``sw_thermal_slowdown``
-    temperature_slowdown_c: the temperature at which it slows down
+    temperature_slowdown_c: the temperature at which the device slows down
     persistence:     ``on`` or ``off``; None where the driver has no such mode
     performance_state: ``P0`` (busy) to ``P15``
-    idle:            the tool says that nothing runs on it
-    virtual:         it is seen from inside a virtual machine, which does not know the slot
+    idle:            the tool says that nothing runs on the device
+    virtual:         the node is a virtual machine, which does not know the slot
     repair_pending:  a memory channel or a TPC that the next reset repairs
     recovery:        what the driver itself asks for: ``none``, ``reset``, ``reboot`` and others
     fabric_state:    registration at the NVLink fabric: ``completed``, ``in progress`` and others
-    fabric_status:   its outcome: ``success``, or what went wrong
+    fabric_status:   outcome of the registration: ``success``, or what went wrong
     """
 
     index: int
@@ -97,8 +101,9 @@ class PciGpu:
 
     device:     the device id, four hex digits
     pci_class:  six hex digits: 030000 is a display adapter, 030200 and 120000 only compute
-    driver:     the kernel driver that is bound to it; ``vfio-pci`` gives it to a guest
-    pcie_width: lanes in use; 0 or None where sysfs does not say
+    driver:     the kernel driver that is bound to the GPU; ``vfio-pci``: it is a guest's
+    pcie_width: lanes in use; None where sysfs does not say
+    pcie_speed: as sysfs prints it: ``16.0 GT/s PCIe``
     """
 
     address: str
@@ -108,17 +113,17 @@ class PciGpu:
     numa_node: int | None = None
     pcie_width: int | None = None
     pcie_width_max: int | None = None
-    pcie_speed: str | None = None  # as sysfs prints it: "16.0 GT/s PCIe"
+    pcie_speed: str | None = None
     pci_class: str = ""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A source that can fail by itself.
+    """A source of facts, such as nvidia-smi or the kernel's log, and how it fared.
 
-    state:  ``ok``, ``missing``, ``stuck`` (an earlier one hangs in the kernel), ``timed out``,
-            ``failed`` or ``nonsense`` (its output makes none)
-    detail: its version, or what it said
+    state:  ``ok``, ``missing``, ``stuck`` (an earlier process of the tool hangs in the kernel),
+            ``timed out``, ``failed`` or ``nonsense`` (its output makes no sense)
+    detail: the tool's version, or its message
     """
 
     name: str
@@ -132,10 +137,10 @@ class Tool:
 
 @dataclass(frozen=True)
 class KernelFault:
-    """What the kernel's log says of a GPU since the boot, equal ones counted.
+    """One kind of fault of a GPU in the kernel's log since the boot, equal lines counted.
 
-    source: ``xid`` or ``amdgpu``
-    code:   the Xid
+    source: ``xid``, ``sxid`` (an NVSwitch), ``nvidia`` or ``amdgpu``
+    code:   of the Xid or SXid
     text:   the first such line, at most 160 characters
     action: ``ISOLATE``, ``REBOOT``, ``RESET``, ``MONITOR`` or ``APPLICATION`` (not the node's)
     """
@@ -150,7 +155,7 @@ class KernelFault:
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """A device file that a job opens. ``mode`` as ls prints it: ``crw-rw-rw-``."""
+    """A device file that a job opens; ``mode`` as ls prints it: ``crw-rw-rw-``."""
 
     path: str
     mode: str
@@ -164,7 +169,7 @@ class Gpus:
 
     nvswitches:     NVSwitch devices on the PCI bus
     driver:         the version of NVIDIA's kernel driver; None: not loaded
-    cuda:           the highest CUDA version that this driver supports
+    cuda:           the highest CUDA version that NVIDIA's driver supports
     fabric_manager: ``running``, ``not running``, ``not needed`` or ``not looked for``
     """
 

@@ -1,9 +1,12 @@
-"""Judge the health of GPUs: memory, bus, heat, and what the driver itself asks for."""
+"""Judge the health of GPUs: memory, bus, heat, device files, and what the kernel's log says.
+
+First the helpers of every check of GPUs: which GPUs count, and how findings name them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nodeready.policy import Policy
@@ -12,9 +15,9 @@ from nodeready.subjects.gpus import kernel_log
 from nodeready.subjects.gpus.amd import AmdGpu
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.iommu.facts import MODELS
-from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
+from nodeready.subjects.result import Result, fail, na, ok, some, unknown, warn
 
-# --- How the checks of GPUs go over a node's GPUs: which ones count, and how they are named.
+# --- Which GPUs of a node are judged, and how findings name them.
 
 #: The kernel driver that a vendor's tool works with.
 DRIVERS = {"nvidia": "nvidia", "amd": "amdgpu"}
@@ -25,7 +28,7 @@ _SHOWN = 4
 
 
 def guest(gpu: PciGpu) -> bool:
-    """Whether the host gives it to virtual machines and does not use it itself."""
+    """Whether the GPU is given to virtual machines, so that this host does not use it."""
     return gpu.driver is not None and (
         gpu.driver.startswith("vfio") or gpu.driver in _GUEST_DRIVERS
     )
@@ -39,8 +42,8 @@ def tool(seen: Gpus, vendor: str) -> Tool:
 def expected(seen: Gpus, vendor: str = "") -> list[PciGpu]:
     """The GPUs on the bus that jobs of this host could use.
 
-    Not those of guests. A display adapter without its vendor's tool and driver is a screen's, like
-    the graphics of a processor: for AMD only an Instinct or what the tool would show counts.
+    GPUs of guests do not count. A display adapter without its vendor's tool and driver only serves
+    a screen, like the graphics of a processor: without AMD's tool, only an Instinct counts.
     """
     found = []
     for gpu in seen.pci:
@@ -56,13 +59,13 @@ def expected(seen: Gpus, vendor: str = "") -> list[PciGpu]:
 
 
 def unseen(seen: Gpus, vendor: str = "") -> list[PciGpu]:
-    """The GPUs that are on the bus and that no tool shows."""
+    """The expected GPUs that no tool shows."""
     shown = {gpu.pci_address for gpu in seen.gpus}
     return [gpu for gpu in expected(seen, vendor) if gpu.address not in shown]
 
 
 def none(seen: Gpus) -> str:
-    """Why there is nothing to judge; "" when there is."""
+    """Why the node has no GPU to judge; "" when it has one."""
     if seen.gpus or expected(seen):
         return ""
     guests = sum(guest(gpu) for gpu in seen.pci)
@@ -72,9 +75,9 @@ def none(seen: Gpus) -> str:
 
 
 def why_unseen(seen: Gpus, vendor: str = "") -> str:
-    """Which GPUs nobody can judge because their tool shows none, and why; "" when it shows them.
+    """The GPUs that cannot be judged because their tool shows no GPU at all, and why; or "".
 
-    That one is missing among the others is what `gpus.present` fails for, not every check.
+    When the tool shows some GPUs and not others, `gpus.present` fails, and no other check.
     """
     words = []
     for name in ("nvidia", "amd"):
@@ -92,10 +95,9 @@ def why_unseen(seen: Gpus, vendor: str = "") -> str:
     return "; ".join(words)
 
 
-def few(texts: Sequence[str]) -> str:
-    """The texts, the first ones and how many more."""
-    more = len(texts) - _SHOWN
-    return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def few(texts: Iterable[str]) -> str:
+    """``a, b, c, d and 3 more``."""
+    return some(texts, ", ", _SHOWN)
 
 
 def _ranges(numbers: Iterable[int]) -> str:
@@ -125,7 +127,7 @@ def listed(found: Iterable[tuple[Gpu, str]]) -> str:
 
 
 def values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
-    """The different values, each once."""
+    """The different values of these GPUs, each once."""
     return few([str(v) for v in dict.fromkeys(value(gpu) for gpu in gpus) if v is not None])
 
 
@@ -148,12 +150,16 @@ def each(
     without: Callable[[Gpu], bool] = lambda gpu: False,
     bad: Callable[[str, str, str, str, str], Result] = fail,
 ) -> Result:
-    """Judge each GPU that has a ``value`` (not None); ``wrong`` says what is wrong, or "".
+    """Judge each GPU that has a ``value`` (not None).
 
-    GPUs whose tool does not work, or one that alone of its model does not say its value, make the
-    answer unknown, not ok: what is wrong with another one is still said. ``absent`` is the reason
-    when no GPU has such a value at all, ``shown`` the words when all is well (else the values);
-    ``without`` says of a GPU that its settings leave it without a value.
+    wrong:   GPU -> what is wrong with it, or ""
+    absent:  the reason of na, when no GPU has a value
+    shown:   the words of ok; "": the values
+    without: whether a GPU's settings leave it without a value
+    bad:     makes the Result of a finding
+
+    Without a finding, the result is unknown when a tool does not work, or when a GPU has no value
+    where others of its model have one.
     """
     reason = none(seen)
     if reason:
@@ -176,6 +182,9 @@ def each(
     return ok(check, expectation, shown or values(told, value), sources(told, seen))
 
 
+# --- Memory, bus and heat, and what the driver asks for.
+
+#: How the reasons of the hardware for a lower clock begin.
 _HARDWARE = "hw_"
 
 
@@ -279,9 +288,9 @@ def retired_pages(seen: Gpus, want: Policy) -> Result:
 
 
 def _narrow(seen: Gpus, gpu: Gpu) -> str:
-    """What is wrong with the width of its link.
+    """What is wrong with the width of the GPU's link, or "".
 
-    A guest does not know the slot: there only one that is narrower than its peers is.
+    A guest does not know the slot: there, only a link that is narrower than its peers' is wrong.
     """
     width, most = gpu.pcie_width, gpu.pcie_width_max
     if width is None or most is None or width >= most:
@@ -293,7 +302,7 @@ def _narrow(seen: Gpus, gpu: Gpu) -> str:
 
 
 def _slow(gpu: Gpu) -> str:
-    """An idle GPU lowers its link's generation to save power: only P0 says something."""
+    """What is wrong with the link's generation, or ""; idle GPUs (not P0) lower it themselves."""
     now, most = gpu.pcie_generation, gpu.pcie_generation_max
     if now is None or most is None or now >= most or gpu.virtual:
         return ""
@@ -301,7 +310,7 @@ def _slow(gpu: Gpu) -> str:
 
 
 def _narrow_on_bus(gpus: list[PciGpu]) -> list[str]:
-    """The GPUs without a tool whose link is narrower than that of a peer."""
+    """The GPUs on the bus whose link is narrower than that of a peer, in words."""
     words = []
     for gpu in gpus:
         widths = [peer.pcie_width or 0 for peer in gpus if peer.device == gpu.device]
@@ -423,18 +432,18 @@ def temperature(seen: Gpus, want: Policy) -> Result:
     )
 
 
-# --- Judge what jobs need of a node's GPUs beside the GPUs: the device files, and AMD's links.
+# --- The device files that jobs open, and AMD's links.
 
 _KFD = "/dev/kfd"
 _RENDER = "/dev/dri/renderD"
-#: What CUDA opens; capabilities (MIG) and modeset have owners of their own.
+#: The files that CUDA opens; those of MIG's capabilities and of modeset have other owners.
 _NVIDIA = re.compile(r"/dev/nvidia([0-9]+|ctl|-uvm)")
 _FIX_AMD = 'udev rule: KERNEL=="kfd" and "renderD*", GROUP="render", MODE="0666"'
 _FIX_NVIDIA = "NVreg_DeviceFileMode=0666 for the module nvidia"
 
 
 def _by_group(file: DeviceFile) -> bool:
-    """Whether a group other than root's may use it."""
+    """Whether a group other than root's may use the file."""
     return file.mode[4:6] == "rw" and file.gid != 0
 
 
@@ -521,7 +530,7 @@ def xgmi_errors(seen: Gpus, want: Policy) -> Result:
     return each(check, seen, "0 errors", value, wrong, absent="these GPUs count none", fix=fix)
 
 
-# --- Judge what the kernel's log of this boot says of the GPUs.
+# --- What the kernel's log of this boot says of the GPUs.
 
 _NODE = (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
 _VENDOR = "open a case with the vendor if it comes back"
@@ -549,7 +558,7 @@ def _where(seen: Gpus, fault: KernelFault) -> str:
 
 
 def _listed(seen: Gpus, faults: Iterable[KernelFault]) -> str:
-    """What was said, of which devices, and how often; what needs most comes first."""
+    """The faults in words: what, on which devices, how often; the gravest action first."""
     groups: dict[str, list[KernelFault]] = {}
     for fault in sorted(faults, key=lambda one: kernel_log.ACTIONS.index(one.action)):
         groups.setdefault(_what(fault), []).append(fault)
@@ -562,7 +571,7 @@ def _listed(seen: Gpus, faults: Iterable[KernelFault]) -> str:
 
 
 def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
-    """What the worst of them needs."""
+    """The fix of the gravest of these faults."""
     worst = min(faults, key=lambda one: kernel_log.ACTIONS.index(one.action))
     where = _where(seen, worst)
     if worst.action == kernel_log.ISOLATE:
@@ -578,9 +587,9 @@ def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
 
 
 def _over(seen: Gpus, fault: KernelFault) -> bool:
-    """Whether the driver itself says that the device needs no reset any more.
+    """Whether the driver says by now that the device needs no reset.
 
-    The log keeps a fault after the reset that repaired it, and the driver does not log the reset.
+    The log keeps a fault after the reset that repaired it, and NVIDIA's driver logs no reset.
     """
     return fault.action == kernel_log.RESET and any(
         gpu.recovery == "none" and gpu.pci_address == fault.pci_address for gpu in seen.gpus

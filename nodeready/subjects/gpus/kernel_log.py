@@ -1,11 +1,13 @@
-"""What the kernel of this boot says of GPUs and of tasks that hang: read once, counted there.
+"""The faults of GPUs in the kernel's log of this boot: counted on the node, explained here.
 
-A broken GPU can say the same thing a hundred thousand times. So the node sends each kind of line
+A broken GPU can log the same line a hundred thousand times. So the node sends each kind of line
 once, with its count and the number of its last line, and never a tail of the log. A kind is an
-Xid's code of one device, or a line without its numbers; the address of the device always counts.
+Xid's code of one device, or a line without its numbers; lines of different devices are different
+kinds.
 
-It is read where a GPU, or the driver of one, is there. ``dmesg`` is the kernel's own ring, and
-short: when it begins after the boot, or may not be read, journald is asked for this boot too.
+The log is read where a GPU, or the driver of one, is there. ``dmesg`` shows the kernel's ring
+buffer, which is short: when it begins after the boot, or may not be read, journald's log of this
+boot is read as well.
 """
 
 from __future__ import annotations
@@ -18,28 +20,28 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.gpu import KernelFault, Tool
 
-# --- What an Xid of NVIDIA's driver means, and what is to be done about it.
+# --- NVIDIA's Xids: what each means, and what it asks for.
 #
-# Sources: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) with
-# its resolution buckets, for Ampere and newer: RESET_GPU is RESET here, RESTART_BM and RESTART_VM
-# are REBOOT, RESTART_APP is APPLICATION, IGNORE is MONITOR, unless the fault is an application's
-# by its nature (137 is a peer access that was not allowed), and CHECK_MECHANICALS is ISOLATE. The
-# workflows of 48, its companions 171 and 172, and 74 end in a reset of the GPU; 45 follows another
-# Xid. Codes for which the catalog names no resolution yet (162 to 170) are MONITOR. The codes that
-# the catalog calls unused are left out: they are unknown Xids.
+# Source: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) with
+# its resolution buckets, for Ampere and newer. RESET_GPU is RESET here, RESTART_BM and RESTART_VM
+# are REBOOT, RESTART_APP is APPLICATION, CHECK_MECHANICALS is ISOLATE. IGNORE is MONITOR, unless
+# the fault is an application's by its nature (137 is a peer access that was not allowed). The
+# workflows of 48, of its companions 171 and 172, and of 74 end in a reset of the GPU; 45 follows
+# another Xid. Codes without a resolution in the catalog (162 to 170) are MONITOR. Codes that the
+# catalog calls unused are left out: they are unknown Xids.
 
 #: The device or its slot needs hands: drain the node and open a case.
 ISOLATE = "ISOLATE"
-#: Only a reboot of the node repairs it.
+#: Only a reboot of the node repairs the fault.
 REBOOT = "REBOOT"
-#: A reset of that GPU repairs it.
+#: A reset of the GPU repairs the fault.
 RESET = "RESET"
-#: Nothing to do yet; when it comes again, a case for the vendor.
+#: Nothing to do yet; a fault that comes back is a case for the vendor.
 MONITOR = "MONITOR"
-#: What an application did to itself: not the node's.
+#: The fault is an application's own, not the node's.
 APPLICATION = "APPLICATION"
 
-#: What must be done first comes first.
+#: The actions, the gravest first.
 ACTIONS = (ISOLATE, REBOOT, RESET, MONITOR, APPLICATION)
 
 _CATALOG = "NVIDIA Xid catalog"
@@ -47,7 +49,7 @@ _CATALOG = "NVIDIA Xid catalog"
 
 @dataclass(frozen=True)
 class Xid:
-    """One code: what it means, what is to be done, and who says so."""
+    """One code: its meaning, the action that it asks for, and the source of both."""
 
     code: int
     meaning: str
@@ -126,7 +128,7 @@ _ENGINES = {
     "JPEG engine exception": (82, *range(99, 106)),
     "optical flow engine exception": (86, 139),
 }
-# The message itself says whether it was fatal.
+# The messages of these codes say whether the error was fatal.
 _NVLINK5 = {
     144: "NVLink SAW error",
     145: "NVLink RLW error",
@@ -137,7 +139,7 @@ _NVLINK5 = {
     150: "NVLink MSE error",
 }
 
-#: The codes that are known.
+#: Code -> the known Xid.
 XIDS: dict[int, Xid] = {
     **{xid.code: xid for xid in _SINGLE},
     **{
@@ -150,15 +152,15 @@ XIDS: dict[int, Xid] = {
 
 
 def lookup(code: int) -> Xid:
-    """The Xid of this code; an unknown one is to be watched."""
+    """The Xid of this code; the action of an unknown one is MONITOR."""
     return XIDS.get(code) or Xid(code, "unknown Xid", MONITOR, "")
 
 
-def judge(code: int, text: str) -> str:
-    """The action for an Xid whose whole message is ``text``; "" when there is none any more.
+def action_of(code: int, text: str) -> str:
+    """The action of an Xid with this message; "" when the driver takes its demand back.
 
-    154 names what the driver asks for ("… to 0x1 (GPU Reset Required)"), 144 to 150 say whether
-    they were fatal.
+    The message of 154 names what the driver asks for ("… to 0x1 (GPU Reset Required)"), those of
+    144 to 150 say whether the error was fatal.
     """
     if code == 154:
         wanted = re.search(r" to 0x[0-9a-fA-F]+ \(([^()]*)\)", text)
@@ -171,11 +173,10 @@ def judge(code: int, text: str) -> str:
     return lookup(code).action
 
 
-# --- Lines of the kernel's log that name a fault of a GPU, other than Xids, and what is to be
-# done.
+# --- Other lines that name a fault of a GPU: what each asks for.
 #
-# The patterns are of the kind that awk and Python share: the same ones choose the lines on the
-# node and say here what they mean.
+# The patterns are of the kind that awk and Python share: the same patterns choose the lines on the
+# node and explain them here.
 #
 # Sources: Linux' drivers/gpu/drm/amd (amdgpu_device.c, amdgpu_job.c, amdgpu_ras.c,
 # amdgpu_ras_eeprom.c, gmc_v9_0.c, amdkfd) and AMD's node-scraper (dmesg_analyzer.py) for amdgpu;
@@ -188,8 +189,9 @@ class Kind:
     """One kind of line.
 
     source: ``nvidia``, ``sxid`` (an NVSwitch) or ``amdgpu``
-    healed: the action when the driver was loaded again, or its reset of the device succeeded,
-            after the line; "" when nothing is left of it
+    action: what the fault asks for
+    healed: what the fault still asks for when the driver was loaded again, or reset the device,
+            after the line; "": nothing
     """
 
     source: str
@@ -238,11 +240,11 @@ KINDS = (
     Kind("amdgpu", "hub[0-9]*[]].*page fault", APPLICATION, APPLICATION),
 )
 
-#: How a line begins that may be one of them.
+#: How every such line begins.
 ORIGIN = r"^(NVRM: |nvidia-nvswitch[0-9]+: |amdgpu |amdgpu: |\[drm)"
 #: Any of the patterns.
 ANY = "|".join(kind.pattern for kind in KINDS)
-#: What amdgpu says when a reset brought the device, or the one ring that hung, back.
+#: amdgpu's line after a reset that brought the device, or the one ring that hung, back.
 RECOVERED = r"GPU reset[(0-9)]* succeeded|Ring [^ ]+ reset succe"
 
 _ORIGINS = {
@@ -261,7 +263,7 @@ def find(text: str) -> Kind | None:
 
 
 def kind_of(text: str) -> str:
-    """What lines of one kind have in common, "" for none."""
+    """The pattern of the line's kind, or ""."""
     kind = find(text)
     return kind.pattern if kind else ""
 
@@ -271,6 +273,8 @@ def sxid(text: str) -> int | None:
     match = re.search(r"SXid \([^)]*\): ([0-9]{1,9})\b", text)
     return int(match[1]) if match else None
 
+
+# --- The look at the log, and its faults.
 
 NAME = "kernel log"
 #: A ring that begins later than this many seconds after the boot has lost its first lines.
@@ -286,7 +290,7 @@ _STAMP = (
     r"|\[[A-Z][a-z][a-z] [A-Z][a-z][a-z] [ 0-9][0-9] [0-9:]+ [0-9]+\]) *"
 )
 
-# What the lines tell is anchored at their begin: a process may be named like any message.
+# The patterns are anchored at a line's beginning: a process may have a message for its name.
 _SCAN = rf"""
 function keep(key, text) {{
     if (!(key in count)) {{
@@ -365,7 +369,7 @@ def _script(policy: Policy) -> str:
     )
 
 
-# Also where the driver of a GPU is loaded that has left the bus.
+# Read also where a driver is loaded and its GPU has left the bus.
 _WHEN = r"""nr_gpu=
 if [ -d /sys/module/nvidia ] || [ -d /sys/module/amdgpu ]; then nr_gpu=1; fi
 for nr_file in /sys/bus/pci/devices/*/vendor; do
@@ -381,7 +385,11 @@ SECTION = Section("kernel_log", _script, timeout_s=10, beside=True, when=_WHEN)
 
 @dataclass(frozen=True)
 class _Scan:
-    """One reading of the log: its values, and its lines (count, number of the last, text)."""
+    """One reading of the log.
+
+    faults:    (count, number of the last line, text) of each kind of line
+    recovered: device -> the number of the last line that tells its recovery
+    """
 
     source: str
     values: Mapping[str, str]
@@ -398,7 +406,7 @@ class _Scan:
 
 
 def _number(text: str | None) -> int:
-    """A whole number of the node, 0 for anything else."""
+    """A whole number; 0 for any other text."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else 0
 
 
@@ -427,7 +435,7 @@ def _scans(output: Output) -> list[_Scan]:
 
 
 def _best(output: Output) -> _Scan | None:
-    """The scan that could read the log and goes back furthest; the journal when both do."""
+    """The readable scan that goes back furthest; of two alike the journal's."""
     readable = [scan for scan in reversed(_scans(output)) if scan.readable]
     return min(readable, key=lambda scan: scan.begins, default=None)
 
@@ -452,7 +460,7 @@ def _tool(output: Output, scan: _Scan | None) -> Tool:
 
 
 def _address(text: str) -> str | None:
-    """The PCI address in ``text``, as all of us write it; Xids leave the function out."""
+    """The PCI address in ``text``, in sysfs' form; Xids leave the function out."""
     match = re.search(rf"({_HEX}{{4,8}}):({_HEX}{{2}}):({_HEX}{{2}})(?:\.([0-7]))?", text)
     if match is None:
         return None
@@ -460,20 +468,20 @@ def _address(text: str) -> str | None:
 
 
 def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
-    """What one kind of line tells; None when it is over or says nothing."""
+    """The fault of one kind of line; None for one that is repaired, or no fault."""
     address = _address(text)
     xid = re.match(r"NVRM: Xid \(([^)]*)\): ([0-9]{1,5})\b", text)
     reloaded = last < _number(scan.values.get("loaded"))
     if xid:
         code = int(xid[2])
-        action = judge(code, text)
-        # A new load of the driver initialises the devices again: only what it cannot heal stays.
+        action = action_of(code, text)
+        # A new load of the driver initialises the devices: graver faults than that outlast it.
         over = not action or (reloaded and action not in (REBOOT, ISOLATE))
         return None if over else KernelFault("xid", code, address, text[:_TEXT], action, count)
     kind = find(text)
     if kind is None:
         return None
-    # The compute part of amdgpu does not name the device.
+    # Lines of amdgpu's compute part do not name the device.
     resets = [scan.recovered.get(address[:10], 0)] if address else scan.recovered.values()
     healed = reloaded if kind.source == "nvidia" else last < max(resets, default=0)
     action = kind.healed if healed else kind.action
@@ -483,7 +491,7 @@ def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
     return KernelFault(kind.source, number, address, text[:_TEXT], action, count)
 
 
-def parse_kernel_log(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
+def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
     """The faults of this boot, equal ones counted, and whether the log could be read at all."""
     scan = _best(output)
     tool = _tool(output, scan)

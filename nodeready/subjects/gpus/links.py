@@ -18,9 +18,9 @@ def _active(gpu: Gpu) -> int:
 
 
 def _soldered(seen: Gpus, gpu: Gpu) -> bool:
-    """Whether all links of this GPU lead somewhere by construction.
+    """Whether all links of this GPU are connected by construction.
 
-    So it is on a board with NVSwitches and on an SXM board; between PCIe cards bridges are an
+    They are on a board with NVSwitches and on an SXM board. Between PCIe cards bridges are an
     option, and unused links are inactive by design (an H100 NVL uses 12 of 18). A guest may
     have only some of a board's GPUs. In MIG mode a GPU uses no links.
     """
@@ -29,7 +29,7 @@ def _soldered(seen: Gpus, gpu: Gpu) -> bool:
     if seen.nvswitches or gpu.fabric_state in _FABRIC:
         return True
     model = gpu.model or ""
-    # Four P100 have a link to each other one, and one to spare.
+    # A board of four P100 links each to the three others and leaves one link unused.
     several = len(seen.nvidia) > 1 and not gpu.virtual and "P100" not in model
     return several and re.search(r"\bSXM|\bHBM3\b", model) is not None
 
@@ -48,7 +48,7 @@ def _down(seen: Gpus, gpu: Gpu) -> str:
 
 
 def _speeds(seen: Gpus) -> list[tuple[Gpu, str]]:
-    """The GPUs with a link that is slower than the fastest of its vendor's models here."""
+    """The GPUs with a link that is slower than the fastest link of the same model here."""
     found = []
     for gpu in seen.gpus:
         peers = [peer for peer in seen.gpus if peer.model == gpu.model]
@@ -123,7 +123,7 @@ def fabric_manager(seen: Gpus, want: Policy) -> Result:
         for gpu in states
         if gpu.fabric_state != "completed" or gpu.fabric_status not in (None, "success")
     ]
-    # Boards without switches can say for good that it was not started.
+    # GPUs of boards without switches may always say that the fabric manager was not started.
     if not seen.nvswitches and {gpu.fabric_state for gpu in states} == {"not started"}:
         states, waiting = [], []
     words = []

@@ -1,7 +1,7 @@
-"""NVIDIA's GPUs as ``nvidia-smi -q -x`` shows them: schemas v11, v12 and v13.
+"""NVIDIA's GPUs as nvidia-smi shows them: ``-q -x`` (schemas v11, v12 and v13), and their NVLinks.
 
 The schemas differ in names (clocks_throttle_reasons became clocks_event_reasons) and in what they
-leave out, so each value is looked up under all of its names, and what is not there is None.
+leave out. So each value is looked up under all of its names, and a value that is missing is None.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Link, Tool
 
-# --- nvidia-smi's XML: made safe to read, and its values, any of which may be missing.
-
 if TYPE_CHECKING:
     from xml.etree import ElementTree
 
-#: What stands in the place of a value that there is not, with or without brackets.
+# --- nvidia-smi's XML: made safe to read, and its values, any of which may be missing.
+
+#: The words for a missing value, with or without brackets.
 NOTHING = (
     "",
     "n/a",
@@ -45,7 +45,7 @@ class Element:
         self.node = node
 
     def text(self, *paths: str) -> str | None:
-        """The text of the first path that has one; None for N/A and the like."""
+        """The text of the first path with a value; None when there is none."""
         for path in paths:
             text = (self.node.findtext(path) or "").strip()
             if text.lower().strip("[]") not in NOTHING:
@@ -61,7 +61,7 @@ class Element:
         return _SWITCH.get((self.text(*paths) or "").lower())
 
     def flag(self, *paths: str) -> bool | None:
-        """Yes or no; True when one of the paths says yes."""
+        """True when one of the paths says yes, False when one says no; else None."""
         said = [(self.text(path) or "").lower() for path in paths]
         return True if "yes" in said else False if "no" in said else None
 
@@ -82,7 +82,7 @@ class Element:
 
 
 def _escaped(line: str) -> str:
-    """A process can name itself what it likes: its name must not break the XML."""
+    """The line with the process's name escaped: any name may be chosen, and break the XML."""
     start, end = line.find("<process_name>"), line.rfind("</process_name>")
     if start < 0 or end < start:
         return line
@@ -93,10 +93,10 @@ def _escaped(line: str) -> str:
 
 
 def tree(text: str) -> ElementTree.Element | None:
-    """The XML of the answer, or None when there is none that is whole.
+    """The XML of the answer; None when the answer holds no whole XML.
 
-    What stands before the root is left out, the DOCTYPE too: so no DTD is read, no entity can be
-    declared, and one that is used is an error.
+    What stands before the root is left out, the DOCTYPE included: so no DTD is read and no entity
+    can be declared, and an entity that is used is an error.
     """
     start, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
     if start < 0 or end < start:
@@ -106,7 +106,7 @@ def tree(text: str) -> ElementTree.Element | None:
     lines = "\n".join(
         _escaped(line) if "<process_name>" in line else line for line in clean.split("\n")
     )
-    # Most nodes that look at themselves have no XML to read, and the parser takes a while to load.
+    # The parser takes long to import, and many nodes that audit themselves have no XML to read.
     from xml.etree import ElementTree
 
     try:
@@ -115,6 +115,8 @@ def tree(text: str) -> ElementTree.Element | None:
         return None
 
 
+# --- The GPUs: ``nvidia-smi -q -x``.
+
 NAME = "nvidia-smi"
 FABRIC_MANAGER = "nv-fabricmanager"
 WHEN = "command -v nvidia-smi >/dev/null 2>&1"
@@ -122,9 +124,9 @@ WHEN = "command -v nvidia-smi >/dev/null 2>&1"
 #: A process in state D for longer than this is stuck: a healthy one waits there for moments.
 STUCK_AFTER_S = 30
 
-# Without the driver the tool could only make the kernel load it, and a look changes nothing.
-# One that hangs in the kernel holds a lock on which the next one would hang too. Start times in
-# /proc/PID/stat count hundredths of a second (USER_HZ of all Linux ports that have such GPUs).
+# Without the driver, nvidia-smi would make the kernel load it, and a look changes nothing. An
+# nvidia-smi that hangs in the kernel holds a lock on which the next one would hang, too. Start
+# times in /proc/PID/stat count hundredths of a second (USER_HZ of all Linux ports with such GPUs).
 PREPARE = rf"""
     if [ ! -e /proc/driver/nvidia/version ] && [ ! -d /sys/module/nvidia ] &&
         [ ! -d /sys/bus/pci/drivers/nvidia ]; then
@@ -174,7 +176,10 @@ _MAX_PROCESSES = 1024
 
 @dataclass(frozen=True)
 class NvidiaSmi:
-    """What nvidia-smi said. ``fabric_manager`` is None where the look did not come so far."""
+    """What nvidia-smi showed.
+
+    fabric_manager: whether the fabric manager's process runs; None: not looked for
+    """
 
     gpus: tuple[Gpu, ...]
     tool: Tool
@@ -184,7 +189,7 @@ class NvidiaSmi:
 
 
 def address(text: str) -> str | None:
-    """A PCI address as sysfs names it, from NVIDIA's eight-digit domain; None when it is none."""
+    """A PCI address in sysfs' form, from NVIDIA's eight-digit domain; None for another text."""
     match = re.fullmatch(
         r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", text.strip().lower()
     )
@@ -195,10 +200,10 @@ def address(text: str) -> str | None:
 
 
 def message(text: str) -> str:
-    """The first line of a tool's words that says something, at most 160 characters."""
+    """The first line of a tool's message, at most 160 characters, or ""."""
     for line in text.splitlines():
         words = line.strip()
-        # The shell's word for the end that its limit made.
+        # Killed, Terminated: what the shell prints when the limit ends the tool.
         if words and not words.startswith(("<", "nr_")) and words not in ("Killed", "Terminated"):
             return words[:160]
     return ""
@@ -217,8 +222,8 @@ def _throttle(gpu: Element) -> tuple[tuple[str, ...], bool | None]:
 def _slowdown(gpu: Element) -> int | None:
     """The temperature at which the GPU slows down.
 
-    Ada and later print no such temperature but how many degrees are left to the limit, and at how
-    many left the slow-down begins, usually -2 (T.Limit; nvidia-smi(1)).
+    Ada and later print no such temperature. They print how many degrees are left to the limit,
+    and at how many degrees left the slow-down begins, usually -2 (T.Limit; nvidia-smi(1)).
     """
     slow = gpu.number("temperature/gpu_temp_slow_threshold")
     now, left, at = (
@@ -246,7 +251,7 @@ def _recovery(gpu: Element) -> str | None:
 
 
 def _lost(gpu: Element) -> str | None:
-    """Such a GPU has these words in the place of its values (nvmlErrorString)."""
+    """What a GPU needs that has an error in the place of its values (nvmlErrorString), or None."""
     said = {(node.text or "").strip().lower().strip("[]") for node in gpu.node.iter()}
     if "gpu is lost" in said:
         return "reboot"
@@ -325,7 +330,7 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
 
 
 def parse(output: Output) -> NvidiaSmi:
-    """What the section ``nvidia_smi`` printed; a tool that failed is a result too."""
+    """The GPUs in what the section ``nvidia_smi`` printed; a tool that failed is a `Tool`."""
     text = output.text
     manager: bool | None = None
     if re.match("nr_scanned=1$", text, re.M):
@@ -364,7 +369,7 @@ def parse(output: Output) -> NvidiaSmi:
     return NvidiaSmi(gpus, tool, driver, cuda, manager)
 
 
-# --- The NVLinks of NVIDIA's GPUs, as ``nvidia-smi nvlink --status`` shows them.
+# --- The links between the GPUs: ``nvidia-smi nvlink --status``.
 
 NVLINK = "nvidia-smi nvlink"
 
@@ -377,13 +382,13 @@ def _nvlink_script(policy: Policy) -> str:
     return f"{PREPARE}\n    nvidia-smi nvlink --status\n"
 
 
-# A section of its own: where the fabric is broken this one hangs, and the rest is still seen.
+# A section of its own: where the fabric is broken, this command hangs and ``-q`` does not.
 NVLINK_SECTION = Section("nvlink", _nvlink_script, 20, 262144, beside=True, when=WHEN)
 
 
 @dataclass(frozen=True)
 class NvLinks:
-    """The links by the UUID of their GPU; a GPU that is not there was not shown."""
+    """What nvidia-smi nvlink showed; ``links``: UUID of a GPU -> its links."""
 
     tool: Tool
     links: dict[str, tuple[Link, ...]] = field(default_factory=dict)
@@ -397,10 +402,10 @@ def _link(number: str, text: str) -> Link:
 
 
 def parse_nvlink(output: Output) -> NvLinks:
-    """What the section ``nvlink`` printed.
+    """The links in what the section ``nvlink`` printed.
 
-    A GPU whose links are all inactive has one line that says so instead of them; one without
-    NVLink has none, or one that says that it is not supported. Both have no links here.
+    A GPU whose links are all inactive has one line that says so. A GPU without NVLink has no line,
+    or one that says that NVLink is not supported. Both have no links here.
     """
     text = output.text
     if not text.strip() and output.rc == 0:

@@ -1,0 +1,1 @@
+"""The node itself: its system, memory, clock, mounts and processes."""

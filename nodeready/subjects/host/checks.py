@@ -12,15 +12,17 @@ from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, is_network
 from nodeready.subjects.host.processes import Stuck
 from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
 
-# --- Judge the mounts of a node: whether they are there, answer, can be written and have room.
-
+#: At most so many findings of one check are named; the other ones are counted.
 _SHOWN = 4
 
 
 def named(words: Sequence[str]) -> str:
-    """Some of them by name, the others counted."""
+    """The first findings, and how many more there are: ``a; b; c; d; and 3 more``."""
     more = len(words) - _SHOWN
     return "; ".join(words[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+# --- The mounts: whether they are there, answer, can be written and have room.
 
 
 @check(
@@ -108,7 +110,7 @@ def read_only(seen: Host, want: Policy) -> Result:
 
 
 def _local(seen: Host) -> list[Mount]:
-    """The file systems of the node that somebody may fill."""
+    """The local file systems that are mounted for writing."""
     others = [mount for mount in seen.mounts if mount.network or mount.fstype == "autofs"]
     return [mount for mount in seen.mounts if not mount.read_only and mount not in others]
 
@@ -176,19 +178,16 @@ def shm(seen: Host, want: Policy) -> Result:
     return ok(check, expected, f"{found.size_mb} MiB", "/dev/shm")
 
 
-MOUNT_CHECKS = (mounts, dead_mounts, read_only, space, inodes, shm)
-
-
-# --- Judge processes that no signal ends, and zombies.
+# --- Processes that no signal ends, and zombies.
 
 #: Seconds in state D after which a process is taken for hung. Slow disks take seconds; the
 #: kernel's own watchdog speaks after 120 (kernel.hung_task_timeout_secs).
 HUNG_S = 60
-#: So many zombies are a parent that does not wait for its children, not children just ended.
+#: So many zombies come of a parent that does not reap, and not of children that just ended.
 ZOMBIES = 50
 
 
-def _shown_processes(process: Stuck) -> str:
+def _shown(process: Stuck) -> str:
     words = [f"{process.name} (pid {process.pid})"]
     if process.frozen:
         words.append("frozen by its cgroup")
@@ -220,12 +219,12 @@ def stuck(seen: Host, want: Policy) -> Result:
         return unknown(check, "the look at the processes did not come to its end")
     if not seen.stuck:
         return ok(check, "none")
-    actual = named([_shown_processes(process) for process in seen.stuck])
+    actual = named([_shown(process) for process in seen.stuck])
     source = f"/proc/{seen.stuck[0].pid}/stack"
     hung = [p for p in seen.stuck if not p.frozen and (p.seconds or 0) >= HUNG_S]
     if hung:
         others = [process for process in seen.stuck if process not in hung]
-        actual = named([_shown_processes(process) for process in (*hung, *others)])
+        actual = named([_shown(process) for process in (*hung, *others)])
         fix = "bring back what it waits for (a mount, a device), or reboot the node"
         return fail(check, "none", actual, f"/proc/{hung[0].pid}/stack", fix)
     if all(process.frozen for process in seen.stuck):
@@ -248,17 +247,16 @@ def zombies(seen: Host, want: Policy) -> Result:
     return warn(check, few, f"{seen.zombies}: {named(worst)}", f"/proc/{parent}", fix)
 
 
-PROCESS_CHECKS = (stuck, zombies)
+# --- The system, its clock and its kernel's resources.
 
-
-#: Per cent of a kernel resource in use at which the next fork or open may be the one that fails.
+#: Per cent of a kernel resource in use from which on a fork or an open may fail soon.
 NEARLY_ALL = 90
-#: Milliseconds by which a clock may be wrong although somebody keeps it: it is being slewed.
+#: Milliseconds by which a synchronised clock may be off while it is slewed.
 OFFSET_MS = 1000
 
 
 def _exactly(check: str, expected: str, actual: str, source: str, fix: str) -> Result:
-    """What the policy names is there; where it names nothing, anything is."""
+    """The value is the one that the policy names, or any where the policy names none."""
     if not expected:
         return ok(check, "any", actual or "not shown", source)
     if not actual:
@@ -458,8 +456,14 @@ SUBJECT = Subject(
         os,
         clock,
         timezone,
-        *MOUNT_CHECKS,
-        *PROCESS_CHECKS,
+        mounts,
+        dead_mounts,
+        read_only,
+        space,
+        inodes,
+        shm,
+        stuck,
+        zombies,
         memory,
         hugepages,
         swap,

@@ -1,9 +1,9 @@
-"""Whether a node's clock is synchronised, and by whom.
+"""Whether a node's clock is synchronised, and by which service.
 
-The kernel's own word (adjtimex(2), STA_UNSYNC) needs a system call, which no shell has, so whoever
-keeps the clock is asked: systemd-timesyncd by its file (systemd-timesyncd.service(8)), chrony by
-``chronyc tracking``, ntpd by ``ntpq -c rv``, and at last timedated, which reads STA_UNSYNC and so
-knows of others (phc2sys) too.
+The kernel's own flag (STA_UNSYNC) needs adjtimex(2), a system call that no shell has. So the time
+service is asked: systemd-timesyncd by its file (systemd-timesyncd.service(8)), chrony by ``chronyc
+tracking``, ntpd by ``ntpq -c rv``. At last timedated is asked, which reads STA_UNSYNC and so knows
+of other services (phc2sys), too.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# The directory is timesyncd's own and goes when it stops; the file comes with the first answer.
+# timesyncd's directory, which goes when timesyncd stops; its file comes with the first answer.
 TIMESYNC = "/run/systemd/timesync"
 _CHRONY = "/run/chrony/chronyd.pid /run/chronyd.pid /run/chrony/chronyd.sock"
 _NTPD = "/run/ntpd.pid /run/ntp.pid /run/ntpd/ntpd.pid /run/ntpsec/ntpd.pid /run/ntp/ntpd.pid"
 
-# Each line "clock=WHO" begins what that program printed, "clock_rc=N" ends it.
+# A line "clock=PROGRAM" begins what that program printed, "clock_rc=STATUS" ends it.
 SCRIPT = rf"""
 nr_ask() {{
     printf 'clock=%s\n' "$1"
@@ -43,18 +43,19 @@ else
 fi
 """
 
-#: More than this of what a program prints is not looked at.
+#: Characters of a program's output that are looked at.
 _MOST = 8192
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Who keeps the clock, and whether it is right.
+    """A node's clock.
 
-    synchronised: None: could not be told, ``detail`` says why
-    source:       systemd-timesyncd, chrony, ntpd, kernel (somebody, by the kernel's word), none
-    offset_ms:    how far the clock was from its source's, where the source tells
-    detail:       what the source said, in short
+    synchronised: None: not known, ``detail`` says why
+    source:       systemd-timesyncd, chrony, ntpd, none, or kernel: by the kernel's flag, some
+                  other service
+    offset_ms:    how far the clock was from its time server's, where the service tells
+    detail:       what the service said, in short
     """
 
     synchronised: bool | None
@@ -107,7 +108,7 @@ def _first(text: str) -> str:
 
 
 def parse(text: str) -> Clock:
-    """The clock from what SCRIPT printed; never raises."""
+    """The clock in what SCRIPT printed; never raises."""
     pieces = re.split(r"^clock=(\w+)$", text, flags=re.M)
     found: dict[str, tuple[str, int]] = {}
     for name, piece in zip(pieces[1::2], pieces[2::2]):

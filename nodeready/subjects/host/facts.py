@@ -9,10 +9,9 @@ from typing import Any
 
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
-from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, file_lines
-from nodeready.subjects.debug_tools import facts as packages
-from nodeready.subjects.host import clock, processes
-from nodeready.subjects.host import mounts as fstab
+from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, by_path, file_lines
+from nodeready.subjects.debug_tools.facts import VERSIONS_SCRIPT, parse_versions
+from nodeready.subjects.host import clock, mounts, processes
 from nodeready.subjects.host.clock import Clock
 from nodeready.subjects.host.mounts import Entry, Mount
 from nodeready.subjects.host.processes import Parent, Stuck
@@ -40,13 +39,13 @@ _FILES = (
     "/sys/fs/selinux/enforce",
     "/sys/module/apparmor/parameters/enabled",
     "/etc/timezone",
-    fstab.TABLE,
-    fstab.FSTAB,
+    mounts.TABLE,
+    mounts.FSTAB,
 )
 
 
 def _script(policy: Policy) -> str:
-    """Everything that is in a file: one process for all of them."""
+    """Everything that stands in a file: one process reads all files."""
     return rf"""
     for nr_dir in /sys/bus/pci/devices/*; do
         nr_line=
@@ -72,8 +71,8 @@ def _script(policy: Policy) -> str:
 
 
 def _slow_script(policy: Policy) -> str:
-    """Everything that starts a program that may be slow, or that may hang: the mounts last."""
-    return "\n".join((packages.SCRIPT, clock.SCRIPT, processes.SCRIPT, fstab.script(policy), ":"))
+    """Everything that starts a program that may be slow or hang; the mounts come last."""
+    return "\n".join((VERSIONS_SCRIPT, clock.SCRIPT, processes.SCRIPT, mounts.script(policy), ":"))
 
 
 SECTION = Section("host", _script)
@@ -82,19 +81,19 @@ SLOW = Section("host_slow", _slow_script, timeout_s=14, cap_bytes=1048576, besid
 
 @dataclass(frozen=True)
 class Host:
-    """What a node is and how it is doing. None and "" stand for what it does not show.
+    """The system and the resources of a node. None and "": the node does not show it.
 
     os_id, os_version, os_name: ID, VERSION_ID and PRETTY_NAME of os-release(5)
-    cmdline:            the kernel's, in force
-    cpus, numa_nodes:   online
-    memory_total_mb:    MiB that the kernel has for itself and its programs
+    cmdline:            the running kernel's command line
+    cpus, numa_nodes:   how many are online
+    memory_total_mb:    MiB that the kernel has for itself and for programs
     hugepages_total:    of the default size, hugepage_size_kb
     transparent_hugepage: always, madvise or never
     numa_balancing:     the live value; numa_balancing_boot: what sets it at the next boot
     instinct:           an AMD Instinct is on the PCI bus
-    file_handles, pids: in use (pids: every thread has one), and the most that there can be
+    file_handles, pids: in use (every thread has a pid); _max: the most that there can be
     lsm:                selinux enforcing, selinux permissive, apparmor, or none
-    timezone:           its name; "" when /etc/localtime is a copy that does not tell
+    timezone:           the zone's name; "" when /etc/localtime is a copy that does not tell
     looked:             why the mounts could not be looked into; "" when they were
     """
 
@@ -149,12 +148,12 @@ class Host:
 
 
 def _number(text: str) -> int | None:
-    """A whole number, or None: one file that makes no sense costs no other."""
+    """A whole number, or None: a file that makes no sense leaves the other ones readable."""
     return int(text) if re.fullmatch(r"-?\d{1,19}", text.strip()) else None
 
 
 def _listed(ranges: str) -> int | None:
-    """How many a kernel list such as ``0-127,256`` names."""
+    """How many numbers a kernel list such as ``0-127,256`` holds; None for another text."""
     count = 0
     for part in ranges.strip().split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
@@ -165,7 +164,7 @@ def _listed(ranges: str) -> int | None:
 
 
 def _zone(link: str, named: str) -> str:
-    """The zone's name from where /etc/localtime leads; else what /etc/timezone says."""
+    """The zone's name, by the target of /etc/localtime, else by /etc/timezone."""
     name = link.partition("zoneinfo/")[2] or ("" if "/" in link and link != "Etc/UTC" else link)
     for prefix in ("posix/", "right/"):
         name = name[len(prefix) :] if name.startswith(prefix) else name
@@ -173,7 +172,7 @@ def _zone(link: str, named: str) -> str:
 
 
 def same_zone(zone: str) -> str:
-    """One name for each zone of which several are in use: those of UTC (tz's etcetera file)."""
+    """One name for the zones that are UTC under several names (tz's file etcetera)."""
     names = ("UTC", "UCT", "Zulu", "Universal", "Etc/UCT", "Etc/Zulu", "Etc/Universal")
     return "Etc/UTC" if zone in names else zone
 
@@ -187,12 +186,10 @@ def _os_release(lines: list[Line]) -> dict[str, str]:
 
 
 class _Texts:
-    """What the section printed of files, by path; "" for one that is not there."""
+    """Path -> the first line of that file, as the section printed it; "" for a missing file."""
 
     def __init__(self, text: str) -> None:
-        self.lines: dict[str, list[Line]] = {}
-        for line in file_lines(text):
-            self.lines.setdefault(line.path, []).append(line)
+        self.lines = by_path(file_lines(text))
 
     def __getitem__(self, path: str) -> str:
         found = self.lines.get(path)
@@ -225,14 +222,14 @@ def _meminfo(files: _Texts) -> dict[str, int | None]:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
-    """Raises ProbeError when the kernel's own files could not be read at all."""
+    """The observation. Raises ProbeError when no file of /proc could be read."""
     output = outputs["host"]
     text = output.require()
     values, files = output.values(), _Texts(text)
     if not files[f"{_SYS}/kernel/osrelease"] and not files["/proc/meminfo"]:
         raise ProbeError("nothing of /proc could be read", text)
     slow = outputs.get("host_slow", Output("", None))
-    said, ran = fstab.answers(slow.text), processes.parse(slow.text)
+    said, ran = mounts.answers(slow.text), processes.parse(slow.text)
     system = _os_release(files.of("/etc/os-release") or files.of("/usr/lib/os-release"))
     memory = _meminfo(files)
     load, up = files.words("/proc/loadavg"), files.words("/proc/uptime")
@@ -270,14 +267,14 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         lsm=_lsm(files),
         timezone=_zone(values.get("localtime", ""), files["/etc/timezone"]),
         clock=clock.parse(slow.text),
-        mounts=fstab.fold(files.of(fstab.TABLE), said, policy),
-        fstab=fstab.parse(files.of(fstab.FSTAB), files.of(fstab.TABLE)),
+        mounts=mounts.fold(files.of(mounts.TABLE), said, policy),
+        fstab=mounts.parse_fstab(files.of(mounts.FSTAB), files.of(mounts.TABLE)),
         looked="" if said.ended else _why(slow),
         processes_looked=ran.looked,
         stuck=ran.stuck,
         zombies=ran.zombies,
         zombie_parents=ran.parents,
-        versions=packages.parse_packages(slow.text),
+        versions=parse_versions(slow.text),
     )
 
 
@@ -292,9 +289,9 @@ def _why(output: Output) -> str:
 PROBE = Probe("host", (SECTION, SLOW, sysctl.SECTION), parse)
 
 
-# --- What of a host its peers should share, and the policy that it would fit.
+# --- What a host's peers should share with it, and the policy that the host would fit.
 
-#: Kernel options that name one machine's disk, address or boot.
+#: Kernel options that name one machine's own disk, address or boot.
 _OWN = frozenset(
     (
         "BOOT_IMAGE", "BOOTIF", "bootif", "hostname", "ifname", "initrd", "ip", "ostree",
@@ -306,7 +303,7 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|([0-9a-f]{2}[:-]){5}[0-9a-f]{2}", 
 
 
 def shared_cmdline(text: str) -> str:
-    """The kernel's command line without what belongs to one machine."""
+    """The kernel's command line without the options of one machine alone."""
     kept = [word for word in tokens(text) if option(word) not in _OWN and not _UUID.search(word)]
     return " ".join(kept)
 
@@ -344,7 +341,7 @@ def learned(seen: Host) -> dict[str, Any]:
         "timezone": same_zone(seen.timezone),
     }
     if not seen.looked:
-        # What the policy takes for a path (nodeready.policy.fields).
+        # The paths that a policy accepts (nodeready.policy.fields, PATHS).
         paths = (m.path for m in seen.mounts if m.network and m.fstype != "autofs")
         found["mounts"] = [path for path in paths if re.fullmatch(r"/[^:\s'\"]*", path)]
     if seen.shm is not None and seen.shm.size_mb:
@@ -359,5 +356,5 @@ def learned(seen: Host) -> dict[str, Any]:
 
 
 def _rounded(size_mb: int) -> int:
-    """Down to whole GiB: nodes of one kind differ by what the firmware keeps."""
+    """Rounded down to whole GiB: nodes of one kind differ by the memory that firmware keeps."""
     return size_mb // 1024 * 1024 if size_mb >= 2048 else size_mb

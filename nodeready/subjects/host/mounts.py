@@ -1,9 +1,9 @@
-"""The mounts of a node, and whether each of them answers.
+"""The mounts of a node: whether each of them answers, and whether fstab's are there.
 
-A network mount whose server is gone hangs whoever looks into it, often for good: so each is asked
-by a process of its own (``stat -f``, statfs(2)) under a timeout, and what does not end is left
-behind. The local ones share one process. Their table, /proc/self/mounts, is read without touching
-any of them.
+A network mount whose server is gone hangs every process that looks into it, often for good. So a
+process of its own (``stat -f``, statfs(2)) asks each network mount under a timeout, and a process
+that does not end is left behind. The local mounts share one process. The kernel's table of mounts,
+/proc/self/mounts, is read without touching a mount.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Line
 from nodeready.subjects.host.processes import MARK
 
+# --- Which mounts are asked, and what they answer.
+
 TABLE = "/proc/self/mounts"
 
 #: Seconds that a mount has to answer.
 ANSWER_S = 3
-#: So many network mounts are asked: with more, an automounter has made most of them.
+#: At most so many network mounts are asked: where there are more, an automounter made most.
 MOST = 256
 
 LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "fuseblk")
-#: File systems of which the other end is another machine or a program.
+#: File systems that another machine or a program serves.
 NETWORK = (
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "fhgfs", "ceph", "cifs", "smb3", "smbfs", "9p",
     "virtiofs", "wekafs", "panfs", "orangefs", "pvfs2", "glusterfs", "afs", "dvs", "gfs2", "ocfs2",
@@ -57,8 +59,8 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8) & 0xFF), text)
 
 
-# A file system may be mounted in many places: a local one is asked once. One that lies below a
-# network mount is asked like that, since the way to it leads through there.
+# A file system may be mounted in many places: a local one is asked once. A mount that lies below a
+# network mount is asked like a network mount, since the path to it leads through that one.
 _CHOOSE = rf"""
 set -f
 nr_local=' '
@@ -106,8 +108,8 @@ while read -r nr_dev nr_path nr_type nr_opts nr_rest; do
 done <{TABLE}
 """
 
-# The network mounts' processes hold a pipe of their own, which is read until all have ended or
-# for ANSWER_S and the time to kill: so the section ends even when one of them never does.
+# The processes of the network mounts hold a pipe of their own. It is read until all processes have
+# ended, or for ANSWER_S and the time to kill: so the section ends even when a process never does.
 _ASK = rf"""
 nr_path() {{
     case $1 in
@@ -147,7 +149,9 @@ set +f
 
 
 def script(policy: Policy) -> str:
-    """The shell text; after that of nodeready.subjects.host.processes, which sets nr_hung."""
+    """The shell text. It stands behind that of `nodeready.subjects.host.processes`, which sets
+    nr_hung.
+    """
     wanted = "|".join(shell.quote(escaped(path)) for path in policy.mounts) or "''"
     return _CHOOSE.replace("@WANTED@", wanted) + _ASK
 
@@ -156,11 +160,12 @@ def script(policy: Policy) -> str:
 class Mount:
     """A mounted file system that matters to jobs, or that the policy names.
 
-    network:             its other end is another machine or a program
-    read_only:           as it is mounted now
-    state:               ok; hung: no answer in time, whoever looks into it waits; stale: the
-                         server no longer knows it, or its program has ended; failed; not asked
-    detail:              the error's text, or why it was not asked
+    network:             another machine or a program serves it
+    read_only:           as mounted now
+    state:               ok; hung: no answer in time, every process that looks into it waits;
+                         stale: the server no longer knows the mount, or the program that serves
+                         it has ended; failed; not asked
+    detail:              the error's text, or why the mount was not asked
     size_mb:             MiB; None where the file system tells no size
     free_percent:        of what users may fill, as df counts it
     inodes_free_percent: None where the file system counts no inodes (btrfs)
@@ -181,12 +186,12 @@ class Mount:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the mounts said. Paths of ``together``, ``alone`` and ``over`` are as the table spells
-    them.
+    """What the mounts answered. The paths of ``together``, ``alone`` and ``over`` are spelt as in
+    the kernel's table.
 
-    together: the mounts that one process was asked for, all at once
-    alone:    those that each had a process of their own
-    over:     those that were too many to ask
+    together: the mounts that one process asked, all at once
+    alone:    the mounts that each had a process of their own
+    over:     the mounts that were too many to ask
     sizes:    path -> MiB, free per cent, free inodes per cent
     errors:   path -> the error's text
     ended:    how far the look came: "" (not to the mounts), begin, local, end
@@ -209,7 +214,7 @@ _ERROR = re.compile(r"stat: [^/]{0,80}'(/.*)': ([^':]{1,100})$")
 
 
 def answers(text: str) -> Answers:
-    """What the script printed; never raises."""
+    """The answers in what the script printed; never raises."""
     sizes: dict[str, Size] = {}
     errors: dict[str, str] = {}
     asked: dict[str, set[str]] = {"": set(), "begin": set(), "local": set(), "end": set()}
@@ -235,14 +240,14 @@ def answers(text: str) -> Answers:
 
 def _size(numbers: str) -> Size:
     block, blocks, free, available, inodes, inodes_free = map(int, numbers.split())
-    # df's arithmetic: what is kept for root counts as neither used nor free.
+    # df's arithmetic: blocks that are kept for root count as neither used nor free.
     usable = blocks - free + available
     size_mb = block * blocks // 2**20 if blocks else None
     return size_mb, _share(available, usable), _share(inodes_free, inodes)
 
 
 def _state(raw: str, path: str, said: Answers) -> tuple[str, str]:
-    """The state of one mount, and what is to be said about it."""
+    """The state of one mount, and its detail."""
     error = said.errors.get(path)
     if path in said.sizes:
         return "ok", ""
@@ -263,7 +268,7 @@ def _state(raw: str, path: str, said: Answers) -> tuple[str, str]:
 
 
 def fold(lines: Iterable[Line], said: Answers, policy: Policy) -> tuple[Mount, ...]:
-    """The mounts that were to be asked and those that the policy names, in the table's order."""
+    """The mounts that were to be asked, and the policy's, in the order of the table."""
     chosen = said.together | said.alone | said.over | {escaped(path) for path in policy.mounts}
     found: dict[str, Mount] = {}
     for line in lines:
@@ -276,7 +281,7 @@ def fold(lines: Iterable[Line], said: Answers, policy: Policy) -> tuple[Mount, .
             state, detail = "not asked", "mounted when somebody looks into it"
         size: Size = said.sizes.get(path, (None, None, None)) if state == "ok" else (None,) * 3
         read_only = "ro" in options.split(",")
-        # What is mounted later over the same path hides the earlier.
+        # A later mount over the same path hides the earlier one.
         found[path] = Mount(
             path, unescaped(device), fstype, options, is_network(fstype), read_only,
             state, detail, *size,
@@ -285,11 +290,11 @@ def fold(lines: Iterable[Line], said: Answers, policy: Policy) -> tuple[Mount, .
 
 
 def is_network(fstype: str) -> bool:
-    """Whether a file system of this type has its other end elsewhere."""
+    """Whether another machine or a program serves a file system of this type."""
     return fstype in NETWORK or (fstype.startswith("fuse.") and fstype not in _NOT_OURS)
 
 
-# --- What /etc/fstab mounts at boot (fstab(5)), and whether it is there.
+# --- What /etc/fstab mounts at boot (fstab(5)), and whether that is mounted.
 
 FSTAB = "/etc/fstab"
 
@@ -298,8 +303,8 @@ FSTAB = "/etc/fstab"
 class Entry:
     """A line that mounts something at a directory.
 
-    mounted:   something is mounted there now
-    read_only: and that is read-only
+    mounted:   something is mounted at the directory now
+    read_only: that mount is read-only
     """
 
     path: str
@@ -312,17 +317,17 @@ class Entry:
 
     @property
     def at_boot(self) -> bool:
-        """Whether it is to be there without anybody asking for it.
+        """Whether it is to be mounted without anybody asking for it.
 
-        A local disk with ``nofail`` may be missing by right (a cloud's temporary disk); a server
-        that was down at boot is no reason to work without its mount.
+        A local disk with ``nofail`` may be missing by right (a cloud's temporary disk). A network
+        mount with ``nofail`` may not: that its server was down at boot is no reason to go without.
         """
         late = {"noauto", "x-systemd.automount", *(() if is_network(self.fstype) else ("nofail",))}
         return not late & set(self.options)
 
 
-def parse(lines: Iterable[Line], table: Iterable[Line]) -> tuple[Entry, ...]:
-    """The lines of fstab, told by the kernel's table of mounts what is there."""
+def parse_fstab(lines: Iterable[Line], table: Iterable[Line]) -> tuple[Entry, ...]:
+    """The entries of fstab, each compared with the kernel's table of mounts."""
     options_now = {
         unescaped(words[1]): words[3].split(",")
         for words in (line.text.split(" ") for line in table)

@@ -1,9 +1,10 @@
 """Processes that no signal ends (state D), and zombies.
 
-A process passes through state D with every read of a disk, so two looks a second apart count: who
-is in D both times and has used no CPU time between them. How long it has been waiting is told by
-``se.exec_start`` of /proc/PID/sched, the time at which it last ran, beside the same value of a
-process that runs now; the kernel keeps no other record of it. Without that file it is not known.
+A process passes through state D with every read of a disk. So two looks a second apart count: a
+process is stuck that is in D both times and has used no CPU time in between. How long it has been
+waiting is told by ``se.exec_start`` of /proc/PID/sched, the time at which the process last ran,
+beside the same value of a process that runs now; the kernel keeps no other record. Without that
+file the duration is not known.
 
 Only the first thread of a process is looked at: thousands of threads would cost more than the
 whole look. Kernel threads wait in D by trade and are left out. A process that a cgroup (v1) has
@@ -17,15 +18,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: What marks a look of ours at a mount (nodeready.subjects.host.mounts) in /proc/PID/cmdline.
+#: Marks our own look at a mount (nodeready.subjects.host.mounts) in /proc/PID/cmdline.
 MARK = "nr_fs="
-#: So many processes in state D are looked at twice.
+#: At most so many processes in state D are looked at twice.
 MOST = 64
 # pid (name) state ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt utime stime:
 # the first fields of /proc/PID/stat (proc_pid_stat(5)).
 _FIELDS = r"^[0-9]* (.*) [DZ]\( [0-9-]*\)\{12\}"
 
-# Leaves in nr_hung, a line each, the mounts at which an earlier look of ours hangs.
+# The script leaves in nr_hung, a line each, the mounts at which an earlier look of ours hangs.
 SCRIPT = rf"""
 nr_hung=
 nr_pids=
@@ -96,9 +97,9 @@ _FROZEN = ("__refrigerator", "refrigerator")
 class Stuck:
     """A process that waits inside the kernel and that no signal ends.
 
-    wchan:   the kernel function in which it waits, "" where it is not shown
-    seconds: since it last ran; None: this kernel does not tell, a second at least
-    frozen:  a cgroup has frozen it, on purpose; it can be thawed
+    wchan:   the kernel function in which the process waits, "" where it is not shown
+    seconds: since the process last ran; None: this kernel does not tell, a second at least
+    frozen:  a cgroup has frozen the process on purpose; it can be thawed
     """
 
     pid: int
@@ -110,7 +111,7 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Parent:
-    """Who does not reap its ended children: ``count`` zombies are its own."""
+    """A process that does not reap its ended children, and how many zombies those are."""
 
     pid: int
     name: str
@@ -121,8 +122,8 @@ class Parent:
 class Processes:
     """What is wrong with the processes of a node.
 
-    looked:  whether the look came to its end; what it did not see it cannot tell
-    parents: of the zombies, the worst first, five at most
+    looked:  whether the look came to its end; if not, the other fields tell nothing
+    parents: of the zombies, those with the most first, five at most
     """
 
     looked: bool
@@ -150,7 +151,7 @@ def _stats(text: str) -> Iterator[_Stat]:
 
 
 def parse(text: str) -> Processes:
-    """What SCRIPT printed; never raises."""
+    """The processes in what SCRIPT printed; never raises."""
     pieces = re.split(r"^processes=(1|2|end)$", text, flags=re.M)
     parts = dict(zip(pieces[1::2], pieces[2::2]))
     first = {stat.pid: stat for stat in _stats(parts.get("1", ""))}

@@ -1,0 +1,1 @@
+"""The kernel's arguments for the IOMMU, in force and at the next boot."""

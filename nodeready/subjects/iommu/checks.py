@@ -5,8 +5,17 @@ from __future__ import annotations
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects.declare import Subject, check
-from nodeready.subjects.iommu import facts as cmdline
-from nodeready.subjects.iommu.facts import MODELS, OURS, PROBE, Iommu
+from nodeready.subjects.iommu.facts import (
+    MODELS,
+    OURS,
+    PROBE,
+    Iommu,
+    configured,
+    contradicting,
+    missing,
+    option,
+    same,
+)
 from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
 
 #: From here on MI100 and MI200 need the IOMMU: without it the kernel falls back from X2APIC and
@@ -44,7 +53,7 @@ def wanted(seen: Iommu, want: Policy) -> tuple[str, ...] | str:
 
 
 def tool(seen: Iommu) -> tuple[str, ...]:
-    """The command that makes the next boot's configuration; () when we know none for this node."""
+    """The command that makes the next boot's configuration; () for a node without a known one."""
     if seen.family == "debian" and "update-grub" in seen.tools:
         return ("update-grub",)
     if seen.family == "debian" and "grub-mkconfig" in seen.tools:
@@ -63,7 +72,7 @@ def our_line(args: tuple[str, ...]) -> str:
 
 def ours_wins(seen: Iommu, args: tuple[str, ...]) -> bool:
     """Whether our piece of GRUB's configuration is there, for these arguments, and read last."""
-    last = cmdline.configured(seen.config).last
+    last = configured(seen.config).last
     return (
         seen.ours is not None
         and last is not None
@@ -74,14 +83,14 @@ def ours_wins(seen: Iommu, args: tuple[str, ...]) -> bool:
 
 
 def _wrong(tokens: tuple[str, ...], args: tuple[str, ...]) -> str:
-    """What is wrong with a command line, in words; "" when nothing is."""
-    parts = [f"{token} contradicts" for token in cmdline.contradicting(tokens, args)]
-    lacking = cmdline.missing(tokens, args)
+    """What is wrong with a command line, in words, or ""."""
+    parts = [f"{token} contradicts" for token in contradicting(tokens, args)]
+    lacking = missing(tokens, args)
     return ", ".join([*parts, *([f"{' '.join(lacking)} missing"] if lacking else [])])
 
 
 def _source(seen: Iommu, tokens: tuple[str, ...], default: str) -> str:
-    """The line of GRUB's configuration that brings one of these tokens in, else ``default``."""
+    """The line of GRUB's configuration that adds one of these tokens, else ``default``."""
     for line in reversed(seen.config):
         if "nodeready" not in line.text and any(token in line.text for token in tokens):
             return line.where
@@ -89,20 +98,20 @@ def _source(seen: Iommu, tokens: tuple[str, ...], default: str) -> str:
 
 
 def _next_boot(seen: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
-    """What is wrong at the next boot, where, and whether GRUB's own file is what is wrong."""
+    """What is wrong at the next boot, where, and whether it is wrong in GRUB's generated file."""
     for entry in seen.boot:
         wrong = _wrong(entry.tokens, args)
         if wrong:
-            bad = cmdline.contradicting(entry.tokens, args)
+            bad = contradicting(entry.tokens, args)
             return f"next boot: {wrong}", _source(seen, bad, entry.where), True
     if seen.family != "redhat" and not ours_wins(seen, args):
-        found = cmdline.configured(seen.config)
+        found = configured(seen.config)
         if found.tokens is None:
             where = found.last.where if found.last else ""
             return "next update of GRUB: cannot be foretold", where, False
         wrong = _wrong(found.tokens, args)
         if wrong:
-            bad = cmdline.contradicting(found.tokens, args)
+            bad = contradicting(found.tokens, args)
             where = found.last.where if found.last else ""
             return f"next update of GRUB: {wrong}", _source(seen, bad, where), False
     return "", seen.boot[0].where if seen.boot else "", False
@@ -148,7 +157,7 @@ def args(seen: Iommu, want: Policy) -> Result:
         shown = wrong or f"running kernel: {_wrong(seen.live, wants)}"
         return fail(check, expected, f"{shown}; no supported boot loader", source, fix)
     if stale and seen.generated and ours_wins(seen, wants):
-        # Generated after our file was there, and still not so: another run changes nothing.
+        # grub.cfg was generated with our file in place and is wrong: another run changes nothing.
         return fail(
             check,
             expected,
@@ -193,12 +202,12 @@ def off(seen: Iommu, want: Policy) -> Result:
     check, wants = "iommu.off", wanted(seen, want)
     if isinstance(wants, str):
         return na(check, wants)
-    options = {cmdline.option(token) for token in wants}
+    options = {option(token) for token in wants}
     found: list[tuple[str, str]] = []
     for where, tokens in [*((e.where, e.tokens) for e in seen.boot), ("/proc/cmdline", seen.live)]:
         for token in tokens:
-            is_off = any(cmdline.same(token, other) for other in OFF)
-            if is_off and cmdline.option(token) not in options:
+            is_off = any(same(token, other) for other in OFF)
+            if is_off and option(token) not in options:
                 found.append((token, _source(seen, (token,), where)))
     if not found:
         return ok(check, "the IOMMU is not switched off")

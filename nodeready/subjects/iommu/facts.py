@@ -1,7 +1,7 @@
 """The kernel arguments of a node: in force, at the next boot, and what GRUB's files make of them.
 
-Everything but the hardware is read only where there is something to manage: a node without an AMD
-Instinct costs no process at all.
+Only the hardware is read on every node. The rest is read where the arguments are managed: a node
+without an AMD Instinct starts no process for it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, file_lines
+from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, by_path, file_lines
 
-# --- Kernel command lines: their tokens, and what the lines of GRUB's configuration make of them.
+# --- Kernel command lines: their tokens, and how GRUB's configuration files make one.
 #
 # Rules: the kernel splits at white space outside double quotes, takes ``-`` and ``_`` in names for
 # the same, and leaves what follows ``--`` to init (kernel/params.c,
 # Documentation/admin-guide/kernel-parameters.rst).
 
-#: Options of which several values add up, each on its own: another token does not contradict.
+#: Options whose values add up: a second token of such an option contradicts nothing.
 REPEATABLE = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "rd.driver.blacklist"})
 #: The variables that become the command line, in this order (grub-mkconfig's 10_linux).
 VARIABLES = ("GRUB_CMDLINE_LINUX", "GRUB_CMDLINE_LINUX_DEFAULT")
@@ -33,7 +33,7 @@ _REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 
 
 def tokens(text: str) -> tuple[str, ...]:
-    """The arguments that the kernel sees in a command line, in order, quotes included."""
+    """The arguments that the kernel takes from a command line, in order, with their quotes."""
     found = re.findall(r"(?:[^\s\"]|\"[^\"]*(?:\"|$))+", text)
     return tuple(found[: found.index("--")] if "--" in found else found)
 
@@ -44,18 +44,18 @@ def option(token: str) -> str:
 
 
 def same(token: str, other: str) -> bool:
-    """Whether two tokens say the same thing."""
+    """Whether two tokens set the same option to the same value."""
     return option(token) == option(other) and token.partition("=")[2] == other.partition("=")[2]
 
 
 def missing(present: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """The wanted tokens that are not there."""
+    """The wanted tokens that are not among the present ones."""
     there = tuple(present)
     return tuple(want for want in wanted if not any(same(token, want) for token in there))
 
 
 def contradicting(present: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """The tokens that set an option of the wanted ones to something else, each once."""
+    """The present tokens that give an option of a wanted token another value, each once."""
     wants = tuple(wanted)
     options = {option(want) for want in wants} - {name.replace("-", "_") for name in REPEATABLE}
     return tuple(
@@ -73,7 +73,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _value(text: str, variables: Mapping[str, str]) -> str | None:
-    """The value of a shell assignment's right side; None for what only a shell can tell."""
+    """The value of a shell assignment's right side; None where only a shell can tell."""
     value = ""
     at = 0
     while at < len(text) and not text[at].isspace() and text[at] not in ";#":
@@ -92,14 +92,14 @@ def _value(text: str, variables: Mapping[str, str]) -> str | None:
             expanded = expand(part, variables)
             value += re.sub(r"\\([\"\\$`])", r"\1", expanded) if double is not None else expanded
         at = piece.end()
-    # A backslash at the end goes on in the next line.
+    # Behind a backslash at the end, the assignment goes on in the next line.
     return None if text.rstrip().endswith("\\") else value
 
 
 class Configured(NamedTuple):
     """What GRUB's configuration files set.
 
-    tokens: of the command line that they make; None when only a shell can tell
+    tokens: of the resulting command line; None where only a shell can tell
     last:   the last line that assigns one of the variables, or None
     """
 
@@ -108,7 +108,7 @@ class Configured(NamedTuple):
 
 
 def configured(lines: Iterable[Line]) -> Configured:
-    """What the assignments of /etc/default/grub and grub.d make, in the order of reading."""
+    """What the lines of /etc/default/grub and grub.d set, given in the order of reading."""
     values: dict[str, str] = {}
     last: Line | None = None
     readable = True
@@ -183,6 +183,8 @@ MODELS: dict[str, Model] = {
 }
 
 
+# --- The look at a node's boot loader, and what it showed.
+
 DEFAULT_GRUB = "/etc/default/grub"
 GRUB_D = "/etc/default/grub.d"
 #: Where update-grub, grub2-mkconfig and the installers of RHEL put GRUB's own file.
@@ -244,7 +246,7 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel's command line as the boot loader has it: its tokens, and where it stands."""
+    """A kernel's command line in the boot loader's configuration: its line and its tokens."""
 
     where: str
     tokens: tuple[str, ...]
@@ -254,14 +256,14 @@ class Entry:
 class Iommu:
     """What decides a node's kernel arguments.
 
-    devices:      PCI device ids of its AMD graphics and accelerators (``0x74a1``), sorted
-    cpus:         logical CPUs online; with 256 and more and no IOMMU the kernel finds 255
+    devices:      PCI device ids of the node's AMD graphics and accelerators (``0x74a1``), sorted
+    cpus:         logical CPUs online; of 256 and more the kernel finds 255 without an IOMMU
     cpu_vendor:   AuthenticAMD, GenuineIntel, or ""
     live:         the tokens of /proc/cmdline
     boot:         command lines of the next boot: GRUB's first entry, or each boot loader entry
     config:       what /etc/default/grub and grub.d/*.cfg assign, in the order of reading
     family:       debian, redhat, suse, or "" for another distribution
-    tools:        which of update-grub, grub-mkconfig, grubby, grub2-mkconfig are there
+    tools:        which of update-grub, grub-mkconfig, grubby, grub2-mkconfig are installed
     dropins:      the files of grub.d, in the order of reading
     ours:         the line that holds the arguments of our own piece of configuration, or None
     generated:    grub.cfg was written after our own piece of configuration
@@ -343,16 +345,14 @@ def _boot(files: Mapping[str, list[Line]], family: str) -> tuple[Entry, ...]:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
-    """Raises ProbeError for a list of CPUs that is none."""
+    """The observation. Raises ProbeError for a list of CPUs that makes no sense."""
     whole = outputs["iommu"]
-    # What follows is the content of a file: nothing of it is an answer of ours.
+    # Behind this line stands the content of a file, in which no line is an answer of ours.
     output = replace(whole, text=whole.require().partition(f"\n@{whole.nonce} file ")[0])
     values = output.values()
     if "live" not in values:
         return Iommu(devices=tuple(sorted(output.all("device"))))
-    files: dict[str, list[Line]] = {}
-    for line in file_lines(output.require()):
-        files.setdefault(line.path, []).append(line)
+    files = by_path(file_lines(output.require()))
     family = _family(files.get("/etc/os-release", ()))
     # Only Debian's grub-mkconfig reads grub.d.
     dropins = tuple(output.all("dropin")) if family == "debian" else ()

@@ -1,0 +1,1 @@
+"""The resource limits of jobs: at login, in services, in what runs already."""

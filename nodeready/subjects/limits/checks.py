@@ -57,18 +57,18 @@ def refused(seen: Limits, want: Policy, item: str) -> str:
 
 
 def wanted(seen: Limits, want: Policy) -> dict[str, int]:
-    """The limits that this node can have, in kernel units: those that it refuses are left out."""
+    """Item -> the policy's limit in kernel units, without the limits that this kernel refuses."""
     return {item: _declared(want, item) for item in ITEMS if not refused(seen, want, item)}
 
 
 def _unbeatable(path: str) -> bool:
-    """Whether no file of ours can be read after this one; what is set outside a .d is beaten."""
+    """Whether no file of ours can be read after this one. A file outside of a .d is beaten."""
     directory, _, name = path.rpartition("/")
     return directory.endswith(".d") and not beatable(name)
 
 
 def _refused(item: str, why: str, seen: Limits, want: Policy) -> Result:
-    """The node cannot have this limit: a line of ours that asks for it must go, and at once."""
+    """The node's kernel refuses this limit: a line of ours that sets it breaks every login."""
     check, limit = f"limits.{item}", _declared(want, item)
     expected = f"{shown(limit, item)} for {', '.join(want.limit_domains)}"
     for entry in seen.pam.entries:
@@ -240,7 +240,7 @@ def services(seen: Limits, want: Policy) -> Result:
 
 
 def _below(seen: Limits, limits: dict[str, int]) -> dict[str, str]:
-    """service -> its processes with a lower limit, in words."""
+    """Service -> its processes with a lower limit, in words."""
     found: dict[str, list[str]] = {}
     for process in seen.running:
         low = [

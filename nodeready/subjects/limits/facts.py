@@ -16,11 +16,12 @@ from nodeready.subjects.base import (
     ProbeError,
     Section,
     beatable,
+    by_path,
     file_lines,
     number,
 )
 
-# --- The lines of limits.conf and limits.d, as pam_limits takes them.
+# --- The limits of logins: the lines of limits.conf and limits.d, as pam_limits applies them.
 #
 # Rules, from limits.conf(5) and Linux-PAM's pam_limits.c: limits.conf comes first, then
 # limits.d/*.conf in byte order of their names; ``#`` begins a comment anywhere; fields are
@@ -28,14 +29,14 @@ from nodeready.subjects.base import (
 # wins; a user's line beats a group's, which beats ``*``. A line ``DOMAIN -`` exempts that user or
 # group from all limits, wherever it stands.
 
-#: The limits of the policy, with the number of kernel units (bytes, descriptors) in one unit of
-#: limits.conf: core and memlock are given there in KiB.
+#: Item -> kernel units (bytes, descriptors) in one unit of limits.conf, which has core and memlock
+#: in KiB. The items are the limits of the policy.
 ITEMS = {"core": 1024, "memlock": 1024, "nofile": 1}
 
 #: RLIM_INFINITY of the kernel: no limit.
 UNLIMITED = 2**64 - 1
 
-#: Distributions with a vendor directory read a file from there unless /etc has one of that name.
+#: A file of an earlier directory masks the files of its name in later ones, the vendor's.
 DIRECTORIES = ("/etc/security", "/usr/etc/security", "/usr/share/security")
 
 _SPACE = re.compile(r"[ \t\n\v\f\r]+")
@@ -65,8 +66,8 @@ class PamLimits:
 
     entries: in the order in which pam_limits applies them
     exempt:  (domain, where) of the lines that exempt a user or group from all limits
-    last:    base name of the last file of limits.d that is not ours and gives one of ITEMS, of
-             those that a file of ours can follow
+    last:    base name of the last file of limits.d that is not ours, gives one of ITEMS and can
+             be followed by a file of ours; "" for none
     """
 
     entries: tuple[Entry, ...] = ()
@@ -74,7 +75,7 @@ class PamLimits:
     last: str = ""
 
     def effective(self, domain: str, kind: str, item: str) -> Entry | None:
-        """The entry that wins for this domain among its kind; None when no line gives one."""
+        """The entry of this domain, kind and item that wins; None when no line gives one."""
         found = None
         for entry in self.entries:
             if (entry.kind, entry.item) == (kind, item) and same_domain(entry.domain, domain):
@@ -102,7 +103,7 @@ def _value(text: str, item: str) -> int | None:
 
 
 def _order(paths: Iterable[str]) -> list[str]:
-    """limits.conf, then the files of limits.d by name; the first directory masks the others."""
+    """limits.conf, then the files of limits.d by name; earlier directories mask later ones."""
     main: dict[str, str] = {}
     drop: dict[str, str] = {}
     for directory in DIRECTORIES:
@@ -117,16 +118,14 @@ def _order(paths: Iterable[str]) -> list[str]:
 
 
 def parse_pam_limits(lines: Iterable[Line]) -> PamLimits:
-    """The limits that the lines give; lines of other files are passed over."""
-    by_path: dict[str, list[Line]] = {}
-    for line in lines:
-        by_path.setdefault(line.path, []).append(line)
+    """The limits that the lines give; lines of files that pam_limits does not read are skipped."""
+    files = by_path(lines)
     entries: list[Entry] = []
     exempt: list[tuple[str, str]] = []
     last = ""
-    for path in _order(by_path):
+    for path in _order(files):
         before = len(entries)
-        for line in by_path[path]:
+        for line in files[path]:
             words = _SPACE.split(line.text.partition("#")[0].partition("\0")[0].strip(" \t\v\f\r"))
             domain, kind = words[0], words[1].lower() if len(words) > 1 else ""
             if len(words) == 2 and kind[:1] == "-" and domain != "*":
@@ -177,9 +176,9 @@ class Unit:
     """An installed service.
 
     path:   its unit file
-    limits: item -> the limit that its files set; an item that they do not set is missing
-    last:   base name of the last drop-in that is not ours and sets a limit, of those that one
-            of ours can follow
+    limits: item -> the limit that the unit's files set; without the items that they do not set
+    last:   base name of the last drop-in that is not ours, sets a limit and can be followed by
+            one of ours; "" for none
     """
 
     path: str
@@ -188,7 +187,7 @@ class Unit:
 
 
 def file_names(service: str) -> tuple[str, ...]:
-    """The names under which a service's unit file may stand: an instance has its template's."""
+    """The file names of a service's unit; an instance may have its template's."""
     template, at, instance = service.partition("@")
     names = (f"{service}.service",)
     return (*names, f"{template}@.service") if at and instance else names
@@ -225,7 +224,7 @@ def _limit(text: str, where: str) -> UnitLimit | None:
 
 
 def _apply(lines: Iterable[Line], limits: dict[str, UnitLimit]) -> bool:
-    """Apply one file's [Service] section; whether it sets a limit of ours."""
+    """Apply one file's [Service] section to ``limits``. Returns whether it sets one of ITEMS."""
     section, sets = "", False
     for line in lines:
         text = line.text.strip()
@@ -244,28 +243,28 @@ def _apply(lines: Iterable[Line], limits: dict[str, UnitLimit]) -> bool:
 
 
 def parse_unit_limits(service: str, path: str, lines: Iterable[Line]) -> Unit:
-    """What the files of a service set, from the lines of its unit file and drop-ins."""
-    by_path: dict[str, list[Line]] = {}
-    for line in lines:
-        by_path.setdefault(line.path, []).append(line)
+    """The limits of a service, from the lines of its unit file and drop-ins."""
+    files = by_path(lines)
     dropins: dict[str, str] = {}
     for directory in dropin_directories(service):
-        for candidate in by_path:
+        for candidate in files:
             parent, _, name = candidate.rpartition("/")
             if parent == directory:
                 dropins.setdefault(name, candidate)
     limits: dict[str, UnitLimit] = {}
-    _apply(by_path.get(path, ()), limits)
+    _apply(files.get(path, ()), limits)
     last = ""
     for name in sorted(dropins, key=lambda name: name.encode("utf-8", "surrogateescape")):
-        sets = _apply(by_path[dropins[name]], limits)
+        sets = _apply(files[dropins[name]], limits)
         if sets and "nodeready" not in name and beatable(name):
             last = name
     return Unit(path, limits, last)
 
 
+# --- The look at a node's limits, and the processes that have some already.
+
 NR_OPEN = "fs.nr_open"
-# A number of /proc/sys has to be read at once, and dash reads byte by byte: so grep reads it too.
+# A number of /proc/sys has to be read at once, and dash reads byte by byte: so grep reads it.
 _NR_OPEN_FILE = "/proc/sys/fs/nr_open"
 _PROC_NAMES = {
     "Max core file size": "core",
@@ -317,9 +316,9 @@ def _service_script(service: str) -> str:
     """
 
 
-# Without CAP_SYS_RESOURCE (a container) root may not raise a hard limit above what sshd has. A
-# strict pam_limits then refuses the login, so what is possible there matters. The capability is
-# bit 24, in the tenth digit of CapBnd.
+# Without CAP_SYS_RESOURCE (a container) root may not raise a hard limit above sshd's own. A strict
+# pam_limits then refuses the login, so the limits that root can set there matter. The capability
+# is bit 24, in the tenth digit of CapBnd.
 _CEILING = r"""
     while read -r nr_key nr_bits; do
         if [ "$nr_key" = CapBnd: ]; then break; fi
@@ -342,7 +341,7 @@ def _script(policy: Policy) -> str:
         f"{directory}/limits.conf {directory}/limits.d/*.conf" for directory in DIRECTORIES
     )
     names = " ".join(f"-e {shell.quote(service[:15])}" for service in services)
-    # Without systemd there are no cgroups to look into: look at the names of all processes.
+    # Without systemd there are no cgroups of services: look at the names of all processes.
     scan = rf"""
     if [ ! -d /run/systemd/system ]; then
         for nr_file in $(grep -slxF {names} /proc/[0-9]*/comm); do
@@ -379,12 +378,12 @@ class Limits:
     """The limits of jobs on a node.
 
     pam:          what the files give to new logins
-    units:        service -> what its files set; a service that is not installed is missing
-    running:      the processes of the services of the policy
-    ceiling:      hard limits that logins cannot exceed, by item: root may not raise any here and
+    units:        service -> its unit; without the services that are not installed
+    running:      the processes of the policy's services
+    ceiling:      item -> the hard limit that logins cannot exceed, where root may raise none and
                   pam_limits is strict; empty on every usual node
     nr_open:      fs.nr_open in force: no process may have more open files; None: unreadable
-    nr_open_boot: what the sysctl files set it to at the next boot
+    nr_open_boot: what the sysctl files set fs.nr_open to at the next boot
     systemd:      systemd runs as the init
     """
 
@@ -398,7 +397,7 @@ class Limits:
 
 
 def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
-    """Item -> (soft, hard) of a /proc/PID/limits; nothing when the process ended meanwhile."""
+    """Item -> (soft, hard) of a /proc/PID/limits; {} when the process ended meanwhile."""
     found: dict[str, tuple[int, int]] = {}
     for line in lines:
         match = re.match(r"(Max [a-z ]+?)\s{2,}(\w+)\s+(\w+)", line.text)
@@ -412,13 +411,11 @@ def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
-    """Raises ProbeError when a value of the kernel is no number."""
+    """The observation. Raises ProbeError when a value of the kernel is no number."""
     output = outputs["limits"]
     values = output.values()
-    by_path: dict[str, list[Line]] = {}
-    for line in file_lines(output.require()):
-        by_path.setdefault(line.path, []).append(line)
-    lines = [line for found in by_path.values() for line in found]
+    files = by_path(file_lines(output.require()))
+    lines = [line for found in files.values() for line in found]
     units: dict[str, Unit] = {}
     for text in output.all("unit"):
         service, _, path = text.partition(" ")
@@ -429,13 +426,13 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
     running = []
     for text in dict.fromkeys(output.all("process")):
         name, _, pid = text.partition(" ")
-        limits = _proc_limits(by_path.get(f"/proc/{pid}/limits", ()))
+        limits = _proc_limits(files.get(f"/proc/{pid}/limits", ()))
         if limits:
             service = by_name.get(name[:15], name)
             running.append(Running(service, number(pid, "a process id"), limits))
-    own = _proc_limits(by_path.get(f"/proc/{values.get('ceiling')}/limits", ()))
+    own = _proc_limits(files.get(f"/proc/{values.get('ceiling')}/limits", ()))
     strict = re.search(r"^/[^:]*/pam\.d/", output.text, re.M)
-    nr_open = by_path.get(_NR_OPEN_FILE, ())
+    nr_open = files.get(_NR_OPEN_FILE, ())
     return Limits(
         pam=parse_pam_limits(lines),
         units=units,

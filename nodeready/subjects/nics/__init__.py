@@ -1,0 +1,1 @@
+"""The network interfaces of a node, its bonds and its routes."""

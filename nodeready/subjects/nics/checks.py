@@ -14,15 +14,14 @@ from nodeready.subjects.base import Counters
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.nics.facts import PROBE, Bond, Nics, compared, counters, learned
 from nodeready.subjects.nics.nic import NET, Nic
-from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
+from nodeready.subjects.result import Result, fail, na, ok, some, unknown, warn
 
-# --- Judge what happened to the network interfaces since the last look: lost links, broken
-# packets.
+# --- Since the last look: lost links and broken packets.
 #
-# The counters run from the start of the driver, so that a total says nothing about today.
+# Counters run from the start of the driver, so that a total says nothing about today.
 
-#: Changes of the carrier within a day that one restart of a switch or of the network does not
-#: explain: a link that went and came twice.
+#: So many changes of the carrier within a day (a link that went and came twice) are more than one
+#: restart of a switch or of the network makes.
 _FLAPPING = 4
 _DAY_S = 86400
 #: Broken packets in an hour above which a link is bad, as for symbol errors of InfiniBand: the
@@ -41,9 +40,9 @@ def _since(seconds: float) -> str:
 
 
 def _growth(seen: Nics, before: Counters, counter: str) -> dict[str, int]:
-    """Interface -> by how much the counter grew; only those on which it did.
+    """Interface -> by how much its counter grew; without the interfaces on which it did not.
 
-    A smaller value than before is that of a driver that began anew: all of it is new.
+    A counter that is smaller than before began anew with its driver: its whole value is growth.
     """
     grown = {}
     judged = seen.configured()
@@ -58,16 +57,12 @@ def _growth(seen: Nics, before: Counters, counter: str) -> dict[str, int]:
 
 
 def _counted(seen: Nics, before: Counters, *counters: str) -> bool:
-    """Whether there is anything to compare."""
+    """Whether the earlier look and this one have one of these counters in common."""
     return any(
         f"{name}.{counter}" in before.values and getattr(one, counter) is not None
         for name, one in seen.interfaces.items()
         for counter in counters
     )
-
-
-def _listed(texts: list[str]) -> str:
-    return "; ".join(texts[:4]) + (f" and {len(texts) - 4} more" if len(texts) > 4 else "")
 
 
 @check(
@@ -89,7 +84,7 @@ def flaps(seen: Nics, want: Policy) -> Result:
     since = _since(before.seconds)
     if not grown:
         return ok(check, "no change of a link", f"none {since}")
-    actual = f"{_listed([f'{name}: {count} changes' for name, count in grown.items()])} {since}"
+    actual = f"{some([f'{name}: {count} changes' for name, count in grown.items()])} {since}"
     source = f"/sys/class/net/{next(iter(grown))}/carrier_changes"
     fix = "look into dmesg and the switch's log; replace cable or transceiver if it goes on"
     # A change per day is the measure also when the last look is long ago.
@@ -132,28 +127,23 @@ def errors(seen: Nics, want: Policy) -> Result:
     source = f"/sys/class/net/{names[0]}/statistics"
     fix = f"ethtool -S {names[0]} names the kind; clean or replace cable and transceiver"
     judge = fail if bad else warn
-    return judge(check, expected, f"{_listed(texts)} {since}", source, fix)
+    return judge(check, expected, f"{some(texts)} {since}", source, fix)
 
 
-#: Mbit/s below which a server's port runs only when a cable or the negotiation is bad.
+# --- The interfaces as they are now.
+
+#: Mbit/s; a server's port is slower only with a bad cable or after a failed negotiation.
 _SLOWEST_MBPS = 1000
 
 
-def some(texts: Iterable[str], most: int = 4) -> str:
-    """A list of findings, the first of them in full: ``a; b; c; d and 3 more``."""
-    listed = list(texts)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return "; ".join(listed[:most]) + more
-
-
 def _wanted(want: Policy, column: str) -> dict[str, str | int]:
-    """Interface -> what the policy says about it in this column."""
+    """Interface -> the policy's value in this column."""
     table = rows(want.nics)
     return {name: columns[column] for name, columns in table.items() if column in columns}
 
 
 def _source(names: Iterable[str], attribute: str) -> str:
-    """The file that says so, of the first interface."""
+    """The path of the first interface's attribute."""
     return f"{NET}/{next(iter(names))}/{attribute}"
 
 
@@ -167,11 +157,11 @@ def _in_words(values: Mapping[str, str | int], unit: str = "") -> str:
 
 def _names(listed: Iterable[str]) -> str:
     """``eth0, eth1, eth2, eth3 and 4 more``."""
-    return some(listed).replace("; ", ", ")
+    return some(listed, ", ")
 
 
 def _slaves(seen: Nics) -> dict[str, list[Nic]]:
-    """Bond -> its slaves that are here."""
+    """Bond -> its slaves, as far as they were seen."""
     return {
         name: [seen.interfaces[s.name] for s in bond.slaves if s.name in seen.interfaces]
         for name, bond in seen.bonds.items()
@@ -237,9 +227,9 @@ def link(seen: Nics, want: Policy) -> Result:
 def _declared(
     check: str, seen: Nics, want: Policy, *, column: str, attribute: str, fix: str
 ) -> Result | None:
-    """The policy's values of one column; None when they are right, or there are none.
+    """Judge the policy's values in one column; None when all are right, or there are none.
 
-    An interface that is missing is what `expected` judges.
+    A missing interface is left to `expected`.
     """
     unit = " Mbit/s" if column == "speed_mbps" else ""
     wanted = {n: value for n, value in _wanted(want, column).items() if n in seen.interfaces}
@@ -262,7 +252,7 @@ def _declared(
 
 
 def _linked(seen: Nics, want: Policy) -> dict[str, Nic]:
-    """The configured hardware ports that have a link: for the others speed means nothing."""
+    """The configured hardware ports that have a link; without a link, speed means nothing."""
     judged = seen.configured(rows(want.nics))
     return {name: one for name, one in judged.items() if one.physical and one.carrier}
 
@@ -426,7 +416,7 @@ def bond(seen: Nics, want: Policy) -> Result:
     node only (Documentation/networking/bonding.rst, 802.3ad).
     """
     check = "nics.bond"
-    # A bond that nobody uses (its module makes a bond0 when it is loaded) has no slave.
+    # A bond0 that the module made when it was loaded, and that nobody uses, has no slave.
     used = seen.configured(rows(want.nics))
     bonds = [one for name, one in seen.bonds.items() if one.slaves or name in used]
     if not bonds:

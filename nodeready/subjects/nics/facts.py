@@ -1,7 +1,7 @@
 """Which network interfaces a node has, in what state, and which of them reaches the other nodes.
 
-Everything comes from /sys and /proc, by two greps: no tool is needed, and nothing here waits for
-the kernel's network lock for good, as ``ip`` and ``ethtool`` do when a driver is in trouble.
+Two greps read everything from /sys and /proc. No tool is needed, and nothing here waits for the
+kernel's network lock, which a driver in trouble may hold for good against ``ip`` and ``ethtool``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from nodeready.subjects.nics import nic, routes
 from nodeready.subjects.nics.nic import Nic
 from nodeready.subjects.nics.routes import Route
 
-# --- Bonds: what /sys/class/net/BOND/bonding says, and .../bonding_slave of each slave.
+# --- Bonds: /sys/class/net/BOND/bonding, and the bonding_slave of each slave.
 #
 # Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs.c,
 # bond_sysfs_slave.c.
 
-#: The files of a bond, and those of a slave, in their interfaces' directories.
-FILES = (
+#: The files of a bond and of a slave, below the interface's directory.
+_BOND_FILES = (
     "bonding/mode",
     "bonding/mii_status",
     "bonding/slaves",
@@ -41,10 +41,10 @@ FILES = (
 class Slave:
     """One interface of a bond.
 
-    mii:           what the bond thinks of its link: "up", "down", "going down", "going back";
+    mii:           the slave's link as the bond sees it: "up", "down", "going down", "going back";
                    None: unknown
-    aggregator:    the LACP aggregator that it belongs to; None: no LACP
-    link_failures: how often the bond saw it lose its link, since it joined
+    aggregator:    the LACP aggregator to which the slave belongs; None: no LACP
+    link_failures: how often the bond saw the slave lose its link since the slave joined
     """
 
     name: str
@@ -58,11 +58,11 @@ class Bond:
     """One bond.
 
     mode:         "802.3ad", "active-backup", "balance-rr" and so on
-    mii:          whether it has a link, as a slave's
-    active_slave: the one in use, in the modes that use one at a time
+    mii:          the bond's link, in the words of a slave's
+    active_slave: the slave in use, in the modes that use one at a time
     aggregator:   the LACP aggregator in use: a slave of another one carries nothing
-    partner_mac:  the switch that LACP talks to; all zeros: none answers. None: no LACP, or hidden
-                  from whoever is not root
+    partner_mac:  the switch at the other end of LACP; all zeros: no switch answers; None: no LACP,
+                  or hidden from users other than root
     """
 
     name: str
@@ -75,7 +75,7 @@ class Bond:
 
     @property
     def lacp(self) -> bool:
-        """Whether the switch takes part in it."""
+        """Whether the bond uses LACP, so that the switch takes part."""
         return self.mode == "802.3ad"
 
 
@@ -93,7 +93,7 @@ def _slave(name: str, values: Mapping[str, str]) -> Slave:
 
 
 def parse_bonding(attributes: Mapping[str, Mapping[str, str]]) -> dict[str, Bond]:
-    """Name -> bond, of the attributes of all interfaces; what the kernel leaves empty is None."""
+    """Name -> bond, from the attributes of all interfaces; an empty attribute is None."""
     found = {}
     for name, values in attributes.items():
         if not any(key.startswith("bonding/") for key in values):
@@ -110,6 +110,8 @@ def parse_bonding(attributes: Mapping[str, Mapping[str, str]]) -> dict[str, Bond
         )
     return found
 
+
+# --- The look at all interfaces.
 
 _FILES = (
     "address",
@@ -130,18 +132,18 @@ _FILES = (
     "device/uevent",
     "device/numa_node",
     "device/infiniband/*/fw_ver",
-    *FILES,
+    *_BOND_FILES,
 )
-#: Counters of which only the change since an earlier look says something.
+#: The counters that are judged by their change since an earlier look.
 COUNTED = ("carrier_changes", "rx_errors", "tx_errors", "rx_crc_errors")
-#: Interfaces that are never for the traffic between nodes, whatever their routes say.
+#: Names of interfaces that never carry traffic between nodes, whatever their routes are.
 _NOT_FOR_PEERS = re.compile(
     r"lo$|docker|virbr|br-[0-9a-f]{12}|veth|cni|cali|cilium|flannel|kube|lxc|nodelocal|podman"
     r"|tailscale|tunl|vxlan|weave"
 )
 
 # The node's ends of the interfaces of containers and virtual machines, by the names that Docker
-# and CNI plugins give: there can be hundreds, and they say nothing about the node.
+# and CNI plugins give. There can be hundreds, and they tell nothing about the node.
 _ENDS = (
     "veth[0-9a-f]??????*|cali???????????|lxc[0-9a-f]????*|eni[0-9a-f]??????????"
     "|gke[0-9a-f]??????????|azv[0-9a-f]??????????|tap*|vnet[0-9]*"
@@ -180,16 +182,16 @@ def _script(policy: Policy) -> str:
 class Nics:
     """The network of a node.
 
-    interfaces:         name -> interface, without those that containers have on the node
+    interfaces:         name -> interface, without the node's ends of containers' interfaces
     bonds:              name -> bond
     container_ends:     how many interfaces were left out
     routes:             of the main tables, the widest first
     routes_cut:         there are more routes than were read
-    default_interface:  where what no other route takes goes
-    peers_via:          the interfaces that reach the other nodes of this run, the one that reaches
-                        the most of them first; () before `with_peers`
-    nccl_socket_ifname: the interface for NCCL_SOCKET_IFNAME; None: nothing tells which
-    before:             the counters of an earlier look, if there was one
+    default_interface:  the interface of the default route
+    peers_via:          the interfaces that reach other nodes of this run, the one that reaches
+                        the most nodes first; () before `with_peers`
+    nccl_socket_ifname: the interface for NCCL_SOCKET_IFNAME; None: not known
+    before:             the counters of an earlier look; None: there was none
     """
 
     interfaces: Mapping[str, Nic]
@@ -203,12 +205,12 @@ class Nics:
     before: Counters | None = None
 
     def configured(self, also: Iterable[str] = ()) -> dict[str, Nic]:
-        """The interfaces that have a task here: those that must work.
+        """The interfaces that have a task on this node, so that they must work.
 
-        A port or bond with an address (not only a link-local one) or a route, or that belongs to
-        a bond, a bridge or a VLAN; a bond with slaves; the interface of the default route and
-        those to the other nodes; and those named in ``also``. Where no port or bond has an
-        address, as in a container, a virtual interface that has one.
+        These are: a port or bond with an address (not only a link-local one) or a route, or below
+        a bond, a bridge or a VLAN; a bond with slaves; the interface of the default route, and
+        the interfaces to the other nodes; the names in ``also``. Where no port or bond has an
+        address, as in a container, also a virtual interface that has one.
         """
         named = {*also, *self.peers_via, self.default_interface}
         named |= {name for name, bond in self.bonds.items() if bond.slaves}
@@ -235,7 +237,7 @@ def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
-    """Raises ProbeError when there is no interface at all: even a node without network has lo."""
+    """The observation. Raises ProbeError without any interface: every node has lo."""
     output, table = outputs["nics"], outputs[routes.SECTION.name]
     text = output.require()
     if not table.truncated:
@@ -269,11 +271,16 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
     return replace(seen, nccl_socket_ifname=socket_interface(seen)[0])
 
 
+PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
+
+# --- The interface to the other nodes.
+
+
 def reaching(seen: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
     """The interfaces by which this node reaches these addresses, the one of the most first.
 
-    Names, loopback addresses and the node's own are passed over, and so are the networks of
-    containers. The same tuple should be given for all nodes: sorting it is what costs.
+    Names, loopback addresses, the node's own addresses and the networks of containers are passed
+    over. Give the same tuple for all nodes: it is sorted once.
     """
     counts = routes.reached(seen.routes, addresses)
     known = routes.known(addresses)
@@ -290,14 +297,14 @@ def reaching(seen: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def with_peers(seen: Nics, addresses: tuple[str, ...]) -> Nics:
-    """The observation, with what follows from the addresses of the nodes of the run."""
+    """The observation, with the interfaces that reach these addresses of the run's nodes."""
     found = replace(seen, peers_via=reaching(seen, addresses))
     return replace(found, nccl_socket_ifname=socket_interface(found)[0])
 
 
 def socket_interface(seen: Nics) -> tuple[str | None, str]:
-    """The interface for NCCL's sockets, and why that one; the rules are told in
-    nodeready.ready.job_env.
+    """The interface for NCCL's sockets, and why that one, by the rules of
+    `nodeready.ready.job_env`.
     """
 
     def usable(name: str | None) -> bool:
@@ -325,11 +332,11 @@ def socket_interface(seen: Nics) -> tuple[str | None, str]:
     return None, "no interface with a link is configured"
 
 
-PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
+# --- What the next look, the node's peers and a learnt policy take of the observation.
 
 
 def counters(seen: Nics) -> dict[str, int]:
-    """What the next look compares with: "eth0.rx_crc_errors" -> its value now."""
+    """The counters that the next look compares with: "eth0.rx_crc_errors" -> value."""
     found = {}
     configured = seen.configured()
     for name, one in seen.interfaces.items():
@@ -342,7 +349,7 @@ def counters(seen: Nics) -> dict[str, int]:
 
 
 def compared(seen: Nics) -> dict[str, str | int]:
-    """What the nodes of a group should share: their ports, and how those that are used are set."""
+    """What the nodes of a group should share: their ports, and the settings of those in use."""
     configured = seen.configured()
     found: dict[str, str | int] = {
         "interfaces": ",".join(sorted(n for n, one in seen.interfaces.items() if one.physical))
@@ -359,7 +366,7 @@ def compared(seen: Nics) -> dict[str, str | int]:
 
 
 def learned(seen: Nics) -> dict[str, dict[str, dict[str, str | int]]]:
-    """The policy that this node fits: its configured ports and bonds, as they are now."""
+    """The policy that this node would fit: its configured interfaces, as they are now."""
     found = {}
     for name, one in seen.configured().items():
         columns = ("mtu",) if one.kind == "virtual" else ("speed_mbps", "mtu", "driver")

@@ -1,4 +1,4 @@
-"""One network interface: what /sys/class/net says about it."""
+"""One network interface, as /sys/class/net shows it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 
 #: Where the kernel shows the interfaces.
 NET = "/sys/class/net"
-#: Interface types of include/uapi/linux/if_arp.h that we tell apart.
+#: The interface types of include/uapi/linux/if_arp.h that are kinds here.
 _INFINIBAND, _LOOPBACK = "32", "772"
-#: Kinds that the kernel itself names, in DEVTYPE of the uevent file.
+#: DEVTYPE in the uevent file -> the kind.
 _NAMED = {"bond": "bond", "bridge": "bridge", "vlan": "vlan", "wlan": "wifi"}
 
 
 @dataclass(frozen=True)
 class Nic:
-    """One network interface. None: the kernel does not say, or cannot while it is down.
+    """One network interface. None: the kernel does not say, or cannot while the interface is down.
 
-    kind:            "ethernet" and "infiniband" are hardware, so are "wifi" and "usb" (often the
-                     BMC's own); "bond", "bridge", "vlan", "loopback"; all else is "virtual"
+    kind:            "ethernet" and "infiniband" are ports of adapters; "wifi", "usb" (often the
+                     BMC's own), "bond", "bridge", "vlan", "loopback"; all else is "virtual"
     operstate:       RFC 2863's: "up", "down", "lowerlayerdown", "unknown" where none is kept
-    carrier:         whether it has a link; None: it is administratively down
-    admin_up:        whether it was switched on
+    carrier:         whether the interface has a link; None: it is administratively down
+    admin_up:        whether the interface is administratively up
     speed_mbps:      of the link
     duplex:          "full" or "half"
     mac:             the hardware address
-    firmware:        of the adapter, where its RDMA side tells it
+    firmware:        of the adapter, where its RDMA device tells
     carrier_changes: how often the link came or went since the interface was made
     pci_address:     "0000:5e:00.0"
-    numa_node:       the one that the adapter is attached to
-    master:          the bond or bridge that it belongs to
-    upper:           the interfaces that stand on it: its master, its VLANs
-    addresses:       "10.0.0.1/24"; None: cannot be told apart from another's
-    routed:          whether a route leads through it
+    numa_node:       the NUMA node to which the adapter is attached
+    master:          the bond or bridge to which the interface belongs
+    upper:           the interfaces on top of this one: its master, its VLANs
+    addresses:       "10.0.0.1/24"; None: not known, for it shares a network with another interface
+    routed:          whether a route leads through the interface
     rx_errors and so on: lifetime counters, Documentation/networking/statistics.rst
     """
 
@@ -63,24 +63,24 @@ class Nic:
 
     @property
     def physical(self) -> bool:
-        """Whether it is a port of an adapter of this node."""
+        """Whether the interface is a port of an adapter of this node."""
         return self.kind in ("ethernet", "infiniband")
 
     @property
     def addressed(self) -> bool:
-        """Whether it takes part in a network: an address or a route that is not link-local."""
+        """Whether the interface has an address or a route that is not link-local."""
         if self.addresses is None or self.routed:
             return True
         return not all(map(link_local, self.addresses))
 
 
 def link_local(network: str) -> bool:
-    """Whether it is in IPv4's link-local network: an address that an interface gives itself."""
+    """Whether an address or network is IPv4's link-local: an interface gives itself such a one."""
     return network.startswith("169.254.")
 
 
 def by_path(text: str, start: str) -> dict[str, list[str]]:
-    """Path -> its lines, of what ``grep -H`` printed of files whose path begins with ``start``."""
+    """Path behind ``start`` -> its lines, as ``grep -H`` printed the files of that directory."""
     found: dict[str, list[str]] = {}
     for line in text.split("\n"):
         path, colon, rest = line.partition(":")
@@ -90,9 +90,9 @@ def by_path(text: str, start: str) -> dict[str, list[str]]:
 
 
 def attributes(text: str) -> dict[str, dict[str, str]]:
-    """Interface -> attribute -> its value. Of uevent files every line is one: "DEVTYPE"."""
+    """Interface -> attribute -> value. Every line of a uevent file is an attribute: "DEVTYPE"."""
     found: dict[str, dict[str, str]] = {}
-    # The PCI address is in the path of no attribute here, so that no colon is.
+    # No path here contains a PCI address, and so none contains a colon.
     for path, lines in by_path(text, f"{NET}/").items():
         name, _, attribute = path.partition("/")
         values = found.setdefault(name, {})
@@ -118,7 +118,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _above(number: int | None, least: int) -> int | None:
-    """The number, or None when the kernel says "unknown" with a smaller one (-1)."""
+    """The number; None for a smaller one than ``least``: the kernel's -1 is "unknown"."""
     return number if number is not None and number >= least else None
 
 
@@ -146,8 +146,8 @@ def parse(
 ) -> Nic:
     """The interface of these attributes: "mtu", "DEVTYPE" of uevent, "device.DRIVER" and so on.
 
-    An attribute that is missing or makes no sense is None: the kernel refuses to read some while
-    the interface is down (EINVAL), and says -1 for a speed that it does not know.
+    An attribute that is missing or makes no sense is None: the kernel refuses some attributes
+    while the interface is down (EINVAL), and has -1 for a speed that it does not know.
     """
     hardware = any(key.startswith("device.") for key in values)
     flags, carrier, duplex = values.get("flags", ""), values.get("carrier"), values.get("duplex")

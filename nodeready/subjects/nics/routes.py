@@ -1,8 +1,9 @@
-"""Routes: which interface reaches which addresses, as the kernel's main tables say.
+"""Routes: which interface reaches which addresses, by the kernel's main tables; and the node's own
+addresses.
 
-/proc gives them without a lock. A netlink dump (``ip route``) waits for the kernel's network lock,
-which a network driver in trouble may hold for ever. Rules (``ip rule``), the tables that only they
-use, and all next hops but the first of a multipath route are not seen.
+/proc shows both without a lock. A netlink dump (``ip route``) waits for the kernel's network lock,
+which a network driver in trouble may hold for ever. Not seen are rules (``ip rule``), the tables
+that only rules use, and all next hops but the first of a multipath route.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from functools import lru_cache
 from nodeready.subjects.base import Output, Section
 from nodeready.subjects.nics.nic import by_path
 
-#: Routes that are kept, the widest first: nodes are reached by those, and containers by the
-#: thousands of narrow ones that a network for containers makes.
+#: At most so many routes are kept, the widest first: wide routes lead to nodes. The narrow ones,
+#: of which a network for containers makes thousands, lead to containers.
 MOST_ROUTES = 256
 
 _UP, _REJECT = 0x1, 0x200
 _LOCAL_V6, _ANYCAST_V6 = 0x80000000, 0x100000
-#: Flags of an address (include/uapi/linux/if_addr.h): one of RFC 8981, which changes every day,
-#: and one that is not proven to be the node's alone.
+#: Flags of an address (include/uapi/linux/if_addr.h): temporary (RFC 8981), which changes every
+#: day, and tentative, which is not proven to be this node's alone.
 _TEMPORARY, _TENTATIVE = 0x01, 0x40
 
 # Left out: link-local and multicast networks, routes to this node itself and to containers, and
-# all of the tree but its leaves and this node's own. What is long comes last: it may be cut off.
+# all of fib_trie but its leaves and this node's own addresses. The files that may be long and cut
+# off come last.
 _SCRIPT = r"""
     grep -asHvE -e '^f[ef][0-9a-f]{30}|^(cali|veth|lxc|gke|azv)|[[:space:]]lo$' \
         -e '\+-- | (UNI|BROAD|MULTI)CAST$' \
@@ -44,8 +46,8 @@ class Route:
     """One route.
 
     destination: a network ("10.0.0.0/8"); "0.0.0.0/0" and "::/0" are the default
-    gateway:     the next hop; None: the network is directly at the interface
-    metric:      the lowest one counts, among routes to the same network
+    gateway:     the next hop; None: the interface is connected to the network
+    metric:      of routes to the same network, the one with the lowest metric counts
     """
 
     destination: str
@@ -55,7 +57,7 @@ class Route:
 
     @property
     def default(self) -> bool:
-        """Whether it takes what no other route takes."""
+        """Whether this is a default route: it takes every address that no other route takes."""
         return self.destination.endswith("/0")
 
 
@@ -76,7 +78,7 @@ def _address_v4(text: str) -> str:
 
 
 def _v4(line: str) -> Route | None:
-    """A line of /proc/net/route; None for a route that leads nowhere, and for what is none."""
+    """The route of a line of /proc/net/route; None for a reject route, and for another line."""
     words = line.split()
     if len(words) < 8 or not all(re.fullmatch(r"[0-9A-F]{8}", words[i]) for i in (1, 2, 7)):
         return None
@@ -91,7 +93,7 @@ def _v4(line: str) -> Route | None:
 
 
 def _v6(line: str) -> Route | None:
-    """A line of /proc/net/ipv6_route, as `_v4`."""
+    """The route of a line of /proc/net/ipv6_route; None as for `_v4`."""
     match = re.fullmatch(
         r"([0-9a-f]{32}) ([0-9a-f]{2}) [0-9a-f]{32} [0-9a-f]{2} ([0-9a-f]{32}) "
         r"([0-9a-f]{8}) [0-9a-f]{8} [0-9a-f]{8} ([0-9a-f]{8}) +(\S+)",
@@ -126,7 +128,7 @@ def parse(v4: Iterable[str], v6: Iterable[str]) -> tuple[Route, ...]:
 
 
 def default_interface(routes: Iterable[Route]) -> str | None:
-    """Where what no other route takes goes: IPv4's default if there is one, else IPv6's."""
+    """The interface of the default route: IPv4's if there is one, else IPv6's."""
     defaults = [route for route in routes if route.default]
     defaults.sort(key=lambda route: (":" in route.destination, route.metric))
     return defaults[0].interface if defaults else None
@@ -134,7 +136,7 @@ def default_interface(routes: Iterable[Route]) -> str | None:
 
 @lru_cache(maxsize=8)
 def _sorted(addresses: tuple[str, ...]) -> dict[int, list[int]]:
-    """IP version -> the addresses as numbers, sorted; what is no address of a node is left out."""
+    """IP version -> the addresses as sorted numbers, without loopback, link-local and names."""
     found: dict[int, list[int]] = {4: [], 6: []}
     for text in set(addresses):
         try:
@@ -148,14 +150,14 @@ def _sorted(addresses: tuple[str, ...]) -> dict[int, list[int]]:
 
 @lru_cache(maxsize=2)
 def known(addresses: tuple[str, ...]) -> frozenset[str]:
-    """The addresses, to look one up."""
+    """The addresses as a set, which is made once for all nodes."""
     return frozenset(addresses)
 
 
 def reached(routes: Iterable[Route], addresses: tuple[str, ...]) -> dict[str, int]:
     """Interface -> how many of the addresses it reaches; the narrowest route takes an address.
 
-    The same tuple for every node makes it quick: it is sorted once, and a route is a slice of it.
+    Give the same tuple for every node: it is sorted once, and each route is a slice of it.
     """
     counts: dict[str, int] = {}
     taken: dict[int, list[tuple[int, int]]] = {4: [], 6: []}
@@ -163,7 +165,7 @@ def reached(routes: Iterable[Route], addresses: tuple[str, ...]) -> dict[str, in
         version, first, last = _bounds(route.destination)
         numbers = _sorted(addresses)[version]
         low, high = bisect_left(numbers, first), bisect_right(numbers, last)
-        # Networks are nested or apart: what narrower routes took lies inside or outside.
+        # Networks are nested or apart: a slice that a narrower route took is inside or outside.
         inside = [piece for piece in taken[version] if low <= piece[0] and piece[1] <= high]
         count = high - low - sum(end - start for start, end in inside)
         if count > 0:
@@ -177,9 +179,9 @@ def reached(routes: Iterable[Route], addresses: tuple[str, ...]) -> dict[str, in
 class Address:
     """One address of this node.
 
-    prefix:     of its network
-    interfaces: that of the network; several when they share one, none when no route tells
-    lasting:    not one that changes every day, or that may be another node's too
+    prefix:     length of the network's prefix
+    interfaces: the interfaces of the address's network; () when no route tells
+    lasting:    False for a temporary address, and for a tentative one
     """
 
     text: str
@@ -191,8 +193,8 @@ class Address:
 def _own_v4(routes: Iterable[Route], fib_trie: Iterable[str]) -> Iterator[Address]:
     """This node's IPv4 addresses in /proc/net/fib_trie: a leaf that has ``/32 host LOCAL``.
 
-    /proc does not say which interface such an address belongs to: it is the one of the narrowest
-    route to it that is not the default.
+    /proc does not say to which interface such an address belongs: it is the interface of the
+    narrowest route to the address that is no default.
     """
     candidates = [
         (*_bounds(route.destination)[1:], route)

@@ -1,0 +1,1 @@
+"""pdsh: its remote command, and the ~/.pdshrc of the policy's users."""

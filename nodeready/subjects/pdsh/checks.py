@@ -53,9 +53,9 @@ def installed(seen: Pdsh, want: Policy) -> Result:
 
 
 def assigned(line: Line) -> str | None:
-    """The value that a line of a shell start-up file gives to the variable; "" when it unsets it.
+    """The value that a line of a shell start-up file gives to the variable.
 
-    None for a line that only uses the variable.
+    "" for a line that unsets the variable, None for one that only uses it.
     """
     found = None
     for match in _SETS.finditer(line.text):
@@ -75,8 +75,9 @@ def _in_profile(seen: Pdsh, suffix: str) -> list[tuple[str, Line]]:
 
 
 def last_in_profile(seen: Pdsh, suffix: str) -> str:
-    """Base name of the last file of profile.d that sets the variable, is not ours, and can be
-    followed by ours; "" when there is none."""
+    """Base name of the last file of profile.d that sets the variable, is not ours and can be
+    followed by ours; "" for none.
+    """
     names = [line.path.rpartition("/")[2] for _, line in _in_profile(seen, suffix)]
     others = (name for name in reversed(names) if "nodeready" not in name and beatable(name))
     return next(others, "")
@@ -88,7 +89,7 @@ def suffixes(seen: Pdsh) -> tuple[str, ...]:
 
 
 def _places(seen: Pdsh) -> Iterable[tuple[str, str, str]]:
-    """(what, its value, its source) of each place that gives the remote command to some shell."""
+    """(place, its value, its line) of each place from which some shell gets the remote command."""
     if seen.debian:
         content = seen.rcmd_default
         value = "unset" if content is None else content.decode("utf-8", "replace").rstrip("\n")
@@ -134,7 +135,7 @@ def rcmd(seen: Pdsh, want: Policy) -> Result:
     )
     source = next((where for _, _, where in wrong if where), "")
     if managed_block.remove(seen.environment or b"").rstrip().endswith(b"\\"):
-        # pam_env joins the next lines to such a line, ours too.
+        # pam_env joins the next line to such a line, and that would be ours.
         fix = f"remove the backslash at the end of {ENVIRONMENT}"
         return fail(check, TYPE, actual, ENVIRONMENT, fix)
     for _, _, where in wrong:
@@ -166,7 +167,7 @@ def conflicts(seen: Pdsh, want: Policy) -> Result:
 
 
 def pdshrc_lines(want: Policy) -> list[str]:
-    """The shell lines of the block in ~/.pdshrc: quick, and without a word on standard output."""
+    """The shell lines of the block in ~/.pdshrc: quick, and silent on standard output."""
     lines = []
     for directory in reversed(want.pdshrc_path):
         word = shell.quote(directory)
@@ -179,7 +180,7 @@ def pdshrc_lines(want: Policy) -> list[str]:
 
 
 def _code(lines: Iterable[str]) -> list[str]:
-    """Without blank lines and comments."""
+    """The lines without blank ones and comments."""
     return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
@@ -242,7 +243,7 @@ def users(seen: Pdsh, want: Policy) -> Result:
 
 
 def _absent(seen: Pdsh, want: Policy) -> bool:
-    """No pdsh, and none to come: then nothing about it matters."""
+    """Whether pdsh is neither installed nor among the policy's packages: nothing to judge then."""
     return not seen.installed and "pdsh" not in want.packages
 
 

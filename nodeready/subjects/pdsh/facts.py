@@ -53,8 +53,8 @@ def _script(policy: Policy) -> str:
     """
 
 
-# Run with the user's rights: a link in a home directory then shows nothing that the user could not
-# read anyway, and a home on NFS, closed to root, is read too. The first line is the state.
+# This runs with the user's rights: a link in a home directory then shows nothing that the user
+# could not read, and a home on NFS that is closed to root can be read. The state comes first.
 _AS_USER = r"""
     if [ ! -d "$1" ]; then echo none; exit; fi
     nr_state=
@@ -73,7 +73,7 @@ def _users_script(policy: Policy) -> str:
         return ":"
     names = " ".join(shell.quote(name) for name in policy.pdshrc_users)
     text = shell.quote(shell.minify(_AS_USER))
-    # The user's process does not get to know NR: its word marks what is ours.
+    # NR marks the lines that are ours: the user's process must not know it.
     return rf"""
     if command -v getent >/dev/null 2>&1; then nr_passwd=$(getent passwd {names})
     else nr_passwd=$(cat /etc/passwd); fi
@@ -101,8 +101,8 @@ NODEREADY
 class User:
     """One of the policy's users.
 
-    home:    home directory; "" when the node knows no such user
-    trouble: why there can be no ~/.pdshrc, in words, or ""
+    home:    home directory; "" when the node has no such user
+    trouble: why the user can have no ~/.pdshrc, in words, or ""
     pdshrc:  the content of ~/.pdshrc; None: no such file
     """
 
@@ -121,14 +121,14 @@ class Pdsh:
     """pdsh on a node.
 
     installed:    the command is there
-    module:       the file of its ssh module; "" when there is none
+    module:       the file of pdsh's ssh module, or ""
     debian:       pdsh is Debian's wrapper, which reads /etc/pdsh/rcmd_default
-    csh:          files for csh are there, so csh may be somebody's login shell
-    rcmd_default: content of that file; None: no such file
+    csh:          the node has start-up files of csh: csh may be somebody's login shell
+    rcmd_default: content of /etc/pdsh/rcmd_default; None: no such file
     environment:  content of /etc/environment; None: no such file
     settings:     the lines of shell start-up files that name the variable
-    users:        the policy's users; None when they could not be looked at, with the reason in
-                  ``users_unknown``
+    users:        the policy's users
+    users_unknown: why the users could not be looked at; "": they were
     """
 
     installed: bool
@@ -143,10 +143,10 @@ class Pdsh:
 
 
 def in_environment(content: bytes) -> tuple[str | None, int]:
-    """The value that pam_env takes for the variable from /etc/environment, and its line's number.
+    """The value that pam_env takes for the variable from /etc/environment, and the line's number.
 
     The last assignment wins; ``export`` and one pair of quotes are allowed, ``#`` ends a value
-    (pam_env.c). None when no line assigns it.
+    (pam_env.c). (None, 0) when no line assigns the variable.
     """
     value, number = None, 0
     for count, raw in enumerate(content.split(b"\n"), 1):
@@ -191,7 +191,7 @@ def _users(output: Output, policy: Policy) -> tuple[User, ...]:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
-    """Raises ProbeError when the section failed; the users' homes may fail on their own."""
+    """The observation. Raises ProbeError when the section failed; the users may fail alone."""
     output = outputs["pdsh"]
     files = output.files()
     users: tuple[User, ...] = ()
@@ -214,7 +214,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
 
 
 def _settings(lines: Iterable[Line]) -> Iterable[Line]:
-    """Lines that are no comment."""
+    """The lines that are no comment."""
     return (line for line in lines if not line.text.lstrip().startswith("#"))
 
 

@@ -20,12 +20,12 @@ from nodeready.subjects.ports.facts import (
     text_of,
 )
 from nodeready.subjects.ports.firewall import shown
-from nodeready.subjects.result import Result, fail, ok, unknown, warn
+from nodeready.subjects.result import Result, fail, ok, some, unknown, warn
 
-#: At most so many holders of ports are named.
+#: At most so many holders of ports, and runs of ports, are named.
 _MOST = 4
-# Users of services: below the first of login.defs(5), systemd's dynamic ones (systemd.exec(5),
-# DynamicUser=) and nobody.
+# The users of services: below the first user of login.defs(5), systemd's dynamic users
+# (systemd.exec(5), DynamicUser=), and nobody.
 _FIRST_USER = 1000
 _DYNAMIC = (61184, 65519)
 _NOBODY = 65534
@@ -49,13 +49,12 @@ def _holder(one: Socket) -> str:
 
 
 def _named(holders: Iterable[Socket]) -> str:
-    """``29500-29503 by python3 (...)``: per holder its ports, each once."""
+    """``29500-29503 by python3 (...)``: the ports of each holder."""
     by_holder: dict[str, set[int]] = {}
     for one in holders:
         by_holder.setdefault(_holder(one), set()).add(one.port)
-    texts = [f"{folded(ports)} by {holder}" for holder, ports in by_holder.items()]
-    more = f" and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
-    return "; ".join(texts[:_MOST]) + more
+    texts = (f"{folded(ports)} by {holder}" for holder, ports in by_holder.items())
+    return some(texts, most=_MOST)
 
 
 def folded(ports: Iterable[int]) -> str:
@@ -102,13 +101,13 @@ def range(seen: Ports, want: Policy) -> Result:
         return warn(check, expected, actual, "/proc/net/tcp", "wait for the job, or ask its user")
     taken = {one.port: one for one in seen.connections}
     if taken:
-        peers = "; ".join(
+        texts = (
             f"{port} by {_holder(one)}, {one.state} to {one.peer or 'nobody'}"
-            for port, one in sorted(taken.items())[:_MOST]
+            for port, one in sorted(taken.items())
         )
-        more = f" and {len(taken) - _MOST} more" if len(taken) > _MOST else ""
+        actual = some(texts, most=_MOST)
         fix = "wait for the connection to end; see ports.ephemeral"
-        return warn(check, expected, peers + more, "/proc/net/tcp", fix)
+        return warn(check, expected, actual, "/proc/net/tcp", fix)
     return ok(check, expected)
 
 
@@ -170,7 +169,7 @@ def ephemeral(seen: Ports, want: Policy) -> Result:
 
 
 def _joined(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-    """Sorted, and those that touch made one: what is reserved is set as a whole."""
+    """The ranges sorted, touching ones joined: the sysctl takes all reserved ports at once."""
     found: list[Range] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1] + 1:
@@ -181,7 +180,7 @@ def _joined(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
 
 
 def _opening(manager: str, ports: str) -> str:
-    """What opens the ports to the cluster's network, in the words of what made the rules."""
+    """How to open the ports to the cluster's network with the tool that made the rules."""
     first, _, last = ports.partition("-")
     both = f"{first}:{last or first}"
     if manager == "firewalld":

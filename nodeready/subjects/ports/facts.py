@@ -1,4 +1,7 @@
-"""Whether jobs can rendezvous on a node's ports: who holds them, who may take them, what drops."""
+"""The TCP ports of a node: which sockets hold them, and which the kernel may give to others.
+
+What packet filters do stands in `nodeready.subjects.ports.firewall`.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,15 @@ from nodeready.subjects.ports import firewall
 from nodeready.subjects.ports.firewall import Firewall
 from nodeready.subjects.ports.netfilter import is_virtual
 
-# --- Who listens on a node's TCP ports, and who holds one of the policy's, read from /proc alone.
+# --- The sockets: all that listen, and those that hold one of the policy's ports.
 #
-# Nothing ever connects: a probe that did took a bootstrap slot of NCCL and hung a job.
+# They are read from /proc, and nothing ever connects to one: a probe that connects takes a
+# bootstrap slot of NCCL, and the job hangs.
 # /proc/net/tcp shows what listens and what is connected in the network namespace of the probe
 # (proc(5), Documentation/networking/proc_net_tcp.rst). It does not show a socket that is bound and
 # neither listens nor is connected; no kernel before 6.8 shows that one to anybody.
 
-#: At most so many sockets of each kind are carried; the rest are counted.
+#: At most so many sockets of each kind are printed; beyond that, they are counted.
 MOST = 500
 
 #: TCP states of the kernel (include/net/tcp_states.h). TIME_WAIT (06) is left out: whoever listens
@@ -42,8 +46,8 @@ _STATES = {
     "0C": "syn received",
 }
 
-# Ports are four hexadecimal digits, so that text compares as numbers do. The line of a socket
-# ends with its inode, by which its process is found.
+# Ports are four hexadecimal digits, so that texts compare as numbers do. The line of a socket ends
+# with the inode by which the socket's process is found.
 _AWK = rf"""
 FILENAME ~ /ip_local_port_range$/ {{ print "ephemeral=" $1 " " $2; next }}
 FILENAME ~ /ip_local_reserved_ports$/ {{ print "reserved=" $0; next }}
@@ -86,8 +90,8 @@ _FILES = (
     "/proc/net/route /proc/net/tcp /proc/net/tcp6"
 )
 
-# Only when a port of the range is held: whose socket that is. Neither /proc/PID/fd nor comm can
-# hang, unlike cmdline. A process that ended meanwhile is nobody's.
+# Only when a port of the range is held: the process of the socket. Unlike cmdline, /proc/PID/fd
+# and comm cannot hang. A process that ended meanwhile is passed over.
 _OWNERS = r"""
     set -- -false
     nr_uids=' '
@@ -134,8 +138,10 @@ NR_LINKS
 
 
 def script(policy: Policy) -> str:
-    """The sockets, the kernel's port settings and the node's addresses: two processes at most,
-    and some more when a port of the policy's range is held."""
+    """The sockets, the kernel's port settings and the node's addresses.
+
+    The script starts two programs at most, and some more when a port of the range is held.
+    """
     first, last = (f"{port:04X}" for port in policy.port_range)
     return rf"""
     set --
@@ -158,14 +164,14 @@ class Socket:
     """A TCP socket of the node.
 
     protocol: "tcp" or "tcp6"; a "tcp6" socket on :: usually takes IPv4's port too
-    address:  the local address; 0.0.0.0 and :: are all of them
+    address:  the local address; 0.0.0.0 and :: stand for all addresses
     state:    "listening", "established" ...
     peer:     the other end of a connection, or ""
-    uid:      the user who made the socket; 0 also for one that has no owner any more
+    uid:      the user who made the socket; 0 also for a socket without an owner
     user:     that user's name in /etc/passwd; None: not there, or not asked for
-    process:  name of the process that has it, at most 15 characters; None: it could not be seen
-    pid:      that process; the oldest when several share the socket
-    job:      the Slurm job in whose cgroup it runs, or ""
+    process:  name of the socket's process, at most 15 characters; None: not seen
+    pid:      of that process; the lowest when several share the socket
+    job:      the Slurm job in whose cgroup the process runs, or ""
     """
 
     protocol: str
@@ -239,6 +245,8 @@ def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
     return tuple(found)
 
 
+# --- The kernel's port settings, and all of a node's ports.
+
 EPHEMERAL = "net.ipv4.ip_local_port_range"
 RESERVED = "net.ipv4.ip_local_reserved_ports"
 #: The kernel's own value of ip_local_port_range (Documentation/networking/ip-sysctl.rst).
@@ -251,14 +259,15 @@ Range = tuple[int, int]
 class Ports:
     """The TCP ports of a node.
 
-    listeners:       every socket that listens; owners only for the policy's ports
-    connections:     connections whose local port is one of the policy's, TIME_WAIT aside
-    more:            there were more sockets than were carried
+    listeners:       every socket that listens; with its process only for the policy's ports
+    connections:     connections whose local port is one of the policy's, without TIME_WAIT
+    more:            there were more sockets than were printed
     ephemeral:       first and last port that the kernel gives to outgoing connections, now; None:
                      unreadable
-    reserved:        ports that it leaves out there, now; None: unreadable
-    ephemeral_boot:  what the sysctl files set at the next boot
-    reserved_boot:   the same of the reserved ports
+    reserved:        ports that the kernel never gives to outgoing connections, now; None:
+                     unreadable
+    ephemeral_boot:  what the sysctl files set ``ephemeral`` to at the next boot
+    reserved_boot:   what the sysctl files set ``reserved`` to at the next boot
     privileged_below: the first port that any user may listen on (1024 before Linux 4.11)
     firewall:        what happens to connections from other nodes
     """
@@ -297,7 +306,7 @@ def text_of(ranges: tuple[Range, ...]) -> str:
 
 
 def _addresses(output: Output) -> tuple[str, ...]:
-    """The node's addresses, those of its loopback aside. IPv6 comes as 32 digits."""
+    """The node's addresses without loopback. The script prints IPv6 as 32 digits."""
     found = []
     for text in dict.fromkeys(output.all("local")):
         try:
@@ -311,8 +320,9 @@ def _addresses(output: Output) -> tuple[str, ...]:
 
 
 def _networks(output: Output) -> tuple[tuple[str, str], ...]:
-    """The IPv4 networks that the node is connected to: (interface, network); those of its own
-    containers aside. /proc/net/route has them in the order of the host's bytes."""
+    """(interface, network) of the IPv4 networks to which the node is connected, without those of
+    its containers. /proc/net/route has networks in the byte order of the host.
+    """
     found = []
     for text in dict.fromkeys(output.all("network")):
         match = re.fullmatch(r"(\S{1,15}) ([0-9A-F]{8}) ([0-9A-F]{8})", text)
@@ -328,7 +338,7 @@ def _networks(output: Output) -> tuple[tuple[str, str], ...]:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
-    """Raises ProbeError when a number of the kernel is none."""
+    """The observation. Raises ProbeError when a value of the kernel is no number."""
     output = outputs["ports"]
     values = output.values()
     seen = parse_sockets(output)

@@ -1,6 +1,8 @@
 """What a node's packet filters do with new connections to the policy's ports.
 
-firewalld and ufw are seen by the rules that they make, whatever they believe to have made.
+The rules in force are judged, whoever made them: firewalld and ufw are not asked for their own
+configuration. First the reader of iptables' rules (nft's stands in `nft`, the evaluation in
+`netfilter`), then the look, at last the judgement.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from nodeready.subjects.ports.netfilter import (
     fates,
 )
 
-# --- Rules as ``iptables-save`` prints them, and as `netfilter` evaluates them.
+# --- Rules as ``iptables-save`` prints them, read into the rules of `netfilter`.
 
 #: The hook of each built-in chain that a packet for this node passes (iptables(8)).
 _HOOKS = {"PREROUTING": "prerouting", "INPUT": "input"}
@@ -39,7 +41,7 @@ _TARGETS = {
     "NFQUEUE": "elsewhere",
     "TPROXY": "elsewhere",
 }
-#: Options with one value, and what they look at.
+#: Option with one value -> the selector of `netfilter`.
 _SELECTORS = {
     "-p": "l4proto",
     "-i": "iifname",
@@ -54,7 +56,7 @@ _SELECTORS = {
     "--mark": "mark",
     "--ctdir": "ct direction",
 }
-#: Modules that say nothing by themselves: their options do.
+#: Modules without a condition of their own: their options are the conditions.
 _PLAIN = {
     "tcp", "udp", "conntrack", "state", "multiport", "addrtype", "pkttype", "mark", "comment",
     "set", "limit", "icmp", "icmp6", "iprange", "connmark", "owner",
@@ -73,7 +75,7 @@ def _values(text: str, selector: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _matches(words: list[str], ip: str) -> Iterator[Match]:
-    """The conditions among a rule's words, its target excluded."""
+    """The conditions among a rule's words, which come without the rule's target."""
     index, negated = 0, False
     while index < len(words):
         word = words[index]
@@ -158,7 +160,7 @@ def parse_iptables_rules(text: str, family: int) -> Ruleset:
             try:
                 words = shlex.split(line)[1:]
             except ValueError:
-                # A quote without its end: what the rule asks is unknown, what it does is not.
+                # A quote without its end: the conditions are unknown, the target is known.
                 words = line.split()[1:]
                 words[1:1] = ["--unreadable"]
             rule = _rule(words[1:], ip, " ".join(words[1:])[:160]) if words else None
@@ -174,7 +176,7 @@ def parse_iptables_rules(text: str, family: int) -> Ruleset:
     return Ruleset(chains, marks)
 
 
-# --- The programs that list a node's packet filter rules, and what they print.
+# --- The look: the programs that list rules, and what they print.
 #
 # Rules are listed only where the kernel can have some: nothing here loads a module.
 #
@@ -193,8 +195,8 @@ def parse_iptables_rules(text: str, family: int) -> Ruleset:
 #
 # Legacy tables need no such guess: /proc/net/ip_tables_names has those of the network namespace.
 
-# Prints the tables as ``nft list tables`` does. It ends with 1 where the kernel does not answer:
-# an error, or an end (NLMSG_DONE) with one. Python 3.6 is enough: RHEL 8's own.
+# This program prints the tables as ``nft list tables`` does. It ends with 1 where the kernel does
+# not answer: an error, or an end (NLMSG_DONE) with an error. Python 3.6, RHEL 8's own, is enough.
 _ASK = r"""
 import socket, struct
 kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)  # NETLINK_NETFILTER
@@ -219,11 +221,11 @@ while more:
         data = data[max(16, size + 3 & ~3) :]
 """
 
-# nf_tables is there as a loaded module, or in the kernel itself: then no module file is around.
-# Legacy tables name themselves in /proc. Tables of NAT are left out: on a Kubernetes node they
-# are the large ones, and NAT is not judged. What iptables-nft keeps in `filter` its own save
-# prints in full, while nft cannot show all of it. A table's name becomes part of a command: one
-# that is not made of plain characters is not asked for.
+# nf_tables is a loaded module, or built into the kernel: then there is no module file. /proc has
+# the names of legacy tables. Tables of NAT are left out: NAT is not judged, and on a Kubernetes
+# node they are the large ones. iptables-nft-save prints the whole of iptables-nft's `filter`, of
+# which nft cannot show everything. A table's name becomes part of a command: a table whose name is
+# not made of plain characters is not listed.
 _SCRIPT = r"""
     nr_caps='' nr_odd=''
     while read -r nr_key nr_bits; do
@@ -380,16 +382,16 @@ NR_TABLES
     :
 """
 
-# Scripts lose their indentation on the way to a node: Python's is carried as a literal.
+# A script loses its indentation on the way to a node: the Python program travels as a literal.
 _LOOK = _SCRIPT.replace("%ASK%", shlex.quote(f"exec({_ASK!r})"))
 
 
 def script(policy: Policy) -> str:
-    """List the rules, where there can be any and we may see them."""
+    """The shell text that lists the rules, where the kernel can have some and shows them."""
     return _LOOK
 
 
-#: It runs beside the others: nft waits for its lock, and a node can have very many rules.
+#: A section that runs beside the others: nft waits for its lock, and a node can have many rules.
 SECTION = Section("firewall", script, timeout_s=5, beside=True)
 
 
@@ -397,10 +399,9 @@ SECTION = Section("firewall", script, timeout_s=5, beside=True)
 class Tool:
     """A program that lists rules.
 
-    state:  ok, missing, needs root, failed or timed out; or it is missing, and not needed: the
-            kernel says that there are no rules ("no rules"), or nothing says that there are some
-            ("no sign of rules")
-    detail: what a program that failed said; why one that is missing is needed
+    state:  ok, missing, needs root, failed or timed out; "no rules": it is missing and the kernel
+            has no rules; "no sign of rules": it is missing, and nothing tells of rules
+    detail: the message of a program that failed; why a missing program is needed
     """
 
     name: str
@@ -408,7 +409,7 @@ class Tool:
     detail: str = ""
 
 
-#: What differs between equal rulesets: dates, and the counters of chains.
+#: The dates and the counters of chains, by which equal rulesets differ.
 _DATES = re.compile(r"^# (Generated|Completed) .*$| \[\d+:\d+\]$", re.M)
 _STATES = {
     "0": "ok",
@@ -417,12 +418,12 @@ _STATES = {
     "none": "no rules",
     "unseen": "no sign of rules",
 }
-#: Those of a program without which nothing is overlooked.
+#: The states in which no rule of the program is overlooked.
 ENOUGH = ("ok", "no rules", "no sign of rules")
 
 
 def _failed(said: str) -> str:
-    """The state of a tool that failed, by what it said."""
+    """The state of a tool that failed, by its message."""
     if re.search("(Protocol|Operation) not supported", said):
         # Such a kernel has no nf_tables, and so no rules in it.
         return "ok"
@@ -430,7 +431,7 @@ def _failed(said: str) -> str:
 
 
 def split(output: Output) -> tuple[tuple[Tool, ...], list[tuple[str, str]]]:
-    """The tools, and the text of those that ended well."""
+    """The tools, and (name, text) of each tool that ended well."""
     mark = re.escape(f"@{output.nonce}")
     tools, texts = [], []
     for piece in re.split(rf"^{mark} tool ", output.text, flags=re.M)[1:]:
@@ -453,17 +454,20 @@ def split(output: Output) -> tuple[tuple[Tool, ...], list[tuple[str, str]]]:
     return tuple(dict.fromkeys(tools)), texts
 
 
+# --- The judgement: what all rules together do.
+
+
 @dataclass(frozen=True)
 class Firewall:
     """What happens to a new TCP connection from another node to the policy's ports.
 
     verdict: "open", "dropped", "cannot tell" (it depends on ``rule``) or "unknown" (``reason``)
-    ports:   those that the verdict is about, ``29500-29510``
+    ports:   the ports of the verdict, ``29500-29510``
     chain:   family, table and chain of the rule
-    rule:    the rule that drops, or on which it depends, as the tool prints it
-    manager: what made the rules: firewalld, ufw, nftables, iptables; "" when there are none
+    rule:    the rule that drops, or on which the verdict depends, as the tool prints it
+    manager: what made the rules: firewalld, ufw, nftables, iptables; "" without rules
     tools:   the programs that were asked
-    networks: the node's own networks from which peers get in, where others do not or may not
+    networks: the node's own networks from which peers get in, where the verdict depends on that
     """
 
     verdict: str
@@ -480,7 +484,7 @@ _NEEDS_ROOT = "the rules can be seen by root alone (CAP_NET_ADMIN)"
 
 
 def _unread(tool: Tool) -> str:
-    """Why the rules that this program would list are not known."""
+    """Why the rules of this program are not known."""
     if tool.state == "needs root":
         return _NEEDS_ROOT
     if tool.state == "missing":
@@ -488,10 +492,10 @@ def _unread(tool: Tool) -> str:
     return f"{tool.name} {tool.state} {tool.detail}".strip()
 
 
-# The rules of a fleet's nodes are mostly the same, and take longer to read than to judge.
+# The nodes of a fleet mostly have the same rules, which take longer to read than to judge.
 @lru_cache(maxsize=64)
 def _ruleset(texts: tuple[tuple[str, str], ...]) -> Ruleset:
-    """All rules. What iptables-nft-save says of a table is taken instead of what nft says.
+    """All rules. Of a table that nft and iptables-nft-save print, the latter's text counts.
 
     Raises ValueError for text that makes no sense.
     """
@@ -516,7 +520,7 @@ def _renamed(rules: Ruleset) -> Ruleset:
 
 
 def _manager(rules: Ruleset) -> str:
-    """Who made the rules, by the names that firewalld and ufw give to their chains."""
+    """What made the rules, by the names that firewalld and ufw give to their chains."""
     for table, name in rules.chains:
         if table.endswith(" firewalld") or name == "INPUT_ZONES":
             return "firewalld"
@@ -560,8 +564,8 @@ def parse(
 ) -> Firewall:
     """What the node's rules do; never raises.
 
-    addresses: those of the node. IPv6 counts where it has an address to be reached at
-    networks:  those that it is connected to, as (interface, ``10.1.0.0/16``)
+    addresses: the node's own; with an IPv6 address among them, IPv6 is judged as well
+    networks:  (interface, ``10.1.0.0/16``) of the networks to which the node is connected
     """
     tools, texts = split(output)
     if output.truncated:
@@ -593,7 +597,7 @@ def _judge(
     verdict, some, piece = _worst(fates(rules, packet))
     let_in: tuple[str, ...] = ()
     if verdict == "cannot tell":
-        # From anywhere, it depends. The other nodes mostly are in this node's own networks.
+        # It depends on the peer, and the other nodes mostly are in this node's own networks.
         let_in = tuple(
             f"{network} on {interface}"
             for interface, network in networks

@@ -1,11 +1,11 @@
 """What a packet filter does with a new connection: chains, rules, and their evaluation.
 
 The connection is the one that a job's rendezvous needs: the first TCP packet from another node,
-to one of this node's addresses, on a port of a range. What a rule asks of it is certain (YES, NO)
-or not (MAYBE: its source address, its interface, a rate). From that follows what can happen to it,
-as nft(8) and iptables(8) say: a dropped packet is gone, an accepted one goes on to the next base
-chain, and one that reaches the end of a base chain gets that chain's policy. Not seen here: NAT,
-XDP and other eBPF programs, and filters outside the node.
+to one of this node's addresses, on a port of a range. The packet meets a rule's condition for
+certain (YES, NO) or not (MAYBE: its source address, its interface, a rate). From that follows what
+can happen to the packet, by nft(8) and iptables(8): a dropped packet is gone, an accepted one goes
+on to the next base chain, and one that reaches the end of a base chain gets that chain's policy.
+Not seen here: NAT, XDP and other eBPF programs, and filters outside the node.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Union
 
-# --- The first packet of a connection from another node, and what can be said about it.
+# --- The first packet of a connection from another node, and the conditions that it meets.
 #
-# Certain are: TCP, the SYN flag, the destination port, that it is new to connection tracking, that
-# it comes for one of this node's addresses and through no loopback device. The moment is not, nor
-# are its source and interface, unless it is taken to come from one of the node's own networks.
+# Certain are: TCP, the SYN flag, the destination port, that the packet is new to connection
+# tracking, that it is for one of this node's addresses and comes through no loopback device. The
+# moment is uncertain, and so are source and interface, unless the packet is taken to come from one
+# of the node's own networks.
 
-#: Whether a packet meets a condition; in this order, so that min is "and", max is "or".
+#: Whether a packet meets a condition; in this order min is "and", max is "or".
 NO, MAYBE, YES = 0, 1, 2
 
 _Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 
-#: Conditions on a header that the packet does not have are never met, negated or not.
+#: Selectors of a header that the packet does not have: such a condition is never met.
 _OTHER_PROTOCOLS = re.compile(
     r"(udp|udplite|icmp|icmpv6|sctp|dccp|esp|ah|comp|igmp|arp|vlan|gre|vxlan|hbh|frag|mh) |"
     r"rt (type|nexthdr|hdrlength|seg-left)$"
 )
 _INTERFACES = ("iif", "iifname")
-# Bridges and ends of containers and virtual machines: jobs of several nodes do not meet there.
+# Bridges and ends of containers and virtual machines: no packet of another node comes that way.
 _VIRTUAL = re.compile(
     r"(docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|(cni-)?podman\d+|cni\d+|lxcbr\d+|"
     r"lxdbr\d+|flannel\.\d+|cali.*|veth.*|kube-ipvs0|nodelocaldns)"
@@ -42,7 +43,7 @@ _VIRTUAL = re.compile(
 _FLAGS = {"fin": 1, "syn": 2, "rst": 4, "psh": 8, "ack": 16, "urg": 32, "ecn": 64, "cwr": 128}
 _SYN = _FLAGS["syn"]
 
-#: Conditions with a fixed set of values: those that are met, and those that may be.
+#: Selector -> the values that the packet has, and the values that it may have.
 _FIXED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "l4proto": (("tcp", "6", "all"), ()),
     "ip protocol": (("tcp", "6"), ()),
@@ -59,13 +60,13 @@ _FIXED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Packet:
-    """Such a packet, to any port from first to last.
+    """The first packet of a connection to any port from first to last.
 
     family:    4 or 6
     addresses: the node's own addresses, as text; () when unknown
-    marked:    some rule may have set a mark on it
-    interface: where it comes in; "" when unknown
-    network:   the network of its source, ``10.1.0.0/16``; "" when unknown
+    marked:    some rule may have set a mark on the packet
+    interface: by which the packet comes in; "" when unknown
+    network:   of the packet's source, ``10.1.0.0/16``; "" when unknown
     """
 
     family: int
@@ -77,7 +78,7 @@ class Packet:
     network: str = ""
 
     def lacks(self, selector: str) -> bool:
-        """Whether it has nothing of the kind: another protocol's field, an output interface."""
+        """Whether the packet has no such field: another protocol's, or of the other family."""
         other = "ip6 " if self.family == 4 else "ip "
         return selector.startswith(other) or _OTHER_PROTOCOLS.match(selector) is not None
 
@@ -97,7 +98,7 @@ def _network(value: str) -> _Network | None:
 
 
 def is_virtual(interface: str) -> bool:
-    """Whether it belongs to containers or virtual machines of this node."""
+    """Whether an interface belongs to containers or virtual machines of this node."""
     return _VIRTUAL.fullmatch(interface) is not None
 
 
@@ -148,7 +149,7 @@ def _destination(value: str, packet: Packet) -> int:
 
 
 def _flags(value: str) -> int:
-    """``syn`` alone: the flag is set. ``syn/fin,syn,rst,ack``: of these, only that one is."""
+    """``syn``: the flag is set. ``syn/fin,syn,rst,ack``: of the latter, only syn is set."""
     wanted, slash, mask = value.partition("/")
     try:
         bits = sum(_FLAGS[name] for name in wanted.lower().split(",") if name not in ("", "none"))
@@ -162,7 +163,7 @@ def _flags(value: str) -> int:
 
 
 def _mark(value: str, packet: Packet) -> int:
-    """``0x8000/0x8000``, value and mask: a packet has mark 0 until a rule sets one."""
+    """``0x8000/0x8000``: value and mask. A packet has mark 0 until a rule sets another one."""
     match = re.fullmatch(r"(0x[0-9a-f]{1,8}|\d{1,10})(?:/(0x[0-9a-f]{1,8}|\d{1,10}))?", value)
     if match is None or packet.marked:
         return MAYBE
@@ -205,18 +206,17 @@ def holds(selector: str, value: str, packet: Packet) -> int:
     return MAYBE
 
 
+# --- Rules, chains and rulesets.
+
 #: The hooks that a packet for this node passes, in their order.
 HOOKS = ("ingress", "prerouting", "input")
-
-#: More pieces than this of one port range are not looked at one by one.
-MOST_PIECES = 64
 
 
 @dataclass(frozen=True)
 class Match:
-    """One condition: what is looked at, and any of the values, each with a part per selector.
+    """One condition: the packet has one of the values, each with a part for every selector.
 
-    No selectors: a condition that we cannot evaluate.
+    selectors: (): a condition that cannot be evaluated here
     """
 
     selectors: tuple[str, ...] = ()
@@ -237,7 +237,7 @@ class Match:
         return YES - answer if self.negated else answer
 
 
-#: A condition that we cannot evaluate.
+#: A condition that cannot be evaluated here.
 UNCERTAIN = Match()
 
 
@@ -245,8 +245,8 @@ UNCERTAIN = Match()
 class Rule:
     """A rule with an effect on a packet's way.
 
-    verdict: accept, drop (reject too), return, jump, goto, or elsewhere (queue, tproxy: somebody
-             else decides)
+    verdict: accept, drop (reject too), return, jump, goto, or elsewhere (queue, tproxy: another
+             program decides)
     target:  the chain of a jump or goto
     text:    as the tool prints it
     """
@@ -289,7 +289,7 @@ class Ruleset:
     marks: bool = False
 
     def merged(self, other: Ruleset) -> Ruleset:
-        """Both; where they have the same table, the other's is taken."""
+        """Both rulesets; of a table that both have, the other's chains."""
         tables = {table for table, _ in other.chains}
         kept = {key: chain for key, chain in self.chains.items() if key[0] not in tables}
         return Ruleset({**kept, **other.chains}, self.marks or other.marks)
@@ -300,9 +300,15 @@ class Ruleset:
         return sorted(found, key=lambda chain: HOOKS.index(chain.hook))
 
 
+# --- The evaluation.
+
+#: A range of ports in more pieces than this is not evaluated piece by piece.
+MOST_PIECES = 64
+
+
 @dataclass(frozen=True)
 class Cause:
-    """A rule, or a policy, that decides. ``sure``: it is reached and met by every such packet."""
+    """A rule, or a policy, that decides; ``sure``: every such packet reaches and meets it."""
 
     chain: str
     text: str
@@ -330,7 +336,7 @@ class _Walk:
     def chain(self, chain: Chain) -> tuple[_Fates, bool]:
         """The fates that the packet may meet in the chain, and whether it may leave it alive."""
         key = (chain.table, chain.name)
-        # The kernel refuses loops and more than 16 levels; what claims to have them is no ruleset.
+        # The kernel refuses loops and more than 16 levels: no ruleset in force has them.
         if key not in self.known:
             lost: _Fates = {"elsewhere": Cause(chain.name, "jumps without end", False)}
             if self.depth > 16:
@@ -382,7 +388,7 @@ class Fate:
     """What happens to new connections on some ports.
 
     verdict: open, dropped, or cannot tell
-    cause:   the rule that drops, or the one that we cannot evaluate; None when open
+    cause:   the rule that drops, or the rule that cannot be evaluated; None when open
     """
 
     first: int
@@ -400,14 +406,14 @@ def _fate(rules: Ruleset, packet: Packet) -> Fate:
         if drop and len(fates) == 1:
             return Fate(packet.first, packet.last, "dropped", drop)
         if drop or "elsewhere" in fates:
-            # A drop that hits whatever is left: then what lets some in is what we cannot judge.
+            # A sure drop takes all packets that are left: then the accepting rule is in doubt.
             unsure = accept if drop and drop.sure and accept else drop
             doubt = doubt or fates.get("elsewhere") or unsure
     return Fate(packet.first, packet.last, "cannot tell" if doubt else "open", doubt)
 
 
 def _pieces(rules: Ruleset, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The range in pieces whose ports all rules treat alike."""
+    """The pieces of the range within which every rule treats all ports alike."""
     starts = {first}
     for chain in rules.chains.values():
         for rule in chain.rules:

@@ -1,6 +1,6 @@
-"""Rules as ``nft list`` prints them, and as `netfilter` evaluates them (nft(8)).
+"""Rules as ``nft list`` prints them (nft(8)), read into the rules of `netfilter`.
 
-Only what a new TCP connection can meet is understood; a condition of any other kind is uncertain,
+The conditions of a new TCP connection are understood; a condition of any other kind is uncertain,
 so that its rule may apply or not.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nodeready.subjects.ports.netfilter import UNCERTAIN, Chain, Match, Rule, Ruleset
 
-# --- The text of ``nft list`` as blocks and statements, and the sets and maps in it (nft(8)).
+# --- The text of ``nft list``: its blocks and statements, its sets and maps.
 
 Tokens = list[str]
 #: An element of a set, one part per selector, and the verdict that a map gives for it.
@@ -30,7 +30,7 @@ def tokens(text: str) -> Tokens:
 
 @dataclass(frozen=True)
 class SetOf:
-    """A set or map: its elements, each with its verdict; None when they change by themselves."""
+    """A set or map; ``elements``: None when packets or timeouts change the set."""
 
     elements: tuple[Element, ...] | None
 
@@ -103,7 +103,7 @@ def read_set(inside: Tokens) -> SetOf:
 
 
 def group(words: Tokens, at: int) -> int:
-    """Behind the bracket that closes the one at ``at``."""
+    """The index behind the bracket that closes the bracket at ``at``."""
     depth = 0
     for index in range(at, len(words)):
         depth += (words[index] in "{(") - (words[index] in "})")
@@ -113,7 +113,7 @@ def group(words: Tokens, at: int) -> int:
 
 
 def listed(words: Tokens, at: int) -> tuple[Tokens, int]:
-    """``a,b,c``, or ``(a | b | c)``, as words."""
+    """The words of ``a,b,c``, or of ``(a | b | c)``, and the index behind them."""
     if words[at : at + 1] == ["("]:
         end = group(words, at)
         return [t for t in words[at + 1 : end - 1] if t != "|"], end
@@ -125,8 +125,10 @@ def listed(words: Tokens, at: int) -> tuple[Tokens, int]:
     return found, at
 
 
+# --- The rules of a chain, and the chains of a table.
+
 _VERDICTS = ("accept", "drop", "return", "continue", "reject", "jump", "goto", "queue")
-#: Statements that hand the packet to somebody else, outside of NAT chains.
+#: Statements that hand the packet to another program, outside of NAT chains.
 _ELSEWHERE = ("queue", "tproxy", "synproxy")
 _HEADERS = {
     "tcp", "udp", "th", "ip", "ip6", "icmp", "icmpv6", "sctp", "dccp", "udplite", "esp", "ah",
@@ -149,7 +151,7 @@ Values = tuple[tuple[str, ...], ...]
 
 
 def _selector(tokens: Tokens, at: int) -> tuple[str, int]:
-    """What a condition looks at, and where its value begins; "" when it is none of ours."""
+    """The selector of a condition, and the index of its value; "" for an unknown selector."""
     word, following = tokens[at], tokens[at + 1] if at + 1 < len(tokens) else ""
     if word == "meta" and following in _META:
         return ("iifname" if following == "iif" else following), at + 2
@@ -208,11 +210,11 @@ class _RuleReader:
             self.rules.append(Rule((*self.matches, *more), verdict, target, self.text))
 
     def _statement(self, at: int) -> int:
-        """Take in what begins at ``at``; where the next begins."""
+        """Read the statement at ``at``. Returns the index of the next one."""
         word = self.tokens[at]
         if word in _VERDICTS or word in _ELSEWHERE:
             self._verdict(self.tokens[at:])
-            # Whatever follows a verdict only describes it.
+            # The words behind a verdict only describe it.
             return len(self.tokens)
         if word == "counter":
             return at + (5 if self.tokens[at + 1 : at + 2] == ["packets"] else 1)
@@ -231,7 +233,7 @@ class _RuleReader:
         return self._condition(at)
 
     def _extension(self, name: str, at: int) -> int:
-        """A match or target of iptables that nft cannot show: targets are in capitals."""
+        """Read a match or target of iptables that nft cannot show; targets are in capitals."""
         if not name.isupper():
             self.matches.append(UNCERTAIN)
         elif name in _HARMLESS:
@@ -263,7 +265,7 @@ class _RuleReader:
         return self._value(tuple(selectors), at)
 
     def _value(self, selectors: tuple[str, ...], at: int) -> int:
-        """The operator and value of a condition, or the map whose verdict it takes."""
+        """Read the operator and value of a condition, or the map that gives the verdict."""
         mask: Tokens | None = None
         if self.tokens[at : at + 1] == ["&"]:
             mask, at = listed(self.tokens, at + 1)
@@ -304,7 +306,7 @@ class _RuleReader:
         if given.elements is None:
             self.rules.append(Rule((*self.matches, UNCERTAIN), "elsewhere", "", self.text))
             return
-        # The keys of a map exclude each other, so a rule for each says the same.
+        # The keys of a map exclude each other: a rule for each key is the same as the map.
         for key, verdict in given.elements:
             values = () if key == ("*",) else (key,)
             match = UNCERTAIN if key == ("*",) else Match(selectors, values)
@@ -312,7 +314,7 @@ class _RuleReader:
 
 
 def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> Match:
-    """A condition on one value, or on a list of flags of which any will do."""
+    """A condition on one value, or on a list of flags of which one must be set."""
     values = [word.strip('"') for word in words]
     if mask is not None:
         if selector == "tcp flags" and operator in ("==", "!="):

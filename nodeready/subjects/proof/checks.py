@@ -27,10 +27,11 @@ from nodeready.subjects.proof.reach import mesh, pdsh, ports, ssh, unseen
 from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
 from nodeready.subjects.sysctl import Boot
 
-# --- Judge whether the job's user can look into a process that hangs: py-spy, gdb, strace.
+_DEPLOY = "nodeready deploy INVENTORY --only"
+
+# --- The debuggers: whether the job's user can look into a process that hangs.
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
-_DEPLOY = "nodeready deploy INVENTORY --only"
 
 _SETTINGS = ("ptrace_scope", "packages", "py_spy_version")
 _FIXES = (
@@ -52,10 +53,10 @@ def _root_can(seen: Proved) -> bool | None:
 
 
 def _refused(check: str, expected: str, guards: Guards, seen: Proved, want: Policy) -> Result:
-    """The kernel refused to let the tool look: which of the known causes it is.
+    """The kernel refused the tool: which of the known causes it is.
 
-    Where root passes it is Yama or the target is not dumpable; where root fails too, a capability
-    that it lacks, SELinux, or Yama's scope 3.
+    Where root passes, it is Yama, or the target is not dumpable. Where root fails too, root lacks
+    a capability, or it is SELinux or Yama's scope 3.
     """
     root = _root_can(seen)
     also = {True: " (root can)", False: ", to root too", None: ""}[root]
@@ -83,7 +84,7 @@ def _refused(check: str, expected: str, guards: Guards, seen: Proved, want: Poli
 
 
 def _after(tried: Attempt) -> str:
-    """What the tool left of its target; "": it goes on, untraced."""
+    """What is wrong with the tool's target afterwards; "": the target goes on, untraced."""
     if tried.tracer:
         return f"its target is still traced, by process {tried.tracer}"
     if tried.answers or tried.rc == NO_START:
@@ -103,7 +104,7 @@ def _missing(check: str, expected: str, tool: str, want: Policy) -> Result:
 
 
 def _broken(check: str, expected: str, tool: str, tried: Attempt, root: bool | None) -> Result:
-    """It was allowed to look, and did not show what it should, or did not leave well."""
+    """The tool was allowed to look, and showed too little or left its target in a bad state."""
     also = {True: " (root can)", False: " (root's too)", None: ""}[root]
     after = _after(tried)
     fix = f"run {tool} by hand on the node, on a process that may be lost"
@@ -121,7 +122,10 @@ def _broken(check: str, expected: str, tool: str, tried: Attempt, root: bool | N
 def _judge(
     check: str, expected: str, seen: Proved, want: Policy, of: tuple[str, str, str]
 ) -> Result:
-    """of: the tool, and where in `Proved` its attempt is: field and its field."""
+    """The result of one tool's attempt.
+
+    of: the tool, the field of `Proved` in which its attempt stands, and that field's own field
+    """
     tool, field, mode = of
     nothing = unseen(check, seen, field)
     if nothing is not None:
@@ -182,17 +186,16 @@ def strace(seen: Proved, want: Policy) -> Result:
     return _judge("proof.strace", "system calls by strace -p", seen, want, of)
 
 
-# --- Judge whether a crash in the job's user's session leaves a core that gdb can read.
+# --- The core: whether a crash in the job's user's session leaves one that gdb can read.
 
-_DEPLOY_CORES = "nodeready deploy INVENTORY --only"
-#: Below it the kernel writes no core at all: ELF_EXEC_PAGESIZE of most machines, in bytes.
+#: Bytes of a core limit below which the kernel writes no core: most machines' ELF_EXEC_PAGESIZE.
 _LEAST_LIMIT = 4096
-#: Bytes that a core of /bin/sh needs at least; its own headers say how many when they fit.
+#: Bytes that a core of /bin/sh needs at least, where the core's headers do not say how many.
 _SMALL = 65536
 
 
 def _whole(core: Core) -> bool:
-    """Whether there is a core and nothing of it is missing; a compressed one has no size."""
+    """Whether there is a core, and nothing of it is missing as far as its headers tell."""
     if core.whole_bytes is None:
         return bool(core.path) and core.handler != "" and not core.stray
     return bool(core.path) and core.size_bytes >= core.whole_bytes
@@ -201,8 +204,8 @@ def _whole(core: Core) -> bool:
 def limited(core: Core) -> bool:
     """Whether the session's core limit is why there is no whole core.
 
-    The kernel heeds it only when it writes a file, and systemd-coredump does, as upstream builds
-    it (RHEL, SLES).
+    The kernel heeds the limit when it writes a file and not when it pipes a core; systemd-coredump
+    heeds it as upstream builds the program (RHEL, SLES).
     """
     limit = core.limit_bytes
     if limit is None or core.skipped or core.dumped is None or _whole(core):
@@ -216,14 +219,14 @@ def limited(core: Core) -> bool:
 
 
 def _of_policy(core: Core, want: Policy) -> bool:
-    """Whether crashes go where the policy sends them."""
+    """Whether the node's core_pattern sends crashes where the policy does."""
     if want.core_handler == PROGRAM:
         return core.handler.endswith(f"/{PROGRAM}")
     return core.pattern == want.core_pattern
 
 
 def _limit(check: str, expected: str, seen: Proved, want: Policy) -> Result:
-    """The limit of the session costs the core: the policy's own, the profile's or the login's."""
+    """The session's limit costs the core: whether policy, profile or login sets the limit."""
     assert isinstance(seen.core, Core)
     core, name = seen.core, seen.user.name if isinstance(seen.user, User) else "the user"
     limit = core.limit_bytes or 0
@@ -241,11 +244,11 @@ def _limit(check: str, expected: str, seen: Proved, want: Policy) -> Result:
     if before and (before[0].soft == -1 or before[0].soft > limit):
         fix = f"remove the ulimit of core from {name}'s profile, or /etc/profile"
         return fail(check, expected, f"{actual}, as its profile sets it", "", fix)
-    return fixable(check, expected, actual, "", f"{_DEPLOY_CORES} limits")
+    return fixable(check, expected, actual, "", f"{_DEPLOY} limits")
 
 
 def _directory(place: Directory, name: str, missing: int) -> tuple[str, str]:
-    """What is wrong with the core's directory, and the fix when it is not our deploy's."""
+    """What is wrong with the core's directory, and the fix where no deploy repairs it."""
     if place.error:
         return f"{place.path}: {place.error}", ""
     if place.read_only:
@@ -258,7 +261,7 @@ def _directory(place: Directory, name: str, missing: int) -> tuple[str, str]:
 
 
 def _handler(core: Core) -> str:
-    """Why a program got no core, or kept none."""
+    """Why the program in core_pattern got no core, or kept none."""
     if not core.dumped:
         what = "does not start" if core.handler_there else "is no program that can be run"
         return f"core_pattern pipes to {core.handler}, which {what}"
@@ -269,7 +272,7 @@ def _handler(core: Core) -> str:
 
 
 def _cause(core: Core, name: str) -> tuple[str, str]:
-    """Why there is no whole core, or none where it belongs; and the fix when no deploy is one."""
+    """Why there is no whole core in its place, and the fix where no deploy repairs that."""
     place = core.directory
     if core.skipped:
         return core.skipped, ""
@@ -338,14 +341,14 @@ def core(seen: Proved, want: Policy) -> Result:
     if crash.skipped or crash.stray or not _whole(crash):
         actual, fix = _cause(crash, name)
         judged = fail if fix else fixable
-        return judged(check, expected, actual, "", fix or f"{_DEPLOY_CORES} core_dumps")
+        return judged(check, expected, actual, "", fix or f"{_DEPLOY} core_dumps")
     if other:
         lands = f"in {crash.path.rpartition('/')[0]}"
         if crash.handler:
             lands = f"with {crash.handler}"
         elif not crash.pattern.startswith("/"):
             lands = "in whatever directory the process works in"
-        return fixable(check, expected, f"{lands}: {other}", "", f"{_DEPLOY_CORES} core_dumps")
+        return fixable(check, expected, f"{lands}: {other}", "", f"{_DEPLOY} core_dumps")
     if crash.left:
         return warn(check, expected, f"our own is left: {crash.left}", "", "remove it")
     return ok(check, expected)
@@ -374,7 +377,7 @@ def backtrace(seen: Proved, want: Policy) -> Result:
     return fail(check, expected, said, crash.gdb, f"run {crash.gdb} by hand on a core")
 
 
-# --- Judge the session in which the proofs ran: whose it is, and its limits.
+# --- The session in which the proofs ran: whose it is, and its limits.
 
 
 @check(
@@ -413,12 +416,12 @@ def user(seen: Proved, want: Policy) -> Result:
 
 
 def _kernel(limit: Limit) -> dict[str, int]:
-    """soft and hard in kernel units, as the checks of the subject limits have them."""
+    """The soft and the hard limit, with UNLIMITED for -1, as the subject limits has it."""
     return {k: UNLIMITED if v == -1 else v for k, v in vars(limit).items()}
 
 
 def _possible(seen: SessionLimits, want: Policy) -> dict[str, int]:
-    """The policy's limits that this node's kernel gives to anybody at all."""
+    """Item -> the policy's limit, without the limits that this node's kernel refuses."""
     ceiling = dict(zip(ITEMS, seen.ceiling))
     most = {item: UNLIMITED if value == -1 else value for item, value in ceiling.items()}
     node = Limits(PamLimits(), {}, (), most, seen.nr_open, Boot(None), systemd=False)

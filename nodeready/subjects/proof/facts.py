@@ -1,4 +1,8 @@
-"""All that the proofs of one node saw."""
+"""What the proofs of one node saw: plain data, filled on the node and judged by the checks.
+
+First what the node's own session shows, then what all nodes together saw of ssh, pdsh and the
+job's ports, at last all of it as `Proved`, and the reader of a node's answer.
+"""
 
 from __future__ import annotations
 
@@ -8,72 +12,7 @@ from typing import Any, Protocol
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError, Unknown
 
-# --- The job's ports between the nodes, as all nodes together saw them.
-
-
-@dataclass(frozen=True)
-class Busy:
-    """A port on which we could not listen, and what the kernel said."""
-
-    port: int
-    error: str
-
-
-@dataclass(frozen=True)
-class Blocked:
-    """One thing that is wrong with the connections of a node, named once for all of them.
-
-    kind:  ``target``: others do not reach it; ``source``: it does not reach others; ``both``;
-           ``pair``: it does not reach one peer, and neither is to blame for more
-    ports: on which; (): it came to no connection, for the name already led astray
-    peers: the others
-    tried: how many others there were attempts with, in that direction
-    cause: one line
-    back:  whether the other direction works; None: nobody tried
-    """
-
-    kind: str
-    ports: tuple[int, ...]
-    peers: tuple[str, ...]
-    tried: int
-    cause: str
-    back: bool | None
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """How a node's connections to others and from others went on the job's ports.
-
-    nodes:     how many nodes took part; 1: it is alone
-    first, last: the range
-    listening: the ports of the range on which we listened here for a while
-    busy:      those that we tried in vain
-    to:        how many nodes it tried to reach
-    by:        how many tried to reach it
-    reached:   how many of the former it reached, on all ports that were tried
-    reached_by: by how many of the latter it was
-    blocked:   what is wrong, for which this node is to blame
-    median_ms: of the handshakes of its own connections; None: none came about
-    worst_ms:  the slowest of them
-    worst_peer: to this node
-    """
-
-    nodes: int
-    first: int
-    last: int
-    listening: tuple[int, ...]
-    busy: tuple[Busy, ...]
-    to: int
-    by: int
-    reached: int
-    reached_by: int
-    blocked: tuple[Blocked, ...]
-    median_ms: float | None
-    worst_ms: float | None
-    worst_peer: str
-
-
-# --- What the proofs of one node see: plain data, filled on the node and judged by the checks.
+# --- What the session of the job's user shows on the node itself.
 
 #: Seconds that the kernel may take to write the core of a shell, some 400 kB.
 DUMP_S = 10
@@ -81,10 +20,10 @@ DUMP_S = 10
 
 @dataclass(frozen=True)
 class User:
-    """Whose session the proofs ran in.
+    """The user in whose session the proofs ran.
 
-    uid:   -1: there is no such user
-    named: somebody asked for this user
+    uid:   -1: the node has no such user
+    named: the command line or the policy names the user
     error: why there is no session; "": there is one
     """
 
@@ -96,7 +35,7 @@ class User:
 
 @dataclass(frozen=True)
 class Limit:
-    """In kernel units; -1: unlimited."""
+    """A resource limit in kernel units; -1: unlimited."""
 
     soft: int
     hard: int
@@ -106,10 +45,10 @@ class Limit:
 class SessionLimits:
     """The limits of the session.
 
-    before:  those that su had from PAM, in the order of ITEMS, before the user's profile was read;
-             () where the session is not su's
-    ceiling: the hard limits that nobody on this node can exceed, in the order of ITEMS: its root
-             may not raise any; () on every usual node
+    before:  the limits that PAM gave to su, in the order of ITEMS, before the user's profile was
+             read; () where the session is not su's
+    ceiling: the hard limits that nobody on this node can exceed, in the order of ITEMS, where
+             root may raise none; () on every usual node
     nr_open: fs.nr_open: no process may have more open files; None: unreadable
     """
 
@@ -121,23 +60,23 @@ class SessionLimits:
     nr_open: int | None
 
 
-#: Exit status of a tool that is there and cannot be started, as a shell has it.
+#: A shell's exit status for a program that is there and cannot be started.
 NO_START = 126
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How a tool fared.
+    """A debugger's attempt at a target process.
 
-    tool:    its path; "": it is not installed, and nothing else here means anything
-    rc:      its exit status, negative for a signal, NO_START; None: ended by its limit
-    said:    what it complained about, on one line
-    good:    it showed what it should
-    refused: it was not permitted to look at its target
-    limit_s: seconds that it had
-    full:    these were all that it may have: not the end of the run cut them short
-    state:   its target's afterwards, the letter of /proc; "": gone
-    tracer:  who traces the target afterwards
+    tool:    the tool's path; "": not installed, and no other field means anything
+    rc:      the tool's exit status, negative for a signal, NO_START; None: ended by its limit
+    said:    the tool's complaint, on one line
+    good:    the tool showed what it should
+    refused: the tool was not permitted to look at the target
+    limit_s: seconds that the tool had
+    full:    ``limit_s`` was the tool's whole limit, not cut short by the end of the run
+    state:   the target's state afterwards, the letter of /proc; "": the target is gone
+    tracer:  the process that traces the target afterwards; 0: none
     answers: the target went on: it did what it was told afterwards
     """
 
@@ -155,12 +94,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Guards:
-    """What may keep this process from attaching to another one of its user.
+    """What may keep a process from attaching to another one of the same user.
 
     yama:        kernel.yama.ptrace_scope in force; None: no Yama in this kernel
     deny_ptrace: SELinux enforces and its boolean is on; None: no such boolean
     capable:     CAP_SYS_PTRACE is effective
-    bounded:     CAP_SYS_PTRACE is not in the bounding set: nobody here can have it, root neither
+    bounded:     CAP_SYS_PTRACE is not in the bounding set: not even root can have it here
     """
 
     yama: int | None
@@ -171,10 +110,10 @@ class Guards:
 
 @dataclass(frozen=True)
 class Attach:
-    """What py-spy made of a canary of the same user.
+    """py-spy's attempts at a canary, a process of the same user.
 
-    guards: what may refuse it
-    error:  why no canary came up; "": it did
+    guards: what may refuse py-spy
+    error:  why the canary did not start; "": it did
     """
 
     guards: Guards
@@ -186,10 +125,10 @@ class Attach:
 
 @dataclass(frozen=True)
 class Control:
-    """What py-spy --nonblocking as root made of a canary of the job's user.
+    """The attempt of py-spy --nonblocking, as root, at a canary of the job's user.
 
-    Where it passes and the user's own attempt fails, it is Yama or the target is not dumpable;
-    where both fail, it is a capability that root lacks, SELinux, Yama's scope 3 or py-spy itself.
+    Where root passes and the user fails, the cause is Yama, or the target is not dumpable. Where
+    both fail, it is a capability that root lacks, SELinux, Yama's scope 3 or py-spy itself.
     """
 
     guards: Guards
@@ -199,10 +138,10 @@ class Control:
 
 @dataclass(frozen=True)
 class Tracers:
-    """What gdb and strace made of a canary each, of the same user.
+    """The attempts of gdb and strace, each at a canary of the same user.
 
     guards: what may refuse them
-    error:  why no canary came up; "": it did
+    error:  why a canary did not start; "": both did
     """
 
     guards: Guards
@@ -211,19 +150,19 @@ class Tracers:
     strace: Attempt | None
 
 
-#: Handlers that keep a report of their own and tell somebody of it, by their programs' names.
+#: The programs of core_pattern that keep reports of their own and notify somebody of them.
 REPORTERS = ("apport", "abrt-hook-ccpp")
 
 
 @dataclass(frozen=True)
 class Directory:
-    """Where the core was to be written.
+    """The directory in which the core was to be written.
 
-    error:      why it cannot be used as a directory; "": it can
+    error:      why the path cannot be used as a directory; "": it can
     mode:       permission bits
     writable:   for the user
-    free_bytes: what the user may still write there
-    free_files: files that can still be made there; None: the file system has no such number
+    free_bytes: bytes that the user may still write there
+    free_files: files that can still be made there; None: the file system does not count files
     """
 
     path: str
@@ -237,25 +176,25 @@ class Directory:
 
 @dataclass(frozen=True)
 class Core:
-    """What the crash of a sleeping /bin/sh left.
+    """What the crash of a canary, a sleeping /bin/sh, left.
 
-    pattern:       kernel.core_pattern as this session sees it
-    handler:       the program that the pattern pipes to; "": it names a file
+    pattern:       kernel.core_pattern as the session sees it
+    handler:       the program to which the pattern pipes; "": the pattern names a file
     handler_there: that program exists
-    skipped:       why nothing was crashed; "": something was
-    dumped:        the kernel says that it wrote a core, whole or not, or piped it (WCOREDUMP);
+    skipped:       why the canary was not crashed; "": it was
+    dumped:        the kernel says that it wrote a core, whole or not, or piped one (WCOREDUMP);
                    None: it had not finished after ``dump_s`` seconds
-    dumpable:      the canary was; False: its user may not read /bin/sh
+    dumpable:      the canary was dumpable; False: its user may not read /bin/sh
     limit_bytes:   the session's soft core limit; None: unlimited
     expected:      the path that the pattern gives, ``*`` for what only the kernel knows
     path:          where the core was found; "": nowhere
-    stray:         it lay in the working directory, where the pattern does not say
-    size_bytes:    of the core found
-    whole_bytes:   what its own headers say that it should have; None: it has none
+    stray:         the core lay in the working directory, where the pattern does not say
+    size_bytes:    of the core that was found
+    whole_bytes:   the size that the core's own headers give; None: they give none
     directory:     of ``expected``; None for a handler, or when only the kernel knows its name
     gdb:           gdb's path; "": not installed
-    gdb_said:      what it, or coredumpctl, complained about
-    frames:        of the backtrace that gdb read from it
+    gdb_said:      the complaint of gdb or coredumpctl
+    frames:        of the backtrace that gdb read from the core
     left:          what could not be removed, and why; "": nothing
     """
 
@@ -279,6 +218,7 @@ class Core:
     left: str = ""
 
 
+#: The program of core_pattern that keeps cores in a store of its own.
 PROGRAM = "systemd-coredump"
 
 
@@ -286,11 +226,11 @@ PROGRAM = "systemd-coredump"
 class SshTry:
     """One login by ssh.
 
-    name:   the peer, as the inventory names it
+    name:   the peer's name in the inventory
     rc:     exit status of ssh: 255 for trouble of its own; None: ended by its time limit
-    answer: last line of what came back: the peer's host name when all is well, whatever a login
-            prints before it
-    said:   the end of what ssh complained about; "" when it exited with 0
+    answer: the last line that came back: the peer's host name when all is well, whatever the
+            login prints before that
+    said:   the end of ssh's messages; "" when ssh exited with 0
     """
 
     name: str
@@ -309,13 +249,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class PdshRun:
-    """One run of pdsh over the peers that ssh reaches: for the others, ssh's reason is pdsh's.
+    """One run of pdsh over the peers that ssh reaches; where ssh fails, pdsh fails as well.
 
-    asked:   the names that it was given
-    answers: what came back
-    rc:      its exit status, which says little (0 for a refused connection); None: ended by its
-             time limit
-    said:    the end of what it complained about
+    asked:   the names that pdsh was given
+    answers: the lines that came back
+    rc:      pdsh's exit status, which says little (0 for a refused connection); None: ended by
+             its time limit
+    said:    the end of pdsh's messages
     """
 
     asked: tuple[str, ...]
@@ -328,11 +268,11 @@ class PdshRun:
 class Peers:
     """ssh and pdsh from this node to its peers.
 
-    host:           what this node calls itself
+    host:           this node's own host name
     ssh_installed:  the user's PATH has ssh
     ssh:            the logins, in the order of the names
     pdsh_installed: the user's PATH has pdsh
-    pdsh:           None: not tried, for there was no peer to ask or no pdsh
+    pdsh:           None: not tried, for want of a peer or of pdsh
     """
 
     host: str
@@ -342,21 +282,21 @@ class Peers:
     pdsh: PdshRun | None
 
 
-# --- The way from a node to others and back, as all nodes together saw it.
+# --- ssh and pdsh between the nodes, as all nodes together saw them.
 
 
 @dataclass(frozen=True)
 class Trouble:
     """One thing that is wrong with a node's logins, told once however many attempts show it.
 
-    kind:  ``target``: others cannot log in to it; ``source``: it cannot log in to others;
-           ``both``; ``pair``: it cannot log in to one peer, and neither fails with others;
-           ``namesake``: other nodes have the same host name
-    peers: the others
-    tried: how many others there were attempts with, in that direction
+    kind:  ``target``: peers cannot log in to the node; ``source``: the node cannot log in to
+           peers; ``both``; ``pair``: the node cannot log in to one peer, and neither has other
+           trouble; ``namesake``: other nodes have the same host name
+    peers: the peers with which the logins fail
+    tried: with how many peers logins were tried, in that direction
     cause: a key of `nodeready.subjects.ssh_client.checks.CAUSES`
-    said:  the line of ssh that tells it, or the host name that answered
-    back:  whether the other direction works; None: nobody tried
+    said:  ssh's message that tells the cause, or the host name that answered
+    back:  whether the other direction works; None: it was not tried
     """
 
     kind: str
@@ -369,7 +309,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Missing:
-    """A peer that ssh reaches and pdsh does not; what pdsh said about it, one line or ""."""
+    """A peer that ssh reaches and pdsh does not; ``said``: pdsh's message about it, or ""."""
 
     name: str
     said: str
@@ -377,7 +317,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Same:
-    """Peers of which pdsh brought the same answer."""
+    """Peers for which pdsh brought the same answer."""
 
     answer: str
     names: tuple[str, ...]
@@ -385,17 +325,17 @@ class Same:
 
 @dataclass(frozen=True)
 class Reach:
-    """How a node reaches others and is reached.
+    """How the logins between a node and its peers went, by ssh and by pdsh.
 
-    to:        how many peers it tried to log in to
-    by:        how many tried to log in to it
-    ssh:       what is wrong with that, for which this node is to blame
-    excused:   peers that it does not reach because of what is wrong with them
-    asked:     how many peers pdsh was asked for, without those that ssh does not reach
-    distinct:  how many different answers it brought
-    missing:   those without an answer
-    same:      those that cannot be told apart, for another reason than their own host names
-    pdsh_said: what pdsh said when it brought no answer at all, one line
+    to:        to how many peers this node tried to log in
+    by:        how many peers tried to log in to this node
+    ssh:       what is wrong with the logins, for which this node is to blame
+    excused:   peers that this node does not reach, and that are to blame themselves
+    asked:     how many peers pdsh was given: those that ssh reaches
+    distinct:  how many different answers pdsh brought
+    missing:   the peers without an answer
+    same:      peers that cannot be told apart, for another reason than their own host names
+    pdsh_said: pdsh's message when it brought no answer at all, one line
     """
 
     to: int = 0
@@ -409,7 +349,74 @@ class Reach:
     pdsh_said: str = ""
 
 
-#: The reason of a proof of which nothing came.
+# --- The job's ports between the nodes, as all nodes together saw them.
+
+
+@dataclass(frozen=True)
+class Busy:
+    """A port on which the proof could not listen, and the kernel's error."""
+
+    port: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """One thing that is wrong with a node's connections, named once however many show it.
+
+    kind:  ``target``: peers do not reach the node; ``source``: the node does not reach peers;
+           ``both``; ``pair``: the node does not reach one peer, and neither has other trouble
+    ports: the ports that fail; (): no connection was tried, for the name led astray
+    peers: the peers with which the connections fail
+    tried: with how many peers connections were tried, in that direction
+    cause: one line
+    back:  whether the other direction works; None: it was not tried
+    """
+
+    kind: str
+    ports: tuple[int, ...]
+    peers: tuple[str, ...]
+    tried: int
+    cause: str
+    back: bool | None
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How the connections between a node and its peers went on the job's ports.
+
+    nodes:     how many nodes took part; 1: this one alone
+    first, last: the range of ports
+    listening: the ports of the range on which the proof listened here for a while
+    busy:      the ports on which it could not listen
+    to:        how many peers this node tried to reach
+    by:        how many peers tried to reach this node
+    reached:   how many peers this node reached, on all ports that were tried
+    reached_by: how many peers reached this node, on all ports that were tried
+    blocked:   what is wrong, for which this node is to blame
+    median_ms: of the handshakes of this node's own connections; None: there was none
+    worst_ms:  the slowest of these handshakes
+    worst_peer: the peer of the slowest handshake
+    """
+
+    nodes: int
+    first: int
+    last: int
+    listening: tuple[int, ...]
+    busy: tuple[Busy, ...]
+    to: int
+    by: int
+    reached: int
+    reached_by: int
+    blocked: tuple[Blocked, ...]
+    median_ms: float | None
+    worst_ms: float | None
+    worst_peer: str
+
+
+# --- All proofs of one node, and the reader of its answer.
+
+#: The reason of a proof without an answer.
 UNFINISHED = "did not finish in time"
 
 #: The proofs that run in the job's user's session, in the order in which they start -> what each
@@ -428,12 +435,12 @@ _KINDS = {"user": User, "control": Control, **SESSION}
 
 @dataclass(frozen=True)
 class Proved:
-    """What the proofs of one node saw. A field is None when nobody asked for it.
+    """What the proofs of one node saw. None: the proof was not asked for.
 
-    user:    in whose session they ran
-    control: what root's attempt to attach showed; None also where we were not root
-    peers:   how ssh and pdsh from this node to others went, as this node saw it
-    reach:   the same, as all nodes together saw it: what is wrong with this node
+    user:    in whose session the proofs ran
+    control: root's attempt to attach; None also where the login was not root's
+    peers:   ssh and pdsh from this node to its peers, as this node saw them
+    reach:   ssh and pdsh between the nodes, as all nodes together saw them
     mesh:    the job's ports between the nodes, as all nodes together saw them
     """
 
@@ -449,7 +456,7 @@ class Proved:
 
 
 class Asked(Protocol):
-    """What of the request a reader of the answer has to know: its nonce, and what was wanted."""
+    """The part of a request that a reader of the answer has to know."""
 
     @property
     def nonce(self) -> str: ...
@@ -464,7 +471,7 @@ def nothing(reason: str, asked: Asked) -> Proved:
 
 
 def read(text: str, asked: Asked) -> Proved:
-    """The proofs that a node's answer holds. Never raises: what cannot be read is Unknown."""
+    """The proofs in a node's answer. Never raises: a proof that cannot be read is Unknown."""
     if f"{asked.nonce} {wire.NO_PYTHON}" in text:
         return nothing(f"{wire.NO_PYTHON} on the node: the proofs need it", asked)
     found: dict[str, Any] = {}
@@ -477,7 +484,7 @@ def read(text: str, asked: Asked) -> Proved:
             found[name] = Unknown(problem.reason, problem.evidence)
     user = found.get("user", Unknown(UNFINISHED))
     if isinstance(user, User) and user.error:
-        # One reason, told once: without a session there is nothing to prove.
+        # Without a session there is nothing to prove: the reason is told once.
         return Proved(user)
     for name in asked.wanted:
         found.setdefault(name, Unknown(UNFINISHED))

@@ -1,4 +1,4 @@
-"""Judge whether the job's user gets from node to node without being asked anything."""
+"""Judge whether the job's user gets from node to node unasked, and a job's processes can meet."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from nodeready.subjects.proof.facts import (
     Trouble,
     User,
 )
-from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
+from nodeready.subjects.result import Result, fail, fixable, na, ok, some, unknown, warn
 from nodeready.subjects.ssh_client.checks import CAUSES, offending
-
-# --- What a proof says of which nothing was seen.
 
 
 def unseen(check: str, seen: Proved, *fields: str) -> Result | None:
@@ -36,6 +34,8 @@ def unseen(check: str, seen: Proved, *fields: str) -> Result | None:
             return unknown(check, f"{value.reason}{evidence}")
     return None
 
+
+# --- Logins: ssh and pdsh between the nodes.
 
 _ALONE = "no other node to try"
 
@@ -55,7 +55,7 @@ def ssh(seen: Proved, want: Policy) -> Result:
     """
     check = "proof.ssh"
     reach = seen.reach if isinstance(seen.reach, Reach) else None
-    # Others may have seen what is wrong with a node that told nothing itself.
+    # Peers may have seen what is wrong with a node that gave no answer itself.
     if reach is None or not reach.ssh:
         found = unseen(check, seen, "peers", "reach")
         if found:
@@ -82,7 +82,7 @@ def ssh(seen: Proved, want: Policy) -> Result:
 
 
 def _words(one: Trouble, user: str) -> str:
-    """One trouble in words: who, how many, why."""
+    """One trouble in words: which peers, how many, and the cause."""
     names = ", ".join(one.peers)
     why = CAUSES[one.cause].words.format(user=user, said=one.said)
     if one.kind == "namesake":
@@ -148,9 +148,9 @@ def pdsh(seen: Proved, want: Policy) -> Result:
     return ok(check, expected, f"{reach.distinct} of {reach.asked} peers")
 
 
-# --- Judge whether a job's processes on different nodes can meet on the policy's ports.
+# --- Ports: whether a job's processes on different nodes can meet.
 
-#: Milliseconds; see `mesh`.
+#: Milliseconds of a median handshake above which it is slow; see `mesh`.
 _SLOW_MS = 100
 #: At most so many peers, errors and findings are named.
 _MOST = 4
@@ -163,7 +163,7 @@ def _asked(seen: Mesh) -> str:
 
 
 def _seen(check: str, seen: Proved) -> Mesh | Result:
-    """What all nodes together saw of this one, or the result when there is nothing to judge."""
+    """The node's `Mesh`, or the result when there is none."""
     missing = unseen(check, seen, "mesh")
     if missing is not None:
         return missing
@@ -199,20 +199,15 @@ def ports(seen: Proved, want: Policy) -> Result:
     return fail(check, expected, "; ".join(texts[:_MOST]), "", fix)
 
 
-def _named(peers: tuple[str, ...]) -> str:
-    more = f" and {len(peers) - _MOST} more" if len(peers) > _MOST else ""
-    return ", ".join(peers[:_MOST]) + more
-
-
 def _who(one: Blocked) -> str:
     """``all 5 peers that tried``, ``3 of 5 peers (gpu001, gpu002, gpu003)``."""
     if len(one.peers) == one.tried:
         return f"all {one.tried} peers"
-    return f"{len(one.peers)} of {one.tried} peers ({_named(one.peers)})"
+    return f"{len(one.peers)} of {one.tried} peers ({some(one.peers, ', ', _MOST)})"
 
 
 def _told(one: Blocked) -> str:
-    """One finding as a person reads it."""
+    """One finding in words."""
     if not one.ports:
         if one.kind == "pair":
             return f"to {one.peers[0]}: {one.cause}"

@@ -1,0 +1,1 @@
+"""Who may attach a debugger to a process: Yama and SELinux."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from nodeready.policy import Policy
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.ptrace.facts import KEY, PROBE, Ptrace
-from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
+from nodeready.subjects.result import Result, fail, fixable, na, ok
+from nodeready.subjects.sysctl import contradicted
 
 
 @check(
@@ -49,16 +50,7 @@ def sysctl_conf(seen: Ptrace, want: Policy) -> Result:
     check = "ptrace.sysctl_conf"
     if seen.live is None:
         return na(check, "no Yama in this kernel: the classic rules apply")
-    conflict = seen.boot.conflict
-    if conflict is None or conflict.value == str(want.ptrace_scope):
-        return ok(check, "no conflicting line")
-    return warn(
-        check,
-        "no conflicting line",
-        f"{KEY} = {conflict.value} wins under sysctl --system",
-        conflict.where,
-        f"remove the line {conflict.where}",
-    )
+    return contradicted(check, KEY, seen.boot, str(want.ptrace_scope))
 
 
 @check("ptrace.selinux", fixed_by="ptrace.selinux")

@@ -27,13 +27,12 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Ptrace:
-    """Attaching, as the kernel and the boot files have it.
+    """What the kernel and the boot files allow.
 
-    live:        the value in force, 0 to 3; None: this kernel has no Yama, classic rules apply
-    boot:        what the sysctl files set at the next boot
-    systemd:     whether systemd-sysctl applies them (else procps)
-    deny_ptrace: SELinux denies ptrace to everybody, root included, while it enforces;
-                 None: no such boolean on this node
+    live:        Yama's scope in force, 0 to 3; None: no Yama in this kernel, so the classic rules
+    boot:        what the sysctl files set the scope to at the next boot
+    deny_ptrace: SELinux enforces and denies ptrace to everybody, root included; None: no such
+                 boolean on this node
     """
 
     live: int | None
@@ -42,7 +41,7 @@ class Ptrace:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ptrace:
-    """Raises ProbeError when /proc/sys cannot be read or the value is none of Yama's."""
+    """The observation. Raises ProbeError without /proc/sys, and for a scope that Yama has not."""
     values = outputs["ptrace"].values()
     if "proc" not in values:
         raise ProbeError("/proc/sys/kernel is not there")

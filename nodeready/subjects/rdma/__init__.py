@@ -1,0 +1,1 @@
+"""The RDMA devices of a node and their ports."""

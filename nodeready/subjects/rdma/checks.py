@@ -1,12 +1,12 @@
 """Judge the RDMA ports: there, active, as fast and as set up as they should be.
 
 Without a policy only what is wrong on any node is judged, and only on ports that are in use
-(`rdma_ports.configured`): the second port of a card may be without a cable.
+(`configured`): the second port of a card may be without a cable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
@@ -21,25 +21,18 @@ from nodeready.subjects.rdma.facts import (
     counters,
     learned,
 )
-from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
+from nodeready.subjects.result import Result, fail, na, ok, some, unknown, warn
 
-# --- Which RDMA ports of a node are to be judged, and how findings name them.
+# --- Which RDMA ports of a node are judged, and how findings name them.
 
 Ports = dict[str, tuple[RdmaDevice, RdmaPort]]
 
-#: Physical states of a port that has somebody on the other side.
+#: Physical states of a port that sees another port at the end of its cable.
 _CONNECTED = ("LinkUp", "LinkErrorRecovery", "PortConfigurationTraining")
 
 
-def some(texts: Iterable[str], joint: str = "; ", most: int = 4) -> str:
-    """The first findings in full and how many there are beyond: ``a; b; c; d and 3 more``."""
-    listed = list(texts)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return joint.join(listed[:most]) + more
-
-
 def by_value(values: Mapping[str, object]) -> str:
-    """``200 Gb/s on mlx5_3/1; 400 Gb/s on mlx5_0/1, mlx5_1/1``: equal ones together."""
+    """``200 Gb/s on mlx5_3/1; 400 Gb/s on mlx5_0/1, mlx5_1/1``: equal values together."""
     names: dict[object, list[str]] = {}
     for name, value in values.items():
         names.setdefault(value, []).append(name)
@@ -54,7 +47,7 @@ def source(port: RdmaPort, file: str) -> str:
 
 
 def wanted(want: Policy, column: str) -> dict[str, object]:
-    """Port -> what the policy says about it in this column."""
+    """Port -> the policy's value in this column."""
     return {
         name: columns[column]
         for name, columns in rows(want.rdma_ports).items()
@@ -63,7 +56,7 @@ def wanted(want: Policy, column: str) -> dict[str, object]:
 
 
 def hardware(seen: Rdma) -> Ports:
-    """The ports of adapters of this node: without software's, and virtual functions that idle.
+    """The ports of this node's adapters: no software devices, and no idle virtual functions.
 
     A virtual function beside its physical one waits for a virtual machine, without a link.
     """
@@ -76,10 +69,10 @@ def hardware(seen: Rdma) -> Ports:
 
 
 def _switched_off(device: RdmaDevice, port: RdmaPort) -> bool:
-    """Whether somebody took the port out of use.
+    """Whether the port was taken out of use on purpose.
 
-    An Ethernet port says "Disabled" without a cable too; there, its interface tells: it has a
-    carrier, be it 0, only when it is switched on. None here: it was given to a container.
+    An Ethernet port is "Disabled" without a cable, too. There, the interface tells: its carrier is
+    0 or 1 only when it is administratively up. A port without an interface is a container's.
     """
     if port.link_layer == "Ethernet":
         return not any(one.carrier is False for one in device.netdevs)
@@ -89,14 +82,14 @@ def _switched_off(device: RdmaDevice, port: RdmaPort) -> bool:
 def configured(seen: Rdma, want: Policy) -> Ports:
     """The ports that must work.
 
-    Those of the policy; without one, each card has at least one port in use. Of a card with an
-    active port the other may be without a cable, unless it sees somebody there. A card whose
+    With a policy, its ports. Without one, each card has at least one port in use: beside an active
+    port, another one may be without a cable, unless it sees a port at the other end. A card whose
     ports are all switched off is not in use.
     """
     known = hardware(seen)
     if want.rdma_ports:
         named = rows(want.rdma_ports)
-        # A virtual function that idles is judged when it is named.
+        # An idle virtual function is judged when the policy names it.
         every = {p.name: (d, p) for d in seen.devices.values() for p in d.ports}
         return {name: every[name] for name in named if name in every}
     cards: dict[str, Ports] = {}
@@ -116,7 +109,7 @@ def configured(seen: Rdma, want: Policy) -> Ports:
     return found
 
 
-# --- Judge what happened on the RDMA links since an earlier look.
+# --- Since the last look: lost links and errors.
 
 #: Symbol errors an hour up to which a link keeps InfiniBand's bit error rate of 1e-12.
 SYMBOL_ERRORS_PER_HOUR = 120
@@ -130,7 +123,7 @@ def _duration(seconds: float) -> str:
 
 
 def _allowed(counter: str, seconds: float) -> float:
-    """How much the counter may grow: an hour's worth at least, however short the time."""
+    """How much the counter may grow in this time; at least an hour's allowance."""
     if counter != "symbol_error":
         return 0
     return SYMBOL_ERRORS_PER_HOUR * max(1.0, seconds / 3600)
@@ -194,6 +187,8 @@ def errors(seen: Rdma, want: Policy) -> Result:
     silent = f" (full before: {some(full, ', ')})" if full else ""
     return ok(check, wants, f"none in {span}{silent}")
 
+
+# --- The devices and ports as they are now.
 
 _NONE = "no RDMA device"
 _UNUSED = "no RDMA port is in use: all are switched off"

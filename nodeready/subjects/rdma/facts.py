@@ -1,6 +1,6 @@
 """Which RDMA devices a node has: InfiniBand, RoCE, EFA, Omni-Path, Slingshot.
 
-Everything comes from /sys by one grep; a node without RDMA starts no program at all.
+One grep reads everything from /sys; a node without RDMA starts no program.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass, field, replace
 from nodeready.policy import Policy
 from nodeready.subjects.base import Counters, Output, Probe, ProbeError, Section
 
-# --- One RDMA device and its ports: what /sys/class/infiniband or /sys/class/cxi says about it.
+# --- One RDMA device and its ports, from /sys/class/infiniband or /sys/class/cxi.
 #
 # Sources: drivers/infiniband/core/sysfs.c and Documentation/ABI/stable/sysfs-class-infiniband of
 # Linux; for Slingshot, cxi_stat(1) of HPE's driver, which reads the same files.
 
-#: Counters of which any change is an error on the link, or that are judged by their rate, with the
-#: value at which they are full: they have 16, 8 or 4 bits and stay there (sysfs.c, PORT_PMA_ATTR).
+#: Error counter of a link -> the value at which it is full: the counters have 16, 8 or 4 bits and
+#: stay at that value (sysfs.c, PORT_PMA_ATTR).
 PMA_COUNTERS = {
     "symbol_error": 65535,
     "link_downed": 255,
     "local_link_integrity_errors": 15,
     "excessive_buffer_overrun_errors": 15,
 }
-#: The like in hw_counters, where a driver has them: 64 bits, never full.
+#: Error counters in hw_counters, where a driver has them: 64 bits, never full.
 HW_COUNTERS = ("rnr_nak_retry_err",)
 
-# The driver of the PCI function -> the kind of RDMA device. Where the adapter's Ethernet driver
-# carries the RDMA one, the name of the latter.
+# Driver of the PCI function -> kind of the RDMA device: the name of the RDMA driver, where that
+# one stands on the adapter's Ethernet driver.
 _KINDS = {
     "mlx5_core": "mlx5",
     "mlx4_core": "mlx4",
@@ -44,7 +44,7 @@ _KINDS = {
     "cxi_ss1": "cxi",
 }
 
-#: Directory below that of a device ("" is its own) -> file -> its first line.
+#: Directory below a device's own (which is "") -> file -> its first line.
 Files = Mapping[str, Mapping[str, str]]
 
 _EMPTY_GID = re.compile(r"[0:]*$")
@@ -56,7 +56,7 @@ _RATE = re.compile(r"(?<![0-9.])([0-9]{1,5}(?:\.[0-9]{1,2})?) ?G")
 
 @dataclass(frozen=True)
 class Gid:
-    """An address of a port. ``type`` is "IB/RoCE v1" or "RoCE v2"; "": not readable."""
+    """An address of a port; ``type``: "IB/RoCE v1" or "RoCE v2"; "": not readable."""
 
     index: int
     gid: str
@@ -65,7 +65,7 @@ class Gid:
 
 @dataclass(frozen=True)
 class Netdev:
-    """A network interface of the same PCI function. carrier: None while it is switched off."""
+    """A network interface of a device's PCI function; ``carrier``: None: administratively down."""
 
     name: str
     operstate: str
@@ -76,15 +76,15 @@ class Netdev:
 class RdmaPort:
     """A port; "" and None: the kernel does not say.
 
-    state:      "ACTIVE" is the only one that carries traffic; "DOWN"; "INIT" and "ARMED" have a
-                link and wait for the subnet manager
+    state:      "ACTIVE", the only one that carries traffic; "DOWN"; "INIT" and "ARMED": there is
+                a link, and the port waits for the subnet manager
     phys_state: "LinkUp", "Polling" (no light from the other side), "Disabled", "Sleep", …
-    rate_gbps:  of the link as it is, lanes times speed, from ``rate_text`` ("4X NDR" included)
+    rate_gbps:  of the link as it is, lanes times speed, from ``rate_text``: "400 Gb/sec (4X NDR)"
     link_layer: "InfiniBand", "Ethernet" (RoCE, iWARP), "Slingshot", "Unknown" (EFA)
-    lid:        its local identifier, given by the subnet manager; sm_lid: that one's own
-    netdev:     the interface that stands for it, where its GIDs name one
-    gids:       of an Ethernet port, among its first 16
-    counters:   PMA_COUNTERS and HW_COUNTERS that it has; None: that one cannot be read
+    lid:        the port's local identifier, given by the subnet manager; sm_lid: the manager's
+    netdev:     the port's network interface, where its GIDs name one
+    gids:       of an Ethernet port, those among the first 16
+    counters:   of PMA_COUNTERS and HW_COUNTERS the ones that the port has; None: unreadable
     """
 
     device: str
@@ -102,12 +102,12 @@ class RdmaPort:
 
     @property
     def name(self) -> str:
-        """As the policy writes it: "mlx5_0/1"."""
+        """The port's name in a policy: "mlx5_0/1"."""
         return f"{self.device}/{self.port}"
 
     @property
     def active(self) -> bool:
-        """Whether it can carry traffic."""
+        """Whether the port can carry traffic."""
         return self.state == "ACTIVE"
 
 
@@ -117,11 +117,11 @@ class RdmaDevice:
 
     kind:        "mlx5", "efa", "hfi1" (Omni-Path), "cxi" (Slingshot), "bnxt_re", "irdma", …;
                  "software" (rxe, siw): no adapter of its own
-    hca_type:    the adapter's model, "MT4129"; board_id: the board's maker's id
+    hca_type:    the adapter's model, "MT4129"; board_id: the board, by its maker's id
     node_type:   "CA", or "RNIC" for iWARP
-    driver:      that of its PCI function
-    virtual:     a virtual function beside its physical one: it waits for a virtual machine
-    uverbs:      programs can open it
+    driver:      of the PCI function
+    virtual:     a virtual function beside its physical one, meant for a virtual machine
+    uverbs:      programs can open the device
     """
 
     name: str
@@ -147,7 +147,7 @@ class RdmaDevice:
 
 
 def number(text: str | None) -> int | None:
-    """A whole number that is none below zero, decimal or with 0x; None for everything else."""
+    """A whole number, decimal or with 0x; None for any other text."""
     if text is None or not _NUMBER.fullmatch(text):
         return None
     return int(text, 16 if text.startswith("0x") else 10)
@@ -166,7 +166,7 @@ def _word(text: str) -> str:
 
 
 def _counters(files: Files, directory: str) -> dict[str, int | None]:
-    """The counters that we judge. The kernel shows the first group whole or not at all."""
+    """The counters that are judged. The kernel shows all PMA_COUNTERS or none of them."""
     found: dict[str, int | None] = {}
     given = files.get(f"{directory}/counters", {})
     if any(name in given for name in PMA_COUNTERS):
@@ -207,7 +207,7 @@ def _port(device: str, index: int, files: Files) -> RdmaPort:
 
 
 def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPort:
-    """The one port of a cxi device; the driver says "up" or "down", else its interface does."""
+    """The one port of a cxi device; its state is the driver's, else that of its interface."""
     values = files.get("device/port", {})
     link = values.get("link") or next((one.operstate for one in netdevs), "")
     speed = values.get("speed", "")
@@ -267,6 +267,8 @@ def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool
     )
 
 
+# --- The look at all devices.
+
 _IB, _CXI, _VERBS = "/sys/class/infiniband", "/sys/class/cxi", "/sys/class/infiniband_verbs"
 
 _DEVICE = "fw_ver hca_type board_id node_type node_guid node_desc"
@@ -280,14 +282,11 @@ _SLINGSHOT = (
     "device/port/link device/port/speed device/uc/qspi_blob_version device/fru/part_number"
 )
 
-#: Kinds of device that NCCL uses by plugins of their own, or not at all.
-NOT_VERBS = ("efa", "hfi1", "cxi", "software")
-
-#: More devices or ports than this are none of an adapter's: the rest is left out.
+#: At most so many devices are read: no node has more adapters.
 MAX_DEVICES = 512
 
 # A RoCE port has 256 GIDs, two for each address, and the filled ones stand first: 16 hold the
-# link-local and seven further addresses. Those of an InfiniBand port say nothing here.
+# link-local and seven further addresses. GIDs of an InfiniBand port are not judged.
 _FIRST = "[0-9] 1[0-5]"
 
 
@@ -295,9 +294,9 @@ def _globs(start: str, names: str) -> str:
     return " ".join(f"{start}/{name}" for name in names.split())
 
 
-# PCI functions that are adapters for RDMA and for nothing else: classes 0x0207 (InfiniBand) and
-# 0x0208 (fabric), Amazon's EFA (0xefa0 and up), HPE's Cassini (0x0501). One without an RDMA device
-# has lost its driver, unless it was given away to a virtual machine (vfio-pci).
+# PCI functions that are adapters for RDMA alone: classes 0x0207 (InfiniBand) and 0x0208 (fabric),
+# Amazon's EFA (0xefa0 and up), HPE's Cassini (0x0501). Such a function without an RDMA device has
+# lost its driver, unless it is given to a virtual machine (vfio-pci).
 _SCRIPT = rf"""
     for nr_dir in /sys/bus/pci/devices/*; do
         nr_class= nr_vendor= nr_device=
@@ -344,7 +343,7 @@ _SCRIPT = rf"""
 
 @dataclass(frozen=True)
 class Adapter:
-    """A PCI function that only RDMA uses. bound: it has a driver."""
+    """A PCI function that only RDMA uses; ``bound``: it has a driver."""
 
     pci_address: str
     bound: bool
@@ -356,8 +355,8 @@ class Rdma:
 
     devices:     name -> device
     without:     adapters on the PCI bus that have no RDMA device
-    nccl_ib_hca: the devices for NCCL_IB_HCA, as far as RDMA alone tells
-    before:      the counters of an earlier look, if there was one
+    nccl_ib_hca: the devices for NCCL_IB_HCA, chosen without the routes of the node
+    before:      the counters of an earlier look; None: there was none
     """
 
     devices: Mapping[str, RdmaDevice]
@@ -387,7 +386,7 @@ def _devices(lines: Iterable[str], root: str) -> Mapping[str, Files]:
             file = f"{key}="
         if name in found or len(found) < MAX_DEVICES:
             files = found.setdefault(sys.intern(name), {}).setdefault(directory, {})
-            # Ports of thousands of nodes say the same words: each is kept once.
+            # Ports of thousands of nodes have the same words: equal words are one object.
             files.setdefault(file, sys.intern(value.strip()))
     return found
 
@@ -401,7 +400,9 @@ def _openable(devices: Mapping[str, Files], verbs: Mapping[str, Files]) -> set[s
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
-    """Raises ProbeError when the look was cut off; what one device does not tell is left empty."""
+    """The observation; values that a device does not show are empty. Raises ProbeError when the
+    look was cut off.
+    """
     output = outputs["rdma"]
     lines = output.require().split("\n")
     infiniband, cxi = _devices(lines, f"{_IB}/"), _devices(lines, f"{_CXI}/")
@@ -424,14 +425,22 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
     return replace(seen, nccl_ib_hca=hcas(seen)[0])
 
 
+PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT, cap_bytes=1 << 20),), parse)
+
+# --- The devices for NCCL.
+
+#: Kinds of device that NCCL uses by plugins of their own, or not at all.
+NOT_VERBS = ("efa", "hfi1", "cxi", "software")
+
+
 def hcas(seen: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], str]:
     """The devices for NCCL_IB_HCA, and why those; a port of a device with several is "mlx5_0:2".
 
     NCCL's verbs transport takes InfiniBand and RoCE; EFA, Omni-Path and Slingshot have plugins of
-    their own, and iWARP does not work. Of the active ports, bonds and those whose interface is
-    among ``avoid`` (that of ssh, of the default route) carry the management, as long as there are
-    others. NCCL runs at the pace of its slowest port, so those of the highest rate remain, and
-    InfiniBand where there are both.
+    their own, and iWARP does not work. Of the active ports, these are left out as long as other
+    ports remain: bonds, and ports whose interface is among ``avoid`` (the interface of ssh, of the
+    default route), which carry the management; RoCE beside InfiniBand; and ports below the
+    highest rate, since NCCL runs at the pace of its slowest port.
     """
     avoid = frozenset(avoid)
     usable = [
@@ -464,15 +473,15 @@ def hcas(seen: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], str]:
 
 
 def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
-    """Whether this is a bond of Ethernet ports: of management more often than not."""
+    """Whether this is a bond of Ethernet ports, which mostly carries the management."""
     return "bond" in device.name or (port.netdev or "").startswith("bond")
 
 
-PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT, cap_bytes=1 << 20),), parse)
+# --- What the next look, the node's peers and a learnt policy take of the observation.
 
 
 def counters(seen: Rdma) -> dict[str, int]:
-    """What the next look compares with: "mlx5_0/1.link_downed" -> its value now."""
+    """The counters that the next look compares with: "mlx5_0/1.link_downed" -> value."""
     return {
         f"{name}.{counter}": value
         for name, port in seen.ports.items()
@@ -502,7 +511,7 @@ def compared(seen: Rdma) -> dict[str, str | int | float]:
 
 
 def learned(seen: Rdma) -> dict[str, dict[str, dict[str, str | int]]]:
-    """The policy that this node fits: its active ports, as they are now."""
+    """The policy that this node would fit: its active ports, as they are now."""
     found: dict[str, dict[str, str | int]] = {}
     for device in seen.devices.values():
         for port in device.ports:

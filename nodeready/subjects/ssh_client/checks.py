@@ -10,25 +10,28 @@ from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
-from nodeready.subjects.ssh_client import facts as ssh_config
 from nodeready.subjects.ssh_client.facts import (
+    DROPIN,
     KNOWN_HOSTS,
+    MAIN,
     PROBE,
+    VENDOR,
     Asked,
     SshClient,
     block_digest,
     samples,
+    winner,
 )
 
 STRICT = "stricthostkeychecking"
 GLOBAL_FILE = "globalknownhostsfile"
 #: OpenSSH 7.6 knows accept-new; older ones refuse the whole configuration.
 ACCEPT_NEW = (7, 6)
-#: A block that was not sent is replaced only by one that is not much smaller: less means that
-#: this run saw a part of the fleet, and the others' keys would be lost.
+#: A block that was not sent is replaced only by one of at least this share of its size: a smaller
+#: one is of a run that saw a part of the fleet, and would lose the keys of the other nodes.
 SHRINK = 0.9
 
-# What ssh -G prints for each mode: the first name of a value in its table.
+# Mode -> what ssh -G prints for the option: versions of OpenSSH have different words.
 _STRICT_VALUES = {
     "known_hosts": ("true", "yes"),
     "accept-new": ("accept-new",),
@@ -38,7 +41,13 @@ _STRICT_SETTING = {"known_hosts": "yes", "accept-new": "accept-new", "no": "no"}
 
 
 class Expected(NamedTuple):
-    """The block that every node shall have: its bytes, and what tells it from another."""
+    """The block that every node shall have.
+
+    inner:  the block's bytes without its marks
+    lines:  its lines
+    keys:   host name or address -> its keys
+    digest: as `block_digest` has it
+    """
 
     inner: bytes
     lines: frozenset[str]
@@ -50,7 +59,7 @@ _made: list[tuple[tuple[str, ...], Expected]] = []
 
 
 def expected(lines: tuple[str, ...]) -> Expected:
-    """What follows from a fleet's lines, computed once for all nodes that share the tuple."""
+    """The block of a fleet's lines, computed once for all nodes that share the tuple."""
     for known, made in _made:
         if known is lines:
             return made
@@ -68,7 +77,7 @@ def expected(lines: tuple[str, ...]) -> Expected:
 
 
 def _stale(found: tuple[str, ...], want: Expected) -> int:
-    """How many lines of a block give a name of the fleet a key that it does not have any more."""
+    """How many lines of a block give a name of the fleet a key that is no longer the name's."""
     count = 0
     for line in found:
         if line in want.lines or line.startswith("#"):
@@ -153,7 +162,7 @@ def leftover(seen: SshClient, want: Policy) -> Result:
 
 
 def option_lines(want: Policy) -> tuple[str, ...]:
-    """The ssh_config lines that the policy asks for, without what surrounds them."""
+    """The ssh_config lines that the policy asks for, without marks and comments."""
     lines = [
         f"Host {' '.join(want.ssh_client_hosts)}",
         f"    StrictHostKeyChecking {_STRICT_SETTING[want.ssh_client_mode]}",
@@ -164,12 +173,12 @@ def option_lines(want: Policy) -> tuple[str, ...]:
 
 
 def wanted_options(want: Policy) -> tuple[str, ...]:
-    """The options, in small letters, that the mode is about."""
+    """The options that the mode sets, in small letters."""
     return (STRICT, GLOBAL_FILE) if want.ssh_client_mode == "known_hosts" else (STRICT,)
 
 
 def _wrong(asked: Asked, want: Policy) -> str:
-    """The option that is not as the mode wants it, with its value; "" when all are."""
+    """The option that has another value than the mode wants, with that value, or ""."""
     value = asked.values.get(STRICT, "")
     if value not in _STRICT_VALUES[want.ssh_client_mode]:
         return f"{STRICT} {value}"
@@ -193,8 +202,8 @@ def ours(seen: SshClient) -> Ours:
         kept = (text.rstrip() for text in texts)
         return tuple(text for text in kept if text and not text.startswith("#"))
 
-    dropin = seen.files.get(ssh_config.DROPIN) if ssh_config.DROPIN in seen.config else None
-    inner = managed_block.find(seen.config.get(ssh_config.MAIN, b""))
+    dropin = seen.files.get(DROPIN) if DROPIN in seen.config else None
+    inner = managed_block.find(seen.config.get(MAIN, b""))
     text = "" if inner is None else inner.decode("utf-8", "surrogateescape")
     return Ours(
         None if dropin is None else speaking([line.text for line in dropin]),
@@ -203,7 +212,7 @@ def ours(seen: SshClient) -> Ours:
 
 
 def _current(seen: SshClient, want: Policy) -> bool:
-    """Whether what is there of ours is one piece, and says what the policy says now."""
+    """Whether our lines stand in one place alone, and are those of the policy."""
     there, lines = ours(seen), option_lines(want)
     if there.dropin is not None and there.block is not None:
         return False
@@ -214,7 +223,7 @@ def _current(seen: SshClient, want: Policy) -> bool:
 
 def block_at_top(seen: SshClient) -> bool:
     """Whether the main file begins with our block."""
-    return seen.config.get(ssh_config.MAIN, b"").startswith(managed_block.BEGIN)
+    return seen.config.get(MAIN, b"").startswith(managed_block.BEGIN)
 
 
 @check(
@@ -240,7 +249,7 @@ def options(seen: SshClient, want: Policy) -> Result:
     there = ours(seen)
     if not want.ssh_client_hosts:
         if there != Ours(None, None):
-            where = ssh_config.DROPIN if there.dropin is not None else ssh_config.MAIN
+            where = DROPIN if there.dropin is not None else MAIN
             return fixable(check, "nothing of ours", "options of an earlier policy", where)
         return na(check, "no ssh_client_hosts in the policy")
     if not seen.installed:
@@ -272,10 +281,10 @@ def _asked(seen: SshClient, want: Policy, wanted: str) -> Result:
     check, there = "ssh_client.options", ours(seen)
     broken = next((asked for asked in seen.asked if asked.error), None)
     if broken is not None:
-        if ssh_config.DROPIN in broken.error:
-            return fixable(check, wanted, broken.error, ssh_config.DROPIN)
+        if DROPIN in broken.error:
+            return fixable(check, wanted, broken.error, DROPIN)
         return fail(check, wanted, broken.error, "ssh -G", "correct that line")
-    # A user without a file of his own sees what root sees, when root has none either.
+    # Where root has no file of its own, root sees what a user without a file of his own sees.
     system = [a for a in seen.asked if not a.own] or [a for a in seen.asked if a.own]
     for asked in system:
         wrong = _wrong(asked, want)
@@ -287,7 +296,7 @@ def _asked(seen: SshClient, want: Policy, wanted: str) -> Result:
             return fail(check, wanted, f"{wrong} for {asked.host}", source, fix)
         return fixable(check, wanted, f"{wrong} for {asked.host}", source)
     if not _current(seen, want):
-        where = ssh_config.DROPIN if there.dropin is not None else ssh_config.MAIN
+        where = DROPIN if there.dropin is not None else MAIN
         return fixable(check, wanted, "options of an earlier policy", where)
     tried = sum(not pattern.startswith("!") for pattern in want.ssh_client_hosts)
     if tried > len(system) and there == Ours(None, None):
@@ -306,11 +315,11 @@ def _source(seen: SshClient, asked: Asked, wrong: str) -> str:
     option = wrong.partition(" ")[0]
     if asked.own and seen.own:
         own = {seen.own[0].path: seen.own}
-        found = ssh_config.winner(seen.own[0].path, {**seen.files, **own}, asked.host, option)
+        found = winner(seen.own[0].path, {**seen.files, **own}, asked.host, option)
         if found:
             return found.where
-    main = ssh_config.MAIN if ssh_config.MAIN in seen.files else ssh_config.VENDOR
-    found = ssh_config.winner(main, seen.files, asked.host, option)
+    main = MAIN if MAIN in seen.files else VENDOR
+    found = winner(main, seen.files, asked.host, option)
     return found.where if found else ""
 
 
@@ -338,18 +347,18 @@ SUBJECT = Subject(
 )
 
 
-# --- Why ssh does not log in, by what it says: the causes, their words and what repairs them.
+# --- Why ssh does not log in: the causes that its messages tell, their words and their fixes.
 
 
 @dataclass(frozen=True)
 class Cause:
     """One cause.
 
-    key:     its name, in `nodeready.subjects.proof.facts.Trouble`
-    pattern: what ssh says then; "": it is told by something else than ssh's words
-    words:   what is wrong; ``{user}`` is the job's user, ``{said}`` what ssh said
-    fix:     what a person does about it
-    deploy:  a deploy of the subject ssh_client repairs it
+    key:     the cause's name, in `nodeready.subjects.proof.facts.Trouble`
+    pattern: matches ssh's message; "": the cause is told by something else than a message
+    words:   what is wrong; ``{user}`` is the job's user, ``{said}`` ssh's message
+    fix:     what a person does about the cause
+    deploy:  a deploy of the subject ssh_client repairs the cause
     """
 
     key: str
@@ -359,8 +368,9 @@ class Cause:
     deploy: bool = False
 
 
-#: The first whose pattern is found counts: what ends a login is often the consequence of a line
-#: before it. Patterns and words: OpenSSH 7 to 10 (sshconnect.c, sshconnect2.c, readconf.c).
+#: The first cause whose pattern is found counts: the message that ends a login is often the
+#: consequence of an earlier one. Patterns: OpenSSH 7 to 10 (sshconnect.c, sshconnect2.c,
+#: readconf.c).
 _ALL = (
     Cause(
         "changed_key",
@@ -491,9 +501,9 @@ _OFFENDING = re.compile(r"Offending (?:\S+ )?key (?:for IP )?in ([^\s:]+:\d+)")
 
 
 def cause_of(said: str) -> tuple[str, str]:
-    """The key of the cause that ssh's words tell, and the line that tells it.
+    """The key of the cause that ssh's messages tell, and the message that tells it.
 
-    "other" and ssh's last line when no known cause is among them.
+    "other" and ssh's last message when no known cause is among them.
     """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     for cause in _ALL:
@@ -504,6 +514,6 @@ def cause_of(said: str) -> tuple[str, str]:
 
 
 def offending(said: str) -> str:
-    """``FILE:LINE`` of the known host key that ssh says is another; "" when it does not say."""
+    """``FILE:LINE`` of the known host key that ssh's message names as offending, or ""."""
     found = _OFFENDING.search(said)
     return found[1] if found else ""

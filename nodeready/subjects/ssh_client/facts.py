@@ -1,4 +1,4 @@
-"""How ssh from a node answers the host-key question, and how others know the node."""
+"""How ssh on a node answers the host-key question, and how other nodes know the node."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from nodeready.subjects.sysctl import Setting
 #
 # The first value wins: the user's own file, then the system's, each from its top. A section holds
 # until the next Host or Match line of the same file; a file that Include names begins and ends
-# inside the section of its Include line. Only what decides here is read: Match lines other than
-# ``all`` and ``host`` depend on what happens later, and count as not matching.
+# inside the section of its Include line. Match lines other than ``all`` and ``host`` depend on
+# what happens later, and count as not matching.
 
 MAIN = "/etc/ssh/ssh_config"
 #: Where newer SLES keeps its defaults: read when MAIN does not exist.
 VENDOR = "/usr/etc/ssh/ssh_config"
-#: The file of ours: it sorts in front of every usual name.
+#: Our file; its name sorts in front of every usual one.
 DROPIN = "/etc/ssh/ssh_config.d/00-nodeready.conf"
 
 #: The directories whose files a probe reads.
@@ -45,7 +45,7 @@ Files = Mapping[str, tuple[Line, ...]]
 
 
 class Directive(NamedTuple):
-    """One line that says something: its keyword in small letters, and the rest of it."""
+    """One line with a keyword: the keyword in small letters, and the rest of the line."""
 
     keyword: str
     value: str
@@ -59,7 +59,7 @@ def lines_of(path: str, content: bytes) -> tuple[Line, ...]:
 
 
 def directive(line: Line) -> Directive | None:
-    """What a line says; None for a comment or an empty one."""
+    """The directive of a line; None for a comment or an empty line."""
     match = re.match(r"([^\s=#]+)(?:\s*=\s*|\s+)(.*)$", line.text.strip(), re.S)
     if match is None:
         return None
@@ -67,7 +67,7 @@ def directive(line: Line) -> Directive | None:
 
 
 def matches(patterns: list[str], host: str) -> bool:
-    """Whether a Host line's patterns mean ``host``: a negated one that does refuses it."""
+    """Whether a Host line's patterns match ``host``, and no negated pattern does."""
     found = False
     for pattern in patterns:
         name = pattern.lstrip("!").replace("[", "[[]")
@@ -132,7 +132,7 @@ def winner(path: str, files: Files, host: str, option: str) -> Setting | None:
 def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
     """Whether DROPIN, there or not, is read for every host and before any line about ``options``.
 
-    A file that is read before it and that we cannot see counts as one that speaks about them.
+    A file that is read before DROPIN and was not seen counts as one with such a line.
     """
     known: dict[str, tuple[Line, ...]] = {**files, DROPIN: ()}
     for line in known.get(path, ()):
@@ -162,10 +162,10 @@ def _about(line: Line, options: tuple[str, ...]) -> bool:
     return said is not None and said.keyword in options
 
 
-# --- By which names, addresses and host keys ssh knows a node. They are written to every other
-# node.
+# --- A node's names, addresses and host keys.
 #
-# So nothing passes here that is not exactly one name, one address or one key.
+# They are written to every other node, so that nothing passes here but one well-formed name,
+# address or key at a time.
 
 #: Interfaces whose addresses are the same on many nodes or change with every container.
 _VIRTUAL = re.compile(
@@ -181,16 +181,16 @@ _NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:(?:{_LABEL}\.)+(?!\d+\Z))?{_LABEL}")
 _LOCAL_NAME = re.compile(r"(localhost|ip6-.*|.*\.localdomain)(\..*)?")
 
 
-#: A node has few addresses in no network of its interfaces: a cloud's /32, a tunnel's. More of
-#: them are those of a load balancer's services (kube-ipvs0), which every node has.
+#: A node has few addresses outside of the networks of its interfaces (a cloud's /32, a tunnel's).
+#: More such addresses are those of a load balancer's services (kube-ipvs0), which every node has.
 MOST_ALONE = 16
 _HOSTS = "/etc/hosts"
 _KEY_FILE = re.compile(r"^/etc/ssh/ssh_host_[^/:\n]{1,80}_key\.pub:(.*)$", re.M)
 
-# The keys are those that sshd offers: the usual files, and what its configuration names instead.
-# The name in full is what the resolver would say: /etc/hosts knows it, else DNS is asked. The
-# addresses come from nodeready.subjects.nics.routes: `ip` can wait for the network lock for ever.
-SCRIPT = rf"""
+# The keys are those that sshd offers: the usual files, and those that its configuration names. The
+# full name is the resolver's: of /etc/hosts, else of DNS. The addresses come from
+# nodeready.subjects.nics.routes: `ip` can wait for the kernel's network lock for ever.
+_IDENTITY_SCRIPT = rf"""
     nr_host=
     {{ IFS= read -r nr_host </proc/sys/kernel/hostname; }} 2>/dev/null
     printf 'host=%s\n' "$nr_host"
@@ -219,11 +219,11 @@ SCRIPT = rf"""
 
 @dataclass(frozen=True)
 class Identity:
-    """What a node says about itself, well-formed.
+    """What a node says about itself, each text well-formed.
 
     names:     host name, short and in full, in small letters
-    addresses: of its interfaces, without loopback, link-local and container ones
-    keys:      its host keys, ``type base64``
+    addresses: of the node's interfaces, without loopback, link-local and container addresses
+    keys:      host keys, ``type base64``
     """
 
     names: tuple[str, ...] = ()
@@ -233,9 +233,9 @@ class Identity:
 
 @lru_cache(maxsize=65536)
 def clean_name(text: str) -> str:
-    """A host name in small letters; "" for what is none or means every node itself.
+    """A host name in small letters; "" for a text that is none, and for localhost and the like.
 
-    known_hosts takes ``*``, ``!`` and ``,`` as patterns, so nothing else may pass.
+    known_hosts takes ``*``, ``!`` and ``,`` for patterns, so that only plain names may pass.
     """
     name = text.strip().lower().rstrip(".")
     if not _NAME.fullmatch(name) or _LOCAL_NAME.fullmatch(name) or clean_address(name):
@@ -245,7 +245,7 @@ def clean_name(text: str) -> str:
 
 @lru_cache(maxsize=65536)
 def clean_address(text: str) -> str:
-    """An address as ssh writes it; "" for what is none or holds on one node only."""
+    """An address as ssh writes it; "" for a text that is none, and for loopback and the like."""
     try:
         address = ipaddress.ip_address(text.strip())
     except ValueError:
@@ -256,7 +256,7 @@ def clean_address(text: str) -> str:
 
 @lru_cache(maxsize=65536)
 def clean_key(text: str) -> str:
-    """``type base64`` of a public key line; "" when it is none or its inside says otherwise."""
+    """``type base64`` of a public key line; "" for another text, or a key of another type."""
     match = _KEY.fullmatch(text.strip())
     if match is None:
         return ""
@@ -271,7 +271,7 @@ def clean_key(text: str) -> str:
 
 
 def _addresses(own: Iterable[Address]) -> tuple[str, ...]:
-    """Those by which others may reach the node, IPv4 first."""
+    """The addresses by which other nodes may reach this one, IPv4 first."""
     found, alone = [], []
     for one in sorted(own, key=lambda one: ":" in one.text):
         if not one.interfaces:
@@ -300,7 +300,7 @@ def _names(host: str, full: str) -> tuple[str, ...]:
 
 
 def parse_identity(output: Output, own: Iterable[Address]) -> Identity:
-    """What the script printed. Names and keys that are no such are left out.
+    """The identity in what _IDENTITY_SCRIPT printed; malformed names and keys are left out.
 
     own: the node's addresses, of nodeready.subjects.nics.routes
     """
@@ -314,13 +314,14 @@ def parse_identity(output: Output, own: Iterable[Address]) -> Identity:
     )
 
 
+# --- The look at the ssh client: its files, and what ssh itself says about the policy's hosts.
+
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
-#: A larger ssh_known_hosts is not sent: its block is told by digest, and only the lines of other
-#: people come along. At 200 nodes the file has about this size.
+#: Of a larger ssh_known_hosts our block is not sent, only its digest and the lines of other
+#: people. At 200 nodes the file has about this size.
 SENT_BYTES = 192 * 1024
 #: Patterns of the policy that are tried with ``ssh -G``: each costs a process on the node.
 MAX_SAMPLES = 3
-
 
 _DROPINS = tuple(f"{folder}/" for folder in DROPIN_FOLDERS)
 
@@ -333,10 +334,10 @@ def samples(policy: Policy) -> tuple[str, ...]:
 
 
 def _effective(policy: Policy) -> str:
-    """The shell text that asks ssh itself; nothing when the policy has no patterns.
+    """The shell text that asks ssh itself; "" when the policy has no patterns.
 
-    root's own file wins over the system's. Where it speaks about our options, nobody's view is
-    shown too: the one of a user without a file of his own.
+    root's own file wins over the system's. Where root has one, the user nobody asks as well: a
+    user without a file of his own sees the system's options.
     """
     hosts = shell.join(samples(policy))
     if not hosts:
@@ -375,7 +376,7 @@ def _mode(policy: Policy) -> str:
 def _script(policy: Policy) -> str:
     begin, end = (mark.decode() for mark in (managed_block.BEGIN, managed_block.END))
     return rf"""
-    {SCRIPT}
+    {_IDENTITY_SCRIPT}
     for nr_dir in {" ".join(DROPIN_FOLDERS)}; do
         set -- "$nr_dir"/*.conf
         if [ -e "$1" ]; then grep -asHn '' "$@" /dev/null; fi
@@ -426,9 +427,9 @@ class KnownHosts:
 class Asked:
     """What ``ssh -G`` said about one host.
 
-    own:    as the probing user sees it, else as a user without a file of his own does
-    values: the options, by name in small letters
-    error:  its message when it refused the configuration, else ""
+    own:    asked by the probing user; False: by a user without a file of his own
+    values: option in small letters -> its value
+    error:  ssh's message when it refused the configuration, else ""
     """
 
     host: str
@@ -443,10 +444,10 @@ class SshClient:
 
     installed:   the command ssh is there
     version:     of OpenSSH, (9, 2); None: not asked or not OpenSSH
-    identity:    by what others know it: names, addresses, host keys
-    known_hosts: what it knows about others
-    config:      bytes of the system's ssh_config and of our drop-in, by path
-    files:       lines of all system files of ssh_config, by path
+    identity:    the node's names, addresses and host keys
+    known_hosts: the node's file of other hosts' keys
+    config:      path -> bytes of the system's ssh_config and of our drop-in
+    files:       path -> lines of every system file of ssh_config
     own:         lines of root's own file, which wins over the system's
     asked:       what ssh itself says about the policy's hosts
     """
@@ -470,7 +471,7 @@ def block_digest(inner: bytes) -> str:
 
 @lru_cache(maxsize=64)
 def parse_known_hosts(content: bytes) -> KnownHosts:
-    """One object for all nodes whose files are alike: a fleet's are."""
+    """The KnownHosts of a file that was sent; one object for all nodes whose files are alike."""
     inner = managed_block.find(content)
     if inner is None:
         return KnownHosts(content, None, "", len(content))
@@ -509,7 +510,7 @@ def _asked(head: str) -> tuple[Asked, ...]:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
-    """Raises ProbeError when the section did not end well."""
+    """The observation. Raises ProbeError when the section did not end well."""
     output = outputs["ssh_client"]
     # Values stand before the first file, so that no file's content passes for one.
     head = output.require().partition(f"\n@{output.nonce} file ")[0]

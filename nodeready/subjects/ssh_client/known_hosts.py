@@ -1,9 +1,9 @@
 """The fleet's known_hosts: one list of lines for every node, from what all nodes showed.
 
-What a node says about itself is trusted as far as nobody else's name is concerned: a name or
-address belongs to the node that the inventory gives it to; else to the one node that claims it;
-claimed by several (a bridge that every node has), it belongs to none. A name of the policy's own
-lines cannot be claimed with another key.
+What a node says about itself is trusted as far as no other node's name is concerned. A name or an
+address belongs to the node to which the inventory gives it, else to the one node that claims it;
+a name that several nodes claim (the address of a bridge that every node has) belongs to none. A
+name of the policy's own lines cannot be claimed with another key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeready.subjects import managed_block as marks
+from nodeready.subjects import managed_block
 from nodeready.subjects.ssh_client.facts import (
     KNOWN_HOSTS,
     Identity,
@@ -28,28 +28,28 @@ from nodeready.subjects.ssh_client.facts import (
 if TYPE_CHECKING:
     from nodeready.subjects.snapshot import Snapshot
 
-#: Stands between the nodes' lines and those of the policy: the latter are not kept when the
-#: policy drops them.
+#: Stands between the nodes' lines and the policy's: lines behind it go when the policy drops them.
 FURTHER = "# Further lines, from the policy:"
 
-#: Different large blocks that are fetched, the commonest first.
+#: At most so many different large blocks are fetched, the commonest first.
 MAX_FETCHED = 4
 
+_BEGIN, _END = managed_block.BEGIN.decode(), managed_block.END.decode()
 #: The shell text that prints a node's block with its marks; it only reads.
-READ_BLOCK = f"sed -n '/^{marks.BEGIN.decode()}$/,/^{marks.END.decode()}$/p' {KNOWN_HOSTS}\n"
+READ_BLOCK = f"sed -n '/^{_BEGIN}$/,/^{_END}$/p' {KNOWN_HOSTS}\n"
 
 Endpoint = tuple[str, int]
 
 
 class Entry(NamedTuple):
-    """One line: the names that it is about (``host`` or ``[host]:port``), and ``type base64``."""
+    """One line: its names (``host`` or ``[host]:port``), and its key, ``type base64``."""
 
     names: tuple[str, ...]
     key: str
 
 
 def parse_line(line: str) -> Entry | None:
-    """A line in the only form that we write; None for any other (hashed, marked, a pattern)."""
+    """A line in the form that we write; None for any other form (hashed, marked, a pattern)."""
     names, _, key = line.partition(" ")
     words = names.split(",")
     if not key or clean_key(key) != key or not all(map(_is_target, words)):
@@ -71,13 +71,13 @@ def fleet_lines(
 ) -> tuple[str, ...]:
     """The known_hosts lines that every node of the fleet shall have, sorted.
 
-    snapshots: what the nodes of this run showed, by inventory name
-    extra:     the policy's own lines, as they are
-    endpoints: address and port that the inventory gives for a node, by its name
-    blocks:    the lines of blocks that were too large to come along, by digest (see unsent)
+    snapshots: name in the inventory -> what that node showed
+    extra:     the policy's own lines
+    endpoints: name in the inventory -> the address and port that the inventory gives
+    blocks:    digest -> the lines of a block that was too large to come along (see `unsent`)
 
-    Lines about nodes that were not observed this time (a --limit, a node that is down) come from
-    the blocks that the others have. An old line goes when one of its names now belongs to an
+    Lines about nodes that were not observed in this run (a --limit, a node that is down) come from
+    the blocks that the other nodes have. An old line goes when one of its names now belongs to an
     observed node with another key: that node was re-imaged.
     """
     observed = {
@@ -103,7 +103,7 @@ def fleet_lines(
             continue
         rest = {name for name in entry.names if name not in owners and name not in nobodys}
         if len(belongs) == 1:
-            # The same key: a name that the node had before, such as an interface that is down.
+            # The same key: a name that the node had before, such as that of a port that is down.
             found[belongs.pop(), entry.key] |= rest
         elif not belongs and rest:
             kept.append(Entry(tuple(sorted(rest, key=_order)), entry.key))
@@ -114,7 +114,7 @@ def fleet_lines(
 
 
 def unsent(snapshots: Mapping[str, Snapshot], lines: tuple[str, ...]) -> dict[str, str]:
-    """The blocks that have to be fetched before ``lines`` may replace them: digest to a node.
+    """The blocks that have to be fetched before ``lines`` may replace them: digest -> a node.
 
     Empty unless blocks were too large to come along and are not what ``lines`` would make: then
     some hold keys of nodes that this run did not see. READ_BLOCK on that node prints the block.
@@ -134,7 +134,7 @@ def unsent(snapshots: Mapping[str, Snapshot], lines: tuple[str, ...]) -> dict[st
 
 def read_block(text: str, digest: str) -> tuple[str, ...]:
     """The lines of a block that READ_BLOCK printed. Raises ValueError when it is another one."""
-    inner = marks.find(text.encode("utf-8", "surrogateescape"))
+    inner = managed_block.find(text.encode("utf-8", "surrogateescape"))
     if inner is None or block_digest(inner) != digest:
         raise ValueError(f"{KNOWN_HOSTS} changed since it was looked at")
     return tuple(inner.decode("utf-8", "surrogateescape").splitlines())
@@ -167,7 +167,7 @@ def _targets(seen: Identity, name: str, endpoint: Endpoint) -> tuple[set[str], s
 def _owners(
     nodes: Mapping[str, SshClient], further: Iterable[str], endpoints: Mapping[str, Endpoint]
 ) -> tuple[dict[str, str], set[str]]:
-    """The node that each name belongs to, and the names that several claim."""
+    """Name -> the node that it belongs to, and the names that several nodes claim."""
     given: dict[str, list[str]] = {}
     own: dict[str, list[str]] = {}
     for node, seen in nodes.items():
@@ -191,7 +191,7 @@ def _owners(
 
 
 def _reserved(further: Iterable[str]) -> dict[str, set[str]]:
-    """The names that the policy's own lines are about, with their keys."""
+    """Name -> its keys in the policy's own lines."""
     found: dict[str, set[str]] = {}
     for line in further:
         entry = parse_line(line)
@@ -204,8 +204,8 @@ def _reserved(further: Iterable[str]) -> dict[str, set[str]]:
 def _old(nodes: Iterable[SshClient], fetched: Mapping[str, tuple[str, ...]]) -> list[Entry]:
     """The entries of the blocks that the nodes have now.
 
-    Where blocks disagree about a name's key of one type, the key that more nodes have is taken: a
-    node that was away for long has lines from before.
+    Where blocks disagree about a name's key of one type, the key of the most nodes is taken: a
+    node that was down for long has old lines.
     """
     held: Counter[int] = Counter()
     lines_of: dict[int, tuple[str, ...]] = {}
@@ -229,7 +229,7 @@ def _old(nodes: Iterable[SshClient], fetched: Mapping[str, tuple[str, ...]]) -> 
     kept: list[Entry] = []
     for entry, _ in sorted(entries.items(), key=lambda item: (-item[1], item[0])):
         kind = entry.key.partition(" ")[0]
-        # A name is taken once: the commonest of several lines about one key has it.
+        # Of several lines about one key, the commonest line has the name.
         names = tuple(
             name for name in entry.names if votes.pop((name, entry.key), 0) == most[name, kind]
         )

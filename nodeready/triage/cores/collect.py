@@ -1,7 +1,7 @@
-"""Look at the cores of all nodes: the way to the nodes and back.
+"""Collect the cores of all nodes, or take one of a live process.
 
-Two rounds: what files there are, which only looks at names; then each core once, on the node that
-wrote it, however many nodes see it.
+Two rounds: the nodes list their core files, by names alone; then each core is read once, on the
+node that wrote it, however many nodes see it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nodeready.node.cores import cores as core_program
-from nodeready.node.cores import gcore
-from nodeready.node.cores.core_reader import Core, Done, Listing
+from nodeready.node.cores import gcore, program
+from nodeready.node.cores.program import Core, Done, Listing
 from nodeready.policy import Policy
 from nodeready.subjects.base import ProbeError
 from nodeready.text import now
-from nodeready.transport import program as decode
 from nodeready.transport.base import INTERRUPTED, UNREACHED, Answer, Asks, Failure
-from nodeready.transport.program import nonce, nothing, request, rows
-from nodeready.triage.cores.document import Cores, Crash, Found, once
+from nodeready.transport.program import (
+    DecodeError,
+    new_nonce,
+    no_answer_reason,
+    request,
+    rows,
+    unpack,
+)
+from nodeready.triage.cores.document import CoreFile, Cores, Crash, deduplicated
 
 #: What is missing where there is no Python.
 NOT_DONE = "cores cannot be looked at"
@@ -35,7 +40,7 @@ _READ_S, _FIRST_S, _ALL_S = 60, 20, 1200
 _TEXT_BYTES = 8 << 20
 
 
-def look(
+def collect_cores(
     ask: Asks, tag: str, policies: Mapping[str, Policy], since_s: float = 0, job: str = ""
 ) -> Cores:
     """List the cores of these nodes, and read each once.
@@ -60,11 +65,11 @@ def look(
             errors[name] = problem.reason
             continue
         if listings[name] is None:
-            errors[name] = nothing(answer, asked[name], NOT_DONE)
+            errors[name] = no_answer_reason(answer, asked[name], NOT_DONE)
     known = {name: listing for name, listing in listings.items() if listing is not None}
     more = {name: listing.more for name, listing in known.items()}
-    reading: dict[str, list[Found]] = {}
-    for found in once(known):
+    reading: dict[str, list[CoreFile]] = {}
+    for found in deduplicated(known):
         reading.setdefault(found.reader, []).append(found)
     crashes: list[Crash] = []
     gone = {name for name, answer in said.items() if answer.kind in UNREACHED and name in errors}
@@ -86,21 +91,19 @@ def look(
     )
 
 
-def _asked(
-    ask: Asks, what: str, configs: Mapping[str, core_program.Config]
-) -> Mapping[str, Answer]:
-    return ask(what, {n: request(n, core_program.__name__, c) for n, c in configs.items()})
+def _asked(ask: Asks, what: str, configs: Mapping[str, program.Config]) -> Mapping[str, Answer]:
+    return ask(what, {n: request(n, program.__name__, c) for n, c in configs.items()})
 
 
-def _list_config(tag: str, policy: Policy, since_s: float) -> core_program.Config:
+def _list_config(tag: str, policy: Policy, since_s: float) -> program.Config:
     patterns = (policy.core_pattern,) if policy.core_handler == "path" else ()
-    return core_program.Config(nonce(), tag, _LIST_S, patterns, since_s)
+    return program.Config(new_nonce(), tag, _LIST_S, patterns, since_s)
 
 
 def _read(
     ask: Asks,
     tag: str,
-    reading: Mapping[str, list[Found]],
+    reading: Mapping[str, list[CoreFile]],
     job: str,
     *,
     more: dict[str, int],
@@ -116,8 +119,8 @@ def _read(
     for name, files in chosen.items():
         more[name] += len(reading[name]) - len(files)
         limit_s = min(_ALL_S, _FIRST_S + _READ_S * min(len(files), MOST))
-        asked[name] = core_program.Config(
-            nonce(),
+        asked[name] = program.Config(
+            new_nonce(),
             tag,
             limit_s,
             wanted=tuple(
@@ -141,7 +144,7 @@ def _read(
                 notes.setdefault(name, []).append(f"{end.unknown} cores do not tell their job")
             break
         else:
-            why = f"no answer: {nothing(answer, asked[name], NOT_DONE)}"
+            why = f"no answer: {no_answer_reason(answer, asked[name], NOT_DONE)}"
             missing = (number for number in range(len(files)) if number not in told)
             told |= {number: Core(number, unread=why) for number in missing}
         for number, core in told.items():
@@ -154,12 +157,12 @@ def _read(
 def _unpacked(text: str) -> str:
     """gdb's words; "" for what makes no sense."""
     try:
-        return decode.unpacked(text, _TEXT_BYTES).decode("utf-8", "replace")
-    except decode.DecodeError:
+        return unpack(text, _TEXT_BYTES).decode("utf-8", "replace")
+    except DecodeError:
         return ""
 
 
-# --- Take a core of a live process on one node: look what would be done, then do it.
+# --- A core of a live process on one node: first what would be done, then doing it.
 
 Seen = TypeVar("Seen")
 
@@ -197,11 +200,11 @@ class Dumping:
     pid: int
     into: str = ""
 
-    def _ask(self, limit_s: int, started: int, kind: str, of: type[Seen]) -> Seen | gcore.Seen:
+    def _ask(self, limit_s: int, started: int, kind: str, of: type[Seen]) -> Seen | gcore.Preview:
         """Raises DumpError when there is no answer."""
         name, policy = self.node, self.policy
         config = gcore.Config(
-            nonce(),
+            new_nonce(),
             self.tag,
             limit_s,
             self.pid,
@@ -213,25 +216,25 @@ class Dumping:
         if answer.kind == INTERRUPTED:
             raise DumpError(f"{name}: {answer.error}", answer.kind)
         try:
-            found = rows(answer, config, {kind: of, "seen": gcore.Seen})
+            found = rows(answer, config, {kind: of, "seen": gcore.Preview})
         except ProbeError as problem:
             raise DumpError(f"{name}: {problem.reason}") from None
         if not found:
-            raise DumpError(f"{name}: {nothing(answer, config, NOT_DONE)}", answer.kind)
-        first: Seen | gcore.Seen = found[0]
+            raise DumpError(f"{name}: {no_answer_reason(answer, config, NOT_DONE)}", answer.kind)
+        first: Seen | gcore.Preview = found[0]
         return first
 
-    def look(self) -> gcore.Seen:
+    def look(self) -> gcore.Preview:
         """What would be done. Raises DumpError when it cannot be done, or nobody answers."""
-        seen = self._ask(_LOOK_S, 0, "seen", gcore.Seen)
+        seen = self._ask(_LOOK_S, 0, "seen", gcore.Preview)
         if seen.refused:
             raise DumpError(seen.refused)
         return seen
 
-    def take(self, seen: gcore.Seen) -> gcore.Taken:
+    def take(self, seen: gcore.Preview) -> gcore.Taken:
         """Do it; slow disks take 50 MB a second. Raises DumpError as `look` does."""
         limit_s = min(_TAKE_S, 60 + seen.size_bytes // 50_000_000)
         taken = self._ask(limit_s, seen.started, "taken", gcore.Taken)
-        if isinstance(taken, gcore.Seen):
+        if isinstance(taken, gcore.Preview):
             raise DumpError(taken.refused)
         return taken

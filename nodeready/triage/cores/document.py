@@ -1,4 +1,4 @@
-"""Cores: what every node's core files tell, each once, grouped. The document of the reports."""
+"""The document of `cores`: every core file once, its backtrace, equal crashes grouped. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import NamedTuple
 
-from nodeready.node.cores.core_reader import Core, File, Listing
-from nodeready.node.cores.cores import CRASHED, EVERY, PYTHON
+from nodeready.node.cores.program import CRASHED, EVERY, PYTHON, Core, File, Listing
 
-# --- gdb's backtraces: from its words to frames, and which crashes are the same one. Pure.
+# --- gdb's backtraces: from its text to frames, and when two crashes are equal.
 
 #: Characters of a name that are kept.
 _NAME = 2000
@@ -145,7 +144,7 @@ def parse(text: str) -> Backtrace:
     )
 
 
-def key(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+def crash_key(frames: Iterable[Frame]) -> tuple[Frame, ...]:
     """What two equal crashes have in common."""
     return tuple(
         Frame(short) if (short := _BY_CPU.sub("", one.function)) != one.function else one
@@ -165,8 +164,11 @@ def crashed_in(frames: Sequence[Frame], top: Frame) -> bool:
     return all(frame.function in _ENDING for frame in before)
 
 
+# --- The core files, the crashes and their groups.
+
+
 @dataclass(frozen=True)
-class Found:
+class CoreFile:
     """One file, however many nodes see it.
 
     reader: the node that is asked about it
@@ -187,7 +189,7 @@ class Crash:
     text: gdb's words; ""
     """
 
-    found: Found
+    found: CoreFile
     core: Core
     text: str = ""
 
@@ -291,7 +293,7 @@ class Cores:
 
 
 def signal_name(number: int | None) -> str:
-    """``SIGSEGV``; what it was when it was no crash, or nobody says."""
+    """``SIGSEGV``; ``live``: of a live process; ``signal?``: the core does not say."""
     if number is None:
         return "signal?"
     if number == 0:
@@ -307,7 +309,7 @@ def grouped(crashes: Iterable[Crash]) -> tuple[Group, ...]:
     others, which lost their peer."""
     found: dict[tuple[object, ...], list[Crash]] = {}
     for crash in sorted(crashes, key=lambda crash: (crash.found.file.modified_ns, crash.node)):
-        frames = key(crash.backtrace.crashed)
+        frames = crash_key(crash.backtrace.crashed)
         found.setdefault((crash.signal, crash.program, frames), []).append(crash)
     return tuple(
         Group(rows[0].signal, rows[0].program, rows[0].backtrace.crashed, tuple(rows))
@@ -319,8 +321,8 @@ def _label(name: str) -> str:
     return name.partition(".")[0].lower()
 
 
-def once(listings: Mapping[str, Listing]) -> list[Found]:
-    """Every file once, the newest first, each with the node that shall read it.
+def deduplicated(listings: Mapping[str, Listing]) -> list[CoreFile]:
+    """Every core file once, the newest first, each with the node that is to read it.
 
     On a shared file system several nodes see the same one: path, inode, size and time are equal.
     It is read where it was written, if its name tells that, else where least is to be read.
@@ -339,7 +341,7 @@ def once(listings: Mapping[str, Listing]) -> list[Found]:
         reader = home if home in nodes else min(nodes, key=lambda node: load[node])
         load[reader] += 1
         file = next(one for node, one in rows if node == reader)
-        found.append(Found(file, reader, nodes, home or file.host))
+        found.append(CoreFile(file, reader, nodes, home or file.host))
     return found
 
 

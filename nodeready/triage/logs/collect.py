@@ -1,4 +1,4 @@
-"""The last lines of a node's files: what is asked for them, and what comes back."""
+"""Fetch the last lines of a node's files: the request, and the answer as a `Tail`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from nodeready.node import payload
 from nodeready.node.logs.tail import Config, Tail
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
-from nodeready.transport import program as decode
-from nodeready.transport.base import FAILED, INTERRUPTED, UNREACHED, Failure, Talk
-from nodeready.transport.program import nonce as made
-from nodeready.transport.program import request
+from nodeready.transport.base import FAILED, INTERRUPTED, UNREACHED, Conversation, Failure
+from nodeready.transport.program import DecodeError, load_json, new_nonce, request, unpack
 
 #: Bytes of a node's answer, unpacked, that are looked at.
 MAX_UNPACKED = 4 << 20
 
 
 def read(text: str, nonce: str) -> Tail:
-    """What a node printed as its answer. Raises ProbeError, one line, when it is none."""
+    """The tail in what a node printed. Raises ProbeError, one line, when there is none."""
     for name, data in wire.lines(text, nonce):
         if name == "tail" and isinstance(data, str):
             return wire.decode(Tail, _unpacked(data))
@@ -29,14 +27,14 @@ def read(text: str, nonce: str) -> Tail:
 
 def _unpacked(data: str) -> object:
     try:
-        return decode.data(decode.unpacked(data, MAX_UNPACKED))
-    except decode.DecodeError:
+        return load_json(unpack(data, MAX_UNPACKED))
+    except DecodeError:
         raise ProbeError("the node's answer makes no sense", data[:80]) from None
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What came of one node. error: one line when there is no tail, and its kind."""
+    """The result of one node. error: one line when there is no tail, and its kind."""
 
     tail: Tail | None = None
     error: str = ""
@@ -47,9 +45,9 @@ class Fetched:
         return self.kind in UNREACHED
 
 
-def fetching(node: str, config: Config, tag: str) -> Talk[Fetched]:
+def fetch_tail(node: str, config: Config, tag: str) -> Conversation[Fetched]:
     """The conversation with one node. config: its nonce and tag are set here; tag: of the run"""
-    own = replace(config, nonce=made(), tag=tag)
+    own = replace(config, nonce=new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.node.logs.tail", own)
     if answer.error:
         return Fetched(error=answer.error, kind=answer.kind)
@@ -60,8 +58,8 @@ def fetching(node: str, config: Config, tag: str) -> Talk[Fetched]:
         return Fetched(error=f"{error}{why}", kind=FAILED)
 
 
-def of(found: Fetched | Failure) -> Fetched:
-    """What a conversation came to, even when it was none; an interrupt is no error."""
+def fetched(found: Fetched | Failure) -> Fetched:
+    """The result of a conversation, also of a failed one; an interrupt is no error."""
     if isinstance(found, Failure) or found.kind == INTERRUPTED:
         error = "" if found.kind == INTERRUPTED else found.error
         return Fetched(error=error, kind=found.kind)

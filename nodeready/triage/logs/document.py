@@ -1,4 +1,4 @@
-"""The last lines of all nodes' files, grouped: where every rank stands by its own words. Pure.
+"""The last lines of all nodes' files, grouped: how far every rank is by its own words. Pure.
 
 Files that were last written more than a minute before the others are a group of their own: who
 stopped first is usually the culprit, and all others wait for it.
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from nodeready.inventory.nodeset import natural
-from nodeready.node.logs.tail import Tail as Seen
+from nodeready.node.logs.tail import Tail as NodeTail
 
-# --- Whose log a file is, by its path. Pure.
+# --- The rank of a log file, by its path.
 
 
 class Ranks(NamedTuple):
@@ -34,7 +34,7 @@ _TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout|stderr)\.log$")
 _LAST = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$")
 
 
-def of(path: str) -> Ranks:
+def ranks_of(path: str) -> Ranks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
     ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last.
     """
@@ -52,9 +52,9 @@ def of(path: str) -> Ranks:
     return Ranks(rank, local)
 
 
-# --- What differs trivially between the ranks' log lines, taken out so that equal lines are equal.
+# --- Log lines without what always differs between ranks: times, processes, the own rank and node.
 #
-# Pure. What tells something stays: steps, sequence numbers, losses, sizes, other nodes, other
+# What tells something stays: steps, sequence numbers, losses, sizes, other nodes, other
 # ranks.
 
 _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,]\d+)?"
@@ -112,7 +112,7 @@ _RANK = re.compile(
 _FIRST = re.compile(r"^(\[(?:[a-z]+)?|\s*)(\d+)(?=\]:|: )")
 
 
-def own_names(*names: str) -> re.Pattern[str]:
+def node_names(*names: str) -> re.Pattern[str]:
     """Finds a node's names, with a domain or without, in its own lines."""
     found = {name.partition(".")[0] for name in names if not _is_address(name)} | {*names}
     # A letter alone would be found in other words.
@@ -124,10 +124,10 @@ def _is_address(name: str) -> bool:
     return ":" in name or name.replace(".", "").isdigit()
 
 
-def line_shape(lines: Iterable[str], names: re.Pattern[str], ranks: Ranks) -> tuple[str, ...]:
+def normalised(lines: Iterable[str], names: re.Pattern[str], ranks: Ranks) -> tuple[str, ...]:
     """The lines with placeholders for times, addresses, processes, the node and its own rank.
 
-    names: of the node, from `own_names`
+    names: of the node, from `node_names`
     ranks: of the file; where its path tells none, every number behind the word rank is replaced
     """
     own = {number for number in ranks if number is not None}
@@ -152,6 +152,8 @@ def line_shape(lines: Iterable[str], names: re.Pattern[str], ranks: Ranks) -> tu
         found.append(_RANK.sub(rank, text))
     return tuple(found)
 
+
+# --- The document, and the grouping that makes it.
 
 #: Seconds by which a file must be older than half of the others to have stopped before them.
 BEHIND_S = 60
@@ -263,22 +265,22 @@ class Grouping:
         self._left_out = 0
         self.notes: dict[str, str] = {}
 
-    def add(self, node: str, seen: Seen) -> None:
+    def add(self, node: str, seen: NodeTail) -> None:
         """One node's answer."""
-        names = own_names(node, seen.host)
+        names = node_names(node, seen.host)
         if seen.error:
             self.notes[node] = seen.error
         for one in seen.files:
-            ranks = of(one.path)
+            ranks = ranks_of(one.path)
             file = File(
                 *(node, one.path, *ranks, one.size_bytes, one.mtime_s, one.age_s),
                 matches=one.matches,
             )
-            shape = line_shape(one.lines, names, ranks)
+            shape = normalised(one.lines, names, ranks)
             self._shapes.setdefault(shape, _Shape()).add(file, one.lines)
         for other in seen.unread:
             kind = "unreadable" if other.fault else "skipped"
-            file = File(node, other.path, *of(other.path))
+            file = File(node, other.path, *ranks_of(other.path))
             self._unread.setdefault((kind, other.why), []).append(file)
         faults = any(other.fault for other in seen.unread)
         if not (seen.files or faults or seen.error):

@@ -1,4 +1,4 @@
-"""What to look at next, from where the ranks stand."""
+"""What to look at next, from the groups of ranks; and the ranks that are missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nodeready.inventory.nodeset import fold, natural
 from nodeready.triage.stacks import hints
 from nodeready.triage.stacks.document import Group, Rank, Stacks, fold_ranks
 
-# --- Ranks that WORLD_SIZE counts and nobody found, and where they should be.
+# --- Missing ranks, which WORLD_SIZE counts and nobody found, and the nodes that should have them.
 
 #: More ranks than any job has had: such a number is a mistake, and nothing is made of it.
 MAX_RANKS = 1 << 20
@@ -19,7 +19,7 @@ MAX_RANKS = 1 << 20
 SILENT = ", without an answer"
 
 
-def missing(
+def missing_ranks(
     world_size: int | None,
     by_node: Mapping[str, Collection[int]],
     silent: Collection[str],
@@ -37,7 +37,7 @@ def missing(
     if len(found) == world_size or not found:
         return None
     ranks = tuple(rank for rank in range(world_size) if rank not in found)
-    nodes = expected(world_size, ranks, by_node, [*silent, *without])
+    nodes = expected_nodes(world_size, ranks, by_node, [*silent, *without])
     why = f"WORLD_SIZE {world_size} counts them, and nobody found them"
     if nodes:
         why += f"; expected on {fold(nodes)}"
@@ -48,7 +48,7 @@ def missing(
     return Group("missing", None, ranks, nodes, why=why)
 
 
-def expected(
+def expected_nodes(
     world_size: int,
     ranks: Collection[int],
     by_node: Mapping[str, Collection[int]],
@@ -79,6 +79,8 @@ def expected(
         return tuple(nodes)
     return (*nodes, *others) if len(away) == len(others) else ()
 
+
+# --- The advice, a line each.
 
 #: Processes, jobs and programs that are named one by one.
 _MOST = 5
@@ -269,13 +271,13 @@ def _elsewhere(stacks: Stacks, others: Mapping[str, int]) -> Iterator[str]:
         yield f"{fold(alone)}: a part of the answer is missing: {alone[node]}"
 
 
-def advised(
+def with_advice(
     stacks: Stacks,
     world_sizes: Mapping[int, int],
     others: Mapping[str, int],
     instead: Mapping[str, Sequence[str]],
 ) -> Stacks:
-    """The same with its advice.
+    """The document with its advice.
 
     world_sizes: WORLD_SIZE -> how many processes say so
     others:      other jobs -> how many processes they have

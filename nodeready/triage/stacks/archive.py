@@ -11,13 +11,19 @@ from typing import Any
 
 from nodeready.files import write_atomically
 from nodeready.text import sanitise
-from nodeready.triage.stacks import trace as traces
 from nodeready.triage.stacks.document import Stacks
-from nodeready.triage.stacks.trace import SCHEMA, Trace, TraceError
+from nodeready.triage.stacks.trace import (
+    MAX_BYTES,
+    SCHEMA,
+    Trace,
+    TraceError,
+    load,
+    parse,
+)
 
-# --- What ``py-spy dump`` prints, as pdsh or ``srun -l`` collected it, as raw traces.
+# --- Texts of ``py-spy dump``, as pdsh or ``srun -l`` collected them, as raw traces.
 #
-# For those who have the dumps already, or no other way to the nodes. py-spy prints the innermost
+# For whoever has the dumps already, or no other way to the nodes. py-spy prints the innermost
 # frame first, and the main thread first. Nothing in the text tells the rank.
 
 #: Characters of a command that are kept.
@@ -64,7 +70,7 @@ class _Node:
     def trace(self) -> dict[str, Any]:
         """What was read, as ``nodeready.trace/1``."""
         return {
-            "schema": "nodeready.trace/1",
+            "schema": SCHEMA,
             "node": self.name,
             "started": "",
             "interval_s": 0.0,
@@ -195,7 +201,7 @@ def _by_label(text: str, name: str) -> dict[str, list[str]]:
     return parts
 
 
-def parse(text: str, name: str) -> list[dict[str, Any]]:
+def parse_dump(text: str, name: str) -> list[dict[str, Any]]:
     """The raw traces, ``nodeready.trace/1``, one per node; of ``srun -l``, one per task.
 
     name: the node, where no line says which; for messages, what was read
@@ -221,7 +227,9 @@ def parse(text: str, name: str) -> list[dict[str, Any]]:
     return [node.trace() for node in nodes]
 
 
-#: What a directory of ours holds.
+# --- The directory of ``-o``, and of ``--from``.
+
+#: The files of such a directory.
 _OURS = re.compile(r"trace-[A-Za-z0-9_.-]+\.json|stacks(\.[a-z]+){1,2}")
 #: Texts of ``py-spy dump``, as they were collected.
 _TEXTS = (".txt", ".out")
@@ -229,7 +237,7 @@ _TEXTS = (".txt", ".out")
 _MOST = 200
 
 
-class Foreign(Exception):
+class ForeignDirectory(Exception):
     """A directory that holds files of somebody else; one line."""
 
 
@@ -242,20 +250,24 @@ def file_name(node: str) -> str:
 
 
 def prepare(directory: Path) -> None:
-    """Make the directory where it is missing. Raises Foreign for one that is not empty and not
-    ours, and OSError."""
+    """Make the directory where it is missing.
+
+    Raises ForeignDirectory for one that holds other files than ours, and OSError.
+    """
     try:
         directory.mkdir()
         return
     except FileExistsError:
         if not directory.is_dir():
-            raise Foreign(f"{directory}: is no directory") from None
+            raise ForeignDirectory(f"{directory}: is no directory") from None
     others = [path.name for path in directory.iterdir() if not _OURS.fullmatch(path.name)]
     if others:
-        raise Foreign(f"{directory}: holds other files ({min(others)}): name a new directory")
+        raise ForeignDirectory(
+            f"{directory}: holds other files ({min(others)}): name a new directory"
+        )
 
 
-def kept(directory: Path, found: Iterable[Trace]) -> Iterator[Trace]:
+def keep_traces(directory: Path, found: Iterable[Trace]) -> Iterator[Trace]:
     """Write each trace before it is handed on; traces of an earlier run go when all are there.
 
     Raises OSError.
@@ -282,12 +294,12 @@ def write(directory: Path, stacks: Stacks, texts: Mapping[str, Iterable[str]]) -
     Raises OSError.
     """
     for node, error in stacks.errors.items():
-        _keep(directory, nothing(node, error, stacks.started))
+        _keep(directory, empty_trace(node, error, stacks.started))
     for name, text in texts.items():
         write_atomically(directory / name, text)
 
 
-def nothing(node: str, error: str, started: str) -> Trace:
+def empty_trace(node: str, error: str, started: str) -> Trace:
     """The trace of a node that gave none."""
     empty: dict[str, Any] = {name: [] for name in ("frames", "stacks", "processes", "instead")}
     return {
@@ -300,7 +312,7 @@ def read(path: Path) -> tuple[Iterator[Trace], dict[str, str]]:
     """What was kept there, or texts of ``py-spy dump``: the traces, and what is wrong with others.
 
     path: a directory, or one file
-    As `traces.load`: the second is complete when the first has been iterated over.
+    As `trace.load`: the second is complete when the first has been iterated over.
     Raises TraceError, then too, when there is nothing to read.
     """
     if not path.is_dir():
@@ -309,7 +321,7 @@ def read(path: Path) -> tuple[Iterator[Trace], dict[str, str]]:
     names = _listed(path)
     texts = sorted(one for one in names if one.suffix in _TEXTS and one.is_file())
     if any(_OURS.fullmatch(one.name) for one in names):
-        found, errors = traces.load(path)
+        found, errors = load(path)
         return _without_errors(found, errors), errors
     if not texts:
         raise TraceError(
@@ -340,9 +352,9 @@ def _from_texts(texts: Iterable[Path], errors: dict[str, str], alone: bool) -> I
         try:
             data = _content(path)
             if path.suffix == ".json":
-                yield traces.parse(data, path.name)
+                yield parse(data, path.name)
             else:
-                yield from parse(data.decode("utf-8", "replace"), path.stem)
+                yield from parse_dump(data.decode("utf-8", "replace"), path.stem)
         except TraceError as problem:
             if alone:
                 raise
@@ -352,9 +364,9 @@ def _from_texts(texts: Iterable[Path], errors: dict[str, str], alone: bool) -> I
 def _content(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(traces.MAX_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as problem:
         raise TraceError(f"{path}: {problem.strerror}") from None
-    if len(data) > traces.MAX_BYTES:
-        raise TraceError(f"{path}: it is larger than {traces.MAX_BYTES >> 20} MiB")
+    if len(data) > MAX_BYTES:
+        raise TraceError(f"{path}: it is larger than {MAX_BYTES >> 20} MiB")
     return data

@@ -1,7 +1,6 @@
-"""The capture program on all nodes at once, and what it said: each node's answer, unread.
+"""Run the capture program on all nodes at once, and keep each node's answer packed.
 
-An answer is unpacked when it is grouped and not kept as objects, so that the traces of 16,384
-nodes fit in memory.
+An answer is unpacked only while it is grouped, so that the traces of 16,384 nodes fit in memory.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodeready.inventory.nodeset import folded
 from nodeready.node import payload
-from nodeready.node.stacks import program as answers
+from nodeready.node.stacks import program
 from nodeready.node.stacks.processes import FAMILIES
 from nodeready.node.stacks.program import Config
 from nodeready.node.stacks.py_spy import NATIVE_LIMIT_S
@@ -34,7 +33,7 @@ from nodeready.triage.stacks.document import Stacks
 from nodeready.triage.stacks.trace import Trace, TraceError, read
 
 #: The program on the node.
-MAIN = "nodeready.node.stacks.program"
+_MAIN = "nodeready.node.stacks.program"
 #: Processes that are named where no rank was found.
 MOST_INSTEAD = 10
 #: Seconds that a command has on a node beyond the program's own limit.
@@ -43,7 +42,7 @@ MARGIN_S = 3
 
 @dataclass
 class Captured:
-    """What the nodes answered.
+    """The nodes' answers.
 
     asked:     all nodes
     answers:   node -> its answer, as it came
@@ -101,7 +100,7 @@ def trace_of(name: str, said: Answer, nonce: str) -> Trace:
     if f"{nonce} {payload.NO_PYTHON}" in said.stdout:
         raise TraceError(payload.NO_PYTHON)
     try:
-        data: dict[str, Any] = answers.unpack(said.stdout, nonce)
+        data: dict[str, Any] = program.unpack(said.stdout, nonce)
     except ValueError as problem:
         raise TraceError(str(problem) if said.ok else said.reason()) from None
     # A node's own word for its name is only that.
@@ -111,15 +110,17 @@ def trace_of(name: str, said: Answer, nonce: str) -> Trace:
 def capture(ask: Asks, nodes: Iterable[str], config: Config) -> Captured:
     """Run the program on all nodes at once. An interrupt ends it, and is in the result."""
     found = Captured(config, list(nodes))
-    return more(found, ask, "stacks", {name: requested(name, config) for name in found.asked})
+    return add_answers(
+        found, ask, "stacks", {name: request_for(name, config) for name in found.asked}
+    )
 
 
-def requested(name: str, config: Config) -> Request:
+def request_for(name: str, config: Config) -> Request:
     """What runs the program on a node."""
-    return request(name, MAIN, config, margin_s=MARGIN_S)
+    return request(name, _MAIN, config, margin_s=MARGIN_S)
 
 
-def more(found: Captured, ask: Asks, what: str, asked: Mapping[str, Request]) -> Captured:
+def add_answers(found: Captured, ask: Asks, what: str, asked: Mapping[str, Request]) -> Captured:
     """The answers of these nodes, into what was found of the others."""
     for name, answer in ask(what, asked).items():
         if answer.kind == INTERRUPTED:
@@ -129,10 +130,7 @@ def more(found: Captured, ask: Asks, what: str, asked: Mapping[str, Request]) ->
     return found
 
 
-# --- The second round: native stacks, which cost their processes a pause, of a few chosen ones.
-
-if TYPE_CHECKING:
-    pass
+# --- The second round: native stacks of a few processes, which are paused for it.
 
 #: Processes of which a native stack is taken.
 MOST = 16
@@ -140,7 +138,7 @@ MOST = 16
 _NOT_TO_BE_PAUSED = frozenset("DTtZX")
 
 
-def chosen(stacks: Stacks, most: int = MOST) -> dict[str, list[int]]:
+def choose_native(stacks: Stacks, most: int = MOST) -> dict[str, list[int]]:
     """Node -> the processes to unwind: one of each group with a stack, then all of those groups
     that are not the largest; the most suspicious first, at most so many.
     """
@@ -169,7 +167,7 @@ def unwind(found: Captured, ask: Asks, stacks: Stacks) -> list[str]:
 
     Returns why there are none of some, one line each.
     """
-    pids = chosen(stacks)
+    pids = choose_native(stacks)
     longest = max(map(len, pids.values()), default=0)
     config = replace(
         found.config,
@@ -178,10 +176,10 @@ def unwind(found: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     )
     second = Captured(config, list(pids))
     asked = {
-        name: requested(name, replace(config, native=tuple(numbers)))
+        name: request_for(name, replace(config, native=tuple(numbers)))
         for name, numbers in pids.items()
     }
-    more(second, ask, "native", asked)
+    add_answers(second, ask, "native", asked)
     found.complete = second.complete
     problems = []
     for trace in second.traces():
@@ -229,7 +227,7 @@ def _why(process: Mapping[str, Any] | None) -> str:
     return str(process["note"]).removeprefix("no native stack: ") or "py-spy gave none"
 
 
-# --- What is looked for on the nodes, and the words for having found nothing.
+# --- The search: what a process must have to be found, and the words when none was found.
 
 #: Seconds of the time on a node for finding the processes, and for the last dumps.
 _DUMPS_S = 10

@@ -153,7 +153,7 @@ def stacks_code(stacks: Stacks, *, unreachable: bool = False, failed: bool = Fal
     )
 
 
-# --- The stacks of all groups as one tree: what is common to them is there once.
+# --- The stacks of all groups as one tree, which has their common calls once.
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,109 @@
-"""Ranks that stand at the same place, from the raw traces of all nodes."""
+"""Group the ranks whose stacks are the same, from the raw traces of all nodes."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import gc
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
 from nodeready.triage.stacks import advise, hints
-from nodeready.triage.stacks.document import KINDS, Group, Rank, Stacks, Thread
-from nodeready.triage.stacks.hints import Places
+from nodeready.triage.stacks.document import KINDS, Frame, Group, Rank, Stacks, Thread
 
-# --- How one process stands: the kind, the reason and the verdict of what its trace shows.
+# --- The stacks of all nodes: each different one once, known by a number.
+
+#: Native frames without a symbol, and offsets into one: address randomisation makes them differ.
+_ADDRESS = re.compile(r"\+?\b0x[0-9a-fA-F]+\b")
+
+
+class StackNumbers:
+    """Gives every stack a number; equal stacks of any nodes have one number.
+
+    A stack's number tells its lines apart, a path's number does not: ranks that stand in the same
+    functions are together, whatever line they are at.
+    """
+
+    def __init__(self) -> None:
+        self._frames: dict[tuple[str, str, int], int] = {}
+        self._seen: list[Frame] = []
+        self._function_of: list[int] = []
+        self._functions: dict[tuple[str, str], int] = {}
+        self._stacks: dict[tuple[int, ...], int] = {}
+        self._all: list[tuple[int, ...]] = []
+        self._paths: dict[tuple[int, ...], int] = {}
+        #: Stack -> its path.
+        self.path_of: list[int] = []
+
+    def _frame(self, frame: tuple[str, str, int]) -> int:
+        number = self._frames.get(frame)
+        if number is None:
+            function, file, line = frame
+            if "0x" in function:
+                function = _ADDRESS.sub("", function).strip() or "?"
+            number = self._frames[frame] = len(self._seen)
+            self._seen.append(Frame(function, file, line))
+            place = (function, file)
+            self._function_of.append(self._functions.setdefault(place, len(self._functions)))
+        return number
+
+    def _stack(self, frames: tuple[int, ...]) -> int:
+        number = self._stacks.get(frames)
+        if number is None:
+            number = self._stacks[frames] = len(self._all)
+            self._all.append(frames)
+            path = tuple(self._function_of[frame] for frame in frames)
+            self.path_of.append(self._paths.setdefault(path, len(self._paths)))
+        return number
+
+    def numbers(self, trace: Mapping[str, Any]) -> list[int]:
+        """The number of each of the trace's stacks."""
+        frame, stack = self._frame, self._stack
+        own = [frame(tuple(one)) for one in trace["frames"]]
+        return [stack(tuple([own[index] for index in one])) for one in trace["stacks"]]
+
+    def path(self, stack: int) -> tuple[int, ...]:
+        """The functions of a stack by number, root to leaf."""
+        return tuple(self._function_of[frame] for frame in self._all[stack])
+
+    def same(self, one: int, other: int) -> bool:
+        """Whether somebody who was at both has stayed: only the line of the last call may differ.
+
+        A loop that waits is at different lines of its function; a program that goes on comes to
+        different calls.
+        """
+        if one == other:
+            return True
+        if self.path_of[one] != self.path_of[other]:
+            return False
+        return self._all[one][:-1] == self._all[other][:-1]
+
+    def frames(self, stacks: Iterable[int]) -> tuple[Frame, ...]:
+        """The frames of stacks with the same path; the line is 0 where they differ."""
+        rows: Sequence[Sequence[Frame]] = [
+            [self._seen[frame] for frame in self._all[stack]] for stack in stacks
+        ]
+        return tuple(
+            frame if all(other.line == frame.line for other in rest) else frame._replace(line=0)
+            for frame, *rest in zip(*rows, strict=True)
+        )
+
+
+# --- The classification of one process: kind, verdict and reason, from its samples.
 
 #: CPU seconds per second below which a process counts as waiting: the heartbeats, watchdogs and
 #: loaders of a process that hangs use some; a loop that spins uses all of a core.
 IDLE = 0.05
 #: The kernel counts CPU time in ticks of 10 ms (USER_HZ): two of them say nothing.
 _TICKS_S = 0.025
-#: What `capture.py_spy` says of a process that is not there any more.
+#: The words of `nodeready.node.stacks.py_spy` for a process that has ended.
 _GONE = "it has ended"
 
 
-class Standing(NamedTuple):
-    """kind, verdict: as in `nodeready.triage.stacks.document`. why: for what has no stack to
+class Classification(NamedTuple):
+    """kind, verdict: as in `nodeready.triage.stacks.document`. why: where there is no stack to
     compare.
 
     stack: number of the main thread's last stack; None: there is none
@@ -38,13 +116,13 @@ class Standing(NamedTuple):
     cpu_s: float | None
 
 
-def standing(
-    process: Mapping[str, Any], stacks: Sequence[int], places: Places, interval_s: float
-) -> Standing:
-    """Judge the samples of one process.
+def classify(
+    process: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers, interval_s: float
+) -> Classification:
+    """Classify one process by its samples.
 
-    stacks: the numbers of the trace's stacks. The last sample that has a stack decides where it
-    stands, all samples decide whether it moves: another stack is progress; the same one is
+    stacks: the numbers of the trace's stacks. The last sample with a stack gives the stack, all
+    samples together tell whether the process moves: another stack is progress; the same one is
     waiting when it used less than 5 % of the time as CPU time, and spinning when it used more.
     """
     cpu = process["cpu_s"]
@@ -53,31 +131,31 @@ def standing(
     stack = mains[-1] if mains else None
     state, note = process["state"][:1], process["note"]
     if state in ("Z", "X", "x") or note.startswith("ended"):
-        return Standing("dead", None, _ended(state, note), stack, used)
+        return Classification("dead", None, _ended(state, note), stack, used)
     if state == "T":
         why = "stopped by a signal (SIGSTOP) or by the scheduler"
-        return Standing("stopped", None, why, stack, used)
+        return Classification("stopped", None, why, stack, used)
     if state == "t" or process["tracer"]:
         why = "another process traces it: a debugger, strace"
-        return Standing("traced", None, why, stack, used)
+        return Classification("traced", None, why, stack, used)
     verdict = None
     if len(mains) > 1:
-        if not (mains.count(stack) == len(mains) or _stayed(mains, places)):
+        if not (mains.count(stack) == len(mains) or _stayed(mains, table)):
             verdict = "progressing"
         elif used is not None:
             most = max(_TICKS_S, IDLE * interval_s * (len(cpu) - 1))
             verdict = "blocked" if used < most else "spinning"
-    # It was in D for a moment only when it has gone on since.
+    # A process that has gone on since was in state D for a moment only.
     if state == "D" and verdict in (None, "blocked"):
-        return Standing("uninterruptible", None, _kernel(process), stack, used)
+        return Classification("uninterruptible", None, _kernel(process), stack, used)
     if stack is None:
         why = _no_stack(process)
-        return Standing("dead" if why == _GONE else "no-data", None, why, None, used)
-    return Standing("stack", verdict, "", stack, used)
+        return Classification("dead" if why == _GONE else "no-data", None, why, None, used)
+    return Classification("stack", verdict, "", stack, used)
 
 
-def _stayed(mains: Sequence[int], places: Places) -> bool:
-    return all(places.same(mains[0], one) for one in mains[1:])
+def _stayed(mains: Sequence[int], table: StackNumbers) -> bool:
+    return all(table.same(mains[0], one) for one in mains[1:])
 
 
 def _ended(state: str, note: str) -> str:
@@ -115,11 +193,11 @@ def _no_stack(process: Mapping[str, Any]) -> str:
     return " ".join("PID" if word.strip("().,:;") == pid else word for word in why.split())
 
 
-# --- What is kept of every node's trace until all are there: processes, by where they stand.
+# --- What is kept of every trace until all are read: processes, by their classification.
 
 _MAIN = "MainThread"
-#: Groups that are at a place; the others differ in their reason alone.
-PLACED = ("stack", "uninterruptible")
+#: Kinds whose groups differ by their stacks; the others differ by their reason alone.
+WITH_STACK = ("stack", "uninterruptible")
 
 
 class Process(NamedTuple):
@@ -149,7 +227,7 @@ class Bucket:
 
 
 class Job:
-    """What was found of one job."""
+    """The processes of one job."""
 
     def __init__(self) -> None:
         self.buckets: dict[tuple[Any, ...], Bucket] = {}
@@ -157,12 +235,12 @@ class Job:
         self.count = 0
 
 
-class Gathered:
-    """Reads one trace after the other, and keeps of each only what is needed."""
+class TraceCollector:
+    """Reads one trace after the other, and keeps of each only what the groups need."""
 
     def __init__(self, all_threads: bool) -> None:
         self.all_threads = all_threads
-        self.places = Places()
+        self.stacks = StackNumbers()
         self.jobs: dict[str, Job] = {}
         self.nodes: dict[str, None] = {}
         #: Nodes with processes, of whatever job.
@@ -182,7 +260,7 @@ class Gathered:
             self.answered.add(node)
         elif trace["instead"]:
             self.instead[node] = trace["instead"]
-        numbers = self.places.numbers(trace)
+        numbers = self.stacks.numbers(trace)
         # Every trace has strings of its own, and most of them are the same.
         shared = self._texts.setdefault
         for process in trace["processes"]:
@@ -193,14 +271,14 @@ class Gathered:
             world = process["world_size"]
             if world is not None:
                 job.world_sizes[world] = job.world_sizes.get(world, 0) + 1
-            found = standing(process, numbers, self.places, interval)
+            found = classify(process, numbers, self.stacks, interval)
             threads = self._threads(process, numbers) if self.all_threads else []
             path = None
-            if found.stack is not None and found.kind in PLACED:
-                path = self.places.path_of[found.stack]
+            if found.stack is not None and found.kind in WITH_STACK:
+                path = self.stacks.path_of[found.stack]
             others: tuple[int, ...] = ()
             if threads:
-                others = tuple(sorted(self.places.path_of[stack] for _, stack in threads))
+                others = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
             key = (found.kind, found.why, path, others, found.verdict)
             bucket = job.buckets.get(key)
             if bucket is None:
@@ -239,8 +317,11 @@ def _rank(value: int | None) -> int | None:
     return value if value is not None and 0 <= value < advise.MAX_RANKS else None
 
 
+# --- The groups.
+
+
 @contextlib.contextmanager
-def _no_collector() -> Iterator[None]:
+def _garbage_collection_off() -> Iterator[None]:
     """Traces hold no cycles, and looking for some at each of so many tuples costs a third."""
     was = gc.isenabled()
     gc.disable()
@@ -251,8 +332,8 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
-    """The buckets; who was seen once at a place says nothing against the others there."""
+def _merge_without_verdict(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
+    """The buckets; one without a verdict joins the largest that differs in nothing else."""
     largest: dict[tuple[Any, ...], Bucket] = {}
     for key, bucket in buckets.items():
         other = largest.get(key[:-1])
@@ -270,13 +351,13 @@ def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
     return kept
 
 
-def _group(bucket: Bucket, places: Places, order: Mapping[str, int]) -> Group:
+def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Group:
     stacks = sorted(stack for stack in bucket.stacks if stack is not None)
-    # For the other kinds the place is worth telling when all are there.
-    one_path = len({places.path_of[stack] for stack in stacks}) == 1
-    frames = places.frames(stacks) if one_path and None not in bucket.stacks else ()
-    native = () if bucket.native is None else places.frames([bucket.native])
-    waits = bucket.kind in PLACED and bucket.verdict != "progressing"
+    # Other kinds show their stack only when all of their processes have the same.
+    one_path = len({table.path_of[stack] for stack in stacks}) == 1
+    frames = table.frames(stacks) if one_path and None not in bucket.stacks else ()
+    native = () if bucket.native is None else table.frames([bucket.native])
+    waits = bucket.kind in WITH_STACK and bucket.verdict != "progressing"
     hint = hints.find(frames, native) if waits else None
     nodes = {process.node for process in bucket.processes}
     return Group(
@@ -290,7 +371,7 @@ def _group(bucket: Bucket, places: Places, order: Mapping[str, int]) -> Group:
         len(frames),
         len(bucket.processes),
         native,
-        tuple(Thread(name, places.frames([stack])) for name, stack in bucket.threads),
+        tuple(Thread(name, table.frames([stack])) for name, stack in bucket.threads),
     )
 
 
@@ -358,22 +439,22 @@ def group(
 ) -> Stacks:
     """All traces as one document, the most suspicious group first. No trace is kept.
 
-    traces: as `traces.read` has checked them. Of several jobs the one with most processes is
+    traces: as `trace.read` has checked them. Of several jobs the one with most processes is
         grouped, and the advice names the others
-    errors: node -> why it gave no answer; looked at after all traces (see `traces.load`)
+    errors: node -> why it gave no answer; looked at after all traces (see `trace.load`)
     all_threads: ranks are together only when their other threads stand at the same places too
     started, finished: "": when the first and the last trace were taken
     complete: False: no rank counts as missing, because not all nodes were asked
     """
-    with _no_collector():
-        reader = Gathered(all_threads)
+    with _garbage_collection_off():
+        reader = TraceCollector(all_threads)
         for trace in traces:
             reader.read(trace)
         return _grouped(reader, errors, started, finished, complete)
 
 
 def _grouped(
-    reader: Gathered, errors: Mapping[str, str], started: str, finished: str, complete: bool
+    reader: TraceCollector, errors: Mapping[str, str], started: str, finished: str, complete: bool
 ) -> Stacks:
     said = {**errors, **reader.errors}
     silent = {node: why for node, why in said.items() if node not in reader.answered}
@@ -381,9 +462,9 @@ def _grouped(
     names = sorted(reader.jobs, key=lambda name: (-reader.jobs[name].count, natural(name)))
     name = names[0] if names else ""
     job = reader.jobs[name] if names else Job()
-    buckets = _merged(job.buckets)
+    buckets = _merge_without_verdict(job.buckets)
     found: list[tuple[Group, Bucket | None]] = [
-        (_group(bucket, reader.places, order), bucket) for bucket in buckets
+        (_group(bucket, reader.stacks, order), bucket) for bucket in buckets
     ]
     found += [(one, None) for one in _silent(silent)]
     by_node: dict[str, set[int]] = {}
@@ -392,7 +473,7 @@ def _grouped(
             if process.rank is not None:
                 by_node.setdefault(process.node, set()).add(process.rank)
     without = [node for node in order if node not in by_node and node not in silent]
-    lost = advise.missing(_world(job), by_node, silent, without) if complete else None
+    lost = advise.missing_ranks(_world(job), by_node, silent, without) if complete else None
     if lost:
         found.append((lost, None))
     forks = _forks([one for one, _ in found])
@@ -421,4 +502,4 @@ def _grouped(
         complete,
     )
     others = {other: reader.jobs[other].count for other in names[1:]}
-    return advise.advised(made, job.world_sizes, others, reader.instead)
+    return advise.with_advice(made, job.world_sizes, others, reader.instead)

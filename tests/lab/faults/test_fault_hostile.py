@@ -43,7 +43,7 @@ def test_a_fact_that_makes_no_sense(fresh_nodes, fleet, tool):
 #: Mistakes that we do not know of: in looking at a node, in judging a subject, in planning a step.
 _MISTAKES = """
 from dataclasses import replace
-from nodeready import subjects
+from nodeready.subjects import registry
 from nodeready.subjects.declare import check
 from nodeready.operations import core_dumps
 from nodeready.transport import look
@@ -59,7 +59,7 @@ def wrong(*words):
 
 look.question = question
 checks = (check("limits.core")(wrong),)
-subjects.SUBJECTS["limits"] = replace(subjects.SUBJECTS["limits"], checks=checks)
+registry.SUBJECTS["limits"] = replace(registry.SUBJECTS["limits"], checks=checks)
 object.__setattr__(core_dumps.directory, "act", wrong)
 """
 

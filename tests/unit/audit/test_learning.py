@@ -25,7 +25,7 @@ def settings(monkeypatch):
 
 def file(**nodes: object) -> str:
     seen = {name: Snapshot({"ptrace": settings}) for name, settings in nodes.items()}
-    return learning.render(learning.learn(seen), list(nodes), WHEN)
+    return learning.render(learning.majority(seen), list(nodes), WHEN)
 
 
 def read(text: str) -> dict[str, object]:

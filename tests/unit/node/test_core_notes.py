@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from nodeready.node.cores import core_reader
-from nodeready.node.cores.core_reader import NoCore, program_problem
+from nodeready.node.cores import core_file
+from nodeready.node.cores.core_file import NoCore, program_problem
 
 PRSTATUS, PRPSINFO, AUXV, FILE = 1, 3, 6, 0x46494C45
 ENTRY, EXECFN = 0x400500, 0x7FFF0100
@@ -64,7 +64,7 @@ def header(machine: int = 62, kind: int = 4, count: int = 2, size: int = 56) -> 
 
 
 def test_the_notes_tell_the_process():
-    found = core_reader.parse(NOTES)
+    found = core_file.parse(NOTES)
     assert (found.pid, found.uid, found.signal, found.threads) == (40, 2000, 11, 2)
     assert (found.comm, found.command) == ("python3", "python3 train.py")
     assert found.executable() == (0x400000, "/usr/bin/python3.11")
@@ -79,13 +79,13 @@ def test_gdbs_order_of_the_notes_tells_the_same():
         + note(AUXV, auxv())
         + note(FILE, FILES)
     )
-    assert core_reader.parse(reordered) == core_reader.parse(NOTES)
+    assert core_file.parse(reordered) == core_file.parse(NOTES)
 
 
 @pytest.mark.parametrize("length", [0, 1, 11, 12, 19, 20, 355, 356, 400, 700, 900])
 def test_notes_that_are_cut_off_tell_what_is_there(length):
-    found = core_reader.parse(NOTES[:length])
-    whole = core_reader.parse(NOTES)
+    found = core_file.parse(NOTES[:length])
+    whole = core_file.parse(NOTES)
     for name in ("pid", "uid", "signal", "comm", "command"):
         assert getattr(found, name) in (None, "", getattr(whole, name))
     assert found.threads <= 1
@@ -103,19 +103,19 @@ def test_notes_that_are_cut_off_tell_what_is_there(length):
     ],
 )
 def test_hostile_notes_tell_nothing(data):
-    found = core_reader.parse(data)
+    found = core_file.parse(data)
     assert (found.pid, found.comm, found.files, found.executable()) == (None, "", (), (0, ""))
 
 
 def test_names_that_are_no_text_are_kept_as_they_are():
     files = mapped((0x400000, 0x401000, b"/tmp/\xff\x1b[31m\n"))
-    found = core_reader.parse(note(AUXV, auxv()) + note(FILE, files))
+    found = core_file.parse(note(AUXV, auxv()) + note(FILE, files))
     assert found.executable() == (0x400000, "/tmp/\udcff\x1b[31m\n")
 
 
 @pytest.mark.parametrize(("machine", "name"), [(62, "x86_64"), (183, "aarch64")])
 def test_the_header_says_where_the_rest_is(machine, name):
-    found = core_reader.header(header(machine))
+    found = core_file.header(header(machine))
     assert (found.machine, found.table) == (name, (64, 112))
 
 
@@ -134,7 +134,7 @@ def test_the_header_says_where_the_rest_is(machine, name):
 )
 def test_what_is_no_core_of_ours_is_named(head, why):
     with pytest.raises(NoCore, match=why.replace("(", r"\(").replace(")", r"\)")):
-        core_reader.header(head)
+        core_file.header(head)
 
 
 def segment(kind: int, offset: int, address: int, size: int) -> bytes:
@@ -143,20 +143,20 @@ def segment(kind: int, offset: int, address: int, size: int) -> bytes:
 
 def test_memory_is_found_by_its_address():
     table = segment(4, 500, 0, 90) + segment(1, 4096, 0x1000, 0x100) + segment(1, 0, 0x9000, 0)
-    memory, notes = core_reader.segments(table + b"rest")
+    memory, notes = core_file.segments(table + b"rest")
     assert [(part.offset, part.size) for part in notes] == [(500, 90)]
-    found = core_reader.find(memory, 0x1010)
+    found = core_file.find(memory, 0x1010)
     assert found is not None
     assert (found.offset, found.size) == (4096 + 0x10, 0xF0)
-    assert core_reader.find(memory, 0x1100) is None
+    assert core_file.find(memory, 0x1100) is None
 
 
 def test_the_build_id_is_read_from_a_files_first_page():
     gnu = note(3, bytes.fromhex("c0ffee"), b"GNU")
     image = header(kind=3, count=1) + segment(4, 120, 120, len(gnu)) + gnu
-    assert core_reader.build_id(image) == "c0ffee"
+    assert core_file.build_id(image) == "c0ffee"
     for other in (b"", image[:100], image[:130], header(kind=3, count=65535), b"\x7fELF" * 30):
-        assert core_reader.build_id(other) == ""
+        assert core_file.build_id(other) == ""
 
 
 SHELL = os.path.realpath("/bin/sh")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nodeready.node.cores.core_reader import Reader
+from nodeready.node.cores.core_file import Reader
 
 pytestmark = pytest.mark.skipif(not shutil.which("gdb"), reason="no gdb")
 

@@ -196,7 +196,7 @@ def test_this_process_is_found_as_it_is():
     argv = Path("/proc/self/cmdline").read_bytes().split(b"\0")
     assert mine.command.startswith(argv[0].decode())
     assert 2 not in found  # kthreadd, or nobody
-    standing = processes.stand([os.getpid(), 2**22 + 1], time.monotonic() + 60)
+    standing = processes.observe([os.getpid(), 2**22 + 1], time.monotonic() + 60)
     assert standing[os.getpid()].start_s == mine.start_s
     assert standing[2**22 + 1] is None
 

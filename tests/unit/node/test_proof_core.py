@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.node.cores import core_pattern
 from nodeready.node.proofs import core
 from nodeready.node.proofs.config import Config
-from nodeready.node.proofs.core import Mark, Scene
-from nodeready.node.runtime import Own
+from nodeready.node.proofs.core import CrashCanary, Mark
+from nodeready.node.runtime import Supervisor
 from nodeready.policy import Policy
 from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
@@ -46,7 +47,7 @@ VALUES = {
     ],
 )
 def test_a_pattern_is_expanded_as_the_kernel_does(pattern: str, path: str) -> None:
-    assert core.expand(pattern, VALUES) == path
+    assert core_pattern.expand(pattern, VALUES) == path
 
 
 @pytest.mark.parametrize(
@@ -54,14 +55,14 @@ def test_a_pattern_is_expanded_as_the_kernel_does(pattern: str, path: str) -> No
     [("core", "core.42"), ("core.%p", "core.42"), ("core.%P", "core.42.42"), ("%%p", "%p.42")],
 )
 def test_core_uses_pid_counts_where_there_is_no_p(pattern: str, name: str) -> None:
-    assert core.expand(pattern, VALUES, uses_pid=True) == name
+    assert core_pattern.expand(pattern, VALUES, uses_pid=True) == name
 
 
 @pytest.mark.parametrize(
     ("name", "safe"), [("a/b", "a!b"), ("..", "!."), (".", "!"), ("", "!"), ("...", "...")]
 )
 def test_a_name_leads_into_no_other_directory(name: str, safe: str) -> None:
-    assert core.expand("/c/%e", {"e": name}) == f"/c/{safe}"
+    assert core_pattern.expand("/c/%e", {"e": name}) == f"/c/{safe}"
 
 
 @pytest.mark.parametrize(
@@ -76,18 +77,18 @@ def test_a_name_leads_into_no_other_directory(name: str, safe: str) -> None:
     ],
 )
 def test_a_handler_is_named(pattern: str, program: str) -> None:
-    assert core.program(pattern) == program
+    assert core_pattern.handler_of(pattern) == program
 
 
 def test_an_unknown_number_is_only_ever_a_number(tmp_path) -> None:
     for name in ("core.17.n1", "core.x.n1", "core.17.n1.old", "core..n1"):
         (tmp_path / name).write_text("")
-    path = core.expand(f"{tmp_path}/core.%P.%h", {"h": "n1"})
-    found = sorted(os.path.basename(one) for one in core.existing(path))
+    path = core_pattern.expand(f"{tmp_path}/core.%P.%h", {"h": "n1"})
+    found = sorted(os.path.basename(one) for one in core_pattern.existing(path))
     assert found == ["core..n1", "core.17.n1"]
-    assert core.pattern_shown(path) == f"{tmp_path}/core.*.n1"
-    hostile = core.expand(f"{tmp_path}/core.%P.%h", {"h": "*"})
-    assert list(core.existing(hostile)) == []
+    assert core_pattern.printable(path) == f"{tmp_path}/core.*.n1"
+    hostile = core_pattern.expand(f"{tmp_path}/core.%P.%h", {"h": "*"})
+    assert list(core_pattern.existing(hostile)) == []
 
 
 def elf(*ends: int, kind: bytes = b"\x02\x01") -> bytes:
@@ -125,16 +126,16 @@ def test_only_our_own_file_is_taken_and_removed(tmp_path) -> None:
     (tmp_path / "link").symlink_to(ours)
     os.mkfifo(tmp_path / "pipe")
 
-    assert core.look(str(others), mark, named=False) is None
+    assert core.find_core(str(others), mark, named=False) is None
     for name in ("link", "pipe", "nothing", "."):
-        assert core.look(str(tmp_path / name), mark, named=True) is None
-    assert core.look(str(ours), replace(mark, uid=mark.uid + 1), named=True) is None
+        assert core.find_core(str(tmp_path / name), mark, named=True) is None
+    assert core.find_core(str(ours), replace(mark, uid=mark.uid + 1), named=True) is None
     # An empty one with our number is ours, unless it was there before.
     others.write_bytes(b"")
-    assert core.look(str(others), mark, named=True) is not None
-    assert core.look(str(others), replace(mark, since=time.time() + 60), named=True) is None
+    assert core.find_core(str(others), mark, named=True) is not None
+    assert core.find_core(str(others), replace(mark, since=time.time() + 60), named=True) is None
 
-    found = core.look(str(ours), mark, named=False)
+    found = core.find_core(str(ours), mark, named=False)
     assert found is not None
     assert found.whole_bytes == 4096
     ours.rename(tmp_path / "moved")
@@ -146,7 +147,7 @@ def test_only_our_own_file_is_taken_and_removed(tmp_path) -> None:
     assert not ours.exists()
     assert core.remove(found) == ""
     os.link(others, tmp_path / "second")
-    assert core.look(str(others), mark, named=True) is None
+    assert core.find_core(str(others), mark, named=True) is None
 
 
 PLACE = Directory("/var/crash", mode=0o1777, writable=True, free_bytes=2**30, free_files=1000)
@@ -341,8 +342,8 @@ def test_a_crash_here_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch
     """This machine's own kernel, whatever its core_pattern."""
     monkeypatch.setattr(secrets, "token_hex", lambda size: "feedfacecafebeef")
     config = Config("nonce", "nodeready:test-core")
-    with Own(config.tag, 60) as own:
-        seen = core.prove(own, config)
+    with Supervisor(config.tag, 60) as supervisor:
+        seen = core.prove(supervisor, config)
     assert seen.left == ""
     assert ours("feedfacecafebeef") == []
     assert wire.decode(Core, dataclasses.asdict(seen)) == seen
@@ -354,12 +355,12 @@ def test_a_crash_here_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_end_in_the_middle_leaves_nothing() -> None:
-    with Own("nodeready:test-core", 60) as own:
-        scene = Scene(own, "core")
-        own.at_end(scene.tidy)
-        scene.begin()
-        Path(scene.home, "core.partial").write_text("cut off")
-        assert ours(scene.mark.word)
-        pid = scene.pid
-    assert ours(scene.mark.word) == []
+    with Supervisor("nodeready:test-core", 60) as supervisor:
+        canary = CrashCanary(supervisor, "core")
+        supervisor.at_end(canary.tidy)
+        canary.begin()
+        Path(canary.home, "core.partial").write_text("cut off")
+        assert ours(canary.mark.word)
+        pid = canary.pid
+    assert ours(canary.mark.word) == []
     assert not Path(f"/proc/{pid}").exists()

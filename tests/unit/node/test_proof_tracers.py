@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from nodeready.node.proofs import attach
-from nodeready.node.runtime import FRAME, Own, answers, status
+from nodeready.node.runtime import FRAME, Supervisor, responds, status
 from nodeready.subjects.proof.facts import UNFINISHED
 from tests.builders.proof import GOOD, WELL, configured, judged, statuses
 from tests.command import wait_for
@@ -21,9 +21,9 @@ BAD = replace(GOOD, good=False, rc=1)
 
 
 @pytest.fixture
-def own():
-    with Own("nodeready:test", 30) as own:
-        yield own
+def supervisor():
+    with Supervisor("nodeready:test", 30) as supervisor:
+        yield supervisor
 
 
 @pytest.mark.parametrize(
@@ -51,39 +51,39 @@ def test_what_the_time_cut_off_is_unknown():
 
 
 @pytest.mark.skipif(not shutil.which("gdb") or not shutil.which("strace"), reason="no gdb, strace")
-def test_both_leave_their_target_running(own):
-    seen = attach.prove_tracers(own, configured())
+def test_both_leave_their_target_running(supervisor):
+    seen = attach.prove_tracers(supervisor, configured())
     for one in (seen.gdb, seen.strace):
         assert (one.good, one.answers, one.tracer, one.refused) == (True, True, 0, False), one
         assert one.state in ("R", "S")
 
 
-def test_a_canary_waits_in_its_function_and_ends_with_us(own):
-    canary = own.canary()
-    assert answers(canary)
-    assert answers(canary)
+def test_a_canary_waits_in_its_function_and_ends_with_us(supervisor):
+    canary = supervisor.canary()
+    assert responds(canary)
+    assert responds(canary)
     assert status(canary.pid).tracer == 0
     with open(f"/proc/{canary.pid}/cmdline", encoding="utf-8") as file:
-        assert {FRAME in (text := file.read()), own.tag in text} == {True}
+        assert {FRAME in (text := file.read()), supervisor.tag in text} == {True}
     canary.stdin.close()
     assert canary.wait(5) == 0
-    assert not answers(canary)
+    assert not responds(canary)
 
 
-def test_a_canary_that_was_stopped_does_not_answer_and_ends_all_the_same(own):
-    canary = own.canary()
+def test_a_canary_that_was_stopped_does_not_answer_and_ends_all_the_same(supervisor):
+    canary = supervisor.canary()
     os.kill(canary.pid, 19)
-    assert not answers(canary)
+    assert not responds(canary)
     assert status(canary.pid).state == "T"
-    own.stop(canary)
+    supervisor.stop(canary)
     assert status(canary.pid).state == ""
 
 
-def test_a_tool_that_leaves_its_session_is_ended_with_it(own):
+def test_a_tool_that_leaves_its_session_is_ended_with_it(supervisor):
     """As su does: its login is a session of its own."""
     mark = f"NODEREADY_TEST={secrets.token_hex(8)}"
     script = "setsid sh -c 'sleep 300 & exec sleep 300' & exec sleep 300"
-    ended = own.run(["env", mark, "sh", "-c", script], 1)
+    ended = supervisor.run(["env", mark, "sh", "-c", script], 1)
     assert ended.rc is None
     wait_for(lambda: not _marked(mark))
 
@@ -91,9 +91,10 @@ def test_a_tool_that_leaves_its_session_is_ended_with_it(own):
 def test_what_was_started_ends_when_we_are_killed():
     mark = f"NODEREADY_TEST={secrets.token_hex(8)}"
     code = (
-        "import os, time; from nodeready.node.runtime import Own; own = Own('nodeready:test', 60);"
-        f"own.start(['env', {mark!r}, 'sh', '-c', 'setsid sleep 300 & exec sleep 300']);"
-        "own.canary(); print('began', flush=True); time.sleep(60)"
+        "import os, time; from nodeready.node.runtime import Supervisor; "
+        "supervisor = Supervisor('nodeready:test', 60);"
+        f"supervisor.start(['env', {mark!r}, 'sh', '-c', 'setsid sleep 300 & exec sleep 300']);"
+        "supervisor.canary(); print('began', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as program:
         assert program.stdout.readline() == b"began\n"
@@ -128,9 +129,9 @@ def _marked(mark: str) -> list[str]:
         ("", False),
     ],
 )
-def test_what_the_tools_say_when_they_are_refused(own, err, refused):
-    canary = own.canary()
+def test_what_the_tools_say_when_they_are_refused(supervisor, err, refused):
+    canary = supervisor.canary()
     argv = ["sh", "-c", 'printf "%s\n" "$1" >&2; exit 1', "sh", err]
-    tried = attach.attempt(own, canary, argv, 5, wrong=attach.complaint)
+    tried = attach.attempt(supervisor, canary, argv, 5, wrong=attach.complaint)
     assert (tried.refused, tried.good, tried.rc) == (refused, False, 1)
     assert tried.said.endswith(err.split("\n")[-1][-30:] or "exit status 1")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from nodeready.node.logs import paths
-from nodeready.node.logs.tail import MAX_ANSWER, Config, Tail, gather, packed
+from nodeready.node.logs.tail import MAX_ANSWER, Config, Tail, packed, read_tail
 from nodeready.triage.logs.collect import read
 
 
 def tail(pattern: object, **how: object) -> Tail:
-    return gather(Config("N", "nodeready:test", str(pattern), **how))
+    return read_tail(Config("N", "nodeready:test", str(pattern), **how))
 
 
 @pytest.fixture

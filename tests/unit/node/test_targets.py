@@ -9,9 +9,8 @@ import pytest
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import Facts, Process
 from nodeready.node.stacks.py_spy import HUNG, Dump, Thread
-from nodeready.node.stacks.ranks import ENDED, NO_TIME, Identity, Rank, Table, Target
-from nodeready.triage.stacks.group import standing
-from nodeready.triage.stacks.hints import Places
+from nodeready.node.stacks.ranks import ENDED, NO_TIME, Identity, Rank, StackTable, Target
+from nodeready.triage.stacks.group import StackNumbers, classify
 from nodeready.triage.stacks.trace import read
 
 FACTS = Facts("S", "futex_wait_queue", ("futex_wait_queue",), 1.0, 5.0, 3, 0, 1000)
@@ -28,7 +27,7 @@ def target(*facts, dumps=(), note="") -> Target:
     process = Process(7, 1, "python3", start_s=5.0, command="python3 " + "x" * 300)
     one = Target(Rank(process, Identity(3, 1, 8, "88", "a:1"), note), dumps=list(dumps))
     for seen in facts:
-        one.stands(seen)
+        one.add_facts(seen)
     one.cpu_s = [seen.cpu_s for seen in one.facts]
     return one
 
@@ -52,12 +51,12 @@ def target(*facts, dumps=(), note="") -> Target:
     ],
 )
 def test_who_is_looked_into(facts, native, euid, why):
-    assert target(*facts).refuses(euid, native) == why
+    assert target(*facts).refusal(euid, native) == why
 
 
 def test_py_spy_is_not_left_hanging_twice():
     again = target(FACTS, dumps=[Dump(error=HUNG)])
-    assert again.refuses(0) == "not tried again: py-spy did not finish"
+    assert again.refusal(0) == "not tried again: py-spy did not finish"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_py_spy_is_not_left_hanging_twice():
     ],
 )
 def test_what_it_is_taken_for(facts, state, kind):
-    table, places = Table(), Places()
+    table, places = StackTable(), StackNumbers()
     data = target(*facts, dumps=[DUMP, DUMP]).plain(table, main=True, threads=True)
     trace = {**HEAD, "frames": table.frames, "stacks": table.stacks, "processes": [data]}
     trace = read(answer.unpack(f"N {answer.pack(trace)}", "N"), "n")
@@ -84,16 +83,16 @@ def test_what_it_is_taken_for(facts, state, kind):
     assert process["state"] == state
     assert process["wait_channel"] == {"D": "nfs_wait", "": ""}.get(state, "futex_wait_queue")
     assert len(process["command"]) == 200
-    assert standing(process, places.numbers(trace), places, 2.0).kind == kind
+    assert classify(process, places.numbers(trace), places, 2.0).kind == kind
 
 
 def test_that_it_ended_comes_first():
     one = target(FACTS, note="its memory cannot be read")
-    one.say("traced by process 9: not looked into")
-    one.stands(None)
-    one.stands(None)
+    one.add_note("traced by process 9: not looked into")
+    one.add_facts(None)
+    one.add_facts(None)
     words = f"{ENDED}; its memory cannot be read; traced by process 9: not looked into"
-    assert one.plain(Table(), main=True, threads=True)["note"] == words
+    assert one.plain(StackTable(), main=True, threads=True)["note"] == words
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeready.cli.exits import Refused
-from nodeready.cli.options import ports
+from nodeready.cli.options import read_ports
 from nodeready.policy.fields import port_range
 
 
@@ -14,7 +14,7 @@ from nodeready.policy.fields import port_range
     [("29500-29510", (29500, 29510)), (" 80 ", (80, 80)), ("1-65535", (1, 65535))],
 )
 def test_a_range_or_one_port(words, span):
-    assert port_range(words) == ports(words) == span
+    assert port_range(words) == read_ports(words) == span
 
 
 @pytest.mark.parametrize("words", ["", "x", "0", "1-65536", "5-4", "-5", "1 - 2", "\u0661"])
@@ -22,4 +22,4 @@ def test_what_is_no_range(words):
     with pytest.raises(ValueError, match="must be FIRST-LAST, two ports from 1 to 65535"):
         port_range(words)
     with pytest.raises(Refused, match=rf"^--ports {words}: must be FIRST-LAST"):
-        ports(words)
+        read_ports(words)

@@ -8,7 +8,7 @@ import pytest
 
 from nodeready.node.proofs.mesh import Listening, Round, Try, own_addresses
 from nodeready.policy import Policy
-from nodeready.ready.mesh import Rounds, chosen
+from nodeready.ready.mesh import Rounds, chosen_ports
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import reach
 from nodeready.subjects.proof.facts import Blocked, Busy, Mesh, Proved, User
@@ -21,7 +21,7 @@ PORTS = (29500, 29501, 29502)
     ("first", "last", "count"), [(29500, 29500, 1), (29500, 29531, 32), (1, 65535, 32)]
 )
 def test_all_ports_of_a_range_or_some_with_both_ends(first, last, count):
-    ports = chosen(first, last)
+    ports = chosen_ports(first, last)
     assert len(ports) == len({*ports}) == count
     assert (ports[0], ports[-1]) == (first, last)
     assert list(ports) == sorted(ports)

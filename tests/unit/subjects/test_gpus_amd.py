@@ -32,13 +32,13 @@ def ran(printed: dict[str, str], before: str = BEFORE, status: int = 0) -> Outpu
 
 
 def seen(printed: dict[str, str], before: str = BEFORE) -> tuple[AmdGpu, ...]:
-    gpus, tool, _ = amd.parse_amd(ran(printed, before))
+    gpus, tool, _ = amd.parse(ran(printed, before))
     assert tool.works
     return gpus
 
 
 def test_a_healthy_node_of_eight() -> None:
-    gpus, tool, driver = amd.parse_amd(ran(amd_smi.outputs()))
+    gpus, tool, driver = amd.parse(ran(amd_smi.outputs()))
     assert (len(gpus), tool, driver) == (8, Tool("amd-smi", "ok"), "6.12.12")
     assert [gpu.pci_address for gpu in gpus][:2] == ["0000:05:00.0", "0000:29:00.0"]
     gpu = gpus[0]
@@ -110,7 +110,7 @@ def test_rocm_smi_with_words_around_its_json() -> None:
         "/sys/bus/pci/drivers/amdgpu/0000:c1:00.0/ras/gfx_err_count:ue: 1\n"
     )
     output = ran({"rocm": (DATA / "amd_rocm_smi.txt").read_text()}, before)
-    gpus, tool, driver = amd.parse_amd(output)
+    gpus, tool, driver = amd.parse(output)
     assert (tool, driver) == (Tool("rocm-smi", "ok"), "in-tree")
     gpu, nothing = gpus
     assert (gpu.model, gpu.serial) == ("AMD INSTINCT MI210", "PCB052410-0034")
@@ -160,7 +160,7 @@ HALF = {"static": amd_smi.outputs()["static"]}
 def test_a_tool_that_fails_is_named_with_its_reason(
     output: Output, state: str, detail: str
 ) -> None:
-    _, tool, _ = amd.parse_amd(output)
+    _, tool, _ = amd.parse(output)
     assert (tool.state, detail in tool.detail) == (state, True)
 
 
@@ -178,7 +178,7 @@ def test_a_tool_that_fails_is_named_with_its_reason(
 )
 @pytest.mark.parametrize("call", ["static", "metric", "xgmi", "rocm"])
 def test_hostile_output_harms_nothing(text: str, call: str) -> None:
-    gpus, _, _ = amd.parse_amd(ran({**amd_smi.outputs(), call: text}))
+    gpus, _, _ = amd.parse(ran({**amd_smi.outputs(), call: text}))
     assert all(gpu.pci_address == gpu.pci_address.strip("\x1b") for gpu in gpus)
 
 
@@ -190,7 +190,7 @@ def test_the_script_asks_the_tool_three_times_and_no_more(tmp_path: Path) -> Non
     text = f"PATH={tmp_path}:$PATH NR=a1\n{shell.library('probe')}\n{shell.minify(script)}"
     done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout.count("@a1 run ") == 3
-    gpus, tool_seen, _ = amd.parse_amd(Output(done.stdout, 0, nonce="a1"))
+    gpus, tool_seen, _ = amd.parse(Output(done.stdout, 0, nonce="a1"))
     assert (len(gpus), tool_seen.state) == (8, "ok")
 
 

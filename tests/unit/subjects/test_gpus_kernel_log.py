@@ -57,7 +57,7 @@ def scan(request: pytest.FixtureRequest, tmp_path: Path):
 
 def actions(output: Output) -> dict[tuple[str, int | None, str | None], str]:
     """The worst action of each device and code."""
-    faults, _ = kernel_log.parse_kernel_log(output)
+    faults, _ = kernel_log.parse(output)
     worst_last = sorted(faults, key=lambda f: -kernel_log.ACTIONS.index(f.action))
     return {(f.source, f.code, f.pci_address): f.action for f in worst_last}
 
@@ -82,7 +82,7 @@ def test_each_line_gets_the_action_that_its_text_asks_for(scan) -> None:
         ("amdgpu", None, "0000:85:00.0"): "ISOLATE",
         ("amdgpu", None, "0000:a5:00.0"): "APPLICATION",
     }
-    faults, tool = kernel_log.parse_kernel_log(output)
+    faults, tool = kernel_log.parse(output)
     assert tool == Tool("kernel log", "ok", "dmesg")
     assert {f.count for f in faults if f.code == 31} == {2}
 
@@ -93,7 +93,7 @@ def test_a_storm_is_counted_and_hides_nothing(scan) -> None:
     fatal = "[   11.000000] NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.\n"
     output = scan(BOOT + fatal + storm)
     assert len(output.text) < 2000
-    faults, _ = kernel_log.parse_kernel_log(output)
+    faults, _ = kernel_log.parse(output)
     assert {f.source: f.count for f in faults} == {"amdgpu": 20_000, "xid": 1}
 
 
@@ -114,7 +114,7 @@ def test_what_the_ring_has_lost_comes_from_the_journal(scan) -> None:
     )
     late = "[ 9000.000000] bridge: port 2 entered disabled state\n"
     assert {code for _, code, _ in actions(scan(late, journal=journal))} == {79}
-    _, tool = kernel_log.parse_kernel_log(scan(late))
+    _, tool = kernel_log.parse(scan(late))
     assert tool == Tool("kernel log", "ok", "dmesg, which begins 9000 s after the boot")
     refused = "dmesg: read kernel buffer failed: Operation not permitted\n"
     assert {code for _, code, _ in actions(scan(refused, 1, journal))} == {79}
@@ -123,9 +123,9 @@ def test_what_the_ring_has_lost_comes_from_the_journal(scan) -> None:
 @pytest.mark.parametrize("journal", [None, ""])
 def test_a_log_that_may_not_be_read_is_not_an_empty_one(scan, journal: str | None) -> None:
     refused = "dmesg: read kernel buffer failed: Operation not permitted\n"
-    faults, tool = kernel_log.parse_kernel_log(scan(refused, 1, journal))
+    faults, tool = kernel_log.parse(scan(refused, 1, journal))
     assert (faults, tool) == ((), Tool("kernel log", "failed", "needs root"))
-    _, tool = kernel_log.parse_kernel_log(scan("", 0, journal))
+    _, tool = kernel_log.parse(scan("", 0, journal))
     assert tool.state == "failed"
 
 
@@ -143,7 +143,7 @@ def test_a_log_that_may_not_be_read_is_not_an_empty_one(scan, journal: str | Non
     ],
 )
 def test_half_an_answer_is_no_clean_log(output: Output, state: str) -> None:
-    faults, tool = kernel_log.parse_kernel_log(output)
+    faults, tool = kernel_log.parse(output)
     assert (faults, tool.state) == ((), state)
 
 
@@ -157,7 +157,7 @@ def test_hostile_lines_cost_nothing_else() -> None:
     ]
     body = "\n".join(lines)
     output = Output(f"scan=dmesg\nstatus=0\nlines=9\nbegins=0\n{body}\nend=dmesg\n", 0)
-    faults, tool = kernel_log.parse_kernel_log(output)
+    faults, tool = kernel_log.parse(output)
     assert tool.works
     assert [(f.code, f.pci_address, f.count) for f in faults] == [(48, "0000:5e:00.0", 2)]
 

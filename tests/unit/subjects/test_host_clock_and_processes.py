@@ -126,4 +126,4 @@ def test_the_marks_of_both_scripts_agree() -> None:
     ],
 )  # fmt: skip
 def test_versions_of_packages(said: str, found: dict[str, str]) -> None:
-    assert packages.parse_packages(said) == found
+    assert packages.parse_versions(said) == found

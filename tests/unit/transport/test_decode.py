@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from nodeready.transport.program import MAX_DEPTH, DecodeError, data, unpacked
+from nodeready.transport.program import MAX_DEPTH, DecodeError, load_json, unpack
 
 
 def packed(raw: bytes) -> str:
@@ -16,7 +16,9 @@ def packed(raw: bytes) -> str:
 
 
 def test_what_is_ours_comes_back():
-    assert data(unpacked(packed(b'{"a": [1, 2.5, "x", null]}'), 100)) == {"a": [1, 2.5, "x", None]}
+    assert load_json(unpack(packed(b'{"a": [1, 2.5, "x", null]}'), 100)) == {
+        "a": [1, 2.5, "x", None]
+    }
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,7 @@ def test_what_is_ours_comes_back():
 )
 def test_what_is_packed_wrong_is_refused(text):
     with pytest.raises(DecodeError):
-        unpacked(text, 100)
+        unpack(text, 100)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +42,4 @@ def test_what_is_packed_wrong_is_refused(text):
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(text):
     with pytest.raises(DecodeError):
-        data(text)
+        load_json(text)

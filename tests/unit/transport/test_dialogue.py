@@ -31,16 +31,17 @@ def carrier(request, host):
 
 @pytest.fixture
 def begin(carrier):
-    talks = []
+    channels = []
 
     def start(script, limit_s=60):
         (node,) = carrier.nodes
-        talks.append(carrier.open(Request(node, f"exec <&3\n{script}", limit_s, "", MARK)))
-        return talks[-1]
+        request = Request(node, f"exec <&3\n{script}", limit_s, "", MARK)
+        channels.append(carrier.open(request))
+        return channels[-1]
 
     yield start
-    for talk in talks:
-        talk.close()
+    for channel in channels:
+        channel.close()
 
 
 def gone(pid):
@@ -48,29 +49,29 @@ def gone(pid):
 
 
 def test_lines_go_both_ways_and_noise_is_passed_over(begin):
-    talk = begin(
+    channel = begin(
         f'echo "{MARK} $$"; while read -r line; do '
         f'printf "a motd\\n\\377\\nprompt> {MARK} got $line\\n"; done'
     )
-    pid = talk.hear(10).split()[1]
+    pid = channel.read_line(10).split()[1]
     for word in ("one", "two $x '\""):
-        talk.say(word)
-        assert talk.hear(10) == f"{MARK} got {word}"
-    assert talk.error == ""
-    talk.close()
+        channel.send_line(word)
+        assert channel.read_line(10) == f"{MARK} got {word}"
+    assert channel.error == ""
+    channel.close()
     wait_for(lambda: gone(pid))
 
 
 def test_what_says_nothing_is_waited_for_and_then_ended(begin):
     """Even when it does not heed the end of its input: then by its own limit, at the latest."""
-    talk = begin(f"echo {MARK} $$; exec sleep 600", limit_s=5)
-    pid = talk.hear(10).split()[1]
-    assert talk.hear(0.1) is None
-    assert talk.error == ""
+    channel = begin(f"echo {MARK} $$; exec sleep 600", limit_s=5)
+    pid = channel.read_line(10).split()[1]
+    assert channel.read_line(0.1) is None
+    assert channel.error == ""
     assert not gone(pid)
-    talk.close()
+    channel.close()
     wait_for(lambda: gone(pid))
-    assert talk.hear(1) is None
+    assert channel.read_line(1) is None
 
 
 @pytest.mark.parametrize(
@@ -86,12 +87,12 @@ def test_what_says_nothing_is_waited_for_and_then_ended(begin):
     ],
 )
 def test_why_there_is_no_answer(begin, command, error):
-    talk = begin(command)
-    assert talk.hear(30) is None
-    assert talk.error == error
+    channel = begin(command)
+    assert channel.read_line(30) is None
+    assert channel.error == error
     # Nothing more can be said, and that is no error of its own.
-    talk.say("hello")
-    assert talk.error == error
+    channel.send_line("hello")
+    assert channel.error == error
 
 
 def test_a_connector_without_a_channel_says_so(host):

@@ -110,7 +110,7 @@ def test_a_node_without_an_answer_has_the_reason(
     said: str, whole: bool, why: str, kind: str
 ) -> None:
     output, heard = step("gpu1")
-    output.complain(said.encode())
+    output.add_error(said.encode())
     output.give_up(9, whole)
     assert (heard["gpu1"].error, heard["gpu1"].kind) == (why, kind)
 

@@ -114,7 +114,7 @@ def test_all_of_gdbs_words_become_threads_and_pythons_lines():
 
 def crashed(*rows: str) -> tuple[Frame, ...]:
     text = "\n".join(f"#{number} {row}" for number, row in enumerate(rows))
-    return backtraces.key(backtraces.parse(f"== the thread of the signal\n{text}").crashed)
+    return backtraces.crash_key(backtraces.parse(f"== the thread of the signal\n{text}").crashed)
 
 
 def test_the_same_crash_elsewhere_has_other_addresses_arguments_and_cpus():

@@ -9,12 +9,20 @@ from datetime import datetime
 import jsonschema
 import pytest
 
-from nodeready.node.cores import cores as finding
-from nodeready.node.cores.core_reader import STORE_PATTERN, Core, File, Listing, Place
+from nodeready.node.cores import program
+from nodeready.node.cores.core_pattern import STORE_PATTERN, Place
 from nodeready.node.cores.gcore import core_bytes
+from nodeready.node.cores.program import Core, File, Listing
 from nodeready.reports import cores_table, json_report
 from nodeready.reports.registry import Options
-from nodeready.triage.cores.document import Cores, Crash, Found, file_names, grouped, once
+from nodeready.triage.cores.document import (
+    CoreFile,
+    Cores,
+    Crash,
+    deduplicated,
+    file_names,
+    grouped,
+)
 from tests.paths import schema
 
 SCHEMA = schema("cores")
@@ -77,9 +85,9 @@ def test_only_regular_files_are_listed_the_newest_first(tmp_path):
     os.mkfifo(tmp_path / "core.x.4.h.5")
     (tmp_path / "core.x.5.h.5").symlink_to("/etc/shadow")
     pattern = f"{tmp_path}/core.%e.%P.%h.%t"
-    seen = finding.listing([pattern, pattern], since_s=3600)
+    seen = program.listing([pattern, pattern], since_s=3600)
     assert [file.pid for file in seen.files if file.path.startswith(str(tmp_path))] == [2, 1]
-    missing = finding.listing([f"{tmp_path}/none/core"])
+    missing = program.listing([f"{tmp_path}/none/core"])
     assert f"{tmp_path}/none: No such file or directory" in missing.notes
 
 
@@ -90,13 +98,13 @@ def file(path: str, inode: int = 1, when: int = 10, host: str = "", pid: int | N
 def test_a_core_that_several_nodes_see_is_read_once_where_it_was_written():
     shared = [file(f"/nfs/core.{n}", n, host=f"gpu{n}.example.org") for n in (1, 2)]
     anywhere = [file(f"/nfs/core.{n}", n) for n in (3, 4, 5)]
-    own = file("/nfs/core.1", 9)
+    supervisor = file("/nfs/core.1", 9)
     listings = {
         "gpu1": Listing(("/nfs/core.*",), (*shared, *anywhere)),
         "gpu2": Listing(("/nfs/core.*",), (*shared, *anywhere)),
-        "gpu3": Listing(("/nfs/core.*",), (own, file("/nfs/core.6", 6, host="elsewhere"))),
+        "gpu3": Listing(("/nfs/core.*",), (supervisor, file("/nfs/core.6", 6, host="elsewhere"))),
     }
-    found = once(listings)
+    found = deduplicated(listings)
     assert len(found) == 7
     readers = {(one.file.path, one.file.inode): one for one in found}
     assert readers["/nfs/core.1", 1].reader == "gpu1"
@@ -112,7 +120,7 @@ def test_a_core_that_several_nodes_see_is_read_once_where_it_was_written():
 def crash(node: str, when: int, frames: str = "", **core: object) -> Crash:
     text = f"== the thread of the signal\n{frames}" if frames else ""
     told = {"signal": 11, "program": "/usr/bin/python3", **core}
-    found = Found(file(f"/var/crash/{node}.{when}", when=when, host=node), node, (node,), node)
+    found = CoreFile(file(f"/var/crash/{node}.{when}", when=when, host=node), node, (node,), node)
     return Crash(found, Core(0, **told), text)  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.triage.stacks import archive
-from nodeready.triage.stacks.archive import file_name, nothing
+from nodeready.triage.stacks.archive import empty_trace, file_name
 from nodeready.triage.stacks.trace import TraceError
 
 NAMES = (
@@ -30,7 +30,7 @@ def test_a_nodes_name_is_never_a_path_and_no_two_share_a_file(tmp_path: Path) ->
         assert "/" not in file
     archive.prepare(tmp_path / "new")
     for name in filter(None, NAMES):
-        list(archive.kept(tmp_path / "new", [nothing(name, "away", "")]))
+        list(archive.keep_traces(tmp_path / "new", [empty_trace(name, "away", "")]))
 
 
 def test_only_a_directory_of_ours_is_written_to_again(tmp_path: Path) -> None:
@@ -39,15 +39,15 @@ def test_only_a_directory_of_ours_is_written_to_again(tmp_path: Path) -> None:
         (tmp_path / "new" / name).write_text("")
     archive.prepare(tmp_path / "new")
     (tmp_path / "new" / "thesis.tex").write_text("")
-    with pytest.raises(archive.Foreign, match=r"holds other files \(thesis.tex\)"):
+    with pytest.raises(archive.ForeignDirectory, match=r"holds other files \(thesis.tex\)"):
         archive.prepare(tmp_path / "new")
     with pytest.raises(FileNotFoundError):
         archive.prepare(tmp_path / "no" / "such")
 
 
 def test_what_is_kept_is_read_back_and_what_is_broken_is_named(tmp_path: Path) -> None:
-    list(archive.kept(tmp_path, [nothing(name, "", "") for name in ("gpu1", "gpu2")]))
-    (tmp_path / file_name("gpu3")).write_text(json.dumps(nothing("gpu3", "no route", "")))
+    list(archive.keep_traces(tmp_path, [empty_trace(name, "", "") for name in ("gpu1", "gpu2")]))
+    (tmp_path / file_name("gpu3")).write_text(json.dumps(empty_trace("gpu3", "no route", "")))
     (tmp_path / file_name("gpu4")).write_text('{"schema": "nodeready.tr')
     (tmp_path / "notes.txt").write_text("hello")
     found, errors = archive.read(tmp_path)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nodeready.triage.stacks.archive import nothing
-from nodeready.triage.stacks.collect import MOST, chosen, merged
+from nodeready.triage.stacks.archive import empty_trace
+from nodeready.triage.stacks.collect import MOST, choose_native, merged
 from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, stacks_code
 
 FRAMES = (Frame("train", "train.py", 1),)
@@ -30,16 +30,16 @@ def stacks(*groups: Group, states: str = "S", errors: dict[str, str] | None = No
 
 def test_one_of_each_group_and_all_of_the_odd_ones_at_most_so_many() -> None:
     some = stacks(group("missing", 0), group("stack", 3), group("stopped", 1), group("stack", 40))
-    assert chosen(some) == {"gpu0": [0, 1], "gpu2": [4], "gpu1": [2]}
+    assert choose_native(some) == {"gpu0": [0, 1], "gpu2": [4], "gpu1": [2]}
     many = stacks(*[group("stack", 9)] * 30, group("stack", 40))
-    pids = [pid for numbers in chosen(many).values() for pid in numbers]
+    pids = [pid for numbers in choose_native(many).values() for pid in numbers]
     assert pids == [9 * index for index in range(MOST)]
-    assert chosen(stacks(group("no-data", 3, ()))) == {}
+    assert choose_native(stacks(group("no-data", 3, ()))) == {}
 
 
 @pytest.mark.parametrize("state", ["D", "D (disk sleep)", "T", "t", "Z"])
 def test_nobody_is_paused_who_would_not_come_back(state: str) -> None:
-    assert chosen(stacks(group("stack", 3), states=state)) == {}
+    assert choose_native(stacks(group("stack", 3), states=state)) == {}
 
 
 def process(pid: int, native: int | None, note: str = "") -> dict[str, Any]:
@@ -48,13 +48,13 @@ def process(pid: int, native: int | None, note: str = "") -> dict[str, Any]:
 
 def test_native_stacks_go_into_the_first_trace_and_who_has_none_is_named() -> None:
     first = {
-        **nothing("gpu1", "", ""),
+        **empty_trace("gpu1", "", ""),
         "frames": [["main", "a.py", 1], ["wait", "a.py", 2]],
         "stacks": [[0, 1]],
         "processes": [process(1, None), process(2, None), process(3, None)],
     }
     second = {
-        **nothing("gpu1", "", ""),
+        **empty_trace("gpu1", "", ""),
         "frames": [["read", "libc.so.6", 0], ["main", "a.py", 1]],
         "stacks": [[1, 0]],
         "processes": [process(1, 0), process(2, None, "no native stack: not permitted")],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.triage.stacks import trace as traces
-from nodeready.triage.stacks.archive import parse
+from nodeready.triage.stacks.archive import parse_dump
 
 DUMPS = Path(__file__).parent / "dumps"
 MAIN = ["<module>", "main", "all_reduce"]
@@ -15,7 +15,7 @@ OTHERS = ["Thread-1 (loader)", 'evil "x": (idle)', ""]
 
 
 def read(name: str) -> list[dict]:
-    found = parse((DUMPS / f"{name}.txt").read_text(), name)
+    found = parse_dump((DUMPS / f"{name}.txt").read_text(), name)
     return [traces.read(trace, name) for trace in found]
 
 
@@ -56,9 +56,11 @@ def test_a_node_where_py_spy_failed_says_why():
     silent = {trace["node"]: trace["error"] for trace in read("pdsh") if trace["error"]}
     assert silent["gpu003"].startswith("Failed to get process executable name")
     assert silent["gpu004"] == "mcmd: connect failed: No route to host"
-    one, two = parse("gpu1: Error: Permission Denied\ngpu2: Error: No such\n", "all")
+    one, two = parse_dump("gpu1: Error: Permission Denied\ngpu2: Error: No such\n", "all")
     assert (one["node"], one["error"], two["error"]) == ("gpu1", "Permission Denied", "No such")
-    assert parse("Error: Permission Denied: try sudo\n", "gpu9")[0]["error"].startswith("Perm")
+    assert parse_dump("Error: Permission Denied: try sudo\n", "gpu9")[0]["error"].startswith(
+        "Perm"
+    )
 
 
 def test_native_frames_stand_beside_those_of_python_and_addresses_nowhere():
@@ -77,12 +79,12 @@ def test_a_command_of_several_lines_is_no_frame_and_children_are_processes():
 
 def test_a_task_with_several_processes_tells_no_rank():
     text = "0: Process 5: python a\n0: Process 6: python b\n1: Process 7: python c\n"
-    ranks = [p["rank"] for trace in parse(text, "x") for p in trace["processes"]]
+    ranks = [p["rank"] for trace in parse_dump(text, "x") for p in trace["processes"]]
     assert ranks == [None, None, None]
 
 
 def test_a_process_without_a_thread_says_so():
-    (trace,) = parse("Process 5: python a\nPython v3.10.4 (/usr/bin/python3)\n", "gpu1")
+    (trace,) = parse_dump("Process 5: python a\nPython v3.10.4 (/usr/bin/python3)\n", "gpu1")
     (sample,) = trace["processes"][0]["samples"]
     assert (sample["main"], sample["error"]) == (None, "py-spy printed no stack of it")
 
@@ -91,7 +93,7 @@ def test_a_process_without_a_thread_says_so():
 def test_a_text_that_ends_anywhere_is_a_trace_or_refused(name):
     text = (DUMPS / f"{name}.txt").read_text()
     for end in range(30, len(text), 7):
-        for trace in parse(text[:end], "gpu1"):
+        for trace in parse_dump(text[:end], "gpu1"):
             traces.read(trace, "gpu1")
 
 
@@ -108,7 +110,7 @@ def test_a_text_that_ends_anywhere_is_a_trace_or_refused(name):
 )
 def test_what_py_spy_did_not_print_is_refused_in_one_line(text, said):
     with pytest.raises(traces.TraceError) as error:
-        parse(text, "a.txt")
+        parse_dump(text, "a.txt")
     assert str(error.value) == f"a.txt: not what py-spy dump prints: {said}"
 
 
@@ -125,7 +127,7 @@ def test_hostile_lines_are_names_and_nothing_else():
         "Thread 0x7F00 (active+gil)\n"
         "    worker (x.py)\n"
     )
-    (trace,) = [traces.read(one, "x") for one in parse(text, "gpu1")]
+    (trace,) = [traces.read(one, "x") for one in parse_dump(text, "gpu1")]
     functions = {frame[0][:9] for frame in trace["frames"]}
     assert functions == {"h", "\x1b[2Jg", "f" * 9, "worker"}
     assert [process["pid"] for process in trace["processes"]] == [7, 7]

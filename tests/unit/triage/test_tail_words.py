@@ -9,9 +9,8 @@ import pytest
 from nodeready.cli import options
 from nodeready.cli.exits import Refused
 from nodeready.cli.options import past
-from nodeready.node.logs import paths
-from nodeready.node.logs import tail as last_lines
-from nodeready.triage.logs import document as alike
+from nodeready.node.logs import paths, tail
+from nodeready.triage.logs import document
 from nodeready.triage.logs.document import Ranks
 
 
@@ -42,7 +41,7 @@ from nodeready.triage.logs.document import Ranks
     ],
 )
 def test_the_rank_that_a_path_tells(path, rank, local):
-    assert alike.of(path) == Ranks(rank, local)
+    assert document.ranks_of(path) == Ranks(rank, local)
 
 
 SAME = [
@@ -74,7 +73,9 @@ DIFFERENT = [
 
 
 def shape(line: str, node: str, rank: int | None) -> tuple[str, ...]:
-    return alike.line_shape([line], alike.own_names(node, f"{node}.cluster"), Ranks(rank, None))
+    return document.normalised(
+        [line], document.node_names(node, f"{node}.cluster"), Ranks(rank, None)
+    )
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
@@ -128,25 +129,25 @@ BAR = b"start\n 10%|#   |\r 50%|##  |\r 99%|### |"
     ],
 )
 def test_the_last_lines_of_a_text(data, whole, lines):
-    rows = last_lines.as_rows(data, whole=whole)
-    assert last_lines.last(rows, 2).lines == lines
+    rows = tail.text_lines(data, whole=whole)
+    assert tail.last_lines(rows, 2).lines == lines
 
 
 def test_what_is_no_text_has_no_lines():
     for whole in (True, False):
-        assert last_lines.as_rows(b"\x80\x04\x95\x00\x00\n", whole=whole) is None
+        assert tail.text_lines(b"\x80\x04\x95\x00\x00\n", whole=whole) is None
 
 
 def test_lines_that_match_are_counted_and_the_last_are_shown():
     import re
 
-    rows = last_lines.as_rows(
+    rows = tail.text_lines(
         b"forward 1\nbackward 1\nforward 2\nbackward 2\nbackward 3\n", whole=True
     )
-    assert last_lines.last(rows, 2, re.compile("backward")) == (("backward 2", "backward 3"), 3)
-    assert last_lines.last(rows, 2, re.compile("optimizer")) == ((), 0)
+    assert tail.last_lines(rows, 2, re.compile("backward")) == (("backward 2", "backward 3"), 3)
+    assert tail.last_lines(rows, 2, re.compile("optimizer")) == ((), 0)
     # Found behind what is cut off.
-    assert last_lines.last([b"x" * 3000 + b"end"], 1, re.compile("end$")).matches == 1
+    assert tail.last_lines([b"x" * 3000 + b"end"], 1, re.compile("end$")).matches == 1
 
 
 TABLE = """\
@@ -194,12 +195,12 @@ NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
     ],
 )
 def test_a_moment(words, then):
-    assert options.since(words, NOW) == then.timestamp()
+    assert options.epoch_seconds(words, NOW) == then.timestamp()
 
 
 @pytest.mark.parametrize("words", ["30m", "2h", "3d", "1w"])
 def test_a_span_is_so_long_ago_and_no_part_of_a_second_longer(words):
-    assert options.ago(words, NOW) == options.seconds(words)
+    assert options.seconds_ago(words, NOW) == options.span(words)
 
 
 @pytest.mark.parametrize(
@@ -208,22 +209,22 @@ def test_a_span_is_so_long_ago_and_no_part_of_a_second_longer(words):
 )
 def test_what_is_no_moment(words):
     with pytest.raises(ValueError, match=r"must be|not in the past"):
-        options.ago(words, NOW)
+        options.seconds_ago(words, NOW)
 
 
 def test_now_is_not_in_the_past():
     """Nothing is newer than now: a command takes 0 for everything."""
     with pytest.raises(ValueError, match="not in the past"):
-        options.ago(NOW.isoformat(), NOW)
+        options.seconds_ago(NOW.isoformat(), NOW)
 
 
 def test_a_span():
-    assert [options.seconds(words) for words in ("90", "90s", "10m", "2h", "3d", "1w")] == [
+    assert [options.span(words) for words in ("90", "90s", "10m", "2h", "3d", "1w")] == [
         *(90, 90, 600, 7200, 259200, 604800)
     ]
 
 
-@pytest.mark.parametrize("read", [options.ago, options.since])
+@pytest.mark.parametrize("read", [options.seconds_ago, options.epoch_seconds])
 def test_both_commands_refuse_the_same_words(read):
     assert past(None, read) == 0
     for words in ("yesterday", "0h", "2x", "2999-01-01"):

@@ -1,4 +1,7 @@
-"""Find the core files of a node: by their names, in the few places where the kernel puts them."""
+"""The program on the node: list its core files, or read some of them with gdb. It only reads.
+
+Each answer is a line as soon as it is there, so that a core that takes too long costs itself.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ import pwd
 import re
 import resource
 import shutil
-import signal
 import stat
 import subprocess
 import time
@@ -17,36 +19,147 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from nodeready.node.cores import core_reader
-from nodeready.node.cores.core_reader import (
-    Core,
-    Done,
-    File,
-    Listing,
-    Name,
-    NoCore,
-    Place,
-    Reader,
-    open_regular,
-    program_problem,
-)
-from nodeready.node.proofs import core as core_pattern
+from nodeready.node.cores import core_pattern
+from nodeready.node.cores.core_file import NoCore, Reader, open_regular, program_problem
+from nodeready.node.cores.core_pattern import Name, Place, printable
 from nodeready.node.proofs.attach import environment
-from nodeready.node.runtime import Own
+from nodeready.node.runtime import Supervisor
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import PROGRAM
+
+# --- What the program is told, and what it answers: a line each (`nodeready.subjects.wire`).
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the program is told.
+
+    nonce:    random word with which each of its lines begins
+    tag:      ``nodeready:RUN``
+    limit_s:  seconds after which it must have ended
+    patterns: of the policy: where else cores may lie
+    since_s:  only those of the last so many seconds; 0: all
+    wanted:   the cores to read, as (path, inode, modified_ns, size_bytes); (): list them
+    job:      read only those of this job; "": all
+    most:     read no more than so many
+    """
+
+    nonce: str
+    tag: str
+    limit_s: int
+    patterns: tuple[str, ...] = ()
+    since_s: float = 0
+    wanted: tuple[tuple[str, int, int, int], ...] = ()
+    job: str = ""
+    most: int = 20
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that is named like a core.
+
+    path:        as the node names it; bytes that are no text as surrogates
+    inode, modified_ns, size_bytes: with the path, what tells it from every other file
+    owner:       user id of the file
+    age_s:       seconds since it was written, by the node's clock
+    compressed:  its suffix (``.zst``); "": it is not compressed
+    host:        the %h of its name; "": the name has none
+    pid, signal: %P or %p, and %s, of its name; None: the name has none
+    """
+
+    path: str
+    inode: int
+    modified_ns: int
+    size_bytes: int
+    owner: int
+    age_s: float
+    compressed: str = ""
+    host: str = ""
+    pid: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The core files that one node sees, the newest first.
+
+    places: where was looked: patterns with ``*`` for what the kernel fills in
+    more:   how many older ones are not listed
+    notes:  what kept us from looking somewhere, one line each
+    """
+
+    places: tuple[str, ...]
+    files: tuple[File, ...]
+    more: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Core:
+    """What one core tells, and the backtrace that gdb took from it.
+
+    number:      which of the files that were asked for
+    unread:      why there is no backtrace, and what to do, one line; "": there is one
+    warning:     what is doubtful about it, one line
+    whole_bytes: the size that its own program headers give; None: not known
+    pid:         as the process itself saw it; None here and below: the core does not say
+    signal:      that ended it; 0: none, it is a copy of a live process
+    uid, user:   whose it was
+    comm:        the first 15 characters of its name
+    program:     path of the executable; "": not known
+    command:     the first 80 characters of its command line
+    threads:     how many it had; 0: not known
+    rank, job:   by the environment that it was started with, where the core has that
+    text:        gdb's words, zlib and base64
+    cut:         the words were more
+    """
+
+    number: int
+    unread: str = ""
+    warning: str = ""
+    whole_bytes: int | None = None
+    pid: int | None = None
+    signal: int | None = None
+    uid: int | None = None
+    user: str = ""
+    comm: str = ""
+    program: str = ""
+    command: str = ""
+    threads: int = 0
+    rank: int | None = None
+    job: str = ""
+    text: str = ""
+    cut: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """The last line of the answer.
+
+    read:    how many cores were looked at in full
+    left:    how many were not looked at, because that was enough
+    unknown: how many were passed over because they do not tell their job
+    """
+
+    read: int
+    left: int
+    unknown: int = 0
+
+
+# --- The core files that are there: by their names, in the few places where the kernel puts them.
 
 #: Files that are listed; beyond them only their number is told.
 LISTED = 1000
 
 
 def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:
-    """Where to look, and what to say about where we cannot.
+    """The places to look in, and a note about each place where nobody can look.
 
     patterns: of the policy
     """
     found, notes = [], []
-    live = core_reader.live()
+    live = core_pattern.live()
     if live.pattern.startswith("/"):
         found.append(live)
     elif not live.handler:
@@ -56,17 +169,17 @@ def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:
         )
     elif os.path.basename(live.handler) != PROGRAM:
         notes.append(
-            f"core_pattern hands cores to {core_pattern.pattern_shown(live.handler)}, "
+            f"core_pattern hands cores to {printable(live.handler)}, "
             "which alone knows where they are"
         )
     found += [Place(pattern) for pattern in patterns if pattern.startswith("/")]
-    if os.path.isdir(core_reader.STORE):
-        found.append(Place(core_reader.STORE_PATTERN))
+    if os.path.isdir(core_pattern.STORE):
+        found.append(Place(core_pattern.STORE_PATTERN))
     return list(dict.fromkeys(found)), notes
 
 
 def _number(values: dict[str, str], letters: str) -> int | None:
-    """The first of these that the name has."""
+    """The first of these specifiers that has a number in the name."""
     for letter in letters:
         # As long as a number of the kernel's, whatever the file is called.
         if 0 < len(values.get(letter, "")) < 20:
@@ -100,7 +213,7 @@ def _names(place: Place, notes: list[str]) -> Iterator[Name]:
     try:
         yield from place.find()
     except OSError as problem:
-        where = core_pattern.pattern_shown(str(problem.filename or place.directory))
+        where = printable(str(problem.filename or place.directory))
         notes.append(f"{where}: {problem.strerror or problem}")
 
 
@@ -124,14 +237,14 @@ def listing(patterns: Iterable[str], since_s: float = 0) -> Listing:
     return Listing(shown, tuple(newest[:LISTED]), more, tuple(dict.fromkeys(notes)))
 
 
-# --- Ask gdb where the threads of one core stood.
+# --- gdb's backtraces of one core.
 
 #: Seconds for one core.
 LIMIT_S = 60
 FRAMES, THREADS = 200, 500
 #: Characters of gdb's words that are kept.
 TEXT = 1 << 20
-#: The headings in gdb's text; `nodeready/triage/cores/document.py` reads it by them.
+#: The headings in gdb's text; `nodeready.triage.cores.document` reads the text by them.
 CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
 
 # A frame whose function is known.
@@ -178,19 +291,21 @@ def command(gdb: str, program: str, core: str, threads: int) -> list[str]:
     return [quiet, "-c", "3", "-t", *words] if quiet else words
 
 
-class _Kept:
-    """What gdb says, as far as it is kept."""
+class _Output:
+    """gdb's output, the first TEXT bytes of it."""
 
     def __init__(self) -> None:
         self.out, self.more = bytearray(), False
 
-    def hear(self, process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+    def add(self, process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
         if stream == 1:
             self.more = self.more or len(self.out) + len(piece) > TEXT
             self.out += piece[: max(0, TEXT - len(self.out))]
 
 
-def take(own: Own, gdb: str, core: Reader, owner: int) -> tuple[str, str, str, bool]:
+def backtrace(
+    supervisor: Supervisor, gdb: str, core: Reader, owner: int
+) -> tuple[str, str, str, bool]:
     """gdb's text, why there is none, what is doubtful about it, and whether it is cut.
 
     core:  it is handed to gdb as an open file: no name that somebody can change meanwhile
@@ -200,11 +315,11 @@ def take(own: Own, gdb: str, core: Reader, owner: int) -> tuple[str, str, str, b
     warning = program_problem(program, core.build_id(address) if address else "")
     path = "" if warning else program
     argv = command(gdb, path, f"/proc/self/fd/{core.number}", core.notes.threads)
-    kept = _Kept()
-    limit_s = min(LIMIT_S, own.left_s)
+    kept = _Output()
+    limit_s = min(LIMIT_S, supervisor.left_s)
     how: dict[str, object] = {"pass_fds": (core.number,), "env": environment(), "cwd": "/"}
     try:
-        ended = own.run(argv, limit_s, kept.hear, **how, **rights(owner))
+        ended = supervisor.run(argv, limit_s, kept.add, **how, **rights(owner))
     except OSError as problem:
         return "", f"{gdb}: {problem.strerror or problem}", warning, False
     text = bytes(kept.out).decode("utf-8", "replace")
@@ -221,38 +336,11 @@ def take(own: Own, gdb: str, core: Reader, owner: int) -> tuple[str, str, str, b
     return "", why, warning, False
 
 
-# --- The program on the node: list the cores, or read some of them with gdb.
-#
-# It only reads. Each answer is a line (`subjects/wire.py`) as soon as it is there, so that a core
-# that takes too long costs itself.
+# --- The work.
 
 #: Younger than this, a core that is too short may still be written.
 _FRESH_S = 120
 _GDB_MISSING = "gdb is not installed (nodeready deploy installs it)"
-
-
-@dataclass(frozen=True)
-class Config:
-    """What the program has to do.
-
-    nonce:    random word with which each of its lines begins
-    tag:      ``nodeready:RUN``
-    limit_s:  seconds after which it must have ended
-    patterns: of the policy: where else cores may lie
-    since_s:  only those of the last so many seconds; 0: all
-    wanted:   the cores to read, as (path, inode, modified_ns, size_bytes); (): list them
-    job:      read only those of this job; "": all
-    most:     read no more than so many
-    """
-
-    nonce: str
-    tag: str
-    limit_s: int
-    patterns: tuple[str, ...] = ()
-    since_s: float = 0
-    wanted: tuple[tuple[str, int, int, int], ...] = ()
-    job: str = ""
-    most: int = 20
 
 
 def main(config: Config) -> None:
@@ -265,25 +353,19 @@ def main(config: Config) -> None:
         found = listing(config.patterns, config.since_s)
         print(wire.line(config.nonce, "listing", found), flush=True)
         return
-    own = Own(config.tag, config.limit_s)
-
-    def leave(number: int, frame: object) -> None:
-        own.end()
-        os._exit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, leave)
-    with own:
-        _read_all(own, config)
+    supervisor = Supervisor(config.tag, config.limit_s)
+    supervisor.end_on_signals()
+    with supervisor:
+        _read_all(supervisor, config)
 
 
-def _read_all(own: Own, config: Config) -> None:
+def _read_all(supervisor: Supervisor, config: Config) -> None:
     read = left = unknown = 0
     for number, wanted in enumerate(config.wanted):
         if read == config.most:
             left = len(config.wanted) - number
             break
-        seen = _read(own, config, number, wanted)
+        seen = _read(supervisor, config, number, wanted)
         if not config.job or seen.job == config.job:
             read += 1
             print(wire.line(config.nonce, "core", seen), flush=True)
@@ -292,7 +374,9 @@ def _read_all(own: Own, config: Config) -> None:
     print(wire.line(config.nonce, "done", Done(read, left, unknown)), flush=True)
 
 
-def _read(own: Own, config: Config, number: int, wanted: tuple[str, int, int, int]) -> Core:
+def _read(
+    supervisor: Supervisor, config: Config, number: int, wanted: tuple[str, int, int, int]
+) -> Core:
     """One core, whatever is wrong with it."""
     path, began = wanted[0], time.monotonic()
     seen = Core(number)
@@ -306,10 +390,10 @@ def _read(own: Own, config: Config, number: int, wanted: tuple[str, int, int, in
         if (known.st_ino, known.st_mtime_ns, known.st_size) != wanted[1:]:
             return replace(seen, unread="it has changed since it was listed: still being written?")
         core = Reader(file)
-        seen = _told(seen, core)
+        seen = _with_notes(seen, core)
         if config.job and seen.job != config.job:
             return seen
-        seen = _backtrace(own, seen, core, known)
+        seen = _with_backtrace(supervisor, seen, core, known)
     except NoCore as problem:
         seen = replace(seen, unread=_compressed(path) or str(problem))
     except OSError as problem:
@@ -334,8 +418,8 @@ def _compressed(path: str) -> str:
     return f"it is compressed: coredumpctl{tool} unpacks it (coredumpctl dump PID -o FILE)"
 
 
-def _told(seen: Core, core: Reader) -> Core:
-    """With what its notes tell."""
+def _with_notes(seen: Core, core: Reader) -> Core:
+    """The answer with what the core's notes tell."""
     notes = core.notes
     rank, job = core.rank()
     user = ""
@@ -358,8 +442,10 @@ def _told(seen: Core, core: Reader) -> Core:
     )
 
 
-def _backtrace(own: Own, seen: Core, core: Reader, known: os.stat_result) -> Core:
-    """With gdb's backtrace, or why there is none."""
+def _with_backtrace(
+    supervisor: Supervisor, seen: Core, core: Reader, known: os.stat_result
+) -> Core:
+    """The answer with gdb's backtrace, or with the reason why there is none."""
     short = core.whole_bytes is None or known.st_size < core.whole_bytes
     cut_off = ""
     if short:
@@ -370,12 +456,12 @@ def _backtrace(own: Own, seen: Core, core: Reader, known: os.stat_result) -> Cor
     gdb = find_gdb()
     if not gdb:
         return replace(seen, unread="; ".join(filter(None, (cut_off, _GDB_MISSING))))
-    if own.left_s < 1:
+    if supervisor.left_s < 1:
         return replace(seen, unread="not read: the time was over")
-    text, error, warning, cut = take(own, gdb, core, known.st_uid)
+    text, error, warning, cut = backtrace(supervisor, gdb, core, known.st_uid)
     packed = base64.b64encode(zlib.compress(text.encode("utf-8"))).decode("ascii") if text else ""
     doubts = "; ".join(filter(None, (cut_off, warning)))
     if error:
         why = "; ".join(filter(None, (cut_off, error, warning)))
-        return replace(seen, unread=core_pattern.pattern_shown(why))
+        return replace(seen, unread=printable(why))
     return replace(seen, text=packed, warning=doubts, cut=cut)

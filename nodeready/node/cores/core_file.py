@@ -1,6 +1,6 @@
-"""One core file, opened once: its header, its notes, and pieces of its memory.
+"""One core file: its ELF header, its notes, pieces of its memory, and the program that it is of.
 
-What the file is, is decided on the open file: its name may be another file's a moment later.
+Every question is asked of the open file: a moment later its name may be another file's.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from nodeready.node.proofs import core as core_file
-from nodeready.node.proofs import core as core_pattern
+from nodeready.node.proofs.core import whole_bytes
 
-# --- What an ELF core says of its process: the notes and program headers of core(5) and elf(5).
+# --- The notes and program headers of core(5) and elf(5). Pure: bytes in, a dataclass out.
 #
-# Little-endian 64-bit cores of x86_64 and aarch64. Pure: bytes in, a dataclass out; every number
-# in the file is only believed as far as there are bytes for it.
+# Little-endian 64-bit cores of x86_64 and aarch64. A number in the file is believed only as far as
+# there are bytes for it.
 
-#: Of the file's header.
+#: The length of an ELF file's header.
 EHDR_BYTES = 64
 _PHDR = struct.Struct("<IIQQQQQQ")
 _CORE, _MACHINES = 4, {62: "x86_64", 183: "aarch64"}
@@ -78,7 +77,7 @@ class Notes:
     files: tuple[tuple[int, int, bytes], ...] = ()
 
     def executable(self) -> tuple[int, str]:
-        """The address and path of the file that the program began in; (0, "") when none says."""
+        """The address and path of the executable; (0, "") when no note names it."""
         for start, end, name in self.files:
             if start <= self.entry < end:
                 lowest = min(first for first, _, other in self.files if other == name)
@@ -126,7 +125,7 @@ def segments(table: bytes) -> tuple[list[Segment], list[Segment]]:
 
 
 def find(memory: list[Segment], address: int) -> Segment | None:
-    """What the file has from this address on."""
+    """The part of the file that holds the memory from this address on; None: it has none."""
     for part in memory:
         if part.address <= address < part.address + part.size:
             inside = address - part.address
@@ -202,6 +201,8 @@ def build_id(image: bytes) -> str:
     return ""
 
 
+# --- The open file.
+
 #: Bytes of notes that are read: a thread has 3 to 11 kB of them.
 _NOTES_BYTES = 16 << 20
 #: Bytes of an ELF file in which its build id stands.
@@ -217,7 +218,7 @@ _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 @contextmanager
 def _as_user(uid: int) -> Iterator[None]:
-    """With the rights of that user: on a shared file system, root may have none."""
+    """With the rights of that user: on a shared file system root may have no rights."""
     try:
         gid = pwd.getpwuid(uid).pw_gid
     except KeyError:
@@ -267,9 +268,9 @@ class Reader:
         #: The size that it should have; None: it ends within its program headers.
         self.whole_bytes: int | None = None
         if len(table) == size:
-            # The reader of headers wants them where the file has them.
+            # whole_bytes expects the program headers at their place in the file.
             between = b"\0" * max(0, min(offset, 1 << 20) - len(head))
-            self.whole_bytes = core_file.whole_bytes(head[:offset] + between + table)
+            self.whole_bytes = whole_bytes(head[:offset] + between + table)
         data = b"".join(os.pread(number, min(n.size, _NOTES_BYTES), n.offset) for n in notes[:1])
         self.notes: Notes = parse(data)
 
@@ -325,236 +326,3 @@ def program_problem(path: str, wanted: str) -> str:
     if wanted and found and wanted != found:
         return f"{path} has changed since: build id {found[:12]}, in the core {wanted[:12]}"
     return ""
-
-
-__all__ = ["NoCore", "Reader", "open_regular", "program_problem"]
-
-
-# --- Where core files lie, and what their names tell: kernel.core_pattern, read backwards.
-
-#: systemd-coredump(8): core.COMM.UID.BOOT.PID.MICROSECONDS, compressed or not.
-STORE = "/var/lib/systemd/coredump"
-#: As a pattern; %E stands for the boot's id.
-STORE_PATTERN = f"{STORE}/core.%e.%u.%E.%p.%t"
-#: Entries of one directory that are looked at.
-ENTRIES = 100_000
-#: Directories that one pattern may lead to.
-_DIRECTORIES = 1000
-_COMPRESSED = re.compile(r"\.(?:zst|lz4|xz)\Z")
-_MARK = re.compile("\x01(.)")
-# The values of these have no slash: the kernel makes "!" of it.
-_NUMBERS = frozenset("cCdFgiIpPstu")
-
-
-@dataclass(frozen=True)
-class Name:
-    """A file whose name a pattern gives.
-
-    values: letter of the specifier -> what stands for it, the first where there are several
-    """
-
-    path: str
-    values: dict[str, str]
-    compressed: str = ""
-
-
-@dataclass(frozen=True)
-class Place:
-    """One pattern as a place to look in.
-
-    pattern: as the kernel has it
-    uses_pid: kernel.core_uses_pid
-    """
-
-    pattern: str
-    uses_pid: bool = False
-
-    def _parts(self) -> list[str]:
-        letters = {letter: f"\x01{letter}" for letter in core_pattern.SPECIFIERS}
-        return core_pattern.expand(self.pattern, letters, uses_pid=self.uses_pid).split("/")
-
-    @property
-    def handler(self) -> str:
-        """The program, or socket, that gets the cores; "": they are files."""
-        return core_pattern.program(self.pattern)
-
-    @property
-    def shown(self) -> str:
-        """For people: ``*`` for what is unknown."""
-        return core_pattern.pattern_shown(
-            core_pattern.expand(self.pattern, {}, uses_pid=self.uses_pid)
-        )
-
-    @property
-    def directory(self) -> str:
-        """Where all of its files lie; "": the pattern names no such directory."""
-        parts = self._parts()[:-1]
-        fixed = self.pattern.startswith("/") and not any("\x01" in part for part in parts)
-        return ("/".join(parts) or "/") if fixed else ""
-
-    def find(self) -> Iterator[Name]:
-        """The files that are there, in no order. Raises OSError when there is no such directory.
-
-        Only the directories that the pattern names are listed. Where a value is part of the name
-        of a directory, anybody may have made one: no link is followed there.
-        """
-        first, *parts = self._parts()
-        if first or not parts:
-            return
-        found = [("/", dict[str, str]())]
-        for part in parts[:-1]:
-            found = list(self._enter(found, part))[:_DIRECTORIES]
-        matches = _regex(parts[-1])
-        for directory, values in found:
-            for name in _entries(directory):
-                suffix = _COMPRESSED.search(name)
-                stem = name[: suffix.start()] if suffix else name
-                match = matches.fullmatch(stem) or (None if suffix else matches.fullmatch(name))
-                if match:
-                    yield Name(
-                        os.path.join(directory, name),
-                        {**match.groupdict(), **values},
-                        suffix[0] if suffix else "",
-                    )
-
-    def _enter(
-        self, found: list[tuple[str, dict[str, str]]], part: str
-    ) -> Iterator[tuple[str, dict[str, str]]]:
-        for directory, values in found:
-            if "\x01" not in part:
-                yield os.path.join(directory, part), values
-                continue
-            for name in _entries(directory):
-                path = os.path.join(directory, name)
-                match = _regex(part).fullmatch(name)
-                if match and os.path.isdir(path) and not os.path.islink(path):
-                    yield path, {**match.groupdict(), **values}
-
-
-def _entries(directory: str) -> Iterator[str]:
-    with os.scandir(directory) as entries:
-        for _, entry in zip(range(ENTRIES), entries):
-            yield entry.name
-
-
-def _regex(part: str) -> re.Pattern[str]:
-    """What one component of a marked path can be."""
-    text, at, seen = "", 0, set[str]()
-    for mark in _MARK.finditer(part):
-        letter = mark[1]
-        kind = "[0-9]+" if letter in _NUMBERS else ".*"
-        group = f"(?:{kind})" if letter in seen else f"(?P<{letter}>{kind})"
-        text += re.escape(part[at : mark.start()]) + group
-        seen.add(letter)
-        at = mark.end()
-    return re.compile(text + re.escape(part[at:]), re.S)
-
-
-def live() -> Place:
-    """The pattern in force; "" where it cannot be read."""
-    try:
-        with open(
-            "/proc/sys/kernel/core_pattern", encoding="utf-8", errors="surrogateescape"
-        ) as f:
-            pattern = f.read().rstrip("\n")
-        with open("/proc/sys/kernel/core_uses_pid", encoding="ascii", errors="replace") as f:
-            return Place(pattern, f.read().strip() not in ("", "0"))
-    except OSError:
-        return Place("")
-
-
-# --- What a node tells of its core files; the same dataclasses here and there
-# (`subjects/wire.py`).
-
-
-@dataclass(frozen=True)
-class File:
-    """A file that is named like a core.
-
-    path:        as the node names it; bytes that are no text as surrogates
-    inode, modified_ns, size_bytes: with the path, what tells it from every other file
-    owner:       user id of the file
-    age_s:       seconds since it was written, by the node's clock
-    compressed:  its suffix (``.zst``); "": it is not compressed
-    host:        the %h of its name; "": the name has none
-    pid, signal: %P or %p, and %s, of its name; None: the name has none
-    """
-
-    path: str
-    inode: int
-    modified_ns: int
-    size_bytes: int
-    owner: int
-    age_s: float
-    compressed: str = ""
-    host: str = ""
-    pid: int | None = None
-    signal: int | None = None
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The core files that one node sees, the newest first.
-
-    places: where was looked: patterns with ``*`` for what the kernel fills in
-    more:   how many older ones are not listed
-    notes:  what kept us from looking somewhere, one line each
-    """
-
-    places: tuple[str, ...]
-    files: tuple[File, ...]
-    more: int = 0
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Core:
-    """What one core tells, and the backtrace that gdb took from it.
-
-    number:      which of the files that were asked for
-    unread:      why there is no backtrace, and what to do, one line; "": there is one
-    warning:     what is doubtful about it, one line
-    whole_bytes: the size that its own program headers give; None: not known
-    pid:         as the process itself saw it; None here and below: the core does not say
-    signal:      that ended it; 0: none, it is a copy of a live process
-    uid, user:   whose it was
-    comm:        the first 15 characters of its name
-    program:     path of the executable; "": not known
-    command:     the first 80 characters of its command line
-    threads:     how many it had; 0: not known
-    rank, job:   by the environment that it was started with, where the core has that
-    text:        gdb's words, zlib and base64
-    cut:         the words were more
-    """
-
-    number: int
-    unread: str = ""
-    warning: str = ""
-    whole_bytes: int | None = None
-    pid: int | None = None
-    signal: int | None = None
-    uid: int | None = None
-    user: str = ""
-    comm: str = ""
-    program: str = ""
-    command: str = ""
-    threads: int = 0
-    rank: int | None = None
-    job: str = ""
-    text: str = ""
-    cut: bool = False
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Done:
-    """The last line.
-
-    read:    how many cores were looked at in full
-    left:    how many were not looked at, because that was enough
-    unknown: how many were passed over because they do not tell their job
-    """
-
-    read: int
-    left: int
-    unknown: int = 0

@@ -1,0 +1,212 @@
+"""kernel.core_pattern: the path of a core, and backwards, what the name of a core file tells.
+
+The rules are those of core(5), "Naming of core dump files".
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+# --- A pattern expanded: the path of a core.
+
+#: Stands for a value that only the kernel knows: a number in an outer namespace, the CPU.
+UNKNOWN = "\0"
+#: All specifiers of Linux 6.16; the kernel drops any other one.
+SPECIFIERS = frozenset("cCdeEFghiIpPstu")
+# The kernel keeps a value of these from leading into another directory.
+_NAMES = frozenset("eEh")
+
+
+def handler_of(pattern: str) -> str:
+    """The program that a pattern pipes to, or the socket (``@``); "": it names a file."""
+    if pattern.startswith("@"):
+        return pattern.split(maxsplit=1)[0]
+    words = pattern[1:].split() if pattern.startswith("|") else []
+    # A relative program is looked up from /, where the kernel starts it.
+    return f"/{words[0].lstrip('/')}" if words else "|" if pattern.startswith("|") else ""
+
+
+def expand(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -> str:
+    """The path of a core, with UNKNOWN for each specifier that has no value.
+
+    uses_pid: kernel.core_uses_pid, which counts when there is no %p
+    """
+
+    def one(match: re.Match[str]) -> str:
+        letter = match[1]
+        if letter == "%":
+            return "%"
+        value = values.get(letter, UNKNOWN if letter in SPECIFIERS else "")
+        return _harmless(value) if letter in _NAMES else value
+
+    path = re.sub(r"%(.?)", one, pattern, flags=re.S)
+    # "%%p" is no %p.
+    if uses_pid and "p" not in re.findall(r"%(.)", pattern, re.S):
+        path += f".{values.get('p', UNKNOWN)}"
+    return path
+
+
+def _harmless(value: str) -> str:
+    value = value.replace("/", "!")
+    return "!" if value == "" else f"!{value[1:]}" if value in (".", "..") else value
+
+
+def printable(path: str) -> str:
+    """An expanded path for people: ``*`` for what is unknown, bytes that are no text replaced."""
+    text = path.replace(UNKNOWN, "*")
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def names_process(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -> bool:
+    """Whether the path contains the process's number, and that number is known here."""
+    letters = {*re.findall(r"%(.)", pattern, re.S), *("p" if uses_pid else "")}
+    return bool(letters & {"p", "P", "i", "I"} & set(values))
+
+
+def existing(path: str) -> Iterator[str]:
+    """The files whose paths an expanded path can stand for."""
+    if UNKNOWN not in path:
+        # No listing: a core directory may let users write and not read.
+        if os.path.lexists(path):
+            yield path
+        return
+    pieces = path.split(UNKNOWN)
+    exact = re.compile(r"[0-9]*".join(map(re.escape, pieces)), re.S)
+    for found in glob.iglob("*".join(map(glob.escape, pieces))):
+        if exact.fullmatch(found):
+            yield found
+
+
+# --- A pattern read backwards: the core files that are there, and what their names tell.
+
+#: systemd-coredump(8): core.COMM.UID.BOOT.PID.MICROSECONDS, compressed or not.
+STORE = "/var/lib/systemd/coredump"
+#: As a pattern; %E stands for the boot's id.
+STORE_PATTERN = f"{STORE}/core.%e.%u.%E.%p.%t"
+#: Entries of one directory that are looked at.
+ENTRIES = 100_000
+#: Directories that one pattern may lead to.
+_DIRECTORIES = 1000
+_COMPRESSED = re.compile(r"\.(?:zst|lz4|xz)\Z")
+_MARK = re.compile("\x01(.)")
+# The values of these have no slash: the kernel makes "!" of it.
+_NUMBERS = frozenset("cCdFgiIpPstu")
+
+
+@dataclass(frozen=True)
+class Name:
+    """A file whose name a pattern gives.
+
+    values: letter of the specifier -> what stands for it, the first where there are several
+    """
+
+    path: str
+    values: dict[str, str]
+    compressed: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One pattern as a place to look in.
+
+    pattern: as the kernel has it
+    uses_pid: kernel.core_uses_pid
+    """
+
+    pattern: str
+    uses_pid: bool = False
+
+    def _parts(self) -> list[str]:
+        letters = {letter: f"\x01{letter}" for letter in SPECIFIERS}
+        return expand(self.pattern, letters, uses_pid=self.uses_pid).split("/")
+
+    @property
+    def handler(self) -> str:
+        """The program or socket that gets the cores; "": cores are files."""
+        return handler_of(self.pattern)
+
+    @property
+    def shown(self) -> str:
+        """For people: ``*`` for what is unknown."""
+        return printable(expand(self.pattern, {}, uses_pid=self.uses_pid))
+
+    @property
+    def directory(self) -> str:
+        """Where all of its files lie; "": the pattern names no such directory."""
+        parts = self._parts()[:-1]
+        fixed = self.pattern.startswith("/") and not any("\x01" in part for part in parts)
+        return ("/".join(parts) or "/") if fixed else ""
+
+    def find(self) -> Iterator[Name]:
+        """The files that are there, in no order. Raises OSError when there is no such directory.
+
+        Only the directories that the pattern names are listed. Where a value is part of the name
+        of a directory, anybody may have made one: no link is followed there.
+        """
+        first, *parts = self._parts()
+        if first or not parts:
+            return
+        found = [("/", dict[str, str]())]
+        for part in parts[:-1]:
+            found = list(self._enter(found, part))[:_DIRECTORIES]
+        matches = _regex(parts[-1])
+        for directory, values in found:
+            for name in _entries(directory):
+                suffix = _COMPRESSED.search(name)
+                stem = name[: suffix.start()] if suffix else name
+                match = matches.fullmatch(stem) or (None if suffix else matches.fullmatch(name))
+                if match:
+                    yield Name(
+                        os.path.join(directory, name),
+                        {**match.groupdict(), **values},
+                        suffix[0] if suffix else "",
+                    )
+
+    def _enter(
+        self, found: list[tuple[str, dict[str, str]]], part: str
+    ) -> Iterator[tuple[str, dict[str, str]]]:
+        for directory, values in found:
+            if "\x01" not in part:
+                yield os.path.join(directory, part), values
+                continue
+            for name in _entries(directory):
+                path = os.path.join(directory, name)
+                match = _regex(part).fullmatch(name)
+                if match and os.path.isdir(path) and not os.path.islink(path):
+                    yield path, {**match.groupdict(), **values}
+
+
+def _entries(directory: str) -> Iterator[str]:
+    with os.scandir(directory) as entries:
+        for _, entry in zip(range(ENTRIES), entries):
+            yield entry.name
+
+
+def _regex(part: str) -> re.Pattern[str]:
+    """What one component of a marked path can be."""
+    text, at, seen = "", 0, set[str]()
+    for mark in _MARK.finditer(part):
+        letter = mark[1]
+        kind = "[0-9]+" if letter in _NUMBERS else ".*"
+        group = f"(?:{kind})" if letter in seen else f"(?P<{letter}>{kind})"
+        text += re.escape(part[at : mark.start()]) + group
+        seen.add(letter)
+        at = mark.end()
+    return re.compile(text + re.escape(part[at:]), re.S)
+
+
+def live() -> Place:
+    """The pattern in force; "" where it cannot be read."""
+    try:
+        with open(
+            "/proc/sys/kernel/core_pattern", encoding="utf-8", errors="surrogateescape"
+        ) as f:
+            pattern = f.read().rstrip("\n")
+        with open("/proc/sys/kernel/core_uses_pid", encoding="ascii", errors="replace") as f:
+            return Place(pattern, f.read().strip() not in ("", "0"))
+    except OSError:
+        return Place("")
