@@ -5,8 +5,10 @@ nr_as() {
     NR_TEXT=$NR_LIB$2
     export NR_TEXT
     if command -v runuser >/dev/null 2>&1; then
+        # shellcheck disable=SC2016 # the other shell's variable
         runuser -u "$1" -- sh -c 'eval "$NR_TEXT"' || exit 1
     else
+        # shellcheck disable=SC2016 # the other shell's variable
         su -s /bin/sh "$1" -c 'eval "$NR_TEXT"' || exit 1
     fi
     unset NR_TEXT
