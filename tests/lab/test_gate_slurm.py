@@ -183,6 +183,8 @@ def test_a_fresh_verdict_is_believed_and_an_old_or_broken_one_is_none(good):
         number = job(good)
         until(lambda: reason(good), f"{broken!r} was believed")
         assert reason(good).startswith("nodeready: ptrace.scope: ")
+        # Slurm hears of the failed prolog a moment later, and would drain the node once more.
+        until(lambda n=number: state(good, n) == "PENDING", "the job was not put back")
         slurm(good.lab, "scancel", number)
         told(good, "reset", wanted="")
 

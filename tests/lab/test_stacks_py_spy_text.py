@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from nodeready.triage.stacks.archive import parse
+from nodeready.triage.stacks.archive import parse_dump
 
 
 def test_the_text_says_what_py_spy_says_in_json(tmp_path):
@@ -54,7 +54,7 @@ def wanted(threads: list[dict]) -> dict[str, list]:
 
 
 def said(text: str) -> dict[str, list]:
-    (trace,) = parse(text, "gpu1")
+    (trace,) = parse_dump(text, "gpu1")
     sample = trace["processes"][0]["samples"][0]
     stacks = {"MainThread": sample["main"], **dict(sample["threads"])}
     return {

@@ -32,7 +32,7 @@ def job(nodes: list[Node]) -> None:
 
 def dead_mount(node: Node) -> None:
     """Mount what never answers; its server is a process of the node."""
-    argv = [sys.executable, "-m", "nodeready.lab.dead_mount", str(node.pid), NAS]
+    argv = [sys.executable, "-m", "nodeready.lab.culprits", str(node.pid), "dead_mount", NAS]
     subprocess.run(argv, check=True, capture_output=True, timeout=30)
 
 
