@@ -139,3 +139,15 @@ def test_group_data_is_a_valid_policy(path: Path) -> None:
     assert set(checked) == set(ours)
     if path.stem == "all":
         assert checked == {k: v for k, v in dataclasses.asdict(Policy()).items() if k in checked}
+
+
+def test_the_names_that_inventories_and_pyinfra_facts_use_stay() -> None:
+    """In a Python that has not imported the modules by their own names."""
+    text = (
+        "from nodeready.nodesets import nodes; assert nodes('g[1-2]') == ['g1', 'g2']\n"
+        "from nodeready.facts import NodeFacts; assert NodeFacts.__name__ == 'NodeFacts'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
