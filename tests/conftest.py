@@ -12,7 +12,8 @@ inventory      a factory: `inventory(nodes, core_pattern="x")` writes a pyinfra 
 tool, fleet    the command as a user runs it, and inventories for it: tests/command.py
 
 The folder of a test says what it needs: tests/unit nothing, not even root; tests/lab nodes of the
-lab; tests/vm the virtual machine; tests/hang a real training on nodes of the lab.
+lab; tests/attacks the same and somebody hostile on them; tests/vm the virtual machine; tests/hang
+a real training on nodes of the lab.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ Files = Mapping[str, Content]
 MARKS = {
     "unit": [],
     "lab": [pytest.mark.lab],
+    "attacks": [pytest.mark.lab],
     "vm": [pytest.mark.vm],
     "hang": [pytest.mark.lab, pytest.mark.torch, pytest.mark.xdist_group("torch")],
 }

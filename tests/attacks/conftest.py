@@ -1,0 +1,101 @@
+"""An ordinary user of a node, who means ill.
+
+mallory   that user on a fresh node: no group but her own, no sudo, a home and a login shell
+bob       another ordinary user there, whose files and processes are none of hers
+
+The attacks run against root's real commands (`tool`, `fleet`); what must not happen is read back
+with plain commands (`node.enter`, testinfra). A test is named by what must not happen.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from nodeready.lab import Node
+
+Done = subprocess.CompletedProcess[str]
+
+
+@dataclass
+class Person:
+    """An ordinary user of a node; what she started ends with the test."""
+
+    node: Node
+    name: str
+    uid: int
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def home(self) -> str:
+        """Her home directory on the node."""
+        return f"/home/{self.name}"
+
+    def _argv(self, words: tuple[str, ...]) -> list[str]:
+        own = [f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
+        environment = ["env", "-i", f"HOME={self.home}", f"USER={self.name}", f"PATH={_PATH}"]
+        return ["setpriv", *own, "--", *environment, *words]
+
+    def run(self, script: str, *words: str, check: bool = True, input: str | None = None) -> Done:
+        """A shell script with her rights, to its end. ``words`` are its $1 and so on.
+
+        Raises LabError with the script's own message when ``check`` and it fails.
+        """
+        inner = f'cd "$HOME"\n{script}'
+        return self.node.enter(self._argv(("sh", "-c", inner, "sh", *words)), input, check)
+
+    def python(self, program: str, *words: str) -> subprocess.Popen[bytes]:
+        """Start a Python program with her rights; it runs on until the test ends."""
+        return self.start("python3", "-c", program, *words)
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a program with her rights; it runs on until the test ends."""
+        into = ["nsenter", "-t", str(self.node.pid), "-m", "-n", "-p", "-u", "-i", "--"]
+        started = subprocess.Popen(
+            [*into, *self._argv(words)], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        self.running.append(started)
+        return started
+
+    def end(self) -> None:
+        """End all of her processes on the node."""
+        if self.node.alive:
+            for _ in range(20):
+                done = self.node.enter(["pkill", "-KILL", "-u", str(self.uid)], check=False)
+                if done.returncode:
+                    break
+                time.sleep(0.05)
+        for process in self.running:
+            process.kill()
+            process.wait()
+
+
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def _person(node: Node, name: str, uid: int) -> Person:
+    add = f"""
+        groupadd -g {uid} {name} && useradd -m -u {uid} -g {uid} -s /bin/bash {name}
+    """
+    node.enter(["sh", "-c", add])
+    return Person(node, name, uid)
+
+
+@pytest.fixture
+def mallory(fresh_node: Node) -> Iterator[Person]:
+    """Who attacks."""
+    person = _person(fresh_node, "mallory", 4001)
+    yield person
+    person.end()
+
+
+@pytest.fixture
+def bob(fresh_node: Node) -> Iterator[Person]:
+    """Whose things she must not reach."""
+    person = _person(fresh_node, "bob", 4002)
+    yield person
+    person.end()
