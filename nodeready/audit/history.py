@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from nodeready.files import write_atomically
+from nodeready.subjects import wire
 from nodeready.subjects.context import Counted
 from nodeready.subjects.registry import COUNTING
 
@@ -74,13 +75,13 @@ def _time(text: str) -> float:
 def _read(text: str) -> Counted | None:
     """The look of its JSON; None when anything in it is not as we write it."""
     try:
-        data = json.loads(text)
+        data = wire.load_json(text)
         taken = {
             name: (float(seen), {str(key): value for key, value in values.items()})
             for name, (seen, values) in data["taken"].items()
         }
         boot_id = data["boot_id"]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+    except (wire.DecodeError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     sound = isinstance(boot_id, str) and all(
         math.isfinite(seen) and all(type(value) is int for value in values.values())

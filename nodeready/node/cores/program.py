@@ -67,14 +67,14 @@ class File:
     pid, signal: %P or %p, and %s, of its name; None: the name has none
     """
 
-    path: str
-    inode: int
+    path: wire.Path
+    inode: wire.Number
     modified_ns: int
-    size_bytes: int
-    owner: int
+    size_bytes: wire.Number
+    owner: wire.Uid
     age_s: float
-    compressed: str = ""
-    host: str = ""
+    compressed: wire.Name = ""
+    host: wire.Name = ""
     pid: int | None = None
     signal: int | None = None
 
@@ -88,10 +88,10 @@ class Listing:
     notes:  what kept us from looking somewhere, one line each
     """
 
-    places: tuple[str, ...]
+    places: tuple[wire.Path, ...]
     files: tuple[File, ...]
-    more: int = 0
-    notes: tuple[str, ...] = ()
+    more: wire.Count = 0
+    notes: tuple[wire.Line, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,23 +114,23 @@ class Core:
     cut:         the words were more
     """
 
-    number: int
-    unread: str = ""
-    warning: str = ""
+    number: wire.Count
+    unread: wire.Line = ""
+    warning: wire.Line = ""
     whole_bytes: int | None = None
     pid: int | None = None
     signal: int | None = None
     uid: int | None = None
-    user: str = ""
-    comm: str = ""
-    program: str = ""
-    command: str = ""
-    threads: int = 0
+    user: wire.Name = ""
+    comm: wire.Name = ""
+    program: wire.Path = ""
+    command: wire.Line = ""
+    threads: wire.Count = 0
     rank: int | None = None
-    job: str = ""
-    text: str = ""
+    job: wire.Line = ""
+    text: wire.Text = ""
     cut: bool = False
-    seconds: float = 0.0
+    seconds: wire.Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ class Done:
     unknown: how many were passed over because they do not tell their job
     """
 
-    read: int
-    left: int
-    unknown: int = 0
+    read: wire.Count
+    left: wire.Count
+    unknown: wire.Count = 0
 
 
 # --- The core files that are there: by their names, in the few places where the kernel puts them.

@@ -7,7 +7,6 @@ stack that is not there in time is the error of its sample. The answer is one li
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import json
 import os
@@ -25,16 +24,18 @@ from typing import Any
 from nodeready.node.runtime import Supervisor
 from nodeready.node.stacks import processes, py_spy, ranks
 from nodeready.node.stacks.ranks import NO_TIME, StackTable, Target
+from nodeready.subjects import wire
+from nodeready.subjects.base import ProbeError
 
 # --- The answer: the trace as one line, ``NONCE trace BASE64`` (gzipped JSON), and back.
 
-#: The most that a node's answer may be when it is unpacked.
-MOST_BYTES = 64 * 1024 * 1024
+#: The most that a node's answer may be when it is unpacked, and what it may take as objects.
+MOST_BYTES, MOST_COST = 64 << 20, 192 << 20
 _GZIP = 31  # wbits of zlib for a gzip header and trailer
 
 
-class AnswerError(ValueError):
-    """What a node said is no trace; one line."""
+class NoTrace(ProbeError):
+    """A node printed no trace; one line."""
 
 
 def pack(trace: Mapping[str, Any]) -> str:
@@ -45,32 +46,17 @@ def pack(trace: Mapping[str, Any]) -> str:
     return f"trace {base64.b64encode(data).decode('ascii')}"
 
 
-def unpack(text: str, nonce: str) -> dict[str, Any]:
-    """The trace in what a node printed, whatever else it printed.
+def unpack(text: str, nonce: str) -> Any:
+    """The trace in what a node printed, whatever else it printed, still to be checked.
 
-    Raises AnswerError when there is none, or what is there is damaged or too large.
+    Raises NoTrace when there is none, and DecodeError.
     """
     mark = f"{nonce} trace "
-    _, found, rest = text.rpartition(mark)
-    if not found:
-        raise AnswerError("no answer")
-    word = rest.partition("\n")[0].strip()
-    try:
-        data = base64.b64decode(word, validate=True)
-        squeezed = zlib.decompressobj(_GZIP)
-        plain = squeezed.decompress(data, MOST_BYTES)
-        if squeezed.unconsumed_tail:
-            raise AnswerError(f"its answer is more than {MOST_BYTES >> 20} MB")
-        if not squeezed.eof:
-            raise AnswerError("its answer is cut off")
-        trace = json.loads(plain)
-    except (binascii.Error, zlib.error, ValueError, RecursionError) as problem:
-        if isinstance(problem, AnswerError):
-            raise
-        raise AnswerError("its answer is damaged") from None
-    if not isinstance(trace, dict):
-        raise AnswerError("its answer is damaged")
-    return trace
+    at = text.rfind(mark)
+    if at < 0:
+        raise NoTrace("no answer")
+    word = text[at + len(mark) :].partition("\n")[0].strip()
+    return wire.load_json(wire.unpack(word, MOST_BYTES), MOST_COST)
 
 
 # --- The program.

@@ -14,6 +14,7 @@ from nodeready.text import sanitise
 from nodeready.triage.stacks.document import Stacks
 from nodeready.triage.stacks.trace import (
     MAX_BYTES,
+    MAX_TEXT,
     SCHEMA,
     Trace,
     TraceError,
@@ -112,9 +113,10 @@ def _threads(lines: Iterable[str]) -> Iterator[_Thread]:
         if thread:
             if found:
                 yield found
-            found = _Thread(thread[1], thread[2], thread[3])
+            found = _Thread(thread[1], thread[2], (thread[3] or "")[:MAX_TEXT])
         elif frame and found:
-            found.frames.append((frame[1], frame[2], int(frame[3] or 0)))
+            place = (frame[1][:MAX_TEXT], frame[2][:MAX_TEXT], int(frame[3] or 0))
+            found.frames.append(place)
     if found:
         yield found
 
@@ -165,7 +167,7 @@ def _process(node: _Node, pid: int, command: str, lines: list[str]) -> dict[str,
 def _error(lines: Iterable[str]) -> str:
     """The first line in which py-spy says what went wrong; "" for none."""
     said = (line for line in lines if line.startswith("Error: "))
-    return next(said, "").removeprefix("Error: ").strip()
+    return next(said, "").removeprefix("Error: ").strip()[:MAX_TEXT]
 
 
 def _node(name: str, lines: list[str]) -> _Node:

@@ -17,6 +17,7 @@ from nodeready.node.stacks import program
 from nodeready.node.stacks.processes import FAMILIES
 from nodeready.node.stacks.program import Config
 from nodeready.node.stacks.py_spy import NATIVE_LIMIT_S
+from nodeready.subjects.base import ProbeError
 from nodeready.text import counted
 from nodeready.transport.base import (
     FAILED,
@@ -100,11 +101,11 @@ def trace_of(name: str, said: Answer, nonce: str) -> Trace:
     if f"{nonce} {payload.NO_PYTHON}" in said.stdout:
         raise TraceError(payload.NO_PYTHON)
     try:
-        data: dict[str, Any] = program.unpack(said.stdout, nonce)
-    except ValueError as problem:
-        raise TraceError(str(problem) if said.ok else said.reason()) from None
+        data = program.unpack(said.stdout, nonce)
+    except ProbeError as problem:
+        raise TraceError(problem.reason if said.ok else said.reason()) from None
     # A node's own word for its name is only that.
-    return read({**data, "node": name}, name)
+    return read({**data, "node": name} if isinstance(data, dict) else data, name)
 
 
 def capture(ask: Asks, nodes: Iterable[str], config: Config) -> Captured:
