@@ -58,6 +58,8 @@ class Section:
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+#: Characters of a path; more than the kernel takes (PATH_MAX).
+_PATH = 8192
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,19 @@ class Output:
 
     def files(self) -> dict[str, bytes]:
         """The files that nr_exact printed, path -> the bytes as they are on the node."""
-        mark = re.escape(f"@{self.nonce}")
-        found = re.finditer(
-            rf"^{mark} file (/[^\n]*)\n(.*?)\n{mark} eof$", self.require(), re.M | re.S
-        )
-        return {match[1]: match[2].encode("utf-8", "surrogateescape") for match in found}
+        begin, end = f"\n@{self.nonce} file ", f"\n@{self.nonce} eof\n"
+        text, found, at = f"\n{self.require()}\n", dict[str, bytes](), 0
+        while (at := text.find(begin, at)) >= 0:
+            path, _, _ = text[at + len(begin) : at + len(begin) + _PATH].partition("\n")
+            start = at + len(begin) + len(path)
+            until = text.find(end, start)
+            if until < 0:
+                break
+            if path.startswith("/"):
+                content = text[start + 1 : max(until, start + 1)]
+                found[path] = content.encode("utf-8", "surrogateescape")
+            at = until + len(end) - 1
+        return found
 
 
 @dataclass(frozen=True)
