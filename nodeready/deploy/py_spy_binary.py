@@ -162,12 +162,15 @@ def _download(version: str, machine: str) -> bytes:
     help_text = f"put its {machine} wheel into a directory and set NODEREADY_PY_SPY_DIR to it"
     platforms = [word for name in _MACHINES[machine][1] for word in ("--platform", name)]
     with tempfile.TemporaryDirectory(prefix="nodeready-py-spy-") as directory:
-        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        # -I and the directory: nothing is imported from where our user happens to be, or from what
+        # PYTHONPATH adds. pip's own settings (PIP_…, pip.conf) stay.
+        argv = [sys.executable, "-I", "-m", "pip", "download", "--quiet", "--no-deps"]
         argv += ["--disable-pip-version-check", "--no-input", "--only-binary=:all:", *platforms]
         argv += ["--dest", directory, f"py-spy=={version}"]
         try:
             done = subprocess.run(
                 argv,
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

@@ -219,6 +219,7 @@ class Supervisor:
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
+            "cwd": "/",
             **how,
         }
         with self._lock:
