@@ -109,7 +109,7 @@ def _cache() -> Path:
 def _keep(path: Path, content: bytes) -> None:
     """Put a program into the cache, whole or not at all; one that cannot be written is none."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
             part.write(content)
         Path(part.name).replace(path)
