@@ -20,11 +20,8 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-#: sha256 of the program inside the manylinux wheels, per (version, machine).
-PINNED = {
-    ("0.4.3", "x86_64"): "a41205d4925beafd108e1ace85e66c0a1a7adbfcbebcd4441f07848b608886c0",
-    ("0.4.3", "aarch64"): "ad6e22882e8dcaced4f0a76fef10d372645cc7b94c48a289ebe1bedb754774ed",
-}
+from nodeready.subjects.debug_tools.facts import DIGESTS
+
 #: machine -> the number of its ELF files (elf.h, EM_*), and pip's names for it, newest first.
 _MACHINES = {
     "x86_64": (62, ("manylinux_2_17_x86_64", "manylinux_2_5_x86_64", "manylinux1_x86_64")),
@@ -76,7 +73,7 @@ def _find(version: str, machine: str) -> bytes:
 
 def wrong(content: bytes, version: str, machine: str) -> str:
     """Why ``content`` is not the static py-spy of this version and machine; "" when it is."""
-    pinned = PINNED.get((version, machine))
+    pinned = DIGESTS.get((version, machine))
     if pinned is not None:
         return "" if hashlib.sha256(content).hexdigest() == pinned else "not the expected sha256"
     try:
