@@ -204,18 +204,20 @@ def show(
     output: str | None = None,
     silent: bool = False,
     options: Options = PLAIN,
+    mode: int = 0o644,
 ) -> None:
     """A command's document in one of its formats, to FILE of ``-o`` or to standard output.
 
     document: whose formats these are, as in `registry.FORMATS`
     silent:   a person is told nothing (-q, and all is well); a file and a program still are
     options:  beside those that the screen tells
+    mode:     of a new FILE: 0600 for what a job works on, which no other user may read
     Raises OSError when FILE cannot be written.
     """
     found = registry.find(document, form)
     asked = replace(options, verbose=screen.verbose, width=PLAIN.width)
     if output is not None:
-        write_atomically(Path(output), found.render(made, asked))
+        write_atomically(Path(output), found.render(made, asked), mode)
     elif not found.styled:
         for piece in found.render(made, asked):
             click.echo(piece, nl=False)

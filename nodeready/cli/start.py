@@ -72,8 +72,8 @@ def remember_failed(names: Iterable[str]) -> None:
     """Keep the nodes that failed, for ``--limit @last-failed``. A full home is no error."""
     path = _last_failed()
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, [f"{name}\n" for name in names])
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(path, [f"{name}\n" for name in names], 0o600)
 
 
 def _selected(loaded: inventory.NodeInventory, words: str) -> list[Host]:

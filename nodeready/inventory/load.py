@@ -71,13 +71,14 @@ def _parse(path: Path) -> ast.Module:
 def execute(path: Path) -> dict[str, Any]:
     """What the file ``path`` binds at its top level, without what it imports.
 
-    The current directory can be imported from, as under pyinfra; what the file prints goes to
-    standard error, since standard output is for results. Raises InventoryError, one line.
+    The current directory can be imported from, as under pyinfra, but not by root when the
+    directory is another user's; what the file prints goes to standard error, since standard output
+    is for results. Raises InventoryError, one line.
     """
     tree = _parse(path)
     bound: dict[str, Any] = {"__file__": str(path)}
     here = os.getcwd()
-    added = here not in sys.path
+    added = here not in sys.path and not _is_another_users(Path(here))
     if added:
         sys.path.append(here)
     try:
@@ -161,6 +162,22 @@ def group_data(folder: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
         yield file.stem, file, execute(file)
 
 
+def _is_another_users(place: Path) -> bool:
+    """Whether we are root, and this file or directory is another user's, or writable by all.
+
+    Whoever has called sudo is no other user: nobody else's directory is what they work in.
+    """
+    if os.geteuid():
+        return False
+    try:
+        known = place.stat()
+    except OSError:
+        return False
+    caller = os.environ.get("SUDO_UID", "")
+    trusted = {0, int(caller)} if caller.isdecimal() else {0}
+    return known.st_uid not in trusted or bool(known.st_mode & stat.S_IWOTH)
+
+
 def _is_planted(file: Path) -> bool:
     """Whether a stranger could have put ``file`` there for us to run."""
     try:
@@ -241,6 +258,12 @@ def load(
     """
     here = Path(cwd) if cwd is not None else Path.cwd()
     folders = [here / "group_data"]
+    foreign = [one for one in (folders[0], *folders[0].glob("*.py")) if _is_another_users(one)]
+    if foreign and folders[0].is_dir():
+        raise InventoryError(
+            f"{foreign[0]} is not run as root: it is another user's, or all can write there; "
+            "go to your project's directory, or chown it to root"
+        )
     path = _file(argument)
     if path is None:
         groups: dict[str, Group] = {"all": (list(_listed(argument)), {})}

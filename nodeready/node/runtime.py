@@ -11,6 +11,7 @@ import json
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -167,6 +168,34 @@ def status(pid: int) -> Status:
     return Status(values["State"].split()[0], int(values["TracerPid"]))
 
 
+def roots_alone(program: str) -> bool:
+    """Whether root alone can change this program, each directory and each link on the way to it.
+
+    As an ordinary user, True: whom it could be changed by is no matter to root.
+    """
+    if os.geteuid():
+        return True
+    at, todo, links = "/", program.split("/"), 0
+    try:
+        known = os.lstat(at)
+        while todo:
+            name = todo.pop(0)
+            at = os.path.dirname(at) if name == ".." else os.path.join(at, name).rstrip("/") or "/"
+            known = os.lstat(at)
+            if known.st_uid:
+                return False
+            if stat.S_ISLNK(known.st_mode):
+                links += 1
+                target = os.readlink(at)
+                at = "/" if target.startswith("/") else os.path.dirname(at)
+                todo = target.split("/") + todo
+            elif known.st_mode & stat.S_IWOTH or links > 40:
+                return False
+    except OSError:
+        return False
+    return stat.S_ISREG(known.st_mode) and not known.st_mode & stat.S_IWGRP
+
+
 def responds(canary: subprocess.Popen[bytes]) -> bool:
     """Whether a canary runs: it answers a byte within two seconds."""
     assert canary.stdin is not None
@@ -219,6 +248,7 @@ class Supervisor:
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
+            "cwd": "/",
             **how,
         }
         with self._lock:

@@ -256,6 +256,7 @@ class Srun(Carrier):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            cwd="/",
             env={**_environment(), **({_INPUT: stdin} if _fits(stdin) else {})},
             # Ctrl-C must not reach srun, which would wait for a second one: `_end` sends TERM.
             start_new_session=True,

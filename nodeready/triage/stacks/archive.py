@@ -235,6 +235,8 @@ def parse_dump(text: str, name: str) -> list[dict[str, Any]]:
 _OURS = re.compile(r"trace-[A-Za-z0-9_.-]+\.json|stacks(\.[a-z]+){1,2}")
 #: Texts of ``py-spy dump``, as they were collected.
 _TEXTS = (".txt", ".out")
+#: Of every file: stacks show what a job works on, which is for nobody else to read.
+_MODE = 0o600
 #: Characters of a node's name in a file's name: with what is around it, less than NAME_MAX.
 _MOST = 200
 
@@ -257,7 +259,7 @@ def prepare(directory: Path) -> None:
     Raises ForeignDirectory for one that holds other files than ours, and OSError.
     """
     try:
-        directory.mkdir()
+        directory.mkdir(mode=0o700)
         return
     except FileExistsError:
         if not directory.is_dir():
@@ -285,7 +287,8 @@ def keep_traces(directory: Path, found: Iterable[Trace]) -> Iterator[Trace]:
 
 def _keep(directory: Path, trace: Trace) -> str:
     name = file_name(trace["node"])
-    write_atomically(directory / name, [json.dumps(trace, separators=(",", ":")), "\n"])
+    pieces = [json.dumps(trace, separators=(",", ":")), "\n"]
+    write_atomically(directory / name, pieces, _MODE)
     return name
 
 
@@ -298,7 +301,7 @@ def write(directory: Path, stacks: Stacks, texts: Mapping[str, Iterable[str]]) -
     for node, error in stacks.errors.items():
         _keep(directory, empty_trace(node, error, stacks.started))
     for name, text in texts.items():
-        write_atomically(directory / name, text)
+        write_atomically(directory / name, text, _MODE)
 
 
 def empty_trace(node: str, error: str, started: str) -> Trace:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.deploy import py_spy_binary
+from nodeready.subjects.debug_tools.facts import DIGESTS
 
 HERE = platform.machine()
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[HERE]
@@ -65,7 +66,7 @@ def calls(tmp_path: Path) -> int:
 
 
 def test_the_pinned_version_of_this_machine_comes_from_the_environment(tmp_path):
-    (version,) = {version for version, _ in py_spy_binary.PINNED}
+    (version,) = {version for version, _ in DIGESTS}
     content = py_spy_binary.binary(version, HERE)
     assert py_spy_binary.wrong(content, version, HERE) == ""
     assert calls(tmp_path) == 0
