@@ -35,7 +35,8 @@ class Identity:
     started:     clock ticks after boot: with the pid, what tells it from every other process
     credentials: of all threads; one where all have the same
     namespace:   of users, where its capabilities count: device and inode
-    owner:       of /proc/PID: root, where the process may not be looked into (proc(5), dumpable)
+    owner:       of the files in /proc/PID: root, where nobody may look into the process, not even
+                 its user (proc(5), dumpable); the directory itself is always the user's
     executable:  device and inode
     auxv:        what the kernel told its program at the start, addresses among it: another
                  program, and the same one started again, has another (getauxval(3))
@@ -136,7 +137,7 @@ def identity(pid: int) -> Identity:
             continue
     if not found:
         raise ProcessLookupError(pid)
-    owner = os.stat(f"/proc/{pid}").st_uid
+    owner = os.stat(f"/proc/{pid}/stat").st_uid
     if os.geteuid() not in (0, owner):
         return Identity(started, frozenset(found), (0, 0), owner)
     known = os.stat(f"/proc/{pid}/exe")
