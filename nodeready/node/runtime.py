@@ -46,20 +46,27 @@ def end_all(pids: set[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+#: What the watchdog is told last, by a program that was not killed.
+_OVER = "over"
+
+
 class Watchdog:
     """A process that knows which processes we started, and ends them when we are killed.
 
     It is there for SIGKILL alone: every other signal reaches a handler of ours.
     """
 
-    def __init__(self) -> None:
-        """It forks: to be made before any thread is started."""
+    def __init__(self, after_kill: Callable[[], object] = lambda: None) -> None:
+        """It forks: to be made before any thread is started.
+
+        after_kill: done by the watchdog when we were killed and our processes have ended
+        """
         read, self._write = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
                 os.close(self._write)
-                _run_watchdog(read)
+                _run_watchdog(read, after_kill)
             finally:
                 os._exit(0)
         os.close(read)
@@ -78,13 +85,14 @@ class Watchdog:
 
     def close(self) -> None:
         """Every process has ended, and with that the watchdog's work."""
+        self._write_line(f"{_OVER}\n")
         with contextlib.suppress(OSError):
             os.close(self._write)
         with contextlib.suppress(OSError):
             os.waitpid(self._pid, 0)
 
 
-def _run_watchdog(read: int) -> None:
+def _run_watchdog(read: int, after_kill: Callable[[], object]) -> None:
     """The watchdog's process: it reads to the end of the pipe, then ends what is left."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -97,9 +105,13 @@ def _run_watchdog(read: int) -> None:
     while piece := os.read(read, 65536):
         text += piece
     pids: set[int] = set()
-    for word in text.decode("ascii").split():
-        (pids.add if word[0] == "+" else pids.discard)(int(word[1:]))
+    words = text.decode("ascii").split()
+    for word in words:
+        if word != _OVER:
+            (pids.add if word[0] == "+" else pids.discard)(int(word[1:]))
     end_all(pids)
+    if _OVER not in words:
+        after_kill()
 
 
 # --- The processes of one run.
@@ -214,17 +226,20 @@ class Supervisor:
     """Starts the processes of one run, and ends them all. Use as a context manager.
 
     To be made before any thread is started. tag: marks the processes, so that an interrupt finds
-    them; limit_s: seconds until all must have ended
+    them; limit_s: seconds until all must have ended; after_kill: what is done after all have ended
+    when this process itself is killed, by another one that is forked here
     """
 
-    def __init__(self, tag: str, limit_s: float) -> None:
+    def __init__(
+        self, tag: str, limit_s: float, after_kill: Callable[[], object] = lambda: None
+    ) -> None:
         self.tag = tag
         self.deadline = time.monotonic() + limit_s
         self._started: list[subprocess.Popen[bytes]] = []
         # Reentrant: a signal's handler may need the lock that the interrupted code holds.
         self._lock = threading.RLock()
         self._starting, self._over = 0, False
-        self._watchdog = Watchdog()
+        self._watchdog = Watchdog(after_kill)
         self._tidy: list[Callable[[], object]] = []
 
     def __enter__(self) -> Supervisor:

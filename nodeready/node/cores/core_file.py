@@ -64,6 +64,7 @@ class Notes:
 
     threads: how many PRSTATUS there are
     files:   mapped files: first address, and path as bytes
+    auxv:    what the kernel told the program at its start, as bytes
     """
 
     pid: int | None = None
@@ -75,6 +76,7 @@ class Notes:
     entry: int = 0
     execfn: int = 0
     files: tuple[tuple[int, int, bytes], ...] = ()
+    auxv: bytes = b""
 
     def executable(self) -> tuple[int, str]:
         """The address and path of the executable; (0, "") when no note names it."""
@@ -166,6 +168,7 @@ def parse(data: bytes) -> Notes:
         elif kind == _AUXV:
             pairs = dict(struct.iter_unpack("<QQ", content[: len(content) // 16 * 16]))
             found |= {"entry": pairs.get(_AT_ENTRY, 0), "execfn": pairs.get(_AT_EXECFN, 0)}
+            found["auxv"] = content
         elif kind == _FILE:
             found["files"] = _files(content)
     return Notes(threads=threads, **found)  # type: ignore[arg-type]
