@@ -20,6 +20,8 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+from nodeready.files import make_directory, write_atomically
+
 #: sha256 of the program inside the manylinux wheels, per (version, machine).
 PINNED = {
     ("0.4.3", "x86_64"): "a41205d4925beafd108e1ace85e66c0a1a7adbfcbebcd4441f07848b608886c0",
@@ -109,10 +111,8 @@ def _cache() -> Path:
 def _keep(path: Path, content: bytes) -> None:
     """Put a program into the cache, whole or not at all; one that cannot be written is none."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-            part.write(content)
-        Path(part.name).replace(path)
+        make_directory(path.parent)
+        write_atomically(path, [content], 0o600)
     except OSError:
         pass
 
