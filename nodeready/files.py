@@ -32,9 +32,8 @@ class NotFollowed(OSError):
     """What somebody else has put where we would write; its file name is that component."""
 
     def __init__(self, what: str, status: os.stat_result, component: str) -> None:
-        super().__init__(
-            errno.EPERM, f"not written to, {what} of {_who(status.st_uid)}", component
-        )
+        told = f"{what} of {_who(status.st_uid)}: not followed"
+        super().__init__(errno.EPERM, told, component)
 
 
 def _who(uid: int) -> str:
