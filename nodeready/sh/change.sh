@@ -205,10 +205,10 @@ nr_lock() {
     [ "$(id -u)" = 0 ] || nr_fail 'not root: run with sudo'
     command -v flock >/dev/null 2>&1 || nr_fail 'flock is not installed (util-linux)'
     nr_file=/run/nodeready.lock
-    nr_walk "$nr_file" 0 || nr_fail "$nr_file: there is no /run"
-    if [ "$nr_ground" != ours ]; then
-        nr_fail "${nr_at:-/}: others than root can write there: no lock is safe in it"
-    fi
+    nr_walk "${nr_file%/*}/." 0 || nr_fail "$nr_file: there is no such directory"
+    [ "$nr_ground" = ours ] || nr_fail "$nr_at: others than root can write there: no lock is safe in it"
+    nr_name=${nr_file##*/}
+    [ ! -L "./$nr_name" ] || nr_fail "$nr_file: is no regular file"
     nr_uptime
     nr_until=$((nr_now + $3))
     while :; do

@@ -1,12 +1,13 @@
 """What a user of a machine plants where root writes, as plain scripts for any machine.
 
 The same list runs on nodes of the lab and in the virtual machine, whose kernel can be told not to
-protect root from links, pipes and files of others (protected_symlinks, protected_pipes,
+protect root from links, pipes and files of others (protected_symlinks, protected_fifos,
 protected_regular: proc_sys_fs(5)).
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 import subprocess
@@ -176,14 +177,13 @@ while True:
 #: Root's commands meanwhile, each of them often.
 UNDER_SWAP = {
     "the textfile": r"""
-        i=0; while [ $i -lt 150 ]; do i=$((i + 1))
-        python3 -I -c 'import sys; from pathlib import Path; sys.path.insert(0, "/root/nodeready.pyz")
+        python3 -I -c 'import sys; from pathlib import Path
+sys.path.insert(0, "/root/nodeready.pyz")
 from nodeready.files import write_atomically
-for _ in range(200):
+for _ in range(1000):
     try: write_atomically(Path("/srv/prom/sub/planted"), ["x"])
     except OSError: pass'
-        done
-    """.replace("150", "5"),
+    """,
     "a change": f"""
         i=0; while [ $i -lt 60 ]; do i=$((i + 1)); (
         {change(Directory("/srv/prom/sub", "1777"))}
@@ -217,8 +217,6 @@ class Machine:
 
 
 def _program() -> str:
-    import base64
-
     return base64.b64encode(bundle.program()).decode()
 
 

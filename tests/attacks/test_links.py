@@ -11,7 +11,9 @@ from tests.command import ours
 
 @pytest.fixture
 def machine(mallory, fresh_node) -> Machine:
-    return Machine(lambda script, given: fresh_node.enter(["sh", "-c", script], given, check=False))
+    return Machine(
+        lambda script, given: fresh_node.enter(["sh", "-c", script], given, check=False)
+    )
 
 
 def test_what_somebody_planted_is_neither_followed_nor_written_to(machine, fresh_node):
