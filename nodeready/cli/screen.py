@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from nodeready.cli.exits import Refused
-from nodeready.files import write_atomically
+from nodeready.files import NotFollowed, check, write_atomically
 from nodeready.inventory.nodeset import fold
 from nodeready.reports import registry
 from nodeready.reports.registry import PLAIN, Options
@@ -186,6 +186,13 @@ def refuse_unwritable(output: str | None, name: str = "-o") -> None:
     """Raises Refused for a file that cannot be written, before any node is looked at."""
     if output is None:
         return
+    try:
+        check(Path(output))
+    except NotFollowed as problem:
+        raise Refused(f"{name} {problem.filename}: {problem.strerror}") from None
+    except OSError:
+        # In better words below.
+        pass
     path = Path(os.path.realpath(output))
     if path.is_dir():
         raise Refused(f"{name} {output}: is a directory")

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nodeready.cli.exits import Refused
-from nodeready.files import write_atomically
+from nodeready.files import make_directory, write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
 from nodeready.text import counted
@@ -72,7 +72,7 @@ def remember_failed(names: Iterable[str]) -> None:
     """Keep the nodes that failed, for ``--limit @last-failed``. A full home is no error."""
     path = _last_failed()
     with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent, 0o700)
         write_atomically(path, [f"{name}\n" for name in names], 0o600)
 
 

@@ -20,6 +20,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+from nodeready.files import make_directory, write_atomically
 from nodeready.subjects.debug_tools.facts import DIGESTS
 
 #: machine -> the number of its ELF files (elf.h, EM_*), and pip's names for it, newest first.
@@ -106,10 +107,8 @@ def _cache() -> Path:
 def _keep(path: Path, content: bytes) -> None:
     """Put a program into the cache, whole or not at all; one that cannot be written is none."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-            part.write(content)
-        Path(part.name).replace(path)
+        make_directory(path.parent, 0o700)
+        write_atomically(path, [content], 0o600)
     except OSError:
         pass
 

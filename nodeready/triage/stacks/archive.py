@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeready.files import write_atomically
+from nodeready.files import remove, write_atomically
 from nodeready.text import sanitise
 from nodeready.triage.stacks.document import Stacks
 from nodeready.triage.stacks.trace import (
@@ -282,7 +282,7 @@ def keep_traces(directory: Path, found: Iterable[Trace]) -> Iterator[Trace]:
         yield trace
     for path in directory.glob("trace-*.json"):
         if path.name not in written:
-            path.unlink()
+            remove(path)
 
 
 def _keep(directory: Path, trace: Trace) -> str:
