@@ -12,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from nodeready.cli.exits import Refused
 from nodeready.files import make_directory, write_atomically
 from nodeready.policy import Policy
@@ -51,6 +53,7 @@ class Common:
 
     limit: str | None = None
     sudo: bool = False
+    trust_inventory: bool = False
     ssh_user: str | None = None
     ssh_key: str | None = None
     color: str = "auto"
@@ -108,13 +111,15 @@ def declared(
     if common.ssh_key:
         data["ssh_key"] = common.ssh_key
     try:
-        loaded = inventory.load(words, data=data)
+        loaded = inventory.load(words, data=data, trusted=common.trust_inventory)
         hosts = list(loaded) if common.limit is None else _selected(loaded, common.limit)
         wanted = policies(loaded, hosts)
     except inventory.InventoryError as error:
         raise Refused(str(error)) from None
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
+    if loaded.note and not common.quiet:
+        click.echo(f"nodeready: {loaded.note}", err=True)
     if given:
         changed = {policy: replace(policy, **given) for policy in {*wanted.values()}}
         wanted = {name: changed[policy] for name, policy in wanted.items()}

@@ -46,8 +46,7 @@ def complete(policy: Policy, declared: Policy, program: Callable[[], bytes]) -> 
     """
     if not policy.gate:
         return policy
-    known = {f.name: getattr(policy, f.name) for f in fields(Policy)}
-    return Expected(**known, gate_files=_digests(declared, program))
+    return Expected.completing(policy, gate_files=_digests(declared, program))
 
 
 def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
