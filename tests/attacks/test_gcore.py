@@ -265,7 +265,7 @@ exec /usr/bin/gdb "$@"
 RUNS = int(os.environ.get("GCORE_KILLS", "12"))
 SEED = 20260131
 
-#: On the node: wait until a process is there, a moment longer, and kill it.
+#: On the node: wait until a process is there, a moment longer, and kill it (or not: ``look``).
 KILL = """
 import os, signal, sys, time
 def find(kind):
@@ -287,7 +287,7 @@ until = time.monotonic() + 10
 while not list(find(kind)) and time.monotonic() < until:
     time.sleep(0.002)
 time.sleep(wait_s)
-for pid in find(kind):
+for pid in find(kind) if sys.argv[3:] != ["look"] else ():
     os.kill(pid, signal.SIGKILL)
 """
 
@@ -300,6 +300,28 @@ def whole(node: Node, path: str) -> bool:
     return bool(ends) and max(ends) <= int(said.splitlines()[-1])
 
 
+def state(node: Node, pid: str) -> list[str]:
+    """The letter of the process's state, and its tracer."""
+    text = node.read(f"/proc/{pid}/status")
+    return [re.findall(rf"^{name}:\s+(\S)", text, re.M)[0] for name in ("State", "TracerPid")]
+
+
+def test_a_killed_program_leaves_the_process_running(tool, fleet, node, bob):
+    """gdb that is killed while it attaches leaves a process stopped: it gets SIGCONT."""
+    bob.python(WAITS)
+    pid = pid_of(bob)
+    hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
+    node.write("/usr/local/bin/gdb", hang, mode=0o755)
+    running = tool.start("cores", fleet([node]), "--gcore", pid, "--yes", first=NO_TMPFILE)
+    wait_for(lambda: state(node, pid)[0] == "T")
+    assert ".nodeready.core." in left(node)
+    node.enter(["python3", "-I", "-c", KILL, "program", "0"])
+    assert tool.end(running).status == 1
+    wait_for(lambda: state(node, pid) == ["S", "0"])
+    wait_for(lambda: (left(node), ours(node)) == ("", []))
+    assert node.enter(["pgrep", "-f", "[s]leep 600"], check=False).stdout == ""
+
+
 def test_kills_and_interrupts_at_any_moment_leave_nothing_half(tool, fleet, node, bob):
     chance = random.Random(SEED)
     where = fleet([node])
@@ -309,10 +331,8 @@ def test_kills_and_interrupts_at_any_moment_leave_nothing_half(tool, fleet, node
     happened: dict[str, int] = {}
 
     def clean() -> bool:
-        text = node.read(f"/proc/{pid}/status")
-        state = [re.search(rf"^{name}:\s+(\S)", text, re.M)[1] for name in ("State", "TracerPid")]
         gdb = node.enter(["pgrep", "-x", "gdb"], check=False).stdout
-        return (state, gdb, ours(node)) == (["S", "0"], "", [])
+        return (state(node, pid), gdb, ours(node)) == (["S", "0"], "", [])
 
     for number in range(RUNS):
         kinds = ("program", "gdb", "controller")
@@ -321,9 +341,13 @@ def test_kills_and_interrupts_at_any_moment_leave_nothing_half(tool, fleet, node
         if kind in ("program", "gdb"):
             wait_s = str(chance.uniform(0, 0.6 if kind == "program" else 0.3))
             node.enter(["python3", "-I", "-c", KILL, kind, wait_s])
+        elif kind == "interrupt":
+            wait_s = str(chance.uniform(0, 1.5))
+            node.enter(["python3", "-I", "-c", KILL, "program", wait_s, "look"])
+            running.send_signal(signal.SIGINT)
         else:
             time.sleep(chance.uniform(0, 2.5))
-            running.send_signal(signal.SIGINT if kind == "interrupt" else signal.SIGKILL)
+            running.send_signal(signal.SIGKILL)
         running.communicate(timeout=90)
         wait_for(clean)
         ending = f"{kind}: {running.returncode}"
