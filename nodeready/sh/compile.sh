@@ -1,5 +1,6 @@
-# nr_compile PYTHON BUNDLE COMPILED NOTE: BUNDLE compiled for this Python stands as COMPILED, whole or not at all.
+# nr_compile PYTHON BUNDLE COMPILED NOTE SHA256: BUNDLE compiled for this Python stands as COMPILED, whole or not at all.
 # NOTE says of what it was made, and is the last to be there: without it, it is made again.
+# Nothing of a BUNDLE is run that has not this SHA256.
 nr_compile() {
     nr_dir=${3%/*}
     nr_out=$(stat -Lc '%u %a' -- "$nr_dir" 2>&1) || nr_fail "$(nr_reason "$nr_dir" "$nr_out")"
@@ -9,6 +10,8 @@ nr_compile() {
     *) nr_fail "$nr_dir: is not root's" ;;
     esac
     [ ! -d "$3" ] || nr_fail "$3: is a directory"
+    nr_out=$(sha256sum <"$2") || nr_fail "$2: cannot be read"
+    [ "${nr_out%% *}" = "$5" ] || nr_fail "$2: is not what was put there; run again"
     # What a killed run of ours left here.
     rm -f -- "$nr_dir"/.nodeready.??????
     nr_out=$(mktemp "$nr_dir/.nodeready.XXXXXX" 2>&1) || nr_fail "$(nr_reason "$3" "$nr_out")"
