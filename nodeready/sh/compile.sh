@@ -1,9 +1,12 @@
-# nr_compile PYTHON BUNDLE COMPILED NOTE: BUNDLE compiled for this Python stands as COMPILED, whole or not at all.
+# nr_compile PYTHON BUNDLE COMPILED NOTE SHA256: BUNDLE compiled for this Python stands as COMPILED, whole or not at all.
 # NOTE says of what it was made, and is the last to be there: without it, it is made again.
+# Nothing of a BUNDLE is run that has not this SHA256.
 nr_compile() {
     nr_walk "$3" 0 || nr_fail "$3: there is no such directory"
     [ "$nr_name" != . ] || nr_fail "$3: is a directory"
     [ "$nr_ground" = ours ] || nr_fail "$nr_at: others can write there"
+    nr_out=$(sha256sum <"$2") || nr_fail "$2: cannot be read"
+    [ "${nr_out%% *}" = "$5" ] || nr_fail "$2: is not what was put there; run again"
     # What a killed run of ours left here.
     rm -f -- ./.nodeready.??????
     nr_out=$(mktemp ./.nodeready.XXXXXX 2>&1) || nr_fail "$(nr_reason "$3" "$nr_out")"

@@ -15,7 +15,7 @@ from nodeready.subjects.base import Output, Probe, ProbeError, Section
 PY_SPY = "/usr/local/bin/py-spy"
 #: What root has noted of that program when root put it there: its sha256, and inode, size and
 #: times of the file, so that a look does not read 8 MB again.
-_NOTE_DIRECTORY = "/usr/local/lib/nodeready"
+_NOTE_DIRECTORY = "/var/lib/nodeready"
 PY_SPY_NOTE = f"{_NOTE_DIRECTORY}/py-spy.sha256"
 #: sha256 of the program inside the manylinux wheels, per (version, machine).
 DIGESTS = {

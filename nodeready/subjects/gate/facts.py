@@ -40,8 +40,8 @@ FILES = (
     WANTED, TIMER, SERVICE, CRON, RECORD, HEALTH_CHECK, PROLOG, NOTE, COMPILED, BUNDLE, POLICY,
 )  # fmt: skip
 PROGRAMS = (RECORD, PROLOG, HEALTH_CHECK)
-#: What root runs, and what decides whether root runs it: only root may write these.
-_ROOTS = (DIRECTORY, BUNDLE, COMPILED, NOTE)
+#: What root runs, and what decides what root runs: only root may write these.
+_ROOTS = (DIRECTORY, POLICY.rpartition("/")[0], *FILES)
 
 #: Where a Python of 3.9 or newer may be, the platform's own first; templates/gate/python.sh, too.
 PYTHONS = (
