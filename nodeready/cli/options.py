@@ -324,7 +324,7 @@ def defaults() -> dict[str, dict[str, Any]]:
 def _read(path: Path) -> dict[str, Any]:
     from nodeready.inventory import trust
 
-    why = trust.refusal(path, remedy=f"ask for it with {trust.VARIABLE}=1")
+    why = trust.refusal(path, remedy=f"set {trust.VARIABLE}=1")
     if why:
         raise Refused(why)
     try:

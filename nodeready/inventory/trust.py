@@ -27,7 +27,7 @@ def asked() -> bool:
     return os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
 
 
-def refusal(path: str | Path, *, remedy: str = f"ask for it with {OPTION}") -> str:
+def refusal(path: str | Path, *, remedy: str = f"use {OPTION}") -> str:
     """Why root does not take this file, in one line that says whose and what to do; "": it does.
 
     Always "" for other users, whose rights are their own, and for a file that cannot be found.
