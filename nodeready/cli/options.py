@@ -277,7 +277,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "stacks": (
         *_COMMON,
-        *("local", "source", "job", "pids", "match", "native", "all_threads", "samples"),
+        *("local", "source", "job", "user", "pids", "match", "native", "all_threads"),
+        "samples",
         *("interval", "via", "timeout", "output", "format"),
     ),
     "cores": (*_COMMON, "local", "format", "output", "since", "job", "pid", "yes"),

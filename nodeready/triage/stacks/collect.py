@@ -244,6 +244,7 @@ def program_config(
     job: str = "",
     pids: tuple[int, ...] = (),
     match: str = "",
+    user: str = "",
     samples: int = 2,
     interval_s: float = 2.0,
 ) -> Config:
@@ -268,6 +269,7 @@ def program_config(
         job=job,
         pids=pids,
         match=match,
+        user=user,
         samples=samples,
         interval_s=interval_s,
     )
@@ -282,7 +284,8 @@ def _looked_for(config: Config) -> str:
     else:
         names = ", ".join(family[0] for family in FAMILIES)
         words = f"no process has one of {names} in its environment"
-    return f"{words} and belongs to job {config.job}" if config.job else words
+    words += f" and belongs to job {config.job}" if config.job else ""
+    return f"{words}, of user {config.user}" if config.user else words
 
 
 def nothing(found: Captured) -> str:
