@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -399,19 +399,25 @@ def _read(
 #: Sends plain data to the process that made the fork.
 Send = Callable[[Any], None]
 
+#: Bytes of one message; a fork that sends a longer one is not heard any more.
+_LONGEST_MESSAGE = 64 << 20
+
 
 class ForkedWorker:
     """A fork that does ``work(send)``; `messages` yields what the work sends.
 
     limit_s: seconds after which it ends for certain, unless it hangs in the kernel
+    keep:    descriptors that it has beside its pipe
     """
 
-    def __init__(self, work: Callable[[Send], None], limit_s: float) -> None:
+    def __init__(
+        self, work: Callable[[Send], None], limit_s: float, keep: Iterable[int] = ()
+    ) -> None:
         self._pipe, write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _work(work, write, limit_s)
+                _work(work, write, limit_s, {*keep})
             finally:
                 os._exit(1)
         os.close(write)
@@ -433,6 +439,8 @@ class ForkedWorker:
             *rows, kept = (kept + piece).split(b"\n")
             for row in rows:
                 yield json.loads(row)
+            if len(kept) > _LONGEST_MESSAGE:
+                return
 
     def end(self) -> None:
         """End the fork; one that hangs in the kernel is left behind."""
@@ -444,7 +452,7 @@ class ForkedWorker:
         os.close(self._pipe)
 
 
-def _work(work: Callable[[Send], None], pipe: int, limit_s: float) -> None:
+def _work(work: Callable[[Send], None], pipe: int, limit_s: float, keep: set[int]) -> None:
     """The fork's process. It closes all files by which somebody may wait for its end."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
@@ -452,8 +460,11 @@ def _work(work: Callable[[Send], None], pipe: int, limit_s: float) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2} - {pipe}:
         os.dup2(null, stream)
-    os.closerange(3, pipe)
-    os.closerange(max(3, pipe + 1), 1024)
+    begin = 3
+    for kept in sorted({*keep, pipe}):
+        os.closerange(begin, kept)
+        begin = max(begin, kept + 1)
+    os.closerange(begin, max(begin, 1024))
 
     def send(data: Any) -> None:
         text = json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"

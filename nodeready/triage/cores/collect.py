@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeready.node.cores import gcore, program
-from nodeready.node.cores.program import Core, Done, Listing
+from nodeready.node.cores.listing import Listing, by_turns
+from nodeready.node.cores.program import Core, Done
 from nodeready.policy import Policy
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -108,7 +109,8 @@ def _read(
 
     Counts in ``more`` what is not read.
     """
-    chosen = {name: files[: _AMONG if job else MOST] for name, files in reading.items()}
+    most = _AMONG if job else MOST
+    chosen = {name: by_turns(files)[:most] for name, files in reading.items()}
     asked = {}
     for name, files in chosen.items():
         more[name] += len(reading[name]) - len(files)

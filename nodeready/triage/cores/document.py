@@ -10,7 +10,9 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import NamedTuple
 
-from nodeready.node.cores.program import CRASHED, EVERY, PYTHON, Core, File, Listing
+from nodeready.node.cores.gdb import CRASHED, EVERY, PYTHON
+from nodeready.node.cores.listing import File, Listing
+from nodeready.node.cores.program import Core
 
 # --- gdb's backtraces: from its text to frames, and when two crashes are equal.
 
@@ -184,6 +186,14 @@ class CoreFile:
     reader: str
     nodes: tuple[str, ...]
     host: str = ""
+
+    @property
+    def owner(self) -> int:
+        return self.file.owner
+
+    @property
+    def modified_ns(self) -> int:
+        return self.file.modified_ns
 
 
 @dataclass(frozen=True)
