@@ -125,6 +125,9 @@ def _count(text: str) -> int:
             item = brackets.split(",")[sizes.index(0)]
             raise NodeSetError(f"node set {_shown(text)}: {_shown(item)} is no range like 001-064")
         total *= sum(sizes)
+        if total > 10**18:
+            # Too many already, and a number of thousands of digits cannot be shown.
+            break
     return total
 
 

@@ -20,9 +20,10 @@ from nodeready.node.cores.program import Core
 _NAME, _LONGEST = 2000, 20_000
 _FRAME = re.compile(r"#[0-9]+ +(?:0x([0-9a-f]+) in )?(.+)")
 _PLACE = re.compile(r"(.+):([0-9]+)")
-# What a function's name can have before its arguments: brackets, and operators that look like some.
+# Brackets in a function's name, before its arguments, and operators that look like some.
 _BRACKET = re.compile(
-    r"(operator)[<>=!+*/%&|^~\[\],-]*(?:\(\))?|( ?\()(anonymous namespace\))?|([<{])|([)}]|(?<!-)>)"
+    r"operator[<>=!+*/%&|^~\[\],-]*(?:\(\))?"
+    r"|( ?\()(anonymous namespace\))?|([<{])|([)}]|(?<!-)>)"
 )
 _THREAD = re.compile(r"Thread ([0-9]+) \((?:Thread 0x[0-9a-f]+ )?\(?LWP ([0-9]+)\)?.*")
 # glibc chooses one of these by the CPU: on two kinds of nodes, the same crash has two names.
@@ -91,7 +92,7 @@ def _function(text: str) -> str:
     is in no bracket. C++ has both in names, and operators that look like brackets."""
     depth = 0
     for match in _BRACKET.finditer(text):
-        operator, opens, anonymous, also_opens, closes = match.groups()
+        opens, anonymous, also_opens, closes = match.groups()
         if opens == " (" and depth == 0 and not anonymous:
             return text[: match.start()]
         if closes:
