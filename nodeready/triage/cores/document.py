@@ -356,7 +356,9 @@ def deduplicated(listings: Mapping[str, Listing]) -> list[CoreFile]:
         reader = home if home in nodes else min(nodes, key=lambda node: load[node])
         load[reader] += 1
         file = next(one for node, one in rows if node == reader)
-        found.append(CoreFile(file, reader, nodes, home or file.host))
+        # A node may name a file after another one, which would see it, too, if it were its own.
+        host = "" if home and home not in nodes else home or file.host
+        found.append(CoreFile(file, reader, nodes, host))
     return found
 
 

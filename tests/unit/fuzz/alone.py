@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
 import resource
 import signal
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -18,7 +16,7 @@ SECONDS, MEMORY_BYTES = 30, 1 << 30
 
 
 class Ended(NamedTuple):
-    """status: of the process, 0 when all is well. said: what it printed.
+    """status: of the process, 0 when all is well. said: the exception that ended it, in words.
 
     grown_bytes: how much its memory grew at most
     """
@@ -42,13 +40,6 @@ def alone(
         if not pid:
             status = 1
             try:
-                os.dup2(out.fileno(), 1)
-                os.dup2(out.fileno(), 2)
-                sys.stdout = sys.stderr = io.TextIOWrapper(
-                    io.FileIO(1, "w", closefd=False),
-                    errors="backslashreplace",
-                    line_buffering=True,
-                )
                 signal.signal(signal.SIGPROF, signal.SIG_DFL)
                 signal.setitimer(signal.ITIMER_PROF, seconds)
                 most = _status("VmSize") + memory_bytes
@@ -59,10 +50,11 @@ def alone(
                 grown.write(str(max(0, _status("VmHWM") - before)).encode())
                 grown.flush()
                 status = 0
-            except BaseException:  # noqa: BLE001 - it ends here, in words
-                traceback.print_exc()
+            except BaseException as problem:  # noqa: BLE001 - it ends here, in words
+                words = [*traceback.format_exception(problem), *getattr(problem, "__notes__", ())]
+                out.write("\n".join(words).encode("utf-8", "backslashreplace"))
+                out.flush()
             finally:
-                sys.stdout.flush()
                 os._exit(status)
         _, status = os.waitpid(pid, 0)
         out.seek(0)
