@@ -7,6 +7,7 @@ hold one statically linked program per machine.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -107,12 +109,20 @@ def _cache() -> Path:
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """Put a program into the cache, whole or not at all; one that cannot be written is none."""
+    """Put a program into the cache, whole or not at all; one that cannot be written is none.
+
+    The file gets its name when it is whole: until then it has none, and goes with this process,
+    however that ends. A file system without such files (NFS) has no cache.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
+        handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        with open(handle, "wb") as part:
             part.write(content)
-        Path(part.name).replace(path)
+            part.flush()
+            path.unlink(missing_ok=True)
+            # With a directory given, link follows /proc's link: linkat(2), AT_SYMLINK_FOLLOW.
+            os.link(f"/proc/self/fd/{handle}", path, src_dir_fd=handle, follow_symlinks=True)
     except OSError:
         pass
 
@@ -157,18 +167,53 @@ def _from_directory(directory: Path, version: str, machine: str) -> bytes:
     return content
 
 
+# Runs $2 ... with the directory $1. Standard input is a pipe of ours: when we are gone, however
+# that came, the program is ended and the directory removed.
+_WATCHED = """
+directory=$1
+shift
+exec 3<&0
+"$@" </dev/null 3<&- &
+program=$!
+{
+    read -r nothing <&3
+    kill -KILL "$program"
+    rm -rf -- "$directory"
+} >/dev/null 2>&1 &
+exec 3<&- </dev/null
+wait "$program"
+status=$?
+kill -KILL $! 2>/dev/null
+exit $status
+"""
+
+
+@contextlib.contextmanager
+def _private_directory() -> Iterator[tuple[str, int]]:
+    """A directory, and the end of a pipe that tells `_WATCHED` when we are gone."""
+    with tempfile.TemporaryDirectory(prefix="nodeready-py-spy-") as directory:
+        read, write = os.pipe()
+        try:
+            yield directory, read
+        finally:
+            os.close(read)
+            os.close(write)
+
+
 def _download(version: str, machine: str) -> bytes:
     """The program from the package index that pip is set up for. Raises PySpyError."""
     help_text = f"put its {machine} wheel into a directory and set NODEREADY_PY_SPY_DIR to it"
     platforms = [word for name in _MACHINES[machine][1] for word in ("--platform", name)]
-    with tempfile.TemporaryDirectory(prefix="nodeready-py-spy-") as directory:
+    with _private_directory() as (directory, alive):
         argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         argv += ["--disable-pip-version-check", "--no-input", "--only-binary=:all:", *platforms]
         argv += ["--dest", directory, f"py-spy=={version}"]
         try:
             done = subprocess.run(
-                argv,
-                stdin=subprocess.DEVNULL,
+                ["sh", "-c", _WATCHED, "sh", directory, *argv],
+                stdin=alive,
+                # pip has temporary files of its own.
+                env={**os.environ, "TMPDIR": directory},
                 capture_output=True,
                 text=True,
                 errors="replace",
