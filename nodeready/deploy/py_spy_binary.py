@@ -7,6 +7,7 @@ hold one statically linked program per machine.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -153,11 +155,44 @@ def _from_directory(directory: Path, version: str, machine: str) -> bytes:
     return content
 
 
+# Runs $2 ... with the directory $1. Standard input is a pipe of ours: when we are gone, however
+# that came, the program is ended and the directory removed.
+_WATCHED = """
+directory=$1
+shift
+exec 3<&0
+"$@" </dev/null 3<&- &
+program=$!
+{
+    read -r nothing <&3
+    kill -KILL "$program"
+    rm -rf -- "$directory"
+} >/dev/null 2>&1 &
+exec 3<&- </dev/null
+wait "$program"
+status=$?
+kill -KILL $! 2>/dev/null
+exit $status
+"""
+
+
+@contextlib.contextmanager
+def _private_directory() -> Iterator[tuple[str, int]]:
+    """A directory, and the end of a pipe that tells `_WATCHED` when we are gone."""
+    with tempfile.TemporaryDirectory(prefix="nodeready-py-spy-") as directory:
+        read, write = os.pipe()
+        try:
+            yield directory, read
+        finally:
+            os.close(read)
+            os.close(write)
+
+
 def _download(version: str, machine: str) -> bytes:
     """The program from the package index that pip is set up for. Raises PySpyError."""
     help_text = f"put its {machine} wheel into a directory and set NODEREADY_PY_SPY_DIR to it"
     platforms = [word for name in _MACHINES[machine][1] for word in ("--platform", name)]
-    with tempfile.TemporaryDirectory(prefix="nodeready-py-spy-") as directory:
+    with _private_directory() as (directory, alive):
         # -I and the directory: nothing is imported from where our user happens to be, or from what
         # PYTHONPATH adds. pip's own settings (PIP_…, pip.conf) stay.
         argv = [sys.executable, "-I", "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -165,9 +200,11 @@ def _download(version: str, machine: str) -> bytes:
         argv += ["--dest", directory, f"py-spy=={version}"]
         try:
             done = subprocess.run(
-                argv,
+                ["sh", "-c", _WATCHED, "sh", directory, *argv],
                 cwd=directory,
-                stdin=subprocess.DEVNULL,
+                stdin=alive,
+                # pip has temporary files of its own.
+                env={**os.environ, "TMPDIR": directory},
                 capture_output=True,
                 text=True,
                 errors="replace",
