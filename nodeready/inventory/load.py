@@ -91,7 +91,11 @@ def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
     tree = _parse(path)
     bound: dict[str, Any] = {"__file__": str(path)}
     here = os.getcwd()
-    added = here not in sys.path and (trusted or not trust.refusal(here))
+    if not trusted and trust.refusal(here):
+        _forget(here)
+        added = False
+    else:
+        added = here not in sys.path
     if added:
         sys.path.append(here)
     try:
@@ -110,6 +114,15 @@ def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
     else:
         chosen = bound.keys() - _imported(tree)
     return {k: v for k, v in bound.items() if k in chosen and not k.startswith("__")}
+
+
+def _forget(here: str) -> None:
+    """Import nothing more from this directory, unless nodeready itself is there.
+
+    `python -m` and `python -c` begin with the current directory.
+    """
+    own = str(Path(__file__).parents[2])
+    sys.path[:] = [place for place in sys.path if place == own or (place or here) != here]
 
 
 def _imported(tree: ast.Module) -> set[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from nodeready.policy import Expected, Policy
 from nodeready.subjects import managed_block
+from nodeready.subjects.context import expectations
 from nodeready.subjects.snapshot import Snapshot, nothing
 from nodeready.subjects.ssh_client.checks import expected, host_key, known_hosts, leftover
 from nodeready.subjects.ssh_client.facts import (
@@ -333,3 +334,29 @@ def test_nothing_gathered_and_other_modes_do_not_apply() -> None:
     # A block that nothing keeps right any more goes.
     assert leftover(node("x", [A], "", lines)["ssh_client"], other).fixable
     assert expected(lines) is expected(lines)
+
+
+def test_a_large_block_is_asked_of_the_next_node_when_one_gives_another() -> None:
+    large = replace(node("", [A], "", OLD)["ssh_client"].known_hosts, lines=None, sent=False)
+    nodes = {
+        name: Snapshot({"ssh_client": replace(node("", [k])["ssh_client"], known_hosts=large)})
+        for name, k in (("gpu1", A), ("gpu3", C))
+    }
+    text = "\n".join([managed_block.BEGIN.decode(), *OLD, managed_block.END.decode()]) + "\n"
+    asked: list[str] = []
+
+    def fetch(name: str) -> str:
+        asked.append(name)
+        return "nonsense" if name == "gpu1" else text
+
+    endpoints = {**FLEET, "gpu3": Endpoint(key=C)}
+    made = expectations(dict.fromkeys(nodes, Policy()), nodes, endpoints, bytes, fetch)
+    assert asked == ["gpu1", "gpu3"]
+    assert all(OLD[1] in policy.ssh_known_hosts for policy in made.values())
+    assert isinstance(made["gpu3"], Expected)
+    assert made["gpu3"].host_key == C
+    # When all nodes of the inventory were seen, nobody has anything to add.
+    asked.clear()
+    seen = {name: endpoints[name] for name in nodes}
+    expectations(dict.fromkeys(nodes, Policy()), nodes, seen, bytes, fetch)
+    assert asked == []
