@@ -17,7 +17,7 @@ def machine(vm: Vm) -> Machine:
     def root(script: str, given: str) -> subprocess.CompletedProcess[str]:
         return vm.run(script, check=False, input=given, timeout=120)
 
-    return Machine(root)
+    return Machine(root, program=False)
 
 
 @pytest.fixture(params=[0, 1], ids=["unprotected", "protected"])
