@@ -1,5 +1,18 @@
-"""`python -m nodeready`."""
+"""The start of the command, also as `python -m nodeready`: a signal ends it quietly."""
 
-from nodeready.cli import main
+from nodeready.exit_codes import leave_on_signals
 
-main()
+
+def main() -> None:
+    """Run the command line; ends the process with the documented exit code."""
+    leave_on_signals()
+    from nodeready.cli import main as run
+
+    try:
+        run()
+    finally:
+        leave_on_signals()
+
+
+if __name__ == "__main__":
+    main()

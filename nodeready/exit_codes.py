@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from types import FrameType
+
 OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
@@ -31,3 +35,19 @@ def exit_code(
         if happened:
             return code
     return OK
+
+
+def leave_on_signals() -> None:
+    """From here on, Ctrl-C and SIGTERM end the process at once and in silence, as interrupted.
+
+    For the time in which there is nothing to tidy up: a KeyboardInterrupt in the middle of an
+    import shows as a traceback. A SIGINT that was ignored at the start stays ignored.
+    """
+    for name in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(name) is not signal.SIG_IGN:
+            signal.signal(name, leave)
+
+
+def leave(signum: int, frame: FrameType | None) -> None:
+    """The handler of a signal that ends the process at once."""
+    os._exit(INTERRUPTED)

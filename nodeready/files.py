@@ -14,7 +14,6 @@ import errno
 import os
 import pwd
 import re
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -256,7 +255,7 @@ def _pour(number: int, pieces: Iterable[str | bytes]) -> None:
 def _replace(end: _End, pieces: Iterable[str | bytes], mode: int) -> None:
     """A new file, and its name when it is whole: until then it has none, where that can be."""
     at = end.directory.number
-    passing = f".{end.name[:200]}.{secrets.token_hex(4)}"
+    passing = f".{end.name[:200]}.{os.urandom(4).hex()}"
     named = False
     try:
         try:

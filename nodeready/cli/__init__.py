@@ -8,14 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
-from nodeready.cli.exits import exit_code
+from nodeready.cli.exits import exit_code, raise_on_signals
 from nodeready.cli.options import defaults
 from nodeready.shell import search_path
 from nodeready.text import sanitise
@@ -85,6 +84,8 @@ class _Commands(click.Group):
         if talking and not {"-h", "--help"} & {*args[1:]}:
             importlib.import_module(_PATCH)
         name, command, rest = super().resolve_command(ctx, args)
+        if self.is_the_command and not talking:
+            raise_on_signals()
         if talking and command is not None and command.callback is not None:
             command.callback = _patched(command.callback)
         return name, command, rest
@@ -153,15 +154,12 @@ def complain(text: str) -> None:
         click.echo(f"nodeready: {sanitise(line)}", err=True)
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; ends the process with the documented exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
     # What we start is what it is everywhere, not what lies in the current directory.
     os.environ["PATH"] = search_path(os.environ.get("PATH", ""))
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     _Commands.is_the_command = True
     try:
         status = cli.main(

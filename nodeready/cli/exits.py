@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from types import FrameType
 
 import click
 
-from nodeready.exit_codes import CHECK, FAILED, INTERRUPTED, OK, UNREACHABLE, USAGE, exit_code
+from nodeready.exit_codes import (
+    CHECK,
+    FAILED,
+    INTERRUPTED,
+    OK,
+    UNREACHABLE,
+    USAGE,
+    exit_code,
+    leave,
+)
 
 __all__ = [
     "CHECK",
@@ -39,6 +47,10 @@ class Refused(click.ClickException):
 # Python runs a signal's handler in whatever greenlet runs: in the work on some node, or in the
 # loop of gevent, which would print a traceback.
 
+#
+# Before that, in a command's own imports and its reading of what it was given, a signal ends the
+# process at once (exit_codes.leave_on_signals).
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -52,7 +64,7 @@ def interrupt_on_signals() -> None:
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         for name in handled:
-            signal.signal(name, _leave)
+            signal.signal(name, leave)
         if gevent.getcurrent() is command:
             raise KeyboardInterrupt
         hub.get_hub().loop.run_callback(command.throw, KeyboardInterrupt())
@@ -61,5 +73,8 @@ def interrupt_on_signals() -> None:
         signal.signal(name, interrupt)
 
 
-def _leave(signum: int, frame: FrameType | None) -> None:
-    os._exit(INTERRUPTED)
+def raise_on_signals() -> None:
+    """From here on, a signal is a KeyboardInterrupt: for commands that do not use gevent."""
+    if signal.getsignal(signal.SIGINT) is leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

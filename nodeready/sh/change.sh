@@ -102,7 +102,7 @@ nr_judge() {
 # is followed only where root's or our own link cannot have been put or replaced by others.
 # MAKE: '1' makes the directories that lack, '0' fails with status 1 where one lacks.
 nr_walk() {
-    nr_path=$1 nr_rest=$1 nr_links=0 nr_loose=''
+    nr_path=${1%/.} nr_rest=$1 nr_links=0 nr_loose=''
     nr_me=${nr_me:-$(id -u)} nr_group=${nr_group:-$(id -g)}
     cd -P / || nr_fail "$nr_path: cannot enter /"
     nr_judge
@@ -121,7 +121,11 @@ nr_walk() {
             return 0
         fi
         if [ -L "./$nr_name" ]; then
-            nr_trusted || nr_fail "$nr_path: $nr_at/$nr_name: a link of $(nr_who "./$nr_name"): not followed"
+            if ! nr_trusted; then
+                nr_where=$nr_path:
+                if [ "$nr_path" != "$nr_at/$nr_name" ]; then nr_where="$nr_path: $nr_at/$nr_name:"; fi
+                nr_fail "$nr_where a link of $(nr_who "./$nr_name"): not followed"
+            fi
             nr_links=$((nr_links + 1))
             nr_target=$(readlink -- "./$nr_name") || nr_target=
             if [ "$nr_links" -gt 40 ] || [ -z "$nr_target" ]; then nr_nowhere; fi

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from nodeready.deploy.actions import Action, Change, Directory, RemoveFile, Writ
 from nodeready.policy import Policy
 from nodeready.policy.load import as_data
 from nodeready.transport import bundle
+from tests.paths import PACKAGE
 
 #: Runs a shell script as root; its standard input is the second word.
 Root = Callable[[str, str], "subprocess.CompletedProcess[str]"]
@@ -48,6 +50,7 @@ class Attack:
 
     plant:   her script
     root:    root's command
+    brief:   the same writing without a look at the machine, where that would take minutes
     told:    what it says about it on standard error
     intact:  a command whose output stays the same, beside what root has
     """
@@ -57,6 +60,7 @@ class Attack:
     root: str
     told: str
     intact: str = ":"
+    brief: str = ""
 
 
 def change(*actions: Action) -> str:
@@ -65,13 +69,29 @@ def change(*actions: Action) -> str:
 
 
 def _report(path: str) -> str:
-    return f"timeout 60 python3 -I {PROGRAM} audit --only ptrace -o {path} </dev/null"
+    return f"timeout 60 python3 -I -S {PROGRAM} audit --only ptrace -o {path} </dev/null"
 
 
 def _record(textfile: str) -> str:
     policy = json.dumps({**as_data(Policy()), "gate_textfile": textfile})
     write = f"printf %s {shlex.quote(policy)} >/root/policy.json"
-    return f"{write}; timeout 60 python3 -I {PROGRAM} record --policy /root/policy.json </dev/null"
+    return (
+        f"{write}; timeout 60 python3 -I -S {PROGRAM} record --policy /root/policy.json </dev/null"
+    )
+
+
+def _brief(path: str) -> str:
+    words = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, "/root/alone")
+from files import write_atomically
+try:
+    write_atomically(Path({path!r}), ["new"])
+except OSError as error:
+    sys.exit(f"{{error.strerror}}: {{error.filename}}")
+"""
+    return f"timeout 60 python3 -I -S -c {shlex.quote(words)} </dev/null"
 
 
 def _ours(path: str) -> WriteFile:
@@ -84,12 +104,14 @@ ATTACKS = (
         "ln -s /root/victim /scratch/report",
         _report("/scratch/report"),
         "a link of mallory: not followed: /scratch/report",
+        brief=_brief("/scratch/report"),
     ),
     Attack(
         "a link above root's report",
         "ln -s /root/dir /scratch/reports",
         _report("/scratch/reports/report"),
         "a link of mallory: not followed: /scratch/reports",
+        brief=_brief("/scratch/reports/report"),
     ),
     Attack(
         "a pipe where root's report goes",
@@ -98,6 +120,7 @@ ATTACKS = (
         _report("/scratch/report"),
         "a pipe of mallory: not followed: /scratch/report",
         "cat /scratch/caught",
+        brief=_brief("/scratch/report"),
     ),
     Attack(
         "a file where root's report goes",
@@ -105,24 +128,28 @@ ATTACKS = (
         _report("/scratch/report"),
         "a file of mallory: not followed: /scratch/report",
         "cat /scratch/report",
+        brief=_brief("/scratch/report"),
     ),
     Attack(
         "a link for the exporter's file",
         "ln -s /root/victim /srv/prom/nodeready.prom",
         _record("/srv/prom/nodeready.prom"),
         "a link of mallory: not followed: /srv/prom/nodeready.prom",
+        brief=_brief("/srv/prom/nodeready.prom"),
     ),
     Attack(
         "a link above the exporter's file",
         "ln -s /root/dir /srv/prom/sub",
         _record("/srv/prom/sub/nodeready.prom"),
         "a link of mallory: not followed: /srv/prom/sub",
+        brief=_brief("/srv/prom/sub/nodeready.prom"),
     ),
     Attack(
         "a pipe for the exporter's file",
         "mkfifo /srv/prom/nodeready.prom",
         _record("/srv/prom/nodeready.prom"),
         "a pipe of mallory: not followed: /srv/prom/nodeready.prom",
+        brief=_brief("/srv/prom/nodeready.prom"),
     ),
     Attack(
         "a setuid file for the exporter's file",
@@ -130,6 +157,7 @@ ATTACKS = (
         _record("/srv/prom/nodeready.prom"),
         "",
         "find /srv/prom -user 0 -perm /6022",
+        brief=_brief("/srv/prom/nodeready.prom"),
     ),
     Attack(
         "a link for the core directory",
@@ -193,43 +221,60 @@ for _ in range(1000):
 
 
 class Machine:
-    """A machine on which root and mallory work."""
+    """A machine on which root and mallory work. program: whether root has the whole of it there"""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: Root, program: bool = True) -> None:
         self.root = root
-        self.root(f"umask 077; base64 -d >{PROGRAM}", _program())
-        self.root(f"id mallory 2>/dev/null || useradd -m -u {MALLORY} mallory", "")
+        self.done(f"id mallory >/dev/null 2>&1 || useradd -m -u {MALLORY} mallory")
+        self.done("umask 077; mkdir -p /root/alone; cat >/root/alone/files.py", _alone())
+        if program:
+            self.done(f"umask 077; base64 -d >{PROGRAM}", _program())
 
-    def mallory(self, script: str) -> None:
-        """Her script, to its end."""
-        become = f"setpriv --reuid={MALLORY} --regid={MALLORY} --clear-groups --"
-        done = self.root(f"cd /; {become} sh -c {shlex.quote(script)}", "")
-        assert done.returncode == 0, done.stderr
-
-    def state(self, more: str = ":") -> str:
-        """What root has, and what this command prints."""
-        return self.root(f"{_STATE}\n{more}", "").stdout
+    def done(self, script: str, given: str = "") -> str:
+        """Root's script, to its end: what it printed. Raises AssertionError when it fails."""
+        done = self.root(script, given)
+        assert done.returncode == 0, (script, done.stdout, done.stderr)
+        return done.stdout
 
     def fresh(self) -> None:
         """The grounds as they are before she comes."""
-        done = self.root(_GROUNDS, "")
-        assert done.returncode == 0, done.stderr
+        self.done(_GROUNDS)
+
+    def state(self) -> str:
+        """What root has."""
+        return self.done(_STATE)
+
+
+def _alone() -> str:
+    return (PACKAGE / "files.py").read_text()
 
 
 def _program() -> str:
     return base64.b64encode(bundle.program()).decode()
 
 
-def attack(machine: Machine, one: Attack) -> str:
-    """Plant it and run root's command. Returns what root's command said on standard error.
+def attack(machine: Machine, one: Attack, brief: bool = False) -> str:
+    """Plant it and run root's command, in one script. Returns what root's command said.
 
     Raises AssertionError when something of root's changed, or something of hers that must not.
     """
-    machine.fresh()
-    machine.mallory(one.plant)
-    before = machine.state(one.intact)
-    done = machine.root(one.root, "")
-    after = machine.state(one.intact)
-    assert after == before, (one.name, before, after, done.stdout, done.stderr)
-    assert done.returncode != 124, (one.name, done.stdout, done.stderr)
-    return done.stderr
+    become = f"setpriv --reuid={MALLORY} --regid={MALLORY} --clear-groups --"
+    command = one.brief if brief and one.brief else one.root
+    printed = machine.done(f"""
+({_GROUNDS}) || exit 1
+cd /
+{become} sh -c {shlex.quote(one.plant)} || exit 1
+({_STATE}
+{one.intact})
+echo =====
+({command}
+) 2>&1
+echo "===== $?"
+({_STATE}
+{one.intact})
+exit 0
+""")
+    before, said, after = re.split(r"=====.*\n", printed)
+    assert after == before, (one.name, printed)
+    assert "\n===== 124\n" not in printed, (one.name, "it waited", printed)
+    return said

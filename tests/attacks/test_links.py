@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.attacks import links
@@ -30,3 +32,27 @@ def test_a_component_that_is_exchanged_redirects_nothing(what, machine, mallory)
     mallory.python(links.SWAP)
     machine.root(links.UNDER_SWAP[what], "")
     assert machine.state() == before
+
+
+def test_a_deploy_makes_no_directory_of_others_writable(fresh_node, mallory, fleet, tool):
+    fresh_node.enter(["sh", "-c", "mkdir -m 1777 /scratch; mkdir -m 700 /root/dir"])
+    mallory.run("ln -s /root/dir /scratch/cores")
+    where = fleet([fresh_node], core_pattern="/scratch/cores/core.%p")
+    done = tool("deploy", where, "--yes", "--only", "core_dumps")
+    assert done.status == 1, done
+    told = "core_dumps.directory: /scratch/cores: a link of mallory: not followed\n"
+    assert f"{fresh_node.name}: {told}" in done.out
+    assert fresh_node.enter(["stat", "-c", "%a %U", "/root/dir"]).stdout == "700 root\n"
+
+
+def test_the_command_writes_to_no_link_in_a_shared_directory(lab_machine, tool, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "out").symlink_to(tmp_path / "victim")
+    os.chown(shared / "out", links.MALLORY, links.MALLORY, follow_symlinks=False)
+    done = tool("bundle", "-o", shared / "out")
+    assert (done.status, done.out) == (2, ""), done
+    said = f"nodeready: -o {shared}/out: a link of uid {links.MALLORY}: not followed\n"
+    assert done.err == said
+    assert not (tmp_path / "victim").exists()

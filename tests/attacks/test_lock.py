@@ -47,6 +47,19 @@ while True:
     assert fresh_node.run("ls -A /home/mallory/got", check=False).returncode
 
 
+def test_a_user_keeps_the_timer_from_looking(fresh_node, mallory, fleet, tool):
+    done = tool("deploy", fleet([fresh_node], gate=True), "--yes", "--only", "gate")
+    assert done.status == 0, done
+    line = fresh_node.read("/etc/cron.d/nodeready").splitlines()[-1].split(" root ", 1)[1]
+    fresh_node.enter(["sh", "-c", f"umask 022; {line}"], check=False)
+    verdict = fresh_node.enter(["stat", "-c", "%a %U", "/run/nodeready/verdict.json"]).stdout
+    assert verdict == "644 root\n"
+    lock = line.partition("flock -n ")[2].split()[0]
+    refused = mallory.run(f"flock -n {lock} true 2>&1", check=False)
+    assert refused.returncode, refused
+    assert "Permission denied" in refused.stdout
+
+
 def test_who_holds_the_lock_is_named(fresh_node, fleet, tool):
     fresh_node.enter(
         ["sh", "-c", f"umask 077; : >{LOCK}; flock {LOCK} sleep 600 >/dev/null 2>&1 &"]

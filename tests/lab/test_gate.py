@@ -53,9 +53,8 @@ def in_place(node) -> None:
     cron = host.file(probe.CRON)
     assert (cron.user, cron.mode) == ("root", 0o644)
     assert cron.content_string.endswith("\n")
-    assert f"*/5 * * * * root flock -n /run/nodeready.record.lock {probe.RECORD} " in (
-        cron.content_string
-    )
+    own = f"umask 077; flock -n /run/nodeready.record sh -c 'umask 022; exec {probe.RECORD}' "
+    assert f"*/5 * * * * root {own}" in cron.content_string
     for program in probe.PROGRAMS:
         assert (host.file(program).user, host.file(program).mode) == ("root", 0o755)
     assert re.fullmatch(

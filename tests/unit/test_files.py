@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nodeready.files import write_atomically
+from nodeready.files import NotFollowed, check, make_directory, remove, write_atomically
 
 
 def mode(path: Path) -> int:
@@ -55,3 +56,117 @@ def test_a_report_that_breaks_off_leaves_the_old_file(tmp_path):
         write_atomically(path, pieces())
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["report"]
+
+
+#: An ordinary user.
+OTHER = 4001
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to somebody else")
+
+
+def refused(path: Path, component: Path) -> None:
+    for call in (check, lambda where: write_atomically(where, ["x"])):
+        with pytest.raises(NotFollowed) as problem:
+            call(path)
+        assert problem.value.filename == str(component)
+
+
+@root_only
+def test_a_link_of_somebody_else_is_not_followed(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (tmp_path / "dir").mkdir()
+    for target, link in (("victim", "report"), ("dir", "reports")):
+        (shared / link).symlink_to(tmp_path / target)
+        os.chown(shared / link, OTHER, OTHER, follow_symlinks=False)
+    refused(shared / "report", shared / "report")
+    refused(shared / "reports" / "x", shared / "reports")
+    assert not (tmp_path / "victim").exists()
+    assert list((tmp_path / "dir").iterdir()) == []
+    # Root's own link there cannot be replaced by others, and is followed.
+    (shared / "mine").symlink_to(tmp_path / "victim")
+    write_atomically(shared / "mine", ["x"])
+    assert (tmp_path / "victim").read_text() == "x"
+    # A second name for it may be anybody's.
+    os.link(shared / "mine", shared / "second", follow_symlinks=False)
+    refused(shared / "second", shared / "second")
+
+
+@root_only
+@pytest.mark.parametrize("mode", [0o757, 0o775])
+def test_no_link_is_followed_below_a_directory_that_others_can_change(mode, tmp_path):
+    open_to_others = tmp_path / "open"
+    (open_to_others / "below").mkdir(parents=True)
+    (open_to_others / "below" / "link").symlink_to(tmp_path / "target")
+    open_to_others.chmod(mode)
+    refused(open_to_others / "below" / "link", open_to_others / "below" / "link")
+    with pytest.raises(NotFollowed):
+        make_directory(open_to_others / "below" / "link" / "new")
+    with pytest.raises(NotFollowed):
+        remove(open_to_others / "below" / "link" / "x")
+    # A directory is no link: a file goes there.
+    write_atomically(open_to_others / "below" / "file", ["x"])
+    remove(open_to_others / "below" / "file")
+    assert not (open_to_others / "below" / "file").exists()
+
+
+@root_only
+def test_neither_a_pipe_nor_a_file_of_somebody_else_gets_what_we_write(tmp_path):
+    tmp_path.chmod(0o1777)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    for name in ("pipe", "file"):
+        os.chown(tmp_path / name, OTHER, OTHER)
+        refused(tmp_path / name, tmp_path / name)
+    # In that user's own directory a new file takes the place of an old one, with our mode.
+    (tmp_path / "hers").mkdir()
+    os.chown(tmp_path / "hers", OTHER, OTHER)
+    (tmp_path / "hers" / "file").touch(0o666)
+    os.chown(tmp_path / "hers" / "file", OTHER, OTHER)
+    write_atomically(tmp_path / "hers" / "file", ["x"], 0o600)
+    assert (mode(tmp_path / "hers" / "file"), (tmp_path / "hers" / "file").stat().st_uid) == (
+        0o600,
+        0,
+    )
+
+
+def test_the_mode_of_another_name_is_not_kept(tmp_path):
+    secret = tmp_path / "readable"
+    secret.touch(0o644)
+    os.link(secret, tmp_path / "report")
+    write_atomically(tmp_path / "report", ["x"], 0o600)
+    assert (mode(tmp_path / "report"), secret.read_text()) == (0o600, "")
+
+
+def test_descriptors_that_were_handed_to_us_are_written_to(tmp_path):
+    reading, writing = os.pipe()
+    write_atomically(Path(f"/dev/fd/{writing}"), ["a"])
+    write_atomically(Path(f"/proc/self/fd/{writing}"), ["b"])
+    check(Path(f"/dev/fd/{writing}"))
+    os.close(writing)
+    assert os.read(reading, 10) == b"ab"
+    os.close(reading)
+    code = "import sys; from pathlib import Path; from nodeready.files import write_atomically\n"
+    code += "write_atomically(Path('/dev/stdout'), ['x'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout == b"x"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        write_atomically(Path("/dev/fd/1022"), ["x"])
+
+
+def test_directories_are_made_and_loops_are_no_end(tmp_path):
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real").mkdir()
+    make_directory(tmp_path / "link" / ".." / "link" / "a" / "b", 0o700)
+    assert mode(tmp_path / "real" / "a" / "b") == 0o700
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels") as problem:
+        write_atomically(tmp_path / "loop", ["x"])
+    assert problem.value.filename == str(tmp_path / "loop")
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path, ["x"])
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "missing" / "x", ["x"])
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        make_directory(tmp_path / "file" / "x")

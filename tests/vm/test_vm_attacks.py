@@ -1,0 +1,37 @@
+"""What users plant where root writes, on a kernel that protects root and on one that does not."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.attacks.links import ATTACKS, Machine, attack
+from tests.vm.machine import Vm
+
+_PROTECTED = ("protected_symlinks", "protected_regular", "protected_fifos")
+
+
+@pytest.fixture(scope="module")
+def machine(vm: Vm) -> Machine:
+    def root(script: str, given: str) -> subprocess.CompletedProcess[str]:
+        return vm.run(script, check=False, input=given, timeout=120)
+
+    return Machine(root, program=False)
+
+
+@pytest.fixture(params=[0, 1], ids=["unprotected", "protected"])
+def protected(vm: Vm, request: pytest.FixtureRequest) -> int:
+    value: int = request.param
+    vm.run("; ".join(f"echo {value} >/proc/sys/fs/{name}" for name in _PROTECTED))
+    values = vm.run("; ".join(f"cat /proc/sys/fs/{name}" for name in _PROTECTED)).stdout
+    assert values.split() == [str(value)] * len(_PROTECTED)
+    return value
+
+
+def test_what_somebody_planted_is_neither_followed_nor_written_to(
+    machine: Machine, protected: int
+) -> None:
+    for one in ATTACKS:
+        said = attack(machine, one, brief=True)
+        assert one.told in said, (one.name, said)
