@@ -6,6 +6,8 @@ grow, and the probe that reads the files of ours.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -105,9 +107,17 @@ class Output:
         """The files that nr_exact printed, path -> the bytes as they are on the node."""
         mark = re.escape(f"@{self.nonce}")
         found = re.finditer(
-            rf"^{mark} file (/[^\n]*)\n(.*?)\n{mark} eof$", self.require(), re.M | re.S
+            rf"^{mark} file (/[^\n]*)\n([A-Za-z0-9+/=\n]*)\n{mark} eof$", self.require(), re.M
         )
-        return {match[1]: match[2].encode("utf-8", "surrogateescape") for match in found}
+        return {match[1]: decoded(match[2]) for match in found}
+
+
+def decoded(text: str) -> bytes:
+    """The bytes that a node's base64 printed. Raises ProbeError."""
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except binascii.Error:
+        raise ProbeError("a file that is not whole", text) from None
 
 
 @dataclass(frozen=True)

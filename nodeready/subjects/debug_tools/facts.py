@@ -43,7 +43,7 @@ def _script(policy: Policy) -> str:
     printf 'machine=%s\n' "${{nr_line:-$(uname -m)}}"
     if [ -e {PY_SPY} ]; then
         printf 'mode=%s\n' "$(stat -Lc %a {PY_SPY})"
-        printf 'version=%s\n' "$(timeout -k 1 2 {PY_SPY} --version 2>/dev/null)"
+        nr_say version "$(timeout -k 1 2 {PY_SPY} --version 2>/dev/null)"
     fi
     """
     parts = [packages if policy.packages else "", py_spy if policy.py_spy_version else "", ":"]

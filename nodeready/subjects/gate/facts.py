@@ -88,7 +88,7 @@ _WITH_GATE = rf"""
     for nr_name in {" ".join(PYTHONS)}; do
         if ! command -v "$nr_name" >/dev/null 2>&1; then continue; fi
         nr_said=$("$nr_name" -ISBc '{_ABOUT}' 2>/dev/null)
-        printf 'python=%s %s\n' "$nr_name" "${{nr_said:-?}}"
+        nr_say python "$nr_name ${{nr_said:-?}}"
         case $nr_said in *' '*) break ;; esac
     done
     for nr_file in {" ".join(PROGRAMS)}; do

@@ -292,6 +292,7 @@ _STAMP = (
 
 # The patterns are anchored at a line's beginning: a process may have a message for its name.
 _SCAN = rf"""
+BEGIN {{ mark = ENVIRON["NR_MARK"] }}
 function keep(key, text) {{
     if (!(key in count)) {{
         if (kinds >= 400) {{ more++; return }}
@@ -356,7 +357,7 @@ END {{
 def _script(policy: Policy) -> str:
     """Scan dmesg; when it is not complete, or may not be read, scan the journal."""
     return (
-        'nr_scan() { exec awk -v mark="@$NR status " -v from="$1" \''
+        'nr_scan() { NR_MARK="@$NR status "; export NR_MARK; exec awk -v from="$1" \''
         + _SCAN
         + r"""'
     }

@@ -84,6 +84,8 @@ while read -r nr_dev nr_path nr_type nr_opts nr_rest; do
     overlay) if [ "$nr_path" = / ]; then nr_kind=local; fi ;;
     esac
     case $nr_path in {"|".join(_SKIPPED)}) nr_kind= ;; esac
+    # A path with a newline in it would print lines of its own choice.
+    case $nr_path in *\\012*) continue ;; esac
     if [ -n "$nr_wanted" ]; then
         nr_kind=${{nr_kind:-net}}
     else
