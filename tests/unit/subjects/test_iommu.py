@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from nodeready.deploy.actions import RemoveFile, Run, WriteFile
+from nodeready.deploy.actions import PlanError, RemoveFile, Run, WriteFile
 from nodeready.operations.iommu import args as step
 from nodeready.operations.iommu import grub_piece
 from nodeready.policy import Policy
@@ -260,5 +260,7 @@ def test_hostile_values_stay_data():
     assert evil.encode() not in write.content
     assert run == Run(("update-grub",))
     rocky = dataclasses.replace(parse(ROCKY), boot=(Entry("/a:1", (f"iommu={evil}",)),))
-    (grubby,) = plan(rocky)
-    assert "reboot" not in grubby.sh().replace(f"iommu={evil}", "")
+    with pytest.raises(PlanError, match="remove it by hand"):
+        plan(rocky)
+    plain = dataclasses.replace(rocky, boot=(Entry("/a:1", ("iommu=soft",)),))
+    assert "--remove-args=iommu=soft" in plan(plain)[0].argv
