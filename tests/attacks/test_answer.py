@@ -135,6 +135,12 @@ def audited(
     return audit
 
 
+@pytest.fixture
+def two(mallory: Person, bob: Person) -> tuple[Person, Person]:
+    """Both on one node."""
+    return mallory, bob
+
+
 def _stopping(results: dict[str, Any]) -> set[str]:
     """The checks that give a node no job."""
     return {check for check, one in results.items() if one["status"] in {"fail", "unknown"}}
@@ -201,16 +207,20 @@ def test_her_file_costs_her_own_row_alone(
         assert node["seconds"] < 30
 
 
-def test_her_process_holds_nothing_of_a_change(
-    fresh_node: Node, tool: Tool, fleet: Callable[..., Path], mallory: Person, bob: Person
+@pytest.mark.parametrize(("passes", "text"), [(0, _FORGED), (1, "nr_done\n" * 8000)])
+def test_her_process_holds_nothing_of_a_deploy(
+    two: tuple[Person, Person], tool: Tool, fleet: Callable[..., Path], passes: int, text: str
 ) -> None:
-    """Nor does it keep bob from his block, or root from what was said behind her back."""
+    """Neither of its look nor of its change; nor does it keep bob from his block."""
+    mallory, bob = two
+    fresh_node = mallory.node
     inventory = fleet([fresh_node], **_USERS)
     mallory.run("echo mine=1 >.pdshrc")
+    bob.run("echo x >nodeready.cfg")
+    fresh_node.write("/etc/systemd/system/bobs.service", "[Service]\nExecStart=/bin/true\n")
     before = fresh_node.enter(["sh", "-c", _STATE]).stdout
-    # The look may open it; the change may not.
-    _hijack(mallory, "forge", "nr_done\n" * 8000, passes=1)
-    done = tool("deploy", inventory, "--yes", "--only", "pdsh")
+    _hijack(mallory, "forge", text, passes)
+    done = tool("deploy", inventory, "--yes", "--only", "pdsh,core_dumps")
     _taken(mallory)
     assert done.status in {0, 1, 3}, done
     assert re.search("mallory", done.err + done.out), done
@@ -221,7 +231,10 @@ def test_her_process_holds_nothing_of_a_change(
 
 
 #: What she would like root to change: who logs in, and what starts.
-_STATE = "sha256sum /etc/passwd /etc/shadow /etc/group; ls -lR /etc/systemd/system /etc/cron.d"
+_STATE = """
+    sha256sum /etc/passwd /etc/shadow /etc/group /home/bob/nodeready.cfg
+    ls -lR /etc/systemd/system /etc/cron.d
+"""
 
 
 #: As random as every run's; here, the worst: every file and every tool knows it.
