@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeready.deploy.actions import Action, Directory, RemoveFile, Run
-from nodeready.deploy.step import own_file, step, sysctl_dropin
+from nodeready.deploy.step import (
+    SYSCTL_D,
+    others_of,
+    own_file,
+    step,
+    sysctl_dropin,
+    sysctl_name,
+)
 from nodeready.policy import Policy
-from nodeready.subjects.core_dumps.checks import retention_rule
-from nodeready.subjects.core_dumps.facts import KEY, CoreDumps, core_directory
+from nodeready.subjects.core_dumps.checks import packaged, retention_rule
+from nodeready.subjects.core_dumps.facts import KEY, REWRITERS, CoreDumps, core_directory
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.templates import render
 
@@ -20,7 +27,7 @@ COREDUMP_CONF = "/etc/systemd/coredump.conf.d/zz-nodeready.conf"
 def rewriters(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Stop, disable and mask the services that rewrite core_pattern when they start."""
     cores: CoreDumps = seen["core_dumps"]
-    for unit in cores.rewriters:
+    for unit in (unit for unit in REWRITERS if unit in cores.rewriters):
         if cores.systemd:
             yield Run(("systemctl", "disable", "--now", unit), f"stop {unit}")
         yield Run(("systemctl", "mask", unit), f"mask {unit}")
@@ -45,10 +52,9 @@ def pattern(seen: Snapshot, want: Policy) -> Iterator[Action]:
         yield from sysctl_dropin(seen, "core_dumps", KEY, wanted, cores.boot)
     else:
         # The package's own file sets the pattern; ours would hide it.
-        wanted = cores.packaged.value if cores.packaged else cores.live
-        for path, content in seen.files.items():
-            if path.startswith("/etc/sysctl.d/") and path.endswith("nodeready-core_dumps.conf"):
-                yield RemoveFile(path, content)
+        wanted = packaged(cores) or cores.live
+        for path, content in others_of(seen, SYSCTL_D, sysctl_name("core_dumps")):
+            yield RemoveFile(path, content)
     if cores.live != wanted:
         yield Run(("sysctl", "-w", f"{KEY}={wanted}"))
 

@@ -8,7 +8,13 @@ from nodeready.deploy import py_spy_binary
 from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
-from nodeready.subjects.debug_tools.facts import DIGESTS, PY_SPY, PY_SPY_NOTE, DebugTools
+from nodeready.subjects.debug_tools.facts import (
+    DIGESTS,
+    MANAGERS,
+    PY_SPY,
+    PY_SPY_NOTE,
+    DebugTools,
+)
 from nodeready.subjects.snapshot import Snapshot
 
 #: Seconds for a whole installation, the wait for the package manager's lock included.
@@ -56,10 +62,15 @@ def packages(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Install the missing packages with one refresh of the index at most."""
     tools: DebugTools = seen["debug_tools"]
     wait_s = min(want.package_lock_wait_s, _TIMEOUT_S - 60)
+    # What the node says chooses among what the policy and this program name.
+    manager = next((name for name in MANAGERS if name == tools.manager), "")
+    missing = [name for name in want.packages if name in tools.missing]
+    if not manager or not missing:
+        return
     yield Script(
         "packages",
-        ("nr_packages", tools.manager, str(wait_s), *tools.missing),
-        f"install {' '.join(tools.missing)} with {tools.manager}",
+        ("nr_packages", manager, str(wait_s), *missing),
+        f"install {' '.join(missing)} with {manager}",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects.gate.checks import kept, uncompiled
@@ -13,12 +13,15 @@ from nodeready.subjects.gate.facts import (
     COMPILED,
     CRON,
     DIRECTORY,
+    FILES,
     HEALTH_CHECK,
     NOTE,
     POLICY,
     PROGRAMS,
     PROLOG,
+    PYTHONS,
     RECORD,
+    ROOTS,
     SERVICE,
     TIMER,
     VERDICT,
@@ -55,7 +58,7 @@ def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Take the node's own check away, what starts it first; never what slurm.conf still names."""
     there: Gate = seen["gate"]
     staying = kept(there)
-    gone = [path for path in there.there if path not in staying]
+    gone = [path for path in FILES if path in there.there and path not in staying]
     if there.systemd and TIMER in gone:
         yield Run(("systemctl", "disable", "--now", "nodeready.timer"))
     for path in gone:
@@ -71,12 +74,18 @@ def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
 
 @step(timeout_s=_TIMEOUT_S)
 def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
-    """Write nodeready as one file that the node's Python can run, compile it, write the policy."""
+    """Write nodeready as one file that the node's Python can run, compile it, write the policy.
+
+    Raises PlanError for a Python that was not asked for.
+    """
     there: Gate = seen["gate"]
     wanted = dict(getattr(want, "gate_files", ()))
-    if there.exposed:
-        yield Run(("chown", "0:0", "--", *there.exposed))
-        yield Run(("chmod", "go-w", "--", *there.exposed))
+    if there.python not in PYTHONS:
+        raise PlanError(f"{there.python[:100]!r} is no Python that nodeready asks for")
+    exposed = [path for path in ROOTS if path in there.exposed]
+    if exposed:
+        yield Run(("chown", "0:0", "--", *exposed))
+        yield Run(("chmod", "go-w", "--", *exposed))
     new = (there.digests or {}).get(BUNDLE) != wanted.get(BUNDLE)
     if new:
         test = '"$0" -I "$1" --version >/dev/null 2>&1 || { echo "it does not run"; exit 1; }'
@@ -88,7 +97,7 @@ def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
             large=True,
         )
     # Until the new program is compiled, the node runs the old program by the old policy.
-    if new or there.exposed or uncompiled(there):
+    if new or exposed or uncompiled(there):
         words = ("nr_compile", there.python, BUNDLE, COMPILED, NOTE, wanted[BUNDLE])
         yield Script("compile", words, f"compile {BUNDLE} for {there.python}")
     yield from _files(seen, want, POLICY)

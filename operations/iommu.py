@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from nodeready import shell
@@ -23,6 +24,8 @@ from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.templates import render
 
 _DROPIN = "zz-nodeready.cfg"
+# What grubby, a shell script, may be asked to remove.
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:-]{1,64}(?:=[A-Za-z0-9_.,:-]{0,64})?")
 #: GRUB's configuration is shell: a file that does not parse would stop update-grub.
 _VALIDATOR = ("sh", "-n")
 
@@ -52,11 +55,7 @@ def _debian(seen: Snapshot, iommu: Iommu, piece: bytes) -> Iterator[Action]:
     others = [line.path.rpartition("/")[2] for line in iommu.config if line.path != DEFAULT_GRUB]
     others = [name for name in others if "nodeready" not in name]
     path = f"{GRUB_D}/{name_after(_DROPIN, max(others, default=''))}"
-
-    def beside(other: str) -> bool:
-        return other.startswith(f"{GRUB_D}/")
-
-    yield from own_file(seen, path, piece, validator=_VALIDATOR, instead_of=beside)
+    yield from own_file(seen, path, piece, validator=_VALIDATOR, instead_of=_DROPIN)
 
 
 def _suse(iommu: Iommu, piece: bytes) -> Iterator[Action]:
@@ -69,10 +68,16 @@ def _suse(iommu: Iommu, piece: bytes) -> Iterator[Action]:
 
 
 def _redhat(iommu: Iommu, args: tuple[str, ...]) -> Run:
-    """grubby edits every boot loader entry, and the arguments that new kernels get."""
+    """grubby edits every boot loader entry, and the arguments that new kernels get.
+
+    Raises PlanError for an argument that is no plain word.
+    """
     tokens = [token for entry in iommu.boot for token in entry.tokens]
     remove = contradicting(tokens, args)
     words = ["grubby", "--update-kernel=ALL", f"--args={' '.join(args)}"]
+    for token in remove:
+        if not _PLAIN.fullmatch(token):
+            raise PlanError(f"{token[:100]!r}: remove it by hand from the boot loader entries")
     if remove:
         words.insert(2, f"--remove-args={' '.join(remove)}")
     return Run(tuple(words))

@@ -19,11 +19,7 @@ LIMITS_D = "/etc/security/limits.d"
 def _last(seen: Snapshot, directory: str, other: str, content: bytes) -> Iterator[Action]:
     """Our file in a directory where the last file wins; ours under another name is removed."""
     path = f"{directory}/{name_after(NAME, other)}"
-
-    def beside(other: str) -> bool:
-        return other.rpartition("/")[0] == directory
-
-    yield from own_file(seen, path, content, instead_of=beside)
+    yield from own_file(seen, path, content, instead_of=NAME)
 
 
 @step()
@@ -48,7 +44,10 @@ def services(seen: Snapshot, want: Policy) -> Iterator[Action]:
         for item, limit in wanted(limits, want).items()
     ]
     content = render("limits/service.conf.j2", lines=lines)
-    for service, unit in limits.units.items():
+    for service in want.limit_services:
+        if service not in limits.units:
+            continue
+        unit = limits.units[service]
         yield from _last(seen, f"/etc/systemd/system/{service}.service.d", unit.last, content)
     if limits.systemd:
         yield Run(("systemctl", "daemon-reload"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from nodeready.deploy.actions import Action, PlanError, WriteFile
 from nodeready.deploy.step import name_after, own_file, step
@@ -31,12 +30,7 @@ def rcmd(seen: Snapshot, want: Policy) -> Iterator[Action]:
         default = f"zz-nodeready-pdsh{suffix}"
         path = f"{PROFILE_D}/{name_after(default, last_in_profile(pdsh, suffix))}"
         text = render(f"pdsh/profile{suffix}.j2", variable=VARIABLE, type=TYPE)
-        kind = partial(_same_kind, suffix)
-        yield from own_file(seen, path, text, instead_of=kind)
-
-
-def _same_kind(suffix: str, other: str) -> bool:
-    return other.startswith(f"{PROFILE_D}/") and other.endswith(f"pdsh{suffix}")
+        yield from own_file(seen, path, text, instead_of=default)
 
 
 @step()
@@ -47,7 +41,7 @@ def pdshrc(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """
     inner = render("pdsh/pdshrc.j2", lines=pdshrc_lines(want))
     for user in seen["pdsh"].users:
-        if user.trouble or has_block(user, want):
+        if user.name not in want.pdshrc_users or user.trouble or has_block(user, want):
             continue
         try:
             content = managed_block.put(user.pdshrc or b"", inner, "keep")

@@ -35,7 +35,8 @@ class WriteFile:
 
     old:       what is there now; None: no such file
     mode:      of a new file; an existing one keeps its mode and owner
-    user:      write with this user's rights (a file in a home directory), not as root
+    user:      write with this user's rights, not as root: the file of this name in the user's home
+               directory
     validator: a command that gets the new file as its last word and must succeed
     large:     sent through the connection instead of the command line, packed; no diff
     owned:     ours outright: written whatever is there, where another's file that changed since
@@ -57,8 +58,13 @@ class WriteFile:
             old = "*"
         else:
             old = "-" if self.old is None else hashlib.sha256(self.old).hexdigest()
-        words = shell.join(["nr_write", self.path, self.mode, data, old, *self.validator])
-        return f"nr_as {shell.quote(self.user)} {shell.quote(words)}" if self.user else words
+        rest = shell.join([self.mode, data, old, *self.validator])
+        if not self.user:
+            return f"nr_write {shell.quote(self.path)} {rest}"
+        # The node's user database says where the home directory is, not what the node was seen as.
+        name = shell.quote(self.path.rpartition("/")[2])
+        words = f'nr_write "$NR_HOME"/{name} {rest}'
+        return f"nr_as {shell.quote(self.user)} {shell.quote(words)}"
 
     def describe(self) -> str:
         verb = "create" if self.old is None else "change"
@@ -197,6 +203,7 @@ class Change:
         if any(isinstance(action, WriteFile) and action.user for action in self.actions):
             # The library once more, as text, for the shell that runs as the user.
             lib += f"NR_LIB={shell.quote(lib)}\n{shell.library('as_user')}"
+            body += "\nnr_as_done"
         return f"{lib}{lock}\n{body}\n"
 
     def request(self, node: str, run: str, wait_s: int) -> Request:

@@ -17,7 +17,7 @@ from pyinfra.api import StringCommand, operation
 from nodeready.deploy import pyinfra
 from nodeready.deploy.actions import Action, Change, PlanError, RemoveFile, WriteFile
 from nodeready.policy import Policy
-from nodeready.subjects.base import Unknown
+from nodeready.subjects.base import Unknown, beatable, is_own
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
@@ -119,9 +119,11 @@ def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], St
 def name_after(default: str, other: str) -> str:
     """A file name that sorts behind ``other``: ``default``, or one that begins with z's.
 
-    For directories in which the last file wins (sysctl.d, limits.d, grub.d). ``other`` must be
-    beatable (nodeready/subjects/base.py).
+    For directories in which the last file wins (sysctl.d, limits.d, grub.d). Raises PlanError for
+    an ``other`` behind which no file can be (nodeready/subjects/base.py, ``beatable``).
     """
+    if not beatable(other):
+        raise PlanError(f"{other[:100]!r}: no file can be read after it: rename it")
     name, zs = default, 0
     while other and name <= other:
         zs += 1
@@ -138,19 +140,37 @@ def own_file(
     content: bytes,
     *,
     validator: tuple[str, ...] = (),
-    instead_of: Callable[[str], bool] = lambda path: False,
+    instead_of: str = "",
 ) -> Iterator[Action]:
     """Write a file that we own outright, unless it has this content already.
 
-    instead_of: tells which other files of ours this file replaces: they are removed after it is
-                written, so that a connection that dies in between leaves the setting in place
+    instead_of: the file's usual name: what stands in its directory under other forms of that name
+                is removed after the file is written, so that a connection that dies in between
+                leaves the setting in place
     """
     old = seen.files.get(path)
     if old != content:
         yield WriteFile(path, content, old, validator=validator, owned=True)
-    for other, before in seen.files.items():
-        if other != path and instead_of(other):
-            yield RemoveFile(other, before)
+    if instead_of:
+        for other, before in others_of(seen, path.rpartition("/")[0], instead_of):
+            if other != path:
+                yield RemoveFile(other, before)
+
+
+def others_of(seen: Snapshot, directory: str, default: str) -> Iterator[tuple[str, bytes]]:
+    """Path and content of what is ours in this very directory under a form of this name."""
+    for path, content in seen.files.items():
+        folder, _, name = path.rpartition("/")
+        if folder == directory and is_own(name, default):
+            yield path, content
+
+
+SYSCTL_D = "/etc/sysctl.d"
+
+
+def sysctl_name(subject: str) -> str:
+    """The usual name of our sysctl.d file for a subject."""
+    return f"99-zz-nodeready-{subject}.conf"
 
 
 def sysctl_dropin(
@@ -159,11 +179,7 @@ def sysctl_dropin(
     """Our sysctl.d file for one key, named so that it wins at boot over every other file."""
     if (boot.winner is not None and boot.winner.value == value) or not boot.beatable:
         return
-    stem = f"nodeready-{subject}.conf"
-    path = f"/etc/sysctl.d/{name_after(f'99-zz-{stem}', boot.last_name)}"
+    default = sysctl_name(subject)
+    path = f"{SYSCTL_D}/{name_after(default, boot.last_name)}"
     content = render(f"{subject}/sysctl.conf.j2", key=key, value=value)
-
-    def same_setting(other: str) -> bool:
-        return other.startswith("/etc/sysctl.d/") and other.endswith(stem)
-
-    yield from own_file(seen, path, content, instead_of=same_setting)
+    yield from own_file(seen, path, content, instead_of=default)

@@ -1,5 +1,6 @@
 # Read-only helpers of the probes. NR is the random word of this run: a line that begins with it
-# is ours, whatever a file or a tool on the node prints.
+# is ours. Whatever is not ours (a file, a tool's output) stands behind a word of ours in its line,
+# or is encoded, so that no content can begin a line of ours even if it knew that word.
 
 # nr_trap: print the exit status of this (sub)shell as its last line.
 nr_trap() {
@@ -17,7 +18,24 @@ nr_value() {
     /proc/sys/*) { nr_line=$(cat <"$2"); } 2>/dev/null ;;
     *) { IFS= read -r nr_line <"$2"; } 2>/dev/null ;;
     esac
-    if [ -n "$nr_line" ]; then printf '%s=%s\n' "$1" "$nr_line"; fi
+    if [ -n "$nr_line" ]; then nr_say "$1" "$nr_line"; fi
+}
+
+# nr_say NAME TEXT: "NAME=first line of TEXT".
+nr_say() {
+    printf '%s=%s\n' "$1" "${2%%
+*}"
+}
+
+# nr_said TEXT: each line of a tool's output behind a bar, without the empty ones.
+nr_said() {
+    set -f
+    IFS='
+'
+    # shellcheck disable=SC2086 # one word per line
+    if [ -n "$1" ]; then printf '|%s\n' $1; fi
+    unset IFS
+    set +f
 }
 
 # nr_lines FILE...: FILE:LINE:TEXT of every line of the files that are there.
@@ -26,12 +44,12 @@ nr_lines() {
     :
 }
 
-# nr_exact FILE...: the bytes of each file between two lines of ours.
+# nr_exact FILE...: the bytes of each file, in base64, between two lines of ours.
 nr_exact() {
     for nr_file in "$@"; do
         if [ -f "$nr_file" ] && [ -r "$nr_file" ]; then
             printf '\n@%s file %s\n' "$NR" "$nr_file"
-            head -c 1048576 "$nr_file"
+            base64 "$nr_file"
             printf '\n@%s eof\n' "$NR"
         fi
     done

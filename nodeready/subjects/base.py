@@ -6,6 +6,8 @@ grow, and the probe that reads the files of ours.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,8 +60,6 @@ class Section:
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-#: Characters of a path; more than the kernel takes (PATH_MAX).
-_PATH = 8192
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,19 @@ class Output:
 
     def files(self) -> dict[str, bytes]:
         """The files that nr_exact printed, path -> the bytes as they are on the node."""
-        begin, end = f"\n@{self.nonce} file ", f"\n@{self.nonce} eof\n"
-        text, found, at = f"\n{self.require()}\n", dict[str, bytes](), 0
-        while (at := text.find(begin, at)) >= 0:
-            path, _, _ = text[at + len(begin) : at + len(begin) + _PATH].partition("\n")
-            start = at + len(begin) + len(path)
-            until = text.find(end, start)
-            if until < 0:
-                break
-            if path.startswith("/"):
-                content = text[start + 1 : max(until, start + 1)]
-                found[path] = content.encode("utf-8", "surrogateescape")
-            at = until + len(end) - 1
-        return found
+        mark = re.escape(f"@{self.nonce}")
+        found = re.finditer(
+            rf"^{mark} file (/[^\n]*)\n([A-Za-z0-9+/=\n]*)\n{mark} eof$", self.require(), re.M
+        )
+        return {match[1]: decoded(match[2]) for match in found}
+
+
+def decoded(text: str) -> bytes:
+    """The bytes that a node's base64 printed. Raises ProbeError."""
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except binascii.Error:
+        raise ProbeError("a file that is not whole", text) from None
 
 
 @dataclass(frozen=True)
@@ -214,6 +214,16 @@ class Counters:
 # --- The files that we own outright: read for diffs, and so that a change knows what it replaces.
 
 
+def is_own(name: str, default: str) -> bool:
+    """Whether ``name`` is one under which a file of ours stands in its directory.
+
+    default: the file's usual name. In front of its ``nodeready`` may stand what makes it sort
+             elsewhere; a slash or a dot never does, whatever a node says.
+    """
+    rest = re.escape(default[default.index("nodeready") :])
+    return re.fullmatch(rf"[A-Za-z0-9_-]{{0,{_MOST_ZS}}}{rest}", name) is not None
+
+
 def _own_files_script(patterns: tuple[str, ...]) -> str:
     return rf"""
     set --
@@ -224,16 +234,23 @@ def _own_files_script(patterns: tuple[str, ...]) -> str:
     """
 
 
-def _parse_own_files(outputs: Mapping[str, Output], policy: Policy) -> dict[str, bytes]:
+def _parse_own_files(text: str, patterns: Iterable[str]) -> dict[str, bytes]:
     """Path -> the content of that file; every file of ours ends with a newline."""
-    files = by_path(file_lines(outputs["ours"].require()))
+    # A star stands for no slash: nothing that a node says leads out of the pattern's directory.
+    wanted = re.compile("|".join(re.escape(p).replace(r"\*", r"[^/\n]*") for p in patterns))
     return {
         path: "".join(f"{line.text}\n" for line in lines).encode("utf-8", "surrogateescape")
-        for path, lines in files.items()
+        for path, lines in by_path(file_lines(text)).items()
+        if wanted.fullmatch(path)
     }
 
 
 def own_files(patterns: Iterable[str]) -> Probe:
     """The probe ``ours``, which reads every file of these shell patterns."""
-    text = _own_files_script(tuple(dict.fromkeys(patterns)))
-    return Probe("ours", (Section("ours", lambda policy: text),), _parse_own_files)
+    chosen = tuple(dict.fromkeys(patterns))
+    text = _own_files_script(chosen)
+
+    def parse(outputs: Mapping[str, Output], policy: Policy) -> dict[str, bytes]:
+        return _parse_own_files(outputs["ours"].require(), chosen)
+
+    return Probe("ours", (Section("ours", lambda policy: text),), parse)

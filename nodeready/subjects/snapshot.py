@@ -27,7 +27,9 @@ from nodeready.subjects.result import Result, unknown
 #
 # The answer on the wire: a line ``nodeready/1 NONCE gzip`` (or ``plain``), base64 of the sections,
 # a line ``nodeready/1 NONCE end``. Each section: ``@NONCE begin NAME``, what the section printed,
-# ``@NONCE rc N`` when it ended by itself, ``@NONCE end``.
+# ``@NONCE rc N`` when it ended by itself, ``@NONCE end``. A section that ran in a shell of its own
+# begins with ``@NONCE piped NAME``, and each of its lines has a bar in front. What all others
+# print is of our own words alone, or behind one of them, or in base64 (nodeready/sh/probe.sh).
 
 #: More than this of one node's answer is refused, so that one node cannot fill our memory.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -48,8 +50,9 @@ TOGETHER_S = 5
 # own, the exit trap of the probe library prints it): a section without it was cut off or ended.
 # Busybox's timeout ends only its child and leaves the child's children: there, we end the session.
 # $nr_limit is mostly a program, not a function of ours, so that no further shell is needed. The
-# text of a shell is in its environment, which its user alone can read, and not in its arguments,
-# which everybody can read; nr_shell is called in a subshell only.
+# text of a shell, with the nonce, is in its environment, which its user alone can read, and not in
+# its arguments, which everybody can read; what the shell starts has it no more. nr_shell is called
+# in a subshell only.
 #
 # A section that runs beside the others is started first, in the background of the left side of a
 # pipe. On the right side all other sections run; then the output that came through the pipe is
@@ -87,10 +90,10 @@ nr_shell() {
     $nr_limit "$1" sh -c "$nr_eval"
 }
 nr_section() {
-    printf '\n@%s begin %s\n' "$NR" "$1"
+    printf '\n@%s piped %s\n' "$NR" "$1"
     nr_shell "$2" "$NR_LIB
 nr_trap
-$4" 2>&1 | head -c "$3"
+$4" 2>&1 | head -c "$3" | sed 's/^/|/'
     printf '\n@%s end\n' "$NR"
 }
 nr_join() {
@@ -111,11 +114,11 @@ $2"
     $nr_limit "$1" sh -c "$nr_eval" </dev/null 2>&1 &
 }
 nr_take() {
-    printf '\n@%s begin %s\n' "$NR" "$1"
+    printf '\n@%s piped %s\n' "$NR" "$1"
     read -r nr_up nr_x </proc/uptime
     nr_left=$(($2 + 2 + nr_begin - ${nr_up%%.*}))
     if [ "$nr_left" -lt 1 ]; then nr_left=1; fi
-    $nr_limit "$nr_left" cat | head -c "$3"
+    $nr_limit "$nr_left" cat | head -c "$3" | sed 's/^/|/'
     printf '\n@%s end\n' "$NR"
 }
 nr_empty() {
@@ -159,12 +162,13 @@ def make_script(
     sections = tuple(replace(s, timeout_s=min(s.timeout_s, rest)) for s in sections)
     together = [section for section in sections if not section.beside]
     beside = [section for section in sections if section.beside]
+    # A policy can leave a section nothing to do.
+    idle = {section.name for section in beside if section.script(policy).strip() == ":"}
     bodies = {s.name: shell.quote(shell.minify(s.script(policy))) for s in (*together, *beside)}
     lines = [
         f"NR={nonce}",
-        "export NR",
         "exec 3<&-",
-        f"NR_LIB={shell.quote(shell.library('probe'))}",
+        f"NR_LIB={shell.quote(f'NR={nonce}' + chr(10) + shell.library('probe'))}",
         *(f"nr_body_{name}={body}" for name, body in bodies.items()),
         shell.minify(_RUN),
         "NR_TOGETHER=",
@@ -180,7 +184,7 @@ def make_script(
     for level, section in enumerate(beside):
         lines += [
             f"nr_level_{level + 1}() {{",
-            f"if {section.when}; then",
+            f"if {'false' if section.name in idle else section.when}; then",
             f'nr_start {section.timeout_s} "$nr_body_{section.name}" </dev/null | {{',
             f"nr_level_{level} </dev/null",
             f"nr_take {_limits(section)}",
@@ -234,8 +238,8 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
     body = _unpack(text, nonce).decode("utf-8", "surrogateescape")
     caps = {section.name: section.cap_bytes for section in sections}
     outputs: dict[str, Output] = {}
-    for piece in f"\n{body}".split(f"\n@{nonce} begin ")[1:]:
-        name, _, rest = piece.partition("\n")
+    pieces = re.split(rf"\n@{re.escape(nonce)} (begin|piped) ([^\n]*)\n", f"\n{body}")
+    for how, name, rest in zip(pieces[1::3], pieces[2::3], pieces[3::3]):
         if name not in caps:
             continue
         content = rest.partition(f"\n@{nonce} end\n")[0]
@@ -243,6 +247,8 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
         if len(content) > most:
             outputs[name] = Output(content[:most], None, truncated=True, nonce=nonce)
             continue
+        if how == "piped":
+            content = f"\n{content}".replace("\n|", "\n")[1:]
         printed, ended, status = content.rpartition(f"\n@{nonce} rc ")
         # A section can print such a line itself: only the last one tells the status.
         if ended and re.fullmatch(r"[0-9]{1,3}\n?", status):

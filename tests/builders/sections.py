@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 from typing import Any
 
@@ -27,3 +28,17 @@ def run(sections: list[Section], runner: list[str] = SHELLS[0], before: str = ""
         text=True,
         check=True,
     ).stdout
+
+
+def exact(path: str, content: str | bytes, nonce: str = NONCE) -> str:
+    """A file as nr_exact prints it."""
+    raw = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    packed = base64.encodebytes(raw).decode("ascii")
+    return f"\n@{nonce} file {path}\n{packed}\n@{nonce} eof\n"
+
+
+def home(name: str, said: str | bytes, status: str = "0", path: str = "") -> str:
+    """What the section pdshrc prints about a user whose process said this."""
+    raw = said.encode("utf-8", "surrogateescape") if isinstance(said, str) else said
+    packed = base64.encodebytes(raw + b"\n" + status.encode()).decode("ascii")
+    return f"user={name} {path or f'/home/{name}'}\nread={name}\n{packed}"

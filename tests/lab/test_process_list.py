@@ -9,7 +9,7 @@ import re
 _WATCH = r"""
 import glob, sys, time
 seen, ours, until = set(), 0.0, time.monotonic() + 40
-pattern, start = ("environ", b"NR=") if sys.argv[1] == "root" else ("cmdline", b"")
+pattern, start = ("environ", b"NR_TEXT=NR=") if sys.argv[1] == "root" else ("cmdline", b"")
 print("began", flush=True)
 while time.monotonic() < until and not (ours and time.monotonic() > ours + 2):
     for path in glob.glob(f"/proc/[0-9]*/{pattern}"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps.facts import KEY, PROBE, CoreDumps, core_directory
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.result import Result, fail, fixable, na, ok
 from nodeready.subjects.sysctl import contradicted
 
+# systemd's sysctl.d/50-coredump.conf of all versions: only the specifiers differ (core(5)).
+_PACKAGED = re.compile(r"\|(?:/usr)?/lib/systemd/systemd-coredump(?: %[A-Za-z]){1,16}")
 #: The coredump.conf settings that cut a core off (2 GB by default in systemd 252).
 SIZE_LIMITS = ("ProcessSizeMax", "ExternalSizeMax")
 
@@ -16,7 +20,16 @@ def _wanted(seen: CoreDumps, want: Policy) -> str:
     """The pattern that the policy asks for; "" when systemd-coredump is wanted and missing."""
     if want.core_handler == "path":
         return want.core_pattern
-    return seen.packaged.value if seen.packaged else ""
+    return packaged(seen)
+
+
+def packaged(seen: CoreDumps) -> str:
+    """The pattern of systemd-coredump's own file; "" for none, and for one of another program.
+
+    The kernel runs that program as root with every crash: nothing but the package's own counts.
+    """
+    value = seen.packaged.value if seen.packaged else ""
+    return value if _PACKAGED.fullmatch(value) else ""
 
 
 @check(

@@ -132,7 +132,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
         if "core_pattern" in line.text and "|" in line.text and "systemd-coredump" in line.text
     ]
     masked = output.all("masked")
-    installed = dict.fromkeys(output.all("unit"))
+    installed = output.all("unit")
     return CoreDumps(
         live=values["live"],
         boot=sysctl.boot_value(files, KEY),
@@ -140,7 +140,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
         retention=_retention(
             tuple(line for line in lines if "/tmpfiles.d/" in line.path), core_directory(policy)
         ),
-        rewriters=tuple(unit for unit in installed if unit not in masked),
+        rewriters=tuple(unit for unit in REWRITERS if unit in installed and unit not in masked),
         systemd="systemd" in values,
         coredump_binary=values.get("coredump", ""),
         coredump=_coredump_conf(tuple(line for line in lines if "coredump.conf" in line.path)),

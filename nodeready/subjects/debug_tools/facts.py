@@ -79,7 +79,7 @@ def _py_spy(version: str) -> str:
         {known}) ;;
         *)
             if [ -n "$nr_alone" ]; then
-                printf 'version=%s\n' "$(timeout -k 1 2 "$nr_file" --version 2>/dev/null)"
+                nr_say version "$(timeout -k 1 2 "$nr_file" --version 2>/dev/null)"
             fi
             ;;
         esac

@@ -41,7 +41,7 @@ FILES = (
 )  # fmt: skip
 PROGRAMS = (RECORD, PROLOG, HEALTH_CHECK)
 #: What root runs, and what decides what root runs: only root may write these.
-_ROOTS = (DIRECTORY, POLICY.rpartition("/")[0], *FILES)
+ROOTS = (DIRECTORY, POLICY.rpartition("/")[0], *FILES)
 
 #: Where a Python of 3.9 or newer may be, the platform's own first; templates/gate/python.sh, too.
 PYTHONS = (
@@ -88,7 +88,7 @@ _WITH_GATE = rf"""
     for nr_name in {" ".join(PYTHONS)}; do
         if ! command -v "$nr_name" >/dev/null 2>&1; then continue; fi
         nr_said=$("$nr_name" -ISBc '{_ABOUT}' 2>/dev/null)
-        printf 'python=%s %s\n' "$nr_name" "${{nr_said:-?}}"
+        nr_say python "$nr_name ${{nr_said:-?}}"
         case $nr_said in *' '*) break ;; esac
     done
     for nr_file in {" ".join(PROGRAMS)}; do
@@ -101,7 +101,7 @@ _WITH_GATE = rf"""
     done
     if [ $# != 0 ]; then
         sha256sum -- "$@"
-        stat -Lc 'file=%Y %u %a %n' -- {" ".join(_ROOTS)} {VERDICT} 2>/dev/null
+        stat -Lc 'file=%Y %u %a %n' -- {" ".join(ROOTS)} {VERDICT} 2>/dev/null
     fi
     if [ -f {NOTE} ] && read -r nr_note <{NOTE}; then printf 'note=%s\n' "$nr_note"; fi
 """
@@ -245,7 +245,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         rights, _, path = others.partition(" /")
         written[f"/{path}"] = number(time, "a file's time")
         # Only the owner may write, and the owner is root.
-        if f"/{path}" in _ROOTS and not re.fullmatch("0 [0-7]*[0145][0145]", rights):
+        if f"/{path}" in ROOTS and not re.fullmatch("0 [0-7]*[0145][0145]", rights):
             exposed.append(f"/{path}")
     now = number(values["now"], "the time") if "now" in values else 0
     if policy.gate and not now:

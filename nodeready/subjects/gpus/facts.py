@@ -49,8 +49,10 @@ def _script(policy: Policy) -> str:
     files = " ".join(f'"$nr_device/{name}"' for name in _ATTRIBUTES)
     return rf"""
     set --
-    for nr_vendor in $(grep -lsE '^0x(10de|1002)' {_DEVICES}/*/vendor); do
-        nr_device=${{nr_vendor%/vendor}}
+    for nr_device in {_DEVICES}/*; do
+        nr_vendor=
+        {{ read -r nr_vendor <"$nr_device/vendor"; }} 2>/dev/null
+        case $nr_vendor in 0x10de | 0x1002) ;; *) continue ;; esac
         # A virtual function of a card of this host: a guest's.
         if [ -e "$nr_device/physfn" ]; then continue; fi
         nr_class=

@@ -300,6 +300,7 @@ _NAMED = r"\[[0-9]+\]:? | \([0-9]+\)|: page allocation failure| invoked oom-kill
 # same time (Linux: arch/x86/mm/fault.c show_signal_msg, mm/oom_kill.c dump_header, mm/page_alloc.c
 # warn_alloc).
 _SCAN = rf"""
+BEGIN {{ mark = ENVIRON["NR_MARK"] }}
 function bare(line) {{
     while (match(line, /{_STAMP}/)) line = substr(line, RLENGTH + 1)
     sub(/^[^ ]+ kernel: /, "", line)
@@ -372,7 +373,7 @@ END {{
 def _script(policy: Policy) -> str:
     """Scan dmesg; when it is not complete, or may not be read, scan the journal."""
     return (
-        'nr_scan() { exec awk -v mark="@$NR status " -v from="$1" \''
+        'nr_scan() { NR_MARK="@$NR status "; export NR_MARK; exec awk -v from="$1" \''
         + _SCAN
         + r"""'
     }

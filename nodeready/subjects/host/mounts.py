@@ -91,6 +91,8 @@ while read -r nr_dev nr_path nr_type nr_opts nr_rest; do
         case ,$nr_opts, in *,user_id=[1-9][0-9][0-9][0-9]*) nr_kind= ;; esac
         ;;
     esac
+    # A path with a newline in it would print lines of its own choice.
+    case $nr_path in *\\012*) continue ;; esac
     if [ -n "$nr_wanted" ]; then
         nr_kind=${{nr_kind:-net}}
     else

@@ -428,8 +428,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
         name, _, pid = text.partition(" ")
         limits = _proc_limits(files.get(f"/proc/{pid}/limits", ()))
         if limits:
-            service = by_name.get(name[:15], name)
-            running.append(Running(service, number(pid, "a process id"), limits))
+            if name[:15] not in by_name:
+                raise ProbeError("a process that was not asked for", text)
+            running.append(Running(by_name[name[:15]], number(pid, "a process id"), limits))
     own = _proc_limits(files.get(f"/proc/{values.get('ceiling')}/limits", ()))
     strict = re.search(r"^/[^:]*/pam\.d/", output.text, re.M)
     nr_open = files.get(_NR_OPEN_FILE, ())

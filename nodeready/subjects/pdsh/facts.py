@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 
 from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, file_lines
+from nodeready.subjects.base import (
+    Line,
+    Output,
+    Probe,
+    ProbeError,
+    Section,
+    decoded,
+    file_lines,
+)
 
 VARIABLE = "PDSH_RCMD_TYPE"
 RCMD_DEFAULT = "/etc/pdsh/rcmd_default"
@@ -53,18 +61,45 @@ def _script(policy: Policy) -> str:
     """
 
 
-# This runs with the user's rights: a link in a home directory then shows nothing that the user
-# could not read, and a home on NFS that is closed to root can be read. The state comes first.
+# --- The ~/.pdshrc of the policy's users.
+#
+# It is read with the user's rights: a link in a home directory then shows nothing that the user
+# could not read, and a home on NFS that is closed to root can be read. That process is the user's:
+# the user may stop it, trace it, take its descriptors and write what the user likes (ptrace(2)),
+# and the file may be a FIFO, on a file system of the user's own (fuse(4)) or under a lease
+# (fcntl(2)). So nothing of ours is in its reach: no descriptor but a pipe of its own, an empty
+# environment, a session of its own. What comes through the pipe is read by root's `head`, for a
+# limited time and up to a limited size, and goes on in base64, whatever it is. All users are asked
+# at once and nothing waits for their processes, so that one of them costs the others nothing.
+
+#: Seconds that a home directory has to answer.
+ANSWER_S = 3
+#: Bytes of a ~/.pdshrc: in base64 they fit into a pipe (64 KiB), which is emptied when all users
+#: have been asked. With many users it is less, so that all together cannot fill the answer.
+MOST_BYTES = 32768
+_ALL_BYTES = 2 * 1024 * 1024
+_END = b"\nnodeready: end"
+
+
+def most_bytes(policy: Policy) -> int:
+    """Bytes of a ~/.pdshrc that are read under this policy."""
+    return max(4096, min(MOST_BYTES, _ALL_BYTES // max(1, len(policy.pdshrc_users))))
+
+
+# The state comes first. Without the last line, the file was not read to its end.
 _AS_USER = r"""
-    if [ ! -d "$1" ]; then echo none; exit; fi
+    if [ ! -d "$1" ]; then printf 'none\n\nnodeready: end'; exit; fi
     nr_state=
     if [ ! -w "$1" ]; then nr_state=readonly; fi
     if [ -f "$1/.pdshrc" ] && [ -r "$1/.pdshrc" ]; then
         echo "file $nr_state"
-        exec head -c 1048576 "$1/.pdshrc"
+        head -c "$2" "$1/.pdshrc" || exit
+    elif [ -e "$1/.pdshrc" ] || [ -L "$1/.pdshrc" ]; then
+        echo "nofile unreadable"
+    else
+        echo "nofile $nr_state"
     fi
-    if [ -e "$1/.pdshrc" ]; then nr_state=unreadable; fi
-    echo "nofile $nr_state"
+    printf '\nnodeready: end'
 """
 
 
@@ -72,27 +107,59 @@ def _users_script(policy: Policy) -> str:
     if not policy.pdshrc_users:
         return ":"
     names = " ".join(shell.quote(name) for name in policy.pdshrc_users)
-    text = shell.quote(shell.minify(_AS_USER))
-    # NR marks the lines that are ours: the user's process must not know it.
+    most = most_bytes(policy)
     return rf"""
+    nr_text={shell.quote(shell.minify(_AS_USER))}
     if command -v getent >/dev/null 2>&1; then nr_passwd=$(getent passwd {names})
     else nr_passwd=$(cat /etc/passwd); fi
     nr_me=$(id -u)
-    for nr_user in {names}; do
+    nr_setpriv=$(command -v setpriv)
+    # Busybox has one that changes no user. PAM is not asked: its modules read files of the user's.
+    if [ "$nr_setpriv" -ef /bin/busybox ]; then nr_setpriv=; fi
+    nr_look() {{
+        nr_user=$1
+        set -- sh -c "$nr_text" sh "$nr_home" {most + 1}
+        if [ "$nr_me" != 0 ]; then :
+        elif [ -n "$nr_setpriv" ]; then
+            set -- setpriv --reuid="$nr_uid" --regid="$nr_gid" --init-groups -- "$@"
+        elif command -v runuser >/dev/null 2>&1; then set -- runuser -u "$nr_user" -- "$@"
+        else set -- su -s /bin/sh "$nr_user" -c "$nr_text" sh "$nr_home" {most + 1}; fi
+        exec setsid timeout -s KILL {ANSWER_S} env -i PATH="$PATH" LC_ALL=C "$@"
+    }}
+    nr_ask() {{
+        {{
+            nr_look "$1" </dev/null 2>/dev/null 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- &
+        }} | {{
+            timeout -k 1 {ANSWER_S + 1} head -c {most + 64}
+            printf '\n%s' "$?"
+        }} | base64
+    }}
+    nr_rest() {{
+        shift
+        nr_users "$@"
+    }}
+    nr_users() {{
+        if [ $# = 0 ]; then return; fi
         nr_home=
-        while IFS=: read -r nr_name nr_x nr_uid nr_gid nr_gecos nr_dir nr_shell; do
-            if [ "$nr_name" = "$nr_user" ] && [ -z "$nr_home" ]; then nr_home=$nr_dir; fi
+        while IFS=: read -r nr_name nr_x nr_uid nr_gid nr_gecos nr_home nr_shell; do
+            if [ "$nr_name" = "$1" ]; then break; fi
+            nr_home=
         done <<NODEREADY
 $nr_passwd
 NODEREADY
-        if [ -z "$nr_home" ]; then continue; fi
-        printf 'user=%s %s\n\n@%s file %s\n' "$nr_user" "$nr_home" "$NR" "${{nr_home%/}}/.pdshrc"
-        if [ "$nr_me" != 0 ]; then NR= sh -c {text} sh "$nr_home"
-        elif command -v runuser >/dev/null 2>&1; then
-            NR= runuser -u "$nr_user" -- sh -c {text} sh "$nr_home"
-        else NR= su -s /bin/sh "$nr_user" -c {text} sh "$nr_home"; fi 2>/dev/null
-        printf '\n@%s eof\n' "$NR"
-    done
+        case $nr_uid:$nr_gid in *[!0-9:]* | :* | *:) nr_home= ;; esac
+        if [ -z "$nr_home" ]; then
+            nr_rest "$@"
+            return
+        fi
+        printf 'user=%s %s\n' "$1" "$nr_home"
+        nr_ask "$1" | {{
+            nr_rest "$@" </dev/null
+            printf 'read=%s\n' "$1"
+            cat
+        }}
+    }}
+    nr_users {names}
     :
     """
 
@@ -160,8 +227,10 @@ def in_environment(content: bytes) -> tuple[str | None, int]:
     return value, number
 
 
+#: Of a user whose home directory was not looked at to the end.
+UNSEEN = "could not be looked at"
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{1,76}={0,2}")
 _STATES = {
-    "": "could not be looked at",
     "none": "has no home directory on the node",
     "file": "",
     "nofile": "",
@@ -171,9 +240,36 @@ _STATES = {
 }
 
 
+def _read(output: Output) -> dict[str, bytes]:
+    """User -> what came of the user's process, and in a last line how its reader ended."""
+    lines: dict[str, list[str]] = {}
+    into: list[str] = []
+    for line in output.require().splitlines():
+        if line.startswith("read="):
+            into = lines.setdefault(line[5:], [])
+        elif _BASE64.fullmatch(line):
+            into.append(line)
+    return {user: decoded("".join(found)) for user, found in lines.items()}
+
+
+def _user(name: str, home: str, read: bytes, most: int) -> User:
+    """One user, from what came of the user's process, which may be anything."""
+    said, _, status = read.rpartition(b"\n")
+    if said.endswith(_END) and len(said) <= most + 64:
+        first, _, content = said[: -len(_END)].partition(b"\n")
+        state = first.decode("ascii", "replace").strip()
+        if state in _STATES and len(content) <= most:
+            there = content if state.startswith("file") else None
+            return User(name, home, _STATES[state], there)
+    if len(said) > most:
+        return User(name, home, f"has a ~/.pdshrc of more than {most} bytes")
+    late = not said.endswith(_END) and status != b""
+    return User(name, home, f"{UNSEEN} within {ANSWER_S} s" if late else UNSEEN)
+
+
 def _users(output: Output, policy: Policy) -> tuple[User, ...]:
     homes = dict(text.partition(" ")[::2] for text in output.all("user"))
-    files = output.files()
+    read = _read(output)
     found = []
     for name in policy.pdshrc_users:
         home = homes.get(name, "")
@@ -182,11 +278,7 @@ def _users(output: Output, policy: Policy) -> tuple[User, ...]:
             continue
         if not re.fullmatch(r"/[^\x00-\x1f]*", home):
             raise ProbeError(f"the home directory of {name} is no path", home)
-        user = User(name, home)
-        first, _, content = files.get(user.path, b"").partition(b"\n")
-        state = first.decode("ascii", "replace").strip()
-        trouble = _STATES.get(state, _STATES[""])
-        found.append(User(name, home, trouble, content if state.startswith("file") else None))
+        found.append(_user(name, home, read.get(name, b""), most_bytes(policy)))
     return tuple(found)
 
 
@@ -218,4 +310,8 @@ def _settings(lines: Iterable[Line]) -> Iterable[Line]:
     return (line for line in lines if not line.text.lstrip().startswith("#"))
 
 
-PROBE = Probe("pdsh", (Section("pdsh", _script), Section("pdshrc", _users_script)), parse)
+#: Beside the others: a home directory may be slow.
+USERS = Section(
+    "pdshrc", _users_script, timeout_s=ANSWER_S + 4, cap_bytes=2 * _ALL_BYTES, beside=True
+)
+PROBE = Probe("pdsh", (Section("pdsh", _script), USERS), parse)

@@ -214,7 +214,7 @@ _IDENTITY_SCRIPT = rf"""
     set +f
     case $nr_found in *{_HOSTS}:*) nr_full=1 ;; esac
     if [ -z "$nr_full" ] && command -v hostname >/dev/null; then
-        printf 'fqdn=%s\n' "$(timeout 1 hostname -f 2>/dev/null)"
+        nr_say fqdn "$(timeout 1 hostname -f 2>/dev/null)"
     fi
 """
 
@@ -350,7 +350,7 @@ def _effective(policy: Policy) -> str:
     hosts = shell.join(samples(policy))
     if not hosts:
         return ""
-    version = "printf 'version=%s\\n' \"$(ssh -V 2>&1)\"" if "accept" in _mode(policy) else ":"
+    version = 'nr_say version "$(ssh -V 2>&1)"' if "accept" in _mode(policy) else ":"
     return rf"""
     {version}
     nr_own=
@@ -361,11 +361,12 @@ def _effective(policy: Policy) -> str:
         printf 'ask=%s %s\n' "$1" "$2"
         nr_rc=0
         if [ "$1" = own ]; then
-            ssh -GT -- "$2" 2>&1 || nr_rc=$?
+            nr_line=$(ssh -GT -- "$2" 2>&1) || nr_rc=$?
         else
-            setpriv --reuid=65534 --regid=65534 --clear-groups ssh -GT -- "$2" 2>/dev/null ||
-                ssh -GT -F {MAIN} -- "$2" 2>&1 || nr_rc=$?
+            nr_line=$(setpriv --reuid=65534 --regid=65534 --clear-groups ssh -GT -- "$2" \
+                2>/dev/null || ssh -GT -F {MAIN} -- "$2" 2>&1) || nr_rc=$?
         fi
+        nr_said "$nr_line"
         printf 'rc=%s\n' "$nr_rc"
     }}
     for nr_host in {hosts}; do nr_ask own "$nr_host"; done
@@ -403,7 +404,7 @@ def _script(policy: Policy) -> str:
         nr_exact {KNOWN_HOSTS}
     else
         printf '\n@%s file %s\n' "$NR" {KNOWN_HOSTS}
-        sed '/^{begin}$/,/^{end}$/d' {KNOWN_HOSTS} | head -c {SENT_BYTES}
+        sed '/^{begin}$/,/^{end}$/d' {KNOWN_HOSTS} | head -c {SENT_BYTES} | base64
         printf '\n@%s eof\n' "$NR"
     fi
     nr_exact {MAIN} {VENDOR} {DROPIN}
@@ -507,12 +508,13 @@ def _asked(head: str) -> tuple[Asked, ...]:
     pieces = re.finditer(r"^ask=(own|system) (\S+)\n(.*?)^rc=(\d+)$", head, re.M | re.S)
     for match in pieces:
         values: dict[str, str] = {}
-        for line in match[3].splitlines():
+        said = [line[1:] for line in match[3].splitlines() if line.startswith("|")]
+        for line in said:
             option, _, value = line.partition(" ")
             values.setdefault(option, value)
         error = ""
         if match[4] != "0":
-            error = match[3].strip().splitlines()[0] if match[3].strip() else f"status {match[4]}"
+            error = next((line.strip() for line in said if line.strip()), f"status {match[4]}")
         found.append(Asked(match[2], match[1] == "own", values, error))
     return tuple(found)
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from nodeready.deploy.actions import RemoveFile, Run, WriteFile
+from nodeready.deploy.actions import PlanError, RemoveFile, Run, WriteFile
 from nodeready.operations.iommu import args as step
 from nodeready.operations.iommu import grub_piece
 from nodeready.policy import Policy
@@ -16,8 +16,13 @@ from nodeready.subjects.iommu import facts as probe
 from nodeready.subjects.iommu.facts import Entry, Iommu
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.judging import by_id, judge_all
+from tests.builders.sections import exact
 
-UBUNTU = """device=0x74a1
+_GRUB = """GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=soft"
+live=not an answer of ours
+have=grubby
+"""
+UBUNTU = f"""device=0x74a1
 device=0x74a1
 cpus=0-191
 live=BOOT_IMAGE=/vmlinuz-6.8 root=UUID=4a3c ro quiet
@@ -33,14 +38,7 @@ have=grub-mkconfig
 /etc/default/grub.d/50-cloud.cfg:4:GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0 iommu=soft"
 /boot/grub/grub.cfg:139:\tlinux\t/vmlinuz-6.8 root=UUID=4a3c ro  console=ttyS0 iommu=soft
 /boot/grub/grub.cfg:158:\t\tlinux\t/vmlinuz-6.8 root=UUID=4a3c ro recovery nomodeset
-
-@n file /etc/default/grub
-GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=soft"
-live=not an answer of ours
-have=grubby
-
-@n eof
-"""
+{exact("/etc/default/grub", _GRUB, "n")}"""
 ROCKY = """device=0x75a3
 cpus=0-255
 live=BOOT_IMAGE=(hd0,gpt2)/vmlinuz-5.14 root=/dev/mapper/r ro
@@ -262,5 +260,7 @@ def test_hostile_values_stay_data():
     assert evil.encode() not in write.content
     assert run == Run(("update-grub",))
     rocky = dataclasses.replace(parse(ROCKY), boot=(Entry("/a:1", (f"iommu={evil}",)),))
-    (grubby,) = plan(rocky)
-    assert "reboot" not in grubby.sh().replace(f"iommu={evil}", "")
+    with pytest.raises(PlanError, match="remove it by hand"):
+        plan(rocky)
+    plain = dataclasses.replace(rocky, boot=(Entry("/a:1", ("iommu=soft",)),))
+    assert "--remove-args=iommu=soft" in plan(plain)[0].argv

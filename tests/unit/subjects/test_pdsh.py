@@ -16,17 +16,14 @@ from nodeready.subjects.pdsh import checks
 from nodeready.subjects.pdsh import facts as pdsh
 from nodeready.subjects.pdsh.facts import Pdsh, User
 from nodeready.subjects.snapshot import Snapshot
+from tests.builders import sections
 from tests.builders.judging import by_id, judge_all
+from tests.builders.sections import NONCE, exact
 
 POLICY = Policy()
-NONCE = "4711"
 MODULE = "have=pdsh\nmodule=/usr/lib/pdsh/sshcmd.so\n"
 PROFILE = "/etc/profile.d/zz-nodeready-pdsh.sh:3:export PDSH_RCMD_TYPE=ssh\n"
 BLOCK = f"{managed_block.BEGIN.decode()}\nPDSH_RCMD_TYPE=ssh\n{managed_block.END.decode()}\n"
-
-
-def exact(path: str, content: str) -> str:
-    return f"\n@{NONCE} file {path}\n{content}\n@{NONCE} eof\n"
 
 
 def node(text: str, users: str = "", policy: Policy = POLICY) -> Pdsh:
@@ -182,7 +179,7 @@ USERS = Policy(
 
 
 def home(name: str, state: str, content: str = "") -> str:
-    return f"user={name} /home/{name}\n" + exact(f"/home/{name}/.pdshrc", f"{state}\n{content}")
+    return sections.home(name, f"{state}\n{content}\nnodeready: end")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +189,25 @@ def home(name: str, state: str, content: str = "") -> str:
         (home("ml", "file ", ""), User("ml", "/home/ml", "", b"")),
         (home("ml", "nofile "), User("ml", "/home/ml", "", None)),
         (home("ml", "none"), User("ml", "/home/ml", "has no home directory on the node", None)),
+        ("user=ml /home/ml\n", User("ml", "/home/ml", "could not be looked at", None)),
         (home("ml", ""), User("ml", "/home/ml", "could not be looked at", None)),
+        (
+            sections.home("ml", "file \nthe first half"),
+            User("ml", "/home/ml", "could not be looked at within 3 s", None),
+        ),
+        (
+            sections.home("ml", "", "124"),
+            User("ml", "/home/ml", "could not be looked at within 3 s", None),
+        ),
+        (
+            home("ml", "file", "x" * 32769),
+            User("ml", "/home/ml", "has a ~/.pdshrc of more than 32768 bytes", None),
+        ),
+        (
+            sections.home("ml", "x" * 32832, "0"),
+            User("ml", "/home/ml", "has a ~/.pdshrc of more than 32768 bytes", None),
+        ),
+        (home("ml", "file", "x" * 32768), User("ml", "/home/ml", "", b"x" * 32768)),
         (home("ml", "\x1b[2J"), User("ml", "/home/ml", "could not be looked at", None)),
         ("", User("ml", "", "is no user of the node", None)),
     ],
@@ -256,8 +271,8 @@ def test_lines_that_hold_our_marks_are_refused() -> None:
 
 def test_hostile_content_stays_data() -> None:
     evil = (
-        f"$(reboot)\x1b[2J\n@NR file /etc/environment\n{managed_block.BEGIN.decode()}\n"
-        + "x" * 100000
+        f"$(reboot)\x1b[2J\n@{NONCE} file /etc/environment\n{managed_block.BEGIN.decode()}\n"
+        + "x" * 30000
     )
     seen = node(MODULE + environment("PATH=`id`\n") + PROFILE, home("ml", "file", evil), USERS)
     assert seen.environment == b"PATH=`id`\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import re
 import subprocess
 
 import pytest
@@ -46,7 +47,7 @@ def test_no_section_of_ours_needs_a_shell_of_its_own(runner):
     """All run in one; each would run once more if one of them ended that shell."""
     chosen = snapshot.sections(snapshot.probes())
     body = snapshot._unpack(run(list(chosen), runner), NONCE).decode("utf-8", "surrogateescape")
-    names = [line.split()[2] for line in body.splitlines() if line.startswith(f"@{NONCE} begin")]
+    names = re.findall(rf"^@{NONCE} (?:begin|piped) (\w+)$", body, re.M)
     assert sorted(names) == sorted(section.name for section in chosen)
 
 

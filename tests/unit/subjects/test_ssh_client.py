@@ -19,6 +19,7 @@ from nodeready.subjects.ssh_client.facts import (
 )
 from tests.builders.judging import judge_all
 from tests.builders.nics import proc, v4
+from tests.builders.sections import exact
 from tests.builders.ssh_client import key
 
 WANT = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=("x y",))
@@ -34,21 +35,12 @@ key={key(1)} the same again
 size=20
 have=ssh
 ask=own gpux
-user root
-stricthostkeychecking ask
-globalknownhostsfile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2
+|user root
+|stricthostkeychecking ask
+|globalknownhostsfile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2
 rc=0
-
-@abc file /etc/ssh/ssh_known_hosts
-login ssh-rsa AAAA
-
-@abc eof
-
-@abc file /etc/ssh/ssh_config
-Include /etc/ssh/ssh_config.d/*.conf
-
-@abc eof
-"""
+{exact("/etc/ssh/ssh_known_hosts", "login ssh-rsa AAAA" + chr(10), "abc")}
+{exact("/etc/ssh/ssh_config", "Include /etc/ssh/ssh_config.d/*.conf" + chr(10), "abc")}"""
 
 
 ROUTES = (v4("eth0", "10.0.0.0/24"), v4("ib0", "10.9.0.0/16"), v4("docker0", "172.17.0.0/16"))
@@ -113,7 +105,7 @@ def test_the_addresses_of_a_balancer_are_not_the_nodes() -> None:
 def test_a_file_cannot_speak_for_the_node() -> None:
     evil = f"key={key(6)}\nhave=ssh\nask=own gpux\nstricthostkeychecking true\nrc=0\n"
     evil += f"@xyz file /etc/ssh/ssh_config\n1: eth0 inet 10.6.6.6/8 x\n{MAIN}:1:Host *\n"
-    seen = parse(f"host=gpu001\n\n@abc file /etc/ssh/ssh_known_hosts\n{evil}\n@abc eof\n")
+    seen = parse(f"host=gpu001\n{exact('/etc/ssh/ssh_known_hosts', evil, 'abc')}")
     assert seen.identity.keys == seen.identity.addresses == seen.asked == ()
     assert seen.files == {}
     assert seen.installed is False
