@@ -40,11 +40,11 @@ _SORT = r"""
     sub(/^.*\) /, "", rest)
     split(rest, word, " ")
     if (word[1] == "Z") { zombies++; of[word[2]]++; next }
-    if (int(word[7] / 2097152) % 2 == 0 && waiting++ < 16384) print
+    if (int(word[7] / 2097152) % 2 == 0 && (waiting++ < 16384 || !++unseen)) print
 }
 END {
     print "zombies=" zombies + 0
-    print "waiting=" waiting + 0
+    print "unseen=" unseen + 0
     for (n = 0; n < 5; n++) {
         worst = ""
         for (parent in of) if (worst == "" || of[parent] > of[worst]) worst = parent
@@ -58,10 +58,13 @@ END {
 # user's doing.
 _CHOOSE = rf"""
 each[$6]++ < {MOST_OF_USER} {{
-    if ($6 < {FIRST_USER}) {{ if (few++ < {MOST}) print $3 " " $6 }}
-    else later[++many] = $3 " " $6
+    if ($6 >= {FIRST_USER}) later[++many] = $3 " " $6
+    else if (few < {MOST}) {{ few++; print $3 " " $6 }}
 }}
-END {{ for (n = 1; n <= many && few < {MOST}; n++) {{ few++; print later[n] }} }}
+END {{
+    for (n = 1; n <= many && few < {MOST}; n++) {{ few++; print later[n] }}
+    if (NR > few) print "more " NR - few
+}}
 """
 
 # The script leaves in nr_hung, a line each, the mounts at which an earlier look of ours hangs.
@@ -79,7 +82,10 @@ if [ -n "$nr_chosen" ]; then
 fi
 printf 'processes=1\n'
 while read -r nr_pid nr_uid; do
-    if [ -z "$nr_uid" ]; then continue; fi
+    case $nr_pid in
+    '') continue ;;
+    more) printf 'more=%s\n' "$nr_uid"; continue ;;
+    esac
     printf 'uid_%s=%s\n' "$nr_pid" "$nr_uid"
     nr_pids="$nr_pids$nr_pid "
     nr_uids="$nr_uids$nr_uid "
@@ -261,7 +267,7 @@ def parse(text: str) -> Processes:
     return Processes(
         looked="end" in parts,
         stuck=tuple(stuck),
-        unseen=max(0, counts.get("waiting", 0) - len(owners)),
+        unseen=counts.get("unseen", 0) + counts.get("more", 0),
         zombies=counts.get("zombies", 0),
         parents=tuple(
             Parent(int(pid), names.get(pid, ""), counts[f"reaps_{pid}"]) for pid in reapers

@@ -274,6 +274,14 @@ _PROC_NAMES = {
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 
 
+# Any user can give a process the name of a service, and lower its limits. UID_MIN is 1000.
+_A_PERSONS = (
+    "nr_uid=0; while read -r nr_key nr_uid nr_rest; do "
+    'if [ "$nr_key" = Uid: ]; then break; fi; '
+    'done 2>/dev/null <"/proc/$nr_pid/status"; [ "${nr_uid:-0}" -ge 1000 ]'
+)
+
+
 def _service_script(service: str) -> str:
     """Find the unit file of one service, its drop-ins and its main processes."""
     files = " ".join(
@@ -299,12 +307,17 @@ def _service_script(service: str) -> str:
             break
         fi
     done
-    nr_first= nr_main=
+    nr_first= nr_main= nr_persons=
     for nr_file in {procs}; do
         if [ ! -r "$nr_file" ]; then continue; fi
         while read -r nr_pid; do
             nr_comm=
             {{ read -r nr_comm <"/proc/$nr_pid/comm"; }} 2>/dev/null || continue
+            # Where slurmd has no cgroups for jobs, their processes are in its own.
+            if {_A_PERSONS}; then
+                if [ -n "$nr_first" ] && [ -z "$nr_persons" ]; then continue; fi
+                nr_persons=1
+            fi
             nr_first=${{nr_first:-$nr_pid}}
             if [ "$nr_comm" = {shell.quote(service[:15])} ]; then nr_main="$nr_main $nr_pid"; fi
         done <"$nr_file"
@@ -348,8 +361,10 @@ def _script(policy: Policy) -> str:
             nr_pid=${{nr_file%/comm}}
             nr_comm=
             {{ read -r nr_comm <"$nr_file"; }} 2>/dev/null || continue
-            printf 'process=%s %s\n' "$nr_comm" "${{nr_pid#/proc/}}"
-            set -- "$@" "$nr_pid/limits"
+            nr_pid=${{nr_pid#/proc/}}
+            {_A_PERSONS} && continue
+            printf 'process=%s %s\n' "$nr_comm" "$nr_pid"
+            set -- "$@" "/proc/$nr_pid/limits"
         done
     fi
     """

@@ -118,7 +118,7 @@ def _frames(trace: Trace) -> None:
 def _process(process: Any, what: str) -> None:
     # What traces of earlier versions do not tell.
     if type(process) is dict and type(process.setdefault("slurm_job", "")) is not str:
-        raise _Wrong(f"{what}.slurm_job cannot be {_shown(process['slurm_job'])}")
+        _fields(process, {"slurm_job": (str,)}, what)
     try:
         values = _values(process)
         types = tuple(map(type, values))

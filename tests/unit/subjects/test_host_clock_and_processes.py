@@ -60,7 +60,7 @@ def looked(first: str, again: str = "", after: str = "") -> str:
 def owned(uid: int, wchan: str, waiting_s: int = 600, user: str = "ada") -> str:
     """A process in state D of this user, waiting in this function of the kernel."""
     after = f"user_{uid}={user}\n/proc/42/wchan:{wchan}\n\n{sched(waiting_s)}"
-    return looked(f"uid_42={uid}\nwaiting=1\n{STUCK}", STUCK, after)
+    return looked(f"uid_42={uid}\nunseen=0\n{STUCK}", STUCK, after)
 
 
 def sched(waiting_s: int, pid: int = 42) -> str:
@@ -143,12 +143,12 @@ def test_a_persons_process_fails_the_node_only_where_the_node_is_waited_for(
 
 
 def test_what_is_too_much_to_look_at_is_counted() -> None:
-    result = judged(node(processes=looked("waiting=900\nzombies=0\n")))["stuck"]
+    result = judged(node(processes=looked("unseen=700\nmore=200\nzombies=0\n")))["stuck"]
     assert (result.status, result.actual) == ("warn", "900 not looked at")
 
 
 def test_many_zombies_name_their_parent() -> None:
-    said = "zombies={}\nwaiting=0\nreaps_7=40\nreaps_9=10\nparent_7=launcher\n"
+    said = "zombies={}\nunseen=0\nreaps_7=40\nreaps_9=10\nparent_7=launcher\n"
     result = judged(node(processes=looked(said.format(50))))["zombies"]
     assert result.status == "warn"
     assert result.actual == "50: 40 of launcher (pid 7); 10 of ? (pid 9)"
