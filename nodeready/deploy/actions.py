@@ -68,11 +68,11 @@ class WriteFile:
         """A unified diff, safe to show; "" for a large (binary) file."""
         if self.large:
             return ""
-        texts = [
+        old, new = (
             data.decode("utf-8", "replace").splitlines()
             for data in (self.old or b"", self.content)
-        ]
-        return _diff(*texts, "/dev/null" if self.old is None else self.path, self.path)
+        )
+        return _diff(old, new, "/dev/null" if self.old is None else self.path, self.path)
 
     def stdin(self) -> str:
         """The packed content for the connection's standard input; "" for a small file."""
