@@ -122,7 +122,7 @@ class _Run:
         except ProbeError as problem:
             self._lose(name, problem.reason)
             return None
-        if set(found) != {what}:
+        if set(found) != {what} or found[what] is None:
             self._lose(name, "the answer makes no sense (another row)", line[:200])
             return None
         return found[what]

@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -19,8 +20,12 @@ from typing import Any
 import pytest
 
 from nodeready.node.cores import program as cores
-from nodeready.transport.base import Answer, Reply, Request
-from nodeready.transport.fake import Does
+from nodeready.node.proofs import mesh
+from nodeready.ready import mesh_run
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.proof.facts import Mesh
+from nodeready.transport.base import Answer, Channel, Reply, Request
+from nodeready.transport.fake import Does, Fake
 from tests.builders.hostile import envelope, look, recorded
 from tests.builders.traces import LOAD, REDUCE, process
 from tests.builders.traces import trace as made
@@ -292,3 +297,65 @@ def test_a_look_that_would_fill_the_memory_is_cut_off(run: Any, name: str, node:
     nodes = {"good1": whole, "bad": node, "good2": whole}
     ended = alone(lambda: told(run, nodes, LOOKS[name]), 60, 2 * GROWN_BYTES)
     assert ended.status == 0, ended.said[-3000:]
+
+
+class Peer(Channel):
+    """A node of the mesh that reaches every other at once. says: its answer to every round."""
+
+    error = ""
+
+    def __init__(self, name: str, says: str | None = None, first: str | None = None) -> None:
+        self.name, self.says, self.nonce, self.begun = name, says, "", False
+        row = mesh.Listening(name, (29500,), (), (ADDRESSES[name],))
+        self.lines = [first or f"listening {json.dumps(asdict(row))}"]
+
+    def send_line(self, line: str) -> None:
+        asked = json.loads(line)
+        address = ADDRESSES[asked["target"]]
+        tried = tuple(mesh.Try(port, mesh.OK, 0.5, "") for port in asked["ports"])
+        seen = mesh.Round(asked["round"], asked["target"], (address,), "", address, tried, 1)
+        self.lines.append(self.says or f"round {json.dumps(asdict(seen))}")
+
+    def read_line(self, limit_s: float) -> str | None:
+        return f"{self.nonce} {self.lines.pop(0)}" if self.lines else None
+
+    def close(self) -> None:
+        return
+
+
+ADDRESSES = {"good1": "10.0.0.1", "bad": "10.0.0.2", "good2": "10.0.0.3"}
+
+
+class Meshed(Fake):
+    """Nodes that are spoken with, each by the nonce that it was told."""
+
+    def open(self, request: Request) -> Channel:
+        found = super().open(request)
+        found.nonce = request.mark  # type: ignore[attr-defined]
+        return found
+
+
+def meshed(bad: Peer) -> dict[str, Any]:
+    channels: dict[str, Channel] = {name: Peer(name) for name in ADDRESSES}
+    channels["bad"] = bad
+    carrier = Meshed(dict.fromkeys(ADDRESSES, whole), channels)
+    return mesh_run.run(carrier, ADDRESSES, (29500, 29500), time.monotonic() + 30)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_node_that_says_nonsense_in_the_mesh_is_out_of_it(kind: str) -> None:
+    """The others' rows are as if it had been silent from the same moment on."""
+    value = VALUES[kind][: 250 << 10]
+    quiet = {"a first line": meshed(Peer("bad", first="listening {}"))}
+    quiet["a round"] = meshed(Peer("bad", says="round {}"))
+    assert all(isinstance(one["good1"], Mesh) for one in quiet.values())
+    spoilt = {
+        "a first line": Peer("bad", first=f"listening {value}"),
+        "a round": Peer("bad", says=f"round {value}"),
+    }
+    for when, bad in spoilt.items():
+        found = meshed(bad)
+        assert isinstance(found["bad"], Unknown)
+        assert "makes no sense" in found["bad"].reason
+        assert found["good1"] == quiet[when]["good1"]
+        assert found["good2"] == quiet[when]["good2"]
