@@ -157,7 +157,7 @@ os.chdir(os.environ["HOME"])
 with open("pid.new", "w") as file:
     file.write(str(os.getpid()))
 os.rename("pid.new", "pid")
-time.sleep(600)
+time.sleep(100_000)
 """
 
 

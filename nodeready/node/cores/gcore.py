@@ -8,6 +8,7 @@ what that user may not see. The core is a file without a name, and ours, until a
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import re
@@ -487,11 +488,15 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
 
     directory: descriptor of the path's
     """
-    known = target.identity
+    known, name = target.identity, os.path.basename(path)
     try:
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(name, dir_fd=directory, follow_symlinks=False)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         new = NewFile(directory)
     except OSError as problem:
-        return Taken(path, f"{printable(path)}: {problem.strerror}")
+        why = f"{printable(path)}: {problem.strerror}"
+        return Taken(path, why, state=status(target.pid).state)
     supervisor.at_end(new.tidy)
     _limit_size(target.mapped_bytes)
     dialogue = _Dialogue(target, new.number)
@@ -505,7 +510,7 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
     error = _wrong(ended, target, new.number, dialogue.refused)
     if not error:
         try:
-            new.publish(os.path.basename(path), known.uid, known.gid)
+            new.publish(name, known.uid, known.gid)
         except OSError as problem:
             error = f"{printable(path)}: {problem.strerror}"
     new.tidy()
@@ -529,8 +534,8 @@ def _wrong(ended: Ended, target: Target, file: int, refused: str) -> str:
         if why := target.identity.change(identity(target.pid), namespace("self")):
             return f"process {target.pid} {why}"
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
-    said = [row for row in rows if "process to debug" not in row] or [f"exit status {ended.rc}"]
-    return f"gdb: {said[-1][:200]}"
+    said = [row for row in rows if "process to debug" not in row]
+    return f"gdb: {said[-1][:200] if said else refused or f'exit status {ended.rc}'}"
 
 
 def _another(core: Reader, target: Target) -> str:
