@@ -201,9 +201,10 @@ def known(place: Resolved) -> os.stat_result:
 
 @contextmanager
 def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """The entries of a directory, within the block; a user's link leads to no other than his.
+    """The entries of a directory, within the block; a user's link leads to no other than that
+    user may list.
 
-    Raises OSError.
+    Raises OSError; NotADirectoryError for what is none.
     """
     found = look(directory.path)
     try:
