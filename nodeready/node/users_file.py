@@ -16,9 +16,12 @@ import os
 import pwd
 import resource
 import stat
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol, TypeVar
 
 #: Links on the way to one file (Linux: MAXSYMLINKS).
 _MAX_LINKS = 40
@@ -63,8 +66,11 @@ class Rights:
 
 def rights_of(uid: int) -> Rights | None:
     """The rights of this user, for root to take on; None: our own ones (uid 0, or no root)."""
-    if os.geteuid() != 0 or uid == 0:
-        return None
+    return None if os.geteuid() != 0 or uid == 0 else _rights(uid)
+
+
+@lru_cache(maxsize=1000)
+def _rights(uid: int) -> Rights:
     try:
         known = pwd.getpwuid(uid)
         groups = os.getgrouplist(known.pw_name, known.pw_gid)
@@ -187,11 +193,18 @@ def follow(here: Resolved, name: str, touch: Callable[[str], None] = _no_touch) 
 ROOT = Resolved("/")
 
 
+def known(place: Resolved) -> os.stat_result:
+    """What lies there, as whoever's links led there may see it. Raises OSError."""
+    with with_rights(None if place.owner is None else rights_of(place.owner)):
+        return os.lstat(place.path)
+
+
 @contextmanager
 def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """The entries of a directory, within the block; a user's link leads to no other than his.
+    """The entries of a directory, within the block; a user's link leads to no other than that
+    user may list.
 
-    Raises OSError.
+    Raises OSError; NotADirectoryError for what is none.
     """
     found = look(directory.path)
     try:
@@ -213,7 +226,7 @@ class Found:
     """What a path stood for when it was looked at.
 
     number:  descriptor of it, with O_PATH; the caller's to close
-    known:   of this very thing
+    known:   about this very thing
     shared:  somebody else than its owner may have given it this name
     """
 
@@ -283,3 +296,27 @@ def open_regular(
     finally:
         os.close(found.number)
     return number, found.known
+
+
+# --- Many files: who makes many hides nobody else's.
+
+
+class _Owned(Protocol):
+    @property
+    def owner(self) -> int: ...
+
+    @property
+    def modified_ns(self) -> int: ...
+
+
+Owned = TypeVar("Owned", bound=_Owned)
+
+
+def by_turns(files: Iterable[Owned]) -> list[Owned]:
+    """The newest of each owner, the newest first, then the second of each, and so on."""
+    nth: Counter[int] = Counter()
+    ranked = []
+    for file in sorted(files, key=lambda file: -file.modified_ns):
+        ranked.append((nth[file.owner], file))
+        nth[file.owner] += 1
+    return [file for _, file in sorted(ranked, key=lambda row: row[0])]

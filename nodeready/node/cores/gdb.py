@@ -12,6 +12,8 @@ import os
 import re
 import shutil
 import subprocess
+from functools import lru_cache
+from typing import Any
 
 from nodeready.node.runtime import Supervisor
 from nodeready.node.users_file import Rights, confine
@@ -77,14 +79,23 @@ def memory_bytes() -> int:
     return max(_LEAST_MEMORY, min(whole // 4, _MOST_MEMORY))
 
 
+@lru_cache(maxsize=1)
+def _libc() -> Any:
+    """The C library; None: this Python has no ctypes."""
+    try:
+        import ctypes
+
+        return ctypes.CDLL(None)
+    except (ImportError, OSError):
+        return None
+
+
 def _alone() -> None:
     """In the child, before gdb: its limits. Of root's, all capabilities and devices go, too."""
     with contextlib.suppress(Exception):
         confine(memory_bytes(), LIMIT_S, _WRITTEN_BYTES)
     with contextlib.suppress(Exception):
-        import ctypes
-
-        libc = ctypes.CDLL(None)
+        libc = _libc()
         libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
         if os.geteuid() == 0:
             # What a core of root's names is no device: mount_namespaces(7).
@@ -106,14 +117,15 @@ class _Output:
             self.out += piece[: max(0, TEXT - len(self.out))]
 
 
-def how(core: int, rights: Rights | None) -> dict[str, object]:
+def how(core: int) -> dict[str, object]:
     """How gdb is started on an open core: it is no name that somebody can change meanwhile."""
-    found: dict[str, object] = {
-        "pass_fds": (core,),
-        "env": environment(),
-        "cwd": "/",
-        "preexec_fn": _alone,
-    }
+    return {"pass_fds": (core,), "env": environment(), "cwd": "/"}
+
+
+def _confined(core: int, rights: Rights | None) -> dict[str, object]:
+    """The same, on a core that may be anything. For a process without threads."""
+    _libc()
+    found = {**how(core), "preexec_fn": _alone}
     if rights is not None:
         found |= {"user": rights.uid, "group": rights.gid, "extra_groups": list(rights.groups)}
     return found
@@ -147,7 +159,7 @@ def backtrace(
     kept = _Output()
     limit_s = min(LIMIT_S, supervisor.left_s)
     try:
-        ended = supervisor.run(argv, limit_s, kept.add, **how(core, rights))
+        ended = supervisor.run(argv, limit_s, kept.add, **_confined(core, rights))
     except (OSError, subprocess.SubprocessError) as problem:
         return "", f"{gdb}: {getattr(problem, 'strerror', '') or problem}", "", False
     text = bytes(kept.out).decode("utf-8", "replace")

@@ -10,16 +10,16 @@ import contextlib
 import os
 import stat
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.cores import core_pattern
 from nodeready.node.cores.core_pattern import Directory, Name, Place, printable
 from nodeready.node.runtime import ForkedWorker, Send
+from nodeready.node.users_file import by_turns
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import PROGRAM
 
@@ -69,27 +69,6 @@ class Listing:
     files: tuple[File, ...]
     more: wire.Count = 0
     notes: tuple[wire.Line, ...] = ()
-
-
-class _Owned(Protocol):
-    @property
-    def owner(self) -> int: ...
-
-    @property
-    def modified_ns(self) -> int: ...
-
-
-Owned = TypeVar("Owned", bound=_Owned)
-
-
-def by_turns(files: Iterable[Owned]) -> list[Owned]:
-    """The newest of each owner, the newest first, then the second of each, and so on."""
-    nth: Counter[int] = Counter()
-    ranked = []
-    for file in sorted(files, key=lambda file: -file.modified_ns):
-        ranked.append((nth[file.owner], file))
-        nth[file.owner] += 1
-    return [file for _, file in sorted(ranked, key=lambda row: row[0])]
 
 
 def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fnmatch
 import os
 import pwd
@@ -12,23 +11,31 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-#: Names that are looked at, and directories below each other that ``**`` goes down.
-MAX_NAMES, MAX_DEPTH = 100_000, 16
-#: Links on the way to one file (Linux: MAXSYMLINKS).
-_MAX_LINKS = 40
+from nodeready.node import users_file
+from nodeready.node.users_file import Resolved, follow
+
+#: Names that are read, those of them that are looked at, and directories below each other that
+#: ``**`` goes down.
+MAX_NAMES, MAX_HITS, MAX_DEPTH = 1_000_000, 100_000, 16
 _MAGIC = re.compile(r"[*?[]")
-
-
-class TooManyError(Exception):
-    """The pattern goes through more names than `MAX_NAMES`."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A path that matches. shown: as the pattern spells it; real: without links."""
+    """A path that matches.
+
+    shown: as the pattern spells it
+    real:  without links
+    owner: of links on the way that are not root's, with whose rights alone it is asked for
+    """
 
     shown: str
     real: str
+    owner: int | None = None
+
+    @property
+    def resolved(self) -> Resolved:
+        return Resolved(self.real, self.owner)
 
     def at(self, name: str) -> str:
         return f"{self.shown.rstrip('/')}/{name}"
@@ -36,50 +43,25 @@ class Match:
 
 @dataclass
 class Walk:
-    """One way through the node's directories.
+    """One way through the node's directories. A user's link leads nowhere that the user could
+    not go.
 
     touch:   called with each path without links before it is asked for; raises OSError when it
              must not be
     blocked: whether ``**`` stays out of this directory
     trouble: called with what could not be looked at, and why
+    too_many: MAX_NAMES or MAX_HITS, where there are more; 0: there are not
     """
 
     touch: Callable[[str], None]
     blocked: Callable[[str], bool]
     trouble: Callable[[str, OSError], None]
+    too_many: int = 0
     _names: int = 0
-
-    def _follow(self, here: str, name: str) -> str:
-        """The name in this directory without links, with `touch` before each step.
-
-        Raises OSError where there is nothing.
-        """
-        todo, links = [name], 0
-        while todo:
-            name = todo.pop()
-            if name in ("", "."):
-                continue
-            if name == "..":
-                here = os.path.dirname(here)
-                continue
-            step = f"{here.rstrip('/')}/{name}"
-            self.touch(step)
-            if not stat.S_ISLNK(os.lstat(step).st_mode):
-                here = step
-                continue
-            links += 1
-            if links > _MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            target = os.readlink(step)
-            here = "/" if target.startswith("/") else here
-            todo += target.split("/")[::-1]
-        return here
+    _hits: int = 0
 
     def expand(self, pattern: str) -> Iterator[Match]:
-        """What matches an absolute pattern of ``*``, ``?``, ``[...]`` and ``**``.
-
-        Raises TooManyError.
-        """
+        """What matches an absolute pattern of ``*``, ``?``, ``[...]`` and ``**``."""
         words = [word for word in pattern.split("/") if word]
         yield from self._below([Match("/", "/")], words)
 
@@ -97,8 +79,8 @@ class Walk:
             for parent in parents:
                 hits = [
                     found
-                    for name in self._list(parent)
-                    if like.match(name) and (word[0] == "." or name[0] != ".")
+                    for name in self._list(parent, like)
+                    if word[0] == "." or name[0] != "."
                     for found in self._one(parent, name, last=not rest)
                 ]
                 yield from self._below(hits, rest)
@@ -110,33 +92,33 @@ class Walk:
         """The name in this directory, if it is there and, unless it is the last one, leads on."""
         shown = parent.at(name)
         try:
-            real = self._follow(parent.real, name)
-            if last or stat.S_ISDIR(os.lstat(real).st_mode):
-                yield Match(shown, real)
+            found = follow(parent.resolved, name, self.touch)
+            if last or stat.S_ISDIR(users_file.known(found).st_mode):
+                yield Match(shown, found.path, found.owner)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
             self.trouble(shown, error)
 
-    def _list(self, parent: Match) -> list[str]:
+    def _list(self, parent: Match, like: re.Pattern[str] | None = None) -> list[str]:
+        """The names in this directory, in order; of more than we look at, some."""
+        names: list[str] = []
         try:
             self.touch(parent.real)
-            with os.scandir(parent.real) as entries:
-                names = []
+            with users_file.scan(parent.resolved) as entries:
                 for entry in entries:
-                    names.append(entry.name)
-                    self._count()
-                return sorted(names)
+                    self._names += 1
+                    if like is None or like.match(entry.name):
+                        names.append(entry.name)
+                        self._hits += 1
+                    if self._names > MAX_NAMES or self._hits > MAX_HITS:
+                        self.too_many = MAX_HITS if self._hits > MAX_HITS else MAX_NAMES
+                        break
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             self.trouble(parent.shown, error)
-            return []
-
-    def _count(self) -> None:
-        self._names += 1
-        if self._names > MAX_NAMES:
-            raise TooManyError
+        return sorted(names)
 
     def _deep(self, parent: Match, depth: int) -> Iterator[Match]:
         """The directory and all below it, without following links: those may go round."""
@@ -144,12 +126,13 @@ class Walk:
         if depth == 0:
             return
         for name in self._list(parent):
-            below = Match(parent.at(name), f"{parent.real.rstrip('/')}/{name}")
+            real = f"{parent.real.rstrip('/')}/{name}"
+            below = Match(parent.at(name), real, parent.owner)
             if name[0] == "." or self.blocked(below.real):
                 continue
             try:
                 self.touch(below.real)
-                directory = stat.S_ISDIR(os.lstat(below.real).st_mode)
+                directory = stat.S_ISDIR(users_file.known(below.resolved).st_mode)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -250,10 +233,21 @@ def own_mounts() -> Mounts:
         return Mounts(parse(file.read()))
 
 
-def name_after(device: str) -> None:
-    """Name this process after the device, by which `unresponsive` finds it when it hangs."""
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
-        file.write(f"{_NAME}{device}")
+def own_name() -> int:
+    """The open name of this process (proc(5), /proc/PID/comm); -1: there is none."""
+    try:
+        return os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def name_after(device: str, name: int) -> None:
+    """Name this process after the device, by which `unresponsive` finds it when it hangs.
+
+    name: from `own_name`
+    """
+    with contextlib.suppress(OSError):
+        os.write(name, f"{_NAME}{device}".encode())
 
 
 def unresponsive() -> set[str]:

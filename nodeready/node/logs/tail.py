@@ -8,6 +8,7 @@ compressed, in base64.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import re
@@ -17,9 +18,11 @@ import zlib
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from nodeready.node import users_file
 from nodeready.node.logs import paths
-from nodeready.node.logs.paths import MAX_NAMES, Match, TooManyError, Walk, absolute
+from nodeready.node.logs.paths import Match, Walk, absolute
 from nodeready.node.runtime import ForkedWorker, Send
+from nodeready.node.users_file import NOBODY, Refused, Rights, by_turns
 from nodeready.subjects import wire
 
 # --- What the program is told, and what it answers.
@@ -165,17 +168,22 @@ def _cut(text: str) -> str:
 #: Bytes at the end of a file that are tried first.
 _FIRST_BYTES = 16 * 1024
 _PACKED = (".gz", ".xz", ".bz2", ".zst", ".lz4", ".zip")
-_KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+# The fork's memory.
+_MEMORY = 1 << 30
 
 
 class _DeadError(OSError):
     pass
+
+
+@dataclass(frozen=True)
+class _Hit:
+    """A regular file that matches."""
+
+    match: Match
+    owner: int
+    modified_ns: int
+    mtime_s: float
 
 
 class Reader:
@@ -189,7 +197,7 @@ class Reader:
         self.config, self.send, self.dead, self.left_out = config, send, dead, left_out
         self.mounts = paths.own_mounts()
         self.like = re.compile(config.grep) if config.grep else None
-        self.device = ""
+        self.device, self.name = "", paths.own_name()
 
     def touch(self, real: str) -> None:
         """Send where the next question goes. Raises OSError for a mount that does not answer."""
@@ -198,12 +206,13 @@ class Reader:
             raise _DeadError(0, f"the mount {mount} does not answer")
         if mount.device != self.device:
             self.device = mount.device
-            paths.name_after(mount.device)
+            paths.name_after(mount.device, self.name)
         self.send({"at": mount.device})
 
     def trouble(self, shown: str, error: OSError) -> None:
         why = error.strerror or str(error)
-        self.unread(shown, why if isinstance(error, _DeadError) else why.lower(), fault=True)
+        ours = isinstance(error, (_DeadError, Refused))
+        self.unread(shown, why if ours else why.lower(), fault=True)
 
     def unread(self, shown: str, why: str, *, fault: bool) -> None:
         self.send({"unread": asdict(Unread(shown, why, fault))})
@@ -212,68 +221,78 @@ class Reader:
         return self.mounts.of(real).kind in paths.KERNEL_FILE_SYSTEMS
 
     def work(self) -> None:
-        """Expand the pattern, and read the files that were written last."""
+        """Expand the pattern, and read the files that were written last.
+
+        All are opened first: what reads them has no rights any more.
+        """
+        users_file.confine(_MEMORY, self.config.limit_s + 1)
         walk = Walk(self.touch, self.blocked, self.trouble)
         pattern = absolute(self.config.pattern)
-        found: dict[str, tuple[float, Match]] = {}
-        older = 0
-        try:
-            for one in walk.expand(pattern):
-                mtime = self.modified_at(one, deep=pattern.endswith("**"))
-                # Once, though a link such as `latest` leads there too.
-                if mtime is not None and one.real not in found:
-                    found[one.real] = (mtime, one)
-                    older += not self.new(mtime)
-        except TooManyError:
-            self.send({"error": f"more than {MAX_NAMES:,} names: only some were looked at"})
-        new = [(mtime, one) for mtime, one in found.values() if self.new(mtime)]
-        new.sort(key=lambda item: (-item[0], item[1].shown))
-        chosen = [one for _, one in new[: self.config.max_files]]
-        left_out = len(new) - len(chosen)
-        self.send({"left_out": left_out, "older": older, "chosen": [one.shown for one in chosen]})
-        for one in chosen:
-            if one.shown not in self.left_out:
-                self.read(one)
+        found: dict[str, _Hit] = {}
+        for one in walk.expand(pattern):
+            hit = self.look(one, deep=pattern.endswith("**"))
+            # Once, though a link such as `latest` leads there too.
+            if hit is not None:
+                found.setdefault(one.real, hit)
+        if walk.too_many:
+            self.send({"error": f"more than {walk.too_many:,} names: only some were looked at"})
+        new = [hit for hit in found.values() if self.new(hit.mtime_s)]
+        # In order of their names, where they were written in the same moment.
+        new.sort(key=lambda hit: hit.match.shown)
+        chosen = [hit.match for hit in by_turns(new)[: self.config.max_files]]
+        told = {"left_out": len(new) - len(chosen), "older": len(found) - len(new)}
+        self.send({**told, "chosen": [one.shown for one in chosen]})
+        opened = [self.open(one) for one in chosen if one.shown not in self.left_out]
+        if os.geteuid() == 0:
+            # A user namespace may not know that user: its root is no real one.
+            with contextlib.suppress(OSError):
+                users_file.give_up(Rights(NOBODY, NOBODY, ()))
+        for file in filter(None, opened):
+            self.read(*file)
         self.send({"done": True})
 
     def new(self, mtime: float) -> bool:
         config = self.config
         return mtime >= config.since_s and not 0 < config.newer_s < time.time() - mtime
 
-    def modified_at(self, one: Match, *, deep: bool) -> float | None:
-        """When a regular file was written; anything else is reported as unread, and None."""
+    def look(self, one: Match, *, deep: bool) -> _Hit | None:
+        """A regular file; anything else is reported as unread, and None."""
         try:
             self.touch(one.real)
-            known = os.lstat(one.real)
+            known = users_file.known(one.resolved)
         except OSError as error:
             self.trouble(one.shown, error)
             return None
-        if stat.S_ISREG(known.st_mode):
+        kind = users_file.kind(known.st_mode)
+        if not kind:
             if not one.real.endswith(_PACKED):
-                return known.st_mtime
+                return _Hit(one, known.st_uid, known.st_mtime_ns, known.st_mtime)
             self.unread(one.shown, "is compressed", fault=False)
         elif not (deep and stat.S_ISDIR(known.st_mode)):
-            kind = _KINDS.get(stat.S_IFMT(known.st_mode), "no regular file")
             self.unread(one.shown, f"is {kind}", fault=False)
         return None
 
-    def read(self, one: Match) -> None:
+    def open(self, one: Match) -> tuple[Match, int] | None:
+        """The file, opened with the rights of whoever has put it there; None: not to be opened."""
         try:
             self.touch(one.real)
-            # Whatever has come into its place meanwhile: no waiting, no terminal, no other file.
-            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
-            handle = os.open(one.real, flags)
-            try:
-                known = os.fstat(handle)
-                if not stat.S_ISREG(known.st_mode):
-                    self.unread(one.shown, "is no regular file any more", fault=False)
-                    return
-                rows = self.rows(handle, known.st_size)
-            finally:
-                os.close(handle)
+            handle, _ = users_file.open_regular(one.real, one.owner)
+        except OSError as error:
+            self.trouble(one.shown, error)
+            return None
+        return one, handle
+
+    def read(self, one: Match, handle: int) -> None:
+        try:
+            self.touch(one.real)
+            # What was written since it was found counts, too.
+            known = os.fstat(handle)
+            rows = self.rows(handle, known.st_size)
         except OSError as error:
             self.trouble(one.shown, error)
             return
+        finally:
+            os.close(handle)
         if rows is None:
             self.unread(one.shown, "is no text", fault=False)
             return

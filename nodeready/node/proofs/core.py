@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
+from nodeready.node.cores import gdb
 from nodeready.node.cores.core_pattern import (
     UNKNOWN,
     existing,
@@ -28,6 +29,7 @@ from nodeready.node.cores.core_pattern import (
 from nodeready.node.proofs.attach import environment, first_number
 from nodeready.node.proofs.config import Config
 from nodeready.node.runtime import Supervisor
+from nodeready.node.users_file import ROOT, follow, open_regular
 from nodeready.subjects.proof.facts import DUMP_S, PROGRAM, REPORTERS, Core, Directory
 
 # --- The canary's core file: told from all others, measured, removed.
@@ -71,12 +73,14 @@ def find_core(path: str, mark: Mark, *, named: bool) -> CoreFile | None:
     the command line. A link is never followed.
     """
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            return None
+        place = follow(ROOT, path)
+        number, seen = open_regular(place.path, place.owner)
     except OSError:
         return None
     try:
-        seen = os.fstat(number)
-        if not stat.S_ISREG(seen.st_mode) or seen.st_uid != mark.uid or seen.st_nlink != 1:
+        if seen.st_uid != mark.uid or seen.st_nlink != 1:
             return None
         head = os.read(number, _HEAD_BYTES)
     except OSError:
@@ -343,10 +347,22 @@ def _directory(path: str) -> Directory | None:
     )
 
 
-def _backtrace(supervisor: Supervisor, gdb: str, program: str, path: str) -> tuple[int, str]:
-    """How many frames gdb reads from a core, and what it said when there is none."""
-    argv = [gdb, "-batch", "-nx", "-ex", "bt", program, path]
-    ended = supervisor.run(argv, _GDB_S, env=environment())
+def _backtrace(supervisor: Supervisor, path: str, program: str, core: CoreFile) -> tuple[int, str]:
+    """How many frames gdb reads from a core, and what it said when there is none.
+
+    path: gdb's
+    """
+    try:
+        number, seen = open_regular(follow(ROOT, core.path).path)
+    except OSError as problem:
+        return 0, problem.strerror or str(problem)
+    try:
+        if (seen.st_dev, seen.st_ino) != (core.device, core.inode):
+            return 0, "another file has its name now"
+        argv = gdb.words(path, f"/proc/self/fd/{number}", program, ("bt",))
+        ended = supervisor.run(argv, _GDB_S, None, **gdb.how(number))
+    finally:
+        os.close(number)
     if ended.rc is None:
         return 0, f"no answer in {ended.seconds:.0f} s"
     frames = len(re.findall(r"^#[0-9]+ ", ended.out, re.M))
@@ -395,7 +411,7 @@ def _after(canary: CrashCanary, seen: Core) -> Core:
         whole_bytes=core.whole_bytes,
     )
     if seen.gdb and core.size_bytes >= (core.whole_bytes or sys.maxsize):
-        frames, said = _backtrace(canary.supervisor, seen.gdb, canary.program, core.path)
+        frames, said = _backtrace(canary.supervisor, seen.gdb, canary.program, core)
         seen = replace(seen, frames=frames, gdb_said=said)
     return seen
 

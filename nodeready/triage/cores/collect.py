@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeready.node.cores import gcore, program
-from nodeready.node.cores.listing import Listing, by_turns
+from nodeready.node.cores.listing import Listing
 from nodeready.node.cores.program import Core, Done
+from nodeready.node.users_file import by_turns
 from nodeready.policy import Policy
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError

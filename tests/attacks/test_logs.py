@@ -1,0 +1,106 @@
+"""Mallory fills the directory of logs; `nodeready tail` by root opens nothing of it that is no
+log, shows nothing that she could not read, and bob's log is there all the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nodeready.lab import Node
+from tests.attacks.conftest import Person
+from tests.attacks.opens import opened
+from tests.command import Done, ours, written
+
+LOGS = "/var/log/train"
+SECRET = "s3cr3t-of-root"
+
+
+@pytest.fixture
+def node(fresh_node: Node, mallory: Person, bob: Person) -> Node:
+    """A node with a log directory that everybody may write to, bob's log in it, and secrets."""
+    fresh_node.enter(["install", "-d", "-m", "1777", LOGS])
+    fresh_node.enter(["sh", "-c", f"echo {SECRET} >/etc/shadow; chmod 600 /etc/shadow"])
+    fresh_node.enter(["install", "-d", "-m", "700", "/root/only"])
+    fresh_node.enter(["sh", "-c", f"echo {SECRET} >/root/only/rank_77.log"])
+    bob.run(f"echo 'step 4711' >{LOGS}/rank_0.log; umask 077; echo {SECRET} >secret")
+    return fresh_node
+
+
+def told(done: Done) -> dict[str, tuple[str, list[str]]]:
+    """Name -> why it was not read, and its lines."""
+    return {
+        file["path"].rpartition("/")[2]: (group["why"], group["lines"])
+        for group in json.loads(done.out)["groups"]
+        for file in group["files"]
+    }
+
+
+def test_what_mallory_could_not_read_is_not_shown(node, mallory, bob, tool, fleet):
+    mallory.run(f"""
+        cd {LOGS}
+        mkfifo rank_10.log
+        python3 -c 'import socket; socket.socket(1).bind("rank_11.log")'
+        mkdir rank_13.log
+        ln -s /etc/shadow rank_14.log
+        ln -s {bob.home}/secret rank_15.log
+        ln -s /root/only d_16
+        ln -s rank_0.log rank_17.log
+        ln -s /proc/self/environ rank_20.log
+        """)
+    node.enter(["mknod", "-m", "666", f"{LOGS}/rank_12.log", "c", "1", "5"])
+    node.enter(["ln", "/etc/shadow", f"{LOGS}/rank_18.log"])
+    node.enter(["ln", f"{bob.home}/secret", f"{LOGS}/rank_19.log"])
+    before = written(node)
+    where = fleet([node])
+    with opened(node, LOGS) as names, opened(node, "/root/only") as roots:
+        done = tool("tail", where, f"{LOGS}/rank_*.log", "--format", "json")
+        below = tool("tail", where, f"{LOGS}/d_*/*.log", "--format", "json")
+    assert SECRET not in done.out + done.err + below.out + below.err
+    assert "rank_77" not in below.out + below.err
+    assert (names, roots) == ({"rank_0.log"}, set())
+    found = told(done)
+    assert found["rank_0.log"] == ("", ["step 4711"])
+    assert found["rank_14.log"][0] == found["rank_15.log"][0] == "permission denied"
+    assert "hard link" in found["rank_18.log"][0]
+    assert "hard link" in found["rank_19.log"][0]
+    assert done.status == 3, done
+    assert (written(node), ours(node)) == (before, [])
+
+
+def test_seventy_thousand_names_hide_nobodys_log(node, mallory, bob, tool, fleet):
+    mallory.run(f"""
+        cd {LOGS}
+        python3 - <<'END'
+import os
+for at in range(1000, 71_000):
+    open(f"rank_{{at}}.log", "w").close()
+for at in range(100):
+    os.mkfifo(f"rank_{{at}}0000000.log")
+END
+        """)
+    done = tool("tail", fleet([node]), f"{LOGS}/rank_*.log", "--format", "json")
+    assert done.status == 0, done
+    assert told(done)["rank_0.log"] == ("", ["step 4711"])
+    more = tool("tail", fleet([node]), f"{LOGS}/*", "--format", "json")
+    assert told(more)["rank_0.log"] == ("", ["step 4711"])
+    assert ours(node) == []
+
+
+def test_a_log_that_becomes_a_link_in_between_is_not_followed(node, mallory, bob, tool, fleet):
+    """She exchanges a directory of hers for a link to root's again and again, while root looks."""
+    mallory.run(f"mkdir {LOGS}/hers; echo plain >{LOGS}/hers/rank_77.log")
+    mallory.python(f"""
+import ctypes, os
+os.chdir({LOGS!r})
+os.symlink("/root/only", "other")
+renameat2 = ctypes.CDLL(None).renameat2
+while True:
+    assert renameat2(-100, b"hers", -100, b"other", 2) == 0
+""")
+    where = fleet([node])
+    with opened(node, "/root/only") as roots:
+        for _ in range(3):
+            done = tool("tail", where, *[f"{LOGS}/hers/rank_*.log"], "--format", "json")
+            assert SECRET not in done.out + done.err
+    assert roots == set()
