@@ -54,11 +54,15 @@ bench:
 	@scripts/setup.sh test
 	@benchmarks/run
 
-# The extra ones are held to the versions of the first, so that all fit into one environment.
-COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.10 --no-header pyproject.toml
+# The extra ones are held to the versions of the first, so that all fit into one environment. Every
+# file has its sha256 there, and pip takes no other. What is installed without this project's own
+# tools still needs its build backend.
+UV = .venv/bin/uv
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.10 --no-header --generate-hashes pyproject.toml
 lock:
-	.venv/bin/python -m pip install --quiet uv
+	$(UV) --version 2>/dev/null || .venv/bin/python -m pip install --quiet uv
 	$(COMPILE) --extra dev --output-file requirements.lock
+	echo hatchling | $(COMPILE) - --constraints requirements.lock --output-file requirements-install.lock
 	$(COMPILE) --extra docs --constraints requirements.lock --output-file requirements-docs.lock
 	$(COMPILE) --extra dist --constraints requirements.lock --output-file requirements-dist.lock
 

@@ -1,44 +1,285 @@
-"""Write a file on this machine whole or not at all."""
+"""Write a file on this machine whole or not at all, through nobody's links but root's and ours.
+
+A path is walked from the root, one component at a time, each opened without following a link and
+relative to the directory before it: whoever swaps a component meanwhile redirects nothing. A link
+is followed only where nobody but root and we could have made it: it and every directory above it
+belong to root or to us, and others cannot put a link of theirs in its place. The kernel's
+protected_symlinks, protected_regular and protected_fifos (proc_sys_fs(5)) need not be set.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import tempfile
-from collections.abc import Iterable
+import pwd
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+#: Descriptors that were handed to us: no path is looked up for them.
+_GIVEN = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")
+_NAMED = {"stdout": 1, "stderr": 2}
+#: As many links as the kernel follows (path_resolution(7)).
+_MOST_LINKS = 40
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
-def write_atomically(path: Path, pieces: Iterable[str | bytes], mode: int = 0o644) -> None:
+
+class NotFollowed(OSError):
+    """What somebody else has put where we would write; its file name is that component."""
+
+    def __init__(self, what: str, status: os.stat_result, component: str) -> None:
+        told = f"{what} of {_who(status.st_uid)}: not followed"
+        super().__init__(errno.EPERM, told, component)
+
+
+def _who(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _ours(status: os.stat_result) -> bool:
+    return status.st_uid in (0, os.geteuid())
+
+
+@dataclass(frozen=True)
+class _Directory:
+    """A directory on the way.
+
+    number: its O_PATH descriptor, closed with the walk
+    path:   the components up to it, for messages
+    open:   others can replace what is in it, or the directory itself: no link is followed
+    """
+
+    number: int
+    path: str
+    status: os.stat_result
+    open: bool
+
+    def child(self, name: str) -> str:
+        return f"{self.path.rstrip('/')}/{name}"
+
+
+@dataclass(frozen=True)
+class _End:
+    """Where a path ends.
+
+    name:   in the directory; "": the directory itself is what the path names
+    number: an O_PATH descriptor of what has this name; -1: there is nothing
+    """
+
+    directory: _Directory
+    name: str
+    number: int = -1
+
+    @property
+    def status(self) -> os.stat_result | None:
+        return None if self.number < 0 else os.fstat(self.number)
+
+
+def _replaceable(status: os.stat_result) -> bool:
+    """Whether others than root and we can replace a link that root or we have in this directory.
+
+    In a sticky directory they cannot. Our own group may write where we are not root: with a umask
+    of 002, a user's own group can write to all directories of hers.
+    """
+    if not _ours(status):
+        return True
+    group = status.st_gid == os.getegid() and os.geteuid() != 0
+    others = stat.S_IWOTH | (0 if group else stat.S_IWGRP)
+    return bool(status.st_mode & others) and not status.st_mode & stat.S_ISVTX
+
+
+def _components(path: str) -> list[str]:
+    """The last one first."""
+    return [word for word in reversed(path.split("/")) if word not in ("", ".")]
+
+
+@contextlib.contextmanager
+def _walk(path: Path, make: int | None = None) -> Iterator[_End]:
+    """Where the path ends; directories that lack are made with the mode ``make``.
+
+    Raises NotFollowed, and OSError with the path as its file name.
+    """
+    with contextlib.ExitStack() as opened:
+
+        def look(name: str, how: int, at: int | None = None) -> int:
+            number = os.open(name, _LOOK | how, dir_fd=at)
+            opened.callback(os.close, number)
+            return number
+
+        def enter(name: str, above: _Directory | None) -> _Directory:
+            # With O_DIRECTORY, what is mounted on demand is mounted.
+            number = look(name, os.O_DIRECTORY, above.number if above else None)
+            status = os.fstat(number)
+            known = above.child(name) if above else "/"
+            insecure = _replaceable(status) or (above is not None and above.open)
+            return _Directory(number, known, status, insecure)
+
+        here = enter("/", None)
+        words = _components(os.path.join(os.getcwd(), path))
+        links = 0
+        while words:
+            name = words.pop()
+            with contextlib.suppress(NotADirectoryError, FileNotFoundError):
+                here = enter(name, here)
+                continue
+            try:
+                found = look(name, 0, here.number)
+            except FileNotFoundError:
+                if make is None and words:
+                    raise
+                if make is None:
+                    yield _End(here, name)
+                    return
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, make, dir_fd=here.number)
+                here = enter(name, here)
+                continue
+            status = os.fstat(found)
+            if not stat.S_ISLNK(status.st_mode):
+                if words or make is not None:
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+                yield _End(here, name, found)
+                return
+            # In a sticky directory, anybody may have made a second name for a link of root's.
+            doubled = here.status.st_mode & stat.S_ISVTX and status.st_nlink > 1
+            if here.open or doubled or not _ours(status):
+                raise NotFollowed("a link", status, here.child(name))
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            target = os.readlink("", dir_fd=found)
+            if target.startswith("/"):
+                here = enter("/", None)
+            words += _components(target)
+        yield _End(here, "", here.number)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors have the path as their file name, and NotFollowed its component."""
+    try:
+        yield
+    except NotFollowed:
+        raise
+    except OSError as problem:
+        problem.filename, problem.filename2 = str(path), None
+        raise
+
+
+def make_directory(path: Path, mode: int = 0o777) -> None:
+    """Have this directory, and make what lacks of its path; what is there keeps its mode.
+
+    Raises NotFollowed, and OSError with the path as its file name.
+    """
+    with _named(path), _walk(path, mode):
+        pass
+
+
+def remove(path: Path) -> None:
+    """Remove a file that may be there. Raises NotFollowed, and OSError."""
+    with _named(path), _walk(path.parent) as end, contextlib.suppress(FileNotFoundError):
+        os.unlink(path.name, dir_fd=end.directory.number)
+
+
+def check(path: Path) -> None:
+    """Raises what `write_atomically` would raise before it writes; writes nothing."""
+    if not _GIVEN.fullmatch(str(path)):
+        with _named(path), _written(path):
+            pass
+
+
+def write_atomically(
+    path: Path, pieces: Iterable[str | bytes], mode: int = 0o644, *, keep_mode: bool = True
+) -> None:
     """Make ``path`` hold these pieces: a reader sees the old file or the new one, never a part.
 
-    A link stays and its target is replaced. An existing file keeps its mode. A path that is no
-    regular file (``/dev/stdout``, a pipe) is written to directly. Raises OSError with the path as
-    its file name; the old file is intact then.
+    A link of root's or ours stays and its target is replaced; another's is refused. An existing
+    file of root's or ours keeps its mode. What is no regular file (``/dev/stdout``, a pipe) is
+    written to directly, when it is root's, ours, or a descriptor that was handed to us.
+
+    keep_mode: False: the file gets ``mode``, whatever it had
+    Raises NotFollowed, and OSError with the path as its file name; the old file is intact then.
     """
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        with target.open("wb") as out:
-            out.writelines(map(_bytes, pieces))
+    given = _GIVEN.fullmatch(str(path))
+    with _named(path):
+        if given is not None:
+            _pour(os.dup(_NAMED[given[1]] if given[1] else int(given[2])), pieces)
+            return
+        with _written(path) as (end, status):
+            if status is None or stat.S_ISREG(status.st_mode):
+                if status and keep_mode and _ours(status) and status.st_nlink == 1:
+                    mode = status.st_mode & 0o777
+                _replace(end, pieces, mode)
+            else:
+                # This very pipe or device, whatever has its name by now.
+                flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
+                _pour(os.open(f"/proc/self/fd/{end.number}", flags), pieces)
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[tuple[_End, os.stat_result | None]]:
+    """Where to write, and what is there."""
+    with _walk(path) as end:
+        status = end.status
+        if not end.name:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if status is not None:
+            _refuse_planted(end, status)
+        yield end, status
+
+
+def _refuse_planted(end: _End, status: os.stat_result) -> None:
+    """Raises NotFollowed for what somebody may have put there to get what we write."""
+    here = end.directory
+    if _ours(status):
         return
-    new = None
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device or socket"
+        raise NotFollowed(kind, status, here.child(end.name))
+    shared = here.status.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
+    if shared and status.st_uid != here.status.st_uid:
+        raise NotFollowed("a file", status, here.child(end.name))
+
+
+def _pour(number: int, pieces: Iterable[str | bytes]) -> None:
+    with open(number, "wb") as out:
+        out.writelines(map(_bytes, pieces))
+
+
+def _replace(end: _End, pieces: Iterable[str | bytes], mode: int) -> None:
+    """A new file, and its name when it is whole: until then it has none, where that can be."""
+    at = end.directory.number
+    passing = f".{end.name[:200]}.{secrets.token_hex(4)}"
+    named = False
     try:
-        with contextlib.suppress(FileNotFoundError):
-            mode = target.stat().st_mode & 0o7777
-        handle, new = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with open(handle, "wb") as out:
+        try:
+            number = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=at)
+        except OSError:
+            # A file system that has no such files (open(2)), or one that takes none at all.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            number = os.open(passing, flags, 0o600, dir_fd=at)
+            named = True
+        with open(number, "wb") as out:
             out.writelines(map(_bytes, pieces))
             out.flush()
-            os.fchmod(out.fileno(), mode)
-            os.fsync(out.fileno())
-        os.replace(new, target)
-    except BaseException as problem:
-        if new is not None:
+            os.fchmod(number, mode)
+            os.fsync(number)
+            if not named:
+                os.link(f"/proc/self/fd/{number}", passing, dst_dir_fd=at, follow_symlinks=True)
+                named = True
+            os.rename(passing, end.name, src_dir_fd=at, dst_dir_fd=at)
+            named = False
+    finally:
+        if named:
             with contextlib.suppress(OSError):
-                os.unlink(new)
-        if isinstance(problem, OSError):
-            problem.filename = str(path)
-        raise
+                os.unlink(passing, dir_fd=at)
 
 
 def _bytes(piece: str | bytes) -> bytes:

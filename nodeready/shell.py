@@ -37,6 +37,14 @@ def join(words: list[str] | tuple[str, ...]) -> str:
     return " ".join(quote(word) for word in words)
 
 
+def search_path(path: str) -> str:
+    """The directories of a ``$PATH`` that mean the same everywhere; the system's where none does.
+
+    An empty one, ``.`` and any relative one mean the current directory, whosever that is.
+    """
+    return ":".join(one for one in path.split(":") if one.startswith("/")) or os.defpath
+
+
 @cache
 def library(name: str) -> str:
     """The text of ``nodeready/sh/NAME.sh``, without comments and indentation."""

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeready.deploy import py_spy_binary
-from nodeready.deploy.actions import Action, PlanError, Run, Script, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
-from nodeready.subjects.debug_tools.facts import MANAGERS, PY_SPY, DebugTools
+from nodeready.subjects.debug_tools.facts import (
+    DIGESTS,
+    MANAGERS,
+    PY_SPY,
+    PY_SPY_NOTE,
+    DebugTools,
+)
 from nodeready.subjects.snapshot import Snapshot
 
 #: Seconds for a whole installation, the wait for the package manager's lock included.
@@ -23,10 +29,17 @@ def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """
     tools: DebugTools = seen["debug_tools"]
     there = tools.py_spy is not None
-    if there and tools.mode & 0o555 != 0o555:
+    note = Script("note", ("nr_note", PY_SPY, PY_SPY_NOTE), f"note the sha256 of {PY_SPY}")
+    known = DIGESTS.get((want.py_spy_version, tools.machine))
+    if there and (tools.exposed or (tools.linked and not tools.mode)):
+        # No link of theirs is followed, or one that leads nowhere; no file keeps its owner.
+        yield RemoveFile(PY_SPY)
+        there = False
+    elif there and tools.mode & 0o555 != 0o555:
         # An existing file keeps its mode when it is written.
         yield Run(("chmod", "0755", PY_SPY))
-        if tools.py_spy == want.py_spy_version:
+        if tools.py_spy == want.py_spy_version and known in (None, tools.sha256):
+            yield note
             return
     try:
         content = py_spy_binary.binary(want.py_spy_version, tools.machine)
@@ -41,6 +54,7 @@ def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
         validator=("sh", "-c", f"{test} || {{ echo 'it does not run'; exit 1; }}", "sh"),
         large=True,
     )
+    yield note
 
 
 @step(touches=["pdsh"], timeout_s=_TIMEOUT_S)

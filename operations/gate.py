@@ -98,7 +98,7 @@ def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
         )
     # Until the new program is compiled, the node runs the old program by the old policy.
     if new or exposed or uncompiled(there):
-        words = ("nr_compile", there.python, BUNDLE, COMPILED, NOTE)
+        words = ("nr_compile", there.python, BUNDLE, COMPILED, NOTE, wanted[BUNDLE])
         yield Script("compile", words, f"compile {BUNDLE} for {there.python}")
     yield from _files(seen, want, POLICY)
 

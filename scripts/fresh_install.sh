@@ -31,7 +31,9 @@ cd "$HOME/nodeready"
 # shellcheck disable=SC2016 # the stranger's own shell
 runuser -u stranger -- sh -euc '
     python3 -m venv "$HOME/venv"
-    "$HOME/venv/bin/pip" install --quiet --disable-pip-version-check .
+    set -- "$HOME/venv/bin/pip" install --quiet --disable-pip-version-check
+    "$@" --require-hashes --only-binary :all: -r requirements-install.lock
+    "$@" --no-deps --no-build-isolation .
     "$HOME/venv/bin/pip" check
     cd /
     "$HOME/venv/bin/nodeready" --version

@@ -59,15 +59,17 @@ if [ -n "$missing" ]; then
 fi
 
 # One environment for everything, remade when a lock changes. The site and the published files need
-# packages that nothing else does: a lock of their own.
+# packages that nothing else does: a lock of their own. pip takes no file but those whose sha256 is
+# in the lock, and runs nothing of theirs: the build backend of this checkout is among them.
 install() {
     lock=$1 stamp=.venv/$2
     cmp -s "$lock" "$stamp" 2>/dev/null && return
     echo "setup: installing the Python packages of $lock into .venv" >&2
     [ -x .venv/bin/python ] || "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$lock"
+    set -- .venv/bin/python -m pip install --quiet --disable-pip-version-check
+    "$@" --require-hashes --only-binary :all: -r "$lock"
     if [ "$lock" = requirements.lock ]; then
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+        "$@" --no-deps --no-build-isolation -e .
     fi
     cp "$lock" "$stamp"
 }

@@ -19,7 +19,8 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from nodeready.files import write_atomically
+from nodeready.files import make_directory, write_atomically
+from nodeready.subjects import wire
 from nodeready.subjects.context import Counted
 from nodeready.subjects.registry import COUNTING
 
@@ -74,13 +75,13 @@ def _time(text: str) -> float:
 def _read(text: str) -> Counted | None:
     """The look of its JSON; None when anything in it is not as we write it."""
     try:
-        data = json.loads(text)
+        data = wire.load_json(text)
         taken = {
             name: (float(seen), {str(key): value for key, value in values.items()})
             for name, (seen, values) in data["taken"].items()
         }
         boot_id = data["boot_id"]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+    except (wire.DecodeError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     sound = isinstance(boot_id, str) and all(
         math.isfinite(seen) and all(type(value) is int for value in values.values())
@@ -114,9 +115,9 @@ def remember(looks: Mapping[str, Counted]) -> str:
     directory, problem = _directory(), ""
     oldest = max((one.time for one in looks.values()), default=0.0) - KEPT_S
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(directory, 0o700)
     except OSError as error:
-        return f"{directory}: {error.strerror}"
+        return f"{error.filename}: {error.strerror}"
     for shard, names in _shards(looks).items():
         path = directory / shard
         new = {json.dumps(name): looks[name] for name in names}
@@ -134,5 +135,5 @@ def remember(looks: Mapping[str, Counted]) -> str:
                 raise FileExistsError(17, "is no file of ours", str(path))
             write_atomically(path, kept, 0o600)
         except OSError as error:
-            problem = f"{path}: {error.strerror}"
+            problem = f"{error.filename}: {error.strerror}"
     return problem

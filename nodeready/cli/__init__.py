@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 import nodeready
 from nodeready.cli.exits import exit_code
 from nodeready.cli.options import defaults
+from nodeready.shell import search_path
 from nodeready.text import sanitise
 
 #: Subcommand -> its line in the help. Its module of the same name is imported when it is used, so
@@ -159,6 +160,8 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; ends the process with the documented exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    # What we start is what it is everywhere, not what lies in the current directory.
+    os.environ["PATH"] = search_path(os.environ.get("PATH", ""))
     _Commands.is_the_command = True
     try:
         status = cli.main(

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from nodeready.cli.exits import OK, Refused
-from nodeready.cli.options import option, output_file
+from nodeready.cli.options import option, output_file, trust_option
 from nodeready.cli.screen import refuse_unwritable
 from nodeready.cli.start import Common, declared
 from nodeready.files import write_atomically
@@ -42,7 +42,8 @@ def _values(data: Mapping[str, Mapping[str, Any]], key: str) -> list[tuple[str, 
 @click.argument("inventory", required=False)
 @output_file("Where the program goes.", default="nodeready.pyz")
 @option("--limit", metavar="NODES", help="The policy of these nodes: gpu[001-004], a group.")
-def bundle(inventory: str | None, *, output: str, limit: str | None) -> int:
+@trust_option
+def bundle(inventory: str | None, *, output: str, limit: str | None, trust_inventory: bool) -> int:
     """Write the node's own program: one file that needs Python 3.9 there and nothing else.
 
     It looks at the node on which it runs, proves it, keeps a verdict and answers a job's prolog.
@@ -57,7 +58,7 @@ def bundle(inventory: str | None, *, output: str, limit: str | None) -> int:
     refuse_unwritable(output)
     policy, whose = None, "the default policy"
     if inventory is not None:
-        _, _, wanted = declared(inventory, Common(limit=limit))
+        _, _, wanted = declared(inventory, Common(limit=limit, trust_inventory=trust_inventory))
         policy = _one(wanted)
         whose = f"the policy of {counted(len(wanted), 'node')}"
     elif limit is not None:

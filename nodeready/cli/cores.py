@@ -27,7 +27,7 @@ from nodeready.cli.start import (
     remember_failed,
     this_machine,
 )
-from nodeready.files import write_atomically
+from nodeready.files import check, write_atomically
 from nodeready.healthcheck import policy_file
 from nodeready.policy.load import PolicyError
 from nodeready.reports.cores_table import size, summary
@@ -45,6 +45,12 @@ def _directory(words: str) -> Path:
     path = Path(words)
     if path.exists() and not path.is_dir():
         raise Refused(f"-o {words}: is no directory")
+    try:
+        check(path / "cores.json")
+    except FileNotFoundError:
+        pass
+    except OSError as problem:
+        raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as problem:

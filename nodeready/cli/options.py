@@ -151,6 +151,15 @@ def since_option(what: str) -> Callable[[Command], Command]:
     )
 
 
+def trust_option(command: Command) -> Command:
+    """``--trust-inventory``."""
+    return option(
+        "--trust-inventory",
+        is_flag=True,
+        help="As root, run inventories and group_data that others can write.",
+    )(command)
+
+
 def common(command: Command) -> Command:
     """The options of every command that talks to nodes."""
     for decorate in reversed(
@@ -161,6 +170,7 @@ def common(command: Command) -> Command:
                 help="Only these nodes: gpu[001-004], a group, a glob, @last-failed.",
             ),
             option("--sudo", is_flag=True, help="Become root with sudo on the nodes."),
+            trust_option,
             option("--ssh-user", metavar="NAME", help="Log in as this user."),
             option(
                 "--ssh-key",
@@ -256,7 +266,7 @@ def read_ports(words: str) -> tuple[int, int]:
 
 SYSTEM = Path("/etc/nodeready/config.toml")
 
-_COMMON = ("limit", "sudo", "ssh_user", "ssh_key", "color", "quiet", "verbose")
+_COMMON = ("limit", "sudo", "trust_inventory", "ssh_user", "ssh_key", "color", "quiet", "verbose")
 #: command -> the options that a file may set
 OPTIONS: dict[str, tuple[str, ...]] = {
     "audit": (*_COMMON, "format", "output", "only", "skip", "fail_on", "timeout"),
@@ -267,11 +277,12 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "stacks": (
         *_COMMON,
-        *("local", "source", "job", "pids", "match", "native", "all_threads", "samples"),
+        *("local", "source", "job", "user", "pids", "match", "native", "all_threads"),
+        "samples",
         *("interval", "via", "timeout", "output", "format"),
     ),
     "cores": (*_COMMON, "local", "format", "output", "since", "job", "pid", "yes"),
-    "bundle": ("limit", "output"),
+    "bundle": ("limit", "trust_inventory", "output"),
     "env": (*_COMMON, "format", "output", "ports"),
     "tail": (
         *_COMMON,
@@ -312,6 +323,11 @@ def defaults() -> dict[str, dict[str, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    from nodeready.inventory import trust
+
+    why = trust.refusal(path, remedy=f"set {trust.VARIABLE}=1")
+    if why:
+        raise Refused(why)
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         return data

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from nodeready.cli.exits import Refused
-from nodeready.files import write_atomically
+from nodeready.files import NotFollowed, check, write_atomically
 from nodeready.inventory.nodeset import fold
 from nodeready.reports import registry
 from nodeready.reports.registry import PLAIN, Options
@@ -186,6 +186,13 @@ def refuse_unwritable(output: str | None, name: str = "-o") -> None:
     """Raises Refused for a file that cannot be written, before any node is looked at."""
     if output is None:
         return
+    try:
+        check(Path(output))
+    except NotFollowed as problem:
+        raise Refused(f"{name} {problem.filename}: {problem.strerror}") from None
+    except OSError:
+        # In better words below.
+        pass
     path = Path(os.path.realpath(output))
     if path.is_dir():
         raise Refused(f"{name} {output}: is a directory")
@@ -204,18 +211,20 @@ def show(
     output: str | None = None,
     silent: bool = False,
     options: Options = PLAIN,
+    mode: int = 0o644,
 ) -> None:
     """A command's document in one of its formats, to FILE of ``-o`` or to standard output.
 
     document: whose formats these are, as in `registry.FORMATS`
     silent:   a person is told nothing (-q, and all is well); a file and a program still are
     options:  beside those that the screen tells
+    mode:     of a new FILE: 0600 for what a job works on, which no other user may read
     Raises OSError when FILE cannot be written.
     """
     found = registry.find(document, form)
     asked = replace(options, verbose=screen.verbose, width=PLAIN.width)
     if output is not None:
-        write_atomically(Path(output), found.render(made, asked))
+        write_atomically(Path(output), found.render(made, asked), mode)
     elif not found.styled:
         for piece in found.render(made, asked):
             click.echo(piece, nl=False)

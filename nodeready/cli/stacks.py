@@ -147,6 +147,7 @@ def _carrier(
     help="Group again what -o DIR kept, or texts of py-spy dump (*.txt, *.out, or one file).",
 )
 @option("--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
+@option("--user", metavar="NAME", help="Only this user's ranks, whatever others claim to be.")
 @option("--pid", "pids", type=click.IntRange(1), multiple=True, metavar="P", help="This process.")
 @option("--match", metavar="PATTERN", help="Only where PATTERN is found in the command line.")
 @option(
@@ -185,6 +186,7 @@ def stacks(
     local: bool,
     source: str | None,
     job: str | None,
+    user: str | None,
     pids: tuple[int, ...],
     match: str | None,
     native: bool,
@@ -222,6 +224,7 @@ def stacks(
             job=job or "",
             pids=pids,
             match=match or "",
+            user=user or "",
             samples=samples,
             interval_s=interval,
         )

@@ -12,8 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from nodeready.cli.exits import Refused
-from nodeready.files import write_atomically
+from nodeready.files import make_directory, write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
 from nodeready.text import counted
@@ -51,6 +53,7 @@ class Common:
 
     limit: str | None = None
     sudo: bool = False
+    trust_inventory: bool = False
     ssh_user: str | None = None
     ssh_key: str | None = None
     color: str = "auto"
@@ -72,8 +75,8 @@ def remember_failed(names: Iterable[str]) -> None:
     """Keep the nodes that failed, for ``--limit @last-failed``. A full home is no error."""
     path = _last_failed()
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, [f"{name}\n" for name in names])
+        make_directory(path.parent, 0o700)
+        write_atomically(path, [f"{name}\n" for name in names], 0o600)
 
 
 def _selected(loaded: inventory.NodeInventory, words: str) -> list[Host]:
@@ -108,13 +111,15 @@ def declared(
     if common.ssh_key:
         data["ssh_key"] = common.ssh_key
     try:
-        loaded = inventory.load(words, data=data)
+        loaded = inventory.load(words, data=data, trusted=common.trust_inventory)
         hosts = list(loaded) if common.limit is None else _selected(loaded, common.limit)
         wanted = policies(loaded, hosts)
     except inventory.InventoryError as error:
         raise Refused(str(error)) from None
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
+    if loaded.note and not common.quiet:
+        click.echo(f"nodeready: {loaded.note}", err=True)
     if given:
         changed = {policy: replace(policy, **given) for policy in {*wanted.values()}}
         wanted = {name: changed[policy] for name, policy in wanted.items()}

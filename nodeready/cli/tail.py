@@ -166,7 +166,7 @@ def tail(
         found = _gathered(nodes, options, config)
     if why := _nothing(found):
         raise Refused(why)
-    show("tail", format, found, options.screen(), output=output)
+    show("tail", format, found, options.screen(), output=output, mode=0o600)
     return exit_code(
         interrupted=not found.complete,
         failed=bool(found.failed),

@@ -74,19 +74,33 @@ class WriteFile:
         """A unified diff, safe to show; "" for a large (binary) file."""
         if self.large:
             return ""
-        texts = [
+        old, new = (
             data.decode("utf-8", "replace").splitlines()
             for data in (self.old or b"", self.content)
-        ]
-        names = ("/dev/null" if self.old is None else self.path, self.path)
-        lines = difflib.unified_diff(texts[0], texts[1], names[0], names[1], lineterm="")
-        return "\n".join(sanitise(line) for line in lines)
+        )
+        return _diff(old, new, "/dev/null" if self.old is None else self.path, self.path)
 
     def stdin(self) -> str:
         """The packed content for the connection's standard input; "" for a small file."""
         if not self.large:
             return ""
         return _packed(self.content)
+
+
+#: Lines before times lines after: difflib's time grows with that.
+_MOST_COMPARED = 4_000_000
+
+
+def _diff(old: list[str], new: list[str], old_name: str, new_name: str) -> str:
+    """A unified diff, safe to show; of two long files, the lines that one of them alone has."""
+    if len(old) * len(new) <= _MOST_COMPARED:
+        lines = difflib.unified_diff(old, new, old_name, new_name, lineterm="")
+        return "\n".join(sanitise(line) for line in lines)
+    before, after = {*old}, {*new}
+    gone = [f"-{line}" for line in old if line not in after]
+    come = [f"+{line}" for line in new if line not in before]
+    head = (f"--- {old_name}", f"+++ {new_name}", f"@@ {len(old)} lines, then {len(new)} @@")
+    return "\n".join(sanitise(line) for line in (*head, *gone, *come))
 
 
 @dataclass(frozen=True)
@@ -104,8 +118,7 @@ class RemoveFile:
 
     def diff(self) -> str:
         lines = self.old.decode("utf-8", "replace").splitlines()
-        shown = difflib.unified_diff(lines, [], self.path, "/dev/null", lineterm="")
-        return "\n".join(sanitise(line) for line in shown)
+        return _diff(lines, [], self.path, "/dev/null")
 
 
 @dataclass(frozen=True)

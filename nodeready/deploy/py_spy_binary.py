@@ -7,6 +7,7 @@ hold one statically linked program per machine.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -17,14 +18,13 @@ import sys
 import tempfile
 import threading
 import zipfile
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-#: sha256 of the program inside the manylinux wheels, per (version, machine).
-PINNED = {
-    ("0.4.3", "x86_64"): "a41205d4925beafd108e1ace85e66c0a1a7adbfcbebcd4441f07848b608886c0",
-    ("0.4.3", "aarch64"): "ad6e22882e8dcaced4f0a76fef10d372645cc7b94c48a289ebe1bedb754774ed",
-}
+from nodeready.files import make_directory, write_atomically
+from nodeready.subjects.debug_tools.facts import DIGESTS
+
 #: machine -> the number of its ELF files (elf.h, EM_*), and pip's names for it, newest first.
 _MACHINES = {
     "x86_64": (62, ("manylinux_2_17_x86_64", "manylinux_2_5_x86_64", "manylinux1_x86_64")),
@@ -76,7 +76,7 @@ def _find(version: str, machine: str) -> bytes:
 
 def wrong(content: bytes, version: str, machine: str) -> str:
     """Why ``content`` is not the static py-spy of this version and machine; "" when it is."""
-    pinned = PINNED.get((version, machine))
+    pinned = DIGESTS.get((version, machine))
     if pinned is not None:
         return "" if hashlib.sha256(content).hexdigest() == pinned else "not the expected sha256"
     try:
@@ -109,10 +109,8 @@ def _cache() -> Path:
 def _keep(path: Path, content: bytes) -> None:
     """Put a program into the cache, whole or not at all; one that cannot be written is none."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-            part.write(content)
-        Path(part.name).replace(path)
+        make_directory(path.parent, 0o700)
+        write_atomically(path, [content], 0o600)
     except OSError:
         pass
 
@@ -157,18 +155,56 @@ def _from_directory(directory: Path, version: str, machine: str) -> bytes:
     return content
 
 
+# Runs $2 ... with the directory $1. Standard input is a pipe of ours: when we are gone, however
+# that came, the program is ended and the directory removed.
+_WATCHED = """
+directory=$1
+shift
+exec 3<&0
+"$@" </dev/null 3<&- &
+program=$!
+{
+    read -r nothing <&3
+    kill -KILL "$program"
+    rm -rf -- "$directory"
+} >/dev/null 2>&1 &
+exec 3<&- </dev/null
+wait "$program"
+status=$?
+kill -KILL $! 2>/dev/null
+exit $status
+"""
+
+
+@contextlib.contextmanager
+def _private_directory() -> Iterator[tuple[str, int]]:
+    """A directory, and the end of a pipe that tells `_WATCHED` when we are gone."""
+    with tempfile.TemporaryDirectory(prefix="nodeready-py-spy-") as directory:
+        read, write = os.pipe()
+        try:
+            yield directory, read
+        finally:
+            os.close(read)
+            os.close(write)
+
+
 def _download(version: str, machine: str) -> bytes:
     """The program from the package index that pip is set up for. Raises PySpyError."""
     help_text = f"put its {machine} wheel into a directory and set NODEREADY_PY_SPY_DIR to it"
     platforms = [word for name in _MACHINES[machine][1] for word in ("--platform", name)]
-    with tempfile.TemporaryDirectory(prefix="nodeready-py-spy-") as directory:
-        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    with _private_directory() as (directory, alive):
+        # -I and the directory: nothing is imported from where our user happens to be, or from what
+        # PYTHONPATH adds. pip's own settings (PIP_…, pip.conf) stay.
+        argv = [sys.executable, "-I", "-m", "pip", "download", "--quiet", "--no-deps"]
         argv += ["--disable-pip-version-check", "--no-input", "--only-binary=:all:", *platforms]
         argv += ["--dest", directory, f"py-spy=={version}"]
         try:
             done = subprocess.run(
-                argv,
-                stdin=subprocess.DEVNULL,
+                ["sh", "-c", _WATCHED, "sh", directory, *argv],
+                cwd=directory,
+                stdin=alive,
+                # pip has temporary files of its own.
+                env={**os.environ, "TMPDIR": directory},
                 capture_output=True,
                 text=True,
                 errors="replace",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from gevent.lock import BoundedSemaphore
@@ -29,7 +29,7 @@ from nodeready.subjects.registry import CHANGED, LOOKED_AT
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.wire import plain
-from nodeready.transport.base import Conversation, Key, collect
+from nodeready.transport.base import Conversation, Key, collect, with_sudo
 from nodeready.transport.look import Look, look_at, question
 from nodeready.transport.ssh import Connected, fleet_context
 
@@ -114,13 +114,34 @@ def observed(host: Host) -> tuple[Snapshot, Policy, tuple[Result, ...]]:
 
 
 def command(host: Host, change: Change) -> StringCommand:
-    """The one command that makes a change on the node."""
+    """The one command that makes a change on the node.
+
+    pyinfra itself would put sudo's password into the command line, for every user of the node to
+    read: the password of these commands is the first line of their input.
+    """
     run, context = _run(host)
     wait_s = context.policies[host.name].lock_wait_s
     asked = change.request(host.name, run.carrier.run, wait_s)
     # As one line, whatever bytes are in it: pyinfra sends text.
     line, stdin = shell.command(asked.script, asked.limit_s, run.carrier.tag, asked.payload or "")
-    return StringCommand(line, _stdin=stdin)
+    password = _sudo_password(host)
+    if not password:
+        return StringCommand(line, _stdin=stdin)
+    return StringCommand(
+        with_sudo(line, password),
+        _stdin=f"{password}\n{stdin}",
+        _sudo=False,
+        _sudo_password="",
+    )
+
+
+def _sudo_password(host: Host) -> str:
+    """The password for sudo to root in the operation that is being prepared, or ""."""
+    given = cast("dict[str, Any]", host.current_op_global_arguments or {})
+    if not given.get("_sudo") or given.get("_sudo_user"):
+        return ""
+    prompted = host.connector_data.get("prompted_sudo_password")
+    return str(given.get("_sudo_password") or prompted or "")
 
 
 def refuse(reason: str) -> StringCommand:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nodeready.shell import search_path
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def _scontrol(words: list[str], until: float) -> str:
             stderr=subprocess.STDOUT,
             timeout=left,
             check=False,
-            env={**os.environ, "LC_ALL": "C"},
+            cwd="/",
+            env={**os.environ, "PATH": search_path(os.environ.get("PATH", "")), "LC_ALL": "C"},
         )
     except subprocess.TimeoutExpired:
         raise DrainError(f"scontrol {words[0]} gave no answer in {left:.0f} s") from None

@@ -6,7 +6,6 @@ drains or undrains the node by it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
@@ -135,13 +134,11 @@ def write(verdict: Verdict, path: str = PATH) -> None:
     """Keep a verdict; the old one stays until the new one is whole. Raises OSError."""
     from pathlib import Path
 
-    from nodeready.files import write_atomically
+    from nodeready.files import make_directory, write_atomically
 
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    with contextlib.suppress(OSError):
-        # An existing file keeps its mode, and `read` believes no file that others may write.
-        os.chmod(path, 0o644)
-    write_atomically(Path(path), [verdict.text()], 0o644)
+    make_directory(Path(path).parent, 0o755)
+    # Whatever mode the file had: `read` believes no file that others may write.
+    write_atomically(Path(path), [verdict.text()], 0o644, keep_mode=False)
 
 
 # --- The commands.

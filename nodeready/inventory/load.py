@@ -24,7 +24,7 @@ from pyinfra.api import Host, Inventory, State
 from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.context import ctx_inventory
 
-from nodeready.inventory import hostfile
+from nodeready.inventory import hostfile, trust
 from nodeready.inventory.nodeset import NodeSetError, expand_one, fold, host_name, split, unique
 from nodeready.text import sanitise
 
@@ -68,16 +68,34 @@ def _parse(path: Path) -> ast.Module:
         raise InventoryError(f"{path}: {_one_line(error)}") from None
 
 
-def execute(path: Path) -> dict[str, Any]:
+def _refuse_strangers(path: Path, trusted: bool) -> None:
+    """Raises InventoryError for a file that others than root could have written for root to run.
+
+    trusted: it was asked for nevertheless
+    """
+    why = "" if trusted else trust.refusal(path)
+    if why:
+        raise InventoryError(sanitise(why))
+
+
+def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
     """What the file ``path`` binds at its top level, without what it imports.
 
-    The current directory can be imported from, as under pyinfra; what the file prints goes to
-    standard error, since standard output is for results. Raises InventoryError, one line.
+    The current directory can be imported from, as under pyinfra, but for root only where nobody
+    else could have put a module; what the file prints goes to standard error, since standard
+    output is for results. Raises InventoryError, one line.
+
+    trusted: run it whoever could have written it; see `nodeready.inventory.trust`
     """
+    _refuse_strangers(path, trusted)
     tree = _parse(path)
     bound: dict[str, Any] = {"__file__": str(path)}
     here = os.getcwd()
-    added = here not in sys.path
+    if not trusted and trust.refusal(here):
+        _forget(here)
+        added = False
+    else:
+        added = here not in sys.path
     if added:
         sys.path.append(here)
     try:
@@ -98,6 +116,15 @@ def execute(path: Path) -> dict[str, Any]:
     return {k: v for k, v in bound.items() if k in chosen and not k.startswith("__")}
 
 
+def _forget(here: str) -> None:
+    """Import nothing more from this directory, unless nodeready itself is there.
+
+    `python -m` and `python -c` begin with the current directory.
+    """
+    own = str(Path(__file__).parents[2])
+    sys.path[:] = [place for place in sys.path if place == own or (place or here) != here]
+
+
 def _imported(tree: ast.Module) -> set[str]:
     """The names that the import statements at the top level of a file bind."""
     return {
@@ -108,14 +135,14 @@ def _imported(tree: ast.Module) -> set[str]:
     }
 
 
-def read_groups(path: Path) -> dict[str, Group]:
+def read_groups(path: Path, trusted: bool = False) -> dict[str, Group]:
     """The groups of an inventory file, in its order: each list of hosts, or (hosts, data).
 
     As under pyinfra, names with a leading underscore and values of other kinds are no groups.
-    Raises InventoryError, one line.
+    trusted: as for `execute`. Raises InventoryError, one line.
     """
     found: dict[str, Group] = {}
-    for name, value in execute(path).items():
+    for name, value in execute(path, trusted).items():
         if name.startswith("_") or not isinstance(value, list | tuple):
             continue
         data: dict[str, Any] = {}
@@ -143,12 +170,12 @@ def _is_host(item: object) -> bool:
     return isinstance(item, str)
 
 
-def group_data(folder: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+def group_data(folder: Path, trusted: bool = False) -> Iterator[tuple[str, Path, dict[str, Any]]]:
     """Each group's data in ``folder``: the group's name, its file, what the file binds.
 
     Nothing when there is no such folder. Raises InventoryError, one line, for a file that fails,
     and for one that somebody else left where everyone can write (/tmp/group_data): it would run
-    with our rights.
+    with our rights. trusted: as for `execute`.
     """
     if not folder.is_dir():
         return
@@ -158,7 +185,7 @@ def group_data(folder: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
                 f"{file} is not run: it is another user's, where everyone can write; "
                 "go to your project's directory"
             )
-        yield file.stem, file, execute(file)
+        yield file.stem, file, execute(file, trusted)
 
 
 def _is_planted(file: Path) -> bool:
@@ -211,8 +238,10 @@ class NodeInventory(Inventory):
 
     group_files: the group_data files that set each group's data, in the order in which they
         apply, for messages that name the file; "all" for the data of all nodes
+    note: what was read that may not have been meant, one line; "": nothing
     """
 
+    note = ""
     group_files: dict[str, list[Path]]
     longest_name: int
 
@@ -231,12 +260,15 @@ def load(
     data: Mapping[str, Any] | None = None,
     group_data: Sequence[str | Path] = (),
     cwd: str | Path | None = None,
+    trusted: bool = False,
 ) -> NodeInventory:
     """The inventory that ``argument`` names.
 
     data:       overrides the data of every host (``--data``, ``--ssh-user``)
     group_data: further folders of group data, after ``cwd``'s and the inventory file's own
     cwd:        where ``group_data`` is looked for; the current directory by default
+    trusted:    take files that others than root could have written, as root; see
+                `nodeready.inventory.trust`
     Raises InventoryError, one line that says what to do, also when no node is left.
     """
     here = Path(cwd) if cwd is not None else Path.cwd()
@@ -248,10 +280,25 @@ def load(
         beside = path.resolve().parent / "group_data"
         if beside != folders[0].resolve():
             folders.append(beside)
-        groups = _from_file(path)
+        groups = _from_file(path, trusted)
     inventory = _make(groups, argument, dict(data or {}))
-    _add_group_data(inventory, [*folders, *map(Path, group_data)])
+    _add_group_data(inventory, [*folders, *map(Path, group_data)], trusted)
+    if path is not None and _is_like_a_node(argument):
+        inventory.note = (
+            f"{argument}: read as the hostfile ./{argument}; write ./{argument} to say so, and "
+            f"{argument}, (with the comma) for the node"
+        )
     return inventory
+
+
+def _is_like_a_node(argument: str) -> bool:
+    """Whether the word for a file could be a node's name or a node set as well."""
+    if argument.endswith(_FILE_ENDINGS) or f"./{argument}" in hostfile.DEFAULT_FILES:
+        return False
+    try:
+        return bool(expand_one(argument))
+    except NodeSetError:
+        return False
 
 
 def _file(argument: str) -> Path | None:
@@ -299,11 +346,11 @@ def _listed(argument: str) -> list[str]:
         raise InventoryError(f"{error}; {_USAGE}") from None
 
 
-def _from_file(path: Path) -> dict[str, Group]:
+def _from_file(path: Path, trusted: bool) -> dict[str, Group]:
     """The groups of a file, "all" among them and, as under pyinfra, one of the file's name."""
     if path.suffix != ".py":
-        return {"all": (list(hostfile.with_data(hostfile.read(path))), {})}
-    groups = read_groups(path)
+        return {"all": (list(hostfile.with_data(hostfile.read(path, trusted))), {})}
+    groups = read_groups(path, trusted)
     if "all" not in groups:
         every = unique(_name(host) for hosts, _ in groups.values() for host in hosts)
         groups["all"] = (list(every), {})
@@ -342,10 +389,10 @@ def _make(groups: dict[str, Group], argument: str, override: dict[str, Any]) -> 
     return inventory
 
 
-def _add_group_data(inventory: NodeInventory, folders: Iterable[Path]) -> None:
+def _add_group_data(inventory: NodeInventory, folders: Iterable[Path], trusted: bool) -> None:
     """Add what the folders' files say; a later folder wins, and files win over the inventory."""
     with ctx_inventory.use(inventory):
-        found = [item for folder in folders for item in group_data(folder)]
+        found = [item for folder in folders for item in group_data(folder, trusted)]
     for group, file, settings in found:
         target = inventory.data if group == "all" else inventory.group_data[group]
         target.update(settings)

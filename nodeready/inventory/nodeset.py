@@ -125,6 +125,9 @@ def _count(text: str) -> int:
             item = brackets.split(",")[sizes.index(0)]
             raise NodeSetError(f"node set {_shown(text)}: {_shown(item)} is no range like 001-064")
         total *= sum(sizes)
+        if total > 10**18:
+            # Too many already, and a number of thousands of digits cannot be shown.
+            break
     return total
 
 
@@ -160,12 +163,12 @@ def _reason(error: NodeSetException) -> str:
     return " ".join(str(error).split(": ")[0].split()) if str(error) else "not understood"
 
 
-def natural(name: str) -> list[tuple[str, int, str]]:
-    """The sort key that puts ``gpu9`` before ``gpu10``."""
+def natural(name: str) -> list[tuple[str, int, str, str]]:
+    """The sort key that puts ``gpu9`` before ``gpu10``, however many digits there are."""
     parts = _NUMBER.split(name)
     numbers = [*parts[1::2], ""]
     return [
-        (word, int(number or -1), number)
+        (word, len(number.lstrip("0")) if number else -1, number.lstrip("0"), number)
         for word, number in zip(parts[0::2], numbers, strict=True)
     ]
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pyinfra.api import Inventory
 from pyinfra.api.connectors import get_all_connectors
 from pyinfra.api.host import Host
+from pyinfra.connectors.local import LocalConnector
 
+from nodeready.inventory.nodeset import NodeSetError, host_name
 from nodeready.policy import Policy
-from nodeready.policy.load import PolicyError, check_settings
+from nodeready.policy.load import PolicyError, check_settings, shown
 from nodeready.subjects import snapshot
 from nodeready.subjects.registry import check_ids
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
 
 #: Host data that is pyinfra's or an inventory's, and never a misspelt setting of ours.
-_INVENTORY_KEYS = frozenset({"slots"})
+_INVENTORY_KEYS = frozenset({"slots", "ssh_names"})
 
 
 def _foreign() -> frozenset[str]:
@@ -43,6 +47,7 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
     cache: dict[tuple[Any, ...], Policy] = {}
 
     def settings(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+        problems.extend(_connection(data, where))
         try:
             found = check_settings(data, where, foreign)
         except PolicyError as error:
@@ -73,7 +78,73 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
     return made
 
 
-def endpoint(inventory: Inventory, name: str) -> Endpoint:
-    """The address and the port of a node's sshd, as the inventory has them; "": its name."""
-    data = inventory.get_host(name).data
-    return str(data.get("ssh_hostname") or ""), int(data.get("ssh_port") or 22)
+# --- Where the nodes' sshd are, and how to log in: pyinfra's keys, and ssh_names.
+
+_NO_USER = re.compile(r"-|.*[\s\x00-\x1f\x7f]")
+
+
+def _port(value: object) -> str:
+    if type(value) is int and 0 < value < 65536:
+        return ""
+    return "must be a whole number from 1 to 65535, without quotes"
+
+
+def _user(value: object) -> str:
+    if isinstance(value, str) and value and not _NO_USER.match(value):
+        return ""
+    return "must be the name of a user"
+
+
+def _key(value: object) -> str:
+    if isinstance(value, str | os.PathLike) and str(value) and "\0" not in str(value):
+        return ""
+    return "must be the path of a private key"
+
+
+def _host(value: object) -> str:
+    try:
+        connector = host_name(value if isinstance(value, str) else "").startswith("@")
+    except NodeSetError:
+        connector = True
+    return "must be a host name or an address" if connector else ""
+
+
+def _names(value: object) -> str:
+    if isinstance(value, list | tuple) and not any(map(_host, value)):
+        return ""
+    return "must be a list of host names and addresses"
+
+
+#: Key -> what is wrong with a value, or "". None and "" are as if the key were not there.
+_CONNECTION: dict[str, Callable[[object], str]] = {
+    "ssh_port": _port,
+    "ssh_user": _user,
+    "ssh_key": _key,
+    "ssh_hostname": _host,
+    "ssh_names": _names,
+}
+
+
+def _connection(data: Mapping[str, Any], where: str) -> list[str]:
+    """What is wrong with the connection data of one origin, a line each."""
+    found = []
+    for key, wrong in _CONNECTION.items():
+        value = data.get(key)
+        if value not in (None, "") and (why := wrong(value)):
+            found.append(f"{where}: {key} = {shown(value)}: {why}")
+    return found
+
+
+def endpoint(host: Host) -> Endpoint:
+    """Where a node's sshd is and what the node is called, as the inventory has it.
+
+    Under pyinfra's own command nothing has checked the values.
+    """
+    data = host.data
+    address, port, names = data.get("ssh_hostname"), data.get("ssh_port"), data.get("ssh_names")
+    return Endpoint(
+        "" if _host(address) else str(address),
+        22 if _port(port) else int(port),
+        () if _names(names) else tuple(names),
+        local=issubclass(host.connector_cls, LocalConnector),
+    )

@@ -18,6 +18,7 @@ from pyinfra.api.exceptions import InventoryError
 
 from nodeready.inventory.nodeset import NodeSetError, expand, host_name, natural, unique
 from nodeready.policy.fields import closest
+from nodeready.shell import search_path
 from nodeready.text import sanitise
 
 #: Seconds for one answer. Slurm's own MessageTimeout is 10 s by default, and its tools try a
@@ -41,7 +42,7 @@ def inventory(
     """
     text = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
     wanted = environ.get("NODEREADY_PARTITION", "")
-    path = environ.get("PATH", os.defpath)
+    path = search_path(environ.get("PATH", ""))
     partitions: dict[str, list[str]] = {}
     if which("sinfo", path=path):
         partitions = _partitions(ask(["sinfo", "-a", "-h", "-N", "-o", "%N %R"], path, timeout_s))
@@ -116,7 +117,8 @@ def ask(command: list[str], path: str, timeout_s: float) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PATH": path, "LC_ALL": "C"},
+            cwd="/",
+            env={**os.environ, "PATH": search_path(path), "LC_ALL": "C"},
             start_new_session=True,
         )
     except OSError as error:

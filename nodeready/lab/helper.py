@@ -55,6 +55,7 @@ def run(
     data: str = "",
     timeout: float = 60,
     env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
 ) -> Done:
     """Run a program here; what it says as text, and bytes that are none as surrogates."""
     return subprocess.run(
@@ -67,12 +68,13 @@ def run(
         timeout=timeout,
         check=False,
         env=env or environment(),
+        cwd=cwd,
     )
 
 
 def module(name: str, *words: str) -> Done:
     """Run a module of this package here, as a program."""
-    return run([sys.executable, "-m", name, *words], env=_module_environment())
+    return run([sys.executable, "-m", name, *words], env=_module_environment(), cwd="/")
 
 
 def _module_environment() -> dict[str, str]:

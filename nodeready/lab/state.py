@@ -34,6 +34,9 @@ ROOT = Path("/run/nodeready/lab")
 # A lab's name begins its nodes' names; with three digits and a dash it stays a host name.
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
+# Whoever can read a directory can hold its lock; the files in it have modes of their own.
+_MODE = 0o711
+
 # As long as 256 nodes may take to start on a slow machine.
 LOCK_S = 120.0
 
@@ -188,8 +191,11 @@ def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
     """
     deadline = time.monotonic() + wait_s
     while True:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=_MODE, parents=True, exist_ok=True)
         try:
+            for one in (ROOT, path):
+                if one.exists() and one.stat().st_mode & 0o044:
+                    one.chmod(_MODE)
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             continue

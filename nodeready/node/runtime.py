@@ -11,11 +11,12 @@ import json
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,20 +46,27 @@ def end_all(pids: set[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+#: What the watchdog is told last, by a program that was not killed.
+_OVER = "over"
+
+
 class Watchdog:
     """A process that knows which processes we started, and ends them when we are killed.
 
     It is there for SIGKILL alone: every other signal reaches a handler of ours.
     """
 
-    def __init__(self) -> None:
-        """It forks: to be made before any thread is started."""
+    def __init__(self, after_kill: Callable[[], object] = lambda: None) -> None:
+        """It forks: to be made before any thread is started.
+
+        after_kill: done by the watchdog when we were killed and our processes have ended
+        """
         read, self._write = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
                 os.close(self._write)
-                _run_watchdog(read)
+                _run_watchdog(read, after_kill)
             finally:
                 os._exit(0)
         os.close(read)
@@ -77,13 +85,14 @@ class Watchdog:
 
     def close(self) -> None:
         """Every process has ended, and with that the watchdog's work."""
+        self._write_line(f"{_OVER}\n")
         with contextlib.suppress(OSError):
             os.close(self._write)
         with contextlib.suppress(OSError):
             os.waitpid(self._pid, 0)
 
 
-def _run_watchdog(read: int) -> None:
+def _run_watchdog(read: int, after_kill: Callable[[], object]) -> None:
     """The watchdog's process: it reads to the end of the pipe, then ends what is left."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -96,9 +105,13 @@ def _run_watchdog(read: int) -> None:
     while piece := os.read(read, 65536):
         text += piece
     pids: set[int] = set()
-    for word in text.decode("ascii").split():
-        (pids.add if word[0] == "+" else pids.discard)(int(word[1:]))
+    words = text.decode("ascii").split()
+    for word in words:
+        if word != _OVER:
+            (pids.add if word[0] == "+" else pids.discard)(int(word[1:]))
     end_all(pids)
+    if _OVER not in words:
+        after_kill()
 
 
 # --- The processes of one run.
@@ -167,6 +180,34 @@ def status(pid: int) -> Status:
     return Status(values["State"].split()[0], int(values["TracerPid"]))
 
 
+def roots_alone(program: str) -> bool:
+    """Whether root alone can change this program, each directory and each link on the way to it.
+
+    As an ordinary user, True: whom it could be changed by is no matter to root.
+    """
+    if os.geteuid():
+        return True
+    at, todo, links = "/", program.split("/"), 0
+    try:
+        known = os.lstat(at)
+        while todo:
+            name = todo.pop(0)
+            at = os.path.dirname(at) if name == ".." else os.path.join(at, name).rstrip("/") or "/"
+            known = os.lstat(at)
+            if known.st_uid:
+                return False
+            if stat.S_ISLNK(known.st_mode):
+                links += 1
+                target = os.readlink(at)
+                at = "/" if target.startswith("/") else os.path.dirname(at)
+                todo = target.split("/") + todo
+            elif known.st_mode & stat.S_IWOTH or links > 40:
+                return False
+    except OSError:
+        return False
+    return stat.S_ISREG(known.st_mode) and not known.st_mode & stat.S_IWGRP
+
+
 def responds(canary: subprocess.Popen[bytes]) -> bool:
     """Whether a canary runs: it answers a byte within two seconds."""
     assert canary.stdin is not None
@@ -185,17 +226,20 @@ class Supervisor:
     """Starts the processes of one run, and ends them all. Use as a context manager.
 
     To be made before any thread is started. tag: marks the processes, so that an interrupt finds
-    them; limit_s: seconds until all must have ended
+    them; limit_s: seconds until all must have ended; after_kill: what is done after all have ended
+    when this process itself is killed, by another one that is forked here
     """
 
-    def __init__(self, tag: str, limit_s: float) -> None:
+    def __init__(
+        self, tag: str, limit_s: float, after_kill: Callable[[], object] = lambda: None
+    ) -> None:
         self.tag = tag
         self.deadline = time.monotonic() + limit_s
         self._started: list[subprocess.Popen[bytes]] = []
         # Reentrant: a signal's handler may need the lock that the interrupted code holds.
         self._lock = threading.RLock()
         self._starting, self._over = 0, False
-        self._watchdog = Watchdog()
+        self._watchdog = Watchdog(after_kill)
         self._tidy: list[Callable[[], object]] = []
 
     def __enter__(self) -> Supervisor:
@@ -219,6 +263,7 @@ class Supervisor:
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
+            "cwd": "/",
             **how,
         }
         with self._lock:
@@ -354,19 +399,25 @@ def _read(
 #: Sends plain data to the process that made the fork.
 Send = Callable[[Any], None]
 
+#: Bytes of one message; a fork that sends a longer one is not heard any more.
+_LONGEST_MESSAGE = 64 << 20
+
 
 class ForkedWorker:
     """A fork that does ``work(send)``; `messages` yields what the work sends.
 
     limit_s: seconds after which it ends for certain, unless it hangs in the kernel
+    keep:    descriptors that it has beside its pipe
     """
 
-    def __init__(self, work: Callable[[Send], None], limit_s: float) -> None:
+    def __init__(
+        self, work: Callable[[Send], None], limit_s: float, keep: Iterable[int] = ()
+    ) -> None:
         self._pipe, write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _work(work, write, limit_s)
+                _work(work, write, limit_s, {*keep})
             finally:
                 os._exit(1)
         os.close(write)
@@ -388,6 +439,8 @@ class ForkedWorker:
             *rows, kept = (kept + piece).split(b"\n")
             for row in rows:
                 yield json.loads(row)
+            if len(kept) > _LONGEST_MESSAGE:
+                return
 
     def end(self) -> None:
         """End the fork; one that hangs in the kernel is left behind."""
@@ -399,7 +452,7 @@ class ForkedWorker:
         os.close(self._pipe)
 
 
-def _work(work: Callable[[Send], None], pipe: int, limit_s: float) -> None:
+def _work(work: Callable[[Send], None], pipe: int, limit_s: float, keep: set[int]) -> None:
     """The fork's process. It closes all files by which somebody may wait for its end."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
@@ -407,8 +460,11 @@ def _work(work: Callable[[Send], None], pipe: int, limit_s: float) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2} - {pipe}:
         os.dup2(null, stream)
-    os.closerange(3, pipe)
-    os.closerange(max(3, pipe + 1), 1024)
+    begin = 3
+    for kept in sorted({*keep, pipe}):
+        os.closerange(begin, kept)
+        begin = max(begin, kept + 1)
+    os.closerange(begin, max(begin, 1024))
 
     def send(data: Any) -> None:
         text = json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"

@@ -54,6 +54,12 @@ def _misspelt(key: str) -> str:
     return ""
 
 
+def shown(value: object) -> str:
+    """A wrong value for a message, of at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def check_settings(
     data: Mapping[str, Any], where: str, foreign: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
@@ -70,9 +76,7 @@ def check_settings(
             try:
                 settings[key] = kind_of(key).check(value)
             except Invalid as wrong:
-                shown = repr(value)
-                shown = shown if len(shown) <= 60 else shown[:57] + "..."
-                problems.append(f"{where}: {key} = {shown}: {wrong}")
+                problems.append(f"{where}: {key} = {shown(value)}: {wrong}")
         elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
             meant = _misspelt(key)
             if meant:

@@ -7,6 +7,7 @@ data into a Policy, or into a list of errors that name the file, the key and the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from nodeready.policy.fields import (
     CORE_PATTERN,
@@ -345,6 +346,14 @@ class Expected(Policy):
 
     gate_files: path -> sha256 of every file of the node's own check. Empty on the node itself,
                 which knows the settings alone.
+    host_key:   the key with which the node's sshd answered this run, ``type base64``; "": not
+                known
     """
 
     gate_files: tuple[tuple[str, str], ...] = ()
+    host_key: str = ""
+
+    @classmethod
+    def completing(cls, policy: Policy, **more: Any) -> Expected:
+        """The policy with this beside what it has."""
+        return cls(**{**vars(policy), **more})

@@ -117,9 +117,13 @@ class _Run:
         if line.startswith(f"{self.nonce} {payload.NO_PYTHON}"):
             self._lose(name, f"{payload.NO_PYTHON} on the node: the mesh needs it")
             return None
-        found = dict(wire.lines(line, self.nonce))
+        try:
+            found = dict(wire.lines(f"{line}\n", self.nonce))
+        except ProbeError as problem:
+            self._lose(name, problem.reason)
+            return None
         if set(found) != {what}:
-            self._lose(name, "the proof's answer makes no sense", line[:200])
+            self._lose(name, "the answer makes no sense (another row)", line[:200])
             return None
         return found[what]
 
@@ -180,7 +184,7 @@ class _Run:
                 self._lose(source, problem.reason, problem.evidence)
                 return
             if (seen.number, seen.target) != (number, target):
-                self._lose(source, "the proof's answer makes no sense", repr(data)[:200])
+                self._lose(source, "the answer makes no sense (another round)", wire.shown(data))
                 return
             self.seen.add(source, target, asked, seen)
 

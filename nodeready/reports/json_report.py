@@ -174,6 +174,7 @@ def stacks(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
         started=stacks.started,
         finished=stacks.finished,
         job=stacks.job,
+        user=stacks.user,
         world_size=stacks.world_size,
         complete=stacks.complete,
     )
@@ -182,6 +183,7 @@ def stacks(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     yield ',\n"processes": '
     yield from listed(dump(process._asdict()) for process in stacks.processes)
     yield f',\n"errors": {dump(dict(stacks.errors))}'
+    yield f',\n"others": {dump([one._asdict() for one in stacks.others])}'
     yield f',\n"advice": {dump(list(stacks.advice))}\n}}\n'
 
 

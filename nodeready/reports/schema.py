@@ -168,20 +168,24 @@ class Stacks:
     started:    UTC
     finished:   UTC
     job:        empty where the processes name none
+    user:       whose job it is; empty: not told
     world_size: what the ranks say; null: nobody says, or they disagree
     complete:   false: interrupted; ranks that were not found then do not count as missing
     errors:     node -> why it gave no answer, or only a part of it
+    others:     the jobs that are not shown, the largest first
     advice:     what to look at next
     """
 
     started: Perhaps
     finished: Perhaps
     job: str
+    user: str
     world_size: int | None
     complete: bool
     groups: tuple[stacks.Group, ...]
     processes: tuple[stacks.Rank, ...]
     errors: Mapping[str, str]
+    others: tuple[stacks.OtherJob, ...]
     advice: tuple[str, ...]
 
 

@@ -106,7 +106,9 @@ def headline(stacks: Stacks) -> str:
     lone = sum(one.rank is None for one in stacks.processes)
     where = counted(len({one.node for one in stacks.processes}), "node")
     size = stacks.world_size
-    job = f"job {stacks.job[:60]}: " if stacks.job else ""
+    shared = stacks.user and any(one.user != stacks.user for one in stacks.others)
+    whose = f" of {stacks.user[:60]}" if shared else ""
+    job = f"job {stacks.job[:60]}{whose}: " if stacks.job else ""
     groups = stacks.groups
     if not stacks.processes:
         return f"{job}no rank was found" + (f" of {size}" if size else "")

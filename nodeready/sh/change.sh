@@ -16,6 +16,7 @@ nr_reason() {
     esac
 }
 
+nr_me='' nr_group=''
 nr_tmp=
 nr_cleanup() {
     if [ -n "$nr_tmp" ]; then rm -f -- "$nr_tmp"; fi
@@ -60,23 +61,183 @@ nr_anchor() {
     printf '0'
 }
 
+# nr_uptime: the seconds since boot, in nr_now; the clock of the day may leap while we wait.
+nr_uptime() {
+    read -r nr_now nr_x </proc/uptime || nr_fail '/proc/uptime cannot be read'
+    nr_now=${nr_now%.*}
+}
+
+# nr_who PATH: whose this is, not following a link.
+nr_who() { stat -c %U -- "$1" 2>/dev/null || printf 'somebody'; }
+
+# nr_judge: what the directory in which we stand allows, as nr_ground.
+#   ours    only root and we can change what is in it
+#   group   root's or ours, and a group can write there, too
+#   shared  root's or ours, and everybody can write there; sticky: what is root's in it stays
+#   theirs  another's, or without the sticky bit
+# nr_loose: from here on no link is followed, since others can replace a directory on the way.
+nr_judge() {
+    nr_out=$(stat -c '%u %g %a %d:%i' . 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
+    # shellcheck disable=SC2086 # numbers
+    set -- $nr_out
+    nr_id=$4 nr_at=${PWD%/}
+    if [ "$1" != 0 ] && [ "$1" != "$nr_me" ]; then
+        nr_ground=theirs
+    elif [ $((0$3 & 02)) != 0 ]; then
+        nr_ground=shared
+        if [ $((0$3 & 01000)) = 0 ]; then nr_ground=theirs; fi
+    elif [ $((0$3 & 020)) = 0 ] || { [ "$nr_me" != 0 ] && [ "$2" = "$nr_group" ]; }; then
+        # With a umask of 002, a user's own group can write to all directories of hers.
+        nr_ground=ours
+    else
+        nr_ground=group
+        if [ $((0$3 & 01000)) = 0 ]; then nr_loose=1; fi
+    fi
+    if [ "$nr_ground" = theirs ]; then nr_loose=1; fi
+}
+
+# nr_walk PATH MAKE: stand in the directory that holds PATH's last component, and name that nr_name
+# ('.': PATH is a directory, and we stand in it). Every component is entered from the one before it
+# and is the very directory that was looked at, so that whoever swaps one redirects nothing. A link
+# is followed only where root's or our own link cannot have been put or replaced by others.
+# MAKE: '1' makes the directories that lack, '0' fails with status 1 where one lacks.
+nr_walk() {
+    nr_path=$1 nr_rest=$1 nr_links=0 nr_loose=''
+    nr_me=${nr_me:-$(id -u)} nr_group=${nr_group:-$(id -g)}
+    cd -P / || nr_fail "$nr_path: cannot enter /"
+    nr_judge
+    while :; do
+        # Leading slashes and the components that say nothing.
+        while :; do
+            case $nr_rest in
+            /*) nr_rest=${nr_rest#/} ;;
+            ./*) nr_rest=${nr_rest#./} ;;
+            *) break ;;
+            esac
+        done
+        nr_name=${nr_rest%%/*}
+        if [ -z "$nr_name" ] || [ "$nr_name" = . ]; then
+            nr_name=.
+            return 0
+        fi
+        if [ -L "./$nr_name" ]; then
+            nr_trusted || nr_fail "$nr_path: $nr_at/$nr_name: a link of $(nr_who "./$nr_name"): not followed"
+            nr_links=$((nr_links + 1))
+            nr_target=$(readlink -- "./$nr_name") || nr_target=
+            if [ "$nr_links" -gt 40 ] || [ -z "$nr_target" ]; then nr_nowhere; fi
+            case $nr_rest in
+            */*) nr_rest=$nr_target/${nr_rest#*/} ;;
+            *) nr_rest=$nr_target ;;
+            esac
+            case $nr_target in
+            /*)
+                cd -P / || nr_fail "$nr_path: cannot enter /"
+                nr_judge
+                ;;
+            esac
+            continue
+        fi
+        if [ ! -d "./$nr_name" ]; then
+            case $nr_rest in */*) ;; *)
+                if [ "$nr_links" -gt 0 ] && [ ! -e "./$nr_name" ]; then nr_nowhere; fi
+                return 0
+                ;;
+            esac
+            if [ -e "./$nr_name" ]; then nr_fail "$nr_path: $nr_at/$nr_name: is no directory"; fi
+            if [ "$2" = 0 ]; then return 1; fi
+            if [ "$nr_links" -gt 0 ]; then nr_nowhere; fi
+            nr_out=$(mkdir -- "./$nr_name" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
+        fi
+        nr_enter
+        case $nr_rest in
+        */*) nr_rest=${nr_rest#*/} ;;
+        *) nr_rest= ;;
+        esac
+    done
+}
+
+# nr_trusted: whether the link nr_name is root's or ours, and nobody else can have put it here.
+nr_trusted() {
+    [ -z "$nr_loose" ] || return 1
+    # Elsewhere, a second name for a link of root's may have been made by anybody.
+    case $nr_ground:$(stat -c '%u %h' -- "./$nr_name" 2>/dev/null) in
+    "ours:0 "* | "ours:$nr_me "* | *":0 1" | *":$nr_me 1") return 0 ;;
+    esac
+    return 1
+}
+
+# nr_nowhere: a link does not lead to a file or directory.
+nr_nowhere() { nr_fail "$nr_path: a link that leads nowhere"; }
+
+# nr_enter: go into the directory nr_name, which is no link.
+nr_enter() {
+    nr_seen=
+    if [ "$nr_ground" != ours ]; then
+        # Others could put a link in its place now.
+        nr_seen=$(stat -c %d:%i -- "./$nr_name" 2>/dev/null) || nr_seen=-
+    fi
+    cd -P "./$nr_name" 2>/dev/null || nr_fail "$nr_path: cannot enter $nr_at/$nr_name"
+    nr_judge
+    if [ -n "$nr_seen" ] && [ "$nr_seen" != "$nr_id" ]; then
+        nr_fail "$nr_path: $nr_at: replaced while we looked: not followed"
+    fi
+}
+
+# nr_holder_of PATH: the process that holds PATH's flock, in words; nothing when nobody is seen.
+nr_holder_of() {
+    nr_inode=$(stat -c %i -- "$1" 2>/dev/null) || return 0
+    while read -r nr_x nr_x nr_x nr_x nr_number nr_where nr_x; do
+        case $nr_where in *":$nr_inode")
+            if [ -d "/proc/$nr_number" ]; then
+                nr_x=$(tr -s '[:cntrl:]' ' ' <"/proc/$nr_number/cmdline" 2>/dev/null | head -c 120)
+                printf 'process %s of %s (%s)' "$nr_number" "$(nr_who "/proc/$nr_number")" "${nr_x% }"
+                return
+            fi
+            ;;
+        esac
+    done </proc/locks
+}
+
 # nr_lock RUN WHO WAIT: this node is ours until our connection ends and with it the change that it
 # was making (a cut connection does not stop one), or fail naming the holder.
+# Only root may open the file: whoever can read a file can hold its flock.
 nr_lock() {
     [ "$(id -u)" = 0 ] || nr_fail 'not root: run with sudo'
     command -v flock >/dev/null 2>&1 || nr_fail 'flock is not installed (util-linux)'
     nr_file=/run/nodeready.lock
-    nr_until=$(($(date +%s) + $3))
+    nr_walk "${nr_file%/*}/." 0 || nr_fail "$nr_file: there is no such directory"
+    [ "$nr_ground" = ours ] || nr_fail "$nr_at: others than root can write there: no lock is safe in it"
+    nr_name=${nr_file##*/}
+    [ ! -L "./$nr_name" ] || nr_fail "$nr_file: is no regular file"
+    nr_uptime
+    nr_until=$((nr_now + $3))
     while :; do
-        { exec 9>>"$nr_file"; } 2>/dev/null || nr_fail "cannot write $nr_file"
-        flock -w 10 9 || nr_fail "cannot lock $nr_file"
-        nr_run='' nr_holder='' nr_hstart='' nr_worker='' nr_wstart='' nr_who='' nr_since=''
-        read -r nr_run nr_holder nr_hstart nr_worker nr_wstart nr_who nr_since <"$nr_file" || :
+        if [ -e "./$nr_name" ]; then
+            [ -f "./$nr_name" ] || nr_fail "$nr_file: is no regular file"
+            case $(stat -c '%u %a' "./$nr_name" 2>/dev/null) in
+            '0 600') ;;
+            *) nr_renew ;;
+            esac
+        fi
+        nr_out=$( (umask 077 && : >>"./$nr_name") 2>&1) || nr_fail "$(nr_reason "$nr_file" "$nr_out")"
+        exec 9>>"./$nr_name"
+        if ! flock -w 10 9; then
+            nr_out=$(nr_holder_of "./$nr_name")
+            nr_fail "cannot lock $nr_file: ${nr_out:-somebody} holds it; waited 10 s"
+        fi
+        # Whoever found an older file has put a new one in its place.
+        if [ "$(stat -c %d:%i "./$nr_name" 2>/dev/null)" != "$(stat -Lc %d:%i /proc/self/fd/9)" ]; then
+            exec 9>&-
+            continue
+        fi
+        nr_run='' nr_holder='' nr_hstart='' nr_worker='' nr_wstart='' nr_whose='' nr_since=''
+        read -r nr_run nr_holder nr_hstart nr_worker nr_wstart nr_whose nr_since <"./$nr_name" || :
         if [ -n "$nr_run" ] && [ "$nr_run" != "$1" ] &&
             { nr_lives "$nr_holder" "$nr_hstart" || nr_lives "$nr_worker" "$nr_wstart"; }; then
             exec 9>&-
-            if [ "$(date +%s)" -ge "$nr_until" ]; then
-                nr_fail "locked by $nr_who since $nr_since; waited $3 s"
+            nr_uptime
+            if [ "$nr_now" -ge "$nr_until" ]; then
+                nr_fail "locked by $nr_whose since $nr_since; waited $3 s"
             fi
             sleep 1
             continue
@@ -84,31 +245,42 @@ nr_lock() {
         if [ "$nr_run" != "$1" ]; then
             nr_holder=$(nr_anchor)
             nr_hstart=$(nr_start "$nr_holder")
-            nr_who=$2
+            nr_whose=$2
             nr_since=$(date +%Y-%m-%dT%H:%M:%S)
         fi
         printf '%s %s %s %s %s %s %s\n' "$1" "$nr_holder" "${nr_hstart:--}" "$$" \
-            "$(nr_start $$)" "$nr_who" "$nr_since" >"$nr_file" || nr_fail "no space left on $nr_file"
+            "$(nr_start $$)" "$nr_whose" "$nr_since" >"./$nr_name" || nr_fail "no space left on $nr_file"
         exec 9>&-
+        cd -P / || nr_fail 'cannot enter /'
         return
     done
 }
 
+# nr_renew: a lock file that others could open becomes a new one with the same words, which nobody
+# holds open. In /run, which is root's alone.
+nr_renew() {
+    rm -f -- ./.nodeready.??????
+    nr_out=$(mktemp ./.nodeready.XXXXXX 2>&1) || nr_fail "$(nr_reason "$nr_file" "$nr_out")"
+    nr_tmp=$nr_out
+    cat "./$nr_name" >"$nr_tmp" || nr_fail "no space left on $nr_file"
+    mv -f -- "$nr_tmp" "./$nr_name" || nr_fail "cannot write $nr_file"
+    nr_tmp=
+}
+
 # nr_write PATH MODE BASE64 OLD [VALIDATOR...]: the file becomes exactly these bytes, or stays as it was.
-# A link keeps standing and its target is replaced; mode and owner of an existing file stay.
+# A link of root's keeps standing and its target is replaced; mode and owner of an existing file stay.
 # OLD is the sha256 of what the plan was made from ('-': no such file, '*': whatever is there).
 # BASE64 '-' takes the content, packed by gzip, from file descriptor 3. The validator gets the new file as last word.
 nr_write() {
-    nr_path=$1 nr_mode=$2 nr_data=$3 nr_old=$4
+    nr_walk "$1" 1
+    nr_mode=$2 nr_data=$3 nr_old=$4
     shift 4
-    nr_target=$(readlink -f -- "$nr_path" 2>/dev/null) || nr_target=
-    if [ -L "$nr_path" ] && [ ! -e "$nr_path" ]; then nr_fail "$nr_path: a link that leads nowhere"; fi
-    if [ -z "$nr_target" ]; then
-        nr_out=$(mkdir -p -- "${nr_path%/*}" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
-        nr_target=$(readlink -f -- "$nr_path") || nr_fail "$nr_path: a link that leads nowhere"
-    fi
-    [ ! -d "$nr_target" ] || nr_fail "$nr_path: is a directory"
-    if [ -e "$nr_target" ] && [ ! -f "$nr_target" ]; then nr_fail "$nr_path: $nr_target is no regular file"; fi
+    [ "$nr_name" != . ] || nr_fail "$nr_path: is a directory"
+    case $nr_ground in
+    shared | theirs) nr_fail "$nr_path: ${nr_at:-/}, a directory of $(nr_who .): others can write there" ;;
+    esac
+    nr_target=./$nr_name
+    if [ -e "$nr_target" ] && [ ! -f "$nr_target" ]; then nr_fail "$nr_path: $nr_at/$nr_name is no regular file"; fi
     case $nr_old in
     '*') ;;
     -) [ ! -e "$nr_target" ] || nr_fail "$nr_path: appeared since it was looked at; run again" ;;
@@ -117,16 +289,16 @@ nr_write() {
         [ "${nr_out%% *}" = "$nr_old" ] || nr_fail "$nr_path: changed since it was looked at; run again"
         ;;
     esac
-    nr_dir=${nr_target%/*}
-    nr_dir=${nr_dir:-/}
     # What a killed run of ours left here.
-    rm -f -- "$nr_dir"/.nodeready.??????
-    nr_out=$(mktemp "$nr_dir/.nodeready.XXXXXX" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
+    rm -f -- ./.nodeready.??????
+    nr_out=$(mktemp ./.nodeready.XXXXXX 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     nr_tmp=$nr_out
     nr_there=
     if [ -e "$nr_target" ]; then
         nr_there=1
+        # No setuid: what we write is no program that was given such a right.
         nr_mode=$(stat -c %a -- "$nr_target")
+        nr_mode=$(printf '%o' $((0$nr_mode & 0777)))
         chown "$(stat -c %u:%g -- "$nr_target")" "$nr_tmp" || nr_fail "$nr_path: cannot keep the owner"
         if [ -e /sys/fs/selinux/enforce ]; then chcon --reference="$nr_target" -- "$nr_tmp" 2>/dev/null; fi
     fi
@@ -143,19 +315,31 @@ nr_write() {
     nr_out=$(sync -- "$nr_tmp" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     nr_out=$(mv -f -- "$nr_tmp" "$nr_target" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     nr_tmp=
-    if [ -e /sys/fs/selinux/enforce ] && [ -z "$nr_there" ]; then restorecon -- "$nr_target" 2>/dev/null; fi
-    sync -- "$nr_dir" 2>/dev/null || :
+    if [ -e /sys/fs/selinux/enforce ] && [ -z "$nr_there" ]; then restorecon -- "$nr_at/$nr_name" 2>/dev/null; fi
+    sync -- . 2>/dev/null || :
+    cd -P / || nr_fail 'cannot enter /'
 }
 
-# nr_remove PATH: the file is gone. Only for files of ours.
+# nr_remove PATH: the file is gone. Only for files of ours. A link in its place is removed itself.
 nr_remove() {
-    nr_out=$(rm -f -- "$1" 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
+    case ${1%/*} in
+    '' | "$1") nr_fail "$1: no file of ours" ;;
+    esac
+    if nr_walk "${1%/*}/." 0; then
+        nr_out=$(rm -f -- "./${1##*/}" 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
+    fi
+    cd -P / || nr_fail 'cannot enter /'
 }
 
-# nr_directory PATH MODE: the directory is there with this mode.
+# nr_directory PATH MODE: the directory is there with this mode, and root's.
 nr_directory() {
-    nr_out=$(mkdir -p -- "$1" 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
-    nr_out=$(chmod -- "$2" "$1" 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
+    nr_walk "$1/." 1
+    nr_out=$(stat -c %u . 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
+    if [ "$nr_out" != 0 ] && [ "$nr_out" != "$nr_me" ]; then
+        nr_fail "$1: a directory of $(nr_who .): not changed"
+    fi
+    nr_out=$(chmod -- "$2" . 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
+    cd -P / || nr_fail 'cannot enter /'
 }
 
 # nr_do WHAT COMMAND...: run it; its last line of output is the reason when it fails.

@@ -1,24 +1,22 @@
-# nr_compile PYTHON BUNDLE COMPILED NOTE: BUNDLE compiled for this Python stands as COMPILED, whole or not at all.
+# nr_compile PYTHON BUNDLE COMPILED NOTE SHA256: BUNDLE compiled for this Python stands as COMPILED, whole or not at all.
 # NOTE says of what it was made, and is the last to be there: without it, it is made again.
+# Nothing of a BUNDLE is run that has not this SHA256.
 nr_compile() {
-    nr_dir=${3%/*}
-    nr_out=$(stat -Lc '%u %a' -- "$nr_dir" 2>&1) || nr_fail "$(nr_reason "$nr_dir" "$nr_out")"
-    case $nr_out in
-    '0 '*[2367]? | '0 '*[2367]) nr_fail "$nr_dir: others can write there" ;;
-    '0 '*) ;;
-    *) nr_fail "$nr_dir: is not root's" ;;
-    esac
-    [ ! -d "$3" ] || nr_fail "$3: is a directory"
+    nr_walk "$3" 0 || nr_fail "$3: there is no such directory"
+    [ "$nr_name" != . ] || nr_fail "$3: is a directory"
+    [ "$nr_ground" = ours ] || nr_fail "$nr_at: others can write there"
+    nr_out=$(sha256sum <"$2") || nr_fail "$2: cannot be read"
+    [ "${nr_out%% *}" = "$5" ] || nr_fail "$2: is not what was put there; run again"
     # What a killed run of ours left here.
-    rm -f -- "$nr_dir"/.nodeready.??????
-    nr_out=$(mktemp "$nr_dir/.nodeready.XXXXXX" 2>&1) || nr_fail "$(nr_reason "$3" "$nr_out")"
+    rm -f -- ./.nodeready.??????
+    nr_out=$(mktemp ./.nodeready.XXXXXX 2>&1) || nr_fail "$(nr_reason "$3" "$nr_out")"
     nr_tmp=$nr_out
     nr_code='import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import compiled; compiled.main(*sys.argv[1:])'
     nr_note=$("$1" -I -S -B -c "$nr_code" "$2" "$nr_tmp" "$3" 2>&1) || nr_fail "$(nr_reason "$3" "$nr_note")"
     nr_out=$("$1" -I -S -B "$nr_tmp" --version 2>&1) || nr_fail "$3: it does not run"
     chmod 0644 "$nr_tmp" || nr_fail "$3: cannot set the mode"
     nr_out=$(sync -- "$nr_tmp" 2>&1) || nr_fail "$(nr_reason "$3" "$nr_out")"
-    nr_out=$(rm -f -- "$4" && mv -f -- "$nr_tmp" "$3" 2>&1) || nr_fail "$(nr_reason "$3" "$nr_out")"
+    nr_out=$(rm -f -- "$4" && mv -f -- "$nr_tmp" "./$nr_name" 2>&1) || nr_fail "$(nr_reason "$3" "$nr_out")"
     nr_tmp=
     if [ -e /sys/fs/selinux/enforce ]; then restorecon -- "$3" 2>/dev/null; fi
     nr_write "$4" 0644 "$(printf '%s\n' "$nr_note" | base64)" '*'

@@ -3,7 +3,7 @@
 
 # nr_left: the seconds until the wait for locks is over.
 nr_left() {
-    nr_now=$(date +%s)
+    nr_uptime
     if [ "$nr_now" -lt "$nr_until" ]; then printf '%s' "$((nr_until - nr_now))"; else printf 0; fi
 }
 
@@ -110,7 +110,8 @@ nr_cause() {
 # nr_packages MANAGER WAIT NAME...: have them all installed, or as many as can be, and say which not.
 nr_packages() {
     nr_manager=$1 nr_wait=$2 nr_mirror=
-    nr_until=$(($(date +%s) + $2))
+    nr_uptime
+    nr_until=$((nr_now + $2))
     shift 2
     if [ "$nr_manager" = apt-get ]; then
         # A mirror that is down only makes warnings here: the index of last time may do.

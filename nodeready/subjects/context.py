@@ -6,11 +6,13 @@ runs, tell about each node. A look and the context make a node `Judged`, once.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nodeready.policy import Policy
+from nodeready.policy.policy import Expected
 from nodeready.subjects.base import Counters, Unknown
 from nodeready.subjects.nics.facts import Nics, with_peers
 from nodeready.subjects.registry import SUBJECTS
@@ -171,7 +173,7 @@ def expectations(
 ) -> dict[str, Policy]:
     """The policies, completed by the host keys of all nodes and the digests of the gate's files.
 
-    endpoints: the address and port of each node, as the inventory has them
+    endpoints: of all nodes of the inventory, those of this run and the others
     program:   makes the node's own program, for the nodes with a gate
     fetch:     runs known_hosts.READ_BLOCK on the node of that name and returns what it printed;
                only called for blocks that were too large to come along and differ from what is
@@ -180,7 +182,7 @@ def expectations(
     # Imported here, because it imports the templates: a command that only looks needs none.
     from nodeready.subjects.gate.files import complete
 
-    lines: dict[tuple[str, ...], tuple[str, ...]] = {}
+    lines: dict[tuple[str, ...], Callable[[str], tuple[str, ...]]] = {}
     made: dict[str, Policy] = {}
     for name, policy in wanted.items():
         if policy.ssh_client_mode != "known_hosts":
@@ -189,8 +191,10 @@ def expectations(
         extra = policy.ssh_known_hosts
         if extra not in lines:
             lines[extra] = _known_hosts(snapshots, extra, endpoints, fetch)
-        told = replace(policy, ssh_known_hosts=lines[extra])
-        made[name] = complete(told, policy, program)
+        told = replace(policy, ssh_known_hosts=lines[extra](name))
+        done = complete(told, policy, program)
+        key = endpoints[name].key if name in endpoints else ""
+        made[name] = Expected.completing(done, host_key=key) if key else done
     return made
 
 
@@ -199,13 +203,15 @@ def _known_hosts(
     extra: tuple[str, ...],
     endpoints: Mapping[str, known_hosts.Endpoint],
     fetch: Callable[[str], str],
-) -> tuple[str, ...]:
-    lines = known_hosts.fleet_lines(snapshots, extra, endpoints)
-    missing = known_hosts.unsent(snapshots, lines)
+) -> Callable[[str], tuple[str, ...]]:
+    """The function from a node to the lines that it shall have."""
+    fleet = known_hosts.Fleet(snapshots, extra, endpoints)
+    missing = known_hosts.unsent(snapshots, fleet.lines()) if fleet.unseen else {}
     blocks: dict[str, tuple[str, ...]] = {}
-    for digest, node in missing.items():
-        try:
-            blocks[digest] = known_hosts.read_block(fetch(node), digest)
-        except ValueError:
-            continue
-    return known_hosts.fleet_lines(snapshots, extra, endpoints, blocks) if blocks else lines
+    for digest, nodes in missing.items():
+        for node in nodes:
+            with contextlib.suppress(ValueError):
+                blocks[digest] = known_hosts.read_block(fetch(node), digest)
+                break
+    found = known_hosts.lines_of_nodes(fleet, snapshots, blocks)
+    return lambda name: found.get(name, fleet.lines())

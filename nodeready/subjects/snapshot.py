@@ -34,6 +34,9 @@ from nodeready.subjects.result import Result, unknown
 #: More than this of one node's answer is refused, so that one node cannot fill our memory.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
+#: No section is larger, whatever the node says of its own caps: reading one takes a bounded time.
+SECTION_BYTES = 1 << 20
+
 #: Seconds that are left for the answer when a section beside the others was ended by its limit.
 MARGIN_S = 3
 
@@ -242,6 +245,10 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
         content = rest.partition(f"\n@{nonce} end\n")[0]
         if how == "piped":
             content = f"\n{content}".replace("\n|", "\n")[1:]
+        most = max(caps[name], SECTION_BYTES)
+        if len(content) > most:
+            outputs[name] = Output(content[:most], None, truncated=True, nonce=nonce)
+            continue
         printed, ended, status = content.rpartition(f"\n@{nonce} rc ")
         # A section can print such a line itself: only the last one tells the status.
         if ended and re.fullmatch(r"[0-9]{1,3}\n?", status):

@@ -9,7 +9,6 @@ links it as 99-sysctl.conf); ``sysctl --system`` reads it last of all.
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +26,8 @@ DIRECTORIES = (
     "/lib/sysctl.d",
 )
 SYSCTL_CONF = "/etc/sysctl.conf"
+#: Characters of a key or a pattern of keys; it is a path below /proc/sys.
+_MAX_KEY = 4096
 
 
 def _script(policy: Policy) -> str:
@@ -117,15 +118,16 @@ def parse(output: Output) -> SysctlFiles:
 
 def _assignment(line: Line, key: str) -> Setting | None:
     """The value that the line gives to ``key`` (``a.b.c``); None for a line of another key."""
-    match = re.match(r"\s*-?\s*([^=\s]+)\s*=\s*(.*?)\s*$", line.text, re.S)
-    if match is None:
+    name, equals, value = line.text.partition("=")
+    written = name.strip()
+    written = written[written.startswith("-") :].lstrip()
+    if not equals or len(written.split(maxsplit=1)) != 1 or len(written) > _MAX_KEY:
         return None
-    written = match[1]
     # sysctl.d(5): the first separator of a key decides; behind a slash, dots are literal.
     if "/" in written and ("." not in written or written.index("/") < written.index(".")):
         written = written.replace(".", "\0").replace("/", ".").replace("\0", "/")
     if written == key or ("*" in written and fnmatch.fnmatchcase(key, written)):
-        return Setting(match[2], line.where)
+        return Setting(value.strip(), line.where)
     return None
 
 

@@ -1,18 +1,27 @@
-"""Observations as JSON: as lines that a program on the node writes, read back into dataclasses;
-and as a document shows them (`plain`).
+"""The one decoder of what a node answers, and the way of an observation there and back.
 
-A line is ``NONCE NAME {json}``. Other lines are passed over: a profile or a tool that prints in
-between cannot know the nonce. A node's answer is data: JSON of another shape than the dataclass is
-refused.
+A program on a node writes observations as lines, ``NONCE NAME {json}``, and `lines` and `decode`
+make dataclasses of them. Other lines are passed over: a profile or a tool that prints in between
+cannot know the nonce. A large answer is packed, and `unpack` and `load_json` open it.
+
+An answer is a stranger's data, also years later in a file. So it has bounds: bytes, and what they
+would take as objects, before anything is made of them; depth; each key once; numbers that are
+finite and within what their field can be; texts no longer than their field's. Whatever is outside
+is a `DecodeError`, one line, and costs the node that said it.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
 import json
 import math
+import re
 import sys
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from nodeready.subjects.base import ProbeError, Unknown
@@ -22,12 +31,180 @@ Seen = TypeVar("Seen")
 #: The answer of a node that has no Python for the program.
 NO_PYTHON = "no Python 3.9 or newer"
 
-_PLAIN: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "bool": (bool,),
+# --- What a field can hold. A dataclass names one of these as the type of its field; a plain int,
+# float or str has the bounds of its own name below. A bound is wide where an ordinary user of the
+# node chooses the value (a file's time, a number in a file's name): what a user writes must not
+# make the answer of the node one that is refused.
+
+Count = int  # how many there are of something
+Pid = int
+Port = int
+Uid = int  # -1: nobody
+Number = int  # of 64 bits, without a sign: a size, an inode, an address
+Seconds = float
+Name = str  # of a host, a user, a program, a function
+Path = str
+Line = str
+Text = str
+
+_INTS = {
+    "int": (-(1 << 64), 1 << 64),
+    "Count": (0, (1 << 31) - 1),
+    "Pid": (0, 1 << 22),  # PID_MAX_LIMIT, proc(5)
+    "Port": (0, 65535),
+    "Uid": (-1, (1 << 32) - 1),
+    "Number": (0, (1 << 64) - 1),
 }
+_FLOATS = {
+    "float": (-float(1 << 64), float(1 << 64)),
+    "Seconds": (0.0, 1e10),
+}
+#: Characters.
+_TEXTS = {
+    "str": 65536,
+    "Name": 1024,
+    "Path": 8192,  # PATH_MAX, and what is written around a path
+    "Line": 8192,
+    "Text": 8 << 20,
+}
+
+
+class DecodeError(ProbeError):
+    """An answer that is none of ours. what: the words in brackets, such as ``nested too deep``"""
+
+    def __init__(self, what: str, evidence: str = "") -> None:
+        super().__init__(f"the answer makes no sense ({what})", evidence)
+        self.what = what
+
+
+# --- JSON within bounds.
+
+#: Nothing of ours is nested deeper.
+MAX_DEPTH = 32
+#: No time, size or address is larger.
+MAX_NUMBER = 1 << 64
+#: Bytes of memory that the objects of an answer may take, by `cost`.
+MAX_COST = 64 << 20
+
+# Bytes that Python takes at most for each: a member of a list or dict with its number, a list, a
+# dict with one key, a text without its characters.
+_MEMBER, _LIST, _DICT, _TEXT = 40, 88, 240, 56
+# Surrogates that are no byte of a name that is no UTF-8: no encoder takes them.
+_LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def cost(text: str) -> int:
+    """The bytes that the objects of a JSON text may take, from above, without making them."""
+    characters = len(text) if text.isascii() else 4 * len(text)
+    return (
+        characters
+        + _MEMBER * text.count(",")
+        + _LIST * text.count("[")
+        + _DICT * text.count("{")
+        + _TEXT * text.count('"') // 2
+    )
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise DecodeError("a key stands there twice")
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise DecodeError(f"{text[:20]} is no number")
+
+
+def _float(text: str) -> float:
+    found = float(text)
+    return found if math.isfinite(found) else _no_number(text)
+
+
+def _int(text: str) -> int:
+    return int(text) if len(text) <= 20 else _no_number(text)
+
+
+# Where Python has no such limit of its own, one number could take hours.
+_LIMITED = 0 < getattr(sys, "get_int_max_str_digits", int)() <= 5000
+_DECODER = json.JSONDecoder(
+    parse_int=None if _LIMITED else _int,
+    parse_float=_float,
+    parse_constant=_no_number,
+    object_pairs_hook=_once,
+)
+
+
+def load_json(text: str | bytes, max_cost: int = MAX_COST) -> Any:
+    """A JSON text as plain data within the bounds. Raises DecodeError.
+
+    max_cost: bytes of memory that it may take
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        _check_cost(text, max_cost)
+        found = _DECODER.decode(text)
+    except DecodeError:
+        raise
+    except RecursionError:
+        raise DecodeError("nested too deep") from None
+    except UnicodeDecodeError:
+        raise DecodeError("no UTF-8") from None
+    except ValueError as error:
+        raise DecodeError("no JSON" if isinstance(error, json.JSONDecodeError) else _LARGE) from (
+            error
+        )
+    _check(found, not text.isascii() or _ESCAPED.search(text) is not None)
+    return found
+
+
+_LARGE = "a number is too large"
+
+
+def _check_cost(text: str, max_cost: int) -> None:
+    if cost(text) > max_cost:
+        raise DecodeError("too many members")
+
+
+def _check(found: Any, surrogates: bool) -> None:
+    """Raise DecodeError for what is nested too deep, or has a number or a text that is none."""
+    level = [found]
+    for _ in range(MAX_DEPTH):
+        if any(one > MAX_NUMBER or one < -MAX_NUMBER for one in level if type(one) is int):
+            raise DecodeError(_LARGE)
+        if surrogates and any(_LONE.search(one) for one in level if type(one) is str):
+            raise DecodeError("a text is no Unicode")
+        inner: list[Any] = []
+        for one in level:
+            if type(one) is list:
+                inner += one
+            elif type(one) is dict:
+                inner += one.values()
+                if surrogates:
+                    inner += one
+        if not inner:
+            return
+        level = inner
+    raise DecodeError("nested too deep")
+
+
+def unpack(text: str, max_bytes: int) -> bytes:
+    """The bytes of base64 text that zlib or gzip packed. Raises DecodeError, also for more."""
+    try:
+        opening = zlib.decompressobj(32 + zlib.MAX_WBITS)
+        found = opening.decompress(base64.b64decode(text, validate=True), max_bytes)
+    except (ValueError, zlib.error, binascii.Error):
+        raise DecodeError("damaged") from None
+    if opening.unconsumed_tail:
+        raise DecodeError(f"more than {max_bytes >> 20} MiB")
+    if not opening.eof:
+        raise DecodeError("cut off")
+    return found
+
+
+# --- A line of an answer, there and back.
 
 
 def line(nonce: str, name: str, seen: Any) -> str:
@@ -35,46 +212,113 @@ def line(nonce: str, name: str, seen: Any) -> str:
     return f"{nonce} {name} {json.dumps(dataclasses.asdict(seen), separators=(',', ':'))}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Nonsense:
+    """What stands in place of a line's data that is outside of the bounds; `decode` raises it."""
+
+    what: str
+
+
 def lines(text: str, nonce: str) -> Iterator[tuple[str, Any]]:
-    """Every ``(name, data)`` in what a node printed; a line that is no JSON is passed over."""
-    mark = f"{nonce} "
-    for row in text.splitlines():
-        # The mark may stand inside of a line: what a login prints can end without a newline.
-        _, found, rest = row.partition(mark)
-        name, _, data = rest.partition(" ")
-        if not found or not name.isidentifier():
+    """Every ``(name, data)`` in what a node printed; a last line that was cut off is passed over.
+
+    Raises DecodeError for more than an answer can have, all lines together.
+    """
+    _check_cost(text, MAX_COST)
+    mark, at = f"{nonce} ", 0
+    # The mark may stand inside of a line: what a login prints can end without a newline.
+    while (at := text.find(mark, at)) >= 0:
+        end = text.find("\n", at)
+        row = text[at + len(mark) : end if end >= 0 else len(text)]
+        at = end if end >= 0 else len(text)
+        name, space, data = row.partition(" ")
+        if not space or len(name) > 80 or not name.isidentifier():
             continue
         try:
-            yield name, json.loads(data)
-        except (ValueError, RecursionError):
-            continue
+            yield name, load_json(data)
+        except DecodeError as problem:
+            if end >= 0:
+                yield name, Nonsense(problem.what)
 
 
 def decode(kind: type[Seen], data: Any) -> Seen:
     """``data`` as this dataclass.
 
-    Its fields are int, float, str, bool, another dataclass of its module, ``X | None`` and
-    ``tuple[X, ...]``. Raises ProbeError when the data has another shape.
+    Its fields are of the types above, int, float, str, bool, another dataclass of its module,
+    ``X | None`` and ``tuple[X, ...]``. Raises DecodeError when the data has another shape, or a
+    value that its field cannot have.
     """
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    if not isinstance(data, Mapping) or set(data) != {field.name for field in fields}:
-        raise ProbeError("the proof's answer makes no sense", repr(data))
+    # A class is hashable, whatever its own __hash__ is.
+    found: Seen = _reader(kind)(data)  # type: ignore[arg-type]
+    return found
+
+
+Reads = Callable[[Any], Any]
+
+
+@cache
+def _reader(kind: type[Any]) -> Reads:
+    """The function that takes data for this dataclass or refuses it."""
     module = vars(sys.modules[kind.__module__])
-    return kind(**{f.name: _value(str(f.type), data[f.name], module) for f in fields})
+    fields = {
+        field.name: _value(str(field.type), module, f"{kind.__name__}.{field.name}")
+        for field in dataclasses.fields(kind)
+    }
+
+    def read(data: Any) -> Any:
+        if isinstance(data, Nonsense):
+            raise DecodeError(data.what)
+        if not isinstance(data, Mapping) or data.keys() != fields.keys():
+            raise DecodeError(f"no {kind.__name__}", shown(data))
+        return kind(**{name: value(data[name]) for name, value in fields.items()})
+
+    return read
 
 
-def _value(kind: str, data: Any, module: Mapping[str, Any]) -> Any:
+def shown(data: Any) -> str:
+    """The first characters of what was said, however much it was."""
+    if isinstance(data, Mapping):
+        return f"{{{', '.join(f'{key[:40]!r}: {_short(data[key])}' for key in [*data][:8])}}}"
+    return _short(data)
+
+
+def _value(kind: str, module: Mapping[str, Any], where: str) -> Reads:
+    def wrong(data: Any) -> Any:
+        raise DecodeError(f"{where} cannot be {_short(data)}", shown(data))
+
     if kind.endswith(" | None"):
-        return None if data is None else _value(kind[: -len(" | None")], data, module)
-    if kind.startswith("tuple[") and kind.endswith(", ...]") and isinstance(data, list):
-        inner = kind[len("tuple[") : -len(", ...]")]
-        return tuple(_value(inner, item, module) for item in data)
-    if kind in _PLAIN:
-        if isinstance(data, _PLAIN[kind]) and isinstance(data, bool) == (kind == "bool"):
-            return data
-    elif dataclasses.is_dataclass(module.get(kind)):
-        return decode(module[kind], data)
-    raise ProbeError("the proof's answer makes no sense", f"{data!r} is no {kind}")
+        some = _value(kind[: -len(" | None")], module, where)
+        return lambda data: None if data is None else some(data)
+    if kind.startswith("tuple[") and kind.endswith(", ...]"):
+        each = _value(kind[len("tuple[") : -len(", ...]")], module, where)
+        return lambda data: tuple(map(each, data)) if type(data) is list else wrong(data)
+    kind = kind.rpartition(".")[2]
+    if kind in _INTS:
+        low, high = _INTS[kind]
+        return lambda data: data if type(data) is int and low <= data <= high else wrong(data)
+    if kind in _FLOATS:
+        least, most = _FLOATS[kind]
+        # NaN is in no order with them.
+        return lambda data: (
+            data if type(data) in (int, float) and least <= data <= most else wrong(data)
+        )
+    if kind in _TEXTS:
+        length = _TEXTS[kind]
+        return lambda data: data if type(data) is str and len(data) <= length else wrong(data)
+    if kind == "bool":
+        return lambda data: data if type(data) is bool else wrong(data)
+    if dataclasses.is_dataclass(module.get(kind)):
+        return _reader(module[kind])
+    raise TypeError(f"{where}: {kind} is no type that an answer can have")
+
+
+def _short(data: Any) -> str:
+    """One value in a few words, for the line that says what is wrong with it."""
+    if isinstance(data, str) and len(data) > 40:
+        return f"a text of {len(data)} characters"
+    if isinstance(data, (list, Mapping)):
+        return "a list" if isinstance(data, list) else "an object"
+    return ascii(data)[:60]
 
 
 # --- An observation as data that JSON can hold.

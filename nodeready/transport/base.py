@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, Union
+from typing import Any, Generic, NamedTuple, TypeVar, Union
 
 from nodeready import shell
 
@@ -207,6 +207,18 @@ class Channel(ABC):
     def close(self) -> None: ...
 
 
+class Met(NamedTuple):
+    """What a connection saw of a node's sshd.
+
+    address: the node's, as the control machine found it; "": the way led through another machine,
+             or to another port
+    key:     the host key that sshd proved to have, ``type base64``
+    """
+
+    address: str
+    key: str
+
+
 class Carrier(ABC):
     """A way to the nodes. Use as a context manager: leaving it disconnects.
 
@@ -257,6 +269,10 @@ class Carrier(ABC):
     def end(self, limit_s: float = 5) -> None:
         """End what this run still has running on the nodes, by its tag, in so many seconds."""
         return
+
+    def met(self) -> Mapping[str, Met]:
+        """Node -> what the connection saw of its sshd, of the nodes that are connected by ssh."""
+        return {}
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
         """Use this password for sudo on these nodes, which wanted one."""

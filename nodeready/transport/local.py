@@ -48,7 +48,8 @@ _PIPE_BUF = 4096
 
 
 def _start(line: str, stderr: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PATH": f"{_PATH}:{os.environ.get('PATH', '')}".rstrip(":")}
+    path = shell.search_path(f"{_PATH}:{os.environ.get('PATH', '')}")
+    environment = {**os.environ, "PATH": path}
     return subprocess.Popen(
         ["/bin/sh", "-c", line],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A program of ours on a node: the request that runs it, and its answer, read within bounds.
+"""A program of ours on a node: the request that runs it, and its answer as rows.
 
 A program is a module with ``main(config)`` and a dataclass ``Config``, which has at least a
 ``nonce``, a ``tag`` and ``limit_s``; see `nodeready.node.payload`.
@@ -6,11 +6,7 @@ A program is a module with ``main(config)`` and a dataclass ``Config``, which ha
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import os
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,15 +34,27 @@ def request(
     return Request(node, made.script, config.limit_s + margin_s, made.text, mark)
 
 
-def rows(answer: Answer, config: Any, kinds: Mapping[str, type[Any]]) -> list[Any]:
-    """What a node's program printed, as these dataclasses. Raises ProbeError when it makes no
-    sense.
+def rows(
+    answer: Answer,
+    config: Any,
+    kinds: Mapping[str, type[Any]],
+    refused: list[str] | None = None,
+) -> list[Any]:
+    """What a node's program printed, as these dataclasses.
+
+    refused: gets the reason of each row that makes no sense, which then costs itself alone
+    Raises DecodeError: without ``refused`` for any such row, else for an answer that is too large.
     """
-    return [
-        wire.decode(kinds[name], data)
-        for name, data in wire.lines(answer.stdout, config.nonce)
-        if name in kinds
-    ]
+    found = []
+    for name, data in wire.lines(answer.stdout, config.nonce):
+        try:
+            if name in kinds:
+                found.append(wire.decode(kinds[name], data))
+        except wire.DecodeError as problem:
+            if refused is None:
+                raise
+            refused.append(problem.reason)
+    return found
 
 
 def no_answer_reason(answer: Answer, config: Any, what: str) -> str:
@@ -57,69 +65,3 @@ def no_answer_reason(answer: Answer, config: Any, what: str) -> str:
     if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
         return f"{payload.NO_PYTHON}: {what}"
     return answer.error or "no answer from the node's Python"
-
-
-# --- A packed answer, unpacked within bounds: bytes, depth, items, text, finite numbers.
-#
-# A node's answer is a stranger's data: it must not cost more memory and time here than a sound
-# answer would.
-
-#: Nothing of ours is nested deeper, has more members, or a longer text.
-MAX_DEPTH, MAX_ITEMS, MAX_TEXT = 32, 4_000_000, 8 << 20
-#: No time in seconds and no size in bytes is larger.
-MAX_NUMBER = 1 << 64
-
-
-class DecodeError(ValueError):
-    """An answer that is not one of ours; one line."""
-
-
-def unpack(text: str, max_bytes: int) -> bytes:
-    """The bytes of base64 text that zlib packed. Raises DecodeError, also for more than that."""
-    try:
-        opening = zlib.decompressobj()
-        found = opening.decompress(base64.b64decode(text, validate=True), max_bytes)
-    except (ValueError, zlib.error, binascii.Error) as error:
-        raise DecodeError("the answer is damaged") from error
-    if not opening.eof:
-        raise DecodeError("the answer is cut off, or too large")
-    return found
-
-
-def load_json(text: str | bytes) -> object:
-    """A JSON text as plain data within the bounds. Raises DecodeError."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DecodeError("the answer makes no sense") from error
-    check_bounds(found)
-    return found
-
-
-def check_bounds(found: object) -> None:
-    """Raise DecodeError for what is nested too deep, too large, or has a number that is none."""
-    left, level = MAX_ITEMS, [found]
-    for _ in range(MAX_DEPTH):
-        left -= len(level)
-        if left < 0:
-            raise DecodeError("the answer has too many members")
-        inner: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += one.keys()
-                inner += one.values()
-            elif isinstance(one, list):
-                inner += one
-            elif isinstance(one, str) and len(one) > MAX_TEXT:
-                raise DecodeError("the answer has a text that is too long")
-            elif isinstance(one, (int, float)) and not _in_range(one):
-                raise DecodeError("the answer has a number that is none")
-        if not inner:
-            return
-        level = inner
-    raise DecodeError("the answer is nested too deep")
-
-
-def _in_range(number: float) -> bool:
-    # Infinity and NaN, which JSON has not, are in no order with it.
-    return -MAX_NUMBER < number < MAX_NUMBER

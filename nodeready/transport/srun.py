@@ -163,7 +163,8 @@ class Srun(Carrier):
                 running.kill()
 
     def _next(self, exchanges: Mapping[Key, Exchange[Found]]) -> dict[str, Key]:
-        """Node -> its conversation: all whose question is the same as the first conversation's."""
+        """Node -> its conversation: all whose question is the same as the first conversation's, in
+        Slurm's order of the nodes."""
         found: dict[str, Key] = {}
         first: tuple[object, ...] = ()
         for key, one in exchanges.items():
@@ -172,7 +173,8 @@ class Srun(Carrier):
             first = first or what
             if what == first:
                 found.setdefault(node_of(key), key)
-        return found
+        order = {name: place for place, name in enumerate(self.job.nodes)}
+        return dict(sorted(found.items(), key=lambda one: order.get(one[0], len(order))))
 
     def _carry(
         self, asked: Request, nodes: Sequence[str], put: Callable[[tuple[str, Answer]], object]
@@ -256,6 +258,7 @@ class Srun(Carrier):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            cwd="/",
             env={**_environment(), **({_INPUT: stdin} if _fits(stdin) else {})},
             # Ctrl-C must not reach srun, which would wait for a second one: `_end` sends TERM.
             start_new_session=True,
@@ -332,8 +335,13 @@ _LAUNCH = re.compile(r"launch\b.* failed on node (\S+): (.+)", re.IGNORECASE)
 class StepOutput:
     """The answers of one step, each as soon as it is whole.
 
+    A task answers for its own node alone. Which node a task is on is srun's word: it labels each
+    line with the task's number, and tasks are numbered in the order in which Slurm lists the
+    step's nodes (srun(1), --label, --distribution), which is the job's (squeue(1), %N). The name
+    that the task tells must be that one.
+
     nonce: begins the two lines that `script` adds: the node's name, and the end of its answer
-    nodes: those that are asked; an answer under any other name is dropped
+    nodes: those that are asked, in Slurm's order
     heard: gets each node's answer, once
     max_bytes: of an answer
     """
@@ -349,6 +357,7 @@ class StepOutput:
         self.on_answer, self._max_bytes = on_answer, max_bytes
         #: The nodes that have not answered.
         self.waiting = dict.fromkeys(nodes)
+        self._node_of = tuple(self.waiting)
         self.names: dict[bytes, str] = {}
         self._texts: dict[bytes, bytearray] = {}
         self._rest = b""
@@ -376,7 +385,7 @@ class StepOutput:
         words = said.split(b" ")
         if words[0] == self.nonce:
             if len(words) == 3 and words[1] == b"at":
-                self.names.setdefault(task, words[2].decode("utf-8", "replace"))
+                self._begin(task, words[2].decode("utf-8", "replace"))
             elif words[1:] == [b"end"] and task in self.names:
                 text = self._texts.pop(task, bytearray()).decode("utf-8", "surrogateescape")
                 self._answer(self.names[task], Reply(text))
@@ -388,6 +397,16 @@ class StepOutput:
             text_.clear()
             if task in self.names:
                 self._answer(self.names[task], Failure(kind=OUTPUT, error="too much output"))
+
+    def _begin(self, task: bytes, name: str) -> None:
+        """A task tells the name of its node."""
+        number = int(task) if len(task) < 10 else len(self._node_of)
+        if task in self.names or number >= len(self._node_of):
+            return
+        own = self.names[task] = self._node_of[number]
+        if name != own:
+            error = f"its task answered as {name[:64]!a}: a task may answer only for its own node"
+            self._answer(own, Failure(kind=OUTPUT, error=error))
 
     def _answer(self, name: str, answer: Answer) -> None:
         if name in self.waiting:

@@ -57,6 +57,7 @@ from nodeready.transport.base import (
     Failure,
     Found,
     Key,
+    Met,
     Reply,
     Request,
     interrupted,
@@ -79,6 +80,8 @@ CONNECT_TIMEOUT_S = 15
 #: this long end the connection (TCP_USER_TIMEOUT, tcp(7)); TCP's own limit is 15 minutes.
 DEAD_AFTER_S = 25
 KEEPALIVE_S = 5
+#: sshd's port (RFC 4253, section 4.1).
+_SSH = 22
 
 #: Output in front of the answer: a login that prints more than this is broken. Small, because
 #: hundreds of nodes may do so at once.
@@ -163,6 +166,22 @@ def connect(host: Host) -> Failure | None:
 def transport_of(host: Host) -> Any:
     client = getattr(host.connector, "client", None)
     return client.get_transport() if client is not None else None
+
+
+def _met(host: Host) -> Met | None:
+    """What the connection saw of the node's sshd; None: it is none of ssh's, or was never made."""
+    transport = transport_of(host)
+    key = getattr(transport, "host_key", None)
+    if transport is None or key is None:
+        return None
+    address = ""
+    sock = getattr(transport, "sock", None)
+    if isinstance(sock, socket.socket):
+        with contextlib.suppress(OSError):
+            found, port = sock.getpeername()[:2]
+            # Of another port, the address may be that of a machine in front of many nodes.
+            address = str(found) if port == _SSH else ""
+    return Met(address, f"{key.get_name()} {key.get_base64()}")
 
 
 def _words(error: BaseException) -> str:
@@ -585,6 +604,10 @@ class Connected(Carrier):
         first = f"{rights.password}\n{stdin}" if rights.sudo and rights.password else stdin
         return Dialogue(begin, first, request.mark, sudo=rights.sudo)
 
+    def met(self) -> Mapping[str, Met]:
+        found = {name: _met(link.host) for name, link in self._links.items()}
+        return {name: one for name, one in found.items() if one is not None}
+
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
         for name in nodes:
             link = self._links[name]
@@ -671,6 +694,8 @@ def fleet_context(
         request = Request(name, known_hosts.READ_BLOCK, 30)
         return "".join(answer.stdout for _, answer in carrier.ask([request]))
 
-    endpoints = {name: endpoint(inventory, name) for name in snapshots}
+    endpoints = {host.name: endpoint(host) for host in inventory}
+    for name, seen in carrier.met().items():
+        endpoints[name] = endpoints[name]._replace(reached=seen.address, key=seen.key)
     policies = expectations(wanted, snapshots, endpoints, bundle.program, block)
     return FleetContext(policies)

@@ -8,9 +8,21 @@ for name in {{ pythons }}; do
         break
     fi
 done
-# What the last deploy compiled for a Python of this node, or else what has to compile itself.
-program={{ compiled }}
-[ -f "$program" ] || program={{ bundle }}
+# What the last deploy compiled for a Python of this node, or else what has to compile itself: the
+# one of which root has written the digest down, and nothing else.
+program=
+if [ -O {{ directory }} ] && [ -O {{ note }} ]; then
+    read -r of made magic <{{ note }}
+    for name in {{ compiled }} {{ bundle }}; do
+        sum=$(sha256sum <"$name") || continue
+        case " $of $made " in
+        *" ${sum%% *} "*)
+            program=$name
+            break
+            ;;
+        esac
+    done
+fi 2>/dev/null
 say() { logger -t nodeready -- "$*" 2>/dev/null || :; }
 # The last line that the program said: why, when it went wrong.
 last() { printf '%s' "${said##*

@@ -77,7 +77,8 @@ class Person:
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-def _person(node: Node, name: str, uid: int) -> Person:
+def person(node: Node, name: str, uid: int) -> Person:
+    """An ordinary user, made on this node."""
     add = f"""
         groupadd -g {uid} {name} && useradd -m -u {uid} -g {uid} -s /bin/bash {name}
     """
@@ -88,14 +89,14 @@ def _person(node: Node, name: str, uid: int) -> Person:
 @pytest.fixture
 def mallory(fresh_node: Node) -> Iterator[Person]:
     """Who attacks."""
-    person = _person(fresh_node, "mallory", 4001)
-    yield person
-    person.end()
+    one = person(fresh_node, "mallory", 4001)
+    yield one
+    one.end()
 
 
 @pytest.fixture
 def bob(fresh_node: Node) -> Iterator[Person]:
     """Whose things she must not reach."""
-    person = _person(fresh_node, "bob", 4002)
-    yield person
-    person.end()
+    one = person(fresh_node, "bob", 4002)
+    yield one
+    one.end()

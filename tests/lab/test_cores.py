@@ -168,7 +168,7 @@ def test_a_gdb_that_hangs_costs_its_own_core(tool, fleet, crash_nodes):
     short = "from nodeready.node import payload\nreal = payload.closure\n"
     short += "def closure(names):\n"
     short += "    found = real(names)\n"
-    short += "    name = 'nodeready.node.cores.program'\n"
+    short += "    name = 'nodeready.node.cores.gdb'\n"
     short += "    found[name] = found[name].replace('LIMIT_S = 60', 'LIMIT_S = 2')\n"
     short += "    return found\n"
     short += "payload.closure = closure\n"

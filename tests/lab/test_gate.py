@@ -238,6 +238,7 @@ def test_only_an_answer_keeps_a_job_away(node):
         node.run(f"rm -f {probe.BUNDLE}")
         if content is not None:
             node.write(probe.BUNDLE, content)
+            node.run(f"echo x $(sha256sum <{probe.BUNDLE}) >{probe.NOTE}")
         prolog = node.run(f"env -i {probe.PROLOG}", check=False)
         log = logged(node)
         assert (prolog.returncode, bool(log)) == (status, said), content

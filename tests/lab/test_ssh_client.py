@@ -11,31 +11,40 @@ from nodeready.lab import Node
 from nodeready.operations import ssh_client
 from nodeready.policy import Policy
 from nodeready.subjects.snapshot import Snapshot, judge
-from nodeready.subjects.ssh_client.known_hosts import fleet_lines
+from nodeready.subjects.ssh_client.known_hosts import Endpoint, Fleet, lines_of_nodes
 from tests.helpers import apply, observe, on, plan
 
 STEPS = (ssh_client.known_hosts, ssh_client.options, ssh_client.leftover)
 Nodes = Callable[..., "list[Node]"]
 
 
-def look(nodes: Iterable[Node], want: Policy) -> tuple[dict[str, Snapshot], Policy]:
-    """All nodes, and the policy that their host keys complete."""
+def look(
+    nodes: Iterable[Node], want: Policy, fleet: Iterable[Node]
+) -> tuple[dict[str, Snapshot], dict[str, Policy]]:
+    """These nodes of a fleet, and their policies, which the host keys of all complete."""
     seen = {node.name: observe(on(node), want, ["ssh_client"]) for node in nodes}
-    return seen, replace(want, ssh_known_hosts=fleet_lines(seen, want.ssh_known_hosts))
+    endpoints = {node.name: Endpoint(node.address) for node in fleet}
+    known = Fleet(seen, want.ssh_known_hosts, endpoints)
+    lines = lines_of_nodes(known, seen, {})
+    return seen, {name: replace(want, ssh_known_hosts=lines[name]) for name in seen}
 
 
-def deploy(nodes: Iterable[Node], want: Policy) -> int:
-    """Deploy the subject to these nodes; how many changes that took."""
+def deploy(nodes: Iterable[Node], want: Policy, fleet: Iterable[Node] = ()) -> int:
+    """Deploy the subject to these nodes; how many changes that took.
+
+    fleet: all nodes of the inventory; (): these
+    """
     nodes = list(nodes)
-    seen, complete = look(nodes, want)
+    fleet = list(fleet) or nodes
+    seen, complete = look(nodes, want, fleet)
     count = 0
     for node in nodes:
-        changes = plan(seen[node.name], complete, STEPS)
+        changes = plan(seen[node.name], complete[node.name], STEPS)
         apply(on(node), changes)
         count += len(changes)
-    seen, complete = look(nodes, want)
+    seen, complete = look(nodes, want, fleet)
     for node in nodes:
-        results = judge(seen[node.name], complete)
+        results = judge(seen[node.name], complete[node.name])
         assert not [result for result in results if result.bad], node.name
     return count
 
@@ -68,7 +77,7 @@ def test_known_hosts_lets_every_node_reach_every_node(fresh_nodes: Nodes) -> Non
     ]
 
     # A limited run keeps the keys of the nodes that it did not see.
-    assert deploy([first, second], want) == 0
+    assert deploy([first, second], want, nodes) == 0
     assert ssh(second, third.name) == third.name
 
     third.reset(new_host_key=True)

@@ -9,7 +9,14 @@ from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.snapshot import judge
 from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES
-from nodeready.subjects.ssh_client.known_hosts import READ_BLOCK, fleet_lines, read_block, unsent
+from nodeready.subjects.ssh_client.known_hosts import (
+    READ_BLOCK,
+    Endpoint,
+    Fleet,
+    lines_of_nodes,
+    read_block,
+    unsent,
+)
 from tests.builders.ssh_client import content, deploy, inside, key
 from tests.helpers import observe
 
@@ -62,11 +69,13 @@ def test_a_block_too_large_to_send_is_told_by_its_digest(fresh_node: Node) -> No
     result = next(r for r in judge(seen, few) if r.check == "ssh_client.known_hosts")
     assert (result.status, result.fixable) == ("warn", False)
     # It asks one node for its block instead, and keeps what that knows.
-    ((digest, name),) = unsent({"gpu00000": seen}, few.ssh_known_hosts).items()
+    ((digest, names),) = unsent({"x": seen}, few.ssh_known_hosts).items()
     printed = node.enter(["sh", "-c", READ_BLOCK]).stdout
     fetched = {digest: read_block(printed, digest)}
-    assert name == "gpu00000"
-    assert set(want.ssh_known_hosts) < set(fleet_lines({"x": seen}, blocks=fetched))
+    assert names == ("x",)
+    others = {f"gpu{n:05}": Endpoint() for n in range(4000)}
+    whole = Fleet({"x": seen}, (), {"x": Endpoint(), **others})
+    assert set(want.ssh_known_hosts) < set(lines_of_nodes(whole, {"x": seen}, fetched)["x"])
 
     # One key of 4000 is another: a node was re-imaged.
     lines = want.ssh_known_hosts

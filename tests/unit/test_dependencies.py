@@ -1,4 +1,4 @@
-"""What the code imports is declared, so that no other package's requirement has to bring it."""
+"""What the code imports is declared, and what is installed is what the locks say."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.paths import ROOT
 
@@ -17,7 +18,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+_DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, BUILD = _DECLARED["project"], _DECLARED["build-system"]
 #: Of Python's own, by their version; those of the checkout.
 OWN = {*sys.stdlib_module_names, "tomllib", "nodeready", "operations"}
 #: Of the extra `dev`: nodes of the lab as a test looks at them.
@@ -63,3 +65,70 @@ def test_what_is_imported_is_declared(package):
 
 def test_the_libraries_under_pyinfra_are_among_them():
     assert {"paramiko", "gevent", "pyinfra", "click"} <= {*IMPORTED}
+
+
+# --- The locks: one version of everything, and the sha256 of each of its files.
+
+LOCKS = {
+    "requirements.lock": "dev",
+    "requirements-docs.lock": "docs",
+    "requirements-dist.lock": "dist",
+    "requirements-install.lock": "",
+}
+_HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
+
+
+def locked(lock: str) -> dict[str, tuple[set[str], list[str]]]:
+    """distribution -> its versions in the lock, and what pip is told of their files."""
+    found: dict[str, tuple[set[str], list[str]]] = {}
+    text = re.sub(r"^ *#.*\n", "", (ROOT / lock).read_text(), flags=re.M)
+    for line in text.replace("\\\n", " ").splitlines():
+        match = re.match(r"([a-z0-9][a-z0-9.-]*)==(\S+)", line)
+        assert match, f"{lock}: pip would not hold {line[:60]!r} to one version"
+        words = re.findall(r"--\S+", line)
+        versions, options = found.setdefault(_normal(match[1]), (set(), []))
+        versions.add(match[2])
+        assert words, f"{lock}: {match[0]} has no hash"
+        options += words
+    return found
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_no_file_is_installed_whose_sha256_is_not_in_the_lock(lock):
+    for name, (_, options) in locked(lock).items():
+        assert all(map(_HASH.fullmatch, options)), f"{lock}: {name}: {options}"
+
+
+@pytest.mark.parametrize(("lock", "extra"), LOCKS.items())
+def test_a_lock_has_what_the_project_declares(lock, extra):
+    declared = [*PROJECT["dependencies"]]
+    declared += PROJECT["optional-dependencies"][extra] if extra else BUILD["requires"]
+    known = locked(lock)
+    for line in declared:
+        wanted = Requirement(line)
+        versions, _ = known[_normal(wanted.name)]
+        assert all(wanted.specifier.contains(one) for one in versions), (lock, line, versions)
+
+
+@pytest.mark.parametrize("lock", [lock for lock in LOCKS if lock != "requirements.lock"])
+def test_all_locks_have_the_same_version_of_what_they_share(lock):
+    """And the same files of it: they fit into one environment. (For Pythons that the tools of one
+    extra alone have to do with, a lock may have one version more.)"""
+    first, other = locked("requirements.lock"), locked(lock)
+    both = [name for name in other if name in first]
+    assert len(both) > 20
+    for name in both:
+        assert other[name][0] & first[name][0], name
+        assert {*other[name][1]} & {*first[name][1]}, name
+
+
+@pytest.mark.parametrize("script", ["scripts/setup.sh", "scripts/fresh_install.sh", "README.md"])
+def test_pip_is_told_to_hold_to_the_hashes(script):
+    """Nothing is built from a source, for which pip fetches tools by no lock."""
+    text = (ROOT / script).read_text()
+    for line in (line for line in text.splitlines() if re.search(r" -r \S", line)):
+        assert "--require-hashes --only-binary :all:" in line, line
+    for line in (line for line in text.splitlines() if re.search(r" (-e )?\.\s*$", line)):
+        if "pip" in line or '"$@"' in line:
+            assert "--no-deps --no-build-isolation" in line, line
+    assert "--require-hashes" in text

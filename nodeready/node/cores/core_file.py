@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
-import stat
 import struct
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nodeready.node.proofs.core import whole_bytes
+from nodeready.node.users_file import ROOT, follow, open_regular
 
 # --- The notes and program headers of core(5) and elf(5). Pure: bytes in, a dataclass out.
 #
@@ -32,6 +31,8 @@ _AT_PHDR, _AT_ENTRY, _AT_EXECFN = 3, 9, 31
 #: Mapped files that are kept: Linux allows 65530 mappings, and one file has several.
 _FILES = 65_536
 _BUILD_ID = 3
+#: The longest path of Linux (PATH_MAX).
+_PATH_BYTES = 4096
 
 
 class NoCore(ValueError):
@@ -64,6 +65,7 @@ class Notes:
 
     threads: how many PRSTATUS there are
     files:   mapped files: first address, and path as bytes
+    auxv:    what the kernel told the program at its start, as bytes
     """
 
     pid: int | None = None
@@ -75,6 +77,7 @@ class Notes:
     entry: int = 0
     execfn: int = 0
     files: tuple[tuple[int, int, bytes], ...] = ()
+    auxv: bytes = b""
 
     def executable(self) -> tuple[int, str]:
         """The address and path of the executable; (0, "") when no note names it."""
@@ -166,6 +169,7 @@ def parse(data: bytes) -> Notes:
         elif kind == _AUXV:
             pairs = dict(struct.iter_unpack("<QQ", content[: len(content) // 16 * 16]))
             found |= {"entry": pairs.get(_AT_ENTRY, 0), "execfn": pairs.get(_AT_EXECFN, 0)}
+            found["auxv"] = content
         elif kind == _FILE:
             found["files"] = _files(content)
     return Notes(threads=threads, **found)  # type: ignore[arg-type]
@@ -181,9 +185,9 @@ def _files(content: bytes) -> tuple[tuple[int, int, bytes], ...]:
     (count,) = struct.unpack_from("<Q", content)
     if count > _FILES or 16 + 24 * count > len(content):
         return ()
-    names = content[16 + 24 * count :].split(b"\0")
+    names = content[16 + 24 * count :].split(b"\0", count)
     ranges = struct.iter_unpack("<QQQ", content[16 : 16 + 24 * count])
-    return tuple((start, end, name) for (start, end, _), name in zip(ranges, names))
+    return tuple((start, end, name[:_PATH_BYTES]) for (start, end, _), name in zip(ranges, names))
 
 
 def build_id(image: bytes) -> str:
@@ -216,39 +220,9 @@ _KEPT = re.compile(
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
-@contextmanager
-def _as_user(uid: int) -> Iterator[None]:
-    """With the rights of that user: on a shared file system root may have no rights."""
-    try:
-        gid = pwd.getpwuid(uid).pw_gid
-    except KeyError:
-        gid = uid
-    os.setegid(gid)
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-
-
-def open_regular(path: str, owner: int | None = None) -> int:
-    """A descriptor of a regular file; never through a link, and a pipe does not stop us.
-
-    owner: whose it is: tried with that user's rights when root has none. Raises OSError.
-    """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        number = os.open(path, flags)
-    except PermissionError:
-        if owner is None or os.geteuid() != 0 or owner == 0:
-            raise
-        with _as_user(owner):
-            number = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(0, "it is no regular file")
-    return number
+def _read(number: int, size: int, offset: int) -> bytes:
+    """So much of a file, at most; b"" where no file can have anything."""
+    return os.pread(number, size, offset) if offset + size <= sys.maxsize else b""
 
 
 class Reader:
@@ -262,7 +236,7 @@ class Reader:
         head = os.pread(number, EHDR_BYTES, 0)
         found = header(head)
         offset, size = found.table
-        table = os.pread(number, size, offset)
+        table = _read(number, size, offset)
         memory, notes = segments(table)
         self.memory: list[Segment] = memory
         #: The size that it should have; None: it ends within its program headers.
@@ -270,14 +244,15 @@ class Reader:
         if len(table) == size:
             # whole_bytes expects the program headers at their place in the file.
             between = b"\0" * max(0, min(offset, 1 << 20) - len(head))
-            self.whole_bytes = whole_bytes(head[:offset] + between + table)
-        data = b"".join(os.pread(number, min(n.size, _NOTES_BYTES), n.offset) for n in notes[:1])
+            whole = whole_bytes(head[:offset] + between + table)
+            self.whole_bytes = None if whole is None or whole > sys.maxsize else whole
+        data = b"".join(_read(number, min(n.size, _NOTES_BYTES), n.offset) for n in notes[:1])
         self.notes: Notes = parse(data)
 
     def memory_at(self, address: int, size: int) -> bytes:
         """What the core has of the process's memory there, at most."""
         part = find(self.memory, address)
-        return os.pread(self.number, min(size, part.size), part.offset) if part else b""
+        return _read(self.number, min(size, part.size), part.offset) if part else b""
 
     def build_id(self, address: int) -> str:
         """Of the ELF file that was mapped at this address; "": the core has no copy of it."""
@@ -309,6 +284,8 @@ class Reader:
 def program_problem(path: str, wanted: str) -> str:
     """Why this file is not the program of a core, one line; "": it is, as far as one can tell.
 
+    Only a regular file is opened, with the rights of its owner where we are root.
+
     wanted: the build id that the core has of it; "": it has none
     """
     if not path:
@@ -316,13 +293,14 @@ def program_problem(path: str, wanted: str) -> str:
     if not path.startswith("/"):
         return f"the program is called {path}, which is no path"
     try:
-        number = open_regular(path)
+        place = follow(ROOT, path)
+        number, _ = open_regular(place.path, place.owner, hard_links=True)
     except OSError as problem:
         gone = path.endswith(" (deleted)") or isinstance(problem, FileNotFoundError)
         return f"{path}: {'is no longer there' if gone else problem.strerror}"
     with contextlib.ExitStack() as after:
         after.callback(os.close, number)
-        found = build_id(os.pread(number, _IMAGE_BYTES, 0))
+        found = build_id(_read(number, _IMAGE_BYTES, 0))
     if wanted and found and wanted != found:
         return f"{path} has changed since: build id {found[:12]}, in the core {wanted[:12]}"
     return ""

@@ -8,8 +8,11 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
+
+from nodeready.node.users_file import ROOT, Resolved, follow, scan
 
 # --- A pattern expanded: the path of a core.
 
@@ -87,14 +90,14 @@ def existing(path: str) -> Iterator[str]:
 STORE = "/var/lib/systemd/coredump"
 #: As a pattern; %E stands for the boot's id.
 STORE_PATTERN = f"{STORE}/core.%e.%u.%E.%p.%t"
-#: Entries of one directory that are looked at.
-ENTRIES = 100_000
 #: Directories that one pattern may lead to.
 _DIRECTORIES = 1000
 _COMPRESSED = re.compile(r"\.(?:zst|lz4|xz)\Z")
 _MARK = re.compile("\x01(.)")
 # The values of these have no slash: the kernel makes "!" of it.
 _NUMBERS = frozenset("cCdFgiIpPstu")
+#: Characters of the other values: a thread's name, a host's.
+_LONGEST = {"e": 64, "h": 64}
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,20 @@ class Name:
     path: str
     values: dict[str, str]
     compressed: str = ""
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory to which a pattern leads.
+
+    shown:  its path as the pattern spells it
+    real:   without links
+    values: of the specifiers in its path
+    """
+
+    shown: str
+    real: Resolved
+    values: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -141,49 +158,59 @@ class Place:
         fixed = self.pattern.startswith("/") and not any("\x01" in part for part in parts)
         return ("/".join(parts) or "/") if fixed else ""
 
-    def find(self) -> Iterator[Name]:
-        """The files that are there, in no order. Raises OSError when there is no such directory.
+    def directories(self) -> list[Directory]:
+        """Where such files may lie. Raises OSError when there is no such directory.
 
         Only the directories that the pattern names are listed. Where a value is part of the name
         of a directory, anybody may have made one: no link is followed there.
         """
         first, *parts = self._parts()
         if first or not parts:
-            return
-        found = [("/", dict[str, str]())]
+            return []
+        found = [Directory("/", ROOT, {})]
         for part in parts[:-1]:
-            found = list(self._enter(found, part))[:_DIRECTORIES]
-        matches = _regex(parts[-1])
-        for directory, values in found:
-            for name in _entries(directory):
-                suffix = _COMPRESSED.search(name)
-                stem = name[: suffix.start()] if suffix else name
-                match = matches.fullmatch(stem) or (None if suffix else matches.fullmatch(name))
-                if match:
-                    yield Name(
-                        os.path.join(directory, name),
-                        {**match.groupdict(), **values},
-                        suffix[0] if suffix else "",
-                    )
+            found = list(islice(self._enter(found, part), _DIRECTORIES))
+        return found
 
-    def _enter(
-        self, found: list[tuple[str, dict[str, str]]], part: str
-    ) -> Iterator[tuple[str, dict[str, str]]]:
-        for directory, values in found:
+    @property
+    def prefix(self) -> str:
+        """With what the names of all of its files begin."""
+        return self._parts()[-1].partition("\x01")[0]
+
+    def names(self, directory: Directory, names: Iterable[str]) -> Iterator[Name]:
+        """Those of the names in one of its directories that the pattern gives."""
+        matches = _regex(self._parts()[-1])
+        for name in names:
+            suffix = _COMPRESSED.search(name)
+            stem = name[: suffix.start()] if suffix else name
+            match = matches.fullmatch(stem) or (None if suffix else matches.fullmatch(name))
+            if match:
+                yield Name(
+                    os.path.join(directory.shown, name),
+                    {**match.groupdict(), **directory.values},
+                    suffix[0] if suffix else "",
+                )
+
+    def find(self) -> Iterator[Name]:
+        """The files that are there, in no order. Raises OSError: there is no such directory."""
+        for directory in self.directories():
+            with scan(directory.real) as entries:
+                yield from self.names(directory, (entry.name for entry in entries))
+
+    def _enter(self, found: list[Directory], part: str) -> Iterator[Directory]:
+        for one in found:
+            shown = os.path.join(one.shown, part)
             if "\x01" not in part:
-                yield os.path.join(directory, part), values
+                yield Directory(shown, follow(one.real, part), one.values)
                 continue
-            for name in _entries(directory):
-                path = os.path.join(directory, name)
-                match = _regex(part).fullmatch(name)
-                if match and os.path.isdir(path) and not os.path.islink(path):
-                    yield path, {**match.groupdict(), **values}
-
-
-def _entries(directory: str) -> Iterator[str]:
-    with os.scandir(directory) as entries:
-        for _, entry in zip(range(ENTRIES), entries):
-            yield entry.name
+            matches = _regex(part)
+            with scan(one.real) as entries:
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            for name in names:
+                if match := matches.fullmatch(name):
+                    real = Resolved(os.path.join(one.real.path, name), one.real.owner)
+                    values = {**match.groupdict(), **one.values}
+                    yield Directory(os.path.join(one.shown, name), real, values)
 
 
 def _regex(part: str) -> re.Pattern[str]:
@@ -191,7 +218,8 @@ def _regex(part: str) -> re.Pattern[str]:
     text, at, seen = "", 0, set[str]()
     for mark in _MARK.finditer(part):
         letter = mark[1]
-        kind = "[0-9]+" if letter in _NUMBERS else ".*"
+        # As much as the kernel writes, or systemd's \\x20 for a byte: no name takes long to match.
+        kind = "[0-9]{1,20}" if letter in _NUMBERS else f".{{0,{_LONGEST.get(letter, 255)}}}"
         group = f"(?:{kind})" if letter in seen else f"(?P<{letter}>{kind})"
         text += re.escape(part[at : mark.start()]) + group
         seen.add(letter)

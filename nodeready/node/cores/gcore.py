@@ -1,7 +1,8 @@
 """The program on the node that takes a core of a live process, which goes on afterwards.
 
-gdb writes into a file that we made, and handed to it open: no name in a directory that everybody
-may write to is trusted twice.
+Whose memory it is, is asked three times: when the process is looked at, when gdb holds it still,
+and of the core itself. Root's gdb has the rights of the process's user, so that the kernel refuses
+what that user may not see. The core is a file without a name, and ours, until all of them agree.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import os
 import pwd
 import re
 import resource
+import secrets
+import shutil
 import signal
-import stat
 import subprocess
 import time
 from collections.abc import Iterable
@@ -21,8 +23,10 @@ from dataclasses import dataclass
 from nodeready.node.cores import core_pattern
 from nodeready.node.cores.core_file import NoCore, Reader
 from nodeready.node.cores.core_pattern import Place, printable
-from nodeready.node.cores.program import find_gdb
-from nodeready.node.proofs.attach import environment
+from nodeready.node.cores.gdb import find_gdb
+from nodeready.node.cores.identity import Identity, auxv, identity, namespace
+from nodeready.node.cores.new_file import NewFile, open_directory, remove_leftovers
+from nodeready.node.proofs.attach import first_number
 from nodeready.node.runtime import Ended, Supervisor, status
 from nodeready.subjects import wire
 
@@ -51,16 +55,14 @@ _SHARED_ANONYMOUS = ("/SYSV", "/dev/zero", "/memfd:")
 class Target:
     """One process, as /proc has it now.
 
-    started:    clock ticks after boot: with the pid, what tells it from every other process
+    identity:   whose it is, and what tells it from every other process
     inner_pid:  its number in its own pid namespace
     resident_bytes: what it has in memory and in swap
     mapped_bytes:   what gdb copies: it is much more where address space is only reserved
     """
 
     pid: int
-    started: int
-    uid: int
-    gid: int
+    identity: Identity
     user: str
     comm: str
     program: str
@@ -154,26 +156,27 @@ def _look(pid: int) -> Target:
         raise Refused(f"process {pid} is what this very command hangs on")
     if "VmRSS" not in status and status["State"].split()[0] not in "ZX":
         raise Refused(f"process {pid} is the kernel's own")
-    uid, gid = int(status["Uid"].split()[1]), int(status["Gid"].split()[1])
+    uid = int(status["Uid"].split()[1])
     if os.geteuid() not in (0, uid):
         raise Refused(f"process {pid} is another user's: only root may (--sudo)")
     if tracer := int(status["TracerPid"]):
         raise Refused(f"process {pid} is traced by process {tracer} already")
     _refuse_bad_state(pid)
+    known = identity(pid)
+    if why := known.mixed(namespace("self")):
+        raise Refused(f"process {pid} {why}: no core is taken of such a process")
     resident = sum(
         int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmSwap") if name in status
     )
     mapped = core_bytes(_read(f"/proc/{pid}/smaps").splitlines())
     command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
     try:
-        user = pwd.getpwuid(uid).pw_name
+        user = pwd.getpwuid(known.uid).pw_name
     except KeyError:
-        user = str(uid)
+        user = str(known.uid)
     return Target(
         pid=pid,
-        started=started(pid),
-        uid=uid,
-        gid=gid,
+        identity=known,
         user=user,
         comm=_read(f"/proc/{pid}/comm").rstrip("\n"),
         program=os.readlink(f"/proc/{pid}/exe"),
@@ -265,22 +268,29 @@ def main(config: Config) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
         target = look(config.pid)
-        seen = _preview(target, config)
+        path = _path(target, config)
+        directory = _directory(path)
+        seen = _preview(target, path, directory)
+        if config.started not in (0, seen.started):
+            raise Refused(f"process {config.pid} has ended, and another one has its number")
     except Refused as problem:
         print(wire.line(config.nonce, "seen", Preview(config.pid, str(problem))), flush=True)
         return
     if not config.started:
         print(wire.line(config.nonce, "seen", seen), flush=True)
         return
-    if seen.started != config.started:
-        why = f"process {config.pid} has ended, and another one has its number"
-        print(wire.line(config.nonce, "seen", Preview(config.pid, why)), flush=True)
-        return
-    supervisor = Supervisor(config.tag, config.limit_s)
+
+    def after_kill() -> None:
+        resume(target)
+        remove_leftovers(directory)
+
+    supervisor = Supervisor(config.tag, config.limit_s, after_kill)
     supervisor.at_end(lambda: resume(target))
     supervisor.end_on_signals()
     with supervisor:
-        print(wire.line(config.nonce, "taken", dump(supervisor, target, seen.path)), flush=True)
+        remove_leftovers(directory)
+        taken = dump(supervisor, target, path, directory)
+        print(wire.line(config.nonce, "taken", taken), flush=True)
 
 
 def _path(target: Target, config: Config) -> str:
@@ -292,7 +302,7 @@ def _path(target: Target, config: Config) -> str:
     values = dict.fromkeys(core_pattern.SPECIFIERS, "0") | {
         "p": str(target.inner_pid), "i": str(target.inner_pid),
         "P": str(target.pid), "I": str(target.pid),
-        "u": str(target.uid), "g": str(target.gid), "h": host, "t": now,
+        "u": str(target.identity.uid), "g": str(target.identity.gid), "h": host, "t": now,
         "e": target.comm, "f": os.path.basename(target.program), "E": target.program,
     }  # fmt: skip
     for place in (core_pattern.live(), Place(config.pattern)):
@@ -314,7 +324,8 @@ def _writes_sparse() -> bool:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=10,
-            env=environment(),
+            env=_environment(),
+            cwd="/",
             check=False,
         ).stdout.split(b"\n", 1)[0]
         version = re.search(rb" ([0-9]+)\.[0-9]", said)
@@ -322,20 +333,25 @@ def _writes_sparse() -> bool:
     return False
 
 
-def _preview(target: Target, config: Config) -> Preview:
-    """Raises Refused when there is no place or no tool for it."""
+def _directory(path: str) -> int:
+    """A descriptor of the directory for this core. Raises Refused."""
+    try:
+        return open_directory(os.path.dirname(path))
+    except OSError as problem:
+        raise Refused(f"{printable(str(problem.filename))}: {problem.strerror}") from None
+
+
+def _preview(target: Target, path: str, directory: int) -> Preview:
+    """Raises Refused when there is no room or no tool for it."""
     if not find_gdb():
         raise Refused("gdb is not installed (nodeready deploy installs it)")
-    path = _path(target, config)
-    parent = os.path.dirname(path)
-    shown = printable(parent)
-    try:
-        room = os.statvfs(parent)
-    except OSError as problem:
-        raise Refused(f"{shown}: {problem.strerror}") from None
+    if os.geteuid() == 0 and not _setpriv():
+        raise Refused("setpriv, which gives gdb the user's rights, is not installed (util-linux)")
+    shown = printable(os.path.dirname(path))
+    room = os.statvfs(directory)
     if room.f_flag & os.ST_RDONLY:
         raise Refused(f"{shown} is on a read-only file system")
-    if not os.access(parent, os.W_OK | os.X_OK):
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
         raise Refused(f"{shown} is not writable for {target.user}")
     written = target.resident_bytes if _writes_sparse() else target.mapped_bytes
     need = written + written // _MARGIN_PARTS + _MARGIN_BYTES
@@ -350,7 +366,7 @@ def _preview(target: Target, config: Config) -> Preview:
         raise Refused(why)
     return Preview(
         pid=target.pid,
-        started=target.started,
+        started=target.identity.started,
         user=target.user,
         command=printable(target.command),
         path=path,
@@ -360,58 +376,170 @@ def _preview(target: Target, config: Config) -> Preview:
     )
 
 
-def dump(supervisor: Supervisor, target: Target, path: str) -> Taken:
-    """Have gdb write the core, and see that the process goes on."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Nothing of the process's files is opened: every path of its own gets this in front of it, and a
+#: file is no directory.
+_NOWHERE = os.devnull
+_SETTINGS = (
+    "auto-load off", "auto-load safe-path /dev/null", "libthread-db-search-path /dev/null",
+    f"sysroot {_NOWHERE}", "auto-solib-add off", "debuginfod enabled off",
+    "exec-file-mismatch off", "confirm off", "height 0", "width 0",
+)  # fmt: skip
+#: kernel.yama.ptrace_scope by which only a parent, or who has CAP_SYS_PTRACE, may attach.
+_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+_CAPABLE_SCOPES = (1, 2)
+
+
+def _setpriv() -> str:
+    return shutil.which("setpriv") or ""
+
+
+def _environment() -> dict[str, str]:
+    """gdb's: nothing of whoever called us but where programs are."""
+    path = os.environ.get("PATH", os.defpath)
+    return {"PATH": path, "HOME": "/", "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _rights(known: Identity, scope: int | None) -> list[str]:
+    """What gives gdb the rights of the process's user, so that the kernel itself decides whether
+    that user may look into the process.
+
+    scope: of Yama, which lets no user attach to what is no child; it takes a capability then
+    """
+    have = "-all,+sys_ptrace" if scope in _CAPABLE_SCOPES else "-all"
+    return [
+        _setpriv(), f"--reuid={known.uid}", f"--regid={known.gid}", "--clear-groups",
+        f"--inh-caps={have}", f"--ambient-caps={have}", f"--bounding-set={have}",
+        "--no-new-privs", "--",
+    ]  # fmt: skip
+
+
+def _command(target: Target, mark: str) -> list[str]:
+    """gdb, which attaches, says the mark, and waits for what it is told on its input: it lets the
+    process go at the end of that."""
+    words = [find_gdb(), "-q", "-nx", "-readnever"]
+    for setting in _SETTINGS:
+        words += ["-iex", f"set {setting}"]
+    words += ["-ex", f"attach {target.pid}", "-ex", f"echo {mark}\\n"]
+    ours = os.geteuid() != 0 or target.identity.uid == 0
+    return words if ours else [*_rights(target.identity, first_number(_YAMA)), *words]
+
+
+def _held(target: Target, session: int) -> str:
+    """Why gdb does not hold what was looked at, one line; "": it does, and every thread is still.
+
+    session: of gdb
+    """
     try:
-        file = os.open(path, flags, 0o600)
+        threads = os.listdir(f"/proc/{target.pid}/task")
+        held = [status(int(name)) for name in threads]
+        # What one thread began before it was held would be there by now.
+        complete = os.listdir(f"/proc/{target.pid}/task") == threads
+        if why := target.identity.change(identity(target.pid), namespace("self")):
+            return f"process {target.pid} {why}"
+        still = all(one.state == "t" and os.getsid(one.tracer) == session for one in held)
+        if complete and still:
+            return ""
+    except OSError:
+        pass
+    return _NOT_HELD
+
+
+_NOT_HELD = "gdb does not hold every thread of it"
+
+
+class _Dialogue:
+    """What gdb is told when it holds the process: to write the core, or to let go.
+
+    refused: why it was told to let go; "": it was not
+    """
+
+    def __init__(self, target: Target, file: int) -> None:
+        self.target, self.file, self.refused = target, file, ""
+        self.mark = f"held-{secrets.token_hex(8)}"
+        self._said, self._told = b"", False
+
+    def hear(self, process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+        """Look at the process as soon as gdb holds it."""
+        if self._told or stream != 1:
+            return
+        self._said = (self._said + piece)[-(1 << 16) :]
+        if self.mark.encode() not in self._said:
+            return
+        self._told = True
+        self.refused = _held(self.target, process.pid)
+        tell = "" if self.refused else f"gcore /proc/self/fd/{self.file}\ndetach\n"
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.write(f"{tell}quit\n".encode("ascii"))
+            process.stdin.flush()
+
+
+def _limit_size(mapped_bytes: int) -> None:
+    """A core of what has grown meanwhile shall not fill the disk."""
+    most = mapped_bytes + mapped_bytes // _MARGIN_PARTS + _MARGIN_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> Taken:
+    """Have gdb write the core, and see that the process goes on.
+
+    directory: descriptor of the path's
+    """
+    known = target.identity
+    try:
+        new = NewFile(directory)
     except OSError as problem:
         return Taken(path, f"{printable(path)}: {problem.strerror}")
-    whole = False
-
-    def tidy() -> None:
-        if not whole:
-            _remove(path, file)
-
-    supervisor.at_end(tidy)
-    if os.geteuid() == 0:
-        os.fchown(file, target.uid, target.gid)
-    argv = [
-        find_gdb(), "-batch", "-nx", "-readnever", "-iex", "set height 0",
-        "-ex", f"attach {target.pid}", "-ex", f"gcore /proc/self/fd/{file}", "-ex", "detach",
-    ]  # fmt: skip
+    supervisor.at_end(new.tidy)
+    _limit_size(target.mapped_bytes)
+    dialogue = _Dialogue(target, new.number)
     # The rest of the time is for ending gdb and letting the process go on.
     limit_s = max(1.0, supervisor.left_s - 2 * _RESUME_S)
-    ended = supervisor.run(argv, limit_s, pass_fds=(file,), env=environment(), cwd="/")
+    ended = supervisor.run(
+        _command(target, dialogue.mark), limit_s, dialogue.hear,
+        stdin=subprocess.PIPE, pass_fds=(new.number,), env=_environment(), cwd="/",
+    )  # fmt: skip
     state, continued = resume(target)
-    error = _wrong(ended, file)
-    whole = not error
-    tidy()
-    size = os.fstat(file).st_size if whole else 0
+    error = _wrong(ended, target, new.number, dialogue.refused)
+    if not error:
+        try:
+            new.publish(os.path.basename(path), known.uid, known.gid)
+        except OSError as problem:
+            error = f"{printable(path)}: {problem.strerror}"
+    new.tidy()
+    size = 0 if error else os.fstat(new.number).st_size
     return Taken(path, error, size, round(ended.seconds, 1), state, continued)
 
 
-def _wrong(ended: Ended, file: int) -> str:
-    """Why what gdb wrote is no whole core, one line; "": it is."""
+def _wrong(ended: Ended, target: Target, file: int, refused: str) -> str:
+    """Why what gdb wrote is no whole core of this process, one line; "": it is."""
     if ended.rc is None:
         return f"gdb had not finished after {ended.seconds:.0f} s and was ended"
-    try:
-        whole = Reader(file).whole_bytes
-        if "Saved corefile" in ended.out and whole and os.fstat(file).st_size >= whole:
-            return ""
-    except (NoCore, OSError):
-        pass
+    if refused not in ("", _NOT_HELD):
+        return refused
+    if not refused and "Saved corefile" in ended.out:
+        with contextlib.suppress(NoCore, OSError):
+            core = Reader(file)
+            if core.whole_bytes and os.fstat(file).st_size >= core.whole_bytes:
+                return _another(core, target)
+    # What a process has become is told by gdb as "not permitted".
+    with contextlib.suppress(OSError):
+        if why := target.identity.change(identity(target.pid), namespace("self")):
+            return f"process {target.pid} {why}"
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
     said = [row for row in rows if "process to debug" not in row] or [f"exit status {ended.rc}"]
     return f"gdb: {said[-1][:200]}"
 
 
-def _remove(path: str, file: int) -> None:
-    """Remove the file that we made, and no other that has its name now."""
-    with contextlib.suppress(OSError):
-        ours, now = os.fstat(file), os.lstat(path)
-        if stat.S_ISREG(now.st_mode) and (ours.st_dev, ours.st_ino) == (now.st_dev, now.st_ino):
-            os.unlink(path)
+def _another(core: Reader, target: Target) -> str:
+    """Why a core's own notes are not this process's, one line; "": they are."""
+    notes, known = core.notes, target.identity
+    told = auxv(notes.auxv)
+    if (notes.pid, notes.uid, told) == (target.pid, known.uid, known.auxv):
+        return ""
+    return f"the core is of another process or program than {target.pid} was: it is removed"
 
 
 def resume(target: Target) -> tuple[str, bool]:
@@ -421,7 +549,7 @@ def resume(target: Target) -> tuple[str, bool]:
     attached leaves one.
     """
     continued, until = False, time.monotonic() + _RESUME_S
-    while started(target.pid) == target.started:
+    while started(target.pid) == target.identity.started:
         now = status(target.pid)
         if now.state == "T" and not now.tracer:
             with contextlib.suppress(OSError):

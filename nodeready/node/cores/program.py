@@ -1,6 +1,7 @@
 """The program on the node: list its core files, or read some of them with gdb. It only reads.
 
-Each answer is a line as soon as it is there, so that a core that takes too long costs itself.
+Each answer is a line as soon as it is there, so that a core that takes too long costs itself: each
+is read in a fork of its own, with the rights of its owner (`nodeready.node.users_file`).
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import pwd
 import re
 import resource
 import shutil
+import socket
 import stat
-import subprocess
 import time
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
 
-from nodeready.node.cores import core_pattern
-from nodeready.node.cores.core_file import NoCore, Reader, open_regular, program_problem
-from nodeready.node.cores.core_pattern import Name, Place, printable
-from nodeready.node.proofs.attach import environment
-from nodeready.node.runtime import Supervisor
+from nodeready.node import users_file
+from nodeready.node.cores import core_pattern, gdb
+from nodeready.node.cores.core_file import NoCore, Reader, program_problem
+from nodeready.node.cores.core_pattern import printable
+from nodeready.node.cores.listing import listing
+from nodeready.node.runtime import ForkedWorker, Send, Supervisor
 from nodeready.subjects import wire
-from nodeready.subjects.proof.facts import PROGRAM
+from nodeready.subjects.base import ProbeError
 
 # --- What the program is told, and what it answers: a line each (`nodeready.subjects.wire`).
 
@@ -55,46 +58,6 @@ class Config:
 
 
 @dataclass(frozen=True)
-class File:
-    """A file that is named like a core.
-
-    path:        as the node names it; bytes that are no text as surrogates
-    inode, modified_ns, size_bytes: with the path, what tells it from every other file
-    owner:       user id of the file
-    age_s:       seconds since it was written, by the node's clock
-    compressed:  its suffix (``.zst``); "": it is not compressed
-    host:        the %h of its name; "": the name has none
-    pid, signal: %P or %p, and %s, of its name; None: the name has none
-    """
-
-    path: str
-    inode: int
-    modified_ns: int
-    size_bytes: int
-    owner: int
-    age_s: float
-    compressed: str = ""
-    host: str = ""
-    pid: int | None = None
-    signal: int | None = None
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The core files that one node sees, the newest first.
-
-    places: where was looked: patterns with ``*`` for what the kernel fills in
-    more:   how many older ones are not listed
-    notes:  what kept us from looking somewhere, one line each
-    """
-
-    places: tuple[str, ...]
-    files: tuple[File, ...]
-    more: int = 0
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Core:
     """What one core tells, and the backtrace that gdb took from it.
 
@@ -114,23 +77,23 @@ class Core:
     cut:         the words were more
     """
 
-    number: int
-    unread: str = ""
-    warning: str = ""
+    number: wire.Count
+    unread: wire.Line = ""
+    warning: wire.Line = ""
     whole_bytes: int | None = None
     pid: int | None = None
     signal: int | None = None
     uid: int | None = None
-    user: str = ""
-    comm: str = ""
-    program: str = ""
-    command: str = ""
-    threads: int = 0
+    user: wire.Name = ""
+    comm: wire.Name = ""
+    program: wire.Path = ""
+    command: wire.Line = ""
+    threads: wire.Count = 0
     rank: int | None = None
-    job: str = ""
-    text: str = ""
+    job: wire.Line = ""
+    text: wire.Text = ""
     cut: bool = False
-    seconds: float = 0.0
+    seconds: wire.Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -142,198 +105,9 @@ class Done:
     unknown: how many were passed over because they do not tell their job
     """
 
-    read: int
-    left: int
-    unknown: int = 0
-
-
-# --- The core files that are there: by their names, in the few places where the kernel puts them.
-
-#: Files that are listed; beyond them only their number is told.
-LISTED = 1000
-
-
-def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:
-    """The places to look in, and a note about each place where nobody can look.
-
-    patterns: of the policy
-    """
-    found, notes = [], []
-    live = core_pattern.live()
-    if live.pattern.startswith("/"):
-        found.append(live)
-    elif not live.handler:
-        notes.append(
-            f"core_pattern is {live.shown or 'empty'}: cores lie in whatever directory each "
-            "process worked in, which nobody can list (nodeready deploy sets a path)"
-        )
-    elif os.path.basename(live.handler) != PROGRAM:
-        notes.append(
-            f"core_pattern hands cores to {printable(live.handler)}, "
-            "which alone knows where they are"
-        )
-    found += [Place(pattern) for pattern in patterns if pattern.startswith("/")]
-    if os.path.isdir(core_pattern.STORE):
-        found.append(Place(core_pattern.STORE_PATTERN))
-    return list(dict.fromkeys(found)), notes
-
-
-def _number(values: dict[str, str], letters: str) -> int | None:
-    """The first of these specifiers that has a number in the name."""
-    for letter in letters:
-        # As long as a number of the kernel's, whatever the file is called.
-        if 0 < len(values.get(letter, "")) < 20:
-            return int(values[letter])
-    return None
-
-
-def _file(name: Name, now: float) -> File | None:
-    """The file of that name; None: it is none, or gone."""
-    try:
-        seen = os.lstat(name.path)
-    except OSError:
-        return None
-    if not stat.S_ISREG(seen.st_mode):
-        return None
-    return File(
-        name.path,
-        seen.st_ino,
-        seen.st_mtime_ns,
-        seen.st_size,
-        seen.st_uid,
-        max(0.0, now - seen.st_mtime),
-        compressed=name.compressed,
-        host=name.values.get("h", ""),
-        pid=_number(name.values, "PpIi"),
-        signal=_number(name.values, "s"),
-    )
-
-
-def _names(place: Place, notes: list[str]) -> Iterator[Name]:
-    try:
-        yield from place.find()
-    except OSError as problem:
-        where = printable(str(problem.filename or place.directory))
-        notes.append(f"{where}: {problem.strerror or problem}")
-
-
-def listing(patterns: Iterable[str], since_s: float = 0) -> Listing:
-    """The cores of this node, the newest first.
-
-    patterns: the policy's, beside the one in force and systemd's store
-    since_s:  only those that were written in the last so many seconds; 0: all
-    """
-    now = time.time()
-    where, notes = places(patterns)
-    found: dict[str, File] = {}
-    for place in where:
-        for name in _names(place, notes):
-            file = None if name.path in found else _file(name, now)
-            if file is not None and (not since_s or file.age_s <= since_s):
-                found[name.path] = file
-    newest = sorted(found.values(), key=lambda file: -file.modified_ns)
-    shown = tuple(dict.fromkeys(place.shown for place in where))
-    more = max(0, len(newest) - LISTED)
-    return Listing(shown, tuple(newest[:LISTED]), more, tuple(dict.fromkeys(notes)))
-
-
-# --- gdb's backtraces of one core.
-
-#: Seconds for one core.
-LIMIT_S = 60
-FRAMES, THREADS = 200, 500
-#: Characters of gdb's words that are kept.
-TEXT = 1 << 20
-#: The headings in gdb's text; `nodeready.triage.cores.document` reads the text by them.
-CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
-
-# A frame whose function is known.
-_NAMED = re.compile(r"^#[0-9]+ +(?:0x[0-9a-f]+ in |(?!0x))[^?\s]", re.M)
-
-# What gdb says of most cores, whatever is wrong with them.
-_NOISE = ("Undefined command", "warning: Unexpected size of section")
-
-
-def find_gdb() -> str:
-    """gdb's path; "": it is not installed."""
-    return shutil.which("gdb") or ""
-
-
-def rights(owner: int) -> dict[str, object]:
-    """How gdb is started: root does not read what a user can write, but lets that user read it."""
-    if os.geteuid() != 0 or owner == 0:
-        return {}
-    try:
-        known = pwd.getpwuid(owner)
-        groups = os.getgrouplist(known.pw_name, known.pw_gid)
-        return {"user": owner, "group": known.pw_gid, "extra_groups": groups}
-    except KeyError:
-        return {"user": owner, "group": owner, "extra_groups": []}
-
-
-def command(gdb: str, program: str, core: str, threads: int) -> list[str]:
-    """gdb in batch; it reads no start-up file and asks nobody anything."""
-    said = [f"set backtrace limit {FRAMES}", "set print elements 100", "set print repeats 10"]
-    last = max(1, min(threads, THREADS))
-    asked = [
-        *(f"echo \\n{CRASHED}\\n", "bt"),
-        *(f"echo \\n{EVERY}\\n", f"thread apply 1-{last} bt"),
-        *(f"echo \\n{PYTHON}\\n", "py-bt"),
-    ]
-    words = [gdb, "-batch", "-nx", "-iex", "set width 0", "-iex", "set height 0"]
-    for line in (*said, *asked):
-        words += ["-ex", line]
-    words += [
-        f"--core={core}",
-        *([f"--exec={program}", f"--symbols={program}"] if program else ()),
-    ]
-    quiet = shutil.which("ionice")
-    return [quiet, "-c", "3", "-t", *words] if quiet else words
-
-
-class _Output:
-    """gdb's output, the first TEXT bytes of it."""
-
-    def __init__(self) -> None:
-        self.out, self.more = bytearray(), False
-
-    def add(self, process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
-        if stream == 1:
-            self.more = self.more or len(self.out) + len(piece) > TEXT
-            self.out += piece[: max(0, TEXT - len(self.out))]
-
-
-def backtrace(
-    supervisor: Supervisor, gdb: str, core: Reader, owner: int
-) -> tuple[str, str, str, bool]:
-    """gdb's text, why there is none, what is doubtful about it, and whether it is cut.
-
-    core:  it is handed to gdb as an open file: no name that somebody can change meanwhile
-    owner: user id of its file, with whose rights gdb runs
-    """
-    address, program = core.notes.executable()
-    warning = program_problem(program, core.build_id(address) if address else "")
-    path = "" if warning else program
-    argv = command(gdb, path, f"/proc/self/fd/{core.number}", core.notes.threads)
-    kept = _Output()
-    limit_s = min(LIMIT_S, supervisor.left_s)
-    how: dict[str, object] = {"pass_fds": (core.number,), "env": environment(), "cwd": "/"}
-    try:
-        ended = supervisor.run(argv, limit_s, kept.add, **how, **rights(owner))
-    except OSError as problem:
-        return "", f"{gdb}: {problem.strerror or problem}", warning, False
-    text = bytes(kept.out).decode("utf-8", "replace")
-    if _NAMED.search(text):
-        if ended.rc is None:
-            kept.more = True
-            warning = warning or f"gdb was ended after {limit_s:.0f} s: not every thread is there"
-        return text, "", warning, kept.more
-    if ended.rc is None:
-        return "", f"gdb had no backtrace after {limit_s:.0f} s and was ended", warning, False
-    rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
-    said = [row for row in rows if not row.startswith(_NOISE)]
-    why = "gdb finds no function in it" + (f": {said[-1][:200]}" if said else "")
-    return "", why, warning, False
+    read: wire.Count
+    left: wire.Count
+    unknown: wire.Count = 0
 
 
 # --- The work.
@@ -347,6 +121,9 @@ def main(config: Config) -> None:
     """List, or read what is wanted."""
     with contextlib.suppress(OSError):
         os.nice(19)
+    # Where memory runs out, this and what it starts is ended before any job.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
     # gdb itself may crash: no core of that.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if not config.wanted:
@@ -378,29 +155,137 @@ def _read(
     supervisor: Supervisor, config: Config, number: int, wanted: tuple[str, int, int, int]
 ) -> Core:
     """One core, whatever is wrong with it."""
-    path, began = wanted[0], time.monotonic()
-    seen = Core(number)
+    began, core = time.monotonic(), Core(number)
+    with _Reading(supervisor, wanted) as reading:
+        try:
+            core = replace(reading.core(), number=number)
+            if not core.unread and (not config.job or core.job == config.job):
+                core = _with_backtrace(supervisor, core, reading)
+        except ProbeError:
+            core = replace(core, unread=_BROKE_OFF)
+    return replace(core, seconds=round(time.monotonic() - began, 3))
+
+
+# --- One core: its file opened, and its notes read, in a fork.
+
+#: The fork's seconds, of the wall clock and of the processor; its memory.
+_READ_S, _READ_CPU_S, _READ_MEMORY = 20.0, 15, 1 << 30
+#: Files that a core names and that are looked at.
+_NAMES = 10_000
+_BROKE_OFF = "not read: it takes more time or memory than a core may"
+_STORED = re.compile(re.escape(core_pattern.STORE) + r"/core\..*\.([0-9]+)\.[0-9a-f]{32}\.[0-9.]+")
+
+
+class _Reading:
+    """The fork that reads one core; what it says, and the descriptor that it gives us.
+
+    As long as it is root it says with whose rights it goes on, and gives us the open file. What
+    it says afterwards is data: of the right shape (`wire.decode`), and nothing is started by it
+    but gdb, with those rights.
+    """
+
+    def __init__(self, supervisor: Supervisor, wanted: tuple[str, int, int, int]) -> None:
+        self.file = -1
+        self.uid = 0
+        self.size, self.modified_ns = wanted[3], wanted[2]
+        self.path = wanted[0]
+        self.exec = self.doubt = ""
+        self._ours, theirs = socket.socketpair()
+        self._left_s = supervisor.left_s
+        work = partial(_look, wanted, theirs)
+        self._worker = ForkedWorker(work, _READ_S + 1, keep=(theirs.fileno(),))
+        self._ended = False
+        supervisor.at_end(self.end)
+        theirs.close()
+
+    def __enter__(self) -> _Reading:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Harmless twice."""
+        if not self._ended:
+            self._ended = True
+            self._worker.end()
+            self._ours.close()
+            if self.file >= 0:
+                os.close(self.file)
+
+    def core(self) -> Core:
+        """What its notes tell, or why they do not. Raises ProbeError when it makes no sense."""
+        patience_s = min(_READ_S, self._left_s)
+        for said in self._worker.messages(patience_s, time.monotonic() + patience_s):
+            if said is None or not isinstance(said, dict):
+                break
+            if "uid" in said and self.file < 0:
+                _, numbers, _, _ = socket.recv_fds(self._ours, 1, 1)
+                self.file, self.uid = numbers[0], said["uid"]
+            elif "core" in said:
+                core = wire.decode(Core, said["core"])
+                self.exec, self.doubt = str(said.get("exec", "")), str(said.get("doubt", ""))
+                return core
+        return Core(0, unread=_BROKE_OFF)
+
+
+def _look(wanted: tuple[str, int, int, int], channel: socket.socket, send: Send) -> None:
+    """The fork's work: it sends ``{"uid": U}`` with the open file, then the core."""
+    users_file.confine(_READ_MEMORY, _READ_CPU_S)
+    path, seen = wanted[0], Core(0)
     try:
-        owner = os.lstat(path).st_uid
-        file = open_regular(path, owner)
-    except OSError as problem:
-        return replace(seen, unread=_denied(problem))
-    try:
-        known = os.fstat(file)
+        place = users_file.follow(users_file.ROOT, path)
+        number, known = users_file.open_regular(place.path, place.owner, hard_links=True)
         if (known.st_ino, known.st_mtime_ns, known.st_size) != wanted[1:]:
-            return replace(seen, unread="it has changed since it was listed: still being written?")
-        core = Reader(file)
+            why = "it has changed since it was listed: still being written?"
+            send({"core": asdict(replace(seen, unread=why))})
+            return
+        owner = known.st_uid if place.owner is None else place.owner
+        uid, core = owner, None
+        if os.geteuid() == 0 and owner == 0:
+            # The kernel's file, or systemd's: root's, though the process may have been a user's.
+            uid, core = _process_owner(path, number, known)
+        rights = users_file.rights_of(uid)
+        send({"uid": uid})
+        socket.send_fds(channel, [b"."], [number])
+        channel.close()
+        users_file.give_up(rights)
+        core = core or Reader(number)
+        address, program = core.notes.executable()
         seen = _with_notes(seen, core)
-        if config.job and seen.job != config.job:
-            return seen
-        seen = _with_backtrace(supervisor, seen, core, known)
+        if waits := _waits(core):
+            send({"core": asdict(replace(seen, unread=waits))})
+            return
+        doubt = program_problem(program, core.build_id(address) if address else "")
+        send({"core": asdict(seen), "exec": "" if doubt else program, "doubt": doubt})
     except NoCore as problem:
-        seen = replace(seen, unread=_compressed(path) or str(problem))
+        send({"core": asdict(replace(seen, unread=_compressed(path) or str(problem)))})
     except OSError as problem:
-        seen = replace(seen, unread=problem.strerror or str(problem))
-    finally:
-        os.close(file)
-    return replace(seen, seconds=round(time.monotonic() - began, 3))
+        send({"core": asdict(replace(seen, unread=_denied(problem)))})
+    except MemoryError:
+        send({"core": asdict(replace(seen, unread=_BROKE_OFF))})
+
+
+def _process_owner(path: str, number: int, known: os.stat_result) -> tuple[int, Reader]:
+    """Whose process left this core, a file of root's: by its name in systemd's store, and by its
+    notes. Raises Refused when root must not read it with a debugger."""
+    if known.st_mode & 0o022:
+        raise users_file.Refused("it is root's, and others may write to it")
+    core = Reader(number)
+    stored = _STORED.fullmatch(path)
+    uids = {int(stored[1][:10]) if stored else 0, core.notes.uid}
+    # Where it was cut off before that is told, gdb gets no rights.
+    return max(users_file.NOBODY if uid is None else uid for uid in uids), core
+
+
+def _waits(core: Reader) -> str:
+    """Why gdb would wait for somebody when it opens what the core's notes name, one line."""
+    names = dict.fromkeys(name for _, _, name in core.notes.files)
+    for name in islice(names, _NAMES):
+        with contextlib.suppress(OSError, ValueError):
+            if stat.S_ISFIFO(os.stat(name).st_mode):
+                return printable(f"its notes name {os.fsdecode(name)}, which is a FIFO")
+    return ""
 
 
 def _denied(problem: OSError) -> str:
@@ -442,26 +327,32 @@ def _with_notes(seen: Core, core: Reader) -> Core:
     )
 
 
-def _with_backtrace(
-    supervisor: Supervisor, seen: Core, core: Reader, known: os.stat_result
-) -> Core:
+def _with_backtrace(supervisor: Supervisor, seen: Core, reading: _Reading) -> Core:
     """The answer with gdb's backtrace, or with the reason why there is none."""
-    short = core.whole_bytes is None or known.st_size < core.whole_bytes
     cut_off = ""
-    if short:
-        of = "" if core.whole_bytes is None else f" of {core.whole_bytes}"
-        cut_off = f"it is cut off at {known.st_size}{of} bytes"
-        if time.time() - known.st_mtime < _FRESH_S:
+    if seen.whole_bytes is None or reading.size < seen.whole_bytes:
+        of = "" if seen.whole_bytes is None else f" of {seen.whole_bytes}"
+        cut_off = f"it is cut off at {reading.size}{of} bytes"
+        if time.time() - reading.modified_ns / 1e9 < _FRESH_S:
             cut_off += ", or still being written"
-    gdb = find_gdb()
-    if not gdb:
+    found = gdb.find_gdb()
+    if not found:
         return replace(seen, unread="; ".join(filter(None, (cut_off, _GDB_MISSING))))
     if supervisor.left_s < 1:
         return replace(seen, unread="not read: the time was over")
-    text, error, warning, cut = backtrace(supervisor, gdb, core, known.st_uid)
-    packed = base64.b64encode(zlib.compress(text.encode("utf-8"))).decode("ascii") if text else ""
-    doubts = "; ".join(filter(None, (cut_off, warning)))
+    rights = users_file.rights_of(reading.uid)
+    text, error, warning, cut = gdb.backtrace(
+        supervisor,
+        found,
+        reading.file,
+        program=reading.exec,
+        threads=seen.threads,
+        rights=rights,
+    )
+    doubt = reading.doubt or warning
     if error:
-        why = "; ".join(filter(None, (cut_off, error, warning)))
+        why = "; ".join(filter(None, (cut_off, error, doubt)))
         return replace(seen, unread=printable(why))
-    return replace(seen, text=packed, warning=doubts, cut=cut)
+    packed = base64.b64encode(zlib.compress(text.encode("utf-8"))).decode("ascii")
+    warnings = "; ".join(filter(None, (cut_off, doubt)))
+    return replace(seen, text=packed, warning=printable(warnings), cut=cut)

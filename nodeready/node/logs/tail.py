@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from nodeready.node.logs import paths
 from nodeready.node.logs.paths import MAX_NAMES, Match, TooManyError, Walk, absolute
 from nodeready.node.runtime import ForkedWorker, Send
+from nodeready.subjects import wire
 
 # --- What the program is told, and what it answers.
 
@@ -62,20 +63,20 @@ class File:
     matches: of the expression in the last `MAX_BYTES`; None: there is none
     """
 
-    path: str
-    size_bytes: int
+    path: wire.Path
+    size_bytes: wire.Number
     mtime_s: float
     age_s: float
-    lines: tuple[str, ...]
-    matches: int | None
+    lines: tuple[wire.Line, ...]
+    matches: wire.Count | None
 
 
 @dataclass(frozen=True)
 class Unread:
     """A path that was not read. fault: somebody has to look; else it is no file for us."""
 
-    path: str
-    why: str
+    path: wire.Path
+    why: wire.Line
     fault: bool
 
 
@@ -89,12 +90,12 @@ class Tail:
     error:   why the whole answer is not what was asked for; ""
     """
 
-    host: str
+    host: wire.Name
     files: tuple[File, ...]
     unread: tuple[Unread, ...]
-    left_out: int
-    older: int
-    error: str
+    left_out: wire.Count
+    older: wire.Count
+    error: wire.Line
 
 
 # --- The last lines of a text file, from the end of it. Pure.

@@ -23,6 +23,7 @@ from nodeready.node.runtime import (
     Status,
     Supervisor,
     responds,
+    roots_alone,
     status,
 )
 from nodeready.subjects.proof.facts import NO_START, Attach, Attempt, Control, Guards, Tracers
@@ -129,9 +130,8 @@ _OPTIONS = {"blocking": [], "nonblocking": ["--nonblocking"], "native": ["--nati
 
 
 def _py_spy(config: Config) -> str:
-    if config.py_spy:
-        return config.py_spy if os.path.exists(config.py_spy) else ""
-    return shutil.which("py-spy") or ""
+    found = config.py_spy or shutil.which("py-spy") or ""
+    return found if os.path.exists(found) and roots_alone(found) else ""
 
 
 def _wrong(ended: Ended) -> str:

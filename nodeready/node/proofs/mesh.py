@@ -159,10 +159,10 @@ class Listening:
     addresses: the node's own, without those that every node has (loopback, link-local)
     """
 
-    token: str
-    ports: tuple[int, ...]
+    token: wire.Name
+    ports: tuple[wire.Port, ...]
     busy: tuple[Busy, ...]
-    addresses: tuple[str, ...]
+    addresses: tuple[wire.Name, ...]
 
 
 # wire.decode looks for the classes of a field in the module.
@@ -180,10 +180,10 @@ class Try:
     said:    the kernel's words, "" when the outcome says it all
     """
 
-    port: int
-    outcome: str
+    port: wire.Port
+    outcome: wire.Name
     ms: float
-    said: str
+    said: wire.Line
 
 
 @dataclass(frozen=True)
@@ -197,13 +197,13 @@ class Round:
     came:     how many connections our listeners have taken since they began
     """
 
-    number: int
-    target: str
-    resolved: tuple[str, ...]
-    error: str
-    address: str
+    number: wire.Count
+    target: wire.Name
+    resolved: tuple[wire.Name, ...]
+    error: wire.Line
+    address: wire.Name
     tries: tuple[Try, ...]
-    came: int
+    came: wire.Count
 
 
 def own_addresses(fib_trie: str, if_inet6: str) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from nodeready.node.runtime import ForkedWorker, Send
@@ -39,7 +38,14 @@ _PATIENCE_S, _NEXT_PATIENCE_S = 1.0, 0.3
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
-_JOB = re.compile(r"/job_(\d{1,10})/")
+# The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)): below its own, v1 or v2. A user
+# may name cgroups only below those that systemd gives to a login, user@UID.service.
+_JOB = re.compile(
+    r"^\d+:[^:\n]*:((?:/[^/\n]*)*?)/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)/job_(\d{1,10})"
+    r"(?:/|$)",
+    re.M,
+)
+_LOGIN = re.compile(r"/(user\.slice|user@)")
 
 #: In place of a result: the process gave no answer.
 HANGS: Any = "hangs"
@@ -66,7 +72,9 @@ class Process:
     command:     its arguments, joined by spaces
     program:     the name of the file that it runs; "" where we may not see that
     environment: of KEYS; None: not permitted, or it hangs
-    cgroup_job:  the Slurm job whose cgroup it is in; "": none
+    cgroup_job:  the Slurm job whose cgroup it is in, which root alone decides; "": none
+    uid:         of who started it; None: it could not be seen. What an environment says, every
+                 user can say
     hangs:       its memory cannot be read: the kernel makes whoever tries wait
     """
 
@@ -80,6 +88,7 @@ class Process:
     environment: Mapping[str, str] | None = None
     cgroup_job: str = ""
     hangs: bool = False
+    uid: int | None = None
 
     @property
     def python(self) -> bool:
@@ -137,6 +146,14 @@ def environment(data: bytes) -> dict[str, str]:
         if equals and key in KEYS:
             found.setdefault(key, value[:256].decode("utf-8", "replace"))
     return found
+
+
+def slurm_job(text: str) -> str:
+    """The job of /proc/PID/cgroup; "" where slurmd put the process into none."""
+    for prefix, job in _JOB.findall(text):
+        if not _LOGIN.search(prefix):
+            return str(job)
+    return ""
 
 
 def kernel_stack(text: str) -> tuple[str, ...]:
@@ -206,10 +223,17 @@ def _outside(pid: int) -> dict[str, Any] | None:
         "start_s": known.start_s,
         "cpu_s": known.cpu_s,
         "program": program,
+        "uid": _uid(_text(f"/proc/{pid}/status")),
     }
 
 
-def _look(pid: int, groups: bool) -> dict[str, Any] | None:
+def _uid(status: str) -> int | None:
+    """The real user: what a setuid program does is its caller's doing."""
+    found = re.search(r"^Uid:\s+(\d{1,10})\b", status, re.M)
+    return int(found[1]) if found else None
+
+
+def _look(pid: int) -> dict[str, Any] | None:
     seen = _outside(pid)
     if seen is None:
         return None
@@ -217,9 +241,7 @@ def _look(pid: int, groups: bool) -> dict[str, Any] | None:
     words = _read(f"/proc/{pid}/cmdline", _COMMAND_BYTES) or b""
     seen["environment"] = None if data is None else environment(data)
     seen["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
-    if groups:
-        job = _JOB.search(_text(f"/proc/{pid}/cgroup"))
-        seen["cgroup_job"] = job[1] if job else ""
+    seen["cgroup_job"] = slurm_job(_text(f"/proc/{pid}/cgroup"))
     return seen
 
 
@@ -254,9 +276,9 @@ def each(look: Callable[[int], Any], numbers: Sequence[int], deadline: float) ->
     return found
 
 
-def scan(deadline: float, groups: bool = False) -> list[Process]:
-    """All processes that are no kernel threads. groups: with the Slurm job of their cgroup."""
-    found = each(partial(_look, groups=groups), pids(), deadline)
+def scan(deadline: float) -> list[Process]:
+    """All processes that are no kernel threads."""
+    found = each(_look, pids(), deadline)
     for pid, seen in found.items():
         if seen is HANGS:
             known = _outside(pid)

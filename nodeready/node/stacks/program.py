@@ -7,7 +7,6 @@ stack that is not there in time is the error of its sample. The answer is one li
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import json
 import os
@@ -25,16 +24,18 @@ from typing import Any
 from nodeready.node.runtime import Supervisor
 from nodeready.node.stacks import processes, py_spy, ranks
 from nodeready.node.stacks.ranks import NO_TIME, StackTable, Target
+from nodeready.subjects import wire
+from nodeready.subjects.base import ProbeError
 
 # --- The answer: the trace as one line, ``NONCE trace BASE64`` (gzipped JSON), and back.
 
-#: The most that a node's answer may be when it is unpacked.
-MOST_BYTES = 64 * 1024 * 1024
+#: The most that a node's answer may be when it is unpacked, and what it may take as objects.
+MOST_BYTES, MOST_COST = 64 << 20, 192 << 20
 _GZIP = 31  # wbits of zlib for a gzip header and trailer
 
 
-class AnswerError(ValueError):
-    """What a node said is no trace; one line."""
+class NoTrace(ProbeError):
+    """A node printed no trace; one line."""
 
 
 def pack(trace: Mapping[str, Any]) -> str:
@@ -45,32 +46,17 @@ def pack(trace: Mapping[str, Any]) -> str:
     return f"trace {base64.b64encode(data).decode('ascii')}"
 
 
-def unpack(text: str, nonce: str) -> dict[str, Any]:
-    """The trace in what a node printed, whatever else it printed.
+def unpack(text: str, nonce: str) -> Any:
+    """The trace in what a node printed, whatever else it printed, still to be checked.
 
-    Raises AnswerError when there is none, or what is there is damaged or too large.
+    Raises NoTrace when there is none, and DecodeError.
     """
     mark = f"{nonce} trace "
-    _, found, rest = text.rpartition(mark)
-    if not found:
-        raise AnswerError("no answer")
-    word = rest.partition("\n")[0].strip()
-    try:
-        data = base64.b64decode(word, validate=True)
-        squeezed = zlib.decompressobj(_GZIP)
-        plain = squeezed.decompress(data, MOST_BYTES)
-        if squeezed.unconsumed_tail:
-            raise AnswerError(f"its answer is more than {MOST_BYTES >> 20} MB")
-        if not squeezed.eof:
-            raise AnswerError("its answer is cut off")
-        trace = json.loads(plain)
-    except (binascii.Error, zlib.error, ValueError, RecursionError) as problem:
-        if isinstance(problem, AnswerError):
-            raise
-        raise AnswerError("its answer is damaged") from None
-    if not isinstance(trace, dict):
-        raise AnswerError("its answer is damaged")
-    return trace
+    at = text.rfind(mark)
+    if at < 0:
+        raise NoTrace("no answer")
+    word = text[at + len(mark) :].partition("\n")[0].strip()
+    return wire.load_json(wire.unpack(word, MOST_BYTES), MOST_COST)
 
 
 # --- The program.
@@ -91,6 +77,7 @@ class Config:
 
     nonce, tag, limit_s: as of every program of ours that travels (`nodeready.node.payload`)
     job, pids, match:    see `ranks.Selection`
+    user:                only this user's processes; "": everybody's
     samples, interval_s: how often to look, and how many seconds from one to the next
     native:              only take the native stacks of these processes, one after the other
     py_spy:              its path; where it is not, whichever the session has
@@ -106,6 +93,7 @@ class Config:
     interval_s: float = 2.0
     native: tuple[int, ...] = ()
     py_spy: str = "/usr/local/bin/py-spy"
+    user: str = ""
 
 
 def main(config: Config) -> None:
@@ -157,9 +145,14 @@ def _packed(trace: dict[str, Any], targets: Sequence[Target], instead: Sequence[
 
 def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[str]]:
     """The ranks with what was seen of them; where there is none, the processes to show instead."""
-    selection = ranks.Selection(config.job, config.native or config.pids, config.match)
     # Finding the ranks must leave time for looking at them.
-    seen = processes.scan(_until(supervisor, supervisor.left_s / 2), groups=bool(config.job))
+    seen = processes.scan(_until(supervisor, supervisor.left_s / 2))
+    selection = ranks.Selection(
+        config.job,
+        config.native or config.pids,
+        config.match,
+        _uid(supervisor, config.user, {process.uid for process in seen}),
+    )
     targets = [Target(rank) for rank in ranks.select(seen, selection, os.getpid())]
     if not targets:
         return [], _instead(supervisor, ranks.instead(seen, os.getpid()))
@@ -173,10 +166,21 @@ def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[st
             time.sleep(max(0.0, min(due - time.monotonic(), supervisor.left_s)))
             _sample(supervisor, path, targets)
     _observe(supervisor, targets)
-    names = _names(supervisor, {target.facts[-1].uid for target in targets if target.facts})
+    uids = {target.rank.process.uid for target in targets}
+    names = _names(supervisor, {uid for uid in uids if uid is not None})
     for target in targets:
-        target.user = names.get(target.facts[-1].uid, "") if target.facts else ""
+        uid = target.rank.process.uid
+        target.user = "" if uid is None else names[uid]
     return targets, []
+
+
+def _uid(supervisor: Supervisor, user: str, uids: set[int | None]) -> int | None:
+    """The number of this user, whose name a process with one of these numbers has; None: nobody's
+    in particular, -1: no process is the user's."""
+    if not user:
+        return None
+    names = _names(supervisor, {uid for uid in uids if uid is not None})
+    return next((uid for uid, name in names.items() if user in (name, str(uid))), -1)
 
 
 def _until(supervisor: Supervisor, seconds: float) -> float:
@@ -207,8 +211,9 @@ def _sample(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> Non
             return py_spy.Dump(error=why or NO_TIME)
         return py_spy.take(supervisor, path, target.pid, supervisor.left_s)
 
+    turns = [targets[place] for place in ranks.in_turns([target.rank for target in targets])]
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)) as pool:
-        for target, dumped in zip(targets, pool.map(dump, targets)):
+        for target, dumped in zip(turns, pool.map(dump, turns)):
             target.dumps.append(dumped)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.proofs.attach import environment
-from nodeready.node.runtime import Ended, Supervisor
+from nodeready.node.runtime import Ended, Supervisor, roots_alone
 
 #: A call: function, short file, line. Stacks of them are root to leaf.
 Frame = tuple[str, str, int]
@@ -73,8 +73,11 @@ class Dump:
 
 
 def find(path: str) -> str:
-    """The program: this one, or whichever the session has; "": none."""
-    return path if os.access(path, os.X_OK) else shutil.which("py-spy") or ""
+    """The program: this one, or whichever the session has; "": none that we may run."""
+    for one in (path, shutil.which("py-spy") or ""):
+        if one and os.access(one, os.X_OK) and roots_alone(one):
+            return one
+    return ""
 
 
 def _frame(data: Any) -> Frame:

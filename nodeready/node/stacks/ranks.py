@@ -1,5 +1,9 @@
 """Which of a node's processes are ranks of a job, and what was seen of each of them.
 
+An environment is its user's own word. So ranks are told apart by their owner first: the Slurm job
+whose cgroup they are in, else the user. Who claims a job that is another owner's is a stranger to
+the job: named, not looked into, and of no influence on the job's own ranks.
+
 A rank is known by its environment, and is the topmost process of its (job, rank): data-loader
 workers inherit all of it. Launchers have no rank, or the one of an outer step; a shell around a
 rank has the rank's own. What a program sets after its start is not in /proc/PID/environ.
@@ -32,6 +36,8 @@ _WRAPPERS = re.compile(
 _NO_ID = "none"
 # How a program of ours begins on a node: see nodeready.node.payload.
 _OURS = "MAIN='nodeready."
+#: At most so many strangers of a node are named.
+MOST_STRANGERS = 100
 #: At most so many processes are named where no rank is found.
 MOST_INSTEAD = 10
 
@@ -43,16 +49,21 @@ class Selection:
     job:   a Slurm job, torchrun's id of a run, or MASTER_ADDR:MASTER_PORT
     pids:  exactly these processes
     match: a regular expression that the command line contains
+    uid:   only this user's
     """
 
     job: str = ""
     pids: tuple[int, ...] = ()
     match: str = ""
+    uid: int | None = None
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A process's rank and job by its environment. family: index into FAMILIES."""
+    """A process's rank and job by its environment. family: index into FAMILIES.
+
+    owner: the Slurm job whose cgroup it is in, or its user: nothing that it says itself
+    """
 
     rank: int | None = None
     local_rank: int | None = None
@@ -60,6 +71,7 @@ class Identity:
     job: str = ""
     master: str = ""
     family: int = len(FAMILIES)
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,7 @@ class Rank:
     process: Process
     identity: Identity
     note: str = ""
+    stranger: bool = False
 
 
 def _number(text: str | None) -> int | None:
@@ -81,7 +94,7 @@ def jobs(process: Process) -> list[str]:
     address, port = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
     run = values.get("TORCHELASTIC_RUN_ID", "")
     names = [
-        values.get("SLURM_JOB_ID", "") or process.cgroup_job,
+        process.cgroup_job or values.get("SLURM_JOB_ID", ""),
         "" if run == _NO_ID else run,
         f"{address}:{port}" if address and port else "",
     ]
@@ -94,6 +107,7 @@ def identify(process: Process) -> Identity:
     job = (jobs(process) or [""])[0]
     address, port = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
     master = f"{address}:{port}" if address and port else address
+    owner = owner_of(process)
     for family, (name, local, worlds) in enumerate(FAMILIES):
         rank = _number(values.get(name))
         # A batch script has SLURM_PROCID 0, and is no task of a step.
@@ -101,8 +115,13 @@ def identify(process: Process) -> Identity:
             continue
         sizes = [size for world in worlds if (size := _number(values.get(world))) is not None]
         size = sizes[0] if sizes else None
-        return Identity(rank, _number(values.get(local)), size, job, master, family)
-    return Identity(job=job, master=master)
+        return Identity(rank, _number(values.get(local)), size, job, master, family, owner)
+    return Identity(job=job, master=master, owner=owner)
+
+
+def owner_of(process: Process) -> str:
+    """Whose it is, as root and the kernel say."""
+    return f"job {process.cgroup_job}" if process.cgroup_job else f"uid {process.uid}"
 
 
 def program(process: Process) -> str:
@@ -205,12 +224,12 @@ def _topmost(pids: Iterable[int], above: Callable[[int], Iterator[int]]) -> list
 
 
 def _ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
-    """The ranks among these: one for each (job, rank) and each tree of processes."""
-    groups: dict[tuple[str, int], list[int]] = defaultdict(list)
+    """The ranks among these: one for each (owner, job, rank) and each tree of processes."""
+    groups: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for pid in candidates:
         who = tree.who[pid]
         if who.rank is not None and pid not in tree.launchers:
-            groups[who.job, who.rank].append(pid)
+            groups[who.owner, who.job, who.rank].append(pid)
     for members in groups.values():
         wanted = set(members)
         found = [tree.inner(pid, wanted.__contains__) for pid in _topmost(members, tree.above)]
@@ -224,12 +243,29 @@ def _ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
 def _of_the_job(tree: _Tree, pids: Sequence[int]) -> list[int]:
     """These ranks, without what a person runs in another step beside a job of Pythons."""
 
-    def step(pid: int) -> tuple[str, str]:
-        return tree.who[pid].job, (tree.known[pid].environment or {}).get("SLURM_STEP_ID", "")
+    def job(pid: int) -> tuple[str, str]:
+        return tree.who[pid].owner, tree.who[pid].job
+
+    def step(pid: int) -> tuple[tuple[str, str], str]:
+        return job(pid), (tree.known[pid].environment or {}).get("SLURM_STEP_ID", "")
 
     steps = {step(pid) for pid in pids if tree.known[pid].python}
-    jobs_ = {job for job, _ in steps}
-    return [pid for pid in pids if tree.who[pid].job not in jobs_ or step(pid) in steps]
+    jobs_ = {of for of, _ in steps}
+    return [pid for pid in pids if job(pid) not in jobs_ or step(pid) in steps]
+
+
+def _strangers(tree: _Tree, pids: Sequence[int]) -> set[int]:
+    """Those of these that claim a job of Slurm's which another user has on this node."""
+    users: dict[str, set[int | None]] = defaultdict(set)
+    for process in tree.known.values():
+        if process.cgroup_job:
+            users[process.cgroup_job].add(process.uid)
+    return {
+        pid
+        for pid in pids
+        if not tree.known[pid].cgroup_job
+        and tree.known[pid].uid not in users.get(tree.who[pid].job, {tree.known[pid].uid})
+    }
 
 
 def select(processes: Sequence[Process], wanted: Selection, own_pid: int) -> list[Rank]:
@@ -242,6 +278,8 @@ def select(processes: Sequence[Process], wanted: Selection, own_pid: int) -> lis
     if wanted.pids:
         chosen = [pid for pid in wanted.pids if pid in tree.known]
         return [_rank(tree, pid) for pid in sorted(set(chosen))]
+    if wanted.uid is not None:
+        tree.known = {p: one for p, one in tree.known.items() if one.uid == wanted.uid}
     pattern = re.compile(wanted.match)
     candidates = [
         pid
@@ -256,7 +294,7 @@ def select(processes: Sequence[Process], wanted: Selection, own_pid: int) -> lis
     rest = [pid for pid in candidates if tree.who[pid].rank is None and pid not in tree.launchers]
     if not wanted.match:
         parents = {tree.known[pid].parent for pid in chosen} - {1}
-        lost = bool(wanted.job) and not chosen
+        lost = bool(wanted.job) and not set(chosen) - _strangers(tree, chosen)
         rest = [pid for pid in rest if tree.known[pid].python and lost]
         rest += [
             pid
@@ -272,13 +310,30 @@ def select(processes: Sequence[Process], wanted: Selection, own_pid: int) -> lis
         rank = tree.who[pid].rank
         return rank is None, rank or 0, pid
 
-    return [_rank(tree, pid) for pid in sorted(set(chosen), key=order)]
+    ordered = sorted(set(chosen), key=order)
+    strangers = _strangers(tree, ordered)
+    own = [_rank(tree, pid) for pid in ordered if pid not in strangers]
+    others = [_rank(tree, pid, stranger=True) for pid in ordered if pid in strangers]
+    return own + others[:MOST_STRANGERS]
 
 
-def _rank(tree: _Tree, pid: int) -> Rank:
+def _rank(tree: _Tree, pid: int, stranger: bool = False) -> Rank:
     process = tree.known[pid]
     note = "its memory cannot be read: the kernel makes whoever tries wait"
-    return Rank(process, tree.who[pid], note if process.hangs else "")
+    if stranger:
+        note = f"claims job {tree.who[pid].job}, which is another user's: not looked into"
+    return Rank(process, tree.who[pid], note if process.hangs or stranger else "", stranger)
+
+
+def in_turns(ranks: Sequence[Rank]) -> list[int]:
+    """The places of these ranks in the order in which they are looked at: the owners take turns,
+    so that one with hundreds takes no other's time."""
+    seen: dict[str, int] = defaultdict(int)
+    turns = []
+    for place, rank in enumerate(ranks):
+        turns.append((seen[rank.identity.owner], place))
+        seen[rank.identity.owner] += 1
+    return [place for _, place in sorted(turns)]
 
 
 def instead(processes: Sequence[Process], own_pid: int) -> list[Process]:
@@ -364,6 +419,8 @@ class Target:
         """Why py-spy must not read the process now; "": it may."""
         if ENDED in self.notes:
             return ENDED
+        if self.rank.stranger:
+            return self.rank.note
         if not self.facts:
             return NO_TIME
         now = self.facts[-1]
@@ -409,6 +466,7 @@ class Target:
             "samples": [_sample(dump, table, main, threads) for dump in self.dumps],
             "native": table.add(self.native.main) if self.native and self.native.main else None,
             "note": "; ".join(self.notes),
+            "slurm_job": process.cgroup_job,
         }
 
 

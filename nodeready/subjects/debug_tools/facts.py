@@ -13,9 +13,78 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Probe, ProbeError, Section
 
 PY_SPY = "/usr/local/bin/py-spy"
+#: What root has noted of that program when root put it there: its sha256, and inode, size and
+#: times of the file, so that a look does not read 8 MB again.
+_NOTE_DIRECTORY = "/var/lib/nodeready"
+PY_SPY_NOTE = f"{_NOTE_DIRECTORY}/py-spy.sha256"
+#: sha256 of the program inside the manylinux wheels, per (version, machine).
+DIGESTS = {
+    ("0.4.3", "x86_64"): "a41205d4925beafd108e1ace85e66c0a1a7adbfcbebcd4441f07848b608886c0",
+    ("0.4.3", "aarch64"): "ad6e22882e8dcaced4f0a76fef10d372645cc7b94c48a289ebe1bedb754774ed",
+}
 _DPKG = "/var/lib/dpkg/info"
 #: In the order of preference: Debian and openSUSE can have dnf installed as well.
 MANAGERS = ("apt-get", "zypper", "dnf", "yum")
+
+
+# Who can change the program, or a directory on the way to it: those of its path, and where a link
+# leads. The program's row is the last one. Only a program that root alone can change is run, and
+# not one that its digest has already told. A link whose target is a link counts as another's: who
+# can change what stands in between is not looked at.
+def _py_spy(version: str) -> str:
+    known = "|".join(value for (one, _), value in DIGESTS.items() if one == version) or "none"
+    return rf"""
+    nr_line=
+    {{ read -r nr_line </proc/sys/kernel/arch; }} 2>/dev/null
+    printf 'machine=%s\n' "${{nr_line:-$(uname -m)}}"
+    nr_file={PY_SPY} nr_alone=1
+    if [ -L {PY_SPY} ]; then
+        nr_file=$(readlink -f {PY_SPY})
+        if [ "$nr_file" != "$(readlink {PY_SPY})" ]; then
+            nr_alone=
+            printf 'hops=1\n'
+        fi
+        case $nr_file in *[!A-Za-z0-9/._+-]*) nr_file= ;; esac
+        printf 'link=%s\n' "$nr_file"
+    fi
+    if [ -f "$nr_file" ]; then
+        set -- {PY_SPY_NOTE} {_NOTE_DIRECTORY} /
+        for nr_dir in {PY_SPY} "$nr_file"; do
+            while nr_dir=${{nr_dir%/*}}; [ -n "$nr_dir" ]; do set -- "$@" "$nr_dir"; done
+        done
+        nr_out=$(stat -Lc '%i %s %.9Y %.9Z at=%u %g %a %n' -- "$@" "$nr_file" 2>/dev/null)
+        nr_known='' nr_sum=''
+        nr_ifs=$IFS
+        IFS='
+'
+        for nr_row in $nr_out; do
+            nr_id=${{nr_row%% at=*}}
+            case ${{nr_row#* at=}} in
+            '0 0 644 {PY_SPY_NOTE}') nr_known=$nr_known+ ;;
+            '0 0 755 {_NOTE_DIRECTORY}') nr_known=$nr_known+ ;;
+            *' {PY_SPY_NOTE}'|*' {_NOTE_DIRECTORY}') ;;
+            *) printf 'at=%s\n' "${{nr_row#* at=}}" ;;
+            esac
+            case ${{nr_row#* at=}} in '0 '*[0145]' /'*) ;; *) nr_alone= ;; esac
+        done
+        IFS=$nr_ifs
+        case ${{nr_row#* at=}} in '0 '*[0145][0145]' /'*) ;; *) nr_alone= ;; esac
+        if [ "$nr_known" = ++ ]; then
+            read -r nr_sum nr_noted <{PY_SPY_NOTE}
+            if [ "$nr_noted" != "$nr_id" ]; then nr_sum=; fi
+        fi
+        if [ -z "$nr_sum" ]; then nr_sum=$(sha256sum <"$nr_file"); nr_sum=${{nr_sum%% *}}; fi
+        printf 'sha256=%s\n' "$nr_sum"
+        case $nr_sum in
+        {known}) ;;
+        *)
+            if [ -n "$nr_alone" ]; then
+                nr_say version "$(timeout -k 1 2 "$nr_file" --version 2>/dev/null)"
+            fi
+            ;;
+        esac
+    fi
+    """
 
 
 def _script(policy: Policy) -> str:
@@ -37,16 +106,8 @@ def _script(policy: Policy) -> str:
     done
     nr_have {" ".join(MANAGERS)}
     """
-    py_spy = rf"""
-    nr_line=
-    {{ read -r nr_line </proc/sys/kernel/arch; }} 2>/dev/null
-    printf 'machine=%s\n' "${{nr_line:-$(uname -m)}}"
-    if [ -e {PY_SPY} ]; then
-        printf 'mode=%s\n' "$(stat -Lc %a {PY_SPY})"
-        nr_say version "$(timeout -k 1 2 {PY_SPY} --version 2>/dev/null)"
-    fi
-    """
-    parts = [packages if policy.packages else "", py_spy if policy.py_spy_version else "", ":"]
+    py_spy = _py_spy(policy.py_spy_version) if policy.py_spy_version else ""
+    parts = [packages if policy.packages else "", py_spy, ":"]
     return "\n".join(parts)
 
 
@@ -57,9 +118,13 @@ class DebugTools:
     missing:  the policy's packages that are not installed, in the policy's order
     manager:  apt-get, zypper, dnf or yum; "" when the node has none of them
     machine:  ``uname -m``; "" when the policy leaves py-spy alone
-    py_spy:   the version that /usr/local/bin/py-spy prints; "" when the file does not run; None:
-              no such file
+    py_spy:   the version of /usr/local/bin/py-spy, by its digest, else as it prints it; "" when it
+              does not run, or when root must not run it; None: no such file
     mode:     permission bits of that file
+    sha256:   of that file
+    linked:   the file is a link
+    exposed:  what of that file, and of the directories on the way to it, others than root can
+              change
     """
 
     missing: tuple[str, ...] = ()
@@ -67,6 +132,14 @@ class DebugTools:
     machine: str = ""
     py_spy: str | None = None
     mode: int = 0
+    sha256: str = ""
+    linked: bool = False
+    exposed: tuple[str, ...] = ()
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """The directories among those in which no program is root's, whoever owns it."""
+        return tuple(path for path in self.exposed if PY_SPY.startswith(f"{path.rstrip('/')}/"))
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
@@ -76,18 +149,45 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
     machine = values.get("machine", "")
     if policy.py_spy_version and not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", machine):
         raise ProbeError("uname -m makes no sense", machine)
-    mode = values.get("mode", "")
-    if "mode" in values and not re.fullmatch(r"[0-7]{1,5}", mode):
-        raise ProbeError(f"the mode of {PY_SPY} is no mode", mode)
+    rows = [_rights(row) for row in output.all("at")]
+    # Only root owns it, and nobody else may write there; a directory may be a group's of the
+    # distribution (staff in Debian).
+    exposed = [
+        path
+        for owner, group, mode, path in rows
+        if owner or mode & 0o002 or (mode & 0o020 and (group >= _GROUPS or path == rows[-1][3]))
+    ]
+    if "hops" in values:
+        exposed.append(PY_SPY)
+    sha256 = values.get("sha256", "")
+    # Without root, a file may be unreadable.
+    if sha256 and not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise ProbeError(f"the sha256 of {PY_SPY} is none", sha256)
     have = output.all("have")
     said = re.fullmatch(r"py-spy (\d[\w.+-]*)", values.get("version", ""))
+    named = next((v for (v, m), known in DIGESTS.items() if (m, known) == (machine, sha256)), "")
     return DebugTools(
         missing=tuple(name for name in policy.packages if name in output.all("missing")),
         manager=next((name for name in MANAGERS if name in have), ""),
         machine=machine,
-        py_spy=(said[1] if said else "") if "version" in values else None,
-        mode=int(mode, 8) if mode else 0,
+        py_spy=(named or (said[1] if said else "")) if rows or "link" in values else None,
+        mode=rows[-1][2] if rows else 0,
+        sha256=sha256,
+        linked="link" in values,
+        exposed=tuple(dict.fromkeys(exposed)),
     )
+
+
+#: Numbers of groups below this are the distribution's (login.defs(5), GID_MIN).
+_GROUPS = 1000
+
+
+def _rights(row: str) -> tuple[int, int, int, str]:
+    """(owner, group, mode, path) of a row of stat's. Raises ProbeError."""
+    match = re.fullmatch(r"(\d{1,10}) (\d{1,10}) ([0-7]{1,5}) (/\S*)", row)
+    if match is None:
+        raise ProbeError(f"the mode of {PY_SPY} is no mode", row)
+    return int(match[1]), int(match[2]), int(match[3], 8), match[4]
 
 
 PROBE = Probe("debug_tools", (Section("debug_tools", _script),), parse)

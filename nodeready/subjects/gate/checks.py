@@ -157,7 +157,7 @@ def timer(seen: Gate, want: Policy) -> Result:
         if result.status == "ok" and WANTED not in seen.there:
             return fixable(check, "enabled at boot", "nodeready.timer is not enabled", TIMER)
         others = [CRON]
-    elif seen.cron or not isinstance(want, Expected):
+    elif seen.cron or not want.gate or not isinstance(want, Expected):
         result = _installed(check, seen, want, (RECORD, CRON))
         others = [WANTED, TIMER, SERVICE]
     else:

@@ -40,8 +40,8 @@ FILES = (
     WANTED, TIMER, SERVICE, CRON, RECORD, HEALTH_CHECK, PROLOG, NOTE, COMPILED, BUNDLE, POLICY,
 )  # fmt: skip
 PROGRAMS = (RECORD, PROLOG, HEALTH_CHECK)
-#: What root runs, and what decides whether root runs it: only root may write these.
-ROOTS = (DIRECTORY, BUNDLE, COMPILED, NOTE)
+#: What root runs, and what decides what root runs: only root may write these.
+ROOTS = (DIRECTORY, POLICY.rpartition("/")[0], *FILES)
 
 #: Where a Python of 3.9 or newer may be, the platform's own first; templates/gate/python.sh, too.
 PYTHONS = (
@@ -238,6 +238,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         for match in re.finditer(r"^([0-9a-f]{64})  (/\S+)$", text, re.M)
         if match[2] in known
     }
+    there, runs = {*output.all("there")}, {*output.all("runs")}
     written, exposed = {}, []
     for row in output.all("file"):
         time, _, others = row.partition(" ")
@@ -251,9 +252,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         raise ProbeError("date +%s printed no time", text)
     conf = values.get("slurm", "")
     return Gate(
-        there=tuple(path for path in FILES if path in output.all("there")),
+        there=tuple(path for path in FILES if path in there),
         digests=digests if policy.gate else None,
-        runs=tuple(path for path in PROGRAMS if path in output.all("runs")),
+        runs=tuple(path for path in PROGRAMS if path in runs),
         systemd="systemd" in values,
         cron="cron" in values,
         slurm="slurmd" in values or bool(conf),

@@ -15,7 +15,9 @@ from nodeready.subjects.gate.facts import (
     BUNDLE,
     COMPILED,
     CRON,
+    DIRECTORY,
     HEALTH_CHECK,
+    NOTE,
     OLDEST,
     POLICY,
     PROLOG,
@@ -46,8 +48,7 @@ def complete(policy: Policy, declared: Policy, program: Callable[[], bytes]) -> 
     """
     if not policy.gate:
         return policy
-    known = {f.name: getattr(policy, f.name) for f in fields(Policy)}
-    return Expected(**known, gate_files=_digests(declared, program))
+    return Expected.completing(policy, gate_files=_digests(declared, program))
 
 
 def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
@@ -89,6 +90,8 @@ def _values(policy: Policy) -> dict[str, Any]:
         "python_words": f"Python {OLDEST[0]}.{OLDEST[1]} or newer",
         "bundle": BUNDLE,
         "compiled": COMPILED,
+        "note": NOTE,
+        "directory": DIRECTORY,
         "record": RECORD,
         "limit_s": limit_s,
         "health_limit_s": min(limit_s + SLURM_S, MOST_S),

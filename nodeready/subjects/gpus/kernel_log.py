@@ -290,9 +290,23 @@ _STAMP = (
     r"|\[[A-Z][a-z][a-z] [A-Z][a-z][a-z] [ 0-9][0-9] [0-9:]+ [0-9]+\]) *"
 )
 
-# The patterns are anchored at a line's beginning: a process may have a message for its name.
+# What stands behind the name of a process with which a line begins.
+_NAMED = r"\[[0-9]+\]:? | \([0-9]+\)|: page allocation failure| invoked oom-killer|: vmalloc "
+
+# The patterns are anchored at a line's beginning: a process may have a message for its name. Where
+# the kernel's own line begins with that name (15 bytes), such as of a segmentation fault, the name
+# is followed by the process's number or by what happened to it; such a line is nobody's fault but
+# its user's. The line ends with the name of a file, in which a newline begins another line of the
+# same time (Linux: arch/x86/mm/fault.c show_signal_msg, mm/oom_kill.c dump_header, mm/page_alloc.c
+# warn_alloc).
 _SCAN = rf"""
 BEGIN {{ mark = ENVIRON["NR_MARK"] }}
+function bare(line) {{
+    while (match(line, /{_STAMP}/)) line = substr(line, RLENGTH + 1)
+    sub(/^[^ ]+ kernel: /, "", line)
+    while (match(line, /{_STAMP}/)) line = substr(line, RLENGTH + 1)
+    return line
+}}
 function keep(key, text) {{
     if (!(key in count)) {{
         if (kinds >= 400) {{ more++; return }}
@@ -310,13 +324,15 @@ NF {{
         if (match($0, /^\[ *[0-9]+[.]/)) begins = substr($0, 2, RLENGTH - 2) + 0
     }}
 }}
-!/NVRM|SXid|amdgpu/ {{ next }}
-{{
-    text = $0
-    while (match(text, /{_STAMP}/)) text = substr(text, RLENGTH + 1)
-    sub(/^[^ ]+ kernel: /, "", text)
-    while (match(text, /{_STAMP}/)) text = substr(text, RLENGTH + 1)
+/\]: segfault at |\]: bad frame in / {{
+    text = bare($0)
+    if (match(text, /\[[0-9]+\]: (segfault at|bad frame in) /) && RSTART <= 16)
+        users = substr($0, 1, length($0) - length(text))
 }}
+!/NVRM|SXid|amdgpu/ {{ next }}
+users != "" && index($0, users) == 1 {{ next }}
+{{ text = bare($0) }}
+match(text, /{_NAMED}/) && RSTART <= 16 {{ next }}
 text ~ /^NVRM: loading NVIDIA/ {{ loaded = NR; next }}
 match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
     key = substr(text, 1, RLENGTH)

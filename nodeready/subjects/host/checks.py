@@ -188,11 +188,16 @@ ZOMBIES = 50
 
 
 def _shown(process: Stuck) -> str:
-    words = [f"{process.name} (pid {process.pid})"]
+    who = ""
+    if process.uid is not None:
+        who = f", user {process.user}" if process.user else f", uid {process.uid}"
+    words = [f"{process.name} (pid {process.pid}{who})"]
     if process.frozen:
         words.append("frozen by its cgroup")
     elif process.wchan:
         words.append(f"in {process.wchan}")
+    if process.at_will and not process.frozen:
+        words.append(f"waits {process.at_will}")
     if process.seconds is not None:
         words.append(f"for {process.seconds} s")
     return " ".join(words)
@@ -204,6 +209,8 @@ def _shown(process: Stuck) -> str:
         "look again in a minute",
         "bring back what it waits for (a mount, a device), or reboot the node",
         "thaw or end what was suspended (scontrol resume, docker unpause)",
+        "ask USER, or kill -KILL PID",
+        "see who starts them: ps -eo user,stat,wchan,pid,args",
     ),
 )
 def stuck(seen: Host, want: Policy) -> Result:
@@ -212,24 +219,36 @@ def stuck(seen: Host, want: Policy) -> Result:
     A job with such a process cannot be ended, its GPUs stay taken, and Slurm drains the node
     ("Kill task failed"). After HUNG_S it is a failure, before that a warning: two looks a second
     apart may both meet a slow disk. A process that a cgroup has frozen (a suspended job) is a
-    warning for as long as it lasts.
+    warning for as long as it lasts. So is what any user can do on a healthy node, or one user
+    would keep all others' jobs away: a parent that waits for its child (vfork), a file system that
+    the user's own program serves (FUSE), page faults that the user handles. A person's process
+    fails this check only where the kernel's function (wchan) is one of network storage, a disk,
+    a GPU or RDMA.
     """
     check = "host.stuck"
     if not seen.processes_looked:
         return unknown(check, "the look at the processes did not come to its end")
-    if not seen.stuck:
-        return ok(check, "none")
-    actual = named([_shown(process) for process in seen.stuck])
-    source = f"/proc/{seen.stuck[0].pid}/stack"
-    hung = [p for p in seen.stuck if not p.frozen and (p.seconds or 0) >= HUNG_S]
+    hung = [p for p in seen.stuck if not p.frozen and not p.at_will and (p.seconds or 0) >= HUNG_S]
+    others = [process for process in seen.stuck if process not in hung]
+    actual = named([_shown(process) for process in (*hung, *others)])
+    if seen.stuck_unseen:
+        actual = "; ".join(filter(None, (actual, f"{seen.stuck_unseen} not looked at")))
     if hung:
-        others = [process for process in seen.stuck if process not in hung]
-        actual = named([_shown(process) for process in (*hung, *others)])
         fix = "bring back what it waits for (a mount, a device), or reboot the node"
         return fail(check, "none", actual, f"/proc/{hung[0].pid}/stack", fix)
+    if seen.stuck_unseen:
+        fix = "see who starts them: ps -eo user,stat,wchan,pid,args"
+        return warn(check, "none", actual, "/proc", fix)
+    if not seen.stuck:
+        return ok(check, "none")
+    source = f"/proc/{seen.stuck[0].pid}/stack"
     if all(process.frozen for process in seen.stuck):
         fix = "thaw or end what was suspended (scontrol resume, docker unpause)"
         return warn(check, "none", actual, source, fix)
+    if all(process.at_will for process in seen.stuck):
+        first = seen.stuck[0]
+        who = "its user" if first.uid is None else first.user or f"uid {first.uid}"
+        return warn(check, "none", actual, source, f"ask {who}, or kill -KILL {first.pid}")
     return warn(check, "none", actual, source, "look again in a minute")
 
 

@@ -95,6 +95,7 @@ class Host:
     lsm:                selinux enforcing, selinux permissive, apparmor, or none
     timezone:           the zone's name; "" when /etc/localtime is a copy that does not tell
     looked:             why the mounts could not be looked into; "" when they were
+    stuck_unseen:       processes in state D that were too many to be looked at twice
     """
 
     os_id: str
@@ -132,6 +133,7 @@ class Host:
     looked: str
     processes_looked: bool
     stuck: tuple[Stuck, ...]
+    stuck_unseen: int
     zombies: int
     zombie_parents: tuple[Parent, ...]
     versions: Mapping[str, str]
@@ -272,6 +274,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         looked="" if said.ended else _why(slow),
         processes_looked=ran.looked,
         stuck=ran.stuck,
+        stuck_unseen=ran.unseen,
         zombies=ran.zombies,
         zombie_parents=ran.parents,
         versions=parse_versions(slow.text),

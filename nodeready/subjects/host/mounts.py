@@ -3,7 +3,8 @@
 A network mount whose server is gone hangs every process that looks into it, often for good. So a
 process of its own (``stat -f``, statfs(2)) asks each network mount under a timeout, and a process
 that does not end is left behind. The local mounts share one process. The kernel's table of mounts,
-/proc/self/mounts, is read without touching a mount.
+/proc/self/mounts, is read without touching a mount. What a person has mounted by FUSE is left out:
+that person may let it hang, and no job of others uses it.
 """
 
 from __future__ import annotations
@@ -86,6 +87,12 @@ while read -r nr_dev nr_path nr_type nr_opts nr_rest; do
     case $nr_path in {"|".join(_SKIPPED)}) nr_kind= ;; esac
     # A path with a newline in it would print lines of its own choice.
     case $nr_path in *\\012*) continue ;; esac
+    # What a person has mounted (fusermount) is served by a program of that person's, which may
+    # stop answering at will: no part of the node, unless the policy names it. UID_MIN is 1000.
+    case $nr_type in fuse | fuse.*)
+        case ,$nr_opts, in *,user_id=[1-9][0-9][0-9][0-9]*) nr_kind= ;; esac
+        ;;
+    esac
     if [ -n "$nr_wanted" ]; then
         nr_kind=${{nr_kind:-net}}
     else

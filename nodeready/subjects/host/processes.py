@@ -9,88 +9,153 @@ file the duration is not known.
 Only the first thread of a process is looked at: thousands of threads would cost more than the
 whole look. Kernel threads wait in D by trade and are left out. A process that a cgroup (v1) has
 frozen is in D too: Slurm's suspended jobs are.
+
+Any user can start thousands of processes in these states. So the node counts zombies and sends
+none, looks at some processes of each user, and reads no file that waits for a lock of a process
+(cmdline, environ, stack), but of its own user's processes.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 #: Marks our own look at a mount (nodeready.subjects.host.mounts) in /proc/PID/cmdline.
 MARK = "nr_fs="
-#: At most so many processes in state D are looked at twice.
-MOST = 64
+#: At most so many processes in state D are looked at twice, and so many of one user; those of the
+#: system's users come first.
+MOST, MOST_OF_USER = 256, 32
+#: The first user who is a person (UID_MIN of login.defs(5)).
+FIRST_USER = 1000
 # pid (name) state ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt utime stime:
 # the first fields of /proc/PID/stat (proc_pid_stat(5)).
 _FIELDS = r"^[0-9]* (.*) [DZ]\( [0-9-]*\)\{12\}"
 
+# The zombies by their parents, and the processes in state D. PF_KTHREAD of linux/sched.h. A name
+# cannot end a line (the kernel escapes it there), nor look like the fields behind it.
+_SORT = r"""
+{
+    rest = $0
+    sub(/^.*\) /, "", rest)
+    split(rest, word, " ")
+    if (word[1] == "Z") { zombies++; of[word[2]]++; next }
+    if (int(word[7] / 2097152) % 2 == 0 && waiting++ < 16384) print
+}
+END {
+    print "zombies=" zombies + 0
+    print "waiting=" waiting + 0
+    for (n = 0; n < 5; n++) {
+        worst = ""
+        for (parent in of) if (worst == "" || of[parent] > of[worst]) worst = parent
+        if (worst == "") break
+        print "reaps_" worst "=" of[worst]
+        delete of[worst]
+    }
+}
+"""
+# Who started them: /proc/PID/status:Uid: REAL EFFECTIVE ... The real one: a setuid program is its
+# user's doing.
+_CHOOSE = rf"""
+each[$6]++ < {MOST_OF_USER} {{
+    if ($6 < {FIRST_USER}) {{ if (few++ < {MOST}) print $3 " " $6 }}
+    else later[++many] = $3 " " $6
+}}
+END {{ for (n = 1; n <= many && few < {MOST}; n++) {{ few++; print later[n] }} }}
+"""
+
 # The script leaves in nr_hung, a line each, the mounts at which an earlier look of ours hangs.
 SCRIPT = rf"""
 nr_hung=
-nr_pids=
+nr_pids=' '
+nr_uids=' '
 nr_files=
+nr_more=
 nr_scheds=
-nr_parents=' '
-nr_count=0
-nr_found=$(grep -aosh '{_FIELDS}' /proc/[0-9]*/stat)
-if [ -n "$nr_found" ]; then
-    while IFS= read -r nr_line; do
-        nr_pid=${{nr_line%% *}}
-        set -- ${{nr_line##*) }}
-        case $1 in
-        Z)
-            case $nr_parents in
-            *" $2 "*) ;;
-            *) nr_parents="$nr_parents$2 " ;;
-            esac
-            ;;
-        D)
-            # PF_KTHREAD of linux/sched.h
-            if [ $(($7 / 2097152 % 2)) = 0 ] && [ $nr_count -lt {MOST} ]; then
-                nr_pids="$nr_pids $nr_pid"
-                nr_files="$nr_files /proc/$nr_pid/stat"
-                nr_scheds="$nr_scheds /proc/$nr_pid/sched"
-                nr_count=$((nr_count + 1))
-            fi
-            ;;
-        esac
-    done <<EOF
-$nr_found
-EOF
+nr_sorted=$(grep -aosh '{_FIELDS}' /proc/[0-9]*/stat | awk '{_SORT}')
+nr_chosen=$(printf '%s\n' "$nr_sorted" | awk '/^[0-9]/ {{ print "/proc/" $1 "/status" }}')
+if [ -n "$nr_chosen" ]; then
+    nr_chosen=$(grep -asH '^Uid:' /dev/null $nr_chosen | awk -F '[:/\t ]+' '{_CHOOSE}')
 fi
-printf 'processes=1\n%s\n' "$nr_found"
-for nr_pid in $nr_parents; do nr_value "parent_$nr_pid" "/proc/$nr_pid/comm"; done
-if [ -n "$nr_pids" ]; then
+printf 'processes=1\n'
+while read -r nr_pid nr_uid; do
+    if [ -z "$nr_uid" ]; then continue; fi
+    printf 'uid_%s=%s\n' "$nr_pid" "$nr_uid"
+    nr_pids="$nr_pids$nr_pid "
+    nr_uids="$nr_uids$nr_uid "
+    nr_files="$nr_files /proc/$nr_pid/stat"
+    nr_more="$nr_more /proc/$nr_pid/wchan"
+    nr_scheds="$nr_scheds /proc/$nr_pid/sched"
+done <<EOF
+$nr_chosen
+EOF
+nr_sorted=$(printf '%s\n' "$nr_sorted" |
+    awk -v pids="$nr_pids" '/^[a-z]/ || index(pids, " " $1 " ")')
+printf '%s\n' "$nr_sorted"
+while IFS= read -r nr_line; do
+    case $nr_line in
+    reaps_*)
+        nr_pid=${{nr_line#reaps_}}
+        nr_pid=${{nr_pid%%=*}}
+        nr_value "parent_$nr_pid" "/proc/$nr_pid/comm"
+        ;;
+    esac
+done <<EOF
+$nr_sorted
+EOF
+if [ -n "$nr_files" ]; then
     sleep 1
     printf 'processes=2\n'
-    grep -aosh '{_FIELDS}' $nr_files
-    for nr_pid in $nr_pids; do
-        nr_value "wchan_$nr_pid" "/proc/$nr_pid/wchan"
+    grep -aosh '{_FIELDS}' /dev/null $nr_files
+    awk -F: -v uids="$nr_uids" 'index(uids, " " $3 " ") {{ print "user_" $3 "=" $1 }}' /etc/passwd
+    grep -asH '' /dev/null $nr_more
+    printf '\n'
+    grep -asH '^se.exec_start' /proc/self/sched $nr_scheds
+    for nr_file in $nr_files; do
+        nr_file=${{nr_file%/stat}}
         nr_line=
-        {{ read -r nr_line <"/proc/$nr_pid/comm"; }} 2>/dev/null
-        if [ "$nr_line" = stat ]; then
-            nr_line=$(tr '\0' ' ' <"/proc/$nr_pid/cmdline" 2>/dev/null)
+        {{ read -r nr_line <"$nr_file/comm"; }} 2>/dev/null
+        # Another user may give a process any name and any arguments.
+        if [ "$nr_line" = stat ] && [ -O "$nr_file" ]; then
+            nr_line=$(tr '\0' ' ' <"$nr_file/cmdline" 2>/dev/null)
             case $nr_line in
             *'{MARK}'*' %n '*)
                 nr_line=${{nr_line##*' %n '}}
                 nr_hung="$nr_hung${{nr_line% }}
 "
-                printf 'ours=%s\n' "$nr_pid"
+                printf 'ours=%s\n' "${{nr_file#/proc/}}"
                 ;;
             esac
         fi
     done
-    grep -asH '^se.exec_start' /proc/self/sched $nr_scheds
 fi
 printf 'processes=end\n'
 """
 
 _STAT = re.compile(r"(\d{1,10}) \((.*)\) ([DZ])((?: -?\d{1,20}){12})$")
 _SCHED = re.compile(r"^/proc/(\w+)/sched:se\.exec_start\s*:\s*(\d{1,18})(?:\.\d*)?$", re.M)
+_WCHAN = re.compile(r"^/proc/(\d+)/wchan:([A-Za-z_][\w.]{0,127})$", re.M)
 # Where a frozen process waits (kernel/freezer.c).
 _FROZEN = ("__refrigerator", "refrigerator")
+# The waits in which any user's process can be at will, on a node that has nothing wrong. SIGKILL
+# ends the first three (TASK_KILLABLE of linux/sched.h), which /proc/PID/stat shows as D all the
+# same; a core that is written is done some time (Linux: kernel/fork.c, fs/userfaultfd.c,
+# fs/fuse/dev.c, fs/coredump.c, kernel/exit.c).
+_AT_WILL = (
+    (r"kernel_clone|_?do_fork|wait_for_vfork_done|\w*sys_vfork", "for its own child (vfork)"),
+    (r"handle_userfault|userfaultfd_\w+", "for its own page faults (userfaultfd)"),
+    (r"request_wait_answer|_*fuse_\w+", "for a program that serves files (FUSE)"),
+    (r"coredump_wait|do_coredump|coredump_task_exit|exit_mm", "for its core to be written"),
+)
+# Where processes wait for what is the node's, whoever started them: network storage, GPUs, RDMA,
+# disks. Elsewhere a user's process may wait for another one of that user's: who serves a file
+# system to himself (FUSE) can have it hold any lock of the kernel's on its files.
+_NODES = re.compile(
+    r"_*(rpc|nfs4?|nlm|xprt|smb2?|cifs|ceph|rbd|ldlm|ptlrpc|osc|obd|cl|ll|lov|mdc|v9fs|p9|afs"
+    r"|gpfs|mmfs|cxi\w*|beegfs|weka|nv|os|uvm|nvidia|rm|amdgpu|kfd|kgd|ttm|drm|dma_fence|ib|mlx[45]"
+    r"|rdma|uverbs|iw|blk|bio|submit_bio|io|jbd2|ext4|xfs|xlog|btrfs|zfs|zil|txg|scsi|sg|nvme|md"
+    r"|raid\w*|dm)_\w+|_nv\d+rm|io_schedule\w*|SendReceive\w*|cv_wait_common"
+)
 
 
 @dataclass(frozen=True)
@@ -100,6 +165,7 @@ class Stuck:
     wchan:   the kernel function in which the process waits, "" where it is not shown
     seconds: since the process last ran; None: this kernel does not tell, a second at least
     frozen:  a cgroup has frozen the process on purpose; it can be thawed
+    uid:     who started it; None: not told. user: the name in /etc/passwd; "": none there
     """
 
     pid: int
@@ -107,6 +173,22 @@ class Stuck:
     wchan: str
     seconds: int | None
     frozen: bool
+    uid: int | None = None
+    user: str = ""
+
+    @property
+    def at_will(self) -> str:
+        """What it waits for, when its user can make it wait on a healthy node; "": nobody can.
+
+        A person's process counts as waiting at will wherever the kernel does not name a place that
+        is the node's: the verdict about the node must not be that person's to make.
+        """
+        for pattern, words in _AT_WILL:
+            if re.fullmatch(pattern, self.wchan):
+                return words
+        if self.uid is None or self.uid < FIRST_USER or _NODES.fullmatch(self.wchan):
+            return ""
+        return "for what may be its user's own"
 
 
 @dataclass(frozen=True)
@@ -123,11 +205,13 @@ class Processes:
     """What is wrong with the processes of a node.
 
     looked:  whether the look came to its end; if not, the other fields tell nothing
+    unseen:  processes in state D that were too many to be looked at twice
     parents: of the zombies, those with the most first, five at most
     """
 
     looked: bool
     stuck: tuple[Stuck, ...] = ()
+    unseen: int = 0
     zombies: int = 0
     parents: tuple[Parent, ...] = ()
 
@@ -137,7 +221,6 @@ class _Stat:
     pid: int
     name: str
     state: str
-    parent: int
     cpu: tuple[str, str]
 
 
@@ -146,34 +229,41 @@ def _stats(text: str) -> Iterator[_Stat]:
         match = _STAT.match(line)
         if match:
             fields = match[4].split()
-            cpu = (fields[10], fields[11])
-            yield _Stat(int(match[1]), match[2], match[3], int(fields[0]), cpu)
+            yield _Stat(int(match[1]), match[2], match[3], (fields[10], fields[11]))
 
 
 def parse(text: str) -> Processes:
     """The processes in what SCRIPT printed; never raises."""
     pieces = re.split(r"^processes=(1|2|end)$", text, flags=re.M)
     parts = dict(zip(pieces[1::2], pieces[2::2]))
-    first = {stat.pid: stat for stat in _stats(parts.get("1", ""))}
-    zombies = Counter(stat.parent for stat in first.values() if stat.state == "Z")
-    again = parts.get("2", "")
-    values = dict(re.findall(r"^(parent_\d+|wchan_\d+)=(.*)$", text, re.M))
+    begun, again = parts.get("1", ""), parts.get("2", "")
+    first = {stat.pid: stat for stat in _stats(begun)}
+    names = dict(re.findall(r"^parent_(\d{1,10})=(.*)$", begun, re.M))
+    counts = {name: int(n) for name, n in re.findall(r"^(\w+)=(\d{1,10})$", begun, re.M)}
+    owners = {int(name[4:]): uid for name, uid in counts.items() if re.match(r"uid_\d+$", name)}
+    reapers = [name[6:] for name in counts if re.match(r"reaps_\d+$", name)][:5]
+    users = dict(re.findall(r"^user_(\d{1,10})=([^\n]{1,64})$", again, re.M))
     ours = {int(pid) for pid in re.findall(r"^ours=(\d{1,10})$", again, re.M)}
     ran = {match[1]: int(match[2]) for match in _SCHED.finditer(again)}
+    places = {int(match[1]): match[2] for match in _WCHAN.finditer(again)}
     stuck = []
     for stat in _stats(again):
         before = first.get(stat.pid)
         waits = before is not None and before.state == stat.state == "D" and before.cpu == stat.cpu
         if not waits or stat.pid in ours:
             continue
-        wchan = values.get(f"wchan_{stat.pid}", "")
+        wchan, uid = places.get(stat.pid, ""), owners.get(stat.pid)
         seconds = None
         if "self" in ran and str(stat.pid) in ran:
             seconds = max(0, ran["self"] - ran[str(stat.pid)]) // 1000
-        shown = "" if wchan == "0" else wchan
-        stuck.append(Stuck(stat.pid, stat.name, shown, seconds, wchan in _FROZEN))
-    parents = tuple(
-        Parent(pid, values.get(f"parent_{pid}", ""), count)
-        for pid, count in zombies.most_common(5)
+        user = users.get(str(uid), "")
+        stuck.append(Stuck(stat.pid, stat.name, wchan, seconds, wchan in _FROZEN, uid, user))
+    return Processes(
+        looked="end" in parts,
+        stuck=tuple(stuck),
+        unseen=max(0, counts.get("waiting", 0) - len(owners)),
+        zombies=counts.get("zombies", 0),
+        parents=tuple(
+            Parent(int(pid), names.get(pid, ""), counts[f"reaps_{pid}"]) for pid in reapers
+        ),
     )
-    return Processes("end" in parts, tuple(stuck), sum(zombies.values()), parents)

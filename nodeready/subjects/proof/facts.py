@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nodeready.subjects import wire
-from nodeready.subjects.base import ProbeError, Unknown
+from nodeready.subjects.base import Unknown
 
 # --- What the session of the job's user shows on the node itself.
 
@@ -27,10 +27,10 @@ class User:
     error: why there is no session; "": there is one
     """
 
-    name: str
-    uid: int
+    name: wire.Name
+    uid: wire.Uid
     named: bool
-    error: str
+    error: wire.Line
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,15 @@ class Attempt:
     answers: the target went on: it did what it was told afterwards
     """
 
-    tool: str
+    tool: wire.Path
     rc: int | None = 0
-    said: str = ""
+    said: wire.Line = ""
     good: bool = False
     refused: bool = False
-    limit_s: int = 0
+    limit_s: wire.Count = 0
     full: bool = True
-    state: str = ""
-    tracer: int = 0
+    state: wire.Name = ""
+    tracer: wire.Pid = 0
     answers: bool = True
 
 
@@ -117,7 +117,7 @@ class Attach:
     """
 
     guards: Guards
-    error: str
+    error: wire.Line
     blocking: Attempt | None
     nonblocking: Attempt | None
     native: Attempt | None
@@ -132,7 +132,7 @@ class Control:
     """
 
     guards: Guards
-    error: str
+    error: wire.Line
     attempt: Attempt | None
 
 
@@ -145,7 +145,7 @@ class Tracers:
     """
 
     guards: Guards
-    error: str
+    error: wire.Line
     gdb: Attempt | None
     strace: Attempt | None
 
@@ -165,13 +165,13 @@ class Directory:
     free_files: files that can still be made there; None: the file system does not count files
     """
 
-    path: str
-    error: str = ""
-    mode: int = 0
+    path: wire.Path
+    error: wire.Line = ""
+    mode: wire.Count = 0
     writable: bool = False
     read_only: bool = False
-    free_bytes: int = 0
-    free_files: int | None = None
+    free_bytes: wire.Number = 0
+    free_files: wire.Number | None = None
 
 
 @dataclass(frozen=True)
@@ -198,23 +198,23 @@ class Core:
     left:          what could not be removed, and why; "": nothing
     """
 
-    pattern: str
-    handler: str = ""
+    pattern: wire.Path
+    handler: wire.Path = ""
     handler_there: bool = True
-    skipped: str = ""
+    skipped: wire.Line = ""
     dumped: bool | None = False
-    dump_s: int = DUMP_S
+    dump_s: wire.Count = DUMP_S
     dumpable: bool = True
-    limit_bytes: int | None = None
-    expected: str = ""
-    path: str = ""
+    limit_bytes: wire.Number | None = None
+    expected: wire.Path = ""
+    path: wire.Path = ""
     stray: bool = False
-    size_bytes: int = 0
+    size_bytes: wire.Number = 0
     whole_bytes: int | None = None
     directory: Directory | None = None
-    gdb: str = ""
+    gdb: wire.Path = ""
     gdb_said: str = ""
-    frames: int = 0
+    frames: wire.Count = 0
     left: str = ""
 
 
@@ -233,9 +233,9 @@ class SshTry:
     said:   the end of ssh's messages; "" when ssh exited with 0
     """
 
-    name: str
+    name: wire.Name
     rc: int | None
-    answer: str
+    answer: wire.Line
     said: str
 
 
@@ -243,8 +243,8 @@ class SshTry:
 class Answer:
     """One line of pdsh's output, ``LABEL: text``."""
 
-    label: str
-    text: str
+    label: wire.Name
+    text: wire.Line
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class PdshRun:
     said:    the end of pdsh's messages
     """
 
-    asked: tuple[str, ...]
+    asked: tuple[wire.Name, ...]
     answers: tuple[Answer, ...]
     rc: int | None
     said: str
@@ -275,7 +275,7 @@ class Peers:
     pdsh:           None: not tried, for want of a peer or of pdsh
     """
 
-    host: str
+    host: wire.Name
     ssh_installed: bool
     ssh: tuple[SshTry, ...]
     pdsh_installed: bool
@@ -356,8 +356,8 @@ class Reach:
 class Busy:
     """A port on which the proof could not listen, and the kernel's error."""
 
-    port: int
-    error: str
+    port: wire.Port
+    error: wire.Line
 
 
 @dataclass(frozen=True)
@@ -475,13 +475,12 @@ def read(text: str, asked: Asked) -> Proved:
     if f"{asked.nonce} {wire.NO_PYTHON}" in text:
         return nothing(f"{wire.NO_PYTHON} on the node: the proofs need it", asked)
     found: dict[str, Any] = {}
-    for name, data in wire.lines(text, asked.nonce):
-        if name not in _KINDS or name in found:
-            continue
-        try:
-            found[name] = _one(name, data)
-        except ProbeError as problem:
-            found[name] = Unknown(problem.reason, problem.evidence)
+    try:
+        for name, data in wire.lines(text, asked.nonce):
+            if name in _KINDS and name not in found:
+                found[name] = _one(name, data)
+    except wire.DecodeError as problem:
+        return nothing(problem.reason, asked)
     user = found.get("user", Unknown(UNFINISHED))
     if isinstance(user, User) and user.error:
         # Without a session there is nothing to prove: the reason is told once.
@@ -494,4 +493,7 @@ def read(text: str, asked: Asked) -> Proved:
 def _one(name: str, data: Any) -> Any:
     if isinstance(data, dict) and set(data) == {"broken"}:
         return Unknown("ended with an error", str(data["broken"])[:300])
-    return wire.decode(_KINDS[name], data)
+    try:
+        return wire.decode(_KINDS[name], data)
+    except wire.DecodeError as problem:
+        return Unknown(problem.reason, problem.evidence)

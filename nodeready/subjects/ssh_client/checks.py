@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodeready.policy import Policy
+from nodeready.policy.policy import Expected as Completed
 from nodeready.subjects import managed_block
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
@@ -19,6 +20,7 @@ from nodeready.subjects.ssh_client.facts import (
     Asked,
     SshClient,
     block_digest,
+    fingerprint,
     samples,
     winner,
 )
@@ -76,15 +78,9 @@ def expected(lines: tuple[str, ...]) -> Expected:
     return made
 
 
-def _stale(found: tuple[str, ...], want: Expected) -> int:
-    """How many lines of a block give a name of the fleet a key that is no longer the name's."""
-    count = 0
-    for line in found:
-        if line in want.lines or line.startswith("#"):
-            continue
-        names, _, key = line.partition(" ")
-        count += any(key not in want.keys.get(name, (key,)) for name in names.split(","))
-    return count
+def _strange(line: str, want: Expected) -> bool:
+    """Whether no name of the line is one of the fleet's."""
+    return want.keys.keys().isdisjoint(line.partition(" ")[0].split(","))
 
 
 @check(
@@ -100,8 +96,9 @@ def known_hosts(seen: SshClient, want: Policy) -> Result:
     """The node knows the host keys of all nodes, by their names and addresses.
 
     A key that is known asks no question, in any program, and a wrong one is refused (sshd(8),
-    SSH_KNOWN_HOSTS FILE FORMAT). Lines of other people stay; a node that was re-imaged has new
-    keys, and its old ones must go.
+    SSH_KNOWN_HOSTS FILE FORMAT). Lines of other people stay, outside our block. In it, every line
+    is about a node of the inventory: a node that was re-imaged has new keys, and its old ones
+    must go, like those of hosts that the inventory has not.
     """
     check, file = "ssh_client.known_hosts", seen.known_hosts
     if want.ssh_client_mode != "known_hosts":
@@ -116,12 +113,59 @@ def known_hosts(seen: SshClient, want: Policy) -> Result:
         return _unsent(seen, fleet, wanted)
     if file.lines is None:
         return fixable(check, wanted, "no block" if file.content else "no file", KNOWN_HOSTS)
-    missing = len(fleet.lines.difference(file.lines))
-    stale = _stale(file.lines, fleet)
-    if missing or stale:
-        actual = f"{missing} missing, {stale} of an old key"
+    held = {line for line in file.lines if not line.startswith("#")}
+    surplus = held - fleet.lines
+    strange = sum(_strange(line, fleet) for line in surplus)
+    if strange > len(held) - strange:
+        # Of an inventory that has a part of the fleet: it would lose the keys of the other nodes.
+        return warn(
+            check,
+            wanted,
+            f"{strange} of its {len(held)} lines are about hosts that this inventory has not",
+            KNOWN_HOSTS,
+            "deploy to all nodes at once, or remove the block by hand",
+        )
+    missing = sum(not line.startswith("#") for line in fleet.lines.difference(file.lines))
+    if missing or surplus:
+        actual = f"{missing} missing, {len(surplus)} that are none of them"
         return fixable(check, wanted, actual, KNOWN_HOSTS)
     return ok(check, wanted)
+
+
+@check(
+    "ssh_client.host_key",
+    settings=("ssh_client_mode",),
+    fix=(
+        "find out who answers at the node's address; sshd's keys are those that HostKey in "
+        "sshd_config(5) names",
+    ),
+)
+def host_key(seen: SshClient, want: Policy) -> Result:
+    """The node tells the host key with which its sshd answered this run.
+
+    A node whose own files name other keys is not what it says, or its address is another's: its
+    keys are given to no node (RFC 4253, section 8: the key of the exchange is proven, a file is
+    not).
+    """
+    check = "ssh_client.host_key"
+    if want.ssh_client_mode != "known_hosts":
+        return na(check, f"ssh_client_mode is {want.ssh_client_mode}")
+    met = want.host_key if isinstance(want, Completed) else ""
+    if not met:
+        return na(check, "this run did not connect by ssh")
+    if not seen.identity.keys:
+        return na(check, "the node tells no host key")
+    wanted = f"{met.partition(' ')[0]} {fingerprint(met)}"
+    if met in seen.identity.keys:
+        return ok(check, wanted)
+    kind = met.partition(" ")[0]
+    told = [key for key in seen.identity.keys if key.startswith(f"{kind} ")]
+    actual = f"{kind} {fingerprint(told[0])}" if told else f"no {kind} key"
+    fix = (
+        "find out who answers at the node's address; sshd's keys are those that HostKey in "
+        "sshd_config(5) names"
+    )
+    return fail(check, wanted, actual, "/etc/ssh/ssh_host_*_key.pub", fix)
 
 
 def _unsent(seen: SshClient, fleet: Expected, wanted: str) -> Result:
@@ -341,7 +385,7 @@ def installed(seen: SshClient, want: Policy) -> Result:
 SUBJECT = Subject(
     "ssh_client",
     __doc__,
-    checks=(installed, known_hosts, options, leftover),
+    checks=(installed, known_hosts, host_key, options, leftover),
     probe=PROBE,
     files=("/etc/ssh/ssh_config.d/*nodeready*.conf",),
 )

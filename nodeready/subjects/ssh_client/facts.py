@@ -181,6 +181,8 @@ _NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:(?:{_LABEL}\.)+(?!\d+\Z))?{_LABEL}")
 _LOCAL_NAME = re.compile(r"(localhost|ip6-.*|.*\.localdomain)(\..*)?")
 
 
+#: sshd has a key for each type, and a second one while they are renewed. Every node gets them all.
+MOST_KEYS = 12
 #: A node has few addresses outside of the networks of its interfaces (a cloud's /32, a tunnel's).
 #: More such addresses are those of a load balancer's services (kube-ipvs0), which every node has.
 MOST_ALONE = 16
@@ -270,6 +272,12 @@ def clean_key(text: str) -> str:
     return f"{match[1]} {match[2]}"
 
 
+def fingerprint(key: str) -> str:
+    """The fingerprint of a key, ``type base64``, as ssh-keygen -l shows it."""
+    blob = base64.b64decode(key.partition(" ")[2])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
 def _addresses(own: Iterable[Address]) -> tuple[str, ...]:
     """The addresses by which other nodes may reach this one, IPv4 first."""
     found, alone = [], []
@@ -310,7 +318,7 @@ def parse_identity(output: Output, own: Iterable[Address]) -> Identity:
     return Identity(
         _names(host, values.get("fqdn") or _in_hosts(host, output.text)),
         _addresses(own),
-        tuple(dict.fromkeys(filter(None, map(clean_key, keys)))),
+        tuple(dict.fromkeys(filter(None, map(clean_key, keys))))[:MOST_KEYS],
     )
 
 

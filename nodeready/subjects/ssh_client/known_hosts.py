@@ -1,9 +1,18 @@
-"""The fleet's known_hosts: one list of lines for every node, from what all nodes showed.
+"""The fleet's known_hosts: each node's lines, from the inventory and from what all nodes showed.
 
-What a node says about itself is trusted as far as no other node's name is concerned. A name or an
-address belongs to the node to which the inventory gives it, else to the one node that claims it;
-a name that several nodes claim (the address of a bridge that every node has) belongs to none. A
-name of the policy's own lines cannot be claimed with another key.
+A node speaks for itself alone, and the inventory says who that is:
+
+- What the inventory calls a node (its name, ``ssh_hostname``, ``ssh_names``) is that node's,
+  whether this run observed the node or not. What the inventory gives to two nodes is nobody's.
+- Of what a node calls itself, its host name counts when it shares its first label with the name
+  that the inventory gives to this node alone: ``gpu001`` may be ``gpu001.cluster``, and
+  ``gpu001.cluster`` is ``gpu001``. Where the inventory has the full name, no other one counts.
+- Of a node's addresses, the one counts at which this run's connection found the node. Any other
+  could be a login node's or a gateway's: those of further interfaces stand in ``ssh_names``.
+- A node's keys count when the key with which its sshd answered this run is among them.
+- Lines about a node that this run did not observe stay where they are: every node keeps those of
+  its own block, and no node gets those of another node's.
+- A name of the policy's own lines cannot be claimed with another key.
 """
 
 from __future__ import annotations
@@ -17,7 +26,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from nodeready.subjects import managed_block
 from nodeready.subjects.ssh_client.facts import (
     KNOWN_HOSTS,
-    Identity,
     SshClient,
     block_digest,
     clean_address,
@@ -33,12 +41,37 @@ FURTHER = "# Further lines, from the policy:"
 
 #: At most so many different large blocks are fetched, the commonest first.
 MAX_FETCHED = 4
+#: A block is asked of so many of the nodes that have it: one of them may not give it.
+MAX_ASKED = 3
+#: At most so many different sets of lines about nodes that were not observed are kept, the
+#: commonest first. Honest nodes have one, or two while a fleet changes.
+MAX_KEPT = 8
 
 _BEGIN, _END = managed_block.BEGIN.decode(), managed_block.END.decode()
 #: The shell text that prints a node's block with its marks; it only reads.
 READ_BLOCK = f"sed -n '/^{_BEGIN}$/,/^{_END}$/p' {KNOWN_HOSTS}\n"
 
-Endpoint = tuple[str, int]
+
+class Endpoint(NamedTuple):
+    """Where a node's sshd is by the inventory, and what this run's connection to it saw.
+
+    address: ``ssh_hostname``; "": the node's name
+    port:    ``ssh_port``
+    names:   ``ssh_names``: what else other nodes call the node, names and addresses
+    local:   the node is the control machine, which needs no witness for its names and addresses
+    reached: the address at which this run's connection found the node; "": not known
+    key:     the host key with which sshd answered there, ``type base64``; "": not known
+    """
+
+    address: str = ""
+    port: int = 22
+    names: tuple[str, ...] = ()
+    local: bool = False
+    reached: str = ""
+    key: str = ""
+
+
+_NOWHERE = Endpoint()
 
 
 class Entry(NamedTuple):
@@ -57,79 +90,249 @@ def parse_line(line: str) -> Entry | None:
     return Entry(tuple(words), key)
 
 
+_WITH_PORT = re.compile(r"\[([^]]+)\]:([1-9]\d{0,4})")
+
+
 def _is_target(word: str) -> bool:
-    match = re.fullmatch(r"\[([^]]+)\]:([1-9]\d{0,4})", word)
-    bare = match[1] if match else word
+    bare = _bare(word)
     return bare in (clean_name(bare), clean_address(bare))
+
+
+def _bare(target: str) -> str:
+    """The host of ``host`` or ``[host]:port``."""
+    match = _WITH_PORT.fullmatch(target)
+    return match[1] if match else target
+
+
+def _clean(text: str) -> str:
+    return clean_name(text) or clean_address(text)
+
+
+class Names:
+    """The names and addresses that an inventory gives to its nodes, and what follows from them.
+
+    given: name, address, ``[name]:port`` -> the node; "": several nodes have it
+    of:    node -> what the inventory gives to it alone
+    """
+
+    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self.given: dict[str, str] = {}
+        self.of: dict[str, set[str]] = {}
+        self._labels: dict[str, str] = {}
+        self._full: set[str] = set()
+        self._ports = {node: endpoint.port for node, endpoint in endpoints.items()}
+        for node, endpoint in endpoints.items():
+            for target in _given(node, endpoint):
+                self.given[target] = "" if self.given.get(target, node) != node else node
+            for name in filter(None, map(clean_name, (node, endpoint.address))):
+                label = name.partition(".")[0]
+                self._labels[label] = "" if self._labels.get(label, node) != node else node
+                if label != name:
+                    self._full.add(label)
+        for target, node in self.given.items():
+            self.of.setdefault(node, set()).add(target)
+
+    def owner(self, target: str) -> str:
+        """The node whose name this is; "": no node's, or several nodes'."""
+        if target in self.given:
+            return self.given[target]
+        match = _WITH_PORT.fullmatch(target)
+        name = clean_name(match[1] if match else target)
+        label = name.partition(".")[0]
+        node = self._labels.get(label, "")
+        if not node or (match and int(match[2]) != self._ports[node]):
+            return ""
+        return "" if name != label and label in self._full else node
+
+    def claimed(self, node: str, name: str) -> set[str]:
+        """What follows from a host name that the node says it has; nothing where it is not its."""
+        port = self._ports.get(node, 22)
+        forms = {name} if port == 22 else {name, f"[{name}]:{port}"}
+        return {target for target in forms if self.owner(target) == node}
+
+
+def _given(node: str, endpoint: Endpoint) -> set[str]:
+    """What the inventory calls the node."""
+    name, address = _clean(node), _clean(endpoint.address)
+    further = set(map(_clean, endpoint.names))
+    if endpoint.port == 22:
+        return {name, address, *further} - {""}
+    # Through a forwarded port the address may be many nodes' own: only with its port.
+    plain = {name, *further} - {""}
+    return plain | {f"[{target}]:{endpoint.port}" for target in {*plain, address} - {""}}
+
+
+class Fleet:
+    """What a run knows of the fleet's host keys.
+
+    snapshots: name in the inventory -> what that node showed
+    extra:     the policy's own lines
+    endpoints: every node of the inventory, observed or not
+
+    A node whose connection saw another key than the node tells counts as not observed, like one
+    whose keys could not be read.
+    """
+
+    def __init__(
+        self,
+        snapshots: Mapping[str, Snapshot],
+        extra: Iterable[str] = (),
+        endpoints: Mapping[str, Endpoint] | None = None,
+    ) -> None:
+        found = {**dict.fromkeys(snapshots, _NOWHERE), **(endpoints or {})}
+        self._names = Names(found)
+        self._further = [line for line in extra if line != FURTHER]
+        self._reserved = _reserved(self._further)
+        self._nodes = {
+            node: seen
+            for node, snapshot in snapshots.items()
+            if isinstance(seen := snapshot.subjects.get("ssh_client"), SshClient)
+            and seen.identity.keys
+            and (not found[node].key or found[node].key in seen.identity.keys)
+        }
+        #: Whether the inventory has nodes whose keys this run did not see.
+        self.unseen = len(self._nodes) < len(found)
+        self._owners = self._owned(found)
+        targets: dict[str, list[str]] = {}
+        for target, node in self._owners.items():
+            targets.setdefault(node, []).append(target)
+        self._lines = {
+            _line(names, key)
+            for node, names in targets.items()
+            for key in self._nodes[node].identity.keys
+        }
+        self._made: dict[frozenset[str], tuple[str, ...]] = {}
+
+    def _owned(self, endpoints: Mapping[str, Endpoint]) -> dict[str, str]:
+        """Name -> the observed node that it belongs to."""
+        owners = {target: node for node in self._nodes for target in self._names.of.get(node, ())}
+        claims: dict[str, list[str]] = {}
+        for node, seen in self._nodes.items():
+            for target in self._own(node, seen, endpoints[node]) - self._names.given.keys():
+                claims.setdefault(target, []).append(node)
+        for target, nodes in claims.items():
+            keys = self._nodes[nodes[0]].identity.keys
+            if len(nodes) == 1 and self._may_have(target, keys):
+                owners[target] = nodes[0]
+        return owners
+
+    def _own(self, node: str, seen: SshClient, endpoint: Endpoint) -> set[str]:
+        """What the node is called beside what the inventory gives to it."""
+        own, reached = seen.identity, clean_address(endpoint.reached)
+        if endpoint.local:
+            strangers = {name for name in own.names if self._names.owner(name) not in ("", node)}
+            return {*own.names, *own.addresses} - strangers
+        targets = {target for name in own.names for target in self._names.claimed(node, name)}
+        # Behind a forwarded port somebody else may have the address.
+        if endpoint.port == 22 and reached in own.addresses:
+            targets.add(reached)
+        return targets
+
+    def _may_have(self, target: str, keys: Iterable[str]) -> bool:
+        """Whether the policy's own lines leave the name to these keys."""
+        reserved = self._reserved.get(target)
+        return reserved is None or not reserved.isdisjoint(keys)
+
+    def kept(self, block: Iterable[str]) -> frozenset[str]:
+        """What stays of a node's own block: lines about nodes that this run did not observe."""
+        if not self.unseen:
+            return frozenset()
+        lines: set[str] = set()
+        for line in itertools.takewhile(lambda line: line != FURTHER, block):
+            entry = parse_line(line)
+            if entry is None:
+                continue
+            belongs = {self._names.owner(name) for name in entry.names} - {""}
+            if len(belongs) != 1 or belongs & self._nodes.keys():
+                continue
+            (node,) = belongs
+            names = [name for name in entry.names if self._stays(name, node, entry.key)]
+            if names:
+                lines.add(_line(names, entry.key))
+        return frozenset(lines)
+
+    def _stays(self, target: str, node: str, key: str) -> bool:
+        """Whether a name in an old line is still that of the node, which was not observed."""
+        if target in self._names.given:
+            return self._names.given[target] == node
+        if target in self._owners or not self._may_have(target, (key,)):
+            return False
+        return bool(clean_address(_bare(target))) or self._names.owner(target) == node
+
+    def lines(self, kept: frozenset[str] = frozenset()) -> tuple[str, ...]:
+        """The lines that a node shall have, sorted; one object for all nodes that keep the same.
+
+        kept: of the node's own block, as `kept` found
+        """
+        if kept not in self._made:
+            lines = self._lines | kept
+            others = sorted({line for line in self._further if line not in lines})
+            self._made[kept] = (*sorted(lines), *((FURTHER, *others) if others else ()))
+        return self._made[kept]
 
 
 def fleet_lines(
     snapshots: Mapping[str, Snapshot],
     extra: Iterable[str] = (),
     endpoints: Mapping[str, Endpoint] | None = None,
-    blocks: Mapping[str, tuple[str, ...]] | None = None,
+    block: Iterable[str] = (),
 ) -> tuple[str, ...]:
-    """The known_hosts lines that every node of the fleet shall have, sorted.
+    """The known_hosts lines of a node that has this block now; see `Fleet`."""
+    fleet = Fleet(snapshots, extra, endpoints)
+    return fleet.lines(fleet.kept(block))
 
-    snapshots: name in the inventory -> what that node showed
-    extra:     the policy's own lines
-    endpoints: name in the inventory -> the address and port that the inventory gives
-    blocks:    digest -> the lines of a block that was too large to come along (see `unsent`)
 
-    Lines about nodes that were not observed in this run (a --limit, a node that is down) come from
-    the blocks that the other nodes have. An old line goes when one of its names now belongs to an
-    observed node with another key: that node was re-imaged.
+def lines_of_nodes(
+    fleet: Fleet, snapshots: Mapping[str, Snapshot], blocks: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Node -> the lines that it shall have.
+
+    blocks: digest -> the lines of a block that was too large to come along (see `unsent`)
     """
-    observed = {
-        name: seen
-        for name, snapshot in snapshots.items()
-        if isinstance(seen := snapshot.subjects.get("ssh_client"), SshClient)
-    }
-    # Without a key that could be read, a node keeps the lines that others have about it.
-    nodes = {name: seen for name, seen in observed.items() if seen.identity.keys}
-    further = [line for line in extra if line != FURTHER]
-    owners, nobodys = _owners(nodes, further, endpoints or {})
-    names: dict[str, set[str]] = {node: set() for node in nodes}
-    for name, node in owners.items():
-        names[node].add(name)
-    keys = {node: set(seen.identity.keys) for node, seen in nodes.items()}
-    found: dict[tuple[str, str], set[str]] = {
-        (node, key): set(names[node]) for node in nodes for key in keys[node] if names[node]
-    }
-    kept: list[Entry] = []
-    for entry in _old(observed.values(), blocks or {}):
-        belongs = {owners[name] for name in entry.names if name in owners}
-        if any(entry.key not in keys[node] for node in belongs):
+    # A digest that a node tells of a block that did not come along stands for no other's block.
+    kept_of: dict[tuple[bool, str], frozenset[str]] = {}
+    found: dict[str, frozenset[str]] = {}
+    for name, snapshot in snapshots.items():
+        seen = snapshot.subjects.get("ssh_client")
+        if not isinstance(seen, SshClient):
             continue
-        rest = {name for name in entry.names if name not in owners and name not in nobodys}
-        if len(belongs) == 1:
-            # The same key: a name that the node had before, such as that of a port that is down.
-            found[belongs.pop(), entry.key] |= rest
-        elif not belongs and rest:
-            kept.append(Entry(tuple(sorted(rest, key=_order)), entry.key))
-    lines = {_line(targets, key) for (_, key), targets in found.items()}
-    lines.update(_line(entry.names, entry.key) for entry in kept)
-    others = sorted({line for line in further if line not in lines})
-    return (*sorted(lines), *((FURTHER, *others) if others else ()))
+        held = seen.known_hosts
+        which = held.sent, held.digest
+        if which not in kept_of:
+            lines = held.lines if held.sent else blocks.get(held.digest)
+            kept_of[which] = fleet.kept(lines or ())
+        found[name] = kept_of[which]
+    commonest = sorted(Counter(found.values()).items(), key=lambda one: (-one[1], sorted(one[0])))
+    known = {kept for kept, _ in commonest[:MAX_KEPT]}
+    nothing: frozenset[str] = frozenset()
+    return {
+        name: fleet.lines(kept if (kept := found.get(name, nothing)) in known else nothing)
+        for name in snapshots
+    }
 
 
-def unsent(snapshots: Mapping[str, Snapshot], lines: tuple[str, ...]) -> dict[str, str]:
-    """The blocks that have to be fetched before ``lines`` may replace them: digest -> a node.
+def unsent(
+    snapshots: Mapping[str, Snapshot], lines: tuple[str, ...]
+) -> dict[str, tuple[str, ...]]:
+    """The blocks that have to be fetched before other lines may replace them: digest -> nodes that
+    have it.
+
+    lines: what every node shall have at least
 
     Empty unless blocks were too large to come along and are not what ``lines`` would make: then
-    some hold keys of nodes that this run did not see. READ_BLOCK on that node prints the block.
+    some hold keys of nodes that this run did not see. READ_BLOCK on one of the nodes prints the
+    block.
     """
     wanted = block_digest("".join(f"{line}\n" for line in lines).encode())
-    holders: dict[str, str] = {}
-    held: Counter[str] = Counter()
+    holders: dict[str, list[str]] = {}
     for name, snapshot in snapshots.items():
         seen = snapshot.subjects.get("ssh_client")
         if isinstance(seen, SshClient) and not seen.known_hosts.sent:
-            holders.setdefault(seen.known_hosts.digest, name)
-            held[seen.known_hosts.digest] += 1
+            holders.setdefault(seen.known_hosts.digest, []).append(name)
     for known in ("", wanted):
-        del held[known]
-    return {digest: holders[digest] for digest, _ in held.most_common(MAX_FETCHED)}
+        holders.pop(known, None)
+    commonest = sorted(holders.items(), key=lambda item: (-len(item[1]), item[0]))
+    return {digest: tuple(nodes[:MAX_ASKED]) for digest, nodes in commonest[:MAX_FETCHED]}
 
 
 def read_block(text: str, digest: str) -> tuple[str, ...]:
@@ -151,45 +354,6 @@ def _order(target: str) -> tuple[bool, bool, str]:
     return (bool(clean_address(name)), bare, target)
 
 
-def _targets(seen: Identity, name: str, endpoint: Endpoint) -> tuple[set[str], set[str]]:
-    """What the inventory calls the node, and what the node calls itself."""
-    address, port = endpoint
-    given = {clean_name(text) or clean_address(text) for text in (name, address)} - {""}
-    own = {*seen.names, *seen.addresses}
-    if port == 22:
-        return given, own - given
-    # Through a forwarded port the address may be many nodes' own: only with its port.
-    with_port = {f"[{target}]:{port}" for target in given | own}
-    plain = {clean_name(name) or clean_address(name)} - {""}
-    return with_port | plain, own - plain
-
-
-def _owners(
-    nodes: Mapping[str, SshClient], further: Iterable[str], endpoints: Mapping[str, Endpoint]
-) -> tuple[dict[str, str], set[str]]:
-    """Name -> the node that it belongs to, and the names that several nodes claim."""
-    given: dict[str, list[str]] = {}
-    own: dict[str, list[str]] = {}
-    for node, seen in nodes.items():
-        inventory, claimed = _targets(seen.identity, node, endpoints.get(node, ("", 22)))
-        for target in inventory:
-            given.setdefault(target, []).append(node)
-        for target in claimed:
-            own.setdefault(target, []).append(node)
-    reserved = _reserved(further)
-    owners: dict[str, str] = {}
-    nobodys: set[str] = set()
-    for target in {*given, *own}:
-        claims = given.get(target) or own[target]
-        if len(claims) > 1:
-            nobodys.add(target)
-            continue
-        keys = reserved.get(target)
-        if target in given or keys is None or keys & set(nodes[claims[0]].identity.keys):
-            owners[target] = claims[0]
-    return owners, nobodys
-
-
 def _reserved(further: Iterable[str]) -> dict[str, set[str]]:
     """Name -> its keys in the policy's own lines."""
     found: dict[str, set[str]] = {}
@@ -199,40 +363,3 @@ def _reserved(further: Iterable[str]) -> dict[str, set[str]]:
             for name in entry.names:
                 found.setdefault(name, set()).add(entry.key)
     return found
-
-
-def _old(nodes: Iterable[SshClient], fetched: Mapping[str, tuple[str, ...]]) -> list[Entry]:
-    """The entries of the blocks that the nodes have now.
-
-    Where blocks disagree about a name's key of one type, the key of the most nodes is taken: a
-    node that was down for long has old lines.
-    """
-    held: Counter[int] = Counter()
-    lines_of: dict[int, tuple[str, ...]] = {}
-    for seen in nodes:
-        lines = seen.known_hosts.lines or fetched.get(seen.known_hosts.digest)
-        if lines:
-            held[id(lines)] += 1
-            lines_of[id(lines)] = lines
-    entries: Counter[Entry] = Counter()
-    votes: Counter[tuple[str, str]] = Counter()
-    for block, count in held.items():
-        for line in itertools.takewhile(lambda line: line != FURTHER, lines_of[block]):
-            entry = parse_line(line)
-            if entry is not None:
-                entries[entry] += count
-                votes.update({(name, entry.key): count for name in entry.names})
-    most: dict[tuple[str, str], int] = {}
-    for (name, key), count in votes.items():
-        slot = (name, key.partition(" ")[0])
-        most[slot] = max(most.get(slot, 0), count)
-    kept: list[Entry] = []
-    for entry, _ in sorted(entries.items(), key=lambda item: (-item[1], item[0])):
-        kind = entry.key.partition(" ")[0]
-        # Of several lines about one key, the commonest line has the name.
-        names = tuple(
-            name for name in entry.names if votes.pop((name, entry.key), 0) == most[name, kind]
-        )
-        if names:
-            kept.append(Entry(names, entry.key))
-    return kept

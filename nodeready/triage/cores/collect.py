@@ -11,19 +11,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeready.node.cores import gcore, program
-from nodeready.node.cores.program import Core, Done, Listing
+from nodeready.node.cores.listing import Listing, by_turns
+from nodeready.node.cores.program import Core, Done
 from nodeready.policy import Policy
+from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED, UNREACHED, Answer, Asks, Failure
-from nodeready.transport.program import (
-    DecodeError,
-    new_nonce,
-    no_answer_reason,
-    request,
-    rows,
-    unpack,
-)
+from nodeready.transport.program import new_nonce, no_answer_reason, request, rows
 from nodeready.triage.cores.document import CoreFile, Cores, Crash, deduplicated
 
 #: What is missing where there is no Python.
@@ -114,7 +109,8 @@ def _read(
 
     Counts in ``more`` what is not read.
     """
-    chosen = {name: files[: _AMONG if job else MOST] for name, files in reading.items()}
+    most = _AMONG if job else MOST
+    chosen = {name: by_turns(files)[:most] for name, files in reading.items()}
     asked = {}
     for name, files in chosen.items():
         more[name] += len(reading[name]) - len(files)
@@ -132,9 +128,9 @@ def _read(
     said = _asked(ask, "reading", asked)
     crashes = []
     for name, files in chosen.items():
-        answer = said[name]
+        answer, refused = said[name], list[str]()
         try:
-            seen = rows(answer, asked[name], {"core": Core, "done": Done})
+            seen = rows(answer, asked[name], {"core": Core, "done": Done}, refused)
         except ProbeError as problem:
             seen, answer = [], Failure(error=problem.reason)
         told = {core.number: core for core in seen if isinstance(core, Core)}
@@ -144,9 +140,10 @@ def _read(
                 notes.setdefault(name, []).append(f"{end.unknown} cores do not tell their job")
             break
         else:
-            why = f"no answer: {no_answer_reason(answer, asked[name], NOT_DONE)}"
+            refused.append(f"no answer: {no_answer_reason(answer, asked[name], NOT_DONE)}")
+        if refused:
             missing = (number for number in range(len(files)) if number not in told)
-            told |= {number: Core(number, unread=why) for number in missing}
+            told |= {number: Core(number, unread=refused[0]) for number in missing}
         for number, core in told.items():
             if 0 <= number < len(files):
                 crashes.append(Crash(files[number], core, _unpacked(core.text)))
@@ -157,8 +154,8 @@ def _read(
 def _unpacked(text: str) -> str:
     """gdb's words; "" for what makes no sense."""
     try:
-        return unpack(text, _TEXT_BYTES).decode("utf-8", "replace")
-    except DecodeError:
+        return wire.unpack(text, _TEXT_BYTES).decode("utf-8", "replace")
+    except wire.DecodeError:
         return ""
 
 

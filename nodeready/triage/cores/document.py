@@ -10,15 +10,21 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import NamedTuple
 
-from nodeready.node.cores.program import CRASHED, EVERY, PYTHON, Core, File, Listing
+from nodeready.node.cores.gdb import CRASHED, EVERY, PYTHON
+from nodeready.node.cores.listing import File, Listing
+from nodeready.node.cores.program import Core
 
 # --- gdb's backtraces: from its text to frames, and when two crashes are equal.
 
-#: Characters of a name that are kept.
-_NAME = 2000
+#: Characters of a name that are kept, and of a line in which it is looked for.
+_NAME, _LONGEST = 2000, 20_000
 _FRAME = re.compile(r"#[0-9]+ +(?:0x([0-9a-f]+) in )?(.+)")
-_PLACE = re.compile(r"(.*) at (.+?):([0-9]+)")
-_LIBRARY = re.compile(r"(.*) from (/.*|[^ ]*\.so[^ ]*)")
+_PLACE = re.compile(r"(.+):([0-9]+)")
+# Brackets in a function's name, before its arguments, and operators that look like some.
+_BRACKET = re.compile(
+    r"operator[<>=!+*/%&|^~\[\],-]*(?:\(\))?"
+    r"|( ?\()(anonymous namespace\))?|([<{])|([)}]|(?<!-)>)"
+)
 _THREAD = re.compile(r"Thread ([0-9]+) \((?:Thread 0x[0-9a-f]+ )?\(?LWP ([0-9]+)\)?.*")
 # glibc chooses one of these by the CPU: on two kinds of nodes, the same crash has two names.
 _BY_CPU = re.compile(r"(?:_(?:sse|avx|evex|erms|rtm|unaligned)[0-9_a-z]*|_asimd|_sve|_mte)+$")
@@ -84,24 +90,24 @@ class Backtrace(NamedTuple):
 def _function(text: str) -> str:
     """``f`` of ``f (x=1)``: what stands before the arguments, which begin at the first `` (`` that
     is in no bracket. C++ has both in names, and operators that look like brackets."""
-    depth = at = 0
-    while at < len(text):
-        if text.startswith("operator", at):
-            at += 8
-            while at < len(text) and text[at] in "<>=!+-*/%&|^~[],":
-                at += 1
-            if text.startswith("()", at):
-                at += 2
-            continue
-        begins = depth == 0 and text.startswith(" (", at)
-        if begins and not text.startswith(" (anonymous namespace)", at):
-            return text[:at]
-        if text[at] in "(<{":
-            depth += 1
-        elif text[at] in ")}" or (text[at] == ">" and text[at - 1 : at] != "-"):
+    depth = 0
+    for match in _BRACKET.finditer(text):
+        opens, anonymous, also_opens, closes = match.groups()
+        if opens == " (" and depth == 0 and not anonymous:
+            return text[: match.start()]
+        if closes:
             depth = max(0, depth - 1)
-        at += 1
+        elif also_opens or (opens and not anonymous):
+            depth += 1
     return text
+
+
+def _library(text: str) -> tuple[str, str] | None:
+    """What stands before and behind the last `` from `` that a path or a library follows."""
+    path, last = text.rfind(" from /"), text.rfind(" from ")
+    name = text[last + 6 :]
+    at = last if last >= 0 and ".so" in name and " " not in name else path
+    return (text[:at], text[at + 6 :]) if at >= 0 else None
 
 
 def frame(row: str) -> Frame | None:
@@ -110,11 +116,12 @@ def frame(row: str) -> Frame | None:
     if match is None:
         return None
     text, file, line, library = match[2], "", 0, ""
-    if place := _PLACE.fullmatch(text):
-        text, file, line = place[1], place[2], int(place[3][:9])
-    elif within := _LIBRARY.fullmatch(text):
-        text, library = within[1], within[2].rpartition("/")[2]
-    function = _function(text)[:_NAME]
+    before, at, behind = text.rpartition(" at ")
+    if at and (place := _PLACE.fullmatch(behind)):
+        text, file, line = before, place[1], int(place[2][:9])
+    elif within := _library(text):
+        text, library = within[0], within[1].rpartition("/")[2]
+    function = _function(text[:_LONGEST])[:_NAME]
     offset = int(match[1] or "0", 16) & 0xFFF if function == "??" else 0
     return Frame(function, file[:_NAME], line, library[:_NAME], offset)
 
@@ -180,6 +187,14 @@ class CoreFile:
     reader: str
     nodes: tuple[str, ...]
     host: str = ""
+
+    @property
+    def owner(self) -> int:
+        return self.file.owner
+
+    @property
+    def modified_ns(self) -> int:
+        return self.file.modified_ns
 
 
 @dataclass(frozen=True)
@@ -341,19 +356,23 @@ def deduplicated(listings: Mapping[str, Listing]) -> list[CoreFile]:
         reader = home if home in nodes else min(nodes, key=lambda node: load[node])
         load[reader] += 1
         file = next(one for node, one in rows if node == reader)
-        found.append(CoreFile(file, reader, nodes, home or file.host))
+        # A node may name a file after another one, which would see it, too, if it were its own.
+        host = "" if home and home not in nodes else home or file.host
+        found.append(CoreFile(file, reader, nodes, host))
     return found
 
 
 def file_names(crashes: Sequence[Crash]) -> list[str]:
     """A name for the text of each: ``NODE-PID.txt``; a second one of that name has a number."""
     names: list[str] = []
+    taken: dict[str, int] = {}
     for crash in crashes:
         node = "".join(c if c.isalnum() or c in ".-_" else "_" for c in crash.node).lstrip(".-")
         stem = f"{node[:200] or '_'}-{'unknown' if crash.pid is None else crash.pid}"
-        name, number = stem, 1
-        while f"{name}.txt" in names:
+        name, number = stem, taken.get(stem, 0) + 1
+        while number > 1 and (name := f"{stem}-{number}") in taken:
             number += 1
-            name = f"{stem}-{number}"
+        taken[stem] = number
+        taken.setdefault(name, 1)
         names.append(f"{name}.txt")
     return names

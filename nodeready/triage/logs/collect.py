@@ -9,7 +9,7 @@ from nodeready.node.logs.tail import Config, Tail
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.transport.base import FAILED, INTERRUPTED, UNREACHED, Conversation, Failure
-from nodeready.transport.program import DecodeError, load_json, new_nonce, request, unpack
+from nodeready.transport.program import new_nonce, request
 
 #: Bytes of a node's answer, unpacked, that are looked at.
 MAX_UNPACKED = 4 << 20
@@ -19,17 +19,10 @@ def read(text: str, nonce: str) -> Tail:
     """The tail in what a node printed. Raises ProbeError, one line, when there is none."""
     for name, data in wire.lines(text, nonce):
         if name == "tail" and isinstance(data, str):
-            return wire.decode(Tail, _unpacked(data))
+            return wire.decode(Tail, wire.load_json(wire.unpack(data, MAX_UNPACKED)))
     if f"{nonce} {payload.NO_PYTHON}" in text:
         raise ProbeError(payload.NO_PYTHON)
     raise ProbeError("the node gave no answer", text[:200])
-
-
-def _unpacked(data: str) -> object:
-    try:
-        return load_json(unpack(data, MAX_UNPACKED))
-    except DecodeError:
-        raise ProbeError("the node's answer makes no sense", data[:80]) from None
 
 
 @dataclass(frozen=True)

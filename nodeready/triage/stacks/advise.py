@@ -257,12 +257,27 @@ def _apart(groups: Sequence[Group]) -> Iterator[str]:
         yield f"{_ranks(spin)}: uses CPU time where it stands while others wait: a loop, or slow"
 
 
-def _elsewhere(stacks: Stacks, others: Mapping[str, int]) -> Iterator[str]:
-    if others:
-        said = [f"{name or 'without a job'} ({count} processes)" for name, count in others.items()]
+def _elsewhere(stacks: Stacks) -> Iterator[str]:
+    jobs = {one.job for one in stacks.others} - {stacks.job}
+    users = {one.user for one in stacks.others} - {stacks.user}
+    if stacks.others:
+        said = [
+            f"{one.job or 'without a job'} ({_count(one.processes, 'process', 'processes')}"
+            f"{f' of {one.user}' if users and one.user else ''})"
+            for one in stacks.others
+        ]
+        whose = f" of {stacks.user}" if users and stacks.user else ""
+        options = [*(["--job ID"] if jobs else []), *(["--user NAME"] if users else [])]
         yield (
-            f"shown is job {stacks.job or '(none)'}; there are also {_few(said)}: choose with "
-            "--job ID"
+            f"shown is job {stacks.job or '(none)'}{whose}; there are also {_few(said)}: choose "
+            f"with {' or '.join(options) or '--pid'}"
+        )
+    strangers = [one for one in stacks.others if one.stranger]
+    if strangers:
+        count = sum(one.processes for one in strangers)
+        yield (
+            f"{_count(count, 'process claims', 'processes claim')} to be of job {stacks.job} and "
+            f"{'is' if count == 1 else 'are'} not: of {_few(sorted({s.user for s in strangers}))}"
         )
     silent = {node for one in stacks.groups if one.kind == "no-data" for node in one.nodes}
     alone = {node: why for node, why in stacks.errors.items() if node not in silent}
@@ -274,13 +289,11 @@ def _elsewhere(stacks: Stacks, others: Mapping[str, int]) -> Iterator[str]:
 def with_advice(
     stacks: Stacks,
     world_sizes: Mapping[int, int],
-    others: Mapping[str, int],
     instead: Mapping[str, Sequence[str]],
 ) -> Stacks:
     """The document with its advice.
 
     world_sizes: WORLD_SIZE -> how many processes say so
-    others:      other jobs -> how many processes they have
     instead:     node -> what runs there, where no rank was found
     """
     groups = [group for group in stacks.groups if group.kind == "stack"]
@@ -290,7 +303,7 @@ def with_advice(
         lines += _all_here(groups[0], len(stacks.processes) > 1) if alone else []
     elif len(groups) > 1:
         lines += _apart(groups)
-    lines += _elsewhere(stacks, others)
+    lines += _elsewhere(stacks)
     if not stacks.processes and instead:
         node = min(instead, key=natural)
         lines.append(

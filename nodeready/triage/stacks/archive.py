@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeready.files import write_atomically
+from nodeready.files import remove, write_atomically
 from nodeready.text import sanitise
 from nodeready.triage.stacks.document import Stacks
 from nodeready.triage.stacks.trace import (
     MAX_BYTES,
+    MAX_TEXT,
     SCHEMA,
     Trace,
     TraceError,
@@ -112,9 +113,10 @@ def _threads(lines: Iterable[str]) -> Iterator[_Thread]:
         if thread:
             if found:
                 yield found
-            found = _Thread(thread[1], thread[2], thread[3])
+            found = _Thread(thread[1], thread[2], (thread[3] or "")[:MAX_TEXT])
         elif frame and found:
-            found.frames.append((frame[1], frame[2], int(frame[3] or 0)))
+            place = (frame[1][:MAX_TEXT], frame[2][:MAX_TEXT], int(frame[3] or 0))
+            found.frames.append(place)
     if found:
         yield found
 
@@ -165,7 +167,7 @@ def _process(node: _Node, pid: int, command: str, lines: list[str]) -> dict[str,
 def _error(lines: Iterable[str]) -> str:
     """The first line in which py-spy says what went wrong; "" for none."""
     said = (line for line in lines if line.startswith("Error: "))
-    return next(said, "").removeprefix("Error: ").strip()
+    return next(said, "").removeprefix("Error: ").strip()[:MAX_TEXT]
 
 
 def _node(name: str, lines: list[str]) -> _Node:
@@ -233,6 +235,8 @@ def parse_dump(text: str, name: str) -> list[dict[str, Any]]:
 _OURS = re.compile(r"trace-[A-Za-z0-9_.-]+\.json|stacks(\.[a-z]+){1,2}")
 #: Texts of ``py-spy dump``, as they were collected.
 _TEXTS = (".txt", ".out")
+#: Of every file: stacks show what a job works on, which is for nobody else to read.
+_MODE = 0o600
 #: Characters of a node's name in a file's name: with what is around it, less than NAME_MAX.
 _MOST = 200
 
@@ -255,7 +259,7 @@ def prepare(directory: Path) -> None:
     Raises ForeignDirectory for one that holds other files than ours, and OSError.
     """
     try:
-        directory.mkdir()
+        directory.mkdir(mode=0o700)
         return
     except FileExistsError:
         if not directory.is_dir():
@@ -278,12 +282,13 @@ def keep_traces(directory: Path, found: Iterable[Trace]) -> Iterator[Trace]:
         yield trace
     for path in directory.glob("trace-*.json"):
         if path.name not in written:
-            path.unlink()
+            remove(path)
 
 
 def _keep(directory: Path, trace: Trace) -> str:
     name = file_name(trace["node"])
-    write_atomically(directory / name, [json.dumps(trace, separators=(",", ":")), "\n"])
+    pieces = [json.dumps(trace, separators=(",", ":")), "\n"]
+    write_atomically(directory / name, pieces, _MODE)
     return name
 
 
@@ -296,7 +301,7 @@ def write(directory: Path, stacks: Stacks, texts: Mapping[str, Iterable[str]]) -
     for node, error in stacks.errors.items():
         _keep(directory, empty_trace(node, error, stacks.started))
     for name, text in texts.items():
-        write_atomically(directory / name, text)
+        write_atomically(directory / name, text, _MODE)
 
 
 def empty_trace(node: str, error: str, started: str) -> Trace:

@@ -17,6 +17,7 @@ from nodeready.node.stacks import program
 from nodeready.node.stacks.processes import FAMILIES
 from nodeready.node.stacks.program import Config
 from nodeready.node.stacks.py_spy import NATIVE_LIMIT_S
+from nodeready.subjects.base import ProbeError
 from nodeready.text import counted
 from nodeready.transport.base import (
     FAILED,
@@ -100,11 +101,11 @@ def trace_of(name: str, said: Answer, nonce: str) -> Trace:
     if f"{nonce} {payload.NO_PYTHON}" in said.stdout:
         raise TraceError(payload.NO_PYTHON)
     try:
-        data: dict[str, Any] = program.unpack(said.stdout, nonce)
-    except ValueError as problem:
-        raise TraceError(str(problem) if said.ok else said.reason()) from None
+        data = program.unpack(said.stdout, nonce)
+    except ProbeError as problem:
+        raise TraceError(problem.reason if said.ok else said.reason()) from None
     # A node's own word for its name is only that.
-    return read({**data, "node": name}, name)
+    return read({**data, "node": name} if isinstance(data, dict) else data, name)
 
 
 def capture(ask: Asks, nodes: Iterable[str], config: Config) -> Captured:
@@ -243,6 +244,7 @@ def program_config(
     job: str = "",
     pids: tuple[int, ...] = (),
     match: str = "",
+    user: str = "",
     samples: int = 2,
     interval_s: float = 2.0,
 ) -> Config:
@@ -267,6 +269,7 @@ def program_config(
         job=job,
         pids=pids,
         match=match,
+        user=user,
         samples=samples,
         interval_s=interval_s,
     )
@@ -281,7 +284,8 @@ def _looked_for(config: Config) -> str:
     else:
         names = ", ".join(family[0] for family in FAMILIES)
         words = f"no process has one of {names} in its environment"
-    return f"{words} and belongs to job {config.job}" if config.job else words
+    words += f" and belongs to job {config.job}" if config.job else ""
+    return f"{words}, of user {config.user}" if config.user else words
 
 
 def nothing(found: Captured) -> str:

@@ -97,6 +97,19 @@ class Rank(NamedTuple):
     note: str = ""
 
 
+class OtherJob(NamedTuple):
+    """A job that is not shown.
+
+    user:     whose processes they are; "": not told
+    stranger: it claims the shown job's name, and is another user's
+    """
+
+    job: str
+    user: str
+    processes: Annotated[int, {"minimum": 1}]
+    stranger: bool
+
+
 @dataclass(frozen=True)
 class Stacks:
     """All ranks of one job on all nodes, grouped, the most suspicious group first.
@@ -106,6 +119,8 @@ class Stacks:
     errors:     node -> why it gave no answer, one line
     advice:     what to look at next, one line each
     complete:   False when it was interrupted
+    user:       whose job it is; "": not told
+    others:     the jobs that are not shown, the largest first
     """
 
     started: str
@@ -117,6 +132,8 @@ class Stacks:
     errors: Mapping[str, str]
     advice: tuple[str, ...] = ()
     complete: bool = True
+    user: str = ""
+    others: tuple[OtherJob, ...] = ()
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:

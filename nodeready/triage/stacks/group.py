@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
 from nodeready.triage.stacks import advise, hints
-from nodeready.triage.stacks.document import KINDS, Frame, Group, Rank, Stacks, Thread
+from nodeready.triage.stacks.document import KINDS, Frame, Group, OtherJob, Rank, Stacks, Thread
 
 # --- The stacks of all nodes: each different one once, known by a number.
 
@@ -227,12 +227,38 @@ class Bucket:
 
 
 class Job:
-    """The processes of one job."""
+    """The processes of one job.
 
-    def __init__(self) -> None:
+    name:  by Slurm's cgroup where slurm says so, else as the processes say
+    user:  whose processes they are; of a job of Slurm's, of the first one that was read
+    """
+
+    def __init__(self, name: str = "", user: str = "", slurm: bool = False) -> None:
+        self.name, self.user, self.slurm = name, user, slurm
+        #: The users of a job of Slurm's.
+        self.users = {user}
         self.buckets: dict[tuple[Any, ...], Bucket] = {}
         self.world_sizes: dict[int, int] = {}
         self.count = 0
+
+    def join(self, other: Job) -> None:
+        """Take over the processes of the same user that are outside of the job's cgroup."""
+        for key, bucket in other.buckets.items():
+            own = self.buckets.setdefault(key, bucket)
+            if own is not bucket:
+                own.processes += bucket.processes
+                own.stacks |= bucket.stacks
+                own.native = bucket.native if own.native is None else own.native
+        for size, count in other.world_sizes.items():
+            self.world_sizes[size] = self.world_sizes.get(size, 0) + count
+        self.count += other.count
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has: more processes with the same rank do not make it larger."""
+        everybody = [one for bucket in self.buckets.values() for one in bucket.processes]
+        ranks = {one.rank for one in everybody}
+        return len(ranks - {None}) + sum(one.rank is None for one in everybody)
 
 
 class TraceCollector:
@@ -241,7 +267,8 @@ class TraceCollector:
     def __init__(self, all_threads: bool) -> None:
         self.all_threads = all_threads
         self.stacks = StackNumbers()
-        self.jobs: dict[str, Job] = {}
+        #: By Slurm's word for the job, else by the user and by what the processes say.
+        self.jobs: dict[tuple[str, str, str], Job] = {}
         self.nodes: dict[str, None] = {}
         #: Nodes with processes, of whatever job.
         self.answered: set[str] = set()
@@ -264,9 +291,14 @@ class TraceCollector:
         # Every trace has strings of its own, and most of them are the same.
         shared = self._texts.setdefault
         for process in trace["processes"]:
-            job = self.jobs.get(process["job"])
+            slurm, user = process["slurm_job"], process["user"]
+            whose = (slurm, "", "") if slurm else ("", user, process["job"])
+            job = self.jobs.get(whose)
             if job is None:
-                job = self.jobs[process["job"]] = Job()
+                name = slurm or shared(process["job"], process["job"])
+                job = self.jobs[whose] = Job(name, shared(user, user), bool(slurm))
+            if slurm and user not in job.users:
+                job.users.add(user)
             job.count += 1
             world = process["world_size"]
             if world is not None:
@@ -302,6 +334,26 @@ class TraceCollector:
                     shared(note, note),
                 )
             )
+
+    def each_job(self) -> list[Job]:
+        """The jobs, the one to show first.
+
+        Slurm's own come first, by their cgroups; then the one with the most ranks. What a job's
+        user has outside of its cgroup is the job's, too; what others claim is not.
+        """
+        found = [job for job in self.jobs.values() if job.slurm]
+        by_name = {job.name: job for job in found}
+        for job in self.jobs.values():
+            if job.slurm:
+                continue
+            home = by_name.get(job.name)
+            if home is not None and job.user in home.users:
+                home.join(job)
+            else:
+                found.append(job)
+        return sorted(
+            found, key=lambda job: (not job.slurm, -job.size, natural(job.name), natural(job.user))
+        )
 
     def _threads(self, process: Mapping[str, Any], numbers: list[int]) -> list[tuple[str, int]]:
         """The other threads at the last sample that has a stack."""
@@ -459,9 +511,8 @@ def _grouped(
     said = {**errors, **reader.errors}
     silent = {node: why for node, why in said.items() if node not in reader.answered}
     order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
-    names = sorted(reader.jobs, key=lambda name: (-reader.jobs[name].count, natural(name)))
-    name = names[0] if names else ""
-    job = reader.jobs[name] if names else Job()
+    jobs = reader.each_job()
+    job = jobs[0] if jobs else Job()
     buckets = _merge_without_verdict(job.buckets)
     found: list[tuple[Group, Bucket | None]] = [
         (_group(bucket, reader.stacks, order), bucket) for bucket in buckets
@@ -493,13 +544,17 @@ def _grouped(
     made = Stacks(
         started or min(times, default=""),
         finished or max(times, default=""),
-        name,
+        job.name,
         _world(job),
         tuple(one for one, _ in found),
         tuple(ranks),
         said,
         (),
         complete,
+        ", ".join(sorted(job.users - {""}, key=natural)),
+        tuple(
+            OtherJob(one.name, one.user, one.count, one.name == job.name and bool(one.name))
+            for one in jobs[1:]
+        ),
     )
-    others = {other: reader.jobs[other].count for other in names[1:]}
-    return advise.with_advice(made, job.world_sizes, others, reader.instead)
+    return advise.with_advice(made, job.world_sizes, reader.instead)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from nodeready.inventory.nodeset import MAX_NAME, natural
+from nodeready.node.stacks.program import MOST_COST
+from nodeready.subjects import wire
 
 SCHEMA = "nodeready.trace/1"
 
@@ -20,6 +22,8 @@ Trace = dict[str, Any]
 MAX_BYTES = 256 << 20
 #: Numbers beyond these are no pid, rank, line or time of any machine (INT_MAX; 300 years).
 _MOST, _LONGEST_S = 2**31 - 1, 1e10
+#: Characters of a text; the program on the node cuts them all to less.
+MAX_TEXT = 4096
 
 _NONE = type(None)
 _NUMBER = (int, float)
@@ -37,6 +41,8 @@ _PROCESS = {
 _SAMPLE = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
 
 _NEVER = object()
+#: The texts of a process.
+_words = itemgetter(*(name for name, types in _PROCESS.items() if types == (str,)))
 #: The first fields of a process.
 _COUNTED = ("pid", "tracer", "threads", "rank", "local_rank", "world_size")
 #: A field may be of some types, so there are a few dozen combinations, seen again and again.
@@ -55,7 +61,7 @@ class _Wrong(Exception):
 def _shown(value: Any) -> str:
     if isinstance(value, (list, dict)):
         return "a list" if isinstance(value, list) else "an object"
-    text = ascii(value)
+    text = ascii(value[:40] if isinstance(value, str) else value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
@@ -68,11 +74,20 @@ def _fields(data: Any, wanted: Mapping[str, tuple[type, ...]], what: str) -> Non
             raise _Wrong(f"{where} is missing")
         if type(data[name]) not in types:
             raise _Wrong(f"{where} cannot be {_shown(data[name])}")
+        if type(data[name]) is str:
+            _short([data[name]], where)
+
+
+def _short(values: Iterable[str], what: str) -> None:
+    """Refuse texts that are longer than those of a node can be."""
+    if max(map(len, values), default=0) > MAX_TEXT:
+        raise _Wrong(f"{what} has a text that is too long")
 
 
 def _texts(values: list[Any], what: str) -> None:
     if not set(map(type, values)) <= {str}:
         raise _Wrong(f"{what} holds what is no text")
+    _short(values, what)
 
 
 def _indexes(values: list[Any], end: int, what: str) -> None:
@@ -89,6 +104,8 @@ def _frames(trace: Trace) -> None:
         functions, files, lines = zip(*frames, strict=True)
         if {*map(type, functions), *map(type, files)} != {str} or set(map(type, lines)) != {int}:
             raise _Wrong("frames holds what is no [function, file, line]")
+        _short(functions, "frames")
+        _short(files, "frames")
         if min(lines) < 0 or max(lines) > _MOST:
             raise _Wrong("frames holds a line that no file has")
     end = len(frames)
@@ -99,6 +116,9 @@ def _frames(trace: Trace) -> None:
 
 
 def _process(process: Any, what: str) -> None:
+    # What traces of earlier versions do not tell.
+    if type(process) is dict and type(process.setdefault("slurm_job", "")) is not str:
+        raise _Wrong(f"{what}.slurm_job cannot be {_shown(process['slurm_job'])}")
     try:
         values = _values(process)
         types = tuple(map(type, values))
@@ -107,6 +127,7 @@ def _process(process: Any, what: str) -> None:
     if types not in _types_seen:
         _fields(process, _PROCESS, what)
         _types_seen.add(types)
+    _short(_words(process), what)
     for name, value in zip(_COUNTED, values, strict=False):
         if value is not None and not -_MOST <= value <= _MOST:
             raise _Wrong(f"{what}.{name} cannot be {_shown(value)}")
@@ -142,6 +163,7 @@ def _samples(process: Any, used: list[Any], what: str) -> None:
         if not good or not set(map(type, names)) <= {str} or not set(map(len, threads)) <= {2}:
             _fields(sample, _SAMPLE, f"{what}.samples[{at}]")
             raise _Wrong(f"{what}.samples[{at}].threads holds what is no [name, stack]")
+        _short((*names, sample["gil"], sample["error"]), f"{what}.samples[{at}]")
         if main is not None:
             used.append(main)
 
@@ -174,22 +196,22 @@ def read(data: Any, where: str) -> Trace:
 def parse(text: str | bytes, where: str) -> Trace:
     """The trace that this JSON text is. Raises TraceError."""
     try:
-        data = json.loads(text)
-    except RecursionError:
-        raise TraceError(f"{where}: it is no trace of nodeready") from None
-    except ValueError as problem:
+        data = wire.load_json(text, MOST_COST)
+    except wire.DecodeError as problem:
         raise TraceError(f"{where}: {_unread(text, problem)}") from None
     return read(data, where)
 
 
-def _unread(text: str | bytes, problem: ValueError) -> str:
-    """Why a text is no JSON."""
+def _unread(text: str | bytes, problem: wire.DecodeError) -> str:
+    """Why a text is no JSON of ours."""
     if not text.strip():
         return "it is empty"
-    if isinstance(problem, json.JSONDecodeError):
-        ended = problem.pos >= len(problem.doc.rstrip()) or "Unterminated" in problem.msg
-        if ended and problem.doc.lstrip().startswith("{"):
-            return "it is cut off (half-written?)"
+    cause = problem.__cause__
+    if not isinstance(cause, json.JSONDecodeError):
+        return f"it is no trace of nodeready: {problem.what}"
+    ended = cause.pos >= len(cause.doc.rstrip()) or "Unterminated" in cause.msg
+    if ended and cause.doc.lstrip().startswith("{"):
+        return "it is cut off (half-written?)"
     return "it is no JSON"
 
 

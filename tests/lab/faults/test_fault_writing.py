@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ OLD = "kernel.yama.ptrace_scope = 2\n"
 NEW = "kernel.yama.ptrace_scope = 0"
 
 FULL = """
-mount -t tmpfs -o size=8k none /etc/sysctl.d
+mount -t tmpfs -o size=8k,mode=755 none /etc/sysctl.d
 cat > {path}
 cat /dev/zero > /etc/sysctl.d/x || :
 """
@@ -108,7 +109,7 @@ def test_selinux_label_is_kept(fresh_node, fleet, tool):
     labels = fresh_node.read("/run/labels").splitlines()
     assert len(labels) == 2, labels
     assert re.fullmatch(
-        rf"chcon --reference={re.escape(OURS)} -- /etc/sysctl\.d/\.nodeready\.\S{{6}}", labels[0]
+        rf"chcon --reference=\./{re.escape(Path(OURS).name)} -- \./\.nodeready\.\S{{6}}", labels[0]
     )
     assert labels[1] == "restorecon -- /etc/security/limits.d/zz-nodeready.conf"
 

@@ -43,6 +43,21 @@ MISTAKES = {
         ["deploy", "x.py"],
         r".*group_data/gpu\.py:1: NameError: .*",
     ),
+    "a port in words": (
+        {"x.py": "gpu = [('gpu001', {'ssh_port': 'x'})]\n"},
+        ["deploy", "x.py"],
+        r"host gpu001: ssh_port = 'x': must be a whole number from 1 to 65535.*",
+    ),
+    "a port for a group": (
+        {"x.py": GOOD, "group_data/gpu.py": "ssh_port = 70000\n"},
+        ["deploy", "x.py"],
+        r".*group_data/gpu\.py: ssh_port = 70000: must be a whole number from 1 to 65535.*",
+    ),
+    "a user that is none": (
+        {"x.py": GOOD},
+        ["deploy", "x.py", "--ssh-user", "-l root"],
+        r"command line: ssh_user = '-l root': must be the name of a user",
+    ),
     "an unknown node": (
         {"x.py": GOOD},
         ["deploy", "x.py", "--limit", "gpu001,gpu02"],

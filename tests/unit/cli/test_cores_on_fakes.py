@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import asdict
 
-from nodeready.node.cores.program import File
+from nodeready.node.cores.listing import File
 from nodeready.transport.fake import hangs, interrupts, one_by_one, says
 from tests.unit.commands import AWAY, DIES, program
 
-FILE = {"path": "/c/core.1", "inode": 1, "size_bytes": 5, "modified_ns": 7}
+FILE = File("/c/core.1", inode=1, modified_ns=7, size_bytes=5, owner=0, age_s=0.0)
 
 
 def listing(*files: dict[str, object]):
@@ -18,9 +18,7 @@ def listing(*files: dict[str, object]):
 
 
 def file(**more: object) -> dict[str, object]:
-    plain = {"int": 0, "str": "", "bool": False, "float": 0.0}
-    made = {one.name: plain.get(str(one.type)) for one in fields(File)}
-    return {**made, **FILE, **more}
+    return {**asdict(FILE), **more}
 
 
 def test_each_nodes_trouble_is_its_own(run):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import platform
+import signal
 import struct
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -11,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from nodeready.deploy import py_spy_binary
+from nodeready.subjects.debug_tools.facts import DIGESTS
+from tests.command import wait_for
 
 HERE = platform.machine()
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[HERE]
@@ -65,7 +71,7 @@ def calls(tmp_path: Path) -> int:
 
 
 def test_the_pinned_version_of_this_machine_comes_from_the_environment(tmp_path):
-    (version,) = {version for version, _ in py_spy_binary.PINNED}
+    (version,) = {version for version, _ in DIGESTS}
     content = py_spy_binary.binary(version, HERE)
     assert py_spy_binary.wrong(content, version, HERE) == ""
     assert calls(tmp_path) == 0
@@ -156,3 +162,53 @@ def test_a_damaged_wheel_is_an_error_of_one_line(tmp_path, monkeypatch, content)
     wheel(tmp_path, "9.1.0", "x86_64", b"").write_bytes(content)
     with pytest.raises(py_spy_binary.PySpyError, match="no wheel of py-spy 9"):
         py_spy_binary.binary("9.1.0", "x86_64")
+
+
+# Downloads by a pip that says what it has in its directory and then never ends.
+_SLOW_PIP = """#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" != --dest ] || directory=$2; shift; done
+: >"$directory/part.whl"
+echo $$ >HERE/pip.new
+mv HERE/pip.new HERE/pip
+exec sleep 600
+"""
+_DOWNLOAD = """
+import sys
+from nodeready.deploy import py_spy_binary
+sys.executable = sys.argv[1]
+py_spy_binary._download("0.4.3", "x86_64")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_of_a_download_stays_when_the_program_is_killed(tmp_path, number):
+    pip, python = tmp_path / "slow", os.path.realpath("/proc/self/exe")
+    pip.write_text(_SLOW_PIP.replace("HERE", str(tmp_path)))
+    pip.chmod(0o755)
+    place = tmp_path / "tmp"
+    place.mkdir()
+    paths = {"TMPDIR": str(place), "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [python, "-c", _DOWNLOAD, str(pip)],
+        env={**os.environ, **paths},
+        stderr=subprocess.DEVNULL,
+    ) as program:
+        wait_for((tmp_path / "pip").exists)
+        assert [path.name for path in place.glob("*/*")] == ["part.whl"]
+        program.send_signal(number)
+    own = Path("/proc", (tmp_path / "pip").read_text().strip())
+    wait_for(lambda: not own.exists() and not list(place.iterdir()))
+
+
+def test_a_program_that_is_not_whole_has_no_name_in_the_cache(tmp_path, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "cache" / "x86_64"
+    py_spy_binary._keep(path, b"one")
+    monkeypatch.setattr(os, "link", full)
+    py_spy_binary._keep(path.with_name("other"), b"other")
+    assert [one.name for one in path.parent.iterdir()] == ["x86_64"]
+    monkeypatch.undo()
+    py_spy_binary._keep(path, b"two")
+    assert path.read_bytes() == b"two"

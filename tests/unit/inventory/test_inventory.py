@@ -11,6 +11,9 @@ import pytest
 from pyinfra.api import Config, Inventory, State
 
 from nodeready.inventory.load import InventoryError, NodeInventory, limit, load, names
+from nodeready.inventory.policies import endpoint, policies
+from nodeready.policy.load import PolicyError
+from nodeready.subjects.ssh_client.known_hosts import Endpoint
 
 CLUSTER = """
 from nodeready.inventory.nodeset import nodes
@@ -298,3 +301,57 @@ def test_loading_leaves_the_process_unpatched(tmp_path: Path) -> None:
         "sys.exit(gevent.monkey.is_module_patched('socket') or 'pyinfra_cli' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("ssh_port", value) for value in ("x", "22", 0, -1, 70000, 2.5, True, [22])),
+        *(("ssh_user", value) for value in (7, "-oProxyCommand=x", "a b", "a\n", ["root"])),
+        *(("ssh_key", value) for value in (7, True, "a\0b", ["a"])),
+        *(("ssh_hostname", value) for value in (7, "-x", "a b", "@local", "$(id)")),
+        *(("ssh_names", value) for value in ("gpu1-ib", [7], ["a,b"], ["*"], {"a": 1})),
+    ],
+)
+def test_nonsense_in_connection_data_is_one_line_that_names_the_node(key, value):
+    made = _made([("gpu001", {key: value}), "gpu002"])
+    with pytest.raises(PolicyError) as refused:
+        policies(made, list(made))
+    (problem,) = refused.value.problems
+    assert problem.startswith(f"host gpu001: {key} = "), problem
+    # And where nothing has looked at it before, under pyinfra's own command.
+    assert endpoint(made.get_host("gpu001")) == Endpoint()
+
+
+def test_good_connection_data_is_the_nodes_endpoint():
+    data = {"ssh_port": 2222, "ssh_hostname": "10.0.0.1", "ssh_names": ["gpu1-ib", "fd00::1"]}
+    more = {"ssh_user": "DOM\\al.ice", "ssh_key": Path("/root/.ssh/id")}
+    empty = {"ssh_port": None, "ssh_hostname": "", "ssh_user": "", "ssh_key": None}
+    made = _made([("gpu001", data | more), ("gpu002", empty), ("@local", {})])
+    policies(made, list(made))
+    assert endpoint(made.get_host("gpu001")) == Endpoint("10.0.0.1", 2222, ("gpu1-ib", "fd00::1"))
+    assert endpoint(made.get_host("gpu002")) == Endpoint()
+    assert endpoint(made.get_host("@local")) == Endpoint(local=True)
+
+
+def _made(hosts):
+    return NodeInventory((hosts, {}), {})
+
+
+@pytest.mark.parametrize("word", ["gpu001", "gpu[001-002]", "job.hosts"])
+def test_a_file_called_like_a_node_is_read_and_said(word, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / word).write_text("login1\n")
+    loaded = load(word)
+    assert names(loaded) == ["login1"]
+    assert loaded.note.startswith(f"{word}: read as the hostfile ./{word}; ")
+    assert load(f"./{word}").note == ""
+    assert "login1" not in names(load(f"{word},"))
+
+
+def test_a_file_with_a_files_name_is_no_surprise(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("hostfile", "hosts.txt"):
+        (tmp_path / name).write_text("login1\n")
+        assert load(name).note == ""
+    assert load("gpu001").note == ""

@@ -171,7 +171,7 @@ SHELL = os.path.realpath("/bin/sh")
         ("python3", "", "the program is called python3, which is no path"),
         ("/none/python3", "", "/none/python3: is no longer there"),
         ("/tmp/x (deleted)", "c0ffee", "/tmp/x (deleted): is no longer there"),
-        ("/dev/zero", "", "/dev/zero: it is no regular file"),
+        ("/dev/zero", "", "/dev/zero: it is a device"),
     ],
 )
 def test_another_program_than_the_one_that_crashed_is_named(path, wanted, problem):

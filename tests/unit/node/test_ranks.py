@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from nodeready.node.stacks.processes import Process
-from nodeready.node.stacks.ranks import Selection, instead, program, select
+from nodeready.node.stacks.processes import Process, slurm_job
+from nodeready.node.stacks.ranks import (
+    MOST_STRANGERS,
+    Selection,
+    in_turns,
+    instead,
+    program,
+    select,
+)
 
 OWN = 9
 
@@ -249,3 +257,46 @@ def test_what_may_be_meant_instead_is_the_busiest():
     shell = process(50, command="bash", cpu_s=1000)
     found = instead([*many, shell, process(OWN, cpu_s=1000)], OWN)
     assert [p.pid for p in found] == list(range(129, 119, -1))
+
+
+def owned(uid, job="", **more):
+    return replace(process(more.pop("pid"), **more), uid=uid, cgroup_job=job)
+
+
+def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
+    # Ranks in C++ of a step of Slurm's; a Python of another user's says the same of itself.
+    own = [owned(7, "88", pid=30 + n, command="train", **step(n)) for n in range(2)]
+    fakes = [owned(4001, pid=50 + n, **torch(n % 2, 2, SLURM_JOB_ID="88")) for n in range(200)]
+    ranks = select([*fakes, *own], Selection(job="88"), OWN)
+    assert [(one.process.pid, one.identity.rank, one.stranger) for one in ranks[:2]] == [
+        (30, 0, False),
+        (31, 1, False),
+    ]
+    assert len(ranks) == 2 + MOST_STRANGERS
+    assert all(one.stranger and "is another user's" in one.note for one in ranks[2:])
+    assert [one.process.pid for one in select(fakes + own, Selection(uid=7), OWN)] == [30, 31]
+    # Without a cgroup nobody can tell: all are looked at, and the owners take turns.
+    plain = [replace(one, cgroup_job="") for one in own]
+    ranks = select([*fakes, *plain], Selection(job="88"), OWN)
+    first = [ranks[place].process.uid for place in in_turns(ranks)[:4]]
+    assert sorted(first) == [7, 7, 4001, 4001]
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n", "88"),
+        ("0::/system.slice/gpu1_slurmstepd.scope/job_88/step_batch/slurm\n", "88"),
+        ("7:memory:/slurm/uid_1000/job_88/step_0/task_0\n1:name=systemd:/\n", "88"),
+        ("7:freezer:/slurm_gpu1/uid_1000/job_88\n", "88"),
+        ("0::/../../system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n", "88"),
+        # What a user can name below the login's own cgroups.
+        ("0::/user.slice/user-4001.slice/user@4001.service/slurmstepd.scope/job_88/x\n", ""),
+        ("0::/user.slice/user-4001.slice/user@4001.service/slurm/uid_7/job_88\n", ""),
+        ("0::/job_88/x\n", ""),
+        ("0::/system.slice/slurmstepd.scope/job_88x\n", ""),
+        ("", ""),
+    ],
+)
+def test_only_slurms_own_cgroups_tell_the_job(text, job):
+    assert slurm_job(text) == job

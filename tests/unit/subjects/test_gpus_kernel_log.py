@@ -224,3 +224,34 @@ def test_a_code_that_the_policy_ignores_is_not_reported() -> None:
     seen = node(fault(119), fault(63))
     assert kernel_faults(seen, Policy(xid_ignore=(119,))).status == "warn"
     assert kernel_faults(seen, Policy(xid_ignore=(63, 119))).status == "ok"
+
+
+FORGED = "0000:3b:00): 79, pid=1, GPU has fallen off the bus."
+FAULT = "segfault at 0 ip 000055d0 sp 00007ffd error 4 in"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # A program of this name, run from a file of that name, that dies.
+        f"NVRM: Xid (PCI:[4711]: {FAULT} {FORGED}[55d0+1000]",
+        f"NVRM: x[4711]: {FAULT} GPU is lost[55d0+1000]",
+        f"amdgpu: [drm[4711]: {FAULT} device lost from bus[55d0+1000]",
+        f"nvidia-nvswitch[4711]: {FAULT} SXid (PCI:0): 1, Fatal[55d0+1000]",
+        "amdgpu GPU hang invoked oom-killer: gfp_mask=0xcc0, order=0, oom_score_adj=0",
+        "amdgpu GPU hang: page allocation failure: order:4, mode:0x40cc0",
+        # The file's name has a newline: each line of a record has the record's time.
+        f"sh[4711]: {FAULT} x\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n[   99.000001] [55d0]",
+    ],
+)
+def test_a_process_whose_name_is_a_message_is_no_fault(scan, line: str) -> None:
+    assert actions(scan(f"{BOOT}[   99.000001] {line}\n")) == {}
+    journal = f"[   99.000001] gpu1 kernel: {line}\n"
+    journal = journal.replace("\n[   99.000001] ", "\n" + " " * 28).rstrip(" ")
+    assert actions(scan("", 1, f"{BOOT}{journal}")) == {}
+
+
+def test_a_fault_beside_such_a_process_counts(scan) -> None:
+    real = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=x[1]: segfault at , GPU has fallen off"
+    log = f"[   99.000001] x[1]: {FAULT} x\n[   99.000002] {real}\n"
+    assert actions(scan(BOOT + log)) == {("xid", 79, "0000:3b:00.0"): "REBOOT"}

@@ -57,6 +57,12 @@ def looked(first: str, again: str = "", after: str = "") -> str:
     return f"processes=1\n{first}{second}processes=end\n"
 
 
+def owned(uid: int, wchan: str, waiting_s: int = 600, user: str = "ada") -> str:
+    """A process in state D of this user, waiting in this function of the kernel."""
+    after = f"user_{uid}={user}\n/proc/42/wchan:{wchan}\n\n{sched(waiting_s)}"
+    return looked(f"uid_42={uid}\nwaiting=1\n{STUCK}", STUCK, after)
+
+
 def sched(waiting_s: int, pid: int = 42) -> str:
     now = 10000000
     return (
@@ -72,13 +78,13 @@ STUCK = line(42, "python3 (D) x", "D")
     ("said", "status", "actual"),
     [
         (looked(""), "ok", "none"),
-        (looked(STUCK, STUCK, "wchan_42=rpc_wait_bit_killable\n" + sched(75)), "fail",
+        (looked(STUCK, STUCK, "/proc/42/wchan:rpc_wait_bit_killable\n" + sched(75)), "fail",
          "python3 (D) x (pid 42) in rpc_wait_bit_killable for 75 s"),
         (looked(STUCK, STUCK, sched(5)), "warn", "python3 (D) x (pid 42) for 5 s"),
-        (looked(STUCK, STUCK, "wchan_42=0\n"), "warn", "python3 (D) x (pid 42)"),
+        (looked(STUCK, STUCK, "/proc/42/wchan:0\n"), "warn", "python3 (D) x (pid 42)"),
         (looked(STUCK, line(42, "python3 (D) x", "D", cpu=6), sched(0)), "ok", "none"),
         (looked(STUCK, line(42, "python3 (D) x", "Z")), "ok", "none"),
-        (looked(STUCK, STUCK, "wchan_42=__refrigerator\n" + sched(5000)), "warn",
+        (looked(STUCK, STUCK, "/proc/42/wchan:__refrigerator\n" + sched(5000)), "warn",
          "python3 (D) x (pid 42) frozen by its cgroup for 5000 s"),
         # A look of ours at a dead mount, left behind by an earlier run.
         (looked(STUCK, STUCK, "ours=42\n" + sched(5000)), "ok", "none"),
@@ -93,13 +99,60 @@ def test_processes_that_no_signal_ends(said: str, status: str, actual: str | Non
     assert actual in (None, result.actual)
 
 
+AT_WILL = [
+    ("kernel_clone", "waits for its own child (vfork)"),
+    ("_do_fork", "waits for its own child (vfork)"),
+    ("request_wait_answer", "waits for a program that serves files (FUSE)"),
+    ("handle_userfault", "waits for its own page faults (userfaultfd)"),
+    ("coredump_wait", "waits for its core to be written"),
+]
+
+
+@pytest.mark.parametrize(("wchan", "words"), AT_WILL)
+@pytest.mark.parametrize("uid", [0, 4001])
+def test_what_any_user_can_do_on_a_healthy_node_is_a_warning(
+    wchan: str, words: str, uid: int
+) -> None:
+    result = judged(node(processes=owned(uid, wchan)))["stuck"]
+    assert result.status == "warn"
+    assert result.actual == f"python3 (D) x (pid 42, user ada) in {wchan} {words} for 600 s"
+    assert result.fix == "ask ada, or kill -KILL 42"
+
+
+@pytest.mark.parametrize(
+    ("uid", "wchan", "status"),
+    [
+        # Where the node's own storage, devices and drivers are waited for: whoever waits.
+        (4001, "rpc_wait_bit_killable", "fail"),
+        (4001, "io_schedule", "fail"),
+        (4001, "_nv037812rm", "fail"),
+        (4001, "nv_lock_api", "fail"),
+        (4001, "jbd2_log_wait_commit", "fail"),
+        # A lock that may be of the user's own file system.
+        (4001, "walk_component", "warn"),
+        (4001, "", "warn"),
+        # The system's own users serve themselves nothing.
+        (0, "walk_component", "fail"),
+        (33, "", "fail"),
+    ],
+)
+def test_a_persons_process_fails_the_node_only_where_the_node_is_waited_for(
+    uid: int, wchan: str, status: str
+) -> None:
+    assert judged(node(processes=owned(uid, wchan)))["stuck"].status == status
+
+
+def test_what_is_too_much_to_look_at_is_counted() -> None:
+    result = judged(node(processes=looked("waiting=900\nzombies=0\n")))["stuck"]
+    assert (result.status, result.actual) == ("warn", "900 not looked at")
+
+
 def test_many_zombies_name_their_parent() -> None:
-    said = "".join(line(100 + n, "sh", "Z", 7 if n < 40 else 9) for n in range(50))
-    result = judged(node(processes=looked(said + "parent_7=launcher\n")))["zombies"]
+    said = "zombies={}\nwaiting=0\nreaps_7=40\nreaps_9=10\nparent_7=launcher\n"
+    result = judged(node(processes=looked(said.format(50))))["zombies"]
     assert result.status == "warn"
     assert result.actual == "50: 40 of launcher (pid 7); 10 of ? (pid 9)"
-    fewer = looked("".join(said.splitlines(keepends=True)[1:]))
-    assert judged(node(processes=fewer))["zombies"].status == "ok"
+    assert judged(node(processes=looked(said.format(49))))["zombies"].status == "ok"
 
 
 def test_the_marks_of_both_scripts_agree() -> None:

@@ -76,6 +76,7 @@ def test_a_recorded_node() -> None:
     assert [result.status for result in judge_all(checks, seen, WANT)] == [
         "ok",
         "fail",
+        "na",
         "fail",
         "na",
     ]
@@ -88,6 +89,7 @@ def test_a_node_with_nothing() -> None:
     assert seen.known_hosts.content is None
     assert [result.status for result in judge_all(checks, seen, Policy())] == [
         "warn",
+        "na",
         "na",
         "na",
         "na",

@@ -57,8 +57,8 @@ def test_answers_come_apart_however_they_are_interleaved_and_cut_into_pieces() -
         "x: nodeready-00 at gpu1\nx: nodeready-00 end\n",
         "0: nodeready-00 at\n0: nodeready-00 end\n",
         "0: nodeready-00 end\n",
-        "0: nodeready-00 at gpu9\n0: nodeready-00 end\n",
-        "0: nodeready-00 at ../../etc\n0: nodeready-00 end\n",
+        "1: nodeready-00 at gpu1\n1: nodeready-00 end\n",
+        "99999999999: nodeready-00 at gpu1\n99999999999: nodeready-00 end\n",
         "0: nodeready-11 at gpu1\n0: nodeready-11 end\n",
         "0: \xff\xfe nodeready-00 at gpu1\n0: nodeready-00 end\n",
     ],
@@ -67,6 +67,17 @@ def test_what_is_no_answer_is_nobodys(rows: str) -> None:
     output, heard = step("gpu1")
     output.add(rows.encode("latin-1"))
     assert not heard
+
+
+@pytest.mark.parametrize("name", ["gpu1", "gpu9", "../../etc", "\x1b[2J"])
+def test_a_task_answers_for_its_own_node_alone(name: str) -> None:
+    output, heard = step("gpu1", "gpu2")
+    lie = f"1: {NONCE} at {name}\n1: forged\n1: {NONCE} end\n"
+    output.add(f"{lie}{lie}0: {NONCE} at gpu1\n0: own\n0: {NONCE} end\n{lie}".encode())
+    assert heard["gpu1"] == Reply("own\n")
+    assert heard["gpu2"].kind == OUTPUT
+    assert "a task may answer only for its own node" in heard["gpu2"].error
+    assert "\x1b" not in heard["gpu2"].error
 
 
 def test_a_node_that_prints_without_end_costs_itself_and_no_memory() -> None:

@@ -9,10 +9,10 @@ from datetime import datetime
 import jsonschema
 import pytest
 
-from nodeready.node.cores import program
 from nodeready.node.cores.core_pattern import STORE_PATTERN, Place
 from nodeready.node.cores.gcore import core_bytes
-from nodeready.node.cores.program import Core, File, Listing
+from nodeready.node.cores.listing import File, Listing, listing
+from nodeready.node.cores.program import Core
 from nodeready.reports import cores_table, json_report
 from nodeready.reports.registry import Options
 from nodeready.triage.cores.document import (
@@ -85,9 +85,9 @@ def test_only_regular_files_are_listed_the_newest_first(tmp_path):
     os.mkfifo(tmp_path / "core.x.4.h.5")
     (tmp_path / "core.x.5.h.5").symlink_to("/etc/shadow")
     pattern = f"{tmp_path}/core.%e.%P.%h.%t"
-    seen = program.listing([pattern, pattern], since_s=3600)
+    seen = listing([pattern, pattern], since_s=3600)
     assert [file.pid for file in seen.files if file.path.startswith(str(tmp_path))] == [2, 1]
-    missing = program.listing([f"{tmp_path}/none/core"])
+    missing = listing([f"{tmp_path}/none/core"])
     assert f"{tmp_path}/none: No such file or directory" in missing.notes
 
 

@@ -262,7 +262,42 @@ def test_the_largest_job_is_shown_and_the_others_are_named():
     assert made.job == "88"
     assert brief(made) == [("stack", "blocked", "0-7")]
     (line,) = (line for line in made.advice if "--job" in line)
-    assert "99 (1 processes)" in line
+    assert "99 (1 process)" in line
+
+
+def fakes(count: int, **more: Any) -> list[Any]:
+    made = [process(n, LOAD, LOAD, user="mallory", pid=9000 + n, **more) for n in range(count)]
+    return [trace("gpu9", *made)]
+
+
+def test_what_another_user_claims_is_no_rank_of_the_job():
+    made = group([*fakes(3), *fleet()])
+    assert (made.job, made.user) == ("88", "ada")
+    assert brief(made) == [("stack", "blocked", "0-7")]
+    assert {one.node for one in made.processes} == {"gpu1", "gpu2"}
+    assert [tuple(one) for one in made.others] == [("88", "mallory", 3, True)]
+    assert made.advice[-2:] == (
+        "shown is job 88 of ada; there are also 88 (3 processes of mallory): choose with "
+        "--user NAME",
+        "3 processes claim to be of job 88 and are not: of mallory",
+    )
+
+
+def test_many_processes_of_one_rank_are_no_larger_job():
+    crowd = [process(n % 4, LOAD, LOAD, user="mallory", pid=9000 + n) for n in range(300)]
+    assert group([trace("gpu9", *crowd), *fleet()]).user == "ada"
+
+
+def test_the_job_of_slurms_own_cgroup_is_shown_whatever_others_claim():
+    own = fleet(slurm_job="88")
+    made = group([*fakes(40, world_size=40), *fakes(1, job="89"), *own])
+    assert (made.job, made.user, len(made.processes)) == ("88", "ada", 8)
+    # What its user runs outside of the cgroup is the job's; a cgroup is worth more than words.
+    beside = trace("gpu8", process(8, *TWICE))
+    lies = fakes(5, slurm_job="99", job="88")
+    made = group([*lies, beside, *own])
+    assert (made.job, len(made.processes)) == ("88", 9)
+    assert [tuple(one) for one in made.others] == [("99", "mallory", 5, False)]
 
 
 def test_nodes_without_an_answer_are_together_by_their_reason():

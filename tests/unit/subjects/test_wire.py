@@ -50,9 +50,9 @@ def test_what_was_seen_is_what_is_read(seen):
         ("welcome to the cluster\n", []),
         (f"motd without end of line{NONCE} a {{}}\n", ["a"]),
         (f"{NONCE} a {{}}\nnoise\n{NONCE} b [1]\n", ["a", "b"]),
-        (f"{NONCE}\n{NONCE} \n{NONCE} a\n{NONCE} a {{\n{NONCE} ../a {{}}\n", []),
+        (f"{NONCE}\n{NONCE} \n{NONCE} a\n{NONCE} ../a {{}}\n{NONCE} cut {{", []),
         ("nodeready-9999 a {}\n", []),
-        (f"{NONCE} a {'[' * 100_000}\n{NONCE} b {{}}\n", ["b"]),
+        (f"{NONCE} a {'[' * 100_000}\n{NONCE} b {{}}\n", ["a", "b"]),
     ],
     ids=["nothing", "noise", "half a line", "between noise", "malformed", "forged", "deep"],
 )

@@ -1,0 +1,164 @@
+"""gdb on a core: it runs with the rights of whoever could write the core, and within limits.
+
+A core can ask a debugger for much: its notes and its memory name the files that gdb opens. So gdb
+takes scripts from nowhere but its own directories, reads no start-up file, downloads nothing, gets
+none of our environment, and whatever it eats of memory and time is its core's loss alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+
+from nodeready.node.runtime import Supervisor
+from nodeready.node.users_file import Rights, confine
+
+#: Seconds for one core.
+LIMIT_S = 60
+FRAMES, THREADS = 200, 500
+#: Characters of gdb's words that are kept.
+TEXT = 1 << 20
+#: The headings in gdb's text; `nodeready.triage.cores.document` reads the text by them.
+CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
+
+# Bytes that it may write: nothing of ours is written, a wrapper of the site's may keep a log.
+_WRITTEN_BYTES = 1 << 20
+_LEAST_MEMORY, _MOST_MEMORY = 2 << 30, 16 << 30
+
+# A frame whose function is known.
+_NAMED = re.compile(r"^#[0-9]+ +(?:0x[0-9a-f]+ in |(?!0x))[^?\s]", re.M)
+
+# What gdb says of most cores, whatever is wrong with them.
+_NOISE = ("Undefined command", "warning: Unexpected size of section")
+
+#: Before all else: which files may bring code into gdb (gdb(1), "Auto-loading").
+GUARDS = (
+    "set auto-load safe-path $debugdir:$datadir/auto-load",
+    "set auto-load libthread-db off",
+    "set width 0",
+    "set height 0",
+)
+
+
+def find_gdb() -> str:
+    """gdb's path; "": it is not installed."""
+    return shutil.which("gdb") or ""
+
+
+def environment() -> dict[str, str]:
+    """The environment of a gdb that reads a core: nothing of ours, and in English.
+
+    The user whose rights gdb has can read it.
+    """
+    path = os.environ.get("PATH", os.defpath)
+    return {"PATH": path, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/"}
+
+
+def words(gdb: str, core: str, program: str, asked: tuple[str, ...]) -> list[str]:
+    """gdb in batch; it reads no start-up file and asks nobody anything.
+
+    program: its path; "": it is not known
+    """
+    said = [gdb, "-batch", "-nx"]
+    for line in GUARDS:
+        said += ["-iex", line]
+    for line in asked:
+        said += ["-ex", line]
+    said.append(f"--core={core}")
+    return [*said, *([f"--exec={program}", f"--symbols={program}"] if program else ())]
+
+
+def memory_bytes() -> int:
+    """The address space that gdb gets: a quarter of the machine's memory, 2 to 16 GiB."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(_LEAST_MEMORY, min(whole // 4, _MOST_MEMORY))
+
+
+def _alone() -> None:
+    """In the child, before gdb: its limits. Of root's, all capabilities and devices go, too."""
+    with contextlib.suppress(Exception):
+        confine(memory_bytes(), LIMIT_S, _WRITTEN_BYTES)
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+        if os.geteuid() == 0:
+            # What a core of root's names is no device: mount_namespaces(7).
+            if libc.unshare(0x00020000) == 0 and libc.mount(b"none", b"/", None, 0x44000, 0) == 0:
+                libc.mount(b"none", b"/dev", b"tmpfs", 0, b"size=4k")
+            for capability in range(64):
+                libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+class _Output:
+    """gdb's output, the first TEXT bytes of it."""
+
+    def __init__(self) -> None:
+        self.out, self.more = bytearray(), False
+
+    def add(self, process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+        if stream == 1:
+            self.more = self.more or len(self.out) + len(piece) > TEXT
+            self.out += piece[: max(0, TEXT - len(self.out))]
+
+
+def how(core: int, rights: Rights | None) -> dict[str, object]:
+    """How gdb is started on an open core: it is no name that somebody can change meanwhile."""
+    found: dict[str, object] = {
+        "pass_fds": (core,),
+        "env": environment(),
+        "cwd": "/",
+        "preexec_fn": _alone,
+    }
+    if rights is not None:
+        found |= {"user": rights.uid, "group": rights.gid, "extra_groups": list(rights.groups)}
+    return found
+
+
+def backtrace(
+    supervisor: Supervisor,
+    gdb: str,
+    core: int,
+    *,
+    program: str,
+    threads: int,
+    rights: Rights | None,
+) -> tuple[str, str, str, bool]:
+    """gdb's text, why there is none, what is doubtful about it, and whether it is cut.
+
+    core:    its descriptor
+    program: its path; "": gdb reads the core alone
+    rights:  of whoever could write the core; None: our own
+    """
+    asked = [f"set backtrace limit {FRAMES}", "set print elements 100", "set print repeats 10"]
+    last = max(1, min(threads, THREADS))
+    asked += [
+        *(f"echo \\n{CRASHED}\\n", "bt"),
+        *(f"echo \\n{EVERY}\\n", f"thread apply 1-{last} bt"),
+        *(f"echo \\n{PYTHON}\\n", "py-bt"),
+    ]
+    argv = words(gdb, f"/proc/self/fd/{core}", program, tuple(asked))
+    quiet = shutil.which("ionice")
+    argv = [quiet, "-c", "3", "-t", *argv] if quiet else argv
+    kept = _Output()
+    limit_s = min(LIMIT_S, supervisor.left_s)
+    try:
+        ended = supervisor.run(argv, limit_s, kept.add, **how(core, rights))
+    except (OSError, subprocess.SubprocessError) as problem:
+        return "", f"{gdb}: {getattr(problem, 'strerror', '') or problem}", "", False
+    text = bytes(kept.out).decode("utf-8", "replace")
+    if _NAMED.search(text):
+        if ended.rc is None:
+            doubt = f"gdb was ended after {limit_s:.0f} s: not every thread is there"
+            return text, "", doubt, True
+        return text, "", "", kept.more
+    if ended.rc is None:
+        return "", f"gdb had no backtrace after {limit_s:.0f} s and was ended", "", False
+    rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
+    told = [row for row in rows if not row.startswith(_NOISE)]
+    why = "gdb finds no function in it" + (f": {told[-1][:200]}" if told else "")
+    return "", why, "", False

@@ -1,0 +1,285 @@
+"""A file that an ordinary user of the node may have made, read without harm: cores and logs.
+
+A name is looked at before it is opened, because opening has effects of its own: a watchdog begins
+to count, a FIFO lets its writer go on. `look` holds what the name stands for with O_PATH, which
+opens nothing (open(2)); `open_regular` opens that very file, and regular files alone, with the
+rights of the user who has put it there. So a link leads nowhere that its owner could not read.
+What is read is read in a fork (`runtime.ForkedWorker`) that has limits (`confine`), and that gives
+up root's rights for good (`give_up`) once its files are open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import resource
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+#: Links on the way to one file (Linux: MAXSYMLINKS).
+_MAX_LINKS = 40
+#: Who reads what has been opened by root.
+NOBODY = 65534
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a link",
+}
+
+
+class Refused(OSError):
+    """It is not opened: why, one line (``strerror``)."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(0, why)
+
+
+def kind(mode: int) -> str:
+    """``a FIFO``; "": a regular file."""
+    if stat.S_ISREG(mode):
+        return ""
+    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+
+
+# --- Rights: root does not read what a user can write, but lets that user read it.
+
+
+@dataclass(frozen=True)
+class Rights:
+    """Whose rights; from `rights_of`."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+def rights_of(uid: int) -> Rights | None:
+    """The rights of this user, for root to take on; None: our own ones (uid 0, or no root)."""
+    if os.geteuid() != 0 or uid == 0:
+        return None
+    try:
+        known = pwd.getpwuid(uid)
+        groups = os.getgrouplist(known.pw_name, known.pw_gid)
+        return Rights(uid, known.pw_gid, tuple(groups))
+    except (KeyError, OverflowError):
+        return Rights(uid, uid, ())
+
+
+@contextmanager
+def with_rights(rights: Rights | None) -> Iterator[None]:
+    """Files are asked for with these rights within the block; None: with our own.
+
+    For a process without threads. The user can neither signal nor trace it: its real user id
+    stays root's. Raises OSError where the user is not known to the kernel (user_namespaces(7)).
+    """
+    if rights is None:
+        yield
+        return
+    before = os.getegid(), os.getgroups()
+    try:
+        os.setgroups(rights.groups)
+        os.setegid(rights.gid)
+        os.seteuid(rights.uid)
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(before[0])
+        os.setgroups(before[1])
+
+
+def give_up(rights: Rights | None) -> None:
+    """Go on with these rights for good; None: as it is. All capabilities go, too; the user can
+    signal this process then, and not trace it."""
+    if rights is not None:
+        os.setgroups(rights.groups)
+        os.setresgid(rights.gid, rights.gid, rights.gid)
+        os.setresuid(rights.uid, rights.uid, rights.uid)
+        # The kernel does it, too, unless fs.suid_dumpable is 1 (proc_sys_fs(5)).
+        with contextlib.suppress(Exception):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+
+
+def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0) -> None:
+    """Limits of this process and all that it starts (setrlimit(2)); it leaves no core.
+
+    memory_bytes: of address space; file_bytes: of a file that it writes
+    """
+    for number, wanted in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_FSIZE, file_bytes),
+    ):
+        hard = resource.getrlimit(number)[1]
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(number, (most, most))
+
+
+# --- Names: links followed by hand, and known by whom they are.
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Where a path leads to.
+
+    path:  absolute, and without links
+    owner: of the links on the way that are not root's; None: there is none
+    """
+
+    path: str
+    owner: int | None = None
+
+
+def _no_touch(path: str) -> None:
+    """Nothing hangs here."""
+
+
+def follow(here: Resolved, name: str, touch: Callable[[str], None] = _no_touch) -> Resolved:
+    """Where a name in this directory, or a path, leads to. A user's link is followed with that
+    user's rights alone.
+
+    touch: called with each path before it is asked for. Raises what ``touch`` does; OSError where
+    there is nothing; Refused for links of several users, or one that is a hard link.
+    """
+    todo, links = name.split("/")[::-1], 0
+    path, owner = "/" if name.startswith("/") else here.path, here.owner
+    while todo:
+        name = todo.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            path = os.path.dirname(path)
+            continue
+        step = f"{path.rstrip('/')}/{name}"
+        touch(step)
+        with with_rights(None if owner is None else rights_of(owner)):
+            known = os.lstat(step)
+            if not stat.S_ISLNK(known.st_mode):
+                path = step
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            target = os.readlink(step)
+        if os.geteuid() == 0:
+            if known.st_nlink > 1 and known.st_uid == 0:
+                raise Refused(f"the link {step} has several names (hard links)")
+            if known.st_uid not in (0, owner):
+                if owner is not None:
+                    raise Refused(f"the link {step} is another user's than the one before it")
+                owner = known.st_uid
+        path = "/" if target.startswith("/") else path
+        todo += target.split("/")[::-1]
+    return Resolved(path, owner)
+
+
+#: Where every path begins.
+ROOT = Resolved("/")
+
+
+@contextmanager
+def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """The entries of a directory, within the block; a user's link leads to no other than his.
+
+    Raises OSError.
+    """
+    found = look(directory.path)
+    try:
+        if not stat.S_ISDIR(found.known.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory.path)
+        with with_rights(None if directory.owner is None else rights_of(directory.owner)):
+            number = os.open(f"/proc/self/fd/{found.number}", os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(found.number)
+    try:
+        with os.scandir(number) as entries:
+            yield entries
+    finally:
+        os.close(number)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a path stood for when it was looked at.
+
+    number:  descriptor of it, with O_PATH; the caller's to close
+    known:   of this very thing
+    shared:  somebody else than its owner may have given it this name
+    """
+
+    number: int
+    known: os.stat_result
+    shared: bool
+
+
+def look(path: str) -> Found:
+    """Hold what a path without links stands for; nothing is opened.
+
+    Raises OSError; Refused when one of its components has become a link.
+    """
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    number = os.open("/", flags | os.O_DIRECTORY)
+    above = os.fstat(number)
+    for name in filter(None, path.split("/")):
+        try:
+            below = os.open(name, flags, dir_fd=number)
+        except OSError as problem:
+            problem.filename = path
+            raise
+        finally:
+            above = os.fstat(number)
+            os.close(number)
+        number = below
+    try:
+        known = os.fstat(number)
+        if stat.S_ISLNK(known.st_mode):
+            raise Refused("it is a link")
+    except OSError:
+        os.close(number)
+        raise
+    private = above.st_uid in (0, known.st_uid) and not above.st_mode & _OTHERS_WRITE
+    return Found(number, known, not private)
+
+
+def open_regular(
+    path: str, owner: int | None = None, *, hard_links: bool = False
+) -> tuple[int, os.stat_result]:
+    """A descriptor to read a regular file with, and what it is.
+
+    path:       without links (`Resolved`)
+    owner:      of links that led to it: it is opened with that user's rights, else with the
+                rights of whoever owns the file
+    hard_links: open it, unless it is root's, also where the name may be a hard link that somebody
+                else than its owner has made
+
+    Raises OSError; Refused for anything but a regular file, which is then not opened.
+    """
+    found = look(path)
+    try:
+        mode = found.known.st_mode
+        if not stat.S_ISREG(mode):
+            raise Refused(f"it is {kind(mode)}")
+        root = os.geteuid() == 0
+        several = found.known.st_nlink > 1 and found.shared
+        if root and several and not (hard_links and found.known.st_uid):
+            raise Refused(
+                f"it has {found.known.st_nlink} names: a hard link, which somebody else than its "
+                "owner may have made"
+            )
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        with with_rights(rights_of(found.known.st_uid if owner is None else owner)):
+            # This very file, whatever has its name by now.
+            number = os.open(f"/proc/self/fd/{found.number}", flags)
+    finally:
+        os.close(found.number)
+    return number, found.known

@@ -1,0 +1,50 @@
+"""Which names of a directory of a node are opened: what inotify(7) tells root there."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nodeready.lab import Node
+
+# Prints the name for each time that a file of the directory is opened, until its input ends.
+# O_PATH opens nothing: it tells of no such event.
+_WATCH = """
+import ctypes, os, select, struct, sys
+libc = ctypes.CDLL(None)
+watch = libc.inotify_init1(0)
+assert libc.inotify_add_watch(watch, sys.argv[1].encode(), 0x20) >= 0
+print("ready", flush=True)
+over = False
+while not over:
+    ready = select.select([watch, 0], [], [])[0]
+    over = 0 in ready
+    while select.select([watch], [], [], 0)[0]:
+        data = os.read(watch, 1 << 16)
+        while data:
+            size = struct.unpack_from("iIII", data)[3]
+            name = data[16 : 16 + size].rstrip(b"\\0")
+            if name:
+                print(ascii(name.decode(errors="replace")), flush=True)
+            data = data[16 + size :]
+"""
+
+
+class Opened(set[str]):
+    """The names; complete when the block of `opened` has ended."""
+
+
+@contextmanager
+def opened(node: Node, directory: str) -> Iterator[Opened]:
+    """The names of the directory that anybody on the node opens within the block."""
+    into = ["nsenter", "-t", str(node.pid), "-m", "-p", "--", "python3", "-c", _WATCH, directory]
+    names = Opened()
+    with subprocess.Popen(into, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as watch:
+        assert watch.stdout is not None
+        assert watch.stdout.readline() == b"ready\n"
+        try:
+            yield names
+        finally:
+            said = watch.communicate(timeout=30)[0].decode()
+            names.update(row.strip("'") for row in said.splitlines())

@@ -1,0 +1,214 @@
+"""Another user of the control machine, into whose directory root has gone, runs nothing as root.
+
+The directory is full of traps: each is named like something that Python, a shell, pip, gdb or
+pyinfra looks for, and leaves a mark when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodeready.lab import Node
+from tests.paths import ROOT
+
+OTHER = 4001
+BIN = Path(sys.executable).parent
+#: Modules of the standard library, of what is installed beside us, and what is looked for in vain.
+MODULES = (
+    "pip", "click", "json", "typing", "subprocess", "hashlib", "pyinfra", "gevent", "paramiko",
+    "rich", "jinja2", "ClusterShell", "operations", "nodeready", "sitecustomize", "usercustomize",
+    "tomli", "tomllib", "uvloop", "readline", "wheel", "keyring", "certifi", "truststore",
+)  # fmt: skip
+PROGRAMS = (
+    "sh", "bash", "python3", "pip", "keyring", "git", "ssh", "scp", "sudo", "su", "env", "id",
+    "uname", "hostname", "ip", "sinfo", "scontrol", "srun", "squeue", "gdb", "py-spy", "timeout",
+    "base64", "ldconfig", "gcc", "cc", "ld", "man", "less", "tput", "stty", "nsenter", "sysctl",
+)  # fmt: skip
+#: What names a program or a module to import, in a file of its own.
+FILES = {
+    ".gdbinit": "shell touch MARKS/gdbinit\n",
+    ".pdbrc": "open('MARKS/pdbrc', 'w')\n",
+    "pip.conf": "[global]\nindex-url = file:///MARKS/pip.conf\n",
+    "setup.py": "open('MARKS/setup', 'w')\n",
+    "config.py": "open('MARKS/config', 'w')\n",
+}
+
+
+class Traps:
+    """The directory, and which of its traps have run."""
+
+    def __init__(self, place: Path, marks: Path) -> None:
+        self.place, self.marks = place, marks
+        marks.mkdir(mode=0o755)
+        place.mkdir(mode=0o755)
+        for name in MODULES:
+            (place / f"{name}.py").write_text(self._python(name))
+        for name in PROGRAMS:
+            (place / name).write_text(f"#!/bin/sh\n: >{marks}/{name}.program\nexit 1\n")
+            (place / name).chmod(0o755)
+        for name, text in FILES.items():
+            (place / name).write_text(text.replace("MARKS", str(marks)))
+        self._give()
+
+    def _python(self, name: str) -> str:
+        return f"open({str(self.marks / name)!r}, 'w').close()\n"
+
+    def add(self, name: str, mark: str) -> None:
+        """A Python file of this path."""
+        (self.place / name).parent.mkdir(exist_ok=True)
+        (self.place / name).write_text(self._python(mark))
+        self._give()
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            (self.place / name).unlink()
+
+    def _give(self) -> None:
+        for path in (self.place, *self.place.rglob("*")):
+            os.chown(path, OTHER, OTHER)
+
+    @property
+    def run(self) -> list[str]:
+        """The names of the traps that have run."""
+        return sorted(path.name for path in self.marks.iterdir())
+
+    def take(self) -> list[str]:
+        """The same, and they are set again."""
+        found = self.run
+        for name in found:
+            (self.marks / name).unlink()
+        return found
+
+
+@pytest.fixture
+def traps(tmp_path: Path) -> Traps:
+    if os.geteuid():
+        pytest.skip("only root can give a directory to another user")
+    return Traps(tmp_path / "theirs", tmp_path / "marks")
+
+
+@pytest.fixture
+def run(traps: Traps, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A command of root's with her directory as the current one."""
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def run(*words: object, path: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+        clean = {"HOME": str(home), "PATH": f"{path}{BIN}:{os.environ['PATH']}", **more}
+        return subprocess.run(
+            [*map(str, words)],
+            cwd=traps.place,
+            env={"PYTHONDONTWRITEBYTECODE": "1", "PIP_NO_INDEX": "1", **clean},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def asked_of_pip(fresh_node: Node, fleet: Callable[..., Path]) -> tuple[Node, Path]:
+    """A node that wants a py-spy which no control machine has, and its inventory."""
+    return fresh_node, fleet([fresh_node], py_spy_version="0.3.99")
+
+
+STARTS = {
+    "the command": [BIN / "nodeready"],
+    "isolated": [sys.executable, "-I", "-m", "nodeready"],
+}
+
+
+def test_the_traps_would_run(traps, run):
+    """Each kind does where nobody takes care."""
+    run(sys.executable, "-m", "pip", "--version")
+    run(sys.executable, "-c", "import sitecustomize, click", PYTHONPATH=":/nowhere")
+    run("/bin/sh", "-c", "sinfo", path=".:")
+    assert {"pip", "sitecustomize", "click", "sinfo.program"} <= {*traps.run}
+
+
+@pytest.mark.parametrize(
+    ("start", "path"),
+    [("the command", ""), ("the command", ":"), ("the command", "../theirs:"), ("isolated", ".:")],
+)
+def test_no_code_of_the_current_directory_runs(traps, run, asked_of_pip, start, path):
+    """Of any command, wherever PATH leads: a deploy that needs pip, an inventory of Slurm's."""
+    command, (fresh_node, inventory) = STARTS[start], asked_of_pip
+    sprung = []
+    for words in (
+        ("--version",),
+        ("audit", inventory, "--format", "json"),
+        ("deploy", inventory, "--yes", "--only", "ptrace,debug_tools"),
+        ("stacks", "--local", "--pid", "1"),
+        ("ready", "--local", "--only", "proof.limits,proof.attach"),
+        ("cores", "--local"),
+        ("tail", "--local", "/etc/hostname"),
+        ("audit", ROOT / "inventories" / "slurm.py"),
+        ("completion", "bash"),
+        ("lab", "status"),
+        ("bundle", "-o", traps.marks.parent / "nodeready.pyz"),
+    ):
+        done = run(*command, *words, path=path)
+        assert "Traceback" not in done.stdout + done.stderr, (words, done)
+        sprung += [(words[0], name) for name in traps.take()]
+    assert sprung == []
+    assert fresh_node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "0\n"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 looks for runpy there first")
+@pytest.mark.parametrize("path", ["", ".:"])
+def test_nor_by_the_module(traps, run, path):
+    """`python -m nodeready`, but for a package of our very name: Python finds that before ours."""
+    traps.remove("nodeready.py")
+    for words in (("--version",), ("audit", "@local", "--only", "host"), ("lab", "status")):
+        done = run(sys.executable, "-m", "nodeready", *words, path=path)
+        assert "Traceback" not in done.stdout + done.stderr, done
+        assert traps.run == [], (words, done)
+    assert "nodeready, version" in run(sys.executable, "-m", "nodeready", "--version").stdout
+
+
+def test_an_inventory_imports_nothing_from_there(traps, run, tmp_path):
+    """pyinfra lets an inventory import from the current directory: not from another user's."""
+    traps.add("site_names.py", "site_names")
+    inventory = tmp_path / "inventory.py"
+    inventory.write_text(
+        "try:\n    from site_names import nodes\nexcept ImportError:\n    nodes = ['@local']\n"
+    )
+    done = run(BIN / "nodeready", "audit", inventory, "--only", "host")
+    assert traps.run == [], done
+    assert "1 node" in done.stdout, done
+
+
+def test_no_group_data_of_there_is_run(traps, run, fresh_node, fleet):
+    """It is refused by name, before a node is asked; in a directory of root's it is run."""
+    traps.add("group_data/all.py", "group_data")
+    for words in (("audit", fleet([fresh_node])), ("deploy", "@local", "--check")):
+        done = run(BIN / "nodeready", *words)
+        assert done.returncode == 2, done
+        assert f"{traps.place}/group_data/all.py is not taken by root" in done.stderr, done
+        assert traps.run == []
+    for path in (traps.place, *traps.place.rglob("*")):
+        os.chown(path, 0, 0)
+    assert run(BIN / "nodeready", "audit", "@local", "--only", "host").returncode in {0, 3}
+    assert traps.run == ["group_data"]
+
+
+def test_the_node_s_own_program_runs_nothing_of_there(traps, run, tmp_path):
+    """The one file that `nodeready bundle` makes, by hand."""
+    program = tmp_path / "nodeready.pyz"
+    run(BIN / "nodeready", "bundle", "-o", program)
+    for words in (("audit",), ("ready",), ("--version",)):
+        for path in ("", ".:"):
+            python = shutil.which("python3", path="/usr/local/bin:/usr/bin")
+            done = run(python, "-I", program, *words, path=path)
+            assert "Traceback" not in done.stdout + done.stderr, done
+            assert traps.run == [], (words, done)

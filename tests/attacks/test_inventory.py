@@ -1,0 +1,153 @@
+"""Root runs no inventory that another user of the control machine could have written.
+
+This machine is the control machine: here root runs the tool, and mallory is a user without a name.
+Whether her code ran as root is told by a file in a directory of root's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import Tool
+
+#: Her user and group on the control machine.
+MALLORY = 4001
+
+
+class Control:
+    """A directory of root's on the control machine, with one of mallory's below it."""
+
+    def __init__(self, base: Path) -> None:
+        self.base, self.home = base, base / "mallory"
+        self.secret = base / "secret"
+        self.secret.mkdir(mode=0o700)
+        self.home.mkdir()
+        os.chown(self.home, MALLORY, MALLORY)
+        self.write(
+            "payload", f"open({str(self.secret / 'owned')!r}, 'w').close()\ngpu = ['gpu1']\n"
+        )
+
+    def write(self, name: str, text: str) -> Path:
+        """A file of root's."""
+        path = self.base / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o644)
+        return path
+
+    def mallory(self, script: str) -> None:
+        """A shell script with her rights; it begins where root's files are."""
+        rights = [f"--reuid={MALLORY}", f"--regid={MALLORY}", "--clear-groups"]
+        subprocess.run(["setpriv", *rights, "sh", "-euc", script], cwd=self.base, check=True)
+
+    @property
+    def owned(self) -> bool:
+        """Whether her code ran as root; forgets it."""
+        found = (self.secret / "owned").exists()
+        (self.secret / "owned").unlink(missing_ok=True)
+        return found
+
+
+@pytest.fixture
+def control() -> Iterator[Control]:
+    if os.geteuid():
+        pytest.skip("only root runs things as root")
+    # pytest's own directory is closed to her.
+    with tempfile.TemporaryDirectory(prefix="nodeready-control-", dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        yield Control(Path(name))
+
+
+#: What mallory does -> the inventory that root runs after it, where root stands, and what the one
+#: line names.
+PLANTED = {
+    "an inventory of hers": ("cp payload mallory/x.py", "mallory/x.py", ".", "uid 4001"),
+    "a hostfile of hers": ("echo gpu001 >mallory/hosts", "mallory/hosts", ".", "uid 4001"),
+    "group_data where root is": (
+        "mkdir mallory/group_data; cp payload mallory/group_data/all.py",
+        "/fleet.py",
+        "mallory",
+        "group_data",
+    ),
+    "group_data beside root's": (
+        "mkdir open/group_data; cp payload open/group_data/all.py",
+        "open/fleet.py",
+        ".",
+        "everybody may write to",
+    ),
+    "a module where root is": ("cp payload open/sites.py", "/imports.py", "open", "sites"),
+    "another file through root's link": ("cp payload mallory/x.py", "link.py", ".", "mallory"),
+    "what everybody may write to": ("cat payload >all.py", "all.py", ".", "everybody"),
+    "what a group may write to": ("cat payload >group.py", "group.py", ".", "gid 4001"),
+    "a link of hers to root's": (
+        "ln -s ../fleet.py mallory/x.py",
+        "mallory/x.py",
+        ".",
+        "uid 4001",
+    ),
+    "a hostfile called like a node": ("echo login1 >open/gpu001", "gpu001", "open", "everybody"),
+}
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_another_users_words_do_not_run_as_root(case: str, tool: Tool, control: Control) -> None:
+    script, inventory, where, named = PLANTED[case]
+    for name in ("fleet.py", "all.py", "group.py", "open/fleet.py"):
+        control.write(name, "gpu = ['gpu001']\n")
+    control.write("imports.py", "import sites\ngpu = ['gpu001']\n")
+    (control.base / "all.py").chmod(0o666)
+    os.chown(control.base / "group.py", 0, MALLORY)
+    (control.base / "group.py").chmod(0o664)
+    (control.base / "open").chmod(0o777)
+    (control.base / "link.py").symlink_to("mallory/x.py")
+    control.mallory(script)
+    # A name with a slash in front is below root's directory, wherever root stands.
+    words = f"{control.base}{inventory}" if inventory.startswith("/") else inventory
+    done = tool("bundle", words, "-o", tool.home / "made", cwd=control.base / where)
+    assert not control.owned
+    assert (done.status, len(done.lines), done.out) == (2, 1, ""), done
+    assert named in done.err, done
+    assert "--trust-inventory" in done.err or case == "a module where root is", done
+
+
+def test_roots_own_are_run_and_others_when_root_asks(tool: Tool, control: Control) -> None:
+    def status(*words: object, **env: str) -> int:
+        return tool("bundle", *words, "-o", tool.home / "made", env=env).status
+
+    assert status(control.write("fleet.py", "gpu = ['gpu001']\n")) == 0
+    control.mallory("cp payload mallory/x.py")
+    hers = control.home / "x.py"
+    # By sudo of somebody else, and by her own, who is root then anyway.
+    assert status(hers, SUDO_UID="4002") == 2
+    assert not control.owned
+    assert status(hers, SUDO_UID=str(MALLORY)) == 0
+    assert control.owned
+    assert status(hers, "--trust-inventory") == 0
+    assert control.owned
+    assert status(hers, NODEREADY_TRUST_INVENTORY="1") == 0
+    assert control.owned
+
+
+def test_another_users_configuration_is_not_roots(tool: Tool, control: Control) -> None:
+    control.mallory(
+        "mkdir mallory/nodeready; echo 'limit = \"gpu9\"' >mallory/nodeready/config.toml"
+    )
+    fleet = control.write("fleet.py", "gpu = ['gpu001']\n")
+
+    def said(**env: str) -> str:
+        env["XDG_CONFIG_HOME"] = str(control.home)
+        done = tool("bundle", fleet, "-o", tool.home / "made", env=env)
+        assert (done.status, len(done.lines)) == (2, 1), done
+        return done.err
+
+    refused = said()
+    assert "belongs to uid 4001" in refused
+    assert "NODEREADY_TRUST_INVENTORY=1" in refused
+    # Asked for, it counts: there is no such node.
+    assert "gpu9" in said(NODEREADY_TRUST_INVENTORY="1")

@@ -1,0 +1,32 @@
+"""Root writes through nobody's links, into nobody's pipes, and keeps nobody's file."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.attacks import links
+from tests.attacks.links import ATTACKS, Machine, attack
+from tests.command import ours
+
+
+@pytest.fixture
+def machine(mallory, fresh_node) -> Machine:
+    return Machine(
+        lambda script, given: fresh_node.enter(["sh", "-c", script], given, check=False)
+    )
+
+
+def test_what_somebody_planted_is_neither_followed_nor_written_to(machine, fresh_node):
+    for one in ATTACKS:
+        said = attack(machine, one)
+        assert one.told in said, (one.name, said)
+        assert ours(fresh_node) == [], one.name
+
+
+@pytest.mark.parametrize("what", links.UNDER_SWAP)
+def test_a_component_that_is_exchanged_redirects_nothing(what, machine, mallory):
+    machine.fresh()
+    before = machine.state()
+    mallory.python(links.SWAP)
+    machine.root(links.UNDER_SWAP[what], "")
+    assert machine.state() == before

@@ -1,0 +1,114 @@
+"""No user holds a lock of ours, and no clock or file system makes us wait without an end."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from nodeready.lab import state
+from tests.attacks.links import MALLORY
+from tests.command import SHORT, hang, hangs, ours, wait_for
+
+LOCK = "/run/nodeready.lock"
+SCOPE = "sysctl -n kernel.yama.ptrace_scope"
+
+
+def deploy(where):
+    return ("deploy", where, "--yes", "--only", "ptrace")
+
+
+def test_a_user_holds_the_lock(fresh_node, mallory, fleet, tool):
+    """Neither the file of a deploy, nor the one that an older version left readable."""
+    where = fleet([fresh_node], lock_wait_s=1)
+    fresh_node.enter(["sh", "-c", f"umask 022; : >{LOCK}"])
+    holding = mallory.start("sh", "-c", f"exec flock {LOCK} sleep 600")
+    wait_for(lambda: "FLOCK" in fresh_node.read("/proc/locks"))
+    assert holding.poll() is None
+    done = tool(*deploy(where))
+    assert done.status == 0, done
+    assert fresh_node.run(SCOPE).stdout == "0\n"
+    assert fresh_node.run(f"stat -c '%a %U %F' {LOCK}").stdout == "600 root regular file\n"
+    refused = mallory.run(f"flock -n {LOCK} true 2>&1", check=False)
+    assert refused.returncode, refused
+    assert "Permission denied" in refused.stdout
+
+
+def test_the_lock_is_not_readable_even_while_it_is_made(fresh_node, mallory, fleet, tool):
+    mallory.python(f"""
+import os
+while True:
+    try: os.open({LOCK!r}, os.O_RDONLY)
+    except OSError: continue
+    open("/home/mallory/got", "w").close()
+    break
+""")
+    done = tool(*deploy(fleet([fresh_node])))
+    assert done.status == 0, done
+    assert fresh_node.run("ls -A /home/mallory/got", check=False).returncode
+
+
+def test_who_holds_the_lock_is_named(fresh_node, fleet, tool):
+    fresh_node.enter(
+        ["sh", "-c", f"umask 077; : >{LOCK}; flock {LOCK} sleep 600 >/dev/null 2>&1 &"]
+    )
+    done = tool(*deploy(fleet([fresh_node], lock_wait_s=1)))
+    assert done.status == 1, done
+    held = (
+        r"ptrace\.scope: cannot lock /run/nodeready\.lock: process \d+ of root \(flock .* 600\) "
+    )
+    assert re.search(held + "holds it; waited 10 s$", done.out, re.M), done
+
+
+def test_others_can_write_to_run(fresh_node, mallory, fleet, tool):
+    fresh_node.enter(["chmod", "1777", "/run"])
+    mallory.run(f"ln -s /root/precious {LOCK}")
+    done = tool(*deploy(fleet([fresh_node])))
+    assert done.status == 1, done
+    assert "ptrace.scope: /run: others than root can write there: no lock is safe" in done.out
+    assert fresh_node.enter(["test", "-e", "/root/precious"], check=False).returncode
+
+
+def test_a_read_only_run_is_no_exit_status(fresh_node, fleet, tool):
+    script = "mount --bind /run /run && mount -o remount,ro,bind /run"
+    fresh_node.enter(["sh", "-c", script])
+    done = tool(*deploy(fleet([fresh_node])))
+    assert done.status == 1, done
+    assert f"{fresh_node.name}: ptrace.scope: read-only file system: {LOCK}\n" in done.out, done
+
+
+#: A clock that goes back by an hour each time that somebody looks.
+BACKWARDS = """#!/bin/sh
+case $* in +%s) ;; *) exec /bin/date "$@" ;; esac
+n=$(cat /run/looks 2>/dev/null || echo 0)
+echo $((n + 1)) >/run/looks
+echo $(($(/bin/date +%s) - 3600 * (n + 1)))
+"""
+
+
+def test_a_clock_that_runs_backwards_does_not_keep_us_waiting(fresh_node, fleet, tool):
+    hang(fresh_node)
+    fresh_node.write("/usr/local/bin/date", BACKWARDS, mode=0o755)
+    where = fleet([fresh_node], lock_wait_s=1)
+    tool.start(*deploy(where), first=SHORT.format(seconds=900))
+    wait_for(lambda: hangs(fresh_node))
+    second = tool(*deploy(where), first=SHORT.format(seconds=30))
+    assert second.status == 1, second
+    assert re.search(r"ptrace\.scope: locked by \S+ since \S+; waited 1 s$", second.out, re.M)
+    fresh_node.enter(["sh", "-c", "rm /usr/local/sbin/sysctl; pkill -x sleep"])
+    wait_for(lambda: not ours(fresh_node))
+
+
+def test_a_user_of_this_machine_holds_a_lab(lab_machine, tmp_path):
+    place = state.ROOT / f"test-lock-{tmp_path.name[-8:].strip('_')}"
+    try:
+        place.mkdir(parents=True)
+        with state.locked(place):
+            pass
+        for directory in (state.ROOT, place):
+            become = ["setpriv", f"--reuid={MALLORY}", f"--regid={MALLORY}", "--clear-groups"]
+            done = subprocess.run(
+                [*become, "flock", "-n", str(directory), "true"], check=False, capture_output=True
+            )
+            assert b"Permission denied" in done.stderr, done
+    finally:
+        place.rmdir()

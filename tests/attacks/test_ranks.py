@@ -1,0 +1,61 @@
+"""An ordinary user's processes are no ranks of another's job, whatever their environment says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.builders.proof import put_py_spy
+from tests.command import wait_for
+from tests.lab.targets import WAIT
+
+#: Hundreds of processes at once that say what the environment of their starter says.
+FAKES = """
+import os, time
+for number in range(300):
+    if os.fork() == 0:
+        os.environ["RANK"] = str(number % int(os.environ["MODULUS"]))
+        os.execvp("python3", ["python3", "-S", "-c", "import time; time.sleep(600)"])
+time.sleep(600)
+"""
+
+
+def launch(person, program, **values):
+    words = [f"{name}={value}" for name, value in values.items()]
+    return person.start("env", *words, "python3", "-c", program)
+
+
+def count(node, uid, least):
+    there = f"test $(pgrep -c -u {uid} python3) -ge {least}"
+    wait_for(lambda: node.enter(["sh", "-c", there], check=False).returncode == 0)
+
+
+@pytest.mark.parametrize("modulus", [4, 300])
+def test_fake_ranks_are_not_shown_as_the_job_and_take_no_part_in_it(
+    mallory, bob, tool, fleet, modulus
+):
+    node = mallory.node
+    put_py_spy(node)
+    job = {"WORLD_SIZE": 4, "SLURM_JOB_ID": 4711, "MASTER_ADDR": "a", "MASTER_PORT": 29500}
+    for rank in range(4):
+        launch(bob, WAIT, RANK=rank, UP="/dev/null", **job)
+    launch(mallory, FAKES, RANK=0, MODULUS=modulus, **job)
+    count(node, bob.uid, 4)
+    count(node, mallory.uid, 300)
+    # Without Slurm's word, a user with more ranks than the job may be shown, but never mixed.
+    chosen = [] if modulus == 4 else ["--user", "bob"]
+    done = tool(
+        "stacks", fleet([node]), "--job", "4711", *chosen,
+        "--samples", 1, "--format", "json", "--timeout", 80,
+    )  # fmt: skip
+    found = json.loads(done.out)
+    assert (found["job"], found["user"], found["world_size"]) == ("4711", "bob", 4), done
+    assert [one["rank"] for one in found["processes"]] == [0, 1, 2, 3]
+    (group,) = found["groups"]
+    assert group["frames"][-1]["function"] == "waits_here", done
+    if not chosen:
+        (other,) = found["others"]
+        assert (other["user"], other["stranger"]) == ("mallory", True)
+        assert any("claim to be of job 4711 and are not: of mallory" in a for a in found["advice"])
+        assert "--user NAME" in " ".join(found["advice"])

@@ -1,0 +1,171 @@
+"""What root runs on a node is what root has put there: nobody else's program, and no other one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from nodeready.subjects.debug_tools.facts import PY_SPY
+from nodeready.subjects.gate import facts as gate
+from tests.lab.targets import WAIT, start
+
+#: Says that it is the right one, and leaves a mark where it runs as root.
+FALSE = '#!/bin/sh\n[ "$(id -u)" != 0 ] || echo "$0 $*" >>/run/ran-as-root\necho py-spy 0.4.3\n'
+
+
+def ran(node) -> str:
+    """What of hers has run as root."""
+    return node.run("cat /run/ran-as-root 2>/dev/null; rm -f /run/ran-as-root", check=False).stdout
+
+
+def found(tool, inventory, *checks: str) -> dict[str, tuple[str, str]]:
+    """check -> its status and what was seen, by an audit."""
+    done = tool("audit", inventory, "--only", ",".join(checks), "--format", "json")
+    (node,) = json.loads(done.out)["nodes"]
+    return {row["check"]: (row["status"], row["actual"]) for row in node["results"]}
+
+
+#: How a py-spy that mallory can change comes to stand there: root's own mistakes.
+HERS = {
+    "it is hers": f"install -m 755 /home/mallory/py-spy {PY_SPY}; chown mallory {PY_SPY}",
+    "others can write it": f"install -m 777 /home/mallory/py-spy {PY_SPY}",
+    "a link to hers": f"ln -sf /home/mallory/py-spy {PY_SPY}",
+    "a link into her directory": (
+        "install -m 755 /home/mallory/py-spy /home/mallory/roots;"
+        f" ln -sf /home/mallory/roots {PY_SPY}"
+    ),
+    "a link over her link": (
+        "install -m 755 /home/mallory/py-spy /opt/py-spy;"
+        " su mallory -c 'ln -sf /opt/py-spy ~/hop';"
+        f" ln -sf /home/mallory/hop {PY_SPY}"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", HERS)
+def test_root_never_runs_a_py_spy_that_she_can_change(mallory, fleet, tool, how):
+    """Neither looking nor for stacks; it is a finding, and the next deploy puts root's there."""
+    node, inventory = mallory.node, fleet([mallory.node])
+    mallory.run('printf %s "$1" >py-spy; chmod 755 py-spy', FALSE)
+    node.run(f"rm -f {PY_SPY}; {HERS[how]}")
+    status, actual = found(tool, inventory, "debug_tools.py_spy")["debug_tools.py_spy"]
+    assert (ran(node), status) == ("", "fail"), actual
+    pid = start(node, "python3", "-c", WAIT, RANK="0")
+    tool("stacks", inventory, "--pid", pid)
+    tool("ready", inventory, "--only", "proof.attach,proof.tracers")
+    assert ran(node) == ""
+    deployed = tool("deploy", inventory, "--yes", "--only", "debug_tools")
+    assert f"changed     {node.name}: debug_tools.py_spy\n" in deployed.out, deployed
+    assert node.run(f"stat -c '%F %U %a' {PY_SPY}").stdout == "regular file root 755\n"
+    assert found(tool, inventory, "debug_tools.py_spy")["debug_tools.py_spy"][0] == "ok"
+    assert ran(node) == ""
+    assert mallory.run(f"{PY_SPY} --version").stdout.startswith("py-spy ")
+
+
+def test_another_program_under_py_spy_s_name_is_found(mallory, fleet, tool):
+    """Root's own, of the right version by its own words, and another program all the same: at
+    once, and after a deploy has noted the right one."""
+    node, inventory = mallory.node, fleet([mallory.node])
+    node.write("/root/false", FALSE, mode=0o755)
+    for _ in range(2):
+        node.run(f"cp --preserve=mode /root/false {PY_SPY}")
+        status, actual = found(tool, inventory, "debug_tools.py_spy")["debug_tools.py_spy"]
+        assert (status, "another program" in actual) == ("fail", True), actual
+        deployed = tool("deploy", inventory, "--yes", "--only", "debug_tools")
+        assert f"changed     {node.name}: debug_tools.py_spy\n" in deployed.out, deployed
+        assert found(tool, inventory, "debug_tools.py_spy")["debug_tools.py_spy"][0] == "ok"
+    # The same size, and the time of before.
+    byte = f"printf X | dd of={PY_SPY} bs=1 seek=100000 conv=notrunc 2>/dev/null"
+    node.run(f"touch -r {PY_SPY} /root/then; {byte}; touch -r /root/then {PY_SPY}")
+    assert found(tool, inventory, "debug_tools.py_spy")["debug_tools.py_spy"][0] == "fail"
+
+
+def test_her_directory_is_a_finding_for_a_person(mallory, fleet, tool):
+    """What stands in a directory of hers is whatever she wants, whatever we write there."""
+    node, inventory = mallory.node, fleet([mallory.node])
+    node.run("chown mallory /usr/local/bin")
+    mallory.run(f'rm -f {PY_SPY}; printf %s "$1" >{PY_SPY}; chmod 755 {PY_SPY}', FALSE)
+    status, actual = found(tool, inventory, "debug_tools.py_spy")["debug_tools.py_spy"]
+    assert (status, "/usr/local/bin" in actual) == ("fail", True), actual
+    deployed = tool("deploy", inventory, "--yes", "--only", "debug_tools")
+    assert "chown root /usr/local/bin" in deployed.out, deployed
+    assert ran(node) == ""
+
+
+# --- The node's own check.
+
+SETTINGS = {"gate": True, "packages": (), "py_spy_version": ""}
+#: Another program in the place of ours.
+OTHER = "open('/run/ran-as-root', 'a').write('gate\\n'); print('nodeready: go')\n"
+
+
+@pytest.fixture
+def gated(mallory, fleet, tool):
+    """Her node with its own check installed, and its inventory."""
+    inventory = fleet([mallory.node], **SETTINGS)
+    mallory.node.run("mkdir -p /etc/slurm; touch /etc/slurm/slurm.conf")
+    deployed = tool("deploy", inventory, "--yes", "--only", "gate")
+    assert deployed.status in {0, 3}, deployed
+    return mallory.node, inventory
+
+
+def test_mallory_can_write_nothing_of_the_gate_s(gated, mallory):
+    for path in (*gate.FILES, gate.DIRECTORY, gate.VERDICT, "/run/nodeready", "/etc/nodeready"):
+        done = mallory.run('[ ! -w "$1" ] && ! (: >>"$1/x") 2>/dev/null', path, check=False)
+        assert done.returncode == 0, path
+
+
+@pytest.mark.parametrize("path", [gate.COMPILED, gate.BUNDLE])
+def test_another_program_in_the_gate_s_place_never_runs(gated, tool, path):
+    """Not by the timer, not by a job's prolog; the audit finds it, and the deploy repairs it."""
+    node, inventory = gated
+    right = node.run(f"sha256sum <{path}").stdout
+    node.run("rm -f /run/nodeready/verdict.json")
+    if path == gate.BUNDLE:
+        # Which runs where nothing is compiled.
+        node.run(f"rm {gate.COMPILED}")
+    node.write(path, OTHER)
+    said = [node.run(f"env -i {program}", check=False) for program in (gate.RECORD, gate.PROLOG)]
+    assert ran(node) == "", said
+    if path == gate.BUNDLE:
+        # Nothing is left to run. A mistake of ours must not drain a cluster: the job starts.
+        assert [done.returncode for done in said] == [1, 0]
+    status, actual = found(tool, inventory, "gate.bundle")["gate.bundle"]
+    assert (status, path in actual) == ("fail", True), actual
+    # What is compiled is not what lies there, but what this machine wants.
+    deployed = tool("deploy", inventory, "--yes", "--only", "gate")
+    assert f"changed     {node.name}: gate.program\n" in deployed.out, deployed
+    assert node.run(f"sha256sum <{path}").stdout == right
+    assert ran(node) == ""
+    assert "nodeready: " in node.run(f"env -i {gate.RECORD}").stdout
+
+
+def test_a_program_that_does_not_run_is_replaced_by_none_of_hers(gated):
+    """Without the compiled one, the one file runs: by the digest that root wrote, or none."""
+    node, _ = gated
+    note = node.run(f"cat {gate.NOTE}").stdout.split()
+    digest = hashlib.sha256(OTHER.encode()).hexdigest()
+    node.write(gate.COMPILED, OTHER)
+    assert "nodeready: " in node.run(f"env -i {gate.RECORD}").stdout
+    assert ran(node) == ""
+    # A note of hers says nothing.
+    node.write(gate.NOTE, f"{note[0]} {digest} {note[2]}\n")
+    node.run(f"chown mallory {gate.NOTE}")
+    node.run(f"env -i {gate.RECORD}", check=False)
+    assert ran(node) == ""
+
+
+@pytest.mark.parametrize(
+    "path", [gate.RECORD, gate.PROLOG, gate.POLICY, gate.CRON, "/etc/nodeready"]
+)
+def test_what_she_could_change_later_is_a_finding_now(gated, tool, path):
+    """The content is right today; root's again after a deploy."""
+    node, inventory = gated
+    node.run(f"chown mallory {path}")
+    status, actual = found(tool, inventory, "gate.bundle")["gate.bundle"]
+    assert (status, f"{path} can be written by others" in actual) == ("fail", True), actual
+    tool("deploy", inventory, "--yes", "--only", "gate")
+    assert node.run(f"stat -c %U {path}").stdout == "root\n"
+    assert found(tool, inventory, "gate.bundle")["gate.bundle"][0] == "ok"

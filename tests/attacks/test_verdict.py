@@ -1,0 +1,175 @@
+"""An ordinary user of a node keeps no job away from it: the verdict stays as it was without her.
+
+A row is what she does at will; docs/gate.md has the same table in words. The verdict is read from
+what root's audit fails or cannot observe, which is what stops a job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.attacks.conftest import Person, person
+from tests.command import Tool, wait_for
+
+#: What the node's own limits of time would need minutes for.
+SOON = """
+from nodeready.subjects.host import checks
+from nodeready.subjects.gpus import nvidia
+checks.HUNG_S = 0
+assert " -gt 30 " in nvidia.PREPARE
+nvidia.PREPARE = nvidia.PREPARE.replace(" -gt 30 ", " -gt -1 ")
+"""
+
+# A parent in state D: it waits for a child that neither ends nor runs a program (vfork(2)).
+WAITS = """
+import ctypes, sys, time
+libc = ctypes.CDLL(None)
+libc.prctl(15, sys.argv[1].encode(), 0, 0, 0)  # PR_SET_NAME
+if libc.vfork() == 0:
+    while True:
+        time.sleep(600)
+"""
+
+# Children that have ended, and that nobody asks for their status.
+ZOMBIES = """
+import os, sys, time
+for _ in range(int(sys.argv[1])):
+    parent = os.fork()
+    if parent == 0:
+        for _ in range(9):
+            if os.fork() == 0:
+                os._exit(0)
+        time.sleep(600)
+time.sleep(600)
+"""
+
+LISTENS = """
+import ctypes, socket, sys, time
+ctypes.CDLL(None).prctl(15, b"a\\nheld=tcp 0", 0, 0, 0)
+with socket.create_server(("", 29500)):
+    time.sleep(600)
+"""
+
+NAMED = """
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)
+time.sleep(600)
+"""
+
+# A file system of her own, mounted as fusermount does it, whose program never answers.
+MOUNT = """
+import ctypes, os, sys
+handle = os.open(sys.argv[1], os.O_RDWR)
+libc = ctypes.CDLL(None, use_errno=True)
+for number in range(int(sys.argv[2])):
+    path = f"{sys.argv[3]}/m{number}"
+    os.makedirs(path, exist_ok=True)
+    own = os.open(sys.argv[1], os.O_RDWR)
+    data = f"fd={own},rootmode=40000,user_id=4001,group_id=4001,allow_other".encode()
+    assert libc.mount(b"her nas:/x", path.encode(), b"fuse.sshfs", 6, data) == 0
+    os.set_inheritable(own, True)
+os.execvp("sleep", ["her-mounts", "600"])
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What she does: named by what she hopes for.
+
+    act:   begins it
+    there: a command that tells that it has begun
+    names: what the audit must say about it, where it has to be a finding at all
+    """
+
+    act: Callable[[Person], object]
+    there: str
+    names: str = ""
+
+
+def _waits(name: str, *words: str) -> Row:
+    there = f"grep -qxF -- '{name}' /proc/[0-9]*/comm && grep -ls ') D ' /proc/[0-9]*/stat"
+    return Row(lambda her: her.python(WAITS, name, *words), there, "user mallory")
+
+
+def _fuse(count: int) -> Callable[[Person], object]:
+    def act(her: Person) -> object:
+        # fusermount is setuid root and does just this for her.
+        her.node.enter(["sh", "-c", "[ -e /dev/fuse ] || mknod -m 666 /dev/fuse c 10 229"])
+        into = ["sh", "-c", 'setsid python3 -c "$@" >/dev/null 2>&1 </dev/null &', "sh"]
+        her.node.enter([*into, MOUNT, "/dev/fuse", str(count), f"{her.home}/mnt"])
+        return None
+
+    return act
+
+
+ROWS = {
+    "a vfork with a sleeping child": _waits("train"),
+    "many of them": Row(
+        lambda her: [her.python(WAITS, f"t{number}") for number in range(40)],
+        "test $(grep -ls ') D ' /proc/[0-9]*/stat | wc -l) -ge 40",
+        "8 not looked at",
+    ),
+    "a look of ours that hangs at a mount": _waits("stat", "nr_fs=", "%n", "/data"),
+    "an nvidia-smi that hangs": _waits("nvidia-smi"),
+    "a fabric manager": Row(
+        lambda her: her.python(NAMED, "nv-fabricmanage"),
+        "grep -qxF nv-fabricmanage /proc/[0-9]*/comm",
+    ),
+    "zombies without end": Row(
+        lambda her: her.python(ZOMBIES, "60"),
+        "test $(grep -ls ') Z ' /proc/[0-9]*/stat | wc -l) -ge 540",
+        "540: 9 of python3",
+    ),
+    "a listener on the job's port, named like a line of ours": Row(
+        lambda her: her.python(LISTENS), "grep -q 733C /proc/net/tcp", "user mallory"
+    ),
+    "a file system of her own that hangs": Row(_fuse(1), "grep -q mnt/m0 /proc/mounts"),
+    "more file systems than we look at": Row(_fuse(260), "grep -q mnt/m259 /proc/mounts"),
+    "a service of the policy's with low limits": Row(
+        lambda her: her.start("sh", "-c", 'ulimit -n 8; exec python3 -c "$0" slurmd', NAMED),
+        "grep -qxF slurmd /proc/[0-9]*/comm",
+    ),
+    "a name with a newline and escapes": Row(
+        lambda her: her.python(NAMED, "x\nstuck=1\x1b[2J"), "grep -q stuck=1 /proc/[0-9]*/comm"
+    ),
+}
+
+
+def _judged(tool: Tool, inventory: object) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """What stops a job, and all results."""
+    skip = "gate,ssh_client,pdsh"
+    done = tool("audit", inventory, "--format", "json", "--skip", skip, first=SOON)
+    assert done.status in (0, 3), done
+    (seen,) = json.loads(done.out)["nodes"]
+    assert not seen["error"], seen["error"]
+    results = seen["results"]
+    return {
+        r["check"]: r["status"] for r in results if r["status"] in ("fail", "unknown")
+    }, results
+
+
+def test_a_user_does_not_stop_the_jobs_of_others(fresh_nodes, tool, fleet):
+    (node,) = fresh_nodes(1, profile="h100")
+    her = person(node, "mallory", 4001)
+    node.enter(["sh", "-c", "mkdir /data; mount -t ramfs data /data"])
+    inventory = fleet([node], mounts=["/data"])
+    before, _ = _judged(tool, inventory)
+    wrong = {}
+    for name, row in ROWS.items():
+        row.act(her)
+        there = ["sh", "-c", row.there]
+        try:
+            wait_for(lambda there=there: node.enter(there, check=False).returncode == 0)
+            after, results = _judged(tool, inventory)
+        finally:
+            her.end()
+            over = "pkill -KILL -f ^her-mounts; umount -l /home/mallory/mnt/m* 2>/dev/null"
+            node.enter(["sh", "-c", over], check=False)
+        if after != before:
+            wrong[name] = {k: v for k, v in after.items() if before.get(k) != v}
+        elif row.names and not any(row.names in r["actual"] for r in results):
+            wrong[name] = f"nothing tells {row.names!r}"
+    assert wrong == {}

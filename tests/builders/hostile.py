@@ -1,0 +1,139 @@
+"""What a node of mischief may answer, and recorded answers to make it from.
+
+tests/unit/fuzz/data has the sections of a look at a healthy node of the lab, per profile.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from nodeready.transport.base import Answer, Reply, Request
+from nodeready.transport.fake import Does
+
+_DATA = Path(__file__).parent.parent / "unit" / "fuzz" / "data"
+_PORTS = Path(__file__).parent.parent / "unit" / "subjects" / "data" / "ports"
+#: The nonce in the recorded sections.
+RECORDED = "0123456789abcdef"
+
+
+@cache
+def recorded(profile: str) -> dict[str, str]:
+    """Section -> what it printed."""
+    found: dict[str, str] = json.loads((_DATA / f"{profile}.json").read_text())
+    rules = {"nft": ("firewalld.nft", "kube-proxy.nft"), "iptables-nft": ("ufw.save",)}
+    for tool, names in rules.items():
+        text = "".join((_PORTS / name).read_text() for name in names)
+        found["firewall"] += f"\n@ tool {tool}\n{text}\n@ status 0\n"
+    return found
+
+
+def look(sections: dict[str, str], nonce: str) -> str:
+    """The answer of a node whose sections printed this."""
+    end = f"\n@{nonce} rc 0\n\n@{nonce} end\n"
+    body = "".join(
+        f"\n@{nonce} begin {name}\n{text.replace(RECORDED, nonce)}{end}"
+        for name, text in sections.items()
+    )
+    packed = gzip.compress(body.encode("utf-8", "surrogateescape"), 1, mtime=0)
+    return envelope(base64.b64encode(packed).decode(), nonce)
+
+
+def envelope(packed: str, nonce: str) -> str:
+    return f"welcome\nnodeready/1 {nonce} gzip\n{packed}\nnodeready/1 {nonce} end\n"
+
+
+def shows(sections: dict[str, str]) -> Does:
+    """A node whose look is this."""
+
+    def does(request: Request) -> Answer:
+        return Reply(look(sections, request.mark.rpartition(" ")[2]))
+
+    return does
+
+
+#: Pieces of the grammars that nodes answer in.
+PIECES = (
+    "a", "9", " ", "\t", "\n", ",", ":", "/", "=", "-", "[", "(", "{", "<", '"', "'", "\\", "#",
+    "&", "$", "*", ".", "@", "\x00", "\x1b[", "\x1b]0;x\x07", "\r", "\u2028", "\u202e", "\udcff",
+    "é",
+    "1-9,", "gpu[1-1000000000],", "a=", "a:1:", "\n/a/b:1:x", "0x0 in ", " at ", " from ", " (",
+    "::", "[[", "{}", "[],", "1e400", "NaN", "-Infinity", '"a":', "null", "-1", "9" * 400, "rank1",
+    "[1:11<", "12:00:00 ", "<host>:1:1 ", "operator", f"\n@{RECORDED} begin host\n",
+    f"\n@{RECORDED} file /a\n", f"\n@{RECORDED} eof\n", "\n@ tool nft\n", "-A INPUT ",
+    "chain a {\n",
+)  # fmt: skip
+
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("cut", "drop", "repeat", "insert", "change", "swap")),
+        st.floats(0, 1),
+        st.integers(1, 300),
+        st.sampled_from(PIECES),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, *texts: str) -> str:
+    """One of these texts with something cut off, dropped, repeated, put in, changed or swapped."""
+    text = draw(st.sampled_from(texts))
+    for step, where, count, piece in draw(_STEPS):
+        at = int(where * len(text))
+        if step == "cut":
+            text = text[:at]
+        elif step == "drop":
+            text = text[:at] + text[at + count :]
+        elif step == "repeat":
+            text = text[:at] + text[at : at + count] * 20 + text[at:]
+        elif step == "insert":
+            text = text[:at] + piece * count + text[at:]
+        elif step == "change":
+            text = text[:at] + piece + text[at + len(piece) :]
+        else:
+            text = text[at:] + text[:at]
+    return text
+
+
+#: JSON that is none of ours, or that stands where something else belongs.
+NONSENSE = st.sampled_from(
+    (
+        None, True, -1, 0, 2**31, 2**63, 2**64, 10**400, 1.5, 1e300, float("nan"), float("inf"),
+        "", "x" * 100_000, "9" * 5000, "\x1b[31m\u202e\n", "\ud800", "\udcff", [], {}, [[]] * 50,
+        {"a": {"a": {}}}, [None], ["x" * 9000],
+    )
+)  # fmt: skip
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, *rows: object) -> object:
+    """One of these JSON values with something in it replaced, added or taken away."""
+    row = json.loads(json.dumps(draw(st.sampled_from(rows))))
+    for _ in range(draw(st.integers(1, 3))):
+        place = row
+        while isinstance(place, (dict, list)) and place:
+            key = draw(
+                st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place)))
+            )
+            inner = place[key]
+            if not isinstance(inner, (dict, list)) or not inner or draw(st.booleans()):
+                act = draw(st.sampled_from(("put", "put", "put", "drop", "add")))
+                if act == "put":
+                    place[key] = deepcopy(draw(NONSENSE))
+                elif act == "drop":
+                    del place[key]
+                elif isinstance(place, dict):
+                    place["more"] = deepcopy(draw(NONSENSE))
+                else:
+                    place.append(deepcopy(draw(NONSENSE)))
+                break
+            place = inner
+    return row

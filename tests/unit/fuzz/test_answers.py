@@ -1,0 +1,195 @@
+"""Mutated answers: whatever a node says is an observation, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeready.node.cores import gcore
+from nodeready.node.cores import program as cores
+from nodeready.node.logs import tail
+from nodeready.node.proofs import mesh
+from nodeready.node.stacks import program as stacks
+from nodeready.policy import Policy
+from nodeready.reports.registry import find
+from nodeready.subjects import snapshot, wire
+from nodeready.subjects.base import ProbeError, Unknown
+from nodeready.subjects.proof import facts as proof
+from nodeready.transport.base import Reply
+from nodeready.transport.program import rows
+from nodeready.triage.logs.collect import read as read_tail
+from nodeready.triage.logs.document import Grouping
+from nodeready.triage.stacks import group, trace
+from tests.builders import proof as proved
+from tests.builders.hostile import RECORDED, envelope, look, mutated, recorded, spoiled
+from tests.builders.traces import LOAD, REDUCE, process
+from tests.builders.traces import trace as made
+from tests.unit.fuzz.alone import well
+
+POLICY = Policy()
+PROBES = snapshot.probes()
+
+
+def one_line(reason: str) -> None:
+    """What is told of an answer that makes no sense is short, and safe to show."""
+    assert reason.isprintable(), reason
+    assert len(reason) < 300, reason
+
+
+def judged(text: str) -> None:
+    seen = snapshot.read(text, PROBES, POLICY, RECORDED)
+    assert set(seen.subjects) == {probe.subject for probe in PROBES}
+    for result in snapshot.judge(seen, POLICY):
+        assert result.status in ("ok", "warn", "fail", "unknown", "na")
+    json.dumps(wire.plain(seen.subjects))
+
+
+@pytest.mark.parametrize("profile", ["h100", "mi300x"])
+def test_a_mutated_section_costs_its_subject(profile: str) -> None:
+    whole = recorded(profile)
+    names = [name for name, text in whole.items() if text]
+
+    @given(st.sampled_from(names), st.data())
+    def each(name: str, data: st.DataObject) -> None:
+        judged(look({**whole, name: data.draw(mutated(whole[name]))}, RECORDED))
+
+    each.hypothesis.inner_test.__qualname__ += profile
+    well(each, 600)
+
+
+def test_a_mutated_envelope_is_no_answer_and_no_more() -> None:
+    text = look(recorded("h100"), RECORDED)
+    packed = text.split("\n")[2]
+
+    @given(mutated(text, envelope("A" * 400, RECORDED), envelope(packed[:200], RECORDED)))
+    def each(answer: str) -> None:
+        judged(answer)
+
+    well(each, 600)
+
+
+FILE = cores.File("/c/core.1", 1, 7, 5, 0, 0.5, ".zst", "gpu1", 4711, 11)
+KINDS = {
+    "listing": cores.Listing(("/c/*",), (FILE,), 1, ("a note",)),
+    "core": cores.Core(0, "", "w", 5, 1, 11, 0, "ada", "sh", "/bin/sh", "sh", 3, 1, "7", "eJw="),
+    "done": cores.Done(1, 2, 3),
+    "seen": gcore.Preview(*(0 for _ in gcore.Preview.__dataclass_fields__)),
+    "listening": mesh.Listening("t", (29500,), (mesh.Busy(1, "x"),), ("10.1.0.5",)),
+    "round": mesh.Round(1, "n", ("::1",), "", "::1", (mesh.Try(1, "ok", 0.5, ""),), 1),
+    "user": proof.User("ml", 2000, True, ""),
+    "limits": proved.LIMITS,
+    "attach": proved.WELL.attach,
+    "core_proof": proof.Core("core", directory=proof.Directory("/c")),
+    "peers": proof.Peers(
+        "n", True, (proof.SshTry("m", 0, "m", ""),), True,
+        proof.PdshRun(("m",), (proof.Answer("m", "x"),), 0, ""),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_mutated_row_is_a_row_or_one_line(name: str) -> None:
+    kind = {name: type(KINDS[name])}
+    row = asdict(KINDS[name])
+    line = f"N {name} {json.dumps(row)}\n"
+    config = proved.configured()
+
+    def read(text: str) -> None:
+        try:
+            rows(Reply(text), _Config, kind)
+        except ProbeError as problem:
+            one_line(problem.reason)
+        seen = proof.read(text.replace("N ", f"{config.nonce} "), config)
+        assert isinstance(seen.user, (proof.User, Unknown))
+
+    @given(mutated(line, line * 3))
+    def text(answer: str) -> None:
+        read(answer)
+
+    @given(spoiled(row))
+    def values(answer: object) -> None:
+        read(f"N {name} {json.dumps(answer)}\n")
+
+    well(lambda: (text(), values()), 600)
+
+
+class _Config:
+    nonce = "N"
+
+
+def test_a_mutated_tail_is_a_tail_or_one_line() -> None:
+    file = tail.File("/log/rank_1.log", 9, 1.6e9, 5.0, ("step 1 12:00:00", "a" * 99), 3)
+    row = asdict(
+        tail.Tail("gpu1", (file, file), (tail.Unread("/log/x", "is a FIFO", False),), 1, 2, "")
+    )
+
+    @given(spoiled(row))
+    def each(answer: object) -> None:
+        text = tail.base64.b64encode(tail.zlib.compress(json.dumps(answer).encode())).decode()
+        try:
+            found = read_tail(f'N tail "{text}"\n', "N")
+        except ProbeError:
+            return
+        grouping = Grouping()
+        grouping.add("gpu1", found)
+        done = grouping.done(started="", finished="", pattern="", unreachable={}, failed={})
+        said = "\n".join(line.plain for line in find("tail", "table").lines(done))
+        assert "\x1b" not in said
+        for piece in find("tail", "json").render(done):
+            piece.encode()
+
+    well(each, 600)
+
+
+DOC = made(
+    "gpu003",
+    process(0, REDUCE, LOAD, threads_at={"Thread-1 (loader)": LOAD}, native_at=REDUCE),
+    process(None, None, start_s=7),
+    instead=["python3 x.py (pid 7, user bob)"],
+)
+
+
+def grouped(text: str) -> None:
+    try:
+        found = trace.parse(text, "gpu003")
+    except trace.TraceError as problem:
+        one_line(str(problem))
+        return
+    together = group.group([found], {})
+    said = "\n".join(line.plain for line in find("stacks", "table").lines(together))
+    assert "\x1b" not in said
+    assert "\u202e" not in said
+    for name in ("json", "html", "speedscope"):
+        for piece in find("stacks", name).render(together):
+            piece.encode()
+
+
+def test_a_mutated_trace_is_a_trace_or_one_line() -> None:
+    text = json.dumps(DOC)
+
+    @given(mutated(text))
+    def texts(answer: str) -> None:
+        grouped(answer)
+
+    @given(spoiled(DOC))
+    def values(answer: object) -> None:
+        grouped(json.dumps(answer))
+
+    well(lambda: (texts(), values()), 600)
+
+
+def test_a_mutated_packed_trace_is_a_trace_or_one_line() -> None:
+    line = f"motd N {stacks.pack(DOC)}\n"
+
+    @given(mutated(line))
+    def each(answer: str) -> None:
+        try:
+            stacks.unpack(answer, "N")
+        except ProbeError as problem:
+            one_line(problem.reason)
+
+    well(each, 600)

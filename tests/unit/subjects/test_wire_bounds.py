@@ -1,0 +1,162 @@
+"""What a node said is opened within bounds: bytes, memory, depth, keys, numbers, texts."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import zlib
+from dataclasses import dataclass
+
+import pytest
+
+from nodeready.subjects import wire
+from nodeready.subjects.wire import (
+    MAX_COST,
+    MAX_DEPTH,
+    Count,
+    DecodeError,
+    Name,
+    Pid,
+    Port,
+    Seconds,
+    decode,
+    lines,
+    load_json,
+    unpack,
+)
+
+
+def packed(raw: bytes) -> str:
+    return base64.b64encode(zlib.compress(raw)).decode()
+
+
+def test_what_is_ours_comes_back():
+    raw = b'{"a": [1, 2.5, "x \\udcff", null, 18446744073709551615]}'
+    wanted = {"a": [1, 2.5, "x \udcff", None, (1 << 64) - 1]}
+    assert load_json(unpack(packed(raw), 100)) == wanted
+    assert load_json(unpack(base64.b64encode(gzip.compress(raw)).decode(), 100)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("!", "damaged"),
+        ("", "cut off"),
+        ("eHh4", "damaged"),
+        (packed(b"x" * 101), "more than"),
+        (packed(b"x" * 50)[:-8], "cut off"),
+        (packed(bytes(99 << 20)), "more than"),
+    ],
+    ids=["no base64", "empty", "no zlib", "too large", "cut off", "a bomb"],
+)
+def test_what_is_packed_wrong_is_refused(text, what):
+    with pytest.raises(DecodeError, match=what):
+        unpack(text, 100)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{", "no JSON"),
+        ("NaN", "is no number"),
+        ("[Infinity]", "is no number"),
+        ("-Infinity", "is no number"),
+        ("1e999", "is no number"),
+        ("1" + "0" * 400, "too large|is no number"),
+        ("9" * 100_000, "too large|is no number"),
+        (str(1 << 70), "too large|is no number"),
+        ("[" * 100_000, "nested too deep"),
+        ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "nested too deep"),
+        ('{"a":' * 100_000, "nested too deep"),
+        ('{"a": 1, "a": 2}', "twice"),
+        ('["\\ud800"]', "no Unicode"),
+        ('{"\\udfff": 1}', "no Unicode"),
+        (b"\xff\xfe{", "no UTF-8"),
+    ],
+    ids=range(15),
+)
+def test_what_makes_no_sense_is_refused(text, what):
+    with pytest.raises(DecodeError, match=what):
+        load_json(text)
+
+
+@pytest.mark.parametrize("piece", ["[],", "[[", "{},", '{"":0},', "0,", '"",', "[[[]]],"])
+def test_what_would_fill_the_memory_is_never_made(piece, monkeypatch):
+    """The parser is not even called."""
+    text = "[" + piece * (MAX_COST // (20 * len(piece)))
+    monkeypatch.setattr(wire, "_DECODER", None)
+    with pytest.raises(DecodeError, match="too many members"):
+        load_json(text)
+    with pytest.raises(DecodeError, match="too many members"):
+        list(lines(f"N a {text}\n", "N"))
+
+
+@dataclass(frozen=True)
+class Inner:
+    port: Port
+
+
+@dataclass(frozen=True)
+class Row:
+    pid: Pid
+    port: Port | None
+    count: Count
+    after_s: Seconds
+    name: Name
+    size: int
+    share: float
+    said: str
+    many: tuple[Inner, ...]
+
+
+GOOD = {
+    "pid": 1, "port": None, "count": 0, "after_s": 0.5, "name": "n", "size": -1, "share": 1,
+    "said": "", "many": [{"port": 65535}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pid": -1},
+        {"pid": (1 << 22) + 1},
+        {"pid": 1.0},
+        {"pid": True},
+        {"port": 65536},
+        {"count": -1},
+        {"count": 1 << 31},
+        {"after_s": -0.1},
+        {"after_s": float("nan")},
+        {"after_s": float("inf")},
+        {"after_s": 10**400},
+        {"after_s": True},
+        {"name": "x" * 1025},
+        {"size": (1 << 64) + 1},
+        {"share": 1e300},
+        {"said": "x" * 65537},
+        {"said": None},
+        {"many": [{"port": -1}]},
+        {"many": {"port": 1}},
+        {"many": [[]]},
+    ],
+    ids=lambda change: repr(change)[:30],
+)
+def test_a_value_that_its_field_cannot_have_is_refused(change):
+    assert decode(Row, GOOD).many == (Inner(65535),)
+    (field,) = change
+    with pytest.raises(DecodeError, match="makes no sense") as problem:
+        decode(Row, {**GOOD, **change})
+    assert len(str(problem.value)) + len(problem.value.evidence) < 400
+    assert field in str(problem.value) or "Inner" in str(problem.value)
+
+
+def test_a_line_that_makes_no_sense_costs_itself():
+    good = json.dumps(GOOD)
+    text = f"N a {'[' * 100_000}\nN b {good}\nN c NaN\nN d {good[:-9]}"
+    found = dict(lines(text, "N"))
+    assert list(found) == ["a", "b", "c"]
+    assert decode(Row, found["b"]).pid == 1
+    for name, why in (("a", "nested too deep"), ("c", "NaN is no number")):
+        with pytest.raises(DecodeError, match=why):
+            decode(Row, found[name])
