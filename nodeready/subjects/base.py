@@ -60,6 +60,8 @@ class Section:
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+#: Characters of a path; more than the kernel takes (PATH_MAX).
+_PATH = 8192
 
 
 @dataclass(frozen=True)
@@ -105,18 +107,25 @@ class Output:
 
     def files(self) -> dict[str, bytes]:
         """The files that nr_exact printed, path -> the bytes as they are on the node."""
-        mark = re.escape(f"@{self.nonce}")
-        found = re.finditer(
-            rf"^{mark} file (/[^\n]*)\n([A-Za-z0-9+/=\n]*)\n{mark} eof$", self.require(), re.M
-        )
-        return {match[1]: decoded(match[2]) for match in found}
+        begin, end = f"\n@{self.nonce} file ", f"\n@{self.nonce} eof\n"
+        text, found, at = f"\n{self.require()}\n", dict[str, bytes](), 0
+        while (at := text.find(begin, at)) >= 0:
+            path, _, _ = text[at + len(begin) : at + len(begin) + _PATH].partition("\n")
+            start = at + len(begin) + len(path)
+            until = text.find(end, start)
+            if until < 0:
+                break
+            if path.startswith("/"):
+                found[path] = decoded(text[start + 1 : max(until, start + 1)])
+            at = until + len(end) - 1
+        return found
 
 
 def decoded(text: str) -> bytes:
     """The bytes that a node's base64 printed. Raises ProbeError."""
     try:
         return base64.b64decode("".join(text.split()), validate=True)
-    except binascii.Error:
+    except (binascii.Error, ValueError):
         raise ProbeError("a file that is not whole", text) from None
 
 

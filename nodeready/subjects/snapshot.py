@@ -243,12 +243,12 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
         if name not in caps:
             continue
         content = rest.partition(f"\n@{nonce} end\n")[0]
+        if how == "piped":
+            content = f"\n{content}".replace("\n|", "\n")[1:]
         most = max(caps[name], SECTION_BYTES)
         if len(content) > most:
             outputs[name] = Output(content[:most], None, truncated=True, nonce=nonce)
             continue
-        if how == "piped":
-            content = f"\n{content}".replace("\n|", "\n")[1:]
         printed, ended, status = content.rpartition(f"\n@{nonce} rc ")
         # A section can print such a line itself: only the last one tells the status.
         if ended and re.fullmatch(r"[0-9]{1,3}\n?", status):

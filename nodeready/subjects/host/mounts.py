@@ -85,14 +85,14 @@ while read -r nr_dev nr_path nr_type nr_opts nr_rest; do
     overlay) if [ "$nr_path" = / ]; then nr_kind=local; fi ;;
     esac
     case $nr_path in {"|".join(_SKIPPED)}) nr_kind= ;; esac
+    # A path with a newline in it would print lines of its own choice.
+    case $nr_path in *\\012*) continue ;; esac
     # What a person has mounted (fusermount) is served by a program of that person's, which may
     # stop answering at will: no part of the node, unless the policy names it. UID_MIN is 1000.
     case $nr_type in fuse | fuse.*)
         case ,$nr_opts, in *,user_id=[1-9][0-9][0-9][0-9]*) nr_kind= ;; esac
         ;;
     esac
-    # A path with a newline in it would print lines of its own choice.
-    case $nr_path in *\\012*) continue ;; esac
     if [ -n "$nr_wanted" ]; then
         nr_kind=${{nr_kind:-net}}
     else

@@ -25,7 +25,7 @@ from nodeready.deploy.plan import plan
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps.facts import CoreDumps
-from nodeready.subjects.debug_tools.facts import DebugTools
+from nodeready.subjects.debug_tools.facts import PY_SPY_NOTE, DebugTools
 from nodeready.subjects.gate.facts import Gate
 from nodeready.subjects.gate.files import complete
 from nodeready.subjects.iommu.facts import Entry, Iommu
@@ -209,7 +209,8 @@ def _paths(want: Policy) -> re.Pattern[str]:
 
 
 _DIRECTORY = "/usr/local/lib/nodeready"
-_WRITABLE = r"(?: /usr/local/lib/nodeready(?:/(?:nodeready\.pyz|compiled\.pyz|compiled))?){1,4}"
+_ROOTS = "|".join(map(re.escape, sorted({_DIRECTORY, "/etc/nodeready", *_GATE})))
+_WRITABLE = f"(?: (?:{_ROOTS})){{1,20}}"
 
 
 def _commands(want: Policy) -> re.Pattern[str]:
@@ -247,10 +248,13 @@ def named(action: Action, want: Policy) -> Iterator[str]:
         head, *words = action.argv
         if head == "nr_compile":
             good = re.fullmatch(r"python3(\.\d+)?|/usr/libexec/platform-python", words[0])
-            if not good or words[1:] != [f"{_DIRECTORY}/{n}" for n in (
-                "nodeready.pyz", "compiled.pyz", "compiled"
-            )]:  # fmt: skip
+            files = [f"{_DIRECTORY}/{n}" for n in ("nodeready.pyz", "compiled.pyz", "compiled")]
+            digest = dict(getattr(want, "gate_files", ())).get(files[0])
+            if not good or words[1:] != [*files, digest]:
                 yield f"compile {words}"
+        elif head == "nr_note":
+            if words != ["/usr/local/bin/py-spy", PY_SPY_NOTE]:
+                yield f"note {words}"
         elif head != "nr_packages" or words[0] not in {"apt-get", "zypper", "dnf", "yum"}:
             yield f"script {action.argv}"
         elif not set(words[2:]) <= set(want.packages):
