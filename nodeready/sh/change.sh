@@ -68,7 +68,13 @@ nr_uptime() {
 }
 
 # nr_who PATH: whose this is, not following a link.
-nr_who() { stat -c %U -- "$1" 2>/dev/null || printf 'somebody'; }
+nr_who() {
+    nr_x=$(stat -c '%U %u' -- "$1" 2>/dev/null) || nr_x=somebody
+    case $nr_x in
+    UNKNOWN*) printf 'uid %s' "${nr_x##* }" ;;
+    *) printf '%s' "${nr_x%% *}" ;;
+    esac
+}
 
 # nr_judge: what the directory in which we stand allows, as nr_ground.
 #   ours    only root and we can change what is in it
@@ -102,7 +108,8 @@ nr_judge() {
 # is followed only where root's or our own link cannot have been put or replaced by others.
 # MAKE: '1' makes the directories that lack, '0' fails with status 1 where one lacks.
 nr_walk() {
-    nr_path=${1%/.} nr_rest=$1 nr_links=0 nr_loose=''
+    # nr_own: what is left of PATH behind the first link; with more left, we are in a link's target.
+    nr_path=${1%/.} nr_rest=$1 nr_own=$1 nr_links=0 nr_loose=''
     nr_me=${nr_me:-$(id -u)} nr_group=${nr_group:-$(id -g)}
     cd -P / || nr_fail "$nr_path: cannot enter /"
     nr_judge
@@ -130,9 +137,11 @@ nr_walk() {
             nr_target=$(readlink -- "./$nr_name") || nr_target=
             if [ "$nr_links" -gt 40 ] || [ -z "$nr_target" ]; then nr_nowhere; fi
             case $nr_rest in
-            */*) nr_rest=$nr_target/${nr_rest#*/} ;;
-            *) nr_rest=$nr_target ;;
+            */*) nr_left=${nr_rest#*/} ;;
+            *) nr_left= ;;
             esac
+            if ! nr_in_target; then nr_own=$nr_left; fi
+            nr_rest=$nr_target${nr_left:+/$nr_left}
             case $nr_target in
             /*)
                 cd -P / || nr_fail "$nr_path: cannot enter /"
@@ -143,13 +152,13 @@ nr_walk() {
         fi
         if [ ! -d "./$nr_name" ]; then
             case $nr_rest in */*) ;; *)
-                if [ "$nr_links" -gt 0 ] && [ ! -e "./$nr_name" ]; then nr_nowhere; fi
+                if nr_in_target && [ ! -e "./$nr_name" ]; then nr_nowhere; fi
                 return 0
                 ;;
             esac
             if [ -e "./$nr_name" ]; then nr_fail "$nr_path: $nr_at/$nr_name: is no directory"; fi
             if [ "$2" = 0 ]; then return 1; fi
-            if [ "$nr_links" -gt 0 ]; then nr_nowhere; fi
+            if nr_in_target; then nr_nowhere; fi
             nr_out=$(mkdir -- "./$nr_name" 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
         fi
         nr_enter
@@ -169,6 +178,9 @@ nr_trusted() {
     esac
     return 1
 }
+
+# nr_in_target: whether the next component is one of a link's target, and not of the path itself.
+nr_in_target() { [ "${#nr_rest}" -gt "${#nr_own}" ]; }
 
 # nr_nowhere: a link does not lead to a file or directory.
 nr_nowhere() { nr_fail "$nr_path: a link that leads nowhere"; }
