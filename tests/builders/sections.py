@@ -37,8 +37,8 @@ def exact(path: str, content: str | bytes, nonce: str = NONCE) -> str:
     return f"\n@{nonce} file {path}\n{packed}\n@{nonce} eof\n"
 
 
-def home(name: str, said: str | bytes, status: str = "0", path: str = "") -> str:
+def home(name: str, said: str | bytes, path: str = "") -> str:
     """What the section pdshrc prints about a user whose process said this."""
     raw = said.encode("utf-8", "surrogateescape") if isinstance(said, str) else said
-    packed = base64.encodebytes(raw + b"\n" + status.encode()).decode("ascii")
+    packed = base64.encodebytes(raw).decode("ascii")
     return f"user={name} {path or f'/home/{name}'}\nread={name}\n{packed}"
