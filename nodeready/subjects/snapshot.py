@@ -41,8 +41,8 @@ SECTION_BYTES = 1 << 20
 #: Seconds that are left for the answer when a section beside the others was ended by its limit.
 MARGIN_S = 3
 
-#: Seconds at least for all sections that run together in one shell, which take a tenth of a second,
-#: if none of them waits for somebody.
+#: Seconds for all sections that run together in one shell, which take a tenth of a second. It is
+#: more where one of them may wait for longer: for a home directory.
 TOGETHER_S = 5
 
 #: Characters in front of each line of a section that ran in a shell of its own.
@@ -126,7 +126,8 @@ nr_take() {
     if [ "$nr_limit" = nr_session ]; then
         nr_session "$nr_left" cat | head -c "$3" | sed 's/^/      |/'
     else
-        $nr_limit "$nr_left" cat -n | head -c "$3"
+        # Twice its size, for the numbers.
+        $nr_limit "$nr_left" cat -n | head -c "$(($3 * 2))"
     fi
     printf '\n@%s end\n' "$NR"
 }
@@ -266,8 +267,11 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
         if ended and re.fullmatch(r"[0-9]{1,3}\n?", status):
             outputs[name] = Output(printed, int(status), nonce=nonce)
         else:
-            size = len(came.encode("utf-8", "surrogateescape"))
-            outputs[name] = Output(content, None, truncated=size >= caps[name], nonce=nonce)
+            size, whole = (
+                len(text.encode("utf-8", "surrogateescape")) for text in (content, came)
+            )
+            cut = size >= caps[name] or whole >= 2 * caps[name]
+            outputs[name] = Output(content, None, truncated=cut, nonce=nonce)
     for name in caps:
         outputs.setdefault(name, Output("", None))
     return outputs

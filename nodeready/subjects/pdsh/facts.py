@@ -166,7 +166,7 @@ NODEREADY
 
 
 def _base64_bytes(most: int) -> int:
-    """Bytes of whole lines of base64 that show whether a user's process said more than ``most``."""
+    """Bytes of so many whole lines of base64 that more than ``most`` bytes show themselves."""
     return ((most + 64) // 57 + 1) * 77
 
 
