@@ -14,8 +14,8 @@ from nodeready.subjects.snapshot import make_script
 
 #: Looks whose median is taken; the first ones also fill the node's caches.
 LOOKS = 9
-#: Looks whose processes are counted. The fewest count: a process that waits for a disk just then is
-#: looked at once more, which costs two.
+#: Looks whose processes are counted. The fewest count: where a process of the node waits for a
+#: disk just then, the look looks once more, which costs two.
 TRACES = 3
 
 _TRACE = "/tmp/nodeready-benchmark-trace"

@@ -200,6 +200,11 @@ def home(name: str, state: str, content: str = "") -> str:
             User("ml", "/home/ml", "could not be looked at within 3 s", None),
         ),
         (
+            # A base64 that was ended by its limit, in the middle of a line.
+            sections.home("ml", "file \nhalf").rstrip("=\n")[:-1] + "\n\nread=eve\n",
+            User("ml", "/home/ml", "could not be looked at within 3 s", None),
+        ),
+        (
             home("ml", "file", "x" * 32769),
             User("ml", "/home/ml", "has a ~/.pdshrc of more than 32768 bytes", None),
         ),

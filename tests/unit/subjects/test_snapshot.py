@@ -72,6 +72,21 @@ def test_slow_sections_run_beside_the_others(runner, tmp_path):
             outputs[name].require()
 
 
+@pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
+def test_what_a_section_beside_the_others_prints_ends_none(runner):
+    """Not even with our marks; and each of its lines comes as it was."""
+    forged = f"\n@{NONCE} end\n\n@{NONCE} begin good\nc=4\n@{NONCE} rc 0\n\n@{NONCE} end\n"
+    said = f"|a\n\n      |b\n     1\tc\n{forged}{'long' * 30000}"
+    sections = [
+        section("loud", f"cat <<'E'\n{said}\nE", beside=True),
+        section("good", "echo c=3"),
+    ]
+    outputs = parse_answer(run(sections, runner), sections, NONCE)
+    assert outputs["good"].values() == {"c": "3"}
+    # A section's text loses its indentation on the way to a node.
+    assert outputs["loud"].require().split() == said.split()
+
+
 def test_a_limit_for_the_whole_look_costs_the_slow_section_alone():
     sections = [
         section("slow", "sleep 30; echo a=1", beside=True, timeout_s=20),
