@@ -73,9 +73,15 @@ def unknown(check: str, reason: str) -> Result:
 
 
 def fixable(
-    check: str, expected: str, actual: str, source: str = "", fix: str = "", status: str = "fail"
+    check: str,
+    expected: str,
+    actual: str,
+    source: str = "",
+    fix: str = "",
+    *,
+    status: str = "fail",
 ) -> Result:
-    """A failure that ``nodeready deploy`` repairs; with the status ``warn``, one that stops no job."""
+    """A failure that ``nodeready deploy`` repairs; with ``status`` ``warn``, it stops no job."""
     command = f"nodeready deploy INVENTORY --only {check.partition('.')[0]}"
     return Result(check, status, expected, actual, source, fix or command, NODEREADY)
 
