@@ -41,12 +41,15 @@ try:
 except (ImportError, OSError):
     libc = None
 if libc:
-    # No device is opened but by who may open it anyway: mount_namespaces(7).
+    # No device is opened but by who may open it anyway, and no file written: mount_namespaces(7),
+    # mount_setattr(2) with RDONLY, NOSUID and NODEV.
     if (uid == 0 or 2 in kept) and libc.unshare(0x00020000) == 0:
         if libc.mount(b"none", b"/", None, 0x44000, 0) == 0:
             libc.mount(b"none", b"/dev", b"tmpfs", 0, b"size=4k")
-            nosuid_nodev = struct.pack("=QQQQ", 6, 0, 0, 0)
-            libc.syscall(442, -100, b"/", 0x8000, nosuid_nodev, 32)
+            libc.syscall(442, -100, b"/", 0x8000, struct.pack("=QQQQ", 7, 0, 0, 0), 32)
+    if uid and 2 in kept:
+        # What may read every file talks to nobody: network_namespaces(7), ipc_namespaces(7).
+        libc.unshare(0x48000000)
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     for capability in range(64):
         if capability not in kept:

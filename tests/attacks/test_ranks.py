@@ -69,7 +69,8 @@ home, leads = os.environ["HOME"], sys.argv[1]
 name = f"{home}/libpython3.11.so.1.0"
 shutil.copy("/bin/true", name)
 os.symlink(leads, f"{home}/other")
-mapped = mmap.mmap(os.open(name, os.O_RDONLY), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+code = mmap.PROT_READ | mmap.PROT_EXEC
+mapped = mmap.mmap(os.open(name, os.O_RDONLY), 4096, mmap.MAP_PRIVATE, code)
 libc = ctypes.CDLL(None)
 if os.fork() == 0:
     while True:
@@ -85,9 +86,6 @@ def test_roots_py_spy_opens_no_more_than_its_processs_user_may(mallory, tool, fl
     node.enter(["install", "-d", "-m", "755", "/srv/devices"])
     node.enter(["install", "-m", "600", "/dev/null", "/srv/devices/watchdog"])
     mallory.start("env", "RANK=0", "WORLD_SIZE=1", "python3", "-c", SWAPS, "/srv/devices/watchdog")
-    wait_for(
-        lambda: node.enter(["test", "-L", "/home/mallory/other"], check=False).returncode in (0, 1)
-    )
     count(node, mallory.uid, 2)
     where = fleet([node])
     with opened(node, "/srv/devices") as names:
