@@ -26,8 +26,9 @@ from nodeready.subjects.result import Result, unknown
 # The answer on the wire: a line ``nodeready/1 NONCE gzip`` (or ``plain``), base64 of the sections,
 # a line ``nodeready/1 NONCE end``. Each section: ``@NONCE begin NAME``, what the section printed,
 # ``@NONCE rc N`` when it ended by itself, ``@NONCE end``. A section that ran in a shell of its own
-# begins with ``@NONCE piped NAME``, and each of its lines has a bar in front. What all others
-# print is of our own words alone, or behind one of them, or in base64 (nodeready/sh/probe.sh).
+# begins with ``@NONCE piped NAME``, and each of its lines has seven characters of ours in front:
+# the line's number, as `cat -n` prints it, or a bar. What all others print is of our own words
+# alone, or behind one of them, or in base64 (nodeready/sh/probe.sh).
 
 #: More than this of one node's answer is refused, so that one node cannot fill our memory.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -38,8 +39,12 @@ SECTION_BYTES = 1 << 20
 #: Seconds that are left for the answer when a section beside the others was ended by its limit.
 MARGIN_S = 3
 
-#: Seconds for all sections that run together in one shell, which take a tenth of a second.
+#: Seconds for all sections that run together in one shell, which take a tenth of a second. It is
+#: more where one of them may wait for longer: for a home directory.
 TOGETHER_S = 5
+
+#: Characters in front of each line of a section that ran in a shell of its own.
+_IN_FRONT = 7
 
 # First all sections run in one shell, one after the other, as functions: a process costs more than
 # what most sections do. When that shell does not end well (a section hangs, prints without end, or
@@ -91,7 +96,7 @@ nr_section() {
     printf '\n@%s piped %s\n' "$NR" "$1"
     nr_shell "$2" "$NR_LIB
 nr_trap
-$4" 2>&1 | head -c "$3" | sed 's/^/|/'
+$4" 2>&1 | head -c "$3" | sed 's/^/      |/'
     printf '\n@%s end\n' "$NR"
 }
 nr_join() {
@@ -116,7 +121,12 @@ nr_take() {
     read -r nr_up nr_x </proc/uptime
     nr_left=$(($2 + 2 + nr_begin - ${nr_up%%.*}))
     if [ "$nr_left" -lt 1 ]; then nr_left=1; fi
-    $nr_limit "$nr_left" cat | head -c "$3" | sed 's/^/|/'
+    if [ "$nr_limit" = nr_session ]; then
+        nr_session "$nr_left" cat | head -c "$3" | sed 's/^/      |/'
+    else
+        # Twice its size, for the numbers.
+        $nr_limit "$nr_left" cat -n | head -c "$(($3 * 2))"
+    fi
     printf '\n@%s end\n' "$NR"
 }
 nr_empty() {
@@ -161,7 +171,7 @@ def make_script(
     together = [section for section in sections if not section.beside]
     beside = [section for section in sections if section.beside]
     # A policy can leave a section nothing to do.
-    idle = {section.name for section in beside if section.script(policy).strip() == ":"}
+    idle = {section.name for section in sections if section.script(policy).strip() == ":"}
     bodies = {s.name: shell.quote(shell.minify(s.script(policy))) for s in (*together, *beside)}
     lines = [
         f"NR={nonce}",
@@ -174,8 +184,10 @@ def make_script(
         "read -r nr_begin nr_x </proc/uptime",
         "nr_begin=${nr_begin%%.*}",
     ]
-    cap = sum(section.cap_bytes for section in together)
-    lines += ["nr_level_0() {", f"nr_ended=$(nr_together {min(TOGETHER_S, rest)} {cap})"]
+    busy = [section for section in together if section.name not in idle]
+    cap = sum(section.cap_bytes for section in busy)
+    limit = min(rest, max([TOGETHER_S, *(section.timeout_s for section in busy)]))
+    lines += ["nr_level_0() {", f"nr_ended=$(nr_together {limit} {cap})"]
     lines += ['if [ "$nr_ended" != 0 ]; then', ":"]
     lines += [f'nr_section {_limits(s)} "$nr_body_{s.name}"' for s in together]
     lines += ["fi", "} 5>&1"]
@@ -241,9 +253,10 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
         if name not in caps:
             continue
         content = rest.partition(f"\n@{nonce} end\n")[0]
-        if how == "piped":
-            content = f"\n{content}".replace("\n|", "\n")[1:]
         most = max(caps[name], SECTION_BYTES)
+        came = content
+        if how == "piped" and len(came) <= 2 * most:
+            content = "\n".join(line[_IN_FRONT:] for line in came.split("\n"))
         if len(content) > most:
             outputs[name] = Output(content[:most], None, truncated=True, nonce=nonce)
             continue
@@ -252,8 +265,11 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
         if ended and re.fullmatch(r"[0-9]{1,3}\n?", status):
             outputs[name] = Output(printed, int(status), nonce=nonce)
         else:
-            size = len(content.encode("utf-8", "surrogateescape"))
-            outputs[name] = Output(content, None, truncated=size >= caps[name], nonce=nonce)
+            size, whole = (
+                len(text.encode("utf-8", "surrogateescape")) for text in (content, came)
+            )
+            cut = size >= caps[name] or whole >= 2 * caps[name]
+            outputs[name] = Output(content, None, truncated=cut, nonce=nonce)
     for name in caps:
         outputs.setdefault(name, Output("", None))
     return outputs

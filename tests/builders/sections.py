@@ -37,9 +37,9 @@ def exact(path: str, content: str | bytes, nonce: str = NONCE) -> str:
     return f"\n@{nonce} file {path}\n{packed}\n@{nonce} eof\n"
 
 
-def home(name: str, said: str | bytes, status: str = "0", path: str = "") -> str:
+def home(name: str, said: str | bytes, path: str = "") -> str:
     """What the section pdshrc prints about a user whose process said this."""
     raw = said.encode("utf-8", "surrogateescape") if isinstance(said, str) else said
-    packed = base64.encodebytes(raw + b"\n" + status.encode()).decode("ascii")
+    packed = base64.encodebytes(raw).decode("ascii")
     user = f"uid={name} {0 if name == 'root' else 1000}\nuser={name} {path or f'/home/{name}'}"
     return f"{user}\nread={name}\n{packed}"

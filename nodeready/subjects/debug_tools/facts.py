@@ -93,9 +93,11 @@ def _script(policy: Policy) -> str:
     packages = rf"""
     nr_missing=
     for nr_name in {names}; do
+        if command -v "$nr_name" >/dev/null 2>&1 || [ -e {_DPKG}/"$nr_name".md5sums ]; then
+            continue
+        fi
         nr_found=
-        if command -v "$nr_name" >/dev/null 2>&1; then nr_found=1; fi
-        for nr_file in {_DPKG}/"$nr_name".md5sums {_DPKG}/"$nr_name":*.md5sums; do
+        for nr_file in {_DPKG}/"$nr_name":*.md5sums; do
             if [ -e "$nr_file" ]; then nr_found=1; fi
         done
         if [ -z "$nr_found" ] && [ ! -d {_DPKG} ] && command -v rpm >/dev/null; then

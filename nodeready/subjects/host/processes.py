@@ -28,108 +28,120 @@ MARK = "nr_fs="
 MOST, MOST_OF_USER = 256, 32
 #: The first user who is a person (UID_MIN of login.defs(5)).
 FIRST_USER = 1000
-# pid (name) state ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt utime stime:
-# the first fields of /proc/PID/stat (proc_pid_stat(5)).
-_FIELDS = r"^[0-9]* (.*) [DZ]\( [0-9-]*\)\{12\}"
-
-# The zombies by their parents, and the processes in state D. PF_KTHREAD of linux/sched.h. A name
-# cannot end a line (the kernel escapes it there), nor look like the fields behind it.
-_SORT = r"""
-{
-    rest = $0
-    sub(/^.*\) /, "", rest)
-    split(rest, word, " ")
-    if (word[1] == "Z") { zombies++; of[word[2]]++; next }
-    if (int(word[7] / 2097152) % 2 == 0 && (waiting++ < 16384 || !++unseen)) print
+# One awk reads all these files: a process for each kind of file would cost more than the reading.
+# A file of a process that has ended meanwhile is passed over. Of /proc/PID/stat it prints pid
+# (name) state ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt utime stime
+# (proc_pid_stat(5)). A name cannot end a line (the kernel escapes it there), nor look like the
+# fields behind it.
+_FUNCTIONS = r"""
+function fields(pid,  line, n) {
+    line = text = ""
+    getline line < ("/proc/" pid "/stat")
+    close("/proc/" pid "/stat")
+    if (line !~ /\) [DZ] /) return 0
+    text = line
+    sub(/^.*\) /, "", line)
+    text = substr(text, 1, length(text) - length(line))
+    if (split(line, word, " ") < 13 || word[1] !~ /^[DZ]$/) return 0
+    for (n = 1; n <= 13; n++) text = text (n == 1 ? "" : " ") word[n]
+    return 1
 }
-END {
+function first(file, pattern,  line) {
+    while ((getline line < file) > 0 && line !~ pattern) line = ""
+    close(file)
+    return line
+}
+"""
+# The zombies by their parents, and the processes in state D. PF_KTHREAD of linux/sched.h. Who
+# started them: /proc/PID/status:Uid: REAL EFFECTIVE ... The real one: a setuid program is its
+# user's doing.
+_SORT = rf"""
+{_FUNCTIONS}
+function keep(pid) {{
+    few++
+    print "uid_" pid "=" uid[pid]
+    print stat[pid]
+}}
+BEGIN {{
+    for (n = 1; n < ARGC; n++) {{
+        pid = ARGV[n]
+        gsub(/[^0-9]/, "", pid)
+        if (!fields(pid)) continue
+        if (word[1] == "Z") {{ zombies++; of[word[2]]++; continue }}
+        if (int(word[7] / 2097152) % 2 == 1) continue
+        if (waiting++ >= 16384) {{ unseen++; continue }}
+        if (split(first("/proc/" pid "/status", "^Uid:"), word, /[ \t]+/) < 3) continue
+        seen++
+        if (each[word[2]]++ >= {MOST_OF_USER}) continue
+        uid[pid] = word[2]
+        stat[pid] = text
+        if (word[2] >= {FIRST_USER}) later[++many] = pid
+        else if (few < {MOST}) keep(pid)
+    }}
+    for (n = 1; n <= many && few < {MOST}; n++) keep(later[n])
+    if (seen > few) print "more=" seen - few
     print "zombies=" zombies + 0
     print "unseen=" unseen + 0
-    for (n = 0; n < 5; n++) {
+    for (n = 0; n < 5; n++) {{
         worst = ""
         for (parent in of) if (worst == "" || of[parent] > of[worst]) worst = parent
         if (worst == "") break
         print "reaps_" worst "=" of[worst]
         delete of[worst]
-    }
-}
-"""
-# Who started them: /proc/PID/status:Uid: REAL EFFECTIVE ... The real one: a setuid program is its
-# user's doing.
-_CHOOSE = rf"""
-each[$6]++ < {MOST_OF_USER} {{
-    if ($6 >= {FIRST_USER}) later[++many] = $3 " " $6
-    else if (few < {MOST}) {{ few++; print $3 " " $6 }}
+        name = first("/proc/" worst "/comm", "")
+        if (name != "") print "parent_" worst "=" name
+    }}
 }}
-END {{
-    for (n = 1; n <= many && few < {MOST}; n++) {{ few++; print later[n] }}
-    if (NR > few) print "more " NR - few
+"""
+# The same processes once more. ARGV: their users, in one word, and their pids.
+_AGAIN = rf"""
+{_FUNCTIONS}
+BEGIN {{
+    for (n = 2; n < ARGC; n++) if (fields(ARGV[n])) print text
+    while ((getline line < "/etc/passwd") > 0) {{
+        split(line, word, ":")
+        if (index(ARGV[1], " " word[3] " ")) print "user_" word[3] "=" word[1]
+    }}
+    ARGV[1] = "self"
+    for (n = 1; n < ARGC; n++) {{
+        print "/proc/" ARGV[n] "/wchan:" first("/proc/" ARGV[n] "/wchan", "")
+        print "/proc/" ARGV[n] "/sched:" first("/proc/" ARGV[n] "/sched", "^se.exec_start *:")
+    }}
 }}
 """
 
 # The script leaves in nr_hung, a line each, the mounts at which an earlier look of ours hangs.
 SCRIPT = rf"""
 nr_hung=
-nr_pids=' '
+nr_pids=
 nr_uids=' '
-nr_files=
-nr_more=
-nr_scheds=
-nr_sorted=$(grep -aosh '{_FIELDS}' /proc/[0-9]*/stat | awk '{_SORT}')
-nr_chosen=$(printf '%s\n' "$nr_sorted" | awk '/^[0-9]/ {{ print "/proc/" $1 "/status" }}')
-if [ -n "$nr_chosen" ]; then
-    nr_chosen=$(grep -asH '^Uid:' /dev/null $nr_chosen | awk -F '[:/\t ]+' '{_CHOOSE}')
-fi
-printf 'processes=1\n'
-while read -r nr_pid nr_uid; do
-    case $nr_pid in
-    '') continue ;;
-    more) printf 'more=%s\n' "$nr_uid"; continue ;;
-    esac
-    printf 'uid_%s=%s\n' "$nr_pid" "$nr_uid"
-    nr_pids="$nr_pids$nr_pid "
-    nr_uids="$nr_uids$nr_uid "
-    nr_files="$nr_files /proc/$nr_pid/stat"
-    nr_more="$nr_more /proc/$nr_pid/wchan"
-    nr_scheds="$nr_scheds /proc/$nr_pid/sched"
-done <<EOF
-$nr_chosen
-EOF
-nr_sorted=$(printf '%s\n' "$nr_sorted" |
-    awk -v pids="$nr_pids" '/^[a-z]/ || index(pids, " " $1 " ")')
-printf '%s\n' "$nr_sorted"
-while IFS= read -r nr_line; do
-    case $nr_line in
-    reaps_*)
-        nr_pid=${{nr_line#reaps_}}
-        nr_pid=${{nr_pid%%=*}}
-        nr_value "parent_$nr_pid" "/proc/$nr_pid/comm"
+nr_sorted=$(awk '{_SORT}' /proc/[0-9]*/stat)
+printf 'processes=1\n%s\n' "$nr_sorted"
+while IFS='_=' read -r nr_key nr_pid nr_uid; do
+    case $nr_key in uid)
+        nr_pids="$nr_pids $nr_pid"
+        nr_uids="$nr_uids$nr_uid "
         ;;
     esac
 done <<EOF
 $nr_sorted
 EOF
-if [ -n "$nr_files" ]; then
+if [ -n "$nr_pids" ]; then
     sleep 1
     printf 'processes=2\n'
-    grep -aosh '{_FIELDS}' /dev/null $nr_files
-    awk -F: -v uids="$nr_uids" 'index(uids, " " $3 " ") {{ print "user_" $3 "=" $1 }}' /etc/passwd
-    grep -asH '' /dev/null $nr_more
-    printf '\n'
-    grep -asH '^se.exec_start' /proc/self/sched $nr_scheds
-    for nr_file in $nr_files; do
-        nr_file=${{nr_file%/stat}}
+    awk '{_AGAIN}' "$nr_uids" $nr_pids
+    for nr_pid in $nr_pids; do
         nr_line=
-        {{ read -r nr_line <"$nr_file/comm"; }} 2>/dev/null
+        {{ read -r nr_line <"/proc/$nr_pid/comm"; }} 2>/dev/null
         # Another user may give a process any name and any arguments.
-        if [ "$nr_line" = stat ] && [ -O "$nr_file" ]; then
-            nr_line=$(tr '\0' ' ' <"$nr_file/cmdline" 2>/dev/null)
+        if [ "$nr_line" = stat ] && [ -O "/proc/$nr_pid" ]; then
+            nr_line=$(tr '\0' ' ' <"/proc/$nr_pid/cmdline" 2>/dev/null)
             case $nr_line in
             *'{MARK}'*' %n '*)
                 nr_line=${{nr_line##*' %n '}}
                 nr_hung="$nr_hung${{nr_line% }}
 "
-                printf 'ours=%s\n' "${{nr_file#/proc/}}"
+                printf 'ours=%s\n' "$nr_pid"
                 ;;
             esac
         fi

@@ -69,8 +69,8 @@ def _script(policy: Policy) -> str:
 # the user may stop it, trace it, take its descriptors and write what the user likes (ptrace(2)),
 # and the file may be a FIFO, on a file system of the user's own (fuse(4)) or under a lease
 # (fcntl(2)). So nothing of ours is in its reach: no descriptor but a pipe of its own, an empty
-# environment, a session of its own. What comes through the pipe is read by root's `head`, for a
-# limited time and up to a limited size, and goes on in base64, whatever it is. All users are asked
+# environment, a session of its own. What comes through the pipe goes to root's `base64`, for a
+# limited time, and root's `head` takes it from there, up to a limited size. All users are asked
 # at once and nothing waits for their processes, so that one of them costs the others nothing.
 
 #: Seconds that a home directory has to answer.
@@ -78,7 +78,7 @@ ANSWER_S = 3
 #: Bytes of a ~/.pdshrc: in base64 they fit into a pipe (64 KiB), which is emptied when all users
 #: have been asked. With many users it is less, so that all together cannot fill the answer.
 MOST_BYTES = 32768
-_ALL_BYTES = 2 * 1024 * 1024
+_ALL_BYTES = 1024 * 1024
 _END = b"\nnodeready: end"
 
 
@@ -113,8 +113,15 @@ def _users_script(policy: Policy) -> str:
     nr_text={shell.quote(shell.minify(_AS_USER))}
     if command -v getent >/dev/null 2>&1; then nr_passwd=$(getent passwd {names})
     else nr_passwd=$(cat /etc/passwd); fi
-    nr_me=$(id -u)
-    nr_setpriv=$(command -v setpriv)
+    while read -r nr_key nr_x nr_me nr_x; do
+        if [ "$nr_key" = Uid: ]; then break; fi
+    done </proc/self/status
+    nr_setpriv=
+    IFS=:
+    for nr_dir in $PATH; do
+        if [ -x "$nr_dir/setpriv" ]; then nr_setpriv=$nr_dir/setpriv; break; fi
+    done
+    unset IFS
     # Busybox has one that changes no user. PAM is not asked: its modules read files of the user's.
     if [ "$nr_setpriv" -ef /bin/busybox ]; then nr_setpriv=; fi
     nr_look() {{
@@ -126,14 +133,6 @@ def _users_script(policy: Policy) -> str:
         elif command -v runuser >/dev/null 2>&1; then set -- runuser -u "$nr_user" -- "$@"
         else set -- su -s /bin/sh "$nr_user" -c "$nr_text" sh "$nr_home" {most + 1}; fi
         exec setsid timeout -s KILL {ANSWER_S} env -i PATH="$PATH" LC_ALL=C "$@"
-    }}
-    nr_ask() {{
-        {{
-            nr_look "$1" </dev/null 2>/dev/null 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- &
-        }} | {{
-            timeout -k 1 {ANSWER_S + 1} head -c {most + 64}
-            printf '\n%s' "$?"
-        }} | base64
     }}
     nr_rest() {{
         shift
@@ -154,10 +153,12 @@ NODEREADY
             return
         fi
         printf 'uid=%s %s\nuser=%s %s\n' "$1" "$nr_uid" "$1" "$nr_home"
-        nr_ask "$1" | {{
+        {{
+            nr_look "$1" </dev/null 2>/dev/null 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- &
+        }} | timeout -k 1 {ANSWER_S + 1} base64 | {{
             nr_rest "$@" </dev/null
-            printf 'read=%s\n' "$1"
-            cat
+            printf '\nread=%s\n' "$1"
+            exec head -c {_base64_bytes(most)}
         }}
     }}
     nr_users {names}
@@ -166,6 +167,11 @@ NODEREADY
 
 
 _FIRST_PERSON = 1000
+
+
+def _base64_bytes(most: int) -> int:
+    """Bytes of so many whole lines of base64 that more than ``most`` bytes show themselves."""
+    return ((most + 64) // 57 + 1) * 77
 
 
 @dataclass(frozen=True)
@@ -252,7 +258,7 @@ _STATES = {
 
 
 def _read(output: Output) -> dict[str, bytes]:
-    """User -> what came of the user's process, and in a last line how its reader ended."""
+    """User -> what came of the user's process."""
     lines: dict[str, list[str]] = {}
     into: list[str] = []
     for line in output.require().splitlines():
@@ -260,22 +266,26 @@ def _read(output: Output) -> dict[str, bytes]:
             into = lines.setdefault(line[5:], [])
         elif _BASE64.fullmatch(line):
             into.append(line)
-    return {user: decoded("".join(found)) for user, found in lines.items()}
+    texts = {user: "".join(found) for user, found in lines.items()}
+    # A base64 that was ended by its limit may have ended anywhere.
+    return {user: decoded(text[: len(text) // 4 * 4]) for user, text in texts.items()}
 
 
-def _user(name: str, home: str, read: bytes, most: int) -> User:
+def _user(name: str, home: str, read: bytes | None, most: int) -> User:
     """One user, from what came of the user's process, which may be anything."""
-    said, _, status = read.rpartition(b"\n")
-    if said.endswith(_END) and len(said) <= most + 64:
-        first, _, content = said[: -len(_END)].partition(b"\n")
+    if read is None:
+        return User(name, home, UNSEEN)
+    if read.endswith(_END) and len(read) <= most + 64:
+        first, _, content = read[: -len(_END)].partition(b"\n")
         state = first.decode("ascii", "replace").strip()
-        if state in _STATES and len(content) <= most:
-            there = content if state.startswith("file") else None
-            return User(name, home, _STATES[state], there)
-    if len(said) > most:
+        if len(content) > most:
+            return User(name, home, f"has a ~/.pdshrc of more than {most} bytes")
+        if state not in _STATES:
+            return User(name, home, UNSEEN)
+        return User(name, home, _STATES[state], content if state.startswith("file") else None)
+    if len(read) > most:
         return User(name, home, f"has a ~/.pdshrc of more than {most} bytes")
-    late = not said.endswith(_END) and status != b""
-    return User(name, home, f"{UNSEEN} within {ANSWER_S} s" if late else UNSEEN)
+    return User(name, home, f"{UNSEEN} within {ANSWER_S} s")
 
 
 def _users(output: Output, policy: Policy) -> tuple[User, ...]:
@@ -290,7 +300,7 @@ def _users(output: Output, policy: Policy) -> tuple[User, ...]:
             continue
         if not re.fullmatch(r"/[^\x00-\x1f]*", home):
             raise ProbeError(f"the home directory of {name} is no path", home)
-        user = _user(name, home, read.get(name, b""), most_bytes(policy))
+        user = _user(name, home, read.get(name), most_bytes(policy))
         uid = uids.get(name, "")
         found.append(replace(user, uid=number(uid, "a user's number")) if uid else user)
     return tuple(found)
@@ -324,8 +334,8 @@ def _settings(lines: Iterable[Line]) -> Iterable[Line]:
     return (line for line in lines if not line.text.lstrip().startswith("#"))
 
 
-#: Beside the others: a home directory may be slow.
+#: A home directory may be slow.
 USERS = Section(
-    "pdshrc", _users_script, timeout_s=ANSWER_S + 4, cap_bytes=2 * _ALL_BYTES, beside=True
+    "pdshrc", _users_script, timeout_s=ANSWER_S + 4, cap_bytes=_ALL_BYTES + _ALL_BYTES // 2
 )
 PROBE = Probe("pdsh", (Section("pdsh", _script), USERS), parse)

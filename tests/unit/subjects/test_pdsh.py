@@ -197,7 +197,7 @@ def home(name: str, state: str, content: str = "") -> str:
             User("ml", "/home/ml", "could not be looked at within 3 s", None),
         ),
         (
-            sections.home("ml", "", "124"),
+            sections.home("ml", ""),
             User("ml", "/home/ml", "could not be looked at within 3 s", None),
         ),
         (
@@ -205,7 +205,7 @@ def home(name: str, state: str, content: str = "") -> str:
             User("ml", "/home/ml", "has a ~/.pdshrc of more than 32768 bytes", None),
         ),
         (
-            sections.home("ml", "x" * 32832, "0"),
+            sections.home("ml", "x" * 32832),
             User("ml", "/home/ml", "has a ~/.pdshrc of more than 32768 bytes", None),
         ),
         (home("ml", "file", "x" * 32768), User("ml", "/home/ml", "", b"x" * 32768)),

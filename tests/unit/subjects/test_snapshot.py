@@ -56,7 +56,7 @@ def test_slow_sections_run_beside_the_others(runner, tmp_path):
     """All at once: each waits for a file that another one makes."""
     sections = [
         section("first", f"until [ -e {tmp_path}/b ]; do sleep 0.05; done; echo a=1", beside=True),
-        section("second", f"touch {tmp_path}/b; yes | head -c 200000; cat", beside=True),
+        section("second", f"touch {tmp_path}/b; yes aaaaaaaa | head -c 200000; cat", beside=True),
         section("absent", "echo never", beside=True, when="[ -e /nonexistent ]"),
         section("deaf", "trap '' TERM; echo b=2; sleep 30", beside=True, timeout_s=1),
         section("huge", "yes aaaaaaaa", beside=True, cap_bytes=4096),
