@@ -1,6 +1,6 @@
 """The start of the command, also as `python -m nodeready`: a signal ends it quietly."""
 
-from nodeready.exit_codes import leave_on_signals
+from nodeready.exit_codes import ignore_signals, leave_on_signals
 
 
 def main() -> None:
@@ -11,7 +11,7 @@ def main() -> None:
     try:
         run()
     finally:
-        leave_on_signals()
+        ignore_signals()
 
 
 if __name__ == "__main__":

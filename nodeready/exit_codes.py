@@ -51,3 +51,12 @@ def leave_on_signals() -> None:
 def leave(signum: int, frame: FrameType | None) -> None:
     """The handler of a signal that ends the process at once."""
     os._exit(INTERRUPTED)
+
+
+def ignore_signals() -> None:
+    """From here on, Ctrl-C and SIGTERM are too late: the exit code stands, the process goes.
+
+    Python's own end would give them back to the kernel, and the code would be the signal's.
+    """
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from nodeready.audit import history, peers
@@ -17,6 +19,7 @@ from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.registry import COUNTING
 from nodeready.subjects.selection import Selection
 from nodeready.text import now
+from nodeready.transport.base import Met
 from nodeready.transport.look import NOT_LOOKED_AT, Look
 
 if TYPE_CHECKING:
@@ -32,10 +35,14 @@ def looked_at(selection: Selection) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*subjects, "host"))) if counting else subjects
 
 
-def combined(context: FleetContext, looks: Iterable[Look]) -> FleetContext:
-    """The context with the nodes' addresses, and with the counters of the looks before these."""
-    counts: Counter[str] = Counter()
-    seen = 0
+def combined(
+    context: FleetContext, looks: Iterable[Look], met: Mapping[str, Met] = MappingProxyType({})
+) -> FleetContext:
+    """The context with the nodes' addresses, and with the counters of the looks before these.
+
+    met: what this run's connections saw; an address there stays its node's, whoever claims it
+    """
+    told: list[set[str]] = []
     counting = []
     for one in looks:
         subjects = one.snapshot.subjects if one.snapshot else {}
@@ -43,20 +50,32 @@ def combined(context: FleetContext, looks: Iterable[Look]) -> FleetContext:
             counting.append(one.name)
         nics = subjects.get("nics")
         if isinstance(nics, Nics):
-            seen += 1
-            counts.update(
-                address.partition("/")[0]
-                for found in nics.interfaces.values()
-                for address in found.addresses or ()
+            told.append(
+                {
+                    address.partition("/")[0]
+                    for found in nics.interfaces.values()
+                    for address in found.addresses or ()
+                }
             )
-    # An address that several nodes have, such as a container bridge's, leads to none of them.
-    own = tuple(sorted(address for address, count in counts.items() if count == 1))
     return replace(
         context,
-        addresses=own if seen > 1 else None,
+        addresses=_addresses(told, met) if len(told) > 1 else None,
         earlier=history.previous(counting),
         moment=time.time(),
     )
+
+
+def _addresses(told: list[set[str]], met: Mapping[str, Met]) -> tuple[str, ...]:
+    """The addresses that exactly one of the nodes has.
+
+    told: what each node says that it has. An address that several have, such as a container
+          bridge's, leads to none of them. A node that says more than most do has no more voice in
+          where the others' ways lead.
+    """
+    most = statistics.median_high(map(len, told))
+    counts = Counter(one for own in told for one in sorted(own)[:most])
+    reached = {one.address for one in met.values()} & counts.keys()
+    return tuple(sorted({one for one, count in counts.items() if count == 1} | reached))
 
 
 def remember(looks: Iterable[Look], context: FleetContext) -> str:

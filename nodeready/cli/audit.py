@@ -41,7 +41,7 @@ def document(
     context = FleetContext(nodes.policies)
     if all(one.kind != INTERRUPTED for one in looks):
         context = fleet_context(nodes.carrier, nodes.policies, looks, nodes.all)
-    context = combined(context, looks)
+    context = combined(context, looks, nodes.carrier.met())
     problem = remember(looks, context)
     if problem and screen.verbose:
         screen.say(problem)

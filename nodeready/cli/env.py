@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -11,8 +10,7 @@ from nodeready.audit.run import combined
 from nodeready.cli.exits import exit_code
 from nodeready.cli.options import common, format_option, option, output_file, read_ports
 from nodeready.cli.screen import refuse_unwritable, show
-from nodeready.cli.start import Common, look, over_ssh
-from nodeready.policy import Policy
+from nodeready.cli.start import Common, Nodes, look, over_ssh
 from nodeready.ready.job_env import SUBJECTS, Environment, grouped, variables
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
@@ -21,10 +19,11 @@ from nodeready.text import now
 from nodeready.transport.look import Look
 
 
-def _found(looks: list[Look], declared: Mapping[str, Policy], taken: str) -> Environment:
+def _found(looks: list[Look], nodes: Nodes, taken: str) -> Environment:
     from nodeready.subjects.context import FleetContext
 
-    context = combined(FleetContext(declared), looks)
+    declared = nodes.policies
+    context = combined(FleetContext(declared), looks, nodes.carrier.met())
     seen = {
         one.name: context.completed(one.name, one.snapshot)
         for one in looks
@@ -75,7 +74,7 @@ def env(
         if nodes.carrier.interrupted:
             screen.say("interrupted: nothing is exported")
             return exit_code(interrupted=True)
-        found = _found(looks, nodes.policies, taken)
+        found = _found(looks, nodes, taken)
         screen.tell(show_errors(looks))
     if found.nodes:
         show("env", format, found, screen, output=output)

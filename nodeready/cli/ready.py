@@ -65,12 +65,14 @@ def _fleet(
     nodes: Nodes, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
 ) -> Audit:
     """Look and prove until the budget is spent, and judge what there is."""
+    from nodeready.inventory.policies import given_addresses
     from nodeready.ready.run import Task, prove
 
     started, time_s = now(), budget_s - min(_RESERVE_S, budget_s / 4)
     subjects = tuple(name for name in looked_at(selection) if name in LOOKED_AT)
     deadline = time.monotonic() + time_s
-    task = Task(nodes.carrier, nodes.policies, subjects, wanted, budget_s, deadline)
+    given = given_addresses(nodes.all) if nodes.inventory is not None else {}
+    task = Task(nodes.carrier, nodes.policies, subjects, wanted, budget_s, deadline, given)
     left = {"look": set(nodes.policies), "proofs": set(nodes.policies)}
     with ExitStack() as after:
         done = {"look": after.enter_context(screen.progress("looking", left["look"]))}

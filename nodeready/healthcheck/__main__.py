@@ -14,10 +14,12 @@ if sys.version_info < (3, 9):
     sys.exit(1)
 
 if __name__ == "__main__":
-    from nodeready.exit_codes import leave_on_signals
+    from nodeready.exit_codes import ignore_signals, leave_on_signals
 
     # An import that a signal interrupts would show as a traceback.
     leave_on_signals()
     from nodeready.healthcheck.main import main
 
-    sys.exit(main())
+    code = main()
+    ignore_signals()
+    sys.exit(code)

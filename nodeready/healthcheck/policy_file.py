@@ -12,7 +12,7 @@ from typing import Any
 
 from nodeready.policy import Policy
 from nodeready.policy.fields import closest
-from nodeready.policy.load import PolicyError, check_settings
+from nodeready.policy.load import PolicyError, check_settings, shown_key
 
 #: The site's policy on this node.
 PATH = "/etc/nodeready/policy.json"
@@ -68,7 +68,7 @@ def _settings(text: bytes, where: str) -> dict[str, Any]:
     for key in data.keys() - set(names):
         close = closest(key, names)
         meant = f"did you mean {close}?" if close else "there is no such setting"
-        problems.append(f"{where}: unknown setting {key}: {meant}")
+        problems.append(f"{where}: unknown setting {shown_key(key)}: {meant}")
     try:
         found = check_settings({key: data[key] for key in names if key in data}, where)
     except PolicyError as error:

@@ -50,10 +50,11 @@ def _slots(settings: list[str]) -> int | None:
     for setting in settings:
         match = _SETTING.fullmatch(setting)
         if not match or match[1] not in (*_SLOTS, *_IGNORED):
-            raise ValueError(f"{setting!a} is not understood; write HOST slots=N, HOST:N or HOST")
+            words = f"{setting[:60]!a} is not understood"
+            raise ValueError(f"{words}; write HOST slots=N, HOST:N or HOST")
         if match[1] in _SLOTS:
             if not re.fullmatch(r"[0-9]{1,9}", match[2]) or int(match[2]) > MAX_SLOTS:
-                raise ValueError(f"{setting!a}: slots are a number up to {MAX_SLOTS}")
+                raise ValueError(f"{setting[:60]!a}: slots are a number up to {MAX_SLOTS}")
             slots = int(match[2])
     return slots
 

@@ -17,7 +17,8 @@ from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError, check_settings, shown
 from nodeready.subjects import snapshot
 from nodeready.subjects.registry import check_ids
-from nodeready.subjects.ssh_client.known_hosts import Endpoint
+from nodeready.subjects.ssh_client.facts import clean_address
+from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 
 #: Host data that is pyinfra's or an inventory's, and never a misspelt setting of ours.
 _INVENTORY_KEYS = frozenset({"slots", "ssh_names"})
@@ -148,3 +149,10 @@ def endpoint(host: Host) -> Endpoint:
         () if _names(names) else tuple(names),
         local=issubclass(host.connector_cls, LocalConnector),
     )
+
+
+def given_addresses(inventory: Iterable[Host]) -> dict[str, str]:
+    """Address -> the node to which the inventory gives it: as its name, ``ssh_hostname``, or in
+    ``ssh_names``. What it gives to several nodes, or with a port of its own, is not there."""
+    given = Names({host.name: endpoint(host) for host in inventory}).given
+    return {one: node for one, node in given.items() if node and clean_address(one)}

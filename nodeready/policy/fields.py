@@ -148,7 +148,7 @@ def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tup
         if column not in columns:
             close = closest(str(column), columns)
             meant = f"did you mean {close}?" if close else "there are " + ", ".join(columns)
-            raise Invalid(f"{name!r} has the unknown setting {column!r}: {meant}")
+            raise Invalid(f"{name!r} has the unknown setting {str(column)[:60]!r}: {meant}")
         if columns[column] is int:
             _whole(wanted, 1, 10_000_000)
         else:

@@ -60,6 +60,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def shown_key(key: str) -> str:
+    """An unknown setting for a message: as it is, or like a wrong value."""
+    return key if key.isprintable() and len(key) <= 60 else shown(key)
+
+
 def check_settings(
     data: Mapping[str, Any], where: str, foreign: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
@@ -80,7 +85,7 @@ def check_settings(
         elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
             meant = _misspelt(key)
             if meant:
-                problems.append(f"{where}: unknown setting {key}: {meant}")
+                problems.append(f"{where}: unknown setting {shown_key(key)}: {meant}")
     if problems:
         raise PolicyError(problems)
     return settings

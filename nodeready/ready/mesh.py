@@ -13,6 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from nodeready.node.proofs.mesh import (
     FOREIGN,
@@ -63,25 +64,58 @@ def port_cause(one: Try, skipped: bool) -> str:
     return _CAUSES.get(one.outcome) or one.said or "failed"
 
 
-def name_cause(source: str, seen: Round, owner: Mapping[str, str]) -> str:
-    """Why the target's name led to no address of its own.
+#: Of the nodes that claim one address, so many are named.
+_NAMED = 3
 
-    owner: address -> the node that has it; "": several have
+
+class Owners:
+    """Whose each address is.
+
+    claimed: node -> the addresses that it says are its own
+    known:   address -> the node at which this run's connection, or the inventory, has it. What
+             another node says of such an address does not count.
+
+    Of what several nodes claim and nobody else knows (a container bridge's), nobody is the owner.
     """
+
+    def __init__(self, claimed: Mapping[str, Sequence[str]], known: Mapping[str, str]) -> None:
+        self._known = known
+        self._claimers: dict[str, list[str]] = {}
+        for name, own in claimed.items():
+            for one in own:
+                self._claimers.setdefault(one, []).append(name)
+
+    def of(self, address: str) -> str:
+        """The node that has the address; "": none, or several say that they do."""
+        claimers = self._claimers.get(address, [])
+        known = self._known.get(address)
+        if known is not None:
+            return known if known in claimers else ""
+        return claimers[0] if len(claimers) == 1 else ""
+
+    def claimers(self, address: str) -> str:
+        """The nodes that say that they have it, in words."""
+        names = self._claimers.get(address, [])
+        more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+        return " and ".join(filter(None, (", ".join(names[:_NAMED]), *more)))
+
+
+def name_cause(source: str, seen: Round, owners: Owners) -> str:
+    """Why the target's name led to no address of its own."""
     target = seen.target
     addresses = [one for one in map(address, seen.resolved) if one]
     if not addresses:
         return f"{target} does not resolve ({seen.error or 'no address'})"
     first = addresses[0]
-    whose = owner.get(first)
+    whose, claimers = owners.of(first), owners.claimers(first)
     if ipaddress.ip_address(first).is_loopback:
         why = "which is loopback"
     elif whose == source:
         why = f"which is {source}'s own"
     elif whose:
         why = f"which is {whose}'s"
-    elif whose == "":
-        why = "which several nodes have"
+    elif "," in claimers:
+        why = f"which several nodes have ({claimers})"
     else:
         why = f"which is not {target}'s"
     return f"{target} resolves to {first}, {why}"
@@ -144,10 +178,15 @@ class Rounds:
 
     total:     how many nodes were to take part
     listening: node -> its first line, of those that take part
+    known:     address -> the node that has it, whatever the nodes say; see `Owners`
     """
 
     def __init__(
-        self, total: int, span: tuple[int, int], listening: Mapping[str, Listening]
+        self,
+        total: int,
+        span: tuple[int, int],
+        listening: Mapping[str, Listening],
+        known: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.total, self.span = total, span
         wanted = chosen_ports(*span)
@@ -159,24 +198,20 @@ class Rounds:
             name: tuple(busy for busy in one.busy if busy.port in wanted)
             for name, one in listening.items()
         }
-        self._owner: dict[str, str] = {}
-        self.addresses = self._addresses(listening)
+        claimed = {
+            name: tuple(dict.fromkeys(filter(None, map(address, one.addresses))))
+            for name, one in listening.items()
+        }
+        self._owners = Owners(claimed, known)
+        self.addresses = {
+            name: tuple(one for one in own if self._owners.of(one) == name)
+            for name, own in claimed.items()
+        }
         self.connections = 0
         self._pairs: dict[_Edge, _Pair] = {}
         self._times: dict[str, _Times] = {}
         self._cut: set[_Cut] = set()
         self._fresh = False
-
-    def _addresses(self, listening: Mapping[str, Listening]) -> dict[str, tuple[str, ...]]:
-        """Each node's own; what several have (a container bridge) leads to none of them."""
-        found = {
-            name: tuple(dict.fromkeys(filter(None, map(address, one.addresses))))
-            for name, one in listening.items()
-        }
-        for name, addresses in found.items():
-            for one in addresses:
-                self._owner[one] = "" if one in self._owner else name
-        return {name: tuple(filter(self._owner.get, own)) for name, own in found.items()}
 
     def to_ask(self, source: str, target: str) -> tuple[int, ...]:
         """The ports of the target that are worth a connection from here."""
@@ -207,7 +242,7 @@ class Rounds:
         ports = self.ports[target] if tuple(passed) == self.ports[target] else tuple(passed)
         name = ""
         if seen.address not in self.addresses[target]:
-            name = name_cause(source, seen, self._owner)
+            name = name_cause(source, seen, self._owners)
         self._pairs[source, target] = _Pair(ports, failing, name)
         self._fresh = self._fresh or bool(failing or name)
 

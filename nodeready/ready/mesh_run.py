@@ -10,7 +10,8 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import gevent
@@ -45,6 +46,7 @@ def run(
     deadline: float,
     *,
     full: bool = False,
+    given: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Mesh | Unknown]:
     """What the nodes see of each other on the ports, for each node, at the deadline at the latest.
 
@@ -52,9 +54,10 @@ def run(
     ports:    first and last
     deadline: on the monotonic clock
     full:     every node tries every other one; else the ring and skips that double
+    given:    address -> the node to which the inventory gives it
     Never raises for a node's fault; an interrupt ends what runs on the nodes, too.
     """
-    made = _Run(carrier, tuple(nodes), ports, deadline)
+    made = _Run(carrier, tuple(nodes), ports, deadline, given)
     try:
         made.listen()
         made.rounds(full)
@@ -66,10 +69,16 @@ def run(
 
 class _Run:
     def __init__(
-        self, carrier: Carrier, nodes: tuple[str, ...], ports: tuple[int, int], deadline: float
+        self,
+        carrier: Carrier,
+        nodes: tuple[str, ...],
+        ports: tuple[int, int],
+        deadline: float,
+        given: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.carrier, self.nodes, self.ports, self.deadline = carrier, nodes, ports, deadline
         self.channels: dict[str, Channel] = {}
+        self.given = given
         self.listening: dict[str, Listening] = {}
         self.lost: dict[str, Unknown] = {}
         self.seen = mesh.Rounds(len(nodes), ports, {})
@@ -146,7 +155,19 @@ class _Run:
 
         self._each(start, self.nodes)
         present = {name: self.listening[name] for name in self.nodes if name in self.listening}
-        self.seen = mesh.Rounds(len(self.nodes), self.ports, present)
+        self.seen = mesh.Rounds(len(self.nodes), self.ports, present, self._known())
+
+    def _known(self) -> dict[str, str]:
+        """Address -> the node that has it, by the inventory, or where this run's connection found
+        the node; "": two of its names are one machine's."""
+        found = {mesh.address(one): name for one, name in self.given.items()}
+        met: dict[str, str] = {}
+        for name, one in self.carrier.met().items():
+            where = mesh.address(one.address)
+            met[where] = name if where not in met else ""
+        found.update(met)
+        found.pop("", None)
+        return found
 
     def rounds(self, full: bool) -> None:
         """All rounds of the pattern, as far as there is time."""

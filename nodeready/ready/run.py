@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from nodeready.node.proofs.config import Config
@@ -74,6 +74,7 @@ class Task:
     subjects: what is looked at
     budget_s: what the user allowed, for the words about what it cut off; deadline: the moment of
               time.monotonic() at which everything has ended
+    given:    address -> the node to which the inventory gives it
     """
 
     carrier: Carrier
@@ -82,6 +83,7 @@ class Task:
     wanted: Wanted
     budget_s: int
     deadline: float
+    given: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def left_s(self) -> float:
@@ -198,7 +200,9 @@ def _meshes(task: Task, reached: Iterable[str]) -> Meshes:
     found: dict[str, Any] = {}
     until = task.deadline - _MARGIN_S / 2
     for ports, names in by_ports.items():
-        found |= mesh_run.run(task.carrier, names, ports, until, full=task.wanted.full)
+        found |= mesh_run.run(
+            task.carrier, names, ports, until, full=task.wanted.full, given=task.given
+        )
     return found
 
 

@@ -131,7 +131,8 @@ nr_walk() {
             if ! nr_trusted; then
                 nr_where=$nr_path:
                 if [ "$nr_path" != "$nr_at/$nr_name" ]; then nr_where="$nr_path: $nr_at/$nr_name:"; fi
-                nr_fail "$nr_where a link of $(nr_who "./$nr_name"): not followed"
+                nr_owner=$(nr_who "./$nr_name")
+                nr_fail "$nr_where a link of $nr_owner: not followed"
             fi
             nr_links=$((nr_links + 1))
             nr_target=$(readlink -- "./$nr_name") || nr_target=
@@ -293,7 +294,10 @@ nr_write() {
     shift 4
     [ "$nr_name" != . ] || nr_fail "$nr_path: is a directory"
     case $nr_ground in
-    shared | theirs) nr_fail "$nr_path: ${nr_at:-/}, a directory of $(nr_who .): others can write there" ;;
+    shared | theirs)
+        nr_owner=$(nr_who .)
+        nr_fail "$nr_path: ${nr_at:-/}, a directory of $nr_owner: others can write there"
+        ;;
     esac
     nr_target=./$nr_name
     if [ -e "$nr_target" ] && [ ! -f "$nr_target" ]; then nr_fail "$nr_path: $nr_at/$nr_name is no regular file"; fi
@@ -352,7 +356,8 @@ nr_directory() {
     nr_walk "$1/." 1
     nr_out=$(stat -c %u . 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
     if [ "$nr_out" != 0 ] && [ "$nr_out" != "$nr_me" ]; then
-        nr_fail "$1: a directory of $(nr_who .): not changed"
+        nr_owner=$(nr_who .)
+        nr_fail "$1: a directory of $nr_owner: not changed"
     fi
     nr_out=$(chmod -- "$2" . 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
     cd -P / || nr_fail 'cannot enter /'

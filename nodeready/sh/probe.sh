@@ -61,3 +61,13 @@ nr_have() {
         if command -v "$nr_name" >/dev/null 2>&1; then printf 'have=%s\n' "$nr_name"; fi
     done
 }
+
+# nr_is_roots /proc/PID: root started it: its real user is root. A program that is setuid runs as
+# root, by whatever name its user gave it.
+nr_is_roots() {
+    nr_real=
+    while read -r nr_key nr_real nr_rest; do
+        if [ "$nr_key" = Uid: ]; then break; fi
+    done 2>/dev/null <"$1/status"
+    [ "$nr_key:$nr_real" = Uid::0 ]
+}

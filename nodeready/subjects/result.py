@@ -72,10 +72,18 @@ def unknown(check: str, reason: str) -> Result:
     return Result(check, "unknown", actual=reason)
 
 
-def fixable(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:
-    """A failure that ``nodeready deploy`` repairs."""
+def fixable(
+    check: str,
+    expected: str,
+    actual: str,
+    source: str = "",
+    fix: str = "",
+    *,
+    status: str = "fail",
+) -> Result:
+    """A failure that ``nodeready deploy`` repairs; with ``status`` ``warn``, it stops no job."""
     command = f"nodeready deploy INVENTORY --only {check.partition('.')[0]}"
-    return Result(check, "fail", expected, actual, source, fix or command, NODEREADY)
+    return Result(check, status, expected, actual, source, fix or command, NODEREADY)
 
 
 def fail(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:

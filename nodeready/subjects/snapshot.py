@@ -8,8 +8,6 @@ out or made no sense is Unknown, and no other subject is.
 from __future__ import annotations
 
 import base64
-import binascii
-import gzip
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -237,7 +235,7 @@ def _unpack(text: str, nonce: str) -> bytes:
         if begin[1] == "plain":
             return packed[:MAX_ANSWER_BYTES]
         return zlib.decompressobj(31).decompress(packed, MAX_ANSWER_BYTES)
-    except (binascii.Error, zlib.error, gzip.BadGzipFile) as error:
+    except (ValueError, zlib.error) as error:
         raise ProbeError(f"the answer is damaged: {error}") from None
 
 

@@ -12,7 +12,7 @@ import pytest
 from nodeready.lab import Node
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened
-from tests.command import Done, ours, written
+from tests.command import Done, ours, wait_for, written
 from tests.lab.test_cores import PATTERN, crash
 
 CORES = "/var/crash"
@@ -165,3 +165,77 @@ def test_roots_gdb_does_not_do_what_a_users_core_wants(node, mallory, bob, tool,
     assert cores_of(done)[name(9021)]["unread"]
     assert names == set()
     assert ours(node) == []
+
+
+#: Takes every descriptor of each other process of hers (pidfd_getfd(2)), and keeps what it reads.
+TAKES = """
+import ctypes, glob, os
+libc = ctypes.CDLL(None)
+open("waits", "w").close()
+while True:
+    for path in glob.glob("/proc/[0-9]*"):
+        try:
+            if os.stat(path).st_uid != os.getuid() or int(path[6:]) == os.getpid():
+                continue
+            held = os.pidfd_open(int(path[6:]))
+        except OSError:
+            continue
+        for number in range(40):
+            taken = libc.syscall(438, held, number, 0)
+            if taken < 0:
+                continue
+            try:
+                if os.readlink(f"/proc/self/fd/{taken}").startswith("/var/crash"):
+                    open("loot", "ab").write(os.pread(taken, 1 << 16, 0))
+            except OSError:
+                pass
+            os.close(taken)
+        os.close(held)
+"""
+
+
+def test_no_process_of_hers_holds_a_core_that_she_may_not_read(node, mallory, tool, fleet):
+    """A setuid program's core is root's, and so are the secrets in it (fs.suid_dumpable 2)."""
+    content = names_program(b"/usr/bin/passwd", mallory.uid) + SECRET.encode()
+    for number in range(9031, 9041):
+        node.write(f"{CORES}/{name(number)}", content, mode=0o600)
+    mallory.start("sh", "-c", 'cd; exec python3 -c "$0"', TAKES)
+    wait_for(
+        lambda: node.enter(["test", "-e", "/home/mallory/waits"], check=False).returncode == 0
+    )
+    done = tool("cores", fleet([node]), "--format", "json")
+    assert done.status == 3, done
+    assert node.enter(["test", "-e", "/home/mallory/loot"], check=False).returncode == 1
+    rows = cores_of(done).values()
+    assert {str(row["unread"]) for row in rows} == {
+        f"it is root's, of a process of uid {mallory.uid}'s, who may not read it "
+        "(a setuid program's)"
+    }
+    assert {row["user"] for row in rows} == {"mallory"}
+    assert ours(node) == []
+
+
+#: In gdb's place: it tells who it is and what it may, in its last line.
+TELLS = r"""#!/bin/sh
+for word; do case $word in --core=*) core=${word#--core=} ;; esac; done
+rights=$(grep -hE '^(CapPrm|NoNewPrivs):' /proc/self/status | tr -d '\t' | tr '\n' ' ')
+echo "uid $(id -u) $(id -G), $rights$(head -c 4 "$core" | tail -c 3)," \
+    "$(ls /dev | wc -l) devices, $(grep -c : /proc/net/dev) networks," \
+    "$( (: >/tmp/x) 2>&1 | grep -o 'Read-only')" >&2
+"""
+
+
+def test_roots_cores_are_read_by_nobody_who_can_only_read(node, tool, fleet):
+    """Such a core may be of a process that was root in a user's own user namespace, so that the
+    user wrote every byte of it (user_namespaces(7))."""
+    path = crash(node, 7, time=1_700_000_000)
+    node.enter(["chmod", "600", path])
+    done = tool("cores", fleet([node]), "--format", "json")
+    assert cores_of(done)[path.rpartition("/")[2]]["unread"] == "", done
+    node.write("/usr/local/bin/gdb", TELLS, mode=0o755)
+    done = tool("cores", fleet([node]), "--format", "json")
+    told = str(cores_of(done)[path.rpartition("/")[2]]["unread"])
+    assert told.partition("it: ")[2] == (
+        "uid 65534 65534, CapPrm:0000000000000004 NoNewPrivs:1 ELF, "
+        "0 devices, 1 networks, Read-only"
+    )

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.attacks.opens import opened
 from tests.builders.proof import put_py_spy
 from tests.command import wait_for
 from tests.lab.targets import WAIT
@@ -59,3 +60,36 @@ def test_fake_ranks_are_not_shown_as_the_job_and_take_no_part_in_it(
         assert (other["user"], other["stranger"]) == ("mallory", True)
         assert any("claim to be of job 4711 and are not: of mallory" in a for a in found["advice"])
         assert "--user NAME" in " ".join(found["advice"])
+
+
+#: A rank whose process has mapped a libpython of hers, whose name is now that file, now a link.
+SWAPS = """
+import ctypes, mmap, os, shutil, sys, time
+home, leads = os.environ["HOME"], sys.argv[1]
+name = f"{home}/libpython3.11.so.1.0"
+shutil.copy("/bin/true", name)
+os.symlink(leads, f"{home}/other")
+code = mmap.PROT_READ | mmap.PROT_EXEC
+mapped = mmap.mmap(os.open(name, os.O_RDONLY), 4096, mmap.MAP_PRIVATE, code)
+libc = ctypes.CDLL(None)
+if os.fork() == 0:
+    while True:
+        assert libc.renameat2(-100, name.encode(), -100, f"{home}/other".encode(), 2) == 0
+time.sleep(600)
+"""
+
+
+def test_roots_py_spy_opens_no_more_than_its_processs_user_may(mallory, tool, fleet):
+    """A map's name is opened by py-spy; of a device, that alone has an effect."""
+    node = mallory.node
+    put_py_spy(node)
+    node.enter(["install", "-d", "-m", "755", "/srv/devices"])
+    node.enter(["install", "-m", "600", "/dev/null", "/srv/devices/watchdog"])
+    mallory.start("env", "RANK=0", "WORLD_SIZE=1", "python3", "-c", SWAPS, "/srv/devices/watchdog")
+    count(node, mallory.uid, 2)
+    where = fleet([node])
+    with opened(node, "/srv/devices") as names:
+        for _ in range(5):
+            done = tool("stacks", where, "--samples", 3, "--interval", 0.1, "--format", "json")
+            assert json.loads(done.out)["processes"], done
+    assert names == set()

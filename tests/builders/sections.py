@@ -41,4 +41,5 @@ def home(name: str, said: str | bytes, path: str = "") -> str:
     """What the section pdshrc prints about a user whose process said this."""
     raw = said.encode("utf-8", "surrogateescape") if isinstance(said, str) else said
     packed = base64.encodebytes(raw).decode("ascii")
-    return f"user={name} {path or f'/home/{name}'}\nread={name}\n{packed}"
+    user = f"uid={name} {0 if name == 'root' else 1000}\nuser={name} {path or f'/home/{name}'}"
+    return f"{user}\nread={name}\n{packed}"

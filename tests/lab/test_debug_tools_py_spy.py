@@ -98,7 +98,9 @@ def test_on_a_full_disk_the_old_one_stays_whole(fresh_node):
 
 
 def test_on_a_read_only_file_system_the_path_is_named(fresh_node):
-    fresh_node.enter(["mount", "-t", "tmpfs", "-o", "size=64k,ro", "none", "/usr/local/bin"])
+    fresh_node.enter(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,ro,mode=755", "none", "/usr/local/bin"]
+    )
     with pytest.raises(AssertionError, match=f"read-only file system: {PATH}$"):
         deploy(fresh_node)
 

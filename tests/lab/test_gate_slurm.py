@@ -193,16 +193,19 @@ def test_a_fresh_verdict_is_believed_and_an_old_or_broken_one_is_none(good):
 def test_a_tool_that_is_broken_keeps_no_job_away(good, broken):
     breaks(good)
     forget(good)
-    good.run(f"cp {probe.COMPILED} /run/program")
+    good.run(f"cp {probe.COMPILED} {probe.BUNDLE} /run")
     try:
-        good.write(probe.COMPILED, broken)
+        # One of them alone is passed over: the other one has the digest that root noted.
+        for program in (probe.COMPILED, probe.BUNDLE):
+            good.write(program, broken)
         assert ran(good, job(good)) == f"{good.name}\n"
         assert reason(good) == ""
-        assert "prolog: exit status" in good.run("cat /run/logged").stdout
+        assert "prolog: no program with the digest in" in good.run("cat /run/logged").stdout
         healthcheck(good)
         assert reason(good) == ""
     finally:
-        good.run(f"cp /run/program {probe.COMPILED}")
+        for program in (probe.COMPILED, probe.BUNDLE):
+            good.run(f"cp /run/{program.rpartition('/')[2]} {program}")
 
 
 def test_a_slurmctld_that_does_not_answer_delays_nobody(good):

@@ -1,5 +1,8 @@
 """gdb on a core: it runs with the rights of whoever could write the core, and within limits.
 
+Root's gdb never is: a core of root's is read by nobody (65534), who may read every file for it,
+in namespaces without devices, network and anything that can be written.
+
 A core can ask a debugger for much: its notes and its memory name the files that gdb opens. So gdb
 takes scripts from nowhere but its own directories, reads no start-up file, downloads nothing, gets
 none of our environment, and whatever it eats of memory and time is its core's loss alone.
@@ -15,8 +18,9 @@ import subprocess
 from functools import lru_cache
 from typing import Any
 
+from nodeready.node import lowered
 from nodeready.node.runtime import Supervisor
-from nodeready.node.users_file import Rights, confine
+from nodeready.node.users_file import NOBODY, Rights, confine
 
 #: Seconds for one core.
 LIMIT_S = 60
@@ -59,13 +63,15 @@ def environment() -> dict[str, str]:
     return {"PATH": path, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/"}
 
 
-def words(gdb: str, core: str, program: str, asked: tuple[str, ...]) -> list[str]:
+def words(
+    gdb: str, core: str, program: str, asked: tuple[str, ...], guards: tuple[str, ...] = GUARDS
+) -> list[str]:
     """gdb in batch; it reads no start-up file and asks nobody anything.
 
     program: its path; "": it is not known
     """
     said = [gdb, "-batch", "-nx"]
-    for line in GUARDS:
+    for line in guards:
         said += ["-iex", line]
     for line in asked:
         said += ["-ex", line]
@@ -91,18 +97,11 @@ def _libc() -> Any:
 
 
 def _alone() -> None:
-    """In the child, before gdb: its limits. Of root's, all capabilities and devices go, too."""
+    """In the child, before gdb: its limits."""
     with contextlib.suppress(Exception):
         confine(memory_bytes(), LIMIT_S, _WRITTEN_BYTES)
     with contextlib.suppress(Exception):
-        libc = _libc()
-        libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-        if os.geteuid() == 0:
-            # What a core of root's names is no device: mount_namespaces(7).
-            if libc.unshare(0x00020000) == 0 and libc.mount(b"none", b"/", None, 0x44000, 0) == 0:
-                libc.mount(b"none", b"/dev", b"tmpfs", 0, b"size=4k")
-            for capability in range(64):
-                libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+        _libc().prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
 
 
 class _Output:
@@ -131,6 +130,19 @@ def _confined(core: int, rights: Rights | None) -> dict[str, object]:
     return found
 
 
+def _limited() -> None:
+    """In the child, before what gives up root's rights and starts gdb."""
+    with contextlib.suppress(Exception):
+        confine(memory_bytes(), LIMIT_S, 0)
+
+
+def _sealed(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
+    """The words and the way in which nobody reads a core of root's."""
+    nobody = Rights(NOBODY, NOBODY, ())
+    lower = lowered.words(nobody, (lowered.READ_FILES,), memory_bytes(), argv)
+    return lower, {**how(core), "preexec_fn": _limited}
+
+
 def backtrace(
     supervisor: Supervisor,
     gdb: str,
@@ -144,7 +156,7 @@ def backtrace(
 
     core:    its descriptor
     program: its path; "": gdb reads the core alone
-    rights:  of whoever could write the core; None: our own
+    rights:  of whoever could write the core; None: our own, and of root's only to read files
     """
     asked = [f"set backtrace limit {FRAMES}", "set print elements 100", "set print repeats 10"]
     last = max(1, min(threads, THREADS))
@@ -153,13 +165,19 @@ def backtrace(
         *(f"echo \\n{EVERY}\\n", f"thread apply 1-{last} bt"),
         *(f"echo \\n{PYTHON}\\n", "py-bt"),
     ]
-    argv = words(gdb, f"/proc/self/fd/{core}", program, tuple(asked))
+    sealed = rights is None and os.geteuid() == 0
+    # It prints no line of a file that debug information calls a source (gdb 12 and later).
+    guards = (*GUARDS, "set source open off") if sealed else GUARDS
+    argv = words(gdb, f"/proc/self/fd/{core}", program, tuple(asked), guards)
     quiet = shutil.which("ionice")
     argv = [quiet, "-c", "3", "-t", *argv] if quiet else argv
+    started = _confined(core, rights)
+    if sealed:
+        argv, started = _sealed(core, argv)
     kept = _Output()
     limit_s = min(LIMIT_S, supervisor.left_s)
     try:
-        ended = supervisor.run(argv, limit_s, kept.add, **_confined(core, rights))
+        ended = supervisor.run(argv, limit_s, kept.add, **started)
     except (OSError, subprocess.SubprocessError) as problem:
         return "", f"{gdb}: {getattr(problem, 'strerror', '') or problem}", "", False
     text = bytes(kept.out).decode("utf-8", "replace")

@@ -125,7 +125,10 @@ def credentials(rows: dict[str, str]) -> Credentials:
 
 
 def identity(pid: int) -> Identity:
-    """The process of this number. Raises OSError where it is gone, or hidden from us."""
+    """The process of this number.
+
+    Raises OSError (ProcessLookupError) where it is gone, or hidden from us.
+    """
     found = set()
     with open(f"/proc/{pid}/stat", "rb") as file:
         started = int(file.read().rpartition(b")")[2].split()[19])

@@ -245,6 +245,8 @@ def _look(wanted: tuple[str, int, int, int], channel: socket.socket, send: Send)
         if os.geteuid() == 0 and owner == 0:
             # The kernel's file, or systemd's: root's, though the process may have been a user's.
             uid, core = _process_owner(path, number, known)
+            seen = _with_notes(seen, core)
+            _refuse_secret(number, uid)
         rights = users_file.rights_of(uid)
         send({"uid": uid})
         socket.send_fds(channel, [b"."], [number])
@@ -276,6 +278,18 @@ def _process_owner(path: str, number: int, known: os.stat_result) -> tuple[int, 
     uids = {int(stored[1][:10]) if stored else 0, core.notes.uid}
     # Where it was cut off before that is told, gdb gets no rights.
     return max(users_file.NOBODY if uid is None else uid for uid in uids), core
+
+
+def _refuse_secret(number: int, uid: int) -> None:
+    """Raises Refused for an open core that this user may not read: gdb would be the user's own
+    process, who could take the core from it (ptrace(2), pidfd_getfd(2))."""
+    try:
+        with users_file.with_rights(users_file.rights_of(uid)):
+            os.close(os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        raise users_file.Refused(
+            f"it is root's, of a process of uid {uid}'s, who may not read it (a setuid program's)"
+        ) from None
 
 
 def _waits(core: Reader) -> str:

@@ -1,7 +1,8 @@
 """py-spy's dump of one process: the one command, what it prints, and its errors in our words.
 
 Without native frames it stops nothing (``--nonblocking``); with them it stops its target while it
-unwinds, seconds for a large one.
+unwinds, seconds for a large one. It opens whatever the maps of its target name, so root's py-spy
+has the rights of its target's user, and beside them only the right to read any memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodeready.node import lowered
 from nodeready.node.proofs.attach import environment
 from nodeready.node.runtime import Ended, Supervisor, roots_alone
 
@@ -29,6 +31,8 @@ MOST_BYTES = 32 * 1024 * 1024
 KEPT_FRAMES = 500
 CUT: Frame = ("...", "", 0)
 _MOST_THREADS = 1000
+# Of address space: it maps the program and its libraries, which a user's process names.
+_MEMORY_BYTES = 16 << 30
 _MOST_WORD = 300
 
 HUNG = "py-spy did not finish in time"
@@ -163,8 +167,12 @@ def take(
     # A process that runs changes under the eyes of whoever does not stop it.
     for _ in range(1 if native else 2):
         try:
+            confined = lowered.with_rights_of(pid, _MEMORY_BYTES, argv)
+        except (OSError, KeyError, ValueError, IndexError):
+            return Dump(error="it has ended")
+        try:
             ended, kept = _run(
-                supervisor, argv, min(limit_s, NATIVE_LIMIT_S if native else LIMIT_S)
+                supervisor, confined, min(limit_s, NATIVE_LIMIT_S if native else LIMIT_S)
             )
         except OSError as problem:
             return Dump(error=f"py-spy cannot be started: {problem.strerror}")

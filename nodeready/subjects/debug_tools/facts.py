@@ -54,7 +54,6 @@ def _py_spy(version: str) -> str:
         done
         nr_out=$(stat -Lc '%i %s %.9Y %.9Z at=%u %g %a %n' -- "$@" "$nr_file" 2>/dev/null)
         nr_known='' nr_sum=''
-        nr_ifs=$IFS
         IFS='
 '
         for nr_row in $nr_out; do
@@ -67,7 +66,7 @@ def _py_spy(version: str) -> str:
             esac
             case ${{nr_row#* at=}} in '0 '*[0145]' /'*) ;; *) nr_alone= ;; esac
         done
-        IFS=$nr_ifs
+        unset IFS
         case ${{nr_row#* at=}} in '0 '*[0145][0145]' /'*) ;; *) nr_alone= ;; esac
         if [ "$nr_known" = ++ ]; then
             read -r nr_sum nr_noted <{PY_SPY_NOTE}

@@ -437,7 +437,7 @@ def _script(policy: Policy) -> str:
     {_KFD_SCRIPT}
     for nr_file in $(grep -alsE '\((amd-smi|rocm-smi|python[0-9.]*)\) D ' /proc/[0-9]*/stat); do
         # Any user can give a process such a name, and have it wait there.
-        [ -O "${{nr_file%/stat}}" ] || continue
+        nr_is_roots "${{nr_file%/stat}}" || continue
         if grep -aqsE '/?(amd|rocm)[-_]smi' "${{nr_file%stat}}cmdline"; then
             nr_file=${{nr_file%/stat}}
             printf 'stuck=%s\n' "${{nr_file##*/}}"

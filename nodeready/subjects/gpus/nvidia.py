@@ -144,7 +144,7 @@ PREPARE = rf"""
         nr_pid=${{nr_file#/proc/}}
         nr_pid=${{nr_pid%/comm}}
         # Any user can give a process these names, and have it wait in state D.
-        [ -O "${{nr_file%/comm}}" ] || continue
+        nr_is_roots "${{nr_file%/comm}}" || continue
         case $nr_stat in
         *'({FABRIC_MANAGER[:15]})'*) printf 'nr_fabric_manager=%s\n' "$nr_pid" ;;
         *'(nvidia-smi) D '*)

@@ -201,7 +201,8 @@ def pdshrc(seen: Pdsh, want: Policy) -> Result:
     """The policy's users have our block in ~/.pdshrc, beside whatever else is there.
 
     A non-interactive shell leaves most .bashrc files at once: ``pdsh … '. ~/.pdshrc; …'`` is how
-    jobs get their PATH and environment.
+    jobs get their PATH and environment. A person can take the block out of the own file at any
+    time: then it is a warning, so that no user stops the jobs of others.
     """
     check = "pdsh.pdshrc"
     if _absent(seen, want) or not want.pdshrc_users:
@@ -217,7 +218,8 @@ def pdshrc(seen: Pdsh, want: Policy) -> Result:
     actual = ", ".join(
         f"{user.name}: {'no file' if user.pdshrc is None else 'not the block'}" for user in wrong
     )
-    return fixable(check, expected, actual, wrong[0].path)
+    status = "warn" if all(user.person for user in wrong) else "fail"
+    return fixable(check, expected, actual, wrong[0].path, status=status)
 
 
 @check(

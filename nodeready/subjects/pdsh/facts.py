@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nodeready import shell
 from nodeready.policy import Policy
@@ -16,6 +16,7 @@ from nodeready.subjects.base import (
     Section,
     decoded,
     file_lines,
+    number,
 )
 
 VARIABLE = "PDSH_RCMD_TYPE"
@@ -151,7 +152,7 @@ NODEREADY
             nr_rest "$@"
             return
         fi
-        printf 'user=%s %s\n' "$1" "$nr_home"
+        printf 'uid=%s %s\nuser=%s %s\n' "$1" "$nr_uid" "$1" "$nr_home"
         {{
             nr_look "$1" </dev/null 2>/dev/null 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- &
         }} | timeout -k 1 {ANSWER_S + 1} base64 | {{
@@ -163,6 +164,9 @@ NODEREADY
     nr_users {names}
     :
     """
+
+
+_FIRST_PERSON = 1000
 
 
 def _base64_bytes(most: int) -> int:
@@ -177,16 +181,23 @@ class User:
     home:    home directory; "" when the node has no such user
     trouble: why the user can have no ~/.pdshrc, in words, or ""
     pdshrc:  the content of ~/.pdshrc; None: no such file
+    uid:     the user's number; None: not told
     """
 
     name: str
     home: str = ""
     trouble: str = ""
     pdshrc: bytes | None = None
+    uid: int | None = None
 
     @property
     def path(self) -> str:
         return f"{self.home.rstrip('/')}/.pdshrc"
+
+    @property
+    def person(self) -> bool:
+        """Whether it is a person's account, not root's or a service's (login.defs(5), UID_MIN)."""
+        return self.uid is not None and self.uid >= _FIRST_PERSON
 
 
 @dataclass(frozen=True)
@@ -279,6 +290,7 @@ def _user(name: str, home: str, read: bytes | None, most: int) -> User:
 
 def _users(output: Output, policy: Policy) -> tuple[User, ...]:
     homes = dict(text.partition(" ")[::2] for text in output.all("user"))
+    uids = dict(text.partition(" ")[::2] for text in output.all("uid"))
     read = _read(output)
     found = []
     for name in policy.pdshrc_users:
@@ -288,7 +300,9 @@ def _users(output: Output, policy: Policy) -> tuple[User, ...]:
             continue
         if not re.fullmatch(r"/[^\x00-\x1f]*", home):
             raise ProbeError(f"the home directory of {name} is no path", home)
-        found.append(_user(name, home, read.get(name), most_bytes(policy)))
+        user = _user(name, home, read.get(name), most_bytes(policy))
+        uid = uids.get(name, "")
+        found.append(replace(user, uid=number(uid, "a user's number")) if uid else user)
     return tuple(found)
 
 

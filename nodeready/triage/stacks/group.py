@@ -254,11 +254,25 @@ class Job:
         self.count += other.count
 
     @property
-    def size(self) -> int:
-        """How many ranks it has: more processes with the same rank do not make it larger."""
-        everybody = [one for bucket in self.buckets.values() for one in bucket.processes]
+    def _everybody(self) -> list[Process]:
+        return [one for bucket in self.buckets.values() for one in bucket.processes]
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes that have processes of it."""
+        return {one.node for one in self._everybody}
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """On how many nodes it is, and how many ranks it has.
+
+        More processes with the same rank do not make it larger; and one node that claims any
+        number of ranks has one voice.
+        """
+        everybody = self._everybody
         ranks = {one.rank for one in everybody}
-        return len(ranks - {None}) + sum(one.rank is None for one in everybody)
+        count = len(ranks - {None}) + sum(one.rank is None for one in everybody)
+        return len(self.nodes), count
 
 
 class TraceCollector:
@@ -338,10 +352,13 @@ class TraceCollector:
     def each_job(self) -> list[Job]:
         """The jobs, the one to show first.
 
-        Slurm's own come first, by their cgroups; then the one with the most ranks. What a job's
-        user has outside of its cgroup is the job's, too; what others claim is not.
+        Where half of the nodes know of a job of Slurm's, those come first, by their cgroups: no
+        user can claim one, but a node can. Then the one on the most nodes, with the most ranks.
+        What a job's user has outside of its cgroup is the job's, too; what others claim is not.
         """
         found = [job for job in self.jobs.values() if job.slurm]
+        managed = {node for job in found for node in job.nodes}
+        believed = 2 * len(managed) >= len(self.answered)
         by_name = {job.name: job for job in found}
         for job in self.jobs.values():
             if job.slurm:
@@ -352,7 +369,13 @@ class TraceCollector:
             else:
                 found.append(job)
         return sorted(
-            found, key=lambda job: (not job.slurm, -job.size, natural(job.name), natural(job.user))
+            found,
+            key=lambda job: (
+                not (believed and job.slurm),
+                *(-count for count in job.size),
+                natural(job.name),
+                natural(job.user),
+            ),
         )
 
     def _threads(self, process: Mapping[str, Any], numbers: list[int]) -> list[tuple[str, int]]:
@@ -491,8 +514,8 @@ def group(
 ) -> Stacks:
     """All traces as one document, the most suspicious group first. No trace is kept.
 
-    traces: as `trace.read` has checked them. Of several jobs the one with most processes is
-        grouped, and the advice names the others
+    traces: as `trace.read` has checked them. Of several jobs the first of
+        `TraceCollector.each_job` is grouped, and the advice names the others
     errors: node -> why it gave no answer; looked at after all traces (see `trace.load`)
     all_threads: ranks are together only when their other threads stand at the same places too
     started, finished: "": when the first and the last trace were taken

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nodeready.node.cores import gcore
 from nodeready.node.cores import program as cores
+from nodeready.node.cores.listing import File, Listing
 from nodeready.node.logs import tail
 from nodeready.node.proofs import mesh
 from nodeready.node.stacks import program as stacks
@@ -72,9 +73,9 @@ def test_a_mutated_envelope_is_no_answer_and_no_more() -> None:
     well(each, 600)
 
 
-FILE = cores.File("/c/core.1", 1, 7, 5, 0, 0.5, ".zst", "gpu1", 4711, 11)
+FILE = File("/c/core.1", 1, 7, 5, 0, 0.5, ".zst", "gpu1", 4711, 11)
 KINDS = {
-    "listing": cores.Listing(("/c/*",), (FILE,), 1, ("a note",)),
+    "listing": Listing(("/c/*",), (FILE,), 1, ("a note",)),
     "core": cores.Core(0, "", "w", 5, 1, 11, 0, "ada", "sh", "/bin/sh", "sh", 3, 1, "7", "eJw="),
     "done": cores.Done(1, 2, 3),
     "seen": gcore.Preview(*(0 for _ in gcore.Preview.__dataclass_fields__)),

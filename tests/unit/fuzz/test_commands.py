@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from nodeready.node.cores import program as cores
+from nodeready.node.cores.listing import File, Listing
 from nodeready.node.proofs import mesh
 from nodeready.ready import mesh_run
 from nodeready.subjects.base import Unknown
@@ -56,8 +57,8 @@ def packed(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"), 1)).decode()
 
 
-FILE = cores.File("/c/core.1", 1, 7, 5, 0, 0.5, "", "", 4711, 11)
-LISTING = cores.Listing(("/c/*",), (FILE,))
+FILE = File("/c/core.1", 1, 7, 5, 0, 0.5, "", "", 4711, 11)
+LISTING = Listing(("/c/*",), (FILE,))
 CORE = cores.Core(0, pid=4711, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3"))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from nodeready.node.proofs.mesh import Listening, Round, Try, own_addresses
 from nodeready.policy import Policy
-from nodeready.ready.mesh import Rounds, chosen_ports
+from nodeready.ready.mesh import Rounds, chosen_ports, name_cause
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import reach
 from nodeready.subjects.proof.facts import Blocked, Busy, Mesh, Proved, User
@@ -148,7 +148,7 @@ def test_why_a_connection_was_none(tries, ports, cause):
         (("127.0.1.1",), "b resolves to 127.0.1.1, which is loopback"),
         (("10.0.0.3", "10.9.9.9"), "b resolves to 10.0.0.3, which is c's"),
         (("10.0.0.1",), "b resolves to 10.0.0.1, which is a's own"),
-        (("172.17.0.1",), "b resolves to 172.17.0.1, which several nodes have"),
+        (("172.17.0.1",), "b resolves to 172.17.0.1, which several nodes have (a, b)"),
         (("10.2.3.4",), "b resolves to 10.2.3.4, which is not b's"),
     ],
 )
@@ -159,6 +159,26 @@ def test_a_name_that_leads_astray(resolved, cause):
     found = everywhere(seen, ("a", "b", answer("b", resolved=resolved)))
     assert found["a"].blocked == (Blocked("pair", (), ("b",), 1, cause, True),)
     assert not found["b"].blocked
+
+
+def test_a_node_that_claims_another_s_address_loses_that_alone():
+    nodes = {"a": listening(1), "b": listening(2), "c": listening(3, "10.0.0.2", "10.5.0.1")}
+    known = {f"10.0.0.{number}": name for name, number in NUMBER.items()}
+    seen = Rounds(3, SPAN, nodes, known)
+    assert seen.addresses == {
+        "a": ("10.0.0.1",), "b": ("10.0.0.2",), "c": ("10.0.0.3", "10.5.0.1"),
+    }  # fmt: skip
+    assert not any(one.blocked for one in everywhere(seen).values())
+    # Where nobody but the two knows of the address, the words name both.
+    (blocked,) = everywhere(three(**nodes))["b"].blocked
+    assert blocked.cause == "b resolves to 10.0.0.2, which several nodes have (b, c)"
+
+
+def test_of_many_nodes_that_claim_an_address_some_are_named():
+    nodes = {name: listening(1) for name in "abcdef"}
+    seen = Rounds(6, SPAN, nodes)
+    cause = name_cause("a", answer("b", resolved=("10.0.0.1",)), seen._owners)
+    assert cause == "b resolves to 10.0.0.1, which several nodes have (a, b, c and 3 more)"
 
 
 def test_what_nobody_asked_for_is_dropped():

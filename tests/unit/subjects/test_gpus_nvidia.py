@@ -217,6 +217,11 @@ def test_the_script_sees_what_runs(shell_name: str, tmp_path: Path) -> None:
         "proc/10/stat": "10 (nv-fabricmanage) S 1 10 10 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 100 0\n",
         "proc/11/comm": "nvidia-smi\n",
         "proc/11/stat": "11 (nvidia-smi) D 1 10 10 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 499900 0\n",
+        # One of an ordinary user's, by a link of that name to a setuid program.
+        "proc/9/comm": "nv-fabricmanage\n",
+        "proc/9/stat": "9 (nv-fabricmanage) S 1 10 10 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 100 0\n",
+        "proc/9/status": "Name:\tnv-fabricmanage\nUid:\t4001\t0\t0\t0\n",
+        **{f"proc/{pid}/status": "Name:\tx\nUid:\t0\t0\t0\t0\n" for pid in (10, 11, 12)},
         "proc/12/comm": "nvidia-smi\n",
         "proc/12/stat": "12 (nvidia-smi) S 1 10 10 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 100 0\n",
         "sys/module/nvidia/version": "535.1\n",

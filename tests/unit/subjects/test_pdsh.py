@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -218,7 +219,25 @@ def home(name: str, state: str, content: str = "") -> str:
     ],
 )
 def test_a_users_home(users: str, user: User) -> None:
-    assert node(MODULE, users, USERS).users[0] == user
+    assert replace(node(MODULE, users, USERS).users[0], uid=None) == user
+
+
+@pytest.mark.parametrize(
+    ("users", "status"),
+    [
+        (home("ml", "file", "mine=1"), "warn"),
+        (home("ml", "nofile ") + home("eve", "nofile "), "warn"),
+        (home("ml", "file", "mine=1") + home("root", "nofile "), "fail"),
+        (home("ml", "file").replace("uid=ml 1000", "uid=ml 999"), "fail"),
+        (home("ml", "file").replace("uid=ml 1000\n", ""), "fail"),
+    ],
+)
+def test_a_persons_block_stops_no_job_and_roots_does(users: str, status: str) -> None:
+    policy = replace(USERS, pdshrc_users=("ml", "eve", "root"))
+    seen = node(MODULE, users, policy)
+    known = tuple(user for user in seen.users if user.home)
+    result = judged(replace(seen, users=known), policy)["pdsh.pdshrc"]
+    assert (result.status, result.fixable, "ml" in result.actual) == (status, True, True)
 
 
 def test_homes_that_hang_cost_only_their_checks() -> None:

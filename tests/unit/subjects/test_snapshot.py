@@ -173,6 +173,7 @@ def test_a_line_of_a_file_is_told_from_its_path(printed, path, number, text):
         (f"nodeready/1 {NONCE} nobase64\n", "base64 is not installed"),
         (f"nodeready/1 {NONCE} gzip\nH4sIAAAA\n", "the answer was cut off"),
         (f"nodeready/1 {NONCE} gzip\nAAAA\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
+        (f"nodeready/1 {NONCE} gzip\nAA\xe9A\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
         (f"nodeready/1 {NONCE[::-1]} gzip\nAAAA\n", "no answer from the node's shell"),
     ],
 )

@@ -300,6 +300,14 @@ def test_the_job_of_slurms_own_cgroup_is_shown_whatever_others_claim():
     assert [tuple(one) for one in made.others] == [("99", "mallory", 5, False)]
 
 
+@pytest.mark.parametrize("lie", [{"slurm_job": "99"}, {"job": "99"}, {"user": "mallory"}])
+def test_a_node_that_makes_up_a_job_hides_no_other_node_s(lie):
+    crowd = [process(n, LOAD, LOAD, pid=9000 + n, **lie) for n in range(300)]
+    made = group([trace("gpu9", *crowd), *fleet()])
+    assert (made.job, made.user, len(made.processes)) == ("88", "ada", 8)
+    assert [one.processes for one in made.others] == [300]
+
+
 def test_nodes_without_an_answer_are_together_by_their_reason():
     errors = {"gpu7": "gpu7: refused", "gpu10": "gpu10: refused", "gpu8": "timed out"}
     made = group(fleet(), errors)
