@@ -78,9 +78,9 @@ nr_who() {
 
 # nr_judge: what the directory in which we stand allows, as nr_ground.
 #   ours    only root and we can change what is in it
-#   group   root's or ours, and a group can write there, too
+#   group   root's or ours, and a group of the distribution (staff) can write there, too
 #   shared  root's or ours, and everybody can write there; sticky: what is root's in it stays
-#   theirs  another's, or without the sticky bit
+#   theirs  another's, without the sticky bit, or, for root, a group of persons can write there
 # nr_loose: from here on no link is followed, since others can replace a directory on the way.
 nr_judge() {
     nr_out=$(stat -c '%u %g %a %d:%i' . 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
@@ -95,6 +95,9 @@ nr_judge() {
     elif [ $((0$3 & 020)) = 0 ] || { [ "$nr_me" != 0 ] && [ "$2" = "$nr_group" ]; }; then
         # With a umask of 002, a user's own group can write to all directories of hers.
         nr_ground=ours
+    elif [ "$nr_me" = 0 ] && [ "$2" -ge 1000 ]; then
+        # login.defs(5), GID_MIN: any of them could swap the file that we are about to write.
+        nr_ground=theirs
     else
         nr_ground=group
         if [ $((0$3 & 01000)) = 0 ]; then nr_loose=1; fi

@@ -202,6 +202,23 @@ libc = ctypes.CDLL(None)
 while True:
     libc.renameat2(-100, b"/srv/prom/sub", -100, b"/srv/prom/link", 2)
 """
+#: In a directory of root's that her group may write to, she puts a link in the place of every file
+#: that root is about to write.
+HUNT = """
+import os
+at = "/srv/team"
+while True:
+    for name in os.listdir(at):
+        if name.startswith(".nodeready."):
+            try:
+                os.unlink(f"{at}/{name}")
+                os.symlink("/root/victim", f"{at}/{name}")
+            except OSError:
+                pass
+"""
+HUNTED = f"""
+    i=0; while [ $i -lt 60 ]; do i=$((i + 1)); ({change(_ours("/srv/team/site.conf"))}); done
+"""
 #: Root's commands meanwhile, each of them often.
 UNDER_SWAP = {
     "the textfile": r"""

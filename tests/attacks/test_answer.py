@@ -18,8 +18,10 @@ from nodeready import shell
 from nodeready.lab import Node
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
+from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.snapshot import Snapshot
 from tests.attacks.conftest import Person
+from tests.builders.proof import configured, line, put_py_spy
 from tests.command import Tool, ours, wait_for
 
 #: Takes a lease on her ~/.pdshrc (fcntl(2)): whoever opens the file waits until she gives it
@@ -296,3 +298,19 @@ def test_content_that_knows_the_nonce_begins_no_section(
     assert {user.name: user.pdshrc for user in seen["pdsh"].users} == dict.fromkeys(
         users, _KNOWN.encode()
     )
+
+
+def test_the_jobs_user_does_not_say_what_root_saw(mallory):
+    """Her profile can read the program that travels to her session, and with it the nonce."""
+    node = mallory.node
+    put_py_spy(node)
+    config = configured(user="mallory", wanted=("attach",))
+    forged = json.dumps({"broken": "forged"})
+    said = shell.quote(f"{config.nonce} control {forged}")
+    mallory.run("cat >.profile", input=f"echo {said}\n")
+    command = line(config)
+    done = node.run(command.line, input=command.stdin, check=False)
+    seen = proved.read(done.stdout, config)
+    assert isinstance(seen.attach, proved.Attach), done.stdout
+    assert isinstance(seen.control, proved.Control), done.stdout
+    assert "forged" not in done.stdout

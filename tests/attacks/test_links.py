@@ -34,6 +34,17 @@ def test_a_component_that_is_exchanged_redirects_nothing(what, machine, mallory)
     assert machine.state() == before
 
 
+def test_nobody_in_a_group_that_may_write_there_gets_a_file_of_roots(machine, mallory):
+    machine.fresh()
+    machine.done(f"install -d -m 2775 -g {links.MALLORY} /srv/team")
+    before = machine.state()
+    mallory.run("echo hers >/srv/team/site.conf")
+    mallory.python(links.HUNT)
+    said = machine.root(links.HUNTED, "").stderr
+    assert machine.state() == before
+    assert "/srv/team, a directory of root: others can write there" in said
+
+
 def test_a_deploy_makes_no_directory_of_others_writable(fresh_node, mallory, fleet, tool):
     fresh_node.enter(["sh", "-c", "mkdir -m 1777 /scratch; mkdir -m 700 /root/dir"])
     mallory.run("ln -s /root/dir /scratch/cores")

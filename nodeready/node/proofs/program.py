@@ -150,12 +150,19 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
     begun = False
 
     def line(text: str) -> None:
+        # The session is the user's, who can learn the nonce there and print what is asked of the
+        # session. What root tells is none of that.
         nonlocal begun
-        for name, _ in wire.lines(text, config.nonce):
-            begun = begun or name == "user"
-            # A profile's noise may stand in front of it.
-            with _printing:
-                print(text[text.index(f"{config.nonce} ") :], flush=True)
+        try:
+            names = {name for name, _ in wire.lines(text, config.nonce)}
+        except wire.DecodeError:
+            return
+        if not names or not names <= {"user", *inner.wanted}:
+            return
+        begun = begun or "user" in names
+        # A profile's noise may stand in front of it.
+        with _printing:
+            print(text[text.index(f"{config.nonce} ") :], flush=True)
 
     def made(descriptor: int) -> Program:
         return payload.program(
