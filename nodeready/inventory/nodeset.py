@@ -142,7 +142,13 @@ def expand_one(text: str, globs: bool = False) -> list[str]:
     if text.startswith("@") or not ("[" in text or "]" in text):
         return [text if globs and _GLOB.fullmatch(text) else host_name(text)]
     frame = _BRACKETS.sub("0", text)
-    if "[" not in frame and "]" not in frame and not (globs and _GLOB.fullmatch(frame)):
+    if "[" in frame or "]" in frame:
+        # What its ranges hold cannot be counted, and nothing is made that was not counted.
+        more = text.count("[") - text.count("]")
+        why = "missing bracket" if more > 0 else "unmatched closing bracket"
+        why = why if more else "brackets within brackets"
+        raise NodeSetError(f"node set {_shown(text)}: {why}")
+    if not (globs and _GLOB.fullmatch(frame)):
         try:
             host_name(frame)
         except NodeSetError as error:
@@ -239,7 +245,11 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _fold(names: list[str]) -> str:
-    return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
+    try:
+        return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
+    except NodeSetException:
+        # A number of a hundred digits is none of ClusterShell's.
+        return ",".join(names)
 
 
 def folded(names: Iterable[str], limit: int = 60) -> str:

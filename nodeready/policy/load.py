@@ -30,6 +30,10 @@ class PolicyError(ValueError):
         self.problems = problems
 
 
+#: Characters of the reason why a value is wrong: it may name a part of the value.
+_WHY = 600
+
+
 def kind_of(key: str) -> Kind:
     """What the setting of this name may be. Raises KeyError when there is none."""
     kind: Kind = _FIELDS[key].metadata["kind"]
@@ -81,7 +85,9 @@ def check_settings(
             try:
                 settings[key] = kind_of(key).check(value)
             except Invalid as wrong:
-                problems.append(f"{where}: {key} = {shown(value)}: {wrong}")
+                why = str(wrong)
+                why = why if len(why) <= _WHY else f"{why[: _WHY - 3]}..."
+                problems.append(f"{where}: {key} = {shown(value)}: {why}")
         elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
             meant = _misspelt(key)
             if meant:

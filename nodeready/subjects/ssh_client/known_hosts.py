@@ -7,6 +7,8 @@ A node speaks for itself alone, and the inventory says who that is:
 - Of what a node calls itself, its host name counts when it shares its first label with the name
   that the inventory gives to this node alone: ``gpu001`` may be ``gpu001.cluster``, and
   ``gpu001.cluster`` is ``gpu001``. Where the inventory has the full name, no other one counts.
+  Its domain has to be one that another node of the run is in, too, or that the inventory names: a
+  node ``github`` is not ``github.com``. Of a run with one node, the lines reach that node alone.
 - Of a node's addresses, the one counts at which this run's connection found the node. Any other
   could be a login node's or a gateway's: those of further interfaces stand in ``ssh_names``.
 - A node's keys count when the key with which its sshd answered this run is among them.
@@ -113,6 +115,7 @@ class Names:
 
     given: name, address, ``[name]:port`` -> the node; "": several nodes have it
     of:    node -> what the inventory gives to it alone
+    domains: of the names that the inventory gives
     """
 
     def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
@@ -131,6 +134,7 @@ class Names:
                     self._full.add(label)
         for target, node in self.given.items():
             self.of.setdefault(node, set()).add(target)
+        self.domains = {_domain(_bare(target)) for target in self.given} - {""}
 
     def owner(self, target: str) -> str:
         """The node whose name this is; "": no node's, or several nodes'."""
@@ -149,6 +153,11 @@ class Names:
         port = self._ports.get(node, 22)
         forms = {name} if port == 22 else {name, f"[{name}]:{port}"}
         return {target for target in forms if self.owner(target) == node}
+
+
+def _domain(name: str) -> str:
+    """What stands behind the first label of a host name; "": nothing, or it is an address."""
+    return "" if clean_address(name) else name.partition(".")[2]
 
 
 def _given(node: str, endpoint: Endpoint) -> set[str]:
@@ -192,6 +201,7 @@ class Fleet:
         }
         #: Whether the inventory has nodes whose keys this run did not see.
         self.unseen = len(self._nodes) < len(found)
+        self._domains = self._known_domains()
         self._owners = self._owned(found)
         targets: dict[str, list[str]] = {}
         for target, node in self._owners.items():
@@ -202,6 +212,18 @@ class Fleet:
             for key in self._nodes[node].identity.keys
         }
         self._made: dict[frozenset[str], tuple[str, ...]] = {}
+
+    def _known_domains(self) -> set[str]:
+        """The domains in which a node may say that it is."""
+        told = Counter(
+            domain
+            for node, seen in self._nodes.items()
+            for domain in {
+                _domain(name) for name in seen.identity.names if self._names.owner(name) == node
+            }
+        )
+        enough = min(2, len(self._nodes))
+        return self._names.domains | {one for one, count in told.items() if count >= enough} | {""}
 
     def _owned(self, endpoints: Mapping[str, Endpoint]) -> dict[str, str]:
         """Name -> the observed node that it belongs to."""
@@ -222,7 +244,8 @@ class Fleet:
         if endpoint.local:
             strangers = {name for name in own.names if self._names.owner(name) not in ("", node)}
             return {*own.names, *own.addresses} - strangers
-        targets = {target for name in own.names for target in self._names.claimed(node, name)}
+        told = (name for name in own.names if _domain(name) in self._domains)
+        targets = {target for name in told for target in self._names.claimed(node, name)}
         # Behind a forwarded port somebody else may have the address.
         if endpoint.port == 22 and reached in own.addresses:
             targets.add(reached)

@@ -112,6 +112,11 @@ _RANK = re.compile(
 _FIRST = re.compile(r"^(\[(?:[a-z]+)?|\s*)(\d+)(?=\]:|: )")
 
 
+def _rank_of(digits: str) -> int:
+    """The number; -1 for one of more digits than a rank can have (and than Python would read)."""
+    return int(digits) if len(digits) < 20 else -1
+
+
 def node_names(*names: str) -> re.Pattern[str]:
     """Finds a node's names, with a domain or without, in its own lines."""
     found = {name.partition(".")[0] for name in names if not _is_address(name)} | {*names}
@@ -133,13 +138,13 @@ def normalised(lines: Iterable[str], names: re.Pattern[str], ranks: Ranks) -> tu
     own = {number for number in ranks if number is not None}
 
     def rank(match: re.Match[str]) -> str:
-        mine = not own or int(match[2]) in own
+        mine = not own or _rank_of(match[2]) in own
         return f"{match[1]}<rank>" if mine else match[0]
 
     def first(match: re.Match[str]) -> str:
         # A bare number at the beginning may be a step.
         bracket = match[1].startswith("[")
-        mine = int(match[2]) in own if own else bracket
+        mine = _rank_of(match[2]) in own if own else bracket
         return ("[<rank>" if bracket else "<rank>") if mine else match[0]
 
     found = []

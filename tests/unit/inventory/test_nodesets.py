@@ -35,6 +35,10 @@ def test_expands_to_names_in_natural_order(text: str, names: list[str]) -> None:
     [
         ("gpu[001-064", "missing bracket"),
         ("gpu001-064]", "closing bracket"),
+        ("gpu[g[1-2]", "missing bracket"),
+        ("gpu[g[1-2]]", "brackets within brackets"),
+        ("gpu[x[1-999999999]", "missing bracket"),
+        ("gpu[1-9999999999,login", "missing bracket"),
         ("gpu[64-1]", "'64-1' is no range"),
         ("gpu[001-64]", "'001-64' is no range"),
         ("gpu[]", "is no range"),

@@ -78,7 +78,7 @@ def test_a_line_has_what_the_inventory_calls_a_node_and_where_it_was_found() -> 
 
 def test_another_port_stands_with_each_name_and_a_shared_address_only_with_it() -> None:
     lines = fleet_lines(
-        {"gpu1": node("gpu1 gpu1.x", [A], "10.0.0.1"), "gpu2": node("gpu2", [B], "10.0.0.2")},
+        {"gpu1": node("gpu1 gpu1.x", [A], "10.0.0.1"), "gpu2": node("gpu2.x", [B], "10.0.0.2")},
         endpoints={
             "gpu1": Endpoint("192.0.2.1", 2201, reached="192.0.2.1"),
             "gpu2": Endpoint("192.0.2.1", 2202),
@@ -103,7 +103,13 @@ CLAIMS = {
     "the short name of another": ("gpu3", "", {"gpu3.example": Endpoint()}, "gpu1"),
     "a further name of another": ("", "10.1.0.3", {"gpu3": Endpoint(names=("10.1.0.3",))}, "gpu1"),
     "a host of nobody here": ("github github.com", "203.0.113.7 10.0.0.254", {}, "gpu1"),
-    "its own full name": ("gpu1 gpu1.example", "", {}, "gpu1,gpu1.example"),
+    "a domain in which nobody else is": ("gpu1 gpu1.evil", "", {}, "gpu1"),
+    "a domain of the inventory's": (
+        "gpu1 gpu1.example",
+        "",
+        {"head.example": Endpoint()},
+        "gpu1,gpu1.example",
+    ),
     "another full name than the inventory has": (
         "gpu1 gpu1.evil",
         "",
@@ -125,6 +131,23 @@ CLAIMS = {
     ),
     "not where it was found": ("", "10.0.0.1", {"gpu1": Endpoint(reached="10.0.0.7")}, "gpu1"),
 }
+
+
+def test_a_full_name_counts_in_a_domain_that_nodes_share() -> None:
+    """A liar gets no name of a host outside the fleet, and takes none of the others' away."""
+    nodes = {
+        "gpu1": node("gpu1 gpu1.example", [A]),
+        "gpu2": node("gpu2.example", [B]),
+        "github": node("github.com github.example.org", [C]),
+    }
+    assert fleet_lines(nodes) == (
+        f"github {C}",
+        f"gpu1,gpu1.example {A}",
+        f"gpu2,gpu2.example {B}",
+    )
+    # Alone, it tells nobody but itself.
+    alone = {"github": nodes["github"]}
+    assert fleet_lines(alone) == (f"github,github.com,github.example.org {C}",)
 
 
 @pytest.mark.parametrize("case", CLAIMS)

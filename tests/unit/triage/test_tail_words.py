@@ -230,3 +230,11 @@ def test_both_commands_refuse_the_same_words(read):
     for words in ("yesterday", "0h", "2x", "2999-01-01"):
         with pytest.raises(Refused, match=rf"^--since {words}: "):
             past(words, read)
+
+
+def test_a_number_without_end_is_no_rank_and_no_exception():
+    digits = "9" * 8000
+    lines = (f"rank {digits} is slow", f"[{digits}]: up", "rank 7 is up")
+    names = document.node_names("gpu1")
+    found = document.normalised(lines, names, Ranks(7, None))
+    assert found == (*lines[:2], "rank <rank> is up")

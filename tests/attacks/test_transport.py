@@ -1,0 +1,150 @@
+"""What a node whose root is hostile does to the connection costs that node alone.
+
+evil   three nodes; on one, root answers in place of what we run there
+
+The other nodes' rows are what they are without the hostile one.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import xmlschema
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.command import Tool
+from tests.paths import ROOT
+
+JUNIT = ROOT / "tests/unit/reports/data/junit-10.xsd"
+
+#: In place of `timeout`, with which each of our commands begins. HOW is put in front of it.
+EVIL = r"""#!/usr/bin/python3 -I
+import base64, gzip, json, os, re, subprocess, sys, zlib
+
+HOW = %r
+TEXT = (
+    "\x1b]0;x\x07\x1b[31m</script><script>alert(1)</script>\"}\n# HELP x\nfoo{a=\"b\"} 1|,=cmd"
+    "\u202e[bold]x[/]]]><!--"
+)
+sys.excepthook = lambda kind, problem, where: sys.stderr.write(f"hostile: {problem!r}\n")
+
+
+def say(data):
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+
+
+def spoil(value):
+    if isinstance(value, dict):
+        return {key: spoil(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [spoil(one) for one in value]
+    return value[:3] + TEXT if isinstance(value, str) else value
+
+
+def repacked(text):
+    data = spoil(json.loads(zlib.decompress(base64.b64decode(text))))
+    return base64.b64encode(zlib.compress(json.dumps(data).encode())).decode()
+
+
+def row(match):
+    head, name, text = match.groups()
+    if not text.startswith(("{", '"')):
+        return head + " " + name + " " + repacked(text)
+    data = json.loads(text)
+    data = repacked(data) if isinstance(data, str) else spoil(data)
+    return head + " " + name + " " + json.dumps(data)
+
+
+while HOW == "flood":
+    say(b"A" * (1 << 20))
+while HOW == "errors":
+    sys.stderr.buffer.write(b"A" * (1 << 20))
+if HOW == "prompt":
+    sys.stderr.write("sudo: a password is required\n")
+    say(b"[sudo] password for root: ")
+    sys.exit(1)
+# The script may have given the program a descriptor of its own.
+words = ["/usr/bin/timeout", *sys.argv[1:]]
+done = subprocess.run(words, stdout=subprocess.PIPE, close_fds=False)
+said = done.stdout
+if HOW == "half":
+    say(said[: len(said) // 2])
+    os.kill(os.getppid(), 9)
+    os.kill(0, 9)
+match = re.search(rb"(?s)nodeready/1 (\w+) gzip\n(.*?)\n(?=nodeready/1 \1 end)", said)
+if match:
+    nonce, inner = match[1].decode(), gzip.decompress(base64.b64decode(match[2]))
+    lines = inner.decode("utf-8", "surrogateescape").split("\n")
+    for at, line in enumerate(lines):
+        head, mark, _ = line.rpartition("=" if "=" in line else ":")
+        if at %% 3 == 0 and mark and nonce not in line:
+            lines[at] = head + mark + TEXT.replace("\n", " ")
+    packed = gzip.compress("\n".join(lines).encode("utf-8", "surrogateescape"), 1)
+    if HOW == "bomb":
+        packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+        packed = b"".join(packer.compress(bytes(1 << 20)) for _ in range(600)) + packer.flush()
+    said = said[: match.start(2)] + base64.b64encode(packed) + said[match.end(2) :]
+elif HOW == "text":
+    text = re.sub(r"(?m)^(\S+) (\w+) (.*)$", row, said.decode("utf-8", "surrogateescape"))
+    said = text.encode("utf-8", "surrogateescape")
+say(said)
+sys.exit(done.returncode)
+"""
+
+#: What of the looks depends on nothing but the node's own settings.
+STILL = ("--only", "ptrace,core_dumps,limits,pdsh,ports,iommu,debug_tools")
+#: Most memory of a command, in KiB: of one whose three nodes are sound it is 62 MiB.
+MOST_KB = 160 << 10
+
+
+def results(done, names):
+    told = {one["name"]: one for one in json.loads(done.out)["nodes"]}
+    return [one for name in names for one in told[name]["results"]]
+
+
+@pytest.mark.parametrize("how", ["flood", "errors", "half", "bomb", "prompt", "text"])
+def test_a_node_that_answers_with_malice_costs_itself(tool: Tool, fleet, fresh_nodes, how):
+    first, evil, last = fresh_nodes(3)
+    both, inventory = [first.name, last.name], fleet([first, evil, last])
+    for node in (first, last):
+        node.enter(["sh", "-c", "echo hello >/var/log/job.log"])
+    sound = tool("audit", inventory, *STILL, "--format", "json")
+    evil.write("/usr/local/bin/timeout", EVIL % how, mode=0o755)
+    done = tool.measured("audit", inventory, *STILL, "--format", "json")
+    assert done.status == (4 if how == "half" else 3), done
+    pairs = zip(results(done, both), results(sound, both), strict=True)
+    assert [pair for pair in pairs if pair[0] != pair[1]] == []
+    assert done.peak_kb < MOST_KB
+    tail = tool.measured("tail", inventory, "/var/log/job.log", "--format", "json")
+    assert both == [
+        file["node"] for one in json.loads(tail.out)["groups"] for file in one["files"]
+    ]
+    assert tail.peak_kb < MOST_KB
+    for text in (done.out, done.err, tail.out, tail.err):
+        assert text.replace("\n", "").isprintable()
+
+
+def test_words_of_a_hostile_node_are_words_in_every_form(tool: Tool, fleet, fresh_nodes):
+    first, evil = fresh_nodes(2)
+    inventory = fleet([first, evil])
+    for node in (first, evil):
+        node.enter(["sh", "-c", "setsid sleep 500 >/dev/null 2>&1 &"])
+    evil.write("/usr/local/bin/timeout", EVIL % "text", mode=0o755)
+
+    def said(*words: str) -> str:
+        text = tool(words[0], inventory, *words[1:]).out
+        assert text.replace("\n", "").isprintable()
+        return text
+
+    assert "alert(1)" in said("audit", "-v")
+    assert "alert(1)" in said("audit", "--format", "json")
+    xmlschema.XMLSchema(str(JUNIT)).validate(said("audit", "--format", "junit"))
+    prometheus = said("audit", "--format", "prometheus")
+    families = [one.name for one in text_string_to_metric_families(prometheus)]
+    assert families
+    assert all(name.startswith("nodeready") for name in families)
+    assert said("audit", "--format", "nagios").count("|") == 1
+    page = said("stacks", "--match", "sleep", "--format", "html")
+    assert page.count("<script") == page.count("</script") == 1
