@@ -200,10 +200,11 @@ def write_atomically(
     """Make ``path`` hold these pieces: a reader sees the old file or the new one, never a part.
 
     A link of root's or ours stays and its target is replaced; another's is refused. An existing
-    file of root's or ours keeps its mode. What is no regular file (``/dev/stdout``, a pipe) is
-    written to directly, when it is root's, ours, or a descriptor that was handed to us.
+    file of root's or ours keeps its mode; a new one has what the umask leaves of ``mode``. What is no
+    regular file (``/dev/stdout``, a pipe) is written to directly, when it is root's, ours, or a
+    descriptor that was handed to us.
 
-    keep_mode: False: the file gets ``mode``, whatever it had
+    keep_mode: False: the file gets ``mode``, whatever it had, and whatever the umask
     Raises NotFollowed, and OSError with the path as its file name; the old file is intact then.
     """
     given = _GIVEN.fullmatch(str(path))
@@ -215,11 +216,20 @@ def write_atomically(
             if status is None or stat.S_ISREG(status.st_mode):
                 if status and keep_mode and _ours(status) and status.st_nlink == 1:
                     mode = status.st_mode & 0o777
+                elif keep_mode:
+                    mode &= ~_umask()
                 _replace(end, pieces, mode)
             else:
                 # This very pipe or device, whatever has its name by now.
                 flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
                 _pour(os.open(f"/proc/self/fd/{end.number}", flags), pieces)
+
+
+def _umask() -> int:
+    """The process's, which can only be read by setting it (umask(2))."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 @contextlib.contextmanager

@@ -170,3 +170,15 @@ def test_directories_are_made_and_loops_are_no_end(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         make_directory(tmp_path / "file" / "x")
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o000, 0o644)])
+def test_a_new_file_has_no_more_rights_than_the_umask_leaves(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "new", ["x"])
+        write_atomically(tmp_path / "exact", ["x"], 0o644, keep_mode=False)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "exact").stat().st_mode & 0o777 == 0o644
