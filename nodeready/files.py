@@ -200,8 +200,8 @@ def write_atomically(
     """Make ``path`` hold these pieces: a reader sees the old file or the new one, never a part.
 
     A link of root's or ours stays and its target is replaced; another's is refused. An existing
-    file of root's or ours keeps its mode; a new one has what the umask leaves of ``mode``. What is no
-    regular file (``/dev/stdout``, a pipe) is written to directly, when it is root's, ours, or a
+    file of root's or ours keeps its mode; a new one has what the umask leaves of ``mode``. What is
+    no regular file (``/dev/stdout``, a pipe) is written to directly, when it is root's, ours, or a
     descriptor that was handed to us.
 
     keep_mode: False: the file gets ``mode``, whatever it had, and whatever the umask
