@@ -96,7 +96,9 @@ def test_another_users_rank(node):
 
 
 def test_who_is_stopped_or_traced_is_not_looked_into(node):
-    stopped, traced = (start(node, "python3", "-c", WAIT, RANK=n, **JOB) for n in range(2))
+    # A user's: for a process of root's, py-spy can write no file.
+    how = {"user": "ml", **JOB}
+    stopped, traced = (start(node, "python3", "-c", WAIT, RANK=n, **how) for n in range(2))
     node.enter(["kill", "-STOP", str(stopped)])
     strace = start(node, "strace", "-p", str(traced), up=False)
     wait_for(lambda: status(node, stopped)[0] == "T" and status(node, traced)[1] == strace)
@@ -154,7 +156,7 @@ def test_deeper_than_py_spy_reads(node):
 
 def test_a_rank_that_ends_between_finding_and_looking(node):
     for number in range(2):
-        start(node, "python3", "-c", WAIT, RANK=number, **JOB)
+        start(node, "python3", "-c", WAIT, user="ml", RANK=number, **JOB)
     node.enter(["mv", SPY, "/usr/local/bin/real"])
     once = '[ -e /tmp/k ] || { touch /tmp/k; kill -9 "$5"; sleep 0.2; }'
     node.write(SPY, f'#!/bin/sh\n{once}\nexec /usr/local/bin/real "$@"\n', mode=0o755)
@@ -179,7 +181,7 @@ def test_a_rank_that_ends_between_finding_and_looking(node):
     ],
 )
 def test_what_the_kernel_tells_is_there_without_py_spy(node, spy, expected):
-    pid = start(node, "python3", "-c", WAIT, RANK=0, **JOB)
+    pid = start(node, "python3", "-c", WAIT, user="ml", RANK=0, **JOB)
     node.enter(["rm", SPY])
     if spy:
         node.write(SPY, f"#!/bin/sh\n{spy}\n", mode=0o755)
@@ -212,7 +214,7 @@ def test_a_native_look_that_hangs_leaves_nobody_stopped(node):
 @pytest.mark.parametrize("login", ["root", "ml"])
 @pytest.mark.parametrize("number", [9, 15])
 def test_a_program_that_is_killed_leaves_nothing(node, login, number):
-    pid = start(node, "python3", "-c", WAIT, user=login, RANK=0, **JOB)
+    pid = start(node, "python3", "-c", WAIT, user="ml", RANK=0, **JOB)
     spy = "#!/bin/sh\ntouch /tmp/began\nexec sleep 300\n"
     node.write(SPY, spy, mode=0o755)
     before = processes(node)
