@@ -7,6 +7,7 @@ what root's audit fails or cannot observe, which is what stops a job.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,8 @@ class Row:
 
     act:   begins it
     there: a command that tells that it has begun
-    names: what the audit must say about it, where it has to be a finding at all
+    names: what the audit must say about it, a pattern, where it has to be a finding at all; what
+           is left of the row before, until the kernel has ended it, counts, too
     """
 
     act: Callable[[Person], object]
@@ -110,7 +112,7 @@ ROWS = {
     "many of them": Row(
         lambda her: [her.python(WAITS, f"t{number}") for number in range(40)],
         "test $(grep -ls ') D ' /proc/[0-9]*/stat | wc -l) -ge 40",
-        "8 not looked at",
+        r"\d+ not looked at",
     ),
     "a look of ours that hangs at a mount": _waits("stat", "nr_fs=", "%n", "/data"),
     "an nvidia-smi that hangs": _waits("nvidia-smi"),
@@ -121,7 +123,7 @@ ROWS = {
     "zombies without end": Row(
         lambda her: her.python(ZOMBIES, "60"),
         "test $(grep -ls ') Z ' /proc/[0-9]*/stat | wc -l) -ge 540",
-        "540: 9 of python3",
+        r"\d{3}: \d+ of python3",
     ),
     "a listener on the job's port, named like a line of ours": Row(
         lambda her: her.python(LISTENS), "grep -q 733C /proc/net/tcp", "user mallory"
@@ -170,7 +172,7 @@ def test_a_user_does_not_stop_the_jobs_of_others(fresh_nodes, tool, fleet):
             node.enter(["sh", "-c", over], check=False)
         if after != before:
             wrong[name] = {k: v for k, v in after.items() if before.get(k) != v}
-        elif row.names and not any(row.names in r["actual"] for r in results):
+        elif row.names and not any(re.search(row.names, r["actual"]) for r in results):
             wrong[name] = f"nothing tells {row.names!r}"
     assert wrong == {}
 

@@ -199,10 +199,12 @@ def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
     """Three nodes have answered; on the last one py-spy takes its time."""
     slow, others = job.nodes[3], job.nodes[:3]
     slow.enter(["mv", PY_SPY, f"{PY_SPY}.away"])
-    slow.write(PY_SPY, "#!/bin/sh\ntouch /run/slow\nsleep 600\n", 0o755)
+    # For a process of root's, py-spy can write no file: that it runs is seen in the process list.
+    slow.write(PY_SPY, "#!/bin/sh\nexec sleep 654\n", 0o755)
     try:
         started = tool.start("stacks", where, *QUICK, "--format", "json")
-        wait_for(Path(f"/proc/{slow.pid}/root/run/slow").exists)
+        running = ["pgrep", "-fx", "sleep 654"]
+        wait_for(lambda: slow.enter(running, check=False).returncode == 0)
         wait_for(lambda: not any(ours(node) for node in others))
         started.send_signal(signal.SIGINT)
         done = tool.end(started)
