@@ -83,7 +83,7 @@ def _complain(text: str) -> None:
     print(f"nodeready: {sanitise(text)}", file=sys.stderr)
 
 
-def _handle(handler: Handler | signal.Handlers) -> None:
+def _handle(handler: Handler) -> None:
     """Set the handler of Ctrl-C and SIGTERM.
 
     SIGINT that was ignored from the start stays ignored: whoever starts this program in the
@@ -96,7 +96,7 @@ def _handle(handler: Handler | signal.Handlers) -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     # A second signal ends the process at once.
-    _handle(signal.SIG_DFL)
+    _handle(exit_codes.leave)
     raise KeyboardInterrupt
 
 
