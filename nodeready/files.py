@@ -15,6 +15,7 @@ import os
 import pwd
 import re
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from pathlib import Path
 #: Descriptors that were handed to us: no path is looked up for them.
 _GIVEN = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")
 _NAMED = {"stdout": 1, "stderr": 2}
+#: Seconds after which a new file without its last name is a killed run's: no run writes so long.
+_LEFT_S = 3600
 #: As many links as the kernel follows (path_resolution(7)).
 _MOST_LINKS = 40
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -262,10 +265,27 @@ def _pour(number: int, pieces: Iterable[str | bytes]) -> None:
         out.writelines(map(_bytes, pieces))
 
 
+def _remove_leftovers(at: int, start: str) -> None:
+    """Remove what a killed run of ours left beside the file: named, and not renamed any more."""
+    with contextlib.suppress(OSError):
+        number = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
+        try:
+            names = os.listdir(number)
+        finally:
+            os.close(number)
+        for name in names:
+            if name.startswith(start) and re.fullmatch("[0-9a-f]{8}", name[len(start) :]):
+                known = os.stat(name, dir_fd=at, follow_symlinks=False)
+                if known.st_uid == os.geteuid() and time.time() - known.st_mtime > _LEFT_S:
+                    os.unlink(name, dir_fd=at)
+
+
 def _replace(end: _End, pieces: Iterable[str | bytes], mode: int) -> None:
     """A new file, and its name when it is whole: until then it has none, where that can be."""
     at = end.directory.number
-    passing = f".{end.name[:200]}.{os.urandom(4).hex()}"
+    start = f".{end.name[:200]}."
+    passing = f"{start}{os.urandom(4).hex()}"
+    _remove_leftovers(at, start)
     named = False
     try:
         try:

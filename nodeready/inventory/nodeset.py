@@ -162,6 +162,9 @@ def expand_one(text: str, globs: bool = False) -> list[str]:
         return list(NodeSet(text, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         raise NodeSetError(f"node set {_shown(text)}: {_reason(error)}") from error
+    except AssertionError as error:
+        # Digits behind a bracket are the last ones of its numbers: gpu[1-64]999999999.
+        raise NodeSetError(f"node set {_shown(text)}: its numbers are too large") from error
 
 
 def _reason(error: NodeSetException) -> str:

@@ -182,3 +182,14 @@ def test_a_new_file_has_no_more_rights_than_the_umask_leaves(tmp_path, umask, mo
         os.umask(before)
     assert (tmp_path / "new").stat().st_mode & 0o777 == mode
     assert (tmp_path / "exact").stat().st_mode & 0o777 == 0o644
+
+
+def test_what_a_killed_run_left_goes_with_a_later_one(tmp_path):
+    left, young, other = (tmp_path / name for name in (".r.00ff00ff", ".r.00ff00aa", ".r.old"))
+    for path in (left, young, other):
+        path.write_text("whole")
+    for path in (left, other):
+        os.utime(path, (0, 0))
+    write_atomically(tmp_path / "r", ["x"])
+    # The young one may be another run's, which is about to rename it.
+    assert sorted(one.name for one in tmp_path.iterdir()) == [young.name, other.name, "r"]

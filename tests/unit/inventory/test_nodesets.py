@@ -66,6 +66,7 @@ def test_expands_to_names_in_natural_order(text: str, names: list[str]) -> None:
         ("gpu1:22", "ssh_port"),
         ("n" * 254, "is no host name"),
         ("../etc", "is no host name"),
+        ("gpu[1-64]999999999", "its numbers are too large"),
     ],
 )
 def test_refuses_what_names_no_nodes_in_one_line(text: str, why: str) -> None:
