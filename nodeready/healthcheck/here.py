@@ -22,7 +22,7 @@ from nodeready.transport.look import question
 
 if TYPE_CHECKING:
     from nodeready.audit.document import Ready
-    from nodeready.node.proofs.config import Config
+    from nodeready.subjects.proof.facts import Config
     from nodeready.transport.base import Request
 
 #: The subjects that a node observes of itself.
@@ -84,9 +84,8 @@ def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) 
 
 
 def _config(policy: Policy, limit_s: float, tag: str) -> Config:
-    from nodeready.node.proofs.config import Config
     from nodeready.subjects.debug_tools.facts import PY_SPY
-    from nodeready.subjects.proof.facts import SESSION
+    from nodeready.subjects.proof.facts import SESSION, Config
 
     return Config(
         nonce=f"nodeready-{os.urandom(8).hex()}",

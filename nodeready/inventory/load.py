@@ -283,6 +283,8 @@ def load(
         groups = _from_file(path, trusted)
     inventory = _make(groups, argument, dict(data or {}))
     _add_group_data(inventory, [*folders, *map(Path, group_data)], trusted)
+    for config in _ssh_config_files(inventory):
+        _refuse_strangers(config, trusted)
     if path is not None and _is_like_a_node(argument):
         inventory.note = (
             f"{argument}: read as the hostfile ./{argument}; write ./{argument} to say so, and "
@@ -397,6 +399,14 @@ def _add_group_data(inventory: NodeInventory, folders: Iterable[Path], trusted: 
         target = inventory.data if group == "all" else inventory.group_data[group]
         target.update(settings)
         inventory.group_files.setdefault(group, []).append(file)
+
+
+def _ssh_config_files(inventory: NodeInventory) -> set[Path]:
+    """The files that say how to connect: their ProxyCommand and `Match exec` run here."""
+    told = [inventory.data, inventory.override_data]
+    told += [*inventory.group_data.values(), *inventory.host_data.values()]
+    named = {str(one) for data in told if (one := data.get("ssh_config_file"))}
+    return {Path(one).expanduser() for one in named}
 
 
 def names(hosts: Iterable[Host]) -> list[str]:

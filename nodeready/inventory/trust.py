@@ -1,11 +1,12 @@
 """Whether root may take its orders from a file: nobody but root could have written it.
 
 An inventory and its group_data are Python and run with the rights of whoever runs nodeready; a
-hostfile and a configuration file say which nodes and what. For root, each has to belong to root,
-or to the user who became root by sudo; so has every directory and every link on the way to it, and
-nobody else may write there. A directory with the sticky bit (/tmp) may be written by all: in it,
-what belongs to root stays root's (unlink(2)). A group may write when it is the owner's private
-group, of the same name and without further members, as Debian, Ubuntu and RHEL make one per user.
+hostfile and a configuration file say which nodes and what, an ssh_config which proxy. For root,
+each has to belong to root, or to the user who became root by sudo; so has every directory and
+every link on the way to it, and nobody else may write there. A directory with the sticky bit
+(/tmp) may be written by all: in it, what belongs to root stays root's (unlink(2)). A group may
+write when it is the owner's private group, of the same name and without further members, as
+Debian, Ubuntu and RHEL make one per user.
 """
 
 from __future__ import annotations

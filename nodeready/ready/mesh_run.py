@@ -18,12 +18,11 @@ import gevent
 from gevent.pool import Pool
 
 from nodeready.node import payload
-from nodeready.node.proofs.config import Config
 from nodeready.node.proofs.mesh import CONNECT_S, TOKEN_S, Listening, Round
 from nodeready.ready import mesh
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError, Unknown
-from nodeready.subjects.proof.facts import Mesh
+from nodeready.subjects.proof.facts import Config, Mesh
 from nodeready.transport.base import Carrier, Channel
 from nodeready.transport.program import request
 

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
 from nodeready.ready import logins, mesh, mesh_run
 from nodeready.subjects import snapshot
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.debug_tools.facts import PY_SPY
 from nodeready.subjects.proof import facts as proof
-from nodeready.subjects.proof.facts import MESH, SESSION, Peers, Proved
+from nodeready.subjects.proof.facts import MESH, SESSION, Config, Peers, Proved
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.transport.base import (
     INTERRUPTED,

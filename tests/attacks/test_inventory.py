@@ -91,6 +91,12 @@ PLANTED = {
         ".",
         "uid 4001",
     ),
+    "how to connect, in a file of hers": (
+        "echo 'ProxyCommand touch secret/owned' >mallory/ssh",
+        "connects.py",
+        ".",
+        "mallory belongs to uid 4001",
+    ),
     "a hostfile called like a node": ("echo login1 >open/gpu001", "gpu001", "open", "everybody"),
 }
 
@@ -101,6 +107,8 @@ def test_another_users_words_do_not_run_as_root(case: str, tool: Tool, control: 
     for name in ("fleet.py", "all.py", "group.py", "open/fleet.py"):
         control.write(name, "gpu = ['gpu001']\n")
     control.write("imports.py", "import sites\ngpu = ['gpu001']\n")
+    how = {"ssh_config_file": f"{control.home}/ssh"}
+    control.write("connects.py", f"gpu = [('gpu001', {how})]\n")
     (control.base / "all.py").chmod(0o666)
     os.chown(control.base / "group.py", 0, MALLORY)
     (control.base / "group.py").chmod(0o664)

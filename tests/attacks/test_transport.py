@@ -8,6 +8,7 @@ The other nodes' rows are what they are without the hostile one.
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import xmlschema
@@ -20,7 +21,7 @@ JUNIT = ROOT / "tests/unit/reports/data/junit-10.xsd"
 
 #: In place of `timeout`, with which each of our commands begins. HOW is put in front of it.
 EVIL = r"""#!/usr/bin/python3 -I
-import base64, gzip, json, os, re, subprocess, sys, zlib
+import base64, gzip, json, os, re, subprocess, sys, time, zlib
 
 HOW = %r
 TEXT = (
@@ -61,6 +62,9 @@ while HOW == "flood":
     say(b"A" * (1 << 20))
 while HOW == "errors":
     sys.stderr.buffer.write(b"A" * (1 << 20))
+while HOW == "drip":
+    say(b"A")
+    time.sleep(0.2)
 if HOW == "prompt":
     sys.stderr.write("sudo: a password is required\n")
     say(b"[sudo] password for root: ")
@@ -124,6 +128,20 @@ def test_a_node_that_answers_with_malice_costs_itself(tool: Tool, fleet, fresh_n
     assert tail.peak_kb < MOST_KB
     for text in (done.out, done.err, tail.out, tail.err):
         assert text.replace("\n", "").isprintable()
+
+
+def test_a_node_that_answers_a_byte_at_a_time_keeps_nobody_waiting(tool: Tool, fleet, fresh_nodes):
+    first, evil = fresh_nodes(2)
+    inventory = fleet([first, evil])
+    evil.write("/usr/local/bin/timeout", EVIL % "drip", mode=0o755)
+    began = time.monotonic()
+    done = tool("audit", inventory, *STILL, "--timeout", "5", "--format", "json")
+    # The limit is for the whole answer: were it for the next byte, it would never be reached.
+    assert time.monotonic() - began < 40
+    assert "unknown" not in {one["status"] for one in results(done, [first.name])}
+    assert {one["status"] for one in results(done, [evil.name])} == {"unknown"}
+    told = {one["name"]: one for one in json.loads(done.out)["nodes"]}
+    assert "5 s" in str(told[evil.name]), told[evil.name]
 
 
 def test_words_of_a_hostile_node_are_words_in_every_form(tool: Tool, fleet, fresh_nodes):

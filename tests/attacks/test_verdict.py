@@ -75,6 +75,24 @@ for number in range(int(sys.argv[2])):
 os.execvp("sleep", ["her-mounts", "600"])
 """
 
+# It reads another's page, whose faults she handles herself, or does not (userfaultfd(2)).
+FAULTS = """
+import ctypes, fcntl, mmap, os, struct, sys, time
+libc = ctypes.CDLL(None)
+with open(sys.argv[1]) as device:
+    number = fcntl.ioctl(device, 0xAA00, os.O_CLOEXEC)  # USERFAULTFD_IOC_NEW
+fcntl.ioctl(number, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))  # UFFDIO_API
+place = mmap.mmap(-1, 4096)
+at = ctypes.addressof(ctypes.c_char.from_buffer(place))
+fcntl.ioctl(number, 0xC020AA00, bytearray(struct.pack("QQQQ", at, 4096, 1, 0)))  # UFFDIO_REGISTER
+owner = os.getpid()
+if os.fork() == 0:
+    into = ctypes.create_string_buffer(8)
+    ours = struct.pack("QQ", ctypes.addressof(into), 8)
+    libc.process_vm_readv(owner, ours, 1, struct.pack("QQ", at, 8), 1, 0)
+time.sleep(600)
+"""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -107,12 +125,25 @@ def _fuse(count: int) -> Callable[[Person], object]:
     return act
 
 
+def _faults(her: Person) -> object:
+    # Where an administrator gave it to users; else the kernel's own faults end the reader.
+    her.node.enter(
+        ["sh", "-c", "[ -e /tmp/uffd ] || mknod -m 666 /tmp/uffd c 10 $(" + _MINOR + ")"]
+    )
+    return her.python(FAULTS, "/tmp/uffd")
+
+
+_MINOR = "awk '$2 == \"userfaultfd\" { print $1 }' /proc/misc"
+
 ROWS = {
     "a vfork with a sleeping child": _waits("train"),
     "many of them": Row(
         lambda her: [her.python(WAITS, f"t{number}") for number in range(40)],
         "test $(grep -ls ') D ' /proc/[0-9]*/stat | wc -l) -ge 40",
         r"\d+ not looked at",
+    ),
+    "page faults of her own": Row(
+        _faults, "grep -qx handle_userfault /proc/[0-9]*/wchan", "user mallory.*userfaultfd"
     ),
     "a look of ours that hangs at a mount": _waits("stat", "nr_fs=", "%n", "/data"),
     "an nvidia-smi that hangs": _waits("nvidia-smi"),
@@ -175,6 +206,27 @@ def test_a_user_does_not_stop_the_jobs_of_others(fresh_nodes, tool, fleet):
         elif row.names and not any(re.search(row.names, r["actual"]) for r in results):
             wrong[name] = f"nothing tells {row.names!r}"
     assert wrong == {}
+
+
+def test_what_a_user_takes_from_jobs_is_named_with_its_place(fresh_nodes, tool, fleet):
+    (node,) = fresh_nodes(1)
+    her = person(node, "mallory", 4001)
+    node.enter(["sh", "-c", "mkdir /scratch; mount -t tmpfs -o size=4m,nr_inodes=99 x /scratch"])
+    node.enter(["chmod", "1777", "/scratch"])
+    inventory = fleet([node], mounts=["/scratch"])
+    before, _ = _judged(tool, inventory)
+    takes = {
+        "host.space": "head -c 5000000 /dev/zero >/scratch/full; test -s /scratch/full",
+        "host.inodes": "cd /scratch; touch $(seq 99) 2>/dev/null; test -e 9",
+    }
+    for check, script in takes.items():
+        her.run(script)
+        after, results = _judged(tool, inventory)
+        assert {name: after[name] for name in after if name not in before} == {check: "fail"}
+        (told,) = [one for one in results if one["check"] == check]
+        assert "/scratch" in told["actual"]
+        her.run("rm -r /scratch/*")
+    assert _judged(tool, inventory)[0] == before
 
 
 #: What she does to the ~/.pdshrc that the policy gives her.

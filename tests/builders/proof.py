@@ -9,13 +9,13 @@ from nodeready import shell
 from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node
 from nodeready.node import payload
-from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import (
     Attach,
     Attempt,
+    Config,
     Control,
     Guards,
     Limit,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
 from nodeready.subjects.proof import checks as proof_core
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.facts import Core
+from nodeready.subjects.proof.facts import Config, Core
 from tests.builders.proof import line
 
 WANT = Policy()

@@ -172,7 +172,7 @@ def test_every_fault_among_32_nodes_is_named_once_and_nothing_else(
             f"to {near.name}: {near.name} resolves to {far.address}, which is {far.name}'s",
         ],
     }
-    assert not_ok(done, "proof.ports") == {held.name: ["fail", "29509: Address already in use"]}
+    assert not_ok(done, "proof.ports") == {held.name: ["warn", "29509: Address already in use"]}
     assert held.read("/tmp/came") == "0"
     assert listening(held) == {29509}
     held.run("kill $(cat /tmp/pid)")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import secrets
 import threading
 
-from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
 from nodeready.ready import logins
 from nodeready.ready.mesh import peers_of, ring_and_skips
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof import reach as proof_reach
-from nodeready.subjects.proof.facts import Peers, Proved, User
+from nodeready.subjects.proof.facts import Config, Peers, Proved, User
 from tests.builders.proof import line
 from tests.command import ours
 

@@ -18,9 +18,9 @@ import pytest
 
 from nodeready import shell
 from nodeready.node import payload
-from nodeready.node.proofs.config import Config
 from nodeready.policy import Policy
 from nodeready.subjects.proof import facts as proved
+from nodeready.subjects.proof.facts import Config
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from tests.helpers import nodeready

@@ -15,7 +15,6 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 
-from nodeready.node.proofs.config import Config
 from nodeready.node.runtime import (
     FRAME,
     Ended,
@@ -26,7 +25,15 @@ from nodeready.node.runtime import (
     roots_alone,
     status,
 )
-from nodeready.subjects.proof.facts import NO_START, Attach, Attempt, Control, Guards, Tracers
+from nodeready.subjects.proof.facts import (
+    NO_START,
+    Attach,
+    Attempt,
+    Config,
+    Control,
+    Guards,
+    Tracers,
+)
 
 # --- One tool on one canary: how the tool ended, and in which state it left its target.
 

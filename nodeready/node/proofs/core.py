@@ -27,10 +27,9 @@ from nodeready.node.cores.core_pattern import (
     printable,
 )
 from nodeready.node.proofs.attach import environment, first_number
-from nodeready.node.proofs.config import Config
 from nodeready.node.runtime import Supervisor
 from nodeready.node.users_file import ROOT, follow, open_regular
-from nodeready.subjects.proof.facts import DUMP_S, PROGRAM, REPORTERS, Core, Directory
+from nodeready.subjects.proof.facts import DUMP_S, PROGRAM, REPORTERS, Config, Core, Directory
 
 # --- The canary's core file: told from all others, measured, removed.
 

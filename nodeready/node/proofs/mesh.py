@@ -26,9 +26,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.node.proofs.config import Config
 from nodeready.subjects import wire
-from nodeready.subjects.proof.facts import Busy
+from nodeready.subjects.proof.facts import Busy, Config
 
 # --- Listeners on the job's ports. Their token tells them from other programs.
 #

@@ -9,9 +9,8 @@ import shutil
 import threading
 import time
 
-from nodeready.node.proofs.config import Config
 from nodeready.node.runtime import Ended, Supervisor
-from nodeready.subjects.proof.facts import Answer, PdshRun, Peers, SshTry
+from nodeready.subjects.proof.facts import Answer, Config, PdshRun, Peers, SshTry
 
 #: Seconds for a connection, up to the other sshd's banner.
 CONNECT_S = 5

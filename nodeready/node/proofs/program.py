@@ -23,10 +23,9 @@ from typing import Any
 from nodeready.node import payload
 from nodeready.node.payload import NO_PYTHON, Program
 from nodeready.node.proofs import attach, core, peers, session
-from nodeready.node.proofs.config import Config
 from nodeready.node.runtime import Supervisor
 from nodeready.subjects import wire
-from nodeready.subjects.proof.facts import User
+from nodeready.subjects.proof.facts import Config, User
 
 _PROVE: dict[str, Callable[[Supervisor, Config], Any]] = {
     "limits": session.prove,

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nodeready.node.proofs.attach import first_number
-from nodeready.node.proofs.config import Config
 from nodeready.node.runtime import KEPT_BYTES, Ended, Supervisor
-from nodeready.subjects.proof.facts import Limit, SessionLimits
+from nodeready.subjects.proof.facts import Config, Limit, SessionLimits
 
 ITEMS = {
     "core": resource.RLIMIT_CORE,

@@ -1,7 +1,8 @@
 """What the proofs of one node saw: plain data, filled on the node and judged by the checks.
 
 First what the node's own session shows, then what all nodes together saw of ssh, pdsh and the
-job's ports, at last all of it as `Proved`, and the reader of a node's answer.
+job's ports, at last what the node's program is told, all that it saw as `Proved`, and the reader
+of its answer.
 """
 
 from __future__ import annotations
@@ -431,6 +432,29 @@ SESSION: dict[str, type[Any]] = {
 #: The proof that runs between the nodes.
 MESH = "mesh"
 _KINDS = {"user": User, "control": Control, **SESSION}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the program of the proofs is told.
+
+    nonce:     random word with which each of its lines begins
+    tag:       ``nodeready:RUN``, in the arguments of every process that it starts and leaves
+               running for a while, so that an interrupt finds it
+    user:      the job's user; "": whoever the login is
+    wanted:    which of SESSION
+    peers:     the other nodes to which ssh and pdsh are tried, by the names of the inventory
+    limit_s:   seconds after which it must have ended
+    py_spy:    the path of py-spy; "": where the user's PATH finds it
+    """
+
+    nonce: str
+    tag: str
+    user: str = ""
+    wanted: tuple[str, ...] = tuple(SESSION)
+    peers: tuple[str, ...] = ()
+    limit_s: int = 50
+    py_spy: str = "/usr/local/bin/py-spy"
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,21 @@ import pytest
 
 from nodeready.node.cores import core_pattern
 from nodeready.node.proofs import core
-from nodeready.node.proofs.config import Config
 from nodeready.node.proofs.core import CrashCanary, Mark
 from nodeready.node.runtime import Supervisor
 from nodeready.policy import Policy
 from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks as proof_core
-from nodeready.subjects.proof.facts import Core, Directory, Limit, Proved, SessionLimits, User
+from nodeready.subjects.proof.facts import (
+    Config,
+    Core,
+    Directory,
+    Limit,
+    Proved,
+    SessionLimits,
+    User,
+)
 
 WANT = Policy()
 SYSTEMD = Policy(core_handler="systemd-coredump")
