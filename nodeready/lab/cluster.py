@@ -326,7 +326,9 @@ def _create(name: str, profile: str, slurm: bool) -> LabState:
     directory = state.directory(name)
     fs = directory / "fs"
     fs.mkdir()
-    syscalls.mount("nodeready-lab", str(fs), "tmpfs", 0, f"mode=0755,size={_FS_SIZE}")
+    # The nodes' users have the numbers of this machine's: what the nodes' disks hold (keys, setuid
+    # programs) is for nobody here but root.
+    syscalls.mount("nodeready-lab", str(fs), "tmpfs", 0, f"mode=0700,size={_FS_SIZE}")
     key = new_key(f"{name}@nodeready-lab")
     state.write(directory / "ssh" / "id_ed25519", key.private, 0o600)
     state.write(directory / "ssh" / "id_ed25519.pub", f"{key.public}\n")

@@ -9,12 +9,15 @@ another machine (Slurm's daemons, a vendor's GPU tool, csh's settings).
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import grp
 import os
+import pwd
 import re
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +25,14 @@ from nodeready.lab.boot import REAL_SYS, STASH
 from nodeready.lab.hardware import Link, Tree
 from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.profiles import Profile
+from nodeready.lab.state import LabError
 
 # --- Data: what makes a node fresh. All paths are those of the node.
 
-# The ordinary user of every node, for what must work without root.
+# The ordinary user of every node, for what must work without root. There the user may become root,
+# and root of a node is close to root of this machine: nobody of this machine has the number.
 USER = "ml"
-USER_ID = 2000
+USER_IDS = range(2000, 60000)
 
 # Directories that a node has for itself, with their modes.
 FRESH = {
@@ -451,13 +456,38 @@ def _system(image: Image, profile: Profile) -> None:
         image.file(f"/etc/sudoers.d/{USER}", f"{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n", 0o440)
 
 
+def free_id() -> int:
+    """A number that no user and no group of this machine has, but for the lab's user itself.
+
+    Whoever had it could trace the lab user's processes, and take the lab's key from them. Raises
+    LabError when all are taken.
+    """
+    for number in USER_IDS:
+        with contextlib.suppress(KeyError):
+            pwd.getpwuid(number)
+            continue
+        with contextlib.suppress(KeyError):
+            grp.getgrgid(number)
+            continue
+        return number
+    raise LabError(f"all user ids from {USER_IDS.start} to {USER_IDS.stop - 1} are taken")
+
+
+def without_password(line: str) -> str:
+    """A line of shadow(5) that no password fits; unlike "!", "*" does not lock an account."""
+    name, mark, rest = line.partition(":")
+    password, end, more = rest.partition(":")
+    return line if password[:1] in ("!", "*") else f"{name}{mark}*{end}{more}"
+
+
 def _accounts(image: Image, key: Key) -> None:
-    account = f"{USER}:x:{USER_ID}:{USER_ID}::/home/{USER}:/bin/bash"
+    number = free_id()
+    account = f"{USER}:x:{number}:{number}::/home/{USER}:/bin/bash"
     _with_line(image, "/etc/passwd", account)
-    _with_line(image, "/etc/group", f"{USER}:x:{USER_ID}:")
-    # "*": no password fits, and unlike "!" the account is not locked.
-    _with_line(image, "/etc/shadow", f"{USER}:*:19000:0:99999:7:::")
-    for home, owner in (("/root", 0), (f"/home/{USER}", USER_ID)):
+    _with_line(image, "/etc/group", f"{USER}:x:{number}:")
+    # A password of this machine opens nothing on a node, whatever this machine's sshd takes.
+    _with_line(image, "/etc/shadow", f"{USER}:*:19000:0:99999:7:::", without_password)
+    for home, owner in (("/root", 0), (f"/home/{USER}", number)):
         made = image.directory(home)
         os.chown(made, owner, owner)
         for name in (".bashrc", ".profile"):
@@ -485,17 +515,16 @@ def _pam(image: Image) -> None:
             image.file(path, changed)
 
 
-def _with_line(image: Image, path: str, line: str) -> None:
-    """This machine's table of accounts, with this account instead of any like it."""
+def _with_line(image: Image, path: str, line: str, changed: Callable[[str], str] = str) -> None:
+    """This machine's table of accounts, with this account instead of one of its name.
+
+    changed: what becomes of each of the other lines
+    """
     table = Path(path)
     if not table.exists():
         return
     name = line.split(":", 1)[0] + ":"
-    kept = [
-        old
-        for old in table.read_text().splitlines()
-        if not old.startswith(name) and f":{USER_ID}:" not in old
-    ]
+    kept = [changed(old) for old in table.read_text().splitlines() if not old.startswith(name)]
     like = table.stat()
     image.file(path, "\n".join([*kept, line, ""]), stat.S_IMODE(like.st_mode))
     os.chown(image.base / path.lstrip("/"), like.st_uid, like.st_gid)

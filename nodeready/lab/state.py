@@ -155,7 +155,7 @@ def save(state: LabState) -> None:
 
 def write(path: Path, content: str, mode: int = 0o644) -> None:
     """Replace a file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as out:
