@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from nodeready.deploy.actions import Action, RemoveFile, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RemoveFile, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
@@ -49,10 +49,16 @@ def _with_block(content: bytes, inner: bytes) -> bytes:
 
 @step(timeout_s=120)
 def known_hosts(seen: Snapshot, want: Policy) -> Iterator[Action]:
-    """Write every node's host keys into our block of /etc/ssh/ssh_known_hosts."""
+    """Write every node's host keys into our block of /etc/ssh/ssh_known_hosts.
+
+    Raises PlanError for lines that make no block.
+    """
     client: SshClient = seen["ssh_client"]
     old = client.known_hosts.content
-    new = _with_block(old or b"", expected(want.ssh_known_hosts).inner)
+    try:
+        new = _with_block(old or b"", expected(want.ssh_known_hosts).inner)
+    except ValueError as error:
+        raise PlanError(f"ssh_known_hosts: {error}") from None
     yield _write(client, new)
 
 

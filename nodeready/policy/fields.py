@@ -20,6 +20,16 @@ class Invalid(ValueError):
     """One value breaks its rule; the text completes 'KEY = VALUE: ...'."""
 
 
+def shown(value: object) -> str:
+    """A wrong value for a message, of at most 60 characters."""
+    try:
+        text = repr(value)
+    except ValueError:
+        # Python writes no whole number of more than 4300 digits.
+        return "a number that is too large to be shown"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
@@ -61,17 +71,26 @@ def _whole(value: Any, low: int, high: int) -> int:
     return value
 
 
+#: What ends a line for some reader, or is no character: the control characters (C0, C1, DEL),
+#: Unicode's separators of lines and paragraphs, and halves of surrogate pairs.
+_NO_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+#: Characters of one value: longer than any key of ssh, less than the 128 KiB of a process's word.
+MOST_CHARACTERS = 16384
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise Invalid("must be a string")
-    if any(ord(char) < 32 or ord(char) == 127 for char in value):
+    if len(value) > MOST_CHARACTERS:
+        raise Invalid(f"must have at most {MOST_CHARACTERS} characters")
+    if _NO_LINE.search(value):
         raise Invalid("must be one line without control characters")
     return value
 
 
 def _items(value: Any, pattern: str, what: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, (tuple, list)):
-        raise Invalid(f"must be a list of {what}s: ({value!r},)?")
+        raise Invalid(f"must be a list of {what}s: ({shown(value)},)?")
     for item in value:
         if not re.fullmatch(pattern, _text(item)):
             raise Invalid(f"{item!r} is no {what}")
@@ -96,7 +115,7 @@ def wholes(low: int, high: int) -> Kind:
 
     def check(value: Any) -> tuple[int, ...]:
         if isinstance(value, str) or not isinstance(value, (tuple, list, set, frozenset)):
-            raise Invalid(f"must be a list of numbers: ({value!r},)?")
+            raise Invalid(f"must be a list of numbers: ({shown(value)},)?")
         return tuple(sorted(_whole(item, low, high) for item in value))
 
     return Kind(check, f"numbers, {low} to {high}")
@@ -127,8 +146,10 @@ def table(**columns: type) -> Kind:
         if not isinstance(value, Mapping):
             raise Invalid("must map names to settings: {'NAME': {...}}")
         return tuple(
-            (_name(name), _columns(name, settings, columns))
-            for name, settings in sorted(value.items(), key=lambda item: str(item[0]))
+            sorted(
+                (_name(name), _columns(name, settings, columns))
+                for name, settings in value.items()
+            )
         )
 
     takes = "names with " + ", ".join(f"`{name}`" for name in columns)
@@ -146,9 +167,9 @@ def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tup
         raise Invalid(f"{name!r} must have settings: {{'{next(iter(columns))}': ...}}")
     for column, wanted in settings.items():
         if column not in columns:
-            close = closest(str(column), columns)
+            close = closest(column, columns) if isinstance(column, str) else ""
             meant = f"did you mean {close}?" if close else "there are " + ", ".join(columns)
-            raise Invalid(f"{name!r} has the unknown setting {str(column)[:60]!r}: {meant}")
+            raise Invalid(f"{name!r} has the unknown setting {shown(column)}: {meant}")
         if columns[column] is int:
             _whole(wanted, 1, 10_000_000)
         else:
@@ -181,15 +202,29 @@ def _waivers(value: Any) -> tuple[tuple[str, str], ...]:
 def _limit(value: Any) -> str:
     if value == "unlimited":
         return "unlimited"
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_KIB:
         return str(value)
-    raise Invalid("must be 'unlimited' or a number of KiB")
+    raise Invalid(f"must be 'unlimited' or a number of KiB up to {_MOST_KIB}")
+
+
+#: A limit is 64 bits of bytes, all of them set for "unlimited" (getrlimit(2)).
+_MOST_KIB = (1 << 54) - 1
 
 
 #: core(5), "Naming of core dump files", Linux 6.12. %F is for pipes only.
 CORE_SPECIFIERS = frozenset("%cCdeEfghiIpPstu")
 #: CORENAME_MAX_SIZE in the kernel: the pattern and its terminating zero.
 CORE_PATTERN_MAX_BYTES = 128
+#: The system's own directories (hier(7)), which are no place for what everybody may write.
+_SYSTEM = re.compile(r"/(bin|boot|dev|etc|lib(|32|64|x32)|proc|root|run|sbin|sys|usr)(/.*)?")
+#: Those in which others have theirs: a directory below them may be the cores' own.
+_SHARED = re.compile(r"/(home|media|mnt|opt|srv|var(|/cache|/lib|/log|/mail|/spool))?")
+
+
+def _no_core_directory(directory: str) -> bool:
+    """Whether the directory cannot be given to everybody, and lose what is old in it."""
+    plain = "/" + "/".join(word for word in directory.split("/") if word not in ("", "."))
+    return bool(_SYSTEM.fullmatch(plain) or _SHARED.fullmatch(plain))
 
 
 def _core_pattern(value: Any) -> str:
@@ -204,8 +239,22 @@ def _core_pattern(value: Any) -> str:
     directory, _, name = text.rpartition("/")
     if not directory or not name or "%" in directory:
         raise Invalid("must name a fixed directory and then the file: /DIRECTORY/core.%e.%P.%h.%t")
-    if "/../" in f"{directory}/" or any(char.isspace() for char in text):
-        raise Invalid("must not contain '..' or white space")
+    if "/../" in f"{directory}/" or any(char.isspace() or char in "'\"\\" for char in text):
+        raise Invalid("must not contain '..', white space, quotes or backslashes")
+    if _no_core_directory(directory):
+        raise Invalid(
+            f"would give {directory} to everybody, and remove what is old in it: name a directory "
+            "for cores alone"
+        )
+    return text
+
+
+def _textfile(value: Any) -> str:
+    text = PATHS.check((value,))[0] if value != "" else ""
+    if text and (not text.endswith(".prom") or text.endswith("/.prom") or "/../" in text):
+        raise Invalid(
+            "must name a file *.prom, which is all that node_exporter reads, without '..'"
+        )
     return text
 
 
@@ -219,7 +268,7 @@ def _port_range(value: Any) -> tuple[int, int]:
 
 
 def _version(value: Any) -> str:
-    if not re.fullmatch(r"(\d+(\.\d+)*)?", _text(value)):
+    if not re.fullmatch(r"([0-9]{1,9}(\.[0-9]{1,9}){0,5})?", _text(value)):
         raise Invalid("must be a version such as 0.4.3")
     return str(value)
 
@@ -243,8 +292,10 @@ USERS = each(USER_NAME, "user name")
 PATHS = each(r"/[^:\s'\"]*", "absolute path")
 LINES = Kind(each(r".+", "line").check, "lines of text")
 DOMAINS = each(r"\*|@?[A-Za-z_][A-Za-z0-9_.-]{0,31}", "limits.conf domain")
-UNITS = each(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*", "service name")
-PACKAGES = each(r"[a-z0-9][a-z0-9+.-]*", "package name")
+# With ".service.d" it is one component of a path, of 255 bytes.
+UNITS = each(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}", "service name")
+# "NAME-" asks apt to remove a package, as "-NAME" does elsewhere.
+PACKAGES = each(r"[a-z0-9]([a-z0-9+.-]{0,126}[a-z0-9+.])?", "package name")
 PATTERNS = each(r"!?[A-Za-z0-9*?_][A-Za-z0-9*?_.:%-]*", "ssh host pattern")
 _KERNEL_ARGS = each(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
 KERNEL_ARGS = Kind(
@@ -254,10 +305,7 @@ KERNEL_ARGS = Kind(
 USER = Kind(
     lambda value: value if value == "" else USERS.check((value,))[0], 'a user name, or `""`'
 )
-PATH = Kind(
-    lambda value: value if value == "" else PATHS.check((value,))[0],
-    'an absolute path, or `""`',
-)
+TEXTFILE = Kind(_textfile, 'an absolute path of a file `*.prom`, or `""`')
 
 
 # --- Words of a command line: a range of ports, and the known word that an unknown one resembles.

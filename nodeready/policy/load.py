@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, fields
 from typing import Any
 
-from nodeready.policy.fields import Invalid, Kind
+from nodeready.policy.fields import Invalid, Kind, shown
 from nodeready.policy.policy import Policy
 
 #: The first words of our settings: an unknown key that begins with one of them is misspelt.
@@ -56,12 +56,6 @@ def _misspelt(key: str) -> str:
         ours = [name for name in _FIELDS if name.split("_")[0] == key.split("_", maxsplit=1)[0]]
         return "the settings are " + ", ".join(ours)
     return ""
-
-
-def shown(value: object) -> str:
-    """A wrong value for a message, of at most 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def shown_key(key: str) -> str:

@@ -18,10 +18,10 @@ from nodeready.policy.fields import (
     LINE,
     LINES,
     PACKAGES,
-    PATH,
     PATHS,
     PATTERNS,
     PORT_RANGE,
+    TEXTFILE,
     UNITS,
     USER,
     USERS,
@@ -190,7 +190,7 @@ class Policy:
     )
     gate_textfile: str = setting(
         "/var/lib/prometheus/node-exporter/nodeready.prom",
-        PATH,
+        TEXTFILE,
         "The file for node_exporter's textfile collector, written where its directory exists; "
         "'': none.",
     )

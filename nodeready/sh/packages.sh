@@ -54,10 +54,11 @@ nr_try() {
 }
 
 # The three managers. needrestart must not restart services that hold jobs; an administrator's
-# changed configuration files stay; a package that would push others out is not installed.
+# changed configuration files stay; a package that would push others out is not installed. A name is
+# a name: apt would take one that it does not know for a pattern of others.
 nr_apt() {
     DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 NEEDRESTART_MODE=l UCF_FORCE_CONFFOLD=1 \
-        apt-get -q -y -o DPkg::Lock::Timeout="$(nr_left)" -o Dpkg::Use-Pty=0 \
+        apt-get -q -y -o DPkg::Lock::Timeout="$(nr_left)" -o Dpkg::Use-Pty=0 -o APT::Cmd::Pattern-Only=true \
         -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 \
         -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold "$@"
 }

@@ -144,6 +144,13 @@ def test_what_can_be_installed_is_and_the_rest_is_named(apt):
     assert refreshes(apt) == 1
 
 
+@pytest.mark.parametrize("name", ["nr.alpha", "nr-al", "nr-alph.a"])
+def test_a_name_is_no_pattern_of_other_packages(apt, name):
+    with pytest.raises(AssertionError, match=f"not installed: {name}: Unable to locate package"):
+        deploy(apt, want(name))
+    assert apt.run("command -v nr-alpha nr-beta", check=False).stdout == ""
+
+
 @pytest.mark.parametrize(
     ("mirror", "cause"),
     [

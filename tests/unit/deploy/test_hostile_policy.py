@@ -1,0 +1,173 @@
+"""Whatever value a policy takes, it stays the one word or line that it is meant to be.
+
+Each setting is tried with each hostile text, in every form that a setting may have. What the
+policy takes is put into all files and scripts, and read back as their readers do: sh, and the
+formats of limits.conf(5), sysctl.d(5), tmpfiles.d(5), ssh_config(5) and systemd.unit(5).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from nodeready.operations.iommu import grub_piece
+from nodeready.policy import Policy
+from nodeready.policy.load import PolicyError, make_policy
+from nodeready.subjects import snapshot
+from nodeready.subjects.core_dumps.checks import retention_rule
+from nodeready.subjects.gate.facts import POLICY
+from nodeready.subjects.gate.files import contents
+from nodeready.subjects.pdsh.checks import pdshrc_lines
+from nodeready.subjects.ssh_client.checks import expected, option_lines
+from nodeready.subjects.templates import render
+
+#: A file that is there as soon as a shell has run one of them.
+MARK = f"/tmp/nodeready-{secrets.token_hex(8)}"
+#: The first word of a text is one that most settings take: what is wrong comes behind it.
+TEXTS = (
+    f"$(>{MARK})", f"`>{MARK}`", f";>{MARK};", f"&>{MARK}&", f"|>{MARK}|", f"\\$(>{MARK})",
+    f"\n>{MARK}\n", f"\r>{MARK}\r", f"';>{MARK};'", f'";>{MARK};"', f"'$(>{MARK})'", f")\n>{MARK}",
+    "\0", "\x1b[2J", "\x85x", "\u2028x", "\u2029x", "\udc80", "\ud800", "\u202e", "é", "\u0663",
+    "{{ 7 * 7 }}", "{% include 'gate/cron.j2' %}", "{# x #}", "%h", "%n", "%%", "%i", "%c%c",
+    "-oProxyCommand=x", "--reinstall", "-", "+", "*", "?", "[a-z]", "!x", "#", "\\", "=", ",", ":",
+    "..", "/..", "/../../etc/passwd", "//", " x", "\tx", " - core 0", "=x y", "x" * 5000, "~",
+)  # fmt: skip
+#: In front of the text, so that it is like what a setting is about.
+FRONTS = ("", "x", "/", "/srv/x", "/var/crash/x", "/srv/core.%p", "gpu1", "nics.mtu")
+BEHINDS = ("", ".prom")
+
+
+def _forms(text: str) -> Iterator[Any]:
+    yield from (text, [text], {text: "x"}, {"nics.mtu": text}, {text: {}})
+    yield {"eth0": {"driver": text}}
+
+
+@cache
+def taken() -> tuple[Policy, ...]:
+    """Every policy that came of it: one setting each that is not the default."""
+    found = []
+    for name in (field.name for field in dataclasses.fields(Policy)):
+        for text in TEXTS:
+            for front in FRONTS:
+                for behind in BEHINDS:
+                    for value in _forms(f"{front}{text}{behind}"):
+                        try:
+                            found.append(make_policy({name: value}))
+                        except PolicyError:
+                            continue
+    return tuple(dict.fromkeys(found))
+
+
+def _lines(content: bytes) -> list[str]:
+    """The lines of a file that are no comment. Every reader sees as many as there are newlines."""
+    text = content.decode("utf-8")
+    assert len(text.splitlines()) == text.count("\n")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def sh(script: bytes, *words: str) -> str:
+    """What a shell prints that reads this; no text of ours is run."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", '. "$0"; shift "$1"; eval "$2"', "/dev/stdin", *words],
+        input=script,
+        cwd="/tmp",
+        env={"PATH": os.defpath},
+        capture_output=True,
+        check=False,
+    )
+    assert not os.path.lexists(MARK), script
+    return done.stdout.decode()
+
+
+def test_many_values_are_tried_and_many_taken() -> None:
+    changed = {
+        field.name
+        for policy in taken()
+        for field in dataclasses.fields(Policy)
+        if getattr(policy, field.name) != getattr(Policy(), field.name)
+    }
+    assert {
+        "core_pattern", "gate_textfile", "limit_domains", "limit_services", "packages", "mounts",
+        "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines", "ssh_client_hosts",
+        "ssh_known_hosts", "iommu_args", "gpu_model", "nics", "waivers", "job_user",
+    } <= changed  # fmt: skip
+    assert len(taken()) > 1000
+
+
+def test_files_whose_reader_takes_lines() -> None:
+    for policy in taken():
+        rule = _lines(render("core_dumps/tmpfiles.conf.j2", rule=retention_rule(policy)))
+        assert len(rule) == 1
+        kind, directory, *rest = rule[0].split(" ")
+        assert (kind, rest) == ("d", ["1777", "root", "root", "14d"])
+        assert re.fullmatch(r"/[^\s'\"\\%]+", directory), directory
+        assert "/../" not in f"{directory}/"
+        key, value = "kernel.core_pattern", policy.core_pattern
+        assert _lines(render("core_dumps/sysctl.conf.j2", key=key, value=value)) == [
+            f"{key} = {value}"
+        ]
+        assert value == value.strip()
+        domains = [f"{domain} - core unlimited" for domain in policy.limit_domains]
+        limits = _lines(render("limits/limits.conf.j2", lines=domains))
+        assert len(limits) == len(policy.limit_domains)
+        assert all(re.fullmatch(r"(\*|@?[\w.-]+) - core unlimited", line) for line in limits)
+        for service in policy.limit_services:
+            # One component of a path; systemd's specifiers are not in it.
+            assert re.fullmatch(r"[\w.@-]{1,255}", f"{service}.service.d", re.ASCII)
+            assert not service.startswith((".", "-"))
+        options = option_lines(policy)
+        assert _lines(render("ssh_client/ssh_config.conf.j2", lines=options)) == [*options]
+        assert re.fullmatch(r"Host( !?[\w*?][\w*?.:%-]*)*|Host ", options[0], re.ASCII)
+        known = _lines(expected(policy.ssh_known_hosts).inner)
+        assert len(known) <= len(policy.ssh_known_hosts)
+        for package in policy.packages:
+            assert re.fullmatch(r"[a-z0-9][a-z0-9+.-]*(?<!-)", package)
+
+
+def test_the_gate_s_files_hold_no_text_of_the_policy() -> None:
+    """But for the policy itself, which is JSON."""
+    plain = contents(Policy(), lambda: b"")
+    for policy in taken():
+        made = contents(policy, lambda: b"")
+        _lines(made.pop(POLICY))
+        assert made == {path: data for path, data in plain.items() if path != POLICY}
+        where = policy.gate_textfile
+        assert not where or re.fullmatch(r"/\S*[^/\s]\.prom", where), where
+        assert "/../" not in where
+
+
+def test_what_a_shell_reads() -> None:
+    for policy in taken():
+        if policy.pdshrc_path:
+            script = render("pdsh/pdshrc.j2", lines=pdshrc_lines(policy))
+            path = sh(script, "0", 'printf %s "$PATH"')
+            assert path == ":".join((*policy.pdshrc_path, os.defpath)), policy.pdshrc_path
+        if policy.iommu_args:
+            said = sh(grub_piece(policy.iommu_args), "0", 'echo "$GRUB_CMDLINE_LINUX"')
+            assert said == " ".join(policy.iommu_args) + "\n"
+
+
+@pytest.mark.parametrize("text", [text for text in TEXTS if MARK in text])
+def test_what_a_node_is_asked(text: str) -> None:
+    """The look, with this text in every setting that takes it."""
+    given: dict[str, Any] = {}
+    for policy in taken():
+        for field in dataclasses.fields(Policy):
+            value = getattr(policy, field.name)
+            if text in ("".join(map(str, value)) if isinstance(value, tuple) else str(value)):
+                given.setdefault(field.name, value)
+    subjects = ("core_dumps", "host", "pdsh", "limits", "debug_tools", "gate")
+    sections = snapshot.sections(snapshot.probes(subjects))
+    script = snapshot.make_script(sections, Policy(**given), "n0nce", 20)
+    done = subprocess.run(["/bin/sh"], input=script, text=True, capture_output=True, check=False)
+    assert "n0nce" in done.stdout, done.stderr
+    assert not os.path.lexists(MARK), given
