@@ -305,6 +305,7 @@ def defaults() -> dict[str, dict[str, Any]]:
     Top-level keys are options of all commands (``limit = "gpu[001-064]"``), a table is one
     command's (``[deploy]``). Raises Refused for a file that cannot be used.
     """
+    _refuse_strangers()
     found: dict[str, dict[str, Any]] = {name: {} for name in OPTIONS}
     for path in (SYSTEM, user_file()):
         data = _read(path)
@@ -320,6 +321,20 @@ def defaults() -> dict[str, dict[str, Any]]:
             for key, value in table.items():
                 found[command][_name(path, key, OPTIONS[command])] = _value(value)
     return found
+
+
+def _refuse_strangers() -> None:
+    """Raises Refused where root's variables lead into a directory that others can change.
+
+    What was kept there is read again: a py-spy for the nodes, the nodes that failed.
+    """
+    from nodeready.inventory import trust
+
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        if place := os.environ.get(name):
+            why = trust.refusal(place, remedy=f"set {trust.VARIABLE}=1")
+            if why:
+                raise Refused(f"{name}: {why}")
 
 
 def _read(path: Path) -> dict[str, Any]:

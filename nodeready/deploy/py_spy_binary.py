@@ -23,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 
 from nodeready.files import make_directory, write_atomically
+from nodeready.inventory import trust
 from nodeready.subjects.debug_tools.facts import DIGESTS
 
 #: machine -> the number of its ELF files (elf.h, EM_*), and pip's names for it, newest first.
@@ -66,7 +67,7 @@ def _find(version: str, machine: str) -> bytes:
     if given:
         return _from_directory(Path(given), version, machine)
     cached = _cache() / version / machine
-    for content in (_installed(version, machine), _read(cached)):
+    for content in (_installed(version, machine), _kept(cached, version, machine)):
         if content is not None and not wrong(content, version, machine):
             return content
     content = _download(version, machine)
@@ -99,6 +100,18 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except OSError:
         return None
+
+
+def _strange(path: Path, version: str, machine: str) -> str:
+    """Why root hands no program from here to the nodes; "": root does, or its sha256 is known."""
+    if (version, machine) in DIGESTS:
+        return ""
+    return trust.refusal(path, remedy=f"set {trust.VARIABLE}=1")
+
+
+def _kept(path: Path, version: str, machine: str) -> bytes | None:
+    """What the cache has, unless others than root could have put it there."""
+    return None if _strange(path, version, machine) else _read(path)
 
 
 def _cache() -> Path:
@@ -148,6 +161,9 @@ def _from_directory(directory: Path, version: str, machine: str) -> bytes:
             f"no py_spy-{version}-…_{machine}.whl in {directory} ($NODEREADY_PY_SPY_DIR): "
             f"put the wheel for {machine} there"
         )
+    why = _strange(wheels[0], version, machine)
+    if why:
+        raise PySpyError(f"py-spy {version}: {why}")
     content = _from_wheel(wheels[0], version)
     reason = wrong(content, version, machine)
     if reason:
@@ -192,6 +208,10 @@ def _download(version: str, machine: str) -> bytes:
     """The program from the package index that pip is set up for. Raises PySpyError."""
     help_text = f"put its {machine} wheel into a directory and set NODEREADY_PY_SPY_DIR to it"
     platforms = [word for name in _MACHINES[machine][1] for word in ("--platform", name)]
+    why = _strange(Path(tempfile.gettempdir()), version, machine)
+    if why:
+        # Whoever owns a directory swaps what is in it.
+        raise PySpyError(f"py-spy {version}: {why}")
     with _private_directory() as (directory, alive):
         # -I and the directory: nothing is imported from where our user happens to be, or from what
         # PYTHONPATH adds. pip's own settings (PIP_…, pip.conf) stay.

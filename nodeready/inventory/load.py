@@ -10,13 +10,16 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import importlib.abc
 import os
 import stat
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pyinfra import logger
@@ -81,9 +84,9 @@ def _refuse_strangers(path: Path, trusted: bool) -> None:
 def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
     """What the file ``path`` binds at its top level, without what it imports.
 
-    The current directory can be imported from, as under pyinfra, but for root only where nobody
-    else could have put a module; what the file prints goes to standard error, since standard
-    output is for results. Raises InventoryError, one line.
+    The current directory can be imported from, as under pyinfra, but for root only what nobody
+    else could have put there or written; what the file prints goes to standard error, since
+    standard output is for results. Raises InventoryError, one line.
 
     trusted: run it whoever could have written it; see `nodeready.inventory.trust`
     """
@@ -99,7 +102,7 @@ def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
     if added:
         sys.path.append(here)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), _only_roots(here, trusted):
             exec(compile(tree, str(path), "exec", dont_inherit=True), bound)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
         line = _line_in(path, error)
@@ -123,6 +126,40 @@ def _forget(here: str) -> None:
     """
     own = str(Path(__file__).parents[2])
     sys.path[:] = [place for place in sys.path if place == own or (place or here) != here]
+
+
+class _Guard(importlib.abc.MetaPathFinder):
+    """Finds nothing; refuses a module of a directory that others than root could have written."""
+
+    def __init__(self, here: str) -> None:
+        self.here = here.rstrip("/") + "/"
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None:
+            return None
+        places = [spec.origin or "", *(spec.submodule_search_locations or ())]
+        if any(place.startswith(self.here) for place in places):
+            # What it was compiled to is taken instead of it, as long as it looks as old.
+            for place in filter(None, [*places, spec.cached]):
+                _refuse_strangers(Path(place), trusted=False)
+        return None
+
+
+@contextlib.contextmanager
+def _only_roots(here: str, trusted: bool) -> Iterator[None]:
+    """Meanwhile, root imports from ``here`` only what root could have written."""
+    if trusted or os.geteuid() != 0:
+        yield
+        return
+    guard = _Guard(here)
+    sys.meta_path.insert(0, guard)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(guard)
 
 
 def _imported(tree: ast.Module) -> set[str]:
@@ -283,8 +320,8 @@ def load(
         groups = _from_file(path, trusted)
     inventory = _make(groups, argument, dict(data or {}))
     _add_group_data(inventory, [*folders, *map(Path, group_data)], trusted)
-    for config in _ssh_config_files(inventory):
-        _refuse_strangers(config, trusted)
+    for file in _ssh_files(inventory):
+        _refuse_strangers(file, trusted)
     if path is not None and _is_like_a_node(argument):
         inventory.note = (
             f"{argument}: read as the hostfile ./{argument}; write ./{argument} to say so, and "
@@ -401,12 +438,22 @@ def _add_group_data(inventory: NodeInventory, folders: Iterable[Path], trusted: 
         inventory.group_files.setdefault(group, []).append(file)
 
 
-def _ssh_config_files(inventory: NodeInventory) -> set[Path]:
-    """The files that say how to connect: their ProxyCommand and `Match exec` run here."""
+#: What pyinfra reads where an inventory names no file, and the key with which it names one: how to
+#: connect (a ProxyCommand and `Match exec` run here), and which host keys are the nodes'.
+_SSH_FILES = {
+    "ssh_config_file": "~/.ssh/config",
+    "ssh_known_hosts_file": "~/.ssh/known_hosts",
+}
+
+
+def _ssh_files(inventory: NodeInventory) -> set[Path]:
+    """The files that decide how, and to whom, we connect."""
     told = [inventory.data, inventory.override_data]
     told += [*inventory.group_data.values(), *inventory.host_data.values()]
-    named = {str(one) for data in told if (one := data.get("ssh_config_file"))}
-    return {Path(one).expanduser() for one in named}
+    named = {str(one) for data in told for key in _SSH_FILES if (one := data.get(key))}
+    # Everybody may write to that one, and nothing of it is ever read.
+    named.discard(os.devnull)
+    return {Path(os.path.expanduser(one)) for one in {*named, *_SSH_FILES.values()}}
 
 
 def names(hosts: Iterable[Host]) -> list[str]:

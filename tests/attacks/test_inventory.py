@@ -6,14 +6,18 @@ Whether her code ran as root is told by a file in a directory of root's.
 
 from __future__ import annotations
 
+import marshal
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import pytest
 
+from nodeready.inventory import trust
 from tests.command import Tool
 
 #: Her user and group on the control machine.
@@ -97,6 +101,25 @@ PLANTED = {
         ".",
         "mallory belongs to uid 4001",
     ),
+    "a module of hers where root is": ("cat payload >sites.py", "imports.py", ".", "everybody"),
+    "a package of hers where root is": (
+        "cp payload places/names.py",
+        "packaged.py",
+        ".",
+        "places belongs to uid 4001",
+    ),
+    "what a module was compiled to": (
+        f"cp made.pyc __pycache__/old.{sys.implementation.cache_tag}.pyc",
+        "compiled.py",
+        ".",
+        "everybody may write to",
+    ),
+    "the host keys, in a file of hers": (
+        "touch mallory/known",
+        "knows.py",
+        ".",
+        "mallory belongs to uid 4001",
+    ),
     "a hostfile called like a node": ("echo login1 >open/gpu001", "gpu001", "open", "everybody"),
 }
 
@@ -107,8 +130,23 @@ def test_another_users_words_do_not_run_as_root(case: str, tool: Tool, control: 
     for name in ("fleet.py", "all.py", "group.py", "open/fleet.py"):
         control.write(name, "gpu = ['gpu001']\n")
     control.write("imports.py", "import sites\ngpu = ['gpu001']\n")
-    how = {"ssh_config_file": f"{control.home}/ssh"}
-    control.write("connects.py", f"gpu = [('gpu001', {how})]\n")
+    for name, key, file in (
+        ("connects.py", "ssh_config_file", "ssh"),
+        ("knows.py", "ssh_known_hosts_file", "known"),
+    ):
+        control.write(name, f"gpu = [('gpu001', {{{key!r}: '{control.home}/{file}'}})]\n")
+    control.write("sites.py", "").chmod(0o666)
+    control.write("places/__init__.py", "")
+    os.chown(control.base / "places", MALLORY, MALLORY)
+    control.write("packaged.py", "from places import names\ngpu = ['gpu001']\n")
+    old = control.write("old.py", "")
+    control.write("compiled.py", "import old\ngpu = ['gpu001']\n")
+    # What Python would make of her code, and would take for the one of root's module.
+    code = compile((control.base / "payload").read_text(), str(old), "exec")
+    seen = b"".join(int(n).to_bytes(4, "little") for n in (0, old.stat().st_mtime, 0))
+    (control.base / "made.pyc").write_bytes(MAGIC_NUMBER + seen + marshal.dumps(code))
+    (control.base / "__pycache__").mkdir(exist_ok=True)
+    (control.base / "__pycache__").chmod(0o777)
     (control.base / "all.py").chmod(0o666)
     os.chown(control.base / "group.py", 0, MALLORY)
     (control.base / "group.py").chmod(0o664)
@@ -124,11 +162,41 @@ def test_another_users_words_do_not_run_as_root(case: str, tool: Tool, control: 
     assert "--trust-inventory" in done.err or case == "a module where root is", done
 
 
+#: A variable or a file of root's home that leads to what others can write -> what the line names.
+LEADING = {
+    "how to connect": ("chmod 666 .ssh/config", {}, ".ssh/config"),
+    "the host keys": ("chmod 666 .ssh/known_hosts", {}, ".ssh/known_hosts"),
+    "the home": ("", {"HOME": "{hers}"}, "belongs to uid 4001"),
+    "what was kept": ("", {"XDG_CACHE_HOME": "{hers}"}, "XDG_CACHE_HOME: "),
+    "who failed": ("", {"XDG_STATE_HOME": "{hers}/state"}, "XDG_STATE_HOME: "),
+}
+
+
+@pytest.mark.parametrize("case", LEADING)
+def test_no_home_of_hers_is_roots(case: str, tool: Tool, control: Control) -> None:
+    script, variables, named = LEADING[case]
+    fleet = control.write("fleet.py", "gpu = ['gpu001']\n")
+    (tool.home / ".ssh").mkdir(mode=0o700)
+    for name in ("config", "known_hosts"):
+        (tool.home / ".ssh" / name).touch(0o600)
+    made = tool.home / "made"
+    assert tool("bundle", fleet, "-o", made).status == 0
+    subprocess.run(["sh", "-euc", script], cwd=tool.home, check=True)
+    env = {key: value.format(hers=control.home) for key, value in variables.items()}
+    done = tool("bundle", fleet, "-o", made, env=env)
+    assert (done.status, len(done.lines), done.out) == (2, 1, ""), done
+    assert named in done.err, done
+    assert "uid 4001" in done.err or "everybody may write to" in done.err, done
+    assert tool("bundle", fleet, "-o", made, env={**env, trust.VARIABLE: "1"}).status == 0
+
+
 def test_roots_own_are_run_and_others_when_root_asks(tool: Tool, control: Control) -> None:
     def status(*words: object, **env: str) -> int:
         return tool("bundle", *words, "-o", tool.home / "made", env=env).status
 
     assert status(control.write("fleet.py", "gpu = ['gpu001']\n")) == 0
+    none = {"ssh_config_file": os.devnull, "ssh_known_hosts_file": os.devnull}
+    assert status(control.write("none.py", f"gpu = [('gpu001', {none})]\n")) == 0
     control.mallory("cp payload mallory/x.py")
     hers = control.home / "x.py"
     # By sudo of somebody else, and by her own, who is root then anyway.
