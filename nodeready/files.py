@@ -184,6 +184,18 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
         pass
 
 
+def add_directory(path: Path, mode: int) -> None:
+    """Make one directory in a directory that is there.
+
+    Raises NotFollowed, and OSError with the path as its file name: also when it is there already.
+    """
+    with _named(path), _walk(path.parent) as end:
+        if end.name:
+            code = errno.ENOENT if end.number < 0 else errno.ENOTDIR
+            raise OSError(code, os.strerror(code), str(path))
+        os.mkdir(path.name, mode, dir_fd=end.number)
+
+
 def remove(path: Path) -> None:
     """Remove a file that may be there. Raises NotFollowed, and OSError."""
     with _named(path), _walk(path.parent) as end, contextlib.suppress(FileNotFoundError):

@@ -52,10 +52,10 @@ if [ -n "$missing" ]; then
         chmod 755 "$no_services"
     fi
     # shellcheck disable=SC2086 # a list of words
-    if ! apt-get install -y -qq --no-install-recommends $missing >/tmp/nodeready-setup.log 2>&1; then
-        cat /tmp/nodeready-setup.log >&2
+    said=$(apt-get install -y -qq --no-install-recommends $missing 2>&1) || {
+        printf '%s\n' "$said" >&2
         exit 1
-    fi
+    }
 fi
 
 # One environment for everything, remade when a lock changes. The site and the published files need

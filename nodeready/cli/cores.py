@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from nodeready.cli.start import (
     remember_failed,
     this_machine,
 )
-from nodeready.files import check, write_atomically
+from nodeready.files import add_directory, check, write_atomically
 from nodeready.healthcheck import policy_file
 from nodeready.policy.load import PolicyError
 from nodeready.reports.cores_table import size, summary
@@ -46,15 +47,11 @@ def _directory(words: str) -> Path:
     if path.exists() and not path.is_dir():
         raise Refused(f"-o {words}: is no directory")
     try:
+        if not os.path.lexists(path):
+            add_directory(path, 0o700)
         check(path / "cores.json")
-    except FileNotFoundError:
-        pass
     except OSError as problem:
         raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-    except OSError as problem:
-        raise Refused(f"-o {words}: {problem.strerror}") from None
     return path
 
 

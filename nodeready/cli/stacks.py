@@ -108,7 +108,7 @@ def _own_directory(output: str | None) -> Path | None:
     except archive.ForeignDirectory as problem:
         raise Refused(f"-o {problem}") from None
     except OSError as problem:
-        raise Refused(f"-o {output}: {problem.strerror}") from None
+        raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
     return directory
 
 

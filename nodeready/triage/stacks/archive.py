@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeready.files import remove, write_atomically
+from nodeready.files import add_directory, check, remove, write_atomically
 from nodeready.text import sanitise
 from nodeready.triage.stacks.document import Stacks
 from nodeready.triage.stacks.trace import (
@@ -19,6 +20,7 @@ from nodeready.triage.stacks.trace import (
     Trace,
     TraceError,
     load,
+    only_regular,
     parse,
 )
 
@@ -258,12 +260,12 @@ def prepare(directory: Path) -> None:
 
     Raises ForeignDirectory for one that holds other files than ours, and OSError.
     """
-    try:
-        directory.mkdir(mode=0o700)
+    if not os.path.lexists(directory):
+        add_directory(directory, 0o700)
         return
-    except FileExistsError:
-        if not directory.is_dir():
-            raise ForeignDirectory(f"{directory}: is no directory") from None
+    if not directory.is_dir():
+        raise ForeignDirectory(f"{directory}: is no directory")
+    check(directory / file_name("of-any-node"))
     others = [path.name for path in directory.iterdir() if not _OURS.fullmatch(path.name)]
     if others:
         raise ForeignDirectory(
@@ -355,7 +357,7 @@ def _from_texts(texts: Iterable[Path], errors: dict[str, str], alone: bool) -> I
     """alone: this is all that there is: what is wrong with it is raised."""
     for path in texts:
         try:
-            data = _content(path)
+            data = _content(path, alone)
             if path.suffix == ".json":
                 yield parse(data, path.name)
             else:
@@ -366,9 +368,10 @@ def _from_texts(texts: Iterable[Path], errors: dict[str, str], alone: bool) -> I
             errors[path.stem] = str(problem)
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, alone: bool) -> bytes:
     try:
-        with path.open("rb") as file:
+        # What was named itself may be a pipe of the caller's.
+        with open(path, "rb", opener=None if alone else only_regular) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as problem:
         raise TraceError(f"{path}: {problem.strerror}") from None

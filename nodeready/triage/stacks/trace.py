@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
@@ -236,16 +238,29 @@ def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
     return _each(sorted(found, key=lambda path: natural(path.name)), errors), errors
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for a writer: what is in the directory can be a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
+def only_regular(path: str, flags: int) -> int:
+    """Open a file, an opener of `open`. Raises OSError for what is no regular file.
+
+    Whoever may write to the directory can have put a pipe there, which waits, or a link to a
+    device, which does something when it is opened.
+    """
+    seen = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(seen).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "is no regular file", path)
+        return os.open(f"/proc/self/fd/{seen}", flags)
+    finally:
+        os.close(seen)
 
 
 def _each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
     names: dict[str, str] = {}
     for path in paths:
         try:
-            with open(path, "rb", buffering=0, opener=_at_once) as file:
+            with open(path, "rb", buffering=0, opener=only_regular) as file:
                 # Not the most there may be: room for that would be made for each file.
                 size = os.fstat(file.fileno()).st_size
                 if size > MAX_BYTES:
