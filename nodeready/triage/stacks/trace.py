@@ -239,7 +239,9 @@ def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
 
 
 def only_regular(path: str, flags: int) -> int:
-    """Open a file, an opener of `open`. Raises OSError for what is no regular file.
+    """Open a file, an opener of `open`.
+
+    Raises IsADirectoryError, and OSError for anything else that is no regular file.
 
     Whoever may write to the directory can have put a pipe there, which waits, or a link to a
     device, which does something when it is opened.
