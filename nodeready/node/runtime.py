@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodeready.node.users_file import Rights
+
 # --- Ending processes with all that they started, also when this process is killed.
 
 
@@ -141,6 +143,9 @@ def {FRAME}():
         os.write(1, b".")
 {FRAME}()
 """
+
+# What a Python may need to be found and to load its libraries.
+_CANARYS = ("PATH", "LC_ALL", "LD_LIBRARY_PATH")
 
 #: Gets a process, the stream (1: output, 2: errors), and a piece that the process wrote to it.
 OutputHandler = Callable[["subprocess.Popen[bytes]", int, bytes], None]
@@ -306,14 +311,20 @@ class Supervisor:
         self.stop(process)
         return Ended(rc, out, err, time.monotonic() - began)
 
-    def canary(self, uid: int | None = None) -> subprocess.Popen[bytes]:
+    def canary(self, rights: Rights | None = None) -> subprocess.Popen[bytes]:
         """A Python that waits in the function FRAME, a sibling of whoever looks at it.
 
-        uid: whose it is, where we are root; else ours. Raises OSError when it does not come up.
+        rights: whose it is, where we are root; None: ours. Raises OSError when it does not come up.
         """
         seconds = str(int(self.left_s) + 2)
         argv = [sys.executable, "-I", "-S", "-B", "-c", _CANARY, self.tag, seconds]
-        process = self.start(argv, stdin=subprocess.PIPE, user=uid, cwd="/")
+        how: dict[str, object] = {}
+        if rights is not None:
+            # Its user can end it so that it leaves a core, and reads that: nothing of ours is in it.
+            kept = {name: os.environ[name] for name in _CANARYS if name in os.environ}
+            how = {"user": rights.uid, "group": rights.gid, "extra_groups": rights.groups}
+            how["env"] = kept
+        process = self.start(argv, stdin=subprocess.PIPE, cwd="/", **how)
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], min(10, self.left_s))
         if not ready or os.read(process.stdout.fileno(), 5) != b"ready":
