@@ -314,13 +314,15 @@ class Supervisor:
     def canary(self, rights: Rights | None = None) -> subprocess.Popen[bytes]:
         """A Python that waits in the function FRAME, a sibling of whoever looks at it.
 
-        rights: whose it is, where we are root; None: ours. Raises OSError when it does not come up.
+        rights: whose it is, where we are root; None: ours.
+
+        Raises OSError when it does not come up.
         """
         seconds = str(int(self.left_s) + 2)
         argv = [sys.executable, "-I", "-S", "-B", "-c", _CANARY, self.tag, seconds]
         how: dict[str, object] = {}
         if rights is not None:
-            # Its user can end it so that it leaves a core, and reads that: nothing of ours is in it.
+            # Its user can end it so that it leaves a core, and read that: nothing of ours is there.
             kept = {name: os.environ[name] for name in _CANARYS if name in os.environ}
             how = {"user": rights.uid, "group": rights.gid, "extra_groups": rights.groups}
             how["env"] = kept
