@@ -322,7 +322,7 @@ class Supervisor:
         argv = [sys.executable, "-I", "-S", "-B", "-c", _CANARY, self.tag, seconds]
         how: dict[str, object] = {}
         if rights is not None:
-            # Its user can end it so that it leaves a core, and read that: nothing of ours is there.
+            # Its user can end it so that it leaves a core, and read that: it has nothing of ours.
             kept = {name: os.environ[name] for name in _CANARYS if name in os.environ}
             how = {"user": rights.uid, "group": rights.gid, "extra_groups": rights.groups}
             how["env"] = kept
