@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from tests.attacks.conftest import Person, person
 from tests.command import Tool, wait_for
 
@@ -310,3 +312,29 @@ def test_a_user_who_breaks_the_own_pdshrc_stops_no_job(fresh_nodes, tool, fleet)
     her.run("chmod 700 .; rm .pdshrc")
     assert tool("deploy", inventory, "--only", "pdsh", "--yes").status == 0
     assert judged()["pdsh.pdshrc"]["status"] == "ok"
+
+
+def test_a_port_that_she_holds_is_blamed_on_no_job_of_others(fresh_node, mallory, tool, fleet):
+    mount = "mount -t cgroup -o freezer freezer /mnt"
+    if fresh_node.enter(["sh", "-c", mount], check=False).returncode:
+        pytest.skip("no cgroup v1 freezer here")
+    # As systemd delegates it to her; she names what is below.
+    hers = f"/mnt/{fresh_node.name}/user.slice/user-4001.slice/user@4001.service"
+    fresh_node.enter(["sh", "-c", f"mkdir -p {hers} && chown 4001 {hers}"])
+    mallory.run(f"mkdir -p {hers}/slurm/uid_4002/job_77")
+    mallory.python(LISTENS)
+    wait_for(lambda: "733C" in fresh_node.read("/proc/net/tcp"))
+    move = (
+        f"for p in $(pgrep -u 4001); do echo $p >{hers}/slurm/uid_4002/job_77/cgroup.procs; done"
+    )
+    fresh_node.enter(["sh", "-c", move])
+    where = fleet([fresh_node])
+    done = tool("audit", where, "--only", "ports.range", "--format", "json")
+    (seen,) = json.loads(done.out)["nodes"]
+    (told,) = seen["results"]
+    mallory.end()
+    fresh_node.enter(
+        ["sh", "-c", f"find /mnt/{fresh_node.name} -depth -type d -exec rmdir {{}} +"]
+    )
+    assert "mallory" in told["actual"]
+    assert "job 77" not in told["actual"]
