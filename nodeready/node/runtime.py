@@ -25,27 +25,52 @@ from nodeready.node.users_file import Rights
 # --- Ending processes with all that they started, also when this process is killed.
 
 
+def _known(pid: int) -> tuple[int, int, int]:
+    """Parent, session and start time of a process. Raises OSError, ValueError, IndexError."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        words = file.read().rpartition(")")[2].split()
+    return int(words[1]), int(words[3]), int(words[19])
+
+
+def _kill(pid: int, start: int) -> None:
+    """Kill the process that began then; its number may be another's by now. Raises OSError."""
+    held = -1
+    # Not in every Python, and not before Linux 5.3: there, a moment is left between the two.
+    with contextlib.suppress(AttributeError, OSError):
+        held = os.pidfd_open(pid)
+    try:
+        if _known(pid)[2] != start:
+            return
+        if held < 0:
+            os.kill(pid, signal.SIGKILL)
+        else:
+            # Whoever had the number when it was opened is whom the signal reaches.
+            signal.pidfd_send_signal(held, signal.SIGKILL)
+    finally:
+        if held >= 0:
+            os.close(held)
+
+
 def end_all(pids: set[int]) -> None:
     """Kill these processes of ours and all that they started, in sessions of their own, too.
 
-    su puts a login into a session of its own, and when su is killed, it tells nobody.
+    su puts a login into a session of its own, and when su is killed, it tells nobody. What runs
+    there is a user's, who can end it at any moment, and have its number given to somebody else.
     """
     sessions = set(pids)
     # Twice: what was started while we looked is in one of the same sessions.
     for _ in range(2 if pids else 0):
-        known: dict[int, tuple[int, int]] = {}
+        known: dict[int, tuple[int, int, int]] = {}
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError, ValueError, IndexError):
-                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                    words = file.read().rpartition(")")[2].split()
-                known[int(name)] = (int(words[1]), int(words[3]))
-        found = {pid for pid, (_, session) in known.items() if session in sessions}
-        while more := {pid for pid, (parent, _) in known.items() if parent in found} - found:
+                known[int(name)] = _known(int(name))
+        found = {pid for pid, (_, session, _) in known.items() if session in sessions}
+        while more := {pid for pid, (parent, _, _) in known.items() if parent in found} - found:
             found |= more
             sessions |= {known[pid][1] for pid in more}
         for pid in found - {os.getpid()}:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                _kill(pid, known[pid][2])
 
 
 #: What the watchdog is told last, by a program that was not killed.
