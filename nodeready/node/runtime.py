@@ -20,30 +20,57 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodeready.node.users_file import Rights
+
 # --- Ending processes with all that they started, also when this process is killed.
+
+
+def _known(pid: int) -> tuple[int, int, int]:
+    """Parent, session and start time of a process. Raises OSError, ValueError, IndexError."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        words = file.read().rpartition(")")[2].split()
+    return int(words[1]), int(words[3]), int(words[19])
+
+
+def _kill(pid: int, start: int) -> None:
+    """Kill the process that began then; its number may be another's by now. Raises OSError."""
+    held = -1
+    # Not in every Python, and not before Linux 5.3: there, a moment is left between the two.
+    with contextlib.suppress(AttributeError, OSError):
+        held = os.pidfd_open(pid)
+    try:
+        if _known(pid)[2] != start:
+            return
+        if held < 0:
+            os.kill(pid, signal.SIGKILL)
+        else:
+            # Whoever had the number when it was opened is whom the signal reaches.
+            signal.pidfd_send_signal(held, signal.SIGKILL)
+    finally:
+        if held >= 0:
+            os.close(held)
 
 
 def end_all(pids: set[int]) -> None:
     """Kill these processes of ours and all that they started, in sessions of their own, too.
 
-    su puts a login into a session of its own, and when su is killed, it tells nobody.
+    su puts a login into a session of its own, and when su is killed, it tells nobody. What runs
+    there is a user's, who can end it at any moment, and have its number given to somebody else.
     """
     sessions = set(pids)
     # Twice: what was started while we looked is in one of the same sessions.
     for _ in range(2 if pids else 0):
-        known: dict[int, tuple[int, int]] = {}
+        known: dict[int, tuple[int, int, int]] = {}
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError, ValueError, IndexError):
-                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                    words = file.read().rpartition(")")[2].split()
-                known[int(name)] = (int(words[1]), int(words[3]))
-        found = {pid for pid, (_, session) in known.items() if session in sessions}
-        while more := {pid for pid, (parent, _) in known.items() if parent in found} - found:
+                known[int(name)] = _known(int(name))
+        found = {pid for pid, (_, session, _) in known.items() if session in sessions}
+        while more := {pid for pid, (parent, _, _) in known.items() if parent in found} - found:
             found |= more
             sessions |= {known[pid][1] for pid in more}
         for pid in found - {os.getpid()}:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                _kill(pid, known[pid][2])
 
 
 #: What the watchdog is told last, by a program that was not killed.
@@ -141,6 +168,9 @@ def {FRAME}():
         os.write(1, b".")
 {FRAME}()
 """
+
+# What a Python may need to be found and to load its libraries.
+_CANARYS = ("PATH", "LC_ALL", "LD_LIBRARY_PATH")
 
 #: Gets a process, the stream (1: output, 2: errors), and a piece that the process wrote to it.
 OutputHandler = Callable[["subprocess.Popen[bytes]", int, bytes], None]
@@ -306,14 +336,22 @@ class Supervisor:
         self.stop(process)
         return Ended(rc, out, err, time.monotonic() - began)
 
-    def canary(self, uid: int | None = None) -> subprocess.Popen[bytes]:
+    def canary(self, rights: Rights | None = None) -> subprocess.Popen[bytes]:
         """A Python that waits in the function FRAME, a sibling of whoever looks at it.
 
-        uid: whose it is, where we are root; else ours. Raises OSError when it does not come up.
+        rights: whose it is, where we are root; None: ours.
+
+        Raises OSError when it does not come up.
         """
         seconds = str(int(self.left_s) + 2)
         argv = [sys.executable, "-I", "-S", "-B", "-c", _CANARY, self.tag, seconds]
-        process = self.start(argv, stdin=subprocess.PIPE, user=uid, cwd="/")
+        how: dict[str, object] = {}
+        if rights is not None:
+            # Its user can end it so that it leaves a core, and read that: it has nothing of ours.
+            kept = {name: os.environ[name] for name in _CANARYS if name in os.environ}
+            how = {"user": rights.uid, "group": rights.gid, "extra_groups": rights.groups}
+            how["env"] = kept
+        process = self.start(argv, stdin=subprocess.PIPE, cwd="/", **how)
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], min(10, self.left_s))
         if not ready or os.read(process.stdout.fileno(), 5) != b"ready":

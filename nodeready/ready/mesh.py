@@ -167,6 +167,10 @@ class _Times:
             self.worst, self.peer = ms, peer
 
 
+#: Connections to a node's listeners that are not worth a word, beside those of its peers.
+_CROWD = 1000
+
+
 def _beside(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
     """The edges that share a node with a bad edge."""
     nodes = {name for edge in bad for name in edge}
@@ -208,6 +212,8 @@ class Rounds:
             for name, own in claimed.items()
         }
         self.connections = 0
+        self._rounds = 0
+        self._came: dict[str, int] = {}
         self._pairs: dict[_Edge, _Pair] = {}
         self._times: dict[str, _Times] = {}
         self._cut: set[_Cut] = set()
@@ -227,6 +233,8 @@ class Rounds:
         """Add the source's account of its attempt at the target."""
         failing: dict[int, str] = {}
         passed = []
+        self._rounds = max(self._rounds, seen.number + 1)
+        self._came[source] = max(self._came.get(source, 0), seen.came)
         times = self._times.setdefault(source, _Times())
         self.connections += sum(one.outcome != SKIPPED for one in seen.tries)
         skipped = any(one.outcome == SKIPPED for one in seen.tries)
@@ -245,6 +253,16 @@ class Rounds:
             name = name_cause(source, seen, self._owners)
         self._pairs[source, target] = _Pair(ports, failing, name)
         self._fresh = self._fresh or bool(failing or name)
+
+    def _crowd(self, name: str) -> int:
+        """Connections that came to a node's listeners, when most were none of ours; else 0.
+
+        Any user of that node can connect to them in a loop, so that no peer comes through: such a
+        failure is nobody's but that user's.
+        """
+        came = self._came.get(name, 0)
+        ours = self._rounds * len(self.ports.get(name, ()))
+        return came if came > _CROWD + 4 * ours else 0
 
     def drop(self, name: str) -> None:
         """Forget a node that is gone: failures to reach it prove nothing."""
@@ -291,6 +309,8 @@ class Rounds:
             yield (), bad, _beside(bad, self._pairs.keys() - bad.keys())
         failing: dict[int, dict[_Edge, str]] = {}
         for edge, pair in self._pairs.items():
+            if pair.failing and self._crowd(edge[1]):
+                continue
             for port, cause in pair.failing.items():
                 failing.setdefault(port, {})[edge] = cause
         alike: dict[object, tuple[list[int], dict[_Edge, str], set[_Edge]]] = {}
@@ -342,6 +362,7 @@ class Rounds:
         median = worst = None
         if times is not None and times.all:
             median, worst = round(statistics.median(times.all), 3), round(times.worst, 3)
+        missed = any(pair.failing for (_, to), pair in self._pairs.items() if to == name)
         return Mesh(
             nodes=self.total,
             first=self.span[0],
@@ -356,6 +377,7 @@ class Rounds:
             median_ms=median,
             worst_ms=worst,
             worst_peer=times.peer if times and times.all else "",
+            crowd=self._crowd(name) if missed else 0,
         )
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from tests.attacks.conftest import Person, person
 from tests.command import Tool, wait_for
 
@@ -52,6 +54,28 @@ import ctypes, socket, sys, time
 ctypes.CDLL(None).prctl(15, b"a\\nheld=tcp 0", 0, 0, 0)
 with socket.create_server(("", 29500)):
     time.sleep(600)
+"""
+
+#: She writes to a file from a page whose faults she does not handle (userfaultfd(2)), and so holds
+#: the file's lock; a program that is setuid root waits for it with what it says.
+SETUID = """
+import ctypes, fcntl, mmap, os, struct, sys, threading, time
+libc = ctypes.CDLL(None)
+with open(sys.argv[1]) as device:
+    number = fcntl.ioctl(device, 0xAA00, os.O_CLOEXEC)  # USERFAULTFD_IOC_NEW
+fcntl.ioctl(number, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))  # UFFDIO_API
+place = mmap.mmap(-1, 4096)
+at = ctypes.addressof(ctypes.c_char.from_buffer(place))
+fcntl.ioctl(number, 0xC020AA00, bytearray(struct.pack("QQQQ", at, 4096, 1, 0)))  # UFFDIO_REGISTER
+file = os.open("held", os.O_CREAT | os.O_WRONLY)
+threading.Thread(target=lambda: libc.write(file, ctypes.c_void_p(at), 4096), daemon=True).start()
+time.sleep(0.5)
+if not os.path.lexists(sys.argv[2]):
+    os.symlink("/usr/bin/sudo", sys.argv[2])
+if os.fork() == 0:
+    os.dup2(file, 2)
+    os.execv(sys.argv[2], [sys.argv[2], "-S", "true", *sys.argv[3:]])
+time.sleep(600)
 """
 
 NAMED = """
@@ -114,26 +138,38 @@ def _waits(name: str, *words: str) -> Row:
     return Row(lambda her: her.python(WAITS, name, *words), there, "user mallory")
 
 
-def _fuse(count: int) -> Callable[[Person], object]:
+def _fuse(count: int, below: str = "mnt") -> Callable[[Person], object]:
     def act(her: Person) -> object:
         # fusermount is setuid root and does just this for her.
         her.node.enter(["sh", "-c", "[ -e /dev/fuse ] || mknod -m 666 /dev/fuse c 10 229"])
         into = ["sh", "-c", 'setsid python3 -c "$@" >/dev/null 2>&1 </dev/null &', "sh"]
-        her.node.enter([*into, MOUNT, "/dev/fuse", str(count), f"{her.home}/mnt"])
+        her.node.enter([*into, MOUNT, "/dev/fuse", str(count), f"{her.home}/{below}"])
         return None
 
     return act
 
 
-def _faults(her: Person) -> object:
-    # Where an administrator gave it to users; else the kernel's own faults end the reader.
-    her.node.enter(
-        ["sh", "-c", "[ -e /tmp/uffd ] || mknod -m 666 /tmp/uffd c 10 $(" + _MINOR + ")"]
-    )
-    return her.python(FAULTS, "/tmp/uffd")
+def _faults(program: str, *words: str) -> Callable[[Person], object]:
+    def act(her: Person) -> object:
+        # Where an administrator gave it to users; else the kernel's own faults end the reader.
+        her.node.enter(
+            ["sh", "-c", "[ -e /tmp/uffd ] || mknod -m 666 /tmp/uffd c 10 $(" + _MINOR + ")"]
+        )
+        into = ("sh", "-c", 'cd; exec python3 -c "$@"', "sh")
+        return her.start(*into, program, "/tmp/uffd", *words)
+
+    return act
+
+
+def _setuid(name: str, *words: str) -> Row:
+    there = f"grep -lsE '^[0-9]+ .{name}. D ' /proc/[0-9]*/stat"
+    return Row(_faults(SETUID, name, *words), there, "user mallory")
 
 
 _MINOR = "awk '$2 == \"userfaultfd\" { print $1 }' /proc/misc"
+
+#: The kernel's table of mounts has four characters for each of these.
+_LONG = "/" + "\\" * 255
 
 ROWS = {
     "a vfork with a sleeping child": _waits("train"),
@@ -143,9 +179,12 @@ ROWS = {
         r"\d+ not looked at",
     ),
     "page faults of her own": Row(
-        _faults, "grep -qx handle_userfault /proc/[0-9]*/wchan", "user mallory.*userfaultfd"
+        _faults(FAULTS),
+        "grep -qx handle_userfault /proc/[0-9]*/wchan",
+        "user mallory.*userfaultfd",
     ),
     "a look of ours that hangs at a mount": _waits("stat", "nr_fs=", "%n", "/data"),
+    "a setuid program that hangs, called as our look is": _setuid("stat", "nr_fs=", "%n", "/data"),
     "an nvidia-smi that hangs": _waits("nvidia-smi"),
     "a fabric manager": Row(
         lambda her: her.python(NAMED, "nv-fabricmanage"),
@@ -161,6 +200,9 @@ ROWS = {
     ),
     "a file system of her own that hangs": Row(_fuse(1), "grep -q mnt/m0 /proc/mounts"),
     "more file systems than we look at": Row(_fuse(260), "grep -q mnt/m259 /proc/mounts"),
+    "some with long names": Row(
+        _fuse(400, "mnt" + _LONG * 3), "test $(grep -c fuse.sshfs /proc/mounts) = 400"
+    ),
     "a service of the policy's with low limits": Row(
         lambda her: her.start("sh", "-c", 'ulimit -n 8; exec python3 -c "$0" slurmd', NAMED),
         "grep -qxF slurmd /proc/[0-9]*/comm",
@@ -169,6 +211,13 @@ ROWS = {
         lambda her: her.python(NAMED, "x\nstuck=1\x1b[2J"), "grep -q stuck=1 /proc/[0-9]*/comm"
     ),
 }
+
+
+#: Her file systems go; %b undoes the table's escapes.
+OVER = r"""
+pkill -KILL -f ^her-mounts
+grep fuse.sshfs /proc/mounts | while read -r _ path _; do umount -l "$(printf %b "$path")"; done
+"""
 
 
 def _judged(tool: Tool, inventory: object) -> tuple[dict[str, str], list[dict[str, Any]]]:
@@ -199,8 +248,7 @@ def test_a_user_does_not_stop_the_jobs_of_others(fresh_nodes, tool, fleet):
             after, results = _judged(tool, inventory)
         finally:
             her.end()
-            over = "pkill -KILL -f ^her-mounts; umount -l /home/mallory/mnt/m* 2>/dev/null"
-            node.enter(["sh", "-c", over], check=False)
+            node.enter(["sh", "-c", OVER], check=False)
         if after != before:
             wrong[name] = {k: v for k, v in after.items() if before.get(k) != v}
         elif row.names and not any(re.search(row.names, r["actual"]) for r in results):
@@ -264,3 +312,29 @@ def test_a_user_who_breaks_the_own_pdshrc_stops_no_job(fresh_nodes, tool, fleet)
     her.run("chmod 700 .; rm .pdshrc")
     assert tool("deploy", inventory, "--only", "pdsh", "--yes").status == 0
     assert judged()["pdsh.pdshrc"]["status"] == "ok"
+
+
+def test_a_port_that_she_holds_is_blamed_on_no_job_of_others(fresh_node, mallory, tool, fleet):
+    mount = "mount -t cgroup -o freezer freezer /mnt"
+    if fresh_node.enter(["sh", "-c", mount], check=False).returncode:
+        pytest.skip("no cgroup v1 freezer here")
+    # As systemd delegates it to her; she names what is below.
+    hers = f"/mnt/{fresh_node.name}/user.slice/user-4001.slice/user@4001.service"
+    fresh_node.enter(["sh", "-c", f"mkdir -p {hers} && chown 4001 {hers}"])
+    mallory.run(f"mkdir -p {hers}/slurm/uid_4002/job_77")
+    mallory.python(LISTENS)
+    wait_for(lambda: "733C" in fresh_node.read("/proc/net/tcp"))
+    move = (
+        f"for p in $(pgrep -u 4001); do echo $p >{hers}/slurm/uid_4002/job_77/cgroup.procs; done"
+    )
+    fresh_node.enter(["sh", "-c", move])
+    where = fleet([fresh_node])
+    done = tool("audit", where, "--only", "ports.range", "--format", "json")
+    (seen,) = json.loads(done.out)["nodes"]
+    (told,) = seen["results"]
+    mallory.end()
+    fresh_node.enter(
+        ["sh", "-c", f"find /mnt/{fresh_node.name} -depth -type d -exec rmdir {{}} +"]
+    )
+    assert "mallory" in told["actual"]
+    assert "job 77" not in told["actual"]

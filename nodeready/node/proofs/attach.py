@@ -25,6 +25,7 @@ from nodeready.node.runtime import (
     roots_alone,
     status,
 )
+from nodeready.node.users_file import rights_of
 from nodeready.subjects.proof.facts import (
     NO_START,
     Attach,
@@ -187,7 +188,7 @@ def control(supervisor: Supervisor, config: Config, uid: int | None = None) -> C
     if not _py_spy(config):
         return Control(guards(), "", Attempt(""))
     try:
-        canary = supervisor.canary(uid)
+        canary = supervisor.canary(None if uid is None else rights_of(uid))
     except OSError as problem:
         return Control(guards(), str(problem), None)
     try:

@@ -296,9 +296,11 @@ _NAMED = r"\[[0-9]+\]:? | \([0-9]+\)|: page allocation failure| invoked oom-kill
 # The patterns are anchored at a line's beginning: a process may have a message for its name. Where
 # the kernel's own line begins with that name (15 bytes), such as of a segmentation fault, the name
 # is followed by the process's number or by what happened to it; such a line is nobody's fault but
-# its user's. The line ends with the name of a file, in which a newline begins another line of the
-# same time (Linux: arch/x86/mm/fault.c show_signal_msg, mm/oom_kill.c dump_header, mm/page_alloc.c
-# warn_alloc).
+# its user's (Linux: arch/x86/mm/fault.c show_signal_msg, mm/oom_kill.c dump_header,
+# mm/page_alloc.c warn_alloc). Other lines of the kernel have the name of a user's file in them, or
+# what a user mounts in a namespace of the own (fs/overlayfs/super.c), and a newline in that begins
+# another line of the same microsecond: where the first line of such a record is no driver's, the
+# others are none, either.
 _SCAN = rf"""
 BEGIN {{ mark = ENVIRON["NR_MARK"] }}
 function bare(line) {{
@@ -324,6 +326,11 @@ NF {{
         if (match($0, /^\[ *[0-9]+[.]/)) begins = substr($0, 2, RLENGTH - 2) + 0
     }}
 }}
+{{
+    at = index($0, "] ")
+    time = at ? substr($0, 1, at) : ""
+    if (time == "" || time != record || time !~ /[.][0-9]+\]$/) {{ record = time; lead = $0 }}
+}}
 /\]: segfault at |\]: bad frame in / {{
     text = bare($0)
     if (match(text, /\[[0-9]+\]: (segfault at|bad frame in) /) && RSTART <= 16)
@@ -331,6 +338,7 @@ NF {{
 }}
 !/NVRM|SXid|amdgpu/ {{ next }}
 users != "" && index($0, users) == 1 {{ next }}
+lead != $0 && bare(lead) !~ /{ORIGIN}/ {{ next }}
 {{ text = bare($0) }}
 match(text, /{_NAMED}/) && RSTART <= 16 {{ next }}
 text ~ /^NVRM: loading NVIDIA/ {{ loaded = NR; next }}

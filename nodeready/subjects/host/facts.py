@@ -39,13 +39,12 @@ _FILES = (
     "/sys/fs/selinux/enforce",
     "/sys/module/apparmor/parameters/enabled",
     "/etc/timezone",
-    mounts.TABLE,
     mounts.FSTAB,
 )
 
 
 def _script(policy: Policy) -> str:
-    """Everything that stands in a file: one process reads all files."""
+    """Everything that stands in a file: one process reads all files, but for the mounts."""
     return rf"""
     for nr_dir in /sys/bus/pci/devices/*; do
         nr_line=
@@ -66,6 +65,7 @@ def _script(policy: Policy) -> str:
         printf 'localtime=Etc/UTC\n'
     fi
     if [ -e /etc/os-release ]; then nr_file=/etc/os-release; else nr_file=/usr/lib/os-release; fi
+    {mounts.table_script(policy)}
     nr_lines "$nr_file" {" ".join(_FILES)}
     """
 

@@ -60,6 +60,28 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8) & 0xFF), text)
 
 
+# What a person has mounted (fusermount) is served by a program of that person's, which may stop
+# answering at will: no part of the node, unless the policy names it. UID_MIN is 1000. A thousand
+# such mounts, each with a path of 4 KB, would fill a look: so they are left out before anything
+# reads the table line by line. An overlay's options name each of its layers: they are cut off.
+_READ = rf"""awk '
+$3 ~ /^fuse(\.|$)/ && ("," $4) ~ /,user_id=[1-9][0-9][0-9][0-9]/ &&
+    !index(ENVIRON["NR_WANTED"], " " $2 " ") {{ next }}
+{{ print @FRONT@ substr($1, 1, 1024), $2, $3, substr($4, 1, 256) }}' {TABLE}
+"""
+
+
+def _read(policy: Policy, front: str = "") -> str:
+    """The shell command that prints the table's lines; front: an awk expression before each."""
+    wanted = shell.quote(f" {' '.join(map(escaped, policy.mounts))} ")
+    return f"NR_WANTED={wanted} {_READ.replace('@FRONT@', front)}"
+
+
+def table_script(policy: Policy) -> str:
+    """The shell text that prints the kernel's table as nr_lines prints a file."""
+    return _read(policy, 'FILENAME ":" FNR ":"')
+
+
 # A file system may be mounted in many places: a local one is asked once. A mount that lies below a
 # network mount is asked like a network mount, since the path to it leads through that one.
 _CHOOSE = rf"""
@@ -87,12 +109,6 @@ while read -r nr_dev nr_path nr_type nr_opts nr_rest; do
     case $nr_path in {"|".join(_SKIPPED)}) nr_kind= ;; esac
     # A path with a newline in it would print lines of its own choice.
     case $nr_path in *\\012*) continue ;; esac
-    # What a person has mounted (fusermount) is served by a program of that person's, which may
-    # stop answering at will: no part of the node, unless the policy names it. UID_MIN is 1000.
-    case $nr_type in fuse | fuse.*)
-        case ,$nr_opts, in *,user_id=[1-9][0-9][0-9][0-9]*) nr_kind= ;; esac
-        ;;
-    esac
     if [ -n "$nr_wanted" ]; then
         nr_kind=${{nr_kind:-net}}
     else
@@ -114,7 +130,7 @@ while read -r nr_dev nr_path nr_type nr_opts nr_rest; do
         ;;
     esac
     if [ $nr_kind = net ]; then nr_net="$nr_net$nr_path "; else nr_local="$nr_local$nr_path "; fi
-done <{TABLE}
+done
 """
 
 # The processes of the network mounts hold a pipe of their own. It is read until all processes have
@@ -162,7 +178,7 @@ def script(policy: Policy) -> str:
     nr_hung.
     """
     wanted = "|".join(shell.quote(escaped(path)) for path in policy.mounts) or "''"
-    return _CHOOSE.replace("@WANTED@", wanted) + _ASK
+    return f"{_read(policy).rstrip()} | {{{_CHOOSE.replace('@WANTED@', wanted)}{_ASK}}}\n"
 
 
 @dataclass(frozen=True)

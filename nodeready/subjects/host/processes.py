@@ -114,13 +114,18 @@ BEGIN {{
 SCRIPT = rf"""
 nr_hung=
 nr_pids=
+nr_ours=
 nr_uids=' '
+while read -r nr_key nr_me nr_x; do
+    if [ "$nr_key" = Uid: ]; then break; fi
+done </proc/self/status
 nr_sorted=$(awk '{_SORT}' /proc/[0-9]*/stat)
 printf 'processes=1\n%s\n' "$nr_sorted"
 while IFS='_=' read -r nr_key nr_pid nr_uid; do
     case $nr_key in uid)
         nr_pids="$nr_pids $nr_pid"
         nr_uids="$nr_uids$nr_uid "
+        if [ "$nr_uid" = "$nr_me" ]; then nr_ours="$nr_ours $nr_pid"; fi
         ;;
     esac
 done <<EOF
@@ -130,11 +135,12 @@ if [ -n "$nr_pids" ]; then
     sleep 1
     printf 'processes=2\n'
     awk '{_AGAIN}' "$nr_uids" $nr_pids
-    for nr_pid in $nr_pids; do
+    # Another user may give a process any name and any arguments, also one that is setuid root,
+    # whose directory in /proc is root's. So what counts is who started it.
+    for nr_pid in $nr_ours; do
         nr_line=
         {{ read -r nr_line <"/proc/$nr_pid/comm"; }} 2>/dev/null
-        # Another user may give a process any name and any arguments.
-        if [ "$nr_line" = stat ] && [ -O "/proc/$nr_pid" ]; then
+        if [ "$nr_line" = stat ]; then
             nr_line=$(tr '\0' ' ' <"/proc/$nr_pid/cmdline" 2>/dev/null)
             case $nr_line in
             *'{MARK}'*' %n '*)

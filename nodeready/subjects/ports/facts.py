@@ -127,8 +127,10 @@ NR_HELD
         { read -r nr_comm <"/proc/$nr_pid/comm"; } 2>/dev/null || continue
         nr_job=
         while read -r nr_group; do
+            # A user names cgroups, too: below those that systemd gives to a login.
             case $nr_group in
-            */job_[0-9]*) nr_job=${nr_group##*/job_} ;;
+            */user.slice* | */user@*) ;;
+            */uid_[0-9]*/job_[0-9]* | *slurmstepd.scope/job_[0-9]*) nr_job=${nr_group##*/job_} ;;
             esac
         done 2>/dev/null <"/proc/$nr_pid/cgroup"
         printf 'owner=%s %s %s %s\n' "$nr_inode" "$nr_pid" "${nr_job%%/*}:" "$nr_comm"

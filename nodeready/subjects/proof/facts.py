@@ -398,6 +398,8 @@ class Mesh:
     median_ms: of the handshakes of this node's own connections; None: there was none
     worst_ms:  the slowest of these handshakes
     worst_peer: the peer of the slowest handshake
+    crowd:     connections that came to this node's listeners, when most were no peer's and a peer
+               did not come through; else 0
     """
 
     nodes: int
@@ -413,6 +415,7 @@ class Mesh:
     median_ms: float | None
     worst_ms: float | None
     worst_peer: str
+    crowd: int = 0
 
 
 # --- All proofs of one node, and the reader of its answer.

@@ -104,6 +104,23 @@ def everywhere(seen, *but):
     return seen.meshes()
 
 
+def test_a_crowd_at_the_listeners_is_no_fault_of_the_peers():
+    silent = answer("b", *((port, "silent") for port in PORTS))
+    crowded = replace(well("a"), came=5000), replace(well("c"), came=90_000)
+    found = everywhere(three(), ("a", "b", silent), ("b", "a", crowded[0]), ("b", "c", crowded[1]))
+    assert not any(one.blocked for one in found.values())
+    assert {name: one.crowd for name, one in found.items()} == {"a": 0, "b": 90_000, "c": 0}
+    told = reach.mesh(Proved(User("ada", 1000, True, ""), mesh=found["b"]), Policy())
+    assert told.status == "warn"
+    assert "90000 connections of others" in told.actual
+    # As many as the rounds bring anyway, and a peer that came through, are none.
+    found = everywhere(three(), ("b", "c", crowded[1]))
+    assert not any(one.crowd for one in found.values())
+    fine = replace(well("c"), came=900)
+    found = everywhere(three(), ("a", "b", silent), ("c", "b", silent), ("b", "c", fine))
+    assert [one.kind for one in found["b"].blocked] == ["target"]
+
+
 def test_all_is_well():
     found = everywhere(three())
     assert found["a"] == Mesh(3, *SPAN, PORTS, (), 2, 2, 2, 2, (), 0.5, 0.5, "c")

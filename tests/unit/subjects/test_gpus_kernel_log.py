@@ -242,6 +242,9 @@ FAULT = "segfault at 0 ip 000055d0 sp 00007ffd error 4 in"
         "amdgpu GPU hang: page allocation failure: order:4, mode:0x40cc0",
         # The file's name has a newline: each line of a record has the record's time.
         f"sh[4711]: {FAULT} x\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n[   99.000001] [55d0]",
+        # So has what she mounts in a namespace of her own, and a file that she runs.
+        f"overlayfs: failed to resolve '/x\n[   99.000001] NVRM: Xid (PCI:{FORGED}': -2",
+        f"process '/x\n[   99.000001] NVRM: Xid (PCI:{FORGED}' started with executable stack",
     ],
 )
 def test_a_process_whose_name_is_a_message_is_no_fault(scan, line: str) -> None:
@@ -254,4 +257,9 @@ def test_a_process_whose_name_is_a_message_is_no_fault(scan, line: str) -> None:
 def test_a_fault_beside_such_a_process_counts(scan) -> None:
     real = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=x[1]: segfault at , GPU has fallen off"
     log = f"[   99.000001] x[1]: {FAULT} x\n[   99.000002] {real}\n"
+    assert actions(scan(BOOT + log)) == {("xid", 79, "0000:3b:00.0"): "REBOOT"}
+
+
+def test_a_drivers_own_record_of_several_lines_counts(scan) -> None:
+    log = f"[   99.000001] NVRM: GPU at PCI:0\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n"
     assert actions(scan(BOOT + log)) == {("xid", 79, "0000:3b:00.0"): "REBOOT"}

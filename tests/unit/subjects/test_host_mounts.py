@@ -22,7 +22,10 @@ def asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[str]:
     path.write_text(table)
     text = shell.minify(mounts.script(policy)).replace(mounts.TABLE, str(path))
     quiet = "stat() { :; }\ntimeout() { :; }\n"
-    text = f'{quiet}nr_hung=\n{text}\nset -f; printf "%s\\n" $nr_net; printf "+%s\\n" $nr_local'
+    # What was chosen is known to the shell that asks alone.
+    text, brace, _ = text.rpartition("}")
+    tell = 'set -f; printf "%s\\n" $nr_net; printf "+%s\\n" $nr_local'
+    text = f"{quiet}nr_hung=\n{text}{tell}\n{brace}"
     done = subprocess.run([sh, "-c", text], capture_output=True, text=True, check=True)
     return [line for line in done.stdout.splitlines() if line.startswith(("/", "+/"))]
 
@@ -41,6 +44,10 @@ def asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[str]:
         ("a:/x /x nfs rw 0 0\na:/x /y nfs rw 0 0\nb /z lustre rw 0 0", ["/x", "/z"]),
         ("s /a fuse.sshfs rw 0 0\ns /b fuse.sshfs rw 0 0\nl /c fuse.lxcfs rw 0 0", ["/a", "/b"]),
         ("auto /home autofs rw 0 0\nnas:/h /home nfs4 rw 0 0", ["/home"]),
+        # What a person has mounted is served by that person.
+        ("s /a fuse.x rw,user_id=1000,group_id=0 0 0\ns /b fuse rw,user_id=100000 0 0\n"
+         "s /c fuse.x rw,user_id=999 0 0\ns /opt/img fuse.x rw,user_id=1000 0 0",
+         ["/c", "/opt/img"]),
         # The way to a disk below a network mount leads through that.
         ("nas:/ / nfs rw 0 0\n/dev/sda1 /scratch xfs rw 0 0", ["/", "/scratch"]),
         ("/dev/sda1 /d ext4 rw 0 0\nnas:/ /d nfs rw 0 0\n/dev/sdb /e ext4 rw 0 0", ["/d", "+/e"]),
