@@ -126,7 +126,8 @@ class Bounded(Transport):
         super().__init__(sock, packetizer_class=_Packets, **how)
 
     def auth_interactive_dumb(self, *how: Any, **more: Any) -> Any:
-        """Refuse: paramiko would print what the sshd says, and send it what the user types."""
+        """Raises AuthenticationException: paramiko would print what the sshd says, and send it
+        what the user types."""
         raise AuthenticationException("authentication asks questions")
 
 

@@ -107,16 +107,21 @@ def _words(one: Trouble, user: str) -> str:
         deploy("nodeready deploy INVENTORY --only debug_tools"),
         "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)",
         "pdsh -R ssh -w NAME true",
+        "log in by ssh with a command and see what the user's shell makes of it",
         "correct the addresses of these names, in the DNS or in /etc/hosts",
     ),
 )
 def pdsh(seen: Proved, want: Policy) -> Result:
-    """pdsh brings an answer of its own from every peer that ssh reaches.
+    """pdsh brings an answer of its own from every peer that ssh reaches, and they from it.
 
     Its exit status tells nothing (0 for a refused connection), so the answers are counted. It is
     asked with ``-R ssh``; whether that is also its default, pdsh.rcmd says.
     """
     check = "proof.pdsh"
+    if isinstance(seen.reach, Reach) and seen.reach.pdsh_by:
+        actual = f"does not answer the pdsh of {some(seen.reach.pdsh_by, ', ', _MOST)} as itself"
+        fix = "log in by ssh with a command and see what the user's shell makes of it"
+        return fail(check, "an answer to every peer", actual, fix=fix)
     found = unseen(check, seen, "peers", "reach")
     if found:
         return found
