@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
+from nodeready.shell import quote
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.declare import check, deploy
 from nodeready.subjects.ports.checks import folded
@@ -144,7 +145,9 @@ def pdsh(seen: Proved, want: Policy) -> Result:
     if reach.missing:
         lost = ", ".join(f"{one.name} ({one.said or 'silent'})" for one in reach.missing)
         actual = f"{len(reach.missing)} of {reach.asked} peers did not answer: {lost}"
-        return fail(check, expected, actual, fix=f"pdsh -R ssh -w {reach.missing[0].name} true")
+        return fail(
+            check, expected, actual, fix=f"pdsh -R ssh -w {quote(reach.missing[0].name)} true"
+        )
     if reach.same:
         pairs = "; ".join(f"{' and '.join(one.names)} say {one.answer}" for one in reach.same)
         actual = f"{reach.asked} peers, host names: {reach.distinct}: {pairs}"
