@@ -52,6 +52,10 @@ class Anybody(paramiko.ServerInterface):
     def check_channel_request(self, kind: str, chanid: int) -> int:
         return paramiko.OPEN_SUCCEEDED
 
+    def check_channel_forward_agent_request(self, channel: paramiko.Channel) -> bool:
+        print("agent", flush=True)
+        return True
+
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         self.channel = channel
         self.asked.set()

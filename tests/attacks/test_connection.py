@@ -66,3 +66,14 @@ def test_a_node_asks_nobody_at_the_terminal(tool: Tool, fleet, fresh_nodes, evil
     assert "refused user root" in done.out, done
     server.kill()
     assert b"told" not in server.stdout.read()
+
+
+def test_a_node_gets_no_way_to_the_user_s_agent(tool: Tool, fleet, fresh_nodes, evil):
+    (hostile,) = fresh_nodes(1)
+    config = tool.home / ".ssh" / "config"
+    config.parent.mkdir(mode=0o700, exist_ok=True)
+    config.write_text("Host *\n    ForwardAgent yes\n")
+    server = evil(hostile, "agent")
+    tool("audit", fleet([hostile]), *STILL, "--timeout", "5")
+    server.kill()
+    assert b"agent" not in server.stdout.read()
