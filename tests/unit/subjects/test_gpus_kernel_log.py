@@ -163,7 +163,7 @@ def test_hostile_lines_cost_nothing_else() -> None:
 
 
 def test_a_log_that_begins_again_and_again_is_read_once() -> None:
-    # Looking for the end of each beginning would take a quarter of an hour.
+    # Looking for the end of each beginning would take minutes.
     text = "scan=journal\n" * 80_000 + "scan=dmesg\nstatus=0\nlines=1\nbegins=0\nend=dmesg\n"
     faults, tool = kernel_log.parse(Output(text, 0))
     assert (faults, tool.state, tool.detail) == ((), "ok", "dmesg")
