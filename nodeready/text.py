@@ -9,9 +9,12 @@ import re
 import time
 
 # C0 and C1 controls and DEL, lone surrogates (bytes that are no UTF-8), and the characters that
-# reorder or hide what stands beside them (bidirectional marks, zero-width, line separators).
+# reorder or hide what stands beside them, or are not seen at all (bidirectional marks, zero-width,
+# line separators, annotations, tags; Unicode, Default_Ignorable_Code_Point).
 _UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+    "[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\ud800-\udfff"
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
+    "\U000e0000-\U000e0fff]"
 )
 
 
@@ -19,6 +22,8 @@ def _visible(match: re.Match[str]) -> str:
     code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"
+    if code > 0xFFFF:
+        return f"\\U{code:08x}"
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 

@@ -20,6 +20,8 @@ from nodeready.text import sanitise
 
 #: Fewer nodes than this have no majority worth the name: of two that differ, either may be right.
 FEWEST = 3
+#: In a learnt file, so many of the names that only few nodes have are told: a node can have any.
+_MOST_FEW = 20
 #: The group of nodes that are in none.
 ALL = "all"
 
@@ -41,10 +43,12 @@ def compared(snapshot: Snapshot, subjects: Iterable[str]) -> dict[str, dict[str,
 def _in_group(group: str, facts: Mapping[str, dict[str, dict[str, Any]]]) -> Iterator[Outlier]:
     """The outliers among these nodes; facts: node -> subject -> fact -> value."""
     for subject in SUBJECTS:
-        seen = {node: found[subject] for node, found in facts.items() if subject in found}
-        for fact in dict.fromkeys(name for values in seen.values() for name in values):
-            # A fact that a node does not tell is no difference: the checks judge that.
-            values = {node: known[fact] for node, known in seen.items() if fact in known}
+        # A fact that a node does not tell is no difference: the checks judge that.
+        told: dict[str, dict[str, Any]] = {}
+        for node, found in facts.items():
+            for fact, value in found.get(subject, {}).items():
+                told.setdefault(fact, {})[node] = value
+        for fact, values in told.items():
             (most, count), *_ = Counter(values.values()).most_common(1)
             if len(values) < FEWEST or count * 2 <= len(values):
                 continue
@@ -117,10 +121,16 @@ def _who(values: Mapping[str, Any], most: Any) -> str:
 def _table(key: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Learned:
     """A setting that maps names to columns: each name and each column has its own majority."""
     found = Learned(key, {})
-    for name in dict.fromkeys(name for table in rows.values() for name in table):
-        having = {node: table[name] for node, table in rows.items() if name in table}
+    told: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for node, table in rows.items():
+        for name, row in table.items():
+            told.setdefault(name, {})[node] = row
+    few = 0
+    for name, having in told.items():
         if len(having) * 2 <= len(rows):
-            found.notes.append(f"{name} is left out: only on {fold(having)}")
+            few += 1
+            if few <= _MOST_FEW:
+                found.notes.append(f"{name} is left out: only on {fold(having)}")
             continue
         missing = [node for node in rows if node not in having]
         if missing:
@@ -133,6 +143,8 @@ def _table(key: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Lea
                 found.value[name][column] = most
             if most is None or len(set(values.values())) > 1:
                 found.notes.append(f"{name} {column}: {note}")
+    if few > _MOST_FEW:
+        found.notes.append(f"and {few - _MOST_FEW} more that few nodes have are left out")
     if found.value and not found.notes:
         found.notes.append(f"{len(rows)} of {len(rows)} nodes")
     return found

@@ -65,7 +65,9 @@ def attribute(attempts: Iterable[Attempt]) -> list[Finding]:
     are one finding. The same attempts in another order give the same findings.
 
     A target is blamed when two sources or more, and at least half of those that are not to blame
-    themselves, do not reach it; a source likewise. With two nodes, everything is a pair. Of
+    themselves, do not reach it; a source likewise. So is a target that two sources or more do not
+    reach which have no other trouble: else a node could fail others, a few at a time, that have
+    done nothing. With two nodes, everything is a pair. Of
     several attempts of the same, the last counts.
     """
     by_what: dict[str, dict[_Edge, Attempt]] = {}
@@ -135,7 +137,19 @@ class _Greedy:
             weight = self._weight(other, named)
             if weight is not None:
                 heapq.heappush(heap, (weight, other))
+        for node in self._alone():
+            named.setdefault(node, {})[TARGET] = self._explain((node, TARGET))
         return [self._node(node, ways) for node, ways in named.items()] + self._pairs()
+
+    def _alone(self) -> list[str]:
+        """The targets that are all of what is left of several sources."""
+        return sorted(
+            node
+            for (node, way), edges in self.failing_of.items()
+            if way == TARGET
+            and len(edges) > 1
+            and all(len(self.failing_of[source, SOURCE]) == 1 for source, _ in edges)
+        )
 
     def _explain(self, side: _Side) -> list[_Edge]:
         edges = sorted(self.failing_of.pop(side))

@@ -39,9 +39,11 @@ def reach(seen: Mapping[str, Peers], unreachable: Collection[str] = ()) -> dict[
     for (source, target), (cause, _) in logins.items():
         if cause and not any(target in one.peers for one in troubles.get(source, ())):
             excused[source].append(target)
+    blamed = _blamed_for_pdsh(seen, logins)
     return {
         name: replace(
-            _pdsh(name, seen, logins),
+            _pdsh(name, seen, logins, blamed),
+            pdsh_by=blamed.get(name, ()),
             to=to[name],
             by=by[name],
             ssh=tuple(troubles.get(name, ())),
@@ -77,16 +79,18 @@ def _judged(one: SshTry, peer: Peers | None) -> tuple[str, str]:
 
 
 def _namesakes(seen: Mapping[str, Peers]) -> dict[str, tuple[str, ...]]:
-    """The nodes that call themselves as others do, with these others."""
+    """The nodes that call themselves as others do, with these others. Whom the inventory calls so
+    is not among them: another node that takes its name costs itself."""
     by_host: dict[str, list[str]] = defaultdict(list)
     for name, peers in seen.items():
         by_host[_short(peers.host)].append(name)
-    return {
-        name: tuple(other for other in names if other != name)
-        for names in by_host.values()
-        for name in names
-        if len(names) > 1
-    }
+    found: dict[str, tuple[str, ...]] = {}
+    for host, names in by_host.items():
+        rightly = [name for name in names if _short(name) == host]
+        for name in names:
+            if len(names) > 1 and rightly != [name]:
+                found[name] = tuple(other for other in names if other != name)
+    return found
 
 
 def _troubles(logins: _Logins) -> defaultdict[str, list[Trouble]]:
@@ -130,15 +134,52 @@ def _nothing_proved(logins: _Logins, found: defaultdict[str, list[Trouble]]) -> 
             found[source].append(Trouble("source", peers, len(peers), cause, said))
 
 
-def _pdsh(name: str, seen: Mapping[str, Peers], logins: _Logins) -> Reach:
-    """The part of a node's Reach that pdsh shows, of the peers that ssh reaches."""
+def _answers(name: str, seen: Mapping[str, Peers], logins: _Logins) -> dict[str, str]:
+    """What pdsh on this node brought from each of the peers that ssh reaches; "": nothing."""
     run = seen[name].pdsh if name in seen else None
     if run is None:
-        return Reach()
+        return {}
     asked = [peer for peer in run.asked if logins.get((name, peer), _WORKED) == _WORKED]
     texts = {answer.label: answer.text for answer in run.answers if answer.text}
     # pdsh leaves out the domain when all names have the same.
-    answers = {peer: texts.get(peer, texts.get(peer.partition(".")[0], "")) for peer in asked}
+    return {peer: texts.get(peer, texts.get(peer.partition(".")[0], "")) for peer in asked}
+
+
+def _blamed_for_pdsh(seen: Mapping[str, Peers], logins: _Logins) -> dict[str, tuple[str, ...]]:
+    """The nodes that answer ssh and not the pdsh of several others, or call themselves something
+    else there, with these others: a node must not fail all that ask it. Of a node that gets a
+    good answer from nobody, nothing is known of the others."""
+    attempts = []
+    for source in seen:
+        good = {
+            peer: bool(text) and (peer not in seen or _short(text) == _short(seen[peer].host))
+            for peer, text in _answers(source, seen, logins).items()
+        }
+        if any(good.values()):
+            attempts += [localize.Attempt(source, p, "pdsh", ok) for p, ok in good.items()]
+    return {
+        one.node: one.peers
+        for one in localize.attribute(attempts)
+        if one.kind == localize.TARGET and len(one.peers) > 1
+    }
+
+
+def _pdsh(
+    name: str,
+    seen: Mapping[str, Peers],
+    logins: _Logins,
+    blamed: Mapping[str, tuple[str, ...]],
+) -> Reach:
+    """The part of a node's Reach that pdsh shows, of the peers that ssh reaches.
+
+    blamed: node -> those whose pdsh it does not answer; these are excused
+    """
+    run = seen[name].pdsh if name in seen else None
+    if run is None:
+        return Reach()
+    everyone = _answers(name, seen, logins)
+    answers = {p: text for p, text in everyone.items() if name not in blamed.get(p, ())}
+    asked = list(answers)
     by_answer: dict[str, list[str]] = defaultdict(list)
     for peer, answer in answers.items():
         if answer:

@@ -205,13 +205,25 @@ def _meshes(task: Task, reached: Iterable[str]) -> Meshes:
     return found
 
 
+def _asked(peers: Peers, names: tuple[str, ...]) -> Peers:
+    """What the node says of the peers that it was asked to try, and of no other."""
+    run = peers.pdsh
+    if run is not None:
+        run = replace(run, asked=tuple(name for name in run.asked if name in names))
+    return replace(peers, ssh=tuple(one for one in peers.ssh if one.name in names), pdsh=run)
+
+
 def _with_proofs(
     task: Task, found: Mapping[Key, Look | Proved | Failure], meshes: Meshes
 ) -> list[Look]:
     """The looks, each with its proofs and what only all nodes tell as the subject "proof"."""
-    looks, session = _looks(task, found), task.wanted.session
+    looks, session, peers = _looks(task, found), task.wanted.session, task.peers
     seen = {node_of(key): one for key, one in found.items() if isinstance(one, Proved)}
-    tried = {name: one.peers for name, one in seen.items() if isinstance(one.peers, Peers)}
+    tried = {
+        name: _asked(one.peers, peers.get(name, ()))
+        for name, one in seen.items()
+        if isinstance(one.peers, Peers)
+    }
     away = {one.name for one in looks if not one.reached}
     reach = logins.reach(tried, away)
     late = Unknown(proof.UNFINISHED)

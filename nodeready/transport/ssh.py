@@ -37,7 +37,7 @@ from nodeready.policy import Policy
 from nodeready.shell import KILL_AFTER_S, quote
 from nodeready.subjects.context import FleetContext, expectations
 from nodeready.subjects.ssh_client import known_hosts
-from nodeready.transport import bundle, local
+from nodeready.transport import bundle, connection, local
 from nodeready.transport.base import (
     ANSWER_BYTES,
     ERROR_BYTES,
@@ -119,6 +119,7 @@ def connect_error(
     if "could not resolve" in lowered or "name or service not known" in lowered:
         return f"host name {address} does not resolve"
     for pattern, words in (
+        (connection.ENDLESS, connection.ENDLESS),
         (r"banner", "accepts connections but sends no SSH banner"),
         (r"during the handshake", f"stopped during the SSH handshake, within {limit_s} s"),
         (r"connection refused", "connection refused: is sshd running?"),
@@ -132,14 +133,15 @@ def connect_error(
 
 
 def set_timeouts(inventory: Inventory) -> None:
-    """Give every node's connection a deadline; paramiko's own can wait up to an hour.
+    """Give every node's connection a deadline (paramiko's own can wait up to an hour), and bounds.
 
     Must be called before pyinfra's State takes the inventory.
     """
     # Longer than our own deadline, which tells how far the connection came.
-    limits = dict.fromkeys(
+    limits: dict[str, Any] = dict.fromkeys(
         ("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), CONNECT_TIMEOUT_S + 5
     )
+    limits["transport_factory"] = connection.Bounded
     for host in inventory:
         own = host.data.get("ssh_paramiko_connect_kwargs") or {}
         host.data.ssh_paramiko_connect_kwargs = {**limits, **own}
@@ -259,6 +261,11 @@ class _AnswerBuffer:
             raise TooMuchOutput(bytes(self.data[:200]))
 
 
+def _room(max_bytes: int) -> int:
+    """Bytes that a node may send for one answer: both streams, and what stands around them."""
+    return NOISE_BYTES + max_bytes + ANSWER_BYTES + (max_bytes >> 2)
+
+
 def _text(data: bytes | bytearray) -> str:
     return data.decode("utf-8", "surrogateescape")
 
@@ -288,6 +295,7 @@ def over_ssh(
 
     Raises TooMuchOutput, and what paramiko raises when the connection is lost.
     """
+    connection.allow(transport, _room(max_bytes))
     channel = transport.open_session()
     buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
     helpers: list[Any] = []
@@ -407,7 +415,8 @@ def carry(host: Host, request: Request, tag: str, rights: Become | None = None) 
     if not isinstance(said, Reply):
         return said
     if said.rc is None and _gone(host):
-        return Failure(said.stdout, said.stderr, seconds, LOST, "connection lost")
+        why = f": {connection.ENDLESS}" if connection.endless(transport_of(host)) else ""
+        return Failure(said.stdout, said.stderr, seconds, LOST, f"connection lost{why}")
     if said.rc in TIMED_OUT and seconds >= limit_s:
         return Failure(said.stdout, said.stderr, seconds, TIMEOUT, f"ended after {limit_s} s")
     if rights.sudo and said.rc:
@@ -433,6 +442,7 @@ class _OverSsh:
     def __init__(self, transport: Any, command: str) -> None:
         if transport is None:
             raise EOFError("not connected")
+        connection.allow(transport, _room(ANSWER_BYTES))
         with _as_lost():
             self.channel = transport.open_session(timeout=SEND_S)
             # One stream: two would share a window, and an unread one would stop the other.

@@ -28,6 +28,11 @@ TEXT = (
     "\x1b]0;x\x07\x1b[31m</script><script>alert(1)</script>\"}\n# HELP x\nfoo{a=\"b\"} 1|,=cmd"
     "\u202e[bold]x[/]]]><!--"
 )
+# Lines that a careless pattern tries to read in more ways than there is time for.
+BLANKS = {
+    "core_dumps": "/etc/systemd/coredump.conf:1:Storage=xBLANKSy",
+    "limits": "/proc/1/limits:1:Max openBLANKS!",
+}
 sys.excepthook = lambda kind, problem, where: sys.stderr.write(f"hostile: {problem!r}\n")
 
 
@@ -85,6 +90,10 @@ if match:
         head, mark, _ = line.rpartition("=" if "=" in line else ":")
         if at %% 3 == 0 and mark and nonce not in line:
             lines[at] = head + mark + TEXT.replace("\n", " ")
+    if HOW == "blanks":
+        for section, line in BLANKS.items():
+            at = lines.index("@" + nonce + " begin " + section)
+            lines.insert(at + 1, line.replace("BLANKS", 200000 * " "))
     packed = gzip.compress("\n".join(lines).encode("utf-8", "surrogateescape"), 1)
     if HOW == "bomb":
         packer = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -108,7 +117,7 @@ def results(done, names):
     return [one for name in names for one in told[name]["results"]]
 
 
-@pytest.mark.parametrize("how", ["flood", "errors", "half", "bomb", "prompt", "text"])
+@pytest.mark.parametrize("how", ["flood", "errors", "half", "bomb", "prompt", "text", "blanks"])
 def test_a_node_that_answers_with_malice_costs_itself(tool: Tool, fleet, fresh_nodes, how):
     first, evil, last = fresh_nodes(3)
     both, inventory = [first.name, last.name], fleet([first, evil, last])

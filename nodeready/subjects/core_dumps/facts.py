@@ -108,9 +108,9 @@ def _coredump_conf(lines: tuple[Line, ...]) -> dict[str, sysctl.Setting]:
 
     found: dict[str, sysctl.Setting] = {}
     for line in sorted(lines, key=order):
-        match = re.match(r"\s*([A-Za-z]+)\s*=\s*(.*?)\s*$", line.text)
+        match = re.match(r"\s*([A-Za-z]+)\s*=(.*)", line.text)
         if match:
-            found[match[1]] = sysctl.Setting(match[2], line.where)
+            found[match[1]] = sysctl.Setting(match[2].strip(), line.where)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
+from nodeready.shell import quote
 from nodeready.subjects.debug_tools.facts import DIGESTS, MANAGERS, PROBE, PY_SPY, DebugTools
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.result import Result, fail, fixable, na, ok
@@ -53,7 +54,7 @@ def py_spy(seen: DebugTools, want: Policy) -> Result:
     if seen.py_spy is None:
         return fixable(check, version, "not installed", PY_SPY)
     if seen.lost:
-        paths = " ".join(seen.lost)
+        paths = " ".join(map(quote, seen.lost))
         fix = f"chown root {paths}; chmod go-w {paths}"
         return fail(check, version, f"others can change {', '.join(seen.lost)}", PY_SPY, fix)
     if seen.exposed:

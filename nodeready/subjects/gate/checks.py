@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodeready.policy import Expected, Policy
+from nodeready.shell import quote
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.gate.facts import (
     BUNDLE,
@@ -65,7 +66,8 @@ def leftover(seen: Gate, want: Policy) -> Result:
         return fixable(check, expected, ", ".join(gone))
     if staying:
         actual = "; ".join(f"{path}: {why}" for path, why in staying.items())
-        fix = f"take the lines out of slurm.conf, scontrol reconfigure, rm {' '.join(staying)}"
+        paths = " ".join(map(quote, staying))
+        fix = f"take the lines out of slurm.conf, scontrol reconfigure, rm {paths}"
         return warn(check, expected, actual, "", fix)
     return na(check, OFF) if not seen.there else ok(check, expected)
 

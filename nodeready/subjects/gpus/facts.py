@@ -148,7 +148,8 @@ def parse_pci(output: Output) -> Pci:
         if values["vendor"] == "0x10de" and values.get("class", "")[2:6] == _SWITCH_CLASS
     ]
     listed = re.finditer(
-        r"^(c[rwxsStT-]{9})[.+@]? +[0-9]+ +([0-9]{1,10}) +([0-9]{1,10}) +.* (/dev/\S+)$",
+        # Without a slash and bounded: a line of blanks would be tried in all ways.
+        r"^(c[rwxsStT-]{9})[.+@]? +[0-9]+ +([0-9]{1,10}) +([0-9]{1,10}) [^/\n]{1,200} (/dev/\S+)$",
         text,
         re.M,
     )

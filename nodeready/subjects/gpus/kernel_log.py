@@ -13,7 +13,7 @@ boot is read as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from nodeready.policy import Policy
@@ -441,13 +441,27 @@ def _counted(lines: list[str]) -> tuple[tuple[int, int, str], ...]:
     return tuple((int(m[1]), int(m[2]), m[3]) for m in found if m)
 
 
+def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The lines between each ``scan=SOURCE`` and its ``end=SOURCE``."""
+    source, body = "", list[str]()
+    for line in text.split("\n"):
+        begins = re.fullmatch(r"scan=([a-z]+)", line)
+        if begins:
+            source, body = begins[1], []
+        elif source and line == f"end={source}":
+            yield source, body
+            source = ""
+        else:
+            body.append(line)
+
+
 def _scans(output: Output) -> list[_Scan]:
     """The scans that came to their end, in order."""
     scans = []
-    for source, body in re.findall(r"^scan=([a-z]+)\n(.*?)^end=\1$", output.text, re.M | re.S):
+    for source, body in _blocks(output.text):
         values: dict[str, str] = {}
         lists: dict[str, list[str]] = {"fault": [], "recovered": []}
-        for line in body.split("\n"):
+        for line in body:
             name, _, value = line.partition("=")
             if name in lists:
                 lists[name].append(value)

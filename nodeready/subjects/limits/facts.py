@@ -415,7 +415,7 @@ def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
     """Item -> (soft, hard) of a /proc/PID/limits; {} when the process ended meanwhile."""
     found: dict[str, tuple[int, int]] = {}
     for line in lines:
-        match = re.match(r"(Max [a-z ]+?)\s{2,}(\w+)\s+(\w+)", line.text)
+        match = re.match(r"(Max(?: [a-z]+)+)\s{2,}(\w+)\s+(\w+)", line.text)
         if match and match[1] in _PROC_NAMES:
             soft, hard = (
                 UNLIMITED if text == "unlimited" else number(text, match[1])

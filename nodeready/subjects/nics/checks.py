@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
+from nodeready.shell import quote
 from nodeready.subjects.base import Counters
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.nics.facts import PROBE, Bond, Nics, compared, counters, learned
@@ -125,7 +126,7 @@ def errors(seen: Nics, want: Policy) -> Result:
     if not texts:
         return ok(check, expected, f"none that count {since}")
     source = f"/sys/class/net/{names[0]}/statistics"
-    fix = f"ethtool -S {names[0]} names the kind; clean or replace cable and transceiver"
+    fix = f"ethtool -S {quote(names[0])} names the kind; clean or replace cable and transceiver"
     judge = fail if bad else warn
     return judge(check, expected, f"{some(texts)} {since}", source, fix)
 
@@ -215,7 +216,7 @@ def link(seen: Nics, want: Policy) -> Result:
     if off or cut:
         texts = [f"{name}: no link" for name in cut] + [f"{name}: switched off" for name in off]
         fixes = [f"check cable, transceiver and switch port of {_names(cut)}"] if cut else []
-        fixes += [f"ip link set {name} up" for name in off]
+        fixes += [f"ip link set {quote(name)} up" for name in off]
         wanted = f"a link on {_names(judged)}"
         return fail(check, wanted, some(texts), _source(cut or off, "carrier"), some(fixes))
     silent = [name for name, one in judged.items() if one.carrier is None]

@@ -337,6 +337,7 @@ class Reach:
     missing:   the peers without an answer
     same:      peers that cannot be told apart, for another reason than their own host names
     pdsh_said: pdsh's message when it brought no answer at all, one line
+    pdsh_by:   peers whose pdsh this node does not answer as itself; these are excused
     """
 
     to: int = 0
@@ -348,6 +349,7 @@ class Reach:
     missing: tuple[Missing, ...] = ()
     same: tuple[Same, ...] = ()
     pdsh_said: str = ""
+    pdsh_by: tuple[str, ...] = ()
 
 
 # --- The job's ports between the nodes, as all nodes together saw them.

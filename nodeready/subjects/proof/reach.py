@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
+from nodeready.shell import quote
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.declare import check, deploy
 from nodeready.subjects.ports.checks import folded
@@ -107,16 +108,21 @@ def _words(one: Trouble, user: str) -> str:
         deploy("nodeready deploy INVENTORY --only debug_tools"),
         "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)",
         "pdsh -R ssh -w NAME true",
+        "log in by ssh with a command and see what the user's shell makes of it",
         "correct the addresses of these names, in the DNS or in /etc/hosts",
     ),
 )
 def pdsh(seen: Proved, want: Policy) -> Result:
-    """pdsh brings an answer of its own from every peer that ssh reaches.
+    """pdsh brings an answer of its own from every peer that ssh reaches, and they from it.
 
     Its exit status tells nothing (0 for a refused connection), so the answers are counted. It is
     asked with ``-R ssh``; whether that is also its default, pdsh.rcmd says.
     """
     check = "proof.pdsh"
+    if isinstance(seen.reach, Reach) and seen.reach.pdsh_by:
+        actual = f"does not answer the pdsh of {some(seen.reach.pdsh_by, ', ', _MOST)} as itself"
+        fix = "log in by ssh with a command and see what the user's shell makes of it"
+        return fail(check, "an answer to every peer", actual, fix=fix)
     found = unseen(check, seen, "peers", "reach")
     if found:
         return found
@@ -139,7 +145,9 @@ def pdsh(seen: Proved, want: Policy) -> Result:
     if reach.missing:
         lost = ", ".join(f"{one.name} ({one.said or 'silent'})" for one in reach.missing)
         actual = f"{len(reach.missing)} of {reach.asked} peers did not answer: {lost}"
-        return fail(check, expected, actual, fix=f"pdsh -R ssh -w {reach.missing[0].name} true")
+        return fail(
+            check, expected, actual, fix=f"pdsh -R ssh -w {quote(reach.missing[0].name)} true"
+        )
     if reach.same:
         pairs = "; ".join(f"{' and '.join(one.names)} say {one.answer}" for one in reach.same)
         actual = f"{reach.asked} peers, host names: {reach.distinct}: {pairs}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
+from nodeready.shell import quote
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.rdma.facts import (
     PMA_COUNTERS,
@@ -361,7 +362,8 @@ def link_layer(seen: Rdma, want: Policy) -> Result:
     if len(wrong) > len(unread):
         wrong = {name: layer for name, layer in wrong.items() if layer}
         device, port = used[next(iter(wrong))]
-        fix = f"mlxconfig -d {device.pci_address} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet)"
+        where = quote(device.pci_address or "")
+        fix = f"mlxconfig -d {where} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet)"
         fix = f"{fix}, then reboot" if device.kind == "mlx5" else "set the adapter's port type"
         return fail(check, expects, by_value(wrong), source(port, "link_layer"), fix)
     if unread:

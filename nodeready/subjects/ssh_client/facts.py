@@ -505,17 +505,25 @@ def _known_hosts(values: Mapping[str, str], files: Mapping[str, bytes]) -> Known
 
 def _asked(head: str) -> tuple[Asked, ...]:
     found = []
-    pieces = re.finditer(r"^ask=(own|system) (\S+)\n(.*?)^rc=(\d+)$", head, re.M | re.S)
-    for match in pieces:
+    asked, said = None, list[str]()
+    for row in head.split("\n"):
+        if row.startswith("|"):
+            said.append(row[1:])
+        begins = re.fullmatch(r"ask=(own|system) (\S+)", row)
+        if begins:
+            asked, said = begins, []
+        ended = re.fullmatch(r"rc=(\d{1,9})", row)
+        if asked is None or ended is None:
+            continue
         values: dict[str, str] = {}
-        said = [line[1:] for line in match[3].splitlines() if line.startswith("|")]
         for line in said:
             option, _, value = line.partition(" ")
             values.setdefault(option, value)
         error = ""
-        if match[4] != "0":
-            error = next((line.strip() for line in said if line.strip()), f"status {match[4]}")
-        found.append(Asked(match[2], match[1] == "own", values, error))
+        if ended[1] != "0":
+            error = next((line.strip() for line in said if line.strip()), f"status {ended[1]}")
+        found.append(Asked(asked[2], asked[1] == "own", values, error))
+        asked = None
     return tuple(found)
 
 

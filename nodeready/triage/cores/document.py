@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -26,8 +27,12 @@ _BRACKET = re.compile(
     r"|( ?\()(anonymous namespace\))?|([<{])|([)}]|(?<!-)>)"
 )
 _THREAD = re.compile(r"Thread ([0-9]+) \((?:Thread 0x[0-9a-f]+ )?\(?LWP ([0-9]+)\)?.*")
-# glibc chooses one of these by the CPU: on two kinds of nodes, the same crash has two names.
-_BY_CPU = re.compile(r"(?:_(?:sse|avx|evex|erms|rtm|unaligned)[0-9_a-z]*|_asimd|_sve|_mte)+$")
+# glibc chooses one of these by the CPU: on two kinds of nodes, the same crash has two names. Each
+# name can be read in one way only: a program's author chooses the names of its functions.
+_BY_CPU = re.compile(
+    r"(?:_asimd|_sve|_mte)*(?:_(?:sse|avx|evex|erms|rtm|unaligned)[0-9_a-z]*|_asimd|_sve|_mte)\Z"
+)
+_OF_SUFFIX = string.ascii_lowercase + string.digits + "_"
 #: Functions through which a program ends itself: what called them is where it crashed.
 _ENDING = frozenset(
     (
@@ -154,9 +159,15 @@ def parse(text: str) -> Backtrace:
 def crash_key(frames: Iterable[Frame]) -> tuple[Frame, ...]:
     """What two equal crashes have in common."""
     return tuple(
-        Frame(short) if (short := _BY_CPU.sub("", one.function)) != one.function else one
+        Frame(short) if (short := _without_cpu(one.function)) != one.function else one
         for one in frames
     )
+
+
+def _without_cpu(function: str) -> str:
+    """``memcpy`` of ``memcpy_avx_unaligned_erms``."""
+    match = _BY_CPU.search(function, len(function.rstrip(_OF_SUFFIX)))
+    return function[: match.start()] if match else function
 
 
 def headline(frames: Sequence[Frame]) -> Frame | None:

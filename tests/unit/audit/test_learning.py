@@ -90,3 +90,12 @@ def test_a_hostile_node_writes_no_line_of_the_file(settings):
         line.startswith(("#", f"{next(iter(settings))} = ")) for line in text.splitlines() if line
     )
     assert text.isprintable() or set(text) - {"\n"} == {c for c in text if c.isprintable()}
+
+
+def test_a_node_with_any_number_of_names_does_not_fill_the_file():
+    flood = {"nics": {f"eth{number}": {"mtu": 9000} for number in range(5000)}}
+    most = {"nics": {"ib0": {"mtu": 4092}}}
+    text = file(gpu1=most, gpu2=most, gpu3=most, gpu4=flood)
+    assert read(text) == most
+    assert "# and 4980 more that few nodes have are left out\n" in text
+    assert len(text) < 5000

@@ -34,12 +34,17 @@ def told(findings):
         (5, lambda s, t: t == "c", [("target", "c", "abde", 4, True)]),
         (5, lambda s, t: s == "c", [("source", "c", "abde", 4, True)]),
         (5, lambda s, t: "c" in (s, t), [("both", "c", "abde", 4, None)]),
-        # Half of the others is enough, and fewer are pairs.
+        # Half of the others is enough; fewer are when these have no other trouble, else pairs.
         (5, lambda s, t: t == "c" and s in "ab", [("target", "c", "ab", 4, True)]),
+        (6, lambda s, t: t == "c" and s in "ab", [("target", "c", "ab", 5, True)]),
         (
             6,
-            lambda s, t: t == "c" and s in "ab",
-            [("pair", "a", "c", 1, True), ("pair", "b", "c", 1, True)],
+            lambda s, t: (s, t) in (("a", "c"), ("a", "d"), ("b", "c")),
+            [
+                ("pair", "a", "c", 1, True),
+                ("pair", "a", "d", 1, True),
+                ("pair", "b", "c", 1, True),
+            ],
         ),
         # A bad node does not hide another, nor a pair.
         (

@@ -244,9 +244,34 @@ def test_nodes_with_one_host_name():
     fleet = Fleet(4)
     fleet.host["node003"] = "node002"
     bad = fleet.bad()
-    assert bad.keys() == {"node002", "node003"}
+    # Whom the inventory calls so has the name: a node cannot fail another by taking it.
+    assert bad.keys() == {"node003"}
     assert bad["node003"].actual.startswith("has the same host name as node002")
     assert fleet.bad(1) == {}
+    fleet.host.update(node002="gold", node003="gold")
+    assert fleet.bad().keys() == {"node002", "node003"}
+
+
+@pytest.mark.parametrize("text", ["", "node002"])
+def test_a_node_that_answers_nobody_s_pdsh_as_itself_fails_nobody_else(text):
+    fleet = Fleet(6)
+    for name in fleet.names:
+        rows = [(peer, text if peer == "node003" else peer) for peer in fleet.peers[name]]
+        fleet.pdsh[name] = PdshRun(
+            fleet.peers[name], tuple(Answer(*row) for row in rows if row[1]), 0, ""
+        )
+    assert fleet.bad() == {}
+    bad = fleet.bad(1)
+    assert bad.keys() == {"node003"}
+    assert bad["node003"].actual.startswith("does not answer the pdsh of node001, node002")
+
+
+def test_a_node_that_refuses_some_of_its_peers_is_named_itself():
+    fleet = Fleet(6)
+    fleet.peers = peers_of(fleet.names, range(1, 6))
+    for source in ("node001", "node002"):
+        fleet.breaks(source, "node003", REFUSED)
+    assert fleet.bad().keys() == {"node003"}
 
 
 def test_the_key_of_ones_own_file_is_shown():

@@ -162,6 +162,13 @@ def test_hostile_lines_cost_nothing_else() -> None:
     assert [(f.code, f.pci_address, f.count) for f in faults] == [(48, "0000:5e:00.0", 2)]
 
 
+def test_a_log_that_begins_again_and_again_is_read_once() -> None:
+    # Looking for the end of each beginning would take minutes.
+    text = "scan=journal\n" * 80_000 + "scan=dmesg\nstatus=0\nlines=1\nbegins=0\nend=dmesg\n"
+    faults, tool = kernel_log.parse(Output(text, 0))
+    assert (faults, tool.state, tool.detail) == ((), "ok", "dmesg")
+
+
 def test_every_recorded_log_is_read(scan) -> None:
     if not SAMPLES.is_dir():
         pytest.skip("no recorded logs here")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from nodeready.policy import Policy
 from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Counters, Output, ProbeError
+from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.wire import plain
+from tests.builders.judging import by_name
 from tests.builders.nics import (
     BOND,
+    OFF,
     POLICY,
     PORT,
     SLAVE,
@@ -235,3 +240,9 @@ def test_what_peers_are_compared_by_and_what_is_learnt() -> None:
     learnt = nics.learned(seen)["nics"]
     assert learnt["ib0"] == {"speed_mbps": 400000, "mtu": 2044, "driver": "mlx5_core"}
     assert wrong(seen, nics=table(**learnt)) == {}
+
+
+def test_a_name_from_a_node_is_one_word_of_a_command_to_paste() -> None:
+    name = "x;id>y$(id)"
+    seen = replace(gpu_node({name: OFF}), peers_via=(name,))
+    assert by_name(checks, seen, Policy())["link"].fix == f"ip link set '{name}' up"

@@ -195,3 +195,10 @@ def test_the_first_value_wins(texts: dict[str, str], where: str | None, first: b
     found = winner(MAIN, files, "gpu1", *OPTION)
     assert (found.where if found else None) == where
     assert speaks_first(MAIN, files, OPTION) is first
+
+
+def test_options_that_begin_again_and_again_are_read_once():
+    # Looking for the end of each beginning would take minutes.
+    head = "ask=own a\n" * 100_000 + "ask=system node001\n|user ml\nrc=0\n|user root\nrc=1\n"
+    (asked,) = ssh_client._asked(head)
+    assert (asked.host, asked.own, asked.values) == ("node001", False, {"user": "ml"})
