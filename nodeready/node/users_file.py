@@ -298,6 +298,16 @@ def open_regular(
     return number, found.known
 
 
+#: The last moment that a number of 64 bits has, in nanoseconds since 1970: in 2262.
+_LAST_NS = (1 << 63) - 1
+
+
+def modified_ns(known: os.stat_result) -> int:
+    """When it was written, in nanoseconds since 1970, within 64 bits: its owner may set any time,
+    and some file systems keep seconds of 64 bits (utimensat(2))."""
+    return max(-_LAST_NS, min(known.st_mtime_ns, _LAST_NS))
+
+
 # --- Many files: who makes many hides nobody else's.
 
 

@@ -157,7 +157,7 @@ def _entry(at: int, entry: os.DirEntry[str]) -> _Entry | None:
     seen = entry.stat(follow_symlinks=False)
     if not stat.S_ISREG(seen.st_mode):
         return None
-    size, when = seen.st_size, seen.st_mtime_ns
+    size, when = seen.st_size, users_file.modified_ns(seen)
     return _Entry(at, entry.name, seen.st_dev, seen.st_ino, when, size, seen.st_uid)
 
 
