@@ -18,6 +18,7 @@ from nodeready.triage.stacks.trace import (
     SCHEMA,
     Trace,
     TraceError,
+    content,
     load,
     parse,
 )
@@ -355,7 +356,7 @@ def _from_texts(texts: Iterable[Path], errors: dict[str, str], alone: bool) -> I
     """alone: this is all that there is: what is wrong with it is raised."""
     for path in texts:
         try:
-            data = _content(path)
+            data = _named_content(path) if alone else _content(path)
             if path.suffix == ".json":
                 yield parse(data, path.name)
             else:
@@ -366,7 +367,8 @@ def _from_texts(texts: Iterable[Path], errors: dict[str, str], alone: bool) -> I
             errors[path.stem] = str(problem)
 
 
-def _content(path: Path) -> bytes:
+def _named_content(path: Path) -> bytes:
+    """Of a file that was asked for by its name, which may be a pipe, too."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -375,3 +377,12 @@ def _content(path: Path) -> bytes:
     if len(data) > MAX_BYTES:
         raise TraceError(f"{path}: it is larger than {MAX_BYTES >> 20} MiB")
     return data
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return content(path)
+    except TraceError as problem:
+        raise TraceError(f"{path}: {problem}") from None
+    except OSError as problem:
+        raise TraceError(f"{path}: {problem.strerror}") from None

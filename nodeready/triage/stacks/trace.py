@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
@@ -236,21 +237,41 @@ def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
     return _each(sorted(found, key=lambda path: natural(path.name)), errors), errors
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for a writer: what is in the directory can be a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
+def content(path: Path) -> bytes:
+    """What is in a file of at most MAX_BYTES.
+
+    Only regular files are opened: there may be links to anything, and to open a device has
+    effects. Raises OSError, and TraceError without the file's name.
+    """
+    held = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(held).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise TraceError("it is no regular file")
+        # This very file, whatever has its name by now.
+        number = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(held)
+    with open(number, "rb", buffering=0) as file:
+        # Not the most there may be: room for that would be made for each file.
+        size = os.fstat(number).st_size
+        if size > MAX_BYTES:
+            raise TraceError(f"it is larger than {MAX_BYTES >> 20} MiB")
+        return file.read(size)
+
+
+def _named(path: Path) -> bytes:
+    try:
+        return content(path)
+    except TraceError as problem:
+        raise TraceError(f"{path.name}: {problem}") from None
 
 
 def _each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
     names: dict[str, str] = {}
     for path in paths:
         try:
-            with open(path, "rb", buffering=0, opener=_at_once) as file:
-                # Not the most there may be: room for that would be made for each file.
-                size = os.fstat(file.fileno()).st_size
-                if size > MAX_BYTES:
-                    raise TraceError(f"{path.name}: it is larger than {MAX_BYTES >> 20} MiB")
-                text = file.read(size)
+            text = _named(path)
             trace = parse(text.decode("utf-8"), path.name)
             first = names.setdefault(trace["node"], path.name)
             if first != path.name:
