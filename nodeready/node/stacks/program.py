@@ -69,7 +69,9 @@ _ANSWER_S = 1.0
 _CORES_PER_LOOK = 8
 #: The most that an answer is on its way, in characters; the most frames in all its stacks, and
 #: characters in all its frames. More than that, and less is told of whoever has most of it.
-_MOST_ANSWER, _MOST_FRAMES, _MOST_TEXT = 4 * 1024 * 1024, 1_000_000, 16 << 20
+_MOST_ANSWER, _MOST_FRAMES, _MOST_TEXT = 4 * 1024 * 1024, 1_000_000, 8 << 20
+#: Bytes of an answer beside what `_parts` counts.
+_HEAD = 1 << 20
 #: Samples of all processes of a node that an answer can have.
 _MOST_SAMPLES = 8000
 #: What is told of a process: its main stack, and those of its other threads.
@@ -167,14 +169,27 @@ def _stacks(targets: Sequence[Target], levels: Mapping[str, int]) -> dict[str, A
     return {"frames": table.frames, "stacks": table.stacks, "processes": found}
 
 
-def _parts(stacks: Mapping[str, Any]) -> tuple[float, float]:
-    """How much of the frames and of the characters that an answer can have these are."""
-    text = sum(len(function) + len(file) for function, file, _ in stacks["frames"])
-    return sum(map(len, stacks["stacks"])) / _MOST_FRAMES, text / _MOST_TEXT
+def _parts(stacks: Mapping[str, Any]) -> tuple[float, ...]:
+    """How much of what an answer can have these are: frames, characters, and, where that is not
+    too much already, the text, and what it takes as objects (`wire.cost`)."""
+    names = sum(len(function) + len(file) for function, file, _ in stacks["frames"])
+    rows = [
+        row
+        for one in stacks["processes"]
+        for sample in one["samples"]
+        for row in sample["threads"]
+    ]
+    names += sum(len(name) for name, _ in rows)
+    frames = sum(map(len, stacks["stacks"])) + len(rows)
+    parts = (frames / _MOST_FRAMES, names / _MOST_TEXT)
+    if max(parts) > 1:
+        return (*parts, *parts)
+    text = json.dumps(stacks, separators=(",", ":"))
+    return (*parts, len(text) / (MOST_BYTES - _HEAD), wire.cost(text) / (MOST_COST - _HEAD))
 
 
 def _sizes(trace: dict[str, Any], targets: Sequence[Target], level: int) -> tuple[float, ...]:
-    """How much of an answer one owner's processes are: by frames, characters, and its length."""
+    """How much of an answer one owner's processes are: by `_parts`, and its length."""
     stacks = _stacks(targets, {targets[0].owner: level})
     parts = _parts(stacks)
     length = len(pack({**trace, **stacks})) if max(parts) <= 1 else _MOST_ANSWER

@@ -79,7 +79,8 @@ class Dump:
     def characters(self) -> int:
         """About the memory that its frames take, however often a name is in them."""
         stacks = (self.main or (), *(thread.frames for thread in self.threads))
-        return sum(100 + len(frame[0]) + len(frame[1]) for frames in stacks for frame in frames)
+        frames = sum(100 + len(frame[0]) + len(frame[1]) for rows in stacks for frame in rows)
+        return frames + sum(100 + len(thread.name) for thread in self.threads)
 
 
 def find(path: str) -> str:
