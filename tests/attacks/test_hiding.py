@@ -249,6 +249,33 @@ END
     assert lines_of(done).get("rank_0.log") == ["step 4711"], done.err
 
 
+# --- The ids that she has for user namespaces.
+
+
+def write_under_thousands_of_ids(node: Node) -> None:
+    """She has the ids that useradd(8) gives, and newuidmap(1) lets her write under each: newer
+    cores and logs than all others."""
+    node.write("/etc/subuid", "mallory:100000:65536\n")
+    make = f"""
+import os
+for number in range(3000):
+    for path in (f"{CORES}/core.x.{{number}}.h.1", f"{LOGS}/rank_1{{number}}.log"):
+        open(path, "w").write("step 1\\n")
+        os.chown(path, 100000 + number, 4001)
+"""
+    node.enter(["python3", "-c", make])
+
+
+def test_her_many_ids_hide_nobodys_core_and_log(node, mallory, bob, tool, fleet):
+    good = crash(node, 7, time=1_700_000_000, uid=bob.uid)
+    bob.run(f"echo step 4711 >{LOGS}/rank_0.log")
+    write_under_thousands_of_ids(node)
+    done = tool("cores", fleet([node]), "--format", "json")
+    assert cores_of(done)[good.rpartition("/")[2]]["unread"] == "", done
+    done = tool("tail", fleet([node]), f"{LOGS}/rank_*.log", "--format", "json")
+    assert lines_of(done).get("rank_0.log") == ["step 4711"], done.err
+
+
 # --- What others collected, on the machine where root is.
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from nodeready.node.users_file import ROOT, Resolved, by_turns, follow, modified_ns, scan
+from nodeready.node.users_file import ROOT, Resolved, by_turns, follow, modified_ns, person, scan
 
 # --- A pattern expanded: the path of a core.
 
@@ -230,7 +230,7 @@ def _below(one: Directory, entry: os.DirEntry[str], values: dict[str, str]) -> D
         os.path.join(one.shown, entry.name),
         Resolved(os.path.join(one.real.path, entry.name), one.real.owner),
         {**values, **one.values},
-        known.st_uid,
+        person(known.st_uid),
         modified_ns(known),
     )
 

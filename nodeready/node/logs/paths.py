@@ -139,7 +139,9 @@ class Walk:
             self.touch(one.path)
             with contextlib.suppress(FileNotFoundError):
                 known = users_file.known(one)
-                found.append(_Named(name, known.st_uid, users_file.modified_ns(known)))
+                found.append(
+                    _Named(name, users_file.person(known.st_uid), users_file.modified_ns(known))
+                )
         return [one.name for one in users_file.by_turns(found)]
 
     def _deep(self, parent: Match, depth: int) -> Iterator[Match]:

@@ -284,7 +284,7 @@ class Reader:
         if not kind:
             if not one.real.endswith(_PACKED):
                 moment = users_file.modified_ns(known)
-                return _Hit(one, known.st_uid, moment, known.st_mtime)
+                return _Hit(one, users_file.person(known.st_uid), moment, known.st_mtime)
             self.unread(one.shown, "is compressed", fault=False)
         elif not (deep and stat.S_ISDIR(known.st_mode)):
             self.unread(one.shown, f"is {kind}", fault=False)

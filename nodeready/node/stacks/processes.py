@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.runtime import ForkedWorker, Send
+from nodeready.node.users_file import person
 
 #: What launchers give to a rank: (its rank, its rank on the node, how many there are), in the
 #: order in which they count. A Slurm step may start mpirun, and both may start torchrun.
@@ -78,6 +79,7 @@ class Process:
     cgroup_job:  the Slurm job whose cgroup it is in, which root alone decides; "": none
     uid:         of who started it; None: it could not be seen. What an environment says, every
                  user can say
+    person:      one number for all ids of that user (`users_file.person`)
     hangs:       its memory cannot be read: the kernel makes whoever tries wait
     """
 
@@ -92,6 +94,7 @@ class Process:
     cgroup_job: str = ""
     hangs: bool = False
     uid: int | None = None
+    person: int | None = None
 
     @property
     def python(self) -> bool:
@@ -248,6 +251,7 @@ def _look(pid: int) -> dict[str, Any] | None:
     words = _read(f"/proc/{pid}/cmdline", _COMMAND_BYTES) or b""
     seen["environment"] = None if data is None else environment(data)
     seen["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    seen["person"] = None if seen["uid"] is None else person(seen["uid"])
     seen["cgroup_job"] = slurm_job(_text(f"/proc/{pid}/cgroup"))
     return seen
 

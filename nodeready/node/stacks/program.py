@@ -217,7 +217,7 @@ def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[st
     if len(found) > most:
         problem = "; ".join(filter(None, (problem, f"{len(found) - most} ranks are left out")))
         kept = processes.by_owner(
-            range(len(found)), {at: rank.identity.owner for at, rank in enumerate(found)}
+            range(len(found)), {at: rank.turn for at, rank in enumerate(found)}
         )
         found = [found[at] for at in sorted(kept[:most])]
     targets = [Target(rank) for rank in found]

@@ -84,6 +84,12 @@ class Rank:
     note: str = ""
     stranger: bool = False
 
+    @property
+    def turn(self) -> str:
+        """With whom it takes turns: its job, or its user under whatever id."""
+        job, who = self.process.cgroup_job, self.process.person
+        return f"job {job}" if job else f"uid {self.process.uid if who is None else who}"
+
 
 def _number(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"[0-9]{1,9}", text) else None
@@ -344,7 +350,7 @@ class Turns:
         self._lock = Lock()
         self._waiting: dict[str, list[int]] = defaultdict(list)
         for place in reversed(range(len(ranks))):
-            self._waiting[ranks[place].identity.owner].append(place)
+            self._waiting[ranks[place].turn].append(place)
         several = len(self._waiting) > 1
         self._share_s = limit_s / len(self._waiting) if several else float("inf")
         self._used = dict.fromkeys(self._waiting, 0.0)
@@ -438,8 +444,8 @@ class Target:
 
     @property
     def owner(self) -> str:
-        """Whose it is, as root and the kernel say."""
-        return self.rank.identity.owner
+        """With whom it takes turns."""
+        return self.rank.turn
 
     def add_note(self, note: str) -> None:
         """Add a note about the rank, once."""

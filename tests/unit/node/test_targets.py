@@ -116,7 +116,8 @@ def test_too_much_of_one_owner_leaves_out_nothing_of_anothers(letter, threads):
     rest = [Thread(f"{letter * 90}{n}", tuple(frames[:1])) for n in range(threads)]
     hers = [target(FACTS, dumps=[Dump(tuple(frames), tuple(rest))] * 2) for _ in range(60)]
     for number, one in enumerate(hers):
-        one.rank = replace(one.rank, identity=replace(one.rank.identity, owner="uid 4001"))
+        one.rank = replace(one.rank, process=replace(one.rank.process, uid=100_000 + number))
+        one.rank = replace(one.rank, process=replace(one.rank.process, person=100_000))
         moved = tuple((f"{name}{number}", file, line) for name, file, line in frames)
         one.dumps = [replace(dump, main=moved) for dump in one.dumps]
     bobs = target(FACTS, dumps=[DUMP])
