@@ -301,7 +301,8 @@ def _sample(supervisor: Supervisor, path: str, targets: Sequence[Target], limit_
             return py_spy.Dump(error=why or NO_TIME)
         return py_spy.take(supervisor, path, target.pid, supervisor.left_s)
 
-    turns = ranks.Turns([target.rank for target in targets], limit_s)
+    workers = max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)
+    turns = ranks.Turns([target.rank for target in targets], limit_s * workers)
     found: dict[int, py_spy.Dump] = {}
     kept = Counter(_kept(targets))
 
@@ -314,7 +315,6 @@ def _sample(supervisor: Supervisor, path: str, targets: Sequence[Target], limit_
             found[place] = dumped if kept[owner] <= _MOST_KEPT else py_spy.Dump(error=_TOO_LARGE)
             turns.back(owner, time.monotonic() - began)
 
-    workers = max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)
     with ThreadPoolExecutor(workers) as pool:
         for one in [pool.submit(work) for _ in range(workers)]:
             one.result()

@@ -342,8 +342,7 @@ class Turns:
     """Gives out ranks to look at, to several at once: always one of the owner whose looks have
     taken the least time, so that nobody's many or slow ones take another's.
 
-    limit_s: of several owners, none takes more than its part of so many seconds, the last look
-             not counted
+    limit_s: where there are several owners, none is given out after so many seconds of looks
     """
 
     def __init__(self, ranks: Sequence[Rank], limit_s: float) -> None:
@@ -351,20 +350,15 @@ class Turns:
         self._waiting: dict[str, list[int]] = defaultdict(list)
         for place in reversed(range(len(ranks))):
             self._waiting[ranks[place].turn].append(place)
-        several = len(self._waiting) > 1
-        self._share_s = limit_s / len(self._waiting) if several else float("inf")
+        self._limit_s = limit_s if len(self._waiting) > 1 else float("inf")
         self._used = dict.fromkeys(self._waiting, 0.0)
         self._looks = dict.fromkeys(self._waiting, 0)
 
     def take(self) -> tuple[int, str] | None:
         """The place of the next rank, and its owner; None: there is none to be looked at."""
         with self._lock:
-            found = [
-                owner
-                for owner, places in self._waiting.items()
-                if places and self._used[owner] <= self._share_s
-            ]
-            if not found:
+            found = [owner for owner, places in self._waiting.items() if places]
+            if not found or sum(self._used.values()) > self._limit_s:
                 return None
             owner = min(found, key=lambda owner: (self._looks[owner], self._used[owner]))
             self._looks[owner] += 1
