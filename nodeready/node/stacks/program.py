@@ -302,7 +302,9 @@ def _sample(supervisor: Supervisor, path: str, targets: Sequence[Target], limit_
         return py_spy.take(supervisor, path, target.pid, supervisor.left_s)
 
     workers = max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)
-    turns = ranks.Turns([target.rank for target in targets], limit_s * workers)
+    # The last look may take all of its own time.
+    given_s = max(limit_s / 2, limit_s - py_spy.LIMIT_S)
+    turns = ranks.Turns([target.rank for target in targets], given_s * workers)
     found: dict[int, py_spy.Dump] = {}
     kept = Counter(_kept(targets))
 
