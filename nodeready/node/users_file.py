@@ -16,6 +16,7 @@ import os
 import pwd
 import resource
 import stat
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -298,7 +299,48 @@ def open_regular(
     return number, found.known
 
 
+#: The last moment that a number of 64 bits has, in nanoseconds since 1970: in 2262.
+_LAST_NS = (1 << 63) - 1
+
+
+def modified_ns(known: os.stat_result) -> int:
+    """When it was written, in nanoseconds since 1970, within 64 bits: its owner may set any time,
+    and some file systems keep seconds of 64 bits (utimensat(2))."""
+    return max(-_LAST_NS, min(known.st_mtime_ns, _LAST_NS))
+
+
 # --- Many files: who makes many hides nobody else's.
+
+
+_SUBUID = "/etc/subuid"
+#: Seconds for the names of such ids, all together.
+_NAMES_S = 1.0
+_asked_s: list[float] = []
+
+
+@lru_cache(maxsize=1)
+def _subordinate() -> tuple[tuple[int, int], ...]:
+    """The ids that users have for user namespaces, as (first, behind the last)."""
+    with contextlib.suppress(OSError), open(_SUBUID, encoding="utf-8", errors="replace") as file:
+        rows = (row.strip().split(":") for row in file.read(1 << 20).splitlines())
+        found = (row[1:] for row in rows if len(row) == 3 and all(map(str.isdigit, row[1:])))
+        return tuple((int(first), int(first) + int(count)) for first, count in found)
+    return ()
+
+
+@lru_cache(maxsize=100_000)
+def person(uid: int) -> int:
+    """One number for all ids of a person: of those that a user has for user namespaces, tens of
+    thousands (subuid(5), newuidmap(1)), the first, unless it is another user's own."""
+    first = next((first for first, end in _subordinate() if first <= uid < end), None)
+    if first is None:
+        return uid
+    began = time.monotonic()
+    if sum(_asked_s) < _NAMES_S:
+        with contextlib.suppress(KeyError, OverflowError):
+            return pwd.getpwuid(uid).pw_uid
+        _asked_s[:] = [sum(_asked_s) + time.monotonic() - began]
+    return first
 
 
 class _Owned(Protocol):
@@ -313,7 +355,7 @@ Owned = TypeVar("Owned", bound=_Owned)
 
 
 def by_turns(files: Iterable[Owned]) -> list[Owned]:
-    """The newest of each owner, the newest first, then the second of each, and so on."""
+    """The newest of each owner (a `person`), the newest first, then the second, and so on."""
     nth: Counter[int] = Counter()
     ranked = []
     for file in sorted(files, key=lambda file: -file.modified_ns):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from nodeready.lab import Node
 
@@ -38,7 +40,20 @@ class Opened(set[str]):
 @contextmanager
 def opened(node: Node, directory: str) -> Iterator[Opened]:
     """The names of the directory that anybody on the node opens within the block."""
-    into = ["nsenter", "-t", str(node.pid), "-m", "-p", "--", "python3", "-c", _WATCH, directory]
+    into = ["nsenter", "-t", str(node.pid), "-m", "-p", "--"]
+    with _opened([*into, "python3", "-c", _WATCH, directory]) as names:
+        yield names
+
+
+@contextmanager
+def opened_here(directory: Path) -> Iterator[Opened]:
+    """The same, on this machine."""
+    with _opened([sys.executable, "-c", _WATCH, str(directory)]) as names:
+        yield names
+
+
+@contextmanager
+def _opened(into: list[str]) -> Iterator[Opened]:
     names = Opened()
     with subprocess.Popen(into, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as watch:
         assert watch.stdout is not None

@@ -9,10 +9,9 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 
-from nodeready.node.users_file import ROOT, Resolved, follow, scan
+from nodeready.node.users_file import ROOT, Resolved, by_turns, follow, modified_ns, person, scan
 
 # --- A pattern expanded: the path of a core.
 
@@ -119,11 +118,14 @@ class Directory:
     shown:  its path as the pattern spells it
     real:   without links
     values: of the specifiers in its path
+    owner, modified_ns: of the one in whose name a value stands, the last of several
     """
 
     shown: str
     real: Resolved
     values: dict[str, str]
+    owner: int = 0
+    modified_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -162,14 +164,19 @@ class Place:
         """Where such files may lie. Raises OSError when there is no such directory.
 
         Only the directories that the pattern names are listed. Where a value is part of the name
-        of a directory, anybody may have made one: no link is followed there.
+        of a directory, anybody may have made one: no link is followed there, and of too many each
+        user's newest are taken by turns.
         """
         first, *parts = self._parts()
         if first or not parts:
             return []
         found = [Directory("/", ROOT, {})]
         for part in parts[:-1]:
-            found = list(islice(self._enter(found, part), _DIRECTORIES))
+            problems: list[OSError] = []
+            below = [one for parent in found for one in self._enter(parent, part, problems)]
+            if problems and not below:
+                raise problems[0]
+            found = by_turns(below)[:_DIRECTORIES] if len(below) > _DIRECTORIES else below
         return found
 
     @property
@@ -197,20 +204,35 @@ class Place:
             with scan(directory.real) as entries:
                 yield from self.names(directory, (entry.name for entry in entries))
 
-    def _enter(self, found: list[Directory], part: str) -> Iterator[Directory]:
-        for one in found:
-            shown = os.path.join(one.shown, part)
+    def _enter(self, one: Directory, part: str, problems: list[OSError]) -> list[Directory]:
+        """The directories below this one that this part of the pattern names; what was in the way
+        is added to the problems."""
+        found: list[Directory] = []
+        try:
             if "\x01" not in part:
-                yield Directory(shown, follow(one.real, part), one.values)
-                continue
+                real = follow(one.real, part)
+                return [replace(one, shown=os.path.join(one.shown, part), real=real)]
             matches = _regex(part)
             with scan(one.real) as entries:
-                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-            for name in names:
-                if match := matches.fullmatch(name):
-                    real = Resolved(os.path.join(one.real.path, name), one.real.owner)
-                    values = {**match.groupdict(), **one.values}
-                    yield Directory(os.path.join(one.shown, name), real, values)
+                for entry in entries:
+                    match = matches.fullmatch(entry.name)
+                    if match and entry.is_dir(follow_symlinks=False):
+                        found.append(_below(one, entry, match.groupdict()))
+        except OSError as problem:
+            problems.append(problem)
+        return found
+
+
+def _below(one: Directory, entry: os.DirEntry[str], values: dict[str, str]) -> Directory:
+    """A directory in this one, with the values in its name."""
+    known = entry.stat(follow_symlinks=False)
+    return Directory(
+        os.path.join(one.shown, entry.name),
+        Resolved(os.path.join(one.real.path, entry.name), one.real.owner),
+        {**values, **one.values},
+        person(known.st_uid),
+        modified_ns(known),
+    )
 
 
 def _regex(part: str) -> re.Pattern[str]:

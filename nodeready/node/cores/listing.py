@@ -37,7 +37,7 @@ class File:
 
     path:        as the node names it; bytes that are no text as surrogates
     inode, modified_ns, size_bytes: with the path, what tells it from every other file
-    owner:       user id of the file
+    owner:       user id of the file; of the ids for user namespaces, the first (`person`)
     age_s:       seconds since it was written, by the node's clock
     compressed:  its suffix (``.zst``); "": it is not compressed
     host:        the %h of its name; "": the name has none
@@ -157,8 +157,9 @@ def _entry(at: int, entry: os.DirEntry[str]) -> _Entry | None:
     seen = entry.stat(follow_symlinks=False)
     if not stat.S_ISREG(seen.st_mode):
         return None
-    size, when = seen.st_size, seen.st_mtime_ns
-    return _Entry(at, entry.name, seen.st_dev, seen.st_ino, when, size, seen.st_uid)
+    size, when = seen.st_size, users_file.modified_ns(seen)
+    owner = users_file.person(seen.st_uid)
+    return _Entry(at, entry.name, seen.st_dev, seen.st_ino, when, size, owner)
 
 
 def _number(values: dict[str, str], letters: str) -> int | None:

@@ -67,7 +67,7 @@ class Core:
     whole_bytes: the size that its own program headers give; None: not known
     pid:         as the process itself saw it; None here and below: the core does not say
     signal:      that ended it; 0: none, it is a copy of a live process
-    uid, user:   whose it was
+    uid, user:   whose it was: the file's owner, or of a file of root's, whom its notes name
     comm:        the first 15 characters of its name
     program:     path of the executable; "": not known
     command:     the first 80 characters of its command line
@@ -236,7 +236,7 @@ def _look(wanted: tuple[str, int, int, int], channel: socket.socket, send: Send)
     try:
         place = users_file.follow(users_file.ROOT, path)
         number, known = users_file.open_regular(place.path, place.owner, hard_links=True)
-        if (known.st_ino, known.st_mtime_ns, known.st_size) != wanted[1:]:
+        if (known.st_ino, users_file.modified_ns(known), known.st_size) != wanted[1:]:
             why = "it has changed since it was listed: still being written?"
             send({"core": asdict(replace(seen, unread=why))})
             return
@@ -245,7 +245,7 @@ def _look(wanted: tuple[str, int, int, int], channel: socket.socket, send: Send)
         if os.geteuid() == 0 and owner == 0:
             # The kernel's file, or systemd's: root's, though the process may have been a user's.
             uid, core = _process_owner(path, number, known)
-            seen = _with_notes(seen, core)
+            seen = _with_notes(seen, core, owner)
             _refuse_secret(number, uid)
         rights = users_file.rights_of(uid)
         send({"uid": uid})
@@ -254,7 +254,7 @@ def _look(wanted: tuple[str, int, int, int], channel: socket.socket, send: Send)
         users_file.give_up(rights)
         core = core or Reader(number)
         address, program = core.notes.executable()
-        seen = _with_notes(seen, core)
+        seen = _with_notes(seen, core, owner)
         if waits := _waits(core):
             send({"core": asdict(replace(seen, unread=waits))})
             return
@@ -317,20 +317,24 @@ def _compressed(path: str) -> str:
     return f"it is compressed: coredumpctl{tool} unpacks it (coredumpctl dump PID -o FILE)"
 
 
-def _with_notes(seen: Core, core: Reader) -> Core:
-    """The answer with what the core's notes tell."""
+def _with_notes(seen: Core, core: Reader, owner: int) -> Core:
+    """The answer with what the core's notes tell.
+
+    owner: of the file. Notes are words of whoever wrote it, in which a user's process may be
+           another's, and in a user namespace is root's; of a file of root's they are the kernel's
+    """
     notes = core.notes
     rank, job = core.rank()
-    user = ""
-    if notes.uid is not None:
+    user, uid = "", owner or notes.uid
+    if uid is not None:
         with contextlib.suppress(KeyError, OverflowError):
-            user = pwd.getpwuid(notes.uid).pw_name
+            user = pwd.getpwuid(uid).pw_name
     return replace(
         seen,
         whole_bytes=core.whole_bytes,
         pid=notes.pid,
         signal=notes.signal,
-        uid=notes.uid,
+        uid=uid,
         user=user,
         comm=notes.comm,
         program=core.notes.executable()[1],

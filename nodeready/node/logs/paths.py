@@ -41,6 +41,13 @@ class Match:
         return f"{self.shown.rstrip('/')}/{name}"
 
 
+@dataclass(frozen=True)
+class _Named:
+    name: str
+    owner: int
+    modified_ns: int
+
+
 @dataclass
 class Walk:
     """One way through the node's directories. A user's link leads nowhere that the user could
@@ -110,15 +117,32 @@ class Walk:
                     self._names += 1
                     if like is None or like.match(entry.name):
                         names.append(entry.name)
-                        self._hits += 1
-                    if self._names > MAX_NAMES or self._hits > MAX_HITS:
-                        self.too_many = MAX_HITS if self._hits > MAX_HITS else MAX_NAMES
+                    if self._names > MAX_NAMES:
+                        self.too_many = MAX_NAMES
                         break
+            room = MAX_HITS - self._hits
+            if len(names) > room:
+                self.too_many = self.too_many or MAX_HITS
+                names = self._newest(parent, names)[:room]
+            self._hits += len(names)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             self.trouble(parent.shown, error)
         return sorted(names)
+
+    def _newest(self, parent: Match, names: list[str]) -> list[str]:
+        """The names in this directory, each owner's newest by turns."""
+        found = []
+        for name in names:
+            one = Resolved(f"{parent.real.rstrip('/')}/{name}", parent.owner)
+            self.touch(one.path)
+            with contextlib.suppress(FileNotFoundError):
+                known = users_file.known(one)
+                found.append(
+                    _Named(name, users_file.person(known.st_uid), users_file.modified_ns(known))
+                )
+        return [one.name for one in users_file.by_turns(found)]
 
     def _deep(self, parent: Match, depth: int) -> Iterator[Match]:
         """The directory and all below it, without following links: those may go round."""

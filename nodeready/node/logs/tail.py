@@ -15,7 +15,9 @@ import re
 import stat
 import time
 import zlib
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from nodeready.node import users_file
@@ -191,10 +193,19 @@ class Reader:
 
     dead:     devices of the mounts that are not asked
     left_out: paths that are not read
+    used_s:   owner -> seconds that the owner's files have taken
     """
 
-    def __init__(self, config: Config, send: Send, dead: set[str], left_out: set[str]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        send: Send,
+        dead: set[str],
+        left_out: set[str],
+        used_s: Mapping[int, float],
+    ) -> None:
         self.config, self.send, self.dead, self.left_out = config, send, dead, left_out
+        self.used_s = defaultdict(float, used_s)
         self.mounts = paths.own_mounts()
         self.like = re.compile(config.grep) if config.grep else None
         self.device, self.name = "", paths.own_name()
@@ -239,16 +250,22 @@ class Reader:
         new = [hit for hit in found.values() if self.new(hit.mtime_s)]
         # In order of their names, where they were written in the same moment.
         new.sort(key=lambda hit: hit.match.shown)
-        chosen = [hit.match for hit in by_turns(new)[: self.config.max_files]]
+        chosen = by_turns(new)[: self.config.max_files]
         told = {"left_out": len(new) - len(chosen), "older": len(found) - len(new)}
-        self.send({**told, "chosen": [one.shown for one in chosen]})
-        opened = [self.open(one) for one in chosen if one.shown not in self.left_out]
+        self.send({**told, "chosen": [one.match.shown for one in chosen]})
+        opened = [self.open(one) for one in chosen if one.match.shown not in self.left_out]
         if os.geteuid() == 0:
             # A user namespace may not know that user: its root is no real one.
             with contextlib.suppress(OSError):
                 users_file.give_up(Rights(NOBODY, NOBODY, ()))
-        for file in filter(None, opened):
-            self.read(*file)
+        todo = [file for file in opened if file]
+        while todo:
+            # Nobody's files that take long take another's time.
+            next_ = min(range(len(todo)), key=lambda at: self.used_s[todo[at][0].owner])
+            hit, handle = todo.pop(next_)
+            began = time.monotonic()
+            self.read(hit, handle)
+            self.used_s[hit.owner] += time.monotonic() - began
         self.send({"done": True})
 
     def new(self, mtime: float) -> bool:
@@ -266,23 +283,26 @@ class Reader:
         kind = users_file.kind(known.st_mode)
         if not kind:
             if not one.real.endswith(_PACKED):
-                return _Hit(one, known.st_uid, known.st_mtime_ns, known.st_mtime)
+                moment = users_file.modified_ns(known)
+                return _Hit(one, users_file.person(known.st_uid), moment, known.st_mtime)
             self.unread(one.shown, "is compressed", fault=False)
         elif not (deep and stat.S_ISDIR(known.st_mode)):
             self.unread(one.shown, f"is {kind}", fault=False)
         return None
 
-    def open(self, one: Match) -> tuple[Match, int] | None:
+    def open(self, hit: _Hit) -> tuple[_Hit, int] | None:
         """The file, opened with the rights of whoever has put it there; None: not to be opened."""
+        one = hit.match
         try:
             self.touch(one.real)
             handle, _ = users_file.open_regular(one.real, one.owner)
         except OSError as error:
             self.trouble(one.shown, error)
             return None
-        return one, handle
+        return hit, handle
 
-    def read(self, one: Match, handle: int) -> None:
+    def read(self, hit: _Hit, handle: int) -> None:
+        one = hit.match
         try:
             self.touch(one.real)
             # What was written since it was found counts, too.
@@ -297,7 +317,7 @@ class Reader:
             self.unread(one.shown, "is no text", fault=False)
             return
         if self.like:
-            self.send({"search": one.shown})
+            self.send({"search": one.shown, "owner": hit.owner})
         lines, matches = last_lines(rows, self.config.lines, self.like)
         age = time.time() - known.st_mtime
         file = File(one.shown, known.st_size, known.st_mtime, age, lines, matches)
@@ -333,7 +353,8 @@ class _Answer:
         self.told = {"left_out": 0, "older": 0}
         self.error = ""
         self.done = False
-        self.room = MAX_ANSWER
+        self.sizes: dict[str, list[int]] = {}
+        self.size = 0
 
     def add_message(self, said: dict[str, Any]) -> None:
         if "file" in said:
@@ -352,17 +373,36 @@ class _Answer:
         self.done = self.done or "done" in said
 
     def add_file(self, file: File) -> None:
-        """Within what is left of the answer: the last lines are the ones that count."""
-        kept: list[str] = []
-        for text in reversed(file.lines):
-            self.room -= len(json.dumps(text)) + 1
-            if self.room < 0:
+        """Add a file; of all, no more is kept meanwhile than twice what an answer can have."""
+        self.files[file.path] = replace(file, lines=tuple(file.lines))
+        self.sizes[file.path] = [len(json.dumps(text)) + 1 for text in file.lines]
+        self.size += sum(self.sizes[file.path])
+        if self.size > 2 * MAX_ANSWER:
+            self.fit()
+
+    def fit(self) -> None:
+        """Leave out the first lines of the largest files, until all fit into the answer."""
+        room, files = MAX_ANSWER, len(self.files)
+        for path in sorted(self.files, key=lambda path: sum(self.sizes[path])):
+            sizes, most = self.sizes[path], room // files
+            files -= 1
+            size = kept = 0
+            # The last lines are the ones that count.
+            for one in reversed(sizes):
+                if size + one > most:
+                    break
+                size += one
+                kept += 1
+            if kept < len(sizes):
                 self.error = f"more than {MAX_ANSWER:,} bytes: lines are missing; take less"
-                break
-            kept.insert(0, text)
-        self.files[file.path] = File(**{**asdict(file), "lines": tuple(kept)})
+                first = len(sizes) - kept
+                self.files[path] = replace(self.files[path], lines=self.files[path].lines[first:])
+                self.sizes[path] = sizes[first:]
+            room -= size
+        self.size = MAX_ANSWER - room
 
     def tail(self) -> Tail:
+        self.fit()
         for path in self.chosen:
             if path not in self.files and path not in self.unread:
                 self.unread[path] = Unread(path, f"not read within {self.config.limit_s} s", True)
@@ -381,17 +421,19 @@ def read_tail(config: Config) -> Tail:
     found = _Answer(config)
     deadline = time.monotonic() + config.limit_s - 1
     dead, slow = paths.unresponsive(), set[str]()
+    used_s: dict[int, float] = defaultdict(float)
     while (left := deadline - time.monotonic()) > 0:
 
         def work(send: Send) -> None:
-            Reader(config, send, dead, slow | {*found.files}).work()
+            Reader(config, send, dead, slow | {*found.files}, used_s).work()
 
         one, device, searching, ended = ForkedWorker(work, left + 1), "", "", True
+        owner = 0
         for said in one.messages(PATIENCE_S, deadline):
             if said is None:
                 ended = False
                 break
-            searching = said.get("search", "")
+            searching, owner = said.get("search", ""), said.get("owner", owner)
             device = said.get("at", device)
             found.add_message(said)
         one.end()
@@ -401,6 +443,7 @@ def read_tail(config: Config) -> Tail:
             break
         if searching:
             slow.add(searching)
+            used_s[owner] += PATIENCE_S
             why = f"--grep takes longer than {PATIENCE_S} s on its lines"
             found.unread[searching] = Unread(searching, why, True)
         elif device:

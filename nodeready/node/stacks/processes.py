@@ -11,11 +11,13 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.runtime import ForkedWorker, Send
+from nodeready.node.users_file import person
 
 #: What launchers give to a rank: (its rank, its rank on the node, how many there are), in the
 #: order in which they count. A Slurm step may start mpirun, and both may start torchrun.
@@ -33,6 +35,8 @@ KEYS = frozenset(
 
 # Bytes of a command line and of an environment that are read; a list of nodes is long.
 _COMMAND_BYTES, _ENVIRONMENT_BYTES = 4096, 1 << 20
+#: Bytes of a value that are kept.
+_VALUE_BYTES = 256
 #: Seconds for the reads of one process, and after one that hangs: many may, for one reason.
 _PATIENCE_S, _NEXT_PATIENCE_S = 1.0, 0.3
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h
@@ -75,6 +79,7 @@ class Process:
     cgroup_job:  the Slurm job whose cgroup it is in, which root alone decides; "": none
     uid:         of who started it; None: it could not be seen. What an environment says, every
                  user can say
+    person:      one number for all ids of that user (`users_file.person`)
     hangs:       its memory cannot be read: the kernel makes whoever tries wait
     """
 
@@ -89,6 +94,7 @@ class Process:
     cgroup_job: str = ""
     hangs: bool = False
     uid: int | None = None
+    person: int | None = None
 
     @property
     def python(self) -> bool:
@@ -140,11 +146,15 @@ def stat(text: str) -> Stat | None:
 def environment(data: bytes) -> dict[str, str]:
     """The values of KEYS in /proc/PID/environ; where one is twice, the first, as getenv has it."""
     found: dict[str, str] = {}
-    for item in data.split(b"\0"):
-        name, equals, value = item.partition(b"=")
-        key = name.decode("ascii", "replace")
-        if equals and key in KEYS:
-            found.setdefault(key, value[:256].decode("utf-8", "replace"))
+    data = b"\0" + data
+    for key in KEYS:
+        # None of the others is looked at: there may be hundreds of thousands.
+        name = b"\0%b=" % key.encode("ascii")
+        if (at := data.find(name)) >= 0:
+            begin = at + len(name)
+            end = data.find(b"\0", begin, begin + _VALUE_BYTES)
+            value = data[begin : begin + _VALUE_BYTES if end < 0 else end]
+            found[key] = value.decode("utf-8", "replace")
     return found
 
 
@@ -241,6 +251,7 @@ def _look(pid: int) -> dict[str, Any] | None:
     words = _read(f"/proc/{pid}/cmdline", _COMMAND_BYTES) or b""
     seen["environment"] = None if data is None else environment(data)
     seen["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    seen["person"] = None if seen["uid"] is None else person(seen["uid"])
     seen["cgroup_job"] = slurm_job(_text(f"/proc/{pid}/cgroup"))
     return seen
 
@@ -251,13 +262,31 @@ def _facts(pid: int, stack: bool = True) -> dict[str, Any] | None:
     return vars(found) if found else None
 
 
-def each(look: Callable[[int], Any], numbers: Sequence[int], deadline: float) -> dict[int, Any]:
+def owners(numbers: Iterable[int]) -> dict[int, int]:
+    """Whose these processes are, for `each`: the kernel's word, which needs no look into them."""
+    found = {}
+    for pid in numbers:
+        with contextlib.suppress(OSError):
+            found[pid] = os.stat(f"/proc/{pid}").st_uid
+    return found
+
+
+def each(
+    look: Callable[[int], Any],
+    numbers: Sequence[int],
+    deadline: float,
+    owned: Mapping[int, object] | None = None,
+) -> dict[int, Any]:
     """``look(number)`` of each, made in a fork; HANGS for those that gave no answer in time.
 
     deadline: a moment of time.monotonic(); those that were not reached by then are left out
+    owned:    whose each is: the owners take turns, and after one that hangs, its owner's others
+              wait for everybody else's
     """
     found: dict[int, Any] = {}
-    todo, patience_s = list(numbers), _PATIENCE_S
+    whose = owned or {}
+    todo, patience_s = by_owner(numbers, whose), _PATIENCE_S
+    hung: Counter[object] = Counter()
     while todo and time.monotonic() < deadline:
 
         def work(send: Send, todo: Sequence[int] = tuple(todo)) -> None:
@@ -271,24 +300,39 @@ def each(look: Callable[[int], Any], numbers: Sequence[int], deadline: float) ->
             found[todo.pop(0)] = seen[0]
         worker.end()
         if todo and time.monotonic() < deadline:
-            found[todo.pop(0)] = HANGS
+            number = todo.pop(0)
+            found[number] = HANGS
             patience_s = _NEXT_PATIENCE_S
-    return found
+            hung[whose.get(number)] += 1
+            todo.sort(key=lambda number: hung[whose.get(number)])
+    return {number: found[number] for number in numbers if number in found}
 
 
-def scan(deadline: float) -> list[Process]:
-    """All processes that are no kernel threads."""
-    found = each(_look, pids(), deadline)
+def by_owner(numbers: Iterable[int], whose: Mapping[int, object]) -> list[int]:
+    """The first of each owner, then the second of each, and so on."""
+    nth: Counter[object] = Counter()
+    ranked = []
+    for number in numbers:
+        ranked.append((nth[whose.get(number)], number))
+        nth[whose.get(number)] += 1
+    return [number for _, number in sorted(ranked, key=lambda row: row[0])]
+
+
+def scan(deadline: float) -> tuple[list[Process], int]:
+    """All processes that are no kernel threads, and how many were not looked at in time."""
+    numbers = pids()
+    found = each(_look, numbers, deadline, owners(numbers))
+    left_out = len(numbers) - len(found)
     for pid, seen in found.items():
         if seen is HANGS:
             known = _outside(pid)
             found[pid] = {**known, "hangs": True} if known else None
-    return [Process(**seen) for seen in found.values() if seen]
+    return [Process(**seen) for seen in found.values() if seen], left_out
 
 
 def observe(numbers: Sequence[int], deadline: float) -> dict[int, Facts | None]:
     """The facts of these processes; None: gone. Those not reached in time are left out."""
-    found = each(_facts, numbers, deadline)
+    found = each(_facts, numbers, deadline, owners(numbers))
     for pid, seen in found.items():
         if seen is HANGS:
             # Only the kernel stack waits for a lock: a process in execve(2) holds it.

@@ -16,6 +16,7 @@ import signal
 import time
 import traceback
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Any
 
 from nodeready.node.runtime import Supervisor
 from nodeready.node.stacks import processes, py_spy, ranks
-from nodeready.node.stacks.ranks import NO_TIME, StackTable, Target
+from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, StackTable, Target
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 
@@ -66,9 +67,18 @@ SCHEMA = "nodeready.trace/1"
 _ANSWER_S = 1.0
 #: One py-spy at a time for so many cores: a node that computes has other work.
 _CORES_PER_LOOK = 8
-#: The most that an answer is on its way, in characters, and the most frames in all its stacks;
-#: more than that, and less is told.
-_MOST_ANSWER, _MOST_FRAMES = 4 * 1024 * 1024, 1_000_000
+#: The most that an answer is on its way, in characters; the most frames in all its stacks, and
+#: characters in all its frames. More than that, and less is told of whoever has most of it.
+_MOST_ANSWER, _MOST_FRAMES, _MOST_TEXT = 4 * 1024 * 1024, 1_000_000, 8 << 20
+#: Bytes of an answer beside what `_parts` counts.
+_HEAD = 1 << 20
+#: Samples of all processes of a node that an answer can have.
+_MOST_SAMPLES = 8000
+#: What is told of a process: its main stack, and those of its other threads.
+_LEVELS = ((True, True), (True, False), (False, False))
+#: Characters of all frames of one owner's that are kept until the answer is made.
+_MOST_KEPT = 64 << 20
+_TOO_LARGE = "the stacks of its owner's processes are too large"
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,8 @@ def main(config: Config) -> None:
     }
     with supervisor:
         try:
-            line = _packed(trace, *_look(supervisor, config))
+            targets, instead, trace["error"] = _look(supervisor, config)
+            line = _packed(trace, targets, instead)
         except re.error as problem:
             line = pack({**trace, "error": f"no regular expression: {problem}"})
         except Exception as problem:  # noqa: BLE001
@@ -126,52 +137,128 @@ def main(config: Config) -> None:
 
 
 def _packed(trace: dict[str, Any], targets: Sequence[Target], instead: Sequence[str]) -> str:
-    """The answer, with as much as fits."""
-    line = ""
-    for main_, threads in ((True, True), (True, False), (False, False)):
-        if not threads:
-            for target in targets:
+    """The answer, with as much as fits: less is told of the owner of whose processes most is."""
+    levels = dict.fromkeys((target.owner for target in targets), 0)
+    sizes: dict[str, tuple[float, ...]] = {}
+    while True:
+        line = ""
+        if len(levels) > 1:
+            of = {owner: [one for one in targets if one.owner == owner] for owner in levels}
+            sizes |= {o: _sizes(trace, of[o], levels[o]) for o in levels if o not in sizes}
+        if all(sum(column) <= 1 for column in zip(*sizes.values())):
+            stacks = _stacks(targets, levels)
+            if max(_parts(stacks)) <= 1:
+                line = pack({**trace, **stacks, "instead": instead})
+        if line and len(line) <= _MOST_ANSWER:
+            return line
+        more = [owner for owner, level in levels.items() if level + 1 < len(_LEVELS)]
+        if not more:
+            return line or pack({**trace, **_stacks(targets, levels), "instead": instead})
+        largest = max(more, key=lambda owner: max(sizes.get(owner, (0.0,))))
+        levels[largest] += 1
+        sizes.pop(largest, None)
+        for target in targets:
+            if target.owner == largest:
                 target.add_note("the stacks of its other threads are left out: there are too many")
-        table = StackTable()
-        found = [target.plain(table, main_, threads) for target in targets]
-        if table.size > _MOST_FRAMES:
-            continue
-        stacks = {"frames": table.frames, "stacks": table.stacks}
-        line = pack({**trace, **stacks, "processes": found, "instead": instead})
-        if len(line) <= _MOST_ANSWER:
-            break
-    return line
 
 
-def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[str]]:
-    """The ranks with what was seen of them; where there is none, the processes to show instead."""
+def _stacks(targets: Sequence[Target], levels: Mapping[str, int]) -> dict[str, Any]:
+    """The part of the trace that these processes make."""
+    table = StackTable()
+    found = [target.plain(table, *_LEVELS[levels[target.owner]]) for target in targets]
+    return {"frames": table.frames, "stacks": table.stacks, "processes": found}
+
+
+def _parts(stacks: Mapping[str, Any]) -> tuple[float, ...]:
+    """How much of what an answer can have these are: frames, characters, and, where that is not
+    too much already, the text, and what it takes as objects (`wire.cost`)."""
+    names = sum(len(function) + len(file) for function, file, _ in stacks["frames"])
+    rows = [
+        row
+        for one in stacks["processes"]
+        for sample in one["samples"]
+        for row in sample["threads"]
+    ]
+    names += sum(len(name) for name, _ in rows)
+    frames = sum(map(len, stacks["stacks"])) + len(rows)
+    parts = (frames / _MOST_FRAMES, names / _MOST_TEXT)
+    if max(parts) > 1:
+        return (*parts, *parts)
+    text = json.dumps(stacks, separators=(",", ":"))
+    return (*parts, len(text) / (MOST_BYTES - _HEAD), wire.cost(text) / (MOST_COST - _HEAD))
+
+
+def _sizes(trace: dict[str, Any], targets: Sequence[Target], level: int) -> tuple[float, ...]:
+    """How much of an answer one owner's processes are: by `_parts`, and its length."""
+    stacks = _stacks(targets, {targets[0].owner: level})
+    parts = _parts(stacks)
+    length = len(pack({**trace, **stacks})) if max(parts) <= 1 else _MOST_ANSWER
+    return (*parts, length / _MOST_ANSWER)
+
+
+def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[str], str]:
+    """The ranks with what was seen of them; where there is none, the processes to show instead;
+    and why that is not all."""
     # Finding the ranks must leave time for looking at them.
-    seen = processes.scan(_until(supervisor, supervisor.left_s / 2))
+    seen, left_out = processes.scan(_until(supervisor, supervisor.left_s / 2))
+    problem = f"{left_out} processes were not looked at: no time left" if left_out else ""
     selection = ranks.Selection(
         config.job,
         config.native or config.pids,
         config.match,
         _uid(supervisor, config.user, {process.uid for process in seen}),
     )
-    targets = [Target(rank) for rank in ranks.select(seen, selection, os.getpid())]
+    matched: set[int] | None = None
+    if config.match and not selection.pids:
+        matched, slow = _matched(supervisor, seen, re.compile(config.match))
+        problem = "; ".join(filter(None, (problem, slow)))
+    found = ranks.select(seen, selection, os.getpid(), matched)
+    most = _MOST_SAMPLES // max(1, config.samples)
+    if len(found) > most:
+        problem = "; ".join(filter(None, (problem, f"{len(found) - most} ranks are left out")))
+        kept = processes.by_owner(
+            range(len(found)), {at: rank.turn for at, rank in enumerate(found)}
+        )
+        found = [found[at] for at in sorted(kept[:most])]
+    targets = [Target(rank) for rank in found]
     if not targets:
-        return [], _instead(supervisor, ranks.instead(seen, os.getpid()))
+        return [], _instead(supervisor, ranks.instead(seen, os.getpid())), problem
     path = py_spy.find(config.py_spy)
     if config.native:
         _native(supervisor, path, targets)
     else:
         began = time.monotonic()
-        for number in range(max(1, config.samples)):
+        samples = max(1, config.samples)
+        for number in range(samples):
             due = began + number * config.interval_s
             time.sleep(max(0.0, min(due - time.monotonic(), supervisor.left_s)))
-            _sample(supervisor, path, targets)
+            _sample(supervisor, path, targets, supervisor.left_s / (samples - number))
     _observe(supervisor, targets)
     uids = {target.rank.process.uid for target in targets}
     names = _names(supervisor, {uid for uid in uids if uid is not None})
     for target in targets:
         uid = target.rank.process.uid
         target.user = "" if uid is None else names[uid]
-    return targets, []
+    return targets, [], problem
+
+
+def _matched(
+    supervisor: Supervisor, seen: Sequence[processes.Process], pattern: re.Pattern[str]
+) -> tuple[set[int], str]:
+    """The processes in whose command lines the expression is found, and how many were not asked.
+
+    A command line is its user's choice, and an expression may take hours for some: a fork asks.
+    """
+    commands = {process.pid: process.command for process in seen}
+    found = processes.each(
+        lambda pid: pattern.search(commands[pid]) is not None,
+        list(commands),
+        _until(supervisor, supervisor.left_s / 2),
+        {process.pid: process.uid for process in seen},
+    )
+    slow = sum(found.get(pid, processes.HANGS) is processes.HANGS for pid in commands)
+    why = f"--match takes too long for {slow} command lines" if slow else ""
+    return {pid for pid, hit in found.items() if hit is True}, why
 
 
 def _uid(supervisor: Supervisor, user: str, uids: set[int | None]) -> int | None:
@@ -197,8 +284,11 @@ def _observe(supervisor: Supervisor, targets: Sequence[Target]) -> None:
             target.add_facts(seen[target.pid])
 
 
-def _sample(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> None:
-    """One sample of each target: the kernel's facts first, then py-spy, some side by side."""
+def _sample(supervisor: Supervisor, path: str, targets: Sequence[Target], limit_s: float) -> None:
+    """One sample of each target: the kernel's facts first, then py-spy, some side by side.
+
+    limit_s: of that, for all of them, where they are of several owners
+    """
     _observe(supervisor, targets)
     for target in targets:
         now = target.facts[-1] if target.facts else None
@@ -211,10 +301,35 @@ def _sample(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> Non
             return py_spy.Dump(error=why or NO_TIME)
         return py_spy.take(supervisor, path, target.pid, supervisor.left_s)
 
-    turns = [targets[place] for place in ranks.in_turns([target.rank for target in targets])]
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)) as pool:
-        for target, dumped in zip(turns, pool.map(dump, turns)):
-            target.dumps.append(dumped)
+    workers = max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)
+    # The last look may take all of its own time.
+    given_s = max(limit_s / 2, limit_s - py_spy.LIMIT_S)
+    turns = ranks.Turns([target.rank for target in targets], given_s * workers)
+    found: dict[int, py_spy.Dump] = {}
+    kept = Counter(_kept(targets))
+
+    def work() -> None:
+        while next_ := turns.take():
+            place, owner = next_
+            began = time.monotonic()
+            dumped = dump(targets[place])
+            kept[owner] += dumped.characters
+            found[place] = dumped if kept[owner] <= _MOST_KEPT else py_spy.Dump(error=_TOO_LARGE)
+            turns.back(owner, time.monotonic() - began)
+
+    with ThreadPoolExecutor(workers) as pool:
+        for one in [pool.submit(work) for _ in range(workers)]:
+            one.result()
+    for place, target in enumerate(targets):
+        target.dumps.append(found.get(place, py_spy.Dump(error=OTHERS_TOOK)))
+
+
+def _kept(targets: Sequence[Target]) -> dict[str, int]:
+    """Owner -> characters of all frames of the owner's processes so far."""
+    found: Counter[str] = Counter()
+    for target in targets:
+        found[target.owner] += sum(dump.characters for dump in target.dumps)
+    return found
 
 
 def _native(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> None:

@@ -75,6 +75,13 @@ class Dump:
     gil: str = ""
     error: str = ""
 
+    @property
+    def characters(self) -> int:
+        """About the memory that its frames take, however often a name is in them."""
+        stacks = (self.main or (), *(thread.frames for thread in self.threads))
+        frames = sum(100 + len(frame[0]) + len(frame[1]) for rows in stacks for frame in rows)
+        return frames + sum(100 + len(thread.name) for thread in self.threads)
+
 
 def find(path: str) -> str:
     """The program: this one, or whichever the session has; "": none that we may run."""
@@ -92,7 +99,7 @@ def _frame(data: Any) -> Frame:
     if re.fullmatch(r"0x[0-9a-fA-F]+", name):
         # An address: every process has another one for the same place.
         name = "?"
-    return name[:_MOST_WORD], file[:_MOST_WORD], max(0, min(line, 2**31))
+    return name[:_MOST_WORD], file[:_MOST_WORD], max(0, min(line, 2**31 - 1))
 
 
 def _stack(data: Any) -> tuple[Frame, ...]:

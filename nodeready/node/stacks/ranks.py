@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from nodeready.node.stacks.processes import FAMILIES, Facts, Process
@@ -82,6 +83,12 @@ class Rank:
     identity: Identity
     note: str = ""
     stranger: bool = False
+
+    @property
+    def turn(self) -> str:
+        """With whom it takes turns: its job, or its user under whatever id."""
+        job, who = self.process.cgroup_job, self.process.person
+        return f"job {job}" if job else f"uid {self.process.uid if who is None else who}"
 
 
 def _number(text: str | None) -> int | None:
@@ -268,10 +275,16 @@ def _strangers(tree: _Tree, pids: Sequence[int]) -> set[int]:
     }
 
 
-def select(processes: Sequence[Process], wanted: Selection, own_pid: int) -> list[Rank]:
+def select(
+    processes: Sequence[Process],
+    wanted: Selection,
+    own_pid: int,
+    matched: Container[int] | None = None,
+) -> list[Rank]:
     """The ranks that are asked for, by rank and number, those that have none last.
 
-    own: our number; we, who started us and whom we started are no ranks, unless asked for
+    own_pid: our number; we, who started us and whom we started are no ranks, unless asked for
+    matched: those in whose command lines the pattern was found; None: it is looked for here
     Raises re.error for a pattern that is none.
     """
     tree = _Tree(processes, own_pid)
@@ -286,7 +299,7 @@ def select(processes: Sequence[Process], wanted: Selection, own_pid: int) -> lis
         for pid, process in tree.known.items()
         if pid not in tree.ours
         and (not wanted.job or wanted.job in jobs(process))
-        and pattern.search(process.command)
+        and (pattern.search(process.command) if matched is None else pid in matched)
     ]
     chosen = _of_the_job(tree, list(_ranked(tree, candidates)))
     # What has no rank to know it by: asked for by its words; the job's whose words are lost (a
@@ -325,15 +338,37 @@ def _rank(tree: _Tree, pid: int, stranger: bool = False) -> Rank:
     return Rank(process, tree.who[pid], note if process.hangs or stranger else "", stranger)
 
 
-def in_turns(ranks: Sequence[Rank]) -> list[int]:
-    """The places of these ranks in the order in which they are looked at: the owners take turns,
-    so that one with hundreds takes no other's time."""
-    seen: dict[str, int] = defaultdict(int)
-    turns = []
-    for place, rank in enumerate(ranks):
-        turns.append((seen[rank.identity.owner], place))
-        seen[rank.identity.owner] += 1
-    return [place for _, place in sorted(turns)]
+class Turns:
+    """Gives out ranks to look at, to several at once: always one of the owner whose looks have
+    taken the least time, so that nobody's many or slow ones take another's.
+
+    limit_s: where there are several owners, none is given out after so many seconds of looks
+    """
+
+    def __init__(self, ranks: Sequence[Rank], limit_s: float) -> None:
+        self._lock = Lock()
+        self._waiting: dict[str, list[int]] = defaultdict(list)
+        for place in reversed(range(len(ranks))):
+            self._waiting[ranks[place].turn].append(place)
+        self._limit_s = limit_s if len(self._waiting) > 1 else float("inf")
+        self._used = dict.fromkeys(self._waiting, 0.0)
+        self._looks = dict.fromkeys(self._waiting, 0)
+
+    def take(self) -> tuple[int, str] | None:
+        """The place of the next rank, and its owner; None: there is none to be looked at."""
+        with self._lock:
+            found = [owner for owner, places in self._waiting.items() if places]
+            if not found or sum(self._used.values()) > self._limit_s:
+                return None
+            owner = min(found, key=lambda owner: (self._looks[owner], self._used[owner]))
+            self._looks[owner] += 1
+            return self._waiting[owner].pop(), owner
+
+    def back(self, owner: str, seconds: float) -> None:
+        """The look has ended, and took so long."""
+        with self._lock:
+            self._looks[owner] -= 1
+            self._used[owner] += seconds
 
 
 def instead(processes: Sequence[Process], own_pid: int) -> list[Process]:
@@ -377,6 +412,7 @@ class StackTable:
 
 ENDED = "ended while it was looked at"
 NO_TIME = "no time left"
+OTHERS_TOOK = "no time left: the looks at its owner's other processes took it"
 _MOST_COMMAND = 200
 
 
@@ -399,6 +435,11 @@ class Target:
     def pid(self) -> int:
         """The process's number."""
         return self.rank.process.pid
+
+    @property
+    def owner(self) -> str:
+        """With whom it takes turns."""
+        return self.rank.turn
 
     def add_note(self, note: str) -> None:
         """Add a note about the rank, once."""

@@ -11,7 +11,7 @@ from nodeready.node.stacks.processes import Process, slurm_job
 from nodeready.node.stacks.ranks import (
     MOST_STRANGERS,
     Selection,
-    in_turns,
+    Turns,
     instead,
     program,
     select,
@@ -278,8 +278,16 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
     # Without a cgroup nobody can tell: all are looked at, and the owners take turns.
     plain = [replace(one, cgroup_job="") for one in own]
     ranks = select([*fakes, *plain], Selection(job="88"), OWN)
-    first = [ranks[place].process.uid for place in in_turns(ranks)[:4]]
-    assert sorted(first) == [7, 7, 4001, 4001]
+    turns = Turns(ranks, limit_s=100)
+    looks = []
+    while taken := turns.take():
+        place, owner = taken
+        looks.append(ranks[place].process.uid)
+        turns.back(owner, 10 if looks[-1] == 4001 else 1)
+    # One look of hers is as long as ten of the job's.
+    assert looks[:3] in ([7, 4001, 7], [4001, 7, 7])
+    assert looks.count(7) == len(plain)
+    assert looks.count(4001) == 10
 
 
 @pytest.mark.parametrize(

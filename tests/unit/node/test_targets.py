@@ -107,3 +107,24 @@ def test_too_much_for_an_answer(monkeypatch, most, threads, error):
     assert (len(sample["threads"]), sample["error"]) == (threads, error)
     assert (sample["main"] is None) == bool(error)
     assert ("other threads are left out" in trace["processes"][0]["note"]) == (most < 1000)
+
+
+@pytest.mark.parametrize(("letter", "threads"), [("f", 0), ("\U0001f600", 0), ("\U0001f600", 900)])
+def test_too_much_of_one_owner_leaves_out_nothing_of_anothers(letter, threads):
+    """As much as py-spy may tell of a process, and what the nodes' reader would refuse."""
+    frames = [(f"{letter * 290}{n}", letter * 290, n) for n in range(400 if threads else 1000)]
+    rest = [Thread(f"{letter * 90}{n}", tuple(frames[:1])) for n in range(threads)]
+    hers = [target(FACTS, dumps=[Dump(tuple(frames), tuple(rest))] * 2) for _ in range(60)]
+    for number, one in enumerate(hers):
+        one.rank = replace(one.rank, process=replace(one.rank.process, uid=100_000 + number))
+        one.rank = replace(one.rank, process=replace(one.rank.process, person=100_000))
+        moved = tuple((f"{name}{number}", file, line) for name, file, line in frames)
+        one.dumps = [replace(dump, main=moved) for dump in one.dumps]
+    bobs = target(FACTS, dumps=[DUMP])
+    line = answer._packed(HEAD, [*hers, bobs], [])
+    assert len(line) <= 4 << 20
+    trace = read(answer.unpack(f"N {line}", "N"), "n")
+    assert len(trace["processes"]) == 61
+    (sample,) = trace["processes"][-1]["samples"]
+    assert (len(sample["threads"]), sample["error"]) == (20, "")
+    assert trace["processes"][-1]["note"] == ""
