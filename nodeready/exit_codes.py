@@ -1,4 +1,7 @@
-"""The exit codes of every command, on the control machine and on a node, decided in one place."""
+"""How every command ends, on the control machine and on a node: its exit code, and at a signal.
+
+The exit code is decided in one place.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import signal
 from types import FrameType
 
 OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+#: Ctrl-C and its like. A SIGINT that was ignored at the start stays ignored: a shell starts a
+#: script's background jobs like that, so that Ctrl-C ends the script alone.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def exit_code(
@@ -41,9 +47,9 @@ def leave_on_signals() -> None:
     """From here on, Ctrl-C and SIGTERM end the process at once and in silence, as interrupted.
 
     For the time in which there is nothing to tidy up: a KeyboardInterrupt in the middle of an
-    import shows as a traceback. A SIGINT that was ignored at the start stays ignored.
+    import shows as a traceback.
     """
-    for name in (signal.SIGINT, signal.SIGTERM):
+    for name in SIGNALS:
         if signal.getsignal(name) is not signal.SIG_IGN:
             signal.signal(name, leave)
 
@@ -53,10 +59,17 @@ def leave(signum: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED)
 
 
+def raise_on_signals() -> None:
+    """From here on, a signal is a KeyboardInterrupt: for commands that do not use gevent."""
+    if signal.getsignal(signal.SIGINT) is leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def ignore_signals() -> None:
     """From here on, Ctrl-C and SIGTERM are too late: the exit code stands, the process goes.
 
     Python's own end would give them back to the kernel, and the code would be the signal's.
     """
-    for name in (signal.SIGINT, signal.SIGTERM):
+    for name in SIGNALS:
         signal.signal(name, signal.SIG_IGN)

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from nodeready.cli import cli, exits
+from nodeready.cli import cli
+from nodeready.exit_codes import OK, exit_code
 from nodeready.policy import Policy
 from nodeready.policy.load import kind_of, reason
 
@@ -50,10 +51,10 @@ def policy_keys() -> str:
 
 
 def exit_meanings() -> list[tuple[int, str]]:
-    """(code, when) in the order of precedence, from `exits.exit_code` itself."""
-    text = exits.exit_code.__doc__ or ""
+    """(code, when) in the order of precedence, from `exit_code` itself."""
+    text = exit_code.__doc__ or ""
     found = re.findall(r"^ {4}\w+: +(\d+), (.*)$", text, re.M)
-    return [*((int(code), when) for code, when in found), (exits.OK, "all is well")]
+    return [*((int(code), when) for code, when in found), (OK, "all is well")]
 
 
 def exit_codes() -> str:

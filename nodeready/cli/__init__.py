@@ -14,8 +14,8 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
-from nodeready.cli.exits import exit_code, raise_on_signals
 from nodeready.cli.options import defaults
+from nodeready.exit_codes import exit_code, raise_on_signals
 from nodeready.shell import search_path
 from nodeready.text import sanitise
 

@@ -9,8 +9,7 @@ import click
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
 from nodeready.audit.run import audit_of, combined, looked_at, remember
-from nodeready.cli.exits import Refused
-from nodeready.cli.options import common, option, report
+from nodeready.cli.options import Refused, common, option, report
 from nodeready.cli.screen import Screen, refuse_unwritable, show
 from nodeready.cli.start import Common, Nodes, look, over_ssh, remember_failed
 from nodeready.reports.nagios import state as nagios_code

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from nodeready.cli.exits import OK, Refused
-from nodeready.cli.options import option, output_file, trust_option
+from nodeready.cli.options import Refused, option, output_file, trust_option
 from nodeready.cli.screen import refuse_unwritable
 from nodeready.cli.start import Common, declared
+from nodeready.exit_codes import OK
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import as_data, digest

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from nodeready.cli.exits import OK, Refused, exit_code
 from nodeready.cli.options import (
+    Refused,
     common,
     format_option,
     option,
@@ -28,6 +28,7 @@ from nodeready.cli.start import (
     remember_failed,
     this_machine,
 )
+from nodeready.exit_codes import OK, exit_code
 from nodeready.files import add_directory, check, write_atomically
 from nodeready.healthcheck import policy_file
 from nodeready.policy.load import PolicyError

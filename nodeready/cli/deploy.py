@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.cli.exits import Refused
-from nodeready.cli.options import common, format_option, option
+from nodeready.cli.options import Refused, common, format_option, option
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.start import Common, Nodes, converse, look, over_ssh, remember_failed
 from nodeready.deploy.document import Deploy, Node, Outcome, deploy_code

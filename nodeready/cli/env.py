@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from nodeready.audit.run import combined
-from nodeready.cli.exits import exit_code
 from nodeready.cli.options import common, format_option, option, output_file, read_ports
 from nodeready.cli.screen import refuse_unwritable, show
 from nodeready.cli.start import Common, Nodes, look, over_ssh
+from nodeready.exit_codes import exit_code
 from nodeready.ready.job_env import SUBJECTS, Environment, grouped, variables
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors

@@ -9,8 +9,7 @@ from dataclasses import fields
 
 import click
 
-from nodeready.cli.exits import Refused
-from nodeready.cli.options import option
+from nodeready.cli.options import Refused, option
 from nodeready.policy import Policy
 from nodeready.policy.load import reason
 from nodeready.reports.text import Line, line

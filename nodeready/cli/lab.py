@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from nodeready.cli.exits import exit_code
+from nodeready.exit_codes import exit_code
 from nodeready.inventory.nodeset import fold
 from nodeready.lab import PROFILES, Lab, LabError, down, state
 from nodeready.lab.faults import FAULTS, Fault

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from nodeready.audit.peers import majority, render
-from nodeready.cli.exits import Refused, exit_code
-from nodeready.cli.options import common, option, output_file
+from nodeready.cli.options import Refused, common, option, output_file
 from nodeready.cli.start import Common, look, over_ssh
+from nodeready.exit_codes import exit_code
 from nodeready.files import write_atomically
 from nodeready.reports.plan import show_errors
 from nodeready.subjects.registry import LEARNED

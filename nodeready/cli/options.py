@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import click
 
-from nodeready.cli.exits import Refused
+from nodeready.exit_codes import USAGE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,6 +25,15 @@ else:
     import tomli as tomllib
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Refused(click.ClickException):
+    """An inventory, policy or file of the user's that cannot be used: its words, and exit 2.
+
+    Unlike click.UsageError, no advice to read the command's --help follows.
+    """
+
+    exit_code = USAGE
 
 
 #: Every value of ``--format`` that some command takes. A general variable with such a word is no

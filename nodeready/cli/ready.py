@@ -14,8 +14,7 @@ import click
 from nodeready.audit.document import Audit, Ready, ready_code, slots
 from nodeready.audit.run import looked_at
 from nodeready.cli.audit import document, say_partial
-from nodeready.cli.exits import Refused
-from nodeready.cli.options import common, option, read_ports, report
+from nodeready.cli.options import Refused, common, option, read_ports, report
 from nodeready.cli.screen import Screen, refuse_unwritable, show
 from nodeready.cli.start import Common, Nodes, over_ssh, password, remember_failed
 from nodeready.files import write_atomically

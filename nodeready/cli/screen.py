@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from nodeready.cli.exits import Refused
+from nodeready.cli.options import Refused
 from nodeready.files import NotFollowed, check, write_atomically
 from nodeready.inventory.nodeset import fold
 from nodeready.reports import registry

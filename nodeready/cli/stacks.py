@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from nodeready.cli.exits import Refused
-from nodeready.cli.options import common, format_option, option, output_directory
+from nodeready.cli.options import Refused, common, format_option, option, output_directory
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.start import Common, ask_with_progress, over_ssh, this_machine
 from nodeready.node.stacks.program import Config
@@ -120,7 +119,7 @@ def _carrier(
     if inventory is not None:
         carrier = over_ssh(inventory, options).carrier
     elif via == "srun":
-        from nodeready.cli.exits import interrupt_on_signals
+        from nodeready.cli.start import interrupt_on_signals
         from nodeready.transport.srun import Srun, SrunError
         from nodeready.transport.srun import job as running_job
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.cli.exits import Refused
+from nodeready.cli.options import Refused
+from nodeready.exit_codes import SIGNALS, leave
 from nodeready.files import make_directory, write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
@@ -145,6 +147,35 @@ class Nodes:
         return self.inventory
 
 
+# --- Ctrl-C and SIGTERM under gevent: always a KeyboardInterrupt in the command's own greenlet.
+#
+# Python runs a signal's handler in whatever greenlet runs: in the work on some node, or in the
+# loop of gevent, which would print a traceback. Before that, while a command is imported and reads
+# what it was given, a signal ends the process at once (exit_codes.leave_on_signals).
+
+
+def interrupt_on_signals() -> None:
+    """From here on, a signal interrupts the calling greenlet; a second one ends the process."""
+    import gevent
+    from gevent import hub
+
+    command = gevent.getcurrent()
+    handled = [name for name in SIGNALS if signal.getsignal(name) is not signal.SIG_IGN]
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        for name in handled:
+            signal.signal(name, leave)
+        if gevent.getcurrent() is command:
+            raise KeyboardInterrupt
+        hub.get_hub().loop.run_callback(command.throw, KeyboardInterrupt())
+
+    for name in handled:
+        signal.signal(name, interrupt)
+
+
+# --- The nodes that a command asks.
+
+
 def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxyType({})) -> Nodes:
     """The nodes of an INVENTORY. Every mistake of the user's ends here, before any node.
 
@@ -153,7 +184,6 @@ def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxy
     # pyinfra takes longer to load than anybody waits for --help.
     from pyinfra.api import Config
 
-    from nodeready.cli.exits import interrupt_on_signals
     from nodeready.transport.ssh import Fleet
 
     interrupt_on_signals()
@@ -166,7 +196,6 @@ def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxy
 
 def this_machine(policy: Policy, *, sudo: bool = False) -> Nodes:
     """This machine, without any connection. sudo: what is asked runs as root"""
-    from nodeready.cli.exits import interrupt_on_signals
 
     interrupt_on_signals()
     carrier = Local(sudo=sudo)

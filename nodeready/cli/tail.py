@@ -9,10 +9,19 @@ from typing import Any
 
 import click
 
-from nodeready.cli.exits import Refused, exit_code
-from nodeready.cli.options import common, epoch_seconds, option, past, report, since_option, span
+from nodeready.cli.options import (
+    Refused,
+    common,
+    epoch_seconds,
+    option,
+    past,
+    report,
+    since_option,
+    span,
+)
 from nodeready.cli.screen import refuse_unwritable, show
 from nodeready.cli.start import Common, Nodes, converse, over_ssh, remember_failed, this_machine
+from nodeready.exit_codes import exit_code
 from nodeready.node.logs.tail import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import names

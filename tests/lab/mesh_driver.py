@@ -15,7 +15,7 @@ import json
 import sys
 import time
 
-from nodeready.cli.exits import interrupt_on_signals
+from nodeready.cli.start import interrupt_on_signals
 from nodeready.inventory import load as inventory
 from nodeready.inventory.policies import policies
 from nodeready.policy import Policy

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from nodeready.cli import options
-from nodeready.cli.exits import USAGE, Refused
+from nodeready.cli.options import Refused
+from nodeready.exit_codes import USAGE
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from nodeready.cli.exits import exit_code
+from nodeready.exit_codes import exit_code
 
 #: In the order of precedence.
 CODES = {"interrupted": 130, "usage": 2, "failed": 1, "unreachable": 4, "check": 3}

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 HEARS = {
-    "the command": "from nodeready.cli.exits import interrupt_on_signals as hear; hear()",
+    "the command": "from nodeready.cli.start import interrupt_on_signals as hear; hear()",
     "the program on the node": (
         "from nodeready.healthcheck import main; main._handle(main._terminate)"
     ),

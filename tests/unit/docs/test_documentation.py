@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from nodeready.cli import cli, exits
+from nodeready import exit_codes
+from nodeready.cli import cli
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects.registry import SUBJECTS
@@ -93,10 +94,10 @@ def test_the_exit_codes_stand_in_the_order_of_their_precedence():
     of_word = {
         130: "interrupted", 2: "usage", 1: "failed", 4: "unreachable", 3: "check",
     }  # fmt: skip
-    assert codes == [*of_word, exits.OK]
+    assert codes == [*of_word, exit_codes.OK]
     for place, code in enumerate(codes[:-1]):
         later = {of_word[other]: True for other in codes[place:-1]}
-        assert exits.exit_code(**later) == code
+        assert exit_codes.exit_code(**later) == code
 
 
 def test_the_operations_stand_in_their_order():

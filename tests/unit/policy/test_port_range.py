@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.cli.exits import Refused
-from nodeready.cli.options import read_ports
+from nodeready.cli.options import Refused, read_ports
 from nodeready.policy.fields import port_range
 
 

@@ -7,8 +7,7 @@ from datetime import datetime, timezone
 import pytest
 
 from nodeready.cli import options
-from nodeready.cli.exits import Refused
-from nodeready.cli.options import past
+from nodeready.cli.options import Refused, past
 from nodeready.node.logs import paths, tail
 from nodeready.triage.logs import document
 from nodeready.triage.logs.document import Ranks
