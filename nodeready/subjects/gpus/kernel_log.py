@@ -300,7 +300,9 @@ _NAMED = r"\[[0-9]+\]:? | \([0-9]+\)|: page allocation failure| invoked oom-kill
 # mm/page_alloc.c warn_alloc). Other lines of the kernel have the name of a user's file in them, or
 # what a user mounts in a namespace of the own (fs/overlayfs/super.c), and a newline in that begins
 # another line of the same microsecond: where the first line of such a record is no driver's, the
-# others are none, either.
+# others are none, either. Lines of a device (dev_printk: driver and PCI address) and of the
+# firmware have no user's words in them, and come by the thousand beside the fault of a GPU.
+_DEVICES = rf"^[A-Za-z0-9_-]+ {_ADDRESS}|^[{{][0-9]+[}}]\[Hardware Error\]"
 _SCAN = rf"""
 BEGIN {{ mark = ENVIRON["NR_MARK"] }}
 function bare(line) {{
@@ -338,7 +340,7 @@ NF {{
 }}
 !/NVRM|SXid|amdgpu/ {{ next }}
 users != "" && index($0, users) == 1 {{ next }}
-lead != $0 && bare(lead) !~ /{ORIGIN}/ {{ next }}
+lead != $0 && bare(lead) !~ /{ORIGIN}|{_DEVICES}/ {{ next }}
 {{ text = bare($0) }}
 match(text, /{_NAMED}/) && RSTART <= 16 {{ next }}
 text ~ /^NVRM: loading NVIDIA/ {{ loaded = NR; next }}

@@ -267,6 +267,15 @@ def test_a_fault_beside_such_a_process_counts(scan) -> None:
     assert actions(scan(BOOT + log)) == {("xid", 79, "0000:3b:00.0"): "REBOOT"}
 
 
-def test_a_drivers_own_record_of_several_lines_counts(scan) -> None:
-    log = f"[   99.000001] NVRM: GPU at PCI:0\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n"
+@pytest.mark.parametrize(
+    "first",
+    [
+        "NVRM: GPU at PCI:0",
+        # Of another CPU, in the same moment.
+        "pcieport 0000:3a:00.0: AER: Uncorrectable (Fatal) error message received",
+        "{1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0",
+    ],
+)
+def test_a_fault_in_the_same_moment_as_a_devices_line_counts(scan, first: str) -> None:
+    log = f"[   99.000001] {first}\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n"
     assert actions(scan(BOOT + log)) == {("xid", 79, "0000:3b:00.0"): "REBOOT"}
