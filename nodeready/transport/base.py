@@ -313,7 +313,9 @@ def collect(
             break
         except KeyboardInterrupt as interrupt:
             if not interrupt_is_ours:
-                # It came before the stream began, or a second time: nothing comes any more.
+                # It came before the stream began, or a second time: nothing comes any more. The
+                # stream may not have known of it.
+                carrier.interrupted = True
                 break
             stop = interrupt
     return {**dict.fromkeys(conversations, interrupted()), **found}

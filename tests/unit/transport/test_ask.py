@@ -83,6 +83,18 @@ def test_an_interrupt_while_an_answer_is_looked_at():
     assert carrier.ended == 1
 
 
+def test_an_interrupt_before_anybody_is_asked_is_known_to_the_run():
+    class Begins(Fake):
+        def converse(self, conversations, deadline=None):
+            yield from ()
+            raise KeyboardInterrupt
+
+    carrier = Begins({"a": says("1")})
+    assert collect(carrier, {"a": twice("a")})["a"].kind == INTERRUPTED
+    # The command ends as interrupted, and not as if the node had failed.
+    assert carrier.interrupted
+
+
 def test_a_deadline_is_an_answer_too():
     found = collect(Fake({"a": hangs}), {"a": twice("a")}, deadline=time.monotonic())
     assert found == {"a": LATE}
