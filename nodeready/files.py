@@ -184,11 +184,18 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
         pass
 
 
-def add_directory(path: Path, mode: int) -> None:
-    """Make one directory in a directory that is there.
+def own_directory(path: Path, name: str) -> None:
+    """Have this directory to write the file ``name`` into; made in one that is there, it is ours.
 
-    Raises NotFollowed, and OSError with the path as its file name: also when it is there already.
+    Raises NotFollowed, and OSError with the path as its file name, also when the file could not be
+    written.
     """
+    if not os.path.lexists(path):
+        _add_directory(path, 0o700)
+    check(path / name)
+
+
+def _add_directory(path: Path, mode: int) -> None:
     with _named(path), _walk(path.parent) as end:
         if end.name:
             code = errno.ENOENT if end.number < 0 else errno.ENOTDIR

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from nodeready.cli.start import (
     this_machine,
 )
 from nodeready.exit_codes import OK, exit_code
-from nodeready.files import add_directory, check, write_atomically
+from nodeready.files import own_directory, write_atomically
 from nodeready.healthcheck import policy_file
 from nodeready.policy.load import PolicyError
 from nodeready.reports.cores_table import size, summary
@@ -48,9 +47,7 @@ def _directory(words: str) -> Path:
     if path.exists() and not path.is_dir():
         raise Refused(f"-o {words}: is no directory")
     try:
-        if not os.path.lexists(path):
-            add_directory(path, 0o700)
-        check(path / "cores.json")
+        own_directory(path, "cores.json")
     except OSError as problem:
         raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
     return path

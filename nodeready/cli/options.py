@@ -314,7 +314,7 @@ def defaults() -> dict[str, dict[str, Any]]:
     Top-level keys are options of all commands (``limit = "gpu[001-064]"``), a table is one
     command's (``[deploy]``). Raises Refused for a file that cannot be used.
     """
-    _refuse_strangers()
+    _refuse_strange_directories()
     found: dict[str, dict[str, Any]] = {name: {} for name in OPTIONS}
     for path in (SYSTEM, user_file()):
         data = _read(path)
@@ -332,26 +332,27 @@ def defaults() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _refuse_strangers() -> None:
+def _refuse_stranger(place: str | Path, whose: str = "") -> None:
+    """Raises Refused, ``whose`` in front of it, for what others than root could have written."""
+    from nodeready.inventory import trust
+
+    why = trust.refusal(place, remedy=trust.SET_VARIABLE)
+    if why:
+        raise Refused(f"{whose}{why}")
+
+
+def _refuse_strange_directories() -> None:
     """Raises Refused where root's variables lead into a directory that others can change.
 
     What was kept there is read again: a py-spy for the nodes, the nodes that failed.
     """
-    from nodeready.inventory import trust
-
     for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
         if place := os.environ.get(name):
-            why = trust.refusal(place, remedy=f"set {trust.VARIABLE}=1")
-            if why:
-                raise Refused(f"{name}: {why}")
+            _refuse_stranger(place, f"{name}: ")
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from nodeready.inventory import trust
-
-    why = trust.refusal(path, remedy=f"set {trust.VARIABLE}=1")
-    if why:
-        raise Refused(why)
+    _refuse_stranger(path)
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         return data

@@ -10,7 +10,13 @@ import click
 
 from nodeready.cli.options import Refused, common, format_option, option, output_directory
 from nodeready.cli.screen import Screen, show
-from nodeready.cli.start import Common, ask_with_progress, over_ssh, this_machine
+from nodeready.cli.start import (
+    Common,
+    ask_with_progress,
+    interrupt_on_signals,
+    over_ssh,
+    this_machine,
+)
 from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
@@ -119,7 +125,6 @@ def _carrier(
     if inventory is not None:
         carrier = over_ssh(inventory, options).carrier
     elif via == "srun":
-        from nodeready.cli.start import interrupt_on_signals
         from nodeready.transport.srun import Srun, SrunError
         from nodeready.transport.srun import job as running_job
 

@@ -196,7 +196,6 @@ def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxy
 
 def this_machine(policy: Policy, *, sudo: bool = False) -> Nodes:
     """This machine, without any connection. sudo: what is asked runs as root"""
-
     interrupt_on_signals()
     carrier = Local(sudo=sudo)
     return Nodes(carrier, dict.fromkeys(carrier.nodes, policy))

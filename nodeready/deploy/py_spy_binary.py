@@ -106,7 +106,7 @@ def _strange(path: Path, version: str, machine: str) -> str:
     """Why root hands no program from here to the nodes; "": root does, or its sha256 is known."""
     if (version, machine) in DIGESTS:
         return ""
-    return trust.refusal(path, remedy=f"set {trust.VARIABLE}=1")
+    return trust.refusal(path, remedy=trust.SET_VARIABLE)
 
 
 def _kept(path: Path, version: str, machine: str) -> bytes | None:

@@ -19,6 +19,8 @@ from pathlib import Path
 OPTION = "--trust-inventory"
 #: Asks for the same as OPTION: for configuration files, and where pyinfra runs the inventory.
 VARIABLE = "NODEREADY_TRUST_INVENTORY"
+#: The remedy where OPTION does not count.
+SET_VARIABLE = f"set {VARIABLE}=1"
 #: The kernel's own limit (path_resolution(7)).
 _MOST_LINKS = 40
 

@@ -9,16 +9,38 @@ with plain commands (`node.enter`, testinfra). A test is named by what must not 
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from nodeready.lab import Node
 
 Done = subprocess.CompletedProcess[str]
+
+
+def become(uid: int) -> list[str]:
+    """The words that start a program with this user's rights, and no group but the user's own."""
+    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"]
+
+
+@contextmanager
+def reached_by_all(mode: int) -> Iterator[Path]:
+    """A directory of root's on this machine, to which others come: pytest's own is closed to them.
+
+    mode: 0o777: everybody may write there
+    """
+    if os.geteuid():
+        pytest.skip("only root has something to lose")
+    with tempfile.TemporaryDirectory(prefix="nodeready-attack-", dir="/tmp") as name:
+        os.chmod(name, mode)
+        yield Path(name)
 
 
 @dataclass
@@ -36,9 +58,8 @@ class Person:
         return f"/home/{self.name}"
 
     def _argv(self, words: tuple[str, ...]) -> list[str]:
-        own = [f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
         environment = ["env", "-i", f"HOME={self.home}", f"USER={self.name}", f"PATH={_PATH}"]
-        return ["setpriv", *own, "--", *environment, *words]
+        return [*become(self.uid), *environment, *words]
 
     def run(self, script: str, *words: str, check: bool = True, input: str | None = None) -> Done:
         """A shell script with her rights, to its end. ``words`` are its $1 and so on.

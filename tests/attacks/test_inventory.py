@@ -10,7 +10,6 @@ import marshal
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.inventory import trust
+from tests.attacks.conftest import become, reached_by_all
 from tests.command import Tool
 
 #: Her user and group on the control machine.
@@ -47,8 +47,7 @@ class Control:
 
     def mallory(self, script: str) -> None:
         """A shell script with her rights; it begins where root's files are."""
-        rights = [f"--reuid={MALLORY}", f"--regid={MALLORY}", "--clear-groups"]
-        subprocess.run(["setpriv", *rights, "sh", "-euc", script], cwd=self.base, check=True)
+        subprocess.run([*become(MALLORY), "sh", "-euc", script], cwd=self.base, check=True)
 
     @property
     def owned(self) -> bool:
@@ -60,12 +59,8 @@ class Control:
 
 @pytest.fixture
 def control() -> Iterator[Control]:
-    if os.geteuid():
-        pytest.skip("only root runs things as root")
-    # pytest's own directory is closed to her.
-    with tempfile.TemporaryDirectory(prefix="nodeready-control-", dir="/tmp") as name:
-        os.chmod(name, 0o755)
-        yield Control(Path(name))
+    with reached_by_all(0o755) as place:
+        yield Control(place)
 
 
 #: What mallory does -> the inventory that root runs after it, where root stands, and what the one

@@ -13,13 +13,13 @@ import pytest
 
 from nodeready.lab import Lab, image
 from nodeready.lab.image import free_id, without_password
+from tests.attacks.conftest import become
 
 
 def here(uid: int, *words: object) -> subprocess.CompletedProcess[str]:
     """A program with a user's rights, on this machine. setpriv itself still has root's."""
-    rights = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     return subprocess.run(
-        ["setpriv", *rights, "sh", "-c", '"$@"', "sh", *map(str, words)],
+        [*become(uid), "sh", "-c", '"$@"', "sh", *map(str, words)],
         capture_output=True,
         text=True,
         check=False,

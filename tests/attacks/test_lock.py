@@ -6,6 +6,7 @@ import re
 import subprocess
 
 from nodeready.lab import state
+from tests.attacks.conftest import become
 from tests.attacks.links import MALLORY
 from tests.command import SHORT, hang, hangs, ours, wait_for
 
@@ -118,9 +119,10 @@ def test_a_user_of_this_machine_holds_a_lab(lab_machine, tmp_path):
         with state.locked(place):
             pass
         for directory in (state.ROOT, place):
-            become = ["setpriv", f"--reuid={MALLORY}", f"--regid={MALLORY}", "--clear-groups"]
             done = subprocess.run(
-                [*become, "flock", "-n", str(directory), "true"], check=False, capture_output=True
+                [*become(MALLORY), "flock", "-n", str(directory), "true"],
+                check=False,
+                capture_output=True,
             )
             assert b"Permission denied" in done.stderr, done
     finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node
 from nodeready.policy import Policy
+from tests.attacks.conftest import become, reached_by_all
 from tests.command import Tool
 from tests.paths import ROOT
 
@@ -28,18 +28,13 @@ HER = 4001
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A directory that everybody may write to."""
-    if os.geteuid():
-        pytest.skip("only root has something to lose")
-    # pytest's own directory is closed to her.
-    with tempfile.TemporaryDirectory(prefix="nodeready-shared-", dir="/tmp") as name:
-        os.chmod(name, 0o777)
-        yield Path(name)
+    with reached_by_all(0o777) as place:
+        yield place
 
 
 def hers(path: Path, target: object) -> None:
     """A link of hers."""
-    rights = [f"--reuid={HER}", f"--regid={HER}", "--clear-groups"]
-    subprocess.run(["setpriv", *rights, "ln", "-s", str(target), str(path)], check=True)
+    subprocess.run([*become(HER), "ln", "-s", str(target), str(path)], check=True)
 
 
 #: A command that makes a directory for what it writes.

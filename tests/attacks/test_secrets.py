@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.attacks.conftest import become
 from tests.command import wait_for
 from tests.helpers import project
 from tests.lab.targets import WAIT, start
@@ -41,11 +42,10 @@ def watched(mallory, secret: str) -> Iterator[list[str]]:
     here, there = mallory.node.lab.directory / f"seen-{secret}", f"{mallory.home}/seen"
     here.touch()
     os.chown(here, OTHER, OTHER)
-    own = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups", "--"]
     found: list[str] = []
     with open(here, "ab") as file:
         other = subprocess.Popen(
-            [*own, sys.executable, "-ISc", _WATCH, "/dev/stdout"], stdout=file
+            [*become(OTHER), sys.executable, "-ISc", _WATCH, "/dev/stdout"], stdout=file
         )
     hers = mallory.python(_WATCH, there)
     try:

@@ -56,9 +56,8 @@ with socket.create_server(("", 29500)):
     time.sleep(600)
 """
 
-#: She writes to a file from a page whose faults she does not handle (userfaultfd(2)), and so holds
-#: the file's lock; a program that is setuid root waits for it with what it says.
-SETUID = """
+#: A page whose faults she handles herself, or does not (userfaultfd(2)).
+PAGE = """
 import ctypes, fcntl, mmap, os, struct, sys, threading, time
 libc = ctypes.CDLL(None)
 with open(sys.argv[1]) as device:
@@ -67,6 +66,11 @@ fcntl.ioctl(number, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))  # UF
 place = mmap.mmap(-1, 4096)
 at = ctypes.addressof(ctypes.c_char.from_buffer(place))
 fcntl.ioctl(number, 0xC020AA00, bytearray(struct.pack("QQQQ", at, 4096, 1, 0)))  # UFFDIO_REGISTER
+"""
+
+#: She writes to a file from a page whose faults she does not handle (userfaultfd(2)), and so holds
+#: the file's lock; a program that is setuid root waits for it with what it says.
+SETUID = f"""{PAGE}
 file = os.open("held", os.O_CREAT | os.O_WRONLY)
 threading.Thread(target=lambda: libc.write(file, ctypes.c_void_p(at), 4096), daemon=True).start()
 time.sleep(0.5)
@@ -100,15 +104,7 @@ os.execvp("sleep", ["her-mounts", "600"])
 """
 
 # It reads another's page, whose faults she handles herself, or does not (userfaultfd(2)).
-FAULTS = """
-import ctypes, fcntl, mmap, os, struct, sys, time
-libc = ctypes.CDLL(None)
-with open(sys.argv[1]) as device:
-    number = fcntl.ioctl(device, 0xAA00, os.O_CLOEXEC)  # USERFAULTFD_IOC_NEW
-fcntl.ioctl(number, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))  # UFFDIO_API
-place = mmap.mmap(-1, 4096)
-at = ctypes.addressof(ctypes.c_char.from_buffer(place))
-fcntl.ioctl(number, 0xC020AA00, bytearray(struct.pack("QQQQ", at, 4096, 1, 0)))  # UFFDIO_REGISTER
+FAULTS = f"""{PAGE}
 owner = os.getpid()
 if os.fork() == 0:
     into = ctypes.create_string_buffer(8)

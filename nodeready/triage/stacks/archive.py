@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeready.files import add_directory, check, remove, write_atomically
+from nodeready.files import own_directory, remove, write_atomically
 from nodeready.text import sanitise
 from nodeready.triage.stacks.document import Stacks
 from nodeready.triage.stacks.trace import (
@@ -260,12 +260,9 @@ def prepare(directory: Path) -> None:
 
     Raises ForeignDirectory for one that holds other files than ours, and OSError.
     """
-    if not os.path.lexists(directory):
-        add_directory(directory, 0o700)
-        return
-    if not directory.is_dir():
+    if os.path.lexists(directory) and not directory.is_dir():
         raise ForeignDirectory(f"{directory}: is no directory")
-    check(directory / file_name("of-any-node"))
+    own_directory(directory, file_name("of-any-node"))
     others = [path.name for path in directory.iterdir() if not _OURS.fullmatch(path.name)]
     if others:
         raise ForeignDirectory(
