@@ -9,6 +9,7 @@ to a question of ours has an end.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from typing import Any, cast
@@ -142,3 +143,43 @@ def endless(transport: Any) -> bool:
     """Whether the connection ended because the sshd never stopped."""
     bounds = getattr(getattr(transport, "packetizer", None), "bounds", None)
     return bounds is not None and bounds.left < 0
+
+
+# --- Why there is no connection, in one line.
+
+
+def connect_error(
+    text: str, address: str, *, user: str, key: str, known_hosts: str, limit_s: int
+) -> str:
+    """Why a connection failed, from pyinfra's words: what, where, what to do.
+
+    address: the host, or ``[host]:port`` as known_hosts files write it
+    """
+    lowered = text.lower()
+    if "host key error" in lowered or "does not match" in lowered:
+        return (
+            f"host key of {address} changed; refused. If the node was re-imaged: "
+            f"ssh-keygen -f {known_hosts} -R {address}"
+        )
+    if "no host key for" in lowered:
+        return f"host key of {address} is not in {known_hosts}; refused (ssh-keyscan adds it)"
+    if "authentication" in lowered:
+        return f"{address} refused user {user} with {key}"
+    if "private key file" in lowered:
+        if "is encrypted" in lowered:
+            return f"{key} is encrypted: unlock it in an ssh agent"
+        return f"{key}: no such key file" if "no such" in lowered else f"{key} is no private key"
+    if "could not resolve" in lowered or "name or service not known" in lowered:
+        return f"host name {address} does not resolve"
+    for pattern, words in (
+        (ENDLESS, ENDLESS),
+        (r"banner", "accepts connections but sends no SSH banner"),
+        (r"during the handshake", f"stopped during the SSH handshake, within {limit_s} s"),
+        (r"connection refused", "connection refused: is sshd running?"),
+        (r"no route to host|unreachable", "no route to the node"),
+        (r"timed? ?out", f"no answer in {limit_s} s"),
+        (r"reset by peer|eof", "the node closed the connection"),
+    ):
+        if re.search(pattern, lowered):
+            return f"{address}: {words}"
+    return f"{address}: {text}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -95,43 +94,6 @@ _AROUND = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
 # --- Connections: made within one deadline, or the reason why not, in one line.
 
 
-def connect_error(
-    text: str, address: str, *, user: str, key: str, known_hosts: str, limit_s: int
-) -> str:
-    """Why a connection failed, from pyinfra's words: what, where, what to do.
-
-    address: the host, or ``[host]:port`` as known_hosts files write it
-    """
-    lowered = text.lower()
-    if "host key error" in lowered or "does not match" in lowered:
-        return (
-            f"host key of {address} changed; refused. If the node was re-imaged: "
-            f"ssh-keygen -f {known_hosts} -R {address}"
-        )
-    if "no host key for" in lowered:
-        return f"host key of {address} is not in {known_hosts}; refused (ssh-keyscan adds it)"
-    if "authentication" in lowered:
-        return f"{address} refused user {user} with {key}"
-    if "private key file" in lowered:
-        if "is encrypted" in lowered:
-            return f"{key} is encrypted: unlock it in an ssh agent"
-        return f"{key}: no such key file" if "no such" in lowered else f"{key} is no private key"
-    if "could not resolve" in lowered or "name or service not known" in lowered:
-        return f"host name {address} does not resolve"
-    for pattern, words in (
-        (connection.ENDLESS, connection.ENDLESS),
-        (r"banner", "accepts connections but sends no SSH banner"),
-        (r"during the handshake", f"stopped during the SSH handshake, within {limit_s} s"),
-        (r"connection refused", "connection refused: is sshd running?"),
-        (r"no route to host|unreachable", "no route to the node"),
-        (r"timed? ?out", f"no answer in {limit_s} s"),
-        (r"reset by peer|eof", "the node closed the connection"),
-    ):
-        if re.search(pattern, lowered):
-            return f"{address}: {words}"
-    return f"{address}: {text}"
-
-
 def set_timeouts(inventory: Inventory) -> None:
     """Give every node's connection a deadline (paramiko's own can wait up to an hour), and bounds.
 
@@ -211,7 +173,7 @@ def _unreachable(host: Host, text: str) -> Failure:
     address = str(data.get("ssh_hostname") or host.name)
     files = data.get("ssh_key") or config.get("key_filename") or "any key of the agent or ~/.ssh"
     known_hosts = data.get("ssh_known_hosts_file") or getattr(client, "_host_keys_filename", None)
-    error = connect_error(
+    error = connection.connect_error(
         text,
         address if port == 22 else f"[{address}]:{port}",
         user=str(data.get("ssh_user") or config.get("username") or getpass.getuser()),
