@@ -1,17 +1,26 @@
 """The sysctl files of a node, and which of their lines wins at boot.
 
-Rules, from sysctl.d(5) and procps' sysctl(8): files of all directories sort by base name and the
-last assignment wins; a file masks the files of its name in later directories of the list (a link
-to /dev/null masks all of them). systemd-sysctl does not read /etc/sysctl.conf itself (Debian 12
-links it as 99-sysctl.conf); ``sysctl --system`` reads it last of all.
+Rules, from sysctl.d(5), systemd's src/sysctl/sysctl.c and procps' sysctl(8): files of all
+directories sort by base name and the last assignment wins; a file masks the files of its name in
+later directories of the list (a link to /dev/null masks all of them). An explicit key beats a
+glob wherever it stands, and ``-KEY`` without a value keeps globs off the key. systemd-sysctl does
+not read /etc/sysctl.conf itself (Debian 12 links it as 99-sysctl.conf); ``sysctl --system`` reads
+it last of all.
+
+Others write sysctls at boot too. The kernel takes ``sysctl.KEY=VALUE`` of its command line before
+all files (kernel-parameters.txt). tuned sets the [sysctl] section of its profile, and then what
+/etc/sysctl.d, /run/sysctl.d and /etc/sysctl.conf say, unless reapply_sysctl is off
+(tuned-main.conf). An enabled ufw sets /etc/ufw/sysctl.conf (ufw-framework(8)).
 """
 
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Line, Output, Section, beatable, by_path, file_lines
@@ -26,6 +35,13 @@ DIRECTORIES = (
     "/lib/sysctl.d",
 )
 SYSCTL_CONF = "/etc/sysctl.conf"
+UFW = "/etc/ufw/sysctl.conf"
+_UFW_CONF = "/etc/ufw/ufw.conf"
+_TUNED_CONF = "/etc/tuned/tuned-main.conf"
+#: What tuned applies again behind its own values.
+_REAPPLIED = ("/etc/", "/run/")
+CMDLINE = "/proc/cmdline"
+_UNIT = "systemd-sysctl.service"
 #: Characters of a key or a pattern of keys; it is a path below /proc/sys.
 _MAX_KEY = 4096
 
@@ -39,7 +55,49 @@ def _script(policy: Policy) -> str:
     for nr_file in /lib/systemd/systemd-sysctl /usr/lib/systemd/systemd-sysctl; do
         if [ -x "$nr_file" ]; then printf 'reader=systemd\n'; fi
     done
-    grep -asHnv -e '^[[:space:]]*[#;]' -e '^[[:space:]]*$' {globs} {SYSCTL_CONF} /dev/null
+    for nr_file in /etc/systemd/system/{_UNIT} /run/systemd/system/{_UNIT}; do
+        if [ "$nr_file" -ef /dev/null ]; then printf 'masked=%s\n' "$nr_file"; fi
+    done
+    nr_line=
+    {{ read -r nr_line <{CMDLINE}; }} 2>/dev/null
+    case $nr_line in *sysctl*) printf 'cmdline=%s\n' "$nr_line" ;; esac
+    # The profiles that tuned applies at boot: each one, and then what it includes.
+    set --
+    nr_names=
+    if [ -L /etc/systemd/system/multi-user.target.wants/tuned.service ]; then
+        {{ read -r nr_names </etc/tuned/active_profile; }} 2>/dev/null
+        set -- {_TUNED_CONF}
+    fi
+    while [ -n "$nr_names" ] && [ $# -lt 16 ]; do
+        nr_next=
+        for nr_name in $nr_names; do
+            case $nr_name in *[!A-Za-z0-9._-]* | .*) continue ;; esac
+            for nr_file in /etc/tuned/profiles/$nr_name /etc/tuned/$nr_name \
+                /usr/lib/tuned/profiles/$nr_name /usr/lib/tuned/$nr_name; do
+                nr_file=$nr_file/tuned.conf
+                if [ ! -f "$nr_file" ]; then continue; fi
+                printf 'tuned=%s\n' "$nr_file"
+                set -- "$@" "$nr_file"
+                while read -r nr_line; do
+                    case $nr_line in
+                    include=* | include[[:space:]]*=*) nr_next="$nr_next ${{nr_line#*=}}" ;;
+                    esac
+                done 2>/dev/null <"$nr_file"
+                break
+            done
+        done
+        nr_names=
+        while :; do
+            case $nr_next in
+            *,*) nr_names="$nr_names ${{nr_next%%,*}}" nr_next=${{nr_next#*,}} ;;
+            *) break ;;
+            esac
+        done
+        nr_names="$nr_names $nr_next"
+        nr_names=${{nr_names#"${{nr_names%%[! ]*}}"}}
+    done
+    grep -asHnv -e '^[[:space:]]*[#;]' -e '^[[:space:]]*$' {globs} {SYSCTL_CONF} \
+        {UFW} {_UFW_CONF} "$@" /dev/null
     :
     """
 
@@ -59,32 +117,60 @@ class Setting:
 class Boot:
     """What sets one key at the next boot.
 
-    winner:    the line that the node's own boot reader takes; None when no line sets the key
+    winner:    what the node's own boot takes: a line of a file, or of the kernel's command line;
+               None when nothing sets the key
     conflict:  the line of /etc/sysctl.conf that `sysctl --system` would take instead, or None
-    last_name: base name of the last of other people's files that set the key; "" for none
+    last_name: base name of the last of other people's files that set or exclude this very key
+               and behind which a file of ours can be; "" for none
+    remedy:    what a person must do before a file of ours in /etc/sysctl.d can win; "": nothing
     """
 
     winner: Setting | None
     conflict: Setting | None = None
     last_name: str = ""
+    remedy: str = ""
 
     @property
     def beatable(self) -> bool:
         """Whether a file of ours in /etc/sysctl.d can win over the winner."""
-        if self.winner is None:
-            return True
-        path = self.winner.where.rpartition(":")[0]
-        # Without systemd-sysctl, /etc/sysctl.conf is read behind every directory.
-        return path != SYSCTL_CONF and beatable(path.rpartition("/")[2])
+        return not self.remedy
+
+
+class Option(NamedTuple):
+    """What the files say of one key or glob: its value (None: excluded), and the line."""
+
+    value: str | None
+    line: Line
 
 
 @dataclass(frozen=True)
 class SysctlFiles:
-    """The files in the order in which the boot reader applies them, and their assignments."""
+    """The sysctl files of a node.
+
+    order:   the files in the order in which the boot applies them
+    lines:   file -> its lines
+    options: path below /proc/sys -> what the boot's own reader makes of all files
+    manual:  the same for `sysctl --system`, which reads /etc/sysctl.conf last of all
+    keys:    path below /proc/sys -> the files that set or exclude this very key, in order
+    systemd: systemd-sysctl is there
+    masked:  the unit file by which systemd-sysctl is masked; "": it is not
+    tuned:   path below /proc/sys -> what tuned's profile sets
+    reapply: tuned applies the files of /etc and /run behind its own values
+    ufw:     what an enabled ufw sets
+    cmdline: path below /proc/sys -> what the kernel's command line sets
+    """
 
     order: tuple[str, ...]
     lines: Mapping[str, tuple[Line, ...]]
+    options: Mapping[str, Option]
+    manual: Mapping[str, Option]
+    keys: Mapping[str, tuple[str, ...]]
     systemd: bool
+    masked: str = ""
+    tuned: Mapping[str, Option] = field(default_factory=dict)
+    reapply: bool = True
+    ufw: Mapping[str, Option] = field(default_factory=dict)
+    cmdline: Mapping[str, str] = field(default_factory=dict)
 
 
 def _applied(paths: Iterable[str]) -> list[str]:
@@ -98,6 +184,92 @@ def _applied(paths: Iterable[str]) -> list[str]:
     return [by_name[name] for name in sorted(by_name, key=lambda n: n.encode(errors="replace"))]
 
 
+_SWAPPED = str.maketrans("./", "/.")
+
+
+def _below(key: str) -> str:
+    """The path below /proc/sys of a key as written (systemd's sysctl_normalize).
+
+    The first separator of a key decides: behind a dot, dots and slashes are interchanged.
+    """
+    separator = re.search(r"[./]", key)
+    path = key.translate(_SWAPPED) if separator and separator[0] == "." else key
+    return "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def _is_glob(path: str) -> bool:
+    return any(char in path for char in "*?[")
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a glob(7) pattern names this path: no star goes beyond a slash."""
+    parts, patterns = path.split("/"), pattern.split("/")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+
+
+def _options(lines: Iterable[Line]) -> dict[str, Option]:
+    """What systemd-sysctl makes of these lines, in its order (parse_line of its sysctl.c).
+
+    A key that is set again moves to the end, unless it gets the value that it has.
+    """
+    found: dict[str, Option] = {}
+    for line in lines:
+        name, equals, value = line.text.strip().partition("=")
+        if not name or name[0] in "#;" or not (equals or name[0] == "-"):
+            continue
+        path = _below(name[name[0] == "-" :].strip())
+        if not path or len(path) > _MAX_KEY:
+            continue
+        given = value.strip() if equals else None
+        if path in found and found[path].value != given:
+            del found[path]
+        found[path] = Option(given, line)
+    return found
+
+
+def _setting(options: Mapping[str, Option], path: str) -> Setting | None:
+    """What sets this path: its own line, else the last glob that names it."""
+    found = options.get(path)
+    if found is None:
+        for pattern, option in options.items():
+            if option.value is not None and _is_glob(pattern) and _matches(path, pattern):
+                found = option
+    if found is None or found.value is None:
+        return None
+    return Setting(found.value, found.line.where)
+
+
+def _section(lines: Iterable[Line], name: str) -> list[Line]:
+    """The lines of one section of an ini file."""
+    found, section = [], ""
+    for line in lines:
+        text = line.text.strip()
+        if text.startswith("["):
+            section = text
+        elif section == f"[{name}]":
+            found.append(line)
+    return found
+
+
+def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
+    """Whether a ``NAME = yes`` of these lines switches something on."""
+    for line in lines:
+        key, _, value = line.text.partition("=")
+        if key.strip() == name:
+            default = value.strip().strip("\"'").lower() in ("1", "yes", "true", "on")
+    return default
+
+
+def _cmdline(text: str) -> dict[str, str]:
+    """The sysctls of a kernel command line (fs/proc/proc_sysctl.c: each dot is a slash)."""
+    found = {}
+    for token in re.findall(r"(?:[^\s\"]|\"[^\"]*(?:\"|$))+", text):
+        name, equals, value = token.partition("=")
+        if equals and re.match(r"sysctl[./]", name):
+            found[name[7:].replace(".", "/")] = value.strip('"')
+    return found
+
+
 @lru_cache(maxsize=64)
 def parse(output: Output) -> SysctlFiles:
     """The sysctl files of a node from the section's output. Raises ProbeError.
@@ -106,57 +278,116 @@ def parse(output: Output) -> SysctlFiles:
     """
     text = output.require()
     paths = output.all("file")
+    values = output.values()
+    lines = {path: tuple(found) for path, found in by_path(file_lines(text)).items()}
+    systemd = "reader=systemd" in text.splitlines()
+    profiles = [path for path in output.all("tuned") if path in lines]
+    reapply = _is_on(lines.get(_TUNED_CONF, ()), "reapply_sysctl", True)
+    # What a profile includes is said behind it, and applied before it.
+    tuned = _options(
+        line for path in reversed(profiles) for line in _section(lines[path], "sysctl")
+    )
     order = _applied(paths)
-    if SYSCTL_CONF in paths:
-        order.append(SYSCTL_CONF)
+    manual = [*order, SYSCTL_CONF] if SYSCTL_CONF in paths else order
+    # tuned reads /etc/sysctl.conf last of all, as procps does.
+    own = order if systemd and not (tuned and reapply) else manual
+    keys: dict[str, list[str]] = {}
+    for path in own:
+        for key in _options(lines.get(path, ())):
+            keys.setdefault(key, []).append(path)
+    made = {
+        way: _options(line for path in files for line in lines.get(path, ()))
+        for way, files in (("own", own), ("manual", manual))
+    }
+    ufw = _is_on(lines.get(_UFW_CONF, ()), "ENABLED", False)
     return SysctlFiles(
-        tuple(order),
-        {path: tuple(lines) for path, lines in by_path(file_lines(text)).items()},
-        systemd="reader=systemd" in text.splitlines(),
+        tuple(own),
+        lines,
+        made["own"],
+        made["manual"],
+        {key: tuple(found) for key, found in keys.items()},
+        systemd,
+        values.get("masked", "") if systemd else "",
+        tuned,
+        reapply,
+        _options(lines.get(UFW, ())) if ufw else {},
+        _cmdline(values.get("cmdline", "")),
     )
 
 
-def _assignment(line: Line, key: str) -> Setting | None:
-    """The value that the line gives to ``key`` (``a.b.c``); None for a line of another key."""
-    name, equals, value = line.text.partition("=")
-    written = name.strip()
-    written = written[written.startswith("-") :].lstrip()
-    if not equals or len(written.split(maxsplit=1)) != 1 or len(written) > _MAX_KEY:
-        return None
-    # sysctl.d(5): the first separator of a key decides; behind a slash, dots are literal.
-    if "/" in written and ("." not in written or written.index("/") < written.index(".")):
-        written = written.replace(".", "\0").replace("/", ".").replace("\0", "/")
-    if written == key or ("*" in written and fnmatch.fnmatchcase(key, written)):
-        return Setting(value.strip(), line.where)
-    return None
+def _remove(where: str) -> str:
+    return f"remove the line {where}"
+
+
+def _rival(files: SysctlFiles, path: str) -> str:
+    """What a person must do before a file of ours in /etc/sysctl.d can set this path, or ""."""
+    if files.masked:
+        return f"systemctl unmask {_UNIT}"
+    written = files.options.get(path)
+    if written is not None and (
+        written.line.path == SYSCTL_CONF or not beatable(written.line.path.rpartition("/")[2])
+    ):
+        return _remove(written.line.where)
+    for later in (files.ufw, {} if files.reapply else files.tuned):
+        found = _setting(later, path)
+        if found is not None:
+            return _remove(found.where)
+    return ""
 
 
 def boot_value(files: SysctlFiles, key: str) -> Boot:
-    """Which line sets ``key`` at the next boot, for the node's own reader and for procps."""
-    winner: Setting | None = None
-    conf: Setting | None = None
-    last = ""
-    for path in files.order:
-        for line in files.lines.get(path, ()):
-            found = _assignment(line, key)
-            if found is None:
-                continue
-            if path == SYSCTL_CONF:
-                conf = found
-            else:
-                winner = found
-                name = path.rpartition("/")[2]
-                if "nodeready" not in name and beatable(name):
-                    last = name
-    if not files.systemd:
-        winner = conf or winner
-    return Boot(winner, conf if conf != winner else None, last)
+    """What sets ``key`` at the next boot, and what `sysctl --system` would set instead."""
+    path = _below(key)
+    winner = None if files.masked else _setting(files.options, path)
+    tuned = _setting(files.tuned, path)
+    if tuned is not None and not (
+        files.reapply and winner is not None and winner.where.startswith(_REAPPLIED)
+    ):
+        winner = tuned
+    winner = _setting(files.ufw, path) or winner
+    if winner is None and path in files.cmdline:
+        winner = Setting(files.cmdline[path], CMDLINE)
+    names = [found.rpartition("/")[2] for found in files.keys.get(path, ())]
+    others = [
+        name
+        for name, found in zip(names, files.keys.get(path, ()))
+        if "nodeready" not in name and beatable(name) and found != SYSCTL_CONF
+    ]
+    by_hand = _setting(files.manual, path)
+    conflict = by_hand if by_hand and by_hand.where.startswith(f"{SYSCTL_CONF}:") else None
+    return Boot(
+        winner,
+        conflict if conflict != winner else None,
+        others[-1] if others else "",
+        _rival(files, path),
+    )
+
+
+def kernel_number(text: str) -> int | None:
+    """The number that the kernel takes of a text for a key of numbers; None: it refuses the text.
+
+    The first word counts, in C's spelling (kernel/sysctl.c, proc_get_long).
+    """
+    match = re.match(r"\s*(-?)(0[xX][0-9a-fA-F]{1,16}|\d{1,20})(?=\s|$)", text)
+    if match is None:
+        return None
+    digits = match[2].lower()
+    base = 16 if digits.startswith("0x") else 8 if digits.startswith("0") else 10
+    try:
+        return int(f"{match[1]}{digits}", base)
+    except ValueError:
+        return None
+
+
+def sets(text: str, wanted: str) -> bool:
+    """Whether the kernel takes this text for the wanted value: ``0 # off`` is 0."""
+    return text == wanted or (wanted.isdigit() and kernel_number(text) == int(wanted))
 
 
 def contradicted(check: str, key: str, boot: Boot, wanted: str) -> Result:
     """Judge whether a line of /etc/sysctl.conf gives ``key`` another value than ``wanted``."""
     conflict, expected = boot.conflict, "no conflicting line"
-    if conflict is None or conflict.value == wanted:
+    if conflict is None or sets(conflict.value, wanted):
         return ok(check, expected)
     actual = f"{key} = {conflict.value} wins under sysctl --system"
-    return warn(check, expected, actual, conflict.where, f"remove the line {conflict.where}")
+    return warn(check, expected, actual, conflict.where, _remove(conflict.where))

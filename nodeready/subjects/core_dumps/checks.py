@@ -55,8 +55,8 @@ def pattern(seen: CoreDumps, want: Policy) -> Result:
     if seen.live == wanted and boot == wanted:
         return ok(check, wanted, wanted, source)
     actual = f"{seen.live}, next boot {boot}"
-    if seen.live == wanted and not seen.boot.beatable:
-        return fail(check, wanted, actual, source, f"remove the line {source}")
+    if seen.live == wanted and seen.boot.remedy:
+        return fail(check, wanted, actual, source, seen.boot.remedy)
     return fixable(check, wanted, actual, source)
 
 

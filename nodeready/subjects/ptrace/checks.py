@@ -6,14 +6,18 @@ from nodeready.policy import Policy
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.ptrace.facts import KEY, PROBE, Ptrace
 from nodeready.subjects.result import Result, fail, fixable, na, ok
-from nodeready.subjects.sysctl import contradicted
+from nodeready.subjects.sysctl import contradicted, sets
 
 
 @check(
     "ptrace.scope",
     settings=("ptrace_scope",),
     fixed_by="ptrace.scope",
-    fix=("remove the line SOURCE", "reboot the node"),
+    fix=(
+        "remove the line SOURCE",
+        "systemctl unmask systemd-sysctl.service",
+        "reboot the node",
+    ),
 )
 def scope(seen: Ptrace, want: Policy) -> Result:
     """Yama's ptrace_scope, live and at the next boot, is the policy's.
@@ -29,10 +33,10 @@ def scope(seen: Ptrace, want: Policy) -> Result:
     boot = winner.value if winner else "unset"
     source = winner.where if winner else ""
     actual = f"{seen.live}, next boot {boot}"
-    boot_wrong = boot != wanted
+    boot_wrong = not sets(boot, wanted)
     live_wrong = seen.live not in (want.ptrace_scope, 3)
-    if boot_wrong and not live_wrong and not seen.boot.beatable:
-        return fail(check, wanted, actual, source, f"remove the line {source}")
+    if boot_wrong and not live_wrong and seen.boot.remedy:
+        return fail(check, wanted, actual, source, seen.boot.remedy)
     if boot_wrong or live_wrong:
         return fixable(check, wanted, actual, source)
     if seen.live == 3:
