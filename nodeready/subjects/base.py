@@ -233,13 +233,75 @@ def is_own(name: str, default: str) -> bool:
     return re.fullmatch(rf"[A-Za-z0-9_-]{{0,{_MOST_ZS}}}{rest}", name) is not None
 
 
+#: Why a deploy refuses to write: what it says of the path, and what a person does about that.
+#: The rules are those of nr_write and nr_walk (nodeready/sh/change.sh).
+_REFUSALS = {
+    "null": ("a link to /dev/null", "remove {}"),
+    "nowhere": ("a link that leads nowhere", "remove {}"),
+    "directory": ("a directory", "remove {}"),
+    "special": ("no regular file", "remove {}"),
+    "file": ("no directory", "remove {}"),
+    "fixed": ("read-only or immutable", "make {} writable (mount -o remount,rw; chattr -i)"),
+    "theirs": ("not root's", "chown root {}"),
+    "loose": ("writable by others than root", "chmod go-w {}"),
+}
+#: login.defs(5), GID_MIN: a group of persons.
+_FIRST_GROUP = 1000
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a deploy would not write at a path, and what a person does about that."""
+
+    why: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """The files of ours on a node.
+
+    files:   path -> its content
+    refused: a file's or a directory's path -> why a deploy would not write there
+    """
+
+    files: Mapping[str, bytes]
+    refused: Mapping[str, Refusal]
+
+
 def _own_files_script(patterns: tuple[str, ...]) -> str:
+    parents = dict.fromkeys(pattern.rpartition("/")[0] for pattern in patterns)
     return rf"""
     set --
     for nr_file in {" ".join(patterns)}; do
-        if [ -f "$nr_file" ]; then set -- "$@" "$nr_file"; fi
+        if [ -L "$nr_file" ] && [ ! -e "$nr_file" ]; then printf 'nowhere=%s\n' "$nr_file"
+        elif [ "$nr_file" -ef /dev/null ]; then printf 'null=%s\n' "$nr_file"
+        elif [ -d "$nr_file" ]; then printf 'directory=%s\n' "$nr_file"
+        elif [ -f "$nr_file" ]; then
+            set -- "$@" "$nr_file"
+            # Not even root: the file is immutable, or its file system is read-only.
+            if [ ! -w "$nr_file" ]; then printf 'fixed=%s\n' "$nr_file"; fi
+        elif [ -e "$nr_file" ]; then printf 'special=%s\n' "$nr_file"
+        fi
     done
     if [ $# != 0 ]; then nr_lines "$@"; fi
+    set --
+    for nr_file in {" ".join(parents)}; do
+        # A pattern of directories that names none stands for its parent.
+        case $nr_file in *\**) nr_file=${{nr_file%/*}} ;; esac
+        while [ ! -e "$nr_file" ] && [ ! -L "$nr_file" ]; do
+            nr_file=${{nr_file%/*}}
+            nr_file=${{nr_file:-/}}
+        done
+        if [ ! -e "$nr_file" ]; then printf 'nowhere=%s\n' "$nr_file"
+        elif [ ! -d "$nr_file" ]; then printf 'file=%s\n' "$nr_file"
+        elif [ ! -w "$nr_file" ]; then printf 'fixed=%s\n' "$nr_file"
+        else set -- "$@" "$nr_file"
+        fi
+    done
+    if nr_is_roots /proc/self; then printf 'root=1\n'; fi
+    if [ $# != 0 ]; then stat -Lc 'mode=%u %g %a %n' "$@" 2>/dev/null; fi
+    :
     """
 
 
@@ -254,12 +316,35 @@ def _parse_own_files(text: str, patterns: Iterable[str]) -> dict[str, bytes]:
     }
 
 
+def _refused(output: Output) -> dict[str, Refusal]:
+    """Where a deploy would not write, and why. Only what root sees tells that."""
+    if not output.all("root"):
+        return {}
+    found = [(path, kind) for kind in _REFUSALS for path in output.all(kind)]
+    for text in output.all("mode"):
+        match = re.fullmatch(r"(\d{1,10}) (\d{1,10}) ([0-7]{1,5}) (/.*)", text)
+        if match is None:
+            continue
+        uid, gid, mode, path = match.groups()
+        if uid != "0":
+            found.append((path, "theirs"))
+        elif int(mode, 8) & 0o2 or (int(mode, 8) & 0o20 and int(gid) >= _FIRST_GROUP):
+            found.append((path, "loose"))
+    return {
+        path: Refusal(_REFUSALS[kind][0], _REFUSALS[kind][1].format(path)) for path, kind in found
+    }
+
+
 def own_files(patterns: Iterable[str]) -> Probe:
-    """The probe ``ours``, which reads every file of these shell patterns."""
+    """The probe ``ours``, which reads every file of these shell patterns.
+
+    It also sees where a deploy would not write.
+    """
     chosen = tuple(dict.fromkeys(patterns))
     text = _own_files_script(chosen)
 
-    def parse(outputs: Mapping[str, Output], policy: Policy) -> dict[str, bytes]:
-        return _parse_own_files(outputs["ours"].require(), chosen)
+    def parse(outputs: Mapping[str, Output], policy: Policy) -> OwnFiles:
+        output = outputs["ours"]
+        return OwnFiles(_parse_own_files(output.require(), chosen), _refused(output))
 
     return Probe("ours", (Section("ours", lambda policy: text),), parse)

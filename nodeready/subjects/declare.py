@@ -15,6 +15,8 @@ from nodeready.subjects.result import Result
 OBSERVED = "observed"
 
 Judge = Callable[[Any, Policy], Result]
+#: (observed, policy) -> shell patterns of the files that the repair of a finding writes.
+Writes = Callable[[Any, Policy], Iterable[str]]
 
 PERSON = "By a person"
 DEPLOY = "Repaired by"
@@ -68,12 +70,15 @@ class Page:
 class Check(Page):
     """A check: its page, and the pure function that judges.
 
-    proof: what has to run on the node before this check can judge: one of
-           `proof.facts.SESSION`, or `proof.facts.MESH`; "": the look alone
+    proof:  what has to run on the node before this check can judge: one of
+            `proof.facts.SESSION`, or `proof.facts.MESH`; "": the look alone
+    writes: the files that the repair writes: where a deploy would not write them, a person has to
+            act first; None: all files of the subject
     """
 
     judge: Judge
     proof: str = ""
+    writes: Writes | None = None
 
     def __call__(self, seen: Any, want: Policy) -> Result:
         """The result for what was observed of the subject on one node."""
@@ -87,6 +92,7 @@ def check(
     fixed_by: str = "",
     fix: Iterable[str | Act] = (),
     proof: str = "",
+    writes: Writes | None = None,
 ) -> Callable[[Judge], Check]:
     """Make a Check of a function whose docstring is the check's page.
 
@@ -96,7 +102,7 @@ def check(
 
     def wrap(judge: Judge) -> Check:
         meaning = inspect.cleandoc(judge.__doc__ or "")
-        return Check(id, meaning, settings, fixed_by, acts, judge, proof)
+        return Check(id, meaning, settings, fixed_by, acts, judge, proof, writes)
 
     return wrap
 

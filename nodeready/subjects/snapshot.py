@@ -8,6 +8,7 @@ out or made no sense is Unknown, and no other subject is.
 from __future__ import annotations
 
 import base64
+import fnmatch
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -17,9 +18,17 @@ from typing import Any
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.policy.fields import closest
-from nodeready.subjects.base import Output, Probe, ProbeError, Section, Unknown
+from nodeready.subjects.base import (
+    Output,
+    OwnFiles,
+    Probe,
+    ProbeError,
+    Refusal,
+    Section,
+    Unknown,
+)
 from nodeready.subjects.registry import OBSERVED, PROBES, SUBJECTS
-from nodeready.subjects.result import Result, unknown
+from nodeready.subjects.result import ADMIN, Result, unknown
 
 # --- One script for all sections, and the way from the script's answer back to sections.
 #
@@ -284,10 +293,12 @@ class Snapshot:
 
     subjects: subject -> its observation, or Unknown with the reason
     files:    path -> the content of that file of ours
+    refused:  path -> why a deploy would not write there
     """
 
     subjects: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
 
     def __getitem__(self, subject: str) -> Any:
         """The observation of a subject. Raises KeyError when it was not observed at all."""
@@ -295,8 +306,8 @@ class Snapshot:
 
     def merged(self, newer: Snapshot) -> Snapshot:
         """This snapshot with the subjects of a newer, smaller one in place of its own."""
-        files = newer.files if "ours" in newer.subjects else self.files
-        return Snapshot({**self.subjects, **newer.subjects}, files)
+        ours = newer if "ours" in newer.subjects else self
+        return Snapshot({**self.subjects, **newer.subjects}, ours.files, ours.refused)
 
 
 def probes(subjects: Iterable[str] | None = None) -> tuple[Probe, ...]:
@@ -335,8 +346,8 @@ def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> 
         return nothing(error.reason, chosen, error.evidence)
     for probe in chosen:
         seen[probe.subject] = _observe(probe, outputs, policy)
-    files: Mapping[str, bytes] | Unknown = seen.get("ours", {})
-    return Snapshot(seen, {} if isinstance(files, Unknown) else files)
+    ours: OwnFiles | Unknown = seen.get("ours", Unknown(""))
+    return Snapshot(seen) if isinstance(ours, Unknown) else Snapshot(seen, ours.files, ours.refused)
 
 
 def nothing(reason: str, chosen: tuple[Probe, ...] = PROBES, evidence: str = "") -> Snapshot:
@@ -362,10 +373,35 @@ def judge(
             continue
         for given in subject.checks:
             try:
-                results.append(given(seen, policy))
+                found = given(seen, policy)
+                if found.fixable:
+                    patterns = subject.files if given.writes is None else given.writes(seen, policy)
+                    found = _promised(found, snapshot.refused, patterns)
+                results.append(found)
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
                 results.append(unknown(given.id, _nonsense(error)))
     return waive(results, policy)
+
+
+def _promised(
+    result: Result, refused: Mapping[str, Refusal], patterns: Iterable[str]
+) -> Result:
+    """A fixable result as it is, or a person's where a deploy would not write these files."""
+    for path, refusal in refused.items():
+        for pattern in patterns:
+            parent = pattern.rpartition("/")[0]
+            if fnmatch.fnmatchcase(path, pattern) or _holds(path, parent):
+                actual = f"{result.actual}; {path}: {refusal.why}"
+                fix = f"{refusal.remedy}, then {result.fix}"
+                return replace(result, actual=actual, fix=fix, owner=ADMIN)
+    return result
+
+
+def _holds(directory: str, parent: str) -> bool:
+    """Whether a directory is ``parent``, a pattern, or one that holds it."""
+    depth = directory.rstrip("/").count("/")
+    start = "/".join(parent.split("/")[: depth + 1])
+    return directory == "/" or fnmatch.fnmatchcase(directory, start)
 
 
 # --- Waivers: findings that the policy accepts. They are listed always, and fail nothing.

@@ -32,11 +32,22 @@ def packaged(seen: CoreDumps) -> str:
     return value if _PACKAGED.fullmatch(value) else ""
 
 
+def _pattern_written(seen: CoreDumps, want: Policy) -> tuple[str, ...]:
+    winner = seen.boot.winner
+    right = winner is not None and winner.value == _wanted(seen, want)
+    return () if right else ("/etc/sysctl.d/*nodeready-core_dumps.conf",)
+
+
 @check(
     "core_dumps.pattern",
     settings=("core_handler", "core_pattern"),
     fixed_by="core_dumps.pattern",
-    fix=("install the package systemd-coredump", "remove the line SOURCE"),
+    fix=(
+        "install the package systemd-coredump",
+        "remove the line SOURCE",
+        "systemctl unmask systemd-sysctl.service",
+    ),
+    writes=_pattern_written,
 )
 def pattern(seen: CoreDumps, want: Policy) -> Result:
     """kernel.core_pattern, live and at the next boot, sends cores where the policy says.
@@ -55,7 +66,7 @@ def pattern(seen: CoreDumps, want: Policy) -> Result:
     if seen.live == wanted and boot == wanted:
         return ok(check, wanted, wanted, source)
     actual = f"{seen.live}, next boot {boot}"
-    if seen.live == wanted and seen.boot.remedy:
+    if boot != wanted and seen.boot.remedy:
         return fail(check, wanted, actual, source, seen.boot.remedy)
     return fixable(check, wanted, actual, source)
 
@@ -70,24 +81,63 @@ def sysctl_conf(seen: CoreDumps, want: Policy) -> Result:
     return contradicted("core_dumps.sysctl_conf", KEY, seen.boot, _wanted(seen, want))
 
 
+_TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
+_BLOCKED = {
+    "nowhere": ("a link that leads nowhere", "remove {}, or make its target"),
+    "nodir": ("no directory", "remove {}"),
+    "fixed": (
+        "nobody can write there: read-only, immutable, or NFS that trusts no root",
+        "make {} writable (mount -o remount,rw; chattr -i), or another core_pattern",
+    ),
+}
+
+
+def _rule_written(seen: CoreDumps, want: Policy) -> tuple[str, ...]:
+    rule = seen.retention
+    right = rule is not None and rule.path == _TMPFILES and _same_rule(rule.text, want)
+    return () if right else (_TMPFILES,)
+
+
 @check(
     "core_dumps.directory",
     settings=("core_handler", "core_pattern"),
     fixed_by="core_dumps.directory",
+    fix=(
+        "remove PATH, or make its target",
+        "make PATH writable (mount -o remount,rw; chattr -i), or another core_pattern",
+        "chmod o+x PATH",
+        "chmod 1777 PATH, as its owner",
+    ),
+    writes=_rule_written,
 )
 def directory(seen: CoreDumps, want: Policy) -> Result:
     """The core directory exists and every user may write to it, but not remove others' files.
 
     The kernel writes the core with the crashing process's rights: no directory, or one that the
-    job's user cannot write to, means no core, silently.
+    job's user cannot write to, means no core, silently (core(5)). So the way to it must be open
+    to everybody (x on every parent), and its file system writable. Without the sticky bit users
+    can remove each other's cores, which stops no core: a warning. Access lists and quotas are
+    not seen here.
     """
     check, path = "core_dumps.directory", core_directory(want)
+    expected = f"{path} with mode 1777"
     if want.core_handler != "path":
         return na(check, "systemd-coredump has a store of its own")
-    if seen.directory_mode is None:
-        return fixable(check, f"{path} with mode 1777", "no such directory", path)
-    judged = fixable if seen.directory_mode & 0o1777 != 0o1777 else ok
-    return judged(check, f"{path} with mode 1777", f"mode {seen.directory_mode:o}", path)
+    mode, (where, kind) = seen.directory_mode, seen.blocked
+    actual = "no such directory" if mode is None else f"mode {mode:o}"
+    if kind:
+        why, remedy = _BLOCKED[kind]
+        return fail(check, expected, f"{where}: {why}", where, remedy.format(where))
+    if seen.closed:
+        names = " ".join(seen.closed)
+        return fail(check, expected, f"users cannot enter {names}", names, f"chmod o+x {names}")
+    if mode is None or mode & 0o1777 != 0o1777:
+        if mode is not None and seen.directory_owner:
+            actual = f"{actual}, of uid {seen.directory_owner}"
+            return fail(check, expected, actual, path, f"chmod 1777 {path}, as its owner")
+        only_sticky = mode is not None and mode & 0o777 == 0o777
+        return fixable(check, expected, actual, path, status="warn" if only_sticky else "fail")
+    return ok(check, expected, actual, path)
 
 
 def retention_rule(want: Policy) -> str:
@@ -96,11 +146,16 @@ def retention_rule(want: Policy) -> str:
     return f"d {core_directory(want)} 1777 root root {age}"
 
 
+def _same_rule(text: str, want: Policy) -> bool:
+    return text.split() == retention_rule(want).split()
+
+
 @check(
     "core_dumps.retention",
     settings=("core_handler", "core_pattern", "core_retention_days"),
     fixed_by="core_dumps.directory",
     fix=("remove the line WHERE",),
+    writes=_rule_written,
 )
 def retention(seen: CoreDumps, want: Policy) -> Result:
     """A tmpfiles.d rule makes the directory at boot and removes cores after the policy's days."""
@@ -110,7 +165,7 @@ def retention(seen: CoreDumps, want: Policy) -> Result:
     rule = seen.retention
     if rule is None:
         return fixable(check, wanted, "no rule")
-    if rule.text.split() == wanted.split():
+    if _same_rule(rule.text, want):
         return ok(check, wanted, wanted, rule.where)
     name = rule.path.rpartition("/")[2]
     if name < "00-nodeready-cores.conf":
@@ -118,22 +173,41 @@ def retention(seen: CoreDumps, want: Policy) -> Result:
     return fixable(check, wanted, rule.text, rule.where)
 
 
-@check("core_dumps.rewriters", fixed_by="core_dumps.rewriters")
+@check(
+    "core_dumps.rewriters",
+    fixed_by="core_dumps.rewriters",
+    fix=("remove UNIT, then systemctl mask NAME",),
+    writes=lambda seen, want: (),
+)
 def rewriters(seen: CoreDumps, want: Policy) -> Result:
-    """No service rewrites core_pattern when it starts (apport, abrt): they run after sysctl.d."""
+    """No service rewrites core_pattern when it starts (apport, abrt): they run after sysctl.d.
+
+    `systemctl mask` refuses where /etc/systemd/system holds a unit file or a link of that name.
+    """
     check = "core_dumps.rewriters"
-    if seen.rewriters:
-        names = ", ".join(seen.rewriters)
-        return fixable(check, "none", f"{names} not masked")
-    return ok(check, "none")
+    if not seen.rewriters:
+        return ok(check, "none")
+    actual = f"{', '.join(seen.rewriters)} not masked"
+    for unit in seen.in_place:
+        name = unit.rpartition("/")[2]
+        if name in seen.rewriters:
+            fix = f"remove {unit}, then systemctl mask {name}"
+            return fail(check, "none", f"{actual}; {unit} is in the way of a mask", unit, fix)
+    return fixable(check, "none", actual)
 
 
-@check("core_dumps.size", settings=("core_handler",), fixed_by="core_dumps.size")
+@check(
+    "core_dumps.size",
+    settings=("core_handler",),
+    fixed_by="core_dumps.size",
+    writes=lambda seen, want: ("/etc/systemd/coredump.conf.d/zz-nodeready.conf",),
+)
 def size(seen: CoreDumps, want: Policy) -> Result:
-    """systemd-coredump keeps a core of any size.
+    """systemd-coredump keeps a core of any size, in a file.
 
     Its defaults cut at 2 GB (systemd 252, coredump.conf(5)): a trainer with a GPU leaves a
-    truncated core, or none.
+    truncated core, or none. ``Storage=none`` keeps none at all, and ``journal`` none beyond
+    JournalSizeMax.
     """
     check = "core_dumps.size"
     if want.core_handler != "systemd-coredump":
@@ -145,9 +219,13 @@ def size(seen: CoreDumps, want: Policy) -> Result:
         if setting is None or setting.value != "infinity":
             wrong.append(f"{name}={setting.value if setting else 'default'}")
             source = source or (setting.where if setting else "")
+    storage = seen.coredump.get("Storage")
+    if storage is not None and storage.value != "external":
+        wrong.append(f"Storage={storage.value}")
+        source = source or storage.where
     if wrong:
-        return fixable(check, "infinity", ", ".join(wrong), source)
-    return ok(check, "infinity")
+        return fixable(check, "infinity, Storage=external", ", ".join(wrong), source)
+    return ok(check, "infinity, Storage=external")
 
 
 SUBJECT = Subject(

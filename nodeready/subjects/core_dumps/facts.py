@@ -17,11 +17,17 @@ KEY = "kernel.core_pattern"
 REWRITERS = ("apport.service", "abrt-ccpp.service")
 _UNIT_DIRECTORIES = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 _TMPFILES = ("/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d")
-_COREDUMP = (
-    "/etc/systemd/coredump.conf",
-    "/usr/lib/systemd/coredump.conf.d/*.conf",
-    "/run/systemd/coredump.conf.d/*.conf",
-    "/etc/systemd/coredump.conf.d/*.conf",
+# Highest priority first (coredump.conf(5)).
+_COREDUMP_DIRECTORIES = (
+    "/etc/systemd",
+    "/run/systemd",
+    "/usr/local/lib/systemd",
+    "/usr/lib/systemd",
+)
+_COREDUMP = tuple(
+    f"{directory}/{name}"
+    for directory in _COREDUMP_DIRECTORIES
+    for name in ("coredump.conf", "coredump.conf.d/*.conf")
 )
 
 
@@ -38,7 +44,28 @@ def _script(policy: Policy) -> str:
     nr_line=
     {{ IFS= read -r nr_line </proc/sys/kernel/core_pattern; }} 2>/dev/null
     if [ -n "$nr_line" ]; then printf 'live=%s\n' "$nr_line"; fi
-    if [ -d {directory} ]; then stat -Lc 'directory=%a' {directory}; fi
+    if nr_is_roots /proc/self; then printf 'root=1\n'; fi
+    set --
+    nr_dir={directory}
+    if [ -d "$nr_dir" ]; then
+        if [ ! -w "$nr_dir" ]; then printf 'fixed=%s\n' "$nr_dir"; fi
+        # A link leads elsewhere: users need the way to it, and the way in its target.
+        if [ -L "$nr_dir" ]; then
+            nr_at=$(cd -P "$nr_dir" 2>/dev/null && printf '%s' "$PWD")
+            while [ -n "$nr_at" ]; do set -- "$@" "$nr_at"; nr_at=${{nr_at%/*}}; done
+        fi
+    else
+        while [ ! -e "$nr_dir" ] && [ ! -L "$nr_dir" ]; do
+            nr_dir=${{nr_dir%/*}}
+            nr_dir=${{nr_dir:-/}}
+        done
+        if [ ! -e "$nr_dir" ]; then printf 'nowhere=%s\n' "$nr_dir"
+        elif [ ! -d "$nr_dir" ]; then printf 'nodir=%s\n' "$nr_dir"
+        elif [ ! -w "$nr_dir" ]; then printf 'fixed=%s\n' "$nr_dir"
+        fi
+    fi
+    while [ -n "${{nr_dir#/}}" ]; do set -- "$@" "$nr_dir"; nr_dir=${{nr_dir%/*}}; done
+    if [ $# != 0 ]; then stat -Lc 'way=%a %u %n' "$@" 2>/dev/null; fi
     if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
     for nr_dir in {" ".join(_UNIT_DIRECTORIES)}; do
         for nr_unit in {" ".join(REWRITERS)}; do
@@ -49,12 +76,20 @@ def _script(policy: Policy) -> str:
             elif [ -f "$nr_dir/$nr_unit" ]; then
                 printf 'unit=%s\n' "$nr_unit"
             fi
+            # systemctl mask refuses to replace what stands where its link would stand.
+            nr_unit=/etc/systemd/system/$nr_unit
+            if [ "$nr_dir" = /etc/systemd/system ] && [ ! "$nr_unit" -ef /dev/null ]; then
+                if [ -e "$nr_unit" ] || [ -L "$nr_unit" ]; then printf 'inplace=%s\n' "$nr_unit"; fi
+            fi
         done
+    done
+    for nr_file in {" ".join(_COREDUMP)}; do
+        if [ -e "$nr_file" ] || [ -L "$nr_file" ]; then printf 'file=%s\n' "$nr_file"; fi
     done
     for nr_file in /usr/lib/systemd/systemd-coredump /lib/systemd/systemd-coredump; do
         if [ -x "$nr_file" ]; then printf 'coredump=%s\n' "$nr_file"; fi
     done
-    grep -asHn -e {pattern} -e '^[[:space:]]*[A-Z]' {tmpfiles} {" ".join(_COREDUMP)} /dev/null
+    grep -asHn -e {pattern} -e '^[[:space:]]*[[A-Z]' {tmpfiles} {" ".join(_COREDUMP)} /dev/null
     :
     """
 
@@ -66,8 +101,14 @@ class CoreDumps:
     live:            the pattern in force, a path or ``|program``
     boot:            what the sysctl files set at the next boot
     directory_mode:  permission bits of the policy's core directory; None: no such directory
+    directory_owner: its owner's uid
+    blocked:         (path, kind) of what keeps root itself from writing there: "nowhere" (a link),
+                     "nodir" (a file in its place), "fixed" (a read-only mount, an immutable
+                     directory, or NFS that trusts no root); ("", ""): nothing
+    closed:          directories on the way through which other users cannot go
     retention:       the tmpfiles.d line for that directory that applies, or None
     rewriters:       installed services that rewrite the pattern and are not masked
+    in_place:        what stands where `systemctl mask` would put its link for one of them
     systemd:         systemd runs as the init
     coredump_binary: systemd-coredump's path; "" when it is not installed
     coredump:        the effective settings of coredump.conf and its drop-ins
@@ -83,6 +124,10 @@ class CoreDumps:
     coredump_binary: str
     coredump: Mapping[str, sysctl.Setting]
     packaged: sysctl.Setting | None
+    directory_owner: int = 0
+    blocked: tuple[str, str] = ("", "")
+    closed: tuple[str, ...] = ()
+    in_place: tuple[str, ...] = ()
 
 
 def _retention(lines: tuple[Line, ...], directory: str) -> Line | None:
@@ -100,17 +145,27 @@ def _retention(lines: tuple[Line, ...], directory: str) -> Line | None:
     return min(rules, key=lambda line: line.path.rpartition("/")[2]) if rules else None
 
 
-def _coredump_conf(lines: tuple[Line, ...]) -> dict[str, sysctl.Setting]:
-    """The settings: main file first, then drop-ins by base name; a key's last value counts."""
+def _coredump_conf(lines: tuple[Line, ...], there: list[str]) -> dict[str, sysctl.Setting]:
+    """The settings: main file first, then drop-ins by base name; a key's last value counts.
 
-    def order(line: Line) -> tuple[bool, str, int]:
-        return ("/coredump.conf.d/" in line.path, line.path.rpartition("/")[2], line.number)
-
+    A file masks those of its name in later directories (coredump.conf(5)).
+    """
+    files: dict[tuple[bool, str], str] = {}
+    for directory in _COREDUMP_DIRECTORIES:
+        for path in there:
+            parent, _, name = path.rpartition("/")
+            if parent in (directory, f"{directory}/coredump.conf.d"):
+                files.setdefault((parent != directory, name), path)
     found: dict[str, sysctl.Setting] = {}
-    for line in sorted(lines, key=order):
-        match = re.match(r"\s*([A-Za-z]+)\s*=(.*)", line.text)
-        if match:
-            found[match[1]] = sysctl.Setting(match[2].strip(), line.where)
+    for order in sorted(files):
+        section = ""
+        for line in (line for line in lines if line.path == files[order]):
+            text = line.text.strip()
+            match = re.match(r"([A-Za-z]+)\s*=(.*)", text)
+            if text.startswith("["):
+                section = text
+            elif match and section == "[Coredump]":
+                found[match[1]] = sysctl.Setting(match[2].strip(), line.where)
     return found
 
 
@@ -120,9 +175,15 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
     values = output.values()
     if "live" not in values:
         raise ProbeError("/proc/sys/kernel/core_pattern cannot be read")
-    mode = values.get("directory")
-    if mode is not None and not re.fullmatch(r"[0-7]{1,5}", mode):
-        raise ProbeError("the core directory's mode is no mode", mode)
+    ways: dict[str, tuple[int, int]] = {}
+    for text in output.all("way"):
+        match = re.fullmatch(r"([0-7]{1,5}) (\d{1,10}) (/.*)", text)
+        if match is None:
+            raise ProbeError("a directory's mode is no mode", text)
+        ways[match[3]] = int(match[1], 8), int(match[2])
+    own = core_directory(policy)
+    mode, owner = ways.pop(own, (None, 0))
+    blocked = [(values[kind], kind) for kind in ("nowhere", "nodir", "fixed") if kind in values]
     files = sysctl.parse(outputs["sysctl"])
     lines = tuple(file_lines(output.require()))
     packaged = [
@@ -136,14 +197,18 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
     return CoreDumps(
         live=values["live"],
         boot=sysctl.boot_value(files, KEY),
-        directory_mode=None if mode is None else int(mode, 8),
+        directory_mode=mode,
+        directory_owner=owner,
+        blocked=blocked[0] if blocked and "root" in values else ("", ""),
+        closed=tuple(sorted(path for path, (bits, _) in ways.items() if not bits & 0o1)),
         retention=_retention(
             tuple(line for line in lines if "/tmpfiles.d/" in line.path), core_directory(policy)
         ),
         rewriters=tuple(unit for unit in REWRITERS if unit in installed and unit not in masked),
+        in_place=tuple(output.all("inplace")),
         systemd="systemd" in values,
         coredump_binary=values.get("coredump", ""),
-        coredump=_coredump_conf(tuple(line for line in lines if "coredump.conf" in line.path)),
+        coredump=_coredump_conf(lines, output.all("file")),
         packaged=packaged[-1] if packaged else None,
     )
 

@@ -9,6 +9,12 @@ from nodeready.subjects.result import Result, fail, fixable, na, ok
 from nodeready.subjects.sysctl import contradicted, sets
 
 
+def _written(seen: Ptrace, want: Policy) -> tuple[str, ...]:
+    winner = seen.boot.winner
+    right = winner is not None and sets(winner.value, str(want.ptrace_scope))
+    return () if right else ("/etc/sysctl.d/*nodeready-ptrace.conf",)
+
+
 @check(
     "ptrace.scope",
     settings=("ptrace_scope",),
@@ -18,6 +24,7 @@ from nodeready.subjects.sysctl import contradicted, sets
         "systemctl unmask systemd-sysctl.service",
         "reboot the node",
     ),
+    writes=_written,
 )
 def scope(seen: Ptrace, want: Policy) -> Result:
     """Yama's ptrace_scope, live and at the next boot, is the policy's.
@@ -35,7 +42,8 @@ def scope(seen: Ptrace, want: Policy) -> Result:
     actual = f"{seen.live}, next boot {boot}"
     boot_wrong = not sets(boot, wanted)
     live_wrong = seen.live not in (want.ptrace_scope, 3)
-    if boot_wrong and not live_wrong and seen.boot.remedy:
+    if boot_wrong and seen.boot.remedy:
+        # What is live alone would be gone with the next boot.
         return fail(check, wanted, actual, source, seen.boot.remedy)
     if boot_wrong or live_wrong:
         return fixable(check, wanted, actual, source)
@@ -57,7 +65,7 @@ def sysctl_conf(seen: Ptrace, want: Policy) -> Result:
     return contradicted(check, KEY, seen.boot, str(want.ptrace_scope))
 
 
-@check("ptrace.selinux", fixed_by="ptrace.selinux")
+@check("ptrace.selinux", fixed_by="ptrace.selinux", writes=lambda seen, want: ())
 def selinux(seen: Ptrace, want: Policy) -> Result:
     """SELinux's deny_ptrace is off where SELinux enforces: it stops even root's debugger."""
     check = "ptrace.selinux"

@@ -40,6 +40,12 @@ def seen(**changes):
 
 wrong = partial(judging.wrong, checks)
 
+SIZES = {name: Setting("infinity", "/c:2") for name in checks.SIZE_LIMITS}
+COREDUMP = {
+    "packaged": Setting(PACKAGED, "/x:1"),
+    "live": PACKAGED,
+    "boot": Boot(Setting(PACKAGED, "/x:1")),
+}
 
 # name, what differs, policy, the checks that say so
 CASES = [
@@ -49,7 +55,29 @@ CASES = [
     ("nothing for the next boot", {"boot": Boot(None)}, WANT, {"pattern": "fail"}),
     ("no directory", {"directory_mode": None}, WANT, {"directory": "fail"}),
     ("not for everybody", {"directory_mode": 0o755}, WANT, {"directory": "fail"}),
-    ("not sticky", {"directory_mode": 0o777}, WANT, {"directory": "fail"}),
+    ("not sticky: users may remove each other's cores", {"directory_mode": 0o777}, WANT,
+     {"directory": "warn"}),
+    ("root's alone", {"directory_mode": 0o700}, WANT, {"directory": "fail"}),
+    ("a group's alone", {"directory_mode": 0o1770}, WANT, {"directory": "fail"}),
+    ("readable, not writable", {"directory_mode": 0o1775}, WANT, {"directory": "fail"}),
+    ("a parent without x", {"closed": ("/var",)}, WANT, {"directory": "fail"}),
+    ("a read-only mount", {"blocked": ("/var/crash", "fixed")}, WANT, {"directory": "fail"}),
+    ("a file in its place", {"blocked": ("/var/crash", "nodir"), "directory_mode": None}, WANT,
+     {"directory": "fail"}),
+    ("a dangling link", {"blocked": ("/var/crash", "nowhere"), "directory_mode": None}, WANT,
+     {"directory": "fail"}),
+    ("another's, with a mode of its own", {"directory_mode": 0o755, "directory_owner": 1000}, WANT,
+     {"directory": "fail"}),
+    ("another's, open to all", {"directory_owner": 65534}, WANT, {}),
+    ("Storage=none", {**COREDUMP, "coredump": {**SIZES, "Storage": Setting("none", "/c:3")}},
+     STORE, {"size": "fail"}),
+    ("Storage=journal", {**COREDUMP, "coredump": {**SIZES, "Storage": Setting("journal", "/c:3")}},
+     STORE, {"size": "fail"}),
+    ("Storage=external", {**COREDUMP, "coredump": {**SIZES, "Storage": Setting("external", "/c")}},
+     STORE, {}),
+    ("systemd-coredump of any size", {**COREDUMP, "coredump": SIZES}, STORE, {}),
+    ("a unit file in the way of a mask", {"rewriters": ("apport.service",),
+     "in_place": ("/etc/systemd/system/apport.service",)}, WANT, {"rewriters": "fail"}),
     ("no rule", {"retention": None}, WANT, {"retention": "fail"}),
     ("apport is not masked", {"rewriters": ("apport.service",)}, WANT, {"rewriters": "fail"}),
     ("systemd-coredump is not installed", {}, STORE, {"pattern": "fail", "size": "fail"}),
@@ -87,8 +115,55 @@ def test_an_uninstalled_systemd_coredump_is_a_persons_to_install():
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("", "cannot be read"), ("live=core\ndirectory=drwx\n", "mode is no mode")],
+    [("", "cannot be read"), ("live=core\nway=drwx 0 /var\n", "mode is no mode")],
 )
 def test_an_answer_without_sense_is_refused(text, reason):
     with pytest.raises(ProbeError, match=reason):
         core_dumps.parse({"core_dumps": Output(text, 0), "sysctl": Output("", 0)}, WANT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"closed": ("/var", "/var/x")}, "chmod o+x /var /var/x"),
+        ({"blocked": ("/var/crash", "nodir"), "directory_mode": None}, "remove /var/crash"),
+        ({"blocked": ("/var", "fixed"), "directory_mode": None}, "make /var writable"),
+        ({"directory_mode": 0o755, "directory_owner": 7}, "chmod 1777 /var/crash, as its owner"),
+        ({"rewriters": ("apport.service",), "in_place": ("/etc/systemd/system/apport.service",)},
+         "remove /etc/systemd/system/apport.service, then systemctl mask apport.service"),
+    ],
+)  # fmt: skip
+def test_what_a_deploy_refuses_is_a_persons(changes, fix):
+    (result,) = [r for r in judge_all(checks, seen(**changes), WANT) if r.bad]
+    assert result.fix.startswith(fix)
+    assert (result.status, result.fixable) == ("fail", False)
+
+
+# What stands in coredump.conf and its drop-ins, and what counts (coredump.conf(5)).
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"/etc/systemd/coredump.conf": "[Coredump]\nStorage=none"}, {"Storage": "none"}),
+        ({"/etc/systemd/coredump.conf": "[Coredump]\nStorage=none",
+          "/usr/lib/systemd/coredump.conf.d/a.conf": "[Coredump]\nStorage=external"},
+         {"Storage": "external"}),
+        # One of its name in /etc masks it, an empty one too.
+        ({"/etc/systemd/coredump.conf.d/a.conf": "",
+          "/usr/lib/systemd/coredump.conf.d/a.conf": "[Coredump]\nStorage=none"}, {}),
+        ({"/etc/systemd/coredump.conf.d/a.conf": "[Coredump]\nStorage=none",
+          "/usr/lib/systemd/coredump.conf.d/a.conf": "[Coredump]\n#\nStorage=external"},
+         {"Storage": "none"}),
+        ({"/run/systemd/coredump.conf.d/z.conf": "[Coredump]\nStorage=none",
+          "/etc/systemd/coredump.conf.d/a.conf": "[Coredump]\nStorage=external"},
+         {"Storage": "none"}),
+        # Another section says nothing.
+        ({"/etc/systemd/coredump.conf": "[Other]\nStorage=none"}, {}),
+    ],
+)  # fmt: skip
+def test_the_settings_of_systemd_coredump(files, found):
+    text = "live=core\n" + "".join(f"file={path}\n" for path in files)
+    for path, content in files.items():
+        for number, line in enumerate(content.split("\n"), 1):
+            text += f"{path}:{number}:{line}\n"
+    cores = core_dumps.parse({"core_dumps": Output(text, 0), "sysctl": Output("", 0)}, STORE)
+    assert {name: setting.value for name, setting in cores.coredump.items()} == found

@@ -135,10 +135,22 @@ def test_what_cannot_be_beaten_is_left_to_a_person():
     (scope, *_) = judge_all(checks, seen["ptrace"], WANT)
     assert scope.fix == f"remove the line {ETC}/~last.conf:1"
     assert operation.scope.plan(seen, WANT) is None
-    # What is live can be set all the same, and no file is written in vain.
+    # What is live alone would be gone with the next boot: a person's too.
     seen = Snapshot({"ptrace": ptrace.parse(outputs("1", files), WANT)})
-    change = operation.scope.plan(seen, WANT)
-    assert [action.describe() for action in change.actions] == [f"run sysctl -w {KEY}=0"]
+    assert operation.scope.plan(seen, WANT) is None
+
+
+def test_a_value_that_the_kernel_takes_for_the_wanted_one_is_right():
+    assert judged("0", {f"{ETC}/1.conf": f"{KEY} = 0 # for py-spy"})["scope"].status == "ok"
+    assert judged("0", {f"{ETC}/1.conf": f'{KEY} = "0"'})["scope"].status == "fail"
+
+
+def test_a_masked_systemd_sysctl_is_a_persons():
+    text = "reader=systemd\nmasked=/etc/systemd/system/systemd-sysctl.service\n"
+    seen = ptrace.parse({"ptrace": Output("proc=1\nlive=0\n", 0), "sysctl": Output(text, 0)}, WANT)
+    (scope, *_) = judge_all(checks, seen, WANT)
+    assert (scope.status, scope.fixable) == ("fail", False)
+    assert scope.fix == "systemctl unmask systemd-sysctl.service"
 
 
 def test_no_yama_does_not_apply():
