@@ -347,7 +347,9 @@ def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> 
     for probe in chosen:
         seen[probe.subject] = _observe(probe, outputs, policy)
     ours: OwnFiles | Unknown = seen.get("ours", Unknown(""))
-    return Snapshot(seen) if isinstance(ours, Unknown) else Snapshot(seen, ours.files, ours.refused)
+    return (
+        Snapshot(seen) if isinstance(ours, Unknown) else Snapshot(seen, ours.files, ours.refused)
+    )
 
 
 def nothing(reason: str, chosen: tuple[Probe, ...] = PROBES, evidence: str = "") -> Snapshot:
@@ -375,7 +377,9 @@ def judge(
             try:
                 found = given(seen, policy)
                 if found.fixable:
-                    patterns = subject.files if given.writes is None else given.writes(seen, policy)
+                    patterns = (
+                        subject.files if given.writes is None else given.writes(seen, policy)
+                    )
                     found = _promised(found, snapshot.refused, patterns)
                 results.append(found)
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
@@ -383,9 +387,7 @@ def judge(
     return waive(results, policy)
 
 
-def _promised(
-    result: Result, refused: Mapping[str, Refusal], patterns: Iterable[str]
-) -> Result:
+def _promised(result: Result, refused: Mapping[str, Refusal], patterns: Iterable[str]) -> Result:
     """A fixable result as it is, or a person's where a deploy would not write these files."""
     for path, refusal in refused.items():
         for pattern in patterns:

@@ -79,7 +79,9 @@ def _script(policy: Policy) -> str:
             # systemctl mask refuses to replace what stands where its link would stand.
             nr_unit=/etc/systemd/system/$nr_unit
             if [ "$nr_dir" = /etc/systemd/system ] && [ ! "$nr_unit" -ef /dev/null ]; then
-                if [ -e "$nr_unit" ] || [ -L "$nr_unit" ]; then printf 'inplace=%s\n' "$nr_unit"; fi
+                if [ -e "$nr_unit" ] || [ -L "$nr_unit" ]; then
+                    printf 'inplace=%s\n' "$nr_unit"
+                fi
             fi
         done
     done

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nodeready.policy import Policy
 from nodeready.subjects.base import beatable
 from nodeready.subjects.declare import Subject, check
-from nodeready.subjects.limits.facts import ITEMS, NR_OPEN, PROBE, UNLIMITED, Limits, same_domain
-from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
+from nodeready.subjects.limits.facts import (
+    ITEMS,
+    NR_OPEN,
+    PROBE,
+    UNLIMITED,
+    Entry,
+    Limits,
+    PamLimits,
+    everybody,
+    same_domain,
+)
+from nodeready.subjects.result import Result, fail, fixable, na, ok, some, warn
 
 KINDS = ("soft", "hard")
+_LOGIN_FILES = ("/etc/security/limits.d/*nodeready.conf",)
 _LOGIN_FIXES = (
     "rename HIGH: no file can be read after it",
     "remove the line WHERE",
@@ -19,6 +32,18 @@ _LOGIN_FIXES = (
 def shown(value: int, item: str) -> str:
     """A limit in the unit of limits.conf: KiB for core and memlock, or ``unlimited``."""
     return "unlimited" if value == UNLIMITED else str(value // ITEMS[item])
+
+
+def asked(limit: int, item: str) -> str:
+    """A wanted limit in words: more than it is as good, save that 0 means none."""
+    if limit == UNLIMITED:
+        return "unlimited"
+    return f"at least {shown(limit, item)}" if limit else "exactly 0"
+
+
+def enough(value: int, limit: int) -> bool:
+    """Whether a limit is what was asked for."""
+    return value >= limit if limit else value == 0
 
 
 def _declared(want: Policy, item: str) -> int:
@@ -70,7 +95,7 @@ def _unbeatable(path: str) -> bool:
 def _refused(item: str, why: str, seen: Limits, want: Policy) -> Result:
     """The node's kernel refuses this limit: a line of ours that sets it breaks every login."""
     check, limit = f"limits.{item}", _declared(want, item)
-    expected = f"{shown(limit, item)} for {', '.join(want.limit_domains)}"
+    expected = f"{asked(limit, item)} for {', '.join(want.limit_domains)}"
     for entry in seen.pam.entries:
         ours = "/zz" in entry.where and "nodeready" in entry.where
         if entry.item == item and ours and entry.value > most(seen, item):
@@ -82,10 +107,26 @@ def _refused(item: str, why: str, seen: Limits, want: Policy) -> Result:
     )
 
 
+def _breaks(seen: Limits, entry: Entry) -> bool:
+    """Whether no login gets this limit: the kernel refuses it, and pam_limits the login.
+
+    For files without a limit, pam_limits takes fs.nr_open.
+    """
+    return entry.value != UNLIMITED and entry.value > most(seen, entry.item)
+
+
+def _wrong(seen: Limits, entry: Entry, limit: int) -> str:
+    """What is wrong with a line's limit, or ""."""
+    if _breaks(seen, entry):
+        highest = shown(most(seen, entry.item), entry.item)
+        return f"{shown(entry.value, entry.item)} (breaks logins: the most is {highest})"
+    return "" if enough(entry.value, limit) else shown(entry.value, entry.item)
+
+
 def _logins(item: str, seen: Limits, want: Policy) -> Result:
     """One limit, soft and hard, for every domain of the policy."""
     check, limit = f"limits.{item}", _declared(want, item)
-    expected = f"{shown(limit, item)} for {', '.join(want.limit_domains)}"
+    expected = f"{asked(limit, item)} for {', '.join(want.limit_domains)}"
     why = refused(seen, want, item)
     if why:
         return _refused(item, why, seen, want)
@@ -99,8 +140,8 @@ def _logins(item: str, seen: Limits, want: Policy) -> Result:
     for domain in want.limit_domains:
         for kind in KINDS:
             entry = seen.pam.effective(domain, kind, item)
-            if entry is None or entry.value != limit:
-                value = "unset" if entry is None else shown(entry.value, item)
+            value = "unset" if entry is None else _wrong(seen, entry, limit)
+            if value:
                 wrong.setdefault(value, []).append((domain, kind))
                 where = entry.where if entry else ""
                 source = source or where
@@ -130,6 +171,7 @@ def _by_value(wrong: dict[str, list[tuple[str, str]]]) -> str:
     settings=("limit_core", "limit_nofile", "limit_domains"),
     fixed_by="limits.logins",
     fix=_LOGIN_FIXES,
+    writes=lambda seen, want: _LOGIN_FILES,
 )
 def core(seen: Limits, want: Policy) -> Result:
     """New logins may write a whole core file: a limit of 0, the usual default, means none."""
@@ -141,6 +183,7 @@ def core(seen: Limits, want: Policy) -> Result:
     settings=("limit_memlock", "limit_nofile", "limit_domains"),
     fixed_by="limits.logins",
     fix=_LOGIN_FIXES,
+    writes=lambda seen, want: _LOGIN_FILES,
 )
 def memlock(seen: Limits, want: Policy) -> Result:
     """New logins may lock their memory: RDMA registers its buffers, the usual limit is 8 MiB."""
@@ -152,6 +195,7 @@ def memlock(seen: Limits, want: Policy) -> Result:
     settings=("limit_nofile", "limit_domains"),
     fixed_by="limits.logins",
     fix=_LOGIN_FIXES,
+    writes=lambda seen, want: _LOGIN_FILES,
 )
 def nofile(seen: Limits, want: Policy) -> Result:
     """New logins may open enough files: NCCL and data loaders use thousands of descriptors.
@@ -165,32 +209,102 @@ def nofile(seen: Limits, want: Policy) -> Result:
 @check(
     "limits.exceptions",
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains", "limit_services"),
-    fix=("raise or remove these lines, or leave them be",),
+    fix=("raise or remove WHERE", "raise or remove WHERE, or leave it be"),
 )
 def exceptions(seen: Limits, want: Policy) -> Result:
-    """No user or group of its own gets less than the policy gives to all.
+    """No user, group or range of its own gets less than the policy gives to all.
 
-    A user's line beats a group's, which beats ``*`` (limits.conf(5)): such a line may be meant,
-    so a person decides.
+    A line for a user or a range of uids beats a group's, which beats ``*`` (limits.conf(5)). One
+    for a few people may be meant, so a person decides. One for all ids that people have
+    (``1000:``) takes the limits from every job, and one beyond the kernel's own refuses logins:
+    those fail.
     """
     check, limits = "limits.exceptions", wanted(seen, want)
     lines: dict[str, list[str]] = {}
-    domains = dict.fromkeys(entry.domain for entry in seen.pam.entries)
-    for domain in (name for name in domains if name not in want.limit_domains):
-        for item, limit in limits.items():
-            for kind in KINDS:
-                entry = seen.pam.effective(domain, kind, item)
-                if entry is not None and entry.value < limit:
-                    text = f"{domain} {kind} {item} {shown(entry.value, item)}"
-                    lines.setdefault(entry.where, []).append(text)
-    exempt = [(name, where) for name, where in seen.pam.exempt if name not in want.limit_domains]
-    for domain, where in exempt:
-        lines.setdefault(where, []).append(f"{domain} is exempt from all limits")
+    fails: list[str] = []
+    for entry in seen.pam.beyond(want.limit_domains):
+        limit = limits.get(entry.item)
+        broken = _breaks(seen, entry)
+        if broken or (limit is not None and entry.value < limit):
+            text = f"{entry.domain} {entry.kind} {entry.item} {shown(entry.value, entry.item)}"
+            lines.setdefault(entry.where, []).append(f"{text} breaks logins" if broken else text)
+            fails += [entry.where] if broken or everybody(entry.domain) else []
+    for domain, where in seen.pam.exempt:
+        if domain not in want.limit_domains:
+            lines.setdefault(where, []).append(f"{domain} is exempt from all limits")
+            fails += [where] if everybody(domain) else []
     if not lines:
         return ok(check, "none")
     actual = "; ".join(f"{', '.join(texts)} ({where})" for where, texts in lines.items())
-    source = next(iter(lines))
-    return warn(check, "none", actual, source, "raise or remove these lines, or leave them be")
+    if fails:
+        names = ", ".join(dict.fromkeys(fails))
+        return fail(check, "none", actual, fails[0], f"raise or remove {names}")
+    names = some(lines, ", ")
+    fix = f"raise or remove {names}, or leave {'it' if len(lines) == 1 else 'them'} be"
+    return warn(check, "none", actual, next(iter(lines)), fix)
+
+
+_PAM_FIXES = (
+    "UsePAM yes in FILE, then restart sshd",
+    "session required pam_limits.so in FILE",
+    "remove conf= from WHERE, or give CONF these limits",
+)
+
+
+def _low(seen: Limits, want: Policy, given: PamLimits) -> str:
+    """What the lines of one file give less than the policy, in words."""
+    found = []
+    for item, limit in wanted(seen, want).items():
+        for domain in want.limit_domains:
+            values = [given.effective(domain, kind, item) for kind in KINDS]
+            low = [one for one in values if one is None or not enough(one.value, limit)]
+            if low:
+                value = next((shown(one.value, item) for one in low if one), "unset")
+                found.append(f"{item} {value} for {domain}")
+    return some(found, ", ")
+
+
+@check(
+    "limits.pam",
+    settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains"),
+    fix=_PAM_FIXES,
+)
+def pam(seen: Limits, want: Policy) -> Result:
+    """What comes in by ssh or su gets the limits of limits.conf and limits.d.
+
+    pam_limits gives the limits (pam_limits(8)), so it must be in the service's session stack, and
+    its option ``conf=`` makes it read one other file alone. Without UsePAM, sshd gives its own
+    limits to every session (sshd_config(5)). Jobs come in by ssh: there it fails; for su it warns.
+    """
+    check, expected = "limits.pam", "pam_limits for ssh and su, with the system's files"
+    if seen.no_pam is not None and "sshd" in seen.stacks:
+        where = seen.no_pam if isinstance(seen.no_pam, str) else seen.no_pam.where
+        path = where if isinstance(seen.no_pam, str) else seen.no_pam.path
+        actual = "sshd does not use PAM: sessions have sshd's own limits"
+        return fail(check, expected, actual, where, f"UsePAM yes in {path}, then restart sshd")
+    found: list[Result] = []
+    for name, stack in seen.stacks.items():
+        judged = fail if name == "sshd" else warn
+        if not stack.limits:
+            if stack.whole:
+                actual = f"{name} calls no pam_limits: its sessions keep the limits they come with"
+                fix = f"session required pam_limits.so in {stack.path}"
+                found.append(judged(check, expected, actual, stack.path, fix))
+            continue
+        if not stack.conf:
+            continue
+        where = stack.limits[-1].where
+        fix = f"remove conf= from {where}, or give {stack.conf} these limits"
+        given = seen.confs.get(stack.conf)
+        low = _low(seen, want, given) if given is not None else "which is not looked at"
+        if low:
+            judged = judged if given is not None else warn
+            actual = f"{name} reads {stack.conf} alone: {low}"
+            found.append(judged(check, expected, actual, where, fix))
+    if not found:
+        return ok(check, expected) if seen.stacks else na(check, "no PAM stack of ssh or su here")
+    first = next((one for one in found if one.status == "fail"), found[0])
+    return replace(first, actual="; ".join(one.actual for one in found))
 
 
 def unit_value(limit: int, item: str) -> str:
@@ -205,6 +319,9 @@ def unit_value(limit: int, item: str) -> str:
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_services"),
     fixed_by="limits.services",
     fix=("rename HIGH: no drop-in can be read after it",),
+    writes=lambda seen, want: tuple(
+        f"/etc/systemd/system/{name}.service.d/*nodeready.conf" for name in seen.units
+    ),
 )
 def services(seen: Limits, want: Policy) -> Result:
     """The policy's services have the limits in their unit files.
@@ -217,12 +334,12 @@ def services(seen: Limits, want: Policy) -> Result:
         return na(
             check, f"none of {', '.join(want.limit_services) or 'the services'} is installed"
         )
-    expected = ", ".join(f"{item} {shown(limit, item)}" for item, limit in limits.items())
+    expected = ", ".join(f"{item} {asked(limit, item)}" for item, limit in limits.items())
     wrong, source, high = [], "", ""
     for service, unit in seen.units.items():
         for item, limit in limits.items():
-            found = unit.limits.get(item)
-            if found is not None and found.soft == found.hard == limit:
+            found = unit.limits.get(item, seen.defaults.get(item))
+            if found is not None and all(enough(one, limit) for one in (found.soft, found.hard)):
                 continue
             value = "unset"
             if found is not None:
@@ -266,6 +383,7 @@ def restarts(seen: Limits, want: Policy) -> list[str]:
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_services", "restart_services"),
     fixed_by="limits.restart",
     fix=("systemctl restart NAMES, when idle",),
+    writes=lambda seen, want: (),
 )
 def running(seen: Limits, want: Policy) -> Result:
     """What runs already has the limits too: a new limit reaches a service only by its restart.
@@ -276,7 +394,7 @@ def running(seen: Limits, want: Policy) -> Result:
     check, limits = "limits.running", wanted(seen, want)
     if not seen.running:
         return na(check, f"none of {', '.join(want.limit_services) or 'the services'} is running")
-    expected = ", ".join(f"{item} {shown(limit, item)}" for item, limit in limits.items())
+    expected = ", ".join(f"{item} {asked(limit, item)}" for item, limit in limits.items())
     below = _below(seen, limits)
     if not below:
         return ok(check, expected)
@@ -299,7 +417,7 @@ def running(seen: Limits, want: Policy) -> Result:
 SUBJECT = Subject(
     "limits",
     __doc__,
-    checks=(core, memlock, nofile, exceptions, services, running),
+    checks=(core, memlock, nofile, exceptions, pam, services, running),
     probe=PROBE,
     files=(
         "/etc/security/limits.d/*nodeready*.conf",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nodeready import shell
@@ -26,8 +27,10 @@ from nodeready.subjects.base import (
 # Rules, from limits.conf(5) and Linux-PAM's pam_limits.c: limits.conf comes first, then
 # limits.d/*.conf in byte order of their names; ``#`` begins a comment anywhere; fields are
 # separated by any white space (a CR is white space too); within one kind of domain the later line
-# wins; a user's line beats a group's, which beats ``*``. A line ``DOMAIN -`` exempts that user or
-# group from all limits, wherever it stands.
+# wins; a user's line beats a group's, which beats ``*``, wherever they stand. A range of uids is a
+# user's line for each of them (``:7`` is uid 7 alone, ``7:`` and ``7:9`` are what they say), and
+# ``@`` before a range makes it one of gids. A line ``DOMAIN -`` exempts that user, group or range
+# from all limits, wherever it stands; ``* -`` and ``%group -`` exempt nobody.
 
 #: Item -> kernel units (bytes, descriptors) in one unit of limits.conf, which has core and memlock
 #: in KiB. The items are the limits of the policy.
@@ -82,12 +85,83 @@ class PamLimits:
                 found = entry
         return found
 
+    def beyond(self, domains: Iterable[str]) -> list[Entry]:
+        """What the lines give to others than these domains, where no other line wins over it.
+
+        One entry for each domain, kind and item. A line loses to a later one about at least the
+        same people, and to one of a stronger kind that is about everybody.
+        """
+        ours = {*domains, "*"}
+        last: dict[tuple[str, str, str], tuple[int, Entry]] = {}
+        for at, entry in enumerate(self.entries):
+            last[entry.kind, entry.item, entry.domain] = at, entry
+        wide: dict[tuple[str, str], list[tuple[int, Entry]]] = {}
+        for at, entry in last.values():
+            if span(entry.domain) is not None:
+                wide.setdefault((entry.kind, entry.item), []).append((at, entry))
+        return [
+            entry
+            for at, entry in last.values()
+            if entry.domain not in ours
+            and not any(
+                _wins(other, entry, later > at)
+                for later, other in wide.get((entry.kind, entry.item), [])[-_MOST_RANGES:]
+            )
+        ]
+
+
+#: Ranges that are compared with each line: a node has a few, a hostile one no end of them.
+_MOST_RANGES = 256
+
 
 def same_domain(written: str, domain: str) -> bool:
     """Whether a line for ``written`` is about ``domain``; root's uid may be in a range."""
     if written == domain:
         return True
-    return domain == "root" and re.fullmatch(r":0+|0+:\d*", written) is not None
+    ids = span(written)
+    return domain == "root" and ids is not None and not written.startswith("@") and ids[0] == 0
+
+
+#: The highest id that Linux has: (uid_t) -1 is none.
+_LAST_ID = 2**32 - 2
+#: What login.defs(5) gives to people: UID_MIN to UID_MAX.
+_PEOPLE = (1000, 60000)
+_RANGE = re.compile(r"@?(?:(\d{1,10}):(\d{1,10})?|:(\d{1,10}))")
+
+
+def span(domain: str) -> tuple[int, int] | None:
+    """The first and last id of a range; None for a domain that is none (pam_limits.c)."""
+    match = _RANGE.fullmatch(domain)
+    if match is None:
+        return None
+    if match[3] is not None:
+        return int(match[3]), int(match[3])
+    return int(match[1]), _LAST_ID if match[2] is None else int(match[2])
+
+
+def everybody(domain: str) -> bool:
+    """Whether a range holds all ids that people have."""
+    ids = span(domain)
+    return ids is not None and ids[0] <= _PEOPLE[0] and ids[1] >= _PEOPLE[1]
+
+
+def _rank(domain: str) -> int:
+    """The kind of a domain: of two kinds, the lower one wins wherever its line stands."""
+    return 2 if domain == "*" else 1 if domain.startswith("@") else 0
+
+
+def _wins(wide: Entry, entry: Entry, later: bool) -> bool:
+    """Whether a range's line wins over another line for all people that the other is about."""
+    if wide is entry or _rank(wide.domain) > _rank(entry.domain):
+        return False
+    if _rank(wide.domain) == _rank(entry.domain) and not later:
+        return False
+    first, second = span(wide.domain), span(entry.domain)
+    if first is None:
+        return False
+    if second is not None and _rank(wide.domain) == _rank(entry.domain):
+        return first[0] <= second[0] and second[1] <= first[1]
+    return everybody(wide.domain)
 
 
 def _value(text: str, item: str) -> int | None:
@@ -103,7 +177,10 @@ def _value(text: str, item: str) -> int | None:
 
 
 def _order(paths: Iterable[str]) -> list[str]:
-    """limits.conf, then the files of limits.d by name; earlier directories mask later ones."""
+    """limits.conf, then the files of limits.d by name; earlier directories mask later ones.
+
+    ``paths``: of all files that are there: an empty one masks too.
+    """
     main: dict[str, str] = {}
     drop: dict[str, str] = {}
     for directory in DIRECTORIES:
@@ -117,20 +194,28 @@ def _order(paths: Iterable[str]) -> list[str]:
     return [*main.values(), *(drop[name] for name in ordered)]
 
 
-def parse_pam_limits(lines: Iterable[Line]) -> PamLimits:
-    """The limits that the lines give; lines of files that pam_limits does not read are skipped."""
+def parse_pam_limits(
+    lines: Iterable[Line], there: Iterable[str] = (), conf: str = ""
+) -> PamLimits:
+    """The limits that the lines give; lines of files that pam_limits does not read are skipped.
+
+    there: the files that are there, without lines too
+    conf:  the one file that pam_limits reads by its option ``conf=``; "": those of the system
+    """
     files = by_path(lines)
     entries: list[Entry] = []
     exempt: list[tuple[str, str]] = []
     last = ""
-    for path in _order(files):
+    for path in [conf] if conf else _order(dict.fromkeys((*there, *files))):
         before = len(entries)
-        for line in files[path]:
+        for line in files.get(path, ()):
             words = _SPACE.split(line.text.partition("#")[0].partition("\0")[0].strip(" \t\v\f\r"))
             domain, kind = words[0], words[1].lower() if len(words) > 1 else ""
+            if domain.startswith("%") or (":" in domain and span(domain) is None):
+                continue
             if len(words) == 2 and kind[:1] == "-" and domain != "*":
                 exempt.append((domain, line.where))
-            if len(words) < 4 or domain.startswith("%") or kind not in ("soft", "hard", "-"):
+            if len(words) < 4 or kind not in ("soft", "hard", "-"):
                 continue
             item = words[2].lower()
             value = _value(words[3].lower(), item) if item in ITEMS else None
@@ -142,6 +227,102 @@ def parse_pam_limits(lines: Iterable[Line]) -> PamLimits:
         if len(entries) > before and not ours and beatable(name):
             last = name
     return PamLimits(tuple(entries), tuple(exempt), last)
+
+
+# --- Whether logins take these limits at all: pam_limits in the PAM stacks, and sshd's UsePAM.
+#
+# Rules, from pam.conf(5), pam_limits(8) and sshd_config(5): a service's stack is its file in the
+# first of these directories; ``@include`` takes another file's lines of all kinds, ``include`` and
+# ``substack`` those of the line's own kind. With ``conf=`` pam_limits reads that file alone. Of
+# several values of a keyword sshd takes the first one; without a value it uses no PAM.
+
+#: The ways in that jobs and people take; RHEL gives ``su -`` a stack of its own.
+SERVICES = ("sshd", "su", "su-l")
+_PAM_DIRECTORIES = ("/etc/pam.d", "/usr/etc/pam.d", "/usr/lib/pam.d")
+_PAM_INCLUDED = (
+    "common-session", "common-session-noninteractive", "common-session-pc", "common-auth",
+    "common-account", "common-password", "system-auth", "password-auth", "postlogin",
+    "system-login", "system-remote-login", "base-session",
+)  # fmt: skip
+_SSHD_CONFIG = ("/etc/ssh/sshd_config", "/usr/etc/ssh/sshd_config")
+_PAM_LINE = re.compile(r"-?(\w+)\s+(\[[^]]*\]|\S+)\s+(\S+)\s*(.*)")
+_DEEPEST = 8
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What one service's PAM stack says of limits.
+
+    path:   the service's file
+    limits: the lines of its session stack that call pam_limits, in order
+    whole:  all files that the stack names were seen
+    """
+
+    path: str
+    limits: tuple[Line, ...] = ()
+    whole: bool = True
+
+    @property
+    def conf(self) -> str:
+        """The one file that pam_limits reads in this stack; "" for the system's."""
+        match = re.search(r"\sconf=(\S+)", self.limits[-1].text) if self.limits else None
+        return match[1] if match else ""
+
+
+def parse_stack(service: str, files: Mapping[str, list[Line]], depth: int = 0) -> Stack | None:
+    """The stack of a service; None when no file of its name was seen."""
+    paths = (f"{directory}/{service}" for directory in _PAM_DIRECTORIES)
+    path = next((path for path in paths if path in files), "")
+    if not path or depth > _DEEPEST:
+        return None
+    found: list[Line] = []
+    whole = True
+    for line in files[path]:
+        text = line.text.partition("#")[0].strip()
+        include = re.fullmatch(r"@include\s+(\S+)", text)
+        match = _PAM_LINE.fullmatch(text)
+        other = include[1] if include else ""
+        if match and match[1].lower() == "session":
+            if match[2] in ("include", "substack"):
+                other = match[3]
+            elif match[3].rpartition("/")[2] == "pam_limits.so":
+                found.append(line)
+        if other:
+            inner = parse_stack(other.rpartition("/")[2], files, depth + 1)
+            found.extend(inner.limits if inner else ())
+            whole = whole and inner is not None and inner.whole
+    return Stack(path, tuple(found), whole)
+
+
+def uses_pam(files: Mapping[str, list[Line]]) -> Line | str | None:
+    """The line of sshd's configuration that switches PAM off.
+
+    A path: no line of that file and of those that it includes switches PAM on. None: PAM is on,
+    or no configuration was seen.
+    """
+    main = next((path for path in _SSHD_CONFIG if path in files), "")
+    for line in _sshd_lines(main, files, 0):
+        match = re.fullmatch(r"usepam[\s=]+\"?(\w+)\"?\s*", line.text.strip(), re.I)
+        if match:
+            return line if match[1].lower() == "no" else None
+    return main or None
+
+
+def _sshd_lines(path: str, files: Mapping[str, list[Line]], depth: int) -> Iterator[Line]:
+    """The lines of sshd's configuration that are about all connections, in order."""
+    for line in files.get(path, ()) if depth <= _DEEPEST else ():
+        words = line.text.replace("=", " ", 1).split()
+        keyword = words[0].lower() if words else ""
+        if keyword == "match":
+            return
+        if keyword == "include":
+            for pattern in words[1:]:
+                whole = pattern.strip('"')
+                whole = whole if whole.startswith("/") else f"/etc/ssh/{whole}"
+                for other in sorted(files):
+                    if fnmatch.fnmatchcase(other, whole):
+                        yield from _sshd_lines(other, files, depth + 1)
+        yield line
 
 
 # --- The limits that systemd gives to a service: its unit file and its drop-ins.
@@ -223,15 +404,20 @@ def _limit(text: str, where: str) -> UnitLimit | None:
     return None if first is None or second is None else UnitLimit(first, second, where)
 
 
-def _apply(lines: Iterable[Line], limits: dict[str, UnitLimit]) -> bool:
-    """Apply one file's [Service] section to ``limits``. Returns whether it sets one of ITEMS."""
+def _apply(
+    lines: Iterable[Line], limits: dict[str, UnitLimit], wanted: str = "[Service]", word: str = ""
+) -> bool:
+    """Apply one file's section to ``limits``. Returns whether it sets one of ITEMS.
+
+    word: what stands before ``Limit`` in the keys
+    """
     section, sets = "", False
     for line in lines:
         text = line.text.strip()
         if text.startswith("["):
             section = text
-        match = re.fullmatch(r"Limit([A-Z]+)\s*=\s*(.*)", text)
-        if section != "[Service]" or match is None or match[1].lower() not in ITEMS:
+        match = re.fullmatch(rf"{word}Limit([A-Z]+)\s*=\s*(.*)", text)
+        if section != wanted or match is None or match[1].lower() not in ITEMS:
             continue
         sets = True
         if not match[2]:
@@ -242,23 +428,50 @@ def _apply(lines: Iterable[Line], limits: dict[str, UnitLimit]) -> bool:
     return sets
 
 
-def parse_unit_limits(service: str, path: str, lines: Iterable[Line]) -> Unit:
-    """The limits of a service, from the lines of its unit file and drop-ins."""
-    files = by_path(lines)
-    dropins: dict[str, str] = {}
-    for directory in dropin_directories(service):
-        for candidate in files:
-            parent, _, name = candidate.rpartition("/")
+def _dropins(directories: Iterable[str], there: Iterable[str]) -> dict[str, str]:
+    """Base name -> the drop-in of that name that counts, in the order of reading."""
+    found: dict[str, str] = {}
+    for directory in directories:
+        for path in there:
+            parent, _, name = path.rpartition("/")
             if parent == directory:
-                dropins.setdefault(name, candidate)
+                found.setdefault(name, path)
+    names = sorted(found, key=lambda name: name.encode("utf-8", "surrogateescape"))
+    return {name: found[name] for name in names}
+
+
+def parse_unit_limits(
+    service: str, path: str, lines: Iterable[Line], there: Iterable[str] = ()
+) -> Unit:
+    """The limits of a service, from the lines of its unit file and drop-ins.
+
+    there: the drop-ins that are there: one without lines masks too
+    """
+    files = by_path(lines)
+    dropins = _dropins(dropin_directories(service), dict.fromkeys((*there, *files)))
     limits: dict[str, UnitLimit] = {}
     _apply(files.get(path, ()), limits)
     last = ""
-    for name in sorted(dropins, key=lambda name: name.encode("utf-8", "surrogateescape")):
-        sets = _apply(files[dropins[name]], limits)
+    for name in dropins:
+        sets = _apply(files.get(dropins[name], ()), limits)
         if sets and "nodeready" not in name and beatable(name):
             last = name
     return Unit(path, limits, last)
+
+
+#: Highest priority first (systemd-system.conf(5)).
+_MANAGER = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
+
+
+def parse_defaults(lines: Iterable[Line], there: Iterable[str] = ()) -> dict[str, UnitLimit]:
+    """The limits of a unit that sets none: DefaultLimitX of systemd-system.conf(5)."""
+    files = by_path(lines)
+    main = next((f"{one}/system.conf" for one in _MANAGER if f"{one}/system.conf" in files), "")
+    names = _dropins((f"{one}/system.conf.d" for one in _MANAGER), dict.fromkeys((*there, *files)))
+    limits: dict[str, UnitLimit] = {}
+    for path in (main, *names.values()):
+        _apply(files.get(path, ()), limits, "[Manager]", "Default")
+    return limits
 
 
 # --- The look at a node's limits, and the processes that have some already.
@@ -303,6 +516,7 @@ def _service_script(service: str) -> str:
             if [ -f "$nr_file" ]; then
                 printf 'unit=%s %s\n' {name} "$nr_file"
                 set -- "$@" "$nr_file" {dropins}
+                nr_seen {dropins}
             fi
             break
         fi
@@ -350,9 +564,17 @@ _CEILING = r"""
 
 def _script(policy: Policy) -> str:
     services = policy.limit_services
+    # With ``conf=``, pam_limits reads another file: mostly one beside its own.
     limits = " ".join(
-        f"{directory}/limits.conf {directory}/limits.d/*.conf" for directory in DIRECTORIES
+        f"{directory}/*.conf {directory}/limits.d/*.conf" for directory in DIRECTORIES
     )
+    manager = " ".join(f"{one}/system.conf {one}/system.conf.d/*.conf" for one in _MANAGER)
+    pam = " ".join(
+        f"{directory}/{name}"
+        for directory in _PAM_DIRECTORIES
+        for name in (*SERVICES, *_PAM_INCLUDED)
+    )
+    sshd = " ".join((*_SSHD_CONFIG, "/etc/ssh/sshd_config.d/*.conf"))
     names = " ".join(f"-e {shell.quote(service[:15])}" for service in services)
     # Without systemd there are no cgroups of services: look at the names of all processes.
     scan = rf"""
@@ -369,12 +591,19 @@ def _script(policy: Policy) -> str:
     fi
     """
     return rf"""
+    nr_seen() {{
+        for nr_there in "$@"; do
+            if [ -e "$nr_there" ] || [ -L "$nr_there" ]; then printf 'there=%s\n' "$nr_there"; fi
+        done
+    }}
     if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
+    nr_seen {limits} {manager}
     set --
     {"".join(_service_script(service) for service in services)}
     {scan if services else ""}
     {_CEILING}
-    grep -asHnv -e '^[[:space:]]*[#;]' -e '^[[:space:]]*$' {limits} "$@" {_NR_OPEN_FILE}
+    grep -asHnv -e '^[[:space:]]*[#;]' -e '^[[:space:]]*$' {limits} {manager} {pam} {sshd} \
+        "$@" {_NR_OPEN_FILE}
     :
     """
 
@@ -400,6 +629,10 @@ class Limits:
     nr_open:      fs.nr_open in force: no process may have more open files; None: unreadable
     nr_open_boot: what the sysctl files set fs.nr_open to at the next boot
     systemd:      systemd runs as the init
+    defaults:     item -> the limit of a service that sets none, where systemd's configuration does
+    stacks:       service of SERVICES -> its PAM stack; without those that were not seen
+    confs:        file -> the limits that pam_limits gives by its option ``conf=``
+    no_pam:       where sshd's configuration leaves PAM off: a line, a file without one, or None
     """
 
     pam: PamLimits
@@ -409,6 +642,10 @@ class Limits:
     nr_open: int | None
     nr_open_boot: sysctl.Boot
     systemd: bool
+    defaults: Mapping[str, UnitLimit] = field(default_factory=dict)
+    stacks: Mapping[str, Stack] = field(default_factory=dict)
+    confs: Mapping[str, PamLimits] = field(default_factory=dict)
+    no_pam: Line | str | None = None
 
 
 def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
@@ -431,12 +668,13 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
     values = output.values()
     files = by_path(file_lines(output.require()))
     lines = [line for found in files.values() for line in found]
+    there = output.all("there")
     units: dict[str, Unit] = {}
     for text in output.all("unit"):
         service, _, path = text.partition(" ")
         if service not in policy.limit_services or not path.startswith("/"):
             raise ProbeError("a unit that was not asked for", text)
-        units[service] = parse_unit_limits(service, path, lines)
+        units[service] = parse_unit_limits(service, path, lines, there)
     by_name = {service[:15]: service for service in policy.limit_services}
     running = []
     for text in dict.fromkeys(output.all("process")):
@@ -447,16 +685,22 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
                 raise ProbeError("a process that was not asked for", text)
             running.append(Running(by_name[name[:15]], number(pid, "a process id"), limits))
     own = _proc_limits(files.get(f"/proc/{values.get('ceiling')}/limits", ()))
-    strict = re.search(r"^/[^:]*/pam\.d/", output.text, re.M)
+    strict = re.search(r"^/[^:]*/pam\.d/[^:]*:(?!\d+:)", output.text, re.M)
+    stacks = {name: found for name in SERVICES if (found := parse_stack(name, files))}
+    confs = {stack.conf for stack in stacks.values()} & {*files, *there}
     nr_open = files.get(_NR_OPEN_FILE, ())
     return Limits(
-        pam=parse_pam_limits(lines),
+        pam=parse_pam_limits(lines, there),
         units=units,
         running=tuple(running),
         ceiling={item: hard for item, (_, hard) in own.items()} if strict else {},
         nr_open=number(nr_open[0].text, NR_OPEN) if nr_open else None,
         nr_open_boot=sysctl.boot_value(sysctl.parse(outputs["sysctl"]), NR_OPEN),
         systemd="systemd" in values,
+        defaults=parse_defaults(lines, there),
+        stacks=stacks,
+        confs={path: parse_pam_limits(files.get(path, ()), conf=path) for path in confs},
+        no_pam=uses_pam(files),
     )
 
 

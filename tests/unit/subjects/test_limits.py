@@ -67,7 +67,7 @@ def test_a_good_node_has_nothing_to_do() -> None:
         f"unit=slurmd {UNIT}",
         "process=slurmd 7",
     )
-    assert {r.status for r in judge_all(checks, seen, POLICY)} == {"ok"}
+    assert {r.status for r in judge_all(checks, seen, POLICY) if r.check != "limits.pam"} == {"ok"}
     snapshot = Snapshot({"limits": seen})
     for step in (steps.logins, steps.services, steps.restart):
         assert step.plan(snapshot, POLICY) is None
@@ -120,7 +120,7 @@ def test_the_winning_line_is_named() -> None:
 def test_exceptions_are_named_and_left_to_a_person() -> None:
     text = (
         "ml soft core 0\nml soft core unlimited\n@gpu - nofile 1024\n1000:2000 hard memlock 64\n"
-        "@hpc - nofile 9999999\nada -\n%gpu - core 0\nml hard nproc 5"
+        "@hpc - nofile 1048576\nada -\n%gpu - core 0\nml hard nproc 5"
     )
     result = judged(node({CONF: text, OURS: GOOD}))["limits.exceptions"]
     assert (result.status, result.owner, result.source) == ("warn", "admin", f"{CONF}:3")
@@ -128,6 +128,197 @@ def test_exceptions_are_named_and_left_to_a_person() -> None:
         f"@gpu soft nofile 1024, @gpu hard nofile 1024 ({CONF}:3); "
         f"1000:2000 hard memlock 64 ({CONF}:4); ada is exempt from all limits ({CONF}:6)"
     )
+    assert result.fix == f"raise or remove {CONF}:3, {CONF}:4, {CONF}:6, or leave them be"
+
+
+# What stands beside a good set of lines, the status, and what the result must say.
+# Rules: Linux-PAM's modules/pam_limits/pam_limits.c (parse_uid_range, parse_config_file,
+# process_limit, setup_limits).
+EXCEPTIONS = [
+    ("ml - nofile 1024", "warn", f"ml soft nofile 1024, ml hard nofile 1024 ({CONF}:1)"),
+    ("@gpu hard memlock 64", "warn", f"@gpu hard memlock 64 ({CONF}:1)"),
+    ("1000: - nofile 1024", "fail", f"1000: soft nofile 1024, 1000: hard nofile 1024 ({CONF}:1)"),
+    ("0: hard nofile 1024", "fail", f"0: hard nofile 1024 ({CONF}:1)"),
+    ("500:65000 hard core 0", "fail", f"500:65000 hard core 0 ({CONF}:1)"),
+    ("@1000: hard core 0", "fail", f"@1000: hard core 0 ({CONF}:1)"),
+    ("1000:1010 hard core 0", "warn", f"1000:1010 hard core 0 ({CONF}:1)"),
+    # Without a first id, a range is its last id alone.
+    (":60000 hard core 0", "warn", f":60000 hard core 0 ({CONF}:1)"),
+    # What pam_limits skips: a range that is none, and % for anything but logins.
+    ("1000:x hard core 0", "ok", ""),
+    (": hard core 0", "ok", ""),
+    ("ab:cd hard core 0", "ok", ""),
+    ("%gpu hard core 0", "ok", ""),
+    ("%gpu -", "ok", ""),
+    ("* -", "ok", ""),
+    ("@gpu -", "warn", f"@gpu is exempt from all limits ({CONF}:1)"),
+    ("1000: -", "fail", f"1000: is exempt from all limits ({CONF}:1)"),
+    # A later range of the same kind about at least the same people wins.
+    ("1000:2000 - core 0\n1000:3000 - core unlimited", "ok", ""),
+    ("1000:3000 - core unlimited\n1000:2000 - core 0", "warn", f"({CONF}:2)"),
+    ("1000:2000 - core 0\n1000:1500 - core unlimited", "warn", f"({CONF}:1)"),
+    ("ml - core 0\n1000: - core unlimited", "ok", ""),
+    ("1000: - core unlimited\nml - core 0", "warn", f"({CONF}:2)"),
+    # A range of uids wins over groups, wherever it stands.
+    ("1000: - core unlimited\n@gpu - core 0", "ok", ""),
+    ("@1000: - core unlimited\nml - core 0", "warn", f"({CONF}:2)"),
+    ("@gpu - core 0\n@1000: - core unlimited", "ok", ""),
+    # More than the policy's is as good, more than the kernel's is no login.
+    ("ml - memlock unlimited\n@gpu - core unlimited", "ok", ""),
+    ("ml - nofile 1048576", "ok", ""),
+    ("ml - nofile unlimited", "ok", ""),
+    ("ml - nofile 1048577", "fail", "ml soft nofile 1048577 breaks logins, ml hard nofile"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "status", "says"), EXCEPTIONS, ids=[e[0] for e in EXCEPTIONS])
+def test_a_line_of_few_or_of_all(text: str, status: str, says: str) -> None:
+    result = judged(node({CONF: text, OURS: GOOD}))["limits.exceptions"]
+    assert result.status == status
+    assert says in result.actual
+    assert not result.fixable
+    if status != "ok":
+        assert result.source in says or result.source.startswith(CONF)
+        assert result.source in result.fix
+
+
+# The lines that give * and root their limits, and what is made of more than the policy's.
+@pytest.mark.parametrize(
+    ("text", "policy", "status", "expected"),
+    [
+        ("* - nofile 1048576", {"limit_nofile": 65536}, "ok", "at least 65536 for *, root"),
+        ("* - nofile 65535", {"limit_nofile": 65536}, "fail", "at least 65536 for *, root"),
+        ("* - nofile unlimited", {"limit_nofile": 65536}, "ok", "at least 65536 for *, root"),
+        ("* - nofile 2000000", {"limit_nofile": 65536}, "fail", "at least 65536 for *, root"),
+        ("* soft nofile 2048\n* hard nofile 65536", {"limit_nofile": 65536}, "fail",
+         "at least 65536 for *, root"),
+    ],
+)  # fmt: skip
+def test_more_than_the_policy_asks_for_is_what_was_asked(
+    text: str, policy: dict[str, int], status: str, expected: str
+) -> None:
+    result = judged(node({CONF: f"{text}\n{text.replace('*', 'root')}"}), Policy(**policy))
+    found = result["limits.nofile"]
+    assert (found.status, found.expected) == (status, expected)
+    assert found.fixable is (status == "fail")
+
+
+def test_a_policy_of_no_cores_is_exact() -> None:
+    policy = Policy(limit_core="0")
+    found = judged(node({CONF: "* - core unlimited\nroot - core 0"}), policy)["limits.core"]
+    assert (found.status, found.expected) == ("fail", "exactly 0 for *, root")
+    seen = node({CONF: "* - core 0\nroot - core 0"})
+    assert judged(seen, policy)["limits.core"].status == "ok"
+
+
+def test_an_empty_file_masks_the_vendors() -> None:
+    vendor = {"/usr/etc/security/limits.d/a.conf": "* - core 0"}
+    seen = node({OURS: GOOD, **vendor}, "there=/etc/security/limits.d/a.conf")
+    assert judged(seen)["limits.core"].status == "ok"
+    main = {"/usr/etc/security/limits.conf": "ml - core 0"}
+    assert judged(node({OURS: GOOD, **main}))["limits.exceptions"].status == "warn"
+    seen = node({OURS: GOOD, **main}, f"there={CONF}")
+    assert judged(seen)["limits.exceptions"].status == "ok"
+
+
+SSHD, SU, SU_L = "/etc/pam.d/sshd", "/etc/pam.d/su", "/etc/pam.d/su-l"
+CALL = "session required pam_limits.so"
+SITE = "/etc/security/site.conf"
+SSHD_CONFIG = "/etc/ssh/sshd_config"
+# The files, the status of limits.pam, what it says, and where (pam.conf(5), pam_limits(8),
+# sshd_config(5); the stacks of Debian 12, RHEL 9 and SLES 15).
+STACKS = [
+    ("nothing seen", {}, "na", "", ""),
+    ("Debian", {SSHD: f"@include common-session\n{CALL}", SU: f"{CALL}\n@include common-session",
+                "/etc/pam.d/common-session": "session required pam_unix.so"}, "ok", "", ""),
+    ("RHEL", {SSHD: "session include password-auth\nsession include postlogin",
+              SU: "session include system-auth", SU_L: "session include su",
+              "/etc/pam.d/password-auth": "session required  pam_limits.so",
+              "/etc/pam.d/system-auth": "-session optional pam_systemd.so\n"
+              "session [success=1 default=ignore] pam_succeed_if.so service in crond\n" + CALL,
+              "/etc/pam.d/postlogin": "session optional pam_lastlog.so"}, "ok", "", ""),
+    ("SLES", {"/usr/lib/pam.d/sshd": "session include common-session",
+              "/etc/pam.d/common-session": "session\trequired\tpam_limits.so"}, "ok", "", ""),
+    ("a substack", {SSHD: "session substack system-auth", "/etc/pam.d/system-auth": CALL}, "ok",
+     "", ""),
+    ("brackets, a path, options", {SSHD: "session [default=1 success=ok] "
+     "/lib/x86_64-linux-gnu/security/pam_limits.so debug noaudit set_all"}, "ok", "", ""),
+    ("commented out", {SSHD: f"#{CALL}\nsession required pam_unix.so"}, "fail",
+     "sshd calls no pam_limits", SSHD),
+    ("of another kind", {SSHD: "auth required pam_limits.so"}, "fail", "no pam_limits", SSHD),
+    ("an include that was not seen", {SSHD: "session include site-session"}, "ok", "", ""),
+    ("su without", {SSHD: CALL, SU: "session required pam_unix.so"}, "warn",
+     "su calls no pam_limits", SU),
+    ("su-l without, su with", {SSHD: CALL, SU: CALL, SU_L: "session required pam_unix.so"}, "warn",
+     "su-l calls no pam_limits", SU_L),
+    ("conf= in sshd", {SSHD: f"auth required pam_unix.so\n{CALL} conf={SITE}",
+                       SITE: "* hard core 0"},
+     "fail", f"sshd reads {SITE} alone: core 0 for *", f"{SSHD}:2"),
+    ("conf= with nothing", {SSHD: f"{CALL} conf={SITE}", SITE: ""}, "fail",
+     "core unset for *, core unset for root", f"{SSHD}:1"),
+    ("conf= in su", {SSHD: CALL, SU: f"{CALL} conf={SITE}", SITE: "* - nofile 1024"}, "warn",
+     f"su reads {SITE} alone", f"{SU}:1"),
+    ("conf= with all of it", {SSHD: f"{CALL} conf={SITE}", SITE: GOOD}, "ok", "", ""),
+    ("conf= elsewhere", {SSHD: f"{CALL} conf=/opt/limits"}, "warn", "not looked at", f"{SSHD}:1"),
+    ("conf= in what sshd includes", {SSHD: "session include system-auth", SITE: "* - core 0",
+                                     "/etc/pam.d/system-auth": f"{CALL} conf={SITE}"},
+     "fail", f"sshd reads {SITE} alone", "/etc/pam.d/system-auth:1"),
+    ("a loop of includes", {SSHD: "@include sshd"}, "ok", "", ""),
+    ("UsePAM no", {SSHD: CALL, SSHD_CONFIG: "Port 22\nUsePAM no"}, "fail", "does not use PAM",
+     f"{SSHD_CONFIG}:2"),
+    ("UsePAM yes", {SSHD: CALL, SSHD_CONFIG: "usepam yes\nUsePAM no"}, "ok", "", ""),
+    ("UsePAM nowhere", {SSHD: CALL, SSHD_CONFIG: "Port 22"}, "fail", "does not use PAM",
+     SSHD_CONFIG),
+    ("UsePAM in a file that comes first",
+     {SSHD: CALL, SSHD_CONFIG: "Include /etc/ssh/sshd_config.d/*.conf\nUsePAM yes",
+      "/etc/ssh/sshd_config.d/50.conf": "UsePAM=no"}, "fail", "does not use PAM",
+     "/etc/ssh/sshd_config.d/50.conf:1"),
+    ("UsePAM in a file that is not included",
+     {SSHD: CALL, SSHD_CONFIG: "UsePAM yes",
+      "/etc/ssh/sshd_config.d/50.conf": "UsePAM no"}, "ok", "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "says", "where"), [s[1:] for s in STACKS], ids=[s[0] for s in STACKS]
+)
+def test_whether_logins_take_the_limits(
+    files: dict[str, str], status: str, says: str, where: str
+) -> None:
+    result = judged(node({OURS: GOOD, **files}))["limits.pam"]
+    assert (result.status, result.source) == (status, where)
+    assert says in result.actual
+    if where:
+        assert where.partition(":")[0] in result.fix
+
+
+# What systemd gives to a unit that sets nothing (systemd-system.conf(5)).
+@pytest.mark.parametrize(
+    ("files", "status"),
+    [
+        ({}, "fail"),
+        ({"/etc/systemd/system.conf": SET.replace("[Service]", "[Manager]")}, "fail"),
+        ({"/etc/systemd/system.conf": SET.replace("[Service]\nL", "[Manager]\nDefaultL")
+          .replace("\nL", "\nDefaultL")}, "ok"),
+        ({"/etc/systemd/system.conf.d/9.conf": "[Manager]\nDefaultLimitCORE=infinity\n"
+          "DefaultLimitMEMLOCK=infinity\nDefaultLimitNOFILE=1024:2M"}, "fail"),
+        ({"/etc/systemd/system.conf.d/9.conf": "[Manager]\nDefaultLimitCORE=infinity\n"
+          "DefaultLimitMEMLOCK=infinity\nDefaultLimitNOFILE=2M"}, "ok"),
+    ],
+)  # fmt: skip
+def test_a_unit_without_limits_has_the_managers(files: dict[str, str], status: str) -> None:
+    seen = node({UNIT: "[Service]\nExecStart=/x\n", **files}, f"unit=slurmd {UNIT}")
+    assert judged(seen)["limits.services"].status == status
+
+
+def test_a_drop_in_that_is_empty_masks_the_vendors() -> None:
+    files = {
+        UNIT: SET,
+        "/usr/lib/systemd/system/slurmd.service.d/a.conf": "[Service]\nLimitCORE=0",
+    }
+    assert judged(node(files, f"unit=slurmd {UNIT}"))["limits.services"].status == "fail"
+    seen = node(files, f"unit=slurmd {UNIT}", f"there={DROPINS}/a.conf")
+    assert judged(seen)["limits.services"].status == "ok"
 
 
 def test_domains_of_the_policy_are_all_judged() -> None:
@@ -246,7 +437,9 @@ def test_the_drop_in_that_systemd_takes_counts(dropins: dict[str, str], wrong: s
     files = {UNIT: f"[Unit]\nDescription=x\n{SET}[Install]\n", **dropins}
     result = judged(node(files, f"unit=slurmd {UNIT}"))["limits.services"]
     assert (result.status, result.actual) == (
-        ("fail", wrong) if wrong else ("ok", "core unlimited, memlock unlimited, nofile 1048576")
+        ("fail", wrong)
+        if wrong
+        else ("ok", "core unlimited, memlock unlimited, nofile at least 1048576")
     )
 
 

@@ -385,7 +385,8 @@ WRITERS = [
      "reader=systemd\n", "1", True),
     ("a key in a file behind every name of ours", {f"{ETC}/~.conf": f"{YAMA}=1"},
      "reader=systemd\n", "1", False),
-    ("a key that such a file excludes", {f"{ETC}/1.conf": f"{YAMA}=0", f"{ETC}/~.conf": f"-{YAMA}"},
+    ("a key that such a file excludes",
+     {f"{ETC}/1.conf": f"{YAMA}=0", f"{ETC}/~.conf": f"-{YAMA}"},
      "reader=systemd\n", None, False),
 ]  # fmt: skip
 
