@@ -15,6 +15,7 @@ from nodeready.subjects.iommu.facts import (
     DEFAULT_GRUB,
     GRUB_D,
     OURS,
+    PASSTHROUGH,
     REPEATABLE,
     Iommu,
     contradicting,
@@ -36,7 +37,8 @@ def _pattern(token: str) -> str:
     spelt = "".join("[-_]" if char in "-_" else char for char in name)
     if option(token) in REPEATABLE:
         return shell.quote(token)
-    return f"{spelt} | {spelt}=*"
+    other = f" | {PASSTHROUGH}=*" if option(token) == "iommu" else ""
+    return f"{spelt} | {spelt}=*{other}"
 
 
 def grub_piece(args: tuple[str, ...]) -> bytes:
@@ -72,7 +74,7 @@ def _redhat(iommu: Iommu, args: tuple[str, ...]) -> Run:
 
     Raises PlanError for an argument that is no plain word.
     """
-    tokens = [token for entry in iommu.boot for token in entry.tokens]
+    tokens = [token for entry in (*iommu.boot, *iommu.entries) for token in entry.tokens]
     remove = contradicting(tokens, args)
     words = ["grubby", "--update-kernel=ALL", f"--args={' '.join(args)}"]
     for token in remove:

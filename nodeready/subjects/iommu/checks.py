@@ -6,6 +6,9 @@ from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.iommu.facts import (
+    ENTRIES,
+    GENERATED,
+    GRUB_D,
     MODELS,
     OURS,
     PROBE,
@@ -13,8 +16,7 @@ from nodeready.subjects.iommu.facts import (
     configured,
     contradicting,
     missing,
-    option,
-    same,
+    words,
 )
 from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
 
@@ -25,7 +27,7 @@ MANY_CPUS = 255
 #: The running kernel's command line.
 PROC = "/proc/cmdline"
 #: Tokens by which a person switches the IOMMU off, as a last resort against hangs.
-OFF = ("amd_iommu=off", "intel_iommu=off", "iommu=off")
+OFF = (("amd_iommu", "off"), ("intel_iommu", "off"), ("iommu", "off"))
 
 
 def wanted(seen: Iommu, want: Policy) -> tuple[str, ...] | str:
@@ -54,6 +56,9 @@ def wanted(seen: Iommu, want: Policy) -> tuple[str, ...] | str:
 
 def tool(seen: Iommu) -> tuple[str, ...]:
     """The command that makes the next boot's configuration; () for a node without a known one."""
+    if seen.family != "redhat" and any(e.where.startswith(f"{ENTRIES}/") for e in seen.boot):
+        # systemd-boot: GRUB's tools may be there, and nobody reads what they write.
+        return ()
     if seen.family == "debian" and "update-grub" in seen.tools:
         return ("update-grub",)
     if seen.family == "debian" and "grub-mkconfig" in seen.tools:
@@ -120,6 +125,7 @@ def _next_boot(seen: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
 @check(
     "iommu.args",
     settings=("iommu_args",),
+    writes=lambda seen, want: (f"{GRUB_D}/*nodeready*.cfg",) if seen.family == "debian" else (),
     fixed_by="iommu.args",
     fix=(
         "set EXPECTED on the kernel's command line by hand (boot loader, PXE or image)",
@@ -129,9 +135,11 @@ def _next_boot(seen: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
 def args(seen: Iommu, want: Policy) -> Result:
     """The next boot has the wanted kernel arguments and no other value of the same options.
 
-    Judged by what the boot loader will really use (GRUB's generated file, or the boot loader
-    entries), and by what the next run of update-grub, after a kernel update, would make of
-    GRUB's configuration. ``iommu=soft iommu=pt`` must not both stay: the kernel obeys both.
+    Judged by the entry that the boot loader will really boot (GRUB's default, saved or next entry
+    in its generated file, or a boot loader entry), and by what the next run of update-grub, after
+    a kernel update, would make of GRUB's configuration. ``iommu=soft iommu=pt`` must not both
+    stay: the kernel obeys both. Words that take nothing from each other may share an option, as
+    in ``iommu=pt,nofullflush``.
     """
     check, wants = "iommu.args", wanted(seen, want)
     if isinstance(wants, str):
@@ -156,6 +164,11 @@ def args(seen: Iommu, want: Policy) -> Result:
         fix = f"set {expected} on the kernel's command line by hand (boot loader, PXE or image)"
         shown = wrong or f"running kernel: {_wrong(seen.live, wants)}"
         return fail(check, expected, f"{shown}; no supported boot loader", source, fix)
+    foreign = stale and seen.boot[0].script not in GENERATED
+    if foreign:
+        script = f"/etc/grub.d/{seen.boot[0].script}"
+        fix = f"look in /etc/grub.d for what writes {seen.boot[0].where}"
+        return fail(check, expected, f"{wrong}, in the entry of {script}", source, fix)
     if stale and seen.generated and ours_wins(seen, wants):
         # grub.cfg was generated with our file in place and is wrong: another run changes nothing.
         return fail(
@@ -202,12 +215,12 @@ def off(seen: Iommu, want: Policy) -> Result:
     check, wants = "iommu.off", wanted(seen, want)
     if isinstance(wants, str):
         return na(check, wants)
-    options = {option(token) for token in wants}
+    options = {name for token in wants for name, _ in words(token)}
     found: list[tuple[str, str]] = []
     for where, tokens in [*((e.where, e.tokens) for e in seen.boot), ("/proc/cmdline", seen.live)]:
         for token in tokens:
-            is_off = any(same(token, other) for other in OFF)
-            if is_off and option(token) not in options:
+            off = {name for name, word in words(token) if (name, word) in OFF}
+            if off - options:
                 found.append((token, _source(seen, (token,), where)))
     if not found:
         return ok(check, "the IOMMU is not switched off")

@@ -6,8 +6,9 @@ without an AMD Instinct starts no process for it.
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -43,27 +44,64 @@ def option(token: str) -> str:
     return token.partition("=")[0].replace("-", "_")
 
 
+#: What stands beside another word of the same option and takes nothing from it.
+#: Sources: Documentation/admin-guide/kernel-parameters.txt, arch/x86/kernel/pci-dma.c and
+#: amd_gart_64.c (iommu=), drivers/iommu/intel/iommu.c and drivers/iommu/amd/init.c. ``on`` is no
+#: word of amd_iommu: the kernel passes over it.
+HARMLESS = {
+    "iommu": re.compile(
+        r"(no)?force|(no)?panic|(no)?merge|biomerge|forcesac|allowdac|nodac|usedac|group_mf|"
+        r"(no)?fullflush|noagp|noaperture|memaper(=\d+)?|leak(=\d+)?|\d+[kKmMgG]?"
+    ),
+    "intel_iommu": re.compile(
+        r"igfx_off|forcedac|strict|sp_off|sm_on|sm_off|tboot_noforce|nobounce|ecs_off|pasid28"
+    ),
+    "amd_iommu": re.compile(
+        r"on|(no)?fullflush|force_isolation|force_enable|irtcachedis|nohugepages|v2_pgsizes_only"
+    ),
+}
+#: Options of another spelling: drivers/iommu/iommu.c, iommu_set_def_domain_type.
+_YES, _NO = ("1", "y", "t", "on", "yes", "true"), ("0", "n", "f", "off", "no", "false")
+PASSTHROUGH = "iommu.passthrough"
+
+
+def words(token: str) -> tuple[tuple[str, str], ...]:
+    """What a token sets: pairs of an option and one word of the option's comma list.
+
+    Quotes are the command line's own. ``iommu.passthrough=1`` is ``iommu=pt``.
+    """
+    name, value = option(token.replace('"', "")), token.replace('"', "").partition("=")[2]
+    if name == PASSTHROUGH and value.lower() in (*_YES, *_NO):
+        return (("iommu", "pt" if value.lower() in _YES else "nopt"),)
+    if name not in HARMLESS:
+        return ((name, value),)
+    return tuple((name, word) for word in value.split(",") if word) or ((name, ""),)
+
+
 def same(token: str, other: str) -> bool:
     """Whether two tokens set the same option to the same value."""
-    return option(token) == option(other) and token.partition("=")[2] == other.partition("=")[2]
+    return words(token) == words(other)
 
 
 def missing(present: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
     """The wanted tokens that are not among the present ones."""
-    there = tuple(present)
-    return tuple(want for want in wanted if not any(same(token, want) for token in there))
+    there = {word for token in present for word in words(token)}
+    return tuple(want for want in wanted if not there.issuperset(words(want)))
 
 
 def contradicting(present: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
     """The present tokens that give an option of a wanted token another value, each once."""
-    wants = tuple(wanted)
-    options = {option(want) for want in wants} - {name.replace("-", "_") for name in REPEATABLE}
+    wants = {word for want in wanted for word in words(want)}
+    options = {name for name, _ in wants} - {name.replace("-", "_") for name in REPEATABLE}
+
+    def against(name: str, word: str) -> bool:
+        if name not in options or (name, word) in wants:
+            return False
+        harmless = HARMLESS.get(name)
+        return harmless is None or not harmless.fullmatch(word)
+
     return tuple(
-        dict.fromkeys(
-            token
-            for token in present
-            if option(token) in options and not any(same(token, want) for want in wants)
-        )
+        dict.fromkeys(token for token in present if any(against(*pair) for pair in words(token)))
     )
 
 
@@ -195,6 +233,12 @@ GRUBENV = ("/boot/grub2/grubenv", "/boot/grub/grubenv")
 OURS = "nodeready_args"
 
 _LINUX = re.compile(r"\s*linux(?:16|efi)?\s+\S+\s*(.*)$", re.DOTALL)
+_MENU = re.compile(r"\s*(menuentry|submenu|function)\s+(.*)$", re.DOTALL)
+_WORD = re.compile(r"(?:'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|[^\s'\"\\])+", re.DOTALL)
+_BEGIN = re.compile(r"### BEGIN (\S+) ###")
+#: The scripts that write GRUB's entries from GRUB_CMDLINE_LINUX.
+GENERATED = ("10_linux", "10_linux_zfs", "20_linux_xen", "")
+LOADER_CONF = "/boot/loader/loader.conf"
 _TOOLS = ("update-grub", "grub-mkconfig", "grubby", "grub2-mkconfig")
 
 
@@ -204,7 +248,9 @@ def _script(policy: Policy) -> str:
     wanted = "nr_amd=1" if policy.iommu_args else "nr_amd="
     pattern = (
         r"^[[:space:]]*(export[[:space:]]+)?GRUB_CMDLINE_LINUX|^[[:space:]]*(set )?[A-Za-z_]+=|"
-        r"^options[[:space:]]|^[[:space:]]*linux(16|efi)?[[:space:]]"
+        r"^(options|title|default)[[:space:]]|^[[:space:]]*linux(16|efi)?[[:space:]]|"
+        r"^[[:space:]]*(menuentry|submenu|function)[[:space:]]|^[[:space:]]*}|"
+        r"^[[:space:]]*blscfg|^### (BEGIN|END) "
     )
     return rf"""
     {wanted}
@@ -237,7 +283,8 @@ def _script(policy: Policy) -> str:
         done
         nr_have {" ".join(_TOOLS)}
         grep -asHnE '{pattern}' /etc/os-release {DEFAULT_GRUB} {GRUB_D}/*.cfg \
-            {" ".join(GRUB_CFG)} {ENTRIES}/*.conf {" ".join(GRUBENV)} /dev/null
+            {" ".join(GRUB_CFG)} {ENTRIES}/*.conf {LOADER_CONF} \
+            {" ".join(GRUBENV)} /dev/null
         nr_exact {DEFAULT_GRUB}
     fi
     :
@@ -246,10 +293,16 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel's command line in the boot loader's configuration: its line and its tokens."""
+    """A kernel's command line in the boot loader's configuration.
+
+    where:  its line
+    tokens: the arguments
+    script: base name of the script of /etc/grub.d that wrote it; "" where no mark tells
+    """
 
     where: str
     tokens: tuple[str, ...]
+    script: str = ""
 
 
 @dataclass(frozen=True)
@@ -260,7 +313,8 @@ class Iommu:
     cpus:         logical CPUs online; of 256 and more the kernel finds 255 without an IOMMU
     cpu_vendor:   AuthenticAMD, GenuineIntel, or ""
     live:         the tokens of /proc/cmdline
-    boot:         command lines of the next boot: GRUB's first entry, or each boot loader entry
+    boot:         the command line of the next boot: of the entry that will boot; () without one
+    entries:      those of the other boot loader entries
     config:       what /etc/default/grub and grub.d/*.cfg assign, in the order of reading
     family:       debian, redhat, suse, or "" for another distribution
     tools:        which of update-grub, grub-mkconfig, grubby, grub2-mkconfig are installed
@@ -284,6 +338,7 @@ class Iommu:
     generated: bool = False
     unreadable: tuple[str, ...] = ()
     default_grub: bytes | None = None
+    entries: tuple[Entry, ...] = ()
 
 
 def _count(ranges: str) -> int:
@@ -316,32 +371,141 @@ def _family(lines: Iterable[Line]) -> str:
     return ""
 
 
-def _boot(files: Mapping[str, list[Line]], family: str) -> tuple[Entry, ...]:
-    """The command lines of the next boot. On RHEL's family the boot loader entries decide."""
+# Which entry boots, from GRUB's manual ("default", "The GRUB environment block") and its source
+# (grub-core/normal/menu.c): ``next_entry`` of the environment once, else what grub.cfg sets, which
+# is mostly ``saved_entry`` or a number. An entry is named by its number in its menu, its title or
+# its id; ``>`` goes into a submenu (``>>`` is a character of a title). What names none is the first
+# entry. RHEL's blscfg sorts the boot loader entries by their files' names, newest first.
+
+
+@dataclass
+class _Item:
+    """An entry or a submenu of GRUB's menu."""
+
+    names: tuple[str, ...] = ()
+    menu: list[_Item] | None = None
+    kernel: Entry | None = None
+
+
+def _menu(lines: Iterable[Line]) -> list[_Item]:
+    """GRUB's menu as grub.cfg writes it; a kernel outside of all entries is an entry."""
+    top: list[_Item] = []
+    stack: list[_Item] = [_Item(menu=top)]
+    script = ""
+    for line in lines:
+        text = line.text.strip()
+        begin, opens, kernel = _BEGIN.match(text), _MENU.match(text), _LINUX.match(line.text)
+        if begin:
+            script = begin[1].rpartition("/")[2]
+        elif opens:
+            given = [re.sub(r"['\"]|\\(?=.)", "", word) for word in _WORD.findall(opens[2])]
+            names = [given[0]] if given else []
+            for flag, value in zip(given, given[1:]):
+                if flag in ("$menuentry_id_option", "--id"):
+                    names.append(value)
+            names += [word[5:] for word in given if word.startswith("--id=")]
+            item = _Item(tuple(names), [] if opens[1] == "submenu" else None)
+            menu = stack[-1].menu
+            if opens[1] != "function" and menu is not None:
+                menu.append(item)
+            if text.endswith("{"):
+                stack.append(item)
+        elif text.startswith("}"):
+            if len(stack) > 1:
+                stack.pop()
+        elif kernel:
+            entry = Entry(line.where, tokens(kernel[1]), script)
+            if len(stack) == 1:
+                top.append(_Item(kernel=entry))
+            elif stack[-1].kernel is None:
+                stack[-1].kernel = entry
+    return top
+
+
+def _chosen(menu: list[_Item], name: str) -> Entry | None:
+    """The entry that GRUB boots for a value of ``default``; None for one without a kernel."""
+    first, _, rest = name.replace(">>", "\0").partition(">")
+    first, rest = first.replace("\0", ">"), rest.replace("\0", ">>")
+    item = next((one for one in menu if first and first in one.names), None)
+    if item is None and re.fullmatch(r"\d{1,6}", first) and int(first) < len(menu):
+        item = menu[int(first)]
+    if item is None:
+        item, rest = (menu[0] if menu else _Item()), ""
+    return item.kernel if item.menu is None else _chosen(item.menu, rest)
+
+
+def _kernels(menu: list[_Item]) -> Iterator[Entry]:
+    for item in menu:
+        if item.kernel is not None:
+            yield item.kernel
+        yield from _kernels(item.menu or [])
+
+
+def _newest_first(path: str) -> list[tuple[int, int, str]]:
+    """The key by which entries sort, by their files' names, as rpm compares versions."""
+    name = path.rpartition("/")[2]
+    parts = re.findall(r"\d+|[A-Za-z]+", name.removesuffix(".conf"))
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
+
+
+@dataclass(frozen=True)
+class _Boot:
+    """The entry of the next boot and the other ones."""
+
+    entry: Entry | None
+    others: tuple[Entry, ...] = ()
+
+
+def _boot(files: Mapping[str, list[Line]], family: str) -> _Boot:
+    """The command line of the next boot. On RHEL's family the boot loader entries decide."""
     variables: dict[str, str] = {}
-    first: Entry | None = None
+    env: dict[str, str] = {}
+    default, bls = "", False
+    menu: list[_Item] = []
     for path, lines in files.items():
         if path.endswith("/grub.cfg"):
+            menu = menu if any(_kernels(menu)) else _menu(lines)
             for line in lines:
-                match = _LINUX.match(line.text)
-                if match and first is None:
-                    first = Entry(line.where, tokens(match[1]))
                 name, _, value = line.text.strip().partition("=")
-                if name.startswith("set "):
-                    variables.setdefault(name[4:], value.strip("\"'"))
+                value = value.strip("\"'")
+                bls = bls or name.startswith("blscfg")
+                if name == "set default":
+                    default = default if value == "${next_entry}" else value
+                elif name.startswith("set "):
+                    variables.setdefault(name[4:], value)
         elif path in GRUBENV:
             pairs = (line.text.partition("=") for line in lines)
-            variables.update({name: value for name, _, value in pairs})
-    entries = tuple(
-        Entry(line.where, tokens(expand(line.text[7:], variables)))
-        for path, lines in files.items()
-        if path.startswith(f"{ENTRIES}/") and "-rescue" not in path
-        for line in lines
-        if line.text.startswith("options")
-    )
-    if entries and (first is None or family == "redhat"):
-        return entries
-    return (first,) if first else ()
+            env.update({name: value for name, _, value in pairs})
+        elif path == LOADER_CONF:
+            words = [line.text.split(None, 1) for line in lines]
+            chosen = [one[1].strip() for one in words if one[0] == "default" and len(one) == 2]
+            default = default or (chosen[-1] if chosen else "")
+    variables.update(env)
+    default = env.get("next_entry", "") or expand(default, env)
+    entries: dict[str, Entry] = {}
+    titles: dict[str, str] = {}
+    for path, lines in files.items():
+        for line in lines if path.startswith(f"{ENTRIES}/") else ():
+            if line.text.startswith("options") and path not in entries:
+                entries[path] = Entry(line.where, tokens(expand(line.text[7:], variables)))
+            elif line.text.startswith("title"):
+                titles[path] = line.text[5:].strip()
+    kernels = tuple(_kernels(menu))
+    if entries and (not kernels or bls or (family == "redhat" and not menu[0].names)):
+        paths = sorted(entries, key=_newest_first, reverse=True)
+        first = next((path for path in paths if "-rescue" not in path), paths[0])
+        for path in paths:
+            stem = path.rpartition("/")[2].removesuffix(".conf")
+            named = stem == default or titles.get(path) == default
+            if named or (default and fnmatch.fnmatchcase(stem, default.removesuffix(".conf"))):
+                first = path
+                break
+        else:
+            if re.fullmatch(r"\d{1,6}", default) and int(default) < len(paths):
+                first = paths[int(default)]
+        rest = (path for path in paths if path != first and "-rescue" not in path)
+        return _Boot(entries[first], tuple(entries[path] for path in rest))
+    return _Boot(_chosen(menu, default) or next(iter(kernels), None))
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
@@ -359,12 +523,13 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     config = [line for path in (DEFAULT_GRUB, *dropins) for line in files.get(path, ())]
     ours = [line for line in config if line.text.startswith(f"{OURS}=")]
     newer = tuple(pair.partition(" ")[0] for pair in output.all("newer"))
+    boot = _boot(files, family)
     return Iommu(
         devices=tuple(sorted(output.all("device"))),
         cpus=_count(values["cpus"]) if "cpus" in values else 0,
         cpu_vendor=values.get("cpu", ""),
         live=tokens(values["live"]),
-        boot=_boot(files, family),
+        boot=(boot.entry,) if boot.entry else (),
         config=tuple(line for line in config if "GRUB_CMDLINE_LINUX" in line.text),
         family=family,
         tools=tuple(output.all("have")),
@@ -373,6 +538,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
         generated=bool(ours) and ours[-1].path in newer,
         unreadable=tuple(output.all("unreadable")),
         default_grub=whole.files().get(DEFAULT_GRUB),
+        entries=boot.others,
     )
 
 

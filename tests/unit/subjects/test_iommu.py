@@ -264,3 +264,43 @@ def test_hostile_values_stay_data():
         plan(rocky)
     plain = dataclasses.replace(rocky, boot=(Entry("/a:1", ("iommu=soft",)),))
     assert "--remove-args=iommu=soft" in plan(plain)[0].argv
+
+
+def test_an_entry_of_somebodys_own_is_a_persons():
+    own = Entry("/boot/grub/grub.cfg:90", ("ro",), "40_custom")
+    judged = result(good(boot=(own,)), "iommu.args")
+    assert (judged.status, judged.fixable) == ("fail", False)
+    assert judged.fix == "look in /etc/grub.d for what writes /boot/grub/grub.cfg:90"
+    generated = dataclasses.replace(own, script="10_linux")
+    assert result(good(boot=(generated,)), "iommu.args").fixable
+
+
+def test_grubs_tools_change_nothing_where_systemd_boot_boots():
+    entry = Entry("/boot/loader/entries/abc.conf:4", ("ro",))
+    judged = result(good(boot=(entry,)), "iommu.args")
+    assert (judged.status, judged.fixable) == ("fail", False)
+    assert "no supported boot loader" in judged.actual
+
+
+def test_grubby_takes_contradictions_out_of_entries_that_do_not_boot():
+    seen = good(
+        boot=(Entry("/a:1", ("ro",)),), entries=(Entry("/b:1", ("iommu=soft",)),),
+        family="redhat", tools=("grubby",),
+    )  # fmt: skip
+    (run,) = plan(seen)
+    assert run.argv[2:] == ("--remove-args=iommu=soft", "--args=iommu=pt")
+
+
+def test_what_another_spelling_sets_goes_too():
+    assert b"iommu | iommu=* | iommu.passthrough=*" in grub_piece(("iommu=pt",))
+
+
+@pytest.mark.parametrize(
+    ("live", "status"),
+    [("iommu=pt,off", "ok"), ("iommu=pt amd_iommu=off,fullflush", "warn"),
+     ("iommu=pt intel_iommu=sm_on,off", "warn"), ("iommu=pt amd_iommu=fullflush", "ok")],
+)  # fmt: skip
+def test_a_word_of_a_list_that_switches_off(live, status):
+    judged = result(good(live=tuple(live.split())), "iommu.off")
+    # A word of an option that iommu.args sets is judged there.
+    assert judged.status == status
