@@ -241,7 +241,10 @@ _REFUSALS = {
     "directory": ("a directory", "remove {}"),
     "special": ("no regular file", "remove {}"),
     "file": ("no directory", "remove {}"),
-    "fixed": ("read-only or immutable", "make {} writable (mount -o remount,rw; chattr -i)"),
+    "fixed": (
+        "read-only file system or immutable",
+        "make {} writable (mount -o remount,rw; chattr -i)",
+    ),
     "theirs": ("not root's", "chown root {}"),
     "loose": ("writable by others than root", "chmod go-w {}"),
 }

@@ -374,8 +374,8 @@ def _family(lines: Iterable[Line]) -> str:
 # Which entry boots, from GRUB's manual ("default", "The GRUB environment block") and its source
 # (grub-core/normal/menu.c): ``next_entry`` of the environment once, else what grub.cfg sets, which
 # is mostly ``saved_entry`` or a number. An entry is named by its number in its menu, its title or
-# its id; ``>`` goes into a submenu (``>>`` is a character of a title). What names none is the first
-# entry. RHEL's blscfg sorts the boot loader entries by their files' names, newest first.
+# its id; ``>`` goes into a submenu (``>>`` is a character of a title). What names none is the
+# first entry. RHEL's blscfg sorts the boot loader entries by their files' names, newest first.
 
 
 @dataclass
