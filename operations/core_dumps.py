@@ -14,6 +14,7 @@ from nodeready.deploy.step import (
     sysctl_name,
 )
 from nodeready.policy import Policy
+from nodeready.subjects.core_dumps import checks
 from nodeready.subjects.core_dumps.checks import packaged, retention_rule
 from nodeready.subjects.core_dumps.facts import KEY, REWRITERS, CoreDumps, core_directory
 from nodeready.subjects.snapshot import Snapshot
@@ -39,7 +40,8 @@ def directory(seen: Snapshot, want: Policy) -> Iterator[Action]:
     cores: CoreDumps = seen["core_dumps"]
     content = render("core_dumps/tmpfiles.conf.j2", rule=retention_rule(want))
     yield from own_file(seen, TMPFILES, content)
-    if cores.directory_mode is None or cores.directory_mode & 0o1777 != 0o1777:
+    # The rule alone may be missing, beside a directory that only a person can repair.
+    if checks.directory(cores, want).fixable:
         yield Directory(core_directory(want), "1777")
 
 
