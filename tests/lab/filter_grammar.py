@@ -12,7 +12,8 @@ CONDITIONS = (
     "tcp dport 29500-29510", "tcp dport { 22, 29500-29505 }", "tcp dport 29505",
     "tcp dport != 22", "tcp dport >= 29503", "tcp dport < 29504", "tcp sport 29500-29510",
     "tcp sport 1024-65535", "tcp dport 32768-60999", "tcp dport @ports", "th dport 29500-29510",
-    "udp dport 53", "ct state new", "ct state established,related", "ct state { established, new }",
+    "udp dport 53", "ct state new", "ct state established,related", "ct state { established, "
+    "new }",
     "ct state invalid", "ct state != new", "ct state new,untracked", "ct direction reply",
     "ct direction original", "ct state & (established | related) != 0", "ct status dnat",
     "ip saddr 10.1.0.0/16", "ip saddr 192.168.7.0/24", "ip saddr 203.0.113.0/24",
@@ -35,7 +36,8 @@ CONDITIONS = (
     "meta mark & 0x3 == 0x2", "meta mark != 0x0", "ct mark 0x1", "meta pkttype broadcast",
     "ip frag-off & 0x1fff != 0", "ip version 4", "meta iifgroup 0", "ct helper \"ftp\"",
     "ct original ip daddr 10.1.0.5", "ct original ip saddr 10.1.0.0/16",
-    "meta l4proto tcp ct original proto-dst 29500-29510", "socket transparent 1", "rt ipsec exists",
+    "meta l4proto tcp ct original proto-dst 29500-29510", "socket transparent 1", "rt ipsec "
+    "exists",
     "ip hdrlength 5", "ip ecn not-ect", "meta protocol ip", "tcp urgptr 0",
     "add @lately2 { ip saddr limit rate over 1000/second burst 900 packets }",
     "update @seen { ip saddr }", "meter m1 { ip saddr ct count over 100 }",
@@ -121,7 +123,8 @@ def nft(seed: int) -> str:
         head = f"type filter hook {where} priority raw; policy accept;"
         lines += ["chain raw {", head, f"{what} {draw.choice(('notrack', 'drop'))}", "}"]
     if draw.random() < 0.1:
-        what = draw.choice(("redirect to :8080", "dnat ip to 10.9.9.9", "dnat ip to 10.1.0.5:29505",
+        what = draw.choice(("redirect to :8080", "dnat ip to 10.9.9.9", "dnat ip to "
+        "10.1.0.5:29505",
                             "redirect", "dnat ip to 192.168.7.5:29500"))  # fmt: skip
         head = "type nat hook prerouting priority dstnat; policy accept;"
         lines += ["chain nat {", head, f"{draw.choice(CONDITIONS[:4])} {what}", "}"]
@@ -139,7 +142,8 @@ XT_CONDITIONS = (
     "-p tcp -m tcp ! --syn", "-p tcp -m tcp --tcp-flags SYN,ACK SYN,ACK",
     "-p tcp -m tcp --tcp-flags ALL NONE", "-m ttl --ttl-lt 5", "-m ttl --ttl-eq 64",
     "-m length --length 0:39", "-m length --length 40:1500", "-m dscp --dscp 0x08",
-    "-m dscp --dscp 0x00", "-m tos --tos 0x10/0x3f", "-m mark --mark 0x1", "-m connmark --mark 0x1",
+    "-m dscp --dscp 0x00", "-m tos --tos 0x10/0x3f", "-m mark --mark 0x1", "-m connmark --mark "
+    "0x1",
     "-m mark ! --mark 0x1/0x1", "-m addrtype --dst-type LOCAL",
     "-m addrtype --src-type LOCAL", "-m addrtype --dst-type BROADCAST",
     "-p tcp -m connlimit --connlimit-above 100 --connlimit-mask 32",
@@ -152,7 +156,8 @@ XT_CONDITIONS = (
     "-m set ! --match-set fleet src", "-m set --match-set where src,dst",
     "-p tcp -m tcpmss --mss 1:500", "-p tcp -m tcp --syn -m tcpmss ! --mss 536:65535",
     "-m string --string BitTorrent --algo bm", "-m pkttype --pkt-type broadcast", "-f", "! -f",
-    "-m comment --comment \"a -j DROP\"", "-m policy --dir in --pol none", "-m helper --helper ftp",
+    "-m comment --comment \"a -j DROP\"", "-m policy --dir in --pol none", "-m helper --helper "
+    "ftp",
     "-m realm --realm 0", "-p tcp -m ecn --ecn-tcp-ece",
 )  # fmt: skip
 XT_ENDS = (
@@ -196,7 +201,7 @@ def _xt_rule(draw: random.Random, table: str, chain: str) -> str:
     words = draw.sample(XT_CONDITIONS, draw.choice((1, 1, 1, 2)))
     if sum("-p " in one for one in words) > 1 or sum("-s " in one for one in words) > 1:
         words = words[:1]
-    if chain == "OUTPUT" or chain == "one":
+    if chain in {"OUTPUT", "one"}:
         words = [one for one in words if "-i " not in one and "--dir in" not in one]
     end = draw.choices(XT_ENDS, _XT_WEIGHTS)[0]
     if chain == "one" and end == "one":

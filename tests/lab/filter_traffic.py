@@ -1,4 +1,4 @@
-"""A node and a peer in network namespaces: what connects, beside what the packet filter's rules say.
+"""A node and a peer in network namespaces: what connects, beside what the filter's rules say.
 
 The node has two networks, eth0 (IPv4 and IPv6) and ib0 (IPv4); the peer has an address in each,
 and a second one on eth0. Sockets of both are made by this process, which enters a namespace for
@@ -8,7 +8,6 @@ the moment that it takes.
 from __future__ import annotations
 
 import ctypes
-import ipaddress
 import os
 import selectors
 import socket
@@ -150,8 +149,8 @@ class Pair:
         output = Output(text, 0, nonce=NONCE)
         return firewall.parse(output, POLICY, self.addresses, self.networks, peers=known)
 
-    def tried(self) -> dict[Way, bool]:
-        """Which connections come about, and carry a byte there and back."""
+    def tried(self, limit_s: float = _TIMEOUT_S) -> dict[Way, bool]:
+        """Which connections come about in time, and carry a byte there and back."""
         ways = [
             Way(own, peer, port, inbound)
             for own, peers in self.ways.items()
@@ -162,8 +161,8 @@ class Pair:
         found = dict.fromkeys(ways, False)
         sockets = [self._connect(way) for way in ways]
         opened: list[socket.socket] = []
-        until, left = time.monotonic() + _TIMEOUT_S, len(ways)
-        for way, one in zip(ways, sockets):
+        until, left = time.monotonic() + limit_s, len(ways)
+        for way, one in zip(ways, sockets, strict=True):
             self.chooser.register(one, selectors.EVENT_WRITE, way)
         while left and (rest := until - time.monotonic()) > 0:
             for key, events in self.chooser.select(rest):
@@ -265,8 +264,3 @@ def agrees(seen: Firewall, tried: dict[Way, bool]) -> bool:
                 shut[key] = shut.get(key, False) or not worked
         return all(shut.values())
     return seen.verdict == "cannot tell"
-
-
-def address_of(text: str) -> str:
-    """The address in its usual form."""
-    return str(ipaddress.ip_address(text))

@@ -97,7 +97,8 @@ END {{
 
 _FILES = (
     "/proc/sys/net/ipv4/ip_local_port_range /proc/sys/net/ipv4/ip_local_reserved_ports "
-    "/proc/sys/net/ipv4/ip_unprivileged_port_start /etc/hosts /proc/net/if_inet6 /proc/net/fib_trie "
+    "/proc/sys/net/ipv4/ip_unprivileged_port_start /etc/hosts "
+    "/proc/net/if_inet6 /proc/net/fib_trie "
     "/proc/net/route /proc/net/tcp /proc/net/tcp6"
 )
 

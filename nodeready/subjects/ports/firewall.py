@@ -535,7 +535,8 @@ while more:
 # nf_tables is a loaded module, or built into the kernel: then there is no module file. /proc has
 # the names of legacy tables. Tables of NAT are left out where they are large, as on a Kubernetes
 # node: such NAT is not judged. iptables-nft-save prints the whole of iptables-nft's tables, of
-# which nft cannot show everything; ipset prints the sets that they name. A table's name becomes part of a command: a table whose name is
+# which nft cannot show everything; ipset prints the sets that they name. A table's name becomes
+# part of a command: a table whose name is
 # not made of plain characters is not listed.
 _SCRIPT = r"""
     nr_caps='' nr_odd=''
@@ -919,6 +920,15 @@ def _worst(pieces: tuple[Fate, ...]) -> tuple[str, str, Fate | None]:
     return "open", "", None
 
 
+def _held(ports: str) -> set[int]:
+    """The ports of ``29500, 29502-29510``."""
+    found: set[int] = set()
+    for part in filter(None, ports.split(", ")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
 def shown(first: int, last: int) -> str:
     """A range of ports as text."""
     return str(first) if first == last else f"{first}-{last}"
@@ -1004,8 +1014,6 @@ class _Node:
         sure: these are the fleet's nodes, and no others
         """
         manager = _manager(self.rules)
-        if not self.rules.base_chains(self._packet(4)) and not self.rules.chains:
-            return Firewall("open", shown(*self.ports), manager=manager)
         known = [span for peer in peers if (span := span_of(peer)) and span not in self.own]
         families = [one for one in (4, 6) if any(span and span[0] == one for span in self.own)]
         found = self._family(families[0] if families else 4, known, sure)
@@ -1033,6 +1041,9 @@ class _Node:
     def _family(self, family: int, known: list[tuple[int, int, int]], sure: bool) -> Firewall:
         """The verdict for one version of IP."""
         anybody = self._packet(family)
+        generic = self._one(anybody)
+        if generic.verdict == "open":
+            return self._firewall(generic)
         peers = [first for version, first, _ in known if version == family]
         mine = [index for index, one in enumerate(self.networks) if one[2][0] == family]
         near: dict[int, list[int]] = {}
@@ -1048,8 +1059,7 @@ class _Node:
             name = self.networks[mine[0]][0] if len(mine) == 1 else ""
             packet = replace(anybody, interface=name, near=False)
             seen["other networks"] = self._hosts(packet, self._apart(family, peers), sure)
-        generic = self._one(anybody)
-        if not seen or generic.verdict != "cannot tell":
+        if not seen:
             return self._firewall(generic)
         let_in = tuple(where for where, one in seen.items() if one.verdict == "open")
         if len(let_in) == len(seen):
@@ -1060,6 +1070,8 @@ class _Node:
             if one.verdict == verdict
         )  # fmt: skip
         if all(one.verdict == "dropped" for one in seen.values()):
+            # The ports that are shut everywhere, where that is so of some.
+            worst = min(seen.values(), key=lambda one: len(_held(one.ports)))
             beside = generic.fate.cause if generic.fate else None
             found = self._firewall(worst)
             text = beside.text if beside and beside.text != found.rule else ""
@@ -1106,7 +1118,8 @@ class _Node:
         if not found:
             return self._one(packet)
         if len(verdicts) == 1:
-            return found[0][1]
+            # The ports that are shut for each of them, where that is so of some.
+            return min((one for _, one in found), key=lambda one: len(_held(one.ports)))
         worst = next(
             one for verdict in ("dropped", "cannot tell") for _, one in found
             if one.verdict == verdict

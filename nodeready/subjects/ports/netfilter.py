@@ -535,11 +535,15 @@ class Match:
             return None
         one = packet.own if _sits(self.selectors[0], packet) else packet.peer
         if one is None:
-            return None
+            # Of a long list, somebody may be in it.
+            return MAYBE if len(self.values) > _LONG else None
         ranges = self.spans[packet.family == 6]
         at = bisect_right(ranges, (one, 1 << 130)) - 1
         return YES if at >= 0 and ranges[at][0] <= one <= ranges[at][1] else NO
 
+
+#: So many addresses make a list of strangers: each of them alone is of no interest.
+_LONG = 256
 
 #: A condition that cannot be evaluated here; one that is always met; one that never is.
 UNCERTAIN = Match()
