@@ -9,7 +9,8 @@ commands="sshd:openssh-server ssh:openssh-client ip:iproute2 unshare:util-linux 
     sudo:sudo gdb:gdb strace:strace pdsh:pdsh"
 if [ "$what" = test ]; then
     commands="$commands qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mke2fs:e2fsprogs
-        cpio:cpio busybox:busybox-static nft:nftables fish:fish tcsh:tcsh man:man-db
+        cpio:cpio busybox:busybox-static nft:nftables iptables:iptables
+        ipset:ipset fish:fish tcsh:tcsh man:man-db
         slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge"
 fi
 

@@ -15,6 +15,7 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import Expected
 from nodeready.subjects.base import Counters, Unknown
 from nodeready.subjects.nics.facts import Nics, with_peers
+from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
@@ -122,6 +123,10 @@ class FleetContext:
         if self.addresses is not None and isinstance(nics, Nics):
             nics = with_peers(nics, self.addresses)
             seen = replace(seen, subjects={**seen.subjects, "nics": nics})
+        held = seen.subjects.get("ports")
+        if self.addresses is not None and isinstance(held, ports.Ports):
+            held = ports.with_peers(held, self.addresses)
+            seen = replace(seen, subjects={**seen.subjects, "ports": held})
         return with_counters(seen, self.earlier.get(name), self.moment)
 
 

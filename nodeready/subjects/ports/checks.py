@@ -19,7 +19,7 @@ from nodeready.subjects.ports.facts import (
     parse_ranges,
     text_of,
 )
-from nodeready.subjects.ports.firewall import shown
+from nodeready.subjects.ports.firewall import Firewall, shown
 from nodeready.subjects.result import Result, fail, ok, some, unknown, warn
 
 #: At most so many holders of ports, and runs of ports, are named.
@@ -179,10 +179,23 @@ def _joined(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def _opening(manager: str, ports: str) -> str:
+def _opening(seen: Firewall, ports: str) -> str:
     """How to open the ports to the cluster's network with the tool that made the rules."""
     first, _, last = ports.partition("-")
-    both = f"{first}:{last or first}"
+    both, manager = f"{first}:{last or first}", seen.manager
+    if seen.how != "dropped by":
+        return f"take {ports} out of that rule, or give jobs another port_range"
+    if "answers" in seen.what or "follows" in seen.what or "send" in seen.what:
+        if manager == "iptables":
+            chain = "OUTPUT" if seen.chain.endswith(" OUTPUT") else "INPUT"
+            return f"iptables -I {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
+        return "in front of that rule: ct state established,related accept"
+    if "way" in seen.what:
+        if manager == "ufw":
+            return f"ufw allow out proto tcp to CLUSTER_NETWORK port {both}"
+        if manager == "iptables":
+            return f"iptables -I OUTPUT -p tcp -d CLUSTER_NETWORK --dport {both} -j ACCEPT"
+        return f"in front of that rule: ip daddr CLUSTER_NETWORK tcp dport {ports} accept"
     if manager == "firewalld":
         return f"firewall-cmd --permanent --add-port={ports}/tcp; firewall-cmd --reload"
     if manager == "ufw":
@@ -200,17 +213,31 @@ def _opening(manager: str, ports: str) -> str:
         "firewall-cmd --permanent --add-port=PORTS/tcp; firewall-cmd --reload",
         "ufw allow proto tcp from CLUSTER_NETWORK to any port BOTH",
         "iptables -I INPUT -p tcp -s CLUSTER_NETWORK --dport BOTH -j ACCEPT",
-        "see whether it lets the other nodes in; else: FIX",
+        "in front of that rule: ct state established,related accept",
+        "iptables -I CHAIN -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
+        "in front of that rule: ip daddr CLUSTER_NETWORK tcp dport PORTS accept",
+        "ufw allow out proto tcp to CLUSTER_NETWORK port BOTH",
+        "iptables -I OUTPUT -p tcp -d CLUSTER_NETWORK --dport BOTH -j ACCEPT",
+        "take PORTS out of that rule, or give jobs another port_range",
+        "`nodeready ready` tries it (proof.mesh); where that fails: FIX",
     ),
 )
 def firewall(seen: Ports, want: Policy) -> Result:
-    """The node's packet filter lets other nodes connect to the range.
+    """The node's packet filter lets other nodes connect to the range, and the node to theirs.
 
-    Judged is the first packet of a connection from another node, through the rules that are in
-    force, whoever made them: a reject counts as dropped. Where it depends on the peer's address
-    or interface, the node's own networks are taken, one after the other. A rule that depends on
-    anything else that we cannot know is named and left to a person. NAT, eBPF and filters outside
-    the node are not seen.
+    Judged are the packets of such connections, the first ones and the answers, in and out,
+    through the rules that are in force, whoever made them: a reject counts as dropped, and so does
+    NAT that leads a port elsewhere. The other nodes are those of the run; else the hosts of
+    /etc/hosts that are in the node's networks; else anybody in the node's own networks.
+
+    A rule is left open only where it matters to that traffic, and where no rules tell: one network
+    of the node is let in and another is not, a host of the network is shut out of which nobody
+    knows whether it is a node, another program decides (queue, synproxy), the moment, a user or a
+    counter does, or a limit below 20 new connections per second or 16 at a time. Then this warns
+    once, and `ready` decides: proof.mesh tries the connections. What rules read of time to live,
+    length, class of service and TCP options is taken as Linux sends it. XDP and other eBPF
+    programs, filters of bridges and ARP, NAT of more than 64 KiB, and filters outside the node
+    are not seen.
 
     Without nft on the node nobody can read its rules: then the kernel is asked whether it has
     any. Where it has, or where it cannot be asked and there is a sign of some, this is unknown;
@@ -218,23 +245,27 @@ def firewall(seen: Ports, want: Policy) -> Result:
     (nf_conntrack_count), nftables, firewalld, iptables, netfilter-persistent, shorewall, ferm or
     ufw is enabled; and a table in /proc/net/ip_tables_names, without iptables-save.
     """
-    check, seen_rules = "ports.firewall", seen.firewall
+    check, rules = "ports.firewall", seen.firewall
     expected = f"{_wanted(want)} open to other nodes"
-    if seen_rules.verdict == "unknown":
-        return unknown(check, seen_rules.reason)
-    source = f"{seen_rules.chain} ({seen_rules.manager})"
-    fix = _opening(seen_rules.manager, _wanted(want))
-    if seen_rules.verdict == "dropped":
-        actual = f"{seen_rules.ports} dropped by {seen_rules.rule}"
-        return fail(check, expected, actual, source, fix)
-    if seen_rules.verdict == "cannot tell":
-        let_in = f", open to {', '.join(seen_rules.networks)}" if seen_rules.networks else ""
-        actual = f"{seen_rules.ports} depends on {seen_rules.rule}{let_in}"
-        fix = f"see whether it lets the other nodes in; else: {fix}"
+    if rules.verdict == "unknown":
+        return unknown(check, rules.reason)
+    source = f"{rules.chain} ({rules.manager})"
+    fix = _opening(rules, _wanted(want))
+    ports = rules.what.format(rules.ports)
+    if rules.verdict == "dropped":
+        peers = f" for {rules.peers} known nodes" if rules.peers else ""
+        beside = f"; for others: {rules.beside}" if rules.beside else ""
+        return fail(
+            check, expected, f"{ports} {rules.how} {rules.rule}{peers}{beside}", source, fix
+        )
+    if rules.verdict == "cannot tell":
+        let_in = f", open to {', '.join(rules.networks)}" if rules.networks else ""
+        actual = f"{ports} depends on {rules.rule}{let_in}"
+        fix = f"`nodeready ready` tries it (proof.mesh); where that fails: {fix}"
         return warn(check, expected, actual, source, fix)
-    by = seen_rules.manager
-    to = f" to {', '.join(seen_rules.networks)}" if seen_rules.networks else ""
-    unseen = any(tool.state == "no sign of rules" for tool in seen_rules.tools)
+    by = rules.manager
+    to = f" to {', '.join(rules.networks)}" if rules.networks else ""
+    unseen = any(tool.state == "no sign of rules" for tool in rules.tools)
     none = "open, no sign of rules" if unseen else "open, no rules"
     return ok(check, expected, f"open{to} ({by})" if by else none)
 

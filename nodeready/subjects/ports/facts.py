@@ -9,7 +9,7 @@ import ipaddress
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.policy import Policy
@@ -29,6 +29,9 @@ from nodeready.subjects.ports.netfilter import is_virtual
 
 #: At most so many sockets of each kind are printed; beyond that, they are counted.
 MOST = 500
+
+#: At most so many addresses are taken of /etc/hosts, where a fleet's nodes often stand.
+MOST_HOSTS = 512
 
 #: TCP states of the kernel (include/net/tcp_states.h). TIME_WAIT (06) is left out: whoever listens
 #: with SO_REUSEADDR, as every rendezvous does, may take such a port.
@@ -53,7 +56,15 @@ FILENAME ~ /ip_local_port_range$/ {{ print "ephemeral=" $1 " " $2; next }}
 FILENAME ~ /ip_local_reserved_ports$/ {{ print "reserved=" $0; next }}
 FILENAME ~ /ip_unprivileged_port_start$/ {{ print "privileged=" $1; next }}
 FILENAME ~ /if_inet6$/ {{
-    if ($4 == "00" && $6 != "lo" && six++ < 100) print "local=" $1
+    if ($4 == "00" && $6 != "lo" && six++ < 100) {{
+        print "local=" $1
+        print "network6=" $6 " " $1 " " $3
+    }}
+    next
+}}
+FILENAME ~ /hosts$/ {{
+    if ($1 ~ /^[0-9a-f]+[.:]/ && $1 !~ /^(127|::1$|f)/ && NF > 1 && hosts++ < {MOST_HOSTS})
+        print "host=" $1
     next
 }}
 FILENAME ~ /fib_trie$/ {{
@@ -86,7 +97,8 @@ END {{
 
 _FILES = (
     "/proc/sys/net/ipv4/ip_local_port_range /proc/sys/net/ipv4/ip_local_reserved_ports "
-    "/proc/sys/net/ipv4/ip_unprivileged_port_start /proc/net/if_inet6 /proc/net/fib_trie "
+    "/proc/sys/net/ipv4/ip_unprivileged_port_start /etc/hosts "
+    "/proc/net/if_inet6 /proc/net/fib_trie "
     "/proc/net/route /proc/net/tcp /proc/net/tcp6"
 )
 
@@ -324,8 +336,9 @@ def _addresses(output: Output) -> tuple[str, ...]:
 
 
 def _networks(output: Output) -> tuple[tuple[str, str], ...]:
-    """(interface, network) of the IPv4 networks to which the node is connected, without those of
-    its containers. /proc/net/route has networks in the byte order of the host.
+    """(interface, network) of the networks to which the node is connected, without those of its
+    containers and link-local ones. /proc/net/route has networks in the byte order of the host,
+    /proc/net/if_inet6 the node's addresses with the length of their prefix.
     """
     found = []
     for text in dict.fromkeys(output.all("network")):
@@ -335,10 +348,37 @@ def _networks(output: Output) -> tuple[tuple[str, str], ...]:
                 ipaddress.IPv4Address(bytes.fromhex(match[part])[::-1]) for part in (2, 3)
             )
             try:
-                found.append((match[1], str(ipaddress.IPv4Network(f"{network}/{mask}"))))
+                one = ipaddress.IPv4Network(f"{network}/{mask}")
             except ValueError:
                 continue
+            if not one.is_link_local:
+                found.append((match[1], str(one)))
+    for text in dict.fromkeys(output.all("network6")):
+        match = re.fullmatch(r"(\S{1,15}) ([0-9a-f]{32}) ([0-9a-f]{2})", text)
+        if match and not is_virtual(match[1]) and int(match[3], 16) <= 128:
+            address = (bytes.fromhex(match[2]), int(match[3], 16))
+            found.append((match[1], str(ipaddress.IPv6Network(address, strict=False))))
+    return tuple(dict.fromkeys(found))
+
+
+def _hosts(output: Output) -> tuple[str, ...]:
+    """The addresses of /etc/hosts (hosts(5))."""
+    found = []
+    for text in dict.fromkeys(output.all("host")):
+        try:
+            found.append(str(ipaddress.ip_address(text)))
+        except ValueError:
+            continue
     return tuple(found)
+
+
+def with_peers(seen: Ports, addresses: tuple[str, ...]) -> Ports:
+    """The observation, with the packet filter judged for these addresses of the run's nodes."""
+    judge = seen.firewall.judge
+    if judge is None:
+        return seen
+    found = replace(judge(addresses, True), tools=seen.firewall.tools, judge=judge)
+    return replace(seen, firewall=found)
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
@@ -370,7 +410,12 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
         reserved_boot=sysctl.boot_value(files, RESERVED),
         privileged_below=number(values.get("privileged", "1024"), "ip_unprivileged_port_start"),
         firewall=firewall.parse(
-            outputs["firewall"], policy, _addresses(output), _networks(output)
+            outputs["firewall"],
+            policy,
+            _addresses(output),
+            _networks(output),
+            peers=_hosts(output),
+            ephemeral=ephemeral,
         ),
     )
 

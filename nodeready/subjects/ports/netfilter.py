@@ -1,100 +1,205 @@
-"""What a packet filter does with a new connection: chains, rules, and their evaluation.
+"""What a packet filter does with a job's connections: chains, rules, and their evaluation.
 
-The connection is the one that a job's rendezvous needs: the first TCP packet from another node,
-to one of this node's addresses, on a port of a range. The packet meets a rule's condition for
-certain (YES, NO) or not (MAYBE: its source address, its interface, a rate). From that follows what
-can happen to the packet, by nft(8) and iptables(8): a dropped packet is gone, an accepted one goes
-on to the next base chain, and one that reaches the end of a base chain gets that chain's policy.
-Not seen here: NAT, XDP and other eBPF programs, and filters outside the node.
+The connections are those that a job's rendezvous needs: from another node to a port of a range on
+this node, and from this node to such a port of another node. Each has a first packet, the answer
+to it, and packets that follow (`PACKETS`). A packet meets a rule's condition for certain (YES, NO)
+or not (MAYBE: the moment, another program's answer). From that follows what can happen to it, by
+nft(8) and iptables(8): a dropped packet is gone, an accepted one goes on to the next base chain
+(in the order of hooks and priorities), and one that reaches the end of a base chain gets that
+chain's policy. Marks and notrack are followed on the packet's way. Not seen here: XDP and other
+eBPF programs, filters of bridges and of ARP, and filters outside the node.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import socket
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Union
 
-# --- The first packet of a connection from another node, and the conditions that it meets.
+# --- The packets of a connection, and the conditions that they meet.
 #
-# Certain are: TCP, the SYN flag, the destination port, that the packet is new to connection
-# tracking, that it is for one of this node's addresses and comes through no loopback device. The
-# moment is uncertain, and so are source and interface, unless the packet is taken to come from one
-# of the node's own networks.
+# Certain are: TCP and its flags, the ports, what connection tracking makes of the packet, that it
+# is no fragment, has no IPsec, no mark, and Linux's default options. Sender and receiver are one
+# pair of addresses, of which the caller takes as many as the rules tell apart.
 
 #: Whether a packet meets a condition; in this order min is "and", max is "or".
 NO, MAYBE, YES = 0, 1, 2
 
-_Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
+Range = tuple[int, int]
+_Known = Union[int, None]
 
 #: Selectors of a header that the packet does not have: such a condition is never met.
 _OTHER_PROTOCOLS = re.compile(
-    r"(udp|udplite|icmp|icmpv6|sctp|dccp|esp|ah|comp|igmp|arp|vlan|gre|vxlan|hbh|frag|mh) |"
-    r"rt (type|nexthdr|hdrlength|seg-left)$"
+    r"(udp|udplite|icmp|icmpv6|sctp|dccp|esp|ah|comp|igmp|arp|vlan|gre|gretap|vxlan|geneve|hbh|"
+    r"frag|mh|dst) |rt (type|nexthdr|hdrlength|seg-left)$"
 )
-_INTERFACES = ("iif", "iifname")
-# Bridges and ends of containers and virtual machines: no packet of another node comes that way.
+# Bridges, tunnels and ends of containers and virtual machines, and the host's link to its BMC: no
+# packet of another node's job comes that way.
 _VIRTUAL = re.compile(
-    r"(docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|(cni-)?podman\d+|cni\d+|lxcbr\d+|"
-    r"lxdbr\d+|flannel\.\d+|cali.*|veth.*|kube-ipvs0|nodelocaldns)"
+    r"(docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+(-nic)?|(cni-)?podman\d+|cni\d+|lxcbr\d+|"
+    r"lxdbr\d+|incusbr\d+|nerdctl\d+|cbr\d+|mpqemubr\d+|vboxnet\d+|vmnet\d+|vnet\d+|tap.*|"
+    r"flannel[.-].*|cali.*|veth.*|kube-ipvs0|kube-bridge|nodelocaldns|cilium_.*|lxc.*|weave|"
+    r"antrea-gw\d+|ovn-k8s-mp\d+|ovs-system|genev_sys_.*|vxlan[.].*|vxlan-.*|tunl\d+|ip6tnl\d+|"
+    r"dummy\d+|eni[0-9a-f]{11}|gke[0-9a-f]{11}|azv[0-9a-f]{11}|tailscale\d+|zt[a-z0-9]{8,}|"
+    r"usb\d+|enx[0-9a-f]{12}|idrac|bmc\d*)"
 )
-_FLAGS = {"fin": 1, "syn": 2, "rst": 4, "psh": 8, "ack": 16, "urg": 32, "ecn": 64, "cwr": 128}
-_SYN = _FLAGS["syn"]
+_FLAGS = {
+    "fin": 1, "syn": 2, "rst": 4, "psh": 8, "ack": 16, "urg": 32, "ecn": 64, "ece": 64, "cwr": 128,
+}  # fmt: skip
+_ALL_FLAGS = "fin,syn,rst,psh,ack,urg"
 
-#: Selector -> the values that the packet has, and the values that it may have.
-_FIXED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "l4proto": (("tcp", "6", "all"), ()),
-    "ip protocol": (("tcp", "6"), ()),
-    "ip6 nexthdr": (("tcp", "6"), ()),
-    "ct state": (("new",), ()),
-    "ct status": ((), ("confirmed", "seen-reply", "assured", "expected", "dying")),
-    "ct direction": (("original",), ()),
-    "pkttype": (("host", "unicast"), ()),
-    "fib daddr type": (("local",), ()),
-    # A route back to the peer exists: reverse path filters are for forged sources.
-    "reverse path": (("exists", "1", "true"), ()),
-}
+
+@dataclass(frozen=True)
+class Kind:
+    """A packet of a connection.
+
+    own:     this node opens the connection
+    inbound: the packet comes in
+    first:   it is the connection's first packet
+    syn:     it has the SYN flag; without, it carries data
+    words:   what is lost when it is dropped; {} stands for the ports
+    """
+
+    own: bool
+    inbound: bool
+    first: bool
+    syn: bool
+    words: str = "{}"
+
+    @property
+    def reply(self) -> bool:
+        """Whether it goes from the side that was connected to."""
+        return self.own == self.inbound
+
+    @property
+    def flags(self) -> int:
+        return (_FLAGS["syn"] if self.syn else 0) | (0 if self.first else _FLAGS["ack"])
+
+
+#: The packets that a job needs, the most telling first.
+PACKETS = (
+    Kind(own=False, inbound=True, first=True, syn=True),
+    Kind(own=False, inbound=False, first=False, syn=True, words="the answers from {}"),
+    Kind(own=False, inbound=True, first=False, syn=False, words="what follows to {}"),
+    Kind(own=False, inbound=False, first=False, syn=False, words="what follows from {}"),
+    Kind(own=True, inbound=False, first=True, syn=True, words="the way to other nodes' {}"),
+    Kind(own=True, inbound=True, first=False, syn=True, words="the answers of other nodes' {}"),
+    Kind(own=True, inbound=False, first=False, syn=False, words="what follows to other nodes' {}"),
+    Kind(own=True, inbound=True, first=False, syn=False, words="what other nodes' {} send"),
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """What rules have made of the packet so far.
+
+    mark, ct_mark: (value, the bits of it that are known)
+    untracked: connection tracking passes it over
+    """
+
+    mark: Range = (0, 0xFFFFFFFF)
+    ct_mark: Range = (0, 0xFFFFFFFF)
+    untracked: bool = False
 
 
 @dataclass(frozen=True)
 class Packet:
-    """The first packet of a connection to any port from first to last.
+    """A packet of a connection to any port from first to last.
 
     family:    4 or 6
     addresses: the node's own addresses, as text; () when unknown
-    marked:    some rule may have set a mark on the packet
-    interface: by which the packet comes in; "" when unknown
-    network:   of the packet's source, ``10.1.0.0/16``; "" when unknown
+    interface: by which the packet comes in or goes out; "" when unknown
+    own, peer: this node's address and the other node's; None when unknown
+    near:      the other node is in a network of this node
+    ephemeral: the ports from which programs connect
+    others:    the node's other interfaces that have networks
+    tracked:   the chain is behind connection tracking
+    lost:      connection tracking has not seen the connection's first packet
     """
 
     family: int
     first: int
     last: int
     addresses: tuple[str, ...] = ()
-    marked: bool = False
     interface: str = ""
-    network: str = ""
+    own: _Known = None
+    peer: _Known = None
+    near: bool = True
+    ephemeral: Range = (32768, 60999)
+    others: tuple[str, ...] = ()
+    kind: Kind = PACKETS[0]
+    state: State = State()
+    tracked: bool = True
+    lost: bool = False
 
     def lacks(self, selector: str) -> bool:
         """Whether the packet has no such field: another protocol's, or of the other family."""
-        other = "ip6 " if self.family == 4 else "ip "
-        return selector.startswith(other) or _OTHER_PROTOCOLS.match(selector) is not None
+        if selector.startswith("ip6 " if self.family == 4 else "ip "):
+            return True
+        if selector.startswith("ct ") and selector != "ct state":
+            return self.ct_state in ("untracked", "invalid")
+        if selector.startswith("ether ") and not self.kind.inbound:
+            return True
+        if selector == "tcp option maxseg size" and not self.kind.syn:
+            return True
+        if selector in ("skuid", "skgid", "oifgroup", "oiftype") and self.kind.inbound:
+            return True
+        if selector in ("iifgroup", "iiftype") and not self.kind.inbound:
+            return True
+        return _OTHER_PROTOCOLS.match(selector) is not None
+
+    @property
+    def ct_state(self) -> str:
+        if self.state.untracked:
+            return "untracked"
+        if not self.tracked or (self.lost and self.kind.syn):
+            return "invalid"
+        if self.lost:
+            # net.netfilter.nf_conntrack_tcp_loose: a connection is picked up in its middle.
+            return "new"
+        return "new" if self.kind.first else "established"
 
 
-def ports_of(value: str) -> tuple[int, int] | None:
-    """``22`` or ``1024-65535`` as first and last; None for anything else (a service's name)."""
-    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", value)
+# What a selector of the packet is: a range of numbers, or None where nobody knows.
+
+
+def number(text: str) -> int | None:
+    """A number, decimal or hexadecimal."""
+    match = re.fullmatch(r"0x[0-9a-fA-F]{1,16}|\d{1,19}", text)
+    return int(text, 0 if text[:2] == "0x" else 10) if match else None
+
+
+def ports_of(value: str) -> Range | None:
+    """``22`` or ``1024-65535`` as first and last; None for anything else."""
+    match = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", value)
     return (int(match[1]), int(match[2] or match[1])) if match else None
 
 
-@lru_cache(maxsize=4096)
-def _network(value: str) -> _Network | None:
+@lru_cache(maxsize=256)
+def _service(name: str) -> Range | None:
+    """The port of a service: old versions of nft print names."""
     try:
-        return ipaddress.ip_network(value, strict=False)
+        return (socket.getservbyname(name, "tcp"),) * 2
+    except (OSError, UnicodeError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=65536)
+def span_of(value: str) -> tuple[int, int, int] | None:
+    """(family, first, last) of an address, a network, or a range of addresses."""
+    try:
+        if "-" in value:
+            low, high = (ipaddress.ip_address(part) for part in value.split("-", 1))
+            return (low.version, int(low), int(high)) if low.version == high.version else None
+        net = ipaddress.ip_network(value, strict=False)
     except ValueError:
         return None
+    return net.version, int(net.network_address), int(net.broadcast_address)
 
 
 def is_virtual(interface: str) -> bool:
@@ -102,10 +207,18 @@ def is_virtual(interface: str) -> bool:
     return _VIRTUAL.fullmatch(interface) is not None
 
 
+def _within(seen: Range, asked: Range) -> int:
+    if asked[0] <= seen[0] and seen[1] <= asked[1]:
+        return YES
+    return NO if seen[1] < asked[0] or asked[1] < seen[0] else MAYBE
+
+
 def _interface(value: str, packet: Packet) -> int:
     """``eth0``, or a beginning of names: ``eth*`` of nft, ``eth+`` of iptables."""
     if value == "lo" or is_virtual(value):
         return NO
+    if value in ("*", "+"):
+        return YES
     if not packet.interface:
         return MAYBE
     if value.endswith(("*", "+")):
@@ -113,141 +226,359 @@ def _interface(value: str, packet: Packet) -> int:
     return YES if packet.interface == value else NO
 
 
-def _source(value: str, packet: Packet) -> int:
-    net = _network(value)
-    if net is None:
+def _sits(selector: str, packet: Packet) -> bool:
+    """Whether an address's selector means this node's address, and not the peer's."""
+    kind = packet.kind
+    words = selector.split()
+    if words[0] == "ct":
+        # The source of the original direction is who opened the connection.
+        opener = (words[1] == "original") == words[-1].startswith(("saddr", "proto-src"))
+        return opener == kind.own
+    return (words[-1] == "saddr") != kind.inbound
+
+
+def _address(selector: str, value: str, packet: Packet) -> int:
+    span = span_of(value)
+    if span is None:
         return MAYBE
-    if net.prefixlen == 0:
-        return YES
-    one = net.network_address
-    odd = one.is_loopback or one.is_multicast or one.is_unspecified or str(one) in _BROADCAST
-    if odd or (net.num_addresses == 1 and str(one) in packet.addresses):
+    family, first, last = span
+    if family != packet.family:
         return NO
-    peers = _network(packet.network) if packet.network else None
-    if isinstance(net, ipaddress.IPv4Network) and isinstance(peers, ipaddress.IPv4Network):
-        return YES if peers.subnet_of(net) else MAYBE if peers.overlaps(net) else NO
-    return MAYBE
-
-
-_BROADCAST = ("255.255.255.255",)
-
-
-def _destination(value: str, packet: Packet) -> int:
-    net = _network(value)
-    if net is None:
-        return MAYBE
-    if net.prefixlen == 0:
+    whole = 2 ** (32 if family == 4 else 128) - 1
+    if (first, last) == (0, whole):
         return YES
-    one = net.network_address
-    if one.is_loopback or one.is_multicast or str(one) in _BROADCAST:
+    mine = _sits(selector, packet)
+    one = packet.own if mine else packet.peer
+    if one is not None:
+        return YES if first <= one <= last else NO
+    low = (ipaddress.IPv4Address if family == 4 else ipaddress.IPv6Address)(first)
+    if low.is_loopback or low.is_multicast or low.is_unspecified or first == whole:
         return NO
-    own = [ipaddress.ip_address(text) for text in packet.addresses]
-    inside = [address in net for address in own if address.version == packet.family]
-    if not inside:
-        return MAYBE
-    return YES if all(inside) else MAYBE if any(inside) else NO
+    own = [int(address) for address in map(ipaddress.ip_address, packet.addresses)
+           if address.version == family]  # fmt: skip
+    if not mine:
+        return NO if first == last and first in own else MAYBE
+    inside = [first <= address <= last for address in own]
+    return MAYBE if not inside else YES if all(inside) else MAYBE if any(inside) else NO
 
 
-def _flags(value: str) -> int:
+def _flags(value: str, packet: Packet) -> int:
     """``syn``: the flag is set. ``syn/fin,syn,rst,ack``: of the latter, only syn is set."""
-    wanted, slash, mask = value.partition("/")
+    wanted, slash, mask = value.lower().partition("/")
+    wanted, mask = (_ALL_FLAGS if text == "all" else text for text in (wanted, mask))
     try:
-        bits = sum(_FLAGS[name] for name in wanted.lower().split(",") if name not in ("", "none"))
-        if mask.upper() == "ALL":
-            mask = ",".join(_FLAGS)
-        of = sum(_FLAGS[name] for name in mask.lower().split(",") if name)
+        bits = of = 0
+        for name in wanted.split(","):
+            bits |= 0 if name in ("", "none") else _FLAGS[name]
+        for name in mask.split(","):
+            of |= _FLAGS[name] if name else 0
     except KeyError:
         return MAYBE
-    met = (_SYN & of) == bits if slash else bool(_SYN & bits)
+    have = packet.kind.flags
+    met = (have & of) == bits if slash else bool(have & bits)
     return YES if met else NO
 
 
-def _mark(value: str, packet: Packet) -> int:
-    """``0x8000/0x8000``: value and mask. A packet has mark 0 until a rule sets another one."""
-    match = re.fullmatch(r"(0x[0-9a-f]{1,8}|\d{1,10})(?:/(0x[0-9a-f]{1,8}|\d{1,10}))?", value)
-    if match is None or packet.marked:
+def _mark(value: str, mark: Range) -> int:
+    """``0x8000/0x8000``: value and mask; ``0x1-0xff``: a range."""
+    have, known = mark
+    if "-" in value:
+        low, high = (number(part) for part in value.split("-", 1))
+        if low is None or high is None or known != 0xFFFFFFFF:
+            return MAYBE
+        return YES if low <= have <= high else NO
+    text, _, of = value.partition("/")
+    wanted, mask = number(text), number(of) if of else 0xFFFFFFFF
+    if wanted is None or mask is None:
         return MAYBE
-    return YES if int(match[1], 0) == 0 else NO
+    if (have ^ wanted) & known & mask:
+        return NO
+    if wanted & ~mask:
+        return NO
+    return YES if mask & ~known & 0xFFFFFFFF == 0 else MAYBE
 
 
-def _ports(value: str, first: int, last: int) -> int:
-    ports = ports_of(value)
-    if ports is None:
+_DSCP = {"cs0": 0, "be": 0, "ef": 46, "lephb": 1, "df": 0, "va": 44} | {
+    **{f"cs{number}": number * 8 for number in range(1, 8)},
+    **{f"af{x}{y}": x * 8 + y * 2 for x in range(1, 5) for y in range(1, 4)},
+}
+
+
+def _length(packet: Packet) -> Range:
+    """The bytes of the packet with its IP header. Larger than a frame no packet is on the wire."""
+    header = 0 if packet.family == 4 else 20
+    return (44 + header, 60 + header) if packet.kind.syn else (40 + header, 1500)
+
+
+def _numbers(selector: str, packet: Packet) -> Range | None:
+    """The numbers that the field may have; None when nobody knows them."""
+    kind = packet.kind
+    service, chosen = (packet.first, packet.last), packet.ephemeral
+    if selector in ("tcp dport", "th dport"):
+        return chosen if kind.reply else service
+    if selector in ("tcp sport", "th sport"):
+        return service if kind.reply else chosen
+    if selector in ("ct original proto-dst", "ct reply proto-src"):
+        return service
+    if selector in ("ct original proto-src", "ct reply proto-dst"):
+        return chosen
+    if selector in ("ip ttl", "ip6 hoplimit"):
+        # Linux sends 64 (net.ipv4.ip_default_ttl), and every router takes one.
+        return (64, 64) if packet.near or not kind.inbound else (40, 64)
+    if selector in ("length", "ip length"):
+        return _length(packet)
+    if selector == "ip6 length":
+        low, high = _length(packet)
+        return low - 40, high - 40
+    if selector == "tcp option maxseg size":
+        return (1220, 9180)
+    if selector == "tcp window":
+        return (1024, 65535)
+    if selector == "tcp doff":
+        return (5, 15)
+    if selector in ("ip version", "ip6 version"):
+        return (packet.family,) * 2
+    if selector == "ip hdrlength":
+        return (5, 5)
+    if selector in _ZERO or (selector == "tcp ackseq" and kind.first):
+        return (0, 0)
+    return None
+
+
+#: Fields that are 0 in a packet for which nobody has set them.
+_ZERO = {
+    "ip dscp", "ip6 dscp", "ip ecn", "ip6 ecn", "tcp urgptr", "priority", "rtclassid", "iifgroup",
+    "oifgroup", "ct zone", "rt classid", "secmark", "socket transparent", "socket mark",
+}  # fmt: skip
+_NAMES = {"not-ect": 0, "default": 0, "none": 0, "cosmos": 0}
+
+
+def _number(selector: str, value: str, packet: Packet) -> int:
+    seen = _numbers(selector, packet)
+    if seen is None:
         return MAYBE
-    if ports[0] <= first and last <= ports[1]:
-        return YES
-    return NO if last < ports[0] or ports[1] < first else MAYBE
+    if value in _DSCP and selector.endswith("dscp"):
+        asked: Range | None = (_DSCP[value],) * 2
+    elif value in _NAMES:
+        asked = (_NAMES[value],) * 2
+    else:
+        low, dash, high = value.partition("-")
+        first, last = number(low), number(high if dash else low)
+        asked = (first, last) if first is not None and last is not None else None
+        if asked is None and selector.endswith("port"):
+            asked = _service(value)
+    if asked is None:
+        # A name of a value that is no default, such as a class of packets.
+        return NO if selector in _ZERO and re.fullmatch(r"[a-z][\w:-]*", value) else MAYBE
+    return _within(seen, asked)
+
+
+# Accounts of services, which run no jobs, as Debian and RHEL name them.
+_SERVICES = re.compile(
+    r"root|daemon|bin|sys|adm|lp|mail|news|www-data|apache|nginx|nobody|nogroup|sshd|ntp|chrony|"
+    r"postfix|systemd-.*|_.*|dnsmasq|bind|named|unbound|polkitd|dbus|messagebus|debian-tor|tor|"
+    r"squid|proxy|clamav|munge|slurm|avahi|rpc|rpcuser|statd|tss|uuidd|syslog|redis|postgres|mysql"
+)
+
+
+def _account(value: str) -> int:
+    """Users below 1000 (login.defs(5)) run no jobs; which of the others run them, nobody knows."""
+    low, dash, high = value.partition("-")
+    first, last = number(low), number(high if dash else low)
+    if first is None or last is None:
+        return NO if _SERVICES.fullmatch(value) else MAYBE
+    if last < 1000:
+        return NO
+    return YES if first <= 1000 and last >= 60000 else MAYBE
+
+
+#: TCP options that Linux sends by default -> whether with every packet, or with SYN alone.
+_OPTIONS = {
+    "tcp option maxseg": False,
+    "tcp option window": False,
+    "tcp option sack-perm": False,
+    "tcp option sack-permitted": False,
+    "tcp option timestamp": True,
+}
+
+#: Selector -> the values that the packet has, and the values that it may have.
+_FIXED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "l4proto": (("tcp", "6", "all"), ()),
+    "ip protocol": (("tcp", "6"), ()),
+    "ip6 nexthdr": (("tcp", "6"), ()),
+    "ct protocol": (("tcp", "6"), ()),
+    "ct status": ((), ("confirmed", "seen-reply", "assured", "dying")),
+    # A route back to the peer exists: reverse path filters are for forged sources.
+    "reverse path": (("exists", "1", "true"), ()),
+    "ipsec": (("missing", "0", "false", "none"), ()),
+    "extension": (("missing", "0", "false"), ()),
+    "socket wildcard": ((), ("0", "1")),
+    "ct helper": ((), ()),
+    "ct label": ((), ()),
+    "geography": ((), ()),
+}
 
 
 def holds(selector: str, value: str, packet: Packet) -> int:
     """Whether the packet's ``selector`` is ``value``: YES, NO or MAYBE."""
+    kind = packet.kind
     if selector in _FIXED:
         always, perhaps = _FIXED[selector]
         value = value.lower()
         return YES if value in always else MAYBE if value in perhaps else NO
-    if selector in ("tcp dport", "th dport"):
-        return _ports(value, packet.first, packet.last)
-    if selector in ("tcp sport", "th sport"):
-        return _ports(value, 1024, 65535)
+    if selector == "ct state":
+        return YES if value.lower() == packet.ct_state else NO
+    if selector == "ct direction":
+        return YES if value.lower() == ("reply" if kind.reply else "original") else NO
     if selector == "tcp flags":
-        return _flags(value)
-    if selector in _INTERFACES:
-        return _interface(value, packet)
-    if selector in ("ip saddr", "ip6 saddr"):
-        return _source(value, packet)
-    if selector in ("ip daddr", "ip6 daddr"):
-        return _destination(value, packet)
-    if selector == "nfproto":
+        return _flags(value, packet)
+    if selector in ("iifname", "oifname"):
+        if (selector == "iifname") == kind.inbound:
+            return _interface(value, packet)
+        return NO
+    if selector.endswith(("saddr", "daddr")) and not selector.startswith("ether"):
+        return _address(selector, value, packet)
+    if selector == "ether daddr":
+        return NO if value.lower() == "ff:ff:ff:ff:ff:ff" else MAYBE
+    if selector == "ether saddr":
+        return NO if value.lower() == "00:00:00:00:00:00" else MAYBE
+    if selector in ("nfproto", "ct l3proto"):
         return YES if value == f"ipv{packet.family}" else NO
-    if selector == "protocol":
+    if selector in ("protocol", "ether type"):
         return YES if value == ("ip" if packet.family == 4 else "ip6") else NO
+    if selector in ("fib daddr type", "fib saddr type"):
+        mine = (selector == "fib daddr type") == kind.inbound
+        return YES if value.lower() == ("local" if mine else "unicast") else NO
+    if selector == "pkttype":
+        return YES if value.lower() in ("host", "unicast") else NO
+    if selector in _OPTIONS:
+        there = _OPTIONS[selector] or kind.syn
+        return YES if (value in ("exists", "1")) == there else NO
     if selector == "mark":
-        return _mark(value, packet)
-    return MAYBE
+        return _mark(value, packet.state.mark)
+    if selector == "ct mark":
+        return _mark(value, packet.state.ct_mark)
+    if selector in ("skuid", "skgid"):
+        return _account(value)
+    if selector == "mss":
+        return _number("tcp option maxseg size", value, packet) if kind.syn else NO
+    if selector == "either port":
+        return max(_number(f"tcp {one}", value, packet) for one in ("dport", "sport"))
+    return _number(selector, value, packet)
 
 
 # --- Rules, chains and rulesets.
 
-#: The hooks that a packet for this node passes, in their order.
+#: The hooks that a packet for this node passes, in their order, and those of a packet from it.
 HOOKS = ("ingress", "prerouting", "input")
+HOOKS_OUT = ("output", "postrouting", "egress")
+#: Behind this priority of prerouting and of output, packets are tracked (NF_IP_PRI_CONNTRACK).
+_CONNTRACK = -200
 
 
 @dataclass(frozen=True)
 class Match:
     """One condition: the packet has one of the values, each with a part for every selector.
 
-    selectors: (): a condition that cannot be evaluated here
+    selectors: (): a condition that is always ``fixed``
     """
 
     selectors: tuple[str, ...] = ()
     values: tuple[tuple[str, ...], ...] = ()
     negated: bool = False
+    fixed: int = MAYBE
+
+    @cached_property
+    def spans(self) -> tuple[list[Range], list[Range]] | None:
+        """Of a condition on one address alone, its ranges (IPv4, IPv6), in their order and apart
+        from each other; None where a value is no address.
+        """
+        if len(self.selectors) != 1 or len(self.values) < 4:
+            return None
+        if not self.selectors[0].startswith(("ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr")):
+            return None
+        found: tuple[list[Range], list[Range]] = ([], [])
+        for value in self.values:
+            span = span_of(value[0]) if len(value) == 1 else None
+            if span is None:
+                return None
+            found[span[0] == 6].append(span[1:])
+        joined: tuple[list[Range], list[Range]] = ([], [])
+        for ranges, into in zip(found, joined):
+            for first, last in sorted(ranges):
+                if into and first <= into[-1][1] + 1:
+                    into[-1] = (into[-1][0], max(into[-1][1], last))
+                else:
+                    into.append((first, last))
+        return joined
 
     def of(self, packet: Packet) -> int:
         """Whether the packet meets it: YES, NO or MAYBE."""
         if not self.selectors:
-            return MAYBE
+            return YES - self.fixed if self.negated else self.fixed
         if any(packet.lacks(selector) for selector in self.selectors):
             return NO
-        answer = NO
-        for value in self.values:
-            parts = [holds(s, v, packet) for s, v in zip(self.selectors, value)]
-            fits = min(parts) if len(value) == len(self.selectors) else MAYBE
-            answer = max(answer, fits)
+        answer = self._listed(packet)
+        if answer is None:
+            answer = NO
+            for value in self.values:
+                parts = [holds(s, v, packet) for s, v in zip(self.selectors, value)]
+                fits = min(parts) if len(value) == len(self.selectors) else MAYBE
+                answer = max(answer, fits)
+                if answer == YES:
+                    break
         return YES - answer if self.negated else answer
 
+    def _listed(self, packet: Packet) -> int | None:
+        """The answer by `spans`, where the packet's address is known."""
+        if self.spans is None:
+            return None
+        one = packet.own if _sits(self.selectors[0], packet) else packet.peer
+        if one is None:
+            # Of a long list, somebody may be in it.
+            return MAYBE if len(self.values) > _LONG else None
+        ranges = self.spans[packet.family == 6]
+        at = bisect_right(ranges, (one, 1 << 130)) - 1
+        return YES if at >= 0 and ranges[at][0] <= one <= ranges[at][1] else NO
 
-#: A condition that cannot be evaluated here.
+
+#: So many addresses make a list of strangers: each of them alone is of no interest.
+_LONG = 256
+
+#: A condition that cannot be evaluated here; one that is always met; one that never is.
 UNCERTAIN = Match()
+ALWAYS = Match(fixed=YES)
+NEVER = Match(fixed=NO)
+
+#: New connections that jobs open at one node: so many per second, so many at a time of one peer.
+#: Of 8 ranks on a node each connects to the store, and all nodes of a job connect at once.
+FAST_ENOUGH = 20
+MANY_ENOUGH = 16
+
+
+def limited(per_second: float, over: bool) -> Match:
+    """A rate limit: one so high that jobs stay below it does not concern them."""
+    if per_second < FAST_ENOUGH:
+        return UNCERTAIN
+    return NEVER if over else ALWAYS
+
+
+def counted(most: int, over: bool) -> Match:
+    """A limit of connections at a time: the same."""
+    if most < MANY_ENOUGH:
+        return UNCERTAIN
+    return NEVER if over else ALWAYS
 
 
 @dataclass(frozen=True)
 class Rule:
     """A rule with an effect on a packet's way.
 
-    verdict: accept, drop (reject too), return, jump, goto, or elsewhere (queue, tproxy: another
-             program decides)
-    target:  the chain of a jump or goto
+    verdict: accept, drop (reject too), return, jump, goto, elsewhere (queue, tproxy: another
+             program decides), divert (to another address or port: NAT), mark, ct_mark, restore,
+             save (marks), notrack
+    target:  the chain of a jump or goto; of divert ``ADDRESS:PORT``, each may be missing, "?" when
+             unknown; of a mark ``AND/XOR``, both hexadecimal, or "?"
     text:    as the tool prints it
     """
 
@@ -257,14 +588,25 @@ class Rule:
     text: str = ""
 
     def of(self, packet: Packet) -> int:
-        return min((match.of(packet) for match in self.matches), default=YES)
+        answer = YES
+        for match in self.matches:
+            answer = min(answer, match.of(packet))
+            if answer == NO:
+                break
+        return answer
+
+
+#: Verdicts that change the packet's state, and let the packet go on.
+_CHANGES = ("mark", "ct_mark", "restore", "save", "notrack")
 
 
 @dataclass(frozen=True)
 class Chain:
     """A chain; a base chain has a hook and a policy.
 
-    table: family and name, ``inet filter``
+    table:    family and name, ``inet filter``
+    nat:      it sees first packets alone
+    devices:  whose packets it sees; (): of all
     """
 
     table: str
@@ -272,6 +614,9 @@ class Chain:
     rules: tuple[Rule, ...]
     hook: str = ""
     policy: str = ""
+    priority: int = 0
+    nat: bool = False
+    devices: tuple[str, ...] = ()
 
     @property
     def families(self) -> tuple[int, ...]:
@@ -280,49 +625,140 @@ class Chain:
             self.table.partition(" ")[0], ()
         )
 
+    def sees(self, packet: Packet) -> int:
+        """Whether the packet comes by, as far as its kind and its device tell."""
+        if self.nat and not packet.kind.first:
+            return NO
+        if not self.devices:
+            return YES
+        if not packet.interface:
+            return MAYBE if not all(map(is_virtual, self.devices)) else NO
+        if packet.interface in self.devices:
+            return YES
+        # The port of a bond or a bridge has no network of its own.
+        known = (*packet.others, "lo")
+        return NO if all(d in known or is_virtual(d) for d in self.devices) else MAYBE
+
 
 @dataclass(frozen=True)
 class Ruleset:
-    """All chains of one or more tables, by (table, name). ``marks``: some rule sets a mark."""
+    """All chains of one or more tables, by (table, name)."""
 
     chains: Mapping[tuple[str, str], Chain] = field(default_factory=dict)
-    marks: bool = False
 
     def merged(self, other: Ruleset) -> Ruleset:
         """Both rulesets; of a table that both have, the other's chains."""
         tables = {table for table, _ in other.chains}
         kept = {key: chain for key, chain in self.chains.items() if key[0] not in tables}
-        return Ruleset({**kept, **other.chains}, self.marks or other.marks)
+        return Ruleset({**kept, **other.chains})
 
-    def base_chains(self, family: int) -> list[Chain]:
-        """The base chains that such a packet passes, in the order of the hooks."""
-        found = [c for c in self.chains.values() if c.hook in HOOKS and family in c.families]
-        return sorted(found, key=lambda chain: HOOKS.index(chain.hook))
+    def base_chains(self, packet: Packet) -> list[Chain]:
+        """The base chains that such a packet passes, in the order of hooks and priorities."""
+        hooks = HOOKS if packet.kind.inbound else HOOKS_OUT
+        return [c for c in self._ordered if c.hook in hooks and packet.family in c.families]
+
+    @cached_property
+    def _ordered(self) -> list[Chain]:
+        hooks = (*HOOKS, *HOOKS_OUT)
+        found = [c for c in self.chains.values() if c.hook in hooks]
+        return sorted(found, key=lambda chain: (hooks.index(chain.hook), chain.priority))
+
+    @cached_property
+    def addresses(self) -> tuple[list[int], list[int]]:
+        """Where the rules begin to treat addresses (IPv4, IPv6) in another way."""
+        found: tuple[set[int], set[int]] = (set(), set())
+        for chain in self.chains.values():
+            for rule in chain.rules:
+                for match in rule.matches:
+                    for index, selector in enumerate(match.selectors):
+                        if selector.endswith(("saddr", "daddr")):
+                            _note_spans(match, index, found)
+        return sorted(found[0]), sorted(found[1])
+
+    @cached_property
+    def ports(self) -> tuple[int, ...]:
+        """Where the rules begin to treat ports in another way."""
+        found: set[int] = set()
+        for chain in self.chains.values():
+            for rule in chain.rules:
+                for match in rule.matches:
+                    found.update(_starts(match))
+                port = ports_of(rule.target.rpartition(":")[2])
+                if rule.verdict == "divert" and port:
+                    found.update((port[0], port[1] + 1))
+        return tuple(sorted(found))
+
+
+def _note_spans(match: Match, index: int, into: tuple[set[int], set[int]]) -> None:
+    for value in match.values:
+        span = span_of(value[index]) if index < len(value) else None
+        if span:
+            into[span[0] == 6].update((span[1], span[2] + 1))
+
+
+def _starts(match: Match) -> Iterator[int]:
+    for index, selector in enumerate(match.selectors):
+        if not selector.endswith(("port", "proto-dst", "proto-src")):
+            continue
+        for value in match.values:
+            ports = ports_of(value[index]) if index < len(value) else None
+            if ports:
+                yield from (ports[0], ports[1] + 1)
 
 
 # --- The evaluation.
 
 #: A range of ports in more pieces than this is not evaluated piece by piece.
 MOST_PIECES = 64
+#: So many states of a packet are told apart; beyond, nothing is known of its marks.
+_MOST_STATES = 16
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A rule, or a policy, that decides; ``sure``: every such packet reaches and meets it."""
+    """A rule, or a policy, that decides.
+
+    sure: every packet that comes so far meets it
+    how:  what it does to the packet
+    """
 
     chain: str
     text: str
     sure: bool
+    how: str = "dropped by"
 
 
-_Fates = dict[str, Cause]  # "accept", "drop", "elsewhere" -> the first cause of it
+# What may happen: ("accept", "drop", "elsewhere" or "end": it left the chain alive), and the
+# packet's state then -> the first cause of it.
+_Fates = dict[tuple[str, State], Cause]
 
 
-def _note(fates: _Fates, fate: str, cause: Cause) -> None:
+def _note(fates: _Fates, fate: tuple[str, State], cause: Cause) -> None:
     """Keep the first cause of a fate, or the first that is sure."""
     known = fates.get(fate)
     if known is None or (cause.sure and not known.sure):
         fates[fate] = cause
+
+
+def _changed(verdict: str, target: str, state: State) -> State:
+    if verdict == "notrack":
+        return replace(state, untracked=True)
+    if verdict in ("restore", "save"):
+        mask = int(target, 16) if target else 0xFFFFFFFF
+        new, old = state.ct_mark, state.mark
+        if verdict == "save":
+            new, old = old, new
+        one = ((old[0] & ~mask) | (new[0] & mask), (old[1] & ~mask) | (new[1] & mask))
+        return replace(state, mark=one) if verdict == "restore" else replace(state, ct_mark=one)
+    old = state.mark if verdict == "mark" else state.ct_mark
+    kept, _, flipped = target.partition("/")
+    if not flipped:
+        new = (0, 0)
+    else:
+        keep, flip = int(kept, 16), int(flipped, 16)
+        known = (old[1] | ~keep) & 0xFFFFFFFF
+        new = (((old[0] & keep) ^ flip) & known, known)
+    return replace(state, mark=new) if verdict == "mark" else replace(state, ct_mark=new)
 
 
 class _Walk:
@@ -330,116 +766,186 @@ class _Walk:
 
     def __init__(self, rules: Ruleset, packet: Packet) -> None:
         self.rules, self.packet = rules, packet
-        self.known: dict[tuple[str, str], tuple[_Fates, bool]] = {}
+        self.known: dict[tuple[str, str, State, bool], _Fates] = {}
+        self.packets: dict[tuple[State, bool], Packet] = {}
         self.depth = 0
+        self.doubt: Cause | None = None
 
-    def chain(self, chain: Chain) -> tuple[_Fates, bool]:
-        """The fates that the packet may meet in the chain, and whether it may leave it alive."""
-        key = (chain.table, chain.name)
+    def chain(self, chain: Chain, state: State, tracked: bool) -> _Fates:
+        """What may happen to the packet in the chain."""
+        key = (chain.table, chain.name, state, tracked)
         # The kernel refuses loops and more than 16 levels: no ruleset in force has them.
         if key not in self.known:
-            lost: _Fates = {"elsewhere": Cause(chain.name, "jumps without end", False)}
+            lost = Cause(chain.name, "jumps without end", False)
             if self.depth > 16:
-                return lost, True
-            self.known[key] = lost, True
+                return {("elsewhere", state): lost}
+            self.known[key] = {("elsewhere", state): lost, ("end", state): lost}
             self.depth += 1
-            self.known[key] = self._rules(chain)
+            self.known[key] = self._rules(chain, state, tracked)
             self.depth -= 1
         return self.known[key]
 
-    def _rules(self, chain: Chain) -> tuple[_Fates, bool]:
+    def _rules(self, chain: Chain, start: State, tracked: bool) -> _Fates:
         fates: _Fates = {}
-        leaves = False
         name = f"{chain.table} {chain.name}"
+        alive = [start]
+        end = Cause(name, "end", True)
         for rule in chain.rules:
-            met = rule.of(self.packet)
-            if met == NO:
-                continue
-            sure = met == YES
-            if rule.verdict == "return":
-                ends, may_leave = sure, True
-            elif rule.verdict in ("jump", "goto"):
-                target = self.rules.chains.get((chain.table, rule.target))
-                inner, alive = self.chain(target) if target else ({}, True)
-                for fate, cause in inner.items():
-                    _note(fates, fate, Cause(cause.chain, cause.text, cause.sure and sure))
-                ends = sure and (rule.verdict == "goto" or not alive)
-                may_leave = rule.verdict == "goto" and alive
-            else:
-                _note(fates, rule.verdict, Cause(name, rule.text, sure))
-                ends, may_leave = sure, False
-            leaves = leaves or may_leave
-            if ends:
-                return fates, leaves
-        return fates, True
+            going: dict[State, None] = {}
+            for state in alive:
+                packet = self._packet(state, tracked)
+                met = rule.of(packet)
+                if met != YES:
+                    going[state] = None
+                if met == NO:
+                    continue
+                sure = met == YES
+                if rule.verdict in _CHANGES:
+                    going[_changed(rule.verdict, rule.target, state)] = None
+                elif rule.verdict == "return":
+                    _note(fates, ("end", state), end)
+                    self._doubt(Cause(name, rule.text, sure))
+                elif rule.verdict in ("jump", "goto"):
+                    target = self.rules.chains.get((chain.table, rule.target))
+                    inner = self.chain(target, state, tracked) if target else {("end", state): end}
+                    for (fate, after), cause in inner.items():
+                        if fate == "end" and rule.verdict == "jump":
+                            going[after] = None
+                        else:
+                            _note(fates, (fate, after), replace(cause, sure=cause.sure and sure))
+                else:
+                    fate, how = rule.verdict, "dropped by"
+                    if fate == "divert":
+                        fate, how = self._diverted(rule.target, packet), "led elsewhere by"
+                    _note(fates, (fate, state), Cause(name, rule.text, sure, how))
+                    self._doubt(Cause(name, rule.text, sure))
+            alive = list(going)
+            if len(alive) > _MOST_STATES:
+                alive = [State((0, 0), (0, 0), one) for one in {s.untracked for s in alive}]
+            if not alive:
+                return fates
+        for state in alive:
+            _note(fates, ("end", state), end)
+        return fates
 
-    def base(self, chain: Chain) -> _Fates:
+    def _doubt(self, cause: Cause) -> None:
+        if self.doubt is None and not cause.sure:
+            self.doubt = cause
+
+    def _packet(self, state: State, tracked: bool) -> Packet:
+        key = (state, tracked)
+        if key not in self.packets:
+            self.packets[key] = replace(self.packet, state=state, tracked=tracked)
+        return self.packets[key]
+
+    def _diverted(self, target: str, packet: Packet) -> str:
+        """What NAT does: the same port of one of the node's addresses is where it went anyway."""
+        address, port = target, ""
+        if target.count(":") == 1:
+            address, port = target.split(":")
+        if "?" in target:
+            return "elsewhere"
+        if port and ports_of(port) != (packet.first, packet.last):
+            return "drop"
+        return "accept" if not address or address in packet.addresses else "drop"
+
+    def base(self, chain: Chain, state: State) -> _Fates:
         """All that may happen to the packet in a base chain."""
-        fates, alive = self.chain(chain)
-        fates = dict(fates)
-        if alive:
-            name = f"{chain.table} {chain.name}"
-            _note(fates, chain.policy, Cause(name, f"policy {chain.policy}", True))
+        packet = self._packet(state, True)
+        seen = chain.sees(packet)
+        name = f"{chain.table} {chain.name}"
+        passed = Cause(name, "policy accept", True)
+        if seen == NO or (chain.nat and state.untracked):
+            return {("accept", state): passed}
+        tracked = chain.hook not in ("ingress", "egress") and not (
+            chain.hook in ("prerouting", "output") and chain.priority < _CONNTRACK
+        )
+        fates: _Fates = {}
+        end = Cause(name, f"policy {chain.policy}", True)
+        for (fate, after), cause in self.chain(chain, state, tracked).items():
+            one, told = (chain.policy, end) if fate == "end" else (fate, cause)
+            _note(fates, (one, after), replace(told, sure=told.sure and seen == YES))
+        if seen == MAYBE:
+            _note(fates, ("accept", state), passed)
         return fates
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What happens to new connections on some ports.
+    """What happens to connections on some ports.
 
     verdict: open, dropped, or cannot tell
     cause:   the rule that drops, or the rule that cannot be evaluated; None when open
+    kind:    the packet to which it happens
     """
 
     first: int
     last: int
     verdict: str
     cause: Cause | None = None
+    kind: Kind = PACKETS[0]
 
 
-def _fate(rules: Ruleset, packet: Packet) -> Fate:
+def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
+    """The packet's fate, and what the rules may have made of it in the end."""
     walk = _Walk(rules, packet)
     doubt: Cause | None = None
-    for chain in rules.base_chains(packet.family):
-        fates = walk.base(chain)
-        drop, accept = fates.get("drop"), fates.get("accept")
-        if drop and len(fates) == 1:
-            return Fate(packet.first, packet.last, "dropped", drop)
-        if drop or "elsewhere" in fates:
+    states = [packet.state]
+    for chain in rules.base_chains(packet):
+        found: _Fates = {}
+        for state in states:
+            for fate, cause in walk.base(chain, state).items():
+                _note(found, fate, cause)
+        drops = [cause for (fate, _), cause in found.items() if fate == "drop"]
+        accepts = [cause for (fate, _), cause in found.items() if fate == "accept"]
+        away = [cause for (fate, _), cause in found.items() if fate == "elsewhere"]
+        if drops and not accepts and not away:
+            return Fate(packet.first, packet.last, "dropped", drops[0], packet.kind), []
+        if drops or away:
             # A sure drop takes all packets that are left: then the accepting rule is in doubt.
-            unsure = accept if drop and drop.sure and accept else drop
-            doubt = doubt or fates.get("elsewhere") or unsure
-    return Fate(packet.first, packet.last, "cannot tell" if doubt else "open", doubt)
+            unsure = [cause for cause in (*drops, *accepts) if not cause.sure]
+            doubt = doubt or (away or unsure or [walk.doubt or drops[0]])[0]
+        states = list(dict.fromkeys(state for (fate, state) in found if fate == "accept"))
+        if not states:
+            break
+        if len(states) > _MOST_STATES:
+            states = [State((0, 0), (0, 0), one) for one in {s.untracked for s in states}]
+    verdict = "cannot tell" if doubt else "open"
+    return Fate(packet.first, packet.last, verdict, doubt, packet.kind), states
 
 
-def _pieces(rules: Ruleset, first: int, last: int) -> Iterator[tuple[int, int]]:
+def pieces(rules: Ruleset, first: int, last: int) -> list[Range]:
     """The pieces of the range within which every rule treats all ports alike."""
-    starts = {first}
-    for chain in rules.chains.values():
-        for rule in chain.rules:
-            for match in rule.matches:
-                starts.update(_starts(match, first, last))
-    ordered: Sequence[int] = sorted(starts)
-    for start, following in zip(ordered, [*ordered[1:], last + 1]):
-        yield start, following - 1
+    starts: Sequence[int] = [first, *(port for port in rules.ports if first < port <= last)]
+    return [(start, end - 1) for start, end in zip(starts, [*starts[1:], last + 1])]
 
 
-def _starts(match: Match, first: int, last: int) -> Iterable[int]:
-    for index, selector in enumerate(match.selectors):
-        if selector not in ("tcp dport", "th dport"):
-            continue
-        for value in match.values:
-            ports = ports_of(value[index]) if index < len(value) else None
-            for start in (ports[0], ports[1] + 1) if ports else ():
-                if first < start <= last:
-                    yield start
-
-
-def fates(rules: Ruleset, packet: Packet) -> tuple[Fate, ...]:
-    """What happens to such new connections, for each piece of the packet's ports."""
-    pieces = list(_pieces(rules, packet.first, packet.last))
-    if len(pieces) > MOST_PIECES:
-        many = Cause("", f"{len(pieces)} pieces of it", False)
+def fates(rules: Ruleset, packet: Packet, inbound: bool = False) -> Iterable[Fate]:
+    """What happens to such connections, for each piece of the packet's ports: the first packet
+    that is not sure to pass. With ``inbound`` the first packet of other nodes' connections alone.
+    """
+    found = pieces(rules, packet.first, packet.last)
+    if len(found) > MOST_PIECES:
+        many = Cause("", f"{len(found)} pieces of it", False)
         return (Fate(packet.first, packet.last, "cannot tell", many),)
-    marked = replace(packet, marked=rules.marks)
-    return tuple(_fate(rules, replace(marked, first=first, last=last)) for first, last in pieces)
+    return [_piece(rules, replace(packet, first=a, last=b), inbound) for a, b in found]
+
+
+def _piece(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
+    worst = Fate(packet.first, packet.last, "open")
+    lost, mark = False, State().ct_mark
+    for kind in PACKETS[: 1 if inbound else None]:
+        if kind.first:
+            lost, mark = False, State().ct_mark
+        one = replace(packet, kind=kind, lost=lost, state=State(ct_mark=mark))
+        fate, states = _fate(rules, one)
+        if fate.verdict == "dropped":
+            return fate
+        if fate.verdict == "cannot tell" and worst.verdict == "open":
+            worst = fate
+        if kind.first:
+            # Connection tracking knows no connection whose first packet it was told to pass over.
+            lost = bool(states) and all(state.untracked for state in states)
+        marks = {state.ct_mark for state in states}
+        mark = marks.pop() if len(marks) == 1 else (0, 0)
+    return worst

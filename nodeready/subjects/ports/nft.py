@@ -1,7 +1,7 @@
 """Rules as ``nft list`` prints them (nft(8)), read into the rules of `netfilter`.
 
-The conditions of a new TCP connection are understood; a condition of any other kind is uncertain,
-so that its rule may apply or not.
+The conditions of a TCP connection are understood; a condition of any other kind is uncertain, so
+that its rule may apply or not. Of a set that packets change, the elements of this moment count.
 """
 
 from __future__ import annotations
@@ -9,8 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from itertools import takewhile
 
-from nodeready.subjects.ports.netfilter import UNCERTAIN, Chain, Match, Rule, Ruleset
+from nodeready.subjects.ports.netfilter import (
+    ALWAYS,
+    NEVER,
+    UNCERTAIN,
+    Chain,
+    Match,
+    Rule,
+    Ruleset,
+    counted,
+    limited,
+    number,
+    span_of,
+)
 
 # --- The text of ``nft list``: its blocks and statements, its sets and maps.
 
@@ -30,9 +44,9 @@ def tokens(text: str) -> Tokens:
 
 @dataclass(frozen=True)
 class SetOf:
-    """A set or map; ``elements``: None when packets or timeouts change the set."""
+    """A set or map, as it is now."""
 
-    elements: tuple[Element, ...] | None
+    elements: tuple[Element, ...]
 
 
 def statements(words: Tokens) -> Iterator[Tokens]:
@@ -76,8 +90,11 @@ def key(words: Tokens) -> tuple[str, ...]:
     """One element, ``10.0.0.1 . tcp . 80``, as its parts."""
     parts = []
     for piece in _split(words, "."):
-        word = piece[0].strip('"')
-        parts.append(word if len(piece) == 1 or piece[1] in _ELEMENT_END else "?")
+        words = list(takewhile(lambda word: word not in _ELEMENT_END, piece))
+        # Flags: ``syn | ack``.
+        flags = len(words) > 2 and set(words[1::2]) == {"|"}
+        parts.append("|".join(words[::2]) if flags else words[0].strip('"') if len(words) == 1
+                     else "?")  # fmt: skip
     return tuple(parts)
 
 
@@ -97,8 +114,6 @@ def read_set(inside: Tokens) -> SetOf:
     for statement in statements(inside):
         if statement[0] == "elements" and "{" in statement:
             found = elements(statement[statement.index("{") + 1 : -1])
-        elif statement[0] == "timeout" or (statement[0] == "flags" and "dynamic" in statement):
-            return SetOf(None)
     return SetOf(found)
 
 
@@ -128,72 +143,134 @@ def listed(words: Tokens, at: int) -> tuple[Tokens, int]:
 # --- The rules of a chain, and the chains of a table.
 
 _VERDICTS = ("accept", "drop", "return", "continue", "reject", "jump", "goto", "queue")
-#: Statements that hand the packet to another program, outside of NAT chains.
-_ELSEWHERE = ("queue", "tproxy", "synproxy")
+#: Statements that hand the packet to another program.
+_ELSEWHERE = ("queue", "tproxy", "synproxy", "fwd")
+_NAT = ("dnat", "redirect", "snat", "masquerade")
 _HEADERS = {
     "tcp", "udp", "th", "ip", "ip6", "icmp", "icmpv6", "sctp", "dccp", "udplite", "esp", "ah",
-    "comp", "igmp", "ether", "vlan", "arp", "gre", "vxlan", "hbh", "frag", "mh", "rt",
+    "comp", "igmp", "ether", "vlan", "arp", "gre", "gretap", "vxlan", "geneve", "hbh", "frag",
+    "mh", "rt", "dst",
 }  # fmt: skip
 _META = {
-    "iif", "iifname", "iifgroup", "iiftype", "oif", "oifname", "mark", "pkttype", "skuid",
-    "skgid", "l4proto", "nfproto", "protocol", "cpu", "priority", "length", "cgroup", "secmark",
+    "iif", "iifname", "iifgroup", "iiftype", "oif", "oifname", "oifgroup", "oiftype", "mark",
+    "pkttype", "skuid", "skgid", "l4proto", "nfproto", "protocol", "cpu", "priority", "length",
+    "cgroup", "secmark", "rtclassid", "nftrace", "hour", "day", "time", "random", "iifkind",
+    "oifkind", "sdif", "sdifname", "ibrname", "obrname", "ibridgename", "obridgename", "ipsec",
+    "secpath",
 }  # fmt: skip
-_CT = {"state", "status", "direction", "mark", "zone", "expiration", "helper", "label", "id"}
+_RENAMED = {
+    "iif": "iifname", "oif": "oifname", "secpath": "ipsec", "rt ipsec": "ipsec",
+    "tcp option mss": "tcp option maxseg",
+}  # fmt: skip
+_CT = {
+    "state", "status", "direction", "mark", "zone", "expiration", "helper", "label", "id",
+    "l3proto", "protocol", "bytes", "packets", "avgpkt", "saddr", "daddr", "proto-src",
+    "proto-dst", "event", "timeout", "expectation", "secmark",
+}  # fmt: skip
 _SETS = ("set", "map")
-_STATEMENT = re.compile(r"(limit|quota|meter|add|update|delete|dup|fwd|numgen|notrack|flow)")
+#: Of these, several values in a list are flags, of which one must be set.
+_BITS = ("ct state", "ct status", "tcp flags", "ct label")
+#: What stands behind these words of a log statement.
+_LOG = ("prefix", "group", "snaplen", "queue-threshold", "level", "flags")
+_LOG_FLAGS = {"tcp", "sequence", "options", "ip", "skuid", "ether", "all", ","}
 #: Targets of iptables that leave the packet its way (iptables-extensions(8)).
-_HARMLESS = {
-    "LOG", "NFLOG", "ULOG", "MARK", "CONNMARK", "CT", "NOTRACK", "TCPMSS", "AUDIT", "SET", "TOS",
-    "CHECKSUM", "CLASSIFY", "DSCP", "TTL", "HL", "TRACE", "RATEEST", "SECMARK", "CONNSECMARK",
+HARMLESS = {
+    "LOG", "NFLOG", "ULOG", "CT", "TCPMSS", "AUDIT", "SET", "TOS", "CHECKSUM", "CLASSIFY", "DSCP",
+    "TTL", "HL", "TRACE", "RATEEST", "SECMARK", "CONNSECMARK", "TEE", "IDLETIMER", "LED", "ECN",
+    "TCPOPTSTRIP", "ACCOUNT", "NOTRACK", "MARK", "CONNMARK",
 }  # fmt: skip
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
+_SECONDS |= {"sec": 1, "min": 60, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_BYTES = {"bytes": 1, "kbytes": 1024, "mbytes": 1 << 20, "gbytes": 1 << 30}
+#: A rate of bytes as high as this is no rate limit for a rendezvous.
+_MANY_BYTES = 1 << 20
 
 Values = tuple[tuple[str, ...], ...]
+
+
+def rate(text: str, burst: str = "") -> float | None:
+    """``10/second`` as packets that pass in a second, with a burst at once; None for no rate."""
+    match = re.fullmatch(r"(\d{1,12})/(\w+)", text)
+    unit = _SECONDS.get(match[2]) if match else None
+    if match is None or unit is None:
+        return None
+    return max(int(match[1]) / unit, float(burst) if burst.isdigit() else 0)
 
 
 def _selector(tokens: Tokens, at: int) -> tuple[str, int]:
     """The selector of a condition, and the index of its value; "" for an unknown selector."""
     word, following = tokens[at], tokens[at + 1] if at + 1 < len(tokens) else ""
     if word == "meta" and following in _META:
-        return ("iifname" if following == "iif" else following), at + 2
+        return _RENAMED.get(following, following), at + 2
     if word in _META:
-        return ("iifname" if word == "iif" else word), at + 1
+        return _RENAMED.get(word, word), at + 1
+    if word == "ct" and following in ("original", "reply"):
+        at += 2
+        if tokens[at : at + 1] in (["ip"], ["ip6"]):
+            at += 1
+        last = tokens[at] if at < len(tokens) else ""
+        return (f"ct {following} {last}" if last in _CT else ""), at + 1
     if word == "ct" and following in _CT:
         return f"ct {following}", at + 2
     if word == "fib":
         end = at + 1
         while end < len(tokens) and tokens[end] not in ("type", "oif", "oifname", "check"):
             end += 1
-        what = tokens[at + 1 : end]
-        if "saddr" in what and tokens[end : end + 1] != ["type"]:
-            return "reverse path", end + 1
-        if what == ["daddr"] and tokens[end : end + 1] == ["type"]:
-            return "fib daddr type", end + 1
-        return "fib", end + 1
+        what = [one for one in tokens[at + 1 : end] if one not in (".", "mark", "iif", "oif")]
+        kind = tokens[end] if end < len(tokens) else ""
+        if kind == "type" and what in (["saddr"], ["daddr"]):
+            return f"fib {what[0]} type", end + 1
+        return ("reverse path" if what == ["saddr"] and kind else "fib"), end + 1
+    if word == "tcp" and following == "option":
+        end = at + 3 + (tokens[at + 3 : at + 4] in (["size"], ["count"], ["left"], ["right"]))
+        name = " ".join(tokens[at:end])
+        return _RENAMED.get(name, name), end
+    if word == "exthdr":
+        return "extension", at + 2
+    if word == "socket":
+        return f"socket {following}", at + (4 if tokens[at + 2 : at + 3] == ["level"] else 2)
     if word in _HEADERS and re.fullmatch(r"[a-z][a-z0-9_-]*", following):
-        return f"{word} {following}", at + 2
+        name = f"{word} {following}"
+        return _RENAMED.get(name, name), at + 2
     return "", at + 1
 
 
 def _compared(operator: str, value: str) -> str:
-    """``< 1024`` as a range; "?" for what is no number."""
-    if not re.fullmatch(r"\d{1,5}", value):
+    """``< 1024`` as a range, also of addresses; "?" for what is neither."""
+    number: int | None = int(value) if re.fullmatch(r"\d{1,19}", value) else None
+    span = None if number is not None else span_of(value)
+    if span:
+        number = span[1]
+    if number is None:
         return "?"
-    number = int(value)
+    most = 2 ** (63 if not span else 32 if span[0] == 4 else 128) - 1
     low, high = {
-        "<": (0, number - 1), "<=": (0, number), ">": (number + 1, 65535), ">=": (number, 65535),
+        "<": (0, number - 1), "<=": (0, number), ">": (number + 1, most), ">=": (number, most),
     }[operator]  # fmt: skip
-    return f"{low}-{high}" if 0 <= low <= high else "?"
+    if not 0 <= low <= high:
+        return "?"
+    if span:
+        address = IPv4Address if span[0] == 4 else IPv6Address
+        return f"{address(low)}-{address(high)}"
+    return f"{low}-{high}"
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a table's rules call by name: its sets and maps, and its limits."""
+
+    sets: Mapping[str, SetOf]
+    limits: Mapping[str, Match]
 
 
 class _RuleReader:
     """Reads one rule of a chain."""
 
-    def __init__(self, tokens: Tokens, sets: Mapping[str, SetOf]) -> None:
+    def __init__(self, tokens: Tokens, named: Named) -> None:
         self.tokens = [token for token in tokens if token != "\n"]
-        self.sets = sets
+        self.named = named
         self.matches: list[Match] = []
         self.rules: list[Rule] = []
-        self.marks = False
         self.text = _text(self.tokens)
 
     def read(self) -> list[Rule]:
@@ -202,33 +279,71 @@ class _RuleReader:
             at = self._statement(at)
         return self.rules
 
+    def _at(self, at: int) -> str:
+        return self.tokens[at] if at < len(self.tokens) else ""
+
+    def _rule(self, verdict: str, target: str = "", more: tuple[Match, ...] = ()) -> None:
+        self.rules.append(Rule((*self.matches, *more), verdict, target, self.text))
+
     def _verdict(self, words: Tokens, more: tuple[Match, ...] = ()) -> None:
         word = words[0] if words else ""
         target = words[1] if word in ("jump", "goto") and len(words) > 1 else ""
         verdict = {"reject": "drop"}.get(word, "elsewhere" if word in _ELSEWHERE else word)
         if verdict in ("accept", "drop", "return", "jump", "goto", "elsewhere"):
-            self.rules.append(Rule((*self.matches, *more), verdict, target, self.text))
+            self._rule(verdict, target, more)
 
     def _statement(self, at: int) -> int:
         """Read the statement at ``at``. Returns the index of the next one."""
-        word = self.tokens[at]
+        word, following = self.tokens[at], self._at(at + 1)
         if word in _VERDICTS or word in _ELSEWHERE:
             self._verdict(self.tokens[at:])
             # The words behind a verdict only describe it.
             return len(self.tokens)
+        if word in _NAT:
+            return self._nat(word, at + 1)
         if word == "counter":
-            return at + (5 if self.tokens[at + 1 : at + 2] == ["packets"] else 1)
+            return at + {"packets": 5, "name": 3}.get(following, 1)
         if word == "comment":
             return at + 2
         if word == "log":
-            return self._skip(at + 1)
+            return self._log(at + 1)
+        if word == "last":
+            return at + (3 if following == "used" else 1)
         if word.startswith("# xt_"):
             return self._extension(word[len("# xt_") :], at + 1)
-        if word == "xt" and self.tokens[at + 1 : at + 2] in (["match"], ["target"]):
-            return self._extension("".join(self.tokens[at + 2 : at + 3]).strip('"'), at + 3)
-        if _STATEMENT.fullmatch(word):
-            if word != "notrack":
-                self.matches.append(UNCERTAIN)
+        if word == "xt" and following in ("match", "target"):
+            return self._extension(self._at(at + 2).strip('"'), at + 3)
+        if word == "notrack":
+            self._rule("notrack")
+            return at + 1
+        if word == "limit":
+            return self._limit(at + 1)
+        if word == "ct" and following == "count":
+            over = self._at(at + 2) == "over"
+            return self._count(self._at(at + 2 + over), over, at + 3 + over)
+        if word in ("add", "update", "delete", "meter") or (
+            word == "set" and following in ("add", "update", "delete")
+        ):
+            return self._kept(at + 1)
+        if word == "flow" and following == "add":
+            return at + 3
+        if word == "dup":
+            return self._skip(at + 1)
+        if word in ("numgen", "jhash", "symhash") and "mod" in self.tokens[at:]:
+            at = self.tokens.index("mod", at) + 2
+            while self._at(at) in ("seed", "offset"):
+                at += 2
+            return self._value(("random",), at)
+        if word == "osf":
+            at += 3 if following == "ttl" else 1
+            return self._value(("osf",), at + 1)
+        if word == "quota":
+            self.matches.append(UNCERTAIN)
+            at += 2 if following in ("over", "until") else 1
+            at += 2
+            return at + 3 if self._at(at) == "used" else at
+        if word == "ipsec":
+            self.matches.append(UNCERTAIN)
             return self._skip(at + 1)
         return self._condition(at)
 
@@ -236,43 +351,159 @@ class _RuleReader:
         """Read a match or target of iptables that nft cannot show; targets are in capitals."""
         if not name.isupper():
             self.matches.append(UNCERTAIN)
-        elif name in _HARMLESS:
-            self.marks = self.marks or "MARK" in name
-        else:
-            self._verdict(["reject" if name == "REJECT" else "queue"])
+        elif name in ("MARK", "CONNMARK"):
+            self._rule(name.lower().replace("conn", "ct_"), "?")
+        elif name in ("DNAT", "REDIRECT", "NETMAP"):
+            self._rule("divert", "?")
+        elif name in ("SNAT", "MASQUERADE"):
+            self._rule("accept")
+        elif name not in HARMLESS:
+            self._verdict(["reject" if name in ("REJECT", "TARPIT") else "queue"])
         return at
+
+    def _log(self, at: int) -> int:
+        while self._at(at) in _LOG:
+            flags = self._at(at) == "flags"
+            at += 2
+            while flags and self._at(at) in _LOG_FLAGS and self._at(at) != "ip":
+                at += 1
+        return at
+
+    def _limit(self, at: int) -> int:
+        """``rate over 10/second burst 5 packets``, or a limit's name."""
+        if self._at(at) == "name":
+            self.matches.append(self.named.limits.get(self._at(at + 1).strip('"'), UNCERTAIN))
+            return at + 2
+        match, at = limit_of(self.tokens, at + (self._at(at) == "rate"))
+        self.matches.append(match)
+        return at
+
+    def _count(self, most: str, over: bool, at: int) -> int:
+        self.matches.append(counted(int(most), over) if most.isdigit() else UNCERTAIN)
+        return at
+
+    def _kept(self, at: int) -> int:
+        """An element that packets add to a set: what stands beside it may be a limit."""
+        while at < len(self.tokens) and self.tokens[at] not in ("{", *_VERDICTS):
+            at += 1
+        if self._at(at) != "{":
+            return at
+        end = group(self.tokens, at)
+        inside = self.tokens[at + 1 : end - 1]
+        if "limit" in inside:
+            match, _ = limit_of(inside, inside.index("limit") + 2)
+            self.matches.append(match)
+        elif "count" in inside:
+            words = inside[inside.index("count") + 1 :]
+            over = words[:1] == ["over"]
+            self._count("".join(words[over : over + 1]), over, 0)
+        elif "quota" in inside:
+            self.matches.append(UNCERTAIN)
+        return end
+
+    def _nat(self, word: str, at: int) -> int:
+        """``dnat ip to 10.0.0.1:80``, ``redirect to :8080``; no other statement follows."""
+        if word in ("snat", "masquerade"):
+            self._rule("accept")
+            return len(self.tokens)
+        words = self.tokens[at:]
+        target = ""
+        if "to" in words:
+            where = words[words.index("to") + 1 :]
+            target = where[0] if where else "?"
+            if any(one in where for one in ("map", ".", "{")) or not re.match(r"[\d\[:]", target):
+                target = "?"
+            bare = re.fullmatch(r"\[([0-9a-f:]+)\](:[\d-]+)?", target)
+            if bare:
+                # One colon alone stands before a port: an address of IPv6 goes without.
+                target = "?" if bare[2] else bare[1]
+        elif word == "dnat":
+            target = "?"
+        self._rule("divert", target)
+        return len(self.tokens)
 
     def _skip(self, at: int) -> int:
         """Pass over the words of a statement, up to a verdict."""
         while at < len(self.tokens) and self.tokens[at] not in _VERDICTS:
+            if self.tokens[at] == "vmap" and self._at(at + 1):
+                end = group(self.tokens, at + 1) if self._at(at + 1) == "{" else at + 2
+                self._lookup((), "vmap", self._given(at + 1, end))
+                return end
             at = group(self.tokens, at) if self.tokens[at] == "{" else at + 1
         return at
+
+    def _given(self, at: int, end: int) -> SetOf | None:
+        """The set at ``at``: in braces, or by its name."""
+        if self.tokens[at] == "{":
+            return SetOf(elements(self.tokens[at + 1 : end - 1]))
+        return self.named.sets.get(self.tokens[at].lstrip("@"))
 
     def _condition(self, at: int) -> int:
         selectors = []
         while True:
             selector, at = _selector(self.tokens, at)
             selectors.append(selector)
-            if self.tokens[at : at + 1] != ["."] or at + 1 >= len(self.tokens):
+            if self._at(at) != "." or at + 1 >= len(self.tokens):
                 break
             at += 1
-        if self.tokens[at : at + 1] == ["set"]:
-            self.marks = self.marks or "mark" in selectors or "ct mark" in selectors
-            return self._skip(at + 1)
+        if self._at(at) == "set":
+            return self._set(selectors[0], at + 1)
         if not all(selectors):
             self.matches.append(UNCERTAIN)
             return at
         return self._value(tuple(selectors), at)
 
+    def _set(self, selector: str, at: int) -> int:
+        """A statement that changes a field of the packet."""
+        if selector in ("mark", "ct mark"):
+            return self._mark(selector, at)
+        if selector in ("tcp dport", "th dport", "ip daddr", "ip6 daddr", "ip saddr", "ip6 saddr"):
+            self._rule("elsewhere")
+        if self._at(at) in ("rt", "ip", "ip6", "ct", "meta", "numgen", "jhash"):
+            return self._skip(at)
+        _, at = listed(self.tokens, at)
+        return self._skip(at) if self._at(at) in ("map", ".", "&", "|") else at
+
+    def _mark(self, selector: str, at: int) -> int:
+        """``meta mark set (mark & 0xff) ^ 0x1``: the bits that are kept, and those flipped."""
+        verdict, source, keep, flip = selector.replace(" ", "_"), "", 0, 0
+        begun = False
+        while at < len(self.tokens):
+            word = self.tokens[at]
+            if word in "()" or (word == "meta" and self._at(at + 1) == "mark"):
+                at += 1
+            elif not begun and (word == "mark" or (word == "ct" and self._at(at + 1) == "mark")):
+                source, keep, begun = "mark" if word == "mark" else "ct mark", _WHOLE, True
+                at += 1 if word == "mark" else 2
+            elif not begun and (constant := number(word)) is not None:
+                flip, begun = constant, True
+                at += 1
+            elif begun and word in _OPERATORS and (n := number(self._at(at + 1))) is not None:
+                if word in ("and", "&"):
+                    keep, flip = keep & n, flip & n
+                elif word in ("or", "|"):
+                    keep, flip = keep & ~n, (flip & ~n) | n
+                else:
+                    flip ^= n
+                at += 2
+            else:
+                break
+        if not begun or self._at(at) in (*_OPERATORS, "map", "<<", ">>"):
+            self._rule(verdict, "?")
+            return self._skip(at)
+        if source and source != selector:
+            self._rule("restore" if selector == "mark" else "save")
+        if (keep, flip) != (_WHOLE, 0):
+            self._rule(verdict, f"{keep & _WHOLE:x}/{flip & _WHOLE:x}")
+        return at
+
     def _value(self, selectors: tuple[str, ...], at: int) -> int:
         """Read the operator and value of a condition, or the map that gives the verdict."""
         mask: Tokens | None = None
-        if self.tokens[at : at + 1] == ["&"]:
+        if self._at(at) == "&":
             mask, at = listed(self.tokens, at + 1)
-        operator = "=="
-        if self.tokens[at : at + 1] and self.tokens[at] in (
-            "==", "!=", "<", ">", "<=", ">=", "!", "vmap",
-        ):  # fmt: skip
+        operator = ""
+        if self._at(at) in ("==", "!=", "<", ">", "<=", ">=", "!", "vmap"):
             operator = self.tokens[at]
             at += 1
         if at >= len(self.tokens):
@@ -281,9 +512,7 @@ class _RuleReader:
         token = self.tokens[at]
         if token == "{" or token.startswith("@"):
             end = group(self.tokens, at) if token == "{" else at + 1
-            inside = self.tokens[at + 1 : end - 1]
-            given = SetOf(elements(inside)) if token == "{" else self.sets.get(token[1:])
-            self._lookup(selectors, operator, given or SetOf(None))
+            self._lookup(selectors, operator, self._given(at, end), mask)
             return end
         if len(selectors) > 1:
             end = at + 2 * len(selectors) - 1
@@ -291,43 +520,112 @@ class _RuleReader:
             self.matches.append(Match(selectors, values, operator == "!="))
             return end
         words, at = listed(self.tokens, at)
-        if self.tokens[at : at + 1] == ["/"]:
+        while self._at(at) == "|" and self._at(at + 1):
+            words.append(self.tokens[at + 1])
+            at += 2
+        while self._at(at).startswith("-") and words:
+            # ``"08:00"-"17:00"``
+            at += 2 if self._at(at) == "-" else 1
+            words = ["?"]
+        if self._at(at) == "/":
             mask, at = listed(self.tokens, at + 1)
+            operator = operator or "=="
         self.matches.append(_plain(selectors[0], operator, words, mask))
         return at
 
-    def _lookup(self, selectors: tuple[str, ...], operator: str, given: SetOf) -> None:
+    def _lookup(
+        self,
+        selectors: tuple[str, ...],
+        operator: str,
+        given: SetOf | None,
+        mask: Tokens | None = None,
+    ) -> None:
+        known = given.elements if given else None
+        if known is not None and selectors in (("tcp flags",), ("mark",), ("ct mark",)):
+            of = ",".join(mask) if mask else ",".join(_FLAGS) if "flags" in selectors[0] else ""
+            known = tuple(((_masked(one[0][0], of),), one[1]) if len(one[0]) == 1 else one
+                          for one in known)  # fmt: skip
+        elif mask is not None:
+            selectors = ()
         if operator != "vmap":
-            known = given.elements
-            values = tuple(key for key, _ in known) if known is not None else ()
-            found = Match(selectors, values, operator == "!=")
-            self.matches.append(UNCERTAIN if known is None else found)
+            found = Match(selectors, tuple(one for one, _ in known or ()), operator == "!=")
+            self.matches.append(found if known is not None and selectors else UNCERTAIN)
             return
-        if given.elements is None:
-            self.rules.append(Rule((*self.matches, UNCERTAIN), "elsewhere", "", self.text))
+        if known is None:
+            self._rule("elsewhere", "", (UNCERTAIN,))
             return
-        # The keys of a map exclude each other: a rule for each key is the same as the map.
-        for key, verdict in given.elements:
-            values = () if key == ("*",) else (key,)
-            match = UNCERTAIN if key == ("*",) else Match(selectors, values)
-            self._verdict(verdict, (match,))
+        # The keys of a map exclude each other: a rule for each key is the same as the map, with
+        # the rule for all others at the end.
+        others = tuple(one for one, _ in known if one != ("*",))
+        for one, verdict in sorted(known, key=lambda element: element[0] == ("*",)):
+            match = Match(selectors, others, True) if one == ("*",) else Match(selectors, (one,))
+            self._verdict(verdict, (match if selectors else UNCERTAIN,))
+
+
+_WHOLE = 0xFFFFFFFF
+_OPERATORS = ("and", "or", "xor", "&", "|", "^")
+_FLAGS = ("fin", "syn", "rst", "psh", "ack", "urg", "ecn", "cwr")
+
+
+def _masked(value: str, mask: str) -> str:
+    """A value of a set that is compared under a mask: ``syn|ack`` as ``syn,ack/fin,syn,ack``."""
+    value = "" if value in ("0x0", "0") and "," in mask else value.replace("|", ",")
+    return f"{value}/{mask}" if mask else value
+
+
+def limit_of(words: Tokens, at: int) -> tuple[Match, int]:
+    """``over 10/second burst 5 packets``, ``10 mbytes/second``, and the index behind it."""
+    over = words[at : at + 1] == ["over"]
+    at += over
+    text = words[at] if at < len(words) else ""
+    at += 1
+    size = re.fullmatch(r"(\w*bytes)/(\w+)", words[at]) if at < len(words) else None
+    if size:
+        at += 1
+    burst = ""
+    if words[at : at + 1] == ["burst"]:
+        burst = "".join(words[at + 1 : at + 2])
+        at += 3
+    if size:
+        many = text.isdigit() and int(text) * _BYTES.get(size[1], 0) >= _MANY_BYTES
+        return (NEVER if over else ALWAYS) if many else UNCERTAIN, at
+    found = rate(text, burst)
+    return (limited(found, over) if found is not None else UNCERTAIN), at
 
 
 def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> Match:
     """A condition on one value, or on a list of flags of which one must be set."""
     values = [word.strip('"') for word in words]
+    negated = operator == "!="
+    zero = values in (["0x0"], ["0"], ["0x00"])
     if mask is not None:
-        if selector == "tcp flags" and operator in ("==", "!="):
-            flags = "" if values == ["0x0"] else ",".join(values)
-            return Match((selector,), ((f"{flags}/{','.join(mask)}",),), operator == "!=")
-        if selector == "mark" and operator in ("==", "!="):
-            return Match((selector,), ((f"{values[0]}/{mask[0]}",),), operator == "!=")
+        if operator not in ("==", "!="):
+            return UNCERTAIN
+        if selector == "tcp flags":
+            flags = "" if zero else ",".join(values)
+            return Match((selector,), ((f"{flags}/{','.join(mask)}",),), negated)
+        if selector in ("mark", "ct mark"):
+            return Match((selector,), ((f"{values[0]}/{mask[0]}",),), negated)
+        if selector in _BITS and zero:
+            return Match((selector,), tuple((one,) for one in mask), not negated)
+        if selector in _BITS and values == mask and len(mask) == 1:
+            return Match((selector,), ((mask[0],),), negated)
+        if selector in ("ip frag-off", "ip6 frag-off") and zero:
+            # No fragment; what may be set is the flag that forbids to make some (0x4000).
+            bits = number(mask[0])
+            return (NEVER if negated else ALWAYS) if bits and not bits & 0x4000 else UNCERTAIN
+        if selector.endswith(("saddr", "daddr")):
+            net = f"{values[0]}/{mask[0]}"
+            return Match((selector,), ((net,),), negated) if span_of(net) else UNCERTAIN
         return UNCERTAIN
     if operator in ("<", ">", "<=", ">="):
         return Match((selector,), ((_compared(operator, values[0]),),))
     if operator == "!":
         return Match((selector,), tuple((value,) for value in values), negated=True)
-    return Match((selector,), tuple((value,) for value in values), operator == "!=")
+    if selector == "tcp flags" and operator:
+        return Match((selector,), ((f"{'' if zero else ','.join(values)}/{','.join(_FLAGS)}",),),
+                     negated)  # fmt: skip
+    return Match((selector,), tuple((value,) for value in values), negated)
 
 
 def _text(tokens: Tokens) -> str:
@@ -336,8 +634,24 @@ def _text(tokens: Tokens) -> str:
     return re.sub(r" ?counter( packets \d+ bytes \d+)?", "", line).strip()[:160]
 
 
-def _chain(table: str, name: str, inside: Tokens, sets: Mapping[str, SetOf]) -> tuple[Chain, bool]:
-    hook, policy, nat, marks = "", "accept", False, False
+#: The names of priorities (nft(8)).
+_PRIORITIES = {
+    "raw": -300, "mangle": -150, "dstnat": -100, "filter": 0, "security": 50, "srcnat": 100,
+}  # fmt: skip
+
+
+def _priority(words: Tokens) -> int:
+    """``filter + 10``, ``mangle - 5``, ``-300``; 0 for a text that is none."""
+    match = re.fullmatch(r"([a-z]*)\s*([+-]?)\s*(\d{0,10})", " ".join(words))
+    if match is None or (match[1] and match[1] not in _PRIORITIES):
+        return 0
+    offset = int(match[3] or 0) * (-1 if match[2] == "-" else 1)
+    return _PRIORITIES.get(match[1], 0) + offset
+
+
+def _chain(table: str, name: str, inside: Tokens, named: Named) -> Chain:
+    hook, policy, nat, priority = "", "accept", False, 0
+    devices: tuple[str, ...] = ()
     rules: list[Rule] = []
     for statement in statements(inside):
         words = [token for token in statement if token != "\n"]
@@ -347,17 +661,30 @@ def _chain(table: str, name: str, inside: Tokens, sets: Mapping[str, SetOf]) -> 
             if len(words) < 4 or "hook" not in words[:-1]:
                 raise ValueError("a chain that makes no sense")
             hook, nat = words[words.index("hook") + 1], words[1] == "nat"
+            at = words.index("priority") if "priority" in words else len(words)
+            priority = _priority(words[at + 1 :])
+            told = words[words.index("hook") + 2 : at]
+            devices = tuple(
+                one.strip('"') for one in told
+                if one not in ("device", "devices", "=", "{", "}", ",")
+            )  # fmt: skip
         elif words[0] == "policy":
             policy = words[-1]
             if policy not in ("accept", "drop"):
                 raise ValueError("a policy that makes no sense")
         else:
-            reader = _RuleReader(words, sets)
-            rules += reader.read()
-            marks = marks or reader.marks
-    # What NAT does is not judged here.
-    hook = "" if nat else hook
-    return Chain(table, name, tuple(rules), hook, policy), marks
+            rules += _RuleReader(words, named).read()
+    return Chain(table, name, tuple(rules), hook, policy, priority, nat, devices)
+
+
+def _limits(inner: list[tuple[Tokens, Tokens]]) -> Iterator[tuple[str, Match]]:
+    """The limits of a table that have a name."""
+    for head, body in inner:
+        words = [token for token in body if token not in "\n;"]
+        if head[0] == "limit" and "rate" in words:
+            yield head[1], limit_of(words, words.index("rate") + 1)[0]
+        elif head[0] == "limit" and words:
+            yield head[1], limit_of(words, 0)[0]
 
 
 def parse(text: str) -> Ruleset:
@@ -367,7 +694,6 @@ def parse(text: str) -> Ruleset:
     a table that makes no sense or has no end.
     """
     chains: dict[tuple[str, str], Chain] = {}
-    marks = False
     found = list(statements(tokens(text)))
     tables = [statement for statement in found if statement[0] == "table"]
     if found and not tables:
@@ -382,9 +708,8 @@ def parse(text: str) -> Ruleset:
             continue
         inner = [one for part in parts if (one := rule_block(part)) and len(one[0]) > 1]
         sets = {head[1]: read_set(body) for head, body in inner if head[0] in _SETS}
+        named = Named(sets, dict(_limits(inner)))
         for head, body in inner:
             if head[0] == "chain":
-                chain, sets_mark = _chain(table, head[1], body, sets)
-                chains[table, head[1]] = chain
-                marks = marks or sets_mark
-    return Ruleset(chains, marks)
+                chains[table, head[1]] = _chain(table, head[1], body, named)
+    return Ruleset(chains)

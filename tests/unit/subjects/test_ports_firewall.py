@@ -84,7 +84,9 @@ STATEFUL = ("ct state established,related accept", 'iifname "lo" accept', "ct st
                      id="iptables_legacy"),
         pytest.param(tool("nft", "") + iptables(name="iptables"), "dropped", "policy drop",
                      "iptables", id="legacy_beside_nft"),
-        pytest.param(nft("tcp dport { 22, 443, 29000-31000 } accept") + tool("iptables-nft",
+        pytest.param(nft("ct state established accept", "tcp dport { 22, 443, 29000-31000 } "
+        "accept")
+                     + tool("iptables-nft",
                      "# Table `filter' contains incompatible base-chains, use 'nft' tool.\n"
                      "*filter\n:INPUT DROP [0:0]\nCOMMIT"), "open", "", "nftables",
                      id="iptables_save_of_a_table_it_cannot_show"),
@@ -117,7 +119,7 @@ def test_what_the_usual_firewalls_do(rules: str, verdict: str, rule: str, manage
         (("tcp dport vmap @ports",), "open"),
         (("tcp dport @allowed accept",), "open"),
         (("tcp dport @nobody accept",), "dropped"),
-        (("tcp dport @learnt accept",), "cannot tell"),
+        (("tcp dport @learnt accept",), "dropped"),
         (("tcp dport @missing accept",), "cannot tell"),
         (("ip saddr 10.1.0.0/16 accept",), "cannot tell"),
         (("ip saddr 0.0.0.0/0 accept",), "open"),
@@ -132,7 +134,8 @@ def test_what_the_usual_firewalls_do(rules: str, verdict: str, rule: str, manage
         (('meta iifname . tcp dport { "ib0" . 29500-29510 } accept',), "cannot tell"),
         (("limit rate 5/second accept",), "cannot tell"),
         (("meta mark 0x00000001 accept", "meta mark & 0x01 == 0x01 accept"), "dropped"),
-        (("meta mark set 0x00000001", "meta mark 0x00000001 accept"), "cannot tell"),
+        (("meta mark set 0x00000001", "meta mark 0x00000001 accept"), "open"),
+        (("meta mark set jhash ip saddr mod 2", "meta mark 0x00000001 accept"), "cannot tell"),
         (("tcp flags syn / fin,syn,rst,ack accept",), "open"),
         (("tcp flags & (fin | syn | rst | ack) == ack accept",), "dropped"),
         (("jump in",), "open"),
@@ -171,7 +174,9 @@ def test_only_what_surely_lets_everybody_in_opens(rules: tuple[str, ...], verdic
         (("tcp dport 29505 drop",), "dropped", "29505"),
         (("tcp dport { 29500, 29502-29503, 29510 } reject with tcp reset",), "dropped",
          "29500, 29502-29503, 29510"),
-        (("tcp dport 29000-29999 accept", "drop"), "open", "29500-29510"),
+        (("ct state established accept", "tcp dport 29000-29999 accept", "drop"), "open",
+         "29500-29510"),
+        (("tcp dport 29000-29999 accept", "drop"), "dropped", "29500-29510"),
         (("ip saddr 203.0.113.0/24 drop",), "cannot tell", "29500-29510"),
         (("ip saddr 10.1.0.5 drop",), "open", "29500-29510"),
         (("ip daddr 10.1.0.5 tcp dport 29500 drop",), "cannot tell", "29500"),
@@ -211,7 +216,7 @@ def test_a_drop_of_some_ports_is_found(rules: tuple[str, ...], verdict: str, por
         (('-A INPUT -m comment --comment "-j DROP" -j ACCEPT',), "open"),
         (('-A INPUT -m comment --comment "no end -j ACCEPT',), "cannot tell"),
         (("-A INPUT -j MARK --set-xmark 0x1/0xffffffff", "-A INPUT -m mark --mark 0x1 -j ACCEPT"),
-         "cannot tell"),
+         "open"),
         (("-A INPUT -j LOG", "-A INPUT -j RETURN", "-A INPUT -j ACCEPT"), "dropped"),
         (("-A INPUT -j NFQUEUE --queue-num 0",), "cannot tell"),
         (("-A INPUT -g allow",), "open"),
@@ -219,7 +224,9 @@ def test_a_drop_of_some_ports_is_found(rules: tuple[str, ...], verdict: str, por
     ],
 )  # fmt: skip
 def test_rules_of_iptables(rules: tuple[str, ...], verdict: str) -> None:
-    assert evaluated(iptables(":allow - [0:0]", "-A allow -j ACCEPT", *rules)).verdict == verdict
+    answers = "-A INPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT"
+    allow = (":allow - [0:0]", "-A allow -j ACCEPT")
+    assert evaluated(iptables(*allow, answers, *rules)).verdict == verdict
 
 
 def test_every_base_chain_on_the_way_counts() -> None:
@@ -227,11 +234,11 @@ def test_every_base_chain_on_the_way_counts() -> None:
         base = f"type {kind} hook {hook} priority 0; policy accept;"
         return f"table ip {name} {{\n\tchain c {{\n\t\t{base}\n\t\t{verdict}\n\t}}\n}}\n"
 
-    for hook, verdict in (("prerouting", "dropped"), ("forward", "open"), ("output", "open")):
+    for hook, verdict in (("prerouting", "dropped"), ("forward", "open"), ("output", "dropped")):
         assert evaluated(tool("nft", table("a", hook, "drop"))).verdict == verdict
     both = table("a", "input", "accept") + table("b", "input", "drop")
     assert evaluated(tool("nft", both)).chain == "ip b c"
-    assert evaluated(tool("nft", table("a", "prerouting", "drop", "nat"))).verdict == "open"
+    assert evaluated(tool("nft", table("a", "prerouting", "drop", "nat"))).verdict == "dropped"
     dormant = table("a", "input", "drop").replace("{\n", "{\n\tflags dormant\n", 1)
     assert evaluated(tool("nft", dormant)).verdict == "open"
 
@@ -242,7 +249,7 @@ def test_every_base_chain_on_the_way_counts() -> None:
         (("ip saddr 10.1.0.0/16 tcp dport 29500-29510 accept",), "cannot tell", ["10.1.0.0/16"]),
         (("ip saddr { 10.0.0.0/8, 192.168.0.0/16 } accept",), "open", [*"ab"]),
         (("ip saddr 10.1.0.0/24 accept",), "cannot tell", []),
-        (("ip saddr 172.16.0.0/12 accept",), "cannot tell", []),
+        (("ip saddr 172.16.0.0/12 accept",), "dropped", []),
         (('iifname "eth0" accept',), "cannot tell", ["10.1.0.0/16"]),
         (('iifname { "eth*", "ib0" } accept',), "open", [*"ab"]),
         (('iifname "eth0" ip saddr 10.1.0.0/16 accept', 'iifname "ib0" goto in'), "open", [*"ab"]),
@@ -363,3 +370,141 @@ def test_rules_for_very_many_ports_are_not_looked_at_one_by_one() -> None:
     wide = Policy(port_range=(1024, 65535))
     seen = evaluated(nft(*rules), policy=wide)
     assert (seen.verdict, seen.rule) == ("cannot tell", "1901 pieces of it")
+
+
+def data(name: str) -> str:
+    """What a tool printed of the rules of data/ports/NAME."""
+    text = (DATA / name).read_text()
+    return tool("nft" if name.endswith(".nft") else "iptables-nft", text)
+
+
+DENIED = "create chain_DENY hash:net family inet\nadd chain_DENY 203.0.113.0/24\n"
+NETS = (("eth0", "10.1.0.0/16"), ("ib0", "192.168.7.0/24"))
+LANS = ("10.1.0.5", "192.168.7.5")
+
+
+# The form of what these make, composed: as they leave the ports open, and changed so that they
+# shut them. Sources: fail2ban's action.d/nftables.conf, cs-firewall-bouncer, firewalld 2.x
+# (policies and zones as nft lists them), Felix (projectcalico), cilium's iptables.go, csf,
+# libvirt's network rules, amazon-vpc-cni and kube-proxy.
+@pytest.mark.parametrize(
+    ("rules", "verdict", "words"),
+    [
+        pytest.param(data("fail2ban.nft"), "open", "", id="fail2ban"),
+        pytest.param(data("fail2ban.nft").replace("192.0.2.0/28", "10.0.0.0/8").replace(
+            "elements = { 203.0.113.4", "elements = { 192.168.0.0/16, 203.0.113.4"),
+            "cannot tell", "@addr-set-recidive", id="fail2ban_bans_a_network_of_ours"),
+        pytest.param(data("crowdsec.nft"), "open", "", id="crowdsec"),
+        pytest.param(data("crowdsec.nft").replace("203.0.113.9 timeout", "10.1.7.7 timeout"),
+                     "cannot tell", "crowdsec-blacklists", id="crowdsec_bans_somebody_near"),
+        pytest.param(data("firewalld2.nft"), "cannot tell", "", id="firewalld2_one_network"),
+        pytest.param(data("firewalld2.nft").replace("{ 10.1.0.0/16 }", "{ 10.0.0.0/8, "
+                     "192.168.0.0/16 }"), "open", "", id="firewalld2"),
+        pytest.param(data("firewalld2.nft").replace("tcp dport 29500-29510 accept", ""), "dropped",
+                     "reject with icmpx admin-prohibited", id="firewalld2_shut"),
+        pytest.param(data("calico.save"), "open", "", id="calico_host_endpoint"),
+        pytest.param(data("calico.save").replace("22,29500:29510", "22"), "cannot tell",
+                     "cali-fhfw-eth0", id="calico_host_endpoint_shut"),
+        pytest.param(data("cilium.save"), "open", "", id="cilium"),
+        pytest.param(data("cilium.save") + tool("nft", nft().split("\n", 2)[2].rpartition(
+            "\n@")[0]),
+                     "dropped", "policy drop", id="cilium_beside_a_shut_table"),
+        pytest.param(data("csf.save") + tool("ipset", DENIED), "open", "", id="csf"),
+        pytest.param(data("csf.save"), "cannot tell", "chain_DENY", id="csf_without_its_ipset"),
+        pytest.param(data("csf.save").replace("100/sec --limit-burst 150", "2/sec --limit-burst 5")
+                     + tool("ipset", DENIED), "cannot tell", "--limit 2/sec", id="csf_synflood"),
+        pytest.param(data("csf.save").replace("NEW -m tcp --dport 29500:29510", "NEW -m tcp "
+                     "--dport 443") + tool("ipset", DENIED), "dropped", "-j DROP", id="csf_shut"),
+        pytest.param((data("csf.save") + tool("ipset", DENIED)).replace(
+                     "-A OUTPUT ! -o lo -p tcp -m conntrack --ctstate NEW -m tcp --dport "
+                     "29500:29510",
+                     "-A OUTPUT ! -o lo -p tcp -m conntrack --ctstate NEW -m tcp --dport 443"),
+                     "dropped", "-j REJECT", id="csf_shuts_the_way_out"),
+        pytest.param(data("libvirt.nft"), "open", "", id="libvirt"),
+        pytest.param(data("eks.save"), "open", "", id="eks"),
+        pytest.param(data("eks.save").replace("--dport 30080 -j", "--dport 29505 -j"), "dropped",
+                     "DNAT --to-destination 10.1.200.7:443", id="eks_node_port_in_the_range"),
+        pytest.param(data("ufw.save").replace("--dport 22 ", "--dport 29500:29510 "), "open", "",
+                     id="ufw_allow"),
+    ],
+)  # fmt: skip
+def test_what_other_managers_of_rules_do(rules: str, verdict: str, words: str) -> None:
+    seen = firewall.parse(Output(rules, 0), POLICY, LANS, NETS)
+    assert seen.verdict == verdict, seen
+    assert words in f"{seen.rule} {seen.chain}"
+
+
+#: Peers of the node, by /etc/hosts.
+HOSTS = ("10.1.0.11", "10.1.0.12", "192.168.7.11", "192.168.7.12", "203.0.113.80")
+
+
+@pytest.mark.parametrize(
+    ("rules", "unknown", "known"),
+    [
+        # An accepted list of nodes; one that lacks a node.
+        (("ip saddr { 10.1.0.11, 10.1.0.12, 192.168.7.0/24 } accept",), "cannot tell", "open"),
+        (("ip saddr { 10.1.0.11, 192.168.7.0/24 } accept",), "cannot tell", "cannot tell"),
+        (("ip saddr 10.1.200.0/24 accept", "ip saddr 192.168.7.200 accept"), "cannot tell",
+         "dropped"),
+        # Banned are others.
+        (("ip saddr 10.1.77.7 drop", "accept"), "cannot tell", "open"),
+        (("ip saddr { 10.1.0.11, 192.168.7.11 } drop", "accept"), "cannot tell", "cannot tell"),
+        (('iifname "mgmt0" accept',), "dropped", "dropped"),
+        (("ip saddr 172.20.0.0/16 tcp dport 29500-29510 accept",), "dropped", "dropped"),
+    ],
+)  # fmt: skip
+def test_peers_that_are_known_decide(rules: tuple[str, ...], unknown: str, known: str) -> None:
+    output = Output(nft(*STATEFUL, *rules), 0)
+    assert firewall.parse(output, POLICY, LANS, NETS).verdict == unknown
+    assert firewall.parse(output, POLICY, LANS, NETS, peers=HOSTS).verdict == known
+
+
+def test_a_node_of_the_fleet_that_is_shut_out_is_no_doubt() -> None:
+    output = Output(nft("ip saddr 10.1.0.11 drop", policy="accept"), 0)
+    seen = firewall.parse(output, POLICY, LANS, NETS)
+    assert (seen.verdict, seen.judge is not None) == ("cannot tell", True)
+    assert seen.judge is not None
+    found = seen.judge(("10.1.0.5", "10.1.0.11", "10.1.0.12"), True)
+    assert (found.verdict, found.peers, found.rule) == (
+        "dropped", "1 of 2", "ip saddr 10.1.0.11 drop",
+    )  # fmt: skip
+    assert seen.judge(("10.1.0.5", "10.1.0.13"), True).verdict == "open"
+
+
+def test_the_rule_that_lets_others_in_is_named_beside_the_drop() -> None:
+    output = Output(nft(*STATEFUL, "ip saddr 172.20.0.0/16 accept"), 0)
+    seen = firewall.parse(output, POLICY, LANS, NETS)
+    assert (seen.rule, seen.beside) == ("policy drop", "ip saddr 172.20.0.0/16 accept")
+
+
+# What a packet of another kind meets: which packets are lost, in words.
+@pytest.mark.parametrize(
+    ("hook", "rule", "what"),
+    [
+        ("output", "tcp sport 29500-29510 drop", "the answers from {}"),
+        ("output", "tcp dport 29500-29510 drop", "the way to other nodes' {}"),
+        ("output", "ct direction reply tcp flags & syn == 0x0 drop", "what follows from {}"),
+        ("input", "tcp sport 29500-29510 reject", "the answers of other nodes' {}"),
+        ("input", "ct state established ct direction original drop", "what follows to {}"),
+        ("postrouting", "ct direction original tcp flags ! syn drop",
+         "what follows to other nodes' {}"),
+        ("prerouting", "ct direction reply tcp flags ! syn drop", "what other nodes' {} send"),
+    ],
+)  # fmt: skip
+def test_the_packets_that_are_lost_are_named(hook: str, rule: str, what: str) -> None:
+    base = f"type filter hook {hook} priority 0; policy accept;"
+    text = f"table inet t {{\n\tchain c {{\n\t\t{base}\n\t\t{rule}\n\t}}\n}}\n"
+    seen = evaluated(tool("nft", text))
+    assert (seen.verdict, seen.what) == ("dropped", what)
+
+
+def test_nat_that_was_cut_off_is_not_judged() -> None:
+    nat = "table ip nat {\n\tchain PREROUTING {\n\t\ttcp dport 29500 dnat to 10.9.9.9\n# cut\n"
+    assert evaluated(tool("nft", ""), tool("nft-nat", nat)).verdict == "open"
+    saved = "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -j DNAT --to-destination 10.9.9.9\n"
+    both = f"*filter\n:INPUT DROP [0:0]\nCOMMIT\n{saved}# cut"
+    assert evaluated(tool("iptables-nft", f"{saved}# cut")).verdict == "open"
+    assert evaluated(tool("iptables-nft", both)).rule == "policy drop"
+    assert evaluated(tool("iptables-nft", f"{saved}COMMIT")).verdict == "dropped"
+    # A set that nobody could list, and NAT that could not be, cost nothing else.
+    assert evaluated(tool("nft", ""), tool("nft-nat", "Error", "1")).verdict == "open"
