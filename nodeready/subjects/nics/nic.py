@@ -126,7 +126,7 @@ def _above(number: int | None, least: int) -> int | None:
 
 #: phys_port_name of a representor: the virtual function or subfunction at its other end
 #: (Documentation/networking/representors.rst); a port of the adapter is "p0", "p0s1" or has none.
-_REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+((vf|sf)[0-9]+)?")
+_REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+(hpf|(vf|sf)[0-9]+)?")
 #: SPEED_UNKNOWN is -1 (include/uapi/linux/ethtool.h), which old drivers print without its sign, in
 #: 16 bits or 32.
 _NO_SPEED = 0xFFFF
