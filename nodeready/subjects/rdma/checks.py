@@ -316,9 +316,6 @@ def _untold(device: RdmaDevice, port: RdmaPort) -> str:
     # An iWARP driver of an older kernel tells no physical state.
     if port.phys_state == "" or port.phys_state == "<unknown>" and device.node_type != "RNIC":
         return f"no physical state of {port.name}"
-    infiniband = port.link_layer == "InfiniBand"
-    if infiniband and None in (port.lid, port.sm_lid):
-        return f"no LID of {port.name}"
     return ""
 
 
