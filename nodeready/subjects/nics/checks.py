@@ -467,7 +467,7 @@ def bond(seen: Nics, want: Policy) -> Result:
     """
     check = "nics.bond"
     # A bond0 that the module made when it was loaded, and that nobody uses, has no slave.
-    used = seen.configured(rows(want.nics))
+    used = {*seen.configured(rows(want.nics)), *(one.master for one in seen.interfaces.values())}
     bonds = [one for name, one in seen.bonds.items() if one.slaves or name in used]
     if not bonds:
         return na(check, "no bond")

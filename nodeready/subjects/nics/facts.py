@@ -229,6 +229,7 @@ class Nics:
         """
         named = {*also, *self.peers_via, self.default_interface}
         named |= {name for name, bond in self.bonds.items() if bond.slaves}
+        named |= {slave.name for bond in self.bonds.values() for slave in bond.slaves}
         ports = {
             n: one for n, one in self.interfaces.items() if one.physical or one.kind == "bond"
         }

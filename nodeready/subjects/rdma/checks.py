@@ -518,6 +518,10 @@ def firmware(seen: Rdma, want: Policy) -> Result:
     return ok(check, "equal on boards of a kind", texts)
 
 
+#: The words of drivers/infiniband/core/sysfs.c, without "Unknown".
+_LAYERS = ("InfiniBand", "Ethernet")
+
+
 @check(
     "rdma.gids",
     settings=("rdma_ports",),
@@ -538,7 +542,7 @@ def gids(seen: Rdma, want: Policy) -> Result:
     layerless = [
         name
         for name, (device, port) in configured(seen, want).items()
-        if port.active and not port.link_layer and device.kind not in ("efa", "cxi")
+        if port.active and port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
     ]
     if layerless:
         return unknown(check, f"no link layer of {some(layerless, ', ')}")
