@@ -232,7 +232,9 @@ def link(seen: Nics, want: Policy) -> Result:
         fixes += [f"ip link set {quote(name)} up" for name in off]
         fixes += [f"see why the switch does not let {quote(name)} in (802.1X)" for name in waits]
         wanted = f"a link on {_names(judged or off)}"
-        return fail(check, wanted, some(texts), _source(cut or off or waits, "carrier"), some(fixes))
+        return fail(
+            check, wanted, some(texts), _source(cut or off or waits, "carrier"), some(fixes)
+        )
     silent = [name for name, one in judged.items() if one.carrier is None]
     if silent:
         return unknown(check, f"the kernel does not say whether {_names(silent)} has a link")

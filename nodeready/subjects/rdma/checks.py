@@ -357,9 +357,7 @@ def state(seen: Rdma, want: Policy) -> Result:
         return na(check, "EFA tells no state of its link" if used else _UNUSED)
     silent = {name: text for name, pair in told.items() if (text := _untold(*pair))}
     faulty = {
-        name: text
-        for name, pair in told.items()
-        if name not in silent and (text := _fault(*pair))
+        name: text for name, pair in told.items() if name not in silent and (text := _fault(*pair))
     }
     if faulty:
         port = told[next(iter(faulty))][1]
@@ -510,7 +508,11 @@ def firmware(seen: Rdma, want: Policy) -> Result:
         fix = "flash all to one version"
         return warn(check, "equal on boards of a kind", some(map(by_value, mixed)), where, fix)
     unread = [
-        name for board in every.values() if any(board.values()) for name in board if not board[name]
+        name
+        for board in every.values()
+        if any(board.values())
+        for name in board
+        if not board[name]
     ]
     if unread:
         return unknown(check, f"no firmware version of {some(unread, ', ')}")

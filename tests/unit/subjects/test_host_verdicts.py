@@ -112,7 +112,9 @@ TABLE = FILES["/proc/self/mounts"]
 
 
 def stat(error: str, path: str = "/home") -> str:
-    return MOUNTS.replace(HOME, f"stat: cannot read file system information for '{path}': {error}\n")
+    return MOUNTS.replace(
+        HOME, f"stat: cannot read file system information for '{path}': {error}\n"
+    )
 
 
 def other(line: str, answer: str) -> tuple[dict[str, str], str]:

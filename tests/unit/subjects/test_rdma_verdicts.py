@@ -298,7 +298,9 @@ NAMED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
     "firmware untold": ({"firmware": ""}, ROW, {"firmware": "unknown"}),
     "firmware older": ({"firmware": "28.39.1002"}, ROW, {"firmware": "fail"}),
     "the other link layer": (
-        {"link_layer": "Ethernet", "gids": (("fe80::1", "RoCE v2"),)}, ROW, {"link_layer": "fail"},
+        {"link_layer": "Ethernet", "gids": (("fe80::1", "RoCE v2"),)},
+        ROW,
+        {"link_layer": "fail"},
     ),
     "link layer untold": ({"link_layer": ""}, ROW, {"link_layer": "unknown", "gids": "unknown"}),
 }
