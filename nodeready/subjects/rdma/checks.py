@@ -259,8 +259,8 @@ def devices(seen: Rdma, want: Policy) -> Result:
 
     What only RDMA uses (PCI classes 0x0207 and 0x0208, EFA, Slingshot) and has no device has lost
     its driver; functions given to virtual machines are passed over. Without ib_uverbs there is no
-    /dev/infiniband/uverbs*, through which NCCL and MPI reach a device. An InfiniBand device without
-    a GUID is none for the subnet manager.
+    /dev/infiniband/uverbs*, through which NCCL and MPI reach a device. An InfiniBand device
+    without a GUID is none for the subnet manager.
     """
     check = "rdma.devices"
     real = {n: d for n, d in seen.devices.items() if d.kind != "software"}
@@ -314,7 +314,7 @@ def _untold(device: RdmaDevice, port: RdmaPort) -> str:
     if not port.active or device.kind in ("efa", "cxi"):
         return ""
     # An iWARP driver of an older kernel tells no physical state.
-    if port.phys_state == "" or port.phys_state == "<unknown>" and device.node_type != "RNIC":
+    if port.phys_state == "" or (port.phys_state == "<unknown>" and device.node_type != "RNIC"):
         return f"no physical state of {port.name}"
     return ""
 

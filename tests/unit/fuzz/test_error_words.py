@@ -1,9 +1,9 @@
-"""A field that cannot be read is never healthy: each field × a wrong value × each error word.
+"""A field that cannot be read is never healthy: each field by a wrong value by each error word.
 
-The looks are recorded ones of healthy nodes. A row names a field, a wrong value of it, and the check
-that says so: an expert's verdict. In place of the same field each word that the kernel or a tool has
-for "I cannot tell" may make the check anything but ok and na. The words of the GPU tools are judged
-with those tools' recordings, in tests/unit/subjects/test_gpus*.py.
+The looks are recorded ones of healthy nodes. A row names a field, a wrong value of it, and the
+check that says so: an expert's verdict. In place of the same field each word that the kernel or a
+tool has for "I cannot tell" may make the check anything but ok and na. The words of the GPU tools
+are judged with those tools' recordings, in tests/unit/subjects/test_gpus*.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ POLICY = make_policy({"limit_memlock": 4096, "limit_nofile": 16384})
 PROBES = {probe.subject: probe for probe in snapshot.probes()}
 GOOD = ("ok", "na")
 
-#: What stands in place of a value that could not be read: errno(3) in the words of libc, sysfs's and
-#: vendors' own words, what scripts make of nothing.
+#: What stands in place of a value that could not be read: errno(3) in the words of libc, sysfs's
+#: and vendors' own words, what scripts make of nothing.
 WORDS = (
     "", "Invalid argument", "Input/output error", "Permission denied", "No such device",
     "Operation not supported", "N/A", "<unknown>", "unknown", "Unknown Error", "ERR!",
@@ -50,9 +50,8 @@ class Field(NamedTuple):
 _BOND, _PORT = "/sys/class/net/bond0", "/sys/class/net/ens1f0np0"
 _IB = "/sys/class/infiniband/mlx5_3"
 _LIMITS = "/etc/security/limits.d/zz-nodeready.conf"
-_STAT = r"nr_fs=" + r"\d+ " * 6 + r"/\n"
 
-#: Sources: the tables of tests/unit/subjects/test_{nics,rdma,host}_verdicts.py, and the subjects' own.
+#: Sources: the tables of tests/unit/subjects/test_{nics,rdma,host}_verdicts.py, the subjects' own.
 FIELDS = (
     # net/core/net-sysfs.c, drivers/net/bonding/bond_sysfs*.c
     Field("nics", "nics", f"{_BOND}/carrier:(.*)", "0", "nics.link"),
@@ -62,7 +61,7 @@ FIELDS = (
     Field("nics", "nics", f"{_PORT}/speed:(.*)", "10000", "nics.speed"),
     Field("nics", "nics", f"{_PORT}/duplex:(.*)", "half", "nics.duplex"),
     Field("nics", "nics", f"{_PORT}/bonding_slave/mii_status:(.*)", "down", "nics.bond"),
-    Field("nics", "nics", f"{_BOND}/bonding/slaves:(.*)", "ens1f0np0 gone", "nics.bond", "unknown"),
+    Field("nics", "nics", f"{_BOND}/bonding/slaves:(.*)", "eth9 gone", "nics.bond", "unknown"),
     Field("nics", "nics", "/sys/class/net/eth0/carrier:(.*)", "0", "nics.link"),
     # drivers/infiniband/core/sysfs.c
     Field("rdma", "rdma", f"{_IB}/ports/1/state:(.*)", "1: DOWN", "rdma.state"),
@@ -179,7 +178,7 @@ def test_every_subject_of_the_audit_has_a_row_or_a_reason() -> None:
     """A new subject is asked for the fields on which its verdicts rest."""
     elsewhere = {
         "gpus": "tests/unit/subjects/test_gpus*.py: words of nvidia-smi, rocm-smi and amd-smi",
-        "iommu": "what a node's boot loader and command line say are texts of people: any is valid",
+        "iommu": "boot loader and command line are texts of people: any is valid",
         "ssh_client": "the same: ssh_config(5) and known_hosts",
         "debug_tools": "modes and sums of files: tests/unit/subjects/test_debug_tools.py",
         "gate": "our own files, compared byte by byte",

@@ -228,7 +228,9 @@ PARSERS: dict[str, Parser] = {
         (),
     ),
     "a look that was kept": (
-        history._read, ('{"boot_id": "x", "taken": {"nics": [1.6e9, {"eth0.rx_errors": 5}]}}',), (),
+        history._read,
+        ('{"boot_id": "x", "taken": {"nics": [1.6e9, {"eth0.rx_errors": 5}]}}',),
+        (),
     ),
     "mountinfo": (log_paths.parse, ("36 35 98:0 /a /b rw,noatime - ext3 /dev/root rw\n",), ()),
     "nft's rules": (nft.parse, ((_RULES / "firewalld.nft").read_text(),), (ValueError,)),

@@ -1,8 +1,8 @@
 """What an expert says of a node itself, case by case: what is wrong, and nothing else.
 
-Sources: [chronyc] chronyc(1), tracking; [ntpq] ntpd's event and status words, refclock_local; [munge]
-munge(7); [timesyncd] systemd-timesyncd.service(8); [mounts] proc_pid_mounts(5); [fstab] fstab(5),
-systemd.mount(5); [errno] errno(3), "Cannot send after transport endpoint shutdown" is Lustre's
+Sources: [chronyc] chronyc(1), tracking; [ntpq] ntpd's event and status words, refclock_local;
+[munge] munge(7); [timesyncd] systemd-timesyncd.service(8); [mounts] proc_pid_mounts(5);
+[fstab] fstab(5), systemd.mount(5); [errno] errno(3), "Cannot send after transport endpoint shutdown" is Lustre's
 eviction; [proc] proc(5); [ostree] ostree and composefs: an image is the root; [inode] statfs(2).
 """
 
@@ -187,10 +187,13 @@ SYSTEMS: dict[str, tuple[str, str, str, dict[str, str]]] = {
         f"{ROOT_LINE}\n/dev/loop0 /snap/core/1 squashfs ro,nodev 0 0\n"
         "/dev/loop1 /opt/image squashfs ro 0 0", "", MOUNTS, {},
     ),
-    "a CD": (f"{ROOT_LINE}\n/dev/sr0 /media iso9660 ro 0 0", "/dev/sr0 /media iso9660 defaults 0 0",
-             MOUNTS, {}),
+    "a CD": (
+        f"{ROOT_LINE}\n/dev/sr0 /cd iso9660 ro 0 0", "/dev/sr0 /cd iso9660 defaults 0 0", MOUNTS,
+        {},
+    ),
     "/usr for reading": (
-        f"{ROOT_LINE}\n/dev/sda3 /usr ext4 ro 0 0", "/dev/sda3 /usr ext4 defaults,ro 0 0", MOUNTS, {},
+        f"{ROOT_LINE}\n/dev/sda3 /usr ext4 ro 0 0", "/dev/sda3 /usr ext4 defaults,ro 0 0", MOUNTS,
+        {},
     ),
     "ostree with composefs": (
         "composefs / overlay ro,relatime,lowerdir+=/x 0 0\n/dev/sda1 /sysroot xfs ro 0 0",
@@ -201,7 +204,9 @@ SYSTEMS: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "an overlay's lower disk": (
         f"{ROOT_LINE}\n/dev/sdb /media/lower ext4 ro 0 0", "", MOUNTS, {},
     ),
-    "a directory bound for reading": (f"{ROOT_LINE}\n/dev/sda1 /srv/ro ext4 ro 0 0", "", MOUNTS, {}),
+    "a directory bound for reading": (
+        f"{ROOT_LINE}\n/dev/sda1 /srv/ro ext4 ro 0 0", "", MOUNTS, {},
+    ),
     "a network mount for reading": (
         f"{ROOT_LINE}\nnas:/sw /sw nfs ro 0 0", "nas:/sw /sw nfs defaults 0 0", MOUNTS, {},
     ),
@@ -231,13 +236,14 @@ SYSTEMS: dict[str, tuple[str, str, str, dict[str, str]]] = {
         ROOT_LINE, "nas:/x /x nfs comment=systemd.automount 0 0", MOUNTS, {},
     ),
     "a cloud's temporary disk": (
-        ROOT_LINE, "/dev/disk/cloud/x /mnt auto defaults,nofail,comment=cloudconfig 0 2", MOUNTS, {},
+        ROOT_LINE, "/dev/disk/cloud/x /mnt auto nofail,comment=cloudconfig 0 2", MOUNTS, {},
     ),
     "a network mount that failed at boot": (
         ROOT_LINE, "nas:/x /x nfs _netdev,nofail 0 0", MOUNTS, {"mounts": "warn"},
     ),
-    "swap, none and comments": (ROOT_LINE, "#/dev/x /x ext4\nUUID=3 none swap sw\nUUID=4 swap swap",
-                                MOUNTS, {}),
+    "swap, none and comments": (
+        ROOT_LINE, "#/dev/x /x ext4\nUUID=3 none swap sw\nUUID=4 swap swap", MOUNTS, {},
+    ),
     "an autofs that nobody has touched": (
         f"{ROOT_LINE}\n/etc/auto.home /h autofs rw,indirect 0 0", "", MOUNTS, {},
     ),
@@ -251,21 +257,19 @@ SYSTEMS: dict[str, tuple[str, str, str, dict[str, str]]] = {
         ROOT_LINE, "", MOUNTS.replace("65536 60000 /", "0 0 /"), {},
     ),
     "/dev/shm full": (
-        ROOT_LINE, "", MOUNTS.replace(SHM, SHM.replace("262144 262144 262144 262144",
-                                                       "262144 100 100 262144")), {"space": "fail"},
+        ROOT_LINE, "", MOUNTS.replace(SHM, "nr_fs=4096 262144 100 100 262144 262143 /dev/shm\n"),
+        {"space": "fail"},
     ),
     "a full network mount": (ROOT_LINE, "", MOUNTS.replace("200 200 0 0", "0 0 0 0"), {}),
     # A mount that another one hides is nobody's way.
     "hidden": (
         f"{ROOT_LINE}\nnas:/p /home/p nfs4 rw 0 0\n/dev/sdb /home xfs rw 0 0", "",
-        MOUNTS.replace(HOME, "stat: cannot read file system information for '/home/p': No such file "
-                       "or directory\n").replace("asked=/home\n", "asked=/home/p\n"),
+        stat("No such file or directory", "/home/p").replace("asked=/home\n", "asked=/home/p\n"),
         {},
     ),
     "gone, and not hidden": (
         f"{ROOT_LINE}\nnas:/p /data/p nfs4 rw 0 0", "",
-        MOUNTS.replace(HOME, "stat: cannot read file system information for '/data/p': No such file "
-                       "or directory\n").replace("asked=/home\n", "asked=/data/p\n"),
+        stat("No such file or directory", "/data/p").replace("asked=/home\n", "asked=/data/p\n"),
         {"dead_mounts": "fail"},
     ),
 }  # fmt: skip

@@ -38,7 +38,6 @@ VLAN = {**UP, "uevent": "DEVTYPE=vlan\nINTERFACE=eth0.100", "speed": 25000}
 BRIDGE = {**UP, "uevent": "DEVTYPE=bridge\nINTERFACE=br0"}
 CUT = {"carrier": 0, "operstate": "down"}
 REPRESENTOR = {**PORT, **CUT, "phys_port_name": "pf0vf0", "speed": -1}
-TURNS = {"bonding/mode": "active-backup 1", "bonding/active_slave": "eth0"}
 BY_TURNS: dict[str, dict[str, object]] = {
     name: {"bonding_slave/ad_aggregator_id": "N/A"} for name in ("eth0", "eth1")
 }
@@ -105,7 +104,7 @@ BONDED: dict[str, tuple[Changes, dict[str, str]]] = {
     ),
     "slaves of two speeds, LACP": ({"eth1": {"speed": 10000}}, {"speed": "fail"}),
     "slaves of two speeds, round robin": (
-        {**bond("balance-rr 0"), "eth1": {"speed": 10000, "bonding_slave/ad_aggregator_id": "N/A"}},
+        {**bond("balance-rr 0"), "eth1": {"speed": 10000, **BY_TURNS["eth1"]}},
         {"speed": "warn"},
     ),
     # What one port tells, its equal with the same driver can tell too.
@@ -215,7 +214,8 @@ NODES: dict[str, tuple[Changes, tuple[str, ...], tuple[str, ...], dict[str, str]
         (v4("eth0.100", "0.0.0.0/0", "10.1.0.1"),), {},
     ),
     "a VLAN on a port without a cable": (
-        {"eth0": {**ETH, **CUT}, "eth0.100": {**VLAN, "carrier": 0, "operstate": "lowerlayerdown"}},
+        {"eth0": {**ETH, **CUT},
+         "eth0.100": {**VLAN, "carrier": 0, "operstate": "lowerlayerdown"}},
         ("upper=eth0 eth0.100",), (v4("eth0.100", "0.0.0.0/0", "10.1.0.1"),), {"link": "fail"},
     ),
     "a second VLAN, off": (
@@ -266,7 +266,8 @@ NODES: dict[str, tuple[Changes, tuple[str, ...], tuple[str, ...], dict[str, str]
         {"eth0": PORT, "eth0v0": OFF, "eth0v1": {**PORT, **CUT}}, (), DEFAULT, {},
     ),
     "representors of idle functions in a switch": (
-        {"eth0": PORT, "eth0_0": REPRESENTOR, "eth0_1": {**REPRESENTOR, "phys_port_name": "pf0sf88"}},
+        {"eth0": PORT, "eth0_0": REPRESENTOR,
+         "eth0_1": {**REPRESENTOR, "phys_port_name": "pf0sf88"}},
         ("upper=eth0_0 ovs-system", "upper=eth0_1 ovs-system"), DEFAULT, {},
     ),
     "the adapter's port has a name too": (
@@ -301,8 +302,12 @@ POLICIES: dict[str, tuple[Changes, Changes, dict[str, str]]] = {
         {}, {"ib0": {"speed_mbps": 400000, "mtu": 2044}, "bond0": {"mtu": 9000}}, {},
     ),
     "renamed": ({}, {"ens5": {"mtu": 9000}}, {"expected": "fail"}),
-    "speed untold": ({"ib0": {"speed": -1}}, {"ib0": {"speed_mbps": 400000}}, {"speed": "unknown"}),
-    "speed halved": ({"ib0": {"speed": 200000}}, {"ib0": {"speed_mbps": 400000}}, {"speed": "fail"}),
+    "speed untold": (
+        {"ib0": {"speed": -1}}, {"ib0": {"speed_mbps": 400000}}, {"speed": "unknown"},
+    ),
+    "speed halved": (
+        {"ib0": {"speed": 200000}}, {"ib0": {"speed_mbps": 400000}}, {"speed": "fail"},
+    ),
     "MTU reset": ({"ib0": {"mtu": 1500}}, {"ib0": {"mtu": 2044}}, {"mtu": "fail"}),
     "MTU untold": ({"ib0": {"mtu": ""}}, {"ib0": {"mtu": 2044}}, {"mtu": "unknown"}),
     "a named port switched off": ({}, {"eno4": {}}, {"link": "fail"}),

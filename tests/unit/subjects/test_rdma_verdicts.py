@@ -1,10 +1,10 @@
 """What an expert says of a node's RDMA ports, case by case: what is wrong, and nothing else.
 
-Sources: [sysfs] drivers/infiniband/core/sysfs.c (the words of state, phys_state, rate), Documentation/
-ABI/stable/sysfs-class-infiniband; [IBA] InfiniBand Architecture Specification 1.4, 4.1.3 (LIDs),
-7.2.7 (port states), 14.2.5.6 (PortInfo); [roce] drivers/infiniband/hw/mlx5/main.c
-(mlx5_query_port_roce: the state is the interface's); [efa], [iwarp] the drivers of these names; [ndr]
-NVIDIA, "InfiniBand speeds": 4X, and 2X behind a splitter.
+Sources: [sysfs] drivers/infiniband/core/sysfs.c (the words of state, phys_state, rate),
+Documentation/ABI/stable/sysfs-class-infiniband; [IBA] InfiniBand Architecture Specification 1.4,
+4.1.3 (LIDs), 7.2.7 (port states), 14.2.5.6 (PortInfo); [roce] drivers/infiniband/hw/mlx5/main.c
+(mlx5_query_port_roce: the state is the interface's); [ndr] NVIDIA's speeds of InfiniBand: 4X, and
+2X behind a splitter.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def function(driver: str, at: int, **port: str) -> dict[str, str]:
     name = f"{driver.partition('_')[0]}{at}"
     values = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "100 Gb/sec (4X EDR)",
               "link_layer": "Ethernet", "lid": "0x0", "sm_lid": "0x0", "node_type": "1: CA",
-              "netdev": "1", "gids/0": "fe80::1", "gid_attrs/types/0": "RoCE v2", **port}  # fmt: skip
+              "netdev": "1", "gids/0": "fe80::1", "gid_attrs/types/0": "RoCE v2",
+              **port}  # fmt: skip
     node_type, carrier = values.pop("node_type"), values.pop("netdev")
     return {
         f"{name}/node_type": node_type,
