@@ -1,9 +1,10 @@
 """What an expert says of a node itself, case by case: what is wrong, and nothing else.
 
 Sources: [chronyc] chronyc(1), tracking; [ntpq] ntpd's event and status words, refclock_local;
-[munge] munge(7); [timesyncd] systemd-timesyncd.service(8); [mounts] proc_pid_mounts(5);
-[fstab] fstab(5), systemd.mount(5); [errno] errno(3), "Cannot send after transport endpoint shutdown" is Lustre's
-eviction; [proc] proc(5); [ostree] ostree and composefs: an image is the root; [inode] statfs(2).
+[munge] munge(7); [timesyncd] systemd-timesyncd.service(8); [mounts] proc_pid_mounts(5); [fstab]
+fstab(5), systemd.mount(5); [errno] errno(3), "Cannot send after transport endpoint shutdown" is
+Lustre's eviction; [proc] proc(5); [ostree] ostree and composefs: an image is the root; [inode]
+statfs(2).
 """
 
 from __future__ import annotations
