@@ -56,7 +56,8 @@ Status: deinstall ok config-files
 Version: 12.1
 packages=end
 """
-PROCESSES = "processes=1\n\nprocesses=end\n"
+COUNTS = "zombies=0\nunseen=0\n"
+PROCESSES = f"processes=1\n{COUNTS}processes=end\n"
 MOUNTS = """\
 mounts=begin
 asked=/

@@ -1,6 +1,7 @@
 """What a node of mischief may answer, and recorded answers to make it from.
 
-tests/unit/fuzz/data has the sections of a look at a healthy node of the lab, per profile.
+tests/unit/fuzz/data has the sections of a look at a node of the lab after a deploy, per profile;
+tests/lab/test_recorded_looks.py holds them against such a node, and records them anew.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RECORDED = "0123456789abcdef"
 
 @cache
 def recorded(profile: str) -> dict[str, str]:
-    """Section -> what it printed."""
+    """Section -> what it printed, with the files as they are on the node, and not in base64."""
     found: dict[str, str] = json.loads((_DATA / f"{profile}.json").read_text())
     rules = {"nft": ("firewalld.nft", "kube-proxy.nft"), "iptables-nft": ("ufw.save",)}
     for tool, names in rules.items():
@@ -34,11 +35,24 @@ def recorded(profile: str) -> dict[str, str]:
     return found
 
 
+def encoded(text: str) -> str:
+    """What a section prints, its files in base64 as nr_exact prints them."""
+    begin, end = f"\n@{RECORDED} file ", f"\n@{RECORDED} eof\n"
+    before, *files = text.split(begin)
+    pieces = [before]
+    for file in files:
+        path, _, rest = file.partition("\n")
+        content, ended, after = rest.partition(end)
+        raw = content.encode("utf-8", "surrogateescape")
+        pieces.append(f"{begin}{path}\n{base64.encodebytes(raw).decode()}{ended}{after}")
+    return "".join(pieces)
+
+
 def look(sections: dict[str, str], nonce: str) -> str:
     """The answer of a node whose sections printed this."""
     end = f"\n@{nonce} rc 0\n\n@{nonce} end\n"
     body = "".join(
-        f"\n@{nonce} begin {name}\n{text.replace(RECORDED, nonce)}{end}"
+        f"\n@{nonce} begin {name}\n{encoded(text).replace(RECORDED, nonce)}{end}"
         for name, text in sections.items()
     )
     packed = gzip.compress(body.encode("utf-8", "surrogateescape"), 1, mtime=0)

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects.declare import Subject, check
-from nodeready.subjects.host.facts import NUMA_BALANCING, PROBE, Host, compared, learned, same_zone
+from nodeready.subjects.host.facts import (
+    NO_TABLE,
+    NUMA_BALANCING,
+    PROBE,
+    Host,
+    compared,
+    learned,
+    same_zone,
+)
 from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, is_network
 from nodeready.subjects.host.processes import Stuck
 from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
@@ -37,6 +45,8 @@ def mounts(seen: Host, want: Policy) -> Result:
     Whether a mount answers is the business of dead_mounts.
     """
     check = "host.mounts"
+    if not seen.table_seen:
+        return unknown(check, NO_TABLE)
     there = {mount.path for mount in seen.mounts}
     missing = [path for path in want.mounts if path not in there]
     late = [e for e in seen.fstab if e.at_boot and not e.mounted and e.path not in want.mounts]
@@ -75,10 +85,14 @@ def dead_mounts(seen: Host, want: Policy) -> Result:
         if not first.network:
             fix = f"see dmesg for errors of {first.device}"
         return fail(check, "every mount answers", actual, first.path, fix)
-    waiting = [m for m in seen.mounts if m.state == "not asked" and m.fstype != "autofs"]
+    waiting = [m for m in seen.mounts if m.state == "not asked" and m.fstype not in _NOT_ASKED]
     if refused or waiting:
         return unknown(check, named([_words(mount) for mount in (*refused, *waiting)]))
     return ok(check, "every mount answers", f"{len(seen.mounts)} answer")
+
+
+#: What the look does not ask: nothing is behind it, or a tmpfs that is read-only by design.
+_NOT_ASKED = ("autofs", "tmpfs")
 
 
 def _words(mount: Mount) -> str:
@@ -94,6 +108,8 @@ def read_only(seen: Host, want: Policy) -> Result:
     alone.
     """
     check = "host.read_only"
+    if not seen.table_seen:
+        return unknown(check, NO_TABLE)
     broken = {
         entry.path: entry.device
         for entry in seen.fstab
@@ -153,6 +169,7 @@ def inodes(seen: Host, want: Policy) -> Result:
     settings=("shm_min_mb",),
     fix=(
         "mount -t tmpfs tmpfs /dev/shm",
+        "mount -o remount,rw /dev/shm, and see who mounted it so",
         "mount -o remount,size=`shm_min_mb`m /dev/shm, and in /etc/fstab",
     ),
 )
@@ -168,6 +185,9 @@ def shm(seen: Host, want: Policy) -> Result:
     if found is None or found.fstype != "tmpfs":
         actual = "not mounted" if found is None else f"a {found.fstype}"
         return fail(check, "a tmpfs", actual, "/dev/shm", "mount -t tmpfs tmpfs /dev/shm")
+    if found.read_only:
+        fix = "mount -o remount,rw /dev/shm, and see who mounted it so"
+        return fail(check, "a tmpfs for writing", "read-only", "/dev/shm", fix)
     if found.size_mb is None:
         return unknown(check, f"/dev/shm: {found.detail or 'no size'}")
     if found.size_mb < want.shm_min_mb:
@@ -270,8 +290,12 @@ def zombies(seen: Host, want: Policy) -> Result:
 
 #: Per cent of a kernel resource in use from which on a fork or an open may fail soon.
 NEARLY_ALL = 90
+#: Per cent of it from which on the next fork or open fails at any moment.
+ALL = 99
 #: Milliseconds by which a synchronised clock may be off while it is slewed.
 OFFSET_MS = 1000
+#: munge(7): a credential lives for 300 s, so that a clock which is off by more ends it at once.
+MUNGE_MS = 300_000
 
 
 def _exactly(check: str, expected: str, actual: str, source: str, fix: str) -> Result:
@@ -325,8 +349,10 @@ def clock(seen: Host, want: Policy) -> Result:
     """The clock is synchronised: logs, certificates, Kerberos and munge compare times.
 
     munge refuses credentials that are 5 minutes off, so Slurm loses such a node. A node that
-    nothing synchronises may still be right, by its host or by luck: that is a warning. One whose
-    time service runs and has reached no server is wrong or will be.
+    nothing synchronises may still be right, by its host or by luck: that is a warning. So may one
+    whose time service follows the node's own clock (chrony's "local", ntpd's 127.127.1.0), or has
+    not heard from its servers for so long that the error may exceed a second. One whose time
+    service runs and has reached no server is wrong or will be.
     """
     check, found = "host.clock", seen.clock
     if want.clock == "any":
@@ -342,7 +368,14 @@ def clock(seen: Host, want: Policy) -> Result:
     if found.offset_ms is not None and abs(found.offset_ms) > OFFSET_MS:
         actual = f"{found.offset_ms / 1000:+.1f} s off, by {found.source}"
         fix = "wait until it has been corrected, or chronyc makestep while no job runs"
-        return warn(check, f"at most {OFFSET_MS} ms off", actual, found.source, fix)
+        judge = fail if abs(found.offset_ms) >= MUNGE_MS else warn
+        return judge(check, f"at most {OFFSET_MS} ms off", actual, found.source, fix)
+    if found.own or (found.error_ms or 0.0) > OFFSET_MS:
+        actual = "follows the node's own clock"
+        if not found.own:
+            actual = f"may be {(found.error_ms or 0.0) / 1000:.1f} s off: no server answers"
+        fix = f"see why {found.source} reaches no time server"
+        return warn(check, "synchronised", f"{found.source} {actual}", found.source, fix)
     return ok(check, "synchronised", f"synchronised by {found.source}", found.source)
 
 
@@ -448,7 +481,8 @@ def _used(check: str, used: int | None, most: int | None, source: str, fix: str)
         return unknown(check, f"{source} does not show it")
     expected, actual = f"below {NEARLY_ALL} %", f"{used} of {most}"
     if used * 100 > most * NEARLY_ALL:
-        return warn(check, expected, actual, source, fix)
+        judge = fail if used * 100 >= most * ALL else warn
+        return judge(check, expected, actual, source, fix)
     return ok(check, expected, actual, source)
 
 

@@ -55,6 +55,8 @@ class Clock:
     source:       systemd-timesyncd, chrony, ntpd, none, or kernel: by the kernel's flag, some
                   other service
     offset_ms:    how far the clock was from its time server's, where the service tells
+    error_ms:     by how much the clock may be off at most, as the service estimates it
+    own:          the service follows the node's own clock, and no other
     detail:       what the service said, in short
     """
 
@@ -62,6 +64,14 @@ class Clock:
     source: str = "none"
     offset_ms: float | None = None
     detail: str = ""
+    error_ms: float | None = None
+    own: bool = False
+
+
+#: The reference of a service that follows the node's own clock: 7F7F0101 is 127.127.1.1
+#: (chronyc(1), tracking), LOCAL and 127.127.1.N are ntpd's (refclock_local).
+_OWN_CHRONY = re.compile(r"^Reference ID *: *(7F7F01[0-9A-F]{2}|127\.127\.1\.[0-9]{1,3})\b", re.M)
+_OWN_NTPD = re.compile(r"\brefid=(LOCAL|LOCL|127\.127\.1\.[0-9]{1,3})\b|\bsync_local\b")
 
 
 def _chrony(text: str, rc: int) -> Clock:
@@ -80,7 +90,18 @@ def _chrony(text: str, rc: int) -> Clock:
     if offset:
         sign = -1 if offset[2] == "slow" else 1
         offset_ms = sign * _milliseconds(offset[1], 1000.0)
-    return Clock(status.startswith(("Normal", "Insert", "Delete")), "chrony", offset_ms, status)
+    # "An absolute bound on the computer's clock accuracy" (chronyc(1), tracking).
+    parts = [
+        re.search(rf"^Root {name} *: *([0-9.]{{1,20}}) seconds", text, re.M)
+        for name in ("delay", "dispersion")
+    ]
+    bounds = [_milliseconds(part[1], 1000.0) if part else 0.0 for part in parts]
+    synchronised = {"Normal": True, "Insert": True, "Delete": True, "Not": False}.get(
+        status.split()[0]
+    )
+    error_ms = round(bounds[0] / 2 + bounds[1], 3) if all(parts) else None
+    own = _OWN_CHRONY.search(text) is not None
+    return Clock(synchronised, "chrony", offset_ms, status, error_ms, own)
 
 
 def _ntpd(text: str, rc: int) -> Clock:
@@ -93,7 +114,9 @@ def _ntpd(text: str, rc: int) -> Clock:
         return Clock(None, "ntpd", detail=f"ntpq: {_first(text)}")
     offset = re.search(r"\boffset=([-+]?[0-9.]{1,20})", text)
     offset_ms = _milliseconds(offset[1], 1.0) if offset else None
-    return Clock(leap[1] != "alarm", "ntpd", offset_ms, f"leap_{leap[1]}")
+    synchronised = leap[1] != "alarm" and not re.search(r"\bsync_unspec\b|\bstratum=16\b", text)
+    own = _OWN_NTPD.search(text) is not None
+    return Clock(synchronised, "ntpd", offset_ms, f"leap_{leap[1]}", None, own)
 
 
 def _milliseconds(text: str, factor: float) -> float:

@@ -95,6 +95,7 @@ class Host:
     lsm:                selinux enforcing, selinux permissive, apparmor, or none
     timezone:           the zone's name; "" when /etc/localtime is a copy that does not tell
     looked:             why the mounts could not be looked into; "" when they were
+    table_seen:         whether the kernel's table of mounts could be read
     stuck_unseen:       processes in state D that were too many to be looked at twice
     """
 
@@ -131,6 +132,7 @@ class Host:
     mounts: tuple[Mount, ...]
     fstab: tuple[Entry, ...]
     looked: str
+    table_seen: bool
     processes_looked: bool
     stuck: tuple[Stuck, ...]
     stuck_unseen: int
@@ -236,7 +238,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
     memory = _meminfo(files)
     load, up = files.words("/proc/loadavg"), files.words("/proc/uptime")
     handles = files.words(f"{_SYS}/fs/file-nr")
-    limits = (_number(files[f"{_SYS}/kernel/{name}"]) for name in ("pid_max", "threads-max"))
+    limits = [_number(files[f"{_SYS}/kernel/{name}"]) for name in ("pid_max", "threads-max")]
+    table = files.of(mounts.TABLE)
     thp = re.search(r"\[(\w+)\]", files[THP])
     return Host(
         os_id=system.get("ID", ""),
@@ -265,13 +268,14 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         file_handles=_number(handles[0]),
         file_handles_max=_number(handles[2]),
         pids=_number(load[3].partition("/")[2]),
-        pids_max=min((limit for limit in limits if limit is not None), default=None),
+        pids_max=None if None in limits else min(limit for limit in limits if limit is not None),
         lsm=_lsm(files),
         timezone=_zone(values.get("localtime", ""), files["/etc/timezone"]),
         clock=clock.parse(slow.text),
-        mounts=mounts.fold(files.of(mounts.TABLE), said, policy),
-        fstab=mounts.parse_fstab(files.of(mounts.FSTAB), files.of(mounts.TABLE)),
-        looked="" if said.ended else _why(slow),
+        mounts=mounts.fold(table, said, policy),
+        fstab=mounts.parse_fstab(files.of(mounts.FSTAB), table),
+        looked=_why(slow) if not said.ended else "" if table else NO_TABLE,
+        table_seen=bool(table),
         processes_looked=ran.looked,
         stuck=ran.stuck,
         stuck_unseen=ran.unseen,
@@ -279,6 +283,10 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         zombie_parents=ran.parents,
         versions=parse_versions(slow.text),
     )
+
+
+#: Every node has a mount, /proc: it shows the table itself.
+NO_TABLE = f"{mounts.TABLE} could not be read"
 
 
 def _why(output: Output) -> str:

@@ -33,7 +33,7 @@ LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs
 NETWORK = (
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "fhgfs", "ceph", "cifs", "smb3", "smbfs", "9p",
     "virtiofs", "wekafs", "panfs", "orangefs", "pvfs2", "glusterfs", "afs", "dvs", "gfs2", "ocfs2",
-    "fuse", "fuse.*",
+    "cvfs", "ncpfs", "coda", "fuse", "fuse.*",
 )  # fmt: skip
 # Of a session or a container, not of the node.
 _NOT_OURS = (
@@ -43,7 +43,8 @@ _NOT_OURS = (
 _SKIPPED = (
     "/proc/*", "/sys/*", "/run/user/*", "/run/credentials/*", "/run/containerd/*", "/snap/*",
     "/run/netns/*", "/var/lib/docker/*", "/var/lib/containers/*", "/var/lib/containerd/*",
-    "/var/lib/kubelet/pods/*", "/var/lib/lxcfs",
+    "/var/lib/kubelet/*", "/var/lib/lxcfs", "/run/containers/*", "/run/crio/*", "/run/docker/*",
+    "/run/k3s/*", "/var/lib/rancher/*",
 )  # fmt: skip
 #: MiB, free per cent, free inodes per cent.
 Size = tuple[Optional[int], Optional[float], Optional[float]]
@@ -293,12 +294,24 @@ def _state(raw: str, path: str, said: Answers) -> tuple[str, str]:
 
 
 def fold(lines: Iterable[Line], said: Answers, policy: Policy) -> tuple[Mount, ...]:
-    """The mounts that were to be asked, and the policy's, in the order of the table."""
+    """The mounts that were to be asked, the policy's and /dev/shm, in the order of the table.
+
+    A mount that another one above it hides, so that no path leads there, is left out.
+    """
     chosen = said.together | said.alone | said.over | {escaped(path) for path in policy.mounts}
+    chosen |= {"/dev/shm"}
     found: dict[str, Mount] = {}
     for line in lines:
         words = line.text.split(" ")
-        if len(words) < 4 or words[1] not in chosen:
+        if len(words) < 4:
+            continue
+        above = f"{unescaped(words[1]).rstrip('/')}/"
+        if above != "/":
+            # The root itself may have been mounted after what stands in it (switch_root(8)).
+            for hidden in [path for path in found if path.startswith(above)]:
+                if found[hidden].detail == "No such file or directory":
+                    del found[hidden]
+        if words[1] not in chosen:
             continue
         path, device, fstype, options = unescaped(words[1]), words[0], words[2], words[3]
         state, detail = _state(words[1], path, said)
@@ -324,6 +337,14 @@ def is_network(fstype: str) -> bool:
 FSTAB = "/etc/fstab"
 
 
+#: Options by which systemd mounts when somebody looks into the directory (systemd.mount(5)).
+_AUTOMOUNT = ("x-systemd.automount", "comment=systemd.automount")
+#: File systems that nobody can write: the disk's error made none of them read-only. An image that
+#: boots (ostree with composefs) is mounted in place of what fstab names.
+_IMAGES = ("squashfs", "erofs", "iso9660", "cramfs", "romfs", "udf")
+_IMAGE_DEVICES = ("composefs", "overlayroot")
+
+
 @dataclass(frozen=True)
 class Entry:
     """A line that mounts something at a directory.
@@ -347,14 +368,14 @@ class Entry:
         A local disk with ``nofail`` may be missing by right (a cloud's temporary disk). A network
         mount with ``nofail`` may not: that its server was down at boot is no reason to go without.
         """
-        late = {"noauto", "x-systemd.automount", *(() if is_network(self.fstype) else ("nofail",))}
+        late = {"noauto", *_AUTOMOUNT, *(() if is_network(self.fstype) else ("nofail",))}
         return not late & set(self.options)
 
 
 def parse_fstab(lines: Iterable[Line], table: Iterable[Line]) -> tuple[Entry, ...]:
     """The entries of fstab, each compared with the kernel's table of mounts."""
-    options_now = {
-        unescaped(words[1]): words[3].split(",")
+    now = {
+        unescaped(words[1]): (words[0], words[2], words[3].split(","))
         for words in (line.text.split(" ") for line in table)
         if len(words) > 3
     }
@@ -366,6 +387,8 @@ def parse_fstab(lines: Iterable[Line], table: Iterable[Line]) -> tuple[Entry, ..
         path = unescaped(words[1]).rstrip("/") or "/"
         options = tuple(words[3].split(",")) if len(words) > 3 else ()
         device = unescaped(words[0])
-        mounted, read_only = path in options_now, "ro" in options_now.get(path, ())
-        found.append(Entry(path, device, words[2], options, line.where, mounted, read_only))
+        by, kind, given = now.get(path, ("", "", []))
+        image = kind in _IMAGES or by in _IMAGE_DEVICES
+        read_only = "ro" in given and not image
+        found.append(Entry(path, device, words[2], options, line.where, path in now, read_only))
     return tuple(found)

@@ -113,13 +113,14 @@ BEGIN {{
 # The script leaves in nr_hung, a line each, the mounts at which an earlier look of ours hangs.
 SCRIPT = rf"""
 nr_hung=
+nr_failed=
 nr_pids=
 nr_ours=
 nr_uids=' '
 while read -r nr_key nr_me nr_x; do
     if [ "$nr_key" = Uid: ]; then break; fi
 done </proc/self/status
-nr_sorted=$(awk '{_SORT}' /proc/[0-9]*/stat)
+nr_sorted=$(awk '{_SORT}' /proc/[0-9]*/stat) || nr_failed=1
 printf 'processes=1\n%s\n' "$nr_sorted"
 while IFS='_=' read -r nr_key nr_pid nr_uid; do
     case $nr_key in uid)
@@ -153,7 +154,8 @@ if [ -n "$nr_pids" ]; then
         fi
     done
 fi
-printf 'processes=end\n'
+# Without awk, or with more arguments than the kernel takes, nothing was looked at.
+if [ -z "$nr_failed" ]; then printf 'processes=end\n'; fi
 """
 
 _STAT = re.compile(r"(\d{1,10}) \((.*)\) ([DZ])((?: -?\d{1,20}){12})$")
@@ -282,8 +284,9 @@ def parse(text: str) -> Processes:
             seconds = max(0, ran["self"] - ran[str(stat.pid)]) // 1000
         user = users.get(str(uid), "")
         stuck.append(Stuck(stat.pid, stat.name, wchan, seconds, wchan in _FROZEN, uid, user))
+    said = set(re.findall(r"^(zombies|unseen|more)=", begun, re.M))
     return Processes(
-        looked="end" in parts,
+        looked="end" in parts and said <= counts.keys(),
         stuck=tuple(stuck),
         unseen=counts.get("unseen", 0) + counts.get("more", 0),
         zombies=counts.get("zombies", 0),

@@ -13,7 +13,7 @@ from nodeready.policy.fields import rows
 from nodeready.shell import quote
 from nodeready.subjects.base import Counters
 from nodeready.subjects.declare import Subject, check
-from nodeready.subjects.nics.facts import PROBE, Bond, Nics, compared, counters, learned
+from nodeready.subjects.nics.facts import PROBE, Bond, Nics, Slave, compared, counters, learned
 from nodeready.subjects.nics.nic import NET, Nic
 from nodeready.subjects.result import Result, fail, na, ok, some, unknown, warn
 
@@ -199,26 +199,42 @@ def expected(seen: Nics, want: Policy) -> Result:
 @check(
     "nics.link",
     settings=("nics",),
-    fix=("check cable, transceiver and switch port of CUT", "ip link set NAME up"),
+    fix=(
+        "check cable, transceiver and switch port of CUT",
+        "ip link set NAME up",
+        "see why the switch does not let NAME in (802.1X)",
+    ),
 )
 def link(seen: Nics, want: Policy) -> Result:
     """Every interface that has a task is switched on and has a link.
 
     `carrier` is what the adapter says (Documentation/ABI/testing/sysfs-class-net); operstate may
-    be "unknown" on an interface that works, so it is not judged.
+    be "unknown" on an interface that works. "dormant" (802.1X has not let the port in) and
+    "testing" (a cable test) have a carrier and pass nothing on (operstates.rst). Without lo, the
+    processes of a node do not find each other.
     """
     check = "nics.link"
     judged = seen.configured(rows(want.nics))
-    if not judged:
+    down = {n: one for n, one in seen.interfaces.items() if one.kind == "loopback"}
+    off = [name for name, one in {**judged, **down}.items() if one.admin_up is False]
+    if not judged and not off:
         return na(check, "no interface is configured")
-    off = [name for name, one in judged.items() if one.admin_up is False]
     cut = [name for name, one in judged.items() if one.carrier is False and name not in off]
-    if off or cut:
+    waits = [
+        name
+        for name, one in judged.items()
+        if one.operstate in ("dormant", "testing") and name not in (*off, *cut)
+    ]
+    if off or cut or waits:
         texts = [f"{name}: no link" for name in cut] + [f"{name}: switched off" for name in off]
+        texts += [f"{name}: {judged[name].operstate}" for name in waits]
         fixes = [f"check cable, transceiver and switch port of {_names(cut)}"] if cut else []
         fixes += [f"ip link set {quote(name)} up" for name in off]
-        wanted = f"a link on {_names(judged)}"
-        return fail(check, wanted, some(texts), _source(cut or off, "carrier"), some(fixes))
+        fixes += [f"see why the switch does not let {quote(name)} in (802.1X)" for name in waits]
+        wanted = f"a link on {_names(judged or off)}"
+        return fail(
+            check, wanted, some(texts), _source(cut or off or waits, "carrier"), some(fixes)
+        )
     silent = [name for name, one in judged.items() if one.carrier is None]
     if silent:
         return unknown(check, f"the kernel does not say whether {_names(silent)} has a link")
@@ -258,6 +274,15 @@ def _linked(seen: Nics, want: Policy) -> dict[str, Nic]:
     return {name: one for name, one in judged.items() if one.physical and one.carrier}
 
 
+def _silent(ports: Mapping[str, Nic], fact: str) -> list[str]:
+    """The ports that do not tell what another one with the same driver tells.
+
+    A driver that cannot tell its speed (virtio, Xen) tells it of no port.
+    """
+    told = {one.driver for one in ports.values() if getattr(one, fact) is not None}
+    return [n for n, one in ports.items() if getattr(one, fact) is None and one.driver in told]
+
+
 @check(
     "nics.speed",
     settings=("nics",),
@@ -294,6 +319,9 @@ def speed(seen: Nics, want: Policy) -> Result:
             return judge(check, expected, actual, _source(each, "speed"), fix)
     if found is not None:
         return found
+    silent = _silent(_linked(seen, want), "speed_mbps")
+    if silent:
+        return unknown(check, f"{_names(silent)} does not tell its speed, as its equals do")
     known = {n: seen.interfaces[n].speed_mbps for n in named if n in seen.interfaces}
     told = {**speeds, **{name: value for name, value in known.items() if value is not None}}
     if not told:
@@ -318,6 +346,10 @@ def duplex(seen: Nics, want: Policy) -> Result:
     if half:
         fix = "set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)"
         return fail(check, "full", f"half on {_names(half)}", _source(half, "duplex"), fix)
+    ports = {n: one for n, one in _linked(seen, want).items() if one.kind == "ethernet"}
+    silent = _silent(ports, "duplex")
+    if silent:
+        return unknown(check, f"{_names(silent)} does not tell its duplex mode, as its equals do")
     if not told:
         return na(check, "no hardware port with a link tells its duplex mode")
     return ok(check, "full")
@@ -329,13 +361,14 @@ def duplex(seen: Nics, want: Policy) -> Result:
     fix=("set it in the node's network configuration; at once: ip link set DEVICE mtu N",),
 )
 def mtu(seen: Nics, want: Policy) -> Result:
-    """The MTU is the policy's, and a bond's slaves have the bond's.
+    """The MTU is the policy's, a bond's slaves have the bond's, a bridge's ports no smaller one.
 
     Packets larger than a peer's or a switch's MTU are lost without a word: connections open, and
     hang with the first large message. A bond gives its MTU to its slaves (bonding.rst); one that
-    was changed since drops the bond's large packets.
+    was changed since drops the bond's large packets. So does a port of a bridge whose own MTU was
+    set to a larger one (net/bridge/br_forward.c, is_skb_forwardable).
     """
-    check = "nics.mtu"
+    check, judged = "nics.mtu", seen.configured(rows(want.nics))
     fix = "set it in the node's network configuration; at once: ip link set DEVICE mtu N"
     found = _declared(check, seen, want, column="mtu", attribute="mtu", fix=fix)
     if found is not None and found.status == "fail":
@@ -346,8 +379,23 @@ def mtu(seen: Nics, want: Policy) -> Result:
         if whole is not None and wrong:
             actual = _in_words({name: value or 0 for name, value in wrong.items()})
             return fail(check, f"{whole}, as {bond}", actual, _source(wrong, "mtu"), fix)
+    for name, one in judged.items():
+        bridge = seen.interfaces.get(one.master or "")
+        if bridge is None or bridge.kind != "bridge" or not bridge.addressed:
+            continue
+        if None not in (one.mtu, bridge.mtu) and (one.mtu or 0) < (bridge.mtu or 0):
+            actual, expected = f"{one.mtu} on {name}", f"{bridge.mtu}, as {bridge.name}"
+            return fail(check, expected, actual, _source([name], "mtu"), fix)
     if found is not None:
         return found
+    unread = [
+        name
+        for bond, slaves in _slaves(seen).items()
+        for name in (bond, *(one.name for one in slaves))
+        if name in seen.interfaces and seen.interfaces[name].mtu is None
+    ]
+    if unread:
+        return unknown(check, f"{_names(unread)} does not tell its mtu")
     named = {n: seen.interfaces[n].mtu for n in _wanted(want, "mtu") if n in seen.interfaces}
     if named or seen.bonds:
         told = {name: value or 0 for name, value in named.items()}
@@ -384,6 +432,13 @@ def _only_policy(column: str, seen: Nics, want: Policy, attribute: str, fix: str
     return ok(check, _in_words(named)) if named else na(check, f"the policy names no {column}")
 
 
+def _outside(bond: Bond, slave: Slave) -> bool:
+    """Whether LACP leaves the slave out of the aggregate in use, so that it carries nothing."""
+    if not bond.lacp or slave.aggregator is None:
+        return False
+    return slave.aggregator == 0 or bond.aggregator not in (None, slave.aggregator)
+
+
 def _degraded(bond: Bond) -> list[str]:
     """What is wrong with a bond, in words."""
     if not bond.slaves:
@@ -393,13 +448,9 @@ def _degraded(bond: Bond) -> list[str]:
     silent = bond.lacp and bond.partner_mac == "00:00:00:00:00:00"
     if silent:
         texts.append(f"{bond.name}: the switch does not answer LACP")
-    elsewhere = [
-        slave.name
-        for slave in bond.slaves
-        if slave.name not in down
-        and None not in (bond.aggregator, slave.aggregator)
-        and slave.aggregator != bond.aggregator
-    ]
+    if bond.one_at_a_time and bond.active_slave is None and len(down) < len(bond.slaves):
+        texts.append(f"{bond.name}: no slave is active")
+    elsewhere = [s.name for s in bond.slaves if s.name not in down and _outside(bond, s)]
     if elsewhere and not silent:
         texts.append(f"{bond.name}: {_names(elsewhere)} outside the aggregate in use")
     return texts
@@ -418,7 +469,7 @@ def bond(seen: Nics, want: Policy) -> Result:
     """
     check = "nics.bond"
     # A bond0 that the module made when it was loaded, and that nobody uses, has no slave.
-    used = seen.configured(rows(want.nics))
+    used = {*seen.configured(rows(want.nics)), *(one.master for one in seen.interfaces.values())}
     bonds = [one for name, one in seen.bonds.items() if one.slaves or name in used]
     if not bonds:
         return na(check, "no bond")

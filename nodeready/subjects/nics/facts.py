@@ -37,13 +37,18 @@ _BOND_FILES = (
 )
 
 
+#: The mode of a bond in which the switch takes part.
+LACP = "802.3ad"
+
+
 @dataclass(frozen=True)
 class Slave:
     """One interface of a bond.
 
     mii:           the slave's link as the bond sees it: "up", "down", "going down", "going back";
                    None: unknown
-    aggregator:    the LACP aggregator to which the slave belongs; None: no LACP
+    aggregator:    the LACP aggregator to which the slave belongs; 0: to none ("N/A" of the
+                   kernel); None: no LACP, or not told
     link_failures: how often the bond saw the slave lose its link since the slave joined
     """
 
@@ -76,18 +81,24 @@ class Bond:
     @property
     def lacp(self) -> bool:
         """Whether the bond uses LACP, so that the switch takes part."""
-        return self.mode == "802.3ad"
+        return self.mode == LACP
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether the bond has an active slave, without which it sends nothing."""
+        return self.mode in ("active-backup", "balance-tlb", "balance-alb")
 
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
-def _slave(name: str, values: Mapping[str, str]) -> Slave:
+def _slave(name: str, values: Mapping[str, str], lacp: bool) -> Slave:
+    aggregator, mii = values.get("bonding_slave/ad_aggregator_id"), "bonding_slave/mii_status"
     return Slave(
         name,
-        values.get("bonding_slave/mii_status") or None,
-        _number(values.get("bonding_slave/ad_aggregator_id")),
+        None if values.get(mii) in ("", "unknown") else values.get(mii),
+        0 if lacp and aggregator == "N/A" else _number(aggregator),
         _number(values.get("bonding_slave/link_failure_count")),
     )
 
@@ -99,11 +110,13 @@ def parse_bonding(attributes: Mapping[str, Mapping[str, str]]) -> dict[str, Bond
         if not any(key.startswith("bonding/") for key in values):
             continue
         slaves = values.get("bonding/slaves", "").split()
+        mode = values.get("bonding/mode", "").partition(" ")[0] or None
+        lacp = mode == LACP
         found[name] = Bond(
             name,
-            values.get("bonding/mode", "").partition(" ")[0] or None,
+            mode,
             values.get("bonding/mii_status") or None,
-            tuple(_slave(slave, attributes.get(slave, {})) for slave in slaves),
+            tuple(_slave(slave, attributes.get(slave, {}), lacp) for slave in slaves),
             values.get("bonding/active_slave") or None,
             _number(values.get("bonding/ad_aggregator")),
             values.get("bonding/ad_partner_mac") or None,
@@ -121,6 +134,7 @@ _FILES = (
     "flags",
     "mtu",
     "operstate",
+    "phys_port_name",
     "speed",
     "type",
     "uevent",
@@ -208,12 +222,14 @@ class Nics:
         """The interfaces that have a task on this node, so that they must work.
 
         These are: a port or bond with an address (not only a link-local one) or a route, or below
-        a bond, a bridge or a VLAN; a bond with slaves; the interface of the default route, and
-        the interfaces to the other nodes; the names in ``also``. Where no port or bond has an
-        address, as in a container, also a virtual interface that has one.
+        a bond, a bridge or a VLAN; what stands on such a port and has an address; a bond with
+        slaves; the interface of the default route, and the interfaces to the other nodes; the
+        names in ``also``. Where no port or bond has an address, as in a container, also a virtual
+        interface that has one.
         """
         named = {*also, *self.peers_via, self.default_interface}
         named |= {name for name, bond in self.bonds.items() if bond.slaves}
+        named |= {slave.name for bond in self.bonds.values() for slave in bond.slaves}
         ports = {
             n: one for n, one in self.interfaces.items() if one.physical or one.kind == "bond"
         }
@@ -224,6 +240,8 @@ class Nics:
                 if one.kind == "virtual" and one.addressed and not _NOT_FOR_PEERS.match(name)
             }
         named |= {name for name, one in ports.items() if one.addressed or one.upper}
+        on_top = {name for one in ports.values() for name in one.upper}
+        named |= {n for n in on_top if n in self.interfaces and self.interfaces[n].addressed}
         return {name: one for name, one in self.interfaces.items() if name in named}
 
 

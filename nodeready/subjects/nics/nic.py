@@ -19,8 +19,10 @@ class Nic:
     """One network interface. None: the kernel does not say, or cannot while the interface is down.
 
     kind:            "ethernet" and "infiniband" are ports of adapters; "wifi", "usb" (often the
-                     BMC's own), "bond", "bridge", "vlan", "loopback"; all else is "virtual"
-    operstate:       RFC 2863's: "up", "down", "lowerlayerdown", "unknown" where none is kept
+                     BMC's own), "bond", "bridge", "vlan", "loopback"; all else is "virtual", as is
+                     the switch's end of a virtual function (a representor)
+    operstate:       RFC 2863's: "up", "down", "lowerlayerdown", "dormant", "testing", "unknown"
+                     where none is kept
     carrier:         whether the interface has a link; None: it is administratively down
     admin_up:        whether the interface is administratively up
     speed_mbps:      of the link
@@ -122,13 +124,21 @@ def _above(number: int | None, least: int) -> int | None:
     return number if number is not None and number >= least else None
 
 
+#: phys_port_name of a representor: the virtual function or subfunction at its other end
+#: (Documentation/networking/representors.rst); a port of the adapter is "p0", "p0s1" or has none.
+_REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+(hpf|(vf|sf)[0-9]+)?")
+#: SPEED_UNKNOWN is -1 (include/uapi/linux/ethtool.h), which old drivers print without its sign, in
+#: 16 bits or 32.
+_NO_SPEED = 0xFFFF
+
+
 def _kind(values: Mapping[str, str], hardware: bool) -> str:
     named = _NAMED.get(values.get("DEVTYPE", ""))
     if values.get("type") == _LOOPBACK:
         return "loopback"
     if named is not None:
         return named
-    if not hardware:
+    if not hardware or _REPRESENTOR.fullmatch(values.get("phys_port_name", "")):
         return "virtual"
     if values.get("type") == _INFINIBAND:
         return "infiniband"
@@ -158,8 +168,7 @@ def parse(
         operstate=values.get("operstate"),
         carrier={"0": False, "1": True}.get(carrier or ""),
         admin_up=bool(int(flags, 16) & 1) if re.fullmatch(r"0x[0-9a-f]{1,8}", flags) else None,
-        # SPEED_UNKNOWN is -1, which old drivers print without its sign.
-        speed_mbps=speed if speed is not None and speed < 0x7FFFFFFF else None,
+        speed_mbps=speed if speed != _NO_SPEED and (speed or 0) < 0x7FFFFFFF else None,
         duplex=duplex if duplex in ("full", "half") else None,
         mtu=_above(_number(values.get("mtu")), 1),
         mac=values.get("address"),

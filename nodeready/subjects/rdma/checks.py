@@ -6,6 +6,7 @@ Without a policy only what is wrong on any node is judged, and only on ports tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from nodeready.policy import Policy
@@ -76,8 +77,31 @@ def _switched_off(device: RdmaDevice, port: RdmaPort) -> bool:
     0 or 1 only when it is administratively up. A port without an interface is a container's.
     """
     if port.link_layer == "Ethernet":
-        return not any(one.carrier is False for one in device.netdevs)
+        return all(one.carrier is None for one in device.netdevs)
     return port.phys_state == "Disabled"
+
+
+def _left_out(seen: Rdma) -> Ports:
+    """The InfiniBand ports that are Disabled where nearly all ports of the same board are active.
+
+    Such a port was switched off by hand (ibportstate), or has no cable: ConnectX adapters show
+    both as Disabled. At most a quarter of the equal ports are left out: more are spare ones.
+    """
+    boards: dict[tuple[str, str], Ports] = {}
+    for name, (device, port) in hardware(seen).items():
+        if port.link_layer == "InfiniBand" and device.board_id:
+            boards.setdefault((device.hca_type, device.board_id), {})[name] = (device, port)
+    found: Ports = {}
+    for board in boards.values():
+        busy = {device.slot for device, port in board.values() if port.active}
+        off = {
+            name: (device, port)
+            for name, (device, port) in board.items()
+            if device.slot not in busy and port.phys_state == "Disabled"
+        }
+        if 4 * len(off) <= len(board):
+            found.update(off)
+    return found
 
 
 def configured(seen: Rdma, want: Policy) -> Ports:
@@ -222,13 +246,21 @@ def expected(seen: Rdma, want: Policy) -> Result:
     return ok(check, f"{len(named)} ports")
 
 
-@check("rdma.devices", fix=("load the adapter's driver, see dmesg", "modprobe ib_uverbs"))
+@check(
+    "rdma.devices",
+    fix=(
+        "load the adapter's driver, see dmesg",
+        "modprobe ib_uverbs",
+        "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)",
+    ),
+)
 def devices(seen: Rdma, want: Policy) -> Result:
     """Every adapter has an RDMA device, and programs can open each device.
 
     What only RDMA uses (PCI classes 0x0207 and 0x0208, EFA, Slingshot) and has no device has lost
     its driver; functions given to virtual machines are passed over. Without ib_uverbs there is no
-    /dev/infiniband/uverbs*, through which NCCL and MPI reach a device.
+    /dev/infiniband/uverbs*, through which NCCL and MPI reach a device. An InfiniBand device
+    without a GUID is none for the subnet manager.
     """
     check = "rdma.devices"
     real = {n: d for n, d in seen.devices.items() if d.kind != "software"}
@@ -240,13 +272,51 @@ def devices(seen: Rdma, want: Policy) -> Result:
         for one in seen.without
     ]
     closed = [name for name, d in real.items() if d.kind != "cxi" and not d.uverbs]
+    nameless = [
+        name
+        for name, d in real.items()
+        if any(p.link_layer == "InfiniBand" for p in d.ports)
+        and not d.virtual
+        and re.fullmatch("[0:]+", d.node_guid)
+    ]
     wrong = lost + [f"{name} has no uverbs" for name in closed]
+    wrong += [f"{name} has no GUID" for name in nameless]
     if wrong:
         address = seen.without[0].pci_address if lost else ""
         where = f"/sys/bus/pci/devices/{address}" if lost else "/sys/class/infiniband_verbs"
         fix = "load the adapter's driver, see dmesg" if lost else "modprobe ib_uverbs"
+        if not lost and not closed:
+            where = f"/sys/class/infiniband/{nameless[0]}/node_guid"
+            fix = "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)"
         return fail(check, "an open RDMA device per adapter", some(wrong), where, fix)
     return ok(check, f"{len(real)} devices")
+
+
+#: Local identifiers of one port: above are multicast ones and the permissive one (InfiniBand
+#: Architecture Specification, 4.1.3). 0 is none.
+_UNICAST = range(1, 0xC000)
+
+
+def _unaddressed(device: RdmaDevice, port: RdmaPort) -> str:
+    """What an active InfiniBand port has not been given by a subnet manager, or ""."""
+    if port.link_layer != "InfiniBand" or device.kind == "hfi1" or device.virtual:
+        return ""
+    for what, lid in (("LID", port.lid), ("subnet manager's LID", port.sm_lid)):
+        if lid is not None and lid not in _UNICAST:
+            return f"{port.name}: {what} {lid:#x}, no subnet manager has set it up"
+    return ""
+
+
+def _untold(device: RdmaDevice, port: RdmaPort) -> str:
+    """What the kernel does not tell of a port that may be well, or ""."""
+    if port.state in ("", "NOP", "UNKNOWN"):
+        return f"no state of {port.name}"
+    if not port.active or device.kind in ("efa", "cxi"):
+        return ""
+    # An iWARP driver of an older kernel tells no physical state.
+    if port.phys_state == "" or (port.phys_state == "<unknown>" and device.node_type != "RNIC"):
+        return f"no physical state of {port.name}"
+    return ""
 
 
 def _fault(device: RdmaDevice, port: RdmaPort) -> str:
@@ -256,22 +326,27 @@ def _fault(device: RdmaDevice, port: RdmaPort) -> str:
         return f"{port.name}: {', '.join(down)} is down" if down else ""
     if port.state in ("INIT", "ARMED") and port.link_layer != "Ethernet":
         return f"{port.name}: {port.state}, no subnet manager has set it up"
-    if port.active and port.phys_state in ("", "LinkUp"):
-        return ""
+    if port.active and port.phys_state in ("", "<unknown>", "LinkUp"):
+        return _unaddressed(device, port)
     return f"{port.name}: {', '.join(text for text in (port.state, port.phys_state) if text)}"
 
 
 @check(
     "rdma.state",
     settings=("rdma_ports",),
-    fix=("check the fabric's subnet manager (sminfo; opensm or UFM)",),
+    fix=(
+        "check the fabric's subnet manager (sminfo; opensm or UFM)",
+        "plug or enable SPARE, or name the ports in use in rdma_ports",
+    ),
 )
 def state(seen: Rdma, want: Policy) -> Result:
     """Every port in use is ACTIVE and LinkUp: any other state carries no traffic.
 
     INIT and ARMED have a link and wait for the subnet manager (InfiniBand Architecture
-    Specification, 7.2.7). Amazon's EFA always says ACTIVE (drivers/infiniband/hw/efa), so that
-    only the interface of its adapter is judged, where it has one.
+    Specification, 7.2.7). An ACTIVE one without a LID of its own or of the subnet manager reaches
+    nobody. Amazon's EFA always says ACTIVE (drivers/infiniband/hw/efa), so that only the interface
+    of its adapter is judged, where it has one. A port that is Disabled beside ports of its board
+    that are all active is a warning: it may be meant so, or have lost its cable.
     """
     check, wants = "rdma.state", "ACTIVE, LinkUp"
     if not hardware(seen):
@@ -280,9 +355,10 @@ def state(seen: Rdma, want: Policy) -> Result:
     told = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
     if not told:
         return na(check, "EFA tells no state of its link" if used else _UNUSED)
-    faults = {name: text for name, pair in told.items() if (text := _fault(*pair))}
-    silent = [name for name in faults if not told[name][1].state]
-    faulty = {name: text for name, text in faults.items() if name not in silent}
+    silent = {name: text for name, pair in told.items() if (text := _untold(*pair))}
+    faulty = {
+        name: text for name, pair in told.items() if name not in silent and (text := _fault(*pair))
+    }
     if faulty:
         port = told[next(iter(faulty))][1]
         fix = f"check the cable and the switch port of {some(faulty, ', ')}"
@@ -290,8 +366,18 @@ def state(seen: Rdma, want: Policy) -> Result:
             fix = "check the fabric's subnet manager (sminfo; opensm or UFM)"
         return fail(check, wants, some(faulty.values()), source(port, "state"), fix)
     if silent:
-        return unknown(check, f"no state of {some(silent, ', ')}")
+        return unknown(check, some(silent.values()))
+    spare = {} if want.rdma_ports else _left_out(seen)
+    if spare:
+        words = some(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
+        fix = f"plug or enable {some(spare, ', ')}, or name the ports in use in rdma_ports"
+        where = source(next(iter(spare.values()))[1], "phys_state")
+        return warn(check, "ACTIVE, as the others of its board", words, where, fix)
     return ok(check, wants, f"{len(told)} ports ACTIVE, LinkUp")
+
+
+#: One lane of a generation whose links have 4 or 2: "25 Gb/sec (1X EDR)".
+_ONE_LANE = re.compile(r"\(1X (DDR|QDR|FDR10|FDR|EDR|HDR)\)")
 
 
 @check(
@@ -304,7 +390,8 @@ def rate(seen: Rdma, want: Policy) -> Result:
 
     A link that trained with fewer lanes or at a lower speed halves the speed of every collective
     of the job. Without a policy only InfiniBand ports of the same model and board are compared,
-    active ones: on Ethernet different speeds on one node are usual.
+    active ones: on Ethernet different speeds on one node are usual. An InfiniBand link up to HDR
+    has 4 lanes, or 2 behind a splitter: one that runs on a single lane has lost the others.
     """
     check, asked = "rdma.rate", wanted(want, "rate_gbps")
     used = {n: (d, p) for n, (d, p) in configured(seen, want).items() if p.active}
@@ -319,12 +406,16 @@ def rate(seen: Rdma, want: Policy) -> Result:
     else:
         kinds: dict[tuple[str, str], dict[str, float]] = {}
         for name, (device, port) in used.items():
-            if port.link_layer == "InfiniBand" and port.rate_gbps is not None:
+            if port.link_layer == "InfiniBand":
                 kind = kinds.setdefault((device.hca_type, device.board_id), {})
-                kind[name] = port.rate_gbps
+                kind[name] = port.rate_gbps or 0.0
         for kind in kinds.values():
-            if len(kind) > 1:
-                wants.update(dict.fromkeys(kind, max(kind.values())))
+            fastest = max(kind.values())
+            if len(kind) > 1 and fastest:
+                wants.update(dict.fromkeys(kind, fastest))
+        for name, (_, port) in used.items():
+            if port.link_layer == "InfiniBand" and _ONE_LANE.search(port.rate_text):
+                wants[name] = 4 * (port.rate_gbps or 0.0)
     slow = {n: used[n][1].rate_gbps for n in wants if used[n][1].rate_gbps != wants[n]}
     if not wants:
         return na(check, "no port to compare with, and the policy names no rate_gbps")
@@ -399,21 +490,38 @@ def firmware(seen: Rdma, want: Policy) -> Result:
         return ok(check, expects) if there else na(check, "none of the policy's ports is there")
     if want.rdma_ports:
         return na(check, "the policy names no firmware")
-    boards: dict[tuple[str, str], dict[str, str]] = {}
+    every: dict[tuple[str, str], dict[str, str]] = {}
     for device in seen.devices.values():
-        if device.firmware and device.kind != "software":
-            boards.setdefault((device.hca_type, device.board_id), {})[device.name] = (
-                device.firmware
-            )
+        if device.kind != "software":
+            board = every.setdefault((device.hca_type, device.board_id), {})
+            board[device.name] = device.firmware
+    boards = [
+        {name: text for name, text in board.items() if text}
+        for board in every.values()
+        if any(board.values())
+    ]
     if not boards:
         return na(check, "no firmware to compare" if seen.devices else _NONE)
-    mixed = [board for board in boards.values() if len({*board.values()}) > 1]
+    mixed = [board for board in boards if len({*board.values()}) > 1]
     if mixed:
         where = path.format(next(iter(mixed[0])))
         fix = "flash all to one version"
         return warn(check, "equal on boards of a kind", some(map(by_value, mixed)), where, fix)
-    texts = by_value({n: text for board in boards.values() for n, text in board.items()})
+    unread = [
+        name
+        for board in every.values()
+        if any(board.values())
+        for name in board
+        if not board[name]
+    ]
+    if unread:
+        return unknown(check, f"no firmware version of {some(unread, ', ')}")
+    texts = by_value({n: text for board in boards for n, text in board.items()})
     return ok(check, "equal on boards of a kind", texts)
+
+
+#: The words of drivers/infiniband/core/sysfs.c, without "Unknown".
+_LAYERS = ("InfiniBand", "Ethernet")
 
 
 @check(
@@ -433,6 +541,13 @@ def gids(seen: Rdma, want: Policy) -> Result:
         for name, (device, port) in configured(seen, want).items()
         if port.active and port.link_layer == "Ethernet" and device.node_type != "RNIC"
     }
+    layerless = [
+        name
+        for name, (device, port) in configured(seen, want).items()
+        if port.active and port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
+    ]
+    if layerless:
+        return unknown(check, f"no link layer of {some(layerless, ', ')}")
     if not roce:
         return na(check, "no active RoCE port")
     without = [n for n, port in roce.items() if all(g.type != "RoCE v2" for g in port.gids)]

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.healthcheck import policy_file
+from nodeready.audit import history
+from nodeready.healthcheck import drain, gate, policy_file
 from nodeready.inventory import hostfile, nodeset, slurm
 from nodeready.node.cores import core_pattern
+from nodeready.node.logs import paths as log_paths
 from nodeready.node.stacks import py_spy
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError, make_policy
-from nodeready.subjects import snapshot
-from nodeready.subjects.base import Output
+from nodeready.subjects import snapshot, sysctl, wire
+from nodeready.subjects.base import Output, ProbeError, decoded, file_lines
+from nodeready.subjects.debug_tools.facts import parse_versions
+from nodeready.subjects.gpus import amd
+from nodeready.subjects.host import clock, mounts, processes
+from nodeready.subjects.iommu import facts as iommu
+from nodeready.subjects.limits import facts as limits
+from nodeready.subjects.ports import facts as ports
+from nodeready.subjects.ports import firewall, nft
+from nodeready.subjects.ssh_client import facts as ssh_client
+from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.checks import cause_of
 from nodeready.text import sanitise
+from nodeready.transport.dialogue import Dialogue
+from nodeready.transport.srun import StepOutput
 from nodeready.triage.cores import document as cores
 from nodeready.triage.logs import document as logs
 from nodeready.triage.stacks import archive, trace
-from tests.builders.hostile import PIECES, RECORDED, mutated, recorded
+from tests.builders.hostile import PIECES, RECORDED, encoded, mutated, recorded
+from tests.paths import PACKAGE, ROOT
 from tests.unit.fuzz.alone import well
 
+_RULES = ROOT / "tests" / "unit" / "subjects" / "data" / "ports"
 _DUMPS = Path(__file__).parent.parent / "triage" / "dumps"
+POLICY = Policy()
 _NAMES = logs.node_names("host", "host.example.org")
 
 
@@ -60,6 +80,91 @@ def folded(text: str) -> None:
 
 def gate_policy(text: str) -> None:
     make_policy(policy_file._settings(text.encode("utf-8", "surrogateescape"), "/etc/p.json"))
+
+
+def raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def step(text: str) -> None:
+    """What srun prints, in pieces, and what it says of itself."""
+    output, heard = StepOutput("N", ("gpu1", "gpu2"), lambda name, answer: None), raw(text)
+    for at in range(0, len(heard), 4096):
+        output.add(heard[at : at + 4096])
+    output.add_error(heard)
+    assert output.unlaunched.keys() or output.last() is not None
+    assert output.has_no_overlap in (True, False)
+    assert output.has_no_gres in (True, False)
+
+
+class Said:
+    """A command that prints this, and ends."""
+
+    def __init__(self, text: str) -> None:
+        self.left = raw(text)
+
+    def read(self, limit_s: float) -> bytes:
+        piece, self.left = self.left[:65536], self.left[65536:]
+        return piece
+
+    def write(self, data: bytes, limit_s: float) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def spoken(text: str) -> None:
+    dialogue = Dialogue(lambda: Said(text), "", "N ", sudo=True)
+    while dialogue.read_line(1) is not None:
+        pass
+    short(Exception(dialogue.error))
+
+
+def mounted(text: str) -> None:
+    lines = list(file_lines(text))
+    said = mounts.answers(text)
+    mounts.fold(lines, said, POLICY)
+    mounts.parse_fstab(lines, lines)
+
+
+def limited(text: str) -> None:
+    lines = list(file_lines(text))
+    limits.parse_pam_limits(lines)
+    limits.parse_unit_limits("slurmd", "/etc/systemd/system/slurmd.service", lines)
+
+
+def booted(text: str) -> None:
+    words = iommu.tokens(text)
+    iommu.expand(text, {"a": "1"})
+    assert all(isinstance(iommu.option(word), str) for word in words)
+
+
+def next_boot(text: str) -> None:
+    for key in ("kernel.core_pattern", "kernel.yama.ptrace_scope"):
+        sysctl.boot_value(sysctl.parse(Output(text, 0)), key)
+
+
+def known(text: str) -> None:
+    for line in text.splitlines():
+        known_hosts.parse_line(line)
+    ssh_client.parse_known_hosts(raw(text))
+    known_hosts.read_block(text, "0" * 64)
+
+
+def packed(text: str) -> None:
+    decoded(text)
+    wire.unpack(text, 1 << 20)
+
+
+def amd_tools(text: str) -> None:
+    more = amd.parse_kfd(text)
+    for read in (lambda: amd.parse_rocm_smi(text, more),
+                 lambda: amd.parse_amd_smi(text, text, text, more)):  # fmt: skip
+        try:
+            read()
+        except ProbeError as problem:
+            short(problem)
 
 
 def job(text: str) -> None:
@@ -110,6 +215,62 @@ PARSERS: dict[str, Parser] = {
         ("/var/crash/core.%e.%p.%h.%t", "|/usr/bin/x %P"),
         (),
     ),
+    "what Slurm knows of a node": (
+        drain.parse,
+        ("NodeName=gpu1 Arch=x86_64\n   State=DOWN*+DRAIN ThreadsPerCore=1\n"
+         "   Reason=nodeready: gpus.ecc [root@2026-01-01T00:00:00]\n",),
+        (drain.DrainError,),
+    ),
+    "a verdict that was kept": (
+        lambda text: gate.parse(raw(text)),
+        ('{"schema": "nodeready.verdict/1", "time": 1.6e9, "boot_id": "x", "policy_digest": "y", '
+         '"go": false, "reasons": ["a: b"]}',),
+        (),
+    ),
+    "a look that was kept": (
+        history._read,
+        ('{"boot_id": "x", "taken": {"nics": [1.6e9, {"eth0.rx_errors": 5}]}}',),
+        (),
+    ),
+    "mountinfo": (log_paths.parse, ("36 35 98:0 /a /b rw,noatime - ext3 /dev/root rw\n",), ()),
+    "nft's rules": (nft.parse, ((_RULES / "firewalld.nft").read_text(),), (ValueError,)),
+    "iptables' rules": (
+        lambda text: firewall.parse_iptables_rules(text, 4),
+        ((_RULES / "ufw.save").read_text(),),
+        (ValueError,),
+    ),
+    "known_hosts": (known, ("gpu1,10.0.0.1 ssh-ed25519 AAAAC3Nz\n@revoked * ssh-rsa A\n",),
+                    (ValueError,)),
+    "a node's JSON": (wire.load_json, ('{"a": [1, "x", {"b": null}]}',), (wire.DecodeError,)),
+    "a packed text": (packed, ("eJwrSS0uAQAEXQHB",), (ProbeError,)),
+    "the time services": (clock.parse, (recorded("h100")["host_slow"][-900:],), ()),
+    "processes": (processes.parse, (recorded("h100")["host_slow"][-900:],), ()),
+    "mounts and fstab": (
+        mounted,
+        (recorded("h100")["host_slow"][-400:] + recorded("h100")["host"][-900:],),
+        (),
+    ),
+    "packages": (parse_versions, (recorded("h100")["host_slow"][:900],), ()),
+    "a kernel's command line": (booted, ("root=/dev/sda1 iommu=pt,nofullflush a=\"b c\" $a",), ()),
+    "limits.conf and units": (
+        limited,
+        ("/etc/security/limits.conf:1:* - core unlimited\n"
+         "/etc/systemd/system/slurmd.service:2:LimitCORE=infinity\n",),
+        (),
+    ),
+    "sysctl.d": (
+        next_boot,
+        ("file=/etc/sysctl.d/a.conf\nreader=systemd\n/etc/sysctl.d/a.conf:1:-kernel.* = 1\n",),
+        (),
+    ),
+    "AMD's tools": (amd_tools, (recorded("mi300x")["amd"][:3000],), ()),
+    "ranges of ports": (
+        lambda text: (ports.parse_range(text), ports.parse_ranges(text)),
+        ("32768 60999", "29500-29510,30000"),
+        (),
+    ),
+    "srun's output": (step, ("0: N at gpu1\n0: a\n1: N at gpu2\n0: N end\n",), ()),
+    "a dialogue": (spoken, ("motd\nN 1\nsudo: a password is required\nN 2\n",), ()),
     "the gate's policy": (
         gate_policy,
         ('{"port_range": "29500-29510", "ptrace_scope": 0, "waivers": {"limits.core": "x"}}',),
@@ -158,29 +319,105 @@ def test_a_piece_without_end_takes_no_more_than_it_is_long(name: str) -> None:
     well(all_pieces)
 
 
-POLICY = Policy()
 PROBES = {probe.subject: probe for probe in snapshot.probes()}
 
 
 @pytest.mark.parametrize("subject", PROBES)
 def test_a_section_without_end_takes_no_more_than_it_is_long(subject: str) -> None:
     """The first line of each section, and a line in the middle, with a piece that does not end."""
-    probe = PROBES[subject]
-    both = {**recorded("mi300x"), **recorded("h100"), "amd": recorded("mi300x")["amd"]}
-    whole = {s.name: Output(both.get(s.name, ""), 0, nonce=RECORDED) for s in probe.sections}
+    probe, one, other = PROBES[subject], recorded("h100"), recorded("mi300x")
+    whole = {s.name: one.get(s.name) or other.get(s.name, "") for s in probe.sections}
+    outputs = {name: Output(encoded(text), 0, nonce=RECORDED) for name, text in whole.items()}
 
     def all_pieces() -> None:
-        for number, (section, output) in enumerate(whole.items()):
-            lines = output.text.split("\n")
+        for number, (section, text) in enumerate(whole.items()):
+            lines = text.split("\n")
             middle = len(lines) // 2
             head, tail = "\n".join(lines[:middle]), "\n".join(lines[middle:])
             at = tail.find("=") + 1 or len(lines[middle]) // 2
             for piece in some(number):
                 long = piece * (LONG // len(piece))
-                text = f"{head}\n{tail[:at]}{long}{tail[at:]}"
-                seen = snapshot._observe(
-                    probe, {**whole, section: Output(text, 0, nonce=RECORDED)}, POLICY
+                spoilt = Output(
+                    encoded(f"{head}\n{tail[:at]}{long}{tail[at:]}"), 0, nonce=RECORDED
                 )
+                seen = snapshot._observe(probe, {**outputs, section: spoilt}, POLICY)
                 snapshot.judge(snapshot.Snapshot({subject: seen}), POLICY)
 
     well(all_pieces)
+
+
+# --- No parser is left out.
+
+#: What takes a text, bytes or lines that were written elsewhere, by its name and first parameter.
+_PARSER = re.compile(
+    r"_?(parse|read|load_json|unpack|expand|answers|cause_of|decoded|tokens)(_|$)"
+)
+_TAKES = ("str", "str | bytes", "bytes", "Output", "Iterable[Line]", "Iterable[str]",
+          "Mapping[str, Output]")  # fmt: skip
+#: Parsers that are fuzzed elsewhere, or whose text is no other's.
+ELSEWHERE = {
+    "audit/peers.py:_read": "a file that was just made, to see whether it can be read",
+    "healthcheck/policy_file.py:_read": "the gate's policy, by its path; root's own",
+    "healthcheck/gate.py:read": "a verdict that was kept, by its path",
+    "inventory/hostfile.py:read": "a hostfile, by its path",
+    "node/cores/core_file.py:parse": "tests/unit/node/test_core_fuzz.py",
+    "node/cores/core_pattern.py:expand": "a core_pattern, with values of ours",
+    "node/cores/gcore.py:_read": "a file of /proc",
+    "node/proofs/mesh.py:_read": "a file of /proc",
+    "node/stacks/processes.py:_read": "a file of /proc",
+    "node/stacks/program.py:unpack": "test_answers.py",
+    "ready/logins.py:_answers": "what peers said, decoded already",
+    "subjects/base.py:_parse_own_files": "the section `ours`",
+    "subjects/proof/facts.py:read": "test_answers.py",
+    "subjects/snapshot.py:_unpack": "test_answers.py",
+    "subjects/snapshot.py:parse_answer": "test_answers.py",
+    "subjects/snapshot.py:read": "test_answers.py",
+    "triage/logs/collect.py:read": "test_answers.py",
+    "triage/stacks/trace.py:parse": "test_answers.py",
+}
+
+
+def parsers() -> set[str]:
+    """Every function of the package that reads what others wrote: "subjects/base.py:decoded"."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        where = path.relative_to(PACKAGE).as_posix()
+        if where.startswith(("lab/", "cli/", "reports/")):
+            continue
+        for one in ast.parse(path.read_text()).body:
+            if not isinstance(one, ast.FunctionDef) or not _PARSER.match(one.name):
+                continue
+            first = one.args.args[0].annotation if one.args.args else None
+            if first is not None and ast.unparse(first) in _TAKES:
+                found.add(f"{where}:{one.name}")
+    return found
+
+
+def test_every_parser_is_fuzzed() -> None:
+    """What the tables above do not reach is named in ELSEWHERE, with the reason."""
+    reached: set[str] = set()
+
+    def called(frame: FrameType, event: str, given: object) -> None:
+        if event == "call" and "/nodeready/" in frame.f_code.co_filename:
+            path = frame.f_code.co_filename.rpartition("/nodeready/")[2]
+            reached.add(f"{path}:{frame.f_code.co_name}")
+
+    sys.setprofile(called)
+    try:
+        for read, texts, refusals in PARSERS.values():
+            for text in texts:
+                try:
+                    read(text)
+                except refusals:
+                    continue
+        for profile in ("h100", "mi300x"):
+            for probe in PROBES.values():
+                whole = {s.name: recorded(profile).get(s.name, "") for s in probe.sections}
+                outputs = {n: Output(encoded(t), 0, nonce=RECORDED) for n, t in whole.items()}
+                snapshot._observe(probe, outputs, POLICY)
+    finally:
+        sys.setprofile(None)
+    every = parsers()
+    assert len(every) > 40
+    assert every - reached - ELSEWHERE.keys() == set()
+    assert ELSEWHERE.keys() - every == set()

@@ -44,7 +44,7 @@ def test_a_healthy_node_fails_nothing() -> None:
         (Policy(), {"/proc/sys/fs/file-nr": "91\t0\t100"}, "file_handles", "warn", "91 of 100"),
         (Policy(), {"/proc/sys/fs/file-nr": "90\t0\t100"}, "file_handles", "ok", "90 of 100"),
         (Policy(), {"/proc/sys/fs/file-nr": ""}, "file_handles", "unknown", None),
-        (Policy(), {"/proc/sys/kernel/threads-max": "2600"}, "pids", "warn", "2594 of 2600"),
+        (Policy(), {"/proc/sys/kernel/threads-max": "2600"}, "pids", "fail", "2594 of 2600"),
     ],
 )  # fmt: skip
 def test_what_the_policy_names(

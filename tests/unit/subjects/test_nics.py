@@ -118,7 +118,7 @@ def test_without_a_link_only_the_link_is_wrong() -> None:
         ({"eth1": {"bonding_slave/mii_status": "down"}}, "fail", "eth1 down"),
         ({"eth1": {"bonding_slave/mii_status": "going back"}}, "fail", "eth1 down"),
         ({"eth1": {"bonding_slave/ad_aggregator_id": 2}}, "fail", "eth1 outside"),
-        ({"eth1": {"bonding_slave/ad_aggregator_id": "N/A"}}, "ok", "bond0"),
+        ({"eth1": {"bonding_slave/ad_aggregator_id": "N/A"}}, "fail", "eth1 outside"),
         ({"bond0": {"bonding/ad_partner_mac": "00:00:00:00:00:00"}}, "fail", "not answer LACP"),
         ({"bond0": {"bonding/slaves": ""}}, "fail", "no slave"),
         ({"bond0": {"bonding/slaves": "eth0 gone"}}, "unknown", "gone"),
