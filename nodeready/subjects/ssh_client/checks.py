@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodeready.policy import Policy
 from nodeready.policy.policy import Expected as Completed
 from nodeready.subjects import managed_block
+from nodeready.subjects.base import UNLOADED, Stuck, chmod_mends, stuck
 from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
 from nodeready.subjects.ssh_client.facts import (
@@ -16,11 +18,13 @@ from nodeready.subjects.ssh_client.facts import (
     KNOWN_HOSTS,
     MAIN,
     PROBE,
+    SSH,
     VENDOR,
     Asked,
     SshClient,
     block_digest,
     fingerprint,
+    known_as,
     samples,
     winner,
 )
@@ -90,6 +94,8 @@ def _strange(line: str, want: Expected) -> bool:
     fix=(
         "shorten /etc/ssh/ssh_known_hosts",
         "deploy to all nodes at once, or remove the block by hand",
+        "let users read PATH",
+        "remove the line SOURCE, or give the host a new key",
     ),
 )
 def known_hosts(seen: SshClient, want: Policy) -> Result:
@@ -98,8 +104,51 @@ def known_hosts(seen: SshClient, want: Policy) -> Result:
     A key that is known asks no question, in any program, and a wrong one is refused (sshd(8),
     SSH_KNOWN_HOSTS FILE FORMAT). Lines of other people stay, outside our block. In it, every line
     is about a node of the inventory: a node that was re-imaged has new keys, and its old ones
-    must go, like those of hosts that the inventory has not.
+    must go, like those of hosts that the inventory has not. Every user must be able to read the
+    file, root alone may change it, and no line of others may revoke a key of the fleet
+    (``@revoked``).
     """
+    found = _block(seen, want)
+    if found.status == "na" or (found.status == "fail" and not found.fixable):
+        return found
+    check = found.check
+    there = seen.access.seen.get(KNOWN_HOSTS)
+    barrier = seen.access.barrier(KNOWN_HOSTS)
+    if barrier is not None:
+        if barrier.path == KNOWN_HOSTS or chmod_mends(barrier, KNOWN_HOSTS):
+            return fixable(check, found.expected, barrier.words, barrier.path)
+        fix = f"let users read {barrier.path}"
+        return fail(check, found.expected, barrier.words, barrier.path, fix)
+    if there is not None and found.status == "ok" and (there.uid or there.mode & 0o022):
+        actual = f"others can change it (uid {there.uid}, mode {there.mode & 0o7777:o})"
+        return fixable(check, found.expected, actual, KNOWN_HOSTS)
+    if found.status == "ok":
+        return _revoked(seen, expected(want.ssh_known_hosts)) or found
+    return found
+
+
+def _revoked(seen: SshClient, fleet: Expected) -> Result | None:
+    """A line outside our block that revokes a key of the fleet (sshd(8), ``@revoked``)."""
+    keys = {key: name for name, keys in fleet.keys.items() for key in keys}
+    text = (seen.known_hosts.content or b"").decode("utf-8", "surrogateescape")
+    for number, line in enumerate(text.split("\n"), 1):
+        words = line.split()
+        if len(words) < 4 or words[0] != "@revoked":
+            continue
+        name = keys.get(f"{words[2]} {words[3]}", "")
+        if not name or not known_as(words[1], name):
+            continue
+        # Of a large file, our block is not among the lines.
+        source = f"{KNOWN_HOSTS}:{number}" if seen.known_hosts.sent else KNOWN_HOSTS
+        actual = f"a line revokes the {words[2]} key of {name}"
+        fix = f"remove the line {source}, or give the host a new key"
+        wanted = f"the {len(fleet.lines)} lines of the fleet"
+        return fail("ssh_client.known_hosts", wanted, actual, source, fix)
+    return None
+
+
+def _block(seen: SshClient, want: Policy) -> Result:
+    """Judge our block alone."""
     check, file = "ssh_client.known_hosts", seen.known_hosts
     if want.ssh_client_mode != "known_hosts":
         return na(check, f"ssh_client_mode is {want.ssh_client_mode}")
@@ -278,6 +327,8 @@ def block_at_top(seen: SshClient) -> bool:
         "add a pattern without '!'",
         "choose another ssh_client_mode for this node",
         "correct that line",
+        "chown root PATH; chmod 644 PATH",
+        "chmod a+r PATH",
         "remove SOURCE",
         "remove the line SOURCE",
         "look at root's own ssh config",
@@ -287,7 +338,10 @@ def options(seen: SshClient, want: Policy) -> Result:
     """ssh itself has the options of the mode for the policy's host patterns.
 
     In ssh_config the first value wins (ssh_config(5)): a ``Host *`` above ours, a drop-in that
-    sorts before it or the user's own file decides, so ``ssh -G`` is asked for the effective one.
+    sorts before it or the user's own file decides, so ``ssh -G`` is asked for the effective one,
+    by a user who is not root. It is asked as well about the hosts of the policy that somebody's
+    ``Host`` and ``Match`` lines name: no such line may send ssh to another port, host or user, ask
+    for a key that is not known, or forbid the login by key.
     """
     check = "ssh_client.options"
     there = ours(seen)
@@ -298,6 +352,8 @@ def options(seen: SshClient, want: Policy) -> Result:
         return na(check, "no ssh_client_hosts in the policy")
     if not seen.installed:
         return na(check, "ssh is not installed")
+    if trouble_of(seen) is not None:
+        return na(check, "ssh does not run: see ssh_client.installed")
     wanted = f"{_STRICT_SETTING[want.ssh_client_mode]} for {' '.join(want.ssh_client_hosts)}"
     if want.ssh_client_mode == "known_hosts" and not want.ssh_known_hosts:
         # Without keys, "yes" would refuse every node.
@@ -323,11 +379,18 @@ def options(seen: SshClient, want: Policy) -> Result:
 def _asked(seen: SshClient, want: Policy, wanted: str) -> Result:
     """Judge what ssh said: first the system's files, then root's own."""
     check, there = "ssh_client.options", ours(seen)
+    for path in (MAIN, DROPIN):
+        barrier = seen.access.barrier(path) if path in seen.config else None
+        if barrier is None:
+            continue
+        if path == DROPIN or chmod_mends(barrier, path):
+            return fixable(check, wanted, barrier.words, barrier.path)
+        return fail(check, wanted, barrier.words, barrier.path, f"chmod a+r {barrier.path}")
     broken = next((asked for asked in seen.asked if asked.error), None)
     if broken is not None:
         if DROPIN in broken.error:
             return fixable(check, wanted, broken.error, DROPIN)
-        return fail(check, wanted, broken.error, "ssh -G", "correct that line")
+        return refused(check, wanted, broken.error)
     # Where root has no file of its own, root sees what a user without a file of his own sees.
     system = [a for a in seen.asked if not a.own] or [a for a in seen.asked if a.own]
     for asked in system:
@@ -345,6 +408,12 @@ def _asked(seen: SshClient, want: Policy, wanted: str) -> Result:
     tried = sum(not pattern.startswith("!") for pattern in want.ssh_client_hosts)
     if tried > len(system) and there == Ours(None, None):
         return fixable(check, wanted, "not set for every pattern")
+    astray = [one for asked in system for one in _astray(asked, system[0], seen, want)]
+    for status, asked, words in sorted(astray, key=lambda one: one[0]):
+        source = _source(seen, asked, words)
+        fix = f"remove the line {source}" if source else "correct that line"
+        judged = fail if status == "fail" else warn
+        return judged(check, wanted, f"{words} for {asked.host}", source, fix)
     for asked in seen.asked:
         wrong = _wrong(asked, want)
         if wrong:
@@ -352,6 +421,81 @@ def _asked(seen: SshClient, want: Policy, wanted: str) -> Result:
             fix = f"remove the line {source}" if source else "look at root's own ssh config"
             return warn(check, wanted, f"root's own file wins: {wrong}", source, fix)
     return ok(check, wanted)
+
+
+#: ``FILE: line N: Bad configuration option`` and ``FILE line N: unsupported option``.
+_AT_LINE = re.compile(r"(/[^\s:]+):? line (\d+):")
+_OF_FILE = re.compile(r"(?:Bad owner or permissions on|Can't open user config file) (/[^\s:]+)")
+
+
+def refused(check: str, wanted: str, error: str) -> Result:
+    """The result for a configuration that ssh refuses with this message (readconf.c)."""
+    line, file = _AT_LINE.search(error), _OF_FILE.search(error)
+    if file is not None:
+        owner = error.startswith("Bad owner")
+        fix = f"chown root {file[1]}; chmod 644 {file[1]}" if owner else f"chmod a+r {file[1]}"
+        return fail(check, wanted, error, file[1], fix)
+    source = f"{line[1]}:{line[2]}" if line else "ssh -G"
+    return fail(check, wanted, error, source, "correct that line")
+
+
+#: Options whose value for one peer is a wonder where the others have another one.
+_PECULIAR = ("proxycommand", "proxyjump", "identityfile", "bindaddress", "bindinterface")
+_RSA = {"ssh-rsa", "rsa-sha2-256", "rsa-sha2-512"}
+
+
+def _astray(
+    asked: Asked, usual: Asked, seen: SshClient, want: Policy
+) -> Iterator[tuple[str, Asked, str]]:
+    """(status, what was asked, option with its value) of what keeps a login from this peer, or
+    sends the login elsewhere.
+
+    usual: what was said about the first of the policy's patterns
+    """
+    said = asked.values
+
+    def found(status: str, option: str) -> tuple[str, Asked, str]:
+        return status, asked, f"{option} {said.get(option, '')}"
+
+    ways = ("hostbasedauthentication", "gssapiauthentication")
+    if said.get("pubkeyauthentication") in ("no", "false") and all(
+        said.get(way, "no") in ("no", "false") for way in ways
+    ):
+        yield found("fail", "pubkeyauthentication")
+    preferred = said.get("preferredauthentications", "publickey")
+    if not re.search(r"publickey|hostbased|gssapi", preferred):
+        yield found("fail", "preferredauthentications")
+    if said.get("remotecommand", "none") != "none":
+        yield found("fail", "remotecommand")
+    if said.get("sessiontype", "default") != "default":
+        yield found("fail", "sessiontype")
+    if said.get("user") != usual.values.get("user") and said.get("user") != want.job_user:
+        yield found("fail", "user")
+    for option in _PECULIAR:
+        if said.get(option, "none") != usual.values.get(option, "none"):
+            yield found("warn", option)
+    fleet: Mapping[str, set[str]] = {}
+    if want.ssh_client_mode == "known_hosts":
+        fleet = expected(want.ssh_known_hosts).keys
+    port, name = said.get("port", "22"), said.get("hostname", asked.host)
+    at_port = fleet.get(f"[{asked.host}]:{port}", set())
+    keys = fleet.get(asked.host, set()) | at_port
+    if port != usual.values.get("port", "22") and not at_port:
+        yield found("fail", "port")
+    elif port != "22" and fleet and not any(target.endswith(f"]:{port}") for target in fleet):
+        yield found("warn", "port")
+    if keys and name != asked.host:
+        other = fleet.get(name, set()) | fleet.get(f"[{name}]:{port}", set())
+        if not other & keys:
+            yield found("fail", "hostname")
+    alias = said.get("hostkeyalias", "none")
+    if alias != "none" and keys and not fleet.get(alias, set()) & keys:
+        yield found("fail", "hostkeyalias")
+    kinds = {key.partition(" ")[0] for key in keys or set[str]().union(*fleet.values())}
+    offered = set(said.get("hostkeyalgorithms", "").split(","))
+    usable = kinds & offered or ("ssh-rsa" in kinds and _RSA & offered)
+    if kinds and "hostkeyalgorithms" in said and not usable:
+        yield found("fail", "hostkeyalgorithms")
 
 
 def _source(seen: SshClient, asked: Asked, wrong: str) -> str:
@@ -370,16 +514,57 @@ def _source(seen: SshClient, asked: Asked, wrong: str) -> str:
 @check(
     "ssh_client.installed",
     settings=("ssh_client_hosts",),
-    fix=("install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)",),
+    fixed_by="ssh_client.installed",
+    fix=(
+        "install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)",
+        "chmod a+rx PATH",
+        "remove PATH, or put a program there that runs",
+        "correct that line",
+        "chown root PATH; chmod 644 PATH",
+        "chmod a+r PATH",
+    ),
 )
 def installed(seen: SshClient, want: Policy) -> Result:
-    """The ssh client is there: pdsh, mpirun and DeepSpeed's launcher start their ranks by it."""
-    check = "ssh_client.installed"
-    if seen.installed:
-        return ok(check, "installed")
-    fix = "install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)"
+    """The ssh client is there, and every user can start it: pdsh, mpirun and DeepSpeed's launcher
+    start their ranks by it.
+
+    ssh ends at once where a file of its configuration is not readable, may be changed by others
+    than root, or holds a line that ssh does not know (readconf.c).
+    """
+    check, wanted = "ssh_client.installed", "installed"
     judged = fail if want.ssh_client_hosts else warn
-    return judged(check, "installed", "not installed", "", fix)
+    if not seen.installed:
+        if seen.package:
+            actual = f"the program of the package {seen.package} is gone or closed"
+            return fixable(check, wanted, actual, SSH)
+        fix = "install openssh-client (Debian, Ubuntu) or openssh-clients (RHEL, SLES)"
+        return judged(check, wanted, "not installed", "", fix)
+    trouble = trouble_of(seen)
+    if trouble is not None:
+        if trouble.mend:
+            return fixable(check, wanted, trouble.words, trouble.path)
+        closed = "has mode" in trouble.words
+        fix = f"{'chmod a+rx' if closed else 'remove'} {trouble.path}"
+        fix += "" if closed else ", or put a program there that runs"
+        return (warn if trouble.chosen else fail)(check, wanted, trouble.words, trouble.path, fix)
+    if not want.ssh_client_hosts:
+        # Where the policy has hosts, ssh_client.options tells this.
+        broken = next((one.error for one in seen.asked if one.error and not one.own), "")
+        if broken:
+            return refused(check, wanted, broken)
+    return ok(check, wanted)
+
+
+def trouble_of(seen: SshClient) -> Stuck | None:
+    """What keeps users from starting ssh; None: nothing."""
+    trouble = stuck(seen.access, "ssh")
+    if trouble is not None:
+        return trouble
+    for asked in seen.asked:
+        _, mark, why = asked.error.partition(UNLOADED)
+        if mark:
+            return Stuck(SSH, f"{SSH} does not start: {why}", "reinstall")
+    return None
 
 
 SUBJECT = Subject(
