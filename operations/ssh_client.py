@@ -149,10 +149,14 @@ def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Set the options of the mode for the policy's hosts where the first value wins."""
     client: SshClient = seen["ssh_client"]
     lines = option_lines(want)
-    if MAIN in client.config and client.access.barrier(MAIN) is not None:
-        yield from _open(client, MAIN)
-    if DROPIN in client.config:
-        yield from _open(client, DROPIN)
+    opened = [
+        *(_open(client, MAIN) if client.access.barrier(MAIN) is not None else ()),
+        *(_open(client, DROPIN) if DROPIN in client.config else ()),
+    ]
+    if opened:
+        # What ssh makes of files that it can read, the next look tells.
+        yield from opened
+        return
     if want.ssh_client_hosts and _goes_into_dropin(client, want):
         content = render("ssh_client/ssh_config.conf.j2", lines=lines)
         old = client.config.get(DROPIN)

@@ -271,12 +271,14 @@ def unusable(seen: DebugTools, want: Policy) -> Iterator[Unusable]:
     for name in want.packages:
         if name in seen.missing:
             continue
+        told = set[str]()
         for program in (name, *COMPANIONS.get(name, ())):
             found = stuck(seen.access, program) or _alone(seen, name, program)
             if found is not None:
+                told.add(found.path)
                 yield Unusable(name, found)
         for one in seen.broken:
-            if one.package == name:
+            if one.package == name and one.path not in told:
                 how = "is not executable" if one.how == "mode" else f"is {one.how}"
                 yield Unusable(name, Stuck(one.path, f"{one.path} {how}", _mend(one)))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.base import Line, beatable, chmod_mends, stuck
+from nodeready.subjects.base import COMPANIONS, Line, beatable, chmod_mends, stuck
 from nodeready.subjects.declare import Subject, check, deploy
 from nodeready.subjects.pdsh.facts import (
     ENVIRONMENT,
@@ -44,7 +44,8 @@ def installed(seen: Pdsh, want: Policy) -> Result:
     """pdsh is there, with its ssh module (a package of its own on RHEL and SLES), and every user
     can run it."""
     check = "pdsh.installed"
-    trouble = stuck(seen.access, "pdsh")
+    programs = ("pdsh", *COMPANIONS["pdsh"])
+    trouble = next(filter(None, (stuck(seen.access, one) for one in programs)), None)
     if seen.installed and trouble is not None:
         if trouble.mend and "pdsh" in want.packages:
             fix = "nodeready deploy: debug_tools.packages"

@@ -23,6 +23,7 @@ from nodeready.subjects.ssh_client.facts import (
     Asked,
     SshClient,
     block_digest,
+    directive,
     fingerprint,
     known_as,
     samples,
@@ -321,7 +322,7 @@ def block_at_top(seen: SshClient) -> bool:
 
 @check(
     "ssh_client.options",
-    settings=("ssh_client_mode", "ssh_client_hosts", "ssh_known_hosts"),
+    settings=("ssh_client_mode", "ssh_client_hosts", "ssh_known_hosts", "job_user"),
     fixed_by="ssh_client.options",
     fix=(
         "add a pattern without '!'",
@@ -457,10 +458,10 @@ def _astray(
     def found(status: str, option: str) -> tuple[str, Asked, str]:
         return status, asked, f"{option} {said.get(option, '')}"
 
-    ways = ("hostbasedauthentication", "gssapiauthentication")
-    if said.get("pubkeyauthentication") in ("no", "false") and all(
-        said.get(way, "no") in ("no", "false") for way in ways
-    ):
+    no, ways = ("no", "false"), ("hostbasedauthentication", "gssapiauthentication")
+    other = any(said.get(way, "no") not in no for way in ways)
+    alone = usual.values.get("pubkeyauthentication") not in no
+    if said.get("pubkeyauthentication") in no and (alone or not other):
         yield found("fail", "pubkeyauthentication")
     preferred = said.get("preferredauthentications", "publickey")
     if not re.search(r"publickey|hostbased|gssapi", preferred):
@@ -485,8 +486,8 @@ def _astray(
     elif port != "22" and fleet and not any(target.endswith(f"]:{port}") for target in fleet):
         yield found("warn", "port")
     if keys and name != asked.host:
-        other = fleet.get(name, set()) | fleet.get(f"[{name}]:{port}", set())
-        if not other & keys:
+        there = fleet.get(name, set()) | fleet.get(f"[{name}]:{port}", set())
+        if not there & keys:
             yield found("fail", "hostname")
     alias = said.get("hostkeyalias", "none")
     if alias != "none" and keys and not fleet.get(alias, set()) & keys:
@@ -508,7 +509,14 @@ def _source(seen: SshClient, asked: Asked, wrong: str) -> str:
             return found.where
     main = MAIN if MAIN in seen.files else VENDOR
     found = winner(main, seen.files, asked.host, option)
-    return found.where if found else ""
+    if found:
+        return found.where
+    # A line below criteria that ssh alone can judge (Match user, exec, final).
+    value = wrong.partition(" ")[2].lower()
+    told = (directive(line) for lines in seen.files.values() for line in lines)
+    same = (one for one in told if one and (one.keyword, one.value.lower()) == (option, value))
+    line = next(same, None)
+    return line.line.where if line else ""
 
 
 @check(

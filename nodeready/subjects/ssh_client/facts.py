@@ -433,7 +433,7 @@ def _effective(policy: Policy) -> str:
     if [ -n "$nr_own" ]; then
         printf 'own=%s\n' "$nr_own"
         grep -asHn '' "$nr_own" /dev/null
-        for nr_host in {hosts}; do nr_ask own "$nr_host"; done
+        for nr_host in {hosts} $nr_named; do nr_ask own "$nr_host"; done
     fi
     """
 
@@ -480,7 +480,7 @@ def _named(policy: Policy) -> str:
         done
     }}
     nr_named='' nr_known='' nr_left={MAX_NAMED} nr_kind=''
-    nr_rows=$(grep -ashiE '^[[:space:]]*(host|match)[[:space:]=]' {files})
+    nr_rows=$(grep -ashiE '^[[:space:]]*(host|match)[[:space:]=]' {files} ${{nr_own:+"$nr_own"}})
     set -f
     IFS=', "
 '
