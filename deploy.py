@@ -14,6 +14,7 @@ limits.logins()
 limits.services()
 limits.restart()
 
+ssh_client.installed()
 ssh_client.known_hosts()
 ssh_client.options()
 ssh_client.leftover()

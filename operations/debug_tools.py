@@ -8,12 +8,15 @@ from nodeready.deploy import py_spy_binary
 from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
+from nodeready.subjects.base import COMPANIONS, FOLDERS
 from nodeready.subjects.debug_tools.facts import (
     DIGESTS,
     MANAGERS,
     PY_SPY,
     PY_SPY_NOTE,
     DebugTools,
+    Unusable,
+    unusable,
 )
 from nodeready.subjects.snapshot import Snapshot
 
@@ -29,6 +32,8 @@ def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """
     tools: DebugTools = seen["debug_tools"]
     there = tools.py_spy is not None
+    # Those on the way to a constant path.
+    yield from (Run(("chmod", "a+rx", path)) for path in tools.closed if is_on_the_way(path))
     note = Script("note", ("nr_note", PY_SPY, PY_SPY_NOTE), f"note the sha256 of {PY_SPY}")
     known = DIGESTS.get((want.py_spy_version, tools.machine))
     if there and (tools.exposed or (tools.linked and not tools.mode)):
@@ -57,21 +62,47 @@ def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
     yield note
 
 
-@step(touches=["pdsh"], timeout_s=_TIMEOUT_S)
+def is_on_the_way(path: str) -> bool:
+    """Whether it is a directory on the way to the py-spy of ours."""
+    return path == "/" or PY_SPY.startswith(f"{path}/")
+
+
+@step(touches=["pdsh", "ssh_client"], timeout_s=_TIMEOUT_S)
 def packages(seen: Snapshot, want: Policy) -> Iterator[Action]:
-    """Install the missing packages with one refresh of the index at most."""
+    """Install the missing packages with one refresh of the index at most; open programs that are
+    closed to users, and install those again whose files are gone or do not start."""
     tools: DebugTools = seen["debug_tools"]
     wait_s = min(want.package_lock_wait_s, _TIMEOUT_S - 60)
     # What the node says chooses among what the policy and this program name.
     manager = next((name for name in MANAGERS if name == tools.manager), "")
     missing = [name for name in want.packages if name in tools.missing]
-    if not manager or not missing:
+    troubles = tuple(unusable(tools, want))
+    closed = dict.fromkeys(one.stuck.path for one in troubles if one.stuck.mend == "chmod")
+    yield from (Run(("chmod", "a+rx", path)) for path in closed)
+    if not manager:
         return
-    yield Script(
-        "packages",
-        ("nr_packages", manager, str(wait_s), *missing),
-        f"install {' '.join(missing)} with {manager}",
-    )
+    if missing:
+        yield Script(
+            "packages",
+            ("nr_packages", manager, str(wait_s), *missing),
+            f"install {' '.join(missing)} with {manager}",
+        )
+    again = [one for one in troubles if one.stuck.mend == "reinstall"]
+    if again:
+        names = " ".join(dict.fromkeys(one.package for one in again))
+        pairs = [word for one in again for word in (one.package, _program(one))]
+        yield Script(
+            "packages",
+            ("nr_again", manager, str(wait_s), *pairs),
+            f"install {names} again with {manager}",
+        )
+
+
+def _program(one: Unusable) -> str:
+    """The program's path where it is one that the policy names; "-": another of its package."""
+    folder, _, name = one.stuck.path.rpartition("/")
+    known = (one.package, *COMPANIONS.get(one.package, ()))
+    return one.stuck.path if folder in FOLDERS and name in known else "-"
 
 
 STEPS = (py_spy, packages)

@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, PlanError, WriteFile
+from nodeready.deploy.actions import Action, PlanError, Run, WriteFile
 from nodeready.deploy.step import name_after, own_file, step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.pdsh.checks import TYPE, has_block, last_in_profile, pdshrc_lines, suffixes
+from nodeready.subjects.base import chmod_mends, is_own
+from nodeready.subjects.pdsh.checks import (
+    TYPE,
+    has_block,
+    last_in_profile,
+    pdshrc_lines,
+    read_by_users,
+    suffixes,
+)
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, RCMD_DEFAULT, VARIABLE, Pdsh
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.templates import render
+
+
+# What a node says of its files is taken where it is one of these.
+_MODULE = re.compile(r"/usr/(local/)?lib(64)?(/[A-Za-z0-9_.-]+)?/pdsh/sshcmd\.so")
+
+
+def _known(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    own = folder == PROFILE_D and any(
+        is_own(name, f"zz-nodeready-pdsh{suffix}") for suffix in (".sh", ".csh")
+    )
+    return own or path == RCMD_DEFAULT or _MODULE.fullmatch(path) is not None
 
 
 @step()
 def rcmd(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Set ssh as the remote command: Debian's file, the environment, the login shells."""
     pdsh: Pdsh = seen["pdsh"]
+    for path in filter(_known, read_by_users(pdsh)):
+        for barrier in pdsh.access.barriers(path):
+            if barrier.path == path or chmod_mends(barrier, path):
+                yield Run(("chmod", "a+r" if barrier.path == path else "a+rx", barrier.path))
     # The file is one word for Debian's wrapper and has no room for a mark of ours.
     word = f"{TYPE}\n".encode()
     if pdsh.debian and pdsh.rcmd_default != word:

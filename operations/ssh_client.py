@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from nodeready.deploy.actions import Action, PlanError, RemoveFile, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
+from nodeready.subjects.base import READ, chmod_mends
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.subjects.ssh_client.checks import expected, option_lines, ours, wanted_options
+from nodeready.subjects.ssh_client.checks import (
+    expected,
+    option_lines,
+    ours,
+    trouble_of,
+    wanted_options,
+)
 from nodeready.subjects.ssh_client.facts import (
     DROPIN,
     KNOWN_HOSTS,
     MAIN,
+    SSH,
     VENDOR,
     SshClient,
     speaks_first,
@@ -24,6 +32,9 @@ from nodeready.subjects.templates import render
 #: A file of this size and more travels over the connection's standard input: the base64 of such a
 #: file and of the script around it does not fit into one command line.
 LARGE_BYTES = 32 * 1024
+
+#: ssh's package, by the words of the look; the node's package manager knows who owns the program.
+PACKAGES = {name: name for name in ("openssh-client", "openssh-clients")}
 
 # ssh reads the new file before the file is put in place; its name comes as last word.
 _READS = 'ssh -GT -F "$1" nodeready >/dev/null'
@@ -47,6 +58,35 @@ def _with_block(content: bytes, inner: bytes) -> bytes:
     return managed_block.put(content, inner, "keep")
 
 
+def _open(client: SshClient, path: str) -> Iterator[Action]:
+    """Let every user read the file, which is root's: its mode, and that of the directories of
+    root's on the way to it."""
+    there = client.access.seen.get(path)
+    for barrier in client.access.barriers(path):
+        if barrier.path != path and chmod_mends(barrier, path):
+            yield Run(("chmod", "a+rx", barrier.path))
+    if there is not None and (there.uid or there.mode & 0o022 or not there.mode & READ):
+        yield Run(("chown", "root:root", path))
+        yield Run(("chmod", "0644", path))
+
+
+@step(timeout_s=600)
+def installed(seen: Snapshot, want: Policy) -> Iterator[Action]:
+    """Open an ssh that is closed to users; install its package again where the program is gone or
+    does not start."""
+    trouble = trouble_of(seen["ssh_client"])
+    if trouble is not None and trouble.mend == "chmod":
+        yield Run(("chmod", "a+rx", trouble.path))
+        return
+    wait_s = min(want.package_lock_wait_s, 540)
+    package = PACKAGES.get(seen["ssh_client"].package, "openssh-client")
+    yield Script(
+        "packages",
+        ("nr_again", "", str(wait_s), package, SSH),
+        f"install the package of {SSH} again",
+    )
+
+
 @step(timeout_s=120)
 def known_hosts(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Write every node's host keys into our block of /etc/ssh/ssh_known_hosts.
@@ -54,7 +94,10 @@ def known_hosts(seen: Snapshot, want: Policy) -> Iterator[Action]:
     Raises PlanError for lines that make no block.
     """
     client: SshClient = seen["ssh_client"]
+    yield from _open(client, KNOWN_HOSTS)
     old = client.known_hosts.content
+    if client.known_hosts.digest == expected(want.ssh_known_hosts).digest:
+        return
     try:
         new = _with_block(old or b"", expected(want.ssh_known_hosts).inner)
     except ValueError as error:
@@ -106,6 +149,14 @@ def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Set the options of the mode for the policy's hosts where the first value wins."""
     client: SshClient = seen["ssh_client"]
     lines = option_lines(want)
+    opened = [
+        *(_open(client, MAIN) if client.access.barrier(MAIN) is not None else ()),
+        *(_open(client, DROPIN) if DROPIN in client.config else ()),
+    ]
+    if opened:
+        # What ssh makes of files that it can read, the next look tells.
+        yield from opened
+        return
     if want.ssh_client_hosts and _goes_into_dropin(client, want):
         content = render("ssh_client/ssh_config.conf.j2", lines=lines)
         old = client.config.get(DROPIN)
@@ -127,4 +178,4 @@ def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
 
 
 # The keys are taken out last: until the options are gone, ssh refuses a node without a key.
-STEPS = (known_hosts, options, leftover)
+STEPS = (installed, known_hosts, options, leftover)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from nodeready.deploy import actions
 from nodeready.exit_codes import exit_code
+from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import STATUSES as RESULT_STATUSES
 from nodeready.subjects.result import Result
 
@@ -97,7 +98,7 @@ class Node:
     changes:      the plan, in order
     refused:      steps that cannot be planned -> one line why
     outcome:      None: nothing was changed, because only the plan was asked for
-    for_a_person: bad results of the latest look that no operation of ours repairs
+    for_a_person: bad results of the latest look that no step of this run repairs
     results:      status -> how many results of the latest look have it
     """
 
@@ -129,11 +130,24 @@ class Node:
         """The same with the results of a later look."""
         rows = tuple(results)
         counts = Counter(result.status for result in rows)
+        told = self._told()
         return replace(
             self,
-            for_a_person=tuple(row for row in rows if row.bad and not row.fixable),
+            for_a_person=tuple(
+                row for row in rows if row.bad and not (row.fixable and row.check in told)
+            ),
             results={status: counts[status] for status in RESULT_STATUSES},
         )
+
+    def _told(self) -> set[str]:
+        """The checks whose steps are told of: planned, failed, or without success. What a step of
+        another subject repairs, which was not chosen, somebody has to know."""
+        outcome = self.outcome or Outcome()
+        steps = {*self.refused, *outcome.failed}
+        planned = {result.check for change in self.changes for result in change.checks}
+        left = {result.check for result in outcome.left}
+        checks = (one for subject in SUBJECTS.values() for one in subject.checks)
+        return planned | left | {one.id for one in checks if one.fixed_by in steps}
 
     @property
     def planned(self) -> bool:

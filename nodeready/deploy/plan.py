@@ -13,6 +13,7 @@ from nodeready.deploy.actions import Change, PlanError
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects.context import Judged
+from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.transport.base import (
@@ -84,7 +85,8 @@ class PlanRun:
     failed:   step -> one line why
     cut:      the step during which the connection was lost or the run was interrupted, or "";
               what it was doing to a file is done whole or not at all
-    left:     fixable results that are still there after the last look
+    left:     fixable results of the chosen subjects' own steps that are still there after the last
+              look
     complete: the conversation came to its own end
     """
 
@@ -172,7 +174,12 @@ def _again(node: Judged, newer: Snapshot) -> Judged:
 
 
 def _chosen(result: Result, subjects: frozenset[str] | None) -> bool:
-    return subjects is None or result.check.partition(".")[0] in subjects
+    """Whether a step of these subjects repairs the result; None: of any subject."""
+    subject = result.check.partition(".")[0]
+    if subjects is None or subject not in subjects:
+        return subjects is None
+    checks = SUBJECTS[subject].checks if subject in SUBJECTS else ()
+    return any(one.fixed_by for one in checks if one.id == result.check)
 
 
 def run_of(node: Judged, refused: dict[str, str], found: PlanRun | Failure) -> PlanRun:

@@ -70,11 +70,12 @@ def _judged(one: SshTry, peer: Peers | None) -> tuple[str, str]:
         if peer is not None and _short(peer.host) != _short(one.answer):
             return "other_host", one.answer
         return _WORKED
-    cause, line = cause_of(one.said)
+    # A login shell that lets nobody in says so on its standard output.
+    cause, line = cause_of(one.said or one.answer)
     if one.rc is None and cause == "other":
         return "timeout", "timed out"
     if one.rc == 0 or (cause == "other" and one.rc != 255):
-        return "shell", line if one.said else f"exit status {one.rc}"
+        return "shell", line if one.said or one.answer else f"exit status {one.rc}"
     return cause, line
 
 

@@ -52,7 +52,7 @@ def show_plan(found: Iterable[Node], options: Options = PLAIN) -> Iterator[Line]
 
 
 def show_left(found: Iterable[Node]) -> Iterator[Line]:
-    """The results that no operation of ours repairs: a reboot, a restart, a file of somebody."""
+    """The results that no step of the run repairs: a reboot, a restart, a file of somebody."""
     rows = grouped(
         ((result.status, result.check, told(result), result.fix), node.name)
         for node in found
@@ -122,13 +122,11 @@ def _result(deploy: Deploy, options: Options) -> Iterator[Line]:
     if not deploy.complete:
         return
     yield from show_errors(deploy.nodes)
-    failed = sum(node.failed for node in deploy.nodes)
-    lost = sum(node.unreachable for node in deploy.nodes)
-    unknown = any(node.results.get("unknown") for node in deploy.nodes)
-    if not options.quiet or failed or lost or unknown:
-        yield from show_left(deploy.nodes)
+    yield from show_left(deploy.nodes)
     if options.quiet:
         return
+    failed = sum(node.failed for node in deploy.nodes)
+    lost = sum(node.unreachable for node in deploy.nodes)
     done = [node.outcome.done for node in deploy.nodes if node.outcome]
     words = Counter(map(_word, deploy.nodes))
     rest = (f", {words[word]} {word}" for word in ("unknown", "for a person") if words[word])
@@ -142,7 +140,8 @@ def show(deploy: Deploy, options: Options = PLAIN) -> Iterator[Line]:
     """The plan, after ``--check``; else the outcome, and what is left for a person.
 
     After an interrupt only the outcome so far is shown. With ``diff`` the plan has the files'
-    differences. With ``quiet``, what is left for a person is shown beside trouble only.
+    differences. With ``quiet``, what was changed, what failed and what is left for a person is
+    shown, and nothing where all is well.
     """
     only = deploy.check and deploy.complete
     return _planned(deploy, options) if only else _result(deploy, options)

@@ -141,3 +141,103 @@ nr_packages() {
     fi
     nr_fail "not installed: ${nr_missing# }: $nr_why"
 }
+
+# --- Packages whose files are gone or do not start.
+
+# nr_owner PATH: the package that has the file, by the package manager's own records. Where /bin is
+# a link to /usr/bin, dpkg may know either name.
+nr_owner() {
+    if command -v dpkg-query >/dev/null 2>&1; then
+        for nr_name in "$1" "${1#/usr}" "/usr$1"; do
+            nr_out=$(dpkg-query -S "$nr_name" 2>/dev/null | grep -v '^diversion ' | head -n 1)
+            if [ -n "$nr_out" ]; then
+                nr_out=${nr_out%%: *}
+                nr_out=${nr_out%%,*}
+                printf '%s' "${nr_out%%:*}"
+                return
+            fi
+        done
+    else
+        rpm -qf --qf '%{NAME}\n' -- "$1" 2>/dev/null | grep -v ' ' | head -n 1
+    fi
+}
+
+# nr_of_library SONAME: the package that has the library.
+nr_of_library() {
+    if command -v dpkg-query >/dev/null 2>&1; then
+        nr_owner "*/$1"
+    else
+        rpm -q --qf '%{NAME}\n' --whatprovides "$1()(64bit)" 2>/dev/null | grep -v ' ' | head -n 1
+    fi
+}
+
+# nr_lacks PATH: what keeps the program from starting, in the loader's words; nothing when it starts.
+nr_lacks() {
+    for nr_loader in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1 /lib64/ld64.so.2 \
+        /lib/ld-linux-riscv64-lp64d.so.1; do
+        [ -x "$nr_loader" ] || continue
+        nr_out=$("$nr_loader" --list "$1" 2>&1) || case $nr_out in
+        *'loading shared libraries: '"$1:"*) ;;
+        *' not found (required by '*)
+            nr_out=${nr_out%% not found \(required by *}
+            printf '%s' "${nr_out#*: } not found"
+            ;;
+        *'loading shared libraries: '*) printf '%s' "${nr_out##*loading shared libraries: }" ;;
+        esac
+        return 0
+    done
+}
+
+# nr_reinstall NAME: the package's files become those of the package. A version that no mirror has
+# any more is replaced by the one that is there.
+nr_reinstall() {
+    case $nr_manager in
+    apt-get) nr_try nr_apt --no-install-recommends --no-remove --reinstall install -- "$1" ;;
+    zypper) nr_try nr_zypper install --no-recommends --force -- "$1" ;;
+    *) nr_try nr_dnf reinstall -- "$1" || nr_try nr_dnf upgrade -- "$1" ;;
+    esac
+}
+
+# nr_again MANAGER WAIT NAME PATH...: each program of a package is there and starts afterwards. PATH
+# '-': the package is installed again, whatever it brings. MANAGER '': the one that is there.
+nr_again() {
+    nr_manager=$1 nr_wait=$2 nr_done=' '
+    nr_uptime
+    nr_until=$((nr_now + $2))
+    shift 2
+    for nr_name in apt-get zypper dnf yum; do
+        if [ -z "$nr_manager" ] && command -v "$nr_name" >/dev/null 2>&1; then nr_manager=$nr_name; fi
+    done
+    [ -n "$nr_manager" ] || nr_fail "no package manager that installs $1 again"
+    if [ "$nr_manager" = apt-get ]; then nr_try nr_apt update || :; fi
+    while [ $# -gt 1 ]; do
+        nr_package=$1 nr_program=$2
+        shift 2
+        nr_count=0
+        # A program can lack several libraries, and names one at a time.
+        while [ "$nr_count" -lt 6 ]; do
+            nr_count=$((nr_count + 1)) nr_library=''
+            if [ -s "$nr_program" ]; then
+                nr_library=$(nr_lacks "$nr_program")
+                if [ -z "$nr_library" ] && [ "$nr_count" -gt 1 ]; then break; fi
+                nr_file=${nr_library%%:*} nr_own=''
+                if [ -n "$nr_library" ]; then nr_own=$(nr_of_library "${nr_file##*/}"); fi
+            elif [ "$nr_program" = - ]; then
+                nr_own=$nr_package
+            else
+                nr_own=$(nr_owner "$nr_program")
+            fi
+            nr_own=${nr_own:-$nr_package}
+            case $nr_done in *" $nr_own "*) break ;; esac
+            nr_done="$nr_done$nr_own "
+            if ! nr_reinstall "$nr_own"; then nr_fail "not installed again: $nr_own: $(nr_cause)"; fi
+            nr_words=$(nr_line 'Reinstallation of .* is not possible.*' 'not available for reinstall')
+        done
+        if [ "$nr_program" = - ]; then continue; fi
+        if [ ! -s "$nr_program" ]; then
+            nr_fail "$nr_program is still gone: ${nr_words:-$nr_own was installed again and has not brought it}"
+        fi
+        nr_library=$(nr_lacks "$nr_program")
+        if [ -n "$nr_library" ]; then nr_fail "$nr_program still does not start: $nr_library"; fi
+    done
+}

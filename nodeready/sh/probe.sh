@@ -55,6 +55,33 @@ nr_exact() {
     done
 }
 
+# nr_rights FILE...: "at=MODE UID GID SIZE PATH" (MODE in hexadecimal, with the type) of each file
+# and of every directory on the way to it, links followed; "link=FILE PATH" of a link, with nothing
+# behind the space where the link leads nowhere. A name with other characters is passed over.
+nr_rights() {
+    nr_all=' '
+    for nr_file in "$@"; do
+        shift
+        case $nr_file in *[!A-Za-z0-9/._+-]*) continue ;; esac
+        set -- "$@" "$nr_file"
+        nr_real=
+        if [ -L "$nr_file" ]; then
+            if [ -e "$nr_file" ]; then nr_real=$(readlink -f -- "$nr_file"); fi
+            case $nr_real in *[!A-Za-z0-9/._+-]*) continue ;; esac
+            printf 'link=%s %s\n' "$nr_file" "$nr_real"
+        fi
+        for nr_dir in "$nr_file" "$nr_real"; do
+            while nr_dir=${nr_dir%/*}; [ -n "$nr_dir" ]; do
+                case $nr_all in *" $nr_dir "*) break ;; esac
+                nr_all="$nr_all$nr_dir "
+                set -- "$@" "$nr_dir"
+            done
+        done
+    done
+    stat -Lc 'at=%f %u %g %s %n' -- / "$@" 2>/dev/null
+    :
+}
+
 # nr_have NAME...: "have=NAME" for each command that is installed.
 nr_have() {
     for nr_name in "$@"; do

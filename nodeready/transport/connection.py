@@ -163,6 +163,14 @@ def connect_error(
         )
     if "no host key for" in lowered:
         return f"host key of {address} is not in {known_hosts}; refused (ssh-keyscan adds it)"
+    for pattern, words in (
+        (r"proxycommand|proxyjump", "the ProxyCommand of the ssh configuration here fails"),
+        (r"too many authentication", "sshd hangs up before the right key: name it with --ssh-key"),
+        (r"no acceptable|incompatible ssh peer", "no algorithm in common with its sshd"),
+        (r"saw eof", "sshd closed the connection during the login: read its log there"),
+    ):
+        if re.search(pattern, lowered):
+            return f"{address}: {words} ({text})"
     if "authentication" in lowered:
         return f"{address} refused user {user} with {key}"
     if "private key file" in lowered:

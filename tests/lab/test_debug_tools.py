@@ -129,8 +129,14 @@ def test_a_command_that_was_installed_by_hand_counts(apt):
     assert deploy(apt, want("nr-alpha")) == 0
 
 
-def test_a_package_without_a_command_counts_by_its_files(apt):
+def test_a_package_whose_command_is_gone_is_installed_again(apt):
     apt.run("apt-get -q update && apt-get -q -y install nr-alpha && rm /usr/bin/nr-alpha")
+    assert status(apt, want("nr-alpha")) == "fail"
+    assert deploy(apt, want("nr-alpha")) == 1
+    assert apt.run("nr-alpha").stdout == "here\n"
+    assert deploy(apt, want("nr-alpha")) == 0
+    # Another package has put it elsewhere, on purpose (dpkg-divert(1)).
+    apt.run("dpkg-divert --rename --divert /usr/bin/nr-alpha.real --add /usr/bin/nr-alpha")
     assert deploy(apt, want("nr-alpha")) == 0
 
 

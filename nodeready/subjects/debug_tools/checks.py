@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.shell import quote
-from nodeready.subjects.debug_tools.facts import DIGESTS, MANAGERS, PROBE, PY_SPY, DebugTools
+from nodeready.subjects.debug_tools.facts import (
+    DIGESTS,
+    MANAGERS,
+    PROBE,
+    PY_SPY,
+    DebugTools,
+    unusable,
+)
 from nodeready.subjects.declare import Subject, check
-from nodeready.subjects.result import Result, fail, fixable, na, ok
+from nodeready.subjects.result import Result, fail, fixable, na, ok, some, warn
 
 #: The machines for which py-spy's wheels hold a static binary.
 MACHINES = ("x86_64", "aarch64")
@@ -16,20 +23,49 @@ MACHINES = ("x86_64", "aarch64")
     "debug_tools.packages",
     settings=("packages",),
     fixed_by="debug_tools.packages",
-    fix=("install MISSING the way this distribution does",),
+    fix=(
+        "install MISSING the way this distribution does",
+        "chmod a+rx PATH",
+        "remove PATH, or put a program there that runs",
+        "install PACKAGE again the way this distribution does",
+        "let every user run PATH, or name in job_user a member of that group",
+    ),
 )
 def packages(seen: DebugTools, want: Policy) -> Result:
-    """The policy's packages are installed: a hung job is no time to look for a mirror."""
+    """The policy's packages are installed, and every user can run their programs.
+
+    A hung job is no time to look for a mirror. A package that the package manager has counts for
+    nothing where its program is gone, empty, lacks a library (ld.so(8), --list) or is closed to
+    users, by its own mode or by that of a directory on the way (path_resolution(7)).
+    """
     check = "debug_tools.packages"
     if not want.packages:
         return na(check, "the policy names no package")
     expected, missing = " ".join(want.packages), " ".join(seen.missing)
-    if not seen.missing:
+    unusables = tuple(unusable(seen, want))
+    troubles = [one.stuck for one in unusables]
+    if not seen.missing and not troubles:
         return ok(check, expected)
-    if not seen.manager:
+    words = [f"missing: {missing}"] if missing else []
+    words += dict.fromkeys(one.words for one in troubles)
+    actual, source = some(words), troubles[0].path if troubles else ""
+    mends = {one.mend for one in troubles}
+    if "chmod" in mends or (seen.manager and (missing or "reinstall" in mends)):
+        return fixable(check, expected, actual, source)
+    if missing:
         fix = f"install {missing} the way this distribution does"
-        return fail(check, expected, f"missing: {missing}; none of {', '.join(MANAGERS)}", "", fix)
-    return fixable(check, expected, f"missing: {missing}")
+        return fail(check, expected, f"{actual}; none of {', '.join(MANAGERS)}", source, fix)
+    one = troubles[0]
+    if one.chosen:
+        fix = f"let every user run {one.path}, or name in job_user a member of that group"
+        return warn(check, expected, actual, source, fix)
+    if one.mend == "reinstall":
+        fix = f"install {unusables[0].package} again the way this distribution does"
+        return fail(check, expected, f"{actual}; none of {', '.join(MANAGERS)}", source, fix)
+    closed = "has mode" in one.words
+    fix = f"{'chmod a+rx' if closed else 'remove'} {one.path}"
+    fix += "" if closed else ", or put a program there that runs"
+    return fail(check, expected, actual, source, fix)
 
 
 @check(
@@ -60,6 +96,8 @@ def py_spy(seen: DebugTools, want: Policy) -> Result:
     if seen.exposed:
         actual = f"others can change {', '.join(seen.exposed)}"
         return fixable(check, version, actual, PY_SPY)
+    if seen.closed:
+        return fixable(check, version, f"users cannot enter {', '.join(seen.closed)}", PY_SPY)
     if seen.mode & 0o555 != 0o555:
         return fixable(check, version, f"{seen.py_spy or '?'} with mode {seen.mode:o}", PY_SPY)
     if seen.py_spy != version:

@@ -5,12 +5,27 @@ versions of the packages that jobs and debuggers stand on.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.subjects.base import Output, Probe, ProbeError, Section
+from nodeready.subjects.base import (
+    ACCESS,
+    COMPANIONS,
+    EXECUTE,
+    FOLDERS,
+    PACKAGED,
+    SCRIPT_BYTES,
+    Access,
+    Output,
+    Probe,
+    ProbeError,
+    Section,
+    Stuck,
+    parse_access,
+    stuck,
+)
 
 PY_SPY = "/usr/local/bin/py-spy"
 #: What root has noted of that program when root put it there: its sha256, and inode, size and
@@ -23,6 +38,8 @@ DIGESTS = {
     ("0.4.3", "aarch64"): "ad6e22882e8dcaced4f0a76fef10d372645cc7b94c48a289ebe1bedb754774ed",
 }
 _DPKG = "/var/lib/dpkg/info"
+_DIVERSIONS = "/var/lib/dpkg/diversions"
+_PROGRAMS = "^(/usr)?(/local)?/s?bin/[^/]+$"
 #: In the order of preference: Debian and openSUSE can have dnf installed as well.
 MANAGERS = ("apt-get", "zypper", "dnf", "yum")
 
@@ -88,28 +105,65 @@ def _py_spy(version: str) -> str:
 
 def _script(policy: Policy) -> str:
     # A package counts as installed when a command of its name is there (built by hand, from a
-    # module tree), or when the package manager has it: not every package has such a command.
+    # module tree), or when the package manager has it: not every package has such a command. Then
+    # the programs that the package manager has noted have to be there.
     names = " ".join(shell.quote(name) for name in policy.packages)
     packages = rf"""
-    nr_missing=
+    nr_lists=
     for nr_name in {names}; do
-        if command -v "$nr_name" >/dev/null 2>&1 || [ -e {_DPKG}/"$nr_name".md5sums ]; then
-            continue
-        fi
-        nr_found=
-        for nr_file in {_DPKG}/"$nr_name":*.md5sums; do
-            if [ -e "$nr_file" ]; then nr_found=1; fi
+        nr_list=
+        for nr_file in {_DPKG}/"$nr_name".md5sums {_DPKG}/"$nr_name":*.md5sums; do
+            if [ -e "$nr_file" ]; then nr_list=${{nr_file%.md5sums}}.list; fi
         done
-        if [ -z "$nr_found" ] && [ ! -d {_DPKG} ] && command -v rpm >/dev/null; then
-            if rpm -q "$nr_name" >/dev/null 2>&1; then nr_found=1; fi
+        if [ -n "$nr_list" ]; then printf 'registered=%s\n' "$nr_name"; fi
+        if command -v "$nr_name" >/dev/null 2>&1; then continue; fi
+        if [ -n "$nr_list" ]; then
+            nr_lists="$nr_lists $nr_list"
+        elif [ ! -d {_DPKG} ] && command -v rpm >/dev/null &&
+            rpm -q "$nr_name" >/dev/null 2>&1; then
+            printf 'registered=%s\n' "$nr_name"
+            for nr_file in $(rpm -ql "$nr_name" | grep -E '{_PROGRAMS}'); do
+                nr_broken "$nr_name" "$nr_file"
+            done
+        else
+            printf 'missing=%s\n' "$nr_name"
         fi
-        if [ -z "$nr_found" ]; then printf 'missing=%s\n' "$nr_name"; fi
+    done
+    for nr_row in ${{nr_lists:+$(grep -asHE '{_PROGRAMS}' $nr_lists /dev/null)}}; do
+        nr_name=${{nr_row%%.list:*}}
+        nr_name=${{nr_name##*/}}
+        nr_broken "${{nr_name%%:*}}" "${{nr_row#*.list:}}"
     done
     nr_have {" ".join(MANAGERS)}
     """
+    broken = rf"""
+    nr_broken() {{
+        if [ -s "$2" ] && [ -x "$2" ]; then return; fi
+        nr_word=mode
+        if [ ! -s "$2" ]; then nr_word=empty; fi
+        if [ ! -e "$2" ]; then
+            # Another package has put it elsewhere, on purpose.
+            if grep -asqxF "$2" {_DIVERSIONS}; then return; fi
+            nr_word=gone
+        fi
+        printf 'broken=%s %s %s\n' "$1" "$nr_word" "$2"
+    }}
+    """
     py_spy = _py_spy(policy.py_spy_version) if policy.py_spy_version else ""
-    parts = [packages if policy.packages else "", py_spy, ":"]
+    parts = [broken + packages if policy.packages else "", py_spy, ":"]
     return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A program that a package brings and nobody can run.
+
+    how: ``gone``; ``empty``; ``mode``: not executable at all
+    """
+
+    package: str
+    how: str
+    path: str
 
 
 @dataclass(frozen=True)
@@ -126,6 +180,10 @@ class DebugTools:
     linked:   the file is a link
     exposed:  what of that file, and of the directories on the way to it, others than root can
               change
+    closed:   the directories on the way to that file that ordinary users cannot enter
+    registered: the policy's packages that the package manager has
+    broken:   programs of those, of which no command of the package's name is there
+    access:   the modes of the programs
     """
 
     missing: tuple[str, ...] = ()
@@ -136,6 +194,10 @@ class DebugTools:
     sha256: str = ""
     linked: bool = False
     exposed: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
+    registered: tuple[str, ...] = ()
+    broken: tuple[Broken, ...] = ()
+    access: Access = field(default_factory=Access)
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -176,7 +238,69 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
         sha256=sha256,
         linked="link" in values,
         exposed=tuple(dict.fromkeys(exposed)),
+        closed=tuple(dict.fromkeys(path for _, _, mode, path in rows[:-1] if not mode & EXECUTE)),
+        registered=tuple(name for name in policy.packages if name in output.all("registered")),
+        broken=tuple(_broken(output.all("broken"), policy.packages)),
+        access=parse_access(outputs),
     )
+
+
+_BROKEN = re.compile(r"(\S+) (gone|empty|mode) ((?:/usr)?(?:/local)?/s?bin/[^/\s]+)")
+
+
+def _broken(rows: Iterable[str], names: tuple[str, ...]) -> Iterator[Broken]:
+    for row in rows:
+        match = _BROKEN.fullmatch(row)
+        if match and match[1] in names:
+            yield Broken(match[1], match[2], match[3])
+
+
+# --- The programs of the policy's packages, as an ordinary user finds them.
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """What keeps users from a program of one of the policy's packages."""
+
+    package: str
+    stuck: Stuck
+
+
+def unusable(seen: DebugTools, want: Policy) -> Iterator[Unusable]:
+    """The programs of the policy's packages that are there and that users cannot run."""
+    for name in want.packages:
+        if name in seen.missing:
+            continue
+        told = set[str]()
+        for program in (name, *COMPANIONS.get(name, ())):
+            found = stuck(seen.access, program) or _alone(seen, name, program)
+            if found is not None:
+                told.add(found.path)
+                yield Unusable(name, found)
+        for one in seen.broken:
+            if one.package == name and one.path not in told:
+                how = "is not executable" if one.how == "mode" else f"is {one.how}"
+                yield Unusable(name, Stuck(one.path, f"{one.path} {how}", _mend(one)))
+
+
+def _alone(seen: DebugTools, package: str, program: str) -> Stuck | None:
+    """The companion that a script of Debian's lacks; another program of that name needs none."""
+    if program == package or seen.access.programs(program):
+        return None
+    around = next(iter(seen.access.programs(package)), "")
+    there = seen.access.seen.get(around)
+    debians = package in seen.registered and around == f"/usr/bin/{package}"
+    if not debians or there is None or there.size_bytes >= SCRIPT_BYTES:
+        return None
+    return Stuck(f"/usr/bin/{program}", f"/usr/bin/{program} is gone", "reinstall")
+
+
+def _mend(one: Broken) -> str:
+    """What mends a program that nobody can run: what stands in /usr/local is no package's."""
+    folder, _, name = one.path.rpartition("/")
+    if one.how == "mode" and folder in FOLDERS and name == one.package:
+        return "chmod"
+    return "reinstall" if folder in PACKAGED else ""
 
 
 #: Numbers of groups below this are the distribution's (login.defs(5), GID_MIN).
@@ -191,7 +315,7 @@ def _rights(row: str) -> tuple[int, int, int, str]:
     return int(match[1]), int(match[2]), int(match[3], 8), match[4]
 
 
-PROBE = Probe("debug_tools", (Section("debug_tools", _script),), parse)
+PROBE = Probe("debug_tools", (Section("debug_tools", _script), ACCESS), parse)
 
 
 # --- Versions of the packages that jobs and debuggers stand on: read by the subject host.

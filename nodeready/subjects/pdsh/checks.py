@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.base import Line, beatable
+from nodeready.subjects.base import COMPANIONS, Line, beatable, chmod_mends, stuck
 from nodeready.subjects.declare import Subject, check, deploy
 from nodeready.subjects.pdsh.facts import (
     ENVIRONMENT,
@@ -35,12 +35,26 @@ _SETS = re.compile(
     fix=(
         "install the package pdsh",
         "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)",
+        "chmod a+rx PATH",
+        "install pdsh again the way this distribution does",
         deploy("nodeready deploy: debug_tools.packages"),
     ),
 )
 def installed(seen: Pdsh, want: Policy) -> Result:
-    """pdsh is there, with its ssh module (a package of its own on RHEL and SLES)."""
+    """pdsh is there, with its ssh module (a package of its own on RHEL and SLES), and every user
+    can run it."""
     check = "pdsh.installed"
+    programs = ("pdsh", *COMPANIONS["pdsh"])
+    trouble = next(filter(None, (stuck(seen.access, one) for one in programs)), None)
+    if seen.installed and trouble is not None:
+        if trouble.mend and "pdsh" in want.packages:
+            fix = "nodeready deploy: debug_tools.packages"
+            return fixable(check, "installed", trouble.words, trouble.path, fix=fix)
+        fix = "install pdsh again the way this distribution does"
+        if "has mode" in trouble.words:
+            fix = f"chmod a+rx {trouble.path}"
+        judged = warn if trouble.chosen else fail
+        return judged(check, "installed", trouble.words, trouble.path, fix)
     if not seen.installed:
         if "pdsh" in want.packages:
             fix = "nodeready deploy: debug_tools.packages"
@@ -110,6 +124,7 @@ def _places(seen: Pdsh) -> Iterable[tuple[str, str, str]]:
     fix=(
         "remove the backslash at the end of /etc/environment",
         "remove the line WHERE: no file can be read after it",
+        "let users read PATH",
     ),
 )
 def rcmd(seen: Pdsh, want: Policy) -> Result:
@@ -125,7 +140,7 @@ def rcmd(seen: Pdsh, want: Policy) -> Result:
         return na(check, "pdsh is neither installed nor in the policy's packages")
     wrong = [place for place in _places(seen) if place[1] != TYPE]
     if not wrong:
-        return ok(check, TYPE)
+        return _closed(seen) or ok(check, TYPE)
     values: dict[str, list[str]] = {}
     for what, value, _ in wrong:
         values.setdefault(value, []).append(what)
@@ -143,6 +158,30 @@ def rcmd(seen: Pdsh, want: Policy) -> Result:
             fix = f"remove the line {where}: no file can be read after it"
             return fail(check, TYPE, actual, where, fix)
     return fixable(check, TYPE, actual, source)
+
+
+def read_by_users(seen: Pdsh) -> tuple[str, ...]:
+    """What the pdsh and the login shell of a user read: Debian's file, ours, the ssh module."""
+    ours = {
+        line.path
+        for line in seen.settings
+        if line.path.startswith(f"{PROFILE_D}/") and "nodeready" in line.path
+    }
+    places = [RCMD_DEFAULT] if seen.debian else []
+    return (*places, *sorted(ours), *([seen.module] if seen.module else []))
+
+
+def _closed(seen: Pdsh) -> Result | None:
+    """The result for a file of those that users cannot read; None: they can read them all."""
+    for path in read_by_users(seen):
+        barrier = seen.access.barrier(path)
+        if barrier is None:
+            continue
+        check, where = "pdsh.rcmd", barrier.path
+        if where == path or chmod_mends(barrier, path):
+            return fixable(check, TYPE, barrier.words, where)
+        return fail(check, TYPE, barrier.words, where, f"let users read {where}")
+    return None
 
 
 @check("pdsh.conflicts", settings=("packages",), fix=("remove the line LINES",))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects.base import (
+    ACCESS,
+    Access,
     Line,
     Output,
     Probe,
@@ -17,6 +19,7 @@ from nodeready.subjects.base import (
     decoded,
     file_lines,
     number,
+    parse_access,
 )
 
 VARIABLE = "PDSH_RCMD_TYPE"
@@ -213,6 +216,7 @@ class Pdsh:
     settings:     the lines of shell start-up files that name the variable
     users:        the policy's users
     users_unknown: why the users could not be looked at; "": they were
+    access:       the modes of pdsh and of the files that it reads
     """
 
     installed: bool
@@ -224,6 +228,7 @@ class Pdsh:
     settings: tuple[Line, ...] = ()
     users: tuple[User, ...] = field(default_factory=tuple)
     users_unknown: str = ""
+    access: Access = field(default_factory=Access)
 
 
 def in_environment(content: bytes) -> tuple[str | None, int]:
@@ -326,6 +331,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
         settings=tuple(_settings(file_lines(output.require()))),
         users=users,
         users_unknown=why,
+        access=parse_access(outputs),
     )
 
 
@@ -338,4 +344,4 @@ def _settings(lines: Iterable[Line]) -> Iterable[Line]:
 USERS = Section(
     "pdshrc", _users_script, timeout_s=ANSWER_S + 4, cap_bytes=_ALL_BYTES + _ALL_BYTES // 2
 )
-PROBE = Probe("pdsh", (Section("pdsh", _script), USERS), parse)
+PROBE = Probe("pdsh", (Section("pdsh", _script), USERS, ACCESS), parse)

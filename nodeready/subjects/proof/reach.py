@@ -19,7 +19,7 @@ from nodeready.subjects.proof.facts import (
     User,
 )
 from nodeready.subjects.result import Result, fail, fixable, na, ok, some, unknown, warn
-from nodeready.subjects.ssh_client.checks import CAUSES, offending
+from nodeready.subjects.ssh_client.checks import CAUSES, named_file, offending, where_of
 
 
 def unseen(check: str, seen: Proved, *fields: str) -> Result | None:
@@ -65,7 +65,8 @@ def ssh(seen: Proved, want: Policy) -> Result:
         return na(check, "no session: see proof.user")
     expected = "logs in to its peers, and they to it"
     if isinstance(seen.peers, Peers) and not seen.peers.ssh_installed:
-        return fail(check, expected, "ssh is not installed", fix="install OpenSSH's client")
+        actual = "no ssh that the user can run (see ssh_client.installed)"
+        return fail(check, expected, actual, fix="install OpenSSH's client")
     assert reach is not None
     if not reach.to and not reach.by and not reach.ssh:
         return na(check, _ALONE)
@@ -79,7 +80,8 @@ def ssh(seen: Proved, want: Policy) -> Result:
     if CAUSES[first.cause].deploy:
         fix = "nodeready deploy INVENTORY --only ssh_client"
         return fixable(check, expected, actual, offending(first.said), fix)
-    return fail(check, expected, actual, fix=CAUSES[first.cause].fix.format(user=user))
+    fix = CAUSES[first.cause].fix.format(user=user, file=quote(named_file(first.said)))
+    return fail(check, expected, actual, where_of(first.said), fix)
 
 
 def _words(one: Trouble, user: str) -> str:

@@ -6,17 +6,27 @@ import base64
 import binascii
 import fnmatch
 import hashlib
+import hmac
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.base import Line, Output, Probe, Section, file_lines
+from nodeready.subjects.base import (
+    ACCESS,
+    Access,
+    Line,
+    Output,
+    Probe,
+    Section,
+    file_lines,
+    parse_access,
+)
 from nodeready.subjects.nics import routes
 from nodeready.subjects.nics.routes import Address
 from nodeready.subjects.sysctl import Setting
@@ -322,6 +332,21 @@ def parse_identity(output: Output, own: Iterable[Address]) -> Identity:
     )
 
 
+def known_as(names: str, host: str) -> bool:
+    """Whether the names of a known_hosts line, plain or hashed, mean the host (sshd(8),
+    SSH_KNOWN_HOSTS FILE FORMAT).
+    """
+    if not names.startswith("|1|"):
+        return matches(names.lower().split(","), host)
+    _, _, salt, digest = (*names.split("|"), "", "", "")[:4]
+    try:
+        wanted = base64.b64decode(digest, validate=True)
+        made = hmac.new(base64.b64decode(salt, validate=True), host.encode(), "sha1").digest()
+    except (binascii.Error, ValueError):
+        return False
+    return wanted == made
+
+
 # --- The look at the ssh client: its files, and what ssh itself says about the policy's hosts.
 
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
@@ -330,7 +355,13 @@ KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 SENT_BYTES = 192 * 1024
 #: Patterns of the policy that are tried with ``ssh -G``: each costs a process on the node.
 MAX_SAMPLES = 3
+#: Of the hosts that somebody's Host and Match lines name, so many are tried beside them.
+MAX_NAMED = 8
+#: Whom ssh is asked about where the policy has no pattern: whether it takes its configuration.
+NO_HOST = "nodeready"
 
+SSH = "/usr/bin/ssh"
+_DPKG = "/var/lib/dpkg/info"
 _DROPINS = tuple(f"{folder}/" for folder in DROPIN_FOLDERS)
 
 
@@ -342,14 +373,14 @@ def samples(policy: Policy) -> tuple[str, ...]:
 
 
 def _effective(policy: Policy) -> str:
-    """The shell text that asks ssh itself; "" when the policy has no patterns.
+    """The shell text that asks ssh itself, as an ordinary user.
 
-    root's own file wins over the system's. Where root has one, the user nobody asks as well: a
-    user without a file of his own sees the system's options.
+    A user without a file of his own sees the system's options, where the modes of the files let
+    him. root's own file wins over the system's: where root has one, root asks as well. Beside the
+    samples, ssh is asked about the hosts of the policy that a Host or Match line of somebody's
+    names: their options can differ from everybody else's.
     """
-    hosts = shell.join(samples(policy))
-    if not hosts:
-        return ""
+    hosts = shell.join(samples(policy) or (NO_HOST,))
     version = 'nr_say version "$(ssh -V 2>&1)"' if "accept" in _mode(policy) else ":"
     return rf"""
     {version}
@@ -357,25 +388,136 @@ def _effective(policy: Policy) -> str:
     for nr_file in ~root/.ssh/config "$HOME/.ssh/config"; do
         if [ -s "$nr_file" ]; then nr_own=$nr_file; fi
     done
+    {_named(policy)}
     nr_ask() {{
         printf 'ask=%s %s\n' "$1" "$2"
         nr_rc=0
         if [ "$1" = own ]; then
-            nr_line=$(ssh -GT -- "$2" 2>&1) || nr_rc=$?
+            nr_line=$(ssh -GT -- "$2" 2>&1 </dev/null) || nr_rc=$?
         else
-            nr_line=$(setpriv --reuid=65534 --regid=65534 --clear-groups ssh -GT -- "$2" \
-                2>/dev/null || ssh -GT -F {MAIN} -- "$2" 2>&1) || nr_rc=$?
+            nr_line='setpriv: none'
+            if [ -n "$nr_user" ]; then
+                nr_line=$($nr_user ssh -GT -- "$2" 2>&1 </dev/null \
+                    3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-) || nr_rc=$?
+            fi
+            # Where root may not become another user.
+            case $nr_line in
+            'setpriv: failed to execute'*) ;;
+            'setpriv: '*)
+                nr_user='' nr_rc=0
+                nr_line=$(ssh -GT -F {MAIN} -- "$2" 2>&1 </dev/null) || nr_rc=$?
+                ;;
+            esac
         fi
         nr_said "$nr_line"
         printf 'rc=%s\n' "$nr_rc"
     }}
-    for nr_host in {hosts}; do nr_ask own "$nr_host"; done
+    while read -r nr_key nr_x nr_me nr_x; do
+        if [ "$nr_key" = Uid: ]; then break; fi
+    done </proc/self/status
+    # Busybox has one that changes no user.
+    nr_user=
+    IFS=:
+    for nr_dir in $PATH; do
+        if [ "$nr_me" = 0 ] && [ -x "$nr_dir/setpriv" ]; then
+            if [ ! "$nr_dir/setpriv" -ef /bin/busybox ]; then
+                nr_user="$nr_dir/setpriv --reuid=65534 --regid=65534 --clear-groups --"
+            fi
+            break
+        fi
+    done
+    unset IFS
+    nr_as=own
+    if [ -n "$nr_user$nr_own" ]; then nr_as=system; fi
+    for nr_host in {hosts} $nr_named; do nr_ask $nr_as "$nr_host"; done
     if [ -n "$nr_own" ]; then
         printf 'own=%s\n' "$nr_own"
         grep -asHn '' "$nr_own" /dev/null
-        for nr_host in {hosts}; do nr_ask system "$nr_host"; done
+        for nr_host in {hosts} $nr_named; do nr_ask own "$nr_host"; done
     fi
     """
+
+
+# The words that do not follow a criterion of a host in a Match line.
+_OTHER_CRITERIA = ("match", "match=", "exec", "user", "localuser", "localnetwork", "tagged")
+
+
+# The words of Host lines, and of the host and originalhost of Match lines. A pattern stands for
+# the policy's sample that it means, else for the first name in ssh_known_hosts that the policy
+# means as well, else for the name that it makes as a sample.
+def _named(policy: Policy) -> str:
+    if not samples(policy):
+        return "nr_named="
+    begin, end = (mark.decode() for mark in (managed_block.BEGIN, managed_block.END))
+    tests = "\n".join(
+        f"case $1 in {_glob(name.removeprefix('!'))}) "
+        f"{'return 1' if name.startswith('!') else 'nr_is=0'} ;; esac"
+        for name in policy.ssh_client_hosts
+    )
+    seen = " ".join(samples(policy))
+    files = " ".join((MAIN, VENDOR, *(f"{folder}/*.conf" for folder in DROPIN_FOLDERS)))
+    return rf"""
+    nr_meant() {{
+        nr_is=1
+        {tests}
+        return $nr_is
+    }}
+    nr_stands_for() {{
+        for nr_host in {seen}; do
+            case $nr_host in $1) return ;; esac
+        done
+        nr_known=${{nr_known:-$(sed -n '/^{begin}$/,/^{end}$/s/[ ,].*//p' {KNOWN_HOSTS})}}
+        for nr_host in $nr_known; do
+            case $nr_host in $1) if nr_meant "$nr_host"; then return; fi ;; esac
+        done
+        nr_host=$1
+        while :; do
+            case $nr_host in
+            *'*'*) nr_host=${{nr_host%%'*'*}}x${{nr_host#*'*'}} ;;
+            *'?'*) nr_host=${{nr_host%%'?'*}}0${{nr_host#*'?'}} ;;
+            *) return ;;
+            esac
+        done
+    }}
+    nr_named='' nr_known='' nr_left={MAX_NAMED} nr_kind=''
+    nr_rows=$(grep -ashiE '^[[:space:]]*(host|match)[[:space:]=]' {files} ${{nr_own:+"$nr_own"}})
+    set -f
+    IFS=', "
+'
+    for nr_word in $nr_rows; do
+        case $nr_word in
+        {_any_case("host", "host=", "originalhost")}) nr_kind=host && continue ;;
+        {_any_case(*_OTHER_CRITERIA)}) nr_kind='' && continue ;;
+        {_any_case("host=")}*) nr_kind=host nr_word=${{nr_word#*=}} ;;
+        esac
+        [ -n "$nr_kind" ] || continue
+        case $nr_word in
+        '' | '*' | -* | *[!A-Za-z0-9._*?:-]*) continue ;;
+        *[*?]*) nr_stands_for "$nr_word" ;;
+        *) nr_host=$nr_word ;;
+        esac
+        case " {seen} $nr_named " in *" $nr_host "*) continue ;; esac
+        if [ -n "$nr_host" ] && [ "$nr_left" -gt 0 ] && nr_meant "$nr_host"; then
+            nr_named="$nr_named $nr_host" nr_left=$((nr_left - 1))
+        fi
+    done
+    unset IFS
+    set +f
+    """
+
+
+def _any_case(*words: str) -> str:
+    """A pattern of the shell's ``case`` for these words, in capitals or not."""
+    return " | ".join(
+        "".join(f"[{char.upper()}{char}]" if char.isalpha() else char for char in word)
+        for word in words
+    )
+
+
+def _glob(pattern: str) -> str:
+    """A pattern of the policy for the shell's ``case``: stars and question marks alone are none of
+    the plain characters."""
+    return "".join(char if char in "*?" else shell.quote(char) for char in pattern)
 
 
 def _mode(policy: Policy) -> str:
@@ -399,6 +541,13 @@ def _script(policy: Policy) -> str:
     if command -v ssh >/dev/null; then
         printf 'have=ssh\n'
         {_effective(policy)}
+    else
+        for nr_file in {_DPKG}/openssh-client.md5sums {_DPKG}/openssh-client:*.md5sums; do
+            if [ -e "$nr_file" ]; then printf 'package=openssh-client\n'; fi
+        done
+        if command -v rpm >/dev/null && rpm -q openssh-clients >/dev/null 2>&1; then
+            printf 'package=openssh-clients\n'
+        fi
     fi
     if [ "$nr_size" -le {SENT_BYTES} ]; then
         nr_exact {KNOWN_HOSTS}
@@ -459,6 +608,8 @@ class SshClient:
     files:       path -> lines of every system file of ssh_config
     own:         lines of root's own file, which wins over the system's
     asked:       what ssh itself says about the policy's hosts
+    access:      the modes of ssh and of the files that it reads
+    package:     the package of an ssh that is not there, where the package manager has it
     """
 
     installed: bool
@@ -469,6 +620,8 @@ class SshClient:
     files: Files
     own: tuple[Line, ...]
     asked: tuple[Asked, ...]
+    access: Access = field(default_factory=Access)
+    package: str = ""
 
 
 def block_digest(inner: bytes) -> str:
@@ -554,11 +707,13 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
         files=system,
         own=tuple(own),
         asked=_asked(head),
+        access=parse_access(outputs),
+        package=values.get("package", ""),
     )
 
 
 PROBE = Probe(
     "ssh_client",
-    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), routes.SECTION),
+    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), routes.SECTION, ACCESS),
     parse,
 )

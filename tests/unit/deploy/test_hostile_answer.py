@@ -73,7 +73,9 @@ WORDS = (
     "/etc/ssh/ssh_config.d/00-nodeready.conf", "/etc/profile.d/zz.sh", "/etc/sysctl.d/10.conf:3",
     "/usr/local/lib/nodeready/nodeready.pyz", "/usr/local/lib/nodeready/slurm-prolog",
     "/etc/systemd/system/nodeready.timer", "/etc/cron.d/nodeready", "/etc/nodeready/policy.json",
-    "/usr/local/lib/nodeready",
+    "/usr/local/lib/nodeready", "/usr/bin/gdb", "/usr/bin/pdsh", "/usr/bin/ssh", "/usr/bin", "/",
+    "/etc/ssh", "/etc/ssh/ssh_known_hosts", "/usr/local", "openssh-client", "gone", "empty",
+    "/usr/lib/x86_64-linux-gnu/pdsh/sshcmd.so", "/etc/pdsh/rcmd_default", "mode",
 )  # fmt: skip
 SUBJECTS: dict[str, type] = {
     "ptrace": Ptrace, "core_dumps": CoreDumps, "limits": Limits, "ssh_client": SshClient,
@@ -213,8 +215,21 @@ _ROOTS = "|".join(map(re.escape, sorted({_DIRECTORY, "/etc/nodeready", *_GATE}))
 _WRITABLE = f"(?: (?:{_ROOTS})){{1,20}}"
 
 
+_FOLDERS = "(?:/usr(?:/local)?)?/s?bin"
+_ON_THE_WAY = (
+    f"/|/usr|/usr/local|{_FOLDERS}|/etc|/etc/(?:ssh|ssh/ssh_config\\.d|pdsh|profile\\.d)|"
+    "/usr/lib(?:64)?(?:/[A-Za-z0-9_.-]+){0,2}"
+)
+_READ = (
+    "/etc/ssh/(?:ssh_known_hosts|ssh_config|ssh_config\\.d/00-nodeready\\.conf)|"
+    f"/etc/pdsh/rcmd_default|/etc/profile\\.d/{_FORM}nodeready-pdsh\\.c?sh|"
+    "/usr/lib(?:64)?(?:/[A-Za-z0-9_.-]+)?/pdsh/sshcmd\\.so"
+)
+
+
 def _commands(want: Policy) -> re.Pattern[str]:
     """Of the words of a command, with a space between them."""
+    names = "|".join(map(re.escape, ("ssh", "pdsh.bin", *want.packages)))
     restart = "|".join(re.escape(name) for name in want.restart_services)
     wanted = want.iommu_args or ("iommu=pt", "intel_iommu=on")
     args = "(?: ?(?:" + "|".join(map(re.escape, wanted)) + r")){1,3}"
@@ -233,6 +248,9 @@ def _commands(want: Policy) -> re.Pattern[str]:
                 rf"sysctl -w kernel\.core_pattern=(?:{pattern})",
                 r"setsebool -P deny_ptrace off",
                 rf"chmod 0755 (?:{programs})",
+                rf"chmod a\+rx (?:{_FOLDERS}/(?:{names})|{_ON_THE_WAY})",
+                rf"(?:chown root:root|chmod 0644) (?:{_READ})",
+                rf"chmod a\+r (?:{_READ})",
                 rf"(?:chown 0:0|chmod go-w) --{_WRITABLE}",
                 rf"sh -c rmdir {_DIRECTORY} 2>/dev/null \|\| :",
                 r"update-grub|grub2?-mkconfig -o /boot/grub2?/grub\.cfg",
@@ -255,6 +273,13 @@ def named(action: Action, want: Policy) -> Iterator[str]:
         elif head == "nr_note":
             if words != ["/usr/local/bin/py-spy", PY_SPY_NOTE]:
                 yield f"note {words}"
+        elif head == "nr_again":
+            packages = {*want.packages, "openssh-client", "openssh-clients"}
+            programs = "|".join(map(re.escape, ("ssh", "pdsh.bin", *want.packages)))
+            good = words[0] in {"", "apt-get", "zypper", "dnf", "yum"} and words[1].isdigit()
+            paths = all(re.fullmatch(f"-|{_FOLDERS}/(?:{programs})", one) for one in words[3::2])
+            if not good or not paths or not set(words[2::2]) <= packages:
+                yield f"again {words}"
         elif head != "nr_packages" or words[0] not in {"apt-get", "zypper", "dnf", "yum"}:
             yield f"script {action.argv}"
         elif not set(words[2:]) <= set(want.packages):

@@ -40,10 +40,69 @@ UNKNOWN_KEY = "Host key verification failed."
          None),
         (DENIED, "denied", DENIED),
         ("Received disconnect from 10.0.0.3 port 22:2: Too many authentication failures",
-         "denied", None),
+         "too_many_keys", None),
         ("Permissions 0644 for '/home/ml/.ssh/id_rsa' are too open.\nLoad key failed\n" + DENIED,
          "open_key", "Permissions 0644 for '/home/ml/.ssh/id_rsa' are too open."),
-        ("Bad owner or permissions on /home/ml/.ssh/config", "config", None),
+        ("Bad owner or permissions on /home/ml/.ssh/config", "config_owner", None),
+        # readconf.c: what is wrong stands in the line before the last one.
+        ("/home/ml/.ssh/config line 8: unsupported option \"maybe\".\n"
+         "/home/ml/.ssh/config: terminating, 1 bad configuration options", "config",
+         "/home/ml/.ssh/config line 8: unsupported option \"maybe\"."),
+        ("/etc/ssh/ssh_config line 3: Unsupported option \"x\"\n"
+         "/etc/ssh/ssh_config line 9: missing argument.\n"
+         "/etc/ssh/ssh_config: terminating, 1 bad configuration options", "config",
+         "/etc/ssh/ssh_config line 9: missing argument."),
+        ("Can't open user config file /etc/ssh/ssh_config.d/x.conf: Permission denied\n"
+         "/etc/ssh/ssh_config: terminating, 2 bad configuration options", "config_closed",
+         "Can't open user config file /etc/ssh/ssh_config.d/x.conf: Permission denied"),
+        # sshconnect.c: a connection through a command has no address.
+        ("/bin/bash: line 1: /nowhere: No such file or directory\n"
+         "kex_exchange_identification: Connection closed by remote host\n"
+         "Connection closed by UNKNOWN port 65535", "proxy",
+         "/bin/bash: line 1: /nowhere: No such file or directory"),
+        ("kex_exchange_identification: Connection closed by remote host\n"
+         "Connection closed by UNKNOWN port 65535", "proxy",
+         "Connection closed by UNKNOWN port 65535"),
+        ("ssh: Could not resolve hostname jump: Name or service not known\n"
+         "kex_exchange_identification: Connection closed by remote host\n"
+         "Connection closed by UNKNOWN port 65535", "proxy",
+         "ssh: Could not resolve hostname jump: Name or service not known"),
+        ("Host key verification failed.\nConnection closed by UNKNOWN port 65535", "proxy",
+         "Host key verification failed."),
+        ("Cannot execute command-line and remote command.", "remote_command", None),
+        ("ssh: error while loading shared libraries: libcrypto.so.3: cannot open shared object "
+         "file: No such file or directory", "library", None),
+        ("no such identity: /nowhere: No such file or directory\n" + DENIED, "no_key",
+         "no such identity: /nowhere: No such file or directory"),
+        ('Load key "/home/ml/.ssh/id_rsa": Permission denied\n' + DENIED, "unusable_key",
+         'Load key "/home/ml/.ssh/id_rsa": Permission denied'),
+        ("@   WARNING: UNPROTECTED PRIVATE KEY FILE!   @\n"
+         "Permissions 0644 for '/home/ml/.ssh/id_rsa' are too open.\n" + DENIED, "open_key",
+         "Permissions 0644 for '/home/ml/.ssh/id_rsa' are too open."),
+        # sshd with PAM: the text of /etc/nologin, then the end.
+        ("Maintenance until 5 pm\nConnection closed by 10.0.0.3 port 22", "closed",
+         "Maintenance until 5 pm"),
+        ("Warning: Permanently added '10.0.0.3' (ED25519) to the list of known hosts.\n"
+         "Connection closed by 10.0.0.3 port 22", "closed",
+         "Connection closed by 10.0.0.3 port 22"),
+        ("You are required to change your password immediately (administrator enforced).\n"
+         "WARNING: Your password has expired.\nPassword change required but no TTY available.",
+         "password", "You are required to change your password immediately (administrator "
+         "enforced)."),
+        ("WARNING: Your password has expired.\nYou must change your password now and login "
+         "again!", "password", None),
+        ("This account is currently not available.", "no_shell", None),
+        # sshd 9.8 and later, with PerSourcePenalties.
+        ("Not allowed at this time\nkex_exchange_identification: Connection closed by remote "
+         "host", "startups", "Not allowed at this time"),
+        ("kex_exchange_identification: read: Connection reset by peer\n"
+         "Connection reset by 10.0.0.3 port 22", "startups", None),
+        ("ssh_exchange_identification: Connection closed by remote host", "startups", None),
+        ("Unable to negotiate with 10.0.0.3 port 22: no matching MAC found. Their offer: x",
+         "algorithms", None),
+        ("Host key ED25519 SHA256:x revoked by file /etc/ssh/revoked", "revoked_key", None),
+        # Of the shell there, not of ssh.
+        ("bash: line 1: /usr/bin/uname: Permission denied", "other", None),
         ("/home/ml/.ssh/config: line 2: Bad configuration option: hots\n"
          "/home/ml/.ssh/config: terminating, 1 bad configuration options", "config",
          "/home/ml/.ssh/config: line 2: Bad configuration option: hots"),
@@ -53,7 +112,7 @@ UNKNOWN_KEY = "Host key verification failed."
         ("ssh: connect to host node003 port 22: Connection timed out", "timeout", None),
         ("Connection timed out during banner exchange\n"
          "Connection to 10.0.0.3 port 22 timed out", "silent", None),
-        ("kex_exchange_identification: Connection closed by remote host", "closed", None),
+        ("kex_exchange_identification: Connection closed by remote host", "startups", None),
         ("Connection reset by 10.0.0.3 port 22", "closed", None),
         ("Access denied by pam_slurm_adopt: you have no active jobs on this node\n"
          "Connection closed by 10.0.0.3 port 22", "slurm", None),
@@ -62,7 +121,7 @@ UNKNOWN_KEY = "Host key verification failed."
         ("Your account has expired; please contact your system administrator.\n"
          "Connection closed by 10.0.0.3 port 22", "expired", None),
         ("Unable to negotiate with 10.0.0.3 port 22: no matching host key type found.",
-         "algorithms", None),
+         "host_key_type", None),
         ("first\n\nsomething new \x1b[2J\n", "other", "something new \x1b[2J"),
         ("", "other", "ssh says nothing"),
     ],
@@ -75,7 +134,7 @@ def test_the_cause_by_what_ssh_says(said, cause, line):
 
 def test_every_cause_has_words_and_a_fix_for_any_text():
     for cause in CAUSES.values():
-        told = (cause.words + cause.fix).format(user="ml", said="{said} {0}")
+        told = (cause.words + cause.fix).format(user="ml", said="{said} {0}", file="f")
         assert cause.words, cause.key
         assert bool(cause.fix) != cause.deploy, cause.key
         assert "{user}" not in told
@@ -215,7 +274,7 @@ def test_a_node_that_nobody_can_reach_is_no_peer():
         (0, "NODE003", "", None),
         (0, "", "", "the login runs no command (exit status 0)"),
         (1, "This account is currently not available.", "",
-         "the login runs no command (exit status 1)"),
+         "the login shell of ml there is nologin"),
         (127, "", "uname: not found", "the login runs no command (uname: not found)"),
         (None, "", "", "timed out"),
         (None, "", UNKNOWN_KEY, "the host key is unknown, so ssh would ask"),
@@ -336,7 +395,7 @@ def test_pdsh_that_is_not_installed(packages, status):
 def test_no_ssh():
     peers = Peers("a", False, (), False, None)
     seen = Proved(User("ml", 1, True, ""), peers=peers, reach=reach({"a": peers})["a"])
-    assert ssh(seen, Policy()).actual == "ssh is not installed"
+    assert ssh(seen, Policy()).actual.startswith("no ssh that the user can run")
 
 
 def test_no_session_is_told_once():

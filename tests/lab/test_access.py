@@ -1,0 +1,241 @@
+"""What ordinary users read and run of a node, closed to them or gone: seen, repaired, or named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nodeready.lab import Node
+from nodeready.operations import debug_tools, pdsh, ssh_client
+from nodeready.policy import Policy
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import Snapshot, judge
+from tests.builders.ssh_client import inside, key
+from tests.helpers import apply, observe, plan
+from tests.lab.test_debug_tools import APT_CONF, REPO, make_deb
+
+SUBJECTS = ("debug_tools", "ssh_client", "pdsh")
+STEPS = (*ssh_client.STEPS, *pdsh.STEPS, *debug_tools.STEPS)
+INCLUDE = "Include /etc/ssh/ssh_config.d/*.conf\n"
+WANT = Policy(
+    py_spy_version="",
+    package_lock_wait_s=5,
+    packages=("gdb", "strace", "pdsh", "nr-alpha"),
+    ssh_client_hosts=("gpu*", "!gpu-login"),
+    ssh_known_hosts=(f"gpu001 {key(1)}", f"gpu002 {key(2)}"),
+)
+KNOWN, DROPIN = "/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_config.d/00-nodeready.conf"
+PROFILE, MODULES = "/etc/profile.d/zz-nodeready-pdsh.sh", "/usr/lib/*/pdsh"
+
+
+def judged(seen: Snapshot) -> dict[str, Result]:
+    return {one.check: one for one in judge(seen, WANT) if one.status not in ("ok", "na")}
+
+
+def bad(node: Node, *subjects: str) -> dict[str, Result]:
+    return judged(observe(inside(node), WANT, subjects or SUBJECTS))
+
+
+def deploy(node: Node, *subjects: str) -> dict[str, Result]:
+    """As `nodeready deploy` does: until nothing is left, or three times. What is bad then."""
+    for _ in range(3):
+        seen = observe(inside(node), WANT, subjects or SUBJECTS)
+        changes = plan(seen, WANT, STEPS)
+        if not changes:
+            break
+        apply(inside(node), changes)
+    return judged(seen)
+
+
+def as_user(node: Node, command: str) -> int:
+    words = ["setpriv", "--reuid=2000", "--regid=2000", "--clear-groups", "sh", "-c", command]
+    return node.enter(words, check=False).returncode
+
+
+@pytest.fixture
+def node(fresh_node: Node) -> Node:
+    """A node as the policy wants it, with one package whose mirror is the node itself."""
+    fresh_node.run("rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists/*")
+    make_deb(fresh_node, "nr-alpha")
+    fresh_node.write("/etc/apt/sources.list", f"deb [trusted=yes] file://{REPO} ./\n")
+    fresh_node.write("/etc/apt/apt.conf.d/99test", APT_CONF)
+    fresh_node.write("/etc/ssh/ssh_config", INCLUDE)
+    assert deploy(fresh_node) == {}
+    return fresh_node
+
+
+#: fault -> the check that fails first, a word that it says, and what a user can do afterwards
+#: (path_resolution(7), ssh_config(5), readconf.c).
+CLOSED = {
+    f"chmod 600 {KNOWN}": ("ssh_client.known_hosts", "mode 600", f"cat {KNOWN}"),
+    f"chown 1000:1000 {KNOWN}; chmod 640 {KNOWN}": (
+        "ssh_client.known_hosts", "uid 1000", f"cat {KNOWN}",
+    ),
+    f"chmod 666 {KNOWN}": ("ssh_client.known_hosts", "others can change it", "true"),
+    f"chmod 600 {DROPIN}": ("ssh_client.options", "mode 600", "ssh -GT gpu001"),
+    f"chmod 666 {DROPIN}": ("ssh_client.options", "Bad owner", "ssh -GT gpu001"),
+    f"chown 1000 {DROPIN}": ("ssh_client.options", "Bad owner", "ssh -GT gpu001"),
+    "chmod 750 /etc/ssh/ssh_config.d": ("ssh_client.options", "ssh_config.d", f"cat {DROPIN}"),
+    "chmod 700 /etc/ssh": ("ssh_client.known_hosts", "/etc/ssh has mode 700", f"cat {KNOWN}"),
+    "chmod 600 /etc/ssh/ssh_config": ("ssh_client.options", "mode 600", "cat /etc/ssh/ssh_config"),
+    f"chmod 600 {PROFILE}": ("pdsh.rcmd", "mode 600", f"cat {PROFILE}"),
+    "chmod 700 /etc/pdsh": ("pdsh.rcmd", "/etc/pdsh has mode 700", "cat /etc/pdsh/rcmd_default"),
+    f"chmod 600 {MODULES}/sshcmd.so": ("pdsh.rcmd", "sshcmd.so", f"cat {MODULES}/sshcmd.so"),
+    f"chmod 700 {MODULES}": ("pdsh.rcmd", "/pdsh has mode 700", f"cat {MODULES}/sshcmd.so"),
+    "chmod 700 /usr/bin/ssh": ("ssh_client.installed", "mode 700", "ssh -V"),
+    "chmod 700 /usr/bin/gdb": ("debug_tools.packages", "/usr/bin/gdb has mode 700", "gdb -v"),
+    "chmod 600 /usr/bin/strace": ("debug_tools.packages", "mode 600", "strace -V"),
+    "chmod 700 /usr/bin/pdsh.bin": ("pdsh.installed", "mode 700", "pdsh -V"),
+    "chmod 711 /usr/bin/pdsh": ("pdsh.installed", "mode 711", "pdsh -V"),
+    "chmod 700 /usr/bin": ("ssh_client.installed", "/usr/bin has mode 700", "strace -V"),
+    "rm /usr/bin/nr-alpha": ("debug_tools.packages", "nr-alpha is gone", "nr-alpha"),
+    ": >/usr/bin/nr-alpha": ("debug_tools.packages", "nr-alpha is empty", "nr-alpha"),
+    "chmod 600 /usr/bin/nr-alpha": ("debug_tools.packages", "mode 600", "nr-alpha"),
+    "rm /usr/bin/nr-alpha; ln -s /nowhere /usr/bin/nr-alpha": (
+        "debug_tools.packages", "a link that leads nowhere", "nr-alpha",
+    ),
+}  # fmt: skip
+
+
+def test_what_is_closed_to_users_or_gone_is_seen_and_a_deploy_repairs_it(node: Node) -> None:
+    for fault, (check, words, user) in CLOSED.items():
+        node.enter(["sh", "-c", fault])
+        # The programs are opened by the step of the tools.
+        subjects = {check.partition(".")[0], *(["debug_tools"] if "pdsh" in check else [])}
+        found = bad(node, *subjects)
+        assert found[check].fixable, fault
+        assert words in found[check].actual, fault
+        assert deploy(node, *subjects) == {}, fault
+        assert as_user(node, f"{user} >/dev/null 2>&1") == 0, fault
+
+
+def test_what_a_deploy_cannot_mend_names_node_check_and_reason(node: Node) -> None:
+    # A group that somebody chose is for a person.
+    node.enter(["sh", "-c", "chgrp 2000 /usr/bin/nr-alpha; chmod 750 /usr/bin/nr-alpha"])
+    found = bad(node)["debug_tools.packages"]
+    assert (found.status, found.fixable) == ("warn", False)
+    assert "only members of gid 2000" in found.actual
+    node.enter(["chmod", "755", "/usr/bin/nr-alpha"])
+    # A program of nobody's package in front of the package's.
+    node.write("/usr/local/bin/gdb", "", 0o755)
+    found = bad(node)["debug_tools.packages"]
+    assert (found.status, found.fixable) == ("fail", False)
+    assert found.fix.startswith("remove /usr/local/bin/gdb")
+    node.enter(["rm", "/usr/local/bin/gdb"])
+    # A library of nobody's mirror.
+    library = node.enter(["sh", "-c", "readlink -f /usr/lib/*/libmpfr.so.6"]).stdout.strip()
+    node.enter(["mv", library, "/root/away"])
+    found = bad(node)["debug_tools.packages"]
+    assert found.fixable
+    assert "/usr/bin/gdb does not start: libmpfr.so.6: " in found.actual
+    with pytest.raises(AssertionError, match=r"gdb still does not start: libmpfr\.so\.6"):
+        deploy(node)
+    node.enter(["mv", "/root/away", library])
+    node.enter(["mv", "/usr/bin/strace", "/root/strace"])
+    with pytest.raises(AssertionError, match=r"/usr/bin/strace is still gone: Reinstallation of"):
+        deploy(node)
+
+
+def test_quiet_and_json_name_what_is_left(fresh_node: Node, inventory, tool) -> None:
+    node = fresh_node
+    node.write("/usr/local/bin/gdb", "", 0o755)
+    path: Path = inventory([node], py_spy_version="")
+    quiet = tool("deploy", path, "--only", "debug_tools", "--yes", "-q")
+    assert quiet.status == 3, quiet
+    assert f"debug_tools.packages  {node.name}" in quiet.out
+    assert "/usr/local/bin/gdb is empty" in quiet.out
+    told = json.loads(
+        tool("deploy", path, "--only", "debug_tools", "--yes", "--format", "json").out
+    )
+    (left,) = told["nodes"][0]["for_a_person"]
+    assert (left["check"], left["source"]) == ("debug_tools.packages", "/usr/local/bin/gdb")
+    # Repaired by a step of another subject, which was not chosen.
+    node.enter(["sh", "-c", "rm /usr/local/bin/gdb; chmod 700 /usr/bin/pdsh"])
+    told = tool("deploy", path, "--only", "pdsh", "--yes", "-q")
+    assert f"pdsh.installed  {node.name}" in told.out
+    assert "/usr/bin/pdsh has mode 700" in told.out
+
+
+#: The lines of somebody's file -> status, a word that the result says. "" is said where nothing is
+#: wrong (ssh_config(5)).
+PEERS = {
+    "Host gpu001\n Port 2222\n": ("fail", "port 2222 for gpu001"),
+    "Match host gpu001,other\n Port 2222\n": ("fail", "port 2222 for gpu001"),
+    "Match originalhost gpu001 user nobody\n Port 2222\n": ("fail", "port 2222 for gpu001"),
+    "Host=gpu001\n Port=2222\n": ("fail", "port 2222 for gpu001"),
+    'Host "gpu001"\n Port 2222\n': ("fail", "port 2222 for gpu001"),
+    "Host gpu00?\n Port 2222\n": ("fail", "port 2222 for gpu001"),
+    "Host gpu1*\n Port 2222\n": ("fail", "port 2222 for gpu1x"),
+    "Host gpu001\n User bob\n": ("fail", "user bob"),
+    "Host gpu001\n ProxyCommand false\n": ("warn", "proxycommand false"),
+    "Host gpu001\n ProxyJump bastion\n": ("warn", "proxyjump bastion"),
+    "Host gpu001\n IdentityFile /nowhere\n": ("warn", "identityfile /nowhere"),
+    "Host gpu001\n HostName 10.9.9.9\n": ("fail", "hostname 10.9.9.9"),
+    "Host gpu001\n HostName gpu002\n": ("fail", "hostname gpu002"),
+    "Host gpu001\n HostKeyAlias other\n": ("fail", "hostkeyalias other"),
+    "Host gpu001\n HostKeyAlgorithms ssh-rsa\n": ("fail", "hostkeyalgorithms ssh-rsa"),
+    "Host *\n HostKeyAlgorithms rsa-sha2-512\n": ("fail", "hostkeyalgorithms rsa-sha2-512"),
+    "Host gpu001\n PubkeyAuthentication no\n": ("fail", "pubkeyauthentication"),
+    "Host gpu001\n PreferredAuthentications password\n": ("fail", "preferredauthentications"),
+    "Host gpu001\n RemoteCommand ls\n": ("fail", "remotecommand ls"),
+    "Host *\n SessionType none\n": ("fail", "sessiontype none"),
+    "Bogus yes\n": ("fail", "line 1: Bad configuration option"),
+    "Host gpu001\n StrictHostKeyChecking maybe\n": ("fail", "line 2: unsupported option"),
+    # Ours comes first, these hosts are not meant, or it makes no difference.
+    "Host gpu001\n StrictHostKeyChecking ask\n": ("ok", ""),
+    "Host gpu001\n StrictHostKeyChecking no\n": ("ok", ""),
+    "Host gpu-login other\n Port 99\n User bob\n": ("ok", ""),
+    "Match host other exec \"true\"\n Port 99\n": ("ok", ""),
+    "Host *\n HashKnownHosts yes\n CheckHostIP yes\n BatchMode no\n SendEnv LANG\n": ("ok", ""),
+    "Host *\n HostKeyAlgorithms ssh-ed25519,rsa-sha2-512\n": ("ok", ""),
+    "Host gpu001\n HostName %h\n Port 22\n": ("ok", ""),
+    "Host gpu001\n UserKnownHostsFile /dev/null\n": ("ok", ""),
+    "Host *\n PreferredAuthentications publickey\n": ("ok", ""),
+}  # fmt: skip
+
+
+def test_lines_for_one_peer_alone_are_asked_for(node: Node) -> None:
+    path = "/etc/ssh/ssh_config.d/50-site.conf"
+    for text, (status, words) in PEERS.items():
+        node.write(path, text)
+        found = bad(node, "ssh_client").get("ssh_client.options")
+        assert (found.status if found else "ok") == status, text
+        if found:
+            assert words in found.actual, text
+            assert found.source.startswith(f"{path}:"), text
+    # Root's own file is root's, and a warning; a file that users cannot read stops them all.
+    node.write("/root/.ssh/config", "Host gpu002\n StrictHostKeyChecking ask\n")
+    node.enter(["rm", path])
+    found = bad(node)["ssh_client.options"]
+    assert (found.status, found.source) == ("warn", "/root/.ssh/config:2")
+    node.enter(["rm", "/root/.ssh/config"])
+    node.write(path, "Host x\n", 0o600)
+    found = bad(node)["ssh_client.options"]
+    assert (found.status, found.source) == ("fail", path)
+    assert found.fix == f"chmod a+r {path}"
+    node.enter(["rm", path])
+    # In front of ours, a deploy repairs it.
+    node.write("/etc/ssh/ssh_config.d/00-a.conf", "Host gpu001\n StrictHostKeyChecking no\n")
+    found = bad(node)["ssh_client.options"]
+    assert found.fixable
+    assert found.source == "/etc/ssh/ssh_config.d/00-a.conf:2"
+    assert deploy(node) == {}
+
+
+def test_a_revoked_key_of_the_fleet_is_found_and_another_is_not(node: Node) -> None:
+    text = node.enter(["cat", KNOWN]).stdout
+    for line in (
+        f"@revoked other {key(2)}",
+        f"@revoked * {key(3)}",
+        f"@cert-authority * {key(2)}",
+    ):
+        node.write(KNOWN, f"{text}{line}\n")
+        assert bad(node) == {}, line
+    for line in (f"@revoked * {key(2)}", f"@revoked gpu00?,x {key(2)}"):
+        node.write(KNOWN, f"{text}{line}\n")
+        found = bad(node)["ssh_client.known_hosts"]
+        assert (found.status, found.fixable) == ("fail", False)
+        assert "revokes the ssh-ed25519 key of gpu002" in found.actual
+        assert found.source == f"{KNOWN}:{len(text.splitlines()) + 1}"
