@@ -24,10 +24,11 @@ def host_key(node):
 
 
 def introduce(nodes):
-    """Every node knows every other one's host key."""
+    """Every node knows every other one's host key, and pdsh's remote command is ssh."""
     lines = [f"{node.name},{node.address} {host_key(node)}\n" for node in nodes]
     for node in nodes:
         node.write(KNOWN, "".join(lines), mode=0o644)
+        node.write("/etc/pdsh/rcmd_default", "ssh\n", mode=0o644)
 
 
 def prove(node, peers):
@@ -161,7 +162,7 @@ def test_the_right_node_is_named_with_the_right_cause(fresh_nodes):
 def test_pdsh_is_judged_by_its_answers(fresh_nodes):
     nodes = first, second = fresh_nodes(2)
     introduce(nodes)
-    # Debian's default is rsh, and what the user's own settings ask for stays.
+    # What the user's own settings ask for stays.
     first.run("echo 'export PDSH_SSH_ARGS_APPEND=-oUser=nobody' >.profile", user=USER)
     told = judged(nodes)
     assert told[first.name][0].status == "ok"
