@@ -225,7 +225,7 @@ _WAY_S = 40
 # The user's key and name for this node count; whose host key it has is proof.ssh's to tell, and
 # nothing but the node itself is asked: no proxy, no other connection, no known host is made.
 _OPTIONS = (
-    "BatchMode=yes", f"ConnectTimeout={_CONNECT_S}", "ConnectionAttempts=1", "LogLevel=ERROR",
+    "BatchMode=yes", f"ConnectTimeout={_CONNECT_S}", "ConnectionAttempts=1", "LogLevel=INFO",
     "ControlMaster=no", "ControlPath=none", "ProxyCommand=none", "PermitLocalCommand=no",
     "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "StrictHostKeyChecking=no",
     "UserKnownHostsFile=/dev/null", "GlobalKnownHostsFile=/dev/null", "RequestTTY=no",
@@ -233,11 +233,11 @@ _OPTIONS = (
 )  # fmt: skip
 # One line for whatever shell the user has: the script comes first, then the program's text.
 _READ = 'exec 3<&0; read -r nr && eval "$(echo $nr|base64 -d)"'
-_NO_SSHD = re.compile(r"not resolve|not known|refused|No route|unreachable|timed out", re.I)
+_NO_SSHD = re.compile(r"not resolve|not known|refused|No route|unreachable|n timed out", re.I)
 
 
-# What every sshd takes from its client by default, and nothing heeds (locale(7)): it tells the
-# processes of our session from others of the user's, when a start-up file of the shell hangs there.
+# What sshd takes from its client by default, and nothing heeds (locale(7)): it tells the processes
+# of our session from others of the user's, when a start-up file of the shell hangs there.
 _MARK = "LC_IDENTIFICATION"
 
 
@@ -315,7 +315,8 @@ def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
     user = found.pop("user", None)
     if user is None or user.error:
         rows = [row.strip() for row in (ended.err or ended.out).splitlines() if row.strip()]
-        said = rows[-1] if rows else f"exit status {ended.rc}"
+        rows = [row for row in rows if not row.startswith("Warning: Permanently added")]
+        said = "; ".join(rows[-2:]) or f"exit status {ended.rc}"
         why = user.error if user else "timed out" if ended.rc is None else said
         return Way(why[:300], bool(re.search(r"\b(closed|reset) by\b", said)))
     return Way("", **found)

@@ -31,6 +31,7 @@ from nodeready.subjects.proof.facts import (
     Guards,
     Limit,
     Logins,
+    PamLine,
     Proved,
     Service,
     SessionLimits,
@@ -262,10 +263,12 @@ def _limit(check: str, expected: str, seen: Proved, want: Policy) -> Result:
     if want.limit_core.isdigit() and int(want.limit_core) * ITEMS["core"] <= limit:
         fix = "limit_core: 'unlimited' in the policy"
         return fail(check, expected, actual, "", fix)
-    before = seen.limits.before[:1] if isinstance(seen.limits, SessionLimits) else ()
-    if before and (before[0].soft == -1 or before[0].soft > limit):
-        fix = f"remove the ulimit of core from {name}'s profile, or /etc/profile"
-        return fail(check, expected, f"{actual}, as its profile sets it", "", fix)
+    if isinstance(seen.limits, SessionLimits):
+        has = seen.limits
+        least = {"core": max(limit + 1, _LEAST_LIMIT)}
+        why = _why(has.way, {"core": _text(has.core, "core")}, has, least, seen)
+        if why.fix:
+            return fail(check, expected, f"{actual}: {why.cause}", why.source, why.fix)
     return fixable(check, expected, actual, "", f"{_DEPLOY} limits")
 
 
@@ -513,7 +516,9 @@ def user(seen: Proved, want: Policy) -> Result:
 def _closed(seen: Proved, logins: Logins) -> bool:
     """Whether a file closes sshd to everybody but root, and no login of the user's shows that it
     does not: sshd heeds the file itself where it does not ask PAM (sshd(8), FILES)."""
-    if not logins.nologin or (isinstance(seen.ssh, Way) and not seen.ssh.error):
+    refused = isinstance(seen.ssh, Way) and bool(seen.ssh.error)
+    closed = isinstance(seen.ssh, Way) and seen.ssh.closed
+    if not logins.nologin or not (refused or seen.ssh is None) or not (logins.sshd or closed):
         return False
     if isinstance(seen.limits, SessionLimits) and seen.limits.way == "ssh":
         return False
@@ -566,17 +571,44 @@ def _by_way(seen: Proved) -> dict[str, SessionLimits]:
     for name, way in (("ssh", seen.ssh), ("srun", seen.step)):
         if isinstance(way, Way) and way.limits is not None:
             found.setdefault(name, way.limits)
+    if "ssh" not in found and isinstance(seen.logins, Logins) and _without_pam(seen, seen.logins):
+        found["ssh"] = _with(seen.limits, seen.logins.sshd, "ssh")
     slurmd = seen.logins.slurmd if isinstance(seen.logins, Logins) else ()
     slurm = _service(seen, "slurm")
     raised = slurm is not None and any(one.module == "limits" for one in slurm.lines)
     if len(slurmd) == len(ITEMS) and "srun" not in found and not raised:
         # A step's hard limits are slurmd's; which soft ones it has, only a step can tell.
-        core, memlock, nofile = (Limit(one.hard, one.hard) for one in slurmd)
-        first = seen.limits
-        found["slurmd"] = replace(
-            first, core=core, memlock=memlock, nofile=nofile, before=(), way="slurmd"
-        )
+        hard = tuple(Limit(one.hard, one.hard) for one in slurmd)
+        found["slurmd"] = _with(seen.limits, hard, "slurmd")
     return found
+
+
+def _with(first: SessionLimits, limits: tuple[Limit, ...], way: str) -> SessionLimits:
+    """The limits of another way in on the same node."""
+    core, memlock, nofile = limits
+    return replace(first, core=core, memlock=memlock, nofile=nofile, before=(), way=way)
+
+
+def _without_pam(seen: Proved, logins: Logins) -> bool:
+    """Whether sessions of ssh have the limits of sshd itself, as everybody can tell who reads its
+    files: it does not ask PAM, or PAM sets none there."""
+    service = _service(seen, "ssh")
+    none = service is not None and service.whole and not _pam_limits(service)
+    return len(logins.sshd) == len(ITEMS) and (logins.use_pam is False or none)
+
+
+def _pam_limits(service: Service | None) -> list[PamLine]:
+    return [one for one in service.lines if one.module == "limits"] if service else []
+
+
+def _other_file(service: Service | None) -> tuple[str, str]:
+    """The file that pam_limits reads instead of limits.conf and limits.d, and the line that says
+    so (pam_limits(8), conf=); "": it reads those."""
+    for one in _pam_limits(service):
+        other = re.search(r"\bconf=(\S+)", one.words)
+        if other and other[1] != "/etc/security/limits.conf":
+            return other[1], one.where
+    return "", ""
 
 
 def _own_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
@@ -648,15 +680,13 @@ def _why(
     if way == "ssh" and logins.use_pam is False:
         fix = "UsePAM yes in /etc/ssh/sshd_config, then systemctl reload ssh (RHEL, SLES: sshd)"
         return _Low(low, "sshd does not ask PAM: UsePAM no", "/etc/ssh/sshd_config", fix)
-    lines = [one for one in service.lines if one.module == "limits"] if service else []
-    if service and service.whole and not lines:
+    if service and service.whole and not _pam_limits(service):
         fix = f"add `session required pam_limits.so` to {service.path}"
         return _Low(low, f"no pam_limits in {service.path}", service.path, fix)
-    for one in lines:
-        other = re.search(r"\bconf=(\S+)", one.words)
-        if other and other[1] not in ("/etc/security/limits.conf",):
-            fix = f"take conf={other[1]} off {one.where}, or set these limits in {other[1]}"
-            return _Low(low, f"pam_limits reads {other[1]} by {one.where}", one.where, fix)
+    other, where = _other_file(service)
+    if other:
+        fix = f"take conf={other} off {where}, or set these limits in {other}"
+        return _Low(low, f"pam_limits reads {other} by {where}", where, fix)
     decides = {
         (kind, item): (value, domain, where)
         for domain, kind, item, value, where in _own_lines(logins)
@@ -742,9 +772,9 @@ def limits(seen: Proved, want: Policy) -> Result:
         if low:
             found[way] = _why(way, low, has, possible, seen)
     if not found:
-        return _differing(check, expected, ways, possible) or ok(
-            check, expected, _not_proved(expected, seen)
-        )
+        doubt = _differing(check, expected, ways, possible)
+        doubt = doubt or _not_seen(check, expected, ways, seen)
+        return doubt or ok(check, expected, _not_proved(expected, seen))
     logins = [way for way in ways if way not in ("srun", "slurmd")]
     if len(logins) > 1 and len([way for way in logins if way in found]) == 1:
         found = {way: _unlike(way, low, seen) for way, low in found.items()}
@@ -802,6 +832,18 @@ def _differing(
     )
     fix = "compare /etc/pam.d/sshd and /etc/pam.d/su, and what the user's shells run"
     return warn(check, expected, actual, "", fix)
+
+
+def _not_seen(
+    check: str, expected: str, ways: Mapping[str, SessionLimits], seen: Proved
+) -> Result | None:
+    """The warning where ssh gives limits of its own, and no key of the user's shows which."""
+    other, where = _other_file(_service(seen, "ssh"))
+    if not other or "ssh" in ways or other == _other_file(_service(seen, "su"))[0]:
+        return None
+    actual = f"not seen by ssh, where pam_limits reads {other}"
+    fix = f"take conf={other} off {where}, or set these limits in {other}"
+    return warn(check, expected, actual, where, fix)
 
 
 def _not_proved(expected: str, seen: Proved) -> str:
