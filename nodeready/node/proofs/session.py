@@ -362,7 +362,8 @@ def by_srun(supervisor: Supervisor, config: Config) -> Way:
     try:
         core, memlock, nofile = _limits_in(ended.out)
     except (ValueError, KeyError):
-        return Way("timed out" if ended.rc is None else ended.first or f"exit status {ended.rc}")
+        said = re.sub(r"^srun: (error: )?", "", ended.first) or f"exit status {ended.rc}"
+        return Way("timed out" if ended.rc is None else said)
     nr_open = first_number("/proc/sys/fs/nr_open")
     return Way("", limits=SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun"))
 
