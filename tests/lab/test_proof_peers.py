@@ -210,12 +210,6 @@ _GIVES = "export PDSH_RCMD_TYPE=rsh\n"
 HOME = f"/home/{USER}"
 WRONG_DEFAULTS = {
     "by the build": ({"/etc/pdsh/rcmd_default": None}, "by default", "deploy"),
-    "rcmd_default": ({"/etc/pdsh/rcmd_default": "rsh\n"}, "by default", "deploy"),
-    "a file of profile.d": (
-        {"/etc/profile.d/a-site.sh": _GIVES},
-        "by /etc/profile.d/a-site.sh:1",
-        "deploy INVENTORY --only pdsh",
-    ),
     "a file that profile.d reads": (
         {
             "/opt/site/env.sh": f"# the site's\n{_GIVES}",
@@ -229,7 +223,6 @@ WRONG_DEFAULTS = {
         "by /etc/environment:1",
         "deploy INVENTORY --only pdsh",
     ),
-    "~/.profile": ({f"{HOME}/.profile": _GIVES}, f"{HOME}/.profile:1", "remove the line"),
     "~/.bash_profile": (
         {f"{HOME}/.bash_profile": f"\n{_GIVES}"},
         f"{HOME}/.bash_profile:2",
@@ -245,21 +238,17 @@ WRONG_DEFAULTS = {
         f"interactive shell by {HOME}/.bashrc:1",
         f"remove the line {HOME}/.bashrc:1",
     ),
-    "a module that is not there": (
-        {f"{HOME}/.bashrc": "export PDSH_RCMD_TYPE=mrsh\n"},
-        f"{HOME}/.bashrc:1",
-        "remove the line",
-    ),
     "no name of a host": (
         {f"{HOME}/.bashrc": "export PDSH_RCMD_TYPE=exec PDSH_OTHER=1\n"},
         f"{HOME}/.bashrc:1",
         "remove the line",
     ),
-    "unset": ({f"{HOME}/.bashrc": "unset PDSH_RCMD_TYPE\n"}, "", ""),
-    "ssh, twice": ({f"{HOME}/.bashrc": "export PDSH_RCMD_TYPE=ssh\n"}, "", ""),
-    "a shell that is noisy": ({f"{HOME}/.bashrc": "echo Rcmd type rsh; echo '{'\n"}, "", ""),
+    "a shell that is noisy": (
+        {f"{HOME}/.bashrc": "export WCOLL=/x FANOUT=1; echo Rcmd type rsh; echo '{'\n"},
+        "",
+        "",
+    ),
     "a shell that ends": ({f"{HOME}/.bashrc": "case $- in *i*) exit 3;; esac\n"}, "", ""),
-    "WCOLL": ({f"{HOME}/.bashrc": "export WCOLL=/nonexistent FANOUT=1\n"}, "", ""),
 }
 
 

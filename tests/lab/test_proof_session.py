@@ -142,11 +142,6 @@ WAYS = {
         "limits",
         f"nofile 100 by ssh: the shell's start-up lowers nofile; {BY_SU}",
     ),
-    "a ulimit in ~/.profile": (
-        "echo 'ulimit -n 100' >/home/ml/.profile",
-        "limits",
-        f"nofile 100 by su -: the profile lowers nofile; {BY_SSH}",
-    ),
     "the user's line": (
         "echo 'ml - nofile 100' >/etc/security/limits.d/zzz.conf",
         "limits",
@@ -157,7 +152,6 @@ WAYS = {
         "limits",
         "nofile 200 by su -; nofile 300 by ssh",
     ),
-    "no key": (f"rm {KEY}", "limits", "not proved by ssh: Permission denied"),
     "sshd on no address of its own": (
         "echo '192.0.2.1 '$(uname -n) >/etc/hosts",
         "limits",
@@ -183,7 +177,7 @@ def test_every_way_in_is_proved(fresh_node):
     node, wrong = fresh_node, {}
     node.write("/etc/security/limits.d/zz.conf", LIMITS)
     node.write("/etc/security/other.conf", "* - nofile 100\n")
-    node.run(f"mkdir /srv/as; cp -a --parents {' '.join(TOUCHED)} /srv/as")
+    node.run(f"tar cPf /srv/as.tar {' '.join(TOUCHED)}")
     for name, (script, check, words) in WAYS.items():
         node.run(f"{script}; chown ml: /home/ml/.[a-z]*rc /home/ml/.profile 2>/dev/null; :")
         found = judged(prove(node, wanted=("limits",)), WANTED)
@@ -191,13 +185,13 @@ def test_every_way_in_is_proved(fresh_node):
             wrong[name] = found
         node.run(
             "rm -f /home/ml/.bashrc /home/ml/.profile /etc/nologin; "
-            "rm -rf /etc/security; cp -a /srv/as/. /"
+            "rm -rf /etc/security; tar xPf /srv/as.tar"
         )
     assert wrong == {}
 
 
 def test_an_ssh_that_hangs_costs_nothing_else_and_leaves_nothing(fresh_node):
     fresh_node.run("echo 'exec sleep 1000' >~/.bashrc", user="ml")
-    found = judged(prove(fresh_node, wanted=("limits", "core")))
+    found = judged(prove(fresh_node, wanted=("limits",)))
     assert found["limits"] == ("ok", "core 0, memlock 0, nofile 256; not proved by ssh: timed out")
     assert "sleep 1000" not in fresh_node.run("ps -eo args=").stdout

@@ -818,10 +818,11 @@ def _differing(
 ) -> Result | None:
     """The warning where two ways give different limits, and both enough."""
     logins = {way: has for way, has in ways.items() if way not in ("srun", "slurmd")}
+    # Where the policy asks for nothing, nobody cares.
     differing = [
         item
-        for item in possible
-        if len({_text(getattr(has, item), item) for has in logins.values()}) > 1
+        for item, limit in possible.items()
+        if limit and len({_text(getattr(has, item), item) for has in logins.values()}) > 1
     ]
     if not differing:
         return None
