@@ -317,16 +317,25 @@ class Supervisor:
         argv: Sequence[str],
         limit_s: float,
         on_output: OutputHandler | None = None,
+        begun: Any = None,
         **how: object,
     ) -> Ended:
         """Run a program to its end, or end it after ``limit_s`` seconds; never longer.
 
-        heard: gets each piece of its output (1) and complaints (2) as it comes. Raises OSError
-        when it cannot be started.
+        on_output: gets each piece of its output (1) and complaints (2) as it comes
+        begun:     seconds, and a function that tells whether the program has begun by then; if
+                   it has not, it is ended
+
+        Raises OSError when it cannot be started.
         """
         began = time.monotonic()
         process = self.start(argv, **how)
-        out, err, whole = _read(process, min(limit_s, self.left_s), on_output)
+        limit_s = min(limit_s, self.left_s)
+        first_s = min(limit_s, begun[0]) if begun else limit_s
+        out, err, whole = _read(process, first_s, on_output)
+        if not whole and first_s < limit_s and begun[1]():
+            more, worse, whole = _read(process, limit_s - first_s, on_output)
+            out, err = out + more, err + worse
         rc: int | None = None
         if whole:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -159,6 +159,7 @@ def _prove_node(task: Task, name: str, peers: tuple[str, ...]) -> Conversation[P
         peers=peers,
         limit_s=max(1, int(task.left_s) - _MARGIN_S),
         py_spy=PY_SPY if policy.py_spy_version else "",
+        step=True,
     )
     answer = yield request(name, "nodeready.node.proofs.program", config)
     return read_answer(answer, config)

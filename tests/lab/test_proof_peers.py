@@ -24,10 +24,11 @@ def host_key(node):
 
 
 def introduce(nodes):
-    """Every node knows every other one's host key."""
+    """Every node knows every other one's host key, and pdsh's remote command is ssh."""
     lines = [f"{node.name},{node.address} {host_key(node)}\n" for node in nodes]
     for node in nodes:
         node.write(KNOWN, "".join(lines), mode=0o644)
+        node.write("/etc/pdsh/rcmd_default", "ssh\n", mode=0o644)
 
 
 def prove(node, peers):
@@ -161,7 +162,7 @@ def test_the_right_node_is_named_with_the_right_cause(fresh_nodes):
 def test_pdsh_is_judged_by_its_answers(fresh_nodes):
     nodes = first, second = fresh_nodes(2)
     introduce(nodes)
-    # Debian's default is rsh, and what the user's own settings ask for stays.
+    # What the user's own settings ask for stays.
     first.run("echo 'export PDSH_SSH_ARGS_APPEND=-oUser=nobody' >.profile", user=USER)
     told = judged(nodes)
     assert told[first.name][0].status == "ok"
@@ -202,3 +203,78 @@ def test_what_hangs_after_the_login_costs_only_itself(fresh_nodes):
     assert [one.status for one in told[first.name]] == ["ok", "fail"]
     assert "command timeout" in told[first.name][1].actual
     assert no_client(first)
+
+
+#: What gives pdsh another remote command -> (the files that do, words of the finding, of its fix).
+_GIVES = "export PDSH_RCMD_TYPE=rsh\n"
+HOME = f"/home/{USER}"
+WRONG_DEFAULTS = {
+    "by the build": ({"/etc/pdsh/rcmd_default": None}, "by default", "deploy"),
+    "a file that profile.d reads": (
+        {
+            "/opt/site/env.sh": f"# the site's\n{_GIVES}",
+            "/etc/profile.d/a-site.sh": ". /opt/site/env.sh\n",
+        },
+        "rsh by /opt/site/env.sh:2",
+        "remove the line /opt/site/env.sh:2",
+    ),
+    "/etc/environment": (
+        {"/etc/environment": "PDSH_RCMD_TYPE=rsh\n"},
+        "by /etc/environment:1",
+        "deploy INVENTORY --only pdsh",
+    ),
+    "~/.bash_profile": (
+        {f"{HOME}/.bash_profile": f"\n{_GIVES}"},
+        f"{HOME}/.bash_profile:2",
+        "remove the line",
+    ),
+    "~/.bashrc": (
+        {f"{HOME}/.bashrc": f"case $- in *i*) ;; *) return ;; esac\n{_GIVES}"},
+        f"interactive shell: PDSH_RCMD_TYPE is rsh by {HOME}/.bashrc:2",
+        f"remove the line {HOME}/.bashrc:2",
+    ),
+    "an alias": (
+        {f"{HOME}/.bashrc": "alias pdsh='pdsh -R rsh'\n"},
+        f"interactive shell by {HOME}/.bashrc:1",
+        f"remove the line {HOME}/.bashrc:1",
+    ),
+    "no name of a host": (
+        {f"{HOME}/.bashrc": "export PDSH_RCMD_TYPE=exec PDSH_OTHER=1\n"},
+        f"{HOME}/.bashrc:1",
+        "remove the line",
+    ),
+    "a shell that is noisy": (
+        {f"{HOME}/.bashrc": "export WCOLL=/x FANOUT=1; echo Rcmd type rsh; echo '{'\n"},
+        "",
+        "",
+    ),
+    "a shell that ends": ({f"{HOME}/.bashrc": "case $- in *i*) exit 3;; esac\n"}, "", ""),
+}
+
+
+def test_pdsh_is_run_as_its_user_would(fresh_nodes):
+    first, second = fresh_nodes(2)
+    introduce([first, second])
+    first.run(f"chsh -s /bin/bash {USER}")
+    user, wrong = User(USER, 1000, True, ""), {}
+    for name, (files, words, fix) in WRONG_DEFAULTS.items():
+        before = {path: first.run(f"cat {path}", check=False).stdout for path in files}
+        for path, content in files.items():
+            if content is None:
+                first.run(f"rm {path}")
+            else:
+                first.write(path, content, mode=0o644)
+        peers = prove(first, (second.name,)).peers
+        reach = logins.reach({first.name: peers})[first.name]
+        result = proof_reach.pdsh(Proved(user, peers=peers, reach=reach), Policy())
+        if words:
+            seen = result.status == "fail" and words in result.actual and fix in result.fix
+        else:
+            seen = result.status == "ok"
+        if not seen:
+            wrong[name] = result
+        for path, content in before.items():
+            first.run(f"rm -f {path}")
+            if content:
+                first.write(path, content, mode=0o644)
+    assert wrong == {}

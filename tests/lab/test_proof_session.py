@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeready.node import payload
+from nodeready.policy import Policy
 from nodeready.shell import quote
 from tests.builders.proof import judged, prove, put_py_spy
 from tests.command import written
@@ -109,3 +110,88 @@ def test_the_oldest_and_the_newest_python(fresh_node, version, login, user):
 def test_root_without_a_name_is_told_so(fresh_node):
     found = judged(prove(fresh_node, user="", wanted=("limits",)))
     assert (found["user"][0], found["limits"][0]) == ("warn", "ok")
+
+
+#: What a login is given here, by the files: less than any machine of the lab's own has.
+WANTED = Policy(limit_core="0", limit_memlock="0", limit_nofile=200)
+LIMITS = "".join(f"{who} - {what}\n" for who in ("*", "root") for what in ("core 0", "nofile 200"))
+SSHD, SU = "/etc/pam.d/sshd", "/etc/pam.d/su"
+CONF = "sed -i 's|pam_limits.so|& conf=/etc/security/other.conf|' {}"
+KEY = "/home/ml/.ssh/id_ed25519"
+BY_SSH = "nofile 200 by ssh"
+BY_SU = "nofile 200 by su -"
+#: What is wrong -> the shell text that makes it so, and the words of proof.limits or proof.user.
+WAYS = {
+    "conf= in sshd": (
+        CONF.format(SSHD),
+        "limits",
+        f"nofile 100 by ssh: pam_limits reads /etc/security/other.conf by {SSHD}:40; {BY_SU}",
+    ),
+    "conf= in su": (
+        CONF.format(SU),
+        "limits",
+        f"nofile 100 by su -: pam_limits reads /etc/security/other.conf by {SU}:52; {BY_SSH}",
+    ),
+    "conf= in sshd, and no key": (
+        f"{CONF.format(SSHD)}; rm {KEY}",
+        "limits",
+        "not seen by ssh, where pam_limits reads /etc/security/other.conf",
+    ),
+    "a ulimit in ~/.bashrc": (
+        "echo 'ulimit -n 100' >/home/ml/.bashrc",
+        "limits",
+        f"nofile 100 by ssh: the shell's start-up lowers nofile; {BY_SU}",
+    ),
+    "the user's line": (
+        "echo 'ml - nofile 100' >/etc/security/limits.d/zzz.conf",
+        "limits",
+        "nofile 100: ml has limits of its own (/etc/security/limits.d/zzz.conf:1)",
+    ),
+    "more by ssh": (
+        "echo '* - nofile 300' >/etc/security/other.conf; " + CONF.format(SSHD),
+        "limits",
+        "nofile 200 by su -; nofile 300 by ssh",
+    ),
+    "sshd on no address of its own": (
+        "echo '192.0.2.1 '$(uname -n) >/etc/hosts",
+        "limits",
+        "nofile 200",
+    ),
+    "/etc/nologin": (
+        "echo closed today >/etc/nologin",
+        "user",
+        "ssh is closed to ml: /etc/nologin is there (closed today)",
+    ),
+    "pam_access in su": (
+        f"echo 'account required pam_access.so' >>{SU}; "
+        "echo '-:ml:ALL' >>/etc/security/access.conf",
+        "user",
+        "pam_access may refuse ml",
+    ),
+    "nothing": (":", "limits", "core 0, memlock 0, nofile 200"),
+}
+TOUCHED = (SSHD, SU, "/etc/hosts", "/etc/security", KEY)
+
+
+def test_every_way_in_is_proved(fresh_node):
+    node, wrong = fresh_node, {}
+    node.write("/etc/security/limits.d/zz.conf", LIMITS)
+    node.write("/etc/security/other.conf", "* - nofile 100\n")
+    node.run(f"tar cPf /srv/as.tar {' '.join(TOUCHED)}")
+    for name, (script, check, words) in WAYS.items():
+        node.run(f"{script}; chown ml: /home/ml/.[a-z]*rc /home/ml/.profile 2>/dev/null; :")
+        found = judged(prove(node, wanted=("limits",)), WANTED)
+        if words not in found[check][1]:
+            wrong[name] = found
+        node.run(
+            "rm -f /home/ml/.bashrc /home/ml/.profile /etc/nologin; "
+            "rm -rf /etc/security; tar xPf /srv/as.tar"
+        )
+    assert wrong == {}
+
+
+def test_an_ssh_that_hangs_costs_nothing_else_and_leaves_nothing(fresh_node):
+    fresh_node.run("echo 'exec sleep 1000' >~/.bashrc", user="ml")
+    found = judged(prove(fresh_node, wanted=("limits",)))
+    assert found["limits"] == ("ok", "core 0, memlock 0, nofile 256; not proved by ssh: timed out")
+    assert "sleep 1000" not in fresh_node.run("ps -eo args=").stdout

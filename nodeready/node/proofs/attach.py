@@ -166,7 +166,7 @@ def prove(supervisor: Supervisor, config: Config) -> Attach:
     canary = None
     try:
         for mode, limit_s in _LIMITS_S.items():
-            if supervisor.left_s < 1:
+            if supervisor.left_s < 1 or (config.here and mode != "blocking"):
                 break
             canary = canary or supervisor.canary()
             argv = _dump(supervisor, config, mode, canary.pid)

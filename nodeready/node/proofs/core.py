@@ -193,6 +193,13 @@ class CrashCanary:
                 found.update(P=pid, I=pid)
         return found
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other canary's core can have the same path at the same time."""
+        if handler_of(self.pattern) or not os.path.isabs(self.pattern):
+            return True
+        return self._uses_pid or re.search("%[pPiI]", self.pattern) is not None
+
     def crash(self) -> bool | None:
         """Crash the shell: whether the kernel says that it dumped; None: it is still dumping."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -428,7 +435,10 @@ def prove(supervisor: Supervisor, config: Config) -> Core:
     supervisor.at_end(canary.tidy)
     try:
         canary.begin()
+        if config.here and not canary.alone:
+            return Core(printable(pattern), skipped="one core at a time has this name")
         seen = _before(canary)
+        seen = replace(seen, gdb="") if config.here else seen
         seen = seen if seen.skipped else _after(canary, seen)
     finally:
         left = canary.tidy()

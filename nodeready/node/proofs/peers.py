@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import pwd
 import re
 import shutil
+import sys
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from nodeready.node.runtime import Ended, Supervisor
-from nodeready.subjects.proof.facts import Answer, Config, PdshRun, Peers, SshTry
+from nodeready.subjects.proof.facts import (
+    Answer,
+    Config,
+    PdshRun,
+    Peers,
+    RcmdDefault,
+    SshTry,
+)
 
 #: Seconds for a connection, up to the other sshd's banner.
 CONNECT_S = 5
@@ -31,12 +43,44 @@ def prove(supervisor: Supervisor, config: Config) -> Peers:
     """Log in to every peer as a person would: the user's configuration, keys and known hosts
     count, and nothing is answered for the user."""
     has_ssh, has_pdsh = bool(shutil.which("ssh")), bool(shutil.which("pdsh"))
+    asked: dict[str, _Shell] = {}
+    asking = [
+        threading.Thread(target=_ask, args=(supervisor, kind, asked), daemon=True)
+        for kind in _SHELLS
+        if has_pdsh and config.peers
+    ]
+    for thread in asking:
+        thread.start()
     tries = _logins(supervisor, config.peers) if has_ssh else ()
     reached = tuple(
         one.name for one in tries if one.rc == 0 and one.answer and _PLAIN_NAME.fullmatch(one.name)
     )
-    pdsh = _pdsh(supervisor, reached) if reached and has_pdsh else None
-    return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, pdsh)
+    for thread in asking:
+        thread.join()
+    shells = {kind: asked[kind] for kind in _SHELLS if kind in asked}
+    if not (reached and has_pdsh):
+        return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, None)
+    login = shells.get("login", _Shell("", dict(os.environ), ""))
+    runs: dict[str, PdshRun] = {}
+    for one in shells.values():
+        # Nobody runs rshd any more, and root's rsh waits for a minute.
+        if one.rcmd not in ("", "ssh", "rsh") and one.rcmd not in runs:
+            runs[one.rcmd] = _pdsh(supervisor, reached, one.rcmd, one.environment)
+    run = runs.get(login.rcmd)
+    if run is None or not run.answers:
+        run = _pdsh(supervisor, reached, "ssh", login.environment)
+    defaults = tuple(
+        RcmdDefault(
+            kind=kind,
+            rcmd=one.rcmd[:80],
+            value=one.value,
+            set_by="" if one.rcmd == "ssh" else _set_by(supervisor, kind, one),
+            works=one.rcmd == "ssh" or (one.rcmd in runs and bool(runs[one.rcmd].answers)),
+            said=one.said,
+        )
+        for kind, one in shells.items()
+    )
+    return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, run, defaults)
 
 
 def _logins(supervisor: Supervisor, names: tuple[str, ...]) -> tuple[SshTry, ...]:
@@ -73,8 +117,10 @@ def _said(ended: Ended) -> str:
     return ended.err.strip()[-_KEPT:] if ended.rc != 0 else ""
 
 
-def _pdsh(supervisor: Supervisor, names: tuple[str, ...]) -> PdshRun:
-    """Ask all peers in one run of pdsh, whatever its default remote command is.
+def _pdsh(
+    supervisor: Supervisor, names: tuple[str, ...], rcmd: str, own: Mapping[str, str]
+) -> PdshRun:
+    """Ask all peers in one run of pdsh, by this remote command, in this environment.
 
     -S appends ``;echo …$?`` to the command, which fish and the BSD csh refuse: when nothing comes
     back, it is left out.
@@ -82,11 +128,12 @@ def _pdsh(supervisor: Supervisor, names: tuple[str, ...]) -> PdshRun:
     # ConnectTimeout is -t; with -u, pdsh ends what it started itself.
     limits = ["-t", str(CONNECT_S), "-u", str(_COMMAND_S), "-f", str(AT_ONCE)]
     mine = " ".join(f"-o{option}" for option in _OPTIONS)
-    append = f"{os.environ.get('PDSH_SSH_ARGS_APPEND', '')} {mine}".strip()
-    environment = {**os.environ, "PDSH_SSH_ARGS_APPEND": append}
+    append = f"{own.get('PDSH_SSH_ARGS_APPEND', '')} {mine}".strip()
+    environment = {**own, "PDSH_SSH_ARGS_APPEND": append}
+    program = shutil.which("pdsh", path=own.get("PATH")) or "pdsh"
     run = PdshRun(names, (), None, "")
     for status in (["-S"], []):
-        argv = ["pdsh", *status, "-R", "ssh", *limits, "-w", ",".join(names), _ASKED]
+        argv = [program, *status, "-R", rcmd, *limits, "-w", ",".join(names), _ASKED]
         try:
             ended = supervisor.run(argv, CONNECT_S + _COMMAND_S, env=environment)
         except OSError as problem:
@@ -98,3 +145,96 @@ def _pdsh(supervisor: Supervisor, names: tuple[str, ...]) -> PdshRun:
         if responds or ended.rc is None or "command timeout" in ended.err:
             break
     return run
+
+
+# --- What pdsh does by itself, as a person has it who types its name.
+
+#: Seconds for a shell to start, with all that a user lets it do then.
+_SHELL_S = 6
+#: Kind of shell -> the option that makes a shell one. csh knows no -l beside -c.
+_SHELLS = {"login": "-l", "interactive": "-i"}
+_POSIX = ("sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh")
+_CSH = ("csh", "tcsh")
+_VARIABLE = "PDSH_RCMD_TYPE"
+_RCMD = re.compile(r"^Rcmd type\s+(\S+)", re.M)
+_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
+# What bash reads at its start, and other shells: bash(1), INVOCATION; the environment's own files
+# last, for what no shell has set.
+_STARTS = {
+    "login": ("/etc/profile", "~/.bash_profile ~/.bash_login ~/.profile"),
+    "interactive": ("/etc/bash.bashrc", "/etc/bashrc", "~/.bashrc"),
+}
+_FILES = (
+    "~/.zshrc", "~/.zprofile", "~/.zshenv", "~/.cshrc", "~/.tcshrc", "~/.login", "~/.kshrc",
+    "~/.config/fish/config.fish", "/etc/zsh/zshrc", "/etc/zsh/zprofile", "/etc/zsh/zshenv",
+    "/etc/zshrc", "/etc/csh.cshrc", "/etc/csh.login", "~/.pam_environment", "~/.ssh/environment",
+    "/etc/environment", "/etc/security/pam_env.conf", "/etc/default/locale",
+)  # fmt: skip
+_SETS = re.compile(
+    rf"(?:^|[\s;&|({{]){_VARIABLE}\s*=|\bset(?:env)?\s.*\b{_VARIABLE}\b|\bunset\s.*{_VARIABLE}"
+    rf"|^{_VARIABLE}\s|\balias\s+'?pdsh\b|\bpdsh\s*\(\)"
+)
+_TRACED = re.compile(r"^\++nodeready:(/[^\n]*?:[0-9]+): ([^\n]*)", re.M)
+
+
+@dataclass(frozen=True)
+class _Shell:
+    """pdsh in one kind of shell: its remote command, the environment there, what pdsh said."""
+
+    rcmd: str
+    environment: dict[str, str]
+    said: str
+
+    @property
+    def value(self) -> str | None:
+        """PDSH_RCMD_TYPE; None: not set."""
+        value = self.environment.get(_VARIABLE)
+        return None if value is None else value[:80]
+
+
+def _ask(supervisor: Supervisor, kind: str, found: dict[str, _Shell]) -> None:
+    """Ask pdsh in the user's own shell which remote command it takes; it connects to nobody.
+
+    A shell that hangs or that shows no environment tells nothing: then nothing is found.
+    """
+    path = pwd.getpwuid(os.geteuid()).pw_shell or "/bin/sh"
+    name, mark = os.path.basename(path), f"nodeready-{os.urandom(8).hex()}"
+    if name not in (*_POSIX, *_CSH, "fish"):
+        path, name = "/bin/sh", "sh"
+    option = [] if name in _CSH else [_SHELLS[kind]]
+    python = f"{sys.executable} -I -S -B -c '{_ENVIRONMENT}'"
+    script = f"echo {mark}; pdsh -q -w localhost; echo {mark}; exec {python}"
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        ended = supervisor.run([path, *option, "-c", script], _SHELL_S)
+        _, shown, environment = ended.out.split(f"{mark}\n", 2)
+        match = _RCMD.search(shown)
+        own = {str(key): str(value) for key, value in json.loads(environment).items()}
+        said = [row for row in ended.err.splitlines() if "rcmd" in row or "pdsh" in row]
+        found[kind] = _Shell(match[1] if match else "", own, "; ".join(said)[-200:])
+
+
+def _set_by(supervisor: Supervisor, kind: str, shell: _Shell) -> str:
+    """The last line that a shell runs at its start and that decides pdsh's remote command."""
+    bash = shutil.which("bash")
+    # An interactive shell has the environment of the login that it runs in.
+    for start in dict.fromkeys((kind, "login")) if bash else ():
+        reads = []
+        for choice in _STARTS[start]:
+            # Of one choice, the first file that is there.
+            tests = (f"[ -r {one} ]; then . {one}" for one in choice.split())
+            reads.append(f"if {'; elif '.join(tests)}; fi")
+        script = "PS4='+nodeready:${BASH_SOURCE}:${LINENO}: '; set -x; " + "; ".join(reads)
+        option = ["--noprofile"] if start == "login" else ["--norc", "-i"]
+        with contextlib.suppress(OSError):
+            traced = supervisor.run([str(bash), *option, "-c", script], _SHELL_S).err
+            lines = [m[1] for m in _TRACED.finditer(traced) if _SETS.search(m[2])]
+            if lines:
+                return lines[-1][:300]
+    for path in filter(os.path.isfile, map(os.path.expanduser, _FILES)):
+        with contextlib.suppress(OSError):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                rows = list(enumerate(file.read(1 << 20).splitlines(), 1))
+            for number, row in reversed(rows):
+                if _SETS.search(row) and not row.lstrip().startswith("#"):
+                    return f"{path}:{number}"[:300]
+    return ""

@@ -2,7 +2,8 @@
 
 Started by root, it opens a session for the user (``su -``, through PAM as every login) and runs
 there once more; what only root can tell, it tells beside that. Started by the user, it runs as it
-is. Each observation is a line (`nodeready.subjects.wire`) as soon as it is there: a hang costs the
+is. From there it goes by ssh to the node itself, where what is quick is proved once more. Each
+observation is a line (`nodeready.subjects.wire`) as soon as it is there: a hang costs the
 observations behind it, and nothing else.
 """
 
@@ -25,7 +26,7 @@ from nodeready.node.payload import NO_PYTHON, Program
 from nodeready.node.proofs import attach, core, peers, session
 from nodeready.node.runtime import Supervisor
 from nodeready.subjects import wire
-from nodeready.subjects.proof.facts import Config, User
+from nodeready.subjects.proof.facts import BY_WAYS, OTHER_WAYS, Config, User
 
 _PROVE: dict[str, Callable[[Supervisor, Config], Any]] = {
     "limits": session.prove,
@@ -74,9 +75,11 @@ def _proofs(supervisor: Supervisor, config: Config, more: Mapping[str, Callable[
 def _end_with_parent(supervisor: Supervisor) -> None:
     """End everything when whoever started us is gone: our standard input is a pipe of its.
 
-    Unless the user's profile put something else there: then only the time ends us.
+    Or a socket of sshd's. Unless the user's profile put something else there: then only the time
+    ends us.
     """
-    if not stat.S_ISFIFO(os.fstat(0).st_mode):
+    kind = os.fstat(0).st_mode
+    if not stat.S_ISFIFO(kind) and not stat.S_ISSOCK(kind):
         return
 
     def watch() -> None:
@@ -108,7 +111,7 @@ def main(config: Config, *, inside: bool = False) -> None:
     with supervisor:
         if inside:
             _end_with_parent(supervisor)
-            _here(supervisor, config)
+            _here(supervisor, config, inside=True)
         elif os.geteuid() == 0 and config.user not in ("", "root"):
             _as_user(supervisor, config)
         else:
@@ -117,16 +120,49 @@ def main(config: Config, *, inside: bool = False) -> None:
         _printing.acquire()
 
 
-def _here(supervisor: Supervisor, config: Config, *, control: bool = False) -> None:
-    """The proofs in this session; control: we are root, and try what only root can tell."""
+def _here(
+    supervisor: Supervisor, config: Config, *, control: bool = False, inside: bool = False
+) -> None:
+    """The proofs in this session.
+
+    control: we are root, and try what only root can tell
+    inside:  another program of ours opened the session, and tells how the node opens them
+    """
     here, uid = _name(os.geteuid()), os.geteuid()
     if config.user and here != config.user:
         why = f"logged in as {here}, who cannot become {config.user}: log in as root"
         _say(config, "user", User(config.user, uid, True, why))
         return
+    if config.here and session.identity() != config.here:
+        _say(config, "user", User(here, uid, True, f"{os.uname().nodename} answers"))
+        return
     _say(config, "user", User(here, uid, bool(config.user), ""))
-    beside = {"control": partial(attach.control, supervisor, config)} if control else {}
+    beside: dict[str, Callable[[], Any]] = {}
+    if control:
+        beside["control"] = partial(attach.control, supervisor, config)
+    if not inside and _by_ways(config):
+        beside["logins"] = partial(session.logins, supervisor, here)
+    if not config.here and _by_ways(config):
+        beside |= _other_ways(supervisor, config)
     _proofs(supervisor, config, beside)
+
+
+def _by_ways(config: Config) -> bool:
+    """Whether something is proved that can be another in another way in."""
+    return not {*BY_WAYS}.isdisjoint(config.wanted)
+
+
+def _other_ways(supervisor: Supervisor, config: Config) -> dict[str, Callable[[], Any]]:
+    """The other ways in from this session, which is one of them itself."""
+    ways: dict[str, Callable[[], Any]] = {}
+    if session.opened_by()[0] != "ssh":
+        ways["ssh"] = partial(session.by_ssh, supervisor, config)
+    slurmd = (
+        session.limits_of_daemon("slurmd") if config.step and "limits" in config.wanted else ()
+    )
+    if session.step_matters(slurmd):
+        ways["step"] = partial(session.by_srun, supervisor, config)
+    return ways
 
 
 def _name(uid: int) -> str:
@@ -144,8 +180,16 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
         _say(config, "user", User(config.user, -1, True, f"no such user: {config.user}"))
         return
     control = partial(attach.control, supervisor, config, uid)
-    beside = _beside(config, "control", control) if "attach" in config.wanted else None
-    inner = replace(config, limit_s=max(1, int(supervisor.left_s) - 2))
+    beside = []
+    if "attach" in config.wanted:
+        beside.append(_beside(config, "control", control))
+    beside.append(_beside(config, "logins", partial(session.logins, supervisor, config.user)))
+    inner = replace(
+        config,
+        limit_s=max(1, int(supervisor.left_s) - 2),
+        # In a job of Slurm's own, another one may have no room.
+        step=config.step and "SLURM_JOB_ID" not in os.environ,
+    )
     begun = False
 
     def line(text: str) -> None:
@@ -156,7 +200,7 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
             names = {name for name, _ in wire.lines(text, config.nonce)}
         except wire.DecodeError:
             return
-        if not names or not names <= {"user", *inner.wanted}:
+        if not names or not names <= {"user", *inner.wanted, *OTHER_WAYS}:
             return
         begun = begun or "user" in names
         # A profile's noise may stand in front of it.
@@ -176,5 +220,5 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
         elif ended.rc is None:
             why = f"timed out; it said: {ended.first}" if ended.first else "timed out"
         _say(config, "user", User(config.user, uid, True, f"no session: {why}"))
-    if beside is not None:
-        beside.join(supervisor.left_s)
+    for thread in beside:
+        thread.join(supervisor.left_s)

@@ -1,23 +1,56 @@
-"""A new session of the job's user on the node, through PAM as every login, and its limits."""
+"""The ways into the node for the job's user, and the limits that a session has in each of them.
+
+A session is opened by ``su -``, through PAM as every login. From there ssh goes to the node itself
+with the user's own key, for launchers (pdsh, mpirun, a loop around torchrun) come in by ssh, and
+sshd has a file of PAM of its own; a job of Slurm's has the limits of slurmd.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import glob
+import grp
 import os
+import pwd
+import re
 import resource
+import shutil
+import signal
+import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
+from nodeready.node import payload
 from nodeready.node.proofs.attach import first_number
 from nodeready.node.runtime import KEPT_BYTES, Ended, Supervisor
-from nodeready.subjects.proof.facts import Config, Limit, SessionLimits
+from nodeready.shell import quote
+from nodeready.subjects import wire
+from nodeready.subjects.proof.facts import (
+    BY_WAYS,
+    LOGIN_MODULES,
+    SESSION,
+    Config,
+    Limit,
+    LimitsLine,
+    Logins,
+    PamLine,
+    Service,
+    SessionLimits,
+    User,
+    Way,
+)
+
+# --- The limits of this session, and who opened it.
 
 ITEMS = {
     "core": resource.RLIMIT_CORE,
     "memlock": resource.RLIMIT_MEMLOCK,
     "nofile": resource.RLIMIT_NOFILE,
 }
+KINDS = ("soft", "hard")
 # Bit of CAP_SYS_RESOURCE (capabilities(7)): without it nobody may raise a hard limit.
 _CAP_SYS_RESOURCE = 1 << 24
 
@@ -27,29 +60,53 @@ def limits_of(pid: int) -> tuple[Limit, ...]:
 
     From /proc, which everybody may read: prlimit() asks for the right to trace the process.
     """
+    with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
+        return _limits_in(file.read())
+
+
+def _limits_in(text: str) -> tuple[Limit, ...]:
+    """The limits in the words of /proc/PID/limits. Raises ValueError, KeyError."""
     names = {"core": "Max core file size", "memlock": "Max locked memory"}
     names["nofile"] = "Max open files"
-    with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
-        rows = {row[:25].strip(): row[25:].split() for row in file}
+    rows = {row[:25].strip(): row[25:].split() for row in text.splitlines()}
     values = [rows[names[item]][:2] for item in ITEMS]
     return tuple(
         Limit(*(-1 if value == "unlimited" else int(value) for value in pair)) for pair in values
     )
 
 
-def _before() -> tuple[Limit, ...]:
-    """The limits of the su that opened this session: they come from PAM, before any profile."""
+#: The program that opens a session -> that way in; sshd's part of a session has its own name
+#: since OpenSSH 9.8.
+_OPENERS = {
+    "su": "su", "sshd": "ssh", "sshd-session": "ssh", "slurmstepd": "srun",
+    "sudo": "", "runuser": "", "login": "", "sshd-auth": "ssh",
+}  # fmt: skip
+
+
+def _parents() -> Iterator[tuple[int, str]]:
+    """The ancestors of this process, the nearest first, with their names."""
     pid = os.getppid()
-    try:
-        for _up in range(4):
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for _up in range(32):
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 name, _, rest = file.read().partition("(")[2].rpartition(")")
-            if name == "su":
-                return limits_of(pid)
+            yield pid, name
             pid = int(rest.split()[1])
-    except (OSError, ValueError, KeyError, IndexError):
-        pass
-    return ()
+
+
+def opened_by() -> tuple[str, tuple[Limit, ...]]:
+    """Who opened this session, a key of `WAYS` or "", and the limits that this program has: they
+    come from PAM, before any profile. () where they cannot be read."""
+    for pid, name in _parents():
+        # slurmstepd: [1234.batch], as the process calls itself
+        way = "srun" if name.startswith("slurmstepd") else _OPENERS.get(name)
+        if way is not None:
+            try:
+                # slurmstepd gives its task other limits than it has itself.
+                return way, () if way in ("", "srun") else limits_of(pid)
+            except (OSError, ValueError, KeyError):
+                return way, ()
+    return "", ()
 
 
 def _ceiling() -> tuple[int, ...]:
@@ -68,7 +125,8 @@ def prove(supervisor: Supervisor, config: Config) -> SessionLimits:
     """The limits of this session, after PAM and the user's profile. It only looks."""
     core, memlock, nofile = (Limit(*resource.getrlimit(number)) for number in ITEMS.values())
     nr_open = first_number("/proc/sys/fs/nr_open")
-    return SessionLimits(core, memlock, nofile, _before(), _ceiling(), nr_open)
+    way, before = opened_by()
+    return SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, way)
 
 
 @dataclass(frozen=True)
@@ -76,6 +134,9 @@ class Broken:
     """In place of an observation: the exception of ours that ended the proof."""
 
     broken: str
+
+
+# --- A new session, by su.
 
 
 def run(
@@ -101,24 +162,29 @@ def run(
     try:
         script, told = made(text)
         threading.Thread(target=_tell, args=(source, told.encode()), daemon=True).start()
-        kept = bytearray()
-
-        def on_output(_: object, stream: int, piece: bytes) -> None:
-            if stream == 1:
-                *rows, rest = bytes(kept + piece).split(b"\n")
-                kept[:] = rest[-KEPT_BYTES:]
-                for row in rows:
-                    line(row.decode("utf-8", "replace"))
-
         argv = ["su", "-", user, "-s", "/bin/sh", "-c", script]
         # A second is left to end what hangs, and to say so.
         limit_s = supervisor.left_s - 1
-        return supervisor.run(argv, limit_s, on_output, stdin=read, pass_fds=(text,))
+        return supervisor.run(argv, limit_s, _by_line(line), stdin=read, pass_fds=(text,))
     except OSError as problem:
         return Ended(127, "", f"su: {problem.strerror}", 0.0)
     finally:
         for number in (read, write, text):
             os.close(number)
+
+
+def _by_line(line: Callable[[str], None]) -> Callable[[object, int, bytes], None]:
+    """What hears a program's output, and gives each line of it to ``line``."""
+    kept = bytearray()
+
+    def on_output(_: object, stream: int, piece: bytes) -> None:
+        if stream == 1:
+            *rows, rest = bytes(kept + piece).split(b"\n")
+            kept[:] = rest[-KEPT_BYTES:]
+            for row in rows:
+                line(row.decode("utf-8", "replace"))
+
+    return on_output
 
 
 def _tell(number: int, text: bytes) -> None:
@@ -142,13 +208,295 @@ def _above_sudo() -> int | None:
 
     With use_pty, sudo is two processes, and sets its own core limit to 0, too.
     """
-    pid, below = os.getppid(), False
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for _up in range(32):
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                name, _, rest = file.read().partition("(")[2].rpartition(")")
-            if below and name != "sudo":
-                return pid
-            below = below or name == "sudo"
-            pid = int(rest.split()[1])
+    below = False
+    for pid, name in _parents():
+        if below and name != "sudo":
+            return pid
+        below = below or name == "sudo"
     return None
+
+
+# --- The same node by ssh, as the user.
+
+#: Seconds for sshd to take the connection, and for the login to come as far as our program.
+_CONNECT_S, _BEGIN_S = 5, 12
+#: Seconds for all that is proved there: a login, a dump by py-spy, a core.
+_WAY_S = 40
+# The user's key and name for this node count; whose host key it has is proof.ssh's to tell, and
+# nothing but the node itself is asked: no proxy, no other connection, no known host is made.
+_OPTIONS = (
+    "BatchMode=yes", f"ConnectTimeout={_CONNECT_S}", "ConnectionAttempts=1", "LogLevel=INFO",
+    "ControlMaster=no", "ControlPath=none", "ProxyCommand=none", "PermitLocalCommand=no",
+    "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "StrictHostKeyChecking=no",
+    "UserKnownHostsFile=/dev/null", "GlobalKnownHostsFile=/dev/null", "RequestTTY=no",
+    "SendEnv=LC_IDENTIFICATION",
+)  # fmt: skip
+# One line for whatever shell the user has: the script comes first, then the program's text.
+_READ = 'exec 3<&0; read -r nr && eval "$(echo $nr|base64 -d)"'
+_NO_SSHD = re.compile(r"not resolve|not known|refused|No route|unreachable|n timed out", re.I)
+
+
+# What sshd takes from its client by default, and nothing heeds (locale(7)): it tells the processes
+# of our session from others of the user's, when a start-up file of the shell hangs there.
+_MARK = "LC_IDENTIFICATION"
+
+
+def _end_marked(mark: str) -> None:
+    """End what is left of a session that was given up: killing ssh ends no process behind it."""
+    for pid in (int(one) for one in os.listdir("/proc") if one.isdigit()):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                found = f"{_MARK}={mark}".encode() in file.read(1 << 20).split(b"\0")
+            if found:
+                os.kill(pid, signal.SIGKILL)
+
+
+def identity() -> str:
+    """What tells this machine from others: its host name and the boot of its kernel."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{os.uname().nodename} {file.read().strip()}"
+
+
+def by_ssh(supervisor: Supervisor, config: Config) -> Way:
+    """What the proofs see in a session that ssh opens from the node to itself, as this user.
+
+    The user's key may not open it: then nothing is proved that way, and the reason is told.
+    """
+    if not shutil.which("ssh"):
+        return Way("ssh is not installed")
+    way = Way("no time left")
+    # Where the name leads to an address without sshd, there is one behind the loopback.
+    for host in (os.uname().nodename, "localhost"):
+        if supervisor.left_s > _CONNECT_S:
+            way = _by_ssh(supervisor, config, host)
+        if not _NO_SSHD.search(way.error):
+            break
+    return way
+
+
+def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
+    limit_s = min(supervisor.left_s - 1, _WAY_S)
+    name = pwd.getpwuid(os.geteuid()).pw_name
+    wanted = tuple(one for one in BY_WAYS if one in config.wanted)
+    inner = replace(
+        config, user=name, wanted=wanted, peers=(), here=identity(), step=False,
+        limit_s=max(1, int(limit_s) - 1),
+    )  # fmt: skip
+    made = payload.program(
+        "nodeready.node.proofs.program", inner, stdin=True, first=sys.executable, inside=True
+    )
+    kinds: dict[str, type[Any]] = {"user": User, **{one: SESSION[one] for one in wanted}}
+    found: dict[str, Any] = {}
+
+    def line(text: str) -> None:
+        with contextlib.suppress(wire.DecodeError):
+            for kind, data in wire.lines(f"{text}\n", inner.nonce):
+                if kind in kinds and kind not in found:
+                    found[kind] = wire.decode(kinds[kind], data)
+
+    options = [word for option in _OPTIONS for word in ("-o", option)]
+    argv = ["ssh", *options, "-l", name, "--", host, f"exec sh -c {quote(_READ)}"]
+    text = f"{base64.b64encode(made.script.encode()).decode()}\n{made.text}"
+    mark = f"nodeready-{os.urandom(8).hex()}"
+    environment = {**os.environ, _MARK: mark}
+    # Its end tells the program there that we are gone.
+    read, write = os.pipe()
+    try:
+        threading.Thread(target=_tell, args=(os.dup(write), text.encode()), daemon=True).start()
+        begun = (_BEGIN_S, lambda: "user" in found)
+        ended = supervisor.run(argv, limit_s, _by_line(line), begun, stdin=read, env=environment)
+        if ended.rc is None:
+            _end_marked(mark)
+    except OSError as problem:
+        return Way(f"ssh: {problem.strerror}")
+    finally:
+        os.close(read)
+        os.close(write)
+    user = found.pop("user", None)
+    if user is None or user.error:
+        rows = [row.strip() for row in (ended.err or ended.out).splitlines() if row.strip()]
+        rows = [row for row in rows if not row.startswith("Warning: Permanently added")]
+        said = "; ".join(rows[-2:]) or f"exit status {ended.rc}"
+        why = user.error if user else "timed out" if ended.rc is None else said
+        return Way(why[:300], bool(re.search(r"\b(closed|reset) by\b", said)))
+    return Way("", **found)
+
+
+# --- A step of Slurm.
+
+#: Seconds for Slurm to have the node for us, and for the step to end.
+_IMMEDIATE_S, _STEP_S = 3, 15
+
+
+def _lower(these: tuple[Limit, ...], than: tuple[Limit, ...]) -> bool:
+    """Whether one of these limits is lower than the other one of the same item."""
+    values = [(getattr(a, kind), getattr(b, kind)) for a, b in zip(these, than) for kind in KINDS]
+    return any(one != -1 and (other == -1 or one < other) for one, other in values)
+
+
+def step_matters(slurmd: tuple[Limit, ...]) -> bool:
+    """Whether only a step can tell the limits of jobs.
+
+    A step's hard limits are slurmd's; its soft ones are slurmd's, or, by PropagateResourceLimits,
+    those of whoever submits, below that (slurm.conf(5)). Where slurmd has no lower ones than this
+    session, a step would show nothing else, and none is started.
+    """
+    mine = tuple(Limit(*resource.getrlimit(number)) for number in ITEMS.values())
+    return _lower(slurmd, mine) and "SLURM_JOB_ID" not in os.environ
+
+
+def by_srun(supervisor: Supervisor, config: Config) -> Way:
+    """The limits of a step on this node, when Slurm can start one at once."""
+    if not shutil.which("srun"):
+        return Way("srun is not installed")
+    node = os.uname().nodename.partition(".")[0]
+    argv = [
+        "srun", f"--immediate={_IMMEDIATE_S}", f"--nodelist={node}", "--nodes=1", "--ntasks=1",
+        "--time=1", "--job-name=nodeready", "--chdir=/", "--input=none", "--quiet",
+        "cat", "/proc/self/limits",
+    ]  # fmt: skip
+    try:
+        ended = supervisor.run(argv, _STEP_S)
+    except OSError as problem:
+        return Way(f"srun: {problem.strerror}")
+    try:
+        core, memlock, nofile = _limits_in(ended.out)
+    except (ValueError, KeyError):
+        said = re.sub(r"^srun: (error: )?", "", ended.first) or f"exit status {ended.rc}"
+        return Way("timed out" if ended.rc is None else said)
+    nr_open = first_number("/proc/sys/fs/nr_open")
+    return Way("", limits=SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun"))
+
+
+# --- How the node opens sessions.
+
+_PAM = ("/etc/pam.d", "/usr/lib/pam.d", "/usr/etc/pam.d")
+_PAM_LINE = re.compile(r"-?(account|session)\s+(\[[^\]]*\]|\S+)\s+(\S+)\s*(.*)", re.I)
+_NOLOGIN = ("/run/nologin", "/var/run/nologin", "/etc/nologin")
+_SHUTDOWN = "/run/systemd/shutdown/scheduled"
+_LIMITS_FILES = tuple(
+    f"{directory}/security/{files}"
+    for directory in ("/etc", "/usr/etc", "/usr/share")
+    for files in ("limits.conf", "limits.d/*.conf")
+)
+_LIMITS_LINE = re.compile(
+    r"\s*[^\s#*]\S*\s+(-\s*(#.*)?$|(soft|hard|-)\s+(core|memlock|nofile)\s)", re.I
+)
+_MOST_LINES = 200
+
+
+def _file_of(service: str) -> str:
+    paths = (f"{directory}/{service}" for directory in _PAM)
+    return next((path for path in paths if os.path.exists(path)), "")
+
+
+def _stack(path: str, kinds: tuple[str, ...], depth: int = 0) -> Iterator[PamLine | None]:
+    """The lines of this file and of those that it includes that ask for LOGIN_MODULES; None for a
+    file that cannot be read (pam.conf(5))."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            rows = file.read(1 << 20).replace("\\\n", "  ").splitlines()
+    except OSError:
+        rows, depth = [], 99
+    if depth > 8:
+        yield None
+        return
+    for number, row in enumerate(rows, 1):
+        text = row.partition("#")[0].strip()
+        if text.startswith("@include"):
+            yield from _stack(_file_of(text[8:].strip()) or "?", kinds, depth + 1)
+        found = _PAM_LINE.fullmatch(text)
+        if not found or found[1].lower() not in kinds:
+            continue
+        if found[2].lower() in ("include", "substack"):
+            yield from _stack(_file_of(found[3]) or "?", (found[1].lower(),), depth + 1)
+        module = re.sub(r"^pam_|\.so$", "", os.path.basename(found[3]))
+        if module in LOGIN_MODULES and (module != "limits" or found[1].lower() == "session"):
+            yield PamLine(module, " ".join(found[4].split())[:300], f"{path}:{number}")
+
+
+def _service(name: str, *files: str) -> Service:
+    """What PAM asks for a service, by the first of these names that has a file."""
+    path = next(filter(None, map(_file_of, files)), "")
+    lines = list(_stack(path, ("account", "session"))) if path else []
+    known = tuple(one for one in lines if one is not None)
+    return Service(name, path, len(known) == len(lines), known[:_MOST_LINES])
+
+
+def _running(name: str) -> int | None:
+    """The process of root's that has this name and was not started by one of the same name."""
+    found: dict[int, int] = {}
+    for pid in (int(one) for one in os.listdir("/proc") if one.isdigit()):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                comm, _, rest = file.read().partition("(")[2].rpartition(")")
+            if comm == name and os.stat(f"/proc/{pid}").st_uid == 0:
+                found[pid] = int(rest.split()[1])
+    return min((pid for pid, parent in found.items() if parent not in found), default=None)
+
+
+def limits_of_daemon(name: str) -> tuple[Limit, ...]:
+    """The limits of a daemon of root's, which what it starts inherits; (): it does not run."""
+    pid = _running(name)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return limits_of(pid) if pid else ()
+    return ()
+
+
+def _use_pam(supervisor: Supervisor, name: str) -> bool | None:
+    sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if os.geteuid() or not sshd:
+        return None
+    argv = [sshd, "-T", "-C", f"user={name},host=localhost,addr=127.0.0.1"]
+    with contextlib.suppress(OSError):
+        found = re.search(r"^usepam (yes|no)$", supervisor.run(argv, 5).out, re.M | re.I)
+        return found[1].lower() == "yes" if found else None
+    return None
+
+
+def _domains(name: str) -> tuple[str, ...]:
+    """What stands for a user in limits.conf, beside ``*``: limits.conf(5)."""
+    known = pwd.getpwnam(name)
+    found = [name, f":{known.pw_uid}"]
+    for gid in os.getgrouplist(name, known.pw_gid)[:_MOST_LINES]:
+        found.append(f"@:{gid}")
+        with contextlib.suppress(KeyError):
+            found.append(f"@{grp.getgrgid(gid).gr_name}")
+    return tuple(found)
+
+
+def _limits_lines() -> Iterator[LimitsLine]:
+    for pattern in _LIMITS_FILES:
+        for path in sorted(glob.glob(pattern)):
+            with contextlib.suppress(OSError):
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    rows = file.read(1 << 20).splitlines()
+                for number, row in enumerate(rows, 1):
+                    if _LIMITS_LINE.match(row):
+                        yield LimitsLine(path, number, row[:300])
+
+
+def logins(supervisor: Supervisor, name: str) -> Logins:
+    """How this node opens sessions for this user: what to look at when one is refused, or gets
+    other limits than another. It only looks."""
+    nologin = next(filter(os.path.exists, _NOLOGIN), "")
+    says = ""
+    with contextlib.suppress(OSError, StopIteration):
+        if nologin and os.path.isfile(nologin):
+            with open(nologin, encoding="utf-8", errors="replace") as file:
+                says = next(row.strip() for row in file.read(4096).splitlines() if row.strip())
+    return Logins(
+        services=(
+            _service("ssh", "sshd"),
+            _service("su", "su-l", "su"),
+            _service("slurm", "slurm"),
+        ),
+        use_pam=_use_pam(supervisor, name),
+        nologin=nologin,
+        says=says[:200],
+        shutdown=os.path.exists(_SHUTDOWN),
+        sshd=limits_of_daemon("sshd"),
+        slurmd=limits_of_daemon("slurmd"),
+        lines=tuple(_limits_lines())[:_MOST_LINES],
+        domains=_domains(name),
+    )

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
 from nodeready.policy import Policy
+from nodeready.subjects.base import Line
 from nodeready.subjects.core_dumps.facts import core_directory
 from nodeready.subjects.declare import Subject, check, deploy
 from nodeready.subjects.limits.checks import shown, wanted
-from nodeready.subjects.limits.facts import ITEMS, UNLIMITED, Limits, PamLimits
+from nodeready.subjects.limits.facts import (
+    ITEMS,
+    UNLIMITED,
+    Limits,
+    PamLimits,
+    parse_pam_limits,
+)
 from nodeready.subjects.proof.facts import (
     NO_START,
     PROGRAM,
     UNFINISHED,
+    WAYS,
     Attach,
     Attempt,
     Control,
@@ -18,10 +30,14 @@ from nodeready.subjects.proof.facts import (
     Directory,
     Guards,
     Limit,
+    Logins,
+    PamLine,
     Proved,
+    Service,
     SessionLimits,
     Tracers,
     User,
+    Way,
 )
 from nodeready.subjects.proof.reach import mesh, pdsh, ports, ssh, unseen
 from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
@@ -152,10 +168,17 @@ def attach(seen: Proved, want: Policy) -> Result:
     """py-spy shows the stack of a process of the job's user, to that user, without sudo.
 
     The process is a sibling of py-spy, as a rank is one of the shell of whoever looks: at Yama's
-    scope 1 a parent may attach, and proves nothing. It must go on afterwards.
+    scope 1 a parent may attach, and proves nothing. It must go on afterwards. It is tried in the
+    user's session and, where the user's key opens one, in a session of ssh's.
     """
+    check, expected = "proof.attach", "a stack by py-spy dump"
     of = ("py-spy", "attach", "blocking")
-    return _judge("proof.attach", "a stack by py-spy dump", seen, want, of)
+    found = _judge(check, expected, seen, want, of)
+    if found.status == "ok" and isinstance(seen.ssh, Way) and seen.ssh.attach:
+        again = _judge(check, expected, replace(seen, attach=seen.ssh.attach), want, of)
+        if again.status == "fail":
+            return replace(again, actual=f"by ssh: {again.actual}")
+    return found
 
 
 @check("proof.attach_nonblocking", settings=_SETTINGS, fix=_FIXES, proof="attach")
@@ -240,10 +263,12 @@ def _limit(check: str, expected: str, seen: Proved, want: Policy) -> Result:
     if want.limit_core.isdigit() and int(want.limit_core) * ITEMS["core"] <= limit:
         fix = "limit_core: 'unlimited' in the policy"
         return fail(check, expected, actual, "", fix)
-    before = seen.limits.before[:1] if isinstance(seen.limits, SessionLimits) else ()
-    if before and (before[0].soft == -1 or before[0].soft > limit):
-        fix = f"remove the ulimit of core from {name}'s profile, or /etc/profile"
-        return fail(check, expected, f"{actual}, as its profile sets it", "", fix)
+    if isinstance(seen.limits, SessionLimits):
+        has = seen.limits
+        least = {"core": max(limit + 1, _LEAST_LIMIT)}
+        why = _why(has.way, {"core": _text(has.core, "core")}, has, least, seen)
+        if why.fix:
+            return fail(check, expected, f"{actual}: {why.cause}", why.source, why.fix)
     return fixable(check, expected, actual, "", f"{_DEPLOY} limits")
 
 
@@ -325,8 +350,21 @@ def core(seen: Proved, want: Policy) -> Result:
 
     A shell of our own crashes there. The kernel's word that it dumped (WCOREDUMP) is not enough:
     it gives that for a core that is cut off, and for a pipe that leads nowhere (core(5)). Exactly
-    that core is removed again; systemd-coredump's own rule removes the one that it keeps.
+    that core is removed again; systemd-coredump's own rule removes the one that it keeps. It is
+    tried in the user's session and, where the user's key opens one, in a session of ssh's.
     """
+    found = _crashed(seen, want)
+    by_ssh = seen.ssh.core if isinstance(seen.ssh, Way) else None
+    # A limit of ssh's sessions is for proof.limits to tell.
+    if found.status == "ok" and by_ssh and not by_ssh.skipped and not limited(by_ssh):
+        again = _crashed(replace(seen, core=by_ssh), want)
+        if again.status == "fail":
+            return replace(again, actual=f"by ssh: {again.actual}")
+    return found
+
+
+def _crashed(seen: Proved, want: Policy) -> Result:
+    """What one crash left."""
     check = "proof.core"
     expected = f"a whole core in {core_directory(want)}"
     if want.core_handler == PROGRAM:
@@ -380,6 +418,56 @@ def backtrace(seen: Proved, want: Policy) -> Result:
 # --- The session in which the proofs ran: whose it is, and its limits.
 
 
+# What su and PAM say of a refused session -> the fix: shadow's and util-linux's su, pam_unix(8),
+# pam_limits(8), pam(3).
+_REFUSALS = (
+    (r"account (has )?expired|account expiration", "chage -E -1 {name}"),
+    (r"required to change your password|password (has )?expired|token is no longer valid|"
+     r"Authentication token expired", "give {name} a new password: passwd {name}, or chage -d"),
+    (r"[Tt]oo many logins", "raise maxlogins for {name} in limits.conf, or end old sessions"),
+    (r"Module is unknown", "install the module that {path} names, or remove its line"),
+)  # fmt: skip
+_DENYING = ("access", "time", "listfile", "succeed_if")
+
+
+def _service(seen: Proved, name: str) -> Service | None:
+    """What PAM asks on this way in; None: not seen."""
+    found = seen.logins.services if isinstance(seen.logins, Logins) else ()
+    return next((one for one in found if one.name == name and one.path), None)
+
+
+def _nologin(logins: Logins) -> tuple[str, str]:
+    """The file that closes logins in words, and what opens them again (pam_nologin(8))."""
+    says = f" ({logins.says})" if logins.says else ""
+    if logins.shutdown:
+        return f"{logins.nologin} is there{says}: a shutdown is pending", "shutdown -c, or wait"
+    return f"{logins.nologin} is there{says}", f"remove {logins.nologin}"
+
+
+def _refusal(error: str, name: str, seen: Proved) -> tuple[str, str, str]:
+    """Why ``su -`` opened no session: the words, the file that decides, the fix."""
+    fix = f"`su - {name} -c id`, as root on the node, has to work"
+    service = _service(seen, "su")
+    path = service.path if service else "/etc/pam.d/su"
+    for pattern, what in _REFUSALS:
+        if re.search(pattern, error):
+            return error, path if "{path}" in what else "", what.format(name=name, path=path)
+    logins, lines = seen.logins, service.lines if service else ()
+    if isinstance(logins, Logins) and logins.nologin:
+        asked = any(one.module == "nologin" for one in lines)
+        if asked or (logins.says and logins.says in error):
+            words, fix = _nologin(logins)
+            return f"{error}: {words}", logins.nologin, fix
+    denying = [one for one in lines if one.module in _DENYING]
+    if denying and re.search("denied|[Ff]ailure", error):
+        one = denying[0]
+        words = f"{error}: pam_{one.module} may refuse {name} ({one.where})"
+        where = "/etc/security/access.conf" if one.module == "access" else one.where
+        given = re.search(r"\b(?:accessfile|file)=(\S+)", one.words)
+        return words, one.where, f"let {name} in: {given[1] if given else where}"
+    return error, "", fix
+
+
 @check(
     "proof.user",
     settings=("job_user",),
@@ -387,6 +475,11 @@ def backtrace(seen: Proved, want: Policy) -> Result:
         "create NAME on the node, or name another user",
         "log in as root, or name no user",
         "`su - NAME -c id`, as root on the node, has to work",
+        "chage -E -1 NAME",
+        "give NAME a new password: passwd NAME, or chage -d",
+        "let NAME in: /etc/security/access.conf",
+        "remove /run/nologin",
+        "shutdown -c, or wait",
         "--user NAME proves it for the job's user",
     ),
 )
@@ -394,7 +487,8 @@ def user(seen: Proved, want: Policy) -> Result:
     """The proofs ran in a new session of the job's user, opened through PAM as a login is.
 
     What root can do says nothing about what a job's user can: Yama and file permissions stop
-    users only.
+    users only. Where /etc/nologin or /run/nologin closes ssh to everybody but root, there is no
+    job either, whatever su opens.
     """
     check, found = "proof.user", seen.user
     expected = "a session of " + (want.job_user or "the job's user")
@@ -405,14 +499,32 @@ def user(seen: Proved, want: Policy) -> Result:
         fix = f"create {found.name} on the node, or name another user"
         return fail(check, expected, found.error, "", fix)
     if found.error:
-        other = found.error.startswith("logged in as")
-        works = f"`su - {found.name} -c id`, as root on the node, has to work"
-        fix = "log in as root, or name no user" if other else works
-        return fail(check, expected, found.error, "", fix)
+        if found.error.startswith("logged in as"):
+            return fail(check, expected, found.error, "", "log in as root, or name no user")
+        actual, source, fix = _refusal(found.error, found.name, seen)
+        return fail(check, expected, actual, source, fix)
     if found.uid == 0 and not found.named:
         fix = "--user NAME proves it for the job's user"
         return warn(check, expected, "proved as root, whom Yama does not stop", "", fix)
+    if found.uid and isinstance(seen.logins, Logins) and _closed(seen, seen.logins):
+        words, fix = _nologin(seen.logins)
+        actual = f"ssh is closed to {found.name}: {words}"
+        return fail(check, expected, actual, seen.logins.nologin, fix)
     return ok(check, f"a session of {found.name}")
+
+
+def _closed(seen: Proved, logins: Logins) -> bool:
+    """Whether a file closes sshd to everybody but root, and no login of the user's shows that it
+    does not: sshd heeds the file itself where it does not ask PAM (sshd(8), FILES)."""
+    refused = isinstance(seen.ssh, Way) and bool(seen.ssh.error)
+    closed = isinstance(seen.ssh, Way) and seen.ssh.closed
+    if not logins.nologin or not (refused or seen.ssh is None) or not (logins.sshd or closed):
+        return False
+    if isinstance(seen.limits, SessionLimits) and seen.limits.way == "ssh":
+        return False
+    service = _service(seen, "ssh")
+    asks = service is None or not service.whole or logins.use_pam is False
+    return asks or (service is not None and any(one.module == "nologin" for one in service.lines))
 
 
 def _kernel(limit: Limit) -> dict[str, int]:
@@ -428,53 +540,321 @@ def _possible(seen: SessionLimits, want: Policy) -> dict[str, int]:
     return wanted(node, want)
 
 
+@dataclass(frozen=True)
+class _Low:
+    """What one way in gives too little of.
+
+    items:  item -> its value in words
+    cause:  in words; "": not known
+    source: the line that decides
+    fix:    a person's act; "": a deploy may repair it
+    """
+
+    items: Mapping[str, str]
+    cause: str = ""
+    source: str = ""
+    fix: str = ""
+
+
+def _text(limit: Limit, item: str) -> str:
+    return "/".join(dict.fromkeys(shown(value, item) for value in _kernel(limit).values()))
+
+
+def _items(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{item} {value}" for item, value in values.items())
+
+
+def _by_way(seen: Proved) -> dict[str, SessionLimits]:
+    """The limits of each way in that was proved, by its key in WAYS, the first session's first."""
+    assert isinstance(seen.limits, SessionLimits)
+    found = {seen.limits.way: seen.limits}
+    for name, way in (("ssh", seen.ssh), ("srun", seen.step)):
+        if isinstance(way, Way) and way.limits is not None:
+            found.setdefault(name, way.limits)
+    if "ssh" not in found and isinstance(seen.logins, Logins) and _without_pam(seen, seen.logins):
+        found["ssh"] = _with(seen.limits, seen.logins.sshd, "ssh")
+    slurmd = seen.logins.slurmd if isinstance(seen.logins, Logins) else ()
+    slurm = _service(seen, "slurm")
+    raised = slurm is not None and any(one.module == "limits" for one in slurm.lines)
+    if len(slurmd) == len(ITEMS) and "srun" not in found and not raised:
+        # A step's hard limits are slurmd's; which soft ones it has, only a step can tell.
+        hard = tuple(Limit(one.hard, one.hard) for one in slurmd)
+        found["slurmd"] = _with(seen.limits, hard, "slurmd")
+    return found
+
+
+def _with(first: SessionLimits, limits: tuple[Limit, ...], way: str) -> SessionLimits:
+    """The limits of another way in on the same node."""
+    core, memlock, nofile = limits
+    return replace(first, core=core, memlock=memlock, nofile=nofile, before=(), way=way)
+
+
+def _without_pam(seen: Proved, logins: Logins) -> bool:
+    """Whether sessions of ssh have the limits of sshd itself, as everybody can tell who reads its
+    files: it does not ask PAM, or PAM sets none there."""
+    service = _service(seen, "ssh")
+    none = service is not None and service.whole and not _pam_limits(service)
+    return len(logins.sshd) == len(ITEMS) and (logins.use_pam is False or none)
+
+
+def _pam_limits(service: Service | None) -> list[PamLine]:
+    return [one for one in service.lines if one.module == "limits"] if service else []
+
+
+def _other_file(service: Service | None) -> tuple[str, str]:
+    """The file that pam_limits reads instead of limits.conf and limits.d, and the line that says
+    so (pam_limits(8), conf=); "": it reads those."""
+    for one in _pam_limits(service):
+        other = re.search(r"\bconf=(\S+)", one.words)
+        if other and other[1] != "/etc/security/limits.conf":
+            return other[1], one.where
+    return "", ""
+
+
+def _own_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
+    """The limits that lines give to the user's own names: domain, kind, item, value, where; the
+    one that counts last. A user's line beats a group's (limits.conf(5))."""
+    lines = (Line(one.path, one.number, one.text) for one in logins.lines)
+    pam = parse_pam_limits(lines)
+    mine = {*logins.domains}
+    numbers = {
+        group: {int(one.rpartition(":")[2]) for one in mine if re.fullmatch(rf"{group}:\d+", one)}
+        for group in ("@", "")
+    }
+
+    def about(domain: str) -> bool:
+        # A range is <min>:<max>, <min>: or :<number>.
+        match = re.fullmatch(r"(@?)(\d*):(\d*)", domain)
+        if match is None:
+            return domain in mine
+        low, high = match[2], match[3]
+        first = int(low or high or 0)
+        last = int(high) if high else 1 << 32
+        return any(first <= number <= last for number in numbers[match[1]])
+
+    for at in ("@", ""):
+        for one in pam.entries:
+            if one.domain.startswith("@") == bool(at) and about(one.domain):
+                yield one.domain, one.kind, one.item, one.value, one.where
+    for domain, where in pam.exempt:
+        if about(domain):
+            yield from ((domain, kind, item, -1, where) for kind in _KINDS for item in ITEMS)
+
+
+_KINDS = ("soft", "hard")
+_RESTART = "systemctl restart slurmd, when idle"
+
+
+def _why(
+    way: str, low: Mapping[str, str], has: SessionLimits, possible: Mapping[str, int], seen: Proved
+) -> _Low:
+    """The cause of too low limits on one way in."""
+    name = seen.user.name if isinstance(seen.user, User) else "the user"
+    if way in ("srun", "slurmd"):
+        fix = f"nodeready deploy INVENTORY --only limits, then {_RESTART}"
+        slurmd = seen.logins.slurmd if isinstance(seen.logins, Logins) else ()
+        own = dict(zip(ITEMS, slurmd))
+        if way == "srun" and all(
+            min(_kernel(own[item]).values()) >= possible[item] for item in low if item in own
+        ):
+            fix = "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits"
+            return _Low(low, "slurmd itself has more", "", fix)
+        return _Low(low, "slurmd's own limits, which its jobs inherit", "", fix)
+    before = dict(zip(ITEMS, has.before))
+    lowered = [
+        item
+        for item in low
+        if item in before and min(_kernel(before[item]).values()) >= possible[item]
+    ]
+    if lowered:
+        items = ", ".join(lowered)
+        files = f"{name}'s profile, or /etc/profile"
+        if way == "ssh":
+            files = f"{name}'s ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc"
+        fix = f"remove the ulimit of {items} from {files}"
+        whose = "the shell's start-up" if way == "ssh" else "the profile"
+        return _Low(low, f"{whose} lowers {items}", "", fix)
+    logins, service = seen.logins, _service(seen, way)
+    if not isinstance(logins, Logins):
+        return _Low(low)
+    if way == "ssh" and logins.use_pam is False:
+        fix = "UsePAM yes in /etc/ssh/sshd_config, then systemctl reload ssh (RHEL, SLES: sshd)"
+        return _Low(low, "sshd does not ask PAM: UsePAM no", "/etc/ssh/sshd_config", fix)
+    if service and service.whole and not _pam_limits(service):
+        fix = f"add `session required pam_limits.so` to {service.path}"
+        return _Low(low, f"no pam_limits in {service.path}", service.path, fix)
+    other, where = _other_file(service)
+    if other:
+        fix = f"take conf={other} off {where}, or set these limits in {other}"
+        return _Low(low, f"pam_limits reads {other} by {where}", where, fix)
+    decides = {
+        (kind, item): (value, domain, where)
+        for domain, kind, item, value, where in _own_lines(logins)
+    }
+    for item in low:
+        for kind in _KINDS:
+            value, domain, where = decides.get((kind, item), (UNLIMITED, "", ""))
+            if value == -1 or value < possible[item]:
+                words = f"{domain} has limits of its own ({where})"
+                if value == -1:
+                    words = f"{domain} is exempt from all limits ({where})"
+                return _Low(low, words, where, f"raise or remove the line {where}")
+    return _Low(low)
+
+
+def _unlike(way: str, low: _Low, seen: Proved) -> _Low:
+    """A way in that gets less than another, for no cause that is known: not the limits' files."""
+    if low.fix or low.cause or not isinstance(seen.logins, Logins):
+        return low
+    if way == "ssh":
+        sshd = dict(zip(ITEMS, seen.logins.sshd))
+        if sshd and all(_text(sshd[item], item) == low.items[item] for item in low.items):
+            fix = "journalctl -t sshd tells why pam_limits sets none; or restart sshd"
+            return replace(low, cause="these are sshd's own", fix=fix)
+    files = " and ".join(one.path for one in seen.logins.services[:2] if one.path)
+    return replace(low, fix=f"compare {files}" if files else "compare the files of pam.d")
+
+
 @check(
     "proof.limits",
     proof="limits",
-    settings=("core_handler", "core_pattern", "limit_core", "limit_memlock", "limit_nofile"),
+    settings=(
+        "core_handler",
+        "core_pattern",
+        "limit_core",
+        "limit_memlock",
+        "limit_nofile",
+        "waivers",
+    ),
     fix=(
         deploy("nodeready deploy INVENTORY --only limits"),
         "remove the ulimit of ITEMS from the user's profile, or /etc/profile",
+        "remove the ulimit of ITEMS from the user's ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc",
+        "take conf=FILE off WHERE, or set these limits in FILE",
+        "add `session required pam_limits.so` to FILE",
+        "UsePAM yes in /etc/ssh/sshd_config, then systemctl reload ssh (RHEL, SLES: sshd)",
+        "raise or remove the line WHERE",
+        f"nodeready deploy INVENTORY --only limits, then {_RESTART}",
+        "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits",
+        "compare FILES",
     ),
 )
 def limits(seen: Proved, want: Policy) -> Result:
     """A new session of the job's user has the policy's limits, after PAM and after its profile.
 
-    limit_core, limit_memlock and limit_nofile of the policy, or more; soft and hard.
-    The files may say so and no login may have it: a pam.d file without pam_limits, a ulimit in a
-    profile. A limit that this node's kernel refuses is told by the subject limits, a core limit
-    that cost a core by proof.core, and neither again here.
+    limit_core, limit_memlock and limit_nofile of the policy, or more; soft and hard. It is looked
+    at in each way in: ``su -``, ssh from the node to itself where the user's key opens that, and
+    what slurmd gives to its jobs. The files may say so and no login may have it: a pam.d file
+    without pam_limits or with another ``conf=``, a ulimit in a profile, an sshd that does not ask
+    PAM. Two ways that differ are a warning where both have enough. A limit that this node's
+    kernel refuses is told by the subject limits, a core limit that cost a core by proof.core
+    unless that is waived, and neither again here.
     """
     check = "proof.limits"
     nothing = unseen(check, seen, "limits")
     if nothing is not None or not isinstance(seen.limits, SessionLimits):
         return nothing or na(check, "not proved")
     possible = _possible(seen.limits, want)
-    if isinstance(seen.core, Core) and limited(seen.core):
+    waived = any(name == "proof.core" for name, _ in want.waivers)
+    if isinstance(seen.core, Core) and limited(seen.core) and not waived:
         possible.pop("core", None)
     if not possible:
         return na(check, "none of the policy's limits can be had here, or proof.core tells")
-    expected = ", ".join(f"{item} {shown(limit, item)}" for item, limit in possible.items())
-    before = dict(zip(ITEMS, seen.limits.before))
-    low, lowered = [], []
-    for item, limit in possible.items():
-        has: Limit = getattr(seen.limits, item)
-        if min(_kernel(has).values()) >= limit:
-            continue
-        values = [shown(value, item) for value in _kernel(has).values()]
-        low.append(f"{item} {'/'.join(dict.fromkeys(values))}")
-        if item in before and min(_kernel(before[item]).values()) >= limit:
-            lowered.append(item)
-    if not low:
-        return ok(check, expected)
-    if lowered:
-        name = seen.user.name if isinstance(seen.user, User) else "the user"
-        items = ", ".join(lowered)
-        actual = f"{', '.join(low)}: the profile lowers {items}"
-        fix = f"remove the ulimit of {items} from {name}'s profile, or /etc/profile"
-        return fail(check, expected, actual, "", fix)
-    fix = "nodeready deploy INVENTORY --only limits"
-    return fixable(check, expected, ", ".join(low), "", fix)
+    expected = _items({item: shown(limit, item) for item, limit in possible.items()})
+    ways = _by_way(seen)
+    found: dict[str, _Low] = {}
+    for way, has in ways.items():
+        low = {
+            item: _text(getattr(has, item), item)
+            for item, limit in possible.items()
+            if min(_kernel(getattr(has, item)).values()) < limit
+        }
+        if low:
+            found[way] = _why(way, low, has, possible, seen)
+    if not found:
+        doubt = _differing(check, expected, ways, possible)
+        doubt = doubt or _not_seen(check, expected, ways, seen)
+        return doubt or ok(check, expected, _not_proved(expected, seen))
+    logins = [way for way in ways if way not in ("srun", "slurmd")]
+    if len(logins) > 1 and len([way for way in logins if way in found]) == 1:
+        found = {way: _unlike(way, low, seen) for way, low in found.items()}
+    return _too_low(check, expected, ways, found)
+
+
+def _too_low(
+    check: str, expected: str, ways: Mapping[str, SessionLimits], found: Mapping[str, _Low]
+) -> Result:
+    """The result of the ways that give too little."""
+    kinds = _distinct(found.values())
+    # Where every way has the same for the same reason, the way is no part of the finding.
+    alike = len(kinds) == 1 and len(found) == len(ways)
+    texts = []
+    for low in kinds:
+        mine = [way for way, other in found.items() if other == low]
+        by = "" if alike else f" by {' and '.join(WAYS.get(way, 'this login') for way in mine)}"
+        texts.append(f"{_items(low.items)}{by}" + (f": {low.cause}" if low.cause else ""))
+    other = next((way for way in ways if way not in found and way in ("su", "ssh")), None)
+    if other is not None:
+        items = dict.fromkeys(item for low in kinds for item in low.items)
+        has = {item: _text(getattr(ways[other], item), item) for item in items}
+        texts.append(f"{_items(has)} by {WAYS[other]}")
+    actual = "; ".join(texts)
+    first = next((low for low in kinds if low.fix), None)
+    if first is None:
+        return fixable(check, expected, actual, "", "nodeready deploy INVENTORY --only limits")
+    return fail(check, expected, actual, first.source, first.fix)
+
+
+def _distinct(found: Iterable[_Low]) -> list[_Low]:
+    kinds: list[_Low] = []
+    for low in found:
+        if low not in kinds:
+            kinds.append(low)
+    return kinds
+
+
+def _differing(
+    check: str, expected: str, ways: Mapping[str, SessionLimits], possible: Mapping[str, int]
+) -> Result | None:
+    """The warning where two ways give different limits, and both enough."""
+    logins = {way: has for way, has in ways.items() if way not in ("srun", "slurmd")}
+    # Where the policy asks for nothing, nobody cares.
+    differing = [
+        item
+        for item, limit in possible.items()
+        if limit and len({_text(getattr(has, item), item) for has in logins.values()}) > 1
+    ]
+    if not differing:
+        return None
+    actual = "; ".join(
+        f"{_items({item: _text(getattr(has, item), item) for item in differing})} by "
+        f"{WAYS.get(way, 'this login')}"
+        for way, has in logins.items()
+    )
+    fix = "compare /etc/pam.d/sshd and /etc/pam.d/su, and what the user's shells run"
+    return warn(check, expected, actual, "", fix)
+
+
+def _not_seen(
+    check: str, expected: str, ways: Mapping[str, SessionLimits], seen: Proved
+) -> Result | None:
+    """The warning where ssh gives limits of its own, and no key of the user's shows which."""
+    other, where = _other_file(_service(seen, "ssh"))
+    if not other or "ssh" in ways or other == _other_file(_service(seen, "su"))[0]:
+        return None
+    actual = f"not seen by ssh, where pam_limits reads {other}"
+    fix = f"take conf={other} off {where}, or set these limits in {other}"
+    return warn(check, expected, actual, where, fix)
+
+
+def _not_proved(expected: str, seen: Proved) -> str:
+    """What is wanted, and which way in could not be looked at."""
+    texts = [expected]
+    for name, way in (("ssh", seen.ssh), ("srun", seen.step)):
+        if isinstance(way, Way) and way.error:
+            # Without the names of user and host, nodes share one result.
+            texts.append(f"not proved by {name}: {re.sub(r'^[^ ]+@[^ ]+: ', '', way.error)}")
+    return "; ".join(texts)
 
 
 SUBJECT = Subject(

@@ -51,6 +51,7 @@ class SessionLimits:
     ceiling: the hard limits that nobody on this node can exceed, in the order of ITEMS, where
              root may raise none; () on every usual node
     nr_open: fs.nr_open: no process may have more open files; None: unreadable
+    way:     who opened the session: a key of `WAYS`; "": none of them
     """
 
     core: Limit
@@ -59,6 +60,81 @@ class SessionLimits:
     before: tuple[Limit, ...]
     ceiling: tuple[int, ...]
     nr_open: int | None
+    way: wire.Name = ""
+
+
+#: The ways in which a job's processes come to a node -> how a result names that way.
+WAYS = {"ssh": "ssh", "su": "su -", "srun": "srun", "slurmd": "slurmd"}
+
+
+@dataclass(frozen=True)
+class PamLine:
+    """A line of a file of pam.d that calls one of the modules `LOGIN_MODULES`.
+
+    module: without ``pam_`` and ``.so``
+    words:  the module's arguments, with a blank between them
+    where:  the line, ``/path:number``
+    """
+
+    module: wire.Name
+    words: wire.Line
+    where: wire.Line
+
+
+@dataclass(frozen=True)
+class Service:
+    """What PAM asks for one service.
+
+    name:  the way in, ``ssh`` or ``su``, or ``slurm``
+    path:  its file; "": there is none that can be read
+    whole: all files that it includes could be read
+    lines: of its account and session stacks, included files' too, in their order
+    """
+
+    name: wire.Name
+    path: wire.Path
+    whole: bool
+    lines: tuple[PamLine, ...]
+
+
+@dataclass(frozen=True)
+class LimitsLine:
+    """A line of limits.conf or limits.d that sets a limit of the policy's for less than all."""
+
+    path: wire.Path
+    number: wire.Count
+    text: wire.Line
+
+
+@dataclass(frozen=True)
+class Logins:
+    """How this node opens sessions: where to look when one way gets what another does not.
+
+    services: what PAM asks, for each way that goes through PAM
+    use_pam:  sshd asks PAM (UsePAM); None: only root can tell, or sshd's configuration is refused
+    nologin:  the file that keeps everybody but root from logging in; "": there is none
+    says:     the first line of that file
+    shutdown: a shutdown is scheduled
+    sshd:     the limits of sshd itself, in the order of ITEMS; (): sshd does not run
+    slurmd:   the limits of slurmd, which its jobs inherit; (): slurmd does not run
+    lines:    limits for some users and groups alone
+    domains:  what stands for the user in such a line: the name, ``@`` and each group's, and
+              ``:`` and ``@:`` with their numbers
+    """
+
+    services: tuple[Service, ...]
+    use_pam: bool | None
+    nologin: wire.Path
+    says: wire.Line
+    shutdown: bool
+    sshd: tuple[Limit, ...]
+    slurmd: tuple[Limit, ...]
+    lines: tuple[LimitsLine, ...]
+    domains: tuple[wire.Name, ...]
+
+
+#: The modules of PAM that decide whether there is a session, or which limits it has.
+LOGIN_MODULES = ("limits", "access", "nologin", "time", "listfile", "succeed_if")
 
 
 #: A shell's exit status for a program that is there and cannot be started.
@@ -224,6 +300,23 @@ PROGRAM = "systemd-coredump"
 
 
 @dataclass(frozen=True)
+class Way:
+    """What another way in shows than the session in which the proofs run.
+
+    error:  why nothing is proved this way, one line; "": something is
+    closed: the login was begun, and the node refused or ended it
+    attach: py-spy's blocking dump alone
+    core:   without a backtrace; None also where two cores at once would have one name
+    """
+
+    error: wire.Line
+    closed: bool = False
+    limits: SessionLimits | None = None
+    attach: Attach | None = None
+    core: Core | None = None
+
+
+@dataclass(frozen=True)
 class SshTry:
     """One login by ssh.
 
@@ -266,6 +359,27 @@ class PdshRun:
 
 
 @dataclass(frozen=True)
+class RcmdDefault:
+    """The remote command that pdsh takes in one kind of shell, without being asked for one.
+
+    kind:   of shell: ``login`` or ``interactive``
+    rcmd:   as ``pdsh -q`` prints it; "": it prints none
+    value:  PDSH_RCMD_TYPE; None: not set
+    set_by: the line that the shell read at its start and that decides, ``/path:number``; "": none,
+            or it cannot be told
+    works:  it is ssh, or brought an answer
+    said:   the end of pdsh's messages when there is no ``rcmd``
+    """
+
+    kind: wire.Name
+    rcmd: wire.Name
+    value: wire.Line | None
+    set_by: wire.Line
+    works: bool
+    said: wire.Line
+
+
+@dataclass(frozen=True)
 class Peers:
     """ssh and pdsh from this node to its peers.
 
@@ -274,6 +388,7 @@ class Peers:
     ssh:            the logins, in the order of the names
     pdsh_installed: the user's PATH has pdsh
     pdsh:           None: not tried, for want of a peer or of pdsh
+    defaults:       pdsh's remote command in the user's shells; (): not asked
     """
 
     host: wire.Name
@@ -281,6 +396,7 @@ class Peers:
     ssh: tuple[SshTry, ...]
     pdsh_installed: bool
     pdsh: PdshRun | None
+    defaults: tuple[RcmdDefault, ...] = ()
 
 
 # --- ssh and pdsh between the nodes, as all nodes together saw them.
@@ -436,7 +552,11 @@ SESSION: dict[str, type[Any]] = {
 }
 #: The proof that runs between the nodes.
 MESH = "mesh"
-_KINDS = {"user": User, "control": Control, **SESSION}
+#: What the user's session tells beside that: the other ways in, when one of `BY_WAYS` is wanted.
+OTHER_WAYS: dict[str, type[Any]] = {"ssh": Way, "step": Way}
+#: The proofs that are made in each way.
+BY_WAYS = ("limits", "attach", "core")
+_KINDS = {"user": User, "control": Control, "logins": Logins, **SESSION, **OTHER_WAYS}
 
 
 @dataclass(frozen=True)
@@ -451,6 +571,9 @@ class Config:
     peers:     the other nodes to which ssh and pdsh are tried, by the names of the inventory
     limit_s:   seconds after which it must have ended
     py_spy:    the path of py-spy; "": where the user's PATH finds it
+    here:      this is another way into the machine of this name (`session.identity`), and only
+               what is quick is proved; "": it is the first session
+    step:      a step of Slurm may be asked for
     """
 
     nonce: str
@@ -460,6 +583,8 @@ class Config:
     peers: tuple[str, ...] = ()
     limit_s: int = 50
     py_spy: str = "/usr/local/bin/py-spy"
+    here: str = ""
+    step: bool = False
 
 
 @dataclass(frozen=True)
@@ -468,6 +593,9 @@ class Proved:
 
     user:    in whose session the proofs ran
     control: root's attempt to attach; None also where the login was not root's
+    logins:  how this node opens sessions
+    ssh:     the way in by ssh, from the node to itself; None also where the session is ssh's
+    step:    the way in by a step of Slurm; None also where slurmd's own limits tell enough
     peers:   ssh and pdsh from this node to its peers, as this node saw them
     reach:   ssh and pdsh between the nodes, as all nodes together saw them
     mesh:    the job's ports between the nodes, as all nodes together saw them
@@ -477,6 +605,9 @@ class Proved:
     limits: SessionLimits | Unknown | None = None
     attach: Attach | Unknown | None = None
     control: Control | Unknown | None = None
+    logins: Logins | Unknown | None = None
+    ssh: Way | Unknown | None = None
+    step: Way | Unknown | None = None
     tracers: Tracers | Unknown | None = None
     core: Core | Unknown | None = None
     peers: Peers | Unknown | None = None
@@ -513,7 +644,7 @@ def read(text: str, asked: Asked) -> Proved:
     user = found.get("user", Unknown(UNFINISHED))
     if isinstance(user, User) and user.error:
         # Without a session there is nothing to prove: the reason is told once.
-        return Proved(user)
+        return Proved(user, logins=found.get("logins"))
     for name in asked.wanted:
         found.setdefault(name, Unknown(UNFINISHED))
     return Proved(**{**found, "user": user})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.shell import quote
-from nodeready.subjects.base import Unknown
+from nodeready.subjects.base import Unknown, beatable
 from nodeready.subjects.declare import check, deploy
+from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import folded
 from nodeready.subjects.ports.firewall import shown
 from nodeready.subjects.proof.facts import (
@@ -14,6 +15,7 @@ from nodeready.subjects.proof.facts import (
     Mesh,
     Peers,
     Proved,
+    RcmdDefault,
     Reach,
     Trouble,
     User,
@@ -110,6 +112,9 @@ def _words(one: Trouble, user: str) -> str:
         deploy("nodeready deploy INVENTORY --only debug_tools"),
         "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)",
         "pdsh -R ssh -w NAME true",
+        deploy("nodeready deploy INVENTORY --only pdsh"),
+        "remove the line WHERE",
+        "PDSH_RCMD_TYPE=ssh in NAME's start-up files",
         "log in by ssh with a command and see what the user's shell makes of it",
         "correct the addresses of these names, in the DNS or in /etc/hosts",
     ),
@@ -118,7 +123,9 @@ def pdsh(seen: Proved, want: Policy) -> Result:
     """pdsh brings an answer of its own from every peer that ssh reaches, and they from it.
 
     Its exit status tells nothing (0 for a refused connection), so the answers are counted. It is
-    asked with ``-R ssh``; whether that is also its default, pdsh.rcmd says.
+    run as the user would: with the remote command that it takes in the user's own login shell and
+    in an interactive one, whatever gives it there. One other than ssh fails when it brings no
+    answer; rsh is not tried.
     """
     check = "proof.pdsh"
     if isinstance(seen.reach, Reach) and seen.reach.pdsh_by:
@@ -144,6 +151,9 @@ def pdsh(seen: Proved, want: Policy) -> Result:
         if "No such rcmd module" in reach.pdsh_said:
             fix = "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)"
         return fail(check, expected, f"no answer: {reach.pdsh_said}", fix=fix)
+    wrong = [one for one in peers.defaults if not one.works and (one.rcmd or one.said)]
+    if wrong:
+        return _wrong_default(check, expected, wrong, seen)
     if reach.missing:
         lost = ", ".join(f"{one.name} ({one.said or 'silent'})" for one in reach.missing)
         actual = f"{len(reach.missing)} of {reach.asked} peers did not answer: {lost}"
@@ -156,6 +166,30 @@ def pdsh(seen: Proved, want: Policy) -> Result:
         fix = "correct the addresses of these names, in the DNS or in /etc/hosts"
         return fail(check, expected, actual, fix=fix)
     return ok(check, expected, f"{reach.distinct} of {reach.asked} peers")
+
+
+def _wrong_default(check: str, expected: str, wrong: list[RcmdDefault], seen: Proved) -> Result:
+    """pdsh's own remote command reaches nobody: which one it is, and what gives it."""
+    user = seen.user.name if isinstance(seen.user, User) else "the user"
+    one = wrong[0]
+    kinds = [each.kind for each in wrong if each.rcmd == one.rcmd]
+    shells = f"{' and '.join(kinds)} shell{'s' if len(kinds) > 1 else ''}"
+    what = f"pdsh takes {one.rcmd}" if one.rcmd else f"pdsh does not start ({one.said})"
+    actual = f"{what} in {user}'s {shells}"
+    if one.value is None and not one.set_by:
+        # Nothing sets another one: this is how pdsh was built, or Debian's rcmd_default.
+        return fixable(
+            check, expected, f"{actual}, by default", "", "nodeready deploy INVENTORY --only pdsh"
+        )
+    given = f": {VARIABLE} is {one.value}" if one.value not in (None, "ssh") else ""
+    by = f" by {one.set_by}" if one.set_by else ""
+    directory, _, name = one.set_by.rpartition(":")[0].rpartition("/")
+    if f"{directory}/{name}" == ENVIRONMENT or (directory == PROFILE_D and beatable(name)):
+        fix = "nodeready deploy INVENTORY --only pdsh"
+        return fixable(check, expected, f"{actual}{given}{by}", one.set_by, fix)
+    fix = f"remove the line {one.set_by}" if one.set_by else ""
+    fix = fix or f"{VARIABLE}=ssh in {user}'s start-up files"
+    return fail(check, expected, f"{actual}{given}{by}", one.set_by, fix)
 
 
 # --- Ports: whether a job's processes on different nodes can meet.

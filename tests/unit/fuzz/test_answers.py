@@ -88,6 +88,14 @@ KINDS = {
     "peers": proof.Peers(
         "n", True, (proof.SshTry("m", 0, "m", ""),), True,
         proof.PdshRun(("m",), (proof.Answer("m", "x"),), 0, ""),
+        (proof.RcmdDefault("login", "rsh", "rsh", "/etc/profile:3", False, ""),),
+    ),
+    "ssh": proof.Way("", False, proved.LIMITS, proved.WELL.attach, proof.Core("core")),
+    "step": proof.Way("Requested nodes are busy"),
+    "logins": proof.Logins(
+        (proof.Service("ssh", "/p", True, (proof.PamLine("limits", "conf=/x", "/p:1"),)),),
+        True, "/run/nologin", "down", False, (proof.Limit(0, -1),), (),
+        (proof.LimitsLine("/l", 1, "ml - core 0"),), ("ml",),
     ),
 }  # fmt: skip
 

@@ -8,7 +8,15 @@ from nodeready.policy import Policy
 from nodeready.ready.logins import reach
 from nodeready.ready.mesh import peers_of, ring_and_skips
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.proof.facts import Answer, PdshRun, Peers, Proved, SshTry, User
+from nodeready.subjects.proof.facts import (
+    Answer,
+    PdshRun,
+    Peers,
+    Proved,
+    RcmdDefault,
+    SshTry,
+    User,
+)
 from nodeready.subjects.proof.reach import pdsh, ssh
 from nodeready.subjects.result import ADMIN, NODEREADY
 from nodeready.subjects.ssh_client.checks import CAUSES, cause_of
@@ -152,6 +160,7 @@ class Fleet:
         self.peers = peers_of(self.names, ring_and_skips(count))
         self.broken = {}
         self.pdsh = {}
+        self.defaults = {}
         self.unreachable = set()
 
     def breaks(self, source, target, said="", rc=255, answer=""):
@@ -167,7 +176,8 @@ class Fleet:
         )
         asked = tuple(one.name for one in tries if one.rc == 0 and one.answer)
         run = PdshRun(asked, tuple(Answer(peer, self.host[peer]) for peer in asked), 0, "")
-        return Peers(self.host[name], True, tries, True, self.pdsh.get(name, run))
+        own = self.defaults.get(name, ())
+        return Peers(self.host[name], True, tries, True, self.pdsh.get(name, run), own)
 
     def judged(self, policy=None, lost=()):
         seen = {name: self.saw(name) for name in self.names if name not in lost}
@@ -402,3 +412,80 @@ def test_no_session_is_told_once():
     seen = Proved(User("ml", -1, True, "no such user: ml"))
     for result in (ssh(seen, Policy()), pdsh(seen, Policy())):
         assert (result.status, result.actual) == ("na", "no session: see proof.user")
+
+
+def default(rcmd="rsh", value="rsh", by="", kind="login", *, works=False, said=""):
+    return RcmdDefault(kind, rcmd, value, by, works or rcmd == "ssh", said)
+
+
+MODULE = 'pdsh: No such rcmd module "mrsh"'
+DEPLOY = "nodeready deploy INVENTORY --only pdsh"
+DEFAULTS = {
+    "ssh in both": ((default("ssh", "ssh"), default("ssh", None, kind="interactive")), None, ""),
+    "another one that works": ((default("mrsh", "mrsh", works=True),), None, ""),
+    "a shell that tells nothing": ((default("", None),), None, ""),
+    "none asked": ((), None, ""),
+    "the build's": (
+        (default(value=None), default(value=None, kind="interactive")),
+        "pdsh takes rsh in ml's login and interactive shells, by default",
+        DEPLOY,
+    ),
+    "/etc/environment": (
+        (default(by="/etc/environment:3"),),
+        "pdsh takes rsh in ml's login shell: PDSH_RCMD_TYPE is rsh by /etc/environment:3",
+        DEPLOY,
+    ),
+    "profile.d": ((default(by="/etc/profile.d/site.sh:3"),), "by /etc/profile.d/site.sh", DEPLOY),
+    "profile.d, behind all others": (
+        (default(by="/etc/profile.d/~site.sh:3"),),
+        "by /etc/profile.d/~site.sh:3",
+        "remove the line /etc/profile.d/~site.sh:3",
+    ),
+    "a file that profile.d reads": (
+        (default(by="/opt/site/env.sh:9"),),
+        "by /opt/site/env.sh:9",
+        "remove the line /opt/site/env.sh:9",
+    ),
+    "~/.bashrc": (
+        (default("ssh", "ssh"), default(by="/home/ml/.bashrc:2", kind="interactive")),
+        "pdsh takes rsh in ml's interactive shell: PDSH_RCMD_TYPE is rsh by /home/ml/.bashrc:2",
+        "remove the line /home/ml/.bashrc:2",
+    ),
+    "an alias": (
+        (default("rsh", "ssh", "/home/ml/.bashrc:7", "interactive"),),
+        "interactive shell by /home/ml/.bashrc:7",
+        "remove the line /home/ml/.bashrc:7",
+    ),
+    "unset again": (
+        (default("rsh", None, "/home/ml/.bashrc:7", "interactive"),),
+        "interactive shell by /home/ml/.bashrc:7",
+        "remove the line /home/ml/.bashrc:7",
+    ),
+    "nobody knows where": (
+        (default(),),
+        "PDSH_RCMD_TYPE is rsh",
+        "PDSH_RCMD_TYPE=ssh in ml's start-up files",
+    ),
+    "another one that brings nothing": ((default("exec", "exec"),), "takes exec", "start-up"),
+    "no such module": (
+        (default("", "mrsh", "/home/ml/.profile:1", said=MODULE),),
+        f"pdsh does not start ({MODULE}) in ml's login shell: PDSH_RCMD_TYPE is mrsh by",
+        "remove the line /home/ml/.profile:1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_pdsh_s_own_remote_command(name):
+    """pdsh(1): -R, PDSH_RCMD_TYPE; bash(1): INVOCATION."""
+    told, actual, fix = DEFAULTS[name]
+    fleet = Fleet(4)
+    fleet.defaults["node001"] = told
+    found = fleet.bad(1)
+    if actual is None:
+        assert found == {}
+    else:
+        assert found.keys() == {"node001"}
+        result = found["node001"]
+        assert (actual in result.actual, fix in result.fix) == (True, True), result
+        assert result.fixable == (result.fix == DEPLOY)
