@@ -445,6 +445,7 @@ def _lost(gpu: Element) -> str | None:
 
 def _own(gpu: ElementTree.Element) -> Iterator[ElementTree.Element]:
     """The elements with the GPU's own values: a process's name is its user's."""
+    yield gpu
     for child in gpu:
         if child.tag not in ("processes", "accounted_processes"):
             yield from child.iter()
