@@ -611,6 +611,7 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
         unrepairable=_unrepairable(gpu),
         spareless_banks=_spareless(gpu),
         retired_pages=_pages(gpu),
+        c2c=gpu.word("links", _SWITCH, "c2c_mode", since=_LATER),
         compute_mode=gpu.word("compute_mode", _COMPUTE, "compute_mode", since=_LATER),
         power_limit_w=number(gpu.text(*power) or ""),
     )

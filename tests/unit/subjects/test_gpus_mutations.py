@@ -252,6 +252,9 @@ MUTATIONS = [
      "NVIDIA Multi-Node NVLink guide"),
     (GB200, LATEST, "fabric/clusterUuid", "00000009-0000-0000-0000-000000000009",
      "fabric_manager", "fail", "of 00000009-", "NVIDIA Multi-Node NVLink guide"),
+    (GB200, LATEST, "c2c_mode", "Disabled", "nvlink", "fail", "NVLink-C2C to the processor off",
+     "NVIDIA/k8s-test-infra, issue 639"),
+    (B200, LATEST, "c2c_mode", "N/A", "", "", "", "no Grace processor"),
     (H100, LATEST, "product_name", "NVIDIA H200", "", "", "", "the policy names no model"),
 ]  # fmt: skip
 
@@ -305,6 +308,7 @@ READ = {
     "mig_mode/current_mig": "mig",
     "mig_mode/pending_mig": "mig",
     "compute_mode": "device_access",
+    "c2c_mode": "nvlink",
     "performance_state": "pcie",
     "gpu_recovery_action": "recovery",
     "gpu_virtualization_mode/virtualization_mode": "pcie",
