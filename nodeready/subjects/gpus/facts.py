@@ -188,7 +188,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
         cuda=smi.cuda,
         fabric_manager=_fabric_manager(pci, smi),
         device_files=pci.device_files,
-        kernel_faults=faults,
+        kernel_faults=kernel_log.of_gpus(faults, (gpu.address for gpu in pci.gpus)),
         kernel_log=log,
     )
 

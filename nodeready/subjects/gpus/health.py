@@ -543,7 +543,10 @@ def _what(fault: KernelFault) -> str:
         known = kernel_log.XIDS.get(fault.code)
         return f"Xid {fault.code} {known.meaning}" if known else f"unknown Xid {fault.code}"
     text = re.sub(
-        r"^(NVRM:|nvidia-nvswitch\d+:|amdgpu:|amdgpu \S+:( amdgpu:)?)\s*", "", fault.text
+        r"^(NVRM:|nvidia-nvswitch\d+:|amdgpu:|kfd kfd:( amdgpu:)?|(amdgpu|nvidia|pcieport) \S+:"
+        r"( amdgpu:)?)\s*",
+        "",
+        fault.text,
     )
     text = re.sub(r"^GPU [0-9a-f:.]+:\s*", "", text)
     return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
@@ -589,10 +592,17 @@ def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
 def _over(seen: Gpus, fault: KernelFault) -> bool:
     """Whether the driver says by now that the device needs no reset.
 
-    The log keeps a fault after the reset that repaired it, and NVIDIA's driver logs no reset.
+    The log keeps a fault after the reset that repaired it, and NVIDIA's driver logs no reset. Only
+    a driver that names its recovery action takes such faults into account (Xid 154): whether older
+    ones want a reset (``reset_required``) is about something else.
     """
-    return fault.action == kernel_log.RESET and any(
-        gpu.recovery == "none" and gpu.pci_address == fault.pci_address for gpu in seen.gpus
+    return (
+        fault.action == kernel_log.RESET
+        and kernel_log.answered(fault.code, seen.driver)
+        and any(
+            gpu.recovery_named and gpu.recovery == "none" and gpu.pci_address == fault.pci_address
+            for gpu in seen.gpus
+        )
     )
 
 

@@ -326,6 +326,7 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
             "ecc_errors/channel_repair_pending", "ecc_errors/tpc_repair_pending"
         ),
         recovery=_lost(gpu) or _recovery(gpu),
+        recovery_named=gpu.node.find("gpu_recovery_action") is not None,
         fabric_state=_lower(gpu.text("fabric/state")),
         fabric_status=_lower(gpu.text("fabric/status")),
     )

