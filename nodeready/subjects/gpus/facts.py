@@ -179,7 +179,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
         pci=pci.gpus,
         nvswitches=pci.nvswitches,
         nvidia=tuple(replace(gpu, links=links.links.get(gpu.uuid or "", ())) for gpu in smi.gpus),
-        amd=amd_gpus,
+        amd=amd.beside(amd_gpus, pci.gpus),
         nvidia_tool=smi.tool,
         nvlink_tool=links.tool,
         amd_tool=amd_tool,

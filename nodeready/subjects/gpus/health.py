@@ -12,7 +12,7 @@ from typing import Any
 from nodeready.policy import Policy
 from nodeready.subjects.declare import check
 from nodeready.subjects.gpus import kernel_log
-from nodeready.subjects.gpus.amd import AmdGpu
+from nodeready.subjects.gpus.amd import AmdGpu, integrated
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.iommu.facts import MODELS
 from nodeready.subjects.result import Result, fail, na, ok, some, unknown, warn
@@ -53,7 +53,7 @@ def expected(seen: Gpus, vendor: str = "") -> list[PciGpu]:
         if gpu.vendor == "nvidia":
             wanted = wanted or gpu.driver == "nvidia" or gpu.pci_class[:4] != _DISPLAY
         else:
-            wanted = wanted or f"0x{gpu.device}" in MODELS
+            wanted = (wanted and not integrated(gpu.device)) or f"0x{gpu.device}" in MODELS
         found += [gpu] if wanted else []
     return found
 

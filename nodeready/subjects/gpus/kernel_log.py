@@ -156,8 +156,8 @@ XIDS: dict[int, Xid] = {
 
 
 # The catalog's column "Xid 154 linkage": the codes that the driver's recovery action takes into
-# account, and since which branch of the driver. The catalog has no entry for 119: there, the driver
-# marks the GPU for a reset when several RPCs in a row time out (open-gpu-kernel-modules,
+# account, and since which branch of the driver. The catalog has no entry for 119: there, the
+# driver marks the GPU for a reset when several RPCs in a row time out (open-gpu-kernel-modules,
 # kernel_gsp.c). 171 and 172 only come with 48. 64 is left out: the action is about uncorrectable
 # errors, and a failure to remap has a flag of its own (NVIDIA's GPU memory error management).
 _LINKED = {
@@ -183,8 +183,8 @@ def lookup(code: int) -> Xid:
     return XIDS.get(code) or Xid(code, "unknown Xid", MONITOR, "")
 
 
-# The severity stands behind the unit (``NETIR_LINK_EVT  Fatal   XC1 i0 Link 04 (…)``), and no comma
-# behind it. In front of that stands the name of a process, which can be any word: ``name=Fatal, ``.
+# The severity stands behind the unit (``NETIR_LINK_EVT  Fatal   XC1 i0 Link 04 (…)``), and no
+# comma behind it. The name of a process stands in front, and can be any word: ``name=Fatal, ``.
 _FATAL = "[A-Z0-9_)] +Fatal( [^,]*)?$"
 
 
@@ -215,9 +215,9 @@ def action_of(code: int, text: str) -> str:
 # amdgpu_ras_eeprom.c, amdgpu_xgmi.c, nbio_v7_9.c, mes_v12_0.c, smu_cmn.c, smu_v13_0_6_ppt.c,
 # gmc_v9_0.c, amdkfd, ras/rascore) and AMD's node-scraper (dmesg_analyzer.py) for amdgpu; NVIDIA's
 # open-gpu-kernel-modules (osinit.c, nv.c, kernel_nvlink*.c), its Fabric Manager guide (SXids) and
-# gpud (components/accelerator/nvidia/nvlink) for NVIDIA; Linux' drivers/pci/pcie (aer.c, dpc.c) and
-# Documentation/PCI/pcieaer-howto.rst for the bus: after a fatal error the link is not reliable,
-# after one that is not fatal the link works and one transaction is lost.
+# gpud (components/accelerator/nvidia/nvlink) for NVIDIA; Linux' drivers/pci/pcie (aer.c, dpc.c)
+# and Documentation/PCI/pcieaer-howto.rst for the bus: after a fatal error the link is not
+# reliable, after one that is not fatal the link works and one transaction is lost.
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,9 @@ KINDS = (
     Kind("amdgpu", "HW Exception by GPU|GPU hang|SMU is in hanged state", RESET, MONITOR),
     Kind("amdgpu", "SMU: (I.m not done with your|No response msg_reg)", RESET, MONITOR),
     Kind("amdgpu", "unrecoverable state|qcm fence wait loop timeout", RESET, MONITOR),
-    Kind("amdgpu", "MES([(][0-9]+[)])? (failed to respon[ds]|ring buffer is full)", RESET, MONITOR),
+    Kind(
+        "amdgpu", "MES([(][0-9]+[)])? (failed to respon[ds]|ring buffer is full)", RESET, MONITOR
+    ),
     Kind(
         "amdgpu",
         "Failed to (evict|restore|quiesce|suspend) [A-Za-z ]*(queue|KFD)"
@@ -330,7 +332,8 @@ KINDS = (
 
 #: How every such line begins.
 ORIGIN = (
-    r"^(NVRM: |nvidia-nvswitch[0-9]+: |amdgpu |amdgpu: |kfd kfd: |\[drm|nvidia [0-9a-f]+:|pcieport )"
+    r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia [0-9a-f]+:|pcieport "
+    r"|amdgpu |amdgpu: |kfd kfd: |\[drm)"
 )
 #: Any of the patterns.
 ANY = "|".join(kind.pattern for kind in KINDS)
@@ -399,8 +402,8 @@ _NAMED = r"\[[0-9]+\]:? | \([0-9]+\)|: page allocation failure| invoked oom-kill
 # firmware have no user's words in them, and come by the thousand beside the fault of a GPU. In the
 # journal, the lines of one record are indented behind its first.
 #
-# A count of errors that is a multiple of 65535 is what a device that sleeps or is gone reads in all
-# of its registers, and no count (amdgpu's UMC of Radeon boards: 1048560 for 16 channels).
+# A count of errors that is a multiple of 65535 is what a device that sleeps or is gone reads in
+# all of its registers, and no count (amdgpu's UMC of Radeon boards: 1048560 for 16 channels).
 _DEVICES = rf"^[A-Za-z0-9_-]+ {_ADDRESS}|^[{{][0-9]+[}}]\[Hardware Error\]"
 _SCAN = rf"""
 BEGIN {{ mark = ENVIRON["NR_MARK"] }}
