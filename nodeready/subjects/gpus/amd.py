@@ -358,9 +358,6 @@ class AmdGpu(Gpu):
     xgmi_errors: int | None = None
     ecc_deferred: int | None = None
     partition: str | None = None
-    throttled: bool | None = None
-    power_limit_w: int | None = None
-    unread: tuple[tuple[str, str], ...] = ()
 
 
 #: Performance levels at which the GPU stays at its lowest clocks (Linux' amdgpu_pm.c).

@@ -15,6 +15,7 @@ from nodeready.subjects.gpus.health import (
     few,
     guest,
     kernel_faults,
+    listed,
     none,
     pcie,
     recovery,
@@ -23,6 +24,7 @@ from nodeready.subjects.gpus.health import (
     temperature,
     throttle,
     unseen,
+    untold,
     why_unseen,
     xgmi_errors,
 )
@@ -75,7 +77,8 @@ def present(seen: Gpus, want: Policy) -> Result:
 @check("gpus.tool", fix=("reboot the node: it cannot be ended", "run it by hand; see dmesg"))
 def tool(seen: Gpus, want: Policy) -> Result:
     """The vendor's tool answers. What hangs here hangs in jobs too, and most of the rest rests on
-    it. One that is not installed stops no job, but then its GPUs are not judged.
+    it. One that is not installed stops no job, but then its GPUs are not judged. Where it prints
+    an error instead of a value that no other check reads, what it says is not the whole truth.
     """
     check, wanted = "gpus.tool", "the vendor's tool answers"
     reason = none(seen)
@@ -96,6 +99,10 @@ def tool(seen: Gpus, want: Policy) -> Result:
     for _, one in tools:
         if not one.works:
             return unknown(check, f"{one.name}: {one.state}: {one.detail}")
+    stray = {field for gpu in seen.gpus for field, _ in gpu.unread if field.startswith("tool ")}
+    dark = untold(seen, stray)
+    if dark:
+        return unknown(check, listed(dark))
     names = [f"{one.name} {one.detail}".strip() for _, one in tools]
     return ok(check, wanted, ", ".join(names))
 
@@ -131,7 +138,9 @@ def model(seen: Gpus, want: Policy) -> Result:
 
     wanted = want.gpu_model or "any"
     absent = "no tool names a model"
-    return each("gpus.model", seen, wanted, lambda gpu: gpu.model, wrong, absent=absent)
+    return each(
+        "gpus.model", seen, wanted, lambda gpu: gpu.model, wrong, absent=absent, reads=("model",)
+    )
 
 
 @check(
@@ -174,7 +183,16 @@ def vbios(seen: Gpus, want: Policy) -> Result:
     wanted = " or ".join(want.gpu_vbios) or "any"
     fix = "update the firmware with the vendor's package"
     absent = "no tool shows a VBIOS version"
-    return each("gpus.vbios", seen, wanted, lambda gpu: gpu.vbios, wrong, absent=absent, fix=fix)
+    return each(
+        "gpus.vbios",
+        seen,
+        wanted,
+        lambda gpu: gpu.vbios,
+        wrong,
+        absent=absent,
+        fix=fix,
+        reads=("vbios",),
+    )
 
 
 def _not_kept(wanted: str, now: str | None, pending: str | None) -> str:
@@ -201,7 +219,10 @@ def ecc_mode(seen: Gpus, want: Policy) -> Result:
 
     fix = f"nvidia-smi -e {int(wanted == 'on')}, then reset the GPU or reboot"
     absent = "these GPUs have no ECC"
-    return each(check, seen, wanted, lambda gpu: gpu.ecc, wrong, absent=absent, fix=fix)
+    reads = ("ecc", "ecc_pending")
+    return each(
+        check, seen, wanted, lambda gpu: gpu.ecc, wrong, absent=absent, fix=fix, reads=reads
+    )
 
 
 @check(
@@ -225,7 +246,16 @@ def persistence(seen: Gpus, want: Policy) -> Result:
     turn = "enable" if wanted == "on" else "disable"
     fix = f"systemctl {turn} --now nvidia-persistenced, or nvidia-smi -pm {int(wanted == 'on')}"
     absent = "these GPUs have no such mode"
-    return each(check, seen, wanted, lambda gpu: gpu.persistence, wrong, absent=absent, fix=fix)
+    return each(
+        check,
+        seen,
+        wanted,
+        lambda gpu: gpu.persistence,
+        wrong,
+        absent=absent,
+        fix=fix,
+        reads=("persistence",),
+    )
 
 
 @check("gpus.mig", settings=("gpu_mig",), fix=("nvidia-smi -mig INT, when no job runs",))
@@ -240,7 +270,10 @@ def mig(seen: Gpus, want: Policy) -> Result:
 
     fix = f"nvidia-smi -mig {int(wanted == 'on')}, when no job runs"
     absent = "these GPUs have no MIG"
-    return each(check, seen, wanted, lambda gpu: gpu.mig, wrong, absent=absent, fix=fix)
+    reads = ("mig", "mig_pending")
+    return each(
+        check, seen, wanted, lambda gpu: gpu.mig, wrong, absent=absent, fix=fix, reads=reads
+    )
 
 
 @check(
@@ -267,7 +300,17 @@ def processes(seen: Gpus, want: Policy) -> Result:
         return few(left)
 
     fix = "end them; a name like [Not Found] is a process of a container, or one that is dead"
-    return each(check, seen, "none", lambda gpu: True, wrong, absent="", fix=fix, shown="none")
+    return each(
+        check,
+        seen,
+        "none",
+        lambda gpu: True,
+        wrong,
+        absent="",
+        fix=fix,
+        shown="none",
+        reads=("processes",),
+    )
 
 
 SUBJECT = Subject(

@@ -11,7 +11,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Probe, Section
 from nodeready.subjects.gpus import amd, kernel_log, nvidia
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
-from nodeready.subjects.gpus.nvidia import NvidiaSmi
+from nodeready.subjects.gpus.nvidia import NvidiaSmi, NvLinks
 
 # --- The GPUs on the PCI bus, their drivers, and the device files that jobs open.
 #
@@ -36,10 +36,17 @@ _ATTRIBUTES = (
     "current_link_width",
     "max_link_width",
     "current_link_speed",
+    "aer_dev_fatal",
+    "aer_dev_nonfatal",
+    # Of the port above it: what the other end of the link counts.
+    "../aer_dev_fatal",
+    "../aer_dev_nonfatal",
 )
 # A PCI address has colons, so that line numbers would hide where the path ends.
 _LINE = re.compile(
-    rf"{_DEVICES}/([0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7])/(\w{{1,40}}):(.*)", re.S
+    rf"{_DEVICES}/([0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7])"
+    r"/((?:\.\./)?\w{1,40}):(.*)",
+    re.S,
 )
 _VERSION = "/proc/driver/nvidia/version"
 _MODULE_VERSION = "/sys/module/nvidia/version"
@@ -63,7 +70,8 @@ def _script(policy: Policy) -> str:
     done
     if [ -e {_VERSION} ]; then set -- "$@" {_VERSION}; fi
     if [ -e {_MODULE_VERSION} ]; then set -- "$@" {_MODULE_VERSION}; fi
-    if [ $# -gt 0 ]; then grep -asH '' "$@"; fi
+    # Counters of errors that are 0 are left out.
+    if [ $# -gt 0 ]; then grep -asHv '[A-Za-z] 0$' "$@"; fi
     set --
     for nr_file in /dev/nvidia* /dev/kfd /dev/dri/renderD*; do
         if [ -c "$nr_file" ]; then set -- "$@" "$nr_file"; fi
@@ -109,7 +117,29 @@ def _driver(lines: Iterable[str]) -> str | None:
     return None
 
 
-def _gpu(address: str, values: Mapping[str, str]) -> PciGpu:
+#: Errors that a sound bus has as well: a request for a function that is not there, which the
+#: search for devices makes (PCIe base specification, Unsupported Request).
+_HARMLESS = ("UnsupReq", "Undefined")
+_AER = re.compile(r"([A-Za-z_]{2,24}) ([0-9]{1,9})")
+
+
+def _aer(counts: Mapping[str, list[str]]) -> tuple[tuple[str, str, int], ...]:
+    """The kernel's counters of uncorrected errors (ABI sysfs-bus-pci-devices-aer_stats).
+
+    counts: ``aer_dev_fatal``, ``aer_dev_nonfatal`` -> their lines, those with 0 left out
+    """
+    found: dict[tuple[str, str], int] = {}
+    for name, lines in counts.items():
+        told = [match for line in lines if (match := _AER.fullmatch(line.strip()))]
+        named = [match for match in told if not match[1].startswith("TOTAL")]
+        for match in named or told:
+            if match[1] not in _HARMLESS and int(match[2]):
+                key = (name.rpartition("_")[2], match[1])
+                found[key] = max(found.get(key, 0), int(match[2]))
+    return tuple((kind, error, count) for (kind, error), count in found.items())
+
+
+def _gpu(address: str, values: Mapping[str, str], errors: Mapping[str, list[str]]) -> PciGpu:
     node = _number(values.get("numa_node"))
     return PciGpu(
         address=address,
@@ -122,6 +152,7 @@ def _gpu(address: str, values: Mapping[str, str]) -> PciGpu:
         pcie_width_max=_width(values.get("max_link_width")),
         pcie_speed=values.get("current_link_speed"),
         pci_class=values.get("class", "")[2:8],
+        aer=_aer(errors),
     )
 
 
@@ -130,18 +161,25 @@ def parse_pci(output: Output) -> Pci:
     text = output.require()
     lines = text.split("\n")
     devices: dict[str, dict[str, str]] = {}
+    errors: dict[str, dict[str, list[str]]] = {}
     for line in lines:
         match = _LINE.match(line)
         if match is None:
             continue
         address, name, words = match.groups()
         values = devices.setdefault(address, {})
-        if name != "uevent":
+        if "aer_" in name:
+            errors.setdefault(address, {}).setdefault(name, []).append(words[:80])
+        elif name != "uevent":
             values.setdefault(name, words.strip()[:80])
         elif words.startswith("DRIVER="):
             values["driver"] = words[len("DRIVER=") :].strip()[:80]
     known = {a: v for a, v in devices.items() if v.get("vendor") in VENDORS}
-    gpus = [_gpu(a, v) for a, v in sorted(known.items()) if v.get("class", "")[2:6] in CLASSES]
+    gpus = [
+        _gpu(a, v, errors.get(a, {}))
+        for a, v in sorted(known.items())
+        if v.get("class", "")[2:6] in CLASSES
+    ]
     switches = [
         values
         for values in known.values()
@@ -168,6 +206,18 @@ def _fabric_manager(pci: Pci, smi: NvidiaSmi) -> str:
     return "running" if smi.fabric_manager else "not running"
 
 
+def _linked(gpu: Gpu, links: NvLinks, gpus: Iterable[Gpu]) -> Gpu:
+    """The GPU with its links; unread where they are not shown and must be there."""
+    uuid = gpu.uuid or ""
+    said = links.unread.get(uuid, "")
+    shown = {one.model for one in gpus if links.links.get(one.uuid or "")}
+    answered = links.tool.works or links.tool.state == "missing"
+    if answered and uuid not in links.links and (gpu.model in shown or nvidia.on_board(gpu)):
+        said = "nvidia-smi nvlink does not show it"
+    unread = (("links", said),) if said else ()
+    return replace(gpu, links=links.links.get(uuid, ()), unread=gpu.unread + unread)
+
+
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
     """The GPUs. A tool that fails is a `Tool`; raises ProbeError when the bus was not read."""
     pci = parse_pci(outputs[SECTION.name])
@@ -178,7 +228,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
     return Gpus(
         pci=pci.gpus,
         nvswitches=pci.nvswitches,
-        nvidia=tuple(replace(gpu, links=links.links.get(gpu.uuid or "", ())) for gpu in smi.gpus),
+        nvidia=tuple(_linked(gpu, links, smi.gpus) for gpu in smi.gpus),
         amd=amd.beside(amd_gpus, pci.gpus),
         nvidia_tool=smi.tool,
         nvlink_tool=links.tool,
@@ -242,6 +292,8 @@ def compared(seen: Gpus) -> dict[str, str | int | float]:
         "persistence": _several(gpus, lambda gpu: gpu.persistence),
         "pcie_width": _several(gpus, lambda gpu: gpu.pcie_width),
         "links": _several(gpus, _links),
+        "power_limit_w": _several(gpus, lambda gpu: gpu.power_limit_w),
+        "fabric_clique": _several(gpus, lambda gpu: gpu.fabric_clique),
     }
     return {name: value for name, value in facts.items() if value is not None}
 

@@ -54,6 +54,19 @@ class Gpu:
                      older ones only say whether the hardware needs a reset
     fabric_state:    registration at the NVLink fabric: ``completed``, ``in progress`` and others
     fabric_status:   outcome of the registration: ``success``, or what went wrong
+    fabric_faults:   what is wrong with the device's attachment to the fabric, in words
+    fabric_clique:   clique and cluster in the fabric: devices of one clique reach each other
+    peer:            ``switch connected``: the device's NVLinks lead to switches by construction
+    throttled:       whether the device runs slower for one of `throttle`'s reasons
+    temperature_left_c: degrees to the limit of temperature (T.Limit), below 0 beyond it
+    sram_exceeded:   more errors of SRAM than the vendor lets a device have
+    unrepairable:    memory that no spare can replace
+    spareless_banks: banks of memory whose spare rows are used up
+    retired_pages:   pages of memory retired in the device's lifetime
+    compute_mode:    who may compute on it: ``default``, ``exclusive_process``, ``prohibited``
+    power_limit_w:   the limit of power that is set
+    unread:          what the tool could not tell: the field, and what stands in its place; fields
+                     that begin with ``tool`` are of values that are judged by nothing else
     """
 
     index: int
@@ -95,6 +108,18 @@ class Gpu:
     recovery: str | None = None
     fabric_state: str | None = None
     fabric_status: str | None = None
+    fabric_faults: tuple[str, ...] = ()
+    fabric_clique: str | None = None
+    peer: str | None = None
+    throttled: bool | None = None
+    temperature_left_c: int | None = None
+    sram_exceeded: bool | None = None
+    unrepairable: bool | None = None
+    spareless_banks: int | None = None
+    retired_pages: int | None = None
+    compute_mode: str | None = None
+    power_limit_w: int | None = None
+    unread: tuple[tuple[str, str], ...] = ()
     recovery_named: bool = False
 
 
@@ -107,6 +132,8 @@ class PciGpu:
     driver:     the kernel driver that is bound to the GPU; ``vfio-pci``: it is a guest's
     pcie_width: lanes in use; None where sysfs does not say
     pcie_speed: as sysfs prints it: ``16.0 GT/s PCIe``
+    aer:        uncorrected errors of its link since the boot, here and at the port above it:
+                ``fatal`` or ``nonfatal``, the error's name in sysfs, how many
     """
 
     address: str
@@ -118,6 +145,7 @@ class PciGpu:
     pcie_width_max: int | None = None
     pcie_speed: str | None = None
     pci_class: str = ""
+    aer: tuple[tuple[str, str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ First the helpers of every check of GPUs: which GPUs count, and how findings nam
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from nodeready.policy import Policy
@@ -137,6 +137,15 @@ def sources(gpus: Iterable[Gpu], seen: Gpus) -> str:
     return ", ".join("nvidia-smi -q" if name == "nvidia-smi" else name for name in names)
 
 
+def untold(seen: Gpus, reads: Collection[str]) -> list[tuple[Gpu, str]]:
+    """The GPUs of which a tool could not tell one of these fields, and what it said."""
+    found = []
+    for gpu in seen.gpus:
+        words = [said for field, said in gpu.unread if field in reads]
+        found += [(gpu, "its tool cannot tell: " + few(dict.fromkeys(words)))] if words else []
+    return found
+
+
 def each(
     check: str,
     seen: Gpus,
@@ -147,6 +156,7 @@ def each(
     absent: str,
     fix: str = "",
     shown: str = "",
+    reads: Collection[str] = (),
     without: Callable[[Gpu], bool] = lambda gpu: False,
     bad: Callable[[str, str, str, str, str], Result] = fail,
 ) -> Result:
@@ -155,6 +165,7 @@ def each(
     wrong:   GPU -> what is wrong with it, or ""
     absent:  the reason of na, when no GPU has a value
     shown:   the words of ok; "": the values
+    reads:   the fields on which the verdict rests: one that its tool could not tell is unknown
     without: whether a GPU's settings leave it without a value
     bad:     makes the Result of a finding
 
@@ -172,7 +183,11 @@ def each(
     hidden = why_unseen(seen)
     if hidden:
         return unknown(check, hidden)
-    models = {gpu.model for gpu in told}
+    dark = untold(seen, reads)
+    if dark:
+        return unknown(check, listed(dark))
+    # One without a name can be of any model.
+    models = {*(gpu.model for gpu in told), None} if told else set()
     mute = [gpu for gpu in seen.gpus if value(gpu) is None and gpu.model in models]
     silent = [gpu for gpu in mute if not without(gpu)]
     if silent:
@@ -202,21 +217,42 @@ def recovery(seen: Gpus, want: Policy) -> Result:
     absent = "the tool shows no recovery action"
     wanted = "no reset or reboot needed"
     return each(
-        "gpus.recovery", seen, wanted, lambda gpu: gpu.recovery, wrong, absent=absent, fix=fix
+        "gpus.recovery",
+        seen,
+        wanted,
+        lambda gpu: gpu.recovery,
+        wrong,
+        absent=absent,
+        fix=fix,
+        reads=("recovery",),
     )
 
 
-@check("gpus.ecc_errors", fix=("drain, reset the GPU; replace it if they come back",))
+_REPLACE = "replace the GPU"
+_RESET = "drain, then reset the GPU or reboot"
+
+
+@check(
+    "gpus.ecc_errors",
+    fix=("drain, reset the GPU; replace it if they come back", _REPLACE),
+)
 def ecc_errors(seen: Gpus, want: Policy) -> Result:
     """No uncorrectable ECC error since the driver was loaded (DeepOps, Meta's GCM).
 
     Corrected ones are what ECC is for; an uncorrectable one ended a job, and its memory is still
-    in use until the next reset.
+    in use until the next reset. A GPU whose SRAM had more errors than NVIDIA lets it have
+    (nvmlEccSramErrorStatus_t, bThresholdExceeded) is to be replaced.
     """
 
     def wrong(gpu: Gpu) -> str:
         errors = gpu.ecc_uncorrectable_volatile
-        return f"{errors} uncorrectable ECC errors" if errors else ""
+        words = [f"{errors} uncorrectable ECC errors"] if errors else []
+        words += ["SRAM error threshold exceeded"] if gpu.sram_exceeded else []
+        return ", ".join(words)
+
+    def value(gpu: Gpu) -> int | None:
+        told = gpu.ecc_uncorrectable_volatile
+        return 0 if told is None and gpu.sram_exceeded else told
 
     fix = "drain, reset the GPU; replace it if they come back"
     absent = "these GPUs count no ECC errors"
@@ -224,33 +260,50 @@ def ecc_errors(seen: Gpus, want: Policy) -> Result:
         "gpus.ecc_errors",
         seen,
         "0 uncorrectable",
-        lambda gpu: gpu.ecc_uncorrectable_volatile,
+        value,
         wrong,
         absent=absent,
-        fix=fix,
+        fix=_REPLACE if any(gpu.sram_exceeded for gpu in seen.gpus) else fix,
+        reads=("ecc_uncorrectable_volatile", "sram_exceeded"),
         without=lambda gpu: gpu.ecc == "off",
     )
 
 
-@check("gpus.remapped_rows", fix=("replace the GPU", "drain, then reset the GPU or reboot"))
+_MEMORY = ("remap_pending", "remap_failed", "repair_pending", "unrepairable", "spareless_banks")
+
+
+@check("gpus.remapped_rows", fix=(_REPLACE, _RESET, "replace the GPU at the next occasion"))
 def remapped_rows(seen: Gpus, want: Policy) -> Result:
     """No row of memory waits to be remapped, and none could not be (Azure's health checks).
 
     A pending remap or repair takes effect at the next reset; after a failure the board's spare
-    rows are used up: replace it (NVIDIA's GPU memory error management).
+    rows are used up: replace it (NVIDIA's GPU memory error management). So is memory that no spare
+    can replace (nvmlDeviceGetUnrepairableMemoryFlag). A bank without a spare row is a warning: the
+    next error in it fails (nvmlRowRemapperHistogramValues_t).
     """
 
-    def wrong(gpu: Gpu) -> str:
+    def gone(gpu: Gpu) -> list[str]:
         words = ["remapping failed"] if gpu.remap_failed else []
-        words += ["remap pending"] if gpu.remap_pending else []
-        words += ["repair pending"] if gpu.repair_pending else []
-        return ", ".join(words)
+        return words + (["unrepairable memory"] if gpu.unrepairable else [])
+
+    def waits(gpu: Gpu) -> list[str]:
+        words = ["remap pending"] if gpu.remap_pending else []
+        return words + (["repair pending"] if gpu.repair_pending else [])
+
+    def spent(gpu: Gpu) -> list[str]:
+        banks = gpu.spareless_banks
+        return [f"{banks} memory banks without a spare row"] if banks else []
+
+    def wrong(gpu: Gpu) -> str:
+        return ", ".join([*gone(gpu), *waits(gpu), *spent(gpu)])
 
     def value(gpu: Gpu) -> bool | None:
-        return gpu.remap_failed if gpu.remap_pending is None else gpu.remap_pending
+        told = gpu.remap_failed if gpu.remap_pending is None else gpu.remap_pending
+        return True if told is None and wrong(gpu) else told
 
-    failed = any(gpu.remap_failed for gpu in seen.gpus)
-    fix = "replace the GPU" if failed else "drain, then reset the GPU or reboot"
+    failed = any(gone(gpu) for gpu in seen.gpus)
+    hard = failed or any(waits(gpu) for gpu in seen.gpus)
+    fix = _REPLACE if failed else _RESET if hard else "replace the GPU at the next occasion"
     absent = "these GPUs remap no rows, or do not say"
     check, wanted = "gpus.remapped_rows", "none pending, none failed"
     return each(
@@ -262,29 +315,83 @@ def remapped_rows(seen: Gpus, want: Policy) -> Result:
         absent=absent,
         fix=fix,
         shown="none",
+        reads=(
+            "remap_pending",
+            "remap_failed",
+            "repair_pending",
+            "unrepairable",
+            "spareless_banks",
+        ),
         # In MIG mode nvidia-smi shows no rows.
         without=lambda gpu: gpu.mig == "on",
+        bad=fail if hard else warn,
     )
 
 
-@check("gpus.retired_pages", fix=("drain, then reset the GPU or reboot",))
+#: A board can retire 64 pages, and is to be replaced at 60 (NVIDIA's Dynamic Page Retirement).
+_MOST_PAGES = 60
+
+
+@check("gpus.retired_pages", fix=(_RESET, _REPLACE))
 def retired_pages(seen: Gpus, want: Policy) -> Result:
-    """No page of memory waits to be retired (boards before Ampere): a reset does it."""
+    """No page of memory waits to be retired (boards before Ampere): a reset does it.
+
+    A board with 60 retired pages or more is to be replaced (NVIDIA's Dynamic Page Retirement).
+    """
 
     def wrong(gpu: Gpu) -> str:
-        return "page retirement pending" if gpu.retired_pending else ""
+        words = ["page retirement pending"] if gpu.retired_pending else []
+        many = (gpu.retired_pages or 0) >= _MOST_PAGES
+        return ", ".join(words + ([f"{gpu.retired_pages} pages retired"] if many else []))
 
-    fix, absent = "drain, then reset the GPU or reboot", "these GPUs retire no pages"
+    def value(gpu: Gpu) -> bool | None:
+        return True if gpu.retired_pending is None and wrong(gpu) else gpu.retired_pending
+
+    many = any((gpu.retired_pages or 0) >= _MOST_PAGES for gpu in seen.gpus)
     return each(
         "gpus.retired_pages",
         seen,
         "none pending",
-        lambda gpu: gpu.retired_pending,
+        value,
         wrong,
-        absent=absent,
-        fix=fix,
+        absent="these GPUs retire no pages",
+        fix=_REPLACE if many else _RESET,
         shown="none",
+        reads=("retired_pending", "retired_pages"),
     )
+
+
+#: From this generation on a link that is idle uses fewer lanes, and all of them at once when data
+#: comes (state L0p; PCI Express base specification 6.0): an idle Rubin shows x2.
+_LANES_ON_DEMAND = 6
+
+
+def _rests(gpu: Gpu) -> bool:
+    """Whether the GPU may use fewer lanes than it has because it is idle."""
+    generation = gpu.pcie_generation_max or 0
+    return generation >= _LANES_ON_DEMAND and gpu.performance_state not in (None, "P0")
+
+
+def _lanes(seen: Gpus, gpu: Gpu) -> int | None:
+    """The lanes that the GPU and its slot have together.
+
+    Where a card has fewer than its chip (a GTX 1650, an A2), nvidia-smi shows the chip's and sysfs
+    the card's. A slot with fewer lanes than those of most of at least three peers is no slot that
+    anybody chose.
+    """
+    most = gpu.pcie_width_max
+    for one in seen.pci:
+        if one.address == gpu.pci_address and one.pcie_width_max and most is not None:
+            most = min(most, one.pcie_width_max)
+    peers = [one.pcie_width_max for one in seen.gpus if one.model == gpu.model]
+    told = [lanes for lanes in peers if lanes is not None]
+    usual = max(set(told), key=told.count) if told else 0
+    if most is not None and len(told) > _FEW_PEERS and told.count(usual) * 2 > len(told):
+        most = max(most, usual) if gpu.pcie_width_max != usual else most
+    return most
+
+
+_FEW_PEERS = 2
 
 
 def _narrow(seen: Gpus, gpu: Gpu) -> str:
@@ -292,8 +399,8 @@ def _narrow(seen: Gpus, gpu: Gpu) -> str:
 
     A guest does not know the slot: there, only a link that is narrower than its peers' is wrong.
     """
-    width, most = gpu.pcie_width, gpu.pcie_width_max
-    if width is None or most is None or width >= most:
+    width, most = gpu.pcie_width, _lanes(seen, gpu)
+    if width is None or most is None or width >= most or _rests(gpu):
         return ""
     peers = [peer.pcie_width or 0 for peer in seen.gpus if peer.model == gpu.model]
     if gpu.virtual and width == max(peers):
@@ -319,6 +426,11 @@ def _narrow_on_bus(gpus: list[PciGpu]) -> list[str]:
     return words
 
 
+def _aer(gpu: PciGpu) -> str:
+    """The uncorrected errors on the GPU's link, in words."""
+    return few(f"{count} {error} ({kind})" for kind, error, count in gpu.aer)
+
+
 @check(
     "gpus.pcie",
     fix=("look again under load", "reseat the GPU or its riser; look at the slot's settings"),
@@ -327,7 +439,8 @@ def pcie(seen: Gpus, want: Policy) -> Result:
     """Each PCIe link has all the lanes that board and slot have, and under load its generation.
 
     Half the lanes halve every copy to and from the host (DeepOps, GCM). Where no tool answers,
-    peers on the bus are compared.
+    peers on the bus are compared. An error of the link that was not corrected since the boot is a
+    warning, and a fatal one, after which the link began anew, a failure (the kernel's aer_stats).
     """
     check, wanted = "gpus.pcie", "full width, and full speed under load"
     if none(seen):
@@ -336,20 +449,29 @@ def pcie(seen: Gpus, want: Policy) -> Result:
     words = _narrow_on_bus(expected(seen)) if hidden else []
     fix = "reseat the GPU or its riser; look at the slot's settings"
 
+    errors = {gpu.address: _aer(gpu) for gpu in expected(seen) if gpu.aer}
+    fatal = any(kind == "fatal" for gpu in expected(seen) for kind, _, _ in gpu.aer)
+
     def wrong(gpu: Gpu) -> str:
-        return ", ".join(text for text in (_narrow(seen, gpu), _slow(gpu)) if text)
+        words = _narrow(seen, gpu), _slow(gpu), errors.get(gpu.pci_address, "")
+        return ", ".join(text for text in words if text)
 
     def value(gpu: Gpu) -> str | None:
         if gpu.pcie_width is None:
-            return None
-        virtual = gpu.virtual and gpu.pcie_width != gpu.pcie_width_max
-        return f"x{gpu.pcie_width}" + (" in a virtual machine" if virtual else "")
+            return "?" if wrong(gpu) else None
+        if gpu.pcie_width == gpu.pcie_width_max:
+            return f"x{gpu.pcie_width}"
+        why = " in a virtual machine" if gpu.virtual else " while idle" if _rests(gpu) else ""
+        return f"x{gpu.pcie_width}{why}"
 
-    idle = [gpu for gpu in seen.gpus if wrong(gpu)]
-    only_idle = all(gpu.idle and not _narrow(seen, gpu) for gpu in idle)
-    if words and not idle:
-        return fail(check, wanted, few(words), "/sys/bus/pci/devices", fix)
-    if hidden and not idle:
+    found = [gpu for gpu in seen.gpus if wrong(gpu)]
+    hard = fatal or any(_narrow(seen, gpu) or (_slow(gpu) and not gpu.idle) for gpu in found)
+    only_idle = not hard and not errors
+    words += [f"{address}: {text}" for address, text in errors.items()]
+    if words and not found:
+        bad = fail if hard or len(words) > len(errors) else warn
+        return bad(check, wanted, few(words), "/sys/bus/pci/devices", fix)
+    if hidden and not found:
         return unknown(check, hidden)
     return each(
         check,
@@ -358,8 +480,17 @@ def pcie(seen: Gpus, want: Policy) -> Result:
         value,
         wrong,
         absent="the tool shows no PCIe link",
+        reads=(
+            "pcie_width",
+            "pcie_width_max",
+            "pcie_generation",
+            "pcie_generation_max",
+            "performance_state",
+            "idle",
+            "virtual",
+        ),
         fix="look again under load" if only_idle else fix,
-        bad=warn if only_idle else fail,
+        bad=fail if hard else warn,
     )
 
 
@@ -376,7 +507,7 @@ def throttle(seen: Gpus, want: Policy) -> Result:
 
     def value(gpu: Gpu) -> tuple[str, ...] | None:
         # AMD's tools do not say that there is no reason.
-        return gpu.throttle if gpu.throttle or gpu.vendor == "nvidia" else None
+        return gpu.throttle if gpu.throttle or gpu.throttled is not None else None
 
     hard = any(name.startswith(_HARDWARE) for gpu in seen.gpus for name in gpu.throttle)
     return each(
@@ -388,6 +519,7 @@ def throttle(seen: Gpus, want: Policy) -> Result:
         absent="the tool shows no reasons for a slow-down",
         fix="look at fans, air flow, power supplies and cables",
         shown="none",
+        reads=("throttle",),
         bad=fail if hard else warn,
     )
 
@@ -401,14 +533,20 @@ def temperature(seen: Gpus, want: Policy) -> Result:
     """Each GPU is cooler than the policy's limit, or than where it slows itself down.
 
     NVIDIA's Ada and later boards print how many degrees are left instead (T.Limit, higher is
-    cooler): the threshold here is computed from it.
+    cooler): the threshold here is computed from it. With none left, above the threshold, the
+    driver may lower the clock: a warning (nvidia-smi(1), GPU Max Operating T.Limit).
     """
     limit = want.gpu_max_temperature_c
 
     def value(gpu: Gpu) -> int | None:
+        if wrong(gpu):
+            return gpu.temperature_c or 0
         return None if limit is None and gpu.temperature_slowdown_c is None else gpu.temperature_c
 
-    def wrong(gpu: Gpu) -> str:
+    def warm(gpu: Gpu) -> bool:
+        return limit is None and gpu.temperature_left_c is not None and gpu.temperature_left_c <= 0
+
+    def hot(gpu: Gpu) -> list[str]:
         most = gpu.temperature_slowdown_c if limit is None else limit
         words = []
         if gpu.temperature_c is not None and most is not None and gpu.temperature_c >= most:
@@ -416,7 +554,11 @@ def temperature(seen: Gpus, want: Policy) -> Result:
         memory, most = gpu.memory_temperature_c, gpu.memory_temperature_max_c
         if memory is not None and most is not None and memory >= most:
             words.append(f"memory {memory} C, limit {most} C")
-        return ", ".join(words)
+        return words
+
+    def wrong(gpu: Gpu) -> str:
+        left = [f"{gpu.temperature_left_c} C left to the limit"] if warm(gpu) else []
+        return ", ".join(hot(gpu) or left)
 
     degrees = [gpu.temperature_c for gpu in seen.gpus if gpu.temperature_c is not None]
     wanted = "below the slow-down" if limit is None else f"below {limit} C"
@@ -429,6 +571,12 @@ def temperature(seen: Gpus, want: Policy) -> Result:
         absent="the tool shows no temperature and threshold",
         fix="look at fans, air flow and heat sinks",
         shown=f"at most {max(degrees)} C" if degrees else "",
+        reads=(
+            "temperature_c",
+            "memory_temperature_c",
+            *(("temperature_slowdown_c", "temperature_left_c") if limit is None else ()),
+        ),
+        bad=fail if any(hot(gpu) for gpu in seen.gpus) else warn,
     )
 
 
@@ -440,6 +588,7 @@ _RENDER = "/dev/dri/renderD"
 _NVIDIA = re.compile(r"/dev/nvidia([0-9]+|ctl|-uvm)")
 _FIX_AMD = 'udev rule: KERNEL=="kfd" and "renderD*", GROUP="render", MODE="0666"'
 _FIX_NVIDIA = "NVreg_DeviceFileMode=0666 for the module nvidia"
+_FIX_MODE = "nvidia-smi --compute-mode=DEFAULT"
 
 
 def _by_group(file: DeviceFile) -> bool:
@@ -462,6 +611,7 @@ def _closed(files: Iterable[DeviceFile]) -> list[str]:
         "load amdgpu with its compute part (ROCm)",
         'udev rule: KERNEL=="kfd" and "renderD*", GROUP="render", MODE="0666"',
         "NVreg_DeviceFileMode=0666 for the module nvidia",
+        "nvidia-smi --compute-mode=DEFAULT",
     ),
 )
 def device_access(seen: Gpus, want: Policy) -> Result:
@@ -470,7 +620,8 @@ def device_access(seen: Gpus, want: Policy) -> Result:
     ROCm opens /dev/kfd and /dev/dri/renderD*, which belong to the groups render and video unless a
     rule of udev opens them (ROCm's installation guide: configuring permissions for GPU access);
     CUDA opens /dev/nvidia*, 0666 by default (NVIDIA's driver README, "DeviceFileMode"). Whether a
-    job's user is in that group is not looked at here.
+    job's user is in that group is not looked at here. No program may compute on a GPU in the
+    compute mode Prohibited (nvidia-smi(1)).
     """
     check, wanted = "gpus.device_access", "readable and writable for jobs"
     reason = none(seen)
@@ -488,13 +639,19 @@ def device_access(seen: Gpus, want: Policy) -> Result:
     nvidia = [f for f in seen.device_files if "nvidia" in bound and _NVIDIA.fullmatch(f.path)]
     if lost and not seen.device_files:
         return unknown(check, "no device file was seen")
+    barred = [gpu for gpu in seen.nvidia if gpu.compute_mode == "prohibited"]
     closed, fixes = _closed([*amd, *nvidia]), []
-    if lost or closed:
+    if lost or closed or barred:
         fixes += ["load amdgpu with its compute part (ROCm)"] if lost else []
+        fixes += [_FIX_MODE] if barred else []
         fixes += [_FIX_AMD] if _closed(amd) else []
         fixes += [_FIX_NVIDIA] if _closed(nvidia) else []
         words = [f"{path} is missing" for path in lost] + closed
+        words += [listed((gpu, "compute mode prohibited") for gpu in barred)] if barred else []
         return fail(check, wanted, few(words), "/dev", "; ".join(fixes))
+    dark = untold(seen, ("compute_mode",))
+    if dark:
+        return unknown(check, listed(dark))
     if not amd and not nvidia:
         # nvidia-modprobe makes them when the first program asks for them.
         return na(check, "no program has used a GPU since the boot")

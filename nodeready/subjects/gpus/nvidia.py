@@ -6,11 +6,12 @@ leave out. So each value is looked up under all of its names, and a value that i
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Section
@@ -21,98 +22,212 @@ if TYPE_CHECKING:
 
 # --- nvidia-smi's XML: made safe to read, and its values, any of which may be missing.
 
-#: The words for a missing value, with or without brackets.
-NOTHING = (
-    "",
-    "n/a",
-    "none",
-    "not supported",
-    "not found",
+#: The words for a value that the device does not have (nvidia-smi(1)), with or without brackets.
+_HAS_NONE = ("n/a", "not supported")
+#: The word in the place of a value that this driver shows under another name, or no longer.
+_MOVED = "requested functionality has been deprecated"
+#: Words in the place of any value that say that the device or its driver is at fault
+#: (nvmlErrorString); one without a permission is the caller's, and says nothing of the device.
+_BROKEN = (
     "unknown error",
     "err!",
+    "timeout",
+    "inforom is corrupted",
+    "driver/library version mismatch",
+    "gpu access blocked by the operating system",
+)
+#: The words that are an error whatever the value is: a text that is one names nothing.
+_ERRORS = (
+    *_BROKEN,
+    "unknown",
+    "error",
+    "not found",
+    "no data",
+    "insufficient permissions",
     "gpu is lost",
     "gpu requires reset",
-    "requested functionality has been deprecated",
-    "insufficient permissions",
+    "reset required",
+    "function not found",
 )
+#: Of a value that came with a driver we do not know: where it stands nowhere, it is none.
+_LATER = 10**6
 _SWITCH = {"enabled": "on", "disabled": "off"}
+_YES = {"yes": True, "no": False}
+_TRUE = {"true": True, "false": False}
+_ACTIVE = {"active": True, "not active": False}
+# A count, and in which unit: 31 C, 16x, 2560 bank(s), 700.00 W.
+_NUMBER = re.compile(r"(-?[0-9]{1,15})(?:\.[0-9]{1,9})?(?: ?(?:C|x|W|MiB|(?:bank|group)\(s\)))?")
+
+T = TypeVar("T")
+
+
+def _plain(text: str) -> str:
+    return text.strip().lower().strip("[]")
+
+
+def number(text: str) -> int | None:
+    """The whole number of a count or a measure; None for any other text."""
+    match = _NUMBER.fullmatch(text)
+    return int(match[1]) if match else None
 
 
 class Element:
-    """An element of the XML whose values may be missing, in any part of the path."""
+    """An element of the XML: each value is read here, and what cannot be told is kept.
 
-    def __init__(self, node: ElementTree.Element) -> None:
+    This is the one place where the tool's words become values. A value that the device does not
+    have (N/A, Not Supported) is None, and so is one that the driver is too old to show. Any other
+    text that is no value, none at all, and an element that a driver of this age always prints, is
+    None too and stands in ``unread``: it is unknown, and neither absent nor good.
+
+    driver: the driver's major version; None: not known
+    """
+
+    def __init__(self, node: ElementTree.Element, driver: int | None = None) -> None:
         self.node = node
+        self.driver = driver
+        self.unread: dict[str, str] = {}
+        self.used: set[ElementTree.Element] = set()
+
+    def _find(self, path: str) -> ElementTree.Element | None:
+        """The element; where it should be part of one with a text alone (N/A), that one."""
+        node = self.node
+        for name in path.split("/"):
+            child = node.find(name)
+            if child is None:
+                return node if node is not self.node and not len(node) else None
+            node = child
+        return node
 
     def text(self, *paths: str) -> str | None:
-        """The text of the first path with a value; None when there is none."""
+        """The text of the first path with a value, or None: for facts that are not judged."""
         for path in paths:
             text = (self.node.findtext(path) or "").strip()
-            if text.lower().strip("[]") not in NOTHING:
+            if _plain(text) not in ("", "not found", *_HAS_NONE, *_BROKEN):
                 return text[:200]
         return None
 
-    def number(self, *paths: str) -> int | None:
+    def miss(self, name: str, path: str, said: str) -> None:
+        """Keep that the value ``name`` could not be told, and what stands in its place."""
+        words = " ".join(said.split())[:60] or "no value"
+        self.unread.setdefault(name, f"{path.rpartition('/')[2]}: {words}")
+
+    def read(
+        self,
+        name: str,
+        parse: Callable[[str], T | None],
+        *paths: str,
+        since: int = 0,
+        needed: bool = False,
+    ) -> T | None:
+        """The first value of the paths, which are one value under the names of several schemas.
+
+        since:  the driver's major version that shows it at the latest
+        needed: each device has it, so that N/A is no answer
+        """
+        lacks, moved, wrong = False, False, ""
+        for path in paths:
+            node = self._find(path)
+            if node is None:
+                continue
+            self.used.add(node)
+            text = (node.text or "").strip()
+            plain = _plain(text)
+            value = None if plain in ("", _MOVED, *_HAS_NONE) else parse(text)
+            if value is not None:
+                return value
+            lacks = lacks or plain in _HAS_NONE
+            moved = moved or plain == _MOVED
+            if plain not in (*_HAS_NONE, _MOVED):
+                wrong = wrong or text or "no value"
+        if wrong or (lacks and needed):
+            self.miss(name, paths[0], wrong or "N/A")
+        elif moved and not lacks:
+            self.miss(name, paths[0], _MOVED)
+        elif not lacks and (since == 0 or (self.driver or 0) >= since):
+            self.miss(name, paths[0], "not shown")
+        return None
+
+    def word(self, name: str, words: Mapping[str, T], *paths: str, since: int = 0) -> T | None:
+        """The value that one of these words stands for."""
+        return self.read(name, lambda text: words.get(_plain(text)), *paths, since=since)
+
+    def number(self, name: str, *paths: str, since: int = 0) -> int | None:
         """The whole number with which the text begins, without its unit."""
-        match = re.match(r"(-?[0-9]{1,15})(?![0-9])", self.text(*paths) or "")
-        return int(match[1]) if match else None
+        return self.read(name, number, *paths, since=since)
 
-    def switch(self, *paths: str) -> str | None:
-        return _SWITCH.get((self.text(*paths) or "").lower())
-
-    def flag(self, *paths: str) -> bool | None:
+    def any(self, name: str, *paths: str, since: int = 0) -> bool | None:
         """True when one of the paths says yes, False when one says no; else None."""
-        said = [(self.text(path) or "").lower() for path in paths]
-        return True if "yes" in said else False if "no" in said else None
+        said = [self.word(name, _YES, path, since=since) for path in paths]
+        return True if True in said else False if False in said else None
 
-    def total(self, path: str, word: str, old: str) -> int | None:
+    def total(self, name: str, path: str, word: str, old: str) -> int | None:
         """The sum of the counters below ``path`` with ``word`` in their name.
 
         Schemas before v11, and boards before Ampere, count below ``old`` with a total.
         """
-        below = self.node.find(path)
-        if below is None:
-            return None
-        here = Element(below)
-        names = [child.tag for child in below if re.search(rf"(^|_){word}(_|$)", child.tag)]
-        found = [value for name in names if (value := here.number(name)) is not None]
-        total = here.number(f"{old}/total")
-        found += [total] if total is not None else []
-        return sum(found) if found else None
+        below = self._find(path)
+        names = [] if below is None else [child.tag for child in below]
+        if "single_bit" in names or "double_bit" in names:
+            return self.number(name, f"{path}/{old}/total")
+        names = [one for one in names if re.search(rf"(^|_){word}(_|$)", one)]
+        kinds = ("sram", "dram")
+        names += [f"{kind}_{word}" for kind in kinds if not any(n.startswith(kind) for n in names)]
+        found = [self.number(name, f"{path}/{one}") for one in names]
+        told = [one for one in found if one is not None]
+        return sum(told) if told else None
 
 
-def _escaped(line: str) -> str:
-    """The line with the process's name escaped: any name may be chosen, and break the XML."""
-    start, end = line.find("<process_name>"), line.rfind("</process_name>")
-    if start < 0 or end < start:
-        return line
-    import html
+def _escaped(text: str) -> str:
+    """The text with the processes' names escaped: any name may be chosen, and break the XML.
 
-    start += len("<process_name>")
-    return line[:start] + html.escape(html.unescape(line[start:end])) + line[end:]
+    A name ends before the last element that follows a name in its process.
+    """
+    first, *pieces = text.split("<process_info>")
+    made = [first]
+    for piece in pieces:
+        processes = piece.find("</processes>")
+        tail = piece.rfind("<used_memory>", 0, processes if processes >= 0 else len(piece))
+        start = piece.find("<process_name>") + len("<process_name>")
+        end = piece.rfind("</process_name>", start, max(tail, 0))
+        if start < len("<process_name>") or end < 0:
+            made.append(piece)
+        else:
+            name = html.escape(html.unescape(piece[start:end]))
+            made.append(piece[:start] + name + piece[end:])
+    return "<process_info>".join(made)
+
+
+def _alone(text: str) -> str:
+    """The text without its processes."""
+    made = []
+    for piece in text.split("<gpu id="):
+        start, end = piece.find("<processes>") + len("<processes>"), piece.rfind("</processes>")
+        cut = start >= len("<processes>") and end >= start
+        made.append(f"{piece[:start]}left out{piece[end:]}" if cut else piece)
+    return "<gpu id=".join(made)
 
 
 def tree(text: str) -> ElementTree.Element | None:
     """The XML of the answer; None when the answer holds no whole XML.
 
     What stands before the root is left out, the DOCTYPE included: so no DTD is read and no entity
-    can be declared, and an entity that is used is an error.
+    can be declared, and an entity that is used is an error. Where a process's name imitates the
+    tool, so that no whole XML is left, the processes are left out.
     """
     start, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
     if start < 0 or end < start:
         return None
     body = text[start : end + len("</nvidia_smi_log>")]
     clean = re.sub(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]", "\ufffd", body)
-    lines = "\n".join(
-        _escaped(line) if "<process_name>" in line else line for line in clean.split("\n")
-    )
     # The parser takes long to import, and many nodes that audit themselves have no XML to read.
     from xml.etree import ElementTree
 
-    try:
-        return ElementTree.fromstring(lines)
-    except (ElementTree.ParseError, ValueError):
-        return None
+    for made in (_escaped(clean), _alone(clean)):
+        try:
+            return ElementTree.fromstring(made)
+        except (ElementTree.ParseError, ValueError):
+            continue
+    return None
 
 
 # --- The GPUs: ``nvidia-smi -q -x``.
@@ -211,68 +326,182 @@ def message(text: str) -> str:
     return ""
 
 
-def _throttle(gpu: Element) -> tuple[tuple[str, ...], bool | None]:
-    """The active reasons that slow hardware down, and whether the GPU is idle."""
+#: The major versions of the driver from which on each answer has these parts, as recordings of
+#: 470 (no more than MIG), 515 (rows) and 535 (fabric, reset) show it.
+_MIG, _ROWS, _FABRIC = 450, 515, 535
+_PAGES = ("retired_pages/multiple_single_bit_retirement", "retired_pages/double_bit_retirement")
+
+#: What the fabric's health (nvmlGpuFabricInfo_v3_t) says of a GPU's attachment to its NVLink
+#: fabric: element -> word -> what is wrong, "" for nothing. NVML's constants name the conditions.
+_HEALTH: Mapping[str, Mapping[str, str]] = {
+    "summary": {
+        "healthy": "",
+        "unhealthy": "unhealthy",
+        "degraded": "degraded",
+        "limited capacity": "limited capacity",
+    },
+    "bandwidth": {"full": "", "degraded": "bandwidth degraded"},
+    "route_unhealthy": {"false": "", "true": "route unhealthy"},
+    "route_recovery_in_progress": {"false": "", "true": "route recovery in progress"},
+    "access_timeout_recovery": {"false": "", "true": "access timeout recovery"},
+    "incorrect_configuration": {"none": ""},
+    "partition_assigned": {"true": "", "false": "no partition assigned"},
+    "gfm_state": {"connected": "", "disconnected": "global fabric manager disconnected"},
+}
+
+
+def _faults(gpu: Element) -> tuple[str, ...]:
+    """What is wrong with the GPU's attachment to its fabric; an unknown word is unread."""
+
+    def misconfigured(text: str) -> str:
+        return f"incorrect configuration: {text.lower()}"
+
+    found = []
+    for name, words in _HEALTH.items():
+
+        def parse(text: str, name: str = name, words: Mapping[str, str] = words) -> str | None:
+            plain = _plain(text)
+            if name == "incorrect_configuration" and plain not in (*words, *_ERRORS):
+                return misconfigured(text)
+            return words.get(plain)
+
+        text = gpu.read("fabric_faults", parse, f"fabric/health/{name}", since=_LATER)
+        found += [text[:80]] if text else []
+    return tuple(found)
+
+
+def _throttle(gpu: Element) -> tuple[tuple[str, ...], bool | None, bool | None]:
+    """The active reasons that slow hardware down, whether one is, and whether the GPU is idle."""
     active = {}
-    for kind in ("event", "throttle"):
-        for child in gpu.node.iterfind(f"clocks_{kind}_reasons/*"):
-            name = child.tag.replace(f"clocks_{kind}_reason_", "", 1)
-            active[name] = (child.text or "").strip().lower() == "active"
-    return tuple(name for name in _REASONS if active.get(name)), active.get("gpu_idle")
+    for name in ("gpu_idle", *_REASONS):
+        paths = [
+            f"clocks_{kind}_reasons/clocks_{kind}_reason_{name}" for kind in ("event", "throttle")
+        ]
+        field = "idle" if name == "gpu_idle" else "throttle"
+        active[name] = gpu.word(field, _ACTIVE, *paths)
+    found = tuple(name for name in _REASONS if active[name])
+    told = any(active[name] is not None for name in _REASONS)
+    return found, bool(found) if told else None, active["gpu_idle"]
 
 
-def _slowdown(gpu: Element) -> int | None:
+def _slowdown(gpu: Element, now: int | None, left: int | None) -> int | None:
     """The temperature at which the GPU slows down.
 
     Ada and later print no such temperature. They print how many degrees are left to the limit,
     and at how many degrees left the slow-down begins, usually -2 (T.Limit; nvidia-smi(1)).
     """
-    slow = gpu.number("temperature/gpu_temp_slow_threshold")
-    now, left, at = (
-        gpu.number(f"temperature/{name}")
-        for name in ("gpu_temp", "gpu_temp_tlimit", "gpu_temp_slow_tlimit_threshold")
-    )
-    if slow is not None or now is None or left is None or at is None:
-        return slow
-    return now + left - at
+    slow, at = "temperature/gpu_temp_slow_threshold", "temperature/gpu_temp_slow_tlimit_threshold"
+    name = "temperature_slowdown_c"
+    if gpu.node.find(slow) is not None or gpu.node.find(at) is None:
+        return gpu.number(name, slow)
+    begins = gpu.number(name, at)
+    if left is None and gpu.node.find("temperature/gpu_temp_tlimit") is None:
+        gpu.miss(name, "gpu_temp_tlimit", "not shown")
+    return None if now is None or left is None or begins is None else now + left - begins
 
 
 def _recovery(gpu: Element) -> str | None:
     """What the driver asks for: v13 names the action, v12 says whether a reset is needed."""
-    raw = gpu.node.findtext("gpu_recovery_action")
+    raw = gpu.node.find("gpu_recovery_action")
     if raw is not None:
-        said = raw.strip().lower()
-        if said == "none":
-            return said
-        return None if said.strip("[]") in NOTHING else said.replace("gpu ", "")[:40]
-    if gpu.flag("gpu_reset_status/reset_required"):
+        said = gpu.read(
+            "recovery",
+            lambda text: None if _plain(text) in _ERRORS else _plain(text),
+            "gpu_recovery_action",
+        )
+        return None if said is None else said.replace("gpu ", "")[:40]
+    reset = gpu.word("recovery", _YES, "gpu_reset_status/reset_required", since=_FABRIC)
+    drain = gpu.word(
+        "recovery", _YES, "gpu_reset_status/drain_and_reset_recommended", since=_FABRIC
+    )
+    if reset:
         return "reset"
-    if gpu.flag("gpu_reset_status/drain_and_reset_recommended"):
-        return "drain and reset"
-    return None if gpu.flag("gpu_reset_status/reset_required") is None else "none"
+    return "drain and reset" if drain else None if reset is None else "none"
 
 
 def _lost(gpu: Element) -> str | None:
     """What a GPU needs that has an error in the place of its values (nvmlErrorString), or None."""
-    said = {(node.text or "").strip().lower().strip("[]") for node in gpu.node.iter()}
+    said = {_plain(node.text or "") for node in _own(gpu.node)}
     if "gpu is lost" in said:
         return "reboot"
-    return "reset" if "gpu requires reset" in said else None
+    return "reset" if said & {"gpu requires reset", "reset required"} else None
+
+
+def _own(gpu: ElementTree.Element) -> Iterator[ElementTree.Element]:
+    """The elements with the GPU's own values: a process's name is its user's."""
+    for child in gpu:
+        if child.tag not in ("processes", "accounted_processes"):
+            yield from child.iter()
+
+
+def _stray(gpu: Element) -> None:
+    """Keep the errors in the place of values that no check reads: they are the driver's."""
+    for node in _own(gpu.node):
+        if node not in gpu.used and _plain(node.text or "") in _BROKEN:
+            gpu.miss(f"tool {node.tag}", node.tag, node.text or "")
 
 
 def _processes(gpu: Element) -> Iterator[GpuProcess]:
-    for number, node in enumerate(gpu.node.iterfind("processes/process_info")):
+    below = gpu.node.find("processes")
+    said = "" if below is None or len(below) else _plain(below.text or "")
+    if below is None:
+        gpu.miss("processes", "processes", "not shown")
+    elif said not in ("", "none", *_HAS_NONE):
+        gpu.miss("processes", "processes", below.text or "")
+    for count, node in enumerate(gpu.node.iterfind("processes/process_info")):
         process = Element(node)
-        pid = process.number("pid")
-        if pid is not None and number < _MAX_PROCESSES:
-            name = process.text("process_name") or "?"
-            yield GpuProcess(
-                pid, name, process.number("used_memory"), process.text("type", "process_type")
-            )
+        pid = process.read("pid", number, "pid", needed=True)
+        if pid is None:
+            gpu.miss("processes", "pid", node.findtext("pid") or "")
+        elif count < _MAX_PROCESSES:
+            name = " ".join((node.findtext("process_name") or "").split())[:200] or "?"
+            memory = number((node.findtext("used_memory") or "").strip())
+            yield GpuProcess(pid, name, memory, process.text("type", "process_type"))
 
 
-def _lower(text: str | None) -> str | None:
-    return None if text is None else text.lower()
+def _lower(text: str) -> str | None:
+    return None if _plain(text) in _ERRORS else text.lower()[:80]
+
+
+def _name(text: str) -> str | None:
+    return None if _plain(text) in (*_ERRORS, "none") else text[:200]
+
+
+def _pages(gpu: Element) -> int | None:
+    found = [gpu.number("retired_pages", f"{path}/retired_count", since=_LATER) for path in _PAGES]
+    told = [count for count in found if count is not None]
+    return sum(told) if told else None
+
+
+def _uncorrectable(gpu: Element) -> int | None:
+    """Uncorrectable errors of the GPU; in MIG mode, those that its instances count, too."""
+    name = "ecc_uncorrectable_volatile"
+    own = gpu.total(name, "ecc_errors/volatile", "uncorrectable", "double_bit")
+    path = "ecc_error_count/volatile_count/sram_uncorrectable"
+    parts = [number(one.findtext(path) or "") or 0 for one in gpu.node.iter("mig_device")]
+    return own if not any(parts) else max(own or 0, sum(parts))
+
+
+def _unrepairable(gpu: Element) -> bool | None:
+    return gpu.word("unrepairable", _YES, "ecc_errors/unrepairable_memory", since=_LATER)
+
+
+def _repairs(gpu: Element) -> bool | None:
+    """Whether a repair waits for a reset: of a memory channel, a TPC or (Rubin) a bank."""
+    parts = [f"ecc_errors/{part}_repair_pending" for part in ("channel", "tpc")]
+    repairs = gpu.any("repair_pending", *parts, since=_LATER)
+    banks = gpu.word("repair_pending", _YES, "remapped_banks/bank_remapper_pending", since=_LATER)
+    return True if banks else repairs
+
+
+def _spareless(gpu: Element) -> int | None:
+    """Banks of memory without a spare row, and groups of banks without a spare bank."""
+    below = "row_remapper_histogram"
+    rows = gpu.number("spareless_banks", f"remapped_rows/{below}/{below}_none", since=_LATER)
+    below = "bank_remapper_histogram"
+    groups = gpu.number("spareless_banks", f"remapped_banks/{below}/{below}_none", since=_LATER)
+    told = [count for count in (rows, groups) if count is not None]
+    return sum(told) if told else None
 
 
 def _gpu(index: int, gpu: Element) -> Gpu | None:
@@ -280,56 +509,108 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
     where = address(gpu.node.get("id", "")) or address(gpu.text("pci/pci_bus_id") or "")
     if where is None:
         return None
-    link = "pci/pci_gpu_link_info"
-    throttle, idle = _throttle(gpu)
-    virtual = (gpu.text("gpu_virtualization_mode/virtualization_mode") or "").lower()
-    return Gpu(
+    width, generation = "pci/pci_gpu_link_info/link_widths", "pci/pci_gpu_link_info/pcie_gen"
+    throttle, throttled, idle = _throttle(gpu)
+    now = gpu.number("temperature_c", "temperature/gpu_temp")
+    left = None
+    if gpu.node.find("temperature/gpu_temp_tlimit") is not None:
+        left = gpu.number("temperature_left_c", "temperature/gpu_temp_tlimit")
+    virtual = gpu.read("virtual", _lower, "gpu_virtualization_mode/virtualization_mode")
+    clique = gpu.read("fabric_clique", _name, "fabric/cliqueId", since=_LATER)
+    cluster = gpu.read("fabric_clique", _name, "fabric/clusterUuid", since=_LATER)
+    power = "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit"
+    found = Gpu(
         index=index,
         vendor="nvidia",
         pci_address=where,
-        model=gpu.text("product_name"),
-        uuid=gpu.text("uuid"),
+        model=gpu.read("model", _name, "product_name", needed=True),
+        uuid=gpu.read("uuid", _name, "uuid", needed=True),
         serial=gpu.text("serial"),
-        vbios=gpu.text("vbios_version"),
-        memory_total_mb=gpu.number("fb_memory_usage/total"),
-        memory_used_mb=gpu.number("fb_memory_usage/used"),
-        ecc=gpu.switch("ecc_mode/current_ecc"),
-        ecc_pending=gpu.switch("ecc_mode/pending_ecc"),
-        ecc_uncorrectable_volatile=gpu.total("ecc_errors/volatile", "uncorrectable", "double_bit"),
+        vbios=gpu.read("vbios", _name, "vbios_version"),
+        memory_total_mb=number(gpu.text("fb_memory_usage/total") or ""),
+        memory_used_mb=number(gpu.text("fb_memory_usage/used") or ""),
+        ecc=gpu.word("ecc", _SWITCH, "ecc_mode/current_ecc"),
+        ecc_pending=gpu.word("ecc_pending", _SWITCH, "ecc_mode/pending_ecc"),
+        ecc_uncorrectable_volatile=_uncorrectable(gpu),
         ecc_uncorrectable_aggregate=gpu.total(
-            "ecc_errors/aggregate", "uncorrectable", "double_bit"
+            "tool aggregate", "ecc_errors/aggregate", "uncorrectable", "double_bit"
         ),
-        ecc_correctable_volatile=gpu.total("ecc_errors/volatile", "correctable", "single_bit"),
-        remap_pending=gpu.flag("remapped_rows/remapped_row_pending"),
-        remap_failed=gpu.flag("remapped_rows/remapped_row_failure"),
-        remapped_uncorrectable=gpu.number("remapped_rows/remapped_row_unc"),
-        retired_pending=gpu.flag(
-            "retired_pages/pending_retirement", "retired_pages/pending_blacklist"
+        ecc_correctable_volatile=gpu.total(
+            "tool correctable", "ecc_errors/volatile", "correctable", "single_bit"
         ),
-        pcie_generation=gpu.number(f"{link}/pcie_gen/current_link_gen"),
-        pcie_generation_max=gpu.number(f"{link}/pcie_gen/max_link_gen"),
-        pcie_width=gpu.number(f"{link}/link_widths/current_link_width"),
-        pcie_width_max=gpu.number(f"{link}/link_widths/max_link_width"),
+        remap_pending=gpu.word(
+            "remap_pending", _YES, "remapped_rows/remapped_row_pending", since=_ROWS
+        ),
+        remap_failed=gpu.word(
+            "remap_failed", _YES, "remapped_rows/remapped_row_failure", since=_ROWS
+        ),
+        remapped_uncorrectable=number(gpu.text("remapped_rows/remapped_row_unc") or ""),
+        retired_pending=gpu.word(
+            "retired_pending",
+            _YES,
+            "retired_pages/pending_retirement",
+            "retired_pages/pending_blacklist",
+        ),
+        pcie_generation=gpu.number("pcie_generation", f"{generation}/current_link_gen"),
+        pcie_generation_max=gpu.number("pcie_generation_max", f"{generation}/max_link_gen"),
+        pcie_width=gpu.number("pcie_width", f"{width}/current_link_width"),
+        pcie_width_max=gpu.number("pcie_width_max", f"{width}/max_link_width"),
         throttle=throttle,
-        temperature_c=gpu.number("temperature/gpu_temp"),
-        temperature_slowdown_c=_slowdown(gpu),
-        memory_temperature_c=gpu.number("temperature/memory_temp"),
-        persistence=gpu.switch("persistence_mode"),
-        mig=gpu.switch("mig_mode/current_mig"),
+        throttled=throttled,
+        temperature_c=now,
+        temperature_left_c=left,
+        temperature_slowdown_c=_slowdown(gpu, now, left),
+        memory_temperature_c=gpu.number("memory_temperature_c", "temperature/memory_temp"),
+        persistence=gpu.word("persistence", _SWITCH, "persistence_mode"),
+        mig=gpu.word("mig", _SWITCH, "mig_mode/current_mig", since=_MIG),
         processes=tuple(_processes(gpu)),
-        performance_state=gpu.text("performance_state"),
+        performance_state=gpu.read("performance_state", _state, "performance_state"),
         idle=idle,
-        virtual=virtual not in ("", "n/a", "none", "host vgpu", "host vsga"),
-        memory_temperature_max_c=gpu.number("temperature/gpu_temp_max_mem_threshold"),
-        mig_pending=gpu.switch("mig_mode/pending_mig"),
-        repair_pending=gpu.flag(
-            "ecc_errors/channel_repair_pending", "ecc_errors/tpc_repair_pending"
+        virtual=virtual not in (None, "none", "host vgpu", "host vsga"),
+        memory_temperature_max_c=gpu.number(
+            "memory_temperature_c", "temperature/gpu_temp_max_mem_threshold", since=_LATER
         ),
-        recovery=_lost(gpu) or _recovery(gpu),
+        mig_pending=gpu.word("mig_pending", _SWITCH, "mig_mode/pending_mig", since=_MIG),
+        repair_pending=_repairs(gpu),
+        recovery=_recovery(gpu),
         recovery_named=gpu.node.find("gpu_recovery_action") is not None,
-        fabric_state=_lower(gpu.text("fabric/state")),
-        fabric_status=_lower(gpu.text("fabric/status")),
+        fabric_state=gpu.read("fabric_state", _lower, "fabric/state", since=_FABRIC),
+        # What went wrong is an error's text itself (nvmlErrorString): it is the value.
+        fabric_status=gpu.read(
+            "fabric_status", lambda text: text.lower()[:80], "fabric/status", since=_FABRIC
+        ),
+        fabric_faults=_faults(gpu),
+        fabric_clique=None if clique is None else f"{clique} of {cluster}",
+        peer=(gpu.text("platformInfo/peer_type") or "").lower() or None,
+        sram_exceeded=gpu.word(
+            "sram_exceeded", _YES, "ecc_errors/aggregate/sram_threshold_exceeded", since=_LATER
+        ),
+        unrepairable=_unrepairable(gpu),
+        spareless_banks=_spareless(gpu),
+        retired_pages=_pages(gpu),
+        compute_mode=gpu.read("compute_mode", _lower, "compute_mode", since=_LATER),
+        power_limit_w=number(gpu.text(*power) or ""),
     )
+    _stray(gpu)
+    return replace(found, recovery=_lost(gpu) or found.recovery, unread=tuple(gpu.unread.items()))
+
+
+def _state(text: str) -> str | None:
+    return text if re.fullmatch(r"P(1[0-5]|[0-9])", text) else None
+
+
+def _version(text: str) -> str | None:
+    return text[:40] if re.match("[0-9]+[.][0-9]", text) else None
+
+
+def _genuine(root: ElementTree.Element) -> list[ElementTree.Element]:
+    """The GPUs. More of them than the tool counts are part of a process's name: the shortest."""
+    nodes = root.findall("gpu")[:_MAX_GPUS]
+    count = number((root.findtext("attached_gpus") or "").strip())
+    if count is None or not 0 < count < len(nodes):
+        return nodes
+    longest = sorted(nodes, key=lambda node: -sum(1 for _ in _own(node)))[:count]
+    return [node for node in nodes if node in longest]
 
 
 def parse(output: Output) -> NvidiaSmi:
@@ -359,14 +640,26 @@ def parse(output: Output) -> NvidiaSmi:
             tool = Tool(NAME, "nonsense", f"no whole XML: {text.strip()[:100]!r}")
         return NvidiaSmi((), tool, fabric_manager=manager)
     log = Element(root)
-    nodes = root.findall("gpu")[:_MAX_GPUS]
-    found = [_gpu(index, Element(node)) for index, node in enumerate(nodes)]
+    driver, cuda = (
+        log.read(name, _version, name, other)
+        for name, other in (
+            ("driver_version", "kmd_version"),
+            ("cuda_version", "cuda_umd_version"),
+        )
+    )
+    major = number((driver or "").partition(".")[0])
+    nodes = _genuine(root)
+    found = [_gpu(index, Element(node, major)) for index, node in enumerate(nodes)]
     gpus = tuple(gpu for gpu in found if gpu is not None)
-    driver, cuda = log.text("driver_version"), log.text("cuda_version")
     tool = Tool(NAME, "ok", driver or "")
+    if "driver" in log.unread:
+        tool = Tool(NAME, "nonsense", log.unread["driver"])
     if output.rc != 0 or len(gpus) < len(found):
         around = text[: text.find("<nvidia_smi_log")] + text[text.rfind("</nvidia_smi_log>") :]
-        tool = Tool(NAME, "failed", message(around) or f"exit status {output.rc}")
+        words = f"exit status {output.rc}"
+        if output.rc == 0:
+            words = f"{len(found) - len(gpus)} of {len(found)} GPUs without a PCI address"
+        tool = Tool(NAME, "failed", message(around) or words)
         if output.rc is None:
             tool = Tool(NAME, "timed out", f"after {SECTION.timeout_s} s, its answer was whole")
     return NvidiaSmi(gpus, tool, driver, cuda, manager)
@@ -374,11 +667,40 @@ def parse(output: Output) -> NvidiaSmi:
 
 # --- The links between the GPUs: ``nvidia-smi nvlink --status``.
 
+# Boards on which the links are connected by construction. The others are cards: a bridge between
+# two of them is an option, and an NVL is a pair of cards (product names as recordings have them).
+_BOARD = re.compile(r"\bSXM[0-9]?\b|\bHBM3\b|\bG?B[123]00\b|\bH(?:20|20-3e|100|200|800)\b")
+_CARD = re.compile(r"\bPCIe\b|\bNVL\b|\bHBM2e\b")
+_SWITCHED = re.compile(r"\bG?B[123]00\b")
+_FABRIC_JOINED = ("completed", "in progress")
+
+
+def on_board(gpu: Gpu) -> bool:
+    """Whether the GPU's NVLinks are connected by construction: it is no card."""
+    model = gpu.model or ""
+    return switched(gpu) or (_BOARD.search(model) is not None and not _CARD.search(model))
+
+
+def switched(gpu: Gpu) -> bool:
+    """Whether each of the GPU's NVLinks leads to a switch, seen by the host or not."""
+    model = gpu.model or ""
+    return (
+        gpu.fabric_state in _FABRIC_JOINED
+        or gpu.peer == "switch connected"
+        or (_SWITCHED.search(model) is not None and not _CARD.search(model))
+    )
+
+
 NVLINK = "nvidia-smi nvlink"
 
 _MAX_LINKS = 64
 _GPU = re.compile(r"GPU [0-9]{1,4}: [^(]{0,200}\(UUID: (\S{1,80})\)")
-_LINK = re.compile(r"\s+Link ([0-9]{1,3}): (<inactive>|[0-9]{1,6}(?:\.[0-9]{1,6})? GB/s)")
+_LINK = re.compile(r"\s+Link ([0-9]{1,3}): (\S.{0,79})")
+_SPEED = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) GB/s")
+# Where no link of a GPU is active, and on a board without NVLink: one line that says so.
+_NO_LINKS = re.compile("links are inactive|not supported", re.I)
+#: A link that sleeps wakes when it is used (NVML_NVLINK_STATE_SLEEP).
+_STATES = {"inactive": "inactive", "active": "active", "sleep": "active"}
 
 
 def _nvlink_script(policy: Policy) -> str:
@@ -391,24 +713,34 @@ NVLINK_SECTION = Section("nvlink", _nvlink_script, 20, 262144, beside=True, when
 
 @dataclass(frozen=True)
 class NvLinks:
-    """What nvidia-smi nvlink showed; ``links``: UUID of a GPU -> its links."""
+    """What nvidia-smi nvlink showed.
+
+    links:  UUID of a GPU -> its links
+    unread: UUID of a GPU -> what stands in the place of its links' states
+    """
 
     tool: Tool
     links: dict[str, tuple[Link, ...]] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
 
 
 # The links of thousands of nodes are alike: each is kept once.
 @lru_cache(maxsize=4096)
-def _link(number: str, text: str) -> Link:
-    speed = None if text == "<inactive>" else float(text.partition(" ")[0])
-    return Link(int(number), "inactive" if speed is None else "active", speed)
+def _link(number: str, text: str) -> Link | None:
+    """The link; None when its state cannot be told."""
+    speed = _SPEED.fullmatch(text)
+    if speed:
+        return Link(int(number), "active", float(speed[1]))
+    state = _STATES.get(text.strip("<>").lower())
+    return None if state is None else Link(int(number), state)
 
 
 def parse_nvlink(output: Output) -> NvLinks:
     """The links in what the section ``nvlink`` printed.
 
     A GPU whose links are all inactive has one line that says so. A GPU without NVLink has no line,
-    or one that says that NVLink is not supported. Both have no links here.
+    or one that says that NVLink is not supported, or nothing is printed at all (an A10). All have
+    no links here.
     """
     text = output.text
     if not text.strip() and output.rc == 0:
@@ -418,21 +750,29 @@ def parse_nvlink(output: Output) -> NvLinks:
     if re.search("^nr_stuck=", text, re.M):
         return NvLinks(Tool(NVLINK, "stuck", "an earlier nvidia-smi hangs in the kernel"))
     found: dict[str, list[Link]] = {}
-    links: list[Link] = []
+    unread: dict[str, str] = {}
+    uuid, others = "", False
     for line in text.splitlines():
-        link = _LINK.match(line)
-        if link is None:
-            gpu = _GPU.match(line)
-            if gpu:
-                links = found.setdefault(gpu[1], [])
-        elif len(links) < _MAX_LINKS:
-            links.append(_link(link[1], link[2]))
+        gpu, link = _GPU.match(line), _LINK.match(line)
+        if gpu:
+            uuid = gpu[1]
+            found.setdefault(uuid, [])
+        elif link and uuid:
+            made = _link(link[1], link[2].strip())
+            if made is None:
+                unread.setdefault(uuid, f"link {link[1]}: {link[2].strip()[:60]}")
+            elif len(found[uuid]) < _MAX_LINKS:
+                found[uuid].append(made)
+        elif line.strip() and not line.startswith("nr_"):
+            if uuid and line[:1].isspace() and not _NO_LINKS.search(line):
+                unread.setdefault(uuid, line.strip()[:60])
+            others = others or not uuid
     tool = Tool(NVLINK, "ok")
     if output.truncated:
         tool = Tool(NVLINK, "nonsense", "its answer was cut off")
     elif output.rc is None:
         tool = Tool(NVLINK, "timed out", f"after {NVLINK_SECTION.timeout_s} s")
-    elif not found:
+    elif not found and (output.rc != 0 or others):
         state = "nonsense" if output.rc == 0 else "failed"
         tool = Tool(NVLINK, state, message(text) or f"exit status {output.rc}")
-    return NvLinks(tool, {uuid: tuple(links) for uuid, links in found.items()})
+    return NvLinks(tool, {uuid: tuple(links) for uuid, links in found.items()}, unread)

@@ -214,6 +214,7 @@ def test_facts_to_compare_and_to_learn() -> None:
         "persistence": "on",
         "pcie_width": "16",
         "links": "18 at 26.562 GB/s",
+        "power_limit_w": "700",
     }
     learned = gpus.learned(h100({0: {"vbios": "1.2", "ecc": "off"}}).seen())
     assert learned == {

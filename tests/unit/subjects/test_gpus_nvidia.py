@@ -57,6 +57,8 @@ def test_v11_of_a_t4() -> None:
         ),
         performance_state="P0",
         idle=False,
+        throttled=False,
+        retired_pages=0,
     )
     assert (idle.idle, idle.performance_state, idle.pcie_generation) == (True, "P8", 1)
 
@@ -130,7 +132,7 @@ BOMB = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&
         (f"{GOOD}WARNING: infoROM is corrupted at gpu 0000:1B:00.0\n", 14, False, "failed",
          "WARNING: infoROM is corrupted at gpu 0000:1B:00.0"),
         (GOOD.replace('id="00000000:1B:00.0"', "").replace("00000000:1B:00.0", "?"), 0, False,
-         "failed", "exit status 0"),
+         "failed", "1 of 2 GPUs without a PCI address"),
         (BOMB + GOOD.replace("NVIDIA H100", "&b;"), 0, False, "nonsense", "no whole XML: "),
         (GOOD.replace("NVIDIA H100", "&b;"), 0, False, "nonsense", "no whole XML: "),
         (GOOD.replace("<serial>", "<![CDATA[<serial>"), 0, False, "nonsense", "no whole XML: "),
