@@ -601,7 +601,10 @@ def server(device: str) -> bool:
 #: The fields of `Gpu` on which verdicts rest, by what is read for them.
 _FIELDS = {
     "ecc_uncorrectable": "ecc_uncorrectable_volatile",
-    "ecc_correctable": "ecc_correctable_volatile",
+    "ecc_correctable": "tool correctable",
+    "memory_total_mb": "tool memory",
+    "memory_used_mb": "tool memory",
+    "power_limit_w": "tool power limit",
     "temperature_limit": "temperature_slowdown_c",
     "memory_temperature_limit": "memory_temperature_c",
 }
@@ -619,7 +622,8 @@ def _name(value: Any) -> str | None:
 
 
 _FAILED = re.compile(
-    r"AMDSMI_|RSMI_|(?:an? )?unknown error|err(or)?\b|failed|unable|not supported|get_\w+,",
+    r"AMDSMI_|RSMI_|(an? )?unknown error|err(or)?\b|failed|unable|insufficient|not supported"
+    r"|get_\w+,",
     re.I,
 )
 
@@ -714,7 +718,7 @@ def parse_rocm_smi(printed: str, more: Kfd) -> Iterator[AmdGpu]:
             processes=more.processes.get(address, ()),
             idle=idle(more, address),
             partition=_rocm_partition(card),
-            power_limit_w=whole(reader.raw("max graphics package power (w)")),
+            power_limit_w=reader.get("power_limit_w", whole, "max graphics package power (w)"),
             unread=_unread(reader),
         )
 

@@ -240,7 +240,8 @@ def ecc_errors(seen: Gpus, want: Policy) -> Result:
     """No uncorrectable ECC error since the driver was loaded (DeepOps, Meta's GCM).
 
     Corrected ones are what ECC is for; an uncorrectable one ended a job, and its memory is still
-    in use until the next reset. A GPU whose SRAM had more errors than NVIDIA lets it have
+    in use until the next reset. Deferred ones (AMD) are in data that no program has used so far: a
+    warning. A GPU whose SRAM had more errors than NVIDIA lets it have
     (nvmlEccSramErrorStatus_t, bThresholdExceeded) is to be replaced.
     """
 
@@ -248,11 +249,16 @@ def ecc_errors(seen: Gpus, want: Policy) -> Result:
         errors = gpu.ecc_uncorrectable_volatile
         words = [f"{errors} uncorrectable ECC errors"] if errors else []
         words += ["SRAM error threshold exceeded"] if gpu.sram_exceeded else []
+        deferred = gpu.ecc_deferred if isinstance(gpu, AmdGpu) else None
+        words += [f"{deferred} deferred ECC errors"] if deferred else []
         return ", ".join(words)
+
+    def hard(gpu: Gpu) -> bool:
+        return bool(gpu.ecc_uncorrectable_volatile or gpu.sram_exceeded)
 
     def value(gpu: Gpu) -> int | None:
         told = gpu.ecc_uncorrectable_volatile
-        return 0 if told is None and gpu.sram_exceeded else told
+        return 0 if told is None and wrong(gpu) else told
 
     fix = "drain, reset the GPU; replace it if they come back"
     absent = "these GPUs count no ECC errors"
@@ -264,8 +270,9 @@ def ecc_errors(seen: Gpus, want: Policy) -> Result:
         wrong,
         absent=absent,
         fix=_REPLACE if any(gpu.sram_exceeded for gpu in seen.gpus) else fix,
-        reads=("ecc_uncorrectable_volatile", "sram_exceeded"),
+        reads=("ecc_uncorrectable_volatile", "sram_exceeded", "ecc_deferred"),
         without=lambda gpu: gpu.ecc == "off",
+        bad=fail if any(hard(gpu) for gpu in seen.gpus) else warn,
     )
 
 
@@ -684,7 +691,16 @@ def xgmi_errors(seen: Gpus, want: Policy) -> Result:
         return f"{errors} XGMI errors" if errors else ""
 
     fix = "drain, reset the GPUs; open a case with the vendor if they come back"
-    return each(check, seen, "0 errors", value, wrong, absent="these GPUs count none", fix=fix)
+    return each(
+        check,
+        seen,
+        "0 errors",
+        value,
+        wrong,
+        absent="these GPUs count none",
+        fix=fix,
+        reads=("xgmi_errors",),
+    )
 
 
 # --- What the kernel's log of this boot says of the GPUs.
@@ -790,10 +806,14 @@ def kernel_faults(seen: Gpus, want: Policy) -> Result:
     if not log.works:
         return unknown(check, f"{log.name} {log.state}: {log.detail}".rstrip(": "))
     source = f"{log.name} ({log.detail})"
+    # Screens, a processor's own graphics, and GPUs of guests.
+    others = {gpu.address for gpu in seen.pci} - {gpu.address for gpu in expected(seen)}
+    others -= {gpu.pci_address for gpu in seen.gpus}
     faults = [
         fault
         for fault in seen.kernel_faults
         if not (fault.source == "xid" and fault.code in want.xid_ignore)
+        and fault.pci_address not in others
     ]
     bad = [fault for fault in faults if fault.action in _NODE and not _over(seen, fault)]
     if bad:
