@@ -469,17 +469,22 @@ def _xgmi_errors(reader: Reader) -> int | None:
 
 
 def _links(printed: str) -> dict[str, tuple[Link, ...]]:
-    """PCI address -> the links of that device. X (a device to itself) is no link."""
+    """PCI address -> the links of that device. X (a device to itself) is no link.
+
+    A word that is neither is an error: such a link is not up.
+    """
     states = {"U": "active", "D": "inactive"}
     found = {}
     for entry in entries(printed):
         status = entry.get("link_status")
         if isinstance(status, list):
             found[pci_address(entry.get("bdf"))] = tuple(
-                Link(index, states[word])
+                Link(index, states.get(word, "unknown"))
                 for index, word in enumerate(status[:64])
-                if isinstance(word, str) and word in states
+                if isinstance(word, str) and word != "X" and (word in states or error(word))
             )
+        elif error(status):
+            found[pci_address(entry.get("bdf"))] = (Link(0, "unknown"),)
     return found
 
 

@@ -707,6 +707,7 @@ def xgmi_errors(seen: Gpus, want: Policy) -> Result:
 
 _NODE = (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
 _VENDOR = "open a case with the vendor if it comes back"
+_RELOAD = "load the driver's module anew, or reboot: programs of another version asked for it"
 _LENGTH = 70
 
 
@@ -756,8 +757,9 @@ def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
         return f"drain and reboot the node; {_VENDOR}: {where}"
     if worst.source == "sxid":
         return f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}"
-    if worst.source == "amdgpu":
-        index = next((g.index for g in seen.amd if g.pci_address == worst.pci_address), "N")
+    amd = {gpu.pci_address: gpu.index for gpu in seen.amd}
+    if worst.source == "amdgpu" or worst.pci_address in amd:
+        index = amd.get(worst.pci_address or "", "N")
         return f"drain, then amd-smi reset --gpureset --gpu {index}; {_VENDOR}"
     return f"drain, then nvidia-smi --gpu-reset -i {worst.pci_address or 'N'}; {_VENDOR}"
 
@@ -789,6 +791,7 @@ def _over(seen: Gpus, fault: KernelFault) -> bool:
         f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}",
         f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
         _VENDOR,
+        _RELOAD,
     ),
 )
 def kernel_faults(seen: Gpus, want: Policy) -> Result:
@@ -820,7 +823,8 @@ def kernel_faults(seen: Gpus, want: Policy) -> Result:
         return fail(check, wanted, _listed(seen, bad), source, _fix(seen, bad))
     watched = [fault for fault in faults if fault.action != kernel_log.APPLICATION]
     if watched:
-        return warn(check, wanted, _listed(seen, watched), source, _VENDOR)
+        stale = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
+        return warn(check, wanted, _listed(seen, watched), source, _RELOAD if stale else _VENDOR)
     if faults:
         return ok(check, wanted, f"only of applications: {_listed(seen, faults)}", source)
     return ok(check, wanted, "none", source)

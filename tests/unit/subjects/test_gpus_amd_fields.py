@@ -482,6 +482,22 @@ def test_links_that_could_not_be_asked_are_not_up(text: str, status: int, wanted
     assert answer.judged()["nvlink"].status == wanted
 
 
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [("U", "ok"), ("N/A", "ok"), ("X", "ok"), ("D", "fail"), ("ERR!", "fail"), ("None", "fail")],
+)
+def test_a_link_of_which_the_tool_says_something_else_is_not_up(word: str, wanted: str) -> None:
+    answer = Answer(PARTS["MI300X"], "25")
+    rows = json.loads(answer.xgmi)
+    rows[0]["link_status"] = ["X", "U", "U", word]
+    # The other end says the same.
+    rows[3]["link_status"] = [word, "U", "U", "X"]
+    answer.xgmi = json.dumps(rows)
+    result = answer.judged()["nvlink"]
+    # Unequal numbers of links are a warning of their own.
+    assert result.status == (wanted if word in ("U", "D") or wanted == "fail" else "warn")
+
+
 def test_rocm_smi_complains_and_shows_all() -> None:
     answer = Answer(PARTS["MI100"], "rocm5")
     answer.status["rocm"] = 1

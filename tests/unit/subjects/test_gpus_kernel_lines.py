@@ -134,6 +134,23 @@ def test_a_port_tells_the_error_of_the_device_behind_it(tmp_path: Path) -> None:
     assert (result.status, "gpu 0 (0000:3b:00.0)" in result.actual) == ("fail", True)
 
 
+def test_the_fix_is_that_of_the_fault(tmp_path: Path) -> None:
+    for line, words in (
+        ("NVRM: API mismatch: the client has the version 570.133.20, but", "load the driver's"),
+        (
+            "amdgpu 0000:05:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), x",
+            "amd-smi reset",
+        ),
+        (
+            "NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
+            "reboot",
+        ),
+        ("amdgpu 0000:05:00.0: amdgpu: RAS records:300 exceed threshold:256", "open a case"),
+    ):
+        seen = node(read(f"{BOOT}[   99.000001] {line}\n", tmp_path), ["0000:05:00.0"])
+        assert words in kernel_faults(seen, POLICY).fix
+
+
 FALLEN = (
     "NVRM: The NVIDIA GPU 0000:b3:00.0",
     "NVRM: (PCI ID: 10de:26b5) installed in this system has",
