@@ -215,9 +215,10 @@ def action_of(code: int, text: str) -> str:
 # amdgpu_ras_eeprom.c, amdgpu_xgmi.c, nbio_v7_9.c, mes_v12_0.c, smu_cmn.c, smu_v13_0_6_ppt.c,
 # gmc_v9_0.c, amdkfd, ras/rascore) and AMD's node-scraper (dmesg_analyzer.py) for amdgpu; NVIDIA's
 # open-gpu-kernel-modules (osinit.c, nv.c, kernel_nvlink*.c), its Fabric Manager guide (SXids) and
-# gpud (components/accelerator/nvidia/nvlink) for NVIDIA; Linux' drivers/pci/pcie (aer.c, dpc.c)
-# and Documentation/PCI/pcieaer-howto.rst for the bus: after a fatal error the link is not
-# reliable, after one that is not fatal the link works and one transaction is lost.
+# gpud (components/accelerator/nvidia/nvlink) for NVIDIA; Linux' drivers/pci/pcie (aer.c, dpc.c),
+# drivers/firmware/efi/cper.c and Documentation/PCI/pcieaer-howto.rst for the bus: after a fatal
+# error the link is not reliable, after one that is not fatal the link works and one transaction
+# is lost.
 
 
 @dataclass(frozen=True)
@@ -451,12 +452,24 @@ NF {{
     if (match(text, /\[[0-9]+\]: (segfault at|bad frame in) /) && RSTART <= 16)
         users = substr($0, 1, length($0) - length(text))
 }}
-!/NVRM|SXid|amdgpu|Uncorrect|DPC: |inaccessible/ {{ next }}
+!/NVRM|SXid|amdgpu|Uncorrect|DPC: |inaccessible|\[Hardware Error\]: .*(severity|device_id): / {{
+    next
+}}
 users != "" && index($0, users) == 1 {{ next }}
 lead != $0 && bare(lead) !~ /{ORIGIN}|{_DEVICES}/ {{ next }}
 inside && bare(lead) !~ /{ORIGIN}/ {{ next }}
 {{ text = bare($0) }}
 inside {{ sub(/^ +/, "", text) }}
+text ~ /^[{{][0-9]+[}}]\[Hardware Error\]: / {{
+    # The firmware's record of an error: its severity, and some lines later its device.
+    if (text ~ /event severity: /)
+        grave = text ~ /: fatal/ ? "Fatal" : text ~ /: recoverable/ ? "Non-Fatal" : ""
+    else if (grave != "" && text ~ /device_id: / && match(text, /{_ADDRESS}/)) {{
+        device = substr(text, RSTART, RLENGTH)
+        keep(device grave, "pcieport " device ".0: by the firmware: Uncorrected (" grave ") error")
+    }}
+    next
+}}
 match(text, /{_NAMED}/) && RSTART <= 16 {{ next }}
 text ~ /^NVRM: loading NVIDIA/ {{ loaded = NR; next }}
 match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
@@ -465,11 +478,12 @@ match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
     keep(key, text)
     next
 }}
-text ~ /^NVRM: (The NVIDIA )?GPU / && match(text, /{_ADDRESS}/) {{
+/NVRM: / && text ~ /^NVRM: (The NVIDIA )?GPU / && match(text, /{_ADDRESS}/) {{
     gpu = substr(text, RSTART, RLENGTH)
     seen = NR
 }}
-text ~ /^(amdgpu|\[drm)/ && match(text, /{RECOVERED}|{RING}/) && match(text, /{_ADDRESS}/) {{
+/succe|on minor/ && text ~ /^(amdgpu|\[drm)/ && match(text, /{RECOVERED}|{RING}/) &&
+match(text, /{_ADDRESS}/) {{
     device = substr(text, RSTART, RLENGTH)
     ring[device] = NR
     if (text ~ /{RECOVERED}/) recovered[device] = NR
@@ -479,7 +493,7 @@ text ~ /{ORIGIN}/ && text ~ /{ANY}/ {{
     # The driver breaks its sentence into three lines, and names the device in the first.
     if (text ~ /^NVRM: (system has )?fallen off/ && seen && NR - seen <= 3)
         sub(/^NVRM: /, "NVRM: GPU " gpu ": ", text)
-    if (match(text, /[0-9]+ (new )?((un)?correctable|deferred) /)) {{
+    if (text ~ /errors/ && match(text, /[0-9]+ (new )?((un)?correctable|deferred) /)) {{
         size = substr(text, RSTART) + 0
         if (size > 0 && size % 65535 == 0) next
     }}
