@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ def pci(
     *,
     driver: str = "nvidia",
     width: int = 16,
+    most: int = 16,
 ) -> str:
     """What the section prints of one device."""
     uevent = [f"DRIVER={driver}"] if driver else []
@@ -49,7 +50,7 @@ def pci(
         "uevent": uevent,
         "numa_node": ["0"],
         "current_link_width": [str(width)],
-        "max_link_width": ["16"],
+        "max_link_width": [str(most)],
         "current_link_speed": ["32.0 GT/s PCIe"],
     }
     return "".join(
@@ -128,3 +129,398 @@ def judged(seen: Gpus, **settings: Any) -> dict[str, Result]:
 
 def bad(results: Mapping[str, Result]) -> dict[str, str]:
     return {name: result.actual for name, result in results.items() if result.bad}
+
+
+# --- Other parts and drivers: what nvidia-smi prints of a healthy node, composed for each.
+#
+# The form of each generation of the driver is that of recordings: 470 (GT 1030), 515 (A10G, T4),
+# 535 (A100), 550 and 580 (H100, B200, GB200), 595 (L40S, RTX 3080), 615 (Rubin).
+
+Tree = Mapping[str, Any]
+
+#: Driver -> the name of its schema.
+DRIVERS = {
+    "450.80.02": "nvsmi_device_v10.dtd",
+    "470.256.02": "nvsmi_device_v11.dtd",
+    "515.105.01": "nvsmi_device_v11.dtd",
+    "525.147.05": "nvsmi_device_v11.dtd",
+    "535.183.06": "nvsmi_device_v12.dtd",
+    "550.163.01": "nvsmi_device_v12.dtd",
+    "570.172.08": "nvsmi_device_v12.dtd",
+    "575.57.08": "nvsmi_device_v12.dtd",
+    "580.105.08": "nvsmi_device_v13.dtd",
+    "595.58.03": "nvsmi_device_v13.dtd",
+    "615.23": "nvsmi_device_v13.dtd",
+}
+_ALL_DOWN = "NVML: Unable to retrieve NVLink information as all links are inActive"
+_MOVED = "Requested functionality has been deprecated"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the GPUs of one product have in common, and the node that they are in.
+
+    since:  the first major version of the driver for it
+    count:  how many a node has
+    links:  active and inactive NVLinks; None: the command prints nothing of it
+    gbps:   of a link
+    memory: ``rows`` are remapped, ``pages`` are retired, ``none``: no ECC
+    """
+
+    name: str
+    device: str
+    since: int
+    generation: int
+    architecture: str = "Hopper"
+    count: int = 8
+    links: tuple[int, int] | None = (0, 0)
+    gbps: str = "26.562"
+    memory: str = "rows"
+    tlimit: bool = True
+    mig: bool = True
+    fabric: bool = False
+    peer: str = "N/A"
+    switches: int = 0
+    bank: bool = False
+    state: str = "P0"
+    lanes: int = 16
+    card: int = 16
+    virtual: str = "None"
+    c2c: str = "N/A"
+
+
+PARTS = {
+    part.name: part
+    for part in (
+        Part("Tesla P100-SXM2-16GB", "15f9", 450, 3, "Pascal", 4, (3, 1), "19.394", "pages",
+             tlimit=False, mig=False),
+        Part("Tesla V100-SXM2-32GB", "1db5", 450, 3, "Volta", 8, (6, 0), "25.781", "pages",
+             tlimit=False, mig=False),
+        Part("Tesla V100-PCIE-16GB", "1db4", 450, 3, "Volta", 4, (0, 0), "", "pages",
+             tlimit=False, mig=False, state="P8"),
+        Part("Tesla T4", "1eb8", 450, 3, "Turing", 4, (0, 0), "", "pages", tlimit=False,
+             mig=False, state="P8"),
+        Part("NVIDIA A10", "2236", 470, 4, "Ampere", 2, None, tlimit=False, mig=False, state="P8"),
+        Part("NVIDIA A10G", "2237", 470, 4, "Ampere", 1, None, tlimit=False, mig=False,
+             lanes=8, virtual="Pass-Through", state="P8"),
+        Part("NVIDIA A2", "25b6", 470, 4, "Ampere", 2, None, tlimit=False, mig=False, lanes=8,
+             card=8, state="P8"),
+        Part("NVIDIA A40", "2235", 470, 4, "Ampere", 4, (4, 0), "14.062", tlimit=False,
+             mig=False, state="P8"),
+        Part("NVIDIA RTX A6000", "2230", 470, 4, "Ampere", 2, (4, 0), "14.062", tlimit=False,
+             mig=False, state="P8"),
+        Part("NVIDIA A100-PCIE-40GB", "20f1", 450, 4, "Ampere", 4, (12, 0), "25", tlimit=False),
+        Part("NVIDIA A100 80GB PCIe", "20b5", 470, 4, "Ampere", 4, (0, 12), "25", tlimit=False),
+        Part("NVIDIA A100-SXM4-40GB", "20b0", 450, 4, "Ampere", 8, (12, 0), "25", tlimit=False,
+             switches=6),
+        Part("NVIDIA A100-SXM4-80GB", "20b2", 450, 4, "Ampere", 4, (12, 0), "25", tlimit=False),
+        Part("NVIDIA A800-SXM4-80GB", "20bd", 470, 4, "Ampere", 8, (8, 0), "25", tlimit=False,
+             switches=6),
+        Part("NVIDIA L4", "27b8", 525, 4, "Ada Lovelace", 8, (0, 0), "", mig=False, state="P8"),
+        Part("NVIDIA L40S", "26b9", 525, 4, "Ada Lovelace", 8, (0, 0), "", mig=False,
+             state="P8"),
+        Part("NVIDIA RTX 6000 Ada Generation", "26b1", 525, 4, "Ada Lovelace", 4, (0, 0), "",
+             mig=False, state="P8"),
+        Part("NVIDIA GeForce RTX 3080", "2216", 470, 4, "Ampere", 1, (0, 0), "", "none",
+             tlimit=False, mig=False, state="P2"),
+        Part("NVIDIA GeForce GTX 1650", "1f82", 450, 3, "Turing", 1, (0, 0), "", "none",
+             tlimit=False, mig=False, state="P8", lanes=8, card=8),
+        Part("NVIDIA GeForce RTX 4090", "2684", 525, 4, "Ada Lovelace", 8, (0, 0), "", "none",
+             mig=False, state="P8"),
+        Part("NVIDIA GeForce RTX 5090", "2b85", 570, 5, "Blackwell", 8, (0, 0), "", "none",
+             mig=False, state="P8"),
+        Part("NVIDIA RTX PRO 6000 Blackwell Server Edition", "2bb5", 570, 5, "Blackwell", 8,
+             (0, 0), "", peer="Direct Connected", state="P8"),
+        Part("NVIDIA H100 PCIe", "2331", 525, 5, count=4, links=(12, 6), gbps="26.562"),
+        Part("NVIDIA H100 NVL", "2321", 535, 5, count=4, links=(12, 6)),
+        Part("NVIDIA H100 80GB HBM3", "2330", 525, 5, links=(18, 0), fabric=True, switches=4),
+        Part("NVIDIA H800", "2324", 525, 5, links=(8, 0), fabric=True, switches=4),
+        Part("NVIDIA H20", "2329", 550, 5, links=(18, 0), fabric=True, switches=4),
+        Part("NVIDIA H200", "2335", 550, 5, links=(18, 0), fabric=True, switches=4),
+        Part("NVIDIA H200 NVL", "233b", 550, 5, count=4, links=(18, 0)),
+        Part("NVIDIA GH200 480GB", "2342", 535, 5, count=1, links=(0, 18), c2c="Enabled"),
+        Part("NVIDIA B200", "2901", 570, 5, "Blackwell", links=(18, 0), gbps="53.125",
+             fabric=True, peer="Switch Connected", c2c="Disabled"),
+        Part("NVIDIA B300 SXM6 AC", "3182", 575, 6, "Blackwell", links=(18, 0), gbps="53.125",
+             fabric=True, peer="Switch Connected", c2c="Disabled"),
+        Part("NVIDIA GB200", "2941", 570, 6, "Blackwell", 4, (18, 0), "53.125", fabric=True,
+             peer="Switch Connected", c2c="Enabled"),
+        Part("NVIDIA GB300", "31c2", 580, 6, "Blackwell", 4, (18, 0), "53.125", fabric=True,
+             peer="Switch Connected", c2c="Enabled"),
+        Part("NVIDIA Graphics Device", "307f", 615, 6, "Rubin", 4, (36, 0), "53.125",
+             fabric=True, peer="Switch Connected", bank=True, state="P5", lanes=2,
+             c2c="Enabled"),
+        Part("NVIDIA Thor", "2b00", 580, 5, "Blackwell", 1, None, "", "none", mig=False),
+    )
+}  # fmt: skip
+
+
+def combinations() -> list[tuple[str, str]]:
+    """Each part with each driver that it can have."""
+    return [
+        (name, driver)
+        for name, part in PARTS.items()
+        for driver in DRIVERS
+        if int(driver.partition(".")[0]) >= part.since
+    ]
+
+
+def _ecc(part: Part, driver: int) -> Tree:
+    count = "N/A" if part.memory == "none" else "0"
+    yes = "No" if part.memory == "rows" else "N/A"
+    if part.memory == "pages" and part.architecture != "Turing":
+        names = ("device_memory", "register_file", "cbu", "total")
+        kinds = ("single_bit", "double_bit")
+        return {
+            when: {kind: dict.fromkeys(names, count) for kind in kinds}
+            for when in ("volatile", "aggregate")
+        }
+    parts = (
+        ("uncorrectable_parity", "uncorrectable_secded") if driver >= 550 else ("uncorrectable",)
+    )
+    counts = {f"sram_{name}": count for name in ("correctable", *parts)}
+    counts |= {"dram_correctable": count, "dram_uncorrectable": count}
+    later: dict[str, Any] = {}
+    if driver >= 550:
+        later["aggregate_uncorrectable_sram_sources"] = {"sram_l2": count, "sram_other": count}
+    if driver >= 570:
+        later |= {"channel_repair_pending": "No", "tpc_repair_pending": "No"}
+    if driver >= 590:
+        later["unrepairable_memory"] = yes if driver >= 615 else "N/A"
+    exceeded = {"sram_threshold_exceeded": yes} if driver >= 550 else {}
+    return {"volatile": counts, "aggregate": {**counts, **exceeded}, **later}
+
+
+def _rows(part: Part, driver: int) -> Any:
+    if part.memory != "rows":
+        return "N/A"
+    histogram = {f"row_remapper_histogram_{name}": "0 bank(s)" for name in (
+        "high", "partial", "low", "none")}  # fmt: skip
+    return {
+        "remapped_row_corr": "0",
+        "remapped_row_unc": "0",
+        "remapped_row_pending": "No",
+        "remapped_row_failure": "No",
+        "row_remapper_histogram": {"row_remapper_histogram_max": "640 bank(s)", **histogram},
+    }
+
+
+def _fabric(part: Part, driver: int) -> Tree:
+    def told(word: str, since: int = 0) -> str:
+        return word if part.fabric and driver >= since else "N/A"
+
+    found: dict[str, Any] = {"state": told("Completed"), "status": told("Success")}
+    if driver >= 550:
+        found |= {
+            "cliqueId": told("32766"),
+            "clusterUuid": told("00000001-0000-0000-0000-000000000001"),
+        }
+        new = part.architecture != "Hopper"
+        health = {
+            "bandwidth": told("Full" if new else "N/A"),
+            "route_recovery_in_progress": told("False" if new else "N/A"),
+            "route_unhealthy": told("False" if new else "N/A"),
+            "access_timeout_recovery": told("False" if new else "N/A"),
+        }
+        if driver >= 580:
+            health = {"summary": told("Healthy" if new else "N/A"), **health}
+            health["incorrect_configuration"] = told("None" if new else "N/A")
+        if driver >= 595:
+            health["partition_assigned"] = told("True" if part.bank else "N/A")
+        if driver >= 615:
+            health["gfm_state"] = told("Connected")
+        found["health"] = health
+    return found
+
+
+def _temperature(part: Part, driver: int) -> Tree:
+    memory = {"memory_temp": "38 C" if part.memory == "rows" and not part.bank else "N/A"}
+    if part.tlimit and driver >= 535:
+        return {
+            "gpu_temp": "31 C",
+            "gpu_temp_tlimit": "55 C",
+            "gpu_temp_max_tlimit_threshold": "-5 C",
+            "gpu_temp_slow_tlimit_threshold": "-2 C",
+            "gpu_temp_max_gpu_tlimit_threshold": "0 C",
+            "gpu_target_temperature": "N/A",
+            **memory,
+            "gpu_temp_max_mem_tlimit_threshold": "N/A",
+        }
+    return {
+        "gpu_temp": "31 C",
+        **({"gpu_temp_tlimit": "N/A"} if driver >= 535 else {}),
+        "gpu_temp_max_threshold": "96 C",
+        "gpu_temp_slow_threshold": "93 C",
+        "gpu_temp_max_gpu_threshold": "85 C",
+        "gpu_target_temperature": "N/A",
+        **memory,
+        "gpu_temp_max_mem_threshold": "95 C" if part.memory == "rows" else "N/A",
+    }
+
+
+def _recovery(driver: int) -> Tree:
+    status = {"reset_required": "No", "drain_and_reset_recommended": "No"}
+    moved = dict.fromkeys(status, _MOVED)
+    if driver < 535:
+        return {}
+    if driver < 570:
+        return {"gpu_reset_status": status}
+    if driver < 580:
+        return {"gpu_reset_status": moved, "gpu_recovery_action": "None"}
+    return {"gpu_recovery_action": "None"}
+
+
+def tree(part: Part, driver: str, index: int, address: str) -> dict[str, Any]:
+    """One ``<gpu>``: element -> its text, or the elements in it."""
+    major = int(driver.partition(".")[0])
+    thor = part.name == "NVIDIA Thor"
+    kind = "event" if major >= 535 else "throttle"
+    idle = "Not Active" if part.state == "P2" else "Active"
+    reasons = ["sw_power_cap", "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown",
+               "sync_boost", "sw_thermal_slowdown"]  # fmt: skip
+    reasons += ["board_limit", "reliability"] if major >= 615 else []
+    ecc = "N/A" if part.memory == "none" else "Enabled"
+    mode = "Disabled" if part.mig else "N/A"
+    pages = part.memory == "pages"
+    retired = {
+        "retired_count": "0" if pages else "N/A",
+        "retired_pagelist": "" if pages else "N/A",
+    }
+    speed = part.generation if part.state == "P0" or part.bank else 1
+    links: dict[str, Any] = {"max_link_gen": str(part.generation), "current_link_gen": str(speed)}
+    if major >= 535:
+        links |= {"max_device_link_gen": str(part.generation), "max_host_link_gen": "N/A"}
+    widths = {"max_link_width": "16x", "current_link_width": f"{part.lanes}x"}
+    limit = (
+        {"current_power_limit": "700.00 W"} if major >= 535 else {"enforced_power_limit": "70 W"}
+    )
+    return {
+        "product_name": part.name,
+        "product_brand": "NVIDIA",
+        **({"product_architecture": part.architecture} if major >= 510 else {}),
+        "display_mode": "Enabled" if major < 570 else _MOVED,
+        "persistence_mode": "Enabled",
+        **({"addressing_mode": "None" if major < 570 else "HMM"} if major >= 535 else {}),
+        "mig_mode": {"current_mig": mode, "pending_mig": mode},
+        "mig_devices": "None",
+        "accounting_mode": "Disabled",
+        "serial": "N/A" if part.memory == "none" else f"165052200382{index}",
+        "uuid": nvidia.uuid(index),
+        "minor_number": str(index),
+        "vbios_version": "N/A" if thor else "96.00.89.00.01",
+        **({"platformInfo": {"chassis_serial_number": "", "peer_type": part.peer}}
+           if major >= 570 else {}),
+        **({"c2c_mode": part.c2c} if major >= 570 else {}),
+        "gpu_virtualization_mode": {
+            "virtualization_mode": part.virtual, "host_vgpu_mode": "N/A",
+        },
+        **_recovery(major),
+        "pci": {
+            "pci_bus_id": f"0000{address.upper()}",
+            "pci_gpu_link_info": {"pcie_gen": links, "link_widths": widths},
+            "replay_counter": "150",
+        },
+        "fan_speed": "N/A",
+        "performance_state": part.state,
+        f"clocks_{kind}_reasons": {
+            f"clocks_{kind}_reason_gpu_idle": idle,
+            **{f"clocks_{kind}_reason_{name}": "Not Active" for name in reasons},
+        },
+        "fb_memory_usage": dict.fromkeys(("total", "used"), "Not Supported" if thor else "0 MiB"),
+        "compute_mode": "Default",
+        "ecc_mode": {"current_ecc": ecc, "pending_ecc": ecc},
+        "ecc_errors": _ecc(part, major),
+        "retired_pages": {
+            "multiple_single_bit_retirement": {**retired},
+            "double_bit_retirement": {**retired},
+            "pending_blacklist": "No" if pages else "N/A",
+            "pending_retirement": "No" if pages else "N/A",
+        },
+        "remapped_rows": _rows(part, major),
+        **({"remapped_banks": {
+            "bank_remapper_active_remappings": "0",
+            "bank_remapper_pending": "No",
+            "bank_remapper_histogram": {
+                "bank_remapper_histogram_max": "252 group(s)",
+                "bank_remapper_histogram_none": "0 group(s)",
+            },
+        }} if part.bank else {}),
+        "temperature": _temperature(part, major),
+        "gpu_power_readings" if major >= 535 else "power_readings": {
+            "power_state": part.state if major < 595 else _MOVED, **limit,
+        },
+        **({"power_smoothing": "Insufficient Permissions"} if major >= 575 else {}),
+        **({"fabric": _fabric(part, major)} if major >= 535 else {}),
+        "processes": "",
+        "accounted_processes": "",
+    }  # fmt: skip
+
+
+def _xml(inside: Tree) -> str:
+    return "".join(
+        f"<{name}>{_xml(value) if isinstance(value, Mapping) else value}</{name}>\n"
+        for name, value in inside.items()
+    )
+
+
+def answer(trees: Iterable[Tree], driver: str) -> str:
+    """``nvidia-smi -q -x`` of these GPUs."""
+    shown = [
+        f'<gpu id="0000{address.upper()}">\n{_xml(one)}</gpu>\n'
+        for address, one in zip(ADDRESSES, trees, strict=False)
+    ]
+    major = int(driver.partition(".")[0])
+    newer = f"<kmd_version>{driver}</kmd_version>\n" if major >= 615 else ""
+    return (
+        f'<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "{DRIVERS[driver]}">\n'
+        f"<nvidia_smi_log>\n<driver_version>{driver}</driver_version>\n"
+        "<!-- driver_version will be removed -->\n"
+        f"<cuda_version>12.4</cuda_version>\n{newer}<attached_gpus>{len(shown)}</attached_gpus>\n"
+        f"{''.join(shown)}</nvidia_smi_log>\n"
+    )
+
+
+def nvlinks(part: Part, inactive: Mapping[int, Iterable[int]] | None = None) -> str:
+    """``nvidia-smi nvlink --status`` of a node with this part; ``inactive``: what is down, too."""
+    if part.links is None:
+        return ""
+    active, unused = part.links
+    lines = []
+    for index in range(part.count):
+        down = {*range(active, active + unused), *(inactive or {}).get(index, ())}
+        lines.append(f"GPU {index}: {part.name} (UUID: {nvidia.uuid(index)})")
+        numbers = range(active + unused)
+        if active + unused and len(down) == active + unused:
+            lines.append(
+                "\t NVML: Unable to retrieve NVLink information as all links are inActive"
+            )
+            continue
+        lines += [
+            f"\t Link {n}: " + ("<inactive>" if n in down else f"{part.gbps} GB/s")
+            for n in numbers
+        ]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def trees_of(name: str, driver: str) -> list[dict[str, Any]]:
+    """The healthy GPUs of a node with this part and driver."""
+    part = PARTS[name]
+    return [tree(part, driver, n, place) for n, place in enumerate(ADDRESSES[: part.count])]
+
+
+def node(name: str, driver: str, trees: Sequence[Tree] | None = None, **more: Any) -> Node:
+    """A node with this part and driver; ``trees``: of its GPUs, instead of healthy ones."""
+    part = PARTS[name]
+    trees = trees_of(name, driver) if trees is None else trees
+    part = replace(part, count=len(trees))
+    places = ADDRESSES[: part.count]
+    bus = VERSION.replace("535.129.03", driver) + "".join(
+        pci(place, device=f"0x{part.device}", width=part.lanes, most=part.card) for place in places
+    )
+    bus += "".join(map(switch, SWITCHES[: part.switches])) + DEVICES
+    made = Node(
+        bus,
+        smi=Output(PREFIX + answer(trees, driver), 0),
+        links=Output("nr_scanned=1\n" + nvlinks(part), 0),
+    )
+    return replace(made, **more)

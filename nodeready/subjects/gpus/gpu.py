@@ -64,6 +64,7 @@ class Gpu:
     spareless_banks: banks of memory whose spare rows are used up
     retired_pages:   pages of memory retired in the device's lifetime
     compute_mode:    who may compute on it: ``default``, ``exclusive_process``, ``prohibited``
+    c2c:             ``on`` or ``off``: the NVLink between the device and its Grace processor
     power_limit_w:   the limit of power that is set
     unread:          what the tool could not tell: the field, and what stands in its place; fields
                      that begin with ``tool`` are of values that are judged by nothing else
@@ -118,6 +119,7 @@ class Gpu:
     spareless_banks: int | None = None
     retired_pages: int | None = None
     compute_mode: str | None = None
+    c2c: str | None = None
     power_limit_w: int | None = None
     unread: tuple[tuple[str, str], ...] = ()
     recovery_named: bool = False

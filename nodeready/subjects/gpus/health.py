@@ -375,8 +375,8 @@ _LANES_ON_DEMAND = 6
 
 def _rests(gpu: Gpu) -> bool:
     """Whether the GPU may use fewer lanes than it has because it is idle."""
-    generation = gpu.pcie_generation_max or 0
-    return generation >= _LANES_ON_DEMAND and gpu.performance_state not in (None, "P0")
+    generation = max(gpu.pcie_generation or 0, gpu.pcie_generation_max or 0)
+    return generation >= _LANES_ON_DEMAND and gpu.performance_state != "P0"
 
 
 def _lanes(seen: Gpus, gpu: Gpu) -> int | None:

@@ -89,6 +89,19 @@ def _nominal(seen: Gpus, gpu: Gpu) -> float:
     return next(found, 0.0) * _ROUNDED
 
 
+# A GPU beside a Grace processor: their link is on where nothing is wrong (recorded GB200, GB300).
+_GRACE = re.compile(r"\bG[HB][23]00\b")
+
+
+def _apart(seen: Gpus) -> list[tuple[Gpu, str]]:
+    """The GPUs that reach their Grace processor by PCIe only."""
+    return [
+        (gpu, "NVLink-C2C to the processor off")
+        for gpu in seen.nvidia
+        if gpu.c2c == "off" and _GRACE.search(gpu.model or "")
+    ]
+
+
 def _speeds(seen: Gpus) -> list[tuple[Gpu, str]]:
     """The GPUs with a link that is slower than the model's, or the fastest of the model here."""
     found = []
@@ -126,9 +139,10 @@ def _bridge(seen: Gpus, gpu: Gpu) -> str:
 def nvlink(seen: Gpus, want: Policy) -> Result:
     """All links between the GPUs (NVLink, XGMI) are active, at one speed.
 
-    One link that is down makes every collective operation as slow as its GPU. On PCIe cards only
-    unequal numbers of active links, and a part of a bridge's, are a warning: which cards are
-    bridged is the owner's choice.
+    One link that is down makes every collective operation as slow as its GPU, and without the
+    link to its Grace processor (NVLink-C2C) a GPU reaches that by PCIe. On PCIe cards only unequal
+    numbers of active links, and a part of a bridge's, are a warning: which cards are bridged is
+    the owner's choice.
     """
     check, wanted = "gpus.nvlink", "all links active at one speed"
     if none(seen):
@@ -139,7 +153,7 @@ def nvlink(seen: Gpus, want: Policy) -> Result:
     down = [(gpu, text) for gpu in seen.amd if (text := _down(seen, gpu))]
     if answered:
         down += [(gpu, text) for gpu in seen.nvidia if (text := _down(seen, gpu))]
-    found = down + _speeds(seen)
+    found = down + _speeds(seen) + _apart(seen)
     if found:
         # Xid 74 is NVIDIA's code for a link.
         amd = all(gpu.vendor == "amd" for gpu, _ in found)

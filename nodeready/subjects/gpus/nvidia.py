@@ -124,6 +124,7 @@ class Element:
         since:  the driver's major version that shows it at the latest
         needed: each device has it, so that N/A is no answer
         """
+        found: T | None = None
         lacks, moved, wrong = False, False, ""
         for path in paths:
             node = self._find(path)
@@ -133,19 +134,20 @@ class Element:
             text = (node.text or "").strip()
             plain = _plain(text)
             value = None if plain in ("", _MOVED, *_HAS_NONE) else parse(text)
-            if value is not None:
-                return value
+            found = value if found is None else found
             lacks = lacks or plain in _HAS_NONE
             moved = moved or plain == _MOVED
-            if plain not in (*_HAS_NONE, _MOVED):
+            if value is None and plain not in (_MOVED, *_HAS_NONE):
                 wrong = wrong or text or "no value"
-        if wrong or (lacks and needed):
-            self.miss(name, paths[0], wrong or "N/A")
-        elif moved and not lacks:
+        if wrong:
+            self.miss(name, paths[0], wrong)
+        elif found is None and lacks and needed:
+            self.miss(name, paths[0], "N/A")
+        elif found is None and moved and not lacks:
             self.miss(name, paths[0], _MOVED)
-        elif not lacks and (since == 0 or (self.driver or 0) >= since):
+        elif found is None and not lacks and (since == 0 or (self.driver or 0) >= since):
             self.miss(name, paths[0], "not shown")
-        return None
+        return found
 
     def word(self, name: str, words: Mapping[str, T], *paths: str, since: int = 0) -> T | None:
         """The value that one of these words stands for."""
@@ -329,6 +331,20 @@ def message(text: str) -> str:
 #: The major versions of the driver from which on each answer has these parts, as recordings of
 #: 470 (no more than MIG), 515 (rows) and 535 (fabric, reset) show it.
 _MIG, _ROWS, _FABRIC = 450, 515, 535
+
+#: Whether the node is a virtual machine, by the words of its virtualization mode.
+_VIRTUAL = {
+    "none": False,
+    "host vgpu": False,
+    "host vsga": False,
+    "pass-through": True,
+    "vgpu": True,
+    "vsga": True,
+}
+_COMPUTE = {
+    name: name for name in ("default", "exclusive_process", "exclusive_thread", "prohibited")
+}
+_JOINED = {name: name for name in ("completed", "in progress", "not started")}
 _PAGES = ("retired_pages/multiple_single_bit_retirement", "retired_pages/double_bit_retirement")
 
 #: What the fabric's health (nvmlGpuFabricInfo_v3_t) says of a GPU's attachment to its NVLink
@@ -429,6 +445,7 @@ def _lost(gpu: Element) -> str | None:
 
 def _own(gpu: ElementTree.Element) -> Iterator[ElementTree.Element]:
     """The elements with the GPU's own values: a process's name is its user's."""
+    yield gpu
     for child in gpu:
         if child.tag not in ("processes", "accounted_processes"):
             yield from child.iter()
@@ -459,12 +476,22 @@ def _processes(gpu: Element) -> Iterator[GpuProcess]:
             yield GpuProcess(pid, name, memory, process.text("type", "process_type"))
 
 
-def _lower(text: str) -> str | None:
-    return None if _plain(text) in _ERRORS else text.lower()[:80]
-
-
 def _name(text: str) -> str | None:
-    return None if _plain(text) in (*_ERRORS, "none") else text[:200]
+    says = re.search("[A-Za-z0-9]", text) and _plain(text) not in (*_ERRORS, "none")
+    return text[:200] if says else None
+
+
+def _status(gpu: Element) -> str | None:
+    """The outcome of the registration at the fabric.
+
+    What went wrong is an error's text itself (nvmlErrorString): there it is the value.
+    """
+    joined = _plain(gpu.node.findtext("fabric/state") or "") not in ("", *_HAS_NONE, *_ERRORS)
+
+    def parse(text: str) -> str | None:
+        return None if not joined and _plain(text) in _ERRORS else text.lower()[:80]
+
+    return gpu.read("fabric_status", parse, "fabric/status", since=_FABRIC)
 
 
 def _pages(gpu: Element) -> int | None:
@@ -515,7 +542,7 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
     left = None
     if gpu.node.find("temperature/gpu_temp_tlimit") is not None:
         left = gpu.number("temperature_left_c", "temperature/gpu_temp_tlimit")
-    virtual = gpu.read("virtual", _lower, "gpu_virtualization_mode/virtualization_mode")
+    virtual = gpu.word("virtual", _VIRTUAL, "gpu_virtualization_mode/virtualization_mode")
     clique = gpu.read("fabric_clique", _name, "fabric/cliqueId", since=_LATER)
     cluster = gpu.read("fabric_clique", _name, "fabric/clusterUuid", since=_LATER)
     power = "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit"
@@ -523,6 +550,7 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
         index=index,
         vendor="nvidia",
         pci_address=where,
+        recovery_named=gpu.node.find("gpu_recovery_action") is not None,
         model=gpu.read("model", _name, "product_name", needed=True),
         uuid=gpu.read("uuid", _name, "uuid", needed=True),
         serial=gpu.text("serial"),
@@ -566,19 +594,15 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
         processes=tuple(_processes(gpu)),
         performance_state=gpu.read("performance_state", _state, "performance_state"),
         idle=idle,
-        virtual=virtual not in (None, "none", "host vgpu", "host vsga"),
+        virtual=bool(virtual),
         memory_temperature_max_c=gpu.number(
             "memory_temperature_c", "temperature/gpu_temp_max_mem_threshold", since=_LATER
         ),
         mig_pending=gpu.word("mig_pending", _SWITCH, "mig_mode/pending_mig", since=_MIG),
         repair_pending=_repairs(gpu),
         recovery=_recovery(gpu),
-        recovery_named=gpu.node.find("gpu_recovery_action") is not None,
-        fabric_state=gpu.read("fabric_state", _lower, "fabric/state", since=_FABRIC),
-        # What went wrong is an error's text itself (nvmlErrorString): it is the value.
-        fabric_status=gpu.read(
-            "fabric_status", lambda text: text.lower()[:80], "fabric/status", since=_FABRIC
-        ),
+        fabric_state=gpu.word("fabric_state", _JOINED, "fabric/state", since=_FABRIC),
+        fabric_status=_status(gpu),
         fabric_faults=_faults(gpu),
         fabric_clique=None if clique is None else f"{clique} of {cluster}",
         peer=(gpu.text("platformInfo/peer_type") or "").lower() or None,
@@ -588,7 +612,8 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
         unrepairable=_unrepairable(gpu),
         spareless_banks=_spareless(gpu),
         retired_pages=_pages(gpu),
-        compute_mode=gpu.read("compute_mode", _lower, "compute_mode", since=_LATER),
+        c2c=gpu.word("links", _SWITCH, "c2c_mode", since=_LATER),
+        compute_mode=gpu.word("compute_mode", _COMPUTE, "compute_mode", since=_LATER),
         power_limit_w=number(gpu.text(*power) or ""),
     )
     _stray(gpu)

@@ -71,6 +71,15 @@ def test_the_script_reads_only_gpus(shell_name: str, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n")
     (root / "0000:1b:00.4" / "physfn").symlink_to("../0000:1b:00.0")
+    # In sysfs the entry is a link: above it is the port that leads to the GPU.
+    port = tmp_path / "sys/devices/pci0000:1a/0000:1a:01.0"
+    port.mkdir(parents=True)
+    (root / "0000:1b:00.0").rename(port / "0000:1b:00.0")
+    (root / "0000:1b:00.0").symlink_to(port / "0000:1b:00.0")
+    counts = "Undefined 0\nDLP 0\nSDES 2\nTLP 0\nUnsupReq 10\nTOTAL_ERR_FATAL 12\n"
+    (port / "aer_dev_fatal").write_text(counts)
+    (port / "0000:1b:00.0/aer_dev_fatal").write_text(counts.replace("2\n", "0\n"))
+    (port / "0000:1b:00.0/aer_dev_nonfatal").write_text("CmpltTO 3\nTOTAL_ERR_NONFATAL 3\n")
     script = pci_gpus.SECTION.script(Policy()).replace("/sys/", f"{tmp_path}/sys/")
     script = f"{shell.library('probe')}\n{shell.minify(script)}"
     done = subprocess.run(
@@ -81,4 +90,8 @@ def test_the_script_reads_only_gpus(shell_name: str, tmp_path: Path) -> None:
     assert tuple(gpu.address for gpu in found.gpus) == ADDRESSES
     assert found.nvswitches == 4
     assert found.gpus[0].driver == "nvidia"
+    assert found.gpus[0].aer == (("nonfatal", "CmpltTO", 3), ("fatal", "SDES", 2))
+    # What is 0 is not sent.
+    assert "DLP" not in done.stdout
+    assert {gpu.aer for gpu in found.gpus[1:]} == {()}
     assert "0000:03:00.0" not in done.stdout
