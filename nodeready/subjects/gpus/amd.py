@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Section
-from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Link, Tool
+from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Link, PciGpu, Tool
 from nodeready.subjects.iommu.facts import MODELS
 
 # --- The values in amd-smi's and rocm-smi's JSON: plain, "N/A", or with a unit.
 
 Json = dict[str, Any]
+_Value = TypeVar("_Value")
 
 #: GT/s of each generation of PCI Express.
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
@@ -84,7 +85,67 @@ def text(value: Any) -> str | None:
     if value is None or isinstance(value, (list, dict)):
         return None
     found = str(value).strip()
-    return None if found in ("", "N/A", "n/a", "None", "unknown", "0x0") else found
+    return None if found in ("", "N/A", "n/a", "None", "unknown", "0x0") else found[:200]
+
+
+# What says that the device has no such value. All other words in the place of a value are errors:
+# "AMDSMI_STATUS_NO_PERM - Permission Denied", "Failed to retrieve …", "None" (amdsmi_exception.py;
+# rocm_smi.py: rsmi_ret_ok).
+_ABSENT = re.compile(
+    r"n/?a|-|not[ _]?(yet[ _])?(supported|implemented|applicable)"
+    r"|.*\bnot[ _](yet[ _])?(supported|implemented|applicable)\b.*|unsupported|.*is unsupported.*"
+    r"|amdsmi_status_not_(supported|yet_implemented)\b.*",
+    re.I | re.S,
+)
+
+
+def error(value: Any) -> str:
+    """The words of an error in the place of a value; "" for a value and for none."""
+    if isinstance(value, dict):
+        value = value.get("value")
+    if not isinstance(value, str) or not value.strip():
+        return ""
+    said = value.strip()
+    return "" if _ABSENT.fullmatch(said) else said[:80]
+
+
+class Reader:
+    """One device's answer, read field by field; ``unread``: what the tool could not tell."""
+
+    def __init__(self, *entries: Json) -> None:
+        self.entries = entries
+        self.unread: list[tuple[str, str]] = []
+
+    def raw(self, *paths: str) -> Any:
+        """The value of the first path (``pcie/width``) that is there, or the error on its way."""
+        said: Any = None
+        for path in paths:
+            for entry in self.entries:
+                found: Any = entry
+                for name in path.split("/"):
+                    if not isinstance(found, dict):
+                        break
+                    found = found.get(name)
+                if isinstance(found, dict) and "value" not in found:
+                    continue
+                if found is not None and (text(found) or error(found)):
+                    return found
+                said = found if said is None else said
+        return said
+
+    def note(self, field: str, value: Any) -> None:
+        """Remember that the field has an error in its place; other words are none."""
+        said = error(value)
+        if said:
+            self.unread.append((field, said))
+
+    def get(self, field: str, read: Callable[[Any], _Value | None], *paths: str) -> _Value | None:
+        """The field's value; None, and noted, where words stand in its place."""
+        value = self.raw(*paths)
+        found = read(value)
+        if found is None and number(value) is None:
+            self.note(field, value)
+        return found
 
 
 def number(value: Any) -> float | None:
@@ -99,6 +160,18 @@ def whole(value: Any) -> int | None:
     """A count; None for anything else, and for less than nothing."""
     found = number(value)
     return int(found) if found is not None and found >= 0 else None
+
+
+def count(value: Any) -> int | None:
+    """A count of errors; None for all ones in 32 or 64 bits, which stand for no counter."""
+    found = whole(value)
+    return None if found in ((1 << 32) - 1, (1 << 64) - 1) or found == float(1 << 64) else found
+
+
+def lanes(value: Any) -> int | None:
+    """The lanes of a link; None for 0, a device without one, and for what no link has."""
+    found = whole(value)
+    return found if found is not None and 1 <= found <= 32 else None
 
 
 def degrees(value: Any) -> int | None:
@@ -116,9 +189,9 @@ def megabytes(value: Any) -> int | None:
 
 
 def generation(value: Any) -> int | None:
-    """The generation of PCI Express that has this speed in GT/s."""
+    """The generation of PCI Express that has this speed in GT/s, or in MT/s (23.1 and older)."""
     found = number(value)
-    return None if found is None else _GENERATIONS.get(found)
+    return None if found is None else _GENERATIONS.get(found if found < 1000 else found / 1000)
 
 
 def pci_address(value: Any) -> str:
@@ -134,7 +207,8 @@ def pci_address(value: Any) -> str:
 # ``/sys/class/kfd/kfd/proc/PID/vram_ID`` holds the bytes that a process has on the GPU with that
 # id, and the topology gives the PCI address of each id (Linux' drivers/gpu/drm/amd/amdkfd).
 # ``ras/gpu_vram_bad_pages`` lists bad pages as ``ADDRESS : SIZE : FLAG``: R is retired, P waits
-# for its retirement, F could not be retired (Linux' amdgpu_ras.c).
+# for its retirement, F could not be retired (Linux' amdgpu_ras.c). ``hwmon/hwmonN/tempM_crit`` is
+# where a sensor slows the GPU down, in thousandths of a degree (Linux' amdgpu_pm.c).
 
 _ROOT = "/sys/class/kfd/kfd"
 _DRIVER = "/sys/bus/pci/drivers/amdgpu"
@@ -162,12 +236,14 @@ class Kfd:
     processes:  address -> the processes with memory on the GPU
     unreserved: address -> whether a bad page is still in use
     ras:        address -> uncorrectable and correctable errors of all blocks
+    limits:     address -> sensor (``edge``, ``junction``, ``mem``) -> where it slows the GPU down
     """
 
     devices: tuple[str, ...] = ()
     processes: Mapping[str, tuple[GpuProcess, ...]] = field(default_factory=dict)
     unreserved: Mapping[str, bool] = field(default_factory=dict)
     ras: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def _addresses(printed: str) -> dict[str, str]:
@@ -187,6 +263,31 @@ def _addresses(printed: str) -> dict[str, str]:
             found[node["gpu_id"]] = (
                 f"{domain & 0xFFFF:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 31:02x}.{place & 7}"
             )
+    return found
+
+
+_SENSORS = {"1": "edge", "2": "junction", "3": "mem"}
+
+
+def _limits(printed: str) -> dict[str, dict[str, int]]:
+    """Address -> sensor -> the degrees at which it slows the GPU down."""
+    found: dict[str, dict[str, int]] = {}
+    labels: dict[tuple[str, str], str] = {}
+    crit: list[tuple[str, str, str]] = []
+    for address, sensor, kind, value in re.findall(
+        rf"^{_DRIVER}/([0-9a-f:.]+)/hwmon/hwmon[0-9]+/temp([1-9])_(label|crit):([a-z0-9]{{1,20}})$",
+        printed,
+        re.M,
+    ):
+        if kind == "label":
+            labels[address, sensor] = value
+        elif value.isdigit():
+            crit.append((address, sensor, value))
+    for address, sensor, value in crit:
+        name = labels.get((address, sensor)) or _SENSORS.get(sensor)
+        limit = degrees(int(value) // 1000)
+        if name and limit is not None:
+            found.setdefault(address, {})[name] = limit
     return found
 
 
@@ -218,6 +319,7 @@ def parse_kfd(printed: str) -> Kfd:
         {address: tuple(found) for address, found in processes.items()},
         {address: int(count) > 0 for address, count in pages},
         ras,
+        _limits(printed),
     )
 
 
@@ -250,118 +352,301 @@ class AmdGpu(Gpu):
     xgmi_errors:  errors of the links between GPUs: the uncorrectable ones that RAS counts, or
                   the status of the links (1: an error, 2: several), which MI300 does not have
     ecc_deferred: uncorrectable errors in data that no program has used so far
+    partition:    how the device is divided: ``SPX/NPS1`` is one GPU with one memory
     """
 
     xgmi_errors: int | None = None
     ecc_deferred: int | None = None
+    partition: str | None = None
 
 
-def _throttle(metric: Json) -> tuple[str, ...]:
-    """The hardware's reasons for a lower clock that are active now."""
-    seen = metric.get("throttle")
-    if not isinstance(seen, dict):
-        return ()
-    active = [reason for key, reason in _THROTTLE if text(seen.get(key)) in ("ACTIVE", "True")]
-    return tuple(dict.fromkeys(active))
+#: Performance levels at which the GPU stays at its lowest clocks (Linux' amdgpu_pm.c).
+_LOW = ("LOW", "PROFILE_MIN_SCLK", "PROFILE_MIN_MCLK", "STABLE_MIN_SCLK", "STABLE_MIN_MCLK")
 
 
-def _ecc(static: Json, instinct: bool) -> str | None:
-    """Whether memory has ECC, by the RAS of the memory controller; None: a board without RAS."""
-    state = at(static, "ras", "ecc_block_state")
-    if not isinstance(state, dict) or "UMC" not in state:
+def _level(value: Any) -> tuple[str, ...]:
+    """The reason for a lower clock that an administrator has set, or none."""
+    name = (text(value) or "").upper().replace("AMDSMI_DEV_PERF_LEVEL_", "")
+    return (f"performance level {name.lower()}",) if name in _LOW else ()
+
+
+def _throttle(reader: Reader) -> tuple[tuple[str, ...], bool | None]:
+    """The reasons for a lower clock that are active now, and whether the tool says all of them."""
+    active, told = [], 0
+    for key, reason in _THROTTLE:
+        value = reader.raw(f"throttle/{key}")
+        said = (text(value) or "").upper().replace("_", " ")
+        if said in ("ACTIVE", "TRUE", "1", "NOT ACTIVE", "FALSE", "0"):
+            told += 1
+            active += [reason] if said in ("ACTIVE", "TRUE", "1") else []
+            continue
+        reader.note("throttle", value)
+        # The share of the last moments in which it was active.
+        share = number(reader.raw(f"throttle/{key.replace('_status', '_activity')}"))
+        told += share is not None
+        active += [reason] if share else []
+    found = tuple(dict.fromkeys(active))
+    return found, bool(found) if told == len(_THROTTLE) or found else None
+
+
+#: Enabled, or what the block has found: amdsmi_ras_err_state_t.
+_ON = ("ENABLED", "PARITY", "SING_C", "MULT_UC", "POISON")
+
+
+def _ecc(reader: Reader, instinct: bool) -> str | None:
+    """Whether memory has ECC, by the RAS of the memory controller; None: a board without RAS.
+
+    The blocks are a dictionary, or in version 23 a list of ``{"block": …, "status": …}``.
+    """
+    state: Json | None = None
+    for path in (("ras", "ecc_block_state"), ("ras",)):
+        found = at(reader.entries[0], *path)
+        if isinstance(found, list):
+            found = {
+                str(item.get("block")): item.get("status")
+                for item in found
+                if isinstance(item, dict)
+            }
+        if isinstance(found, dict) and "UMC" in found:
+            state = found
+            break
+        if isinstance(found, str):
+            reader.note("ecc", found)
+    if state is None:
         return None
-    if text(state["UMC"]) == "ENABLED":
+    said = text(state["UMC"])
+    if said in _ON:
         return "on"
+    if said != "DISABLED":
+        reader.note("ecc", state["UMC"])
+        return None
     any_block = any(text(value) == "ENABLED" for value in state.values())
     return "off" if any_block or instinct else None
 
 
-def _xgmi_errors(metric: Json) -> int | None:
+def _blocks(metric: Json, word: str) -> int | None:
+    """The sum of what the blocks of the device count; None where none does."""
+    blocks = table(metric, "ecc_blocks") or table(metric, "ecc_block")
+    found = [
+        counted
+        for block in blocks.values()
+        if isinstance(block, dict)
+        and (counted := count(block.get(f"{word}_count", block.get(word)))) is not None
+    ]
+    return sum(found) if found else None
+
+
+def _errors(reader: Reader, metric: Json, word: str, instinct: bool) -> int | None:
+    """The errors of this kind: of the device, or of all blocks where those count more.
+
+    Radeon boards count errors that never were: all ones in registers of 16 bits.
+    """
+    paths = (f"total_{word}_count", f"total_{word}", f"{word}_count", word)
+    total = reader.get(f"ecc_{word}", count, *(f"ecc/{path}" for path in paths))
+    blocks = _blocks(metric, word)
+    known = [counted for counted in (total, blocks) if counted is not None]
+    found = max(known) if known else None
+    return None if found and not instinct and found % 65535 == 0 else found
+
+
+def _xgmi_errors(reader: Reader) -> int | None:
     """Errors of the device's links; None where neither RAS nor the status counts them."""
-    counted = whole(at(metric, "ecc_blocks", "XGMI_WAFL", "uncorrectable_count"))
-    said = (text(metric.get("xgmi_err")) or "").replace("AMDSMI_XGMI_STATUS_", "")
+    counted = reader.get(
+        "xgmi_errors",
+        count,
+        "ecc_blocks/XGMI_WAFL/uncorrectable_count",
+        "ecc_block/XGMI_WAFL/uncorrectable",
+    )
+    raw = reader.raw("xgmi_err")
+    said = (text(raw) or "").replace("AMDSMI_XGMI_STATUS_", "")
     status = _XGMI.get(said)
-    known = [count for count in (counted, status) if count is not None]
+    if status is None and number(raw) in (0, 1, 2):
+        status = whole(raw)
+    if status is None:
+        reader.note("xgmi_errors", raw)
+    known = [found for found in (counted, status) if found is not None]
     return max(known) if known else None
 
 
 def _links(printed: str) -> dict[str, tuple[Link, ...]]:
-    """PCI address -> the links of that device. X (a device to itself) is no link."""
+    """PCI address -> the links of that device. X (a device to itself) is no link.
+
+    A word that is neither is an error: such a link is not up.
+    """
     states = {"U": "active", "D": "inactive"}
     found = {}
     for entry in entries(printed):
         status = entry.get("link_status")
         if isinstance(status, list):
             found[pci_address(entry.get("bdf"))] = tuple(
-                Link(index, states[word])
+                Link(index, states.get(word, "unknown"))
                 for index, word in enumerate(status[:64])
-                if isinstance(word, str) and word in states
+                if isinstance(word, str) and word != "X" and (word in states or error(word))
             )
+        elif error(status):
+            found[pci_address(entry.get("bdf"))] = (Link(0, "unknown"),)
     return found
 
 
-def _temperature(limits: Json, metric: Json, kind: str) -> tuple[int | None, int | None]:
-    """The degrees of one sensor, and the degrees at which the GPU slows down."""
-    seen = degrees(at(metric, "temperature", kind))
-    return seen, degrees(limits.get(f"slowdown_{kind}_temperature"))
+def _hottest(sensors: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
+    """The degrees of one sensor, and the degrees at which the GPU slows down for that sensor.
+
+    One that is at its limit; else the first with a limit; else the first that says anything.
+    """
+    told = [(seen, limit) for seen, limit in sensors if seen is not None]
+    limited = [(seen, limit) for seen, limit in told if limit is not None]
+    hot = [(seen, limit) for seen, limit in limited if seen >= limit]
+    return next(iter(hot or limited or told), (None, None))
+
+
+def _sensor(reader: Reader, kind: str, old: str) -> tuple[int | None, int | None]:
+    """The degrees of one sensor of amd-smi, and where that sensor slows the GPU down."""
+    field = "memory_temperature_c" if kind == "mem" else "temperature_c"
+    limit = "vram" if kind == "mem" else kind
+    return (
+        reader.get(field, degrees, f"temperature/{kind}", f"temperature/{kind}_temperature"),
+        reader.get(
+            field.replace("_c", "_limit"),
+            degrees,
+            f"limit/slowdown_{limit}_temperature",
+            f"limit/temperature_{old}",
+        ),
+    )
+
+
+def _partition(reader: Reader) -> str | None:
+    """``SPX/NPS1``: how compute units and memory are divided."""
+    compute = text(reader.raw("partition/accelerator_partition", "partition/compute_partition"))
+    memory = text(reader.raw("partition/memory_partition"))
+    words = [word for word in (compute, memory) if word and re.fullmatch("[A-Z]{2,4}[0-9]?", word)]
+    return "/".join(words) or None
 
 
 def _gpu(static: Json, metric: Json, more: Kfd, links: Mapping[str, Any]) -> AmdGpu:
     """One device of amd-smi."""
-    asic, bus = table(static, "asic"), table(static, "bus")
-    vbios = table(static, "vbios") or table(static, "ifwi")
-    limits, ecc = table(static, "limit"), table(metric, "ecc")
-    pcie, memory = table(metric, "pcie"), table(metric, "mem_usage")
-    address = pci_address(bus.get("bdf"))
-    temperature, slowdown = _temperature(limits, metric, "hotspot")
-    if temperature is None:
-        temperature, slowdown = _temperature(limits, metric, "edge")
-    total = megabytes(memory.get("total_vram"))
-    if total is None:
-        total = megabytes(at(static, "vram", "size"))
-    device = (text(asic.get("device_id")) or "").lower()
+    reader = Reader(static, metric)
+    address = pci_address(reader.raw("bus/bdf"))
+    device = (text(reader.raw("asic/device_id")) or "").lower()
+    instinct = server(device)
+    temperature, slowdown = _hottest(
+        (_sensor(reader, "hotspot", "junction"), _sensor(reader, "edge", "edge"))
+    )
+    memory, memory_max = _sensor(reader, "mem", "vram")
+    throttle, throttled = _throttle(reader)
+    width = reader.get(
+        "pcie_width", lanes, *(f"pcie/{key}" for key in ("width", "current_lanes", "pcie_lanes"))
+    )
+    speed = reader.get(
+        "pcie_generation",
+        generation,
+        *(f"pcie/{key}" for key in ("speed", "current_speed", "pcie_speed")),
+    )
     return AmdGpu(
         index=whole(static.get("gpu")) or 0,
         vendor="amd",
         pci_address=address,
-        model=text(asic.get("market_name")),
-        uuid=text(asic.get("asic_serial")),
-        serial=text(at(static, "board", "product_serial")),
-        vbios=text(vbios.get("part_number")) or text(vbios.get("version")),
-        memory_total_mb=total,
-        memory_used_mb=megabytes(memory.get("used_vram")),
-        ecc=_ecc(static, device in MODELS),
-        ecc_uncorrectable_volatile=whole(
-            ecc.get("total_uncorrectable_count", ecc.get("total_uncorrectable"))
+        model=reader.get("model", _name, "asic/market_name"),
+        uuid=text(reader.raw("asic/asic_serial")),
+        serial=text(reader.raw("board/product_serial")),
+        vbios=reader.get(
+            "vbios",
+            _name,
+            "vbios/part_number",
+            "vbios/version",
+            "ifwi/part_number",
+            "ifwi/version",
         ),
-        ecc_correctable_volatile=whole(
-            ecc.get("total_correctable_count", ecc.get("total_correctable"))
+        memory_total_mb=reader.get(
+            "memory_total_mb", megabytes, "mem_usage/total_vram", "mem_usage/vram", "vram/size"
         ),
-        ecc_deferred=whole(ecc.get("total_deferred_count", ecc.get("total_deferred"))),
+        memory_used_mb=reader.get("memory_used_mb", megabytes, "mem_usage/used_vram"),
+        ecc=_ecc(reader, instinct),
+        ecc_uncorrectable_volatile=_errors(reader, metric, "uncorrectable", instinct),
+        ecc_correctable_volatile=_errors(reader, metric, "correctable", instinct),
+        ecc_deferred=_errors(reader, metric, "deferred", instinct),
         retired_pending=more.unreserved.get(address),
-        pcie_generation=generation(pcie.get("speed", pcie.get("current_speed"))),
-        pcie_generation_max=generation(bus.get("max_pcie_speed")),
-        pcie_width=whole(pcie.get("width", pcie.get("current_lanes"))) or None,
-        pcie_width_max=whole(bus.get("max_pcie_width")) or None,
-        throttle=_throttle(metric),
+        pcie_generation=speed,
+        pcie_generation_max=reader.get(
+            "pcie_generation_max", generation, "bus/max_pcie_speed", "bus/pcie_speed"
+        ),
+        pcie_width=width,
+        pcie_width_max=reader.get(
+            "pcie_width_max",
+            lanes,
+            *(f"bus/{key}" for key in ("max_pcie_width", "max_pcie_lanes", "pcie_lanes")),
+        ),
+        throttle=throttle + _level(reader.raw("perf_level")),
+        throttled=True if _level(reader.raw("perf_level")) else throttled,
         temperature_c=temperature,
         temperature_slowdown_c=slowdown,
-        memory_temperature_c=degrees(at(metric, "temperature", "mem")),
+        memory_temperature_c=memory,
+        memory_temperature_max_c=memory_max,
         processes=more.processes.get(address, ()),
         idle=idle(more, address),
         links=links.get(address, ()),
-        xgmi_errors=_xgmi_errors(metric),
+        xgmi_errors=_xgmi_errors(reader),
+        partition=_partition(reader),
+        power_limit_w=reader.get(
+            "power_limit_w", whole, "limit/socket_power", "limit/current_power", "limit/power"
+        ),
         virtual=device in MODELS and MODELS[device].virtual,
+        unread=_unread(reader),
     )
 
 
-def parse_amd_smi(static: str, metric: str, xgmi: str, more: Kfd) -> Iterator[AmdGpu]:
-    """The devices; of a partitioned GPU the first partition stands for the whole."""
+#: Boards of the years before the list of Instincts: MI50 and MI60 (pci.ids).
+_OLDER = ("0x66a0", "0x66a1")
+
+
+def server(device: str) -> bool:
+    """Whether this device (``0x74a1``) is a board for servers: RAS counts, and all its lanes."""
+    return device in MODELS or device in _OLDER
+
+
+#: The fields of `Gpu` on which verdicts rest, by what is read for them.
+_FIELDS = {
+    "ecc_uncorrectable": "ecc_uncorrectable_volatile",
+    "ecc_correctable": "tool correctable",
+    "memory_total_mb": "tool memory",
+    "memory_used_mb": "tool memory",
+    "power_limit_w": "tool power limit",
+    "temperature_limit": "temperature_slowdown_c",
+    "memory_temperature_limit": "memory_temperature_c",
+}
+
+
+def _unread(reader: Reader) -> tuple[tuple[str, str], ...]:
+    """What the tool could not tell, by the fields of `Gpu`."""
+    found = [(_FIELDS.get(name, name), said) for name, said in reader.unread]
+    return tuple(dict.fromkeys(found))
+
+
+def _name(value: Any) -> str | None:
+    """A name; None for words of an error, too."""
+    return None if _FAILED.match(text(value) or "") else text(value)
+
+
+_FAILED = re.compile(
+    r"AMDSMI_|RSMI_|(an? )?unknown error|err(or)?\b|failed|unable|insufficient|not supported"
+    r"|get_\w+,",
+    re.I,
+)
+
+
+def parse_amd_smi(
+    static: str, metric: str, xgmi: str, more: Kfd, unlinked: str = ""
+) -> Iterator[AmdGpu]:
+    """The devices; of a partitioned GPU the first partition stands for the whole.
+
+    unlinked: why the tool could not tell the links
+    """
     metrics = {whole(entry.get("gpu")): entry for entry in entries(metric)}
     links = _links(xgmi)
     seen = set()
     for entry in entries(static):
         gpu = _gpu(entry, metrics.get(whole(entry.get("gpu")), {}), more, links)
+        if unlinked:
+            gpu = replace(gpu, unread=(*gpu.unread, ("links", unlinked)))
         if gpu.pci_address in seen or whole(at(entry, "partition", "partition_id")):
             continue
         seen.add(gpu.pci_address)
@@ -388,35 +673,105 @@ def cards(printed: str) -> dict[int, dict[str, Any]]:
 def parse_rocm_smi(printed: str, more: Kfd) -> Iterator[AmdGpu]:
     """The devices in what rocm-smi printed."""
     for index, card in sorted(cards(printed).items()):
+        reader = Reader(card)
         address = pci_address(card.get("pci bus"))
-        link = re.search(r"\(([0-9.]+)GT/s x([0-9]+)\)", text(card.get("pcie clock level")) or "")
-        total = number(card.get("vram total memory (b)"))
-        used = number(card.get("vram total used memory (b)"))
-        device = (text(card.get("device id")) or "").lower()
+        said = reader.raw("pcie clock level")
+        link = re.search(r"\(([0-9.]+)GT/s x([0-9]+)\)", text(said) or "")
+        if link is None:
+            reader.note("pcie_width", said)
+        total = reader.get("memory_total_mb", number, "vram total memory (b)")
+        used = reader.get("memory_used_mb", number, "vram total used memory (b)")
+        # ROCm 5 calls the device's id "GPU ID", which is another number since ROCm 6.
+        device = (text(reader.raw("device id", "gpu id")) or "").lower()
+        instinct = server(device)
         # Radeon boards count errors that never were, by the million.
-        ras = more.ras.get(address) if device in MODELS else None
-        junction = degrees(card.get("temperature (sensor junction) (c)"))
-        edge = degrees(card.get("temperature (sensor edge) (c)"))
+        ras = more.ras.get(address) if instinct else None
+        limits = more.limits.get(address, {})
+        junction, edge, memory = (
+            reader.get(field, degrees, f"temperature (sensor {kind}) (c)")
+            for field, kind in (
+                ("temperature_c", "junction"),
+                ("temperature_c", "edge"),
+                ("memory_temperature_c", "memory"),
+            )
+        )
+        temperature, slowdown = _hottest(
+            ((junction, limits.get("junction")), (edge, limits.get("edge")))
+        )
+        level = _level(reader.raw("performance level"))
         yield AmdGpu(
             index=index,
             vendor="amd",
             pci_address=address,
-            model=text(card.get("card series")) or text(card.get("device name")),
+            model=reader.get("model", _name, "card series", "device name"),
             uuid=text(card.get("unique id")),
             serial=text(card.get("serial number")),
-            vbios=text(card.get("vbios version")),
+            vbios=reader.get("vbios", _name, "vbios version"),
             memory_total_mb=None if total is None else int(total) >> 20,
             memory_used_mb=None if used is None else int(used) >> 20,
             ecc_uncorrectable_volatile=ras[0] if ras else None,
             ecc_correctable_volatile=ras[1] if ras else None,
             retired_pending=more.unreserved.get(address),
             pcie_generation=generation(link[1]) if link else None,
-            pcie_width=whole(link[2]) if link else None,
-            temperature_c=edge if junction is None else junction,
-            memory_temperature_c=degrees(card.get("temperature (sensor memory) (c)")),
+            pcie_width=lanes(link[2]) if link else None,
+            throttle=level,
+            throttled=True if level else None,
+            temperature_c=temperature,
+            temperature_slowdown_c=slowdown,
+            memory_temperature_c=memory,
+            memory_temperature_max_c=limits.get("mem"),
             processes=more.processes.get(address, ()),
             idle=idle(more, address),
+            partition=_rocm_partition(card),
+            power_limit_w=reader.get("power_limit_w", whole, "max graphics package power (w)"),
+            unread=_unread(reader),
         )
+
+
+def _rocm_partition(card: Json) -> str | None:
+    """``SPX/NPS1``: how compute units and memory are divided."""
+    words = [text(card.get(f"{kind} partition")) for kind in ("compute", "memory")]
+    known = [word for word in words if word and re.fullmatch("[A-Z]{2,4}[0-9]?", word)]
+    return "/".join(known) or None
+
+
+# --- The tool's word beside the bus's.
+
+#: How the device ids of a processor's own graphics begin (Linux' amdgpu_drv.c, AMD_IS_APU). The
+#: MI300A is a processor, too, and an accelerator.
+_INTEGRATED = ("11", "13", "15", "16", "19", "98")
+
+
+def integrated(device: str) -> bool:
+    """Whether this PCI device (four hex digits) is the graphics of a processor."""
+    return device[:2] in _INTEGRATED and f"0x{device}" not in MODELS
+
+
+def beside(gpus: Iterable[AmdGpu], bus: Iterable[PciGpu]) -> tuple[AmdGpu, ...]:
+    """The accelerators among the GPUs, with what the PCI bus says of their links.
+
+    A processor's own graphics are none. rocm-smi prints no maximum of lanes, and no tool a link
+    that has lost some behind it: of both, the bus and the tool, the smaller number counts. A
+    Radeon lowers its lanes when it is idle, and has a link inside of the board: the numbers of its
+    lanes are no fault.
+    """
+    known = {one.address: one for one in bus}
+    found = []
+    for gpu in gpus:
+        one = known.get(gpu.pci_address)
+        if one is None:
+            found.append(gpu)
+        elif not integrated(one.device):
+            found.append(_beside(gpu, one))
+    return tuple(found)
+
+
+def _beside(gpu: AmdGpu, one: PciGpu) -> AmdGpu:
+    if not server(f"0x{one.device}"):
+        return replace(gpu, pcie_width_max=None, pcie_generation_max=None)
+    most = gpu.pcie_width_max or one.pcie_width_max
+    told = [width for width in (gpu.pcie_width, one.pcie_width) if width is not None]
+    return replace(gpu, pcie_width=min(told, default=None), pcie_width_max=most)
 
 
 # --- The section: one of the tools is asked, and how it fared.
@@ -456,7 +811,8 @@ def _script(policy: Policy) -> str:
         nr_run static amd-smi static --json && nr_run metric amd-smi metric --json &&
             nr_run xgmi amd-smi xgmi --json
     else
-        grep -asH '' /sys/bus/pci/drivers/amdgpu/*/ras/*_err_count
+        grep -asH '' {_DRIVER}/*/ras/*_err_count \
+            {_DRIVER}/*/hwmon/hwmon*/temp[1-3]_crit {_DRIVER}/*/hwmon/hwmon*/temp[1-3]_label
         nr_run rocm rocm-smi -a --json
     fi
     exit 0
@@ -501,12 +857,30 @@ def _call(name: str, call: str, run: _Run | None, output: Output) -> Tool | None
         if output.truncated:
             return Tool(name, "nonsense", "its output is too long")
         return Tool(name, "timed out", call)
-    if run.status != 0:
+    if run.status != 0 and not (call == "rocm" and run.status in (1, 2) and cards(run.printed)):
+        # rocm-smi complains with its status of each value that a board has not, and goes on.
         said = [line.strip() for line in run.printed.splitlines() if line.strip()]
         detail = f"exit status {run.status}: {said[-1] if said else ''}"
         return Tool(name, "failed", detail[:160])
     devices = cards(run.printed) if call == "rocm" else list(entries(run.printed))
     return None if devices else Tool(name, "nonsense", run.printed.strip()[:160])
+
+
+#: What a version says that has no such command, and a board that has no such links.
+_NO_LINKS = re.compile(r"not supported|not_supported|invalid choice|unrecognized|usage:|N/A", re.I)
+
+
+def _unlinked(runs: Mapping[str, _Run], output: Output) -> str:
+    """Why the tool could not tell the links; "" where it could, or where there are none."""
+    run = runs.get("xgmi")
+    if run is None or (run.status is None and list(entries(run.printed))):
+        return ""
+    if run.status is None:
+        return "amd-smi xgmi timed out"
+    if run.status == 0 or _NO_LINKS.search(run.printed):
+        return ""
+    said = [line.strip() for line in run.printed.splitlines() if line.strip()]
+    return f"amd-smi xgmi: {said[-1] if said else f'exit status {run.status}'}"[:80]
 
 
 def _tool(output: Output, before: str, runs: Mapping[str, _Run]) -> Tool:
@@ -550,5 +924,5 @@ def parse(output: Output) -> tuple[tuple[AmdGpu, ...], Tool, str | None]:
         static, metric, xgmi = (
             runs[call].printed if call in runs else "" for call in ("static", "metric", "xgmi")
         )
-        gpus = tuple(parse_amd_smi(static, metric, xgmi, more))
+        gpus = tuple(parse_amd_smi(static, metric, xgmi, more, _unlinked(runs, output)))
     return gpus, tool, _driver(before)

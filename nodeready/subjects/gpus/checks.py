@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.subjects.declare import Subject, check
+from nodeready.subjects.gpus.amd import AmdGpu
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.gpus.health import (
@@ -258,10 +259,33 @@ def persistence(seen: Gpus, want: Policy) -> Result:
     )
 
 
-@check("gpus.mig", settings=("gpu_mig",), fix=("nvidia-smi -mig INT, when no job runs",))
+_DIVIDE = "amd-smi set --compute-partition MODE and --memory-partition MODE, when no job runs"
+
+
+@check(
+    "gpus.mig",
+    settings=("gpu_mig",),
+    fix=(
+        "nvidia-smi -mig INT, when no job runs",
+        "amd-smi set --compute-partition MODE and --memory-partition MODE, when no job runs",
+    ),
+)
 def mig(seen: Gpus, want: Policy) -> Result:
-    """MIG is as the policy has it, now and after the next reset: it splits a GPU into several."""
+    """MIG is as the policy has it, now and after the next reset: it splits a GPU into several.
+
+    AMD's GPUs are divided by modes of compute units and memory (SPX/NPS1 is one GPU): whatever
+    the policy, GPUs of one model that are divided in different ways are a warning.
+    """
     check, wanted = "gpus.mig", want.gpu_mig
+    modes = {(gpu.model, gpu.partition) for gpu in seen.amd if isinstance(gpu, AmdGpu)}
+    divided = [mode for mode in modes if mode[1] is not None]
+    if len(divided) > len({model for model, _ in divided}):
+        text = listed(
+            (gpu, gpu.partition)
+            for gpu in seen.amd
+            if isinstance(gpu, AmdGpu) and gpu.partition is not None
+        )
+        return warn(check, "one mode on all GPUs", text, tool_of(seen, "amd").name, _DIVIDE)
     if wanted == "any":
         return na(check, "gpu_mig is 'any'")
 

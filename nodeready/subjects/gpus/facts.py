@@ -229,7 +229,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
         pci=pci.gpus,
         nvswitches=pci.nvswitches,
         nvidia=tuple(_linked(gpu, links, smi.gpus) for gpu in smi.gpus),
-        amd=amd_gpus,
+        amd=amd.beside(amd_gpus, pci.gpus),
         nvidia_tool=smi.tool,
         nvlink_tool=links.tool,
         amd_tool=amd_tool,
@@ -238,7 +238,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
         cuda=smi.cuda,
         fabric_manager=_fabric_manager(pci, smi),
         device_files=pci.device_files,
-        kernel_faults=faults,
+        kernel_faults=kernel_log.of_gpus(faults, (gpu.address for gpu in pci.gpus)),
         kernel_log=log,
     )
 

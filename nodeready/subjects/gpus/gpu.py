@@ -50,6 +50,8 @@ class Gpu:
     virtual:         the node is a virtual machine, which does not know the slot
     repair_pending:  a memory channel or a TPC that the next reset repairs
     recovery:        what the driver itself asks for: ``none``, ``reset``, ``reboot`` and others
+    recovery_named:  the driver names the action, so that ``none`` says that no fault is left;
+                     older ones only say whether the hardware needs a reset
     fabric_state:    registration at the NVLink fabric: ``completed``, ``in progress`` and others
     fabric_status:   outcome of the registration: ``success``, or what went wrong
     fabric_faults:   what is wrong with the device's attachment to the fabric, in words
@@ -120,6 +122,7 @@ class Gpu:
     c2c: str | None = None
     power_limit_w: int | None = None
     unread: tuple[tuple[str, str], ...] = ()
+    recovery_named: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class Tool:
 class KernelFault:
     """One kind of fault of a GPU in the kernel's log since the boot, equal lines counted.
 
-    source: ``xid``, ``sxid`` (an NVSwitch), ``nvidia`` or ``amdgpu``
+    source: ``xid``, ``sxid`` (an NVSwitch), ``nvidia``, ``amdgpu`` or ``pcie``
     code:   of the Xid or SXid
     text:   the first such line, at most 160 characters
     action: ``ISOLATE``, ``REBOOT``, ``RESET``, ``MONITOR`` or ``APPLICATION`` (not the node's)

@@ -12,7 +12,7 @@ from typing import Any
 from nodeready.policy import Policy
 from nodeready.subjects.declare import check
 from nodeready.subjects.gpus import kernel_log
-from nodeready.subjects.gpus.amd import AmdGpu
+from nodeready.subjects.gpus.amd import AmdGpu, integrated
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.iommu.facts import MODELS
 from nodeready.subjects.result import Result, fail, na, ok, some, unknown, warn
@@ -53,7 +53,7 @@ def expected(seen: Gpus, vendor: str = "") -> list[PciGpu]:
         if gpu.vendor == "nvidia":
             wanted = wanted or gpu.driver == "nvidia" or gpu.pci_class[:4] != _DISPLAY
         else:
-            wanted = wanted or f"0x{gpu.device}" in MODELS
+            wanted = (wanted and not integrated(gpu.device)) or f"0x{gpu.device}" in MODELS
         found += [gpu] if wanted else []
     return found
 
@@ -240,7 +240,8 @@ def ecc_errors(seen: Gpus, want: Policy) -> Result:
     """No uncorrectable ECC error since the driver was loaded (DeepOps, Meta's GCM).
 
     Corrected ones are what ECC is for; an uncorrectable one ended a job, and its memory is still
-    in use until the next reset. A GPU whose SRAM had more errors than NVIDIA lets it have
+    in use until the next reset. Deferred ones (AMD) are in data that no program has used so far: a
+    warning. A GPU whose SRAM had more errors than NVIDIA lets it have
     (nvmlEccSramErrorStatus_t, bThresholdExceeded) is to be replaced.
     """
 
@@ -248,11 +249,16 @@ def ecc_errors(seen: Gpus, want: Policy) -> Result:
         errors = gpu.ecc_uncorrectable_volatile
         words = [f"{errors} uncorrectable ECC errors"] if errors else []
         words += ["SRAM error threshold exceeded"] if gpu.sram_exceeded else []
+        deferred = gpu.ecc_deferred if isinstance(gpu, AmdGpu) else None
+        words += [f"{deferred} deferred ECC errors"] if deferred else []
         return ", ".join(words)
+
+    def hard(gpu: Gpu) -> bool:
+        return bool(gpu.ecc_uncorrectable_volatile or gpu.sram_exceeded)
 
     def value(gpu: Gpu) -> int | None:
         told = gpu.ecc_uncorrectable_volatile
-        return 0 if told is None and gpu.sram_exceeded else told
+        return 0 if told is None and wrong(gpu) else told
 
     fix = "drain, reset the GPU; replace it if they come back"
     absent = "these GPUs count no ECC errors"
@@ -264,8 +270,9 @@ def ecc_errors(seen: Gpus, want: Policy) -> Result:
         wrong,
         absent=absent,
         fix=_REPLACE if any(gpu.sram_exceeded for gpu in seen.gpus) else fix,
-        reads=("ecc_uncorrectable_volatile", "sram_exceeded"),
+        reads=("ecc_uncorrectable_volatile", "sram_exceeded", "ecc_deferred"),
         without=lambda gpu: gpu.ecc == "off",
+        bad=fail if any(hard(gpu) for gpu in seen.gpus) else warn,
     )
 
 
@@ -684,13 +691,23 @@ def xgmi_errors(seen: Gpus, want: Policy) -> Result:
         return f"{errors} XGMI errors" if errors else ""
 
     fix = "drain, reset the GPUs; open a case with the vendor if they come back"
-    return each(check, seen, "0 errors", value, wrong, absent="these GPUs count none", fix=fix)
+    return each(
+        check,
+        seen,
+        "0 errors",
+        value,
+        wrong,
+        absent="these GPUs count none",
+        fix=fix,
+        reads=("xgmi_errors",),
+    )
 
 
 # --- What the kernel's log of this boot says of the GPUs.
 
 _NODE = (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
 _VENDOR = "open a case with the vendor if it comes back"
+_RELOAD = "load the driver's module anew, or reboot: programs of another version asked for it"
 _LENGTH = 70
 
 
@@ -700,7 +717,10 @@ def _what(fault: KernelFault) -> str:
         known = kernel_log.XIDS.get(fault.code)
         return f"Xid {fault.code} {known.meaning}" if known else f"unknown Xid {fault.code}"
     text = re.sub(
-        r"^(NVRM:|nvidia-nvswitch\d+:|amdgpu:|amdgpu \S+:( amdgpu:)?)\s*", "", fault.text
+        r"^(NVRM:|nvidia-nvswitch\d+:|amdgpu:|kfd kfd:( amdgpu:)?|(amdgpu|nvidia|pcieport) \S+:"
+        r"( amdgpu:)?)\s*",
+        "",
+        fault.text,
     )
     text = re.sub(r"^GPU [0-9a-f:.]+:\s*", "", text)
     return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
@@ -737,8 +757,9 @@ def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
         return f"drain and reboot the node; {_VENDOR}: {where}"
     if worst.source == "sxid":
         return f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}"
-    if worst.source == "amdgpu":
-        index = next((g.index for g in seen.amd if g.pci_address == worst.pci_address), "N")
+    amd = {gpu.pci_address: gpu.index for gpu in seen.amd}
+    if worst.source == "amdgpu" or worst.pci_address in amd:
+        index = amd.get(worst.pci_address or "", "N")
         return f"drain, then amd-smi reset --gpureset --gpu {index}; {_VENDOR}"
     return f"drain, then nvidia-smi --gpu-reset -i {worst.pci_address or 'N'}; {_VENDOR}"
 
@@ -746,10 +767,17 @@ def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
 def _over(seen: Gpus, fault: KernelFault) -> bool:
     """Whether the driver says by now that the device needs no reset.
 
-    The log keeps a fault after the reset that repaired it, and NVIDIA's driver logs no reset.
+    The log keeps a fault after the reset that repaired it, and NVIDIA's driver logs no reset. Only
+    a driver that names its recovery action takes such faults into account (Xid 154): whether older
+    ones want a reset (``reset_required``) is about something else.
     """
-    return fault.action == kernel_log.RESET and any(
-        gpu.recovery == "none" and gpu.pci_address == fault.pci_address for gpu in seen.gpus
+    return (
+        fault.action == kernel_log.RESET
+        and kernel_log.answered(fault.code, seen.driver)
+        and any(
+            gpu.recovery_named and gpu.recovery == "none" and gpu.pci_address == fault.pci_address
+            for gpu in seen.gpus
+        )
     )
 
 
@@ -763,6 +791,7 @@ def _over(seen: Gpus, fault: KernelFault) -> bool:
         f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}",
         f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
         _VENDOR,
+        _RELOAD,
     ),
 )
 def kernel_faults(seen: Gpus, want: Policy) -> Result:
@@ -780,17 +809,22 @@ def kernel_faults(seen: Gpus, want: Policy) -> Result:
     if not log.works:
         return unknown(check, f"{log.name} {log.state}: {log.detail}".rstrip(": "))
     source = f"{log.name} ({log.detail})"
+    # Screens, a processor's own graphics, and GPUs of guests.
+    others = {gpu.address for gpu in seen.pci} - {gpu.address for gpu in expected(seen)}
+    others -= {gpu.pci_address for gpu in seen.gpus}
     faults = [
         fault
         for fault in seen.kernel_faults
         if not (fault.source == "xid" and fault.code in want.xid_ignore)
+        and fault.pci_address not in others
     ]
     bad = [fault for fault in faults if fault.action in _NODE and not _over(seen, fault)]
     if bad:
         return fail(check, wanted, _listed(seen, bad), source, _fix(seen, bad))
     watched = [fault for fault in faults if fault.action != kernel_log.APPLICATION]
     if watched:
-        return warn(check, wanted, _listed(seen, watched), source, _VENDOR)
+        stale = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
+        return warn(check, wanted, _listed(seen, watched), source, _RELOAD if stale else _VENDOR)
     if faults:
         return ok(check, wanted, f"only of applications: {_listed(seen, faults)}", source)
     return ok(check, wanted, "none", source)

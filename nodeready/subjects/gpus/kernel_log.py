@@ -13,7 +13,7 @@ boot is read as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from nodeready.policy import Policy
@@ -28,7 +28,7 @@ from nodeready.subjects.gpus.gpu import KernelFault, Tool
 # the fault is an application's by its nature (137 is a peer access that was not allowed). The
 # workflows of 48, of its companions 171 and 172, and of 74 end in a reset of the GPU; 45 follows
 # another Xid. Codes without a resolution in the catalog (162 to 170) are MONITOR. Codes that the
-# catalog calls unused are left out: they are unknown Xids.
+# catalog calls unused are left out, unless it says to ignore them: they are unknown Xids.
 
 #: The device or its slot needs hands: drain the node and open a case.
 ISOLATE = "ISOLATE"
@@ -61,6 +61,7 @@ _SINGLE = (
     Xid(8, "GPU stopped processing", APPLICATION),
     Xid(11, "invalid or corrupted push buffer stream", APPLICATION),
     Xid(13, "graphics engine exception", APPLICATION),
+    Xid(14, "fake error from user space", APPLICATION),
     Xid(25, "invalid or illegal push buffer stream", APPLICATION),
     Xid(31, "GPU memory page fault", APPLICATION),
     Xid(32, "invalid or corrupted push buffer stream", APPLICATION),
@@ -89,6 +90,7 @@ _SINGLE = (
     Xid(95, "uncontained memory error", RESET),
     Xid(106, "SMBPBI test message", APPLICATION),
     Xid(107, "SMBPBI test message", APPLICATION),
+    Xid(108, "NVLink remote translation error", APPLICATION),
     Xid(109, "context switch timeout", RESET),
     Xid(110, "security fault", RESET),
     Xid(119, "GSP RPC timeout", RESET),
@@ -101,6 +103,8 @@ _SINGLE = (
     Xid(142, "NVENC3 error", MONITOR),
     Xid(143, "GPU initialization error", RESET),
     Xid(151, "key rotation error", REBOOT),
+    Xid(152, "DLA SMMU error", MONITOR),
+    Xid(153, "DLA timeout", MONITOR),
     Xid(154, "GPU recovery action changed", MONITOR),
     Xid(155, "NVLink software defined error", RESET),
     Xid(156, "resource retirement event", RESET),
@@ -151,9 +155,37 @@ XIDS: dict[int, Xid] = {
 }
 
 
+# The catalog's column "Xid 154 linkage": the codes that the driver's recovery action takes into
+# account, and since which branch of the driver. The catalog has no entry for 119: there, the
+# driver marks the GPU for a reset when several RPCs in a row time out (open-gpu-kernel-modules,
+# kernel_gsp.c). 171 and 172 only come with 48. 64 is left out: the action is about uncorrectable
+# errors, and a failure to remap has a flag of its own (NVIDIA's GPU memory error management).
+_LINKED = {
+    **dict.fromkeys((48, 62, 74, 95, 110, 119, 120, 136, 140, 155, 156, 158, 171, 172), 565),
+    **dict.fromkeys(_NVLINK5, 565),
+    109: 570,
+    143: 575,
+}
+
+
+def answered(code: int | None, driver: str | None = None) -> bool:
+    """Whether the recovery action ``None`` of this driver is an all-clear after this Xid.
+
+    A driver of unknown version is taken for one that is new enough.
+    """
+    since = _LINKED.get(code or 0)
+    branch = re.match(r"[0-9]{1,5}", driver or "")
+    return since is not None and (branch is None or int(branch[0]) >= since)
+
+
 def lookup(code: int) -> Xid:
     """The Xid of this code; the action of an unknown one is MONITOR."""
     return XIDS.get(code) or Xid(code, "unknown Xid", MONITOR, "")
+
+
+# The severity stands behind the unit (``NETIR_LINK_EVT  Fatal   XC1 i0 Link 04 (…)``), and no
+# comma behind it. The name of a process stands in front, and can be any word: ``name=Fatal, ``.
+_FATAL = "[A-Z0-9_)] +Fatal( [^,]*)?$"
 
 
 def action_of(code: int, text: str) -> str:
@@ -163,12 +195,13 @@ def action_of(code: int, text: str) -> str:
     144 to 150 say whether the error was fatal.
     """
     if code == 154:
-        wanted = re.search(r" to 0x[0-9a-fA-F]+ \(([^()]*)\)", text)
-        words = wanted[1].lower() if wanted else "unknown"
+        # The last one: the name of a process may have these words, too.
+        wanted = re.findall(r" to 0x[0-9a-fA-F]+ \(([^()]*)\)", text)
+        words = wanted[-1].lower() if wanted else "unknown"
         for word, action in (("none", ""), ("reboot", REBOOT), ("reset", RESET), ("drain", RESET)):
             if word in words:
                 return action
-    if code in _NVLINK5 and re.search(r"\bFatal\b", text):
+    if code in _NVLINK5 and re.search(_FATAL, text):
         return RESET
     return lookup(code).action
 
@@ -176,35 +209,59 @@ def action_of(code: int, text: str) -> str:
 # --- Other lines that name a fault of a GPU: what each asks for.
 #
 # The patterns are of the kind that awk and Python share: the same patterns choose the lines on the
-# node and explain them here.
+# node and explain them here. They have no slash and no apostrophe, which would end awk's program.
 #
-# Sources: Linux' drivers/gpu/drm/amd (amdgpu_device.c, amdgpu_job.c, amdgpu_ras.c,
-# amdgpu_ras_eeprom.c, gmc_v9_0.c, amdkfd) and AMD's node-scraper (dmesg_analyzer.py) for amdgpu;
-# NVIDIA's open-gpu-kernel-modules (osinit.c, nv.c) and its Fabric Manager guide (SXids) for
-# NVIDIA.
+# Sources: Linux' drivers/gpu/drm/amd (amdgpu_device.c, amdgpu_job.c, amdgpu_ras.c, amdgpu_umc.c,
+# amdgpu_ras_eeprom.c, amdgpu_xgmi.c, nbio_v7_9.c, mes_v12_0.c, smu_cmn.c, smu_v13_0_6_ppt.c,
+# gmc_v9_0.c, amdkfd, ras/rascore) and AMD's node-scraper (dmesg_analyzer.py) for amdgpu; NVIDIA's
+# open-gpu-kernel-modules (osinit.c, nv.c, kernel_nvlink*.c), its Fabric Manager guide (SXids) and
+# gpud (components/accelerator/nvidia/nvlink) for NVIDIA; Linux' drivers/pci/pcie (aer.c, dpc.c),
+# drivers/firmware/efi/cper.c and Documentation/PCI/pcieaer-howto.rst for the bus: after a fatal
+# error the link is not reliable, after one that is not fatal the link works and one transaction
+# is lost.
 
 
 @dataclass(frozen=True)
 class Kind:
     """One kind of line.
 
-    source: ``nvidia``, ``sxid`` (an NVSwitch) or ``amdgpu``
+    source: ``nvidia``, ``sxid`` (an NVSwitch), ``amdgpu`` or ``pcie``
     action: what the fault asks for
     healed: what the fault still asks for when the driver was loaded again, or reset the device,
             after the line; "": nothing
+    ring:   the reset of one ring heals the fault as well
     """
 
     source: str
     pattern: str
     action: str
     healed: str = ""
+    ring: bool = False
 
+
+# A count of at least one, behind the number of the event or not: ``{14}2 uncorrectable …``. "0
+# uncorrectable hardware errors" and "no uncorrectable …" are all clear.
+_COUNT = "[^0-9.][1-9][0-9]* (new )?"
 
 KINDS = (
     Kind("nvidia", "fallen off the bus|GPU is lost", REBOOT, REBOOT),
     Kind("nvidia", "RmInitAdapter failed|rm_init_adapter failed", REBOOT),
+    # The driver repeats the discovery of links for ever, and nvidia-smi hangs in it.
+    Kind(
+        "nvidia",
+        "knvlink[A-Za-z0-9_]+: .*(postRxDetLinkMask failed|Failed to update Rx Detect Link mask)",
+        REBOOT,
+    ),
+    # Programs of another version than the module; a container may have its own.
+    Kind("nvidia", "API mismatch: the client has", MONITOR),
     Kind("sxid", "SXid [(][^)]*[)]: [0-9]+, Fatal", RESET, RESET),
     Kind("sxid", "SXid [(][^)]*[)]: [0-9]+, ", MONITOR, MONITOR),
+    Kind("pcie", "Uncorrect(ed|able) [(]Fatal[)]", RESET, MONITOR),
+    Kind("pcie", "DPC: containment event", RESET, MONITOR),
+    Kind("pcie", "Uncorrect(ed|able) [(]Non-Fatal[)]", MONITOR, MONITOR),
+    Kind("pcie", "to D0, device inaccessible", REBOOT, REBOOT),
+    # Near the threshold: "RAS records:240 exceeds 90% of threshold:256".
+    Kind("amdgpu", "RAS records:? *[0-9]+ exceeds 90", MONITOR, MONITOR),
     # More pages than the board may lose: amdgpu refuses the device at the next load.
     Kind(
         "amdgpu",
@@ -213,27 +270,61 @@ KINDS = (
         ISOLATE,
     ),
     Kind("amdgpu", "GPU reset[(0-9)]* failed|GPU reset end with ret = -", REBOOT, MONITOR),
-    Kind("amdgpu", "GPU [Rr]ecovery [Ff]ailed|Mode[12] reset failed", REBOOT, MONITOR),
-    Kind("amdgpu", "Fatal error during GPU init|[sh]w_init of IP block .* failed", REBOOT),
-    Kind("amdgpu", "prob(e of [^ ]+|e with driver amdgpu) failed with error", REBOOT),
-    Kind("amdgpu", "device lost from bus", REBOOT, REBOOT),
-    # The count matters: "0 uncorrectable hardware errors" and "no uncorrectable …" are all clear.
+    Kind("amdgpu", "GPU [Rr]ecovery [Ff]ailed|[Mm](ode|ODE) ?[0-9] reset failed", REBOOT, MONITOR),
     Kind(
         "amdgpu",
-        "[ :(][1-9][0-9]* (new )?uncorrectable hardware errors detected in [A-Za-z0-9_]+ block",
+        "Fatal error during GPU init|([sh]w|late)_init of IP block .* failed"
+        "|resume of IP block .* failed|amdgpu_device_ip_init failed",
+        REBOOT,
+    ),
+    Kind("amdgpu", "prob(e of [^ ]+|e with driver amdgpu) failed with error", REBOOT),
+    # What the firmware found at power-on.
+    Kind(
+        "amdgpu",
+        "aid: [0-9]+, .*(training failed|failed at boot|boot failed|bist test failed"
+        "|data abort exception|boot time errors)",
+        REBOOT,
+        MONITOR,
+    ),
+    Kind("amdgpu", "device lost from bus|SMU: response:0x[Ff]+ for index", REBOOT, REBOOT),
+    Kind("amdgpu", _COUNT + "uncorrectable (hardware )?errors .*detected", RESET, MONITOR),
+    Kind("amdgpu", "[Uu]ncorrectable hardware error ?[(]", RESET, MONITOR),
+    Kind(
+        "amdgpu",
+        "poison is consumed|poison consumption, fall ?back|RAS poison consumption is issued|"
+        + _COUNT
+        + "poison consumption detected",
         RESET,
         MONITOR,
     ),
-    Kind("amdgpu", "Uncorrectable hardware error[(]", RESET, MONITOR),
+    Kind("amdgpu", "RAS controller interrupt triggered by NBIF error", RESET, MONITOR),
+    Kind("amdgpu", "(XGMI|XGMI3X16|WAFL) PCS [A-Za-z]+ detected", RESET, MONITOR),
     Kind("amdgpu", "PCI error: detected callback", RESET, MONITOR),
-    Kind("amdgpu", "ring [^ ]+ timeout, signaled", RESET, MONITOR),
+    Kind("amdgpu", "ring [^ ]+ timeout, signaled", RESET, MONITOR, ring=True),
+    Kind("amdgpu", "[Rr]ing [^ ]+ (reset fail|test failed)|IB test failed on", RESET, MONITOR),
     Kind("amdgpu", "HW Exception by GPU|GPU hang|SMU is in hanged state", RESET, MONITOR),
-    Kind("amdgpu", "unrecoverable state due to|qcm fence wait loop timeout", RESET, MONITOR),
-    # A reset that began and of which no end is known.
-    Kind("amdgpu", "GPU reset begin", RESET),
+    Kind("amdgpu", "SMU: (I.m not done with your|No response msg_reg)", RESET, MONITOR),
+    Kind("amdgpu", "unrecoverable state|qcm fence wait loop timeout", RESET, MONITOR),
+    Kind(
+        "amdgpu", "MES([(][0-9]+[)])? (failed to respon[ds]|ring buffer is full)", RESET, MONITOR
+    ),
     Kind(
         "amdgpu",
-        "[ :(][1-9][0-9]* (new )?deferred hardware errors detected in [A-Za-z0-9_]+ block",
+        "Failed to (evict|restore|quiesce|suspend) [A-Za-z ]*(queue|KFD)"
+        "|[Qq]ueue preemption (failed|time)",
+        RESET,
+        MONITOR,
+    ),
+    # A reset that began and of which no end is known.
+    Kind("amdgpu", "GPU reset begin", RESET),
+    # Data that no program has used so far, and whose pages the driver takes out of use.
+    Kind("amdgpu", _COUNT + "deferred (hardware )?errors? .*detected", MONITOR, MONITOR),
+    Kind("amdgpu", "Poison is created|poison consumption, unmap queue flow", MONITOR, MONITOR),
+    # PPT alone is the limit on power, at which a busy GPU works.
+    Kind(
+        "amdgpu",
+        "GPU is throttled, expect performance decrease[.] .*(Prochot|SOC|VR|HBM)"
+        "|thermal throttling temperature reached",
         MONITOR,
         MONITOR,
     ),
@@ -241,16 +332,22 @@ KINDS = (
 )
 
 #: How every such line begins.
-ORIGIN = r"^(NVRM: |nvidia-nvswitch[0-9]+: |amdgpu |amdgpu: |\[drm)"
+ORIGIN = (
+    r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia [0-9a-f]+:|pcieport "
+    r"|amdgpu |amdgpu: |kfd kfd: |\[drm)"
+)
 #: Any of the patterns.
 ANY = "|".join(kind.pattern for kind in KINDS)
-#: amdgpu's line after a reset that brought the device, or the one ring that hung, back.
-RECOVERED = r"GPU reset[(0-9)]* succeeded|Ring [^ ]+ reset succe"
+#: amdgpu's line after a reset, or a new load, that brought the device back.
+RECOVERED = r"GPU reset[(0-9)]* succeeded|Initialized amdgpu [0-9.]+ .*on minor"
+#: amdgpu's line after the reset of the one ring that hung.
+RING = r"Ring [^ ]+ reset succe"
 
 _ORIGINS = {
     "nvidia": ("NVRM: ",),
     "sxid": ("nvidia-nvswitch",),
-    "amdgpu": ("amdgpu", "[drm"),
+    "amdgpu": ("amdgpu", "[drm", "kfd kfd: "),
+    "pcie": ("pcieport ", "nvidia ", "amdgpu "),
 }
 
 
@@ -284,10 +381,12 @@ _TEXT = 160
 # Regular expressions here are of the kind that awk and Python share. mawk knows no {4}.
 _HEX = "[0-9a-fA-F]"
 _ADDRESS = f"{_HEX * 4}:{_HEX * 2}:{_HEX * 2}"
-# Time stamps of dmesg and of dmesg -T, the caller ([T12]) of some kernels, the level of dmesg -r.
+# Time stamps of dmesg, of dmesg -T and of dmesg --time-format iso, the caller ([T12]) of some
+# kernels, the level of dmesg -r and of dmesg -x.
 _STAMP = (
     r"^(<[0-9]+>|\[ *[0-9.]+\]|\[ *[TC][0-9]+\]"
-    r"|\[[A-Z][a-z][a-z] [A-Z][a-z][a-z] [ 0-9][0-9] [0-9:]+ [0-9]+\]) *"
+    r"|\[[A-Z][a-z][a-z] [A-Z][a-z][a-z] [ 0-9][0-9] [0-9:]+ [0-9]+\]"
+    r"|[a-z]+ *:[a-z]+ *: |[0-9]+-[0-9]+-[0-9]+T[0-9:,.]+([+-][0-9:]+|Z)? ) *"
 )
 
 # What stands behind the name of a process with which a line begins.
@@ -301,7 +400,11 @@ _NAMED = r"\[[0-9]+\]:? | \([0-9]+\)|: page allocation failure| invoked oom-kill
 # what a user mounts in a namespace of the own (fs/overlayfs/super.c), and a newline in that begins
 # another line of the same microsecond: where the first line of such a record is no driver's, the
 # others are none, either. Lines of a device (dev_printk: driver and PCI address) and of the
-# firmware have no user's words in them, and come by the thousand beside the fault of a GPU.
+# firmware have no user's words in them, and come by the thousand beside the fault of a GPU. In the
+# journal, the lines of one record are indented behind its first.
+#
+# A count of errors that is a multiple of 65535 is what a device that sleeps or is gone reads in
+# all of its registers, and no count (amdgpu's UMC of Radeon boards: 1048560 for 16 channels).
 _DEVICES = rf"^[A-Za-z0-9_-]+ {_ADDRESS}|^[{{][0-9]+[}}]\[Hardware Error\]"
 _SCAN = rf"""
 BEGIN {{ mark = ENVIRON["NR_MARK"] }}
@@ -310,6 +413,13 @@ function bare(line) {{
     sub(/^[^ ]+ kernel: /, "", line)
     while (match(line, /{_STAMP}/)) line = substr(line, RLENGTH + 1)
     return line
+}}
+function named(text,  all) {{
+    while (match(text, /{_ADDRESS}/)) {{
+        all = all substr(text, RSTART, RLENGTH) " "
+        text = substr(text, RSTART + RLENGTH)
+    }}
+    return all
 }}
 function keep(key, text) {{
     if (!(key in count)) {{
@@ -331,35 +441,66 @@ NF {{
 {{
     at = index($0, "] ")
     time = at ? substr($0, 1, at) : ""
-    if (time == "" || time != record || time !~ /[.][0-9]+\]$/) {{ record = time; lead = $0 }}
+    inside = /^ /
+    if (!inside && (time == "" || time != record || time !~ /[.][0-9]+\]$/)) {{
+        record = time
+        lead = $0
+    }}
 }}
 /\]: segfault at |\]: bad frame in / {{
     text = bare($0)
     if (match(text, /\[[0-9]+\]: (segfault at|bad frame in) /) && RSTART <= 16)
         users = substr($0, 1, length($0) - length(text))
 }}
-!/NVRM|SXid|amdgpu/ {{ next }}
+!/NVRM|SXid|amdgpu|Uncorrect|DPC: |inaccessible|\[Hardware Error\]: .*(severity|device_id): / {{
+    next
+}}
 users != "" && index($0, users) == 1 {{ next }}
 lead != $0 && bare(lead) !~ /{ORIGIN}|{_DEVICES}/ {{ next }}
+inside && bare(lead) !~ /{ORIGIN}/ {{ next }}
 {{ text = bare($0) }}
+inside {{ sub(/^ +/, "", text) }}
+text ~ /^[{{][0-9]+[}}]\[Hardware Error\]: / {{
+    # The firmware's record of an error: its severity, and some lines later its device.
+    if (text ~ /event severity: /)
+        grave = text ~ /: fatal/ ? "Fatal" : text ~ /: recoverable/ ? "Non-Fatal" : ""
+    else if (grave != "" && text ~ /device_id: / && match(text, /{_ADDRESS}/)) {{
+        device = substr(text, RSTART, RLENGTH)
+        keep(device grave, "pcieport " device ".0: by the firmware: Uncorrected (" grave ") error")
+    }}
+    next
+}}
 match(text, /{_NAMED}/) && RSTART <= 16 {{ next }}
 text ~ /^NVRM: loading NVIDIA/ {{ loaded = NR; next }}
 match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
     key = substr(text, 1, RLENGTH)
-    if (text ~ /[^n]Fatal/) key = key " Fatal"
+    if (key ~ /: (14[4-9]|150)$/ && text ~ /{_FATAL}/) key = key " Fatal"
     keep(key, text)
     next
 }}
-match(text, /^amdgpu {_ADDRESS}/) && /{RECOVERED}/ {{
-    recovered[substr(text, 8, 10)] = NR
+/NVRM: / && text ~ /^NVRM: (The NVIDIA )?GPU / && match(text, /{_ADDRESS}/) {{
+    gpu = substr(text, RSTART, RLENGTH)
+    seen = NR
+}}
+/succe|on minor/ && text ~ /^(amdgpu|\[drm)/ && match(text, /{RECOVERED}|{RING}/) &&
+match(text, /{_ADDRESS}/) {{
+    device = substr(text, RSTART, RLENGTH)
+    ring[device] = NR
+    if (text ~ /{RECOVERED}/) recovered[device] = NR
     next
 }}
 text ~ /{ORIGIN}/ && text ~ /{ANY}/ {{
-    device = match(text, /{_ADDRESS}/) ? substr(text, RSTART, RLENGTH) : ""
+    # The driver breaks its sentence into three lines, and names the device in the first.
+    if (text ~ /^NVRM: (system has )?fallen off/ && seen && NR - seen <= 3)
+        sub(/^NVRM: /, "NVRM: GPU " gpu ": ", text)
+    if (text ~ /errors/ && match(text, /[0-9]+ (new )?((un)?correctable|deferred) /)) {{
+        size = substr(text, RSTART) + 0
+        if (size > 0 && size % 65535 == 0) next
+    }}
     key = text
     gsub(/0x[0-9a-fA-F]+/, "#", key)
     gsub(/[0-9]+/, "#", key)
-    keep(device " " key, text)
+    keep(named(text) key, text)
 }}
 END {{
     print "scan=" from
@@ -370,6 +511,7 @@ END {{
     print "more=" more + 0
     print "said=" said
     for (device in recovered) print "recovered=" device " " recovered[device]
+    for (device in ring) print "ring=" device " " ring[device]
     for (i = 1; i <= kinds; i++) {{
         key = name[i]
         print "fault=" count[key] " " last[key] " " first[key]
@@ -416,12 +558,14 @@ class _Scan:
 
     faults:    (count, number of the last line, text) of each kind of line
     recovered: device -> the number of the last line that tells its recovery
+    rings:     device -> the number of the last line that tells it, or that of one of its rings
     """
 
     source: str
     values: Mapping[str, str]
     faults: tuple[tuple[int, int, str], ...]
     recovered: Mapping[str, int]
+    rings: Mapping[str, int]
 
     @property
     def readable(self) -> bool:
@@ -435,6 +579,10 @@ class _Scan:
 def _number(text: str | None) -> int:
     """A whole number; 0 for any other text."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else 0
+
+
+def _last_word(line: str) -> tuple[str, str, str]:
+    return line.rpartition(" ")
 
 
 def _counted(lines: list[str]) -> tuple[tuple[int, int, str], ...]:
@@ -462,16 +610,18 @@ def _scans(output: Output) -> list[_Scan]:
     scans = []
     for source, body in _blocks(output.text):
         values: dict[str, str] = {}
-        lists: dict[str, list[str]] = {"fault": [], "recovered": []}
+        lists: dict[str, list[str]] = {"fault": [], "recovered": [], "ring": []}
         for line in body:
             name, _, value = line.partition("=")
             if name in lists:
                 lists[name].append(value)
             else:
                 values.setdefault(name, value)
-        devices = (line.rpartition(" ") for line in lists["recovered"])
-        recovered = {device.lower(): _number(at) for device, _, at in devices}
-        scans.append(_Scan(source, values, _counted(lists["fault"]), recovered))
+        recovered, rings = (
+            {device.lower(): _number(at) for device, _, at in map(_last_word, lists[name])}
+            for name in ("recovered", "ring")
+        )
+        scans.append(_Scan(source, values, _counted(lists["fault"]), recovered, rings))
     return scans
 
 
@@ -508,6 +658,20 @@ def _address(text: str) -> str | None:
     return f"{match[1][-4:]}:{match[2]}:{match[3]}.{match[4] or 0}".lower()
 
 
+def _source(text: str) -> str | None:
+    """The device whose error a line of the PCI bus tells: often a port tells it for the device.
+
+    ``pcieport ADDRESS: AER: Uncorrectable (Fatal) error message received from ADDRESS``; DPC gives
+    the device's number as ``source:0x3b00`` (bus, then device and function in one byte).
+    """
+    port, _, rest = text.partition(": ")
+    number = re.search(r"\bsource:0x([0-9a-fA-F]{2})([0-9a-fA-F]{2})\b", rest)
+    if number and number[0] != "source:0x0000" and _address(port):
+        place = int(number[2], 16)
+        return f"{(_address(port) or '')[:4]}:{number[1]}:{place >> 3:02x}.{place & 7}".lower()
+    return _address(rest) or _address(port)
+
+
 def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
     """The fault of one kind of line; None for one that is repaired, or no fault."""
     address = _address(text)
@@ -522,9 +686,14 @@ def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
     kind = find(text)
     if kind is None:
         return None
+    if kind.source == "pcie":
+        address = _source(text)
     # Lines of amdgpu's compute part do not name the device.
-    resets = [scan.recovered.get(address[:10], 0)] if address else scan.recovered.values()
-    healed = reloaded if kind.source == "nvidia" else last < max(resets, default=0)
+    ends = scan.rings if kind.ring else scan.recovered
+    resets = [ends.get(address[:10], 0)] if address else ends.values()
+    healed = last < max(resets, default=0)
+    if kind.source in ("nvidia", "pcie"):
+        healed = healed or reloaded
     action = kind.healed if healed else kind.action
     if not action:
         return None
@@ -548,3 +717,19 @@ def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
         known = merged.get(key)
         merged[key] = replace(known, count=known.count + count) if known else fault
     return tuple(merged.values()), tool
+
+
+def of_gpus(faults: Iterable[KernelFault], gpus: Iterable[str]) -> tuple[KernelFault, ...]:
+    """The faults without those of the PCI bus that are another device's than one of ``gpus``.
+
+    gpus: addresses; a function of the same card counts. A line of a GPU's driver is a GPU's, also
+          when the device has left the bus.
+    """
+    cards = {address[:10] for address in gpus}
+    return tuple(
+        fault
+        for fault in faults
+        if fault.source != "pcie"
+        or fault.text.startswith(_ORIGINS["pcie"][1:])
+        or (fault.pci_address or "")[:10] in cards
+    )

@@ -550,6 +550,7 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
         index=index,
         vendor="nvidia",
         pci_address=where,
+        recovery_named=gpu.node.find("gpu_recovery_action") is not None,
         model=gpu.read("model", _name, "product_name", needed=True),
         uuid=gpu.read("uuid", _name, "uuid", needed=True),
         serial=gpu.text("serial"),

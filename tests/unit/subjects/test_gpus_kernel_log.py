@@ -185,7 +185,7 @@ def test_the_table_has_an_action_and_a_source_for_each_code() -> None:
 def node(*faults: KernelFault, log: str = "ok", detail: str = "dmesg", recovery: str = "") -> Gpus:
     return Gpus(
         pci=(PciGpu("0000:5e:00.0", "nvidia", "2330", "nvidia", pci_class="030200"),),
-        nvidia=(Gpu(3, "nvidia", "0000:5e:00.0", recovery=recovery or None),),
+        nvidia=(Gpu(3, "nvidia", "0000:5e:00.0", recovery=recovery or None, recovery_named=True),),
         nvidia_tool=Tool("nvidia-smi", "ok"),
         kernel_faults=faults,
         kernel_log=Tool("kernel log", log, detail),
@@ -245,6 +245,12 @@ FAULT = "segfault at 0 ip 000055d0 sp 00007ffd error 4 in"
         f"NVRM: x[4711]: {FAULT} GPU is lost[55d0+1000]",
         f"amdgpu: [drm[4711]: {FAULT} device lost from bus[55d0+1000]",
         f"nvidia-nvswitch[4711]: {FAULT} SXid (PCI:0): 1, Fatal[55d0+1000]",
+        f"pcieport 0000:3[4711]: {FAULT} Uncorrected (Fatal) from 0000:3b:00.0[55d0+1000]",
+        f"nvidia 0000:3b:[4711]: {FAULT} 00.0: Uncorrected (Fatal)[55d0+1000]",
+        f"kfd kfd: amdgpu[4711]: {FAULT} GPU hang[55d0+1000]",
+        # Behind what looks like the level of a line.
+        f"a:b: NVRM: Xid [4711]: {FAULT} {FORGED}[55d0+1000]",
+        f"a:b: NVRM: GPU [4711]: {FAULT} GPU is lost[55d0+1000]",
         "amdgpu GPU hang invoked oom-killer: gfp_mask=0xcc0, order=0, oom_score_adj=0",
         "amdgpu GPU hang: page allocation failure: order:4, mode:0x40cc0",
         # The file's name has a newline: each line of a record has the record's time.
@@ -278,4 +284,4 @@ def test_a_fault_beside_such_a_process_counts(scan) -> None:
 )
 def test_a_fault_in_the_same_moment_as_a_devices_line_counts(scan, first: str) -> None:
     log = f"[   99.000001] {first}\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n"
-    assert actions(scan(BOOT + log)) == {("xid", 79, "0000:3b:00.0"): "REBOOT"}
+    assert actions(scan(BOOT + log))[("xid", 79, "0000:3b:00.0")] == "REBOOT"
