@@ -181,7 +181,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
     for text in output.all("way"):
         match = re.fullmatch(r"([0-7]{1,5}) (\d{1,10}) (/.*)", text)
         if match is None:
-            raise ProbeError("a directory's mode is no mode", text)
+            raise ProbeError("the core directory's mode is no mode", text)
         ways[match[3]] = int(match[1], 8), int(match[2])
     own = core_directory(policy)
     mode, owner = ways.pop(own, (None, 0))

@@ -245,6 +245,7 @@ _PAM_INCLUDED = (
     "system-login", "system-remote-login", "base-session",
 )  # fmt: skip
 _SSHD_CONFIG = ("/etc/ssh/sshd_config", "/usr/etc/ssh/sshd_config")
+_SSHD_INCLUDED = ("/etc/ssh/sshd_config.d/*.conf", "/usr/etc/ssh/sshd_config.d/*.conf")
 _PAM_LINE = re.compile(r"-?(\w+)\s+(\[[^]]*\]|\S+)\s+(\S+)\s*(.*)")
 _DEEPEST = 8
 
@@ -294,6 +295,10 @@ def parse_stack(service: str, files: Mapping[str, list[Line]], depth: int = 0) -
     return Stack(path, tuple(found), whole)
 
 
+#: The patterns of ``Include`` whose files were looked at.
+_SEEN = {word for path in _SSHD_INCLUDED for word in (path, path.removeprefix("/etc/ssh/"))}
+
+
 def uses_pam(files: Mapping[str, list[Line]]) -> Line | str | None:
     """The line of sshd's configuration that switches PAM off.
 
@@ -302,6 +307,10 @@ def uses_pam(files: Mapping[str, list[Line]]) -> Line | str | None:
     """
     main = next((path for path in _SSHD_CONFIG if path in files), "")
     for line in _sshd_lines(main, files, 0):
+        words = line.text.lower().replace("=", " ", 1).split()
+        if words[:1] == ["include"] and not {word.strip('"') for word in words[1:]} <= _SEEN:
+            # What stands in a file that was not looked at may come first.
+            return None
         match = re.fullmatch(r"usepam[\s=]+\"?(\w+)\"?\s*", line.text.strip(), re.I)
         if match:
             return line if match[1].lower() == "no" else None
@@ -574,7 +583,7 @@ def _script(policy: Policy) -> str:
         for directory in _PAM_DIRECTORIES
         for name in (*SERVICES, *_PAM_INCLUDED)
     )
-    sshd = " ".join((*_SSHD_CONFIG, "/etc/ssh/sshd_config.d/*.conf"))
+    sshd = " ".join((*_SSHD_CONFIG, *_SSHD_INCLUDED))
     names = " ".join(f"-e {shell.quote(service[:15])}" for service in services)
     # Without systemd there are no cgroups of services: look at the names of all processes.
     scan = rf"""

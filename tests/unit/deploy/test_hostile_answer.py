@@ -34,6 +34,7 @@ from nodeready.subjects.pdsh.facts import Pdsh, User
 from nodeready.subjects.ptrace.facts import Ptrace
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client.facts import SshClient
+from nodeready.subjects.sysctl import Boot, Setting
 from nodeready.transport import bundle
 
 CASES = 2000
@@ -90,6 +91,14 @@ OURS = (
 _LOW = (0, 0)
 #: What a liar says, too, so that the steps come to their lies.
 PLAUSIBLE: dict[str, dict[str, Any]] = {
+    "ptrace": {"boot": Boot(Setting("2", f"/etc/sysctl.d/{EVIL}.conf:1"))},
+    "core_dumps": {
+        "boot": Boot(Setting("core", f"/etc/sysctl.d/{EVIL}.conf:1")),
+        "blocked": ("", ""),
+        "closed": (),
+        "directory_owner": 0,
+        "in_place": (),
+    },
     "iommu": {
         "family": "redhat",
         "tools": ("update-grub", "grubby", "grub2-mkconfig"),
