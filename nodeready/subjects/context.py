@@ -16,6 +16,7 @@ from nodeready.policy.policy import Expected
 from nodeready.subjects.base import Counters, Unknown
 from nodeready.subjects.nics.facts import Nics, with_peers
 from nodeready.subjects.ports import facts as ports
+from nodeready.subjects.proof.facts import Mesh, Proved
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
@@ -101,6 +102,14 @@ class Looked(Protocol):
     def seconds(self) -> float: ...
 
 
+def _all_met(proved: Any) -> bool:
+    """Whether the node reached every peer on the job's ports that it tried, and they it."""
+    mesh = proved.mesh if isinstance(proved, Proved) else None
+    if not isinstance(mesh, Mesh) or mesh.blocked or not mesh.to or not mesh.by:
+        return False
+    return mesh.reached == mesh.to and mesh.reached_by == mesh.by
+
+
 @dataclass(frozen=True)
 class FleetContext:
     """What only all nodes of a run tell about each of them, and what was kept of earlier runs.
@@ -127,6 +136,8 @@ class FleetContext:
         if self.addresses is not None and isinstance(held, ports.Ports):
             held = ports.with_peers(held, self.addresses)
             seen = replace(seen, subjects={**seen.subjects, "ports": held})
+        if isinstance(held, ports.Ports) and _all_met(seen.subjects.get("proof")):
+            seen = replace(seen, subjects={**seen.subjects, "ports": ports.with_trial(held)})
         return with_counters(seen, self.earlier.get(name), self.moment)
 
 

@@ -128,7 +128,8 @@ NFT = (
         "inet_service : "
         "verdict\nflags interval\nelements = { 10.1.0.0/16 . 29500-29510 : accept, "
         "192.168.7.9 . 29500-29505 : accept }\n}\nchain c {"),
-    chain("ct state vmap { established : accept, related : accept, new : jump n }", "drop").replace(
+    chain("ct state vmap { established : accept, related : accept, new : jump n }",
+          "drop").replace(
         "chain c {", f"chain n {{\n{PORTS} accept\n}}\nchain c {{"),
     'table netdev t { chain c { type filter hook ingress device "eth0" priority -500; policy '
     "accept; "

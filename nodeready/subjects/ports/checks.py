@@ -263,6 +263,8 @@ def firewall(seen: Ports, want: Policy) -> Result:
         actual = f"{ports} depends on {rules.rule}{let_in}"
         fix = f"`nodeready ready` tries it (proof.mesh); where that fails: {fix}"
         return warn(check, expected, actual, source, fix)
+    if rules.tried:
+        return ok(check, expected, f"open to all that tried (proof.mesh): {rules.rule}", source)
     by = rules.manager
     to = f" to {', '.join(rules.networks)}" if rules.networks else ""
     unseen = any(tool.state == "no sign of rules" for tool in rules.tools)

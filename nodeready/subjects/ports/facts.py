@@ -381,6 +381,15 @@ def with_peers(seen: Ports, addresses: tuple[str, ...]) -> Ports:
     return replace(seen, firewall=found)
 
 
+def with_trial(seen: Ports) -> Ports:
+    """The observation, after all nodes connected that tried: that decides what the rules left
+    open, and nothing else.
+    """
+    if seen.firewall.verdict != "cannot tell":
+        return seen
+    return replace(seen, firewall=replace(seen.firewall, verdict="open", tried=True))
+
+
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
     """The observation. Raises ProbeError when a value of the kernel is no number."""
     output = outputs["ports"]

@@ -820,6 +820,7 @@ class Firewall:
     tools:   the programs that were asked
     networks: the node's own networks from which peers get in, where the verdict depends on that
     peers:   how many of the other nodes that are known it is, ``2 of 14``; "" for all
+    tried:   what depended on ``rule`` was tried between the nodes, and they all connected
     judge:   the same for the addresses of the fleet's nodes; None: nothing to judge
     """
 
@@ -835,6 +836,7 @@ class Firewall:
     how: str = "dropped by"
     beside: str = ""
     peers: str = ""
+    tried: bool = False
     judge: Callable[[tuple[str, ...], bool], Firewall] | None = field(
         default=None, compare=False, repr=False
     )

@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Output
-from nodeready.subjects.ports import firewall
+from nodeready.subjects.base import Output, Unknown
+from nodeready.subjects.context import FleetContext
+from nodeready.subjects.ports import checks, firewall
 from nodeready.subjects.ports.firewall import Firewall
+from nodeready.subjects.proof.facts import Blocked, Mesh, Proved
+from nodeready.subjects.snapshot import Snapshot
+from tests.builders.job_env import ports
+from tests.builders.judging import by_id
 
 DATA = Path(__file__).parent / "data" / "ports"
 POLICY = Policy()
@@ -508,3 +513,26 @@ def test_nat_that_was_cut_off_is_not_judged() -> None:
     assert evaluated(tool("iptables-nft", f"{saved}COMMIT")).verdict == "dropped"
     # A set that nobody could list, and NAT that could not be, cost nothing else.
     assert evaluated(tool("nft", ""), tool("nft-nat", "Error", "1")).verdict == "open"
+
+
+@pytest.mark.parametrize(
+    ("reached", "blocked", "status"),
+    [
+        (3, (), "ok"),
+        (2, (), "warn"),
+        (3, (Blocked("target", (29500,), ("b",), 3, "c", None),), "warn"),
+    ],
+)
+def test_the_mesh_decides_what_the_rules_leave_open(
+    reached: int, blocked: tuple[Blocked, ...], status: str
+) -> None:
+    rules = firewall.parse(Output(nft("limit rate 3/minute accept"), 0), POLICY, LANS, NETS)
+    held = ports(firewall=rules)
+    mesh = Mesh(4, 29500, 29510, (29500,), (), 3, 3, 3, reached, blocked, 1.0, 1.0, "b")
+    seen = Snapshot({"ports": held, "proof": Proved(Unknown("x"), mesh=mesh)})
+    done = FleetContext({}).completed("a", seen)
+    result = by_id(checks, done.subjects["ports"])["ports.firewall"]
+    assert result.status == status, result
+    assert "limit rate 3/minute accept" in result.actual
+    assert ("proof.mesh" in result.actual) == (status == "ok")
+    assert "nodeready ready" in by_id(checks, held)["ports.firewall"].fix
