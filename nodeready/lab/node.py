@@ -325,7 +325,9 @@ def _take_back(lab: LabState, one: NodeState) -> None:
             with contextlib.suppress(OSError):
                 there.rmdir()
         else:
-            there.unlink(missing_ok=True)
+            # Where its directory was removed, something else may have the directory's place.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                there.unlink()
             if os.path.lexists(old) and there.parent.is_dir() and not old.is_dir():
                 _copy(old, there)
     for path in sorted(changed):

@@ -392,33 +392,22 @@ _TOUCHED = ("session", "tools")
 BATCH, PARTNERS = 12, 3
 
 
-def _bench_of(name: str) -> str:
-    """The bench on which a fault is tried: its first profile."""
-    return FAULTS[name].profiles[0]
+def _batches() -> list[tuple[str, bool, tuple[str, ...]]]:
+    """The batches: their profile, whether the debuggers run, their faults.
 
-
-def _batches() -> dict[str, tuple[str, bool, list[str]]]:
-    """Fault -> its batch: the profile, whether the debuggers run, all of its faults."""
+    A fault is tried on its first profile.
+    """
     kinds: dict[tuple[str, bool], list[str]] = {}
     for name, fault in FAULTS.items():
-        kinds.setdefault((_bench_of(name), fault.group in _TOUCHED), []).append(name)
-    found = {}
-    for (profile, debuggers), names in kinds.items():
-        for at in range(0, len(names), BATCH):
-            some = names[at : at + BATCH]
-            found |= dict.fromkeys(some, (profile, debuggers, some))
-    return found
+        kinds.setdefault((fault.profiles[0], fault.group in _TOUCHED), []).append(name)
+    return [
+        (profile, debuggers, tuple(names[at : at + BATCH]))
+        for (profile, debuggers), names in kinds.items()
+        for at in range(0, len(names), BATCH)
+    ]
 
 
 BATCHES = _batches()
-
-
-@dataclass
-class Tried:
-    """What `ready` said of each fault of a batch, and of the healthy partners."""
-
-    faulty: dict[str, Told]
-    partners: dict[str, Told]
 
 
 class Benches:
@@ -428,7 +417,6 @@ class Benches:
         self.home = home
         self.made: dict[str, Bench] = {}
         self.healthy: dict[tuple[str, str], dict[str, str]] = {}
-        self.found: dict[tuple[str, bool, str], Tried] = {}
 
     def name(self, profile: str) -> str:
         worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
@@ -438,9 +426,10 @@ class Benches:
         """Deployed nodes, healthy so far, and what they say by each policy of the table."""
         if profile in self.made:
             return self.made[profile]
-        names = [name for name, (where, _, _) in BATCHES.items() if where == profile]
-        count = min(BATCH, max(len(names), 1))
+        batches = [faults for where, _, faults in BATCHES if where == profile]
+        count = max((len(faults) for faults in batches), default=0)
         lab = Lab.up(self.name(profile), PARTNERS + count, profile)
+        names = [name for faults in batches for name in faults]
         bench = self.made[profile] = Bench(self.home / profile, lab, PARTNERS)
         policies = [{}, *(TABLE[name].policy for name in names if TABLE[name].policy)]
         for at in range(0, len(policies), len(lab.nodes)):
@@ -450,25 +439,6 @@ class Benches:
                 statuses = {check: one["status"] for check, one in told[node].ready.items()}
                 self.healthy[profile, repr(policy)] = statuses
         return bench
-
-    def tried(self, fault: str) -> Tried:
-        """What `ready` says of the batch of this fault."""
-        profile, debuggers, names = BATCHES[fault]
-        key = (profile, debuggers, names[0])
-        if key not in self.found:
-            bench = self.bench(profile)
-            missing = [
-                name for name in names for one in FAULTS[name].needs if not shutil.which(one)
-            ]
-            given = bench.break_([name for name in names if name not in missing])
-            policies = {node.name: TABLE[name].policy for name, node in given.items()}
-            skipped = "proof.attach_native" if debuggers else DEBUGGERS
-            told = bench.ready(policies, "--skip", skipped)
-            self.found[key] = Tried(
-                {name: told[node.name] for name, node in given.items()},
-                {node.name: told[node.name] for node in bench.partners},
-            )
-        return self.found[key]
 
     def end(self) -> None:
         for profile in self.made:
@@ -490,42 +460,32 @@ def test_every_fault_is_in_the_table() -> None:
     assert len(TABLE) >= 150
 
 
-def _grouped(name: str, profile: str, awaits: dict[str, str]) -> Any:
-    """A case on the worker that has the bench of its profile."""
-    marks = [pytest.mark.xdist_group(f"faults-{profile}")]
-    if name in awaits:
-        marks.append(pytest.mark.xfail(strict=False, reason=awaits[name]))
-    return pytest.param(name, marks=marks)
-
-
-@pytest.mark.parametrize(
-    "profile", [_grouped(profile, profile, CLEAN_AWAITS) for profile in PROFILES]
-)
-def test_a_healthy_node_has_nothing_to_complain_of(benches: Benches, profile: str) -> None:
-    """After a deploy, neither in the audit nor in what `ready` proves."""
-    bench = benches.bench(profile)
-    bench.break_([])
-    told = bench.ready({})
-    wrong = {
-        (check, one["status"], one["actual"])
-        for node in told.values()
-        for check, one in node.ready.items()
+def complaints(told: Told) -> dict[str, tuple[str, str]]:
+    """What is not well: check -> its status, and what was found."""
+    return {
+        check: (one["status"], one["actual"])
+        for check, one in told.ready.items()
         if one["status"] not in ("ok", "na") and check not in WAIVERS
     }
-    assert not wrong
-    assert all(node.go for node in told.values())
-    subjects = {check.partition(".")[0] for check in next(iter(told.values())).ready}
-    assert subjects == set(SUBJECTS)
 
 
-@pytest.mark.parametrize("fault", [_grouped(name, _bench_of(name), AWAITS) for name in FAULTS])
-def test_a_fault_shows_where_it_should_and_nowhere_else(benches: Benches, fault: str) -> None:
-    row, tried = TABLE[fault], benches.tried(fault)
-    if fault not in tried.faulty:
-        pytest.skip(f"{' and '.join(FAULTS[fault].needs)}: not installed here")
-    told = tried.faulty[fault]
-    profile = _bench_of(fault)
-    before = benches.healthy[profile, repr(row.policy)]
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_healthy_node_has_nothing_to_complain_of(benches: Benches, profile: str) -> None:
+    """After a deploy, neither in the audit nor in what `ready` proves."""
+    if profile in CLEAN_AWAITS:
+        pytest.xfail(CLEAN_AWAITS[profile])
+    bench = benches.bench(profile)
+    names = ",".join(node.name for node in bench.partners)
+    told = bench.ready({}, "--limit", names)
+    for node in told.values():
+        assert not complaints(node)
+        assert node.go
+        assert {check.partition(".")[0] for check in node.ready} == set(SUBJECTS)
+
+
+def _wrong(fault: str, told: Told, before: dict[str, str]) -> str:
+    """What of this fault's row is not so; "": nothing."""
+    row = TABLE[fault]
     wanted = {**row.changes, **row.proofs}
     changed = {
         check: one["status"]
@@ -536,34 +496,41 @@ def test_a_fault_shows_where_it_should_and_nowhere_else(benches: Benches, fault:
         and (check in wanted or one["status"] != before.get(check, "ok"))
         and not (check.startswith("proof.") and one["status"] in ("ok", "na"))
     }
-    assert changed == wanted, {check: told.ready[check]["actual"] for check in changed}
-    assert told.go == row.go, told.reasons
+    if changed != wanted:
+        found = {check: (status, told.ready[check]["actual"]) for check, status in changed.items()}
+        return f"wanted {wanted}, found {found}"
+    if told.go != (row.go and not row.policy):
+        return f"go is {told.go}: {told.reasons}"
+    if wanted and row.says not in told.ready[next(iter(wanted))]["actual"]:
+        return f"{row.says!r} is not in {told.ready[next(iter(wanted))]['actual']!r}"
     for check, status in wanted.items():
         one = told.ready[check]
-        if status in ("fail", "warn"):
-            assert one["fix"] or check == "gpus.model", check
-        if profile == "mi300x" and one["fix"]:
-            assert "nvidia" not in f"{one['source']} {one['fix']}".lower()
-    for check in list(wanted)[:1]:
-        assert row.says in told.ready[check]["actual"]
+        if status in ("fail", "warn") and not one["fix"] and check != "gpus.model":
+            return f"{check} has no fix"
+        if FAULTS[fault].group == "amd" and "nvidia" in f"{one['source']} {one['fix']}".lower():
+            return f"{check} speaks of NVIDIA: {one}"
+    return ""
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [
-        _grouped(name, profile, {})
-        for name, (profile, _, names) in BATCHES.items()
-        if name == names[0]
-    ],
+    ("profile", "debuggers", "faults"),
+    BATCHES,
+    ids=[f"{profile}-{faults[0]}-to-{faults[-1]}" for profile, _, faults in BATCHES],
 )
-def test_healthy_peers_are_not_named_for_the_faults_of_others(
-    benches: Benches, fault: str
+def test_a_fault_shows_where_it_should_and_nowhere_else(
+    benches: Benches, profile: str, debuggers: bool, faults: tuple[str, ...]
 ) -> None:
-    for name, told in benches.tried(fault).partners.items():
-        wrong = {
-            check: (one["status"], one["actual"])
-            for check, one in told.ready.items()
-            if one["status"] not in ("ok", "na") and check not in WAIVERS
-        }
-        assert not wrong, name
-        assert told.go, told.reasons
+    bench = benches.bench(profile)
+    given = bench.break_([name for name in faults if all(map(shutil.which, FAULTS[name].needs))])
+    policies = {node.name: TABLE[name].policy for name, node in given.items()}
+    told = bench.ready(policies, "--skip", "proof.attach_native" if debuggers else DEBUGGERS)
+    # Who is healthy is not named for the faults of others.
+    for node in bench.partners:
+        assert not complaints(told[node.name])
+        assert told[node.name].go
+    found = {}
+    for name, node in given.items():
+        before = benches.healthy[profile, repr(TABLE[name].policy)]
+        if (why := _wrong(name, told[node.name], before)) and name not in AWAITS:
+            found[name] = why
+    assert not found
