@@ -10,6 +10,7 @@ The nodes of a batch have a fault each, and one `ready` tells of all of them.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ def _one(check: str, says: str, status: str = "fail", **policy: Any) -> Row:
 
 
 _LOG = "gpus.kernel_faults"
+_SYSTEM = platform.freedesktop_os_release()
+_RELEASE = f"{_SYSTEM['ID']} {_SYSTEM.get('VERSION_ID', '')}".strip()
 _PY_SPY = "debug_tools.py_spy"
 _NO_PY_SPY = {"proof.attach": "fail", "proof.attach_nonblocking": "fail"}
 
@@ -217,7 +220,8 @@ TABLE = {
     "ports-all-taken": Row({"ports.range": "warn"}, "29500", {"proof.ports": "fail"}),
     "ephemeral": _one("ports.ephemeral", "15000-61000"),
     "ephemeral-at-boot": _one("ports.ephemeral", "15000-61000"),
-    "privileged": Row({"ports.privileged": "fail"}, "30000", {"proof.ports": "fail"}),
+    # The listeners of the proof are root's where root asks.
+    "privileged": _one("ports.privileged", "30000"),
     "firewall": Row({"ports.firewall": "fail"}, "29500-29510 dropped", {"proof.mesh": "fail"}),
     "firewall-reject": Row({"ports.firewall": "fail"}, "29500-29510", {"proof.mesh": "fail"}),
     "firewall-one-port": Row({"ports.firewall": "fail"}, "29505", {"proof.mesh": "fail"}),
@@ -235,12 +239,12 @@ TABLE = {
     "not-mounted": _one("host.mounts", "/scratch", "warn"),
     "dead-mount": _one("host.dead_mounts", "/nas"),
     "other-kernel": _one("host.kernel", "5.4.0-1-generic", kernel_release=os.uname().release),
-    "other-system": _one("host.os", "3.1"),
+    "other-system": _one("host.os", "3.1", os_release=_RELEASE),
     "other-timezone": _one("host.timezone", "Asia/Tokyo", timezone="Etc/UTC"),
     # Whoever hangs for a minute is a failure; it has just begun.
     "stuck-process": _one("host.stuck", "train", "warn"),
     "zombies": _one("host.zombies", "python3", "warn"),
-    "no-shm": _one("host.shm", "/dev/shm"),
+    "no-shm": _one("host.shm", "not mounted"),
     "small-shm": _one("host.shm", "64 MiB", shm_min_mb=128),
     "hugepages": _one("host.hugepages", "12", hugepages=0),
     "memory": _one("host.memory", "1024", memory_min_mb=1500),
@@ -335,7 +339,7 @@ TABLE = {
     "py-spy-gone": Row({_PY_SPY: "fail"}, "not installed", _NO_PY_SPY),
     "py-spy-version": Row({_PY_SPY: "fail"}, "0.3.14", _NO_PY_SPY),
     "py-spy-mode": Row({_PY_SPY: "fail"}, "700", _NO_PY_SPY),
-    "py-spy-writable": _one(_PY_SPY, "777"),
+    "py-spy-writable": _one(_PY_SPY, "others can change"),
     "py-spy-cut": Row({_PY_SPY: "fail"}, "", _NO_PY_SPY),
     "py-spy-hangs": Row({_PY_SPY: "fail"}, "", _NO_PY_SPY),
     "programs-writable": _one(_PY_SPY, "/usr/local/bin"),
@@ -397,13 +401,16 @@ def _batches() -> list[tuple[str, bool, tuple[str, ...]]]:
 
     A fault is tried on its first profile.
     """
-    kinds: dict[tuple[str, bool], list[str]] = {}
+    kinds: dict[tuple[str, bool, int], list[str]] = {}
     for name, fault in FAULTS.items():
-        kinds.setdefault((fault.profiles[0], fault.group in _TOUCHED), []).append(name)
+        debuggers = fault.group in _TOUCHED
+        # Where many cannot log in, the others are too few to tell who is at fault.
+        size = BATCH // 2 if debuggers or fault.group == "ssh" else BATCH
+        kinds.setdefault((fault.profiles[0], debuggers, size), []).append(name)
     return [
-        (profile, debuggers, tuple(names[at : at + BATCH]))
-        for (profile, debuggers), names in kinds.items()
-        for at in range(0, len(names), BATCH)
+        (profile, debuggers, tuple(names[at : at + size]))
+        for (profile, debuggers, size), names in kinds.items()
+        for at in range(0, len(names), size)
     ]
 
 
