@@ -499,13 +499,15 @@ def _wrong(fault: str, told: Told, before: dict[str, str]) -> str:
     changed = {
         check: one["status"]
         for check, one in told.ready.items()
-        if check not in WAIVERS
-        # A node whose policy is another than that of its deploy has another file of it.
-        and not (row.policy and check == "gate.policy")
-        and (check in wanted or one["status"] != before.get(check, "ok"))
-        and not (check.startswith("proof.") and one["status"] in ("ok", "na"))
-        # On a machine that is busy, a process of the look itself waits in the kernel for a second.
-        and not (check == "host.stuck" and one["status"] == "warn" and check not in wanted)
+        if check in wanted
+        or (
+            one["status"] in ("fail", "warn", "unknown")
+            and one["status"] != before.get(check)
+            # A node whose policy is another than that of its deploy has another file of it.
+            and not (row.policy and check == "gate.policy")
+            # On a machine that is busy, a process of the look waits in the kernel for a second.
+            and (check, one["status"]) != ("host.stuck", "warn")
+        )
     }
     if changed != wanted:
         found = {check: (status, told.ready[check]["actual"]) for check, status in changed.items()}
@@ -544,4 +546,4 @@ def test_a_fault_shows_where_it_should_and_nowhere_else(
         before = benches.healthy[profile, repr(TABLE[name].policy)]
         if (why := _wrong(name, told[node.name], before)) and name not in AWAITS:
             found[name] = why
-    assert not found
+    assert not found, "\n".join(f"{name}: {why}" for name, why in found.items())
