@@ -405,7 +405,7 @@ def _batches() -> list[tuple[str, bool, tuple[str, ...]]]:
     for name, fault in FAULTS.items():
         debuggers = fault.group in _TOUCHED
         # Where many cannot log in, the others are too few to tell who is at fault.
-        size = BATCH // 2 if debuggers or fault.group == "ssh" else BATCH
+        size = BATCH // 3 if fault.group in ("session", "ssh") else BATCH
         kinds.setdefault((fault.profiles[0], debuggers, size), []).append(name)
     return [
         (profile, debuggers, tuple(names[at : at + size]))
