@@ -35,6 +35,7 @@ PIECES: dict[str, Callable[[], str]] = {
     "exit-codes": tables.exit_codes,
     "commands": tables.commands,
     "house": draw_house.piece,
+    "faults": tables.faults,
 }
 
 _PIECE = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.S)

@@ -11,6 +11,8 @@ import click
 
 from nodeready.cli import cli
 from nodeready.exit_codes import OK, exit_code
+from nodeready.lab.faults import FAULTS, GROUPS
+from nodeready.lab.profiles import PROFILES
 from nodeready.policy import Policy
 from nodeready.policy.load import kind_of, reason
 
@@ -85,3 +87,21 @@ def commands() -> str:
     """Every command and what it does."""
     rows = ((f"`nodeready {' '.join(words)}`", about(command)) for words, command in leaves())
     return markdown(("Command", "What it does"), rows)
+
+
+def faults() -> str:
+    """The faults of the lab, a table for each group."""
+    pieces = []
+    for group, (title, _) in GROUPS.items():
+        rows = [
+            (f"`{fault.name}`", where(fault.profiles), plain(fault.about))
+            for fault in FAULTS.values()
+            if fault.group == group
+        ]
+        pieces.append(f"{title}:\n\n{markdown(('Fault', 'Profiles', 'What is wrong'), rows)}")
+    return "\n".join(pieces)
+
+
+def where(profiles: tuple[str, ...]) -> str:
+    """The profiles in words."""
+    return "all" if profiles == tuple(PROFILES) else ", ".join(profiles)

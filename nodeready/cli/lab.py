@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -12,7 +14,7 @@ import click
 from nodeready.exit_codes import exit_code
 from nodeready.inventory.nodeset import fold
 from nodeready.lab import PROFILES, Lab, LabError, down, state
-from nodeready.lab.faults import FAULTS, Fault
+from nodeready.lab.faults import FAULTS, GROUPS
 from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.network import MAX_NODES
 
@@ -57,7 +59,8 @@ def lab() -> None:
 @click.option(
     "--fault",
     metavar="NAME",
-    help="What is wrong with the last node; `none`: nothing with any; `list` shows all there are.",
+    help="What is wrong with the last node; `none`: nothing with any; `list` shows all there are, "
+    "or those of --profile.",
 )
 @click.option(
     "--slurm",
@@ -75,7 +78,8 @@ def up(nodes: int, profile: str | None, fault: str | None, slurm: bool, name: st
     pyinfra inventories/lab.py exec -- hostname
     """
     if fault == "list":
-        _table([("FAULT", "PROFILES", "WHAT IS WRONG"), *map(_fault_row, FAULTS.values())])
+        for line in _fault_list(profile):
+            click.echo(line)
         return
     if fault not in (None, "none", *FAULTS):
         raise click.BadParameter(
@@ -187,9 +191,29 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
         click.echo("  ".join(cells).rstrip())
 
 
-def _fault_row(fault: Fault) -> tuple[str, str, str]:
-    everywhere = fault.profiles == tuple(PROFILES)
-    return fault.name, "all" if everywhere else ",".join(fault.profiles), fault.about
+def _fault_list(profile: str | None) -> Iterator[str]:
+    """The faults that a profile can have (None: all), in groups, as wide as the terminal."""
+    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    for group, (title, profiles) in GROUPS.items():
+        listed = [
+            fault
+            for fault in FAULTS.values()
+            if fault.group == group and profile in (None, *fault.profiles)
+        ]
+        if not listed:
+            continue
+        yield f"{title} ({_profiles(profiles)})"
+        width = max(len(fault.name) for fault in listed)
+        for fault in listed:
+            only = "" if fault.profiles == profiles else f" ({_profiles(fault.profiles)})"
+            first = f"  {fault.name:{width}}  "
+            rest = " " * len(first)
+            text = f"{fault.about}{only}"
+            yield from textwrap.wrap(text, wide, initial_indent=first, subsequent_indent=rest)
+
+
+def _profiles(profiles: Sequence[str]) -> str:
+    return "all profiles" if tuple(profiles) == tuple(PROFILES) else ", ".join(profiles)
 
 
 def _faults(found: Lab) -> list[str]:

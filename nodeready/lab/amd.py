@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeready.lab import hardware
@@ -30,6 +30,7 @@ class Mi300x:
     xgmi_uncorrectable: errors of its links that RAS counts
     down:               the GPUs to which its link is down
     violation:          ``prochot``, ``socket_thermal``, ``vr_thermal`` or ``hbm_thermal``
+    static, metric:     what these subcommands show instead, at any depth
     """
 
     model: str = "AMD Instinct MI300X"
@@ -46,6 +47,17 @@ class Mi300x:
     memory: int = 38
     used_mb: int = 283
     violation: str = ""
+    static: Mapping[str, Any] = field(default_factory=dict)
+    metric: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _merged(shown: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What is shown, with these values instead, at any depth."""
+    merged = dict(shown)
+    for name, value in changes.items():
+        deep = isinstance(value, Mapping) and isinstance(shown.get(name), Mapping)
+        merged[name] = _merged(shown[name], value) if deep else value
+    return merged
 
 
 def _value(value: float | str, unit: str) -> dict[str, Any]:
@@ -160,8 +172,8 @@ def outputs(
     static, metric, table, status = [], [], [], []
     for index, at in enumerate(kept):
         gpu, address = all_gpus[at], f"0000:{buses[at]}:00.0"
-        static.append(_static(index, buses[at], gpu))
-        metric.append(_metric(index, gpu))
+        static.append(_merged(_static(index, buses[at], gpu), gpu.static))
+        metric.append(_merged(_metric(index, gpu), gpu.metric))
         words = ["X" if peer == at else "D" if peer in gpu.down else "U" for peer in kept]
         table.append({"gpu": index, "bdf": address, "link_metrics": {"link_type": "XGMI"}})
         status.append({"gpu": index, "bdf": address, "link_status": words})
@@ -172,12 +184,15 @@ def outputs(
     }
 
 
-def stand_in(printed: Mapping[str, str]) -> str:
-    """The text of a program that prints, for each subcommand, what it is given here."""
+def stand_in(printed: Mapping[str, str], before: str = "") -> str:
+    """The text of a program that prints, for each subcommand, what it is given here.
+
+    before: shell text that it runs first
+    """
     cases = [f"{name})\ncat <<'END'\n{text}\nEND\n;;" for name, text in printed.items()]
     body = "\n".join(cases)
     return (
-        f"#!/bin/sh\n# A stand-in for amd-smi.\ncase $1 in\n{body}\n"
+        f"#!/bin/sh\n# A stand-in for amd-smi.\n{before}case $1 in\n{body}\n"
         '*)\necho "amd-smi: unknown command $1" >&2\nexit 2\n;;\nesac\n'
     )
 
@@ -193,29 +208,37 @@ def make(
     *,
     gpus: Mapping[int, Mapping[str, Any]] = {},
     missing: Collection[int] = (),
+    unbound: Collection[int] = (),
+    unplugged: Collection[int] = (),
     ports: Mapping[str, Mapping[str, Any]] = {},
+    nics: Mapping[str, Mapping[str, Any]] = {},
+    tool: str = "",
     numa_balancing: int = 0,
-    log: Mapping[int, str] = {},
+    log: Sequence[str] = (),
 ) -> Hardware:
     """A node with eight MI300X, with what differs from a healthy one.
 
-    gpus:    index -> fields of `amd_smi.Mi300x` that it has instead
-    missing: GPUs that amd-smi does not show
-    log:     GPU -> what the kernel's log says of it
-    ports:   RDMA device -> fields of `infiniband.Device` that it has instead
+    gpus:      index -> fields of `Mi300x` that it has instead
+    missing:   GPUs that amd-smi does not show
+    unbound:   GPUs that have no driver: amd-smi does not show them either
+    unplugged: GPUs that are not even on the PCI bus
+    ports:     RDMA device -> fields of `hardware.Device` that it has instead
+    nics:      interface -> fields of `hardware.NetDevice` that it has instead
+    tool:      shell text that amd-smi runs first
+    log:       further lines of the kernel's log; {gpu[3]} is the address of GPU 3
     """
-    devices = [replace(one, **ports.get(one.name, {})) for one in hardware.mi300x()]
-    nics = hardware.interfaces(devices)
-    functions = [*SERVER, *_gpus(gpus), *hardware.pci(devices, nics)]
+    devices, interfaces = hardware.adapters(hardware.mi300x(), ports, nics)
+    hidden = {*missing, *unbound, *unplugged}
+    functions = [*SERVER, *_gpus(gpus, unbound, unplugged), *hardware.pci(devices, interfaces)]
     return Hardware(
         trees={
             **pci_trees(*functions),
-            **hardware.trees(devices, nics),
+            **hardware.trees(devices, interfaces),
             "/sys/module/amdgpu": {"version": "6.12.12\n", "initstate": "live\n"},
         },
         files={
             "/usr/bin/amd-smi": File(_TOOL, 0o755),
-            _ANSWERS: File(stand_in(outputs(gpus, missing)), 0o755),
+            _ANSWERS: File(stand_in(outputs(gpus, hidden), tool), 0o755),
         },
         devices={
             "/dev/kfd": 0o666,
@@ -225,21 +248,21 @@ def make(
         sysctls={"kernel/numa_balancing": str(numa_balancing)},
         kernel_log=(
             (11.201544, "[drm] amdgpu kernel modesetting enabled."),
-            *(
-                (4711.083342, f"amdgpu 0000:{BUSES[at]}:00.0: amdgpu: {text}")
-                for at, text in log.items()
-            ),
+            *hardware.log_lines(log, BUSES),
         ),
     )
 
 
-def _gpus(gpus: Mapping[int, Mapping[str, Any]]) -> list[PciDevice]:
+def _gpus(
+    gpus: Mapping[int, Mapping[str, Any]], unbound: Collection[int], unplugged: Collection[int]
+) -> list[PciDevice]:
     speed = "32.0 GT/s PCIe"
-    links = [
-        (speed, gpus.get(at, {}).get("pcie_width", 16), speed, 16) for at in range(len(BUSES))
-    ]
-    # Class 0x1200: processing accelerator, the one that Instinct boards bear.
-    return [
-        PciDevice(f"0000:{bus}:00.0", _VENDOR, "0x74a1", "0x120000", at // 4, "amdgpu", links[at])
-        for at, bus in enumerate(BUSES)
-    ]
+    made = []
+    for at, bus in enumerate(BUSES):
+        link = (speed, gpus.get(at, {}).get("pcie_width", 16), speed, 16)
+        driver = "" if at in unbound else "amdgpu"
+        address = f"0000:{bus}:00.0"
+        # Class 0x1200: processing accelerator, the one that Instinct boards bear.
+        if at not in unplugged:
+            made.append(PciDevice(address, _VENDOR, "0x74a1", "0x120000", at // 4, driver, link))
+    return made

@@ -14,7 +14,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -242,20 +242,25 @@ class Lab:
         keep_disk: bool,
         files: Files | None = None,
         new_host_key: bool = False,
-        fault: str | None = None,
+        fault: str | Mapping[str, str] | None = None,
     ) -> None:
         """Power nodes off and on, with their disks or with empty ones.
 
-        With `fault` they have this one; "" is none. Otherwise it stays with the disk.
+        With `fault` they have this one, or each its own by its name; "" is none. Otherwise it
+        stays with the disk.
         """
-        if fault:
-            faults.find(fault, self.profile)
+        names = [node.name for node in nodes]
+        if fault is None:
+            wrong = {} if keep_disk else dict.fromkeys(names, "")
+        else:
+            wrong = dict.fromkeys(names, fault) if isinstance(fault, str) else dict(fault)
+        for name in filter(None, wrong.values()):
+            faults.find(name, self.profile)
         with self._changing():
             chosen = [self.state_of(node.name) for node in nodes]
             for one in chosen:
                 kill(one)
-                if fault is not None or not keep_disk:
-                    one.fault = fault or ""
+                one.fault = wrong.get(one.name, one.fault)
                 if new_host_key:
                     key = new_key(f"root@{one.name}")
                     one.host_key, one.host_key_public = key.private, key.public

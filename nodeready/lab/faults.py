@@ -1,44 +1,75 @@
 """What can be wrong with a node, by name: `nodeready lab up --profile h100 --fault ib-half-rate`.
 
-A fault is data, and nothing of it is on the node's disk: it comes back at every start of the
-node, and is gone at the first start without it. To add one, add a `Fault` to one of the tuples
-below (AMD's and NVIDIA's GPUs, the network, the host), and a row to the table of
-tests/lab/faults/test_fault_table.py.
+A fault is data, and the node's disk is without it again at the first start without the fault. The
+faults are in faults.toml beside this module, a table for each, `[GROUP.NAME]`. To add one, add a
+table there, and a row to the table of tests/lab/faults/test_fault_table.py.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from nodeready.lab import helper, image
 from nodeready.lab.boot import STASH
 from nodeready.lab.hardware import Hardware
 from nodeready.lab.helper import Content
-from nodeready.lab.image import CLOCK
 from nodeready.lab.needs import environment
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.state import LabError
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 # --- A fault as data.
+
+#: All profiles.
+ALL = tuple(PROFILES)
+
+#: What the faults are of, in the order of faults.toml: the words for it, and the profiles that
+#: have such faults, where a fault names none itself.
+GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "nvidia": ("NVIDIA's GPUs and their links", ("h100", "a100")),
+    "amd": ("AMD's GPUs and their links", ("mi300x",)),
+    "rdma": ("InfiniBand and RoCE ports", ("h100", "a100")),
+    "nics": ("Interfaces and routes", ALL),
+    "ports": ("TCP ports and the packet filter", ALL),
+    "host": ("The host: clock, mounts, processes", ALL),
+    "ptrace": ("Who may attach", ALL),
+    "cores": ("Core dumps", ALL),
+    "limits": ("Limits", ALL),
+    "session": ("Logins of a job's user", ALL),
+    "ssh": ("ssh between the nodes", ALL),
+    "pdsh": ("pdsh", ALL),
+    "tools": ("Debugging tools", ALL),
+    "iommu": ("Kernel arguments", ALL),
+    "gate": ("The node's own check", ALL),
+}
 
 
 @dataclass(frozen=True)
 class Fault:
     """Something that is wrong with a node.
 
+    group:    what it is of (`GROUPS`)
     about:    what is wrong, in one line
     profiles: the kinds of node that can have it
     hardware: what its hardware has instead: arguments of the function that makes the profile's
-    gone:     files that are missing; below /run, /tmp or /dev, which a restart makes anew
-    start:    shell text that root runs on the node before its sshd
+    gone:     files and directories that are missing
+    start:    shell text that root runs on the node before its sshd; what it changes on the disk is
+              taken back at the next start
     programs: modules of nodeready.lab to run beside, each with its words after the node's pid
     needs:    programs that this machine must have
     """
 
     name: str
+    group: str
     about: str
     profiles: tuple[str, ...]
     hardware: Mapping[str, Any] = field(default_factory=dict)
@@ -48,271 +79,41 @@ class Fault:
     needs: tuple[str, ...] = ()
 
 
-# --- Faults of AMD's GPUs and their links: of GPU 3, where one GPU is faulty.
-
-AMD = ("mi300x",)
-
-AMD_FAULTS = (
-    Fault(
-        "amd-gpu-gone",
-        "PCI shows 8 GPUs, amd-smi 7",
-        AMD,
-        hardware={"missing": (3,)},
-    ),
-    Fault(
-        "amd-ecc",
-        "GPU 3 has had 2 uncorrectable memory errors",
-        AMD,
-        hardware={"gpus": {3: {"uncorrectable": 2}}},
-    ),
-    Fault(
-        "amd-xgmi-down",
-        "the link between GPU 3 and GPU 5 is down",
-        AMD,
-        hardware={"gpus": {3: {"down": (5,)}, 5: {"down": (3,)}}},
-    ),
-    Fault(
-        "amd-half-width",
-        "GPU 3 uses 8 of its 16 PCIe lanes",
-        AMD,
-        hardware={"gpus": {3: {"pcie_width": 8}}},
-    ),
-    Fault(
-        "amd-hang",
-        "GPU 3 hangs: the kernel's log has a ring that timed out",
-        AMD,
-        hardware={"log": {3: "ring sdma0 timeout, signaled seq=1183, emitted seq=1185"}},
-    ),
-    Fault(
-        "numa-balancing",
-        "the kernel moves memory between NUMA nodes under running jobs",
-        AMD,
-        hardware={"numa_balancing": 1},
-    ),
-)
+def _numbered(value: Any) -> Any:
+    """The same value, where a key that is a number is one: TOML has only text."""
+    if not isinstance(value, dict):
+        return value
+    return {int(key) if key.isdigit() else key: _numbered(inner) for key, inner in value.items()}
 
 
-# --- Faults of interfaces, InfiniBand ports and TCP ports.
-
-ALL = ("cpu", "h100", "a100", "mi300x")
-
-IB = ("h100", "a100")
-
-NETWORK_FAULTS = (
-    Fault(
-        "ib-down",
-        "port mlx5_3 has no link: a cable is out",
-        IB,
-        hardware={"ports": {"mlx5_3": {"state": "1: DOWN", "phys_state": "2: Polling"}}},
-    ),
-    Fault(
-        "ib-half-rate",
-        "port mlx5_3 runs at half its speed: two of its lanes are dead",
-        ("h100",),
-        hardware={"ports": {"mlx5_3": {"rate": "200 Gb/sec (2X NDR)"}}},
-    ),
-    Fault(
-        "ib-firmware",
-        "mlx5_3 has another firmware than the other adapters",
-        ("h100",),
-        hardware={"ports": {"mlx5_3": {"firmware": "28.36.1010"}}},
-    ),
-    Fault(
-        "roce-down",
-        "port mlx5_3 has no link: a cable is out",
-        ("mi300x",),
-        hardware={"ports": {"mlx5_3": {"state": "1: DOWN", "phys_state": "3: Disabled"}}},
-    ),
-    Fault(
-        "bond-half",
-        "one of the two ports of the management bond has no link",
-        ("h100",),
-        hardware={"cut": ("ens1f1np1",)},
-    ),
-    Fault(
-        "wrong-mtu",
-        "eth0 has MTU 1400",
-        ALL,
-        start="ip link set dev eth0 mtu 1400\n",
-    ),
-    Fault(
-        "port-taken",
-        "a forgotten TensorBoard listens on port 29500",
-        ALL,
-        programs=(("culprits", "listener", "29500"),),
-    ),
-    Fault(
-        "ephemeral",
-        "outgoing connections may take the ports of jobs: ip_local_port_range 15000-61000",
-        ALL,
-        start="echo '15000 61000' >/proc/sys/net/ipv4/ip_local_port_range\n",
-    ),
-    Fault(
-        "firewall",
-        "nftables drops everything but ssh",
-        ALL,
-        start="""\
-nft -f - <<'END'
-table inet filter {
-    chain input {
-        type filter hook input priority filter; policy drop;
-        iif lo accept
-        ct state established,related accept
-        tcp dport 22 accept
-    }
-}
-END
-""",
-        needs=("nft",),
-    ),
-)
-
-
-# --- Faults of the host: its clock, mounts and processes.
-
-HOST_FAULTS = (
-    Fault("clock", "no time server answers: the clock is not synchronised", ALL, gone=(CLOCK,)),
-    Fault(
-        "disk-full",
-        "/scratch is full",
-        ALL,
-        start="""\
-mkdir -p /scratch
-mount -t tmpfs -o size=1m,mode=1777 /dev/nvme0n1 /scratch
-head -c 2m /dev/zero >/scratch/checkpoint.pt 2>/dev/null || :
-""",
-    ),
-    Fault(
-        "read-only",
-        "the root file system became read-only after an error of its disk",
-        ALL,
-        start="""\
-for dir in /run /tmp /dev; do mount --bind $dir $dir; done
-mount -o remount,bind,ro /
-""",
-    ),
-    Fault(
-        "dead-mount",
-        "the server of the network mount /nas is gone: whoever looks into it hangs",
-        ALL,
-        programs=(("culprits", "dead_mount", "/nas"),),
-    ),
-    Fault(
-        "other-kernel",
-        "another kernel than on the other nodes",
-        ALL,
-        start="echo 5.4.0-1-generic >/proc/sys/kernel/osrelease\n",
-    ),
-    Fault(
-        "stuck-process",
-        "a process hangs in the kernel (state D)",
-        ALL,
-        programs=(("culprits", "stuck"),),
-    ),
-)
-
-
-# --- Faults of NVIDIA's GPUs and their links: of GPU 3, where one GPU is faulty.
-
-BOTH = ("h100", "a100")
-
-NVIDIA_FAULTS = (
-    Fault(
-        "gpu-gone",
-        "PCI shows 8 GPUs, nvidia-smi 7",
-        BOTH,
-        hardware={"gpus": {3: None}},
-    ),
-    Fault(
-        "gpu-ecc",
-        "GPU 3 has had 2 uncorrectable memory errors",
-        BOTH,
-        hardware={"gpus": {3: {"ecc_uncorrectable": 2, "ecc_uncorrectable_aggregate": 2}}},
-    ),
-    Fault(
-        "ecc-off",
-        "GPU 3 runs without ECC: a flipped bit is a wrong result",
-        BOTH,
-        hardware={"gpus": {3: {"ecc": "off"}}},
-    ),
-    Fault(
-        "remap-pending",
-        "GPU 3 waits for a reset to replace a row of its memory",
-        BOTH,
-        hardware={"gpus": {3: {"remap_pending": True}}},
-    ),
-    Fault(
-        "pcie-half-width",
-        "GPU 3 uses 8 of its 16 PCIe lanes",
-        BOTH,
-        hardware={"gpus": {3: {"pcie_width": 8}}},
-    ),
-    Fault(
-        "gpu-hot",
-        "GPU 3 has 92 degrees and slows down",
-        BOTH,
-        hardware={"gpus": {3: {"temperature_c": 92, "throttle": ("hw_thermal_slowdown",)}}},
-    ),
-    Fault(
-        "no-persistence",
-        "the driver unloads after each job: persistence is off",
-        BOTH,
-        hardware={"gpus": {at: {"persistence": "off"} for at in range(8)}},
-    ),
-    Fault(
-        "xid",
-        "the kernel's log has Xid 79 of GPU 3: it fell off the bus",
-        BOTH,
-        hardware={
-            "xids": {3: (79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")}
-        },
-    ),
-    Fault(
-        "nvidia-smi-hangs",
-        "nvidia-smi never ends, whoever asks it to",
-        BOTH,
-        hardware={"tool": "hangs"},
-    ),
-    Fault(
-        "nvidia-smi-fails",
-        "the driver was updated under the running one: nvidia-smi fails",
-        BOTH,
-        hardware={"tool": "fails"},
-    ),
-    Fault(
-        "nvlink-down",
-        "2 NVLinks of GPU 3 are down",
-        BOTH,
-        hardware={"inactive": ((3, 4), (3, 5))},
-    ),
-    Fault(
-        "no-fabric-manager",
-        "nv-fabricmanager does not run: the NVSwitches were never set up",
-        BOTH,
-        hardware={"fabric_manager": False},
-    ),
-)
+def _read() -> Iterator[Fault]:
+    """The faults of faults.toml. Raises KeyError for a group, TypeError for a field unknown."""
+    data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    for group, faults in data.items():
+        for name, row in faults.items():
+            yield Fault(
+                name=name,
+                group=group,
+                about=row.pop("about"),
+                profiles=tuple(row.pop("profiles", GROUPS[group][1])),
+                hardware=_numbered(row.pop("hardware", {})),
+                gone=tuple(row.pop("gone", ())),
+                programs=tuple(tuple(words) for words in row.pop("programs", ())),
+                needs=tuple(row.pop("needs", ())),
+                **row,
+            )
 
 
 # --- All faults by name, and how a node gets one.
 
-FAULTS: dict[str, Fault] = {
-    fault.name: fault
-    for faults in (
-        NVIDIA_FAULTS,
-        AMD_FAULTS,
-        NETWORK_FAULTS,
-        HOST_FAULTS,
-    )
-    for fault in faults
-}
+FAULTS: dict[str, Fault] = {fault.name: fault for fault in _read()}
 
 
 def find(name: str, profile: str) -> Fault:
     """The fault of this name. Raises LabError where a node of the profile cannot have it."""
     fault = FAULTS.get(name)
     if fault is None:
-        raise LabError(f"no fault {name!r}; there are: {', '.join(FAULTS)}")
+        raise LabError(f"no fault {name!r}; see `nodeready lab up --fault list`")
     if profile not in fault.profiles:
         raise LabError(
             f"a node of profile {profile} cannot have the fault {name}; "
@@ -331,12 +132,34 @@ def changes(name: str, profile: str) -> tuple[dict[str, Content], list[str]]:
     gone = list(fault.gone)
     if fault.hardware:
         kind = PROFILES[profile]
-        healthy, broken = _shown(kind.hardware), _shown(kind.make(**fault.hardware))
-        gone += [path for path in healthy if path not in broken]
+        made = kind.make(**fault.hardware)
+        gone += _lost(kind.hardware, made)
+        healthy, broken = _shown(kind.hardware), _shown(made)
         files |= {path: text for path, text in broken.items() if healthy.get(path) != text}
     if fault.start:
         files[f"{STASH}/fault"] = fault.start
     return files, gone
+
+
+def _lost(healthy: Hardware, broken: Hardware) -> Iterator[str]:
+    """What only a healthy node has: its directories, files and links, and its device files."""
+    had, has = _paths(healthy), _paths(broken)
+    yield from sorted(path for path in had - has if str(Path(path).parent) not in had - has)
+    yield from healthy.devices.keys() - broken.devices.keys()
+
+
+def _paths(hardware: Hardware) -> set[str]:
+    """Everything below its trees and its files, with the directories that lead there."""
+    found = set(hardware.files)
+    for tree, contents in hardware.trees.items():
+        top = Path(STASH + tree)
+        found.add(str(top))
+        for path in contents:
+            inner = top / path
+            found |= {str(inner), *(str(one) for one in inner.parents if top in one.parents)}
+    if hardware.start:
+        found.add(f"{STASH}/start")
+    return found
 
 
 def _shown(hardware: Hardware) -> dict[str, Content]:
@@ -352,7 +175,8 @@ def _shown(hardware: Hardware) -> dict[str, Content]:
     for key, value in hardware.sysctls.items():
         files[f"{STASH}/proc/sys/{key}"] = f"{value}\n"
     files[f"{STASH}/kernel.log"] = image.kernel_log(*hardware.kernel_log)
-    files[f"{STASH}/start"] = hardware.start
+    if hardware.start:
+        files[f"{STASH}/start"] = hardware.start
     return files
 
 

@@ -307,6 +307,20 @@ def a100() -> tuple[Device, ...]:
     )
 
 
+def l40s() -> tuple[Device, ...]:
+    """One ConnectX-6 with HDR100."""
+    return (
+        _infiniband(
+            0,
+            "18",
+            hca_type="MT4123",
+            board_id="MT_0000000224",
+            firmware="20.35.1012",
+            rate="100 Gb/sec (2X HDR)",
+        ),
+    )
+
+
 def mi300x() -> tuple[Device, ...]:
     """Eight ConnectX-7 with 400G Ethernet (RoCE), each in a subnet of its own."""
     buses = ("09", "2d", "4d", "69", "89", "a9", "c9", "e9")
@@ -466,6 +480,35 @@ _MODELS = {
 _BOND_PORTS = ("ens1f0np0", "ens1f1np1")
 
 
+def adapters(
+    devices: Iterable[Device],
+    ports: Mapping[str, Mapping[str, Any]],
+    nics: Mapping[str, Mapping[str, Any]],
+) -> tuple[list[Device], list[NetDevice]]:
+    """The RDMA devices and the interfaces of a node, each with its fields that differ.
+
+    A device without a PCI address is not there at all. One without a driver is on the bus alone,
+    and has no interface.
+    """
+    changed = [replace(one, **ports.get(one.name, {})) for one in devices]
+    there = [one for one in changed if one.pci_address]
+    made = []
+    for nic in interfaces([one for one in there if one.driver]):
+        fields = dict(nics.get(nic.name, {}))
+        fields["more"] = {**nic.more, **fields.get("more", {})}
+        made.append(replace(nic, **fields))
+    return there, made
+
+
+def log_lines(lines: Iterable[str], buses: Sequence[str]) -> list[tuple[float, str]]:
+    """Lines of the kernel's log, an hour after the boot; `{gpu[3]}` is the address of GPU 3."""
+    addresses = [f"0000:{bus}:00" for bus in buses]
+    return [
+        (4711.083342 + at, text.format(gpu=addresses) if "{gpu[" in text else text)
+        for at, text in enumerate(lines)
+    ]
+
+
 def interfaces(devices: Iterable[Device]) -> list[NetDevice]:
     """Their netdevs: one for each port, and for a bond its two ports as well."""
     found: list[NetDevice] = []
@@ -491,6 +534,8 @@ def pci(devices: Sequence[Device], nics: Sequence[NetDevice]) -> list[PciDevice]
 
 def _own(device: Device) -> Tree:
     """What the RDMA device has in the directory of its PCI function."""
+    if not device.driver:
+        return {}
     start = f"{device.name}/device/"
     under: dict[str, str | Link] = {
         path.removeprefix(start): text
@@ -523,6 +568,7 @@ def _function(device: Device, address: str, nics: Sequence[NetDevice], more: Tre
 
 def trees(devices: Sequence[Device], nics: Sequence[NetDevice]) -> dict[str, Tree]:
     """The classes of /sys that show them."""
+    devices = [device for device in devices if device.driver]
     ports: dict[str, str | Link] = {
         path: text for path, text in ib_tree(devices).items() if path.split("/")[1] != "device"
     }
@@ -537,5 +583,6 @@ def trees(devices: Sequence[Device], nics: Sequence[NetDevice]) -> dict[str, Tre
 
 def device_files(devices: Iterable[Device]) -> dict[str, int]:
     """What user space opens: path -> mode."""
-    names = ["rdma_cm", *(device.uverbs for device in devices if device.uverbs)]
+    there = [device.uverbs for device in devices if device.uverbs and device.driver]
+    names = ["rdma_cm", *there]
     return {f"/dev/infiniband/{name}": 0o666 for name in names}

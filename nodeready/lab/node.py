@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shlex
 import shutil
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,6 +169,7 @@ def start(
         content.update(slurm.files(lab, one))
         gone: list[str] = []
         if one.fault:
+            _keep(lab, one, content)
             wrong, gone = faults.changes(one.fault, lab.profile)
             content = {**content, **wrong}
         specs.append(helper.spec(lab.index, one, content, gone, slurm.group(lab, one)))
@@ -175,6 +179,7 @@ def start(
         for one in nodes:
             if one.fault:
                 faults.act(one.fault, one.pid)
+                _note(lab, one, new=not keep_disk)
         slurm.wait_until_known(lab, nodes)
     except BaseException:
         # Some may run that had no time to say so.
@@ -223,6 +228,7 @@ def _prepare_disk(lab: LabState, one: NodeState, keep: bool) -> None:
     home = _home(lab, one)
     disk = home / f"g{one.generation}"
     if keep:
+        _take_back(lab, one)
         for gone in (STASH, "/run", "/tmp", "/dev"):
             shutil.rmtree(disk / "upper0" / gone.lstrip("/"), ignore_errors=True)
     elif disk.exists():
@@ -230,6 +236,107 @@ def _prepare_disk(lab: LabState, one: NodeState, keep: bool) -> None:
         one.generation += 1
         shutil.rmtree(disk, ignore_errors=True)
     home.mkdir(exist_ok=True)
+    shutil.rmtree(home / _BEFORE, ignore_errors=True)
+
+
+# --- What a fault changes on a node's disk is taken back at the next start.
+#
+# All writes of a node are in the upper layers of its overlays, a few hundred files. Before a node
+# starts with a fault they are copied; when the fault is there, what differs is noted. At the next
+# start each path that is still as the fault made it becomes what it was. So a fault may break any
+# file, a deploy may repair it, and what others write in the meantime stays.
+
+_BEFORE = "before"
+_NOTED = "fault.json"
+
+
+def _states(disk: Path) -> dict[str, list[Any]]:
+    """Each path of the disk's upper layers, with what tells one state of it from another."""
+    found = {}
+    for layer in disk.glob("upper*"):
+        for path in layer.rglob("*"):
+            seen = path.lstat()
+            told: list[Any] = [seen.st_mode, seen.st_uid, seen.st_gid]
+            if stat.S_ISDIR(seen.st_mode):
+                told.append("trusted.overlay.opaque" in os.listxattr(path))
+            else:
+                told += [seen.st_rdev, seen.st_size, seen.st_mtime_ns]
+            found[str(path.relative_to(disk))] = told
+    return found
+
+
+def _keep(lab: LabState, one: NodeState, content: Files) -> None:
+    """Copy its disk as it is before its fault, with the content that a new one gets."""
+    home = _home(lab, one)
+    disk, kept = home / f"g{one.generation}", home / _BEFORE
+    kept.mkdir()
+    for layer in disk.glob("upper*"):
+        _copy(layer, kept / layer.name)
+    for path, item in content.items():
+        text, mode = item if isinstance(item, tuple) else (item, 0o644)
+        file = kept / "upper0" / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+        file.write_bytes(raw)
+        file.chmod(mode)
+
+
+def _copy(what: Path, where: Path) -> None:
+    """With all attributes: some say what of the layers below is hidden (overlayfs)."""
+    helper.run(["cp", "-a", "-T", str(what), str(where)]).check_returncode()
+
+
+def _like(old: Path, directory: Path) -> None:
+    shutil.copystat(old, directory)
+    seen = old.stat()
+    os.chown(directory, seen.st_uid, seen.st_gid)
+
+
+def _note(lab: LabState, one: NodeState, new: bool) -> None:
+    """Note how the fault has left what it changed, on a new disk or an old one."""
+    home = _home(lab, one)
+    disk, kept = home / f"g{one.generation}", home / _BEFORE
+    if new:
+        for directory in kept.glob("upper*/**/"):
+            if (same := disk / directory.relative_to(kept)).is_dir():
+                _like(same, directory)
+    before, after = _states(kept), _states(disk)
+    changed = {
+        path: after.get(path)
+        for path in before.keys() | after.keys()
+        if before.get(path) != after.get(path)
+    }
+    state.write(home / _NOTED, json.dumps(changed))
+
+
+def _take_back(lab: LabState, one: NodeState) -> None:
+    """Undo what the fault of its last start has changed on its disk."""
+    home = _home(lab, one)
+    disk, kept, noted = home / f"g{one.generation}", home / _BEFORE, home / _NOTED
+    if not noted.exists():
+        return
+    now = _states(disk)
+    made = json.loads(noted.read_text())
+    changed = [path for path, told in made.items() if now.get(path) == told]
+    # The deepest first: a directory that the fault made goes when nothing is left in it.
+    for path in sorted(changed, reverse=True):
+        there, old = disk / path, kept / path
+        if there.is_dir() and not there.is_symlink():
+            with contextlib.suppress(OSError):
+                there.rmdir()
+        else:
+            # Where its directory was removed, something else may have the directory's place.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                there.unlink()
+            if os.path.lexists(old) and there.parent.is_dir() and not old.is_dir():
+                _copy(old, there)
+    for path in sorted(changed):
+        there, old = disk / path, kept / path
+        if not os.path.lexists(there) and os.path.lexists(old):
+            _copy(old, there)
+        elif there.is_dir() and old.is_dir():
+            _like(old, there)
+    noted.unlink()
 
 
 def _own_files(lab: LabState, one: NodeState) -> dict[str, Content]:

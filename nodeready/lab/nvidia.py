@@ -1,13 +1,14 @@
-"""Nodes with NVIDIA GPUs: modelled on DGX H100 and DGX A100.
+"""Nodes with NVIDIA GPUs: modelled on DGX A100, H100, H200 and B200, and a server with L40S cards.
 
 PCI addresses are those of NVIDIA's user guides of these systems; PCI ids are those of pci.ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from nodeready.lab import hardware
@@ -18,8 +19,8 @@ from nodeready.lab.hardware import SERVER, Device, File, Hardware, PciDevice, pc
 #     query([{"address": "0000:1b:00.0"}, {"address": "0000:43:00.0", "ecc_uncorrectable": 2}])
 #     nvlink_status(8, "a100", inactive={(3, 11)})
 #
-# The form is that of driver 535 (schema v12). What a GPU of the list may have beside its address
-# is in `CHANGES`.
+# The form is that of driver 535 (schema v12), and of driver 570 (v13) for the boards that need it.
+# What a GPU of the list may have beside its address is in `CHANGES`.
 
 DRIVER = "535.129.03"
 CUDA = "12.2"
@@ -30,6 +31,7 @@ class Board:
     """What the GPUs of one model have in common.
 
     tlimit: Hopper prints how many degrees are left; Ampere prints the thresholds themselves
+    xml:    what its driver shows beside or instead (`CHANGES`)
     """
 
     product: str
@@ -43,7 +45,27 @@ class Board:
     rows: int
     tlimit: bool
     fabric: bool
+    driver: str = DRIVER
+    cuda: str = CUDA
+    xml: Mapping[str, str | None] = field(default_factory=dict)
 
+
+# As driver 570 shows a B200 on an HGX board.
+_V13: Mapping[str, str | None] = {
+    "gpu_reset_status": None,
+    "gpu_recovery_action": "None",
+    "ecc_errors/aggregate/sram_threshold_exceeded": "No",
+    "ecc_errors/channel_repair_pending": "No",
+    "ecc_errors/tpc_repair_pending": "No",
+    "fabric/cliqueId": "0",
+    "fabric/clusterUuid": "00000000-0000-0000-0000-000000000000",
+    "fabric/health/summary": "Healthy",
+    "fabric/health/bandwidth": "N/A",
+    "fabric/health/route_recovery_in_progress": "N/A",
+    "fabric/health/route_unhealthy": "N/A",
+    "fabric/health/access_timeout_recovery": "False",
+    "fabric/health/incorrect_configuration": "N/A",
+}
 
 BOARDS = {
     "h100": Board(
@@ -53,6 +75,18 @@ BOARDS = {
     "a100": Board(
         "NVIDIA A100-SXM4-80GB", "Ampere", "92.00.45.00.03", "20B2", 81920, 4, 12, "25",
         640, False, False,
+    ),
+    "h200": Board(
+        "NVIDIA H200", "Hopper", "96.00.BC.00.01", "2335", 143771, 5, 18, "26.562",
+        3072, True, True,
+    ),
+    "b200": Board(
+        "NVIDIA B200", "Blackwell", "97.00.9A.00.0F", "2901", 183359, 5, 18, "53.125",
+        6144, True, True, "570.133.20", "12.8", _V13,
+    ),
+    "l40s": Board(
+        "NVIDIA L40S", "Ada Lovelace", "95.02.66.00.02", "26B9", 46068, 4, 0, "",
+        192, True, False,
     ),
 }  # fmt: skip
 
@@ -77,6 +111,7 @@ CHANGES: Mapping[str, Any] = {
     "fabric_state": "Completed",
     "fabric_status": "Success",
     "processes": (),  # (pid, name, MiB)
+    "xml": {},  # path below <gpu> -> its text; None: no such element
 }
 
 _SWITCH = {"on": "Enabled", "off": "Disabled"}
@@ -169,7 +204,7 @@ def _gpu(index: int, address: str, board: Board, changes: Mapping[str, Any]) -> 
     fabric = (gpu["fabric_state"], gpu["fabric_status"]) if board.fabric else ("N/A", "N/A")
     used = sum(mib for _, _, mib in gpu["processes"])
     processes = "".join(_process(*process) for process in gpu["processes"])
-    return f"""
+    text = f"""
 \t<gpu id="{pci}">
 \t\t<product_name>{gpu["product"] or board.product}</product_name>
 \t\t<product_brand>NVIDIA</product_brand>
@@ -264,11 +299,30 @@ def _gpu(index: int, address: str, board: Board, changes: Mapping[str, Any]) -> 
 \t\t<accounted_processes>
 \t\t</accounted_processes>
 \t</gpu>"""
+    return _edited(text, {**board.xml, **gpu["xml"]})
 
 
-def query(gpus: Iterable[Mapping[str, Any]], model: str = "h100", driver: str = DRIVER) -> str:
+def _edited(text: str, changes: Mapping[str, str | None]) -> str:
+    """A ``<gpu>`` with these texts by their paths; elements that are missing are made."""
+    if not changes:
+        return text
+    gpu = ElementTree.fromstring(text)
+    for path, value in changes.items():
+        above, at = gpu, gpu
+        for name in path.split("/"):
+            above, found = at, at.find(name)
+            at = ElementTree.SubElement(at, name) if found is None else found
+        if value is None:
+            above.remove(at)
+        else:
+            at.text = value
+    return f"\n\t{ElementTree.tostring(gpu, encoding='unicode').strip()}"
+
+
+def query(gpus: Iterable[Mapping[str, Any]], model: str = "h100", driver: str = "") -> str:
     """``nvidia-smi -q -x`` of a node with these GPUs: each has its ``address`` and `CHANGES`."""
     board = BOARDS[model]
+    driver = driver or board.driver
     shown = []
     for index, gpu in enumerate(gpus):
         changes = {name: value for name, value in gpu.items() if name != "address"}
@@ -278,7 +332,7 @@ def query(gpus: Iterable[Mapping[str, Any]], model: str = "h100", driver: str = 
 <nvidia_smi_log>
 \t<timestamp>Mon Jan  6 09:00:00 2025</timestamp>
 \t<driver_version>{driver}</driver_version>
-\t<cuda_version>{CUDA}</cuda_version>
+\t<cuda_version>{board.cuda}</cuda_version>
 \t<attached_gpus>{len(shown)}</attached_gpus>{"".join(shown)}
 
 </nvidia_smi_log>
@@ -290,9 +344,12 @@ def nvlink_status(
 ) -> str:
     """``nvidia-smi nvlink --status`` of ``count`` GPUs; ``inactive``: (GPU, link) that are down.
 
-    Of a GPU without one active link, nvidia-smi says so in one line.
+    Of a GPU without one active link, nvidia-smi says so in one line; of one that has no links it
+    says nothing.
     """
     board = BOARDS[model]
+    if not board.links:
+        return ""
     lines = []
     for gpu in range(count):
         lines.append(f"GPU {gpu}: {board.product} (UUID: {uuid(gpu)})")
@@ -345,18 +402,24 @@ def files(
     model: str,
     inactive: Collection[tuple[int, int]] = (),
     state: str = "ok",
+    links: str | None = None,
 ) -> dict[str, File]:
-    """The tool and its answers. `gpus`: those that it shows, as in `nvidia_smi.query`."""
+    """The tool and its answers.
+
+    gpus:  those that it shows, as in `query`
+    state: what it does first: of `BEFORE`, or shell text
+    links: what `nvidia-smi nvlink --status` says instead
+    """
     board = BOARDS[model]
     listed = [f"GPU {at}: {board.product} (UUID: {uuid(at)})\n" for at in range(len(gpus))]
     answers = {
         "query.xml": query(gpus.values(), model),
-        "nvlink": nvlink_status(len(gpus), model, inactive),
+        "nvlink": nvlink_status(len(gpus), model, inactive) if links is None else links,
         "list": "".join(listed),
         "plain": _plain(gpus, board),
     }
-    if BEFORE[state]:
-        answers["before"] = BEFORE[state]
+    if before := BEFORE.get(state, state):
+        answers["before"] = before
     return {
         "/usr/bin/nvidia-smi": File(_SCRIPT, 0o755),
         **{f"{HOME}/{name}": File(text) for name, text in answers.items()},
@@ -366,8 +429,8 @@ def files(
 def _plain(gpus: Mapping[int, Mapping[str, Any]], board: Board) -> str:
     """The table that the tool prints without arguments, in short."""
     rule = f"+{'-' * 77}+\n"
-    head = f"NVIDIA-SMI {DRIVER}    Driver Version: {DRIVER}"
-    rows = [f"| {head:<56}CUDA Version: {CUDA:<6}|\n"]
+    head = f"NVIDIA-SMI {board.driver}    Driver Version: {board.driver}"
+    rows = [f"| {head:<56}CUDA Version: {board.cuda:<6}|\n"]
     for at, gpu in enumerate(gpus.values()):
         temperature = gpu.get("temperature_c", CHANGES["temperature_c"])
         address = f"0000{gpu['address'].upper()}"
@@ -392,7 +455,10 @@ _START = f"{_FABRIC_MANAGER} >/dev/null 2>&1 </dev/null &\n"
 
 @dataclass(frozen=True)
 class System:
-    """A server: where its GPUs and NVSwitches are, and its RDMA devices."""
+    """A server: where its GPUs and the NVSwitches that it shows are, and its RDMA devices.
+
+    manager: whether it has a fabric manager: B200's switches are behind adapters of their own
+    """
 
     model: str
     gpu: str
@@ -401,17 +467,19 @@ class System:
     switches: tuple[str, ...]
     pcie: str
     ports: Callable[[], tuple[Device, ...]]
+    manager: bool = True
 
+
+_H100_BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
+_SWITCH_BUSES = ("05", "06", "07", "08")
+_GEN5 = "32.0 GT/s PCIe"
 
 SYSTEMS = {
-    "h100": System(
-        "h100",
-        "0x2330",
-        ("1b", "43", "52", "61", "9d", "c3", "d1", "df"),
-        "0x22a3",
-        ("05", "06", "07", "08"),
-        "32.0 GT/s PCIe",
-        hardware.h100,
+    "h100": System("h100", "0x2330", _H100_BUSES, "0x22a3", _SWITCH_BUSES, _GEN5, hardware.h100),
+    "h200": System("h200", "0x2335", _H100_BUSES, "0x22a3", _SWITCH_BUSES, _GEN5, hardware.h100),
+    "b200": System("b200", "0x2901", _H100_BUSES, "", (), _GEN5, hardware.h100),
+    "l40s": System(
+        "l40s", "0x26b9", _H100_BUSES[:4], "", (), "16.0 GT/s PCIe", hardware.l40s, manager=False
     ),
     "a100": System(
         "a100",
@@ -428,56 +496,73 @@ SYSTEMS = {
 def make(
     model: str,
     *,
-    gpus: Mapping[int, Mapping[str, Any] | None] = {},
+    gpus: Mapping[int, Mapping[str, Any]] = {},
+    missing: Collection[int] = (),
+    unbound: Collection[int] = (),
+    unplugged: Collection[int] = (),
     ports: Mapping[str, Mapping[str, Any]] = {},
-    cut: Collection[str] = (),
-    inactive: Collection[tuple[int, int]] = (),
+    nics: Mapping[str, Mapping[str, Any]] = {},
+    inactive: Iterable[Sequence[int]] = (),
+    links: str | None = None,
     tool: str = "ok",
+    module: bool = True,
     fabric_manager: bool = True,
-    xids: Mapping[int, tuple[int, str]] = {},
+    xids: Mapping[int, Sequence[Any]] = {},
+    log: Sequence[str] = (),
+    sysctls: Mapping[str, str] = {},
 ) -> Hardware:
     """A node of this model, with what differs from a healthy one.
 
-    gpus:     index -> what nvidia-smi shows of it instead (`nvidia_smi.CHANGES`); None: nothing
-    ports:    RDMA device -> fields of `infiniband.Device` that it has instead
-    cut:      interfaces without a link
-    inactive: NVLinks that are down, as (GPU, link)
-    tool:     what nvidia-smi does (`nvidia_tool.BEFORE`)
-    xids:     GPU -> code and text of an Xid in the kernel's log
+    gpus:      index -> what nvidia-smi shows of it instead (`CHANGES`)
+    missing:   GPUs that nvidia-smi does not show
+    unbound:   GPUs that have no driver: nvidia-smi does not show them either
+    unplugged: GPUs that are not even on the PCI bus
+    ports:     RDMA device -> fields of `hardware.Device` that it has instead
+    nics:      interface -> fields of `hardware.NetDevice` that it has instead
+    inactive:  NVLinks that are down, as (GPU, link)
+    links:     what `nvidia-smi nvlink --status` says instead
+    tool:      what nvidia-smi does: of `BEFORE`, or shell text that it runs first
+    module:    whether the driver is loaded
+    xids:      GPU -> code and text of an Xid in the kernel's log
+    log:       further lines of the kernel's log; {gpu[3]} is the address of GPU 3
     """
     system = SYSTEMS[model]
+    board = BOARDS[system.model]
+    hidden = {*missing, *unbound, *unplugged}
     # Without its manager the fabric stays as it is after a boot.
     fabric = {} if fabric_manager else {"fabric_state": "In Progress", "fabric_status": "N/A"}
     shown = {
-        at: {"address": f"0000:{bus}:00.0", **fabric, **(gpus.get(at) or {})}
+        at: {"address": f"0000:{bus}:00.0", **fabric, **gpus.get(at, {})}
         for at, bus in enumerate(system.gpus)
-        if gpus.get(at, {}) is not None
+        if at not in hidden
     }
-    devices = [replace(one, **ports.get(one.name, {})) for one in system.ports()]
-    nics = [
-        replace(nic, up=nic.name not in cut and nic.up) for nic in hardware.interfaces(devices)
-    ]
+    devices, interfaces = hardware.adapters(system.ports(), ports, nics)
     functions = [
         *SERVER,
-        *_gpus(system, gpus),
+        *_gpus(system, gpus, unbound, unplugged, module),
         *(
             PciDevice(
                 f"0000:{bus}:00.0", _VENDOR, system.switch, "0x068000", driver="nvidia-nvswitch"
             )
             for bus in system.switches
         ),
-        *hardware.pci(devices, nics),
+        *hardware.pci(devices, interfaces),
     ]
+    loaded = {
+        "/sys/module/nvidia": {"version": f"{board.driver}\n", "initstate": "live\n"},
+        "/proc/driver": {"nvidia/version": _version(board)},
+    }
+    down = {(gpu, link) for gpu, link in inactive}
+    manager = system.manager and fabric_manager
     return Hardware(
         trees={
             **pci_trees(*functions),
-            **hardware.trees(devices, nics),
-            "/sys/module/nvidia": {"version": f"{DRIVER}\n", "initstate": "live\n"},
-            "/proc/driver": {"nvidia/version": _version()},
+            **hardware.trees(devices, interfaces),
+            **(loaded if module else {}),
         },
         files={
-            **files(shown, model, inactive, tool),
-            _FABRIC_MANAGER: File(_FABRIC_MANAGER_SCRIPT, 0o755),
+            **files(shown, system.model, down, tool, links),
+            **({_FABRIC_MANAGER: File(_FABRIC_MANAGER_SCRIPT, 0o755)} if system.manager else {}),
         },
         devices={
             **{f"/dev/nvidia{at}": 0o666 for at in range(len(system.gpus))},
@@ -485,37 +570,44 @@ def make(
             **{f"/dev/nvidia-nvswitch{at}": 0o666 for at in range(len(system.switches))},
             **hardware.device_files(devices),
         },
+        sysctls=sysctls,
         kernel_log=(
             (
                 12.440917,
                 "nvidia-nvlink: Nvlink Core is being initialized, major device number 511",
             ),
-            (12.912003, f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {DRIVER}"),
-            *_log(system, xids),
+            (12.912003, f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {board.driver}"),
+            *hardware.log_lines([*_xids(system, xids), *log], system.gpus),
         ),
-        start=_START if fabric_manager else "",
+        start=_START if manager else "",
     )
 
 
-def _gpus(system: System, gpus: Mapping[int, Mapping[str, Any] | None]) -> list[PciDevice]:
+def _gpus(
+    system: System,
+    gpus: Mapping[int, Mapping[str, Any]],
+    unbound: Collection[int],
+    unplugged: Collection[int],
+    module: bool,
+) -> list[PciDevice]:
     made = []
     for at, bus in enumerate(system.gpus):
-        width = (gpus.get(at) or {}).get("pcie_width", 16)
+        width = gpus.get(at, {}).get("pcie_width", 16)
         link = (system.pcie, width, system.pcie, 16)
-        made.append(
-            PciDevice(f"0000:{bus}:00.0", _VENDOR, system.gpu, "0x030200", at // 4, "nvidia", link)
-        )
+        driver = "nvidia" if module and at not in unbound else ""
+        address = f"0000:{bus}:00.0"
+        if at not in unplugged:
+            made.append(PciDevice(address, _VENDOR, system.gpu, "0x030200", at // 4, driver, link))
     return made
 
 
-def _log(system: System, xids: Mapping[int, tuple[int, str]]) -> Iterator[tuple[float, str]]:
+def _xids(system: System, xids: Mapping[int, Sequence[Any]]) -> Iterator[str]:
     for at, (code, text) in xids.items():
-        where = f"PCI:0000:{system.gpus[at]}:00"
-        yield 4711.083342 + at, f"NVRM: Xid ({where}): {code}, {text}"
+        yield f"NVRM: Xid (PCI:0000:{system.gpus[at]}:00): {code}, {text}"
 
 
-def _version() -> str:
+def _version(board: Board) -> str:
     return (
-        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {DRIVER}"
+        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {board.driver}"
         "  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc version 12.3.0 (Ubuntu)\n"
     )

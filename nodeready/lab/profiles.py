@@ -54,6 +54,26 @@ PROFILES: dict[str, Profile] = {
             "8 NVIDIA A100, 6 NVSwitches, 8 InfiniBand HDR ports",
             partial(nvidia.make, "a100"),
         ),
-        Profile("mi300x", "8 AMD Instinct MI300X, 8 RoCE ports", amd.make),
+        Profile(
+            "h200",
+            "8 NVIDIA H200, 4 NVSwitches, 8 InfiniBand NDR ports",
+            partial(nvidia.make, "h200"),
+        ),
+        Profile(
+            "b200",
+            "8 NVIDIA B200, NVSwitches that it does not show, 8 InfiniBand NDR ports",
+            partial(nvidia.make, "b200"),
+        ),
+        Profile(
+            "l40s",
+            "4 NVIDIA L40S cards, 1 InfiniBand HDR100 port",
+            partial(nvidia.make, "l40s"),
+        ),
+        Profile(
+            "mi300x",
+            "8 AMD Instinct MI300X, 8 RoCE ports",
+            amd.make,
+            cmdline=f"{DEFAULT_CMDLINE} intel_iommu=on iommu=pt",
+        ),
     )
 }

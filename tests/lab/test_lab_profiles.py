@@ -12,6 +12,7 @@ import pytest
 from nodeready.lab import Lab, LabError, Node
 from nodeready.lab.faults import FAULTS, find
 from nodeready.lab.profiles import PROFILES
+from tests.command import Terminal, Tool
 from tests.helpers import nodeready
 from tests.paths import DOCS
 
@@ -20,6 +21,9 @@ Fresh = Callable[..., list[Node]]
 # PCI vendor, device and class of the accelerators, how many; NVSwitches; RDMA devices.
 SHOWN = {
     "cpu": ("", 0, 0, 0),
+    "h200": ("0x10de 0x2335 0x030200", 8, 4, 9),
+    "b200": ("0x10de 0x2901 0x030200", 8, 0, 9),
+    "l40s": ("0x10de 0x26b9 0x030200", 4, 0, 1),
     "h100": ("0x10de 0x2330 0x030200", 8, 4, 9),
     "a100": ("0x10de 0x20b2 0x030200", 8, 6, 8),
     "mi300x": ("0x1002 0x74a1 0x120000", 8, 0, 8),
@@ -184,9 +188,18 @@ def test_a_fault_that_cannot_be_is_said_before_anything_starts(
 def test_all_faults_are_listed() -> None:
     done = nodeready("lab", "up", "--fault", "list")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == list(FAULTS)
+    assert [line.split()[0] for line in done.stdout.splitlines() if line[0] == " "] == list(FAULTS)
     for fault in FAULTS.values():
         assert set(fault.profiles) <= set(PROFILES), fault.name
+        assert fault.about in done.stdout
+    of_one = nodeready("lab", "up", "--profile", "b200", "--fault", "list").stdout
+    shown = [line.split()[0] for line in of_one.splitlines() if line[0] == " "]
+    assert shown == [name for name, fault in FAULTS.items() if "b200" in fault.profiles]
+
+
+def test_the_list_of_faults_fits_a_terminal(tool: Tool) -> None:
+    text = Terminal(tool, "lab", "up", "--fault", "list", columns=80).end().out
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_program_that_a_fault_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,13 +208,65 @@ def test_a_program_that_a_fault_needs_is_named(monkeypatch: pytest.MonkeyPatch) 
         find("firewall", "cpu")
 
 
-def test_the_page_lists_all_profiles_and_faults() -> None:
+def test_the_page_lists_all_profiles() -> None:
     page = (DOCS / "lab.md").read_text()
     for profile in PROFILES.values():
         assert f"| `{profile.name}` | {profile.about} |" in page
-    for fault in FAULTS.values():
-        where = "all" if fault.profiles == tuple(PROFILES) else ", ".join(fault.profiles)
-        assert f"| `{fault.name}` | {where} | {fault.about} |" in page
+
+
+#: A fault's changes of a disk: a file changed, made, removed; a directory made and removed.
+CHANGES = """
+echo '* - nofile 256' >>/etc/security/limits.conf
+echo broken >/etc/broken
+rm /etc/was /usr/bin/gdb
+rm -r /etc/security/limits.d
+mkdir /etc/new
+echo x >/etc/new/file
+chmod 700 /etc/mode
+"""
+
+
+def disk(node: Node) -> str:
+    look = "cat /etc/security/limits.conf; stat -c '%n %a %U %F' /etc/was /usr/bin/gdb /etc/mode"
+    look += " /etc/mode/inside /etc/security/limits.d /etc/security/limits.d/*"
+    return node.run(f"{look}; ls /etc/new /etc/broken", check=False).stdout
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+def test_what_a_fault_changes_on_the_disk_is_taken_back(
+    fresh_node: Node, monkeypatch: pytest.MonkeyPatch, repaired: bool
+) -> None:
+    node = fresh_node
+    node.run("echo 1 >/etc/was; mkdir -m 750 /etc/mode; echo 2 >/etc/mode/inside")
+    node.run("echo '* - core 0' >/etc/security/limits.d/site.conf")
+    before = disk(node)
+    monkeypatch.setitem(FAULTS, "clock", replace(FAULTS["clock"], start=CHANGES))
+    node.reboot(fault="clock")
+    assert disk(node) != before
+    assert node.run("ls /etc/was", check=False).returncode == 2
+    node.reboot()
+    assert node.run("cat /etc/new/file; stat -c %a /etc/mode").stdout == "x\n700\n"
+    if repaired:
+        node.run("echo repaired >/etc/was; echo more >/etc/new/mine; echo kept >/etc/kept")
+    node.reboot(fault="")
+    if not repaired:
+        assert disk(node) == before
+    else:
+        kept = node.run("cat /etc/was /etc/kept; ls /etc/new; ls /etc/broken", check=False)
+        assert kept.stdout.split() == ["repaired", "kept", "mine"]
+    assert node.run("gdb --version | head -1").stdout.startswith("GNU gdb")
+
+
+def test_a_new_nodes_own_files_outlive_its_fault(
+    fresh_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = replace(FAULTS["clock"], start="echo broken >/etc/site.conf\n")
+    monkeypatch.setitem(FAULTS, "clock", broken)
+    fresh_node.reset(files={"/etc/site.conf": ("mine\n", 0o600)}, fault="clock")
+    assert fresh_node.run("cat /etc/site.conf").stdout == "broken\n"
+    fresh_node.reboot(fault="")
+    assert fresh_node.run("cat /etc/site.conf; stat -c %a /etc/site.conf").stdout == "mine\n600\n"
+    assert fresh_node.run("hostname; head -1 /etc/hosts").stdout.split()[0] == fresh_node.name
 
 
 def test_a_fault_that_cannot_be_set_costs_no_other_node(

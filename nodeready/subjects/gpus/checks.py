@@ -204,10 +204,14 @@ def _not_kept(wanted: str, now: str | None, pending: str | None) -> str:
     return str(now) if now == after else f"{now}, {after} after a reset"
 
 
+#: Memory errors are part of RAS, which the driver enables by itself (Linux' amdgpu_drv.c).
+_AMD_ECC = "see amdgpu.ras_enable and ras_mask on the kernel's command line, then reboot"
+
+
 @check(
     "gpus.ecc_mode",
     settings=("gpu_ecc",),
-    fix=("nvidia-smi -e INT, then reset the GPU or reboot",),
+    fix=("nvidia-smi -e INT, then reset the GPU or reboot", _AMD_ECC),
 )
 def ecc_mode(seen: Gpus, want: Policy) -> Result:
     """ECC is as the policy has it, now and after the next reset of the GPU."""
@@ -218,7 +222,9 @@ def ecc_mode(seen: Gpus, want: Policy) -> Result:
     def wrong(gpu: Gpu) -> str:
         return _not_kept(wanted, gpu.ecc, gpu.ecc_pending)
 
+    amd = all(gpu.vendor == "amd" for gpu in seen.gpus if gpu.ecc is not None and wrong(gpu))
     fix = f"nvidia-smi -e {int(wanted == 'on')}, then reset the GPU or reboot"
+    fix = _AMD_ECC if amd else fix
     absent = "these GPUs have no ECC"
     reads = ("ecc", "ecc_pending")
     return each(

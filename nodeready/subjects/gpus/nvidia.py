@@ -654,7 +654,8 @@ def parse(output: Output) -> NvidiaSmi:
         return NvidiaSmi((), Tool(NAME, "stuck", words), fabric_manager=manager)
     root = tree(text)
     if root is None:
-        said = message(text)
+        # The values of an answer that was cut off are no message.
+        said = message(re.split(r"<\?xml|<nvidia_smi_log", text, maxsplit=1)[0])
         if output.truncated:
             tool = Tool(NAME, "nonsense", "its answer was cut off")
         elif output.rc is None:
