@@ -356,60 +356,42 @@ TABLE = {
 
 #: Rows that tell the verdict of an expert where the product has another one: the fault's name, and
 #: what is known of it.
-AWAITS: dict[str, str] = {
-    **dict.fromkeys(("remap-unreadable", "name-unreadable"), "B"),
-    **dict.fromkeys(
-        (
-            "sram-threshold", "fabric-unhealthy", "fabric-degraded",
-            "fabric-route", "fabric-clique", "aer", "amd-memory-hot",
-        ),
-        "C",
-    ),
-    **dict.fromkeys(
-        (
-            "xid-48", "xid-62", "xid-64", "xid-74", "xid-95", "xid-109", "xid-119",
-            "amd-log-uncorrectable", "amd-log-poison",
-        ),
-        "D",
-    ),
-    "core-directory-read-only": "E",
-    **dict.fromkeys(("firewall-replies", "firewall-foreign", "firewall-other-interface"), "F"),
-    **dict.fromkeys(
-        (
-            "limits-core-zero", "limits-not-by-ssh", "limits-other-file", "limits-own-profile",
-            "known-hosts-mode", "ssh-gone", "ssh-mode", "pdsh-rsh", "pdsh-rsh-environment",
-            "pdsh-rsh-profile", "pdsh-rsh-bashrc", "pdsh-rsh-own", "pdsh-gone", "pdsh-mode",
-            "gdb-gone", "gdb-mode", "gdb-broken", "strace-gone", "strace-mode",
-        ),
-        "A",
-    ),
-}  # fmt: skip
+AWAITS: dict[str, str] = {}
 
 #: Profiles whose clean nodes have a false alarm that is known.
-CLEAN_AWAITS = {"l40s": "B"}
+CLEAN_AWAITS: dict[str, str] = {}
 
 #: The proofs that start debuggers: only these groups of faults can touch them.
 DEBUGGERS = "proof.attach,proof.attach_nonblocking,proof.attach_native,proof.gdb,proof.strace"
 _TOUCHED = ("session", "tools")
 
+#: Faults that no session and no packet of a job meets: the look alone stops the node.
+HARDWARE = ("nvidia", "amd", "rdma", "iommu", "gate")
+
 #: So many faults are looked at together, beside healthy partners.
 BATCH, PARTNERS = 12, 3
 
 
-def _batches() -> list[tuple[str, bool, tuple[str, ...]]]:
-    """The batches: their profile, whether the debuggers run, their faults.
+def _skipped(group: str) -> str:
+    """What of `ready` a fault of this group cannot touch."""
+    if group in HARDWARE:
+        return "proof"
+    return "proof.attach_native" if group in _TOUCHED else DEBUGGERS
+
+
+def _batches() -> list[tuple[str, str, tuple[str, ...]]]:
+    """The batches: their profile, what `ready` skips, their faults.
 
     A fault is tried on its first profile.
     """
-    kinds: dict[tuple[str, bool, int], list[str]] = {}
+    kinds: dict[tuple[str, str, int], list[str]] = {}
     for name, fault in FAULTS.items():
-        debuggers = fault.group in _TOUCHED
         # Where many cannot log in, the others are too few to tell who is at fault.
         size = BATCH // 3 if fault.group in ("session", "ssh") else BATCH
-        kinds.setdefault((fault.profiles[0], debuggers, size), []).append(name)
+        kinds.setdefault((fault.profiles[0], _skipped(fault.group), size), []).append(name)
     return [
-        (profile, debuggers, tuple(names[at : at + size]))
-        for (profile, debuggers, size), names in kinds.items()
+        (profile, skipped, tuple(names[at : at + size]))
+        for (profile, skipped, size), names in kinds.items()
         for at in range(0, len(names), size)
     ]
 
@@ -526,17 +508,17 @@ def _wrong(fault: str, told: Told, before: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("profile", "debuggers", "faults"),
+    ("profile", "skipped", "faults"),
     BATCHES,
     ids=[f"{profile}-{faults[0]}-to-{faults[-1]}" for profile, _, faults in BATCHES],
 )
 def test_a_fault_shows_where_it_should_and_nowhere_else(
-    benches: Benches, profile: str, debuggers: bool, faults: tuple[str, ...]
+    benches: Benches, profile: str, skipped: str, faults: tuple[str, ...]
 ) -> None:
     bench = benches.bench(profile)
     given = bench.break_([name for name in faults if all(map(shutil.which, FAULTS[name].needs))])
     policies = {node.name: TABLE[name].policy for name, node in given.items()}
-    told = bench.ready(policies, "--skip", "proof.attach_native" if debuggers else DEBUGGERS)
+    told = bench.ready(policies, "--skip", skipped)
     # Who is healthy is not named for the faults of others.
     for node in bench.partners:
         assert not complaints(told[node.name])
