@@ -57,9 +57,11 @@ nr_exact() {
 
 # nr_rights FILE...: "at=MODE UID GID SIZE PATH" (MODE in hexadecimal, with the type) of each file
 # and of every directory on the way to it, links followed; "link=FILE PATH" of a link, with nothing
-# behind the space where the link leads nowhere. A name with other characters is passed over.
+# behind the space where the link leads nowhere. A name with other characters is passed over. The
+# same of $nr_folders, patterns of directories with all directories on the way to them.
+nr_folders='' nr_rows=''
 nr_rights() {
-    nr_all=' '
+    nr_all=" $nr_folders "
     for nr_file in "$@"; do
         shift
         case $nr_file in *[!A-Za-z0-9/._+-]*) continue ;; esac
@@ -74,12 +76,33 @@ nr_rights() {
             while nr_dir=${nr_dir%/*}; [ -n "$nr_dir" ]; do
                 case $nr_all in *" $nr_dir "*) break ;; esac
                 nr_all="$nr_all$nr_dir "
-                set -- "$@" "$nr_dir"
             done
         done
     done
-    stat -Lc 'at=%f %u %g %s %n' -- / "$@" 2>/dev/null
-    :
+    # shellcheck disable=SC2086 # one word per directory or pattern
+    nr_rows=$(stat -Lc 'at=%f %u %g %s %n' -- / "$@" $nr_all 2>/dev/null)
+    printf '%s\n' "$nr_rows"
+    nr_rows="$nr_rows
+"
+}
+
+# nr_seen_at PATH: nr_mode (a number, without the type), nr_uid, nr_gid and nr_size, where nr_rights
+# has asked for the path in this shell: what it saw then costs no further process.
+nr_seen_at() {
+    case $nr_rows in
+    *" $1
+"*) ;;
+    *) return 1 ;;
+    esac
+    nr_row=${nr_rows%%" $1
+"*}
+    nr_row=${nr_row##*at=}
+    nr_mode=$((0x${nr_row%% *} & 4095))
+    nr_row=${nr_row#* }
+    nr_uid=${nr_row%% *}
+    nr_row=${nr_row#* }
+    nr_gid=${nr_row%% *}
+    nr_size=${nr_row#* }
 }
 
 # nr_have NAME...: "have=NAME" for each command that is installed.

@@ -47,6 +47,7 @@ class Section:
     beside:    the section starts a program that may be slow or hang for good (a vendor's tool, a
                mount): it runs beside the other sections, and a program that cannot be ended is
                left behind, not waited for
+    first:     the section runs before all others that run together: they use what it has seen
     when:      for a section that runs beside: a shell command that says whether there is anything
                to run (``command -v nvidia-smi >/dev/null``); when not, the section is empty
     """
@@ -56,6 +57,7 @@ class Section:
     timeout_s: int = 5
     cap_bytes: int = 262144
     beside: bool = False
+    first: bool = False
     when: str = ":"
 
 
@@ -240,6 +242,22 @@ OPEN_FILES = (
     "/etc/pdsh/rcmd_default",
     *(f"{parent}/pdsh/sshcmd.so" for parent in ("/usr/lib", "/usr/lib64", "/usr/lib/*")),
 )
+#: The directories of the files that a deploy writes, beside the policy's directory of cores; a
+#: pattern of the shell is a star. The sections that ask for their modes need no process then.
+WRITTEN_FOLDERS = (
+    "/etc/sysctl.d",
+    "/etc/tmpfiles.d",
+    "/etc/systemd/coredump.conf.d",
+    "/etc/security/limits.d",
+    "/etc/systemd/system/*.service.d",
+    "/etc/ssh/ssh_config.d",
+    "/etc/profile.d",
+    "/etc/default/grub.d",
+    "/etc/systemd/system",
+    "/etc/cron.d",
+    "/etc/nodeready",
+    "/usr/local/lib/nodeready",
+)
 #: Program -> the programs that it cannot do without: Debian's pdsh is a script around pdsh.bin.
 COMPANIONS = {"pdsh": ("pdsh.bin",)}
 #: So many of the policy's packages at most are asked for their libraries: each costs a process.
@@ -263,6 +281,9 @@ def _access_script(policy: Policy) -> str:
     names = ("ssh", *(name for name in policy.packages if name != "ssh"))
     programs = tuple(dict.fromkeys(n for one in names for n in (one, *COMPANIONS.get(one, ()))))
     plain = " ".join(name for name in programs if _PROGRAM_NAME.fullmatch(name))
+    folders = (*WRITTEN_FOLDERS, policy.core_pattern.rpartition("/")[0])
+    ways = (way for one in folders for way in (*parents(one)[1:], one))
+    asked = [way for way in dict.fromkeys(ways) if _FOLDER.fullmatch(way)]
     # Each directory once: /bin is often a link to /usr/bin. ssh is asked itself.
     return rf"""
     nr_loader=
@@ -297,10 +318,12 @@ def _access_script(policy: Policy) -> str:
             esac
         fi
     done
+    nr_folders='{" ".join(asked)}'
     nr_rights "$@"
     """
 
 
+_FOLDER = re.compile(r"/[A-Za-z0-9/._+*-]+")
 _PROGRAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,80}")
 _AT = re.compile(r"([0-9a-f]{1,8}) (\d{1,10}) (\d{1,10}) (\d{1,20}) (/.*)")
 
@@ -478,7 +501,7 @@ def parse_access(outputs: Mapping[str, Output]) -> Access:
     return Access(seen, links, unloaded)
 
 
-ACCESS = Section("access", _access_script)
+ACCESS = Section("access", _access_script, first=True)
 
 
 # --- The files that we own outright: read for diffs, and so that a change knows what it replaces.
@@ -564,6 +587,14 @@ def _own_files_script(patterns: tuple[str, ...]) -> str:
         fi
     done
     if nr_is_roots /proc/self; then printf 'root=1\n'; fi
+    for nr_file in "$@"; do
+        shift
+        if nr_seen_at "$nr_file"; then
+            printf 'mode=%s %s %o %s\n' "$nr_uid" "$nr_gid" "$nr_mode" "$nr_file"
+        else
+            set -- "$@" "$nr_file"
+        fi
+    done
     if [ $# != 0 ]; then stat -Lc 'mode=%u %g %a %n' "$@" 2>/dev/null; fi
     :
     """

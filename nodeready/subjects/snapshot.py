@@ -319,8 +319,9 @@ def probes(subjects: Iterable[str] | None = None) -> tuple[Probe, ...]:
 
 
 def sections(chosen: Iterable[Probe]) -> tuple[Section, ...]:
-    """The sections of these probes, each once, in order."""
-    return tuple({s.name: s for probe in chosen for s in probe.sections}.values())
+    """The sections of these probes, each once, in order; those that come first in front."""
+    found = {s.name: s for probe in chosen for s in probe.sections}.values()
+    return tuple(sorted(found, key=lambda section: not section.first))
 
 
 def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:

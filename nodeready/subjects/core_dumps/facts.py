@@ -65,6 +65,14 @@ def _script(policy: Policy) -> str:
         fi
     fi
     while [ -n "${{nr_dir#/}}" ]; do set -- "$@" "$nr_dir"; nr_dir=${{nr_dir%/*}}; done
+    for nr_dir in "$@"; do
+        shift
+        if nr_seen_at "$nr_dir"; then
+            printf 'way=%o %s %s\n' "$nr_mode" "$nr_uid" "$nr_dir"
+        else
+            set -- "$@" "$nr_dir"
+        fi
+    done
     if [ $# != 0 ]; then stat -Lc 'way=%a %u %n' "$@" 2>/dev/null; fi
     if [ -d /run/systemd/system ]; then printf 'systemd=1\n'; fi
     for nr_dir in {" ".join(_UNIT_DIRECTORIES)}; do

@@ -633,12 +633,13 @@ _SCRIPT = r"""
         ;;
     esac
     if [ -n "$nr_nft" ] && command -v nft >/dev/null; then
-        nr_tables=$({ nft list tables 2>&1; echo "status $?"; } | head -c 65536)
-        nr_compat='' nr_rc='' nr_nats=''
+        nr_rc=0
+        nr_tables=$(nft list tables 2>&1) || nr_rc=$?
+        if [ "${#nr_tables}" -gt 65536 ]; then nr_rc=1 nr_tables='too many tables'; fi
+        nr_compat='' nr_nats=''
         set --
         while read -r nr_word nr_ip nr_table; do
             case "$nr_word $nr_ip $nr_table" in
-            status*) nr_rc=$nr_ip; continue ;;
             'table arp '*|'table bridge '*) continue ;;
             *[!A-Za-z0-9_.\ -]*) nr_odd=1; continue ;;
             'table ip nat'|'table ip6 nat') nr_nats="$nr_nats $nr_ip"; continue ;;
@@ -654,7 +655,7 @@ _SCRIPT = r"""
 $nr_tables
 NR_TABLES
         if [ "$nr_rc" != 0 ]; then
-            printf '\n@%s tool nft\n%s\n@%s status %s\n' "$NR" "$nr_tables" "$NR" "${nr_rc:-1}"
+            printf '\n@%s tool nft\n%s\n@%s status %s\n' "$NR" "$nr_tables" "$NR" "$nr_rc"
             nr_compat='ip ip6'
         elif [ -n "$nr_odd" ]; then
             nr_state nft odd

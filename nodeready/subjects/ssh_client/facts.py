@@ -384,10 +384,6 @@ def _effective(policy: Policy) -> str:
     version = 'nr_say version "$(ssh -V 2>&1)"' if "accept" in _mode(policy) else ":"
     return rf"""
     {version}
-    nr_own=
-    for nr_file in ~root/.ssh/config "$HOME/.ssh/config"; do
-        if [ -s "$nr_file" ]; then nr_own=$nr_file; fi
-    done
     {_named(policy)}
     nr_ask() {{
         printf 'ask=%s %s\n' "$1" "$2"
@@ -432,7 +428,6 @@ def _effective(policy: Policy) -> str:
     for nr_host in {hosts} $nr_named; do nr_ask $nr_as "$nr_host"; done
     if [ -n "$nr_own" ]; then
         printf 'own=%s\n' "$nr_own"
-        grep -asHn '' "$nr_own" /dev/null
         for nr_host in {hosts} $nr_named; do nr_ask own "$nr_host"; done
     fi
     """
@@ -455,7 +450,6 @@ def _named(policy: Policy) -> str:
         for name in policy.ssh_client_hosts
     )
     seen = " ".join(samples(policy))
-    files = " ".join((MAIN, VENDOR, *(f"{folder}/*.conf" for folder in DROPIN_FOLDERS)))
     return rf"""
     nr_meant() {{
         nr_is=1
@@ -480,11 +474,21 @@ def _named(policy: Policy) -> str:
         done
     }}
     nr_named='' nr_known='' nr_left={MAX_NAMED} nr_kind=''
-    nr_rows=$(grep -ashiE '^[[:space:]]*(host|match)[[:space:]=]' {files} ${{nr_own:+"$nr_own"}})
     set -f
+    nr_hosts=
+    IFS='
+'
+    for nr_line in $nr_conf; do
+        nr_line=${{nr_line#*:[0-9]*:}}
+        nr_line=${{nr_line#"${{nr_line%%[![:space:]]*}}"}}
+        case $nr_line in
+        {_any_case("host", "match", then="[[:space:]=]*")}) nr_hosts="$nr_hosts$nr_line
+" ;;
+        esac
+    done
     IFS=', "
 '
-    for nr_word in $nr_rows; do
+    for nr_word in $nr_hosts; do
         case $nr_word in
         {_any_case("host", "host=", "originalhost")}) nr_kind=host && continue ;;
         {_any_case(*_OTHER_CRITERIA)}) nr_kind='' && continue ;;
@@ -506,10 +510,10 @@ def _named(policy: Policy) -> str:
     """
 
 
-def _any_case(*words: str) -> str:
-    """A pattern of the shell's ``case`` for these words, in capitals or not."""
+def _any_case(*words: str, then: str = "") -> str:
+    """A pattern of the shell's ``case`` for these words, in capitals or not, and what follows."""
     return " | ".join(
-        "".join(f"[{char.upper()}{char}]" if char.isalpha() else char for char in word)
+        "".join(f"[{char.upper()}{char}]" if char.isalpha() else char for char in word) + then
         for word in words
     )
 
@@ -528,12 +532,16 @@ def _script(policy: Policy) -> str:
     begin, end = (mark.decode() for mark in (managed_block.BEGIN, managed_block.END))
     return rf"""
     {_IDENTITY_SCRIPT}
-    for nr_dir in {" ".join(DROPIN_FOLDERS)}; do
-        set -- "$nr_dir"/*.conf
-        if [ -e "$1" ]; then grep -asHn '' "$@" /dev/null; fi
+    nr_own=
+    for nr_file in ~root/.ssh/config "$HOME/.ssh/config"; do
+        if [ -s "$nr_file" ]; then nr_own=$nr_file; fi
     done
+    nr_conf=$(grep -asHn '' {" ".join(f"{folder}/*.conf" for folder in DROPIN_FOLDERS)} \
+        {MAIN} {VENDOR} ${{nr_own:+"$nr_own"}} /dev/null)
+    printf '%s\n' "$nr_conf"
     nr_size=0
-    if [ -s {KNOWN_HOSTS} ]; then nr_size=$(wc -c <{KNOWN_HOSTS}); fi
+    if nr_seen_at {KNOWN_HOSTS}; then :
+    elif [ -s {KNOWN_HOSTS} ]; then nr_size=$(wc -c <{KNOWN_HOSTS}); fi
     printf 'size=%s\n' "$nr_size"
     if [ "$nr_size" -gt {SENT_BYTES} ]; then
         printf 'digest=%s\n' "$(sed -n '/^{begin}$/,/^{end}$/p' {KNOWN_HOSTS} | sha256sum)"

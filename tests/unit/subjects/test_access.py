@@ -6,8 +6,16 @@ import pytest
 
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.base import READ, Output, ProbeError, parse_access, stuck
+from nodeready.subjects.base import (
+    READ,
+    WRITTEN_FOLDERS,
+    Output,
+    ProbeError,
+    parse_access,
+    stuck,
+)
 from nodeready.subjects.debug_tools.facts import Broken, DebugTools, unusable
+from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.ssh_client.checks import known_hosts, named_file, options, where_of
 from nodeready.subjects.ssh_client.facts import (
     Asked,
@@ -234,3 +242,8 @@ def test_hashed_names_are_known():
 def test_where_a_person_has_to_look(said, where, file):
     assert where_of(said) == where
     assert named_file(said) == file
+
+
+def test_the_look_asks_once_for_every_directory_that_a_deploy_writes_to():
+    written = {path.rpartition("/")[0] for one in SUBJECTS.values() for path in one.files}
+    assert written == {*WRITTEN_FOLDERS}
