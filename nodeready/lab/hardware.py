@@ -61,6 +61,9 @@ class Hardware:
     start: str = ""
 
 
+_PCIE = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
+
+
 @dataclass(frozen=True)
 class PciDevice:
     """A PCI function as `/sys/bus/pci/devices/ADDRESS` shows it; numbers as sysfs prints them.
@@ -76,7 +79,7 @@ class PciDevice:
     pci_class: str
     numa_node: int = 0
     driver: str = ""
-    link: tuple[str, int, str, int] | None = None
+    link: tuple[str, int | str, str, int] | None = None
     more: Tree = field(default_factory=dict)
 
     def content(self) -> dict[str, str | Link]:
@@ -93,13 +96,7 @@ class PciDevice:
         if self.driver:
             values["driver"] = Link(f"../../drivers/{self.driver}")
         if self.link:
-            names = (
-                "current_link_speed",
-                "current_link_width",
-                "max_link_speed",
-                "max_link_width",
-            )
-            values |= {name: f"{value}\n" for name, value in zip(names, self.link, strict=True)}
+            values |= {name: f"{value}\n" for name, value in zip(_PCIE, self.link, strict=True)}
         return {f"{self.address}/{name}": value for name, value in values.items()}
 
 
@@ -159,12 +156,21 @@ _HW_COUNTERS = {
 }
 
 
+# PCI device id and link, by hca_type: ConnectX-7, ConnectX-6, BlueField-3.
+_MODELS = {
+    "MT4129": ("0x1021", "32.0 GT/s PCIe"),
+    "MT4123": ("0x101b", "16.0 GT/s PCIe"),
+    "MT41692": ("0xa2dc", "32.0 GT/s PCIe"),
+}
+
+
 @dataclass(frozen=True)
 class Device:
     """An RDMA device with one port; every text is as sysfs prints it.
 
     gids:     (GID, type) by index; what follows is empty
     counters: counter -> text, over those of a healthy port
+    lanes:    in use, of 16; speed: of each; "": as fast as the model can
     """
 
     name: str
@@ -185,6 +191,14 @@ class Device:
     gids: tuple[tuple[str, str], ...] = ()
     counters: Mapping[str, str] = field(default_factory=dict)
     uverbs: str = ""
+    lanes: int | str = 16
+    speed: str = ""
+
+    @property
+    def pcie(self) -> tuple[str, int | str, str, int]:
+        """The PCIe link, as `PciDevice` has it."""
+        fastest = _MODELS[self.hca_type][1] if self.hca_type in _MODELS else "16.0 GT/s PCIe"
+        return self.speed or fastest, self.lanes, fastest, 16
 
     def files(self) -> dict[str, str]:
         """Its directory: relative path -> line."""
@@ -215,6 +229,9 @@ class Device:
             "device/numa_node": str(self.numa_node),
             "device/uevent": f"DRIVER={self.driver}\nPCI_SLOT_NAME={self.pci_address}",
             **{f"ports/1/{name}": value for name, value in port.items()},
+        }
+        files |= {
+            f"device/{name}": f"{value}" for name, value in zip(_PCIE, self.pcie, strict=True)
         }
         if self.netdev:
             up = self.state == "4: ACTIVE"
@@ -471,12 +488,6 @@ def tree(devices: Iterable[NetDevice]) -> dict[str, str | Link]:
 VERBS = "/sys/class/infiniband_verbs"
 _VENDOR = "0x15b3"
 
-# PCI device id and link, by hca_type: ConnectX-7, ConnectX-6, BlueField-3.
-_MODELS = {
-    "MT4129": ("0x1021", "32.0 GT/s PCIe"),
-    "MT4123": ("0x101b", "16.0 GT/s PCIe"),
-    "MT41692": ("0xa2dc", "32.0 GT/s PCIe"),
-}
 _BOND_PORTS = ("ens1f0np0", "ens1f1np1")
 
 
@@ -547,7 +558,7 @@ def _own(device: Device) -> Tree:
 
 
 def _function(device: Device, address: str, nics: Sequence[NetDevice], more: Tree) -> PciDevice:
-    model, speed = _MODELS[device.hca_type]
+    model, _ = _MODELS[device.hca_type]
     pci_class = "0x020700" if device.link_layer == "InfiniBand" else "0x020000"
     links = {
         f"net/{nic.name}": Link(f"../../../../../class/net/{nic.name}")
@@ -561,7 +572,7 @@ def _function(device: Device, address: str, nics: Sequence[NetDevice], more: Tre
         pci_class,
         device.numa_node,
         device.driver,
-        (speed, 16, speed, 16),
+        device.pcie,
         {**more, **links},
     )
 

@@ -16,6 +16,7 @@ from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.rdma.facts import (
     PMA_COUNTERS,
     PROBE,
+    PcieLink,
     Rdma,
     RdmaDevice,
     RdmaPort,
@@ -431,6 +432,126 @@ def rate(seen: Rdma, want: Policy) -> Result:
     return ok(check, expects)
 
 
+#: At this speed in GT/s and above, an idle link may use fewer lanes (state L0p; PCI Express Base
+#: Specification 6.0).
+_LANES_ON_DEMAND = 64.0
+#: Adapters with a PCIe switch of their own, behind which a GPU stands: ConnectX-8 and -9. The link
+#: to the processor is not the one that the data takes.
+_OWN_SWITCH = ("MT4131", "MT4133")
+
+
+def _bandwidth(lanes: int, speed: float) -> float:
+    """Gb/s of data in one direction: 8 of 10 bits up to 5 GT/s, then 128 of 130, then FLITs."""
+    coding = 0.8 if speed < 8 else 128 / 130 if speed < 64 else 242 / 256
+    return lanes * speed * coding
+
+
+def _usable(link: PcieLink) -> int:
+    """The lanes that the link uses, or will when data comes."""
+    rests = (link.speed or 0.0) >= _LANES_ON_DEMAND
+    return link.lanes if rests else link.width or 0
+
+
+def _linked(seen: Rdma, want: Policy) -> dict[str, RdmaDevice]:
+    """The devices in use whose PCIe link the kernel shows.
+
+    The registers of Amazon's EFA are written by its hypervisor, and tell nothing of a slot.
+    """
+    return {
+        device.name: device
+        for device, _ in configured(seen, want).values()
+        if device.pcie is not None
+        and device.kind not in ("software", "efa")
+        and not device.virtual
+    }
+
+
+def _narrow(seen: Rdma, device: RdmaDevice, link: PcieLink) -> str:
+    """How a port is faster than the slot of its card, where the card alone would be fast enough.
+
+    An adapter may stand in two slots, whose bandwidth then adds up (NVIDIA's Socket Direct).
+    """
+    rates = [port.rate_gbps or 0.0 for port in device.ports if port.active]
+    if device.hca_type in _OWN_SWITCH or not rates or not link.speed or not link.speed_max:
+        return ""
+    slots = {
+        one.slot: one.pcie
+        for one in seen.devices.values()
+        if one.image_guid and one.image_guid == device.image_guid and not one.virtual
+    }
+    slots[device.slot] = link
+    links = [one for one in slots.values() if one is not None and one.width and one.speed]
+    now = sum(_bandwidth(_usable(one), one.speed or 0.0) for one in links)
+    best = sum(_bandwidth(one.width_max or 0, one.speed_max or 0.0) for one in links)
+    if now >= max(rates) or best < max(rates):
+        return ""
+    return f"{device.name}: {link.text} carry {now:.0f} Gb/s of its port's {max(rates):g} Gb/s"
+
+
+@check(
+    "rdma.pcie",
+    settings=("rdma_ports",),
+    fix=(
+        "reseat the card of DEVICE at ADDRESS, then look with lspci -vv (LnkSta)",
+        "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot",
+    ),
+)
+def pcie(seen: Rdma, want: Policy) -> Result:
+    """The PCIe link of each adapter has all lanes, and the speed, that the card and its slot have.
+
+    A card that is not seated, a bad riser or a damaged lane makes the link train with fewer lanes
+    or at a lower speed: all else works, at half the bandwidth. An adapter keeps its speed when it
+    is idle, unlike a GPU. A lower speed fails beside an equal card that is faster; else it is a
+    warning, since the BIOS can have set it, and so is a link that is slower than its port. A card
+    in a slot that has less than the card is meant so.
+    """
+    check, wants = "rdma.pcie", "the lanes and the speed of card and slot"
+    if not hardware(seen):
+        return na(check, _NONE)
+    devices = _linked(seen, want)
+    links = {name: one.pcie for name, one in devices.items() if one.pcie is not None}
+    told = {name: link for name, link in links.items() if link.told}
+    broken: dict[str, str] = {}
+    doubtful: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for name, link in told.items():
+        device = devices[name]
+        equal = [
+            one.speed or 0.0
+            for other, one in told.items()
+            if (devices[other].hca_type, devices[other].board_id)
+            == (device.hca_type, device.board_id)
+        ]
+        able = f"{name}: {link.text}, able to do"
+        if _usable(link) < link.lanes:
+            broken[name], places[name] = f"{able} {link.lanes} lanes", "current_link_width"
+        elif link.speed and link.speed < link.possible:
+            places[name] = "current_link_speed"
+            if max(equal) > link.speed:
+                broken[name] = f"{able} {link.possible:g} GT/s as equal cards do"
+            elif link.slot_speed_max:
+                doubtful[name] = f"{able} {link.possible:g} GT/s"
+        if name not in broken and name not in doubtful and (slow := _narrow(seen, device, link)):
+            doubtful[name], places[name] = slow, "current_link_speed"
+    said = broken or doubtful
+    if said:
+        first = devices[next(iter(said))]
+        root = "cxi" if first.kind == "cxi" else "infiniband"
+        where = f"/sys/class/{root}/{first.name}/device/{places[first.name]}"
+        if broken:
+            card = f"{first.name} at {first.pci_address}" if first.pci_address else first.name
+            fix = f"reseat the card of {card}, then look with lspci -vv (LnkSta)"
+            return fail(check, wants, some(broken.values()), where, fix)
+        fix = "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot"
+        return warn(check, wants, some(doubtful.values()), where, fix)
+    unread = [f"{name}: {link.unread}" for name, link in links.items() if link.unread]
+    if unread:
+        return unknown(check, some(unread))
+    if not told:
+        return na(check, "no adapter in use tells of its PCIe link")
+    return ok(check, wants, by_value({name: link.text for name, link in told.items()}))
+
+
 @check(
     "rdma.link_layer",
     settings=("rdma_ports",),
@@ -565,7 +686,7 @@ def gids(seen: Rdma, want: Policy) -> Result:
 SUBJECT = Subject(
     "rdma",
     __doc__,
-    checks=(expected, devices, state, rate, link_layer, firmware, gids, errors),
+    checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, errors),
     probe=PROBE,
     compared=compared,
     learned=learned,

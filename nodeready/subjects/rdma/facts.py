@@ -112,6 +112,45 @@ class RdmaPort:
 
 
 @dataclass(frozen=True)
+class PcieLink:
+    """The PCIe link of a device; None: the kernel does not say.
+
+    width, speed: lanes and GT/s of each, as they are now
+    *_max:        what the card can do; slot_*_max: what its slot can, where sysfs shows that
+    unread:       what stands in the place of a value that every link has
+    """
+
+    width: int | None = None
+    width_max: int | None = None
+    speed: float | None = None
+    speed_max: float | None = None
+    slot_width_max: int | None = None
+    slot_speed_max: float | None = None
+    unread: str = ""
+
+    @property
+    def told(self) -> bool:
+        """Whether the link is one that can be judged: a virtual function's says nothing."""
+        return self.width is not None and not self.unread
+
+    @property
+    def lanes(self) -> int:
+        """The lanes that card and slot have."""
+        return min(self.width_max or 0, self.slot_width_max or self.width_max or 0)
+
+    @property
+    def possible(self) -> float:
+        """The speed in GT/s that card and slot have; 0: not known."""
+        return min(self.speed_max or 0.0, self.slot_speed_max or self.speed_max or 0.0)
+
+    @property
+    def text(self) -> str:
+        """``16 lanes at 32 GT/s``."""
+        lanes = f"{self.width} lanes" if self.width != 1 else "1 lane"
+        return f"{lanes} at {self.speed:g} GT/s" if self.speed else lanes
+
+
+@dataclass(frozen=True)
 class RdmaDevice:
     """An RDMA device.
 
@@ -122,6 +161,8 @@ class RdmaDevice:
     driver:      of the PCI function
     virtual:     a virtual function beside its physical one, meant for a virtual machine
     uverbs:      programs can open the device
+    image_guid:  of the whole adapter, which may stand in several slots; "": not readable
+    pcie:        the link of the PCI function; None: sysfs shows none
     """
 
     name: str
@@ -139,6 +180,8 @@ class RdmaDevice:
     uverbs: bool = False
     netdevs: tuple[Netdev, ...] = ()
     ports: tuple[RdmaPort, ...] = ()
+    image_guid: str = ""
+    pcie: PcieLink | None = None
 
     @property
     def slot(self) -> str:
@@ -157,6 +200,60 @@ def gbps(text: str) -> float | None:
     """The number of "400 Gb/sec (4X NDR)", "200 Gbps", "BS_200G"; None where there is none."""
     match = _RATE.search(text)
     return float(match[1]) if match else None
+
+
+#: Lanes that a link can have, and GT/s of the generations of PCI Express (PCI Express Base
+#: Specification, Link Status Register; Linux' drivers/pci/probe.c, pcie_link_speed).
+_LANES = {str(lanes): lanes for lanes in (1, 2, 4, 8, 12, 16, 32)}
+_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+_SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
+#: The kernel's words for a link that the device does not describe: a virtual function (registers
+#: of zeros), one that a hypervisor made. 255: PCIE_LNK_WIDTH_UNKNOWN of include/linux/pci.h.
+_NO_LANES = {"current_link_width": ("0",), "max_link_width": ("0", "255")}
+_NO_SPEED = ("Unknown", "Unknown speed")
+_LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed")
+
+
+def _pcie(files: Files) -> PcieLink | None:
+    """The link of the device's PCI function.
+
+    A function that fell off the bus reads all ones, 63 lanes. A kernel that is older than the
+    speed of the card knows neither speed; a link that says one value of two is in trouble.
+    """
+    values, above = files.get("device", {}), files.get("device/..", {})
+    if not any(name in values for name in _LINK):
+        return None
+    unread: list[str] = []
+
+    def lanes(given: Mapping[str, str], name: str) -> int | None:
+        text = given.get(name, "")
+        if text not in _LANES and text not in _NO_LANES[name]:
+            unread.append(f"{name} {text[:40] or 'cannot be read'}")
+        return _LANES.get(text)
+
+    def speed(given: Mapping[str, str], name: str) -> float | None:
+        text = given.get(name, "")
+        match = _SPEED.fullmatch(text)
+        found = float(match[1]) if match and float(match[1]) in _SPEEDS else None
+        if found is None and text not in _NO_SPEED:
+            unread.append(f"{name} {text[:40] or 'cannot be read'}")
+        return found
+
+    width, widest = (lanes(values, name) for name in _LINK[:2])
+    now, fastest = (speed(values, name) for name in _LINK[2:])
+    slot_width = lanes(above, "max_link_width") if "max_link_width" in above else None
+    slot_speed = speed(above, "max_link_speed") if "max_link_speed" in above else None
+    if not unread and (width is not None or now is not None):
+        if width is None or widest is None or width > widest:
+            unread.append(f"{width or 0} lanes of {widest or 0}")
+        if (now is None) != (fastest is None) or (now or 0.0) > (fastest or 0.0):
+            unread.append(f"{now or 0:g} GT/s of {fastest or 0:g}")
+    # The port that a hypervisor shows above a device may have less than the link that runs there.
+    if slot_width is not None and slot_width < (width or 0):
+        slot_width = None
+    if slot_speed is not None and slot_speed < (now or 0.0):
+        slot_speed = None
+    return PcieLink(width, widest, now, fastest, slot_width, slot_speed, "; ".join(unread))
 
 
 def _word(text: str) -> str:
@@ -264,6 +361,8 @@ def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool
         ports=(_slingshot(name, netdevs, files),)
         if cxi
         else tuple(_port(name, index, files) for index in sorted(ports)),
+        image_guid=values.get("sys_image_guid", ""),
+        pcie=_pcie(files),
     )
 
 
@@ -271,8 +370,12 @@ def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool
 
 _IB, _CXI, _VERBS = "/sys/class/infiniband", "/sys/class/cxi", "/sys/class/infiniband_verbs"
 
-_DEVICE = "fw_ver hca_type board_id node_type node_guid node_desc"
-_FUNCTION = "device/uevent device/numa_node device/net/*/operstate device/net/*/carrier"
+_DEVICE = "fw_ver hca_type board_id node_type node_guid node_desc sys_image_guid"
+# The directory above that of a PCI function is the port of the slot.
+_FUNCTION = (
+    "device/uevent device/numa_node device/net/*/operstate device/net/*/carrier"
+    " device/current_link_* device/max_link_* device/../max_link_*"
+)
 _PORT = (
     *["state", "phys_state", "rate", "link_layer", "lid", "sm_lid"],
     *(f"counters/{name}" for name in PMA_COUNTERS),
@@ -501,6 +604,8 @@ def compared(seen: Rdma) -> dict[str, str | int | float]:
         for fact in ("firmware", "hca_type"):
             if getattr(device, fact):
                 found[f"{name}.{fact}"] = getattr(device, fact)
+        if device.pcie is not None and device.pcie.told:
+            found[f"{name}.pcie"] = device.pcie.text
         for port in device.ports:
             if port.link_layer:
                 found[f"{port.name}.link_layer"] = port.link_layer

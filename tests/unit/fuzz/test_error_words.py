@@ -71,6 +71,12 @@ FIELDS = (
     Field("rdma", "rdma", f"{_IB}/ports/1/rate:(.*)", "200 Gb/sec (2X NDR)", "rdma.rate"),
     Field("rdma", "rdma", f"{_IB}/ports/1/rate:(400)", "200", "rdma.rate"),
     Field("rdma", "rdma", f"{_IB}/ports/1/link_layer:(.*)", "Ethernet", "rdma.gids"),
+    # drivers/pci/pci-sysfs.c
+    Field("rdma", "rdma", f"{_IB}/device/current_link_width:(.*)", "8", "rdma.pcie"),
+    Field("rdma", "rdma", f"{_IB}/device/current_link_speed:(.*)", "16.0 GT/s PCIe", "rdma.pcie"),
+    Field("rdma", "rdma", f"{_IB}/device/current_link_speed:(.*) GT", "8.0", "rdma.pcie"),
+    Field("rdma", "rdma", f"{_IB}/device/max_link_width:(.*)", "32", "rdma.pcie"),
+    Field("rdma", "rdma", f"{_IB}/device/max_link_speed:(.*)", "63", "rdma.pcie", "unknown"),
     Field("rdma", "rdma", f"{_IB}/fw_ver:(.*)", "28.39.1002", "rdma.firmware", "warn"),
     # proc(5), statfs(2)
     Field("host", "host", "/kernel/pid_max:1:(.*)", "129", "host.pids"),
@@ -92,7 +98,7 @@ FIELDS = (
     Field("ptrace", "ptrace", "live=(.*)", "1", "ptrace.scope"),
     Field("ptrace", "sysctl", "ptrace_scope = (.*)", "1", "ptrace.scope"),
     Field("core_dumps", "core_dumps", "live=(.*)", "core", "core_dumps.pattern"),
-    Field("core_dumps", "core_dumps", "directory=(.*)", "755", "core_dumps.directory"),
+    Field("core_dumps", "core_dumps", r"way=(\d+) 0 /var/crash", "755", "core_dumps.directory"),
     Field("core_dumps", "core_dumps", "d /var/crash (1777)", "0755", "core_dumps.retention"),
     Field("core_dumps", "core_dumps", "d /var/crash .* (14d)", "1d", "core_dumps.retention"),
     Field("core_dumps", "sysctl", "core_pattern = (.*)", "core", "core_dumps.pattern"),

@@ -24,7 +24,14 @@ from nodeready.node.stacks import py_spy
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError, make_policy
 from nodeready.subjects import snapshot, sysctl, wire
-from nodeready.subjects.base import Output, ProbeError, decoded, file_lines
+from nodeready.subjects.base import (
+    ACCESS,
+    Output,
+    ProbeError,
+    decoded,
+    file_lines,
+    parse_access,
+)
 from nodeready.subjects.debug_tools.facts import parse_versions
 from nodeready.subjects.gpus import amd
 from nodeready.subjects.host import clock, mounts, processes
@@ -239,6 +246,17 @@ PARSERS: dict[str, Parser] = {
         ((_RULES / "ufw.save").read_text(),),
         (ValueError,),
     ),
+    "ipset's sets": (
+        firewall.parse_ipsets,
+        ("create a hash:net family inet\nadd a 10.0.0.0/8\nadd a 10.1.0.0/16 nomatch\n"
+         "create b hash:ip,port\nadd b 10.0.0.1,tcp:22 timeout 5\n",),
+        (),
+    ),
+    "modes of files": (
+        lambda text: parse_access({ACCESS.name: Output(text, 0)}),
+        ("at=81a4 0 0 12 /etc/hosts\nlink=/etc/mtab /proc/mounts\n",),
+        (ProbeError,),
+    ),
     "known_hosts": (known, ("gpu1,10.0.0.1 ssh-ed25519 AAAAC3Nz\n@revoked * ssh-rsa A\n",),
                     (ValueError,)),
     "a node's JSON": (wire.load_json, ('{"a": [1, "x", {"b": null}]}',), (wire.DecodeError,)),
@@ -359,7 +377,6 @@ ELSEWHERE = {
     "audit/peers.py:_read": "a file that was just made, to see whether it can be read",
     "healthcheck/policy_file.py:_read": "the gate's policy, by its path; root's own",
     "healthcheck/gate.py:read": "a verdict that was kept, by its path",
-    "inventory/hostfile.py:read": "a hostfile, by its path",
     "node/cores/core_file.py:parse": "tests/unit/node/test_core_fuzz.py",
     "node/cores/core_pattern.py:expand": "a core_pattern, with values of ours",
     "node/cores/gcore.py:_read": "a file of /proc",

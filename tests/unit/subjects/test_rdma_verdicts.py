@@ -22,7 +22,7 @@ from nodeready.subjects.base import Counters, Output
 from nodeready.subjects.rdma import checks
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.rdma.facts import Rdma
-from tests.builders.judging import wrong
+from tests.builders.judging import by_name, wrong
 
 POLLING = {"state": "1: DOWN", "phys_state": "2: Polling", "rate": "10 Gb/sec (4X SDR)"}
 DISABLED = {**POLLING, "phys_state": "3: Disabled"}
@@ -312,3 +312,175 @@ def test_a_port_that_the_policy_names(case: str) -> None:
     changes, row, expected = NAMED[case]
     policy = make_policy({"rdma_ports": {"mlx5_3/1": row}})
     assert wrong(checks, parsed(ib_tree(h100(), mlx5_3=changes)), policy) == expected
+
+
+# --- The PCIe link of an adapter: drivers/pci/pci-sysfs.c prints it.
+
+LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed")
+GEN3, GEN4, GEN5 = "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe"
+A_FAULT, A_DOUBT, UNTOLD = ({"pcie": "fail"}, {"pcie": "warn"}, {"pcie": "unknown"})
+ZERO = ("0", "0", "Unknown", "Unknown")
+SLOT = ("../max_link_width", "../max_link_speed")
+Link = dict[str, str | None]
+
+
+def link(*values: str, slot: tuple[str, str] | None = None) -> Link:
+    """Lanes, most lanes, speed, highest speed; and what the slot has of lanes and of speed."""
+    return dict(zip((*LINK, *SLOT), (*values, *(slot or ())), strict=False))
+
+
+#: Adapters, whose links differ, how -> what is wrong. All of a node, or mlx5_3 alone.
+PCIE: dict[str, tuple[Any, str, Link, dict[str, str]]] = {
+    # Fewer lanes.
+    **{f"{lanes} lanes": (h100, "mlx5_3", link(lanes), A_FAULT)
+       for lanes in ("1", "2", "4", "8", "12")},
+    "8 lanes everywhere": (h100, "", link("8"), A_FAULT),
+    "8 lanes of RoCE": (mi300x, "mlx5_3", link("8"), A_FAULT),
+    "8 lanes of HDR": (a100, "mlx5_3", link("8"), A_FAULT),
+    "8 lanes, a slot of 16": (h100, "mlx5_3", link("8", "16", GEN5, GEN5, slot=("16", GEN5)),
+                              A_FAULT),
+    "4 lanes in a slot of 8": (a100, "", link("4", "16", GEN4, GEN4, slot=("8", GEN4)), A_FAULT),
+    "8 lanes, both values lower": (a100, "mlx5_3", link("8", "16", GEN3), A_FAULT),
+    "a port of a hypervisor with one lane": (
+        h100, "mlx5_3", link("8", "16", GEN5, GEN5, slot=("1", "2.5 GT/s PCIe")), A_FAULT,
+    ),
+    # A slot with less than the card is meant so, unless its port needs more.
+    "a card of 8 lanes": (h100, "mlx5_bond_0", link("8", "8"), {}),
+    "HDR in 8 lanes of Gen5": (a100, "", link("8", "16", GEN5, GEN5, slot=("8", GEN5)), {}),
+    "HDR in 8 lanes of Gen4": (a100, "", link("8", "16", GEN4, GEN4, slot=("8", GEN4)), A_DOUBT),
+    "NDR in 8 lanes of Gen5": (h100, "", link("8", "16", GEN5, GEN5, slot=("8", GEN5)), A_DOUBT),
+    "a slot of more lanes": (h100, "", link("16", "16", GEN5, GEN5, slot=("32", GEN5)), {}),
+    # A lower speed.
+    "Gen4 beside Gen5": (h100, "mlx5_3", link("16", "16", GEN4), A_FAULT),
+    "Gen1 beside Gen5": (h100, "mlx5_3", link("16", "16", "2.5 GT/s PCIe"), A_FAULT),
+    "Gen3 beside Gen4": (a100, "mlx5_3", link("16", "16", GEN3), A_FAULT),
+    "Gen3 beside Gen4, RoCE": (mi300x, "mlx5_3", link("16", "16", GEN3), A_FAULT),
+    "NDR at Gen4 everywhere": (h100, "", link("16", "16", GEN4), A_DOUBT),
+    "HDR at Gen3 everywhere": (a100, "", link("16", "16", GEN3), A_DOUBT),
+    "a Gen5 card, HDR at Gen4 everywhere": (a100, "", link("16", "16", GEN4, GEN5), {}),
+    "a Gen5 card in a Gen4 slot": (
+        a100, "", link("16", "16", GEN4, GEN5, slot=("16", GEN4)), {},
+    ),
+    "one of them in a Gen4 slot": (
+        h100, "mlx5_bond_0", link("16", "16", GEN4, GEN5, slot=("16", GEN4)), {},
+    ),
+    "a Gen5 card in a Gen5 slot at Gen4": (
+        a100, "", link("16", "16", GEN4, GEN5, slot=("16", GEN5)), A_DOUBT,
+    ),
+    "the management alone at Gen4": (h100, "mlx5_bond_0", link("16", "16", GEN4, GEN5), {}),
+    "a slot of a later generation": (
+        a100, "", link("16", "16", GEN4, GEN4, slot=("16", GEN5)), {},
+    ),
+    "a slot whose port says nothing": (
+        h100, "", link("16", "16", GEN5, GEN5, slot=("0", "Unknown")), {},
+    ),
+    # The words of other kernels.
+    "speeds of an older kernel": (h100, "", link("16", "16", "32 GT/s", "32 GT/s"), {}),
+    "one of an older kernel": (h100, "mlx5_3", link("16", "16", "16 GT/s", "32 GT/s"), A_FAULT),
+    "a kernel older than the speed": (
+        h100, "", link("16", "16", "Unknown speed", "Unknown speed"), {},
+    ),
+    "the same, 8 lanes": (
+        h100, "mlx5_3", link("8", "16", "Unknown speed", "Unknown speed"), A_FAULT,
+    ),
+    "Gen6": (h100, "", link("16", "16", "64.0 GT/s PCIe", "64.0 GT/s PCIe"), {}),
+    "Gen6, idle": (h100, "", link("2", "16", "64.0 GT/s PCIe", "64.0 GT/s PCIe"), {}),
+    "a Gen6 card at Gen5": (h100, "mlx5_3", link("8", "16", GEN5, "64.0 GT/s PCIe"), A_FAULT),
+    # No link to tell of: virtual functions, and what hypervisors make.
+    "all zeros": (h100, "", link(*ZERO), {}),
+    "zeros in one": (h100, "mlx5_3", link(*ZERO), {}),
+    "zeros now": (h100, "", link("0", "16", "Unknown", GEN5), {}),
+    "zeros now, an older kernel": (h100, "", link("0", "16", "Unknown speed", GEN5), {}),
+    "no maximum either": (h100, "", link("0", "255", "Unknown", "Unknown"), {}),
+    "no files": (h100, "", dict.fromkeys(LINK), {}),
+    # What no link says.
+    **{f"lanes {text!r}": (h100, "mlx5_3", link(text), UNTOLD)
+       for text in ("63", "3", "-1", "255", "65535", "4294967295", "", "Unknown", "16x", "0x10",
+                    "Input/output error", "Invalid argument", "N/A")},
+    **{f"most lanes {text!r}": (h100, "mlx5_3", link("16", text), UNTOLD)
+       for text in ("63", "-1", "255", "0", "8", "", "Invalid argument")},
+    **{f"speed {text!r}": (h100, "mlx5_3", link("16", "16", text), UNTOLD)
+       for text in ("Unknown", "Unknown speed", "63", "-1", "0", "0.0 GT/s PCIe", "31 GT/s", "",
+                    "255.0 GT/s PCIe", "32.0 GT/s XYZ", "Input/output error")},
+    **{f"highest speed {text!r}": (h100, "mlx5_3", link("16", "16", GEN5, text), UNTOLD)
+       for text in ("Unknown", GEN4, "-1", "", "Permission denied")},
+    "lanes gone": (h100, "mlx5_3", {"current_link_width": None}, UNTOLD),
+    "speed gone": (h100, "mlx5_3", {"current_link_speed": None}, UNTOLD),
+    "no lanes, with a speed": (h100, "mlx5_3", link("0"), UNTOLD),
+    "the slot's lanes make no sense": (
+        h100, "mlx5_3", link("8", "16", GEN5, GEN5, slot=("63", GEN5)), UNTOLD,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PCIE)
+def test_a_pcie_link(case: str) -> None:
+    devices, which, values, expected = PCIE[case]
+    files = ib_tree(devices())
+    for name in [which] if which else sorted({path.partition("/")[0] for path in files}):
+        if name == "mlx5_bond_0" and not which:
+            continue
+        for file, text in values.items():
+            files.pop(f"{name}/device/{file}", None)
+            if text is not None:
+                files[f"{name}/device/{file}"] = f"{text}\n"
+    assert wrong(checks, parsed(files)) == expected
+
+
+def pcie_of(files: Files, more: str = "", want: Policy | None = None) -> str:
+    return wrong(checks, parsed(files, more), want or Policy()).get("pcie", "")
+
+
+def test_a_pcie_link_is_judged_where_its_adapter_is_in_use() -> None:
+    narrow = {"lanes": 8}
+    files = ib_tree(h100(), mlx5_3=narrow)
+    assert pcie_of(files) == "fail"
+    assert pcie_of(files, "virtual=mlx5_3\n") == ""
+    for named, status in (("mlx5_0/1", ""), ("mlx5_3/1", "fail")):
+        assert pcie_of(files, want=make_policy({"rdma_ports": {named: {}}})) == status
+    half = {f"mlx5_{at}": {**DISABLED, "lanes": 8} for at in range(4, 8)}
+    assert pcie_of(ib_tree(h100(), **half)) == ""
+
+
+def test_a_pcie_link_that_is_not_that_of_a_slot_is_not_judged() -> None:
+    """EFA's registers are its hypervisor's. A ConnectX-8 has a switch, with a GPU behind it."""
+    files = dict(function("efa", 3, link_layer="Unknown", netdev=""))
+    files |= {f"efa3/device/{name}": text for name, text in link("8", "16", GEN4, GEN5).items()}
+    assert pcie_of(files) == ""
+    lone = {"rate": "800 Gb/sec (4X XDR)", "speed": GEN5}
+    for model, status in (("MT4129", "warn"), ("MT4131", "")):
+        found = ib_tree(h100()[:1], mlx5_0={**lone, "hca_type": model})
+        found["mlx5_0/device/max_link_speed"] = "64.0 GT/s PCIe\n"
+        assert pcie_of(found) == status
+
+
+def test_an_adapter_in_two_slots_has_the_bandwidth_of_both() -> None:
+    """Socket Direct: each half has 16 lanes of Gen3, for one port of 200 Gb/s."""
+    fields = {"speed": GEN3, "rate": "200 Gb/sec (4X HDR)"}
+    files = ib_tree(a100()[:2], mlx5_0=fields, mlx5_1=fields)
+    assert pcie_of(files) == "warn"
+    for other, status in (("1", ""), ("2", "warn")):
+        guids = {f"mlx5_{at}/sys_image_guid": guid for at, guid in enumerate(("1", other))}
+        assert pcie_of({**files, **guids}) == status
+
+
+def test_a_slingshot_adapter_has_a_pcie_link() -> None:
+    files = {
+        "cxi0/device/uevent": "DRIVER=cxi_ss1\nPCI_SLOT_NAME=0000:21:00.0",
+        "cxi0/device/port/link": "up",
+        "cxi0/device/port/speed": "BS_200G",
+    }
+    for width, status in (("16", None), ("8", "fail")):
+        values = link(width, "16", GEN4, GEN4)
+        shown = {**files, **{f"cxi0/device/{name}": text for name, text in values.items()}}
+        assert wrong(checks, parsed(shown, root="/sys/class/cxi")).get("pcie") == status
+
+
+def test_what_a_pcie_finding_says() -> None:
+    seen = parsed(ib_tree(h100(), mlx5_3={"lanes": 8}))
+    found = by_name(checks, seen)["pcie"]
+    assert found.actual == "mlx5_3: 8 lanes at 32 GT/s, able to do 16 lanes"
+    assert found.source == "/sys/class/infiniband/mlx5_3/device/current_link_width"
+    assert "mlx5_3 at 0000:5e:00.0" in found.fix
+    assert rdma.compared(seen)["mlx5_3.pcie"] == "8 lanes at 32 GT/s"
+    assert rdma.compared(seen)["mlx5_0.pcie"] == "16 lanes at 32 GT/s"
