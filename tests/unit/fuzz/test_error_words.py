@@ -92,7 +92,7 @@ FIELDS = (
     Field("ptrace", "ptrace", "live=(.*)", "1", "ptrace.scope"),
     Field("ptrace", "sysctl", "ptrace_scope = (.*)", "1", "ptrace.scope"),
     Field("core_dumps", "core_dumps", "live=(.*)", "core", "core_dumps.pattern"),
-    Field("core_dumps", "core_dumps", "directory=(.*)", "755", "core_dumps.directory"),
+    Field("core_dumps", "core_dumps", r"way=(\S+) \d+ /var/crash", "755", "core_dumps.directory"),
     Field("core_dumps", "core_dumps", "d /var/crash (1777)", "0755", "core_dumps.retention"),
     Field("core_dumps", "core_dumps", "d /var/crash .* (14d)", "1d", "core_dumps.retention"),
     Field("core_dumps", "sysctl", "core_pattern = (.*)", "core", "core_dumps.pattern"),
