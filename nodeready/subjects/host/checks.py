@@ -272,7 +272,13 @@ def stuck(seen: Host, want: Policy) -> Result:
     return warn(check, "none", actual, source, "look again in a minute")
 
 
-@check("host.zombies", fix=("end or repair pid PARENT: its children go with it",))
+@check(
+    "host.zombies",
+    fix=(
+        "end or repair pid PARENT: its children go with it",
+        "end or repair their parents: ps -eo ppid,stat,comm",
+    ),
+)
 def zombies(seen: Host, want: Policy) -> Result:
     """No process leaves many ended children behind: each keeps its pid until it is waited for."""
     check, few = "host.zombies", f"fewer than {ZOMBIES}"
@@ -281,6 +287,9 @@ def zombies(seen: Host, want: Policy) -> Result:
     if seen.zombies < ZOMBIES:
         return ok(check, few, str(seen.zombies))
     worst = [f"{p.count} of {p.name or '?'} (pid {p.pid})" for p in seen.zombie_parents]
+    if not worst:
+        fix = "end or repair their parents: ps -eo ppid,stat,comm"
+        return warn(check, few, f"{seen.zombies}", "/proc", fix)
     parent = seen.zombie_parents[0].pid
     fix = f"end or repair pid {parent}: its children go with it"
     return warn(check, few, f"{seen.zombies}: {named(worst)}", f"/proc/{parent}", fix)
