@@ -8,7 +8,7 @@ from nodeready.deploy import py_spy_binary
 from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
-from nodeready.subjects.base import COMPANIONS, FOLDERS
+from nodeready.subjects.access import COMPANIONS, FOLDERS
 from nodeready.subjects.debug_tools.facts import (
     DIGESTS,
     MANAGERS,

@@ -9,7 +9,8 @@ from nodeready.deploy.actions import Action, PlanError, Run, WriteFile
 from nodeready.deploy.step import name_after, own_file, step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.base import chmod_mends, is_own
+from nodeready.subjects.access import chmod_mends
+from nodeready.subjects.base import is_own
 from nodeready.subjects.pdsh.checks import (
     TYPE,
     has_block,

@@ -9,7 +9,7 @@ from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script,
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.base import READ, chmod_mends
+from nodeready.subjects.access import READ, chmod_mends
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.checks import (
     expected,

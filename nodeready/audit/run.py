@@ -16,8 +16,7 @@ from nodeready.policy import Policy
 from nodeready.policy.load import digest
 from nodeready.subjects.context import counted
 from nodeready.subjects.nics.facts import Nics
-from nodeready.subjects.registry import COUNTING
-from nodeready.subjects.selection import Selection
+from nodeready.subjects.registry import COUNTING, Selection
 from nodeready.text import now
 from nodeready.transport.base import Met
 from nodeready.transport.look import NOT_LOOKED_AT, Look

@@ -15,7 +15,7 @@ from nodeready.cli.start import Common, Nodes, look, over_ssh, remember_failed
 from nodeready.reports.nagios import state as nagios_code
 from nodeready.reports.registry import Options, names
 from nodeready.reports.text import nodes as folded
-from nodeready.subjects.selection import Selection, SelectionError, select
+from nodeready.subjects.registry import Selection, SelectionError, select
 from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look

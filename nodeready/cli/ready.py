@@ -23,8 +23,7 @@ from nodeready.policy.fields import USER_NAME
 from nodeready.policy.load import PolicyError
 from nodeready.reports.nagios import state as nagios_code
 from nodeready.reports.registry import names
-from nodeready.subjects.registry import LOOKED_AT, SUBJECTS
-from nodeready.subjects.selection import Selection, SelectionError, select
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection, SelectionError, select
 from nodeready.text import counted, now
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ def run(policy: Policy, given: Namespace) -> int:
     """`audit`. Returns the exit code. Raises PolicyError for a selection without a check."""
     from nodeready.audit.document import audit_code
     from nodeready.healthcheck import here
-    from nodeready.subjects.selection import SelectionError, select
+    from nodeready.subjects.registry import SelectionError, select
 
     try:
         chosen = select(given.only, given.skip, here.SEEN)
@@ -104,7 +104,7 @@ def run_ready(policy: Policy, given: Namespace) -> int:
     """`ready`. Returns the exit code. Raises PolicyError for an option that is wrong."""
     from nodeready.audit.document import ready_code
     from nodeready.healthcheck import here
-    from nodeready.subjects.selection import select
+    from nodeready.subjects.registry import select
 
     policy = _changed(policy, given)
     chosen = select(subjects=here.SEEN if given.no_proofs else (*here.SEEN, "proof"))

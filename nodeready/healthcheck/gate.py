@@ -204,7 +204,7 @@ def _problem(error: OSError, path: str) -> str:
 def record(policy: Policy, given: Namespace) -> int:
     """`record`: audit, and keep the verdict and the Prometheus textfile. Returns the exit code."""
     from nodeready.healthcheck import here
-    from nodeready.subjects.selection import select
+    from nodeready.subjects.registry import select
 
     audit = here.audit(policy, select(subjects=here.SEEN))
     found, problems = keep(audit, policy)
@@ -223,7 +223,7 @@ def prolog(policy: Policy, given: Namespace) -> int:
     found = read(digest([policy]), policy.gate_max_age_s)
     if found is None or not found.go:
         from nodeready.healthcheck import here
-        from nodeready.subjects.selection import select
+        from nodeready.subjects.registry import select
 
         left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
         # Kept back for Slurm, should the look take all the time that it has.
@@ -245,7 +245,7 @@ def healthcheck(policy: Policy, given: Namespace) -> int:
     """`healthcheck`: `record`, and tell Slurm. Returns the exit code, 1 when a part failed."""
     from nodeready.healthcheck import here
     from nodeready.healthcheck.drain import SCONTROL_S, tell
-    from nodeready.subjects.selection import select
+    from nodeready.subjects.registry import select
 
     left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
     found, problems = keep(here.audit(policy, select(subjects=here.SEEN), left), policy)

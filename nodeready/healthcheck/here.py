@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.policy import Policy
 from nodeready.policy.load import digest
-from nodeready.subjects.registry import LOOKED_AT, SUBJECTS
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection
 from nodeready.subjects.result import Result, na
-from nodeready.subjects.selection import Selection
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client.facts import SshClient
 from nodeready.text import now

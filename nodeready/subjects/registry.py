@@ -1,6 +1,7 @@
-"""The registry of the subjects: a line for each, in the order of the reports and of a deploy.
+"""The registry of the subjects, a line for each, and the choice among their checks.
 
-A subject declares itself (`Subject`, in its checks), and no other list names it. In a deploy,
+A subject declares itself (`Subject`, in its checks), and no other list names it. The order of the
+lines is that of the reports and of a deploy. In a deploy,
 debug_tools needs the network and comes behind the subjects that do not: a package mirror that is
 down stops nothing else. The gate comes last: a node judges itself when all the rest is in place.
 """
@@ -25,10 +26,13 @@ from nodeready.subjects.host.checks import SUBJECT as host
 from nodeready.subjects.proof.checks import SUBJECT as proof
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from nodeready.subjects.declare import OBSERVED as OBSERVED, Page, Subject
 from nodeready.policy.fields import closest
 from nodeready.subjects.base import Probe, own_files
+from nodeready.subjects.result import Result
 
 SUBJECTS: dict[str, Subject] = {
     found.name: found for found in list(vars().values()) if isinstance(found, Subject)
@@ -73,3 +77,90 @@ def meant(word: str) -> str:
         near = closest(subject, SUBJECTS)
         known = [one for one in known if near and one.startswith(near)] or known
     return closest(word, known, cutoff=0.5)
+
+
+# --- Which checks a command makes: ``--only`` and ``--skip``, with ids, subjects and globs.
+
+
+class SelectionError(ValueError):
+    """A word that selects no check, or words that leave none."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen checks.
+
+    checks: their ids, in the order of the reports
+    """
+
+    checks: tuple[str, ...]
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """Their subjects, in order."""
+        return tuple(dict.fromkeys(check.partition(".")[0] for check in self.checks))
+
+    def of(self, results: Iterable[Result]) -> list[Result]:
+        """The results of these checks. A subject that could not be observed stays."""
+        ids = {*self.checks, *(f"{subject}.{OBSERVED}" for subject in self.subjects)}
+        return [result for result in results if result.check in ids]
+
+
+def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
+    """The ids that one option's words, separated by commas, select. Raises SelectionError."""
+    ids = _ids(subjects)
+    found: set[str] = set()
+    for word in (part.strip() for part in words.split(",")):
+        if not word:
+            continue
+        pattern = f"{word}.*" if word in subjects else word
+        matched = {check for check in ids if fnmatchcase(check, pattern)}
+        if not matched:
+            named = SUBJECTS.get(word.partition(".")[0])
+            if named is not None and named.name not in (*subjects, *CHANGED):
+                by = "proved, by nodeready ready"
+                if named.probe is not None:
+                    by = "only looked at, by nodeready audit"
+                raise SelectionError(f"{option} {word}: is {by}")
+            close = closest(word, [*subjects, *ids])
+            meant = f"did you mean {close}?" if close else "there are " + ", ".join(subjects)
+            raise SelectionError(f"{option} {word}: no such check or subject; {meant}")
+        found |= matched
+    if not found:
+        raise SelectionError(f"{option}: no check or subject named")
+    return found
+
+
+def _ids(subjects: Iterable[str]) -> list[str]:
+    return [check for name, one in SUBJECTS.items() if name in subjects for check in one.ids()]
+
+
+def select(
+    only: str | None = None, skip: str | None = None, subjects: Iterable[str] = LOOKED_AT
+) -> Selection:
+    """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas.
+
+    subjects: those that the command can judge
+    Raises SelectionError for a word that means nothing, and when nothing is left.
+    """
+    subjects = tuple(subjects)
+    chosen = set(_ids(subjects)) if only is None else _matching("--only", only, subjects)
+    if skip is not None:
+        chosen -= _matching("--skip", skip, subjects)
+    if not chosen:
+        raise SelectionError("--skip leaves no check to make")
+    return Selection(tuple(check for check in _ids(subjects) if check in chosen))
+
+
+def select_whole(only: str | None, subjects: Iterable[str]) -> tuple[str, ...]:
+    """The subjects of ``--only`` for a command that can do no part of one, in order.
+
+    subjects: those that the command can do
+    Raises SelectionError as ``select`` does, and for words that mean a part of a subject.
+    """
+    subjects = tuple(subjects)
+    chosen = select(only, subjects=subjects)
+    parts = [name for name in chosen.subjects if not {*_ids([name])} <= {*chosen.checks}]
+    if parts:
+        raise SelectionError(f"--only {only}: a subject is changed as a whole: {', '.join(parts)}")
+    return chosen.subjects

@@ -330,7 +330,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 def _names(kind: Any) -> tuple[str, ...]:
     if kind not in _FIELDS:
         found = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-        _FIELDS[kind] = tuple(field.name for field in found)
+        _FIELDS[kind] = tuple(field.name for field in found if field.repr)
     return _FIELDS[kind]
 
 
@@ -338,7 +338,8 @@ def plain(observed: Any) -> Any:
     """An observation as dicts, lists, text and numbers.
 
     A subject that could not be observed is ``{"unknown": reason}``; a file's content is only
-    counted; what is no number in JSON (infinity) is None.
+    counted; what is no number in JSON (infinity) is None. A dataclass's field with ``repr=False``
+    is what its other fields are made of, and left out.
     """
     if observed is None or isinstance(observed, (str, int)):
         return observed

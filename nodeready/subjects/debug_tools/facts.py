@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.subjects.base import (
+from nodeready.subjects.access import (
     ACCESS,
     COMPANIONS,
     EXECUTE,
@@ -18,14 +18,11 @@ from nodeready.subjects.base import (
     PACKAGED,
     SCRIPT_BYTES,
     Access,
-    Output,
-    Probe,
-    ProbeError,
-    Section,
     Stuck,
     parse_access,
     stuck,
 )
+from nodeready.subjects.base import Output, Probe, ProbeError, Section
 
 PY_SPY = "/usr/local/bin/py-spy"
 #: What root has noted of that program when root put it there: its sha256, and inode, size and

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.base import COMPANIONS, Line, beatable, chmod_mends, stuck
+from nodeready.subjects.access import COMPANIONS, chmod_mends, stuck
+from nodeready.subjects.base import Line, beatable
 from nodeready.subjects.declare import Subject, check, deploy
 from nodeready.subjects.pdsh.facts import (
     ENVIRONMENT,

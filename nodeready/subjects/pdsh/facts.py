@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from nodeready import shell
 from nodeready.policy import Policy
+from nodeready.subjects.access import ACCESS, Access, parse_access
 from nodeready.subjects.base import (
-    ACCESS,
-    Access,
     Line,
     Output,
     Probe,
@@ -19,7 +18,6 @@ from nodeready.subjects.base import (
     decoded,
     file_lines,
     number,
-    parse_access,
 )
 
 VARIABLE = "PDSH_RCMD_TYPE"

@@ -16,7 +16,7 @@ from nodeready.policy import Policy
 from nodeready.subjects import sysctl
 from nodeready.subjects.base import Output, Probe, ProbeError, Section, number
 from nodeready.subjects.ports import firewall
-from nodeready.subjects.ports.firewall import Firewall
+from nodeready.subjects.ports.firewall import Firewall, among
 from nodeready.subjects.ports.netfilter import is_virtual
 
 # --- The sockets: all that listen, and those that hold one of the policy's ports.
@@ -374,11 +374,7 @@ def _hosts(output: Output) -> tuple[str, ...]:
 
 def with_peers(seen: Ports, addresses: tuple[str, ...]) -> Ports:
     """The observation, with the packet filter judged for these addresses of the run's nodes."""
-    judge = seen.firewall.judge
-    if judge is None:
-        return seen
-    found = replace(judge(addresses, True), tools=seen.firewall.tools, judge=judge)
-    return replace(seen, firewall=found)
+    return replace(seen, firewall=among(seen.firewall, addresses))
 
 
 def with_trial(seen: Ports) -> Ports:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import shlex
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Section
@@ -822,7 +822,8 @@ class Firewall:
     networks: the node's own networks from which peers get in, where the verdict depends on that
     peers:   how many of the other nodes that are known it is, ``2 of 14``; "" for all
     tried:   what depended on ``rule`` was tried between the nodes, and they all connected
-    judge:   the same for the addresses of the fleet's nodes; None: nothing to judge
+    filter:  the rules, and the node's addresses, by which the connections with other nodes are
+             judged once these are known; None: nothing to judge
     """
 
     verdict: str
@@ -838,9 +839,7 @@ class Firewall:
     beside: str = ""
     peers: str = ""
     tried: bool = False
-    judge: Callable[[tuple[str, ...], bool], Firewall] | None = field(
-        default=None, compare=False, repr=False
-    )
+    filter: Filter | None = field(default=None, compare=False, repr=False)
 
 
 _NEEDS_ROOT = "the rules can be seen by root alone (CAP_NET_ADMIN)"
@@ -973,8 +972,15 @@ def parse(
         rules = _ruleset(tuple(texts))
     except ValueError as error:
         return _unknown(str(error), tools)
-    node = _Node(rules, policy.port_range, addresses, networks, ephemeral)
-    return replace(node.judged(peers, False), tools=tools, judge=node.judged)
+    seen = Filter(rules, policy.port_range, addresses, networks, ephemeral)
+    return replace(seen.judged(peers), tools=tools, filter=seen)
+
+
+def among(seen: Firewall, nodes: tuple[str, ...]) -> Firewall:
+    """The same, with the addresses of the fleet's nodes known, and no others."""
+    if seen.filter is None:
+        return seen
+    return replace(seen.filter.judged(nodes, sure=True), tools=seen.tools, filter=seen.filter)
 
 
 #: So many other nodes are tried of each network: the rules treat few of them in ways of their own.
@@ -995,23 +1001,30 @@ class _Seen:
     few: str = ""
 
 
-class _Node:
-    """A node's rules, addresses and networks."""
+@dataclass(frozen=True)
+class Filter:
+    """A node's rules, the policy's ports, the node's addresses and networks.
 
-    def __init__(
-        self,
-        rules: Ruleset,
-        ports: Range,
-        addresses: tuple[str, ...],
-        networks: tuple[tuple[str, str], ...],
-        ephemeral: Range | None,
-    ) -> None:
-        self.rules, self.ports, self.addresses = rules, ports, addresses
-        self.networks = [(name, text, span) for name, text in networks if (span := span_of(text))]
-        self.ephemeral = ephemeral
-        self.own = [span_of(address) for address in addresses]
+    named:     (interface, ``10.1.0.0/16``)
+    ephemeral: the ports from which the node's programs connect; None: Linux's default
+    """
 
-    def judged(self, peers: tuple[str, ...], sure: bool) -> Firewall:
+    rules: Ruleset
+    ports: Range
+    addresses: tuple[str, ...]
+    named: tuple[tuple[str, str], ...]
+    ephemeral: Range | None
+
+    @cached_property
+    def networks(self) -> list[tuple[str, str, tuple[int, int, int]]]:
+        """Interface, network, and the network's version of IP, first and last address."""
+        return [(name, text, span) for name, text in self.named if (span := span_of(text))]
+
+    @cached_property
+    def own(self) -> list[tuple[int, int, int] | None]:
+        return [span_of(address) for address in self.addresses]
+
+    def judged(self, peers: tuple[str, ...], *, sure: bool = False) -> Firewall:
         """What happens to the connections with these hosts, or with any of the node's networks.
 
         sure: these are the fleet's nodes, and no others

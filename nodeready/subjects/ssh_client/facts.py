@@ -17,16 +17,8 @@ from typing import NamedTuple
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.base import (
-    ACCESS,
-    Access,
-    Line,
-    Output,
-    Probe,
-    Section,
-    file_lines,
-    parse_access,
-)
+from nodeready.subjects.access import ACCESS, Access, parse_access
+from nodeready.subjects.base import Line, Output, Probe, Section, file_lines
 from nodeready.subjects.nics import routes
 from nodeready.subjects.nics.routes import Address
 from nodeready.subjects.sysctl import Setting

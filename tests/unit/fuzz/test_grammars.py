@@ -24,14 +24,8 @@ from nodeready.node.stacks import py_spy
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError, make_policy
 from nodeready.subjects import snapshot, sysctl, wire
-from nodeready.subjects.base import (
-    ACCESS,
-    Output,
-    ProbeError,
-    decoded,
-    file_lines,
-    parse_access,
-)
+from nodeready.subjects.access import ACCESS, parse_access
+from nodeready.subjects.base import Output, ProbeError, decoded, file_lines
 from nodeready.subjects.debug_tools.facts import parse_versions
 from nodeready.subjects.gpus import amd
 from nodeready.subjects.host import clock, mounts, processes

@@ -6,14 +6,8 @@ import pytest
 
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.base import (
-    READ,
-    WRITTEN_FOLDERS,
-    Output,
-    ProbeError,
-    parse_access,
-    stuck,
-)
+from nodeready.subjects.access import READ, WRITTEN_FOLDERS, parse_access, stuck
+from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.debug_tools.facts import Broken, DebugTools, unusable
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.ssh_client.checks import known_hosts, named_file, options, where_of

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.subjects.registry import CHANGED, LOOKED_AT, SUBJECTS, check_ids
+from nodeready.subjects.registry import (
+    CHANGED,
+    LOOKED_AT,
+    SUBJECTS,
+    SelectionError,
+    check_ids,
+    select,
+    select_whole,
+)
 from nodeready.subjects.result import fail, unknown
-from nodeready.subjects.selection import SelectionError, select, select_whole
 
 
 def test_nothing_said_is_everything_in_the_order_of_the_reports():

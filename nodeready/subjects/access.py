@@ -1,0 +1,293 @@
+"""What an ordinary user of a node may read and run, by the modes of files and directories.
+
+A look is root's, and root may read everything. So the look brings the mode of each file that
+users' programs read, of each program that users run, and of every directory on the way there. A
+user who is neither the owner nor in the group has the bits for others (path_resolution(7)).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nodeready.subjects.base import Output, Section
+
+if TYPE_CHECKING:
+    from nodeready.policy import Policy
+
+#: The directories of PATH that are in every node's; what stands elsewhere is not changed.
+FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+#: What ssh and the shells of every user read; a pattern of the shell is a star at most.
+OPEN_FILES = (
+    "/etc/ssh/ssh_known_hosts",
+    "/etc/ssh/ssh_config",
+    "/usr/etc/ssh/ssh_config",
+    "/etc/ssh/ssh_config.d/*.conf",
+    "/usr/etc/ssh/ssh_config.d/*.conf",
+    "/etc/profile.d/*nodeready*",
+    "/etc/pdsh/rcmd_default",
+    *(f"{parent}/pdsh/sshcmd.so" for parent in ("/usr/lib", "/usr/lib64", "/usr/lib/*")),
+)
+#: The directories of the files that a deploy writes, beside the policy's directory of cores; a
+#: pattern of the shell is a star. The sections that ask for their modes need no process then.
+WRITTEN_FOLDERS = (
+    "/etc/sysctl.d",
+    "/etc/tmpfiles.d",
+    "/etc/systemd/coredump.conf.d",
+    "/etc/security/limits.d",
+    "/etc/systemd/system/*.service.d",
+    "/etc/ssh/ssh_config.d",
+    "/etc/profile.d",
+    "/etc/default/grub.d",
+    "/etc/systemd/system",
+    "/etc/cron.d",
+    "/etc/nodeready",
+    "/usr/local/lib/nodeready",
+)
+#: Program -> the programs that it cannot do without: Debian's pdsh is a script around pdsh.bin.
+COMPANIONS = {"pdsh": ("pdsh.bin",)}
+#: So many of the policy's packages at most are asked for their libraries: each costs a process.
+MAX_LOADED = 8
+#: glibc's loader, on each kind of machine: it says which libraries a program finds, and does not
+#: start the program (ld.so(8), --list).
+_LOADERS = (
+    "/lib64/ld-linux-x86-64.so.2",
+    "/lib/ld-linux-aarch64.so.1",
+    "/lib64/ld64.so.2",
+    "/lib/ld-linux-riscv64-lp64d.so.1",
+)
+#: Of the dynamic loader, when a program lacks a library; what follows names it.
+UNLOADED = "error while loading shared libraries: "
+
+#: Permission bits of others.
+READ, EXECUTE = 0o4, 0o1
+
+
+def _access_script(policy: Policy) -> str:
+    names = ("ssh", *(name for name in policy.packages if name != "ssh"))
+    programs = tuple(dict.fromkeys(n for one in names for n in (one, *COMPANIONS.get(one, ()))))
+    plain = " ".join(name for name in programs if _PROGRAM_NAME.fullmatch(name))
+    folders = (*WRITTEN_FOLDERS, policy.core_pattern.rpartition("/")[0])
+    ways = (way for one in folders for way in (*parents(one)[1:], one))
+    asked = [way for way in dict.fromkeys(ways) if _FOLDER.fullmatch(way)]
+    # Each directory once: /bin is often a link to /usr/bin. ssh is asked itself.
+    return rf"""
+    nr_loader=
+    for nr_file in {" ".join(_LOADERS)}; do
+        if [ -x "$nr_file" ]; then nr_loader=$nr_file; break; fi
+    done
+    set --
+    for nr_file in {" ".join(OPEN_FILES)}; do
+        if [ -e "$nr_file" ] || [ -L "$nr_file" ]; then set -- "$@" "$nr_file"; fi
+    done
+    nr_count=0 nr_words='{UNLOADED}'
+    for nr_name in {plain}; do
+        nr_first=
+        IFS=:
+        for nr_dir in $PATH; do
+            nr_file=$nr_dir/$nr_name
+            case $nr_file in /*) ;; *) continue ;; esac
+            if [ -L "$nr_dir" ] && [ "$nr_dir" -ef "/usr$nr_dir" ]; then continue; fi
+            if [ -f "$nr_file" ] || [ -L "$nr_file" ]; then
+                set -- "$@" "$nr_file"
+                nr_first=${{nr_first:-$nr_file}}
+            fi
+        done
+        unset IFS
+        if [ -s "$nr_first" ] && [ -x "$nr_first" ] && [ -r "$nr_first" ] &&
+            [ -n "$nr_loader" ] && [ ! -e "$nr_first.bin" ] &&
+            [ "$nr_name" != ssh ] && [ "$nr_count" -lt {MAX_LOADED} ]; then
+            nr_count=$((nr_count + 1))
+            nr_out=$("$nr_loader" --list "$nr_first" 2>&1) || case $nr_out in
+            *"$nr_words"*) nr_say unloaded "$nr_first ${{nr_out##*"$nr_words"}}" ;;
+            *' not found (required by '*) nr_say unloaded "$nr_first ${{nr_out#*: }}" ;;
+            esac
+        fi
+    done
+    nr_folders='{" ".join(asked)}'
+    nr_rights "$@"
+    """
+
+
+_FOLDER = re.compile(r"/[A-Za-z0-9/._+*-]+")
+_PROGRAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,80}")
+_AT = re.compile(r"([0-9a-f]{1,8}) (\d{1,10}) (\d{1,10}) (\d{1,20}) (/.*)")
+
+
+@dataclass(frozen=True)
+class Inode:
+    """A file or directory: its mode with its type (stat(2), st_mode), owner, group and size."""
+
+    mode: int
+    uid: int
+    gid: int
+    size_bytes: int
+
+    @property
+    def directory(self) -> bool:
+        return self.mode & 0o170000 == 0o040000
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """What keeps ordinary users from a file.
+
+    path:    the file, or the directory on the way to it
+    words:   what is wrong, with the path
+    members: the members of a group that is not root's are let through: somebody chose who may
+    ours:    the mode alone is wrong, and what has it is root's
+    dangling: it is a link that leads nowhere
+    """
+
+    path: str
+    words: str
+    members: bool = False
+    ours: bool = True
+    dangling: bool = False
+
+
+@dataclass(frozen=True)
+class Access:
+    """The modes of what users read and run.
+
+    seen:     path -> what is there, links followed; without what is not there
+    links:    path -> the real path of a link; "": the link leads nowhere
+    unloaded: program -> why it does not start, in the loader's words
+    """
+
+    seen: Mapping[str, Inode] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    unloaded: Mapping[str, str] = field(default_factory=dict)
+
+    def barrier(self, path: str, bits: int = READ) -> Barrier | None:
+        """The first of `barriers`; None: nothing that the modes tell."""
+        return next(self.barriers(path, bits), None)
+
+    def barriers(self, path: str, bits: int = READ) -> Iterator[Barrier]:
+        """What keeps ordinary users from using this file so, in the order of the way there.
+
+        bits: READ, EXECUTE or both
+        """
+        real = self.links.get(path)
+        if real == "":
+            words = f"{path} is a link that leads nowhere"
+            yield Barrier(path, words, ours=False, dangling=True)
+            return
+        for directory in (*parents(path), *(parents(real) if real else ())):
+            there = self.seen.get(directory)
+            if there is not None and not there.mode & EXECUTE:
+                yield _closed(directory, there, EXECUTE, "enter")
+        there = self.seen.get(path)
+        if there is not None and not there.directory and there.mode & bits != bits:
+            yield _closed(path, there, bits, "run" if bits & EXECUTE else "read")
+
+    def programs(self, name: str) -> list[str]:
+        """The programs of this name in the directories of PATH, in the order of PATH; behind them
+        the links that lead nowhere."""
+        found = dict.fromkeys((*self.seen, *self.links))
+        return [
+            path for path in found if path.endswith(f"/{name}") and not self._is_directory(path)
+        ]
+
+    def _is_directory(self, path: str) -> bool:
+        there = self.seen.get(path)
+        return there is not None and there.directory
+
+
+def parents(path: str) -> list[str]:
+    """The directories on the way to a path, from the root."""
+    words = path.split("/")[1:-1]
+    return ["/", *("/" + "/".join(words[: count + 1]) for count in range(len(words)))]
+
+
+def _closed(path: str, there: Inode, bits: int, verb: str) -> Barrier:
+    group = there.mode >> 3
+    members = there.gid != 0 and group & bits == bits
+    who = f" of uid {there.uid}" if there.uid else ""
+    only = f": only members of gid {there.gid} can {verb} it" if members else ""
+    words = f"{path}{who} has mode {there.mode & 0o7777:o}{only or f': users cannot {verb} it'}"
+    return Barrier(path, words, members, there.uid == 0)
+
+
+def chmod_mends(barrier: Barrier, path: str) -> bool:
+    """Whether a deploy opens what keeps users from ``path``, a path that this program chose: the
+    file, or a directory of root's on the way to it."""
+    near = barrier.path == path or barrier.path in parents(path)
+    return near and barrier.ours and not barrier.members
+
+
+#: Where a package puts its programs; what stands elsewhere was put there by somebody.
+PACKAGED = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
+#: A script is smaller than that, a program larger.
+SCRIPT_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A program that ordinary users cannot run.
+
+    path:   of the program, or of the directory on the way to it
+    words:  what is wrong
+    mend:   ``chmod``: of the path; ``reinstall``: of the package that has the file; "": a person
+    chosen: somebody let the members of a group alone run it
+    """
+
+    path: str
+    words: str
+    mend: str = ""
+    chosen: bool = False
+
+
+def stuck(access: Access, program: str) -> Stuck | None:
+    """What keeps ordinary users from running the program that their shell finds; None: nothing.
+
+    A shell takes the first file of PATH that its user may run, whatever is in it (execvp(3)).
+    """
+    first, closed = None, ""
+    for path in access.programs(program):
+        there = access.seen.get(path)
+        # A shell reads its script.
+        script = there is not None and there.size_bytes < SCRIPT_BYTES
+        barrier = access.barrier(path, EXECUTE | READ if script else EXECUTE)
+        if barrier is not None:
+            first, closed = (first, closed) if first else (barrier, path)
+            continue
+        mend = "reinstall" if path.rpartition("/")[0] in PACKAGED else ""
+        if there is not None and not there.size_bytes:
+            return Stuck(path, f"{path} is empty", mend)
+        if path in access.unloaded:
+            return Stuck(path, f"{path} does not start: {access.unloaded[path]}", mend)
+        return None
+    if first is None:
+        return None
+    folder = closed.rpartition("/")[0]
+    if first.dangling:
+        return Stuck(first.path, first.words, "reinstall" if folder in PACKAGED else "")
+    mend = "chmod" if folder in FOLDERS and chmod_mends(first, closed) else ""
+    return Stuck(first.path, first.words, mend, first.members)
+
+
+def parse_access(outputs: Mapping[str, Output]) -> Access:
+    """The modes; none where nobody asked. Raises ProbeError when the section did not end well."""
+    output = outputs.get(ACCESS.name)
+    if output is None:
+        return Access()
+    seen, links = dict[str, Inode](), dict[str, str]()
+    for row in output.all("at"):
+        match = _AT.fullmatch(row)
+        if match:
+            mode, uid, gid, size = int(match[1], 16), int(match[2]), int(match[3]), int(match[4])
+            seen[match[5]] = Inode(mode, uid, gid, size)
+    for row in output.all("link"):
+        path, _, real = row.partition(" ")
+        links[path] = real
+    said = dict(row.partition(" ")[::2] for row in output.all("unloaded"))
+    # Of a script the loader says that the script itself is no ELF file.
+    unloaded = {path: why for path, why in said.items() if not why.startswith(f"{path}:")}
+    return Access(seen, links, unloaded)
+
+
+ACCESS = Section("access", _access_script, first=True)
