@@ -140,12 +140,23 @@ class Reader:
             self.unread.append((field, said))
 
     def get(self, field: str, read: Callable[[Any], _Value | None], *paths: str) -> _Value | None:
-        """The field's value; None, and noted, where words stand in its place."""
+        """The field's value; None, and noted, where something else stands in its place."""
         value = self.raw(*paths)
         found = read(value)
-        if found is None and number(value) is None:
-            self.note(field, value)
+        if found is None:
+            self.missed(field, read, value)
         return found
+
+    def missed(self, field: str, read: Callable[[Any], Any], value: Any) -> None:
+        """Note words in the place of a value, and a number that the value cannot be.
+
+        Some numbers say that the device has no such value: those of `_NONE`.
+        """
+        said = number(value)
+        if said is None:
+            self.note(field, value)
+        elif read in _NONE and said not in _NONE[read]:
+            self.unread.append((field, (text(value) or "")[:80]))
 
 
 def number(value: Any) -> float | None:
@@ -180,6 +191,11 @@ def degrees(value: Any) -> int | None:
     return found if found is not None and 0 < found < 200 else None
 
 
+def limit(value: Any) -> int | None:
+    """Degrees Celsius of a limit; None for 0, a limit that is not set, and beyond 200."""
+    return degrees(value)
+
+
 def megabytes(value: Any) -> int | None:
     """An amount of memory in MiB: the tool's MB and GB are powers of 1024."""
     found = number(value)
@@ -192,6 +208,17 @@ def generation(value: Any) -> int | None:
     """The generation of PCI Express that has this speed in GT/s, or in MT/s (23.1 and older)."""
     found = number(value)
     return None if found is None else _GENERATIONS.get(found if found < 1000 else found / 1000)
+
+
+#: What reads a number -> the numbers that stand for no such value: 0 for no link and no sensor,
+#: all ones for no counter and no sensor (Linux' kgd_pp_interface.h, gpu_metrics).
+_NONE: Mapping[Callable[[Any], Any], tuple[float, ...]] = {
+    lanes: (0.0,),
+    generation: (0.0,),
+    degrees: (0.0, 65535.0),
+    limit: (0.0,),
+    count: (float((1 << 32) - 1), float(1 << 64)),
+}
 
 
 def pci_address(value: Any) -> str:
@@ -502,13 +529,13 @@ def _hottest(sensors: Iterable[tuple[int | None, int | None]]) -> tuple[int | No
 def _sensor(reader: Reader, kind: str, old: str) -> tuple[int | None, int | None]:
     """The degrees of one sensor of amd-smi, and where that sensor slows the GPU down."""
     field = "memory_temperature_c" if kind == "mem" else "temperature_c"
-    limit = "vram" if kind == "mem" else kind
+    name = "vram" if kind == "mem" else kind
     return (
         reader.get(field, degrees, f"temperature/{kind}", f"temperature/{kind}_temperature"),
         reader.get(
             field.replace("_c", "_limit"),
-            degrees,
-            f"limit/slowdown_{limit}_temperature",
+            limit,
+            f"limit/slowdown_{name}_temperature",
             f"limit/temperature_{old}",
         ),
     )
@@ -677,8 +704,14 @@ def parse_rocm_smi(printed: str, more: Kfd) -> Iterator[AmdGpu]:
         address = pci_address(card.get("pci bus"))
         said = reader.raw("pcie clock level")
         link = re.search(r"\(([0-9.]+)GT/s x([0-9]+)\)", text(said) or "")
+        speed, width = (link[1], link[2]) if link else (None, None)
         if link is None:
             reader.note("pcie_width", said)
+        else:
+            if generation(speed) is None:
+                reader.missed("pcie_generation", generation, speed)
+            if lanes(width) is None:
+                reader.missed("pcie_width", lanes, width)
         total = reader.get("memory_total_mb", number, "vram total memory (b)")
         used = reader.get("memory_used_mb", number, "vram total used memory (b)")
         # ROCm 5 calls the device's id "GPU ID", which is another number since ROCm 6.
@@ -712,8 +745,8 @@ def parse_rocm_smi(printed: str, more: Kfd) -> Iterator[AmdGpu]:
             ecc_uncorrectable_volatile=ras[0] if ras else None,
             ecc_correctable_volatile=ras[1] if ras else None,
             retired_pending=more.unreserved.get(address),
-            pcie_generation=generation(link[1]) if link else None,
-            pcie_width=lanes(link[2]) if link else None,
+            pcie_generation=generation(speed),
+            pcie_width=lanes(width),
             throttle=level,
             throttled=True if level else None,
             temperature_c=temperature,

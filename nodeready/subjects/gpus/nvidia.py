@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
@@ -69,6 +69,32 @@ def number(text: str) -> int | None:
     """The whole number of a count or a measure; None for any other text."""
     match = _NUMBER.fullmatch(text)
     return int(match[1]) if match else None
+
+
+#: What no counter shows, whatever it counts: all ones of 32 bits and more, as -1 is printed.
+_MOST = (1 << 32) - 1
+#: Lanes of a PCIe link (0: the tool's word for none), and its generations; what a sensor of a chip
+#: can show in C, and what T.Limit can. A register that cannot be read is all ones: 255, 65535, -1.
+_LANES = range(33)
+_GENERATIONS = range(8)
+_DEGREES = range(-60, 200)
+_LEFT = range(-200, 200)
+
+
+def count(text: str) -> int | None:
+    """A number of things; None for less than none, and for all ones."""
+    return _among(range(_MOST))(text)
+
+
+def _among(values: Container[int]) -> Callable[[str], int | None]:
+    """The reader of a number that is one of these."""
+
+    def read(text: str) -> int | None:
+        found = number(text)
+        # Whether None is in a range, Python finds out number by number.
+        return found if found is not None and found in values else None
+
+    return read
 
 
 class Element:
@@ -153,9 +179,11 @@ class Element:
         """The value that one of these words stands for."""
         return self.read(name, lambda text: words.get(_plain(text)), *paths, since=since)
 
-    def number(self, name: str, *paths: str, since: int = 0) -> int | None:
-        """The whole number with which the text begins, without its unit."""
-        return self.read(name, number, *paths, since=since)
+    def number(
+        self, name: str, *paths: str, since: int = 0, among: Container[int] = range(_MOST)
+    ) -> int | None:
+        """The whole number with which the text begins, without its unit; a count, or ``among``."""
+        return self.read(name, _among(among), *paths, since=since)
 
     def any(self, name: str, *paths: str, since: int = 0) -> bool | None:
         """True when one of the paths says yes, False when one says no; else None."""
@@ -409,8 +437,8 @@ def _slowdown(gpu: Element, now: int | None, left: int | None) -> int | None:
     slow, at = "temperature/gpu_temp_slow_threshold", "temperature/gpu_temp_slow_tlimit_threshold"
     name = "temperature_slowdown_c"
     if gpu.node.find(slow) is not None or gpu.node.find(at) is None:
-        return gpu.number(name, slow)
-    begins = gpu.number(name, at)
+        return gpu.number(name, slow, among=_DEGREES)
+    begins = gpu.number(name, at, among=_LEFT)
     if left is None and gpu.node.find("temperature/gpu_temp_tlimit") is None:
         gpu.miss(name, "gpu_temp_tlimit", "not shown")
     return None if now is None or left is None or begins is None else now + left - begins
@@ -505,7 +533,7 @@ def _uncorrectable(gpu: Element) -> int | None:
     name = "ecc_uncorrectable_volatile"
     own = gpu.total(name, "ecc_errors/volatile", "uncorrectable", "double_bit")
     path = "ecc_error_count/volatile_count/sram_uncorrectable"
-    parts = [number(one.findtext(path) or "") or 0 for one in gpu.node.iter("mig_device")]
+    parts = [count(one.findtext(path) or "") or 0 for one in gpu.node.iter("mig_device")]
     return own if not any(parts) else max(own or 0, sum(parts))
 
 
@@ -538,10 +566,10 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
         return None
     width, generation = "pci/pci_gpu_link_info/link_widths", "pci/pci_gpu_link_info/pcie_gen"
     throttle, throttled, idle = _throttle(gpu)
-    now = gpu.number("temperature_c", "temperature/gpu_temp")
+    now = gpu.number("temperature_c", "temperature/gpu_temp", among=_DEGREES)
     left = None
     if gpu.node.find("temperature/gpu_temp_tlimit") is not None:
-        left = gpu.number("temperature_left_c", "temperature/gpu_temp_tlimit")
+        left = gpu.number("temperature_left_c", "temperature/gpu_temp_tlimit", among=_LEFT)
     virtual = gpu.word("virtual", _VIRTUAL, "gpu_virtualization_mode/virtualization_mode")
     clique = gpu.read("fabric_clique", _name, "fabric/cliqueId", since=_LATER)
     cluster = gpu.read("fabric_clique", _name, "fabric/clusterUuid", since=_LATER)
@@ -579,16 +607,22 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
             "retired_pages/pending_retirement",
             "retired_pages/pending_blacklist",
         ),
-        pcie_generation=gpu.number("pcie_generation", f"{generation}/current_link_gen"),
-        pcie_generation_max=gpu.number("pcie_generation_max", f"{generation}/max_link_gen"),
-        pcie_width=gpu.number("pcie_width", f"{width}/current_link_width"),
-        pcie_width_max=gpu.number("pcie_width_max", f"{width}/max_link_width"),
+        pcie_generation=gpu.number(
+            "pcie_generation", f"{generation}/current_link_gen", among=_GENERATIONS
+        ),
+        pcie_generation_max=gpu.number(
+            "pcie_generation_max", f"{generation}/max_link_gen", among=_GENERATIONS
+        ),
+        pcie_width=gpu.number("pcie_width", f"{width}/current_link_width", among=_LANES),
+        pcie_width_max=gpu.number("pcie_width_max", f"{width}/max_link_width", among=_LANES),
         throttle=throttle,
         throttled=throttled,
         temperature_c=now,
         temperature_left_c=left,
         temperature_slowdown_c=_slowdown(gpu, now, left),
-        memory_temperature_c=gpu.number("memory_temperature_c", "temperature/memory_temp"),
+        memory_temperature_c=gpu.number(
+            "memory_temperature_c", "temperature/memory_temp", among=_DEGREES
+        ),
         persistence=gpu.word("persistence", _SWITCH, "persistence_mode"),
         mig=gpu.word("mig", _SWITCH, "mig_mode/current_mig", since=_MIG),
         processes=tuple(_processes(gpu)),
@@ -596,7 +630,10 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
         idle=idle,
         virtual=bool(virtual),
         memory_temperature_max_c=gpu.number(
-            "memory_temperature_c", "temperature/gpu_temp_max_mem_threshold", since=_LATER
+            "memory_temperature_c",
+            "temperature/gpu_temp_max_mem_threshold",
+            since=_LATER,
+            among=_DEGREES,
         ),
         mig_pending=gpu.word("mig_pending", _SWITCH, "mig_mode/pending_mig", since=_MIG),
         repair_pending=_repairs(gpu),
@@ -616,6 +653,12 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
         compute_mode=gpu.word("compute_mode", _COMPUTE, "compute_mode", since=_LATER),
         power_limit_w=number(gpu.text(*power) or ""),
     )
+    for name, now, most in (
+        ("pcie_width_max", found.pcie_width, found.pcie_width_max),
+        ("pcie_generation_max", found.pcie_generation, found.pcie_generation_max),
+    ):
+        if now and most == 0:
+            gpu.miss(name, name, "0")
     _stray(gpu)
     return replace(found, recovery=_lost(gpu) or found.recovery, unread=tuple(gpu.unread.items()))
 
@@ -628,13 +671,12 @@ def _version(text: str) -> str | None:
     return text[:40] if re.match("[0-9]+[.][0-9]", text) else None
 
 
-def _genuine(root: ElementTree.Element) -> list[ElementTree.Element]:
+def _genuine(root: ElementTree.Element, told: int | None) -> list[ElementTree.Element]:
     """The GPUs. More of them than the tool counts are part of a process's name: the shortest."""
     nodes = root.findall("gpu")[:_MAX_GPUS]
-    count = number((root.findtext("attached_gpus") or "").strip())
-    if count is None or not 0 < count < len(nodes):
+    if not told or told >= len(nodes):
         return nodes
-    longest = sorted(nodes, key=lambda node: -sum(1 for _ in _own(node)))[:count]
+    longest = sorted(nodes, key=lambda node: -sum(1 for _ in _own(node)))[:told]
     return [node for node in nodes if node in longest]
 
 
@@ -674,12 +716,15 @@ def parse(output: Output) -> NvidiaSmi:
         )
     )
     major = number((driver or "").partition(".")[0])
-    nodes = _genuine(root)
+    told = log.number("attached_gpus", "attached_gpus", since=_LATER, among=range(_MAX_GPUS + 1))
+    nodes = _genuine(root, told)
     found = [_gpu(index, Element(node, major)) for index, node in enumerate(nodes)]
     gpus = tuple(gpu for gpu in found if gpu is not None)
     tool = Tool(NAME, "ok", driver or "")
     if "driver" in log.unread:
         tool = Tool(NAME, "nonsense", log.unread["driver"])
+    elif "attached_gpus" in log.unread:
+        tool = Tool(NAME, "nonsense", log.unread["attached_gpus"])
     if output.rc != 0 or len(gpus) < len(found):
         around = text[: text.find("<nvidia_smi_log")] + text[text.rfind("</nvidia_smi_log>") :]
         words = f"exit status {output.rc}"

@@ -493,6 +493,52 @@ def test_a_number_is_one_or_it_is_unknown(text: str, value: int | None) -> None:
     assert nvidia.number(text) == value
 
 
+#: What a register or a counter that could not be read leaves behind as a number: all ones.
+ALL_ONES = ("-1", "65535", "4294967295")
+#: Path, numbers that it cannot have, the check that rests on it.
+IMPLAUSIBLE = (
+    (f"{LINKS}/pcie_gen/current_link_gen", ("255", "8", *ALL_ONES), "pcie"),
+    (f"{LINKS}/pcie_gen/max_link_gen", ("0", "255", *ALL_ONES), "pcie"),
+    (f"{LINKS}/link_widths/current_link_width", ("63x", "255x", "-1x", *ALL_ONES), "pcie"),
+    (f"{LINKS}/link_widths/max_link_width", ("0x", "63x", "255x", "-1x", *ALL_ONES), "pcie"),
+    ("temperature/gpu_temp", ("255 C", "-128 C", "65535 C", "4294967295 C"), "temperature"),
+    ("temperature/memory_temp", ("255 C", "-128 C", "65535 C"), "temperature"),
+    ("temperature/gpu_temp_tlimit", ("255 C", "-32768 C", "65535 C"), "temperature"),
+    ("temperature/gpu_temp_slow_tlimit_threshold", ("-255 C", "65535 C"), "temperature"),
+    ("temperature/gpu_temp_slow_threshold", ("255 C", "65535 C", "4294967295 C"), "temperature"),
+    ("temperature/gpu_temp_max_mem_threshold", ("255 C", "65535 C"), "temperature"),
+    (f"{ECC}/volatile/sram_uncorrectable", ("-1", "4294967295"), "ecc_errors"),
+    (f"{ECC}/volatile/dram_uncorrectable", ("-1", "18446744073709551615"), "ecc_errors"),
+    (f"{ECC}/volatile/dram_correctable", ("-1", "4294967295"), "tool"),
+    (f"{ECC}/aggregate/dram_uncorrectable", ("-1", "4294967295"), "tool"),
+    (f"{HISTOGRAM}_none", ("-1 bank(s)", "4294967295 bank(s)"), "remapped_rows"),
+    ("retired_pages/double_bit_retirement/retired_count", ("-1", "4294967295"), "retired_pages"),
+)
+
+
+@pytest.mark.parametrize(
+    ("part", "driver"), [(V100, "450.80.02"), (A100, "535.183.06"), (H100, LATEST)]
+)
+def test_a_number_that_a_value_cannot_be_is_unknown(part: str, driver: str) -> None:
+    found, tried, healthy = [*leaves(trees_of(part, driver)[0])], 0, []
+    for path, numbers, check in IMPLAUSIBLE:
+        for text in numbers if path in found else ():
+            for make in (mutated, everywhere):
+                if verdicts(make(part, driver, path, text))[check].status != "unknown":
+                    healthy.append((make.__name__, path, text))
+                tried += 1
+    assert healthy == []
+    assert tried > 40
+
+
+@pytest.mark.parametrize("text", ["-1", "4294967295", "257", "Unknown Error", "ERR!", "", "x"])
+def test_a_number_of_gpus_that_is_none_is_unknown(text: str) -> None:
+    made = node(H100, LATEST)
+    said = re.sub("(<attached_gpus>)[^<]*", rf"\g<1>{text}", made.smi.text)
+    results = verdicts(replace(made, smi=Output(said, 0)))
+    assert one(results, "tool")[0] == "unknown"
+
+
 # --- What a process calls itself is its user's.
 
 NAMES = [
