@@ -110,6 +110,9 @@ BEGIN {{
 }}
 """
 
+# mawk gives up when a process ends between the opening of its file and the reading (ESRCH). Then
+# awk begins anew, and a look that never comes through says so.
+#
 # The script leaves in nr_hung, a line each, the mounts at which an earlier look of ours hangs.
 SCRIPT = rf"""
 nr_hung=
@@ -120,7 +123,8 @@ nr_uids=' '
 while read -r nr_key nr_me nr_x; do
     if [ "$nr_key" = Uid: ]; then break; fi
 done </proc/self/status
-nr_sorted=$(awk '{_SORT}' /proc/[0-9]*/stat) || nr_failed=1
+nr_sort() {{ nr_sorted=$(awk '{_SORT}' /proc/[0-9]*/stat 2>/dev/null); }}
+nr_sort || nr_sort || nr_sort || nr_failed=1
 printf 'processes=1\n%s\n' "$nr_sorted"
 while IFS='_=' read -r nr_key nr_pid nr_uid; do
     case $nr_key in uid)
@@ -135,7 +139,9 @@ EOF
 if [ -n "$nr_pids" ]; then
     sleep 1
     printf 'processes=2\n'
-    awk '{_AGAIN}' "$nr_uids" $nr_pids
+    nr_again() {{ nr_found=$(awk '{_AGAIN}' "$nr_uids" $nr_pids 2>/dev/null); }}
+    nr_again || nr_again || nr_again || nr_failed=1
+    printf '%s\n' "$nr_found"
     # Another user may give a process any name and any arguments, also one that is setuid root,
     # whose directory in /proc is root's. So what counts is who started it.
     for nr_pid in $nr_ours; do

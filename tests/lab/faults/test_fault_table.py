@@ -168,7 +168,10 @@ TABLE = {
     "amd-no-kfd": _one("gpus.device_access", "/dev/kfd is missing"),
     "amd-ecc": _one("gpus.ecc_errors", "gpu 3"),
     "amd-ecc-off": _one("gpus.ecc_mode", "gpu 3"),
-    "amd-ecc-unreadable": _one("gpus.ecc_errors", "gpu 3", "unknown"),
+    # The links are a block of those that count.
+    "amd-ecc-unreadable": Row(
+        {"gpus.ecc_errors": "unknown", "gpus.xgmi_errors": "unknown"}, "gpu 3"
+    ),
     "amd-half-width": _one("gpus.pcie", "x8 of x16"),
     "amd-hot": _one("gpus.temperature", "101 C, limit 100 C"),
     "amd-memory-hot": _one("gpus.temperature", "106 C, limit 105 C"),
@@ -194,6 +197,10 @@ TABLE = {
     "ib-init": _one("rdma.state", "no subnet manager"),
     "ib-armed": _one("rdma.state", "no subnet manager"),
     "ib-recovers": _one("rdma.state", "LinkErrorRecovery"),
+    "hca-half-lanes": _one("rdma.pcie", "mlx5_3"),
+    "hca-one-lane": _one("rdma.pcie", "mlx5_3"),
+    "hca-old-generation": _one("rdma.pcie", "mlx5_3"),
+    "hca-unreadable": _one("rdma.pcie", "mlx5_3", "unknown"),
     "ib-half-rate": _one("rdma.rate", "200 Gb/sec (2X NDR) on mlx5_3/1"),
     "ib-old-speed": _one("rdma.rate", "200 Gb/sec (4X HDR) on mlx5_3/1"),
     "ib-one-lane": _one("rdma.rate", "100 Gb/sec (1X NDR) on mlx5_3/1"),
@@ -368,6 +375,9 @@ _TOUCHED = ("session", "tools")
 #: Faults that no session and no packet of a job meets: the look alone stops the node.
 BY_LOOK = ("nvidia", "amd", "rdma", "host", "ptrace", "cores", "iommu", "gate")
 
+#: Every fault takes ten minutes of two cores: in CI, and with NODEREADY_FAULTS=all.
+ALL = os.environ.get("NODEREADY_FAULTS") == "all"
+
 #: So many faults are looked at together, beside healthy partners.
 BATCH, PARTNERS = 12, 3
 
@@ -379,8 +389,12 @@ def _skipped(group: str) -> str:
     return "proof.attach_native" if group in _TOUCHED else DEBUGGERS
 
 
-def _batches() -> list[tuple[str, str, tuple[str, ...]]]:
-    """The batches: their profile, what `ready` skips, their faults.
+#: The profile, what `ready` skips, the faults.
+_Batch = tuple[str, str, tuple[str, ...]]
+
+
+def _batches() -> list[_Batch]:
+    """The batches, or one of each kind.
 
     A fault is tried on its first profile.
     """
@@ -392,7 +406,7 @@ def _batches() -> list[tuple[str, str, tuple[str, ...]]]:
     return [
         (profile, skipped, tuple(names[at : at + size]))
         for (profile, skipped, size), names in kinds.items()
-        for at in range(0, len(names), size)
+        for at in range(0, len(names) if ALL else 1, size)
     ]
 
 
