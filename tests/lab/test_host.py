@@ -69,7 +69,9 @@ def test_a_process_that_no_signal_ends_is_stuck(fresh_node: Node) -> None:
     fresh_node.run(
         f"(cd / && exec setsid cat '{NAS}/checkpoint.pt' >/dev/null 2>&1) & "
         "until pid=$(pidof cat); do sleep 0.05; done; "
-        "until grep -q request_wait /proc/$pid/wchan; do sleep 0.05; done; kill -9 $pid"
+        "until grep -q request_wait /proc/$pid/wchan; do sleep 0.05; done; kill -9 $pid; "
+        # What has waited for less than that may be a slow disk.
+        "sleep 2"
     )
     seen = look(fresh_node)
     assert wrong(seen) == {"dead_mounts": "fail", "stuck": "warn"}

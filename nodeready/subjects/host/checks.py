@@ -203,6 +203,8 @@ def shm(seen: Host, want: Policy) -> Result:
 #: Seconds in state D after which a process is taken for hung. Slow disks take seconds; the
 #: kernel's own watchdog speaks after 120 (kernel.hung_task_timeout_secs).
 HUNG_S = 60
+#: Seconds that every process of a busy machine may wait for memory, a lock or its disk.
+BUSY_S = 2
 #: So many zombies come of a parent that does not reap, and not of children that just ended.
 ZOMBIES = 50
 
@@ -238,18 +240,19 @@ def stuck(seen: Host, want: Policy) -> Result:
 
     A job with such a process cannot be ended, its GPUs stay taken, and Slurm drains the node
     ("Kill task failed"). After HUNG_S it is a failure, before that a warning: two looks a second
-    apart may both meet a slow disk. A process that a cgroup has frozen (a suspended job) is a
-    warning for as long as it lasts. So is what any user can do on a healthy node, or one user
-    would keep all others' jobs away: a parent that waits for its child (vfork), a file system that
-    the user's own program serves (FUSE), page faults that the user handles. A person's process
-    fails this check only where the kernel's function (wchan) is one of network storage, a disk,
-    a GPU or RDMA.
+    apart may both meet a slow disk. Below BUSY_S, where the kernel tells the time, it is nothing.
+    A process that a cgroup has frozen (a suspended job) is a warning for as long as it lasts. So is
+    what any user can do on a healthy node, or one user would keep all others' jobs away: a parent
+    that waits for its child (vfork), a file system that the user's own program serves (FUSE), page
+    faults that the user handles. A person's process fails this check only where the kernel's
+    function (wchan) is one of network storage, a disk, a GPU or RDMA.
     """
     check = "host.stuck"
     if not seen.processes_looked:
         return unknown(check, "the look at the processes did not come to its end")
-    hung = [p for p in seen.stuck if not p.frozen and not p.at_will and (p.seconds or 0) >= HUNG_S]
-    others = [process for process in seen.stuck if process not in hung]
+    waiting = [p for p in seen.stuck if p.frozen or p.seconds is None or p.seconds >= BUSY_S]
+    hung = [p for p in waiting if not p.frozen and not p.at_will and (p.seconds or 0) >= HUNG_S]
+    others = [process for process in waiting if process not in hung]
     actual = named([_shown(process) for process in (*hung, *others)])
     if seen.stuck_unseen:
         actual = "; ".join(filter(None, (actual, f"{seen.stuck_unseen} not looked at")))
@@ -259,14 +262,14 @@ def stuck(seen: Host, want: Policy) -> Result:
     if seen.stuck_unseen:
         fix = "see who starts them: ps -eo user,stat,wchan,pid,args"
         return warn(check, "none", actual, "/proc", fix)
-    if not seen.stuck:
+    if not waiting:
         return ok(check, "none")
-    source = f"/proc/{seen.stuck[0].pid}/stack"
-    if all(process.frozen for process in seen.stuck):
+    source = f"/proc/{waiting[0].pid}/stack"
+    if all(process.frozen for process in waiting):
         fix = "thaw or end what was suspended (scontrol resume, docker unpause)"
         return warn(check, "none", actual, source, fix)
-    if all(process.at_will for process in seen.stuck):
-        first = seen.stuck[0]
+    if all(process.at_will for process in waiting):
+        first = waiting[0]
         who = "its user" if first.uid is None else first.user or f"uid {first.uid}"
         return warn(check, "none", actual, source, f"ask {who}, or kill -KILL {first.pid}")
     return warn(check, "none", actual, source, "look again in a minute")

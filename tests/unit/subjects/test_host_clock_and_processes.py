@@ -81,6 +81,9 @@ STUCK = line(42, "python3 (D) x", "D")
         (looked(STUCK, STUCK, "/proc/42/wchan:rpc_wait_bit_killable\n" + sched(75)), "fail",
          "python3 (D) x (pid 42) in rpc_wait_bit_killable for 75 s"),
         (looked(STUCK, STUCK, sched(5)), "warn", "python3 (D) x (pid 42) for 5 s"),
+        (looked(STUCK, STUCK, sched(2)), "warn", "python3 (D) x (pid 42) for 2 s"),
+        # A busy machine's own wait, for memory or a disk.
+        (looked(STUCK, STUCK, sched(1)), "ok", "none"),
         (looked(STUCK, STUCK, "/proc/42/wchan:0\n"), "warn", "python3 (D) x (pid 42)"),
         (looked(STUCK, line(42, "python3 (D) x", "D", cpu=6), sched(0)), "ok", "none"),
         (looked(STUCK, line(42, "python3 (D) x", "Z")), "ok", "none"),
