@@ -83,6 +83,7 @@ def sysctl_conf(seen: CoreDumps, want: Policy) -> Result:
 
 _TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
 _BLOCKED = {
+    "link": ("a link of uid {}: not followed", "remove {}"),
     "nowhere": ("a link that leads nowhere", "remove {}, or make its target"),
     "nodir": ("no directory", "remove {}"),
     "fixed": (
@@ -103,6 +104,7 @@ def _rule_written(seen: CoreDumps, want: Policy) -> tuple[str, ...]:
     settings=("core_handler", "core_pattern"),
     fixed_by="core_dumps.directory",
     fix=(
+        "remove PATH",
         "remove PATH, or make its target",
         "make PATH writable (mount -o remount,rw; chattr -i), or another core_pattern",
         "chmod o+x PATH",
@@ -127,6 +129,9 @@ def directory(seen: CoreDumps, want: Policy) -> Result:
     actual = "no such directory" if mode is None else f"mode {mode:o}"
     if kind:
         why, remedy = _BLOCKED[kind]
+        if kind == "link":
+            uid, _, where = where.partition(" ")
+            why = why.format(uid)
         return fail(check, expected, f"{where}: {why}", where, remedy.format(where))
     if seen.closed:
         names = " ".join(seen.closed)

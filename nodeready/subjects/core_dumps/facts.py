@@ -47,6 +47,14 @@ def _script(policy: Policy) -> str:
     if nr_is_roots /proc/self; then printf 'root=1\n'; fi
     set --
     nr_dir={directory}
+    # A link of somebody's leads where that somebody says: a deploy does not follow it (nr_walk).
+    nr_at=$nr_dir
+    while [ -n "${{nr_at#/}}" ]; do
+        if [ -L "$nr_at" ] && nr_uid=$(stat -c %u "$nr_at" 2>/dev/null) && [ "$nr_uid" != 0 ]; then
+            printf 'link=%s %s\n' "$nr_uid" "$nr_at"
+        fi
+        nr_at=${{nr_at%/*}}
+    done
     if [ -d "$nr_dir" ]; then
         if [ ! -w "$nr_dir" ]; then printf 'fixed=%s\n' "$nr_dir"; fi
         # A link leads elsewhere: users need the way to it, and the way in its target.
@@ -112,9 +120,10 @@ class CoreDumps:
     boot:            what the sysctl files set at the next boot
     directory_mode:  permission bits of the policy's core directory; None: no such directory
     directory_owner: its owner's uid
-    blocked:         (path, kind) of what keeps root itself from writing there: "nowhere" (a link),
-                     "nodir" (a file in its place), "fixed" (a read-only mount, an immutable
-                     directory, or NFS that trusts no root); ("", ""): nothing
+    blocked:         (path, kind) of what keeps a deploy from writing there: "link" (UID PATH:
+                     a link of somebody else's), "nowhere" (a link), "nodir" (a file in its place),
+                     "fixed" (a read-only mount, an immutable directory, or NFS that trusts no
+                     root); ("", ""): nothing
     closed:          directories on the way through which other users cannot go
     retention:       the tmpfiles.d line for that directory that applies, or None
     rewriters:       installed services that rewrite the pattern and are not masked
@@ -193,7 +202,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
         ways[match[3]] = int(match[1], 8), int(match[2])
     own = core_directory(policy)
     mode, owner = ways.pop(own, (None, 0))
-    blocked = [(values[kind], kind) for kind in ("nowhere", "nodir", "fixed") if kind in values]
+    kinds = ("link", "nowhere", "nodir", "fixed")
+    blocked = [(values[kind], kind) for kind in kinds if kind in values]
     files = sysctl.parse(outputs["sysctl"])
     lines = tuple(file_lines(output.require()))
     packaged = [

@@ -25,9 +25,6 @@ from nodeready.lab.profiles import PROFILES
 from nodeready.subjects.registry import SUBJECTS
 from tests.lab.faults.bench import WAIVERS, Bench, Told
 
-#: Benches of many nodes are made once, and not twice at the same time.
-pytestmark = pytest.mark.xdist_group("faults")
-
 #: What only a GPU's tool can tell: of a device that it does not show, nobody knows.
 _TOLD = (
     "present", "model", "vbios", "recovery", "ecc_mode", "ecc_errors", "remapped_rows",
@@ -473,10 +470,8 @@ def complaints(told: Told) -> dict[str, tuple[str, str]]:
     }
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_a_healthy_node_has_nothing_to_complain_of(benches: Benches, profile: str) -> None:
-    """After a deploy, neither in the audit nor in what `ready` proves."""
-    bench = benches.bench(profile)
+def _is_well(bench: Bench) -> None:
+    """After a deploy, neither the audit nor what `ready` proves has anything to complain of."""
     names = ",".join(node.name for node in bench.partners)
     told = bench.ready({}, "--limit", names)
     for node in told.values():
@@ -518,14 +513,10 @@ def _wrong(fault: str, told: Told, before: dict[str, str]) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    ("profile", "skipped", "faults"),
-    BATCHES,
-    ids=[f"{profile}-{faults[0]}-to-{faults[-1]}" for profile, _, faults in BATCHES],
-)
-def test_a_fault_shows_where_it_should_and_nowhere_else(
+def _shown_wrong(
     benches: Benches, profile: str, skipped: str, faults: tuple[str, ...]
-) -> None:
+) -> dict[str, str]:
+    """The faults of a batch that do not show as their rows say, and in which way."""
     bench = benches.bench(profile)
     given = bench.break_([name for name in faults if all(map(shutil.which, FAULTS[name].needs))])
     policies = {node.name: TABLE[name].policy for name, node in given.items()}
@@ -539,4 +530,17 @@ def test_a_fault_shows_where_it_should_and_nowhere_else(
         before = benches.healthy[profile, repr(TABLE[name].policy)]
         if why := _wrong(name, told[node.name], before):
             found[name] = why
+    return found
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_healthy_node_is_well_and_each_fault_shows_where_it_should_and_nowhere_else(
+    benches: Benches, profile: str
+) -> None:
+    """One test, for the nodes of a profile's bench are made once."""
+    _is_well(benches.bench(profile))
+    found: dict[str, str] = {}
+    for where, skipped, faults in BATCHES:
+        if where == profile:
+            found |= _shown_wrong(benches, profile, skipped, faults)
     assert not found, "\n".join(f"{name}: {why}" for name, why in found.items())
