@@ -241,11 +241,11 @@ def stuck(seen: Host, want: Policy) -> Result:
     A job with such a process cannot be ended, its GPUs stay taken, and Slurm drains the node
     ("Kill task failed"). After HUNG_S it is a failure, before that a warning: two looks a second
     apart may both meet a slow disk. Below BUSY_S, where the kernel tells the time, it is nothing.
-    A process that a cgroup has frozen (a suspended job) is a warning for as long as it lasts. So is
-    what any user can do on a healthy node, or one user would keep all others' jobs away: a parent
-    that waits for its child (vfork), a file system that the user's own program serves (FUSE), page
-    faults that the user handles. A person's process fails this check only where the kernel's
-    function (wchan) is one of network storage, a disk, a GPU or RDMA.
+    A process that a cgroup has frozen (a suspended job) is a warning for as long as it lasts. So
+    is what any user can do on a healthy node, or one user would keep all others' jobs away: a
+    parent that waits for its child (vfork), a file system that the user's own program serves
+    (FUSE), page faults that the user handles. A person's process fails this check only where the
+    kernel's function (wchan) is one of network storage, a disk, a GPU or RDMA.
     """
     check = "host.stuck"
     if not seen.processes_looked:
