@@ -32,6 +32,14 @@ def node(fresh_nodes: Callable[..., list[Node]]) -> Callable[..., Node]:
 
     def make(release: str, *tools: str, **files: str | bytes) -> Node:
         made = fresh_nodes(1, profile="mi300x")[0]
+        # As the kernel was started before anybody set its arguments.
+        made.enter(
+            [
+                "sh", "-c",
+                "sed 's/ intel_iommu=on iommu=pt//' /proc/cmdline >/tmp/booted; "
+                "umount /proc/cmdline; mount --bind /tmp/booted /proc/cmdline",
+            ]
+        )  # fmt: skip
         made.write("/etc/os-release", release)
         for tool in tools:
             made.write(f"/usr/sbin/{tool}", TOOLS[tool], 0o755)

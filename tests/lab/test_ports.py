@@ -189,7 +189,7 @@ def test_a_table_with_an_odd_name_costs_the_firewall_alone(fresh_node: Node) -> 
     [
         ("exec sleep 600", "timed out"),
         ("echo broken >&2; exit 1", "nft failed broken"),
-        ("while :; do echo 'table inet x {'; done", "nft failed table inet x {"),
+        ("while :; do echo 'table inet x {'; done", "listing the rules timed out"),
         (
             "[ \"$*\" != 'list tables' ] || exec echo table inet x; "
             "while :; do echo 'table inet x {'; done",

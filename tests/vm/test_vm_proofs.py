@@ -215,7 +215,7 @@ FAULTS = [
     core_limit(
         "a profile sets the limit",
         "ulimit -c 0",
-        "session is 0 bytes, as its profile sets it",
+        "session is 0 bytes: the profile lowers core",
         "profile.d/zz.sh",
     ),
     pattern("a pipe that keeps nothing", "|/bin/false", "/bin/false, which took it and left no"),
