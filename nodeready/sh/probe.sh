@@ -27,6 +27,22 @@ nr_say() {
 *}"
 }
 
+# nr_writable PATH: nr_at, the nearest directory that is there, of PATH and those above it. Where not
+# even root can write in it, says "nowhere=", "nodir=" or "fixed=" with what is in the way, and fails.
+nr_writable() {
+    nr_at=$1
+    while [ ! -e "$nr_at" ] && [ ! -L "$nr_at" ]; do
+        nr_at=${nr_at%/*}
+        nr_at=${nr_at:-/}
+    done
+    if [ ! -e "$nr_at" ]; then nr_say nowhere "$nr_at"
+    elif [ ! -d "$nr_at" ]; then nr_say nodir "$nr_at"
+    elif [ ! -w "$nr_at" ]; then nr_say fixed "$nr_at"
+    else return 0
+    fi
+    return 1
+}
+
 # nr_said TEXT: each line of a tool's output behind a bar, without the empty ones.
 nr_said() {
     set -f

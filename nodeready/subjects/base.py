@@ -189,6 +189,21 @@ def number(text: str, what: str) -> int:
         raise ProbeError(f"{what} is no number", text) from None
 
 
+#: Where PAM looks for a service's file, the first one counts (Linux-PAM's pam_handlers.c: its own
+#: directory, the distribution's, the vendor's).
+PAM_DIRECTORIES = ("/etc/pam.d", "/usr/lib/pam.d", "/usr/etc/pam.d")
+
+
+def kernel_arguments(text: str) -> tuple[str, ...]:
+    """The arguments that the kernel takes from a command line, in order, with their quotes.
+
+    They are split at white space outside double quotes; what follows ``--`` is init's
+    (kernel/params.c, parse_args).
+    """
+    found = re.findall(r"(?:[^\s\"]|\"[^\"]*(?:\"|$))+", text)
+    return tuple(found[: found.index("--")] if "--" in found else found)
+
+
 # --- Directories in which the last file by name wins: whether a file of ours can be the last.
 #
 # The name of such a file of ours begins with as many z's as it takes (nodeready.deploy.step,
@@ -242,7 +257,7 @@ _REFUSALS = {
     "nowhere": ("a link that leads nowhere", "remove {}"),
     "directory": ("a directory", "remove {}"),
     "special": ("no regular file", "remove {}"),
-    "file": ("no directory", "remove {}"),
+    "nodir": ("no directory", "remove {}"),
     "fixed": (
         "read-only file system or immutable",
         "make {} writable (mount -o remount,rw; chattr -i)",
@@ -294,15 +309,7 @@ def _own_files_script(patterns: tuple[str, ...]) -> str:
     for nr_file in {" ".join(parents)}; do
         # A pattern of directories that names none stands for its parent.
         case $nr_file in *\**) nr_file=${{nr_file%/*}} ;; esac
-        while [ ! -e "$nr_file" ] && [ ! -L "$nr_file" ]; do
-            nr_file=${{nr_file%/*}}
-            nr_file=${{nr_file:-/}}
-        done
-        if [ ! -e "$nr_file" ]; then printf 'nowhere=%s\n' "$nr_file"
-        elif [ ! -d "$nr_file" ]; then printf 'file=%s\n' "$nr_file"
-        elif [ ! -w "$nr_file" ]; then printf 'fixed=%s\n' "$nr_file"
-        else set -- "$@" "$nr_file"
-        fi
+        if nr_writable "$nr_file"; then set -- "$@" "$nr_at"; fi
     done
     if nr_is_roots /proc/self; then printf 'root=1\n'; fi
     for nr_file in "$@"; do

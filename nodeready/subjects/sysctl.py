@@ -23,7 +23,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Line, Output, Section, beatable, by_path, file_lines
+from nodeready.subjects.base import (
+    Line,
+    Output,
+    Section,
+    beatable,
+    by_path,
+    file_lines,
+    kernel_arguments,
+)
 from nodeready.subjects.result import Result, ok, warn
 
 #: Highest priority first (sysctl.d(5); procps adds /usr/local/lib).
@@ -239,14 +247,14 @@ def _setting(options: Mapping[str, Option], path: str) -> Setting | None:
     return Setting(found.value, found.line.where)
 
 
-def _section(lines: Iterable[Line], name: str) -> list[Line]:
+def section(lines: Iterable[Line], name: str) -> list[Line]:
     """The lines of one section of an ini file."""
-    found, section = [], ""
+    found, inside = [], ""
     for line in lines:
         text = line.text.strip()
         if text.startswith("["):
-            section = text
-        elif section == f"[{name}]":
+            inside = text
+        elif inside == f"[{name}]":
             found.append(line)
     return found
 
@@ -263,7 +271,7 @@ def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
 def _cmdline(text: str) -> dict[str, str]:
     """The sysctls of a kernel command line (fs/proc/proc_sysctl.c: each dot is a slash)."""
     found = {}
-    for token in re.findall(r"(?:[^\s\"]|\"[^\"]*(?:\"|$))+", text):
+    for token in kernel_arguments(text):
         name, equals, value = token.partition("=")
         if equals and re.match(r"sysctl[./]", name):
             found[name[7:].replace(".", "/")] = value.strip('"')
@@ -285,7 +293,7 @@ def parse(output: Output) -> SysctlFiles:
     reapply = _is_on(lines.get(_TUNED_CONF, ()), "reapply_sysctl", True)
     # What a profile includes is said behind it, and applied before it.
     tuned = _options(
-        line for path in reversed(profiles) for line in _section(lines[path], "sysctl")
+        line for path in reversed(profiles) for line in section(lines[path], "sysctl")
     )
     order = _applied(paths)
     manual = [*order, SYSCTL_CONF] if SYSCTL_CONF in paths else order

@@ -28,6 +28,7 @@ from nodeready.node.proofs.attach import first_number
 from nodeready.node.runtime import KEPT_BYTES, Ended, Supervisor
 from nodeready.shell import quote
 from nodeready.subjects import wire
+from nodeready.subjects.base import PAM_DIRECTORIES
 from nodeready.subjects.proof.facts import (
     BY_WAYS,
     LOGIN_MODULES,
@@ -370,7 +371,6 @@ def by_srun(supervisor: Supervisor, config: Config) -> Way:
 
 # --- How the node opens sessions.
 
-_PAM = ("/etc/pam.d", "/usr/lib/pam.d", "/usr/etc/pam.d")
 _PAM_LINE = re.compile(r"-?(account|session)\s+(\[[^\]]*\]|\S+)\s+(\S+)\s*(.*)", re.I)
 _NOLOGIN = ("/run/nologin", "/var/run/nologin", "/etc/nologin")
 _SHUTDOWN = "/run/systemd/shutdown/scheduled"
@@ -386,7 +386,7 @@ _MOST_LINES = 200
 
 
 def _file_of(service: str) -> str:
-    paths = (f"{directory}/{service}" for directory in _PAM)
+    paths = (f"{directory}/{service}" for directory in PAM_DIRECTORIES)
     return next((path for path in paths if os.path.exists(path)), "")
 
 

@@ -125,14 +125,11 @@ def directory(seen: CoreDumps, want: Policy) -> Result:
     expected = f"{path} with mode 1777"
     if want.core_handler != "path":
         return na(check, "systemd-coredump has a store of its own")
-    mode, (where, kind) = seen.directory_mode, seen.blocked
+    mode, (where, kind, uid) = seen.directory_mode, seen.blocked
     actual = "no such directory" if mode is None else f"mode {mode:o}"
     if kind:
         why, remedy = _BLOCKED[kind]
-        if kind == "link":
-            uid, _, where = where.partition(" ")
-            why = why.format(uid)
-        return fail(check, expected, f"{where}: {why}", where, remedy.format(where))
+        return fail(check, expected, f"{where}: {why.format(uid)}", where, remedy.format(where))
     if seen.closed:
         names = " ".join(seen.closed)
         return fail(check, expected, f"users cannot enter {names}", names, f"chmod o+x {names}")

@@ -55,23 +55,13 @@ def _script(policy: Policy) -> str:
         fi
         nr_at=${{nr_at%/*}}
     done
-    if [ -d "$nr_dir" ]; then
-        if [ ! -w "$nr_dir" ]; then printf 'fixed=%s\n' "$nr_dir"; fi
-        # A link leads elsewhere: users need the way to it, and the way in its target.
-        if [ -L "$nr_dir" ]; then
-            nr_at=$(cd -P "$nr_dir" 2>/dev/null && printf '%s' "$PWD")
-            while [ -n "$nr_at" ]; do set -- "$@" "$nr_at"; nr_at=${{nr_at%/*}}; done
-        fi
-    else
-        while [ ! -e "$nr_dir" ] && [ ! -L "$nr_dir" ]; do
-            nr_dir=${{nr_dir%/*}}
-            nr_dir=${{nr_dir:-/}}
-        done
-        if [ ! -e "$nr_dir" ]; then printf 'nowhere=%s\n' "$nr_dir"
-        elif [ ! -d "$nr_dir" ]; then printf 'nodir=%s\n' "$nr_dir"
-        elif [ ! -w "$nr_dir" ]; then printf 'fixed=%s\n' "$nr_dir"
-        fi
+    # A link leads elsewhere: users need the way to it, and the way in its target.
+    if [ -d "$nr_dir" ] && [ -L "$nr_dir" ]; then
+        nr_at=$(cd -P "$nr_dir" 2>/dev/null && printf '%s' "$PWD")
+        while [ -n "$nr_at" ]; do set -- "$@" "$nr_at"; nr_at=${{nr_at%/*}}; done
     fi
+    nr_writable "$nr_dir" || :
+    nr_dir=$nr_at
     while [ -n "${{nr_dir#/}}" ]; do set -- "$@" "$nr_dir"; nr_dir=${{nr_dir%/*}}; done
     for nr_dir in "$@"; do
         shift
@@ -120,10 +110,10 @@ class CoreDumps:
     boot:            what the sysctl files set at the next boot
     directory_mode:  permission bits of the policy's core directory; None: no such directory
     directory_owner: its owner's uid
-    blocked:         (path, kind) of what keeps a deploy from writing there: "link" (UID PATH:
-                     a link of somebody else's), "nowhere" (a link), "nodir" (a file in its place),
+    blocked:         (path, kind, uid) of what keeps a deploy from writing there: "link" (of this
+                     uid's, who is not root), "nowhere" (a link), "nodir" (a file in its place),
                      "fixed" (a read-only mount, an immutable directory, or NFS that trusts no
-                     root); ("", ""): nothing
+                     root); ("", "", 0): nothing
     closed:          directories on the way through which other users cannot go
     retention:       the tmpfiles.d line for that directory that applies, or None
     rewriters:       installed services that rewrite the pattern and are not masked
@@ -144,7 +134,7 @@ class CoreDumps:
     coredump: Mapping[str, sysctl.Setting]
     packaged: sysctl.Setting | None
     directory_owner: int = 0
-    blocked: tuple[str, str] = ("", "")
+    blocked: tuple[str, str, int] = ("", "", 0)
     closed: tuple[str, ...] = ()
     in_place: tuple[str, ...] = ()
 
@@ -177,13 +167,10 @@ def _coredump_conf(lines: tuple[Line, ...], there: list[str]) -> dict[str, sysct
                 files.setdefault((parent != directory, name), path)
     found: dict[str, sysctl.Setting] = {}
     for order in sorted(files):
-        section = ""
-        for line in (line for line in lines if line.path == files[order]):
-            text = line.text.strip()
-            match = re.match(r"([A-Za-z]+)\s*=(.*)", text)
-            if text.startswith("["):
-                section = text
-            elif match and section == "[Coredump]":
+        mine = (line for line in lines if line.path == files[order])
+        for line in sysctl.section(mine, "Coredump"):
+            match = re.match(r"([A-Za-z]+)\s*=(.*)", line.text.strip())
+            if match:
                 found[match[1]] = sysctl.Setting(match[2].strip(), line.where)
     return found
 
@@ -202,8 +189,11 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
         ways[match[3]] = int(match[1], 8), int(match[2])
     own = core_directory(policy)
     mode, owner = ways.pop(own, (None, 0))
-    kinds = ("link", "nowhere", "nodir", "fixed")
-    blocked = [(values[kind], kind) for kind in kinds if kind in values]
+    kinds = ("nowhere", "nodir", "fixed")
+    blocked = [(values[kind], kind, 0) for kind in kinds if kind in values]
+    theirs = re.fullmatch(r"(\d{1,10}) (/.*)", values.get("link", ""))
+    if theirs:
+        blocked.insert(0, (theirs[2], "link", int(theirs[1])))
     files = sysctl.parse(outputs["sysctl"])
     lines = tuple(file_lines(output.require()))
     packaged = [
@@ -219,7 +209,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
         boot=sysctl.boot_value(files, KEY),
         directory_mode=mode,
         directory_owner=owner,
-        blocked=blocked[0] if blocked and "root" in values else ("", ""),
+        blocked=blocked[0] if blocked and "root" in values else ("", "", 0),
         closed=tuple(sorted(path for path, (bits, _) in ways.items() if not bits & 0o1)),
         retention=_retention(
             tuple(line for line in lines if "/tmpfiles.d/" in line.path), core_directory(policy)

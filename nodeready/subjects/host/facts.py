@@ -9,13 +9,22 @@ from typing import Any
 
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
-from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, by_path, file_lines
+from nodeready.subjects.base import (
+    Line,
+    Output,
+    Probe,
+    ProbeError,
+    Section,
+    by_path,
+    file_lines,
+    kernel_arguments,
+)
 from nodeready.subjects.debug_tools.facts import VERSIONS_SCRIPT, parse_versions
 from nodeready.subjects.host import clock, mounts, processes
 from nodeready.subjects.host.clock import Clock
 from nodeready.subjects.host.mounts import Entry, Mount
 from nodeready.subjects.host.processes import Parent, Stuck
-from nodeready.subjects.iommu.facts import MODELS, VENDOR, option, tokens
+from nodeready.subjects.iommu.facts import MODELS, VENDOR, option
 
 NUMA_BALANCING = "kernel.numa_balancing"
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -315,7 +324,11 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|([0-9a-f]{2}[:-]){5}[0-9a-f]{2}", 
 
 def shared_cmdline(text: str) -> str:
     """The kernel's command line without the options of one machine alone."""
-    kept = [word for word in tokens(text) if option(word) not in _OWN and not _UUID.search(word)]
+    kept = [
+        word
+        for word in kernel_arguments(text)
+        if option(word) not in _OWN and not _UUID.search(word)
+    ]
     return " ".join(kept)
 
 

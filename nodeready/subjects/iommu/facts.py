@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, by_path, file_lines
+from nodeready.subjects.base import (
+    Line,
+    Output,
+    Probe,
+    ProbeError,
+    Section,
+    by_path,
+    file_lines,
+    kernel_arguments,
+)
 
 # --- Kernel command lines: their tokens, and how GRUB's configuration files make one.
 #
@@ -31,12 +40,6 @@ _ASSIGNMENT = re.compile(
 )
 _PIECE = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|\\(.)|([^\s\"'\\;&|<>()#`]+)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-
-
-def tokens(text: str) -> tuple[str, ...]:
-    """The arguments that the kernel takes from a command line, in order, with their quotes."""
-    found = re.findall(r"(?:[^\s\"]|\"[^\"]*(?:\"|$))+", text)
-    return tuple(found[: found.index("--")] if "--" in found else found)
 
 
 def option(token: str) -> str:
@@ -163,7 +166,7 @@ def configured(lines: Iterable[Line]) -> Configured:
             values[match[1]] = value
     found: list[str] = []
     for variable in VARIABLES:
-        found.extend(tokens(values.get(variable, "")))
+        found.extend(kernel_arguments(values.get(variable, "")))
     return Configured(tuple(found) if readable else None, last)
 
 
@@ -414,7 +417,7 @@ def _menu(lines: Iterable[Line]) -> list[_Item]:
             if len(stack) > 1:
                 stack.pop()
         elif kernel:
-            entry = Entry(line.where, tokens(kernel[1]), script)
+            entry = Entry(line.where, kernel_arguments(kernel[1]), script)
             if len(stack) == 1:
                 top.append(_Item(kernel=entry))
             elif stack[-1].kernel is None:
@@ -487,7 +490,9 @@ def _boot(files: Mapping[str, list[Line]], family: str) -> _Boot:
     for path, lines in files.items():
         for line in lines if path.startswith(f"{ENTRIES}/") else ():
             if line.text.startswith("options") and path not in entries:
-                entries[path] = Entry(line.where, tokens(expand(line.text[7:], variables)))
+                entries[path] = Entry(
+                    line.where, kernel_arguments(expand(line.text[7:], variables))
+                )
             elif line.text.startswith("title"):
                 titles[path] = line.text[5:].strip()
     kernels = tuple(_kernels(menu))
@@ -528,7 +533,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
         devices=tuple(sorted(output.all("device"))),
         cpus=_count(values["cpus"]) if "cpus" in values else 0,
         cpu_vendor=values.get("cpu", ""),
-        live=tokens(values["live"]),
+        live=kernel_arguments(values["live"]),
         boot=(boot.entry,) if boot.entry else (),
         config=tuple(line for line in config if "GRUB_CMDLINE_LINUX" in line.text),
         family=family,

@@ -11,6 +11,7 @@ from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
 from nodeready.subjects.base import (
+    PAM_DIRECTORIES,
     Line,
     Output,
     Probe,
@@ -238,7 +239,6 @@ def parse_pam_limits(
 
 #: The ways in that jobs and people take; RHEL gives ``su -`` a stack of its own.
 SERVICES = ("sshd", "su", "su-l")
-_PAM_DIRECTORIES = ("/etc/pam.d", "/usr/etc/pam.d", "/usr/lib/pam.d")
 _PAM_INCLUDED = (
     "common-session", "common-session-noninteractive", "common-session-pc", "common-auth",
     "common-account", "common-password", "system-auth", "password-auth", "postlogin",
@@ -272,7 +272,7 @@ class Stack:
 
 def parse_stack(service: str, files: Mapping[str, list[Line]], depth: int = 0) -> Stack | None:
     """The stack of a service; None when no file of its name was seen."""
-    paths = (f"{directory}/{service}" for directory in _PAM_DIRECTORIES)
+    paths = (f"{directory}/{service}" for directory in PAM_DIRECTORIES)
     path = next((path for path in paths if path in files), "")
     if not path or depth > _DEEPEST:
         return None
@@ -580,7 +580,7 @@ def _script(policy: Policy) -> str:
     manager = " ".join(f"{one}/system.conf {one}/system.conf.d/*.conf" for one in _MANAGER)
     pam = " ".join(
         f"{directory}/{name}"
-        for directory in _PAM_DIRECTORIES
+        for directory in PAM_DIRECTORIES
         for name in (*SERVICES, *_PAM_INCLUDED)
     )
     sshd = " ".join((*_SSHD_CONFIG, *_SSHD_INCLUDED))

@@ -17,6 +17,7 @@ from nodeready.subjects.limits.facts import (
     Limits,
     PamLimits,
     parse_pam_limits,
+    span,
 )
 from nodeready.subjects.proof.facts import (
     NO_START,
@@ -623,14 +624,10 @@ def _own_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
     }
 
     def about(domain: str) -> bool:
-        # A range is <min>:<max>, <min>: or :<number>.
-        match = re.fullmatch(r"(@?)(\d*):(\d*)", domain)
-        if match is None:
+        ids = span(domain)
+        if ids is None:
             return domain in mine
-        low, high = match[2], match[3]
-        first = int(low or high or 0)
-        last = int(high) if high else 1 << 32
-        return any(first <= number <= last for number in numbers[match[1]])
+        return any(ids[0] <= number <= ids[1] for number in numbers["@" * domain.startswith("@")])
 
     for at in ("@", ""):
         for one in pam.entries:

@@ -520,17 +520,21 @@ def _shown_wrong(
     bench = benches.bench(profile)
     given = bench.break_([name for name in faults if all(map(shutil.which, FAULTS[name].needs))])
     policies = {node.name: TABLE[name].policy for name, node in given.items()}
-    told = bench.ready(policies, "--skip", skipped)
-    # Who is healthy is not named for the faults of others.
-    for node in bench.partners:
-        assert not complaints(told[node.name])
-        assert told[node.name].go
-    found = {}
-    for name, node in given.items():
-        before = benches.healthy[profile, repr(TABLE[name].policy)]
-        if why := _wrong(name, told[node.name], before):
-            found[name] = why
-    return found
+    found: dict[str, str] = {}
+    # On an overloaded machine a section of a look may reach its time limit: what is wrong is asked
+    # once more.
+    for _ in range(2):
+        told = bench.ready(policies, "--skip", skipped)
+        for name, node in given.items():
+            before = benches.healthy[profile, repr(TABLE[name].policy)]
+            found[name] = _wrong(name, told[node.name], before)
+        # Who is healthy is not named for the faults of others.
+        for node in bench.partners:
+            bad = complaints(told[node.name])
+            found[node.name] = f"{bad}" if bad or not told[node.name].go else ""
+        if not any(found.values()):
+            break
+    return {name: why for name, why in found.items() if why}
 
 
 @pytest.mark.parametrize("profile", PROFILES)

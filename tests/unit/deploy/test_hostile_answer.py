@@ -94,7 +94,7 @@ PLAUSIBLE: dict[str, dict[str, Any]] = {
     "ptrace": {"boot": Boot(Setting("2", f"/etc/sysctl.d/{EVIL}.conf:1"))},
     "core_dumps": {
         "boot": Boot(Setting("core", f"/etc/sysctl.d/{EVIL}.conf:1")),
-        "blocked": ("", ""),
+        "blocked": ("", "", 0),
         "closed": (),
         "directory_owner": 0,
         "in_place": (),

@@ -25,7 +25,7 @@ from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError, make_policy
 from nodeready.subjects import snapshot, sysctl, wire
 from nodeready.subjects.access import ACCESS, parse_access
-from nodeready.subjects.base import Output, ProbeError, decoded, file_lines
+from nodeready.subjects.base import Output, ProbeError, decoded, file_lines, kernel_arguments
 from nodeready.subjects.debug_tools.facts import parse_versions
 from nodeready.subjects.gpus import amd
 from nodeready.subjects.host import clock, mounts, processes
@@ -136,7 +136,7 @@ def limited(text: str) -> None:
 
 
 def booted(text: str) -> None:
-    words = iommu.tokens(text)
+    words = kernel_arguments(text)
     iommu.expand(text, {"a": "1"})
     assert all(isinstance(iommu.option(word), str) for word in words)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.subjects.base import Line
+from nodeready.subjects.base import Line, kernel_arguments
 from nodeready.subjects.iommu import facts as cmdline
 
 
@@ -20,7 +20,7 @@ from nodeready.subjects.iommu import facts as cmdline
     ],
 )
 def test_tokens_split_at_blanks_outside_quotes_and_end_at_two_dashes(text, tokens):
-    assert cmdline.tokens(text) == tokens
+    assert kernel_arguments(text) == tokens
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_tokens_split_at_blanks_outside_quotes_and_end_at_two_dashes(text, token
     ],
 )
 def test_missing_and_contradicting_tokens(present, wanted, missing, contradicting):
-    have, want = cmdline.tokens(present), cmdline.tokens(wanted)
+    have, want = kernel_arguments(present), kernel_arguments(wanted)
     assert cmdline.missing(have, want) == missing
     assert cmdline.contradicting(have, want) == contradicting
 
@@ -107,7 +107,7 @@ def test_what_grubs_configuration_makes(lines, tokens):
     ],
 )  # fmt: skip
 def test_words_of_one_option(present, wanted, missing, contradicting):
-    have, want = cmdline.tokens(present), cmdline.tokens(wanted)
+    have, want = kernel_arguments(present), kernel_arguments(wanted)
     assert cmdline.missing(have, want) == missing
     assert cmdline.contradicting(have, want) == contradicting
 

@@ -564,7 +564,7 @@ PAM_FILES = {
 def test_what_pam_asks(name, tmp_path, monkeypatch):
     """pam.conf(5)."""
     text, wanted = PAM_FILES[name]
-    monkeypatch.setattr(session, "_PAM", (str(tmp_path),))
+    monkeypatch.setattr(session, "PAM_DIRECTORIES", (str(tmp_path),))
     (tmp_path / "one").write_text(text)
     (tmp_path / "other").write_text("account required pam_access.so\nsession x pam_limits.so\n")
     seen = session._service("su", "none", "one")
@@ -573,7 +573,7 @@ def test_what_pam_asks(name, tmp_path, monkeypatch):
 
 
 def test_a_file_of_pams_that_cannot_be_read_or_includes_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "_PAM", (str(tmp_path),))
+    monkeypatch.setattr(session, "PAM_DIRECTORIES", (str(tmp_path),))
     for text in ("@include missing\n", "@include one\n", "session include one\n"):
         (tmp_path / "one").write_text(text)
         assert not session._service("su", "one").whole
