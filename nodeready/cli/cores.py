@@ -34,8 +34,7 @@ from nodeready.policy.load import PolicyError
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find, names
 from nodeready.text import sanitise
-from nodeready.triage.cores.collect import DumpError, Dumping, collect_cores
-from nodeready.triage.cores.document import Cores
+from nodeready.triage.cores import Cores, DumpError, Dumping, collect_cores
 
 #: Of what gdb says: arguments of functions are among it.
 _MODE = 0o600

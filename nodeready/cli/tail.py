@@ -28,8 +28,7 @@ from nodeready.reports.registry import names
 from nodeready.reports.text import nodes as folded
 from nodeready.text import now
 from nodeready.transport.base import Conversation
-from nodeready.triage.logs.collect import Fetched, fetch_tail, fetched
-from nodeready.triage.logs.document import Grouping, Tail
+from nodeready.triage.logs import Fetched, Grouping, Tail, fetch_tail, fetched
 
 #: Characters of a path on Linux (PATH_MAX).
 _PATH_MAX = 4096

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import STYLES, Line, Part, grouped, line, nodes
 from nodeready.text import counted, sanitise
-from nodeready.triage.cores.document import Cores, Crash, Group, crashed_in, signal_name
+from nodeready.triage.cores import Cores, Crash, Group, crashed_in, signal_name
 from nodeready.triage.stacks.document import fold_ranks
 
 #: Groups, frames and lines of Python's own stack that are shown without -v.

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from nodeready.audit.document import Audit, NodeReport, Ready
     from nodeready.deploy.document import Deploy, Node
     from nodeready.ready.job_env import Environment, Groups
-    from nodeready.triage.cores.document import Cores, Crash
-    from nodeready.triage.cores.document import Group as CrashGroup
-    from nodeready.triage.logs.document import Tail
+    from nodeready.triage.cores import Cores, Crash
+    from nodeready.triage.cores import Group as CrashGroup
+    from nodeready.triage.logs import Tail
     from nodeready.triage.stacks.document import Frame, Group, Stacks
 
 # One escape of a JSON text; a surrogate pair is one character.

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Union
 from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier
 from nodeready.deploy import document as deploy
 from nodeready.subjects.result import STATUSES, Result
-from nodeready.triage.logs import document as logs
+from nodeready.triage import logs
 from nodeready.triage.stacks import document as stacks
 
 _SECOND = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}"

@@ -8,7 +8,7 @@ from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.stacks_table import ranks
 from nodeready.reports.text import STYLES, Line, Part, grouped, line, nodes
 from nodeready.text import counted
-from nodeready.triage.logs.document import Group, Tail
+from nodeready.triage.logs import Group, Tail
 
 #: Columns of the words on the left; groups that are shown without -v.
 _INDENT, _MOST = 13, 20

@@ -251,7 +251,7 @@ def test_a_gdb_that_hangs_does_not_leave_the_process_stopped(tool, fleet, sleepe
     node, pid = sleeper
     hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
     node.write("/usr/local/bin/gdb", hang, mode=0o755)
-    short = "from nodeready.triage.cores.collect import Dumping\nask = Dumping._ask\n"
+    short = "from nodeready.triage.cores import Dumping\nask = Dumping._ask\n"
     short += "Dumping._ask = lambda self, s, *more: ask(self, min(s, 10), *more)\n"
     done = tool("cores", fleet([node]), "--gcore", pid, "--yes", first=short)
     assert done.status == 1, done

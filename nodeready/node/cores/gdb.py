@@ -27,7 +27,7 @@ LIMIT_S = 60
 FRAMES, THREADS = 200, 500
 #: Characters of gdb's words that are kept.
 TEXT = 1 << 20
-#: The headings in gdb's text; `nodeready.triage.cores.document` reads the text by them.
+#: The headings in gdb's text; `nodeready.triage.cores` reads the text by them.
 CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
 
 # Bytes that it may write: nothing of ours is written, a wrapper of the site's may keep a log.

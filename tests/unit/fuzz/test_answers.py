@@ -22,8 +22,8 @@ from nodeready.subjects.base import ProbeError, Unknown
 from nodeready.subjects.proof import facts as proof
 from nodeready.transport.base import Reply
 from nodeready.transport.program import rows
-from nodeready.triage.logs.collect import read as read_tail
-from nodeready.triage.logs.document import Grouping
+from nodeready.triage.logs import Grouping
+from nodeready.triage.logs import read as read_tail
 from nodeready.triage.stacks import group, trace
 from tests.builders import proof as proved
 from tests.builders.hostile import RECORDED, envelope, look, mutated, recorded, spoiled

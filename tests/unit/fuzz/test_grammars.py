@@ -39,8 +39,7 @@ from nodeready.subjects.ssh_client.checks import cause_of
 from nodeready.text import sanitise
 from nodeready.transport.dialogue import Dialogue
 from nodeready.transport.srun import StepOutput
-from nodeready.triage.cores import document as cores
-from nodeready.triage.logs import document as logs
+from nodeready.triage import cores, logs
 from nodeready.triage.stacks import archive, trace
 from tests.builders.hostile import PIECES, RECORDED, encoded, mutated, recorded
 from tests.paths import PACKAGE, ROOT
@@ -383,7 +382,7 @@ ELSEWHERE = {
     "subjects/snapshot.py:_unpack": "test_answers.py",
     "subjects/snapshot.py:parse_answer": "test_answers.py",
     "subjects/snapshot.py:read": "test_answers.py",
-    "triage/logs/collect.py:read": "test_answers.py",
+    "triage/logs.py:read": "test_answers.py",
     "triage/stacks/trace.py:parse": "test_answers.py",
 }
 

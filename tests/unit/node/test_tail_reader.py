@@ -9,7 +9,7 @@ import pytest
 
 from nodeready.node.logs import paths
 from nodeready.node.logs.tail import MAX_ANSWER, Config, Tail, packed, read_tail
-from nodeready.triage.logs.collect import read
+from nodeready.triage.logs import read
 
 
 def tail(pattern: object, **how: object) -> Tail:

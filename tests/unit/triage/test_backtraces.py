@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.triage.cores import document as backtraces
-from nodeready.triage.cores.document import Frame
+from nodeready.triage import cores as backtraces
+from nodeready.triage.cores import Frame
 
 # A program in C++ that aborts, with and without its symbols, and one in Python.
 BOX = "(anonymous namespace)::Box<std::vector<int, std::allocator<int> > >"

@@ -15,7 +15,7 @@ from nodeready.node.cores.listing import File, Listing, listing
 from nodeready.node.cores.program import Core
 from nodeready.reports import cores_table, json_report
 from nodeready.reports.registry import Options
-from nodeready.triage.cores.document import (
+from nodeready.triage.cores import (
     CoreFile,
     Cores,
     Crash,

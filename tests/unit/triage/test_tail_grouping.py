@@ -14,8 +14,7 @@ from nodeready.node.logs.tail import File, Tail, Unread
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
 from nodeready.subjects.base import ProbeError
-from nodeready.triage.logs.collect import read
-from nodeready.triage.logs.document import Grouping
+from nodeready.triage.logs import Grouping, read
 from tests.paths import schema
 
 SCHEMA = schema("tail")

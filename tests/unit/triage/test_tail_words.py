@@ -9,8 +9,8 @@ import pytest
 from nodeready.cli import options
 from nodeready.cli.options import Refused, past
 from nodeready.node.logs import paths, tail
-from nodeready.triage.logs import document
-from nodeready.triage.logs.document import Ranks
+from nodeready.triage import logs as document
+from nodeready.triage.logs import Ranks
 
 
 @pytest.mark.parametrize(

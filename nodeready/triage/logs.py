@@ -1,4 +1,4 @@
-"""The last lines of all nodes' files, grouped: how far every rank is by its own words. Pure.
+"""The last lines of all nodes' files, grouped: how far every rank is by its own words.
 
 Files that were last written more than a minute before the others are a group of their own: who
 stopped first is usually the culprit, and all others wait for it.
@@ -9,11 +9,17 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
 
 from nodeready.inventory.nodeset import natural
+from nodeready.node import payload
+from nodeready.node.logs.tail import Config
 from nodeready.node.logs.tail import Tail as NodeTail
+from nodeready.subjects import wire
+from nodeready.subjects.base import ProbeError
+from nodeready.transport.base import FAILED, INTERRUPTED, UNREACHED, Conversation, Failure
+from nodeready.transport.program import new_nonce, request
 
 # --- The rank of a log file, by its path.
 
@@ -356,3 +362,53 @@ def _group(
 
 def _place(file: File) -> tuple[bool, int, object, str]:
     return file.rank is None, file.rank or 0, natural(file.node), file.path
+
+
+# --- The request for a node's last lines, and its answer.
+
+#: Bytes of a node's answer, unpacked, that are looked at.
+MAX_UNPACKED = 4 << 20
+
+
+def read(text: str, nonce: str) -> NodeTail:
+    """The tail in what a node printed. Raises ProbeError, one line, when there is none."""
+    for name, data in wire.lines(text, nonce):
+        if name == "tail" and isinstance(data, str):
+            return wire.decode(NodeTail, wire.load_json(wire.unpack(data, MAX_UNPACKED)))
+    if f"{nonce} {payload.NO_PYTHON}" in text:
+        raise ProbeError(payload.NO_PYTHON)
+    raise ProbeError("the node gave no answer", text[:200])
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The result of one node. error: one line when there is no tail, and its kind."""
+
+    tail: NodeTail | None = None
+    error: str = ""
+    kind: str = ""
+
+    @property
+    def unreachable(self) -> bool:
+        return self.kind in UNREACHED
+
+
+def fetch_tail(node: str, config: Config, tag: str) -> Conversation[Fetched]:
+    """The conversation with one node. config: its nonce and tag are set here; tag: of the run"""
+    own = replace(config, nonce=new_nonce(), tag=tag)
+    answer = yield request(node, "nodeready.node.logs.tail", own)
+    if answer.error:
+        return Fetched(error=answer.error, kind=answer.kind)
+    try:
+        return Fetched(read(answer.stdout, own.nonce))
+    except ProbeError as error:
+        why = "" if answer.ok else f": {answer.reason()}"
+        return Fetched(error=f"{error}{why}", kind=FAILED)
+
+
+def fetched(found: Fetched | Failure) -> Fetched:
+    """The result of a conversation, also of a failed one; an interrupt is no error."""
+    if isinstance(found, Failure) or found.kind == INTERRUPTED:
+        error = "" if found.kind == INTERRUPTED else found.error
+        return Fetched(error=error, kind=found.kind)
+    return found
