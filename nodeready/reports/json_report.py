@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nodeready.triage.cores import Cores, Crash
     from nodeready.triage.cores import Group as CrashGroup
     from nodeready.triage.logs import Tail
-    from nodeready.triage.stacks.document import Frame, Group, Stacks
+    from nodeready.triage.stacks.document import Frame, Group, Stacks, Verdict, Witness
 
 # One escape of a JSON text; a surrogate pair is one character.
 _ESCAPE = re.compile(
@@ -164,6 +164,40 @@ def _stack(group: Group) -> dict[str, Any]:
         "threads": [
             {"name": thread.name, "frames": _frames(thread.frames)} for thread in group.threads
         ],
+        "role": group.role,
+        "reason": group.reason,
+        "user_frame": group.user_frame._asdict() if group.user_frame else None,
+        "states": list(group.states),
+        "waits_on": list(group.waits_on),
+        "below": [{**one._asdict(), "frames": _frames(one.frames)} for one in group.below],
+        "locals": list(group.locals),
+    }
+
+
+def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
+    if verdict is None:
+        return None
+    return {
+        "kind": verdict.kind,
+        "text": verdict.text,
+        "suspects": [
+            {
+                "ranks": list(one.ranks),
+                "nodes": list(one.nodes),
+                "for": list(one.for_),
+                "against": list(one.against),
+            }
+            for one in verdict.suspects
+        ],
+        "missing": list(verdict.missing),
+    }
+
+
+def _witness(witness: Witness) -> dict[str, Any]:
+    return {
+        "name": witness.name,
+        "absent": list(witness.absent),
+        "says": [one._asdict() for one in witness.says],
     }
 
 
@@ -177,9 +211,12 @@ def stacks(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
         user=stacks.user,
         world_size=stacks.world_size,
         complete=stacks.complete,
+        verdict=_verdict(stacks.verdict),
     )
     yield '"groups": '
     yield from listed(dump(_stack(group)) for group in stacks.groups)
+    yield ',\n"witnesses": '
+    yield from listed(dump(_witness(witness)) for witness in stacks.witnesses)
     yield ',\n"processes": '
     yield from listed(dump(process._asdict()) for process in stacks.processes)
     yield f',\n"errors": {dump(dict(stacks.errors))}'

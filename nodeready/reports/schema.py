@@ -171,6 +171,7 @@ class Stacks:
     user:       whose job it is; empty: not told
     world_size: what the ranks say; null: nobody says, or they disagree
     complete:   false: interrupted; ranks that were not found then do not count as missing
+    verdict:    null: no rank was found
     errors:     node -> why it gave no answer, or only a part of it
     others:     the jobs that are not shown, the largest first
     advice:     what to look at next
@@ -182,7 +183,9 @@ class Stacks:
     user: str
     world_size: int | None
     complete: bool
+    verdict: stacks.Verdict | None
     groups: tuple[stacks.Group, ...]
+    witnesses: tuple[stacks.Witness, ...]
     processes: tuple[stacks.Rank, ...]
     errors: Mapping[str, str]
     others: tuple[stacks.OtherJob, ...]
@@ -457,7 +460,8 @@ def _hints(kind: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(kind)
         else kind._fields
     )
-    return {name: hints[name] for name in names}
+    # Words of Python's cannot be names there: they have an underscore, which JSON needs not.
+    return {name.rstrip("_"): hints[name] for name in names}
 
 
 class _Writer:

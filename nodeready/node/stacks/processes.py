@@ -31,6 +31,15 @@ FAMILIES = (
 KEYS = frozenset(
     [name for rank, local, worlds in FAMILIES for name in (rank, local, *worlds)]
     + ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID"]
+    # Lightning's launcher gives these, and no RANK.
+    + ["LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
+    # What tells where a rank's witnesses are.
+    + ["HOME", "XDG_CACHE_HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
+    + ["NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "NCCL_DEBUG", "NCCL_DEBUG_FILE"]
+    + ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]
+    + ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"]
+    + ["TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_CPP_LOG_LEVEL"]
+    + ["CUDA_ENABLE_USER_TRIGGERED_COREDUMP", "CUDA_COREDUMP_PIPE", "PYTHONFAULTHANDLER"]
 )
 
 # Bytes of a command line and of an environment that are read; a list of nodes is long.

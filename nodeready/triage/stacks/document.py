@@ -18,6 +18,19 @@ KINDS = ("missing", "dead", "stopped", "traced", "uninterruptible", "no-data", "
 VERDICTS = ("blocked", "spinning", "progressing")
 _VERDICTS = (*VERDICTS, None)
 
+#: The witnesses beside the stacks, by the names under which they are shown.
+WITNESSES = ("logs", "flight_recorder", "nccl_ras", "gpu", "network", "kernel")
+
+#: What the verdict can be. `late`: ranks have not called what the others wait in; `disagree`: they
+#: have called different things; `gone`: a rank has ended or was never there; `quiet`: all wait and
+#: nothing moves; `moving`: all wait and bytes move; `slow-node`: one node is slower than the
+#: others; `storage`: a file system or a device; `loader`: the data loader; `not-stuck`: the job
+#: goes on; `unclear`: nothing of these can be said.
+VERDICT_KINDS = (
+    "late", "disagree", "gone", "quiet", "moving", "slow-node", "storage", "loader", "not-stuck",
+    "unclear",
+)  # fmt: skip
+
 
 class Frame(NamedTuple):
     """One call.
@@ -41,6 +54,37 @@ class Thread(NamedTuple):
     frames: tuple[Frame, ...]
 
 
+#: What a group is in the hang. `suspect`: it does not wait for other ranks; `victim`: it does;
+#: None: nobody can tell.
+ROLES = ("suspect", "victim", None)
+
+
+class Below(NamedTuple):
+    """Processes that ranks of a group have started (a data loader's worker, a compiler, a shell);
+    equal ones once.
+
+    kind:      what it is for: `loader worker`, `compiler`, `shell`, `checkpoint writer`, `process`
+    processes: how many
+    ranks:     of those that have started them
+    state, wait_channel: as in /proc
+    waits_on:  the file, pipe, socket or peer that it waits for; "": not known
+    frames:    root to leaf; () where there is no stack
+    why:       why there is no stack; "": there is one
+    hint:      as a group's
+    """
+
+    kind: str
+    command: str
+    processes: Annotated[int, {"minimum": 1}]
+    ranks: tuple[int, ...]
+    state: str
+    wait_channel: str
+    waits_on: str
+    frames: tuple[Frame, ...] = ()
+    why: str = ""
+    hint: str = ""
+
+
 @dataclass(frozen=True)
 class Group:
     """Ranks that stand at the same place, or that have none for the same reason.
@@ -60,6 +104,13 @@ class Group:
     processes: how many
     native:  frames of a native unwinding of one of its ranks, root to leaf; () when not taken
     threads: the other threads of one of its ranks; () unless all threads were compared
+    role:    suspect: it does not wait for other ranks; victim: it does. None: nobody can tell
+    reason:  why it has that role, one line
+    user_frame: the innermost call of the user's own code; None: not found
+    states:  state and wait channel of its main threads with their counts, the most frequent first
+    waits_on: what its main threads wait for: a file, a pipe, a socket, a peer, a lock's owner
+    below:   processes that its ranks have started and may wait for
+    locals:  variables of one rank's innermost calls, on request: `function: name = value`
     """
 
     kind: Annotated[str, {"enum": KINDS}]
@@ -73,6 +124,13 @@ class Group:
     processes: Annotated[int, {"minimum": 0}] = 0
     native: tuple[Frame, ...] = ()
     threads: tuple[Thread, ...] = ()
+    role: Annotated[str | None, {"enum": ROLES}] = None
+    reason: str = ""
+    user_frame: Frame | None = None
+    states: tuple[str, ...] = ()
+    waits_on: tuple[str, ...] = ()
+    below: tuple[Below, ...] = ()
+    locals: tuple[str, ...] = ()
 
 
 class Rank(NamedTuple):
@@ -110,6 +168,62 @@ class OtherJob(NamedTuple):
     stranger: bool
 
 
+class Statement(NamedTuple):
+    """What a witness says of some ranks or nodes, one line.
+
+    ranks, nodes: of whom; () for both: of the whole job
+    weight:       2: it may convict alone; 1: it supports; 0: it only tells
+    against:      True: it speaks against these being the cause
+    """
+
+    text: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    weight: Annotated[int, {"minimum": 0, "maximum": 2}] = 0
+    against: bool = False
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One witness beside the stacks, over all ranks.
+
+    name:   `logs`, `flight_recorder`, `nccl_ras`, `gpu`, `network`, `kernel`
+    absent: why it says nothing, each different reason once; () where all were there
+    says:   equal statements once, the weightiest first
+    """
+
+    name: Annotated[str, {"enum": WITNESSES}]
+    absent: tuple[str, ...] = ()
+    says: tuple[Statement, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Who may be the cause, with what speaks for that and against it. A name that is a word of
+    Python's has an underscore, which its JSON has not."""
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    for_: tuple[str, ...]
+    against: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is wrong with the job, by all witnesses together.
+
+    kind:     see VERDICT_KINDS
+    text:     one line: what is wrong, where, what to do
+    suspects: the most suspicious first
+    missing:  what would tell more, and was not there: one line each
+    """
+
+    kind: Annotated[str, {"enum": VERDICT_KINDS}]
+    text: str
+    suspects: tuple[Suspect, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Stacks:
     """All ranks of one job on all nodes, grouped, the most suspicious group first.
@@ -121,6 +235,8 @@ class Stacks:
     complete:   False when it was interrupted
     user:       whose job it is; "": not told
     others:     the jobs that are not shown, the largest first
+    verdict:    None: no rank was found
+    witnesses:  beside the stacks
     """
 
     started: str
@@ -134,6 +250,8 @@ class Stacks:
     complete: bool = True
     user: str = ""
     others: tuple[OtherJob, ...] = ()
+    verdict: Verdict | None = None
+    witnesses: tuple[Witness, ...] = ()
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:

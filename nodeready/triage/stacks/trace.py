@@ -40,6 +40,12 @@ _PROCESS = {
     "kernel_stack": (list,), "start_s": _NUMBER, "cpu_s": (list,), "samples": (list,),
     "native": (int, _NONE), "note": (str,),
 }  # fmt: skip
+#: What traces of earlier versions do not tell, and what is taken instead.
+_LATER: dict[str, tuple[tuple[type, ...], Any]] = {
+    "slurm_job": ((str,), ""), "switches": ((list,), []), "main_cpu_s": ((list,), []),
+    "waits_on": ((str,), ""), "below": ((list,), []), "locals": ((list,), []),
+    "witnesses": ((dict,), {}),
+}  # fmt: skip
 _SAMPLE = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
 
 _NEVER = object()
@@ -118,9 +124,10 @@ def _frames(trace: Trace) -> None:
 
 
 def _process(process: Any, what: str) -> None:
-    # What traces of earlier versions do not tell.
-    if type(process) is dict and type(process.setdefault("slurm_job", "")) is not str:
-        _fields(process, {"slurm_job": (str,)}, what)
+    if type(process) is dict:
+        for name, (types_, instead) in _LATER.items():
+            if type(process.setdefault(name, instead)) not in types_:
+                _fields(process, {name: types_}, what)
     try:
         values = _values(process)
         types = tuple(map(type, values))
@@ -182,6 +189,8 @@ def read(data: Any, where: str) -> Trace:
             raise _Wrong(f"node cannot be {_shown(data['node'])}")
         if not 0 <= data["interval_s"] <= _LONGEST_S:
             raise _Wrong(f"interval_s cannot be {_shown(data['interval_s'])}")
+        if type(data.setdefault("witnesses", {})) is not dict:
+            _fields(data, {"witnesses": (dict,)}, "it")
         _texts(data["instead"], "instead")
         _frames(data)
         used: list[Any] = []
