@@ -1,9 +1,9 @@
 """One network interface, as /sys/class/net shows it, and where the routes of a node lead.
 
-Routes are those of the kernel's main tables. /proc shows them and the own addresses without
-a lock; a netlink dump (``ip route``) waits for the kernel's network lock, which a network driver in
-trouble may hold for ever. Not seen are rules (``ip rule``), the tables that only rules use, and all
-next hops but the first of a multipath route.
+Routes are those of the kernel's main tables. /proc shows them, and the own addresses, without a
+lock; a netlink dump (``ip route``) waits for the kernel's network lock, which a network driver in
+trouble may hold for ever. Not seen are rules (``ip rule``), the tables that only rules use, and
+all next hops but the first of a multipath route.
 """
 
 from __future__ import annotations
