@@ -1,7 +1,7 @@
 """This machine as the one node of an audit, or of a go or no-go, within a limit of time.
 
-The policy there: a given file, the site's file, the bundle's, and then the defaults. Each file is a
-JSON object with the keys of group_data; the first file that has a key counts.
+The policy there: a given file, the site's file, the bundle's, and then the defaults. Each file is
+a JSON object with the keys of group_data; the first file that has a key counts.
 """
 
 from __future__ import annotations
