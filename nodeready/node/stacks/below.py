@@ -144,7 +144,14 @@ def _words(phrase: str) -> str:
 
 def plain(above: Target, table: StackTable) -> list[dict[str, Any]]:
     """The part of the trace."""
-    return [_row(one, table) for one in above.below]
+    return [_row(one, table) for one in above.below if not _serves(one)]
+
+
+def _serves(one: Target) -> bool:
+    """Whether a process is an idle fork server: its workers are processes below, as well."""
+    stack = (one.dumps[-1].main if one.dumps else None) or ()
+    above = [(frame[0], frame[1]) for frame in stack[-2:-1]]
+    return above == [("main", "multiprocessing/forkserver.py")]
 
 
 def _row(one: Target, table: StackTable) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.runtime import Supervisor
-from nodeready.node.stacks import below, processes, py_spy, ranks, waits
+from nodeready.node.stacks import below, beside, processes, py_spy, ranks, waits
 from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, StackTable, Target
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -97,6 +97,9 @@ class Config:
     nonce, tag, limit_s: as of every program of ours that travels (`nodeready.node.payload`)
     job, pids, match:    see `ranks.Selection`
     user:                only this user's processes; "": everybody's
+    locals:              take variables of the ranks' innermost calls
+    dump:                have the ranks write their flight recorders
+    ras:                 ask NCCL's RAS port also where asking is known to have crashed jobs
     samples, interval_s: how often to look, and how many seconds from one to the next
     native:              only take the native stacks of these processes, one after the other
     py_spy:              its path; where it is not, whichever the session has
@@ -113,6 +116,9 @@ class Config:
     native: tuple[int, ...] = ()
     py_spy: str = "/usr/local/bin/py-spy"
     user: str = ""
+    locals: bool = False
+    dump: bool = False
+    ras: bool = False
 
 
 def main(config: Config) -> None:
@@ -130,10 +136,11 @@ def main(config: Config) -> None:
         "stacks": [],
         "processes": [],
         "instead": [],
+        "witnesses": {},
     }
     with supervisor:
         try:
-            targets, instead, trace["error"] = _look(supervisor, config)
+            targets, instead, trace["error"] = _look(supervisor, config, trace["witnesses"])
             line = _packed(trace, targets, instead)
         except re.error as problem:
             line = pack({**trace, "error": f"no regular expression: {problem}"})
@@ -213,9 +220,14 @@ def _sizes(trace: dict[str, Any], targets: Sequence[Target], level: int) -> tupl
     return (*parts, length / _MOST_ANSWER)
 
 
-def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[str], str]:
+def _look(
+    supervisor: Supervisor, config: Config, witnesses: dict[str, Any]
+) -> tuple[list[Target], list[str], str]:
     """The ranks with what was seen of them; where there is none, the processes to show instead;
-    and why that is not all."""
+    and why that is not all.
+
+    witnesses: gets those of the node
+    """
     # Finding the ranks must leave time for looking at them.
     seen, left_out = processes.scan(_until(supervisor, supervisor.left_s / 2))
     problem = f"{left_out} processes were not looked at: no time left" if left_out else ""
@@ -240,25 +252,10 @@ def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[st
     targets = [Target(rank) for rank in found]
     if not targets:
         return [], _instead(supervisor, ranks.instead(seen, os.getpid())), problem
-    path = py_spy.find(config.py_spy)
     if config.native:
-        _native(supervisor, path, targets)
+        _native(supervisor, py_spy.find(config.py_spy), targets)
     else:
-        began = time.monotonic()
-        samples = max(1, config.samples)
-        kept: Counter[str] = Counter()
-        for number in range(samples):
-            due = began + number * config.interval_s
-            time.sleep(max(0.0, min(due - time.monotonic(), supervisor.left_s)))
-            _observe_sample(supervisor, targets)
-            if number == samples - 1:
-                ours = ranks.ours(seen, os.getpid())
-                _observe_below(supervisor, targets, seen, ours)
-            limit_s = supervisor.left_s / (samples - number)
-            dumped_s = _dump(supervisor, targets, _Looks(path, kept, limit_s))
-        until = time.monotonic() + max(_BELOW_S, dumped_s)
-        looks = _Looks(path, kept, supervisor.left_s / 2, until)
-        _dump(supervisor, below.in_order(targets), looks)
+        witnesses |= _capture(supervisor, config, targets, seen)
     _observe(supervisor, targets)
     uids = {target.rank.process.uid for target in targets}
     names = _names(supervisor, {uid for uid in uids if uid is not None})
@@ -266,6 +263,37 @@ def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[st
         uid = target.rank.process.uid
         target.user = "" if uid is None else names[uid]
     return targets, [], problem
+
+
+def _capture(
+    supervisor: Supervisor,
+    config: Config,
+    targets: Sequence[Target],
+    seen: Sequence[processes.Process],
+) -> dict[str, Any]:
+    """Take all samples of the targets, with what is below and beside them; the node's witnesses.
+
+    seen: all processes, as they were found
+    """
+    path = py_spy.find(config.py_spy)
+    asked = beside.Witnesses(supervisor, targets, ras=config.ras, dump=config.dump)
+    began = time.monotonic()
+    samples = max(1, config.samples)
+    kept: Counter[str] = Counter()
+    for number in range(samples):
+        due = began + number * config.interval_s
+        time.sleep(max(0.0, min(due - time.monotonic(), supervisor.left_s)))
+        _observe_sample(supervisor, targets)
+        if number == samples - 1:
+            _observe_below(supervisor, targets, seen, ranks.ours(seen, os.getpid()))
+        limit_s = supervisor.left_s / (samples - number)
+        dumped_s = _dump(supervisor, targets, _Looks(path, kept, limit_s))
+        if number == 0:
+            asked.between()
+    until = time.monotonic() + max(_BELOW_S, dumped_s)
+    looks = _Looks(path, kept, supervisor.left_s / 2, until)
+    _dump(supervisor, below.in_order(targets), looks)
+    return asked.end()
 
 
 def _matched(
