@@ -187,7 +187,8 @@ def _stacks(targets: Sequence[Target], levels: Mapping[str, int]) -> dict[str, A
         row = target.plain(table, main, threads)
         if beside:
             row["below"] = below.plain(target, table)
-            row["locals"], row["witnesses"] = target.locals, target.witnesses
+            row["locals"] = target.dumps[-1].locals if target.dumps else ()
+            row["witnesses"] = target.witnesses
         found.append(row)
     return {"frames": table.frames, "stacks": table.stacks, "processes": found}
 
@@ -284,10 +285,12 @@ def _capture(
         due = began + number * config.interval_s
         time.sleep(max(0.0, min(due - time.monotonic(), supervisor.left_s)))
         _observe_sample(supervisor, targets)
+        how = py_spy.PLAIN
         if number == samples - 1:
             _observe_below(supervisor, targets, seen, ranks.ours(seen, os.getpid()))
+            how = py_spy.LOCALS if config.locals else how
         limit_s = supervisor.left_s / (samples - number)
-        dumped_s = _dump(supervisor, targets, _Looks(path, kept, limit_s))
+        dumped_s = _dump(supervisor, targets, _Looks(path, kept, limit_s, how=how))
         if number == 0:
             asked.between()
     until = time.monotonic() + max(_BELOW_S, dumped_s)
@@ -385,12 +388,14 @@ class _Looks:
     kept:    owner -> characters of all frames of the owner's processes so far; it is counted on
     limit_s: seconds for all of them, where they are of several owners
     until:   a moment of time.monotonic() after which no look is begun
+    how:     see `py_spy.take`
     """
 
     path: str
     kept: Counter[str]
     limit_s: float
     until: float = float("inf")
+    how: str = py_spy.PLAIN
 
 
 def _dump(supervisor: Supervisor, targets: Sequence[Target], looks: _Looks) -> float:
@@ -404,7 +409,7 @@ def _dump(supervisor: Supervisor, targets: Sequence[Target], looks: _Looks) -> f
             why = _NO_TIME_BELOW
         if why or supervisor.deadline < time.monotonic():
             return py_spy.Dump(error=why or NO_TIME)
-        return py_spy.take(supervisor, looks.path, target.pid, supervisor.left_s)
+        return py_spy.take(supervisor, looks.path, target.pid, supervisor.left_s, looks.how)
 
     workers = max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)
     # The last look may take all of its own time.
@@ -440,7 +445,7 @@ def _native(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> Non
             why = NO_TIME
         if not why:
             target.native = py_spy.take(
-                supervisor, path, target.pid, supervisor.left_s, native=True
+                supervisor, path, target.pid, supervisor.left_s, py_spy.NATIVE
             )
             why = target.native.error
             if why == py_spy.HUNG:

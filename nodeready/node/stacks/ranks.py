@@ -442,7 +442,6 @@ class Target:
     waits_on: str = ""
     below: list[Target] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
-    locals: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.add_note(self.rank.note)
