@@ -48,7 +48,7 @@ _COMMAND_BYTES, _ENVIRONMENT_BYTES = 4096, 1 << 20
 _VALUE_BYTES = 256
 #: Seconds for the reads of one process, and after one that hangs: many may, for one reason.
 _PATIENCE_S, _NEXT_PATIENCE_S = 1.0, 0.3
-_KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h
+_EXITING, _KERNEL_THREAD = 0x4, 0x00200000  # PF_EXITING and PF_KTHREAD of linux/sched.h
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
 # The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)): below its own, v1 or v2. A user
@@ -66,7 +66,8 @@ HANGS: Any = "hangs"
 
 @dataclass(frozen=True)
 class Stat:
-    """/proc/PID/stat. start_s: seconds since boot; cpu_s: user and system, of all its threads."""
+    """/proc/PID/stat. start_s: seconds since boot; cpu_s: user and system, of all its threads;
+    exiting: its main thread has left the program for good."""
 
     pid: int
     name: str
@@ -76,6 +77,7 @@ class Stat:
     cpu_s: float
     threads: int
     start_s: float
+    exiting: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Facts:
     uid:          of its owner
     switches:     voluntary context switches of its main thread: how often that has waited
     main_cpu_s:   CPU time of its main thread alone
+    exiting:      its main thread has left the program; the kernel takes its memory and files down
     """
 
     state: str
@@ -135,6 +138,7 @@ class Facts:
     uid: int
     switches: int = 0
     main_cpu_s: float = 0.0
+    exiting: bool = False
 
 
 def stat(text: str) -> Stat | None:
@@ -153,6 +157,7 @@ def stat(text: str) -> Stat | None:
         cpu_s=round(ticks / _TICKS, 2),
         threads=numbers[16],
         start_s=round(numbers[18] / _TICKS, 2),
+        exiting=bool(numbers[5] & _EXITING),
     )
 
 
@@ -223,6 +228,7 @@ def facts(
         uid,
         switches,
         main_cpu_s(*task),
+        known.exiting,
     )
 
 

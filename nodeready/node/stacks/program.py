@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from nodeready.node.cores import gdb
 from nodeready.node.runtime import Supervisor
 from nodeready.node.stacks import below, beside, processes, py_spy, ranks, waits
 from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, StackTable, Target
@@ -448,7 +449,12 @@ def _native(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> Non
                 supervisor, path, target.pid, supervisor.left_s, py_spy.NATIVE
             )
             why = target.native.error
-            if why == py_spy.HUNG:
+            stopped = why == py_spy.HUNG
+            if why in (py_spy.ENDED_INTERPRETER, py_spy.NOT_PYTHON):
+                # A second tool, one after the other: both stop the process.
+                found, why, stopped = gdb.live_stack(supervisor, target.pid, supervisor.left_s)
+                target.native = py_spy.Dump(tuple(found) or None, error=why)
+            if stopped:
                 _set_going(supervisor, target)
         target.add_note(f"no native stack: {why}" if why else "")
 

@@ -35,6 +35,8 @@ _MOST_THREADS = 1000
 # Of address space: it maps the program and its libraries, which a user's process names.
 _MEMORY_BYTES = 16 << 30
 _MOST_WORD = 300
+# A line of py-spy's own log, which is asked for its warnings.
+_LOGGED = re.compile(r"\[\S+ +[A-Z]+ +[a-z_:]+\] ")
 #: Calls whose variables are told, variables of each, and characters of a name or a value.
 _LOCAL_FRAMES, _LOCAL_NAMES, _LOCAL_TEXT = 3, 20, 120
 # Files of Python itself and of what is installed for it; a frozen module has no file.
@@ -47,12 +49,20 @@ _OPTIONS = {
 }  # fmt: skip
 
 HUNG = "py-spy did not finish in time"
+#: An interpreter that has been finalised; what the process does since is C or C++.
+ENDED_INTERPRETER = "its interpreter has ended: it hangs in C or C++ on its way out"
+#: The main thread has no call of Python's: functions of C that atexit registered, the end of
+#: modules.
+NO_CALL = "no call of Python is left in its main thread: its interpreter is about to end"
+NOT_PYTHON = "not Python, or one that py-spy does not know"
 # py-spy's words, whole or in part -> what to say, and whether another try may do better.
 _WORDS: tuple[tuple[str, str, bool], ...] = (
+    # py-spy warns of it (python_process_info.rs): the runtime's list of interpreters is empty.
+    (r"Interpreter address from symbol is invalid 0+\b", ENDED_INTERPRETER, False),
     (r"os error 2\b|No such process|os error 3\b", "it has ended", False),
     (r"os error 13\b|elevated permissions", "not permitted", False),
     (r"os error 1\b|EPERM|Operation not permitted", "not permitted, or traced by another", False),
-    (r"Failed to find python version", "not Python, or one that py-spy does not know", False),
+    (r"Failed to find python version", NOT_PYTHON, False),
     # It says so, too, when the stack of the first thread that it tries cannot be read.
     (
         r"Failed to find a python interpreter",
@@ -150,6 +160,8 @@ def parse(text: str, pid: int) -> Dump:
         return Dump(error="py-spy found no thread")
     main = next(found[-1] for found in mains if found)
     rest = threads[:main] + threads[main + 1 :]
+    if not threads[main].frames:
+        return Dump(threads=tuple(rest[:_MOST_THREADS]), gil=(gil or [""])[0], error=NO_CALL)
     return Dump(
         threads[main].frames,
         tuple(rest[:_MOST_THREADS]),
@@ -180,9 +192,13 @@ def words(ended: Ended) -> tuple[str, bool]:
     for pattern, said, again in _WORDS:
         if re.search(pattern, ended.err):
             return said, again
-    said = re.sub(r"^Error: ", "", ended.first)
+    told = [row for row in ended.err.splitlines() if row.strip() and not _LOGGED.match(row)]
+    said = re.sub(r"^Error: ", "", told[0].strip()[:200] if told else "")
     ending = f"exit status {ended.rc}" if (ended.rc or 0) >= 0 else f"signal {-(ended.rc or 0)}"
     return f"py-spy: {said or ending}", True
+
+
+_RUST = {"RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
 
 
 def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, bytearray]:
@@ -192,9 +208,7 @@ def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[E
         if stream == 1 and len(kept) <= MOST_BYTES:
             kept.extend(piece)
 
-    return supervisor.run(
-        argv, limit_s, on_output, env={**environment(), "RUST_BACKTRACE": "0"}
-    ), kept
+    return supervisor.run(argv, limit_s, on_output, env={**environment(), **_RUST}), kept
 
 
 def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str = PLAIN) -> Dump:

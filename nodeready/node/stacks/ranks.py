@@ -416,6 +416,7 @@ class StackTable:
 # --- One rank under observation: its facts and dumps, and whether py-spy may read it now.
 
 ENDED = "ended while it was looked at"
+EXITING = "is exiting: the kernel takes its memory and its files down"
 NO_TIME = "no time left"
 OTHERS_TOOK = "no time left: the looks at its owner's other processes took it"
 _MOST_COMMAND = 200
@@ -470,6 +471,8 @@ class Target:
         self.facts.append(seen)
         if seen.state in "ZXx":
             self.add_note(ENDED)
+        elif seen.exiting:
+            self.add_note(EXITING)
 
     def refusal(self, euid: int, native: bool = False) -> str:
         """Why py-spy must not read the process now; "": it may."""
@@ -480,6 +483,8 @@ class Target:
         if not self.facts:
             return NO_TIME
         now = self.facts[-1]
+        if now.exiting:
+            return EXITING
         if now.tracer:
             return f"traced by process {now.tracer}: not looked into"
         if now.state in "Tt":
