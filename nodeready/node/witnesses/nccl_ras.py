@@ -529,8 +529,9 @@ class _Talk:
     def ask(self, words: str) -> bytes:
         """The line that answers this one."""
         self._send(words)
-        while b"\n" not in self.kept and len(self.kept) < 4096 and self._more():
-            pass
+        while b"\n" not in self.kept and len(self.kept) < 4096:
+            if not self._more():
+                raise ConnectionError("it has closed the connection")
         row, _, rest = bytes(self.kept).partition(b"\n")
         self.kept = bytearray(rest)
         return row
@@ -753,7 +754,7 @@ def _operations(words: str) -> int | None:
 
 def read_text(text: str) -> Ras | None:
     """The report in its older form, which names only who differs; None for what is none."""
-    version = re.search(r"^NCCL version (\S{1,60}) compiled with", text, re.M)
+    version = re.search(r"^[NR]CCL version (\S{1,60}) compiled with", text, re.M)
     if version is None:
         return None
     sizes: dict[str, int] = {}
