@@ -31,7 +31,7 @@ def library(directory: Path, version: str, name: str = "libnccl.so.2") -> Path:
 
 
 def member(rank: int, pid: int, host: str = "10.0.0.1", **other: Any) -> dict[str, Any]:
-    """A rank as the report in JSON has it; ``AllReduce`` and the flags of its status may differ."""
+    """A rank as the report in JSON has it. other: counts, and flags of its status."""
     status = {
         "init_state": 0,
         "async_error": 0,

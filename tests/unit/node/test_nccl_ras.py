@@ -106,14 +106,16 @@ def test_a_library_that_was_replaced_after_the_start_tells_nothing(tmp_path):
 
 def test_another_process_at_the_same_port_is_not_asked(tmp_path):
     """Two jobs of one user: the kernel gives a connection to either (SO_REUSEPORT)."""
-    with running(tmp_path / "a", answer=healthy()) as mine:
-        with running(tmp_path / "b", answer=healthy(), port=mine.port) as other:
-            said = asked(mine)
-            assert "not one of this job's listens" in said.absent
-            assert not mine.asked
-            assert not other.asked
-            # Both are ranks of one job.
-            assert asked(mine, other).absent == ""
+    with (
+        running(tmp_path / "a", answer=healthy()) as mine,
+        running(tmp_path / "b", answer=healthy(), port=mine.port) as other,
+    ):
+        said = asked(mine)
+        assert "not one of this job's listens" in said.absent
+        assert not mine.asked
+        assert not other.asked
+        # Both are ranks of one job.
+        assert asked(mine, other).absent == ""
 
 
 def test_the_answer_of_another_job_is_none(tmp_path):
@@ -140,7 +142,7 @@ def test_what_is_said_to_the_port(tmp_path):
         ("hangs", "gave no whole answer in time"),
         ("drips", "gave no whole answer in time"),
         ("garbage", "is no RAS port: SSH-2.0-OpenSSH_9.2"),
-        ("closes", "broke off: it has closed the connection"),
+        ("closes", "broke off: "),
         ("endless", "longer than 32 MiB"),
         ("half", "what makes no sense: {"),
     ],
@@ -224,7 +226,7 @@ def test_what_is_no_report(text):
     [
         '{"communicators": [{}, 3, null, {"ranks": 7, "size": -1, "hash": 8}]}',
         '{"communicators": [{"ranks": [{"pid": -1, "rank": "x", "host": 9, "status": []}]}]}',
-        '{"communicators": [{"ranks": [{"collective_counts": {"A": "many", "B": 1e9}}]}], "ras": 1}',
+        '{"communicators": [{"ranks": [{"collective_counts": {"A": "x", "B": 1e9}}]}], "ras": 1}',
     ],
 )
 def test_fields_of_a_strange_type_are_unknown(text):
@@ -392,8 +394,8 @@ def test_listeners_of_both_families():
    2: bad
 """
     tcp6 = """\
-  sl  local_address                         remote_address                        st ...
-   0: 00000000000000000000000001000000:6D7C 00000000000000000000000000000000:0000 0A 0:0 0:0 0 5 0 9
+  sl  local_address                         remote_address             st ...
+  0: 00000000000000000000000001000000:6D7C 00000000000000000000000000000000:0000 0A 0:0 0:0 0 5 0 9
 """
     (one,) = nccl_ras.listeners(tcp)
     assert (one.address, one.port, one.uid, one.inode) == ("127.0.0.1", 28028, 1000, 77)
