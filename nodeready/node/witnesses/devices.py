@@ -439,9 +439,10 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("memory", r"EDAC \w+: \d+ UE "),
         ("memory", r"mce: (?:\[Hardware Error\]: )?(?:Uncorrected|Fatal|Action required)"),
         ("memory", r"(?:\{\d+\})?\[Hardware Error\]: event severity: (?:fatal|recoverable)"),
-        ("link", r"\S+ [0-9a-f:.]+ \S+: (?:NIC )?Link is Down"),
-        ("link", r"\S+ [0-9a-f]{4}:[0-9a-f:.]+(?: \S+)?: [Ll]ink [Dd]own"),
-        ("link", r"\S+: (?:NIC )?[Ll]ink (?:is )?[Dd]own"),
+        (
+            "link",
+            r"\S+(?: [0-9a-f:.]+(?: \S+)?)?: (?:\S+ ){0,3}[Ll]ink (?:is )?[Dd]own(?![\w-])",
+        ),
         ("link", r"\S+: link status definitely down for interface "),
         ("link", r"NETDEV WATCHDOG: \S+ \(\S+\): transmit queue \d+ timed out"),
         ("link", r"mlx[45]_core [0-9a-f:.]+: .*(?:health compromised|Fatal error|cmd.* timeout)"),
