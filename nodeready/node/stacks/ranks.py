@@ -236,11 +236,11 @@ class _Tree:
         for pid, process in self.known.items():
             if found := _lightning(process, self.who[pid]):
                 given[pid] = found
-        locals_: dict[tuple[object, ...], set[int]] = defaultdict(set)
+        locals_: dict[tuple[str, tuple[object, ...]], set[int]] = defaultdict(set)
         for pid, found in given.items():
-            locals_[(self.who[pid].owner, *found.job)].add(found.local_rank)
+            locals_[self.who[pid].owner, found.job].add(found.local_rank)
         for pid, found in given.items():
-            there = locals_[(self.who[pid].owner, *found.job)]
+            there = locals_[self.who[pid].owner, found.job]
             size = found.local_size or _at_least(max(there) + 1, found.world_size)
             rank = found.node_rank * size + found.local_rank
             mine = replace(
@@ -517,6 +517,11 @@ class Target:
     def pid(self) -> int:
         """The process's number."""
         return self.rank.process.pid
+
+    @property
+    def thread(self) -> int:
+        """Its thread that is looked at; 0: the main one."""
+        return next((dump.thread for dump in reversed(self.dumps) if dump.thread), 0)
 
     @property
     def owner(self) -> str:
