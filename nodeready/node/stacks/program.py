@@ -101,6 +101,7 @@ class Config:
     locals:              take variables of the ranks' innermost calls
     dump:                have the ranks write their flight recorders
     ras:                 ask NCCL's RAS port also where asking is known to have crashed jobs
+    check:               tell what each rank has for whoever debugs it
     samples, interval_s: how often to look, and how many seconds from one to the next
     native:              only take the native stacks of these processes, one after the other
     py_spy:              its path; where it is not, whichever the session has
@@ -120,6 +121,7 @@ class Config:
     locals: bool = False
     dump: bool = False
     ras: bool = False
+    check: bool = False
 
 
 def main(config: Config) -> None:
@@ -303,7 +305,9 @@ def _capture(
     seen: all processes, as they were found
     """
     path = py_spy.find(config.py_spy)
-    asked = beside.Witnesses(supervisor, targets, ras=config.ras, dump=config.dump)
+    asked = beside.Witnesses(
+        supervisor, targets, ras=config.ras, dump=config.dump, check=config.check
+    )
     began = time.monotonic()
     samples = max(1, config.samples)
     kept: Counter[str] = Counter()
