@@ -25,7 +25,7 @@ from typing import Any
 from nodeready.node.cores import gdb
 from nodeready.node.runtime import Supervisor
 from nodeready.node.stacks import below, beside, processes, py_spy, ranks, spawned, waits
-from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, Rank, StackTable, Target
+from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, Identity, Rank, StackTable, Target
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 
@@ -101,6 +101,7 @@ class Config:
     locals:              take variables of the ranks' innermost calls
     dump:                have the ranks write their flight recorders
     ras:                 ask NCCL's RAS port also where asking is known to have crashed jobs
+    part:                why not all of a job is asked for, one line; "": all is
     check:               tell what each rank has for whoever debugs it
     samples, interval_s: how often to look, and how many seconds from one to the next
     native:              only take the native stacks of these processes, one after the other
@@ -121,6 +122,7 @@ class Config:
     locals: bool = False
     dump: bool = False
     ras: bool = False
+    part: str = ""
     check: bool = False
 
 
@@ -140,6 +142,7 @@ def main(config: Config) -> None:
         "processes": [],
         "instead": [],
         "witnesses": {},
+        "part": config.part,
     }
     with supervisor:
         try:
@@ -248,6 +251,8 @@ def _look(
     found = ranks.select(seen, selection, os.getpid(), matched)
     if not selection.pids:
         found = _with_spawned(supervisor, config, seen, found)
+    if not (found or selection.pids or config.match):
+        found = ranks.launchers(seen, selection, os.getpid())
     most = _MOST_SAMPLES // max(1, config.samples)
     if len(found) > most:
         problem = "; ".join(filter(None, (problem, f"{len(found) - most} ranks are left out")))
@@ -284,7 +289,9 @@ def _with_spawned(
         if config.user:
             uid = _uid(supervisor, config.user, {process.uid for process in seen})
             theirs = [process for process in seen if process.uid == uid]
-        return spawned.find(supervisor, path, theirs, ours)
+        found = spawned.find(supervisor, path, theirs, ours)
+    if not found and (parent := re.fullmatch(spawned.JOB, config.job)):
+        found = [Rank(one, Identity()) for one in seen if str(one.pid) == parent[1]]
     made: list[Rank] = []
     for rank in found:
         of = []

@@ -437,6 +437,49 @@ class Turns:
             self._used[owner] += seconds
 
 
+#: How the note of a launcher begins that is shown because there is no rank yet.
+LAUNCHER = "a launcher that has started no rank"
+# Those whose stack tells what they wait for: each is a Python.
+_RENDEZVOUS = re.compile(
+    r"torchrun|torch\.distributed\.(run|launch)|accelerate|accelerate\.commands\.launch"
+    r"|deepspeed|deepspeed\.launcher\.\w+"
+)
+_RUN_ID = re.compile(r" --rdzv[_-]id[ =](\S{1,200})")
+_NODES = re.compile(r" --(?:nnodes|num_nodes|num_machines)[ =](\d{1,6})(?::(\d{1,6}))?\b")
+_WHERE = re.compile(r" --(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =](\S{1,200})")
+
+
+def launchers(processes: Sequence[Process], wanted: Selection, own_pid: int) -> list[Rank]:
+    """The launchers of ranks that are not there yet: a rendezvous, say, waits for a node.
+
+    To be asked where `select` finds nothing.
+    """
+    tree = _Tree(processes, own_pid)
+    found = {
+        pid
+        for pid, process in tree.known.items()
+        if process.python
+        and pid not in tree.ours
+        and _RENDEZVOUS.fullmatch(program(process))
+        and wanted.uid in (None, process.uid)
+    }
+    made = []
+    for pid in sorted(found):
+        # One that has started another launcher waits for that.
+        if found & set(tree.below(pid)):
+            continue
+        process = tree.known[pid]
+        run, where = _RUN_ID.search(process.command), _WHERE.search(process.command)
+        nodes = _NODES.search(process.command)
+        names = [*jobs(process), *([run[1]] if run else []), *([where[1]] if where else [])]
+        if wanted.job and wanted.job not in names:
+            continue
+        note = f"{LAUNCHER}: it is to run on {nodes[1]} nodes" if nodes else LAUNCHER
+        who = Identity(job=(names or [""])[0], owner=owner_of(process))
+        made.append(Rank(process, who, note))
+    return made
+
+
 def ours(processes: Sequence[Process], own_pid: int) -> set[int]:
     """We, who started us, whom we started, and other programs of ours."""
     return _Tree(processes, own_pid).ours
@@ -563,7 +606,7 @@ class Target:
         if native and now.state == "D":
             return "in state D: a native look would wait with it"
         if euid not in (0, now.uid):
-            return "another user's: not permitted"
+            return "another user's: only that user and root may look into it"
         if any(dump.error == HUNG for dump in self.dumps):
             return "not tried again: py-spy did not finish"
         return ""

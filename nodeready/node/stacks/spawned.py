@@ -30,7 +30,8 @@ _RAY_WORKER = re.compile(r"ray::(Base|Ray)?TrainWorker\b|ray::\w*TrainWorker\b")
 _NOT_RANKS = re.compile(r"ipykernel_launcher|jupyter|ipython|tensorboard|ray::|raylet|gcs_server")
 #: Processes that are asked for how they were started, and seconds for all of them.
 _MOST_ASKED, _ASK_S = 64, 6.0
-#: A process is no rank's before it has torch or JAX: this long after its start.
+#: How the job of such ranks is called: by the process that has started them.
+JOB = r"pid ([0-9]{1,9})"
 _ESTABLISHED = 1  # of /proc/net/tcp
 
 
@@ -111,7 +112,7 @@ def started_by(
         spawns = py_spy.take(supervisor, path, parent.pid, _left(until), py_spy.LOCALS).spawns
         size = max(spawns, 1 + max(places.values()))
     return [
-        _rank(process, places[process.pid], size)
+        _rank(process, places[process.pid], size, f"pid {parent.pid}" if size else "")
         for process in sorted(ranks, key=lambda process: places[process.pid])
     ]
 
@@ -152,8 +153,10 @@ def _ends_here(pid: int) -> bool:
     return True
 
 
-def _rank(process: Process, place: int | None = None, size: int | None = None) -> Rank:
+def _rank(
+    process: Process, place: int | None = None, size: int | None = None, job: str = ""
+) -> Rank:
     """place: its rank on the node. size: of the job, which is all on this node; None: nobody
     knows, and its rank in the job neither"""
-    who = Identity(local_rank=place, owner=owner_of(process))
+    who = Identity(local_rank=place, owner=owner_of(process), job=job)
     return Rank(process, replace(who, rank=place, world_size=size) if size else who)
