@@ -23,6 +23,7 @@ from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier
 from nodeready.deploy import document as deploy
 from nodeready.subjects.result import STATUSES, Result
 from nodeready.triage import logs
+from nodeready.triage.stacks import debuggable
 from nodeready.triage.stacks import document as stacks
 
 _SECOND = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}"
@@ -190,6 +191,27 @@ class Stacks:
     errors: Mapping[str, str]
     others: tuple[stacks.OtherJob, ...]
     advice: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Debuggable:
+    """What `nodeready stacks --check --format json` prints. Text is one line without control
+    characters.
+
+    started:  when the capture began, UTC
+    finished: when it ended, UTC
+    job:      the job; empty: not told, or several
+    complete: false when it was interrupted
+    findings: by item, the worst of each first
+    errors:   node -> why it gave no answer
+    """
+
+    started: Perhaps
+    finished: Perhaps
+    job: str
+    complete: bool
+    findings: tuple[debuggable.Finding, ...]
+    errors: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -391,6 +413,7 @@ DOCUMENTS: dict[str, type] = {
     "ready": Ready,
     "deploy": Deploy,
     "stacks": Stacks,
+    "debuggable": Debuggable,
     "cores": Cores,
     "tail": Tail,
     "env": Env,

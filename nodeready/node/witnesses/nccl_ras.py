@@ -251,7 +251,7 @@ def _asked(
 ) -> Ras:
     """The rest of the gate, then the answer; with the user's rights. Raises _Absent, OSError."""
     version = _library(pids)
-    known = _numbers(version)
+    known = numbers(version)
     if not allow and known is None:
         raise _Absent(f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}")
     if not allow and known is not None and known < SAFE:
@@ -290,13 +290,24 @@ _DISTRIBUTION = re.compile(
 _INSIDE = re.compile(r"/libtorch_(cuda|hip)\.so$")
 
 
-def _numbers(version: str) -> tuple[int, ...] | None:
+def numbers(version: str) -> tuple[int, ...] | None:
+    """``2.30.7`` as numbers that compare; None: not known."""
     return tuple(map(int, version.split("."))) if version else None
 
 
+def library(pids: Iterable[int]) -> str | None:
+    """The version of NCCL in these processes, the lowest; "": not known. None: none has loaded it.
+
+    With the rights of their user: it opens what they have mapped. Raises OSError.
+    """
+    try:
+        return _library(pids)
+    except _Absent:
+        return None
+
+
 def _library(pids: Iterable[int]) -> str:
-    """The version of NCCL in these processes, the lowest; "": not known. Raises _Absent where none
-    has loaded it."""
+    """The same. Raises _Absent where none has loaded it."""
     found: dict[tuple[str, str], str] = {}
     inside = False
     unread = 0
@@ -322,7 +333,7 @@ def _library(pids: Iterable[int]) -> str:
         raise _Absent(why)
     if "" in found.values():
         return ""
-    return min(found.values(), key=lambda version: _numbers(version) or ())
+    return min(found.values(), key=lambda version: numbers(version) or ())
 
 
 def _version(pid: int, path: str, inode: str) -> str:

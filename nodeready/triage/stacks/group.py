@@ -536,12 +536,15 @@ class TraceCollector:
         self.errors: dict[str, str] = {}
         self.instead: dict[str, Sequence[str]] = {}
         self.started: list[str] = []
+        #: Not all of the job was asked for.
+        self.part = False
         self._texts: dict[str, str] = {}
 
     def read(self, trace: Mapping[str, Any]) -> None:
         node, interval = trace["node"], trace["interval_s"]
         self.nodes[node] = None
         self.started.append(trace["started"])
+        self.part = self.part or bool(trace.get("part"))
         if trace["error"]:
             self.errors[node] = trace["error"]
         if trace["processes"]:
@@ -920,7 +923,8 @@ def _grouped(
             if process.rank is not None:
                 by_node.setdefault(process.node, set()).add(process.rank)
     without = [node for node in order if node not in by_node and node not in silent]
-    lost = advise.missing_ranks(_world(job), by_node, silent, without) if complete else None
+    whole = complete and not reader.part
+    lost = advise.missing_ranks(_world(job), by_node, silent, without) if whole else None
     if lost:
         found.append((lost, None))
     forks = _forks([one for one, _ in found])
