@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nodeready.node import users_file
-from nodeready.node.logs.tail import text_lines
+from nodeready.node.logs.text import text_lines
 from nodeready.node.users_file import rights_of, with_rights
 
 #: Lines of a log that are told, and characters of each.
@@ -24,6 +24,8 @@ MOST_LINES, MOST_CHARACTERS = 5, 200
 LOOKED_AT = 64 * 1024
 #: Reports of one log.
 MOST_REPORTS = 64
+#: Their kinds; see `Report`.
+KINDS = ("timeout", "status", "missing", "reached", "lost", "mismatch", "stuck")
 
 
 @dataclass(frozen=True)
