@@ -93,8 +93,9 @@ def test_of_equally_many_whoever_fell_silent_first_stands_first():
 
 
 def test_what_watchdogs_say_is_shown_the_least_far_first():
-    def said(rank, group, enqueued, completed, kind="status", sequence=None, operation=""):
-        return Report(rank, group, kind, sequence, operation, enqueued, completed)
+    def said(rank, group, enqueued, completed, **more):
+        known = {"kind": "status", "sequence": None, "operation": "", **more}
+        return Report(rank, group, enqueued=enqueued, completed=completed, **known)
 
     def with_reports(rank, *reports):
         return replace(log(rank, "x"), reports=reports)
@@ -108,7 +109,9 @@ def test_what_watchdogs_say_is_shown_the_least_far_first():
         # The line does not say whose it is: the path does.
         "n2": node(
             with_reports(2, said(None, "default_pg", 5, 5)),
-            with_reports(3, said(None, "", None, None, "missing", None, "monitoredBarrier")),
+            with_reports(
+                3, said(None, "", None, None, kind="missing", operation="monitoredBarrier")
+            ),
             with_reports(4, said(4, "default_pg", 9, 6, **timeout)),
         ),
     }
