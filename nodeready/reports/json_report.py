@@ -313,6 +313,8 @@ def tail(tail: Tail, options: Options = PLAIN) -> Iterator[str]:
     )
     yield '"groups": '
     yield from listed(dump(plain(group)) for group in tail.groups)
+    yield ',\n"reports": '
+    yield from listed(dump(plain(one)) for one in tail.reports)
     yield f',\n"notes": {dump(dict(tail.notes))}'
     yield f',\n"unreachable": {dump(dict(tail.unreachable))}'
     yield f',\n"failed": {dump(dict(tail.failed))}\n}}\n'

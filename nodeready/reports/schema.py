@@ -326,6 +326,7 @@ class Tail:
     complete:    false when it was interrupted
     left_out:    files that match, too, on nodes that have more than --max-files
     groups:      by kind, within a kind the smallest first
+    reports:     of PyTorch's watchdogs: of each process group the rank that is least far first
     notes:       node -> what is wrong with its whole answer
     unreachable: node -> why it could not be reached
     failed:      node -> why it gave no answer although it was reached
@@ -338,6 +339,7 @@ class Tail:
     complete: bool
     left_out: Number
     groups: tuple[logs.Group, ...]
+    reports: tuple[logs.Report, ...]
     notes: Mapping[str, str]
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]
