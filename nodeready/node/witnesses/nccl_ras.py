@@ -627,7 +627,7 @@ def _communicator(group: Mapping[str, Any]) -> Communicator:
         _text(group.get("hash")),
         _whole(group.get("size")),
         tuple(members),
-        usual.most_common(1)[0][0] if usual else (),
+        max(usual, key=lambda counts: usual[counts], default=()),
     )
 
 
