@@ -24,11 +24,17 @@ class Member:
 
 @dataclass(frozen=True)
 class Communicator:
-    """One communicator. size: how many ranks it should have."""
+    """One communicator. size: how many ranks it should have.
+
+    members: those that are missing, have a problem or are behind or before the others come first;
+             of the others, and of all in the report's older form, not all are told
+    usual:   the counts that most members have; () where nobody tells
+    """
 
     hash: str
     size: int
     members: tuple[Member, ...]
+    usual: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

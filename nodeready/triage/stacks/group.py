@@ -570,7 +570,8 @@ def _grouped(
     ]
     found.sort(key=lambda pair: _suspicion(pair[0], everything))
     heard = _heard(reader.evidence, buckets, job.count)
-    decided = verdict.decide([one for one, _ in found], heard, _world(job))
+    places = (process for bucket in buckets for process in bucket.processes)
+    decided = verdict.decide([one for one, _ in found], heard, places)
     found = [(decided.groups[at], found[at][1]) for at in decided.order]
     ranks = [
         Rank(*process[:7], at, process.note)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import fold, natural
 from nodeready.text import counted
@@ -153,8 +153,11 @@ def _cause(group: Group) -> _Cause:
 class _Case:
     """All that is known of one job, and the decision."""
 
-    def __init__(self, groups: Sequence[Group], heard: Testimony, world_size: int | None) -> None:
-        self.heard, self.world = heard, world_size
+    def __init__(
+        self, groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]]
+    ) -> None:
+        self.heard, self.places = heard, places
+        self.node_of: dict[int | None, str] = {}
         self.roles = [_role(group) for group in groups]
         self.groups = list(groups)
         self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
@@ -213,15 +216,12 @@ class _Case:
         why = group.reason or (cause.does if self.roles[at] == "suspect" else "")
         return self.suspect(group.ranks, group.nodes, why)
 
-    def nodes_of(self, ranks: Collection[int]) -> tuple[str, ...]:
-        """The nodes of ranks, where their groups tell; () where a group is on more nodes."""
-        found: dict[str, None] = {}
-        for at in {self.at[rank] for rank in ranks if rank in self.at}:
-            group = self.groups[at]
-            if len(group.nodes) != 1 and not set(group.ranks) <= set(ranks):
-                return ()
-            found.update(dict.fromkeys(group.nodes))
-        return tuple(found)
+    def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """The nodes of ranks, in natural order."""
+        if not self.node_of:
+            self.node_of = {one[2]: one[0] for one in self.places}
+        found = {self.node_of[rank] for rank in ranks if rank in self.node_of}
+        return tuple(sorted(found, key=natural))
 
     # --- The decision.
 
@@ -376,6 +376,8 @@ class _Case:
         else:
             has = "has" if len(ranks) == 1 else "have"
             text = f"{name} {has} not called {lag.what}{site}, which {count} wait in"
+            if lag.silent:
+                text = f"{name}: no word of it, while {count} wait in {lag.what}{site}"
             kind = "late"
             if cause and stand and self.roles[stand[0]] != "victim":
                 kind = cause.kind if cause.kind in ("loader", "storage") else "late"
@@ -394,6 +396,7 @@ class _Case:
 
     def stands(self, alive: Sequence[int]) -> Verdict:
         suspects = [self.of_group(at) for at in alive]
+        self.reorder |= bool(self.victims) and min(self.victims) < max(alive)
         first = self.groups[alive[0]]
         causes = [_cause(self.groups[at]) for at in alive]
         cause = causes[0]
@@ -462,20 +465,23 @@ class _Case:
         few, most = self.groups[order[0][0]], self.groups[order[-1][0]]
         pairwise = any(_PAIRWISE.match(name) for name in places)
         text = (
-            f"{who(few.ranks, few.nodes)} waits in {_call(few)} ({_stands(few)}), "
-            f"{who(most.ranks)} in {_call(most)} ({_stands(most)})"
+            f"{who(few.ranks, few.nodes)} waits in {_called(few)}, "
+            f"{who(most.ranks)} in {_called(most)}"
         )
         if pairwise or len(places) > 2:
-            text += ": all wait; the flight recorder tells for whom"
+            text += ": all wait; the recorder tells for whom"
             return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
         text += ": the calls must agree"
-        suspects = [self.of_group(at) for at in sorted(at for found in order for at in found)]
+        suspects = []
+        if few.processes < most.processes:
+            self.notes.append("by the stacks alone, the others may be wrong as well")
+            suspects = [self.of_group(at) for at in order[0]]
         return self.made("disagree", text, suspects, ("flight_recorder",))
 
     def together(self) -> Verdict:
         """All wait in the same: what the network, the GPUs and the kernel say of single nodes."""
         first = self.groups[self.victims[0]] if self.victims else self.groups[0]
-        what = self.heard.common or f"{_call(first)} ({_stands(first)})"
+        what = self.heard.common or _called(first)
         everybody = f"all {self.total} ranks wait in {_cut(what, 70)}"
         rate = self.heard.bytes_per_s
         moves = rate is not None and rate >= evidence.MOVING_BYTES_PER_S
@@ -515,7 +521,7 @@ class _Case:
         found: dict[str, tuple[int, set[str], set[int], list[str]]] = {}
         most = max(1, len(self.nodes) // 2)
         for name, one in self.says:
-            if one.against or not one.weight or name in ("flight_recorder", "nccl_ras"):
+            if one.against or not one.weight:
                 continue
             nodes = set(one.nodes) & self.nodes or set(self.nodes_of(one.ranks))
             if one.ranks and 2 * len(one.ranks) > self.total and self.total > 2:
@@ -556,6 +562,11 @@ class _Case:
 
 
 _CURES = {"flight_recorder": "; --dump asks for a live one", "nccl_ras": "; --ras asks it"}
+
+
+def _called(group: Group) -> str:
+    """``all_gather at step train.py:40``."""
+    return f"{_call(group)} at {_place(group.user_frame)}" if group.user_frame else _call(group)
 
 
 def _call(group: Group) -> str:
@@ -608,11 +619,16 @@ def _with_roles(groups: Sequence[Group], verdict: Verdict) -> Iterator[Group]:
 _CONVICTS = ("late", "gone", "storage", "loader")
 
 
-def decide(groups: Sequence[Group], heard: Testimony, world_size: int | None) -> Decision:
-    """The verdict on groups in their order of suspicion, with what all witnesses say."""
+def decide(
+    groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]]
+) -> Decision:
+    """The verdict on groups in their order of suspicion, with what all witnesses say.
+
+    places: (node, pid, rank, ...) of the processes; read only where a rank's node is asked for
+    """
     if not groups:
         return Decision(None, (), ())
-    case = _Case(groups, heard, world_size)
+    case = _Case(groups, heard, places)
     verdict = case.decide()
     order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
     return Decision(verdict, tuple(_with_roles(case.groups, verdict)), order)
