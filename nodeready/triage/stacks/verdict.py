@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import fold, natural
 from nodeready.text import counted
-from nodeready.triage.stacks import evidence, hints
+from nodeready.triage.stacks import evidence
 from nodeready.triage.stacks.document import Frame, Group, Statement, Suspect, Verdict, fold_ranks
 from nodeready.triage.stacks.evidence import Lag, Testimony
 
@@ -31,8 +31,6 @@ _STORAGE = re.compile(
     r"|mmfs|beegfs|fhgfs|weka|cifs|smb2?_|io_schedule|folio_wait|wait_on_page|wait_on_buffer|jbd2"
     r"|xfs_|ext4_|btrfs|blk_|submit_bio|bit_wait_io|balance_dirty"
 )
-#: What a hint is about, when the rank waits for other ranks.
-_WAITS = ("collective", "peer", "start", "end", "backward", "gpu")
 #: Calls of one rank to another one.
 _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\w+)$")
 
@@ -58,23 +56,6 @@ class _Cause(NamedTuple):
     kind: str
     does: str
     look: str
-
-
-def _role(group: Group) -> str | None:
-    """The group's role; where it has none, by what its stack waits for."""
-    if group.role is not None:
-        return group.role
-    if group.kind in ("missing", "dead", "stopped", "traced", "uninterruptible"):
-        return "suspect"
-    if group.kind != "stack" or group.verdict == "progressing" or not group.frames:
-        return None
-    found = hints.find(group.frames, group.native)
-    return "victim" if found and found.about in _WAITS else "suspect"
-
-
-def _about(group: Group) -> str:
-    found = hints.find(group.frames, group.native) if group.frames else None
-    return found.about if found else ""
 
 
 def _silent(group: Group) -> bool:
@@ -136,7 +117,7 @@ def _cause(group: Group) -> _Cause:
             )
             look = "look at the workers' stacks" if not fs else "look at the workers' file system"
             return _Cause("storage" if fs else "loader", does, look)
-    about = _about(group)
+    about = group.about
     if about == "data":
         return _Cause("loader", f"waits for its data loader at {at}", "look at its workers")
     if _STORAGE.search(kernel):
@@ -158,7 +139,7 @@ class _Case:
     ) -> None:
         self.heard, self.places = heard, places
         self.node_of: dict[int | None, str] = {}
-        self.roles = [_role(group) for group in groups]
+        self.roles = [group.role for group in groups]
         self.groups = list(groups)
         self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
         self.nodes = {node for group in groups for node in group.nodes}
