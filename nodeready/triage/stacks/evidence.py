@@ -488,7 +488,7 @@ class _Court:
                 if entry.state != "completed":
                     calls.setdefault(entry.group, []).append(entry)
             known = {groups[number].name: groups[number] for number in one.groups}
-            for name in {*known, *calls}:
+            for name in {**known, **calls}:
                 group = known.get(name) or ProcessGroup(name, "", (), None, None, None)
                 members = made.get((name, group.ranks))
                 if members is None:

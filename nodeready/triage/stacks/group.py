@@ -550,7 +550,6 @@ class TraceCollector:
         elif trace["instead"]:
             self.instead[node] = trace["instead"]
         numbers = self.stacks.numbers(trace)
-        self.evidence.read(trace)
         # Every trace has strings of its own, and most of them are the same.
         shared = self._texts.setdefault
         for process in trace["processes"]:
@@ -911,6 +910,7 @@ def group(
         reader = TraceCollector(all_threads)
         for trace in traces:
             reader.read(trace)
+            reader.evidence.read(trace)
         return _grouped(reader, errors, started, finished, complete)
 
 

@@ -31,6 +31,8 @@ _STORAGE = re.compile(
     r"|mmfs|beegfs|fhgfs|weka|cifs|smb2?_|io_schedule|folio_wait|wait_on_page|wait_on_buffer|jbd2"
     r"|xfs_|ext4_|btrfs|blk_|submit_bio|bit_wait_io|balance_dirty"
 )
+#: What a hint is about where a rank sleeps until the others come, and does not poll.
+_IN_A_CALL = ("collective", "peer", "gpu", "backward")
 #: Calls of one rank to another one.
 _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\w+)$")
 
@@ -123,12 +125,42 @@ def _cause(group: Group) -> _Cause:
     if _STORAGE.search(kernel):
         look = "look at its mounts and dmesg"
         return _Cause("storage", f"waits for a file system at {at}", look)
-    if about in ("checkpoint", "file") and group.verdict == "blocked":
-        return _Cause("storage", f"reads or writes files at {at}", "look at its file system")
+    if about in _FILES and group.verdict not in ("spinning", "progressing"):
+        return _Cause("storage", f"{_FILES[about]} at {at}", "look at its file system")
+    if group.verdict == "progressing":
+        return _Cause("late", f"still works, at {at}", "slow, or in a loop: look again")
     if group.verdict == "spinning":
         return _Cause("late", f"computes or loops at {at}", "look there, and look again")
+    does, look = _DOES.get(about, ("stands in", "look there"))
     waits = f", waiting for {_cut(group.waits_on[0], _PLACE)}" if group.waits_on else ""
-    return _Cause("late", f"stands in {at}{waits}", "look there")
+    return _Cause("late", f"{does} {at}{waits}", look)
+
+
+#: What a hint is about -> what a suspect of it does.
+_FILES = {
+    "checkpoint": "saves or loads a checkpoint", "file": "reads or writes files",
+    "core": "has crashed: the kernel writes its core",
+}  # fmt: skip
+#: ... and what to do about it.
+_DOES = {
+    "debugger": ("is in a debugger at", "take the breakpoint out"),
+    "input": ("waits for somebody to type at", "take the input() out"),
+    "sleep": ("sleeps at", "look what it waits for"),
+    "child": ("waits for a process that it started at", "look at that one"),
+    "lock": ("waits for a lock or a thread at", "try --all-threads"),
+    "file-lock": ("waits for a lock file at", "look who holds it"),
+    "exit": ("is at its end, at", "look at its threads and children"),
+    "output": ("writes where nobody reads, at", "look who should read its output"),
+    "pipe": ("waits for a pipe at", "look who should write there"),
+    "network": ("waits for the network at", "look who should answer"),
+    "asyncio": ("waits in asyncio's loop at", "try --all-threads"),
+    "gil": ("waits for Python's lock at", "try --all-threads"),
+    "compile": ("compiles at", "look at its compilers and its cache"),
+    "import": ("imports modules at", "look at the file system"),
+    "native": ("stands below", "--native tells where"),
+}  # fmt: skip
+#: What a hint is about where nobody is kept waiting.
+_ASIDE = ("idle", "agent", "worker")
 
 
 class _Case:
@@ -388,13 +420,21 @@ class _Case:
                 return self.made("unclear", f"{name}: {cause.does}: {cause.look}", suspects)
             text = f"{name}{more}: {cause.does}; {self.waits()}: {cause.look}"
             return self.made(cause.kind, text, suspects, ("flight_recorder",))
-        whole = sum(self.groups[at].processes for at in alive) == self.total
-        kinds = {one.kind for one in causes}
-        everybody = f"all {self.total} ranks" if self.total > 1 and len(alive) == 1 else name
-        text = f"{everybody}{more}: {cause.does}; no rank waits for another: {cause.look}"
-        if whole and len(kinds) == 1 and cause.kind in ("loader", "storage"):
+        return self.nobody_waits(alive)
+
+    def nobody_waits(self, alive: Sequence[int]) -> Verdict:
+        """No rank waits for another one."""
+        first, cause = self.groups[alive[0]], _cause(self.groups[alive[0]])
+        suspects = [self.of_group(at) for at in alive]
+        kinds = {_cause(self.groups[at]).kind for at in alive}
+        more = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
+        name = who(first.ranks, first.nodes)
+        if first.processes == self.total:
+            name = f"all {self.total} ranks" if self.total > 1 else name
+        text = f"{name}{more}: {cause.does}; no rank waits for another: {cause.look}"
+        if len(kinds) == 1 and cause.kind in ("loader", "storage"):
             return self.made(cause.kind, text, suspects)
-        if first.kind in ("stopped", "traced") or cause.kind in ("loader", "storage"):
+        if first.kind != "stack" and len(kinds) == 1:
             return self.made(cause.kind, text, suspects)
         return self.made("unclear", text, suspects, ("flight_recorder", "logs"))
 
@@ -405,17 +445,12 @@ class _Case:
             at for at, role in enumerate(self.roles)
             if role is None and self.groups[at].processes and not self._exonerated(at)
         ]  # fmt: skip
-        works = [at for at in unknown if self.groups[at].verdict == "progressing"]
-        if works and self.victims:
-            first = self.groups[works[0]]
-            text = (
-                f"{who(first.ranks, first.nodes)} still works, at {_stands(first)}; "
-                f"{self.waits()}: slow, or in a loop: look again"
-            )
-            return self.made("late", text, [self.of_group(at) for at in works])
+        unknown = [at for at in unknown if self.groups[at].about not in _ASIDE] or unknown
+        if unknown and not self.victims and self.groups[unknown[0]].frames:
+            return self.nobody_waits(unknown)
         if unknown:
             first = self.groups[unknown[0]]
-            what = first.why or f"stands in {_stands(first)}"
+            what = first.why or first.reason or f"stands in {_stands(first)}"
             text = f"{who(first.ranks, first.nodes)}: {_cut(what, 80)}: nobody can tell"
             few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
             suspects = [self.of_group(at) for at in unknown] if self.victims and few else []
@@ -486,6 +521,15 @@ class _Case:
             return self.made("moving", text)
         if any(self.groups[at].verdict is None for at in self.victims):
             text = f"{everybody}: one look cannot tell whether it moves: try --samples 2"
+            return self.made("unclear", text, missing=("flight_recorder", "network"))
+        doubt = sum(
+            self.groups[at].processes for at in self.victims
+            if self.groups[at].verdict == "unsure" and self.groups[at].about in _IN_A_CALL
+        )  # fmt: skip
+        if 2 * doubt > self.total and rate is None and not self.heard.common:
+            text = (
+                f"{everybody}, and wake up there: slow, or hung: look again, longer (--interval)"
+            )
             return self.made("unclear", text, missing=("flight_recorder", "network"))
         if self.total == 1 and not self.heard.common:
             text = f"the only rank that was found waits in {_cut(what, 70)}: find the others"
