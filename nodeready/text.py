@@ -54,3 +54,82 @@ def cut(text: str, limit: int, count: int) -> str:
     more = f"... ({count} nodes)"
     kept = text[: limit - len(more)]
     return kept[: kept.rfind(",") + 1 or None] + more
+
+
+# --- Secrets: what a command line, a log or a variable may hold and no report may show.
+
+#: What stands in place of a secret.
+REDACTED = "<redacted>"
+
+# The last word of a name whose value is a secret: HF_TOKEN, --api-key, db.password, WANDB_API_KEY.
+# What training logs name (pad_token, num_tokens, token_id) is no secret, but for the first, which
+# costs nothing.
+_SECRET = (
+    r"(?:token|secret|passwd|password|passphrase|pass|pw|credentials?|cookie|dsn|webhook"
+    r"|authorization|auth|signature|sig|connection[_-]?string"
+    r"|(?:api|access|secret|private|account|encryption|signing|ssh|auth|session|master|license)"
+    r"[_-]?key(?:[_-]?id)?|secret[_-]?access[_-]?key)"
+)
+_NAMED = (
+    rf"(?:[A-Za-z0-9]+[_.-]){{0,12}}{_SECRET}|[A-Za-z]{{0,30}}(?:PASSWORD|Password|Token|ApiKey)"
+)
+_VALUE = r"\"(?:[^\"\\]|\\.){0,4000}\"?|'(?:[^'\\]|\\.){0,4000}'?|[^\s,;&)\]}\"']+"
+_KNOWN = re.compile(
+    # By their own form: Hugging Face, AWS, GitHub, GitLab, Slack, OpenAI and Anthropic, Google,
+    # npm, PyPI, NVIDIA, Replicate, Stripe, JSON Web Tokens (the vendors' token formats).
+    r"\bhf_[A-Za-z0-9]{8,}|\b(?:AKIA|ASIA)[0-9A-Z]{12,}|\bgh[pousr]_[A-Za-z0-9]{8,}"
+    r"|\bgithub_pat_[A-Za-z0-9_]{8,}|\bglpat-[\w-]{8,}|\bxox[abeoprs]-[\w-]{8,}"
+    r"|\bsk-[A-Za-z0-9_-]{16,}|\bAIza[\w-]{20,}|\bya29\.[\w.-]{16,}|\bnpm_[A-Za-z0-9]{16,}"
+    r"|\bpypi-[\w-]{16,}|\bnvapi-[\w-]{16,}|\br8_[A-Za-z0-9]{16,}|\b[rs]k_(?:live|test)_\w{8,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?|hooks\.slack\.com/services/[\w/]+"
+    # A private key, as far as it goes.
+    r"|-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.*?"
+    r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)",
+    re.DOTALL,
+)
+_SCHEME = re.compile(r"(?i)\b(bearer|basic|negotiate)([ \t]+|%20)([A-Za-z0-9._~+/=-]{6,})")
+# scheme://user:password@host, and a token alone before the @.
+_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/?#@'\"]{1,4000}@")
+_OPTION = re.compile(rf"(?i)(?<![\w-])(--?(?:[A-Za-z0-9]+[_-]){{0,12}}{_SECRET}[ \t]+)({_VALUE})")
+_ASSIGN = re.compile(
+    rf"(?i)(?<![A-Za-z0-9])((?:{_NAMED})[\"']?\s{{0,3}}(?:=|:)\s{{0,3}}"
+    rf"(?:(?:bearer|basic|token)\s{{1,3}})?)({_VALUE})"
+)
+# Variables alone: a word with a _KEY at its end has no other meaning there.
+_VARIABLE = re.compile(
+    rf"(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PAT|PWD|CREDS?)=)({_VALUE})"
+)
+_SECRET_NAME = re.compile(rf"(?i)(?:{_NAMED})")
+# A text without one of these has no secret that we know: most have none, and this is quick.
+_HINT = re.compile(
+    r"(?i)tok|secr|pass|pw|_pat|cred|cook|dsn|hook|auth|sig|conn|key|bearer|basic|negot|://"
+    r"|hf_|AKIA|ASIA|gh[pousr]_|github_|glpat|xox|sk[-_]|AIza|ya29|npm_|pypi-|nvapi|r8_|rk_|eyJ"
+)
+
+
+def secret_name(name: str) -> bool:
+    """Whether the value of a variable or option of this name is a secret: ``HF_TOKEN``."""
+    return _SECRET_NAME.fullmatch(name.lstrip("-")) is not None
+
+
+def redact(text: str) -> str:
+    """``text`` with `REDACTED` in place of every secret that can be known as one.
+
+    By its name (``HF_TOKEN=...``, ``--password ...``, ``"api_key": "..."``), by its own form
+    (``hf_...``, ``AKIA...``, ``ghp_...``, ``Bearer ...``, a private key), or by its place in a
+    URL. What is a secret and looks like any other word stays: nobody can know it.
+    """
+    if not _HINT.search(text):
+        return text
+    text = _KNOWN.sub(REDACTED, text)
+    text = _URL.sub(rf"\1{REDACTED}@", text)
+    text = _SCHEME.sub(rf"\1\2{REDACTED}", text)
+    text = _VARIABLE.sub(_hidden, _ASSIGN.sub(_hidden, text))
+    return _OPTION.sub(_hidden, text)
+
+
+def _hidden(match: re.Match[str]) -> str:
+    value = match[2]
+    quote = value[0] if value[0] in "\"'" else ""
+    end = quote if quote and len(value) > 1 and value.endswith(quote) else ""
+    return f"{match[1]}{quote}{REDACTED}{end}"
