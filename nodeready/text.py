@@ -5,8 +5,12 @@ Beside it, the small texts that all reports write alike: a moment, a count, a no
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, TypeVar
 
 # C0 and C1 controls and DEL, lone surrogates (bytes that are no UTF-8), and the characters that
 # reorder or hide what stands beside them, or are not seen at all (bidirectional marks, zero-width,
@@ -133,3 +137,59 @@ def _hidden(match: re.Match[str]) -> str:
     quote = value[0] if value[0] in "\"'" else ""
     end = quote if quote and len(value) > 1 and value.endswith(quote) else ""
     return f"{match[1]}{quote}{REDACTED}{end}"
+
+
+Kept = TypeVar("Kept")
+#: A private key in lines of its own.
+_KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"), "-----END "
+#: Characters of a text that is remembered with what became of it.
+_REMEMBERED = 4096
+#: The same texts come again and again: 10,000 ranks have one command line.
+_redact = lru_cache(maxsize=65536)(redact)
+
+
+def redacted(value: Kept) -> Kept:
+    """The same value with `redact` applied to all texts in it: a dataclass, or plain data.
+
+    The value of a key that names a secret goes whole. No text is longer than it was, or than
+    `REDACTED`.
+    """
+    return _redacted(value)  # type: ignore[no-any-return]
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, str):
+        found = _redact(value) if len(value) < _REMEMBERED else redact(value)
+        return found[: max(len(value), len(REDACTED))]
+    if isinstance(value, Mapping):
+        return {
+            _redacted(key): REDACTED
+            if isinstance(one, str) and one and isinstance(key, str) and secret_name(key)
+            else _redacted(one)
+            for key, one in value.items()
+        }
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_redacted, value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_listed(value))
+    if isinstance(value, frozenset):
+        return frozenset(map(_redacted, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        changed = {name: _redacted(getattr(value, name)) for name in names}
+        return dataclasses.replace(value, **changed)
+    return value
+
+
+def _listed(values: Iterable[Any]) -> Iterator[Any]:
+    """The values of a list; of a private key in lines of its own, no line."""
+    within = False
+    for value in values:
+        if isinstance(value, str):
+            if within or _KEY_BEGINS.search(value):
+                within = _KEY_ENDS not in value
+                yield REDACTED
+                continue
+        else:
+            within = False
+        yield _redacted(value)

@@ -44,7 +44,7 @@ from nodeready.policy.load import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
 from nodeready.reports.text import nodes as folded
 from nodeready.subjects.registry import Selection, select
-from nodeready.text import counted, now, redact, sanitise
+from nodeready.text import counted, now, redact, redacted, sanitise
 from nodeready.transport.base import UNREACHED, Conversation
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
 from nodeready.triage import incident as kept
@@ -117,7 +117,7 @@ class _Taker:
         ask = ask_with_progress(carrier, self.screen)
         found = capture(ask, carrier.nodes, replace(config, tag=carrier.tag))
         into = directory.part("stacks")
-        stacks = kept.redacted(
+        stacks = redacted(
             group.group(
                 archive.keep_traces(into, self._seen(found.traces())),
                 found.errors,
@@ -140,11 +140,15 @@ class _Taker:
                 Part("stacks", "missing", why=why, errors=stacks.errors, unreached=lost)
             )
         said = f"{ranks} in {counted(len(stacks.groups), 'group')}"
+        unseen = [one for one in stacks.groups if one.processes and not one.frames]
+        lack = counted(sum(one.processes for one in unseen), "process", "processes")
+        why = f"no stack of {lack}: {unseen[0].why}" if unseen else ""
         return self._done(
             Part(
                 "stacks",
-                "partial" if stacks.errors else "kept",
+                "partial" if stacks.errors or unseen else "kept",
                 said,
+                why,
                 errors=dict(stacks.errors),
                 unreached=lost,
                 failed=bool(found.mistaken),
@@ -156,7 +160,7 @@ class _Taker:
         for trace in traces:
             for process in trace["processes"]:
                 self._note_log(trace["node"], process)
-            yield kept.redacted(trace)
+            yield redacted(trace)
 
     def _note_log(self, node: str, process: Mapping[str, Any]) -> None:
         log = process.get("witnesses", {}).get("logs")
@@ -207,7 +211,7 @@ class _Taker:
                 if lines:
                     ranks = sorted({*self.logs[name][path]})
                     head = f"{name}:{path}" + (f" (ranks {fold_ranks(ranks)})" if ranks else "")
-                    text = [sanitise(line, 100_000) for line in kept.redacted([head, *lines])]
+                    text = [sanitise(line, 100_000) for line in redacted([head, *lines])]
                     target = f"logs/{kept.log_name(name, ranks, number)}"
                     directory.write(target, (f"{line}\n" for line in text))
                     written += 1
@@ -229,7 +233,7 @@ class _Taker:
         if not found.crashes:
             status, said = ("partial", "") if errors else ("empty", "no core of the job")
             return self._done(Part("cores", status, said, errors=errors, unreached=lost))
-        found = kept.redacted(found)
+        found = redacted(found)
         directory.part("cores")
         for crash, name in zip(found.crashes, found.file_names, strict=True):
             if crash.text:
@@ -259,7 +263,7 @@ class _Taker:
         audit = self._judged(looks, selection, started)
         directory.part("audit")
         data = json.loads("".join(find("audit", "json").render(audit)))
-        directory.write("audit/audit.json", [json.dumps(kept.redacted(data), indent=1), "\n"])
+        directory.write("audit/audit.json", [json.dumps(redacted(data), indent=1), "\n"])
         lines = find("audit", "table").render(audit, Options(verbose=1))
         directory.write("audit/audit.txt", map(redact, lines))
         errors = {node.name: node.error for node in audit.nodes if node.error}

@@ -2,7 +2,8 @@
 
 The parts are taken by whoever has the nodes (`nodeready.cli.incident`): this file keeps them, one
 at a time, so that a part that fails costs no other; names in an index what is there, what is
-missing and why; and packs all of it. Whatever a node or user said goes through `redacted` first.
+missing and why; and packs all of it. Whatever a node or user said goes through
+`nodeready.text.redacted` first.
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 from nodeready.exit_codes import exit_code
 from nodeready.files import make_directory, own_directory, write_atomically
-from nodeready.text import REDACTED, now, redact, secret_name
+from nodeready.text import now, redacted
 from nodeready.triage.stacks.document import Verdict
 
 # --- The document.
@@ -96,72 +96,6 @@ def incident_code(incident: Incident) -> int:
         unreachable=any(part.unreached for part in parts),
         check=any(part.status in ("partial", "missing") for part in parts),
     )
-
-
-# --- Without secrets: whatever is kept goes through here, as data and before it has a form.
-
-Kept = TypeVar("Kept")
-#: A private key in lines of its own.
-_KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"), "-----END "
-
-#: The same texts come again and again: 10,000 ranks have one command line.
-_text = lru_cache(maxsize=65536)(redact)
-
-
-def redacted(value: Kept) -> Kept:
-    """The same document, trace or list with `nodeready.text.redact` applied to all of its texts.
-
-    No text grows longer than it was. The value of a key that names a secret goes whole.
-    """
-    return _redacted(value)  # type: ignore[no-any-return]
-
-
-def _redacted(value: Any) -> Any:
-    if isinstance(value, str):
-        return _short(value)
-    if isinstance(value, Mapping):
-        return {
-            _redacted(key): _value(key, one) if isinstance(key, str) else _redacted(one)
-            for key, one in value.items()
-        }
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_redacted, value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_listed(value))
-    if isinstance(value, frozenset):
-        return frozenset(map(_redacted, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = {
-            field.name: _redacted(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.init
-        }
-        return dataclasses.replace(value, **changed)
-    return value
-
-
-def _short(text: str) -> str:
-    found = _text(text) if len(text) < 4096 else redact(text)
-    return found[: max(len(text), len(REDACTED))]
-
-
-def _value(key: str, value: Any) -> Any:
-    return REDACTED if isinstance(value, str) and value and secret_name(key) else _redacted(value)
-
-
-def _listed(values: Iterable[Any]) -> Iterator[Any]:
-    """The values of a list; of a private key in lines of its own, no line."""
-    within = False
-    for value in values:
-        if isinstance(value, str):
-            begins = _KEY_BEGINS.search(value) is not None
-            if within or begins:
-                within = _KEY_ENDS not in value
-                yield REDACTED
-                continue
-        else:
-            within = False
-        yield _redacted(value)
 
 
 # --- The directory.
