@@ -25,12 +25,15 @@ from nodeready.transport.program import new_nonce, no_answer_reason, request, ro
 
 # --- One look, and what happened between two.
 
-#: CPU seconds per second from which a rank with all below it computes, and up to which it rests: a
-#: watchdog that looks around ten times a second, as PyTorch's does, takes less than 0.01.
-COMPUTES, RESTS = 0.05, 0.02
+#: CPU seconds per second up to which a rank with all below it rests: a watchdog that looks around
+#: ten times a second, as PyTorch's does, takes less than 0.01.
+RESTS = 0.02
 #: Voluntary switches of a main thread per second, up to which it may only look around: a wait that
 #: polls every 0.1 s (a file baton) makes 10, the queue of a data loader one in 5 s.
 LOOKS_AROUND = 12.0
+#: CPU seconds of a main thread, per second and for each time that it wakes up, from which it works
+#: and does more than to look around: a poll in Python takes a tenth of that.
+WORKS, EACH_TIME_S = 0.001, 0.0005
 #: Page faults, or switches, per second up to which CPU time may be a wait that polls without end.
 PULSE = 1.0
 #: Bytes per second that ranks read and write: at least as many move, at most as many rest.
@@ -118,6 +121,7 @@ class _Step:
 
     rank: str
     cpu: float
+    main_cpu: float
     switches: float
     faults: float
     bytes: float | None
@@ -128,6 +132,13 @@ class _Step:
     def pulse(self) -> bool:
         """Whether it does anything but take CPU time."""
         return self.faults > PULSE or self.switches > PULSE or (self.bytes or 0) > BYTES_MOVE
+
+    @property
+    def works(self) -> bool:
+        """Whether its main thread does more than to wait, to look around, or to poll."""
+        if self.main_cpu <= WORKS or (self.main_cpu >= RESTS and not self.pulse):
+            return False
+        return self.main_cpu > EACH_TIME_S * self.switches
 
 
 def _step(before: Motion, after: Motion, seconds: float) -> _Step | None:
@@ -145,6 +156,7 @@ def _step(before: Motion, after: Motion, seconds: float) -> _Step | None:
     return _Step(
         f"rank {after.rank}" if after.rank is not None else f"pid {after.pid}",
         cpu / seconds,
+        max(0.0, after.main_cpu_s - before.main_cpu_s) / seconds,
         max(0, after.switches - before.switches) / seconds,
         faults / seconds,
         None if moved is None else moved / seconds,
@@ -191,29 +203,30 @@ def _most(steps: Iterable[_Step], value: str) -> _Step:
 
 
 def _cpu(steps: Sequence[_Step]) -> Sign:
-    most = _most(steps, "cpu")
+    computing = [step for step in steps if step.cpu >= RESTS and step.pulse]
+    most = _most(computing or steps, "cpu")
     words = f"{most.rank} takes {100 * most.cpu:.0f} % of a core"
-    computing = [step for step in steps if step.cpu >= COMPUTES and step.pulse]
     if computing:
-        most = _most(computing, "cpu")
-        return Sign("cpu", True, f"{most.rank} takes {100 * most.cpu:.0f} % of a core")
+        return Sign("cpu", True, words)
     if most.cpu < RESTS:
         return Sign("cpu", False, "no CPU time")
-    if most.cpu >= COMPUTES:
-        return Sign("cpu", None, f"{words} and does nothing else: it may poll")
-    return Sign("cpu", None, words)
+    return Sign("cpu", None, f"{words} and does nothing else: it may poll")
 
 
 def _switches(steps: Sequence[_Step]) -> Sign:
+    working = [step for step in steps if step.works]
+    if working:
+        most = _most(working, "main_cpu")
+        return Sign("switches", True, f"the main thread of {most.rank} works and waits by turns")
     busy = [step for step in steps if step.switches > LOOKS_AROUND]
     if not busy:
         return Sign("switches", False, "the main threads only wait")
     most = _most(busy, "switches")
-    words = f"the main thread of {most.rank} wakes up {most.switches:.0f} times a second"
-    works = any(
-        step.cpu >= RESTS or step.faults > PULSE or (step.bytes or 0) > BYTES_MOVE for step in busy
+    return Sign(
+        "switches",
+        None,
+        f"the main thread of {most.rank} looks around {most.switches:.0f} times a second",
     )
-    return Sign("switches", True if works else None, words)
 
 
 def _bytes(steps: Sequence[_Step]) -> Sign:
