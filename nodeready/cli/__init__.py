@@ -43,8 +43,6 @@ _TALKING = (
     *("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores"),
     *("incident", "watch"),
 )
-#: Subcommands that share a module with another one.
-_WITHIN = {"watch": "incident"}
 
 
 def _patched(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +74,7 @@ class _Commands(click.Group):
             return completion
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"nodeready.cli.{_WITHIN.get(cmd_name, cmd_name)}")
+        module = importlib.import_module(f"nodeready.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
 

@@ -1,4 +1,4 @@
-"""`nodeready incident` and `nodeready watch`: the evidence of a hang, before it is gone.
+"""`nodeready incident`: the evidence of a hang, before it is gone.
 
 The one place where stacks, logs, cores and the audit of a job meet: triage and audit do not know
 each other.
@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import glob
 import json
-import os
-import shlex
-import signal
-import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,21 +30,16 @@ from nodeready.cli.start import (
     over_ssh,
     this_machine,
 )
-from nodeready.exit_codes import INTERRUPTED, exit_code
-from nodeready.files import make_directory
 from nodeready.healthcheck import here, policy_file
 from nodeready.node.logs.tail import Config as TailConfig
-from nodeready.node.witnesses import motion
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
-from nodeready.reports.text import nodes as folded
 from nodeready.subjects.registry import Selection, select
 from nodeready.text import counted, now, redact, redacted, sanitise
 from nodeready.transport.base import UNREACHED, Conversation
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
 from nodeready.triage import incident as kept
-from nodeready.triage import watch as watching
 from nodeready.triage.cores import Cores, collect_cores
 from nodeready.triage.incident import Directory, ForeignDirectory, Incident, Interrupted, Part
 from nodeready.triage.logs import Fetched, fetch_tail, fetched
@@ -61,15 +52,13 @@ from nodeready.triage.stacks.trace import Trace
 _LINES, _LOGS = 1000, 64
 #: Seconds for the logs of one node.
 _LOGS_S = 30
-#: Seconds for the command of ``--then``.
-_THEN_S = 600
 
 #: Node -> the path of a log there -> the ranks that write it.
 Logs = dict[str, dict[str, list[int]]]
 
 
 @dataclass
-class _Taker:
+class Taker:
     """Takes the parts of one incident, in turn.
 
     timeout: seconds for one node's stacks
@@ -297,7 +286,7 @@ class _Taker:
         return Audit(started, now(), digest(policies), tuple(reports), complete=complete)
 
 
-def take_incident(taker: _Taker, directory: Directory, reason: str) -> tuple[Incident, str]:
+def take_incident(taker: Taker, directory: Directory, reason: str) -> tuple[Incident, str]:
     """All parts of an incident, its index and its archive; and why there is no archive, or ""."""
     started = now()
     parts, complete = kept.take(directory, taker.parts(), time.monotonic)
@@ -331,7 +320,7 @@ def take_incident(taker: _Taker, directory: Directory, reason: str) -> tuple[Inc
 # --- The way to the nodes.
 
 
-def _nodes(
+def nodes_of(
     inventory: str | None, job: str, options: Common, *, local: bool, via: str
 ) -> tuple[Nodes, str]:
     """The nodes, and the job by the name that its processes know. Raises Refused."""
@@ -372,7 +361,7 @@ def _directory(path: Path) -> Directory:
         raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
 
 
-def _checked(timeout: int, job: str, user: str | None) -> None:
+def checked(timeout: int, job: str, user: str | None) -> None:
     """Raises Refused."""
     try:
         program_config(timeout, job=job, user=user or "")
@@ -380,18 +369,20 @@ def _checked(timeout: int, job: str, user: str | None) -> None:
         raise Refused(str(problem)) from None
 
 
-_LOCAL = option("--local", is_flag=True, help="This machine, without any connection.")
-_JOB = option(
+# --- The options that `watch` has, too.
+
+LOCAL = option("--local", is_flag=True, help="This machine, without any connection.")
+JOB = option(
     "--job", metavar="ID", required=True, help="The job: of Slurm, torchrun, or ADDRESS:PORT."
 )
-_USER = option("--user", metavar="NAME", help="Only this user's ranks, whatever others claim.")
-_VIA = option(
+USER = option("--user", metavar="NAME", help="Only this user's ranks, whatever others claim.")
+VIA = option(
     "--via",
     type=click.Choice(["ssh", "srun"]),
     default="ssh",
     help="srun: as a step of the job, without ssh and INVENTORY.",
 )
-_TIMEOUT = option(
+TIMEOUT = option(
     "--timeout",
     type=click.IntRange(1, 3600),
     default=60,
@@ -402,11 +393,11 @@ _TIMEOUT = option(
 
 @click.command()
 @click.argument("inventory", required=False)
-@_LOCAL
-@_JOB
-@_USER
-@_VIA
-@_TIMEOUT
+@LOCAL
+@JOB
+@USER
+@VIA
+@TIMEOUT
 @output_directory("A new directory for all of it; DIR.tar.gz holds the same.", general=False)
 @format_option(*names("incident"), help="The index for people, or another form.", general=False)
 @common
@@ -438,256 +429,15 @@ def incident(
     options = Common(**shared)
     if output is None:
         raise Refused("where to? Name a new directory with -o DIR")
-    _checked(timeout, job, user)
+    checked(timeout, job, user)
     screen = options.screen()
-    nodes, name = _nodes(inventory, job, options, local=local, via=via)
+    nodes, name = nodes_of(inventory, job, options, local=local, via=via)
     directory = _directory(Path(output))
     with nodes.carrier:
-        taker = _Taker(nodes, screen, name, user or "", timeout)
+        taker = Taker(nodes, screen, name, user or "", timeout)
         found, problem = take_incident(taker, directory, "somebody asked for it")
     if problem:
         screen.say(f"no archive: {problem}")
     code = kept.incident_code(found)
     show("incident", format, found, screen, silent=screen.quiet and not code)
     return code
-
-
-# --- Watching.
-
-
-def _default_place() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(base) / "nodeready" / "incidents"
-
-
-def _run_then(words: list[str], found: Incident, screen: Screen) -> bool:
-    """Run the user's command, told by variables what was found. Returns whether it went well."""
-    verdict = found.verdict
-    told = {
-        "NODEREADY_INCIDENT": found.archive.removesuffix(".tar.gz"),
-        "NODEREADY_JOB": found.job,
-        "NODEREADY_VERDICT": sanitise(
-            f"{verdict.kind}: {verdict.text}" if verdict else "unclear", 4000
-        ),
-    }
-    try:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            env={**os.environ, **told},
-            start_new_session=True,
-        )
-    except OSError as problem:
-        screen.say(f"--then {words[0]}: {problem.strerror}")
-        return False
-    try:
-        status = process.wait(timeout=_THEN_S)
-    except subprocess.TimeoutExpired:
-        screen.say(f"--then {words[0]}: has not ended in {_THEN_S} s, and was ended")
-        status = -1
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if status > 0:
-        screen.say(f"--then {words[0]}: exit status {status}")
-    return status == 0
-
-
-@dataclass
-class _Watcher:
-    """One job while it is watched.
-
-    place:  where incidents go
-    then:   the user's command
-    over:   whether the job has ended, by somebody else's word than its processes'
-    failed: an incident was not kept whole, or the command went wrong
-    """
-
-    nodes: Nodes
-    screen: Screen
-    job: str
-    user: str
-    timeout: int
-    watch: watching.Watch
-    place: Path
-    then: list[str]
-    over: Callable[[], bool]
-    failed: bool = False
-    _said: str = ""
-
-    def look(self) -> watching.Look:
-        """One look at all nodes."""
-        carrier = self.nodes.carrier
-        config = motion.Config("", carrier.tag, watching.LIMIT_S, self.job, user=self.user)
-        # Nobody waits for it, so nobody is shown its progress.
-        ask = ask_with_progress(carrier, Screen("never", quiet=True))
-        return watching.take(ask, carrier.nodes, config, time.monotonic())
-
-    def tell(self) -> None:
-        """What is seen, when it has changed: the kind of it, not the numbers in it."""
-        words = self.watch.words
-        what = f"{self.watch.judgement.kind} {words.partition(': ')[2].partition(':')[0]}"
-        if what != self._said:
-            self._said = what
-            click.echo(sanitise(f"{now()} job {self.job}: {words}", 1000))
-
-    def fire(self) -> Incident | None:
-        """Take an incident and run the user's command."""
-        still_s = self.watch.judgement.still_s
-        told = self.watch.intervals[-1].signs
-        seen = "; ".join(sign.text for sign in told if sign.moves is False)
-        reason = f"nothing has moved for {still_s:.0f} s: {seen}"
-        path = self.place / kept.directory_name(self.job, now())
-        try:
-            make_directory(self.place, 0o700)
-            directory = kept.prepare(path)
-        except (ForeignDirectory, OSError) as problem:
-            why = f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) else ""
-            self.screen.say(f"no incident: {why or problem}")
-            self.failed = True
-            return None
-        taker = _Taker(self.nodes, self.screen, self.job, self.user, self.timeout)
-        found, why = take_incident(taker, directory, reason)
-        if why:
-            self.screen.say(f"no archive: {why}")
-        verdict = found.verdict
-        what = f"{verdict.kind}: {verdict.text}" if verdict else "no verdict"
-        click.echo(
-            sanitise(f"{now()} job {self.job}: incident {found.archive or path}: {what}", 2000)
-        )
-        self.failed = self.failed or not found.archive
-        if self.then and found.complete:
-            self.failed = not _run_then(self.then, found, self.screen) or self.failed
-        return found
-
-
-@click.command()
-@click.argument("inventory", required=False)
-@_LOCAL
-@_JOB
-@_USER
-@_VIA
-@_TIMEOUT
-@option(
-    "--every",
-    type=click.FloatRange(1, 3600),
-    default=60.0,
-    metavar="S",
-    help="Seconds from one look to the next.",
-)
-@option(
-    "--confirm",
-    type=click.FloatRange(1, 86400),
-    default=180.0,
-    metavar="S",
-    help="Seconds for which nothing must move.",
-)
-@option("--then", metavar="COMMAND", help="Run this after an incident, once for each hang.")
-@option("--once", is_flag=True, help="End after the first incident, with exit status 3.")
-@output_directory("Where incidents go: DIR/JOB-TIME.", general=False)
-@common
-def watch(
-    inventory: str | None,
-    *,
-    local: bool,
-    job: str,
-    user: str | None,
-    via: str,
-    timeout: int,
-    every: float,
-    confirm: float,
-    then: str | None,
-    once: bool,
-    output: str | None,
-    **shared: Any,
-) -> int:
-    """Watch a job, and keep its evidence when it hangs. It ends with the job.
-
-    Every look reads counters of /proc, and takes no stack: CPU time, voluntary switches, bytes,
-    ports, logs. When two of these agree for the time of --confirm that nothing moves, and none
-    sees a movement, an incident is taken and COMMAND is run, which finds NODEREADY_INCIDENT (the
-    directory), NODEREADY_JOB and NODEREADY_VERDICT in its environment. No shell reads COMMAND.
-
-    \b
-    Examples:
-      nodeready watch inventories/prod.py --job 4711 -o /var/tmp/hangs
-      nodeready watch inventories/prod.py --job 4711 --then '/usr/local/bin/page oncall'
-      nodeready watch --via srun --job 4711 --once
-    """
-    options = Common(**shared)
-    _checked(timeout, job, user)
-    try:
-        words = shlex.split(then or "")
-    except ValueError as problem:
-        raise Refused(f"--then {then}: {problem}") from None
-    if then is not None and not words:
-        raise Refused("--then: there is no command in it")
-    screen = options.screen()
-    nodes, name = _nodes(inventory, job, options, local=local, via=via)
-    place = Path(output) if output is not None else _default_place()
-    watcher = _Watcher(
-        nodes,
-        screen,
-        name,
-        user or "",
-        timeout,
-        watching.Watch(confirm),
-        place,
-        words,
-        over=(lambda: _ended(job)) if via == "srun" else (lambda: False),
-    )
-    with nodes.carrier:
-        try:
-            return _watched(watcher, every, once)
-        except KeyboardInterrupt:
-            return INTERRUPTED
-
-
-def _ended(job: str) -> bool:
-    """Whether Slurm says that the job does not run any more: no step can be started in it."""
-    from nodeready.transport.srun import SrunError
-    from nodeready.transport.srun import job as running_job
-
-    try:
-        running_job(job)
-    except SrunError:
-        return True
-    return False
-
-
-def _watched(watcher: _Watcher, every: float, once: bool) -> int:
-    """Look until the job has ended. Returns the exit code."""
-    first = True
-    while True:
-        began = time.monotonic()
-        look = watcher.look()
-        if look.interrupted or watcher.nodes.carrier.interrupted:
-            return INTERRUPTED
-        if first and not look.ranks:
-            _refuse_nothing(watcher, look)
-            return exit_code(unreachable=bool(look.unreached), failed=not look.unreached)
-        first = False
-        if not look.ranks and look.errors and watcher.over():
-            look = watching.Look(look.at)
-        judgement = watcher.watch.add(look)
-        watcher.tell()
-        if judgement.kind == "gone":
-            return exit_code(failed=watcher.failed)
-        if judgement.fire:
-            found = watcher.fire()
-            if found is not None and not found.complete:
-                return INTERRUPTED
-            if once:
-                return exit_code(failed=watcher.failed, check=True)
-        time.sleep(max(0.0, every - (time.monotonic() - began)))
-
-
-def _refuse_nothing(watcher: _Watcher, look: watching.Look) -> None:
-    """Say why there is nothing to watch. Raises Refused where every node has answered."""
-    for name, why in list(look.errors.items())[:10]:
-        watcher.screen.say(f"{name}: {why}")
-    if not look.errors:
-        where = folded(watcher.nodes.carrier.nodes)
-        raise Refused(f"no ranks of job {watcher.job} on {where}: start it when the job runs")
