@@ -51,7 +51,7 @@ def _run_then(words: list[str], found: Incident, screen: Screen) -> bool:
     verdict = found.verdict
     told = {
         "NODEREADY_INCIDENT": found.archive.removesuffix(".tar.gz"),
-        "NODEREADYJOB": found.job,
+        "NODEREADY_JOB": found.job,
         "NODEREADY_VERDICT": sanitise(
             f"{verdict.kind}: {verdict.text}" if verdict else "unclear", 4000
         ),
@@ -194,7 +194,7 @@ def watch(
     Every look reads counters of /proc, and takes no stack: CPU time, voluntary switches, bytes,
     ports, logs. When two of these agree for the time of --confirm that nothing moves, and none
     sees a movement, an incident is taken and COMMAND is run, which finds NODEREADY_INCIDENT (the
-    directory), NODEREADYJOB and NODEREADY_VERDICT in its environment. No shell reads COMMAND.
+    directory), NODEREADY_JOB and NODEREADY_VERDICT in its environment. No shell reads COMMAND.
 
     \b
     Examples:
