@@ -30,13 +30,14 @@ from nodeready.cli.start import (
     over_ssh,
     this_machine,
 )
-from nodeready.healthcheck import here, policy_file
+from nodeready.healthcheck import here
 from nodeready.node.logs.tail import Config as TailConfig
+from nodeready.node.redact import redact, redacted
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
 from nodeready.subjects.registry import Selection, select
-from nodeready.text import counted, now, redact, redacted, sanitise
+from nodeready.text import counted, now, sanitise
 from nodeready.transport.base import UNREACHED, Conversation
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
 from nodeready.triage import incident as kept
@@ -254,7 +255,7 @@ class Taker:
         data = json.loads("".join(find("audit", "json").render(audit)))
         directory.write("audit/audit.json", [json.dumps(redacted(data), indent=1), "\n"])
         lines = find("audit", "table").render(audit, Options(verbose=1))
-        directory.write("audit/audit.txt", map(redact, lines))
+        directory.write("audit/audit.txt", (redact("", line) for line in lines))
         errors = {node.name: node.error for node in audit.nodes if node.error}
         lost = tuple(node.name for node in audit.nodes if node.status == "unreachable")
         wrong = sum(node.status == "fail" for node in audit.nodes)
@@ -345,7 +346,7 @@ def nodes_of(
         carrier = Srun(found, options.screen().note)
         return Nodes(carrier, dict.fromkeys(carrier.nodes, Policy())), found.number
     try:
-        policy = policy_file.load(None)
+        policy = here.load(None)
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
     return this_machine(policy, sudo=options.sudo), job

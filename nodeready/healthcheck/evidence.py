@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeready.text import now, redacted, sanitise
+from nodeready.node.redact import redacted
+from nodeready.text import now, sanitise
 
 if TYPE_CHECKING:
     from nodeready.subjects.result import Result

@@ -3,7 +3,7 @@
 The parts are taken by whoever has the nodes (`nodeready.cli.incident`): this file keeps them, one
 at a time, so that a part that fails costs no other; names in an index what is there, what is
 missing and why; and packs all of it. Whatever a node or user said goes through
-`nodeready.text.redacted` first.
+`nodeready.node.redact.redacted` first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Annotated
 
 from nodeready.exit_codes import exit_code
 from nodeready.files import make_directory, own_directory, write_atomically
-from nodeready.text import now, redacted
+from nodeready.node.redact import redacted
+from nodeready.text import now
 from nodeready.triage.stacks.document import Verdict
 
 # --- The document.
