@@ -6,6 +6,11 @@ opens nothing (open(2)); `open_regular` opens that very file, and regular files 
 rights of the user who has put it there. So a link leads nowhere that its owner could not read.
 What is read is read in a fork (`runtime.ForkedWorker`) that has limits (`confine`), and that gives
 up root's rights for good (`give_up`) once its files are open.
+
+A debugger opens what its target names: files of the user's, links, FIFOs, devices. So a tool of
+root's that reads what a user made is the user, with one capability (capabilities(7)) for what it
+could not read at all otherwise (`with_rights_of`). The user can end such a tool, and can neither
+trace it nor take its descriptors: ptrace(2) asks for all capabilities that its target has.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 One node with a wrong firewall fails every pair that it is part of. Named is the smallest
 explanation: greedily the node and the direction that explain most of what failed and is not yet
-explained; what then remains is between two nodes.
+explained; what then remains is between two nodes. So it is for logins, too: a node that nobody
+gets into is named once, and the others that tried are excused (`reach`).
 """
 
 from __future__ import annotations

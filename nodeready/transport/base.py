@@ -3,6 +3,10 @@
 A command holds a conversation with every node: a generator that yields a `Request`, gets its
 `Answer`, and may ask again; what it returns is what the command wanted to know. Every request gets
 exactly one answer: after an interrupt, or at the deadline, that is a `Failure`.
+
+A program of ours on a node is a module with ``main(config)`` and a dataclass ``Config``, which has
+at least a ``nonce``, a ``tag`` and ``limit_s`` (`nodeready.node.payload`): `request` runs it,
+`rows` reads its answer.
 """
 
 from __future__ import annotations
