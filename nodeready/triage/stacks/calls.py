@@ -93,31 +93,48 @@ class Calls(Bench):
         by_number = list(self.seen.calls)
         #: Ranks that have called the same in the same groups stand in the same lists.
         rows: dict[int, list[list[int]]] = {}
+        lists_of: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         for rank, one in dumps.items():
             lists = rows.get(one.calls)
             if lists is None:
-                lists = rows[one.calls] = list(self._lists(made, *by_number[one.calls]))
+                numbers = by_number[one.calls]
+                lists = rows[one.calls] = list(self._lists(made, lists_of, *numbers))
             for ranks in lists:
                 ranks.append(rank)
         return list(made.values())
 
     def _lists(
-        self, made: dict[tuple[str, tuple[int, ...]], _Members], groups: Iterable[int],
-        entries: Iterable[int],
+        self, made: dict[tuple[str, tuple[int, ...]], _Members],
+        lists_of: dict[tuple[int, tuple[int, ...]], list[int]],
+        groups: Iterable[int], entries: Iterable[int],
     ) -> Iterator[list[int]]:  # fmt: skip
-        """For each group of one recording, the list of the ranks that are as far in it."""
-        known = {group.name: group for group in map(self.seen.groups.all.__getitem__, groups)}
-        calls: dict[str, list[int]] = {}
+        """For each group of one recording, the list of the ranks that are as far in it.
+
+        lists_of: number of a group and of the entries in it -> their list
+        """
+        calls: dict[str, tuple[int, ...]] = {}
         for number in entries:
             entry = self.seen.entries.all[number]
             if entry.state != "completed":
-                calls.setdefault(entry.group, []).append(number)
-        for name in {**known, **calls}:
-            group = known.get(name) or ProcessGroup(name, "", (), None, None, None)
-            members = made.get((name, group.ranks))
-            if members is None:
-                members = made[name, group.ranks] = _Members(group)
-            yield members.like(group, calls.get(name, ()), self.seen.entries.all)
+                calls[entry.group] = (*calls.get(entry.group, ()), number)
+        for number in groups:
+            group = self.seen.groups.all[number]
+            key = (number, calls.pop(group.name, ()))
+            found = lists_of.get(key)
+            if found is None:
+                found = lists_of[key] = self._like(made, group, key[1])
+            yield found
+        for name, numbers in calls.items():
+            yield self._like(made, ProcessGroup(name, "", (), None, None, None), numbers)
+
+    def _like(
+        self, made: dict[tuple[str, tuple[int, ...]], _Members], group: ProcessGroup,
+        numbers: Sequence[int],
+    ) -> list[int]:  # fmt: skip
+        members = made.get((group.name, group.ranks))
+        if members is None:
+            members = made[group.name, group.ranks] = _Members(group)
+        return members.like(group, numbers, self.seen.entries.all)
 
     def _compare(
         self, members: _Members, found: Difference, dumps: Mapping[int, KeptRecording],
