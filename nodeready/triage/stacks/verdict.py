@@ -42,11 +42,13 @@ class Decision(NamedTuple):
 
     groups: with their roles as the witnesses leave them
     order:  indexes of the groups, those of the suspects first
+    by_witness: a witness beside the stacks names others than the stacks' own order does
     """
 
     verdict: Verdict | None
     groups: tuple[Group, ...]
     order: tuple[int, ...]
+    by_witness: bool = False
 
 
 class _Cause(NamedTuple):
@@ -172,6 +174,7 @@ class _Case:
         self.heard, self.places = heard, places
         self.node_of: dict[int | None, str] = {}
         self.roles = [group.role for group in groups]
+        self.given = tuple(groups)
         self.groups = list(groups)
         self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
         self.nodes = {node for group in groups for node in group.nodes}
@@ -656,4 +659,5 @@ def decide(
     case = _Case(groups, heard, places)
     verdict = case.decide()
     order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
-    return Decision(verdict, tuple(_with_roles(case.groups, verdict)), order)
+    groups = tuple(_with_roles(case.groups, verdict))
+    return Decision(verdict, groups, order, case.reorder or groups != case.given)
