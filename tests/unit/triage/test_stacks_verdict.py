@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from nodeready.node.witnesses.logs import Report
 from nodeready.reports import json_report
 from nodeready.triage.stacks import group as grouping
 from nodeready.triage.stacks.document import VERDICT_KINDS, Stacks
@@ -160,6 +161,12 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("all have called the same", job(every=waits(ranks=range(8)), beside=QUIET), "quiet", (), ("all_reduce #42 of default_pg", "no bytes move"), ()),
     ("all have called, one is already in its own code", job({6: BLOCKED}, every=waits(ranks=range(8))), "quiet", (), ("#42",), ("rank 6",)),
     ("another operation at the same number", job(said={r: waits(operation="all_gather" if r == 2 else "all_reduce", site="eval.py:3 f" if r == 2 else "train.py:88 step") for r in range(8)}), "disagree", (2,), ("rank 2", "all_gather", "all_reduce #42"), ()),
+    ("two ranks in two operations accuse both", job(ranks=2, said={0: waits(operation="all_gather"), 1: waits()}), "disagree", (1,), ("all_gather", "all_reduce"), ()),
+    ("a rank that a barrier names", job(said={r: log("x", path=f"/l/{r}", reports=[Report(5, "default_pg", "missing", None, "", None, None)] if r == 0 else []) for r in range(8)}), "late", (5,), ("rank 5",), ()),
+    ("watchdogs of groups of one name and other ranks", job(said={r: log("x", path=f"/l/{r}", reports=[status(r, 9 if r < 4 else 3, 8 if r < 4 else 2, "tp")]) for r in range(8)}), "quiet", (), (), ("rank 4", "ranks 4-7")),
+    ("one log of all ranks", job(every=log("x", path="/l/all", reports=[status(r, 41 if r == 6 else 42, 41) for r in range(8)])), "late", (6,), ("rank 6", "#42"), ()),
+    ("ports of one node say nothing of its ranks", job(ranks=4, beside={"gpu1": network(port(900_000_000))}), "quiet", (), (), ("MB/s",)),
+    ("one wakes up in a collective", job(usual=(REDUCE, REDUCE), stacks={r: process(r, REDUCE, REDUCE, switches=[5, 9]) for r in range(8)}), "unclear", (), ("slow, or hung",), ()),
     ("other sizes", job(said={r: waits(sizes="[[8]]" if r == 2 else "[[9]]") for r in range(8)}), "disagree", (2,), ("sizes",), ()),
     ("other types are a sign", job(said={r: waits(types="Half" if r == 2 else "Float") for r in range(8)}), "unclear", (2,), ("only sign", "types Half"), ()),
     ("uneven sizes are legitimate", job(said={r: waits(operation="all_to_all", sizes=f"[[{r}]]") for r in range(8)}), "quiet", (), (), ("rank 2",)),
