@@ -59,6 +59,7 @@ class Calls(Bench):
         if partial:
             self.say("flight_recorder", "its dump is cut off: calls may be missing", partial)
         lags, common, waits = [], [], False
+        alone: dict[int, str] = {}
         for members in self._communicators(dumps):
             apart = difference((call, ranks) for (call, _), ranks in members.states.items())
             if apart is None:
@@ -67,22 +68,43 @@ class Calls(Bench):
             made, whole = self._compare(members, apart, dumps, frozenset(partial))
             lags += made
             common += whole
+            # Nobody else of the group is known: for whom these wait, the recorder cannot tell.
+            if not made and not members.group.ranks and not members.whole:
+                alone.update(dict.fromkeys(apart.waiting, members.waits(self.seen.entries.all)))
+        lags = self._kept_waiting(lags, common, alone)
         lags += self._unmatched(dumps)
         late = {rank for lag in lags for rank in lag.ranks}
         for lag in lags:
             if lag.weight > 1:
                 self.found.called.update(dict.fromkeys(set(lag.waiting) - late, lag.what))
-        if not lags and common:
+        if common and all(lag.chained for lag in lags):
             # The group with the most ranks says the most.
             what, ranks = max(common, key=lambda one: len(one[1]))
-            if len(ranks) == len(self.all):
+            if len(ranks) == len(self.all) or lags:
                 self.found.common = what
-                self.found.called = dict.fromkeys(ranks, what)
+                self.found.called.update(dict.fromkeys(ranks, what))
             self.say("flight_recorder", f"has called {what}, as all of its group", ranks)
         if not lags and not waits:
             self.say("flight_recorder", "waits in nothing: all that was called has completed",
                      dumps)  # fmt: skip
         self.accuse(lags)
+
+    @staticmethod
+    def _kept_waiting(
+        lags: Iterable[Lag], common: Sequence[tuple[str, Sequence[int]]], alone: Mapping[int, str]
+    ) -> list[Lag]:
+        """The lags; where a late rank waits in another group itself, it is no root."""
+        made = []
+        for lag in lags:
+            stuck = [what for what, ranks in common if set(lag.ranks) <= set(ranks)]
+            elsewhere = {alone.get(rank, "") for rank in lag.ranks}
+            if stuck and not lag.other:
+                made.append(lag._replace(chained=True))
+            elif len(elsewhere) == 1 and not lag.silent:
+                made.append(lag._replace(elsewhere=elsewhere.pop()))
+            else:
+                made.append(lag)
+        return made
 
     def _communicators(self, dumps: Mapping[int, KeptRecording]) -> list[_Members]:
         """The process groups of all ranks, each with how far its ranks are.
@@ -175,7 +197,7 @@ class Calls(Bench):
         if silent and len(silent) < len(waiting):
             lag = Lag("flight_recorder", silent, waiting, what, site, weight=1, silent=True)
             return [lag], []
-        return [], [] if silent else [(what, sorted(told))]
+        return [], [(what, sorted(told))] if expected and not silent else []
 
     def _mismatches(
         self, kinds: Mapping[str, list[int]], usual: str, entries: Mapping[int, Entry]
@@ -448,6 +470,15 @@ class _Members:
         """Whether two groups of one name may be in it: so large a group's ranks are not told."""
         size = sum(map(len, self.states.values()))
         return not self.group.ranks and not self.whole and size > MOST_RANKS
+
+    def waits(self, entries: Sequence[Entry]) -> str:
+        """``all_reduce #1 of tp (train.py:31 main)``: what the first that waits is in."""
+        number = min((at for _, at in self.states if at >= 0), default=-1)
+        if number < 0:
+            return ""
+        one = entries[number]
+        site = f" ({one.site[:LINE]})" if one.site else ""
+        return f"{one.operation[:NAME]} #{one.sequence} of {self.name}{site}"
 
     def like(
         self, group: ProcessGroup, numbers: Sequence[int], entries: Sequence[Entry]

@@ -394,7 +394,15 @@ class _Case:
         # What cannot be seen says nothing of where the rank stands.
         seen = bool(stand) and self.groups[stand[0]].kind != "no-data"
         cause = _cause(self.groups[stand[0]]) if seen else None
-        if lag.other:
+        own = bool(stand) and self.roles[stand[0]] == "suspect"
+        if lag.elsewhere and not own:
+            kind = "disagree"
+            wait = "waits" if len(ranks) == 1 else "wait"
+            text = (
+                f"{name} {wait} in {lag.elsewhere}, {count} in {lag.what}{site}: they must agree"
+            )
+            self.notes.append(f"it waits itself, in {lag.elsewhere}")
+        elif lag.other:
             kind = "disagree"
             text = f"{name} called {lag.other}, {count} {lag.what}{site}: the calls must agree"
         else:
@@ -515,6 +523,9 @@ class _Case:
         first = self.groups[self.victims[0]] if self.victims else self.groups[0]
         what = self.heard.common or _called(first)
         everybody = f"all {self.total} ranks wait in {_cut(what, 70)}"
+        stuck = sum(one == what for one in self.heard.called.values())
+        if 0 < stuck < self.total:
+            everybody = f"all {self.total} ranks wait, {stuck} in {_cut(what, 70)} with all of it"
         rate = self.heard.bytes_per_s
         moves = rate is not None and rate >= hearing.MOVING_BYTES_PER_S
         signs = self._signs()

@@ -1,5 +1,8 @@
 """The verdict, case by case: what is seen of eight ranks on two nodes, and who is accused of what."""
 
+# A case is a row.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import json
@@ -9,8 +12,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from nodeready.node.witnesses.flight_recorder import parse
 from nodeready.node.witnesses.logs import Report
-from nodeready.reports import json_report
+from nodeready.reports import json_report, stacks_table
+from nodeready.reports.registry import Options
+from nodeready.subjects.wire import plain
 from nodeready.triage.stacks import group as grouping
 from nodeready.triage.stacks.document import VERDICT_KINDS, Stacks
 from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
@@ -31,7 +37,7 @@ from tests.builders.witnesses import (
     timeout,
     waits,
 )
-from tests.paths import schema
+from tests.paths import ROOT, schema
 
 VALID = jsonschema.Draft202012Validator(schema("stacks"))
 
@@ -167,6 +173,14 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("one log of all ranks", job(every=log("x", path="/l/all", reports=[status(r, 41 if r == 6 else 42, 41) for r in range(8)])), "late", (6,), ("rank 6", "#42"), ()),
     ("ports of one node say nothing of its ranks", job(ranks=4, beside={"gpu1": network(port(900_000_000))}), "quiet", (), (), ("MB/s",)),
     ("one wakes up in a collective", job(usual=(REDUCE, REDUCE), stacks={r: process(r, REDUCE, REDUCE, switches=[5, 9]) for r in range(8)}), "unclear", (), ("slow, or hung",), ()),
+    ("who is late waits in a group of which nobody else tells", job(ranks=4, said={
+        0: recording(process_group(3, 3), process_group(1, 0, (), "1", "tp"), entries=[entry(1, group="1", site="train.py:31 main")]),
+        **{r: waits(4) for r in (1, 2, 3)},
+    }), "disagree", (0,), ("rank 0", "all_reduce #1 of tp (train.py:31 main)", "all_reduce #4 of default_pg"), ()),
+    ("who is late waits in a group that is stuck", job(ranks=4, said={
+        **{r: recording(process_group(3, 3), process_group(1, 0, (0, 1), "1", "tp"), entries=[entry(1, group="1")]) for r in (0, 1)},
+        **{r: waits(4) for r in (2, 3)},
+    }), "quiet", (), ("all_reduce #1 of tp",), ()),
     ("other sizes", job(said={r: waits(sizes="[[8]]" if r == 2 else "[[9]]") for r in range(8)}), "disagree", (2,), ("sizes",), ()),
     ("other types are a sign", job(said={r: waits(types="Half" if r == 2 else "Float") for r in range(8)}), "unclear", (2,), ("only sign", "types Half"), ()),
     ("uneven sizes are legitimate", job(said={r: waits(operation="all_to_all", sizes=f"[[{r}]]") for r in range(8)}), "quiet", (), (), ("rank 2",)),
@@ -225,7 +239,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("killed for memory", job({3: None}, beside={"gpu1": kernel(OOM)}), "gone", (3,), ("rank 3 (gpu1) is gone", "out of memory", "5 min ago"), ()),
     ("NFS does not answer", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="rpc_wait_bit_killable")}, beside={"gpu2": kernel(("filesystem", 200, 0, "nfs: server store1 not responding"))}), "storage", (5,), ("state D",), ()),
     ("nonsense from all witnesses of a node", job({3: BLOCKED}, beside={"gpu1": {"gpus": {}, "network": {"ports": 3}, "kernel": {"absent": 5}, "nccl_ras": {"a": []}, "else": {}}}), "late", (3,), ("rank 3",), ()),
-]  # fmt: skip  # noqa: E501
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -252,3 +266,45 @@ def test_a_node_that_gives_no_answer_is_where_its_ranks_are_gone():
     assert said.kind == "gone"
     assert "gpu2" in said.text
     assert "connection timed out" in said.text
+
+
+DUMPS = ROOT / "tests" / "unit" / "node" / "data" / "flight_recorder"
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "ranks", "words"),
+    [
+        (("late_0", "late_1", "late_1", "late_3"), "late", (3,),
+         ("has not called all_reduce #4 of default_pg (train.py:10 step)", "3 ranks")),
+        (("late_0", "late_1", "types_2", "late_1"), "disagree", (2,), ("broadcast", "train.py:37")),
+        (("late_0", "late_1", "late_1", "late_1"), "quiet", (), ("all_reduce #4",)),
+        (("group_0", "group_1", "group_1", "group_1"), "disagree", (0,), ("all_reduce #1 of tp",)),
+        (("late.json_0", "late.json_0", "late.json_0", "late.json_3"), "late", (3,), ("#4",)),
+    ],
+)  # fmt: skip
+def test_what_a_real_recorder_wrote_leads_to_the_culprit(names, kind, ranks, words):
+    said = {
+        rank: {"flight_recorder": plain(parse((DUMPS / name).read_bytes()))}
+        for rank, name in enumerate(names)
+    }
+    verdict = judged(job(ranks=4, said=said)).verdict
+    assert verdict.kind == kind
+    assert (verdict.suspects[0].ranks if verdict.suspects else ()) == ranks
+    for word in words:
+        assert word in verdict.text
+
+
+def test_the_table_has_the_verdict_on_top_and_the_witnesses_below():
+    made = judged(job({3: BLOCKED}, recorder(3)))
+    lines = [line.plain for line in stacks_table.show(made, Options(0, 120))]
+    assert lines[2].startswith("late         rank 3 (gpu1) has not called all_reduce #42")
+    assert any(line.startswith("flight_recorder  rank 3: has not called") for line in lines)
+    verbose = [line.plain for line in stacks_table.show(made, Options(1, 120))]
+    assert any("rank 3, for: flight_recorder: has not called" in line for line in verbose)
+
+
+def test_escapes_that_a_witness_says_are_shown():
+    hostile = waits(operation="\x1b[31mall_reduce")
+    lines = "\n".join(line.plain for line in stacks_table.show(judged(job(every=hostile))))
+    assert "\x1b" not in lines
+    assert "\\x1b[31mall_reduce" in lines
