@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,6 +58,7 @@ def job(
     stacks: Mapping[int, Any] | None = None,
     said: Mapping[int, Said] | None = None,
     beside: Mapping[str, Said] | None = None,
+    *,
     usual: Any = (REDUCE, REDUCE),
     every: Said | None = None,
     ranks: int = 8,
@@ -308,3 +310,34 @@ def test_escapes_that_a_witness_says_are_shown():
     lines = "\n".join(line.plain for line in stacks_table.show(judged(job(every=hostile))))
     assert "\x1b" not in lines
     assert "\\x1b[31mall_reduce" in lines
+
+
+STRANGE = (None, True, -1, 0, 1 << 63, 2.5, -0.0, "", "x" * 5000, "\ud800", [], {}, [[]], [None])
+
+
+def mutated(value: Any, draw: random.Random) -> Any:
+    """The same data with a few values of another kind, keys less and keys more."""
+    if draw.random() < 0.04:
+        return draw.choice(STRANGE)
+    if isinstance(value, dict):
+        made = {key: mutated(one, draw) for key, one in value.items() if draw.random() > 0.01}
+        return {**made, "more": 1} if draw.random() < 0.02 else made
+    if isinstance(value, list):
+        return [mutated(one, draw) for one in value for _ in range(draw.choice((1, 1, 1, 2)))]
+    return value
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_witnesses_say_costs_only_their_own_word(seed):
+    draw = random.Random(seed)
+    said = {r: {**recorder(3)[r], **behind(6)[r]} for r in range(8)}
+    beside = {
+        **{n: {**SPINS[n], **MOVING[n], **kernel(OOM)} for n in SPINS},
+        "gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, r) for r in range(8)), missing=[("a", 1, "dead")]),
+    }
+    traces = job({3: BLOCKED}, said, beside)
+    for one in traces:
+        one["witnesses"] = {k: mutated(v, draw) for k, v in one["witnesses"].items()}
+        for row in one["processes"]:
+            row["witnesses"] = {k: mutated(v, draw) for k, v in row["witnesses"].items()}
+    judged(traces)
