@@ -482,6 +482,7 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
     when = f"  {stacks.started}" if stacks.started else ""
     fits = len(head) + len(when) <= options.width
     yield line((head, "bold"), (when if fits else "", "dim"))
+    yield from _verdict(stacks, table)
     yield line("")
     yield from table.groups(stacks.groups)
     for node, why in silent(stacks):
@@ -493,6 +494,7 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
     if sum(group.kind == "stack" for group in stacks.groups) > 1:
         yield line("")
         yield from table.tree(stacks)
+    yield from _witnesses(stacks, table)
     if stacks.advice:
         yield line("")
     for text in stacks.advice:
@@ -525,3 +527,62 @@ def debuggable(found: Debuggable, options: Options = PLAIN) -> Iterator[Line]:
             yield line(" " * 22, f"{sanitise(one.fix)[:_TEXT]}")
     for node, why in found.errors.items():
         yield line(("unknown  ", STYLES["unknown"]), f"{sanitise(node)}: {sanitise(why)[:_TEXT]}")
+
+
+# --- The verdict on top, and what the witnesses beside the stacks say.
+
+#: The styles of a verdict that is no accusation.
+_MILD = {"not-stuck": "ok", "moving": "warn", "unclear": "warn"}
+#: What speaks for and against the first suspect, and statements of one witness, without -v.
+_SAID, _TOLD = 2, 2
+
+
+def _verdict(stacks: Stacks, table: _Table) -> Iterator[Line]:
+    """What is wrong, where, what to do; what speaks for and against it; what would tell more."""
+    verdict = stacks.verdict
+    if verdict is None:
+        return
+    style = STYLES[_MILD.get(verdict.kind, "fail")]
+    yield line("")
+    yield line((f"{verdict.kind:<{_INDENT}}", style), (verdict.text, "bold"))
+    if not table.verbose:
+        first = verdict.suspects[0] if verdict.suspects else None
+        against = first.against[:1] if first else ()
+        rows = [
+            ("for: ", [text for text in first.for_[:_SAID] if ": " in text] if first else []),
+            ("against: ", [*against, *verdict.missing[:1]]),
+        ]
+        for word, said in rows:
+            if said:
+                yield table.one(table.below((word, "dim"), "; ".join(said)))
+        return
+    for one in verdict.suspects:
+        who_ = ranks(one.ranks) or nodes(one.nodes)
+        for word, texts in (("for", one.for_), ("against", one.against)):
+            for text in texts:
+                yield table.below((f"{who_}, {word}: ", "dim"), text)
+    for text in verdict.missing:
+        yield table.below(("missing: ", "dim"), text)
+
+
+def _witnesses(stacks: Stacks, table: _Table) -> Iterator[Line]:
+    """The statements of each witness, the weightiest first; and why one says nothing."""
+    if stacks.witnesses:
+        yield line("")
+    room = max((len(one.name) for one in stacks.witnesses), default=0)
+    for witness in stacks.witnesses:
+        says = witness.says
+        if not table.verbose:
+            says = tuple(one for one in says if one.weight)[:_TOLD] or says[:1]
+        absent = witness.absent if table.verbose or not says else ()
+        name = f"{witness.name:<{room}}  "
+        for one in says:
+            who_ = ranks(one.ranks, _WHO) or (nodes(one.nodes, _WHO) if one.nodes else "")
+            text = f"{who_}: {one.text}" if who_ else one.text
+            yield table.one(line((name, "bold"), text))
+            name = " " * len(name)
+        for text in absent[: None if table.verbose else 1]:
+            yield table.one(line((name, "bold"), (f"nothing: {text}", "dim")))
+            name = " " * len(name)
+        if not says and not absent:
+            yield line((name, "bold"), ("nothing that is out of the ordinary", "dim"))

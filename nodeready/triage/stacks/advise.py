@@ -537,19 +537,22 @@ def with_advice(
     world_sizes: Mapping[int, int],
     instead: Mapping[str, Sequence[str]],
     apart: Sequence[Apart] = (),
+    *,
+    by_witness: bool = False,
 ) -> Stacks:
     """The document with its advice.
 
     world_sizes: WORLD_SIZE -> how many processes say so
     instead:     node -> what runs there, where no rank was found
     apart:       files that are not the same on all nodes
+    by_witness:  the verdict is a witness's, so that the stacks' own suspects are not named again
     """
     groups = [group for group in stacks.groups if group.kind == "stack"]
     lines = [*_kinds(stacks.groups), *_world(world_sizes, stacks), *_twice(stacks.processes)]
     if len(groups) == 1 and groups[0].processes == len(stacks.processes):
         alone = len(stacks.groups) == 1
         lines += _all_here(groups[0], len(stacks.processes) > 1) if alone else []
-    elif len(groups) > 1:
+    elif len(groups) > 1 and not by_witness:
         lines += _apart(stacks)
     lines += _code(apart)
     lines += _elsewhere(stacks)

@@ -1003,4 +1003,6 @@ def _grouped(
         heard.witnesses,
     )
     apart = _different_code(buckets, reader.stacks)
-    return advise.with_advice(made, job.world_sizes, reader.instead, apart)
+    return advise.with_advice(
+        made, job.world_sizes, reader.instead, apart, by_witness=decided.by_witness
+    )
