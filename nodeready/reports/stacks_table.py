@@ -382,6 +382,9 @@ class _Table:
     def started(self, group: Group) -> Iterator[Line]:
         """The processes below the ranks, a line each; and variables, where they were asked for."""
         most = len(group.below) if self.verbose else _CHILDREN
+        if group.role == "victim" and not self.verbose:
+            # Others are looked for elsewhere.
+            most = 0
         for one in group.below[:most]:
             count = f" ({one.processes})" if one.processes > 1 else ""
             if not one.frames:
@@ -404,7 +407,7 @@ class _Table:
                 yield self.below(("  ", ""), (sanitise(one.command, _TEXT), "dim"))
             if one.hint and (self.verbose or one is group.below[0]):
                 yield self.below("  hint: ", (one.hint, "cyan"))
-        if group.below[most:]:
+        if group.below[most:] and most:
             more = counted(len(group.below) - most, "more sort", "more sorts")
             yield self.below((f"{more} below (-v shows them)", "dim"))
         most = len(group.locals) if self.verbose else _LOCALS

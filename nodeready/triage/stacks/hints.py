@@ -118,7 +118,11 @@ _OUTPUT = Hint(
     "writes into a pipe that is full, because nobody reads it: look at who should read its output "
     "(the launcher, tee, srun, a logger)",
 )
-_PIPE = Hint("pipe", "waits for data out of a pipe: look at the process that should write there")
+_PIPE = Hint(
+    "pipe",
+    "waits for data out of a pipe (its standard input may be one): look at the process that "
+    "should write there",
+)
 _NETWORK = Hint("network", "waits for an answer over the network: look at who should give it")
 _SLEEP = Hint("sleep", "sleeps: a pause, or a loop that looks again and again for something")
 _LOOP = Hint(
@@ -703,7 +707,7 @@ _SLEEPING_COMPILED = tuple((re.compile(pattern), hint) for pattern, hint in _SLE
 _CALLS: tuple[tuple[str, Hint], ...] = (
     (r"read of /dev/(pts|tty)", _INPUT),
     (r"write of a pipe", _OUTPUT),
-    (r"read of a pipe|open of .*fifo", _PIPE),
+    (r"(read|open) of a pipe", _PIPE),
     (r"flock|lock ", _FILE_LOCK),
     (r"sleep\b", _SLEEP),
     (r"wait for (any )?child", _CHILD),
@@ -728,6 +732,12 @@ def _asleep(channel: str, waits_on: str, master: str) -> Hint | None:
     port = master.rpartition(":")[2]
     if port.isdigit() and re.match(rf"(recv|poll|read|connect|send)\b.*:{port}\b", waits_on):
         return _STORE
+    # A file's name may be that of a pipe.
+    piped = next(
+        (hint for pattern, hint in _SLEEPING_COMPILED[:3] if pattern.match(channel)), None
+    )
+    if piped:
+        return piped
     for pattern, hint in _CALLS_COMPILED:
         if pattern.match(waits_on):
             return hint
@@ -822,6 +832,27 @@ def _in_native(frames: Sequence[Frame]) -> Hint | None:
             if word in frame.function:
                 return hint
     return None
+
+
+def of_thread(
+    main: Sequence[Frame],
+    other: Sequence[Frame],
+    native: Sequence[Frame] = (),
+    *,
+    lock: bool = False,
+) -> Hint | None:
+    """What a thread waits for, for which the main thread waits. lock: it has Python's lock"""
+    hint, above = find(other, native), find(main)
+    if lock:
+        text = (
+            "waits for Python's global lock, which this thread keeps: a call of C that does not "
+            "give it back, or a loop"
+        )
+        return Hint("gil", text)
+    if above and above.about == "exit":
+        text = "is at the end of its program, and Python waits for this thread, which is no daemon"
+        return Hint(hint.about if hint else "exit", f"{text}: it {hint.text}" if hint else text)
+    return hint
 
 
 def find(
