@@ -287,17 +287,16 @@ _PLACES: dict[tuple[str, str], Hint] = {
     **_rows("ray/train/collective/collectives.py", COLLECTIVE),
     **_rows("ray/train/v2/_internal/execution/collective_impl.py", COLLECTIVE),
     **_rows("ray/util/collective/collective.py", COLLECTIVE),
-    **_rows("ray/_private/worker.py", _NETWORK, "get", "get_objects", "wait"),
     # JAX: jax/_src/distributed.py, array.py, api.py, and experimental/multihost_utils.py.
     **_rows("jax/_src/distributed.py", _START, "initialize"),
+    **_rows("jax/_src/xla_bridge.py", _START, "make_cpu_client", "make_gpu_client",
+            "_init_backend"),
     **_rows("jax/_src/distributed.py", _END, "shutdown"),
     **_rows("jax/experimental/multihost_utils.py", COLLECTIVE),
     **_rows("jax/_src/api.py", _GPU, "block_until_ready"),
     **_rows("jax/_src/array.py", _GPU, "_value", "block_until_ready"),
     # CPython: children, the end of the program, debuggers, a keyboard.
     **_rows("subprocess.py", _CHILD, "wait", "_wait", "_try_wait", "communicate", "_communicate"),
-    **_rows("multiprocessing/popen_fork.py", _CHILD, "poll", "wait"),
-    **_rows("multiprocess/popen_fork.py", _CHILD, "poll", "wait"),
     ("_exit_function", "multiprocessing/util.py"): _CHILD_EXIT,
     ("_shutdown", "threading.py"): _EXIT,
     ("_python_exit", "concurrent/futures/thread.py"): _EXIT,
@@ -356,6 +355,11 @@ _COMMON: dict[tuple[str, str], Hint] = {
             "recv_bytes", "_recv", "_recv_bytes", "_send", "_send_bytes", "send_bytes", "send"),
     **_rows("multiprocessing/synchronize.py", _CHILD, "wait", "__enter__", "acquire"),
     **_rows("multiprocessing/process.py", _CHILD, "join"),
+    **_rows("multiprocessing/popen_fork.py", _CHILD, "poll", "wait"),
+    **_rows("multiprocess/popen_fork.py", _CHILD, "poll", "wait"),
+    **_rows("ray/_private/worker.py", _NETWORK, "get", "get_objects", "wait"),
+    **_rows("ray/_private/client_mode_hook.py", _RUN, "wrapper"),
+    **_rows("ray/_private/auto_init_hook.py", _RUN, "auto_init_wrapper"),
     **_rows("multiprocessing/pool.py", _CHILD, "get", "wait", "next", "join"),
     **_rows("concurrent/futures/_base.py", _LOCK, "result", "wait", "as_completed"),
     **_rows("concurrent/futures/thread.py", _LOCK, "shutdown"),
@@ -568,7 +572,7 @@ def call_site(frames: Sequence[Frame]) -> tuple[int, ...]:
 
 
 #: What is waited for in loops that sleep and look again: filelock and torch's file_baton.py, and
-#: a child with a time limit (subprocess.py, multiprocessing/popen_fork.py).
+#: a child with a time limit (subprocess.py).
 _POLLING = frozenset({"file-lock", "child"})
 
 
@@ -881,7 +885,7 @@ def find(
     if below:
         return below
     hint = found.called or found.common
-    if hint is None and frames and (found.own or found.caller):
+    if hint is None and frames:
         hint = _asleep(channel, waits_on, master)
     if found.caller:
         about, words = found.caller
