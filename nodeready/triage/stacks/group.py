@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
-from nodeready.triage.stacks import advise, hints
+from nodeready.triage.stacks import advise, evidence, hearing, hints, testimony, verdict
 from nodeready.triage.stacks.document import (
     KINDS,
     Below,
@@ -573,12 +573,16 @@ class TraceCollector:
         self.errors: dict[str, str] = {}
         self.instead: dict[str, Sequence[str]] = {}
         self.started: list[str] = []
+        #: Not all of the job was asked for.
+        self.part = False
         self._texts: dict[str, str] = {}
+        self.evidence = evidence.Evidence()
 
     def read(self, trace: Mapping[str, Any]) -> None:
         node, interval = trace["node"], trace["interval_s"]
         self.nodes[node] = None
         self.started.append(trace["started"])
+        self.part = self.part or bool(trace.get("part"))
         if trace["error"]:
             self.errors[node] = trace["error"]
         if trace["processes"]:
@@ -925,6 +929,17 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     )
 
 
+def _heard(seen: evidence.Evidence, buckets: Iterable[Bucket], count: int) -> testimony.Testimony:
+    """What the witnesses say of these processes. Counts of a moment say nothing of a job that
+    goes on."""
+    if not seen:
+        return testimony.Testimony()
+    whole = list(buckets)
+    moving = sum(len(one.processes) for one in whole if one.verdict == "progressing")
+    everybody = (process for bucket in whole for process in bucket.processes)
+    return hearing.hear(seen, everybody, moving=2 * moving > count)
+
+
 def _world(job: Job) -> int | None:
     """What all ranks that say it agree on."""
     return next(iter(job.world_sizes)) if len(job.world_sizes) == 1 else None
@@ -952,6 +967,7 @@ def group(
         reader = TraceCollector(all_threads)
         for trace in traces:
             reader.read(trace)
+            reader.evidence.read(trace)
         return _grouped(reader, errors, started, finished, complete)
 
 
@@ -974,7 +990,8 @@ def _grouped(
             if process.rank is not None:
                 by_node.setdefault(process.node, set()).add(process.rank)
     without = [node for node in order if node not in by_node and node not in silent]
-    lost = advise.missing_ranks(_world(job), by_node, silent, without) if complete else None
+    whole = complete and not reader.part
+    lost = advise.missing_ranks(_world(job), by_node, silent, without) if whole else None
     if lost:
         found.append((lost, None))
     forks = _forks([one for one, _ in found])
@@ -985,6 +1002,10 @@ def _grouped(
         for one, (_, bucket), fork in zip(judged, found, forks, strict=True)
     ]
     found.sort(key=lambda pair: _suspicion(pair[0], everything))
+    heard = _heard(reader.evidence, buckets, job.count)
+    places = (process for bucket in buckets for process in bucket.processes)
+    decided = verdict.decide([one for one, _ in found], heard, places)
+    found = [(decided.groups[at], found[at][1]) for at in decided.order]
     ranks = [
         Rank(*process[:7], at, process.note)
         for at, (_, bucket) in enumerate(found)
@@ -1008,6 +1029,8 @@ def _grouped(
             OtherJob(one.name, one.user, one.count, one.name == job.name and bool(one.name))
             for one in jobs[1:]
         ),
+        decided.verdict if ranks else None,
+        heard.witnesses,
     )
     apart = _different_code(buckets, reader.stacks)
     return advise.with_advice(made, job.world_sizes, reader.instead, apart)
