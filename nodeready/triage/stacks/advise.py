@@ -151,7 +151,8 @@ def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
 
 
 def _may_wait(group: Group) -> bool:
-    return group.kind == "stack" and group.about == "native" and group.verdict != "spinning"
+    stands = group.verdict in ("blocked", "unsure", None)
+    return group.kind == "stack" and group.about == "native" and stands
 
 
 def _role(group: Group, job: _Waiting) -> tuple[str | None, str]:

@@ -921,7 +921,8 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     return (
         len(_ROLES) if usual else _ROLES[group.role],
         KINDS.index(group.kind),
-        group.about == "native",
+        # Whoever has the lock may be another suspect; whoever waits in C may wait for one.
+        group.about in ("native", "file-lock"),
         group.verdict == "progressing",
         size,
         group.ranks[0] if group.ranks else advise.MAX_RANKS,

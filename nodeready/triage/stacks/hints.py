@@ -296,7 +296,6 @@ _PLACES: dict[tuple[str, str], Hint] = {
     **_rows("jax/_src/api.py", _GPU, "block_until_ready"),
     **_rows("jax/_src/array.py", _GPU, "_value", "block_until_ready"),
     # CPython: children, the end of the program, debuggers, a keyboard.
-    **_rows("subprocess.py", _CHILD, "wait", "_wait", "_try_wait", "communicate", "_communicate"),
     ("_exit_function", "multiprocessing/util.py"): _CHILD_EXIT,
     ("_shutdown", "threading.py"): _EXIT,
     ("_python_exit", "concurrent/futures/thread.py"): _EXIT,
@@ -350,6 +349,9 @@ _COMMON: dict[tuple[str, str], Hint] = {
     **_rows("threading.py", _LOCK, "wait", "wait_for", "acquire", "join",
             "_wait_for_tstate_lock", "_join_thread", "__enter__"),
     **_rows("queue.py", _LOCK, "get", "put", "join"),
+    **_rows("subprocess.py", _CHILD, "wait", "_wait", "_try_wait", "communicate",
+            "_communicate", "run", "call", "check_call", "check_output", "__exit__",
+            "_execute_child", "__init__"),
     **_rows("multiprocessing/queues.py", _CHILD, "get", "put"),
     **_rows("multiprocessing/connection.py", _CHILD, "wait", "poll", "_poll", "recv",
             "recv_bytes", "_recv", "_recv_bytes", "_send", "_send_bytes", "send_bytes", "send"),
@@ -583,7 +585,7 @@ def polls(frames: Sequence[Frame]) -> int:
     for at in range(len(frames) - 1, max(-1, len(frames) - 9), -1):
         if is_own(frames[at], own):
             break
-        hint = _find(frames[at], _PLACES)
+        hint = _find(frames[at], _PLACES) or _find(frames[at], _COMMON)
         if hint and hint.about in _POLLING:
             found = at + 1
     return found
