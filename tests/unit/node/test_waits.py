@@ -65,7 +65,7 @@ def test_a_full_pipe_whose_reader_is_stopped():
             code = "os.write(1, b'x' * 300000)"
             with waiting(code, stdout=reader.stdin) as process:
                 said = told(process.pid, "write", [reader.pid])
-                assert said == f"write of a pipe that pid {reader.pid} (sleep, stopped) reads"
+                assert said == f"write to a pipe that pid {reader.pid} (sleep, stopped) reads"
         finally:
             reader.kill()
 
