@@ -29,7 +29,7 @@ from typing import Any
 
 from nodeready.node.runtime import ForkedWorker, Send, Supervisor
 from nodeready.node.stacks.processes import FAMILIES
-from nodeready.node.users_file import confine, give_up, rights_of
+from nodeready.node.users_file import Rights, confine, give_up, rights_of_process
 from nodeready.subjects import wire
 
 
@@ -174,9 +174,9 @@ def observe(
     until = min(supervisor.deadline, time.monotonic() + limit_s)
 
     def work(send: Send) -> None:
-        give_up(rights_of(uid))
-        confine(_MEMORY, _CPU_S)
         try:
+            give_up(rights(pids[0], uid))
+            confine(_MEMORY, _CPU_S)
             said = _asked(pids, uid, address, until, allow=allow, elsewhere=elsewhere)
         except _Absent as absent:
             said = Ras(str(absent))
@@ -276,6 +276,17 @@ def _asked(
 def _told_by_json(said: Ras) -> bool:
     """Whether all members are told."""
     return all(group.hash.startswith("0x") for group in said.communicators)
+
+
+def rights(pid: int, uid: int) -> Rights | None:
+    """The rights of a process, for root to take on: its groups may be others than its user's, and
+    /proc shows a process to who has both (ptrace(2)). None: ours. Raises OSError."""
+    if os.geteuid() != 0 or uid == 0:
+        return None
+    found = rights_of_process(pid)
+    if found.uid != uid:
+        raise PermissionError(1, "it has taken on another user's rights")
+    return found
 
 
 # --- The library, and its version.
@@ -486,7 +497,10 @@ def _talk(where: tuple[str, int], until: float) -> Ras:
     """The report of the port. Raises _Absent."""
     place = _shown(where)
     try:
-        with socket.create_connection(where, _left(until)) as line:
+        # Without getaddrinfo: it imports a codec, which the user may not be able to read.
+        with socket.socket(socket.AF_INET6 if ":" in where[0] else socket.AF_INET) as line:
+            line.settimeout(_left(until))
+            line.connect(where)
             talk = _Talk(line, until)
             first = talk.ask("CLIENT PROTOCOL 2")
             if not first.upper().startswith(b"SERVER PROTOCOL "):
@@ -612,7 +626,7 @@ def _communicator(group: Mapping[str, Any]) -> Communicator:
         _text(group.get("hash")),
         _whole(group.get("size")),
         tuple(members),
-        usual.most_common(1)[0][0] if usual else (),
+        max(usual, key=lambda counts: usual[counts], default=()),
     )
 
 

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nodeready.node.users_file import rights_of, with_rights
+from nodeready.node.users_file import with_rights
 from nodeready.node.witnesses import flight_recorder, nccl_ras
 
 #: Variables that are told; no other leaves the node.
@@ -66,7 +66,7 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
     pattern = _first("/proc/sys/kernel/core_pattern").strip()
     soft = _core_limit(_first(f"/proc/{pid}/limits"))
     torch, nccl, cuda, place, wrong, core = "", None, False, "", "", ""
-    with contextlib.suppress(OSError), with_rights(rights_of(uid)):
+    with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
         maps = list(_files(pid))
         torch, nccl = _torch(pid, maps), nccl_ras.library([pid])
         cuda = any(re.search(r"/libcuda\.so(\.|$)", path) for path in maps)

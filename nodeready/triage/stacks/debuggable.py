@@ -108,7 +108,8 @@ def _stack(process: Mapping[str, Any]) -> Judged:
     if any(sample["main"] is not None for sample in samples):
         return "ok", "py-spy reads it", ""
     why = next((sample["error"] for sample in samples if sample["error"]), "there is no sample")
-    fix = "nodeready audit says what forbids it (ptrace.scope, debug_tools.py_spy)"
+    told = "not installed" in why
+    fix = "" if told else "nodeready audit says what forbids it (ptrace.scope, debug_tools.py_spy)"
     return "fail", str(why)[:200], fix
 
 
@@ -177,7 +178,7 @@ def _ras(settings: Mapping[str, Any]) -> Judged:
     if known < SAFE:
         found = f"asking NCCL {version} has crashed jobs: it is not asked"
         return "warn", found, f"NCCL {safe} or newer"
-    return "ok", f"NCCL {version} has a port that can be asked", ""
+    return "ok", f"NCCL {version}: its port may be asked, unless a communicator is made", ""
 
 
 def _core(settings: Mapping[str, Any]) -> Judged:
@@ -192,7 +193,8 @@ def _core(settings: Mapping[str, Any]) -> Judged:
         return "fail", "the limit of its cores is 0", fix
     if 0 < limit < 1 << 30:
         return "warn", f"its cores are cut off at {limit >> 20} MiB", "ulimit -c unlimited"
-    return "ok", f"a core would go to {pattern}", ""
+    where = "" if pattern.startswith(("/", "|")) else " in its working directory"
+    return "ok", f"a core would go to {pattern}{where}", ""
 
 
 def _set(settings: Mapping[str, Any], name: str, without: str) -> Judged:
