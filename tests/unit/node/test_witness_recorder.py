@@ -150,7 +150,7 @@ FORMS = {
     # The watchdog has given up: retired, and never completed.
     "2.10, after the timeout": (
         nccl(entry(2), entry(3, "started", retired=True), entry(4, "scheduled")),
-        [("default_pg", None, 2)],
+        [("default_pg", 4, 2)],
         [("0", 3, "all_reduce", SITE), ("0", 4, "all_reduce", SITE)],
     ),
     "2.10, nothing has been called": (
@@ -176,8 +176,46 @@ FORMS = {
             ),
             version="2.4",
         ),
-        [("default_pg", None, 3), ("pp", None, None)],
+        [("default_pg", 3, 3), ("pp", None, None)],
         [("5", 7, "send 1->2", SITE)],
+    ),
+    # ProcessGroupNCCL::endCoalescing: what is launched together has one number, and no state.
+    "2.10, batch_isend_irecv, one that is done and one that is not": (
+        nccl(
+            *(
+                entry(
+                    *(0, state),
+                    is_p2p=True,
+                    p2p_seq_id=number,
+                    profiling_name=f"nccl:{name}",
+                    process_group=("5", "pp"),
+                    pg_id=2,
+                )
+                for number, last in ((7, "completed"), (8, "started"))
+                for name, state in (
+                    ("send 1->2", "scheduled"),
+                    ("recv 1<-0", "scheduled"),
+                    ("coalesced", last),
+                )
+            ),
+            status={"2": (8, 8, 7)},
+        ),
+        [("default_pg", None, None), ("pp", 8, 7)],
+        [
+            ("5", 8, "send 1->2", SITE),
+            ("5", 8, "recv 1<-0", SITE),
+            ("5", 8, "coalesced", SITE),
+        ],
+    ),
+    "2.10, FSDP's collectives that are launched together": (
+        nccl(
+            entry(4, "scheduled", profiling_name="nccl:_all_gather_base"),
+            entry(4, "scheduled", profiling_name="nccl:_all_gather_base"),
+            entry(4, profiling_name="nccl:coalesced"),
+            status={"0": (4, 4, 4)},
+        ),
+        [("default_pg", 4, 4)],
+        [],
     ),
     "two groups, one of which never called": (
         nccl(
@@ -205,7 +243,7 @@ FORMS = {
                 for number, state in ((7, "completed"), (8, "scheduled"))
             ],
         },
-        [("", None, 7)],
+        [("", 8, 7)],
         [("0", 8, "broadcast", "")],
     ),
     "torch 2.2: a list": (
@@ -213,7 +251,7 @@ FORMS = {
             {"seq_id": 1, "pg_id": 0, "profiling_name": "nccl:all_reduce", "state": "completed"},
             {"seq_id": 2, "pg_id": 0, "profiling_name": "nccl:all_reduce", "state": "started"},
         ],
-        [("", None, 1)],
+        [("", 2, 1)],
         [("0", 2, "all_reduce", "")],
     ),
     # c10d/hooks/FlightRecorderHook.hpp: without a completion hook, an entry is retired at issue.
@@ -222,7 +260,7 @@ FORMS = {
             entry(1, "scheduled", retired=True, profiling_name="mine:all_reduce"),
             entry(2, "scheduled", retired=True, profiling_name="mine:all_reduce"),
         ),
-        [("default_pg", None, 2)],
+        [("default_pg", 2, 2)],
         [],
     ),
 }
