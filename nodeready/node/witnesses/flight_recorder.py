@@ -138,28 +138,28 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
         return Recording(absent="its recorder is off (TORCH_FR_BUFFER_SIZE=0)")
     paths = places(uid, rank, environment)
     why: dict[str, None] = {}
-    found: list[tuple[float, str, bytes, bool]] = []
+    found: list[tuple[str, float, bytes, bool]] = []
     for path in paths:
         try:
-            seen = _read(pid, uid, path)
+            found.append((path, *_read(pid, uid, path)))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as problem:
             why.setdefault(f"{path}: {_reason(problem)}")
-            continue
-        found.append((seen[0], path, *seen[1:]))
     if not found:
         return Recording(absent="; ".join(why) or f"no dump has been written ({paths[0]})")
-    written, path, data, cut = max(found, key=lambda row: row[0])
-    began = _began(pid)
-    age = max(0, min(int(time.time() - written), 1 << 31))
-    if began is not None and written + _CLOCK_S < began:
-        return Recording(absent=f"the dump is older than the process: {path}", age_s=age)
-    try:
-        seen_ = parse(data)
-    except NoDumpError as problem:
-        return Recording(absent=f"{path}: {problem}", age_s=age)
-    return replace(seen_, path=path, age_s=age, partial=seen_.partial or cut)
+    began, refused = _began(pid), Recording()
+    for path, written, data, cut in sorted(found, key=lambda row: -row[1]):
+        age = max(0, min(int(time.time() - written), 1 << 31))
+        try:
+            if began is not None and written + _CLOCK_S < began:
+                raise NoDumpError("the dump is older than the process")
+            seen = parse(data, began)
+            return replace(seen, path=path, age_s=age, partial=seen.partial or cut)
+        except NoDumpError as problem:
+            # Of several, the newest one's reason.
+            refused = refused if refused.absent else Recording(f"{path}: {problem}", age_s=age)
+    return refused
 
 
 def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
@@ -498,8 +498,11 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<frozen 
 _DEFAULT = "default_pg"
 
 
-def parse(data: bytes) -> Recording:
+def parse(data: bytes, began: float | None = None) -> Recording:
     """What a dump of any version says; its path and age are not known here.
+
+    began: seconds since 1970; a dump with calls before that is another process's, as of a second
+           job of the same user that writes to the same place. None: nobody knows
 
     Raises NoDumpError.
     """
@@ -513,6 +516,9 @@ def parse(data: bytes) -> Recording:
     if cut and rows and (len(rows) == 1 or rows[-1].keys() != rows[0].keys()):
         # Without its last fields, what was completed would look as if it were not.
         rows.pop()
+    created = [ns for row in rows if (ns := _number(row.get("time_created_ns")))]
+    if began is not None and created and min(created) / 1e9 + _CLOCK_S < began:
+        raise NoDumpError("it is another process's: its first call is older than this process")
     calls = [call for row in rows if (call := _call(row))]
     groups = _groups(dump, calls, cut)
     return Recording(

@@ -395,9 +395,13 @@ def rank():
     process.wait()
 
 
-def put(path, name="late_0", before_s=0.0):
+def put(path, name="late_0", before_s=0.0, called_s=0.0):
+    """The dump, as if it were made now. called_s: since its first call"""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(real(name))
+    plain = pickle.loads(real(name))
+    for call in plain["entries"]:
+        call["time_created_ns"] = int((time.time() - called_s) * 1e9)
+    path.write_bytes(pickle.dumps(plain, 2))
     moment = time.time() + 1 - before_s
     os.utime(path, (moment, moment))
     return path
@@ -447,6 +451,26 @@ def test_a_dump_of_an_earlier_run_is_none(rank, tmp_path):
     found = look(rank, {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/fr_"})
     assert "older than the process" in found.absent
     assert (found.groups, found.entries) == ((), ())
+
+
+def test_a_dump_of_another_job_is_none(rank, tmp_path):
+    """Two jobs of one user have the same ranks, and write to the same place."""
+    put(tmp_path / "fr_0", called_s=3600)
+    found = look(rank, {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/fr_"})
+    assert "it is another process's" in found.absent
+    assert (found.groups, found.entries) == ((), ())
+
+
+def test_where_the_newest_is_no_dump_the_next_one_counts(rank, tmp_path):
+    path = put(tmp_path / ".cache/torch/comm_lib_trace_rank_0")
+    broken = tmp_path / "fr_0"
+    environment = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/fr_", "HOME": str(tmp_path)}
+    for data in (b"", b"none at all"):
+        broken.write_bytes(data)
+        os.utime(broken, (time.time() + 9,) * 2)
+        assert look(rank, environment).path == str(path)
+    path.unlink()
+    assert look(rank, environment).absent.startswith(f"{broken}: it is no dump")
 
 
 def test_a_relative_name_is_one_in_the_processes_directory(tmp_path):
