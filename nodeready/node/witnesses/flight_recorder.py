@@ -22,6 +22,7 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.users_file import Refused, rights_of, with_rights
+from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
 
 #: Calls that are told; ranks of a process group, of more none is told.
@@ -272,14 +273,13 @@ def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str,
 
 def _has_open(pid: int, known: os.stat_result) -> bool:
     """Whether a process has this file open."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                # What else it has open may be on a file system that does not answer.
-                if os.readlink(f"/proc/{pid}/fd/{name}").endswith(".pipe"):
-                    other = os.stat(f"/proc/{pid}/fd/{name}")
-                    if (other.st_dev, other.st_ino) == (known.st_dev, known.st_ino):
-                        return True
+    for number in logs.descriptors(pid):
+        with contextlib.suppress(OSError):
+            # What else it has open may be on a file system that does not answer.
+            if os.readlink(f"/proc/{pid}/fd/{number}").endswith(".pipe"):
+                other = os.stat(f"/proc/{pid}/fd/{number}")
+                if (other.st_dev, other.st_ino) == (known.st_dev, known.st_ino):
+                    return True
     return False
 
 

@@ -211,6 +211,28 @@ LINES = {
         "worker crashing. Check the logs of the remote worker before reporting an error. GLHF!",
         [report("lost", 1)],
     ),
+    "NVIDIA/nccl: socket.cc of 2.19": (
+        "gpu003:4711:4890 [3] misc/socket.cc:484 NCCL WARN socketProgressOpt: Call to recv from "
+        "10.0.0.7<49874> failed : Connection reset by peer",
+        [report("lost")],
+    ),
+    "torch 2.15, gloo, a reset": (
+        "[rank2]: RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
+        "pair.cc:547] Read error [127.0.0.1]:47301: Connection reset by peer",
+        [report("lost", 2)],
+    ),
+    "torch 2.8, TCPStore": (
+        "[rank3]:[W709 17:05:38.162555850 TCPStore.cpp:125] [c10d] recvValue failed on "
+        "SocketImpl(fd=58, addr=[gpu001]:45678, remote=[gpu001]:29500): Failed to recv, got 0 "
+        "bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+        [report("lost", 3, operation="store")],
+    ),
+    "torch 2.8, the heartbeat monitor and TCPStore": (
+        "[rank3]:[W709 17:05:39.162555850 ProcessGroupNCCL.cpp:1681] [PG ID 0 PG GUID "
+        '0(default_pg) Rank 3] Failed to check the "should dump" flag on TCPStore, (maybe '
+        "TCPStore server has shut down too early), with error: Broken pipe",
+        [report("lost", 3, "default_pg", operation="store")],
+    ),
     "torch 2.15, monitored_barrier": (
         "[rank0]: RuntimeError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in 3000 ms\n"
         "[rank0]:  Original exception: \n",
@@ -307,6 +329,8 @@ LINES = {
         [report("timeout", operation="store")],
     ),
     "an ordinary log": (
+        "requests.exceptions.ConnectionError: [Errno 104] Connection reset by peer\n"
+        "BrokenPipeError: [Errno 32] Broken pipe\nssh: Connection closed by peer\n"
         "step 7 loss 2.31\n[rank0]: Traceback (most recent call last):\n"
         "Connection closed\nwatchdog started\nTimed out waiting for the tests\n"
         "[rank0]:[W1 ProcessGroupNCCL.cpp:1] [PG ID 0 PG GUID 0 Rank 0] using GPU 0",
