@@ -205,6 +205,35 @@ LINES = {
         "complete",
         [report("timeout", operation="send")],
     ),
+    "torch 1.13, gloo": (
+        "RuntimeError: [./gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 4000ms for "
+        "recv operation to complete\n"
+        "RuntimeError: [./gloo/transport/tcp/pair.cc:598] Connection closed by peer "
+        "[127.0.0.1]:54452",
+        [report("timeout", operation="recv"), report("lost")],
+    ),
+    "torch 1.13, monitored_barrier: the line of the log and the exception": (
+        "E20261122 16:29:16.350992 20732 ProcessGroupGloo.cpp:137] [Rank 0]: Rank 2 failed to "
+        "pass monitoredBarrier in 3000 ms\n"
+        "RuntimeError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in 3000 ms\n"
+        "E20261122 16:29:16.330688 20733 ProcessGroupGloo.cpp:137] Rank 1 successfully reached "
+        "monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please "
+        "check rank 0 logs for faulty rank.",
+        [
+            report("missing", 2, operation="monitoredBarrier"),
+            report("reached", 1, operation="monitoredBarrier"),
+        ],
+    ),
+    "torch 1.13, TORCH_DISTRIBUTED_DEBUG=DETAIL": (
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running "
+        "collective: CollectiveFingerPrint(OpType=ALLREDUCE, TensorShape=[4], "
+        "TensorDtypes=Float), but Rank 2 is running collective: "
+        "CollectiveFingerPrint(OpType=ALLGATHER, TensorShape=[4], TensorDtypes=Float).",
+        [
+            report("mismatch", 1, operation="ALLREDUCE"),
+            report("mismatch", 2, operation="ALLGATHER"),
+        ],
+    ),
     "torch 2.15, gloo, a rank has ended": (
         "[rank1]: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] "
         "Connection closed by peer [127.0.0.1]:47301. This is typically caused by a remote "
