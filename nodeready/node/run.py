@@ -232,13 +232,15 @@ class Lines:
 class Log:
     """A rank's own log: its output as it is. A log that cannot be written stops, the job does not.
 
-    path: "" where there is none
+    path:   "" where there is none
+    number: of the start that it belongs to
     """
 
     def __init__(self, complain: Callable[[str], None]) -> None:
         self._fd = -1
         self._complain = complain
         self.path = ""
+        self.number = 0
 
     def open(self, directory: str, stem: str, restart: int) -> None:
         """``DIRECTORY/STEM.RESTART.log``; where that is there, the next number that is not."""
@@ -252,7 +254,7 @@ class Log:
                     self._fd = os.open(path, flags, 0o666)
                 except FileExistsError:
                     continue
-                self.path = path
+                self.path, self.number = path, number
                 return
             self._complain(f"no log: {directory} has too many of {stem}")
         except OSError as error:
@@ -608,8 +610,10 @@ class Ring:
         self._record = struct.Struct("<dII").pack_into
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._codes: dict[CodeType, int] = {}
-        self._mine: dict[CodeType, bool] = {}
+        # By their identity, which a kept reference makes lasting: equal functions of two files are
+        # equal code objects.
+        self._codes: dict[int, tuple[CodeType, int]] = {}
+        self._mine: dict[int, tuple[CodeType, bool]] = {}
         self._names = -1
         self._library = _library()
         os.register_at_fork(after_in_child=self._forked)
@@ -623,16 +627,18 @@ class Ring:
 
     def is_mine(self, code: CodeType) -> bool:
         """Whether this is the user's own code, or of a package that was asked for."""
-        known = self._mine.get(code)
-        if known is None:
-            path = code.co_filename
-            known = not path.startswith("<") or (path, code.co_name) == ("<string>", "<module>")
-            if known and path.startswith(self._library):
-                known = False
-            for part in ("/site-packages/", "/dist-packages/"):
-                if known and part in path:
-                    known = path.rpartition(part)[2].partition("/")[0] in self._packages
-            self._mine[code] = known
+        found = self._mine.get(id(code))
+        if found is not None:
+            return found[1]
+        path = code.co_filename
+        if path.startswith("<"):
+            # Made at run time, and never kept here; but a program may be `python -c`.
+            return (path, code.co_name) == ("<string>", "<module>")
+        known = not path.startswith(self._library)
+        for part in ("/site-packages/", "/dist-packages/"):
+            if known and part in path:
+                known = path.rpartition(part)[2].partition("/")[0] in self._packages
+        self._mine[id(code)] = code, known
         return known
 
     def add(self, code: CodeType, line: int) -> None:
@@ -641,9 +647,8 @@ class Ring:
             ring = self._local.ring
         except AttributeError:
             ring = self._local.ring = self._open()
-        number = self._codes.get(code)
-        if number is None:
-            number = self._name(code)
+        found = self._codes.get(id(code))
+        number = self._name(code) if found is None else found[1]
         at = ring[1]
         self._record(ring[0], _HEADER + at * _RECORD, time.time(), number, line)
         ring[1] = (at + 1) % self._size
@@ -670,7 +675,7 @@ class Ring:
                 path = os.path.join(self._directory, f"{os.getpid()}.names")
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
                 self._names = os.open(path, flags, 0o600)
-            number = self._codes.setdefault(code, len(self._codes) + 1)
+            number = self._codes.setdefault(id(code), (code, len(self._codes) + 1))[1]
             name = getattr(code, "co_qualname", code.co_name)
             text = f"{number}\t{name}\t{os.path.abspath(code.co_filename)}\n"
             os.write(self._names, text.encode(errors="surrogateescape"))
@@ -889,10 +894,11 @@ class Supervisor:
             self._log.open(where, stem, restart_of(self._environment))
         torch = find_torch(self._options.command[0], self._environment)
         if torch:
-            # The rank is appended to it; a restart's dumps stand beside those before it.
-            base = self._log.path[: -len(".log")] if self._log.path else ""
-            dumps = base + ".recorder" if base else ""
-            if dumps:
+            # PyTorch appends the rank. All ranks of a start share a directory, as its own analyser
+            # (torchfrtrace) wants it; no start writes over the dumps of the one before.
+            dumps = ""
+            if self._log.path:
+                dumps = os.path.join(where, f"recorder.{self._log.number}")
                 try:
                     os.makedirs(dumps, exist_ok=True)
                 except OSError:
