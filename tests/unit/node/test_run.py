@@ -22,7 +22,7 @@ from nodeready.node.stacks import processes, ranks
 
 FILE = Path(supervisor.__file__)
 #: The oldest Python that a node has, where this machine has it.
-OLDEST = [Path(one) for one in ("/usr/bin/python3.9", "/root/.pyenv/versions/3.9.18/bin/python")]
+OLDEST = [Path("/usr/bin/python3.9"), *Path.home().glob(".pyenv/versions/3.9.*/bin/python")]
 PYTHONS = [sys.executable, *(str(one) for one in OLDEST if one.exists())]
 NODE = supervisor.node_name({})
 
