@@ -8,6 +8,34 @@ const folds = all("details");
 const body = document.querySelector("#matrix tbody");
 const rows = body ? [...body.rows] : [];
 
+// --- Rows of the matrix: those that were found, in their order; the next ones when one scrolls there.
+const STEP = 200;
+let [order, chosen, most] = [rows, null, STEP];
+const more = document.createElement("button");
+more.type = "button";
+more.id = "more";
+const page = () => {
+  let found = 0;
+  for (const row of order) {
+    const on = !chosen || chosen.has(row);
+    found += on ? 1 : 0;
+    row.hidden = !on || found > most;
+  }
+  more.hidden = found <= most;
+  more.textContent = "show " + Math.min(STEP, found - most) + " of " + (found - most) + " more rows";
+};
+const further = () => {
+  most += STEP;
+  page();
+};
+if (body) {
+  byId("matrix").append(more);
+  more.addEventListener("click", further);
+  new IntersectionObserver((seen) => {
+    if (seen.some((one) => one.isIntersecting)) further();
+  }).observe(more);
+}
+
 // --- Ranks as the page writes them: 0-6,8-511 and, at equal distances, 0-504/8.
 const parts = (ranks) => ranks.split(",").filter((part) => part).map((part) => {
   const [ends, step] = part.split("/");
@@ -139,9 +167,11 @@ const filter = () => {
   unfolded.clear();
   const asked = read(find.value);
   const shown = new Set();
-  let listed = 0;
+  most = STEP;
   if (!asked.length) {
-    for (const one of [...groups, ...rows, ...branches]) one.hidden = false;
+    for (const one of [...groups, ...branches]) one.hidden = false;
+    chosen = null;
+    page();
     said.textContent = "";
     mark([], []);
     return;
@@ -152,21 +182,20 @@ const filter = () => {
     group.element.hidden = !on;
     if (on) shown.add(at);
   });
-  found.rows.forEach((row) => {
+  chosen = new Set(found.rows.filter((row) => {
     const { shared } = found.groups[Number(row.element.dataset.group) - 1];
-    const on = asked.every((word) => fits(row, word) || (word.text && shared.includes(word.text)));
-    row.element.hidden = !on;
-    listed += on ? 1 : 0;
-  });
+    return asked.every((word) => fits(row, word) || (word.text && shared.includes(word.text)));
+  }).map((row) => row.element));
+  page();
   branches.forEach((branch) => {
     branch.hidden = !branch.dataset.groups.split(" ").some((at) => shown.has(Number(at)));
   });
   said.textContent = shown.size + " of " + groups.length + " groups"
-    + (rows.length ? ", " + listed + " of " + rows.length + " rows" : "");
+    + (rows.length ? ", " + chosen.size + " of " + rows.length + " rows" : "");
   const words = asked.map((word) => word.text || word.pid || "").filter((word) => word);
   const first = [...shown].slice(0, 20).map((at) => groups[at]);
   first.forEach((group) => reveal(group, words));
-  mark([...rows.filter((row) => !row.hidden).slice(0, 200), ...first,
+  mark([...order.filter((row) => !row.hidden), ...first,
     ...["verdict", "witnesses", "tree"].map(byId).filter((one) => one)], words);
 };
 let waiting = 0;
@@ -176,12 +205,12 @@ find.addEventListener("input", () => {
 });
 
 // --- The matrix sorts by its columns: up, down, and as it was.
-const order = new Intl.Collator("en", { numeric: true }).compare;
+const collate = new Intl.Collator("en", { numeric: true }).compare;
 const key = (row, at) => {
   const cell = row.cells[at];
   return cell.dataset.sort === undefined ? cell.textContent : Number(cell.dataset.sort);
 };
-const compare = (one, other) => (typeof one === "number" ? one - other : order(one, other));
+const compare = (one, other) => (typeof one === "number" ? one - other : collate(one, other));
 all("#matrix thead th").forEach((head, at, heads) => {
   const button = document.createElement("button");
   button.type = "button";
@@ -196,7 +225,9 @@ all("#matrix thead th").forEach((head, at, heads) => {
     const sign = turn === "descending" ? -1 : 1;
     const keyed = rows.map((row) => [turn ? key(row, at) : 0, Number(row.dataset.order), row]);
     keyed.sort((one, other) => sign * compare(one[0], other[0]) || one[1] - other[1]);
-    body.append(...keyed.map((row) => row[2]));
+    order = keyed.map((row) => row[2]);
+    page();
+    body.append(...order);
   });
 });
 
@@ -243,9 +274,13 @@ let before = [];
 window.addEventListener("beforeprint", () => {
   before = folds.map((one) => one.open);
   folds.forEach((one) => { one.open = true; });
+  most = Infinity;
+  page();
 });
 window.addEventListener("afterprint", () => {
   folds.forEach((one, at) => { one.open = before[at]; });
+  most = STEP;
+  page();
 });
 byId("search").hidden = false;
 lead(location.hash);
