@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import chromium
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
@@ -20,27 +20,13 @@ from nodeready.reports import stacks_html
 from nodeready.triage.stacks.document import Stacks
 from tests.builders import stack_fleets, stack_witnesses
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
-
-def started() -> webdriver.Chrome:
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    driver = shutil.which("chromedriver")
-    if not (browser and driver):
-        missing = "no chromium or no chromedriver: scripts/setup.sh test installs both"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    # As root it has no sandbox; small containers have a small /dev/shm.
-    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1280,1000"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[webdriver.Chrome]:
-    driver = started()
+    try:
+        driver = chromium.start()
+    except LookupError as missing:
+        pytest.fail(str(missing)) if os.environ.get("CI") else pytest.skip(str(missing))
     yield driver
     driver.quit()
 
