@@ -29,7 +29,7 @@ from nodeready.cli.start import (
 )
 from nodeready.exit_codes import OK, exit_code
 from nodeready.files import own_directory, write_atomically
-from nodeready.healthcheck import policy_file
+from nodeready.healthcheck import here
 from nodeready.policy.load import PolicyError
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find, names
@@ -62,7 +62,7 @@ def _write(cores: Cores, path: Path) -> None:
 
 def _here() -> Nodes:
     try:
-        return this_machine(policy_file.load(None))
+        return this_machine(here.load(None))
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
 
@@ -115,7 +115,7 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
 @click.argument("inventory", required=False)
 @option("--local", is_flag=True, help="This machine, without any connection.")
 @since_option("those written")
-@option("--job", metavar="ID", help="Only cores of this job, by the environment that they have.")
+@option("--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
 @option("--gcore", "pid", type=click.IntRange(2), metavar="PID", help="First take a core of this.")
 @output_directory("Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json.")
 @format_option(*names("cores"))

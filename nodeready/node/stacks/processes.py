@@ -48,7 +48,7 @@ _COMMAND_BYTES, _ENVIRONMENT_BYTES = 4096, 1 << 20
 _VALUE_BYTES = 256
 #: Seconds for the reads of one process, and after one that hangs: many may, for one reason.
 _PATIENCE_S, _NEXT_PATIENCE_S = 1.0, 0.3
-_KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h
+_EXITING, _KERNEL_THREAD = 0x4, 0x00200000  # PF_EXITING and PF_KTHREAD of linux/sched.h
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
 # The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)): below its own, v1 or v2. A user
@@ -66,7 +66,8 @@ HANGS: Any = "hangs"
 
 @dataclass(frozen=True)
 class Stat:
-    """/proc/PID/stat. start_s: seconds since boot; cpu_s: user and system, of all its threads."""
+    """/proc/PID/stat. start_s: seconds since boot; cpu_s: user and system, of all its threads;
+    exiting: its main thread has left the program for good."""
 
     pid: int
     name: str
@@ -76,6 +77,7 @@ class Stat:
     cpu_s: float
     threads: int
     start_s: float
+    exiting: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,9 @@ class Facts:
     kernel_stack: leaf first; () when not permitted
     tracer:       pid of its tracer; 0: none
     uid:          of its owner
+    switches:     voluntary context switches of its main thread: how often that has waited
+    main_cpu_s:   CPU time of its main thread alone
+    exiting:      its main thread has left the program; the kernel takes its memory and files down
     """
 
     state: str
@@ -131,6 +136,9 @@ class Facts:
     threads: int
     tracer: int
     uid: int
+    switches: int = 0
+    main_cpu_s: float = 0.0
+    exiting: bool = False
 
 
 def stat(text: str) -> Stat | None:
@@ -149,6 +157,7 @@ def stat(text: str) -> Stat | None:
         cpu_s=round(ticks / _TICKS, 2),
         threads=numbers[16],
         start_s=round(numbers[18] / _TICKS, 2),
+        exiting=bool(numbers[5] & _EXITING),
     )
 
 
@@ -181,14 +190,33 @@ def kernel_stack(text: str) -> tuple[str, ...]:
     return tuple(row[:100] for row in rows if row and not row.startswith("0x"))[:64]
 
 
-def facts(stat_text: str, status: str, wchan: str, stack: str) -> Facts | None:
-    """The facts of one process, from the texts of its files; None when it is gone."""
+def main_cpu_s(schedstat: str, task_stat: str) -> float:
+    """CPU seconds of one thread. /proc/PID/task/TID/schedstat counts nanoseconds (sched-stats.rst
+    of Linux), where the kernel has it; else ``stat`` beside it counts ticks, as for a process."""
+    words = schedstat.split()
+    if len(words) == 3 and words[0].isdigit():
+        return round(int(words[0]) / 1e9, 4)
+    known = stat(task_stat)
+    return known.cpu_s if known else 0.0
+
+
+#: The fields of /proc/PID/status that `facts` takes; the last is of the main thread alone.
+_STATUS = ("TracerPid", "Uid", "voluntary_ctxt_switches")
+
+
+def facts(
+    stat_text: str, status: str, wchan: str, stack: str, task: tuple[str, str] = ("", "")
+) -> Facts | None:
+    """The facts of one process, from the texts of its files; None when it is gone.
+
+    task: schedstat and stat of its main thread
+    """
     known = stat(stat_text)
     if known is None:
         return None
     values = dict(row.split(":", 1) for row in status.splitlines() if ":" in row)
-    numbers = [(values.get(name, "").split() or [""])[0] for name in ("TracerPid", "Uid")]
-    tracer, uid = (int(word) if word.isdigit() else 0 for word in numbers)
+    numbers = [(values.get(name, "").split() or [""])[0] for name in _STATUS]
+    tracer, uid, switches = (int(word) if word.isdigit() else 0 for word in numbers)
     return Facts(
         known.state,
         "" if wchan.strip() == "0" else wchan.strip()[:100],
@@ -198,6 +226,9 @@ def facts(stat_text: str, status: str, wchan: str, stack: str) -> Facts | None:
         known.threads,
         tracer,
         uid,
+        switches,
+        main_cpu_s(*task),
+        known.exiting,
     )
 
 
@@ -218,7 +249,8 @@ def _read(path: str, most: int = 65536) -> bytes | None:
         os.close(number)
 
 
-def _text(path: str) -> str:
+def contents(path: str) -> str:
+    """The beginning of a file of /proc; "" when there is none, or we may not."""
     return (_read(path) or b"").decode("utf-8", "replace")
 
 
@@ -229,7 +261,7 @@ def pids() -> list[int]:
 
 def _outside(pid: int) -> dict[str, Any] | None:
     """What can be read without its memory, which never waits. None: gone, or a kernel thread."""
-    known = stat(_text(f"/proc/{pid}/stat"))
+    known = stat(contents(f"/proc/{pid}/stat"))
     if known is None or known.kernel:
         return None
     program = ""
@@ -242,7 +274,7 @@ def _outside(pid: int) -> dict[str, Any] | None:
         "start_s": known.start_s,
         "cpu_s": known.cpu_s,
         "program": program,
-        "uid": _uid(_text(f"/proc/{pid}/status")),
+        "uid": _uid(contents(f"/proc/{pid}/status")),
     }
 
 
@@ -261,13 +293,19 @@ def _look(pid: int) -> dict[str, Any] | None:
     seen["environment"] = None if data is None else environment(data)
     seen["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
     seen["person"] = None if seen["uid"] is None else person(seen["uid"])
-    seen["cgroup_job"] = slurm_job(_text(f"/proc/{pid}/cgroup"))
+    seen["cgroup_job"] = slurm_job(contents(f"/proc/{pid}/cgroup"))
     return seen
 
 
 def _facts(pid: int, stack: bool = True) -> dict[str, Any] | None:
-    known, status, wchan = (_text(f"/proc/{pid}/{name}") for name in ("stat", "status", "wchan"))
-    found = facts(known, status, wchan, _text(f"/proc/{pid}/stack") if stack else "")
+    known, status, wchan = (
+        contents(f"/proc/{pid}/{name}") for name in ("stat", "status", "wchan")
+    )
+    of_main = (
+        contents(f"/proc/{pid}/task/{pid}/schedstat"),
+        contents(f"/proc/{pid}/task/{pid}/stat"),
+    )
+    found = facts(known, status, wchan, contents(f"/proc/{pid}/stack") if stack else "", of_main)
     return vars(found) if found else None
 
 
@@ -327,9 +365,10 @@ def by_owner(numbers: Iterable[int], whose: Mapping[int, object]) -> list[int]:
     return [number for _, number in sorted(ranked, key=lambda row: row[0])]
 
 
-def scan(deadline: float) -> tuple[list[Process], int]:
-    """All processes that are no kernel threads, and how many were not looked at in time."""
-    numbers = pids()
+def scan(deadline: float, numbers: Sequence[int] | None = None) -> tuple[list[Process], int]:
+    """All processes (or these) that are no kernel threads, and how many were not looked at in
+    time."""
+    numbers = pids() if numbers is None else numbers
     found = each(_look, numbers, deadline, owners(numbers))
     left_out = len(numbers) - len(found)
     for pid, seen in found.items():
@@ -337,6 +376,17 @@ def scan(deadline: float) -> tuple[list[Process], int]:
             known = _outside(pid)
             found[pid] = {**known, "hangs": True} if known else None
     return [Process(**seen) for seen in found.values() if seen], left_out
+
+
+def children() -> dict[int, list[int]]:
+    """Process -> those that it has started, of all that there are now, the oldest first."""
+    found: dict[int, list[tuple[float, int]]] = {}
+    for pid in pids():
+        # /proc/PID/stat never waits for the process.
+        known = stat(contents(f"/proc/{pid}/stat"))
+        if known and not known.kernel:
+            found.setdefault(known.parent, []).append((known.start_s, pid))
+    return {parent: [pid for _, pid in sorted(rows)] for parent, rows in found.items()}
 
 
 def observe(numbers: Sequence[int], deadline: float) -> dict[int, Facts | None]:

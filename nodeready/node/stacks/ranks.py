@@ -371,6 +371,11 @@ class Turns:
             self._used[owner] += seconds
 
 
+def ours(processes: Sequence[Process], own_pid: int) -> set[int]:
+    """We, who started us, whom we started, and other programs of ours."""
+    return _Tree(processes, own_pid).ours
+
+
 def instead(processes: Sequence[Process], own_pid: int) -> list[Process]:
     """The Pythons that have used the most CPU time: what may be meant where no rank is found."""
     tree = _Tree(processes, own_pid)
@@ -411,6 +416,7 @@ class StackTable:
 # --- One rank under observation: its facts and dumps, and whether py-spy may read it now.
 
 ENDED = "ended while it was looked at"
+EXITING = "is exiting: the kernel takes its memory and its files down"
 NO_TIME = "no time left"
 OTHERS_TOOK = "no time left: the looks at its owner's other processes took it"
 _MOST_COMMAND = 200
@@ -418,7 +424,12 @@ _MOST_COMMAND = 200
 
 @dataclass
 class Target:
-    """A rank, its facts at each sample, and its dumps."""
+    """A rank, its facts at each sample, and its dumps.
+
+    switches, main_cpu_s: of its main thread, at each sample
+    waits_on: what its main thread waits for; "": not known
+    below:    the processes that it has started
+    """
 
     rank: Rank
     facts: list[Facts] = field(default_factory=list)
@@ -427,6 +438,11 @@ class Target:
     native: Dump | None = None
     notes: list[str] = field(default_factory=list)
     user: str = ""
+    switches: list[int] = field(default_factory=list)
+    main_cpu_s: list[float] = field(default_factory=list)
+    waits_on: str = ""
+    below: list[Target] = field(default_factory=list)
+    witnesses: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.add_note(self.rank.note)
@@ -455,6 +471,8 @@ class Target:
         self.facts.append(seen)
         if seen.state in "ZXx":
             self.add_note(ENDED)
+        elif seen.exiting:
+            self.add_note(EXITING)
 
     def refusal(self, euid: int, native: bool = False) -> str:
         """Why py-spy must not read the process now; "": it may."""
@@ -465,6 +483,8 @@ class Target:
         if not self.facts:
             return NO_TIME
         now = self.facts[-1]
+        if now.exiting:
+            return EXITING
         if now.tracer:
             return f"traced by process {now.tracer}: not looked into"
         if now.state in "Tt":
@@ -508,6 +528,9 @@ class Target:
             "native": table.add(self.native.main) if self.native and self.native.main else None,
             "note": "; ".join(self.notes),
             "slurm_job": process.cgroup_job,
+            "switches": self.switches,
+            "main_cpu_s": self.main_cpu_s,
+            "waits_on": self.waits_on,
         }
 
 
