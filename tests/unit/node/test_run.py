@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,14 @@ from nodeready.node import run as supervisor
 from nodeready.node.stacks import processes, ranks
 
 FILE = Path(supervisor.__file__)
-#: The oldest Python that a node has, where this machine has it.
-OLDEST = [Path("/usr/bin/python3.9"), *Path.home().glob(".pyenv/versions/3.9.*/bin/python")]
-PYTHONS = [sys.executable, *(str(one) for one in OLDEST if one.exists())]
+#: Our own Python, and where this machine has them the oldest that a node has, and one with
+#: sys.monitoring.
+OTHERS = [
+    next(chain(Path("/usr/bin").glob(f"python{version}"),
+               Path.home().glob(f".pyenv/versions/{version}.*/bin/python")), None)
+    for version in ("3.9", "3.13")
+]  # fmt: skip
+PYTHONS = [sys.executable, *(str(one) for one in OTHERS if one)]
 NODE = supervisor.node_name({})
 
 

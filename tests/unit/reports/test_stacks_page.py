@@ -105,7 +105,7 @@ def test_the_verdict_stands_on_top(late):
 
 def test_the_matrix_has_a_column_for_each_witness_and_equal_neighbours_once(late):
     heads = [one.text.split("\n")[0] for one in late.all("#matrix th")]
-    assert heads == ["ranks", "nodes", "group", "role", "state", "waits for", "log",
+    assert heads == ["ranks", "nodes", "group", "role", "state", "waits in", "log",
                      "flight recorder", "NCCL RAS", "GPU", "network", "kernel"]  # fmt: skip
     first = [cell.text for cell in late.all("#matrix tbody tr:first-child td")]
     assert first[:5] == ["rank 13", "gpu002", "1 blocked", "suspect", "S pipe_read"]
