@@ -254,7 +254,7 @@ class Play:
     @contextlib.contextmanager
     def _dead_mount(self, pid: int) -> Iterator[None]:
         # Any signal that the rank hears: from then on its wait has no end (fs/fuse/dev.c).
-        os.kill(pid, signal.SIGCHLD)
+        os.kill(pid, signal.SIGUSR1)
         wait_for(lambda: fields(pid)[0] == "D")
         yield
         os.kill(self.server, signal.SIGKILL)
