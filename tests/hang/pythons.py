@@ -16,6 +16,10 @@ import pytest
 
 from tests.paths import ROOT
 
+#: All on the newest torch, and a few on each other Python, take minutes of two cores: in CI, and
+#: with NODEREADY_HANGS=all.
+ALL = os.environ.get("NODEREADY_HANGS") == "all"
+
 _DEBIAN = Path("/usr/bin/python3")
 _DEBIAN_TORCH = Path("/usr/lib/python3/dist-packages/torch/__init__.py")
 
@@ -26,6 +30,11 @@ class Python:
 
     path: str
     name: str
+
+    def has(self, module: str) -> bool:
+        """Whether it can import this, by its folder."""
+        folder = Path(self.path).parent.parent
+        return any(folder.glob(f"lib/python3.*/site-packages/{module}/__init__.py"))
 
     @property
     def debian(self) -> bool:

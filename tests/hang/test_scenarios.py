@@ -14,14 +14,10 @@ import pytest
 
 from tests.command import Done, Tool
 from tests.hang.play import Play, Stable, held
-from tests.hang.pythons import DEBIAN, Python, found, needed
+from tests.hang.pythons import ALL, Python, found, needed
 from tests.hang.scenarios import SCENARIOS, Scenario
 
 Seen = dict[str, Any]
-
-#: All of them on the newest torch, and a few on each other Python, take eight minutes of two cores:
-#: in CI, and with NODEREADY_HANGS=all.
-ALL = os.environ.get("NODEREADY_HANGS") == "all"
 
 
 def rows() -> Iterator[Any]:
