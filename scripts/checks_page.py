@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from tables import plain
 
 from nodeready.operations import STEPS
-from nodeready.subjects.declare import Check
 from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.result import Check
 
 _HEAD = """\
 # Checks

@@ -30,7 +30,7 @@ import pytest
 from nodeready.lab import Lab, LabUnavailable, Node, down, state
 from nodeready.lab.helper import Content
 from nodeready.lab.needs import check, check_kernel
-from nodeready.subjects.declare import Check
+from nodeready.subjects.result import Check
 from tests import declared
 from tests.command import fleet, tool
 from tests.paths import ROOT

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.subjects.declare import DEPLOY, PERSON, Check
-from nodeready.subjects.result import ADMIN, Result
+from nodeready.subjects.result import ADMIN, DEPLOY, PERSON, Check, Result
 
 _KEYS = frozenset(field.name for field in fields(Policy))
 

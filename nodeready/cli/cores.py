@@ -29,7 +29,7 @@ from nodeready.cli.start import (
 )
 from nodeready.exit_codes import OK, exit_code
 from nodeready.files import own_directory, write_atomically
-from nodeready.healthcheck import policy_file
+from nodeready.healthcheck import here
 from nodeready.policy.load import PolicyError
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find, names
@@ -62,7 +62,7 @@ def _write(cores: Cores, path: Path) -> None:
 
 def _here() -> Nodes:
     try:
-        return this_machine(policy_file.load(None))
+        return this_machine(here.load(None))
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
 

@@ -13,8 +13,8 @@ from nodeready.cli.options import Refused, option
 from nodeready.policy import Policy
 from nodeready.policy.load import reason
 from nodeready.reports.text import Line, line
-from nodeready.subjects.declare import Page
 from nodeready.subjects.registry import SUBJECTS, meant, page
+from nodeready.subjects.result import Page
 
 #: Longer lines of prose are hard to read.
 _WIDEST = 90

@@ -95,10 +95,10 @@ def _fleet(
 
 def _here(given: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
     """The same on this machine, without any connection."""
-    from nodeready.healthcheck import here, policy_file
+    from nodeready.healthcheck import here
 
     try:
-        policy = replace(policy_file.load(None), **given)
+        policy = replace(here.load(None), **given)
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
     return here.ready(policy, selection, budget_s).audit

@@ -159,6 +159,9 @@ def _carrier(
     is_flag=True,
     help="Frames of C and C++ of some ranks, too; each is paused for seconds.",
 )
+@option("--locals", is_flag=True, help="Variables of the innermost calls; secrets are left out.")
+@option("--dump", is_flag=True, help="Have the ranks write PyTorch's flight recorder now.")
+@option("--ras", is_flag=True, help="Ask NCCL's RAS port even where that has crashed jobs.")
 @option("--all-threads", is_flag=True, help="Group by the stacks of all threads.")
 @option("--samples", type=click.IntRange(1, 100), default=2, metavar="N", help="Looks at a rank.")
 @option(
@@ -194,6 +197,9 @@ def stacks(
     pids: tuple[int, ...],
     match: str | None,
     native: bool,
+    locals: bool,
+    dump: bool,
+    ras: bool,
     all_threads: bool,
     samples: int,
     interval: float,
@@ -231,6 +237,9 @@ def stacks(
             user=user or "",
             samples=samples,
             interval_s=interval,
+            locals=locals,
+            dump=dump,
+            ras=ras,
         )
     except SearchError as problem:
         raise Refused(str(problem)) from None

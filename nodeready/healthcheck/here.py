@@ -1,15 +1,21 @@
-"""This machine as the one node of an audit, or of a go or no-go, within a limit of time."""
+"""This machine as the one node of an audit, or of a go or no-go, within a limit of time.
+
+The policy there: a given file, the site's file, the bundle's, and then the defaults. Each file is
+a JSON object with the keys of group_data; the first file that has a key counts.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.policy import Policy
-from nodeready.policy.load import digest
+from nodeready.policy.fields import closest
+from nodeready.policy.load import PolicyError, check_settings, digest, shown_key
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection
 from nodeready.subjects.result import Result, na
 from nodeready.subjects.snapshot import Snapshot, judge
@@ -126,3 +132,67 @@ def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
     results = judge(snapshot, replace(policy, ssh_known_hosts=held))
     told = na(_CHECK, "there are keys; an audit of all nodes tells whether they are right")
     return [told if result.check == _CHECK else result for result in results]
+
+
+#: The site's policy on this node.
+PATH = "/etc/nodeready/policy.json"
+#: Where the bundle has its policy, beside this module.
+EMBEDDED = "policy.json"
+
+
+def load(given: str | None = None) -> Policy:
+    """The policy of this node: of ``given`` (a file), PATH, the bundle, or the defaults.
+
+    Raises PolicyError, a line per problem, also when ``given`` is not there.
+    """
+    settings = _settings(_embedded(), "the bundle's policy")
+    site = _read(PATH, missing=None)
+    if site is not None:
+        settings.update(_settings(site, PATH))
+    if given is not None:
+        settings.update(_settings(_read(given), given))
+    return Policy(**settings)
+
+
+def _embedded() -> bytes:
+    path = os.path.join(os.path.dirname(__file__), EMBEDDED)
+    try:
+        data: bytes = globals()["__loader__"].get_data(path)
+    except OSError:
+        return b"{}"
+    return data
+
+
+def _read(path: str, missing: str | None = "there is no such file") -> Any:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        if missing is None:
+            return None
+        raise PolicyError([f"{path}: {missing}"]) from None
+    except OSError as error:
+        raise PolicyError([f"{path}: {error.strerror}"]) from None
+
+
+def _settings(text: bytes, where: str) -> dict[str, Any]:
+    """The settings of one JSON text. Raises PolicyError, also for a key that is no setting."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PolicyError([f"{where}: is no JSON: {error}"]) from None
+    if not isinstance(data, dict):
+        raise PolicyError([f"{where}: must be a JSON object: {{'ptrace_scope': 0}}"])
+    names = [field.name for field in fields(Policy)]
+    problems = []
+    for key in data.keys() - set(names):
+        close = closest(key, names)
+        meant = f"did you mean {close}?" if close else "there is no such setting"
+        problems.append(f"{where}: unknown setting {shown_key(key)}: {meant}")
+    try:
+        found = check_settings({key: data[key] for key in names if key in data}, where)
+    except PolicyError as error:
+        problems += error.problems
+    if problems:
+        raise PolicyError(sorted(problems))
+    return found

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 
 import nodeready
 from nodeready import exit_codes
-from nodeready.healthcheck import policy_file
+from nodeready.healthcheck import here
 from nodeready.policy.load import PolicyError
 
 Handler = Callable[[int, "FrameType | None"], None]
@@ -123,7 +123,7 @@ def _run(words: list[str]) -> int:
     parser.add_argument("--policy", metavar="FILE", help="settings as JSON, before all others")
     getattr(module, command.arguments)(parser)
     given = parser.parse_args(rest)
-    code: int = getattr(module, command.run)(policy_file.load(given.policy), given)
+    code: int = getattr(module, command.run)(here.load(given.policy), given)
     sys.stdout.flush()
     return code
 

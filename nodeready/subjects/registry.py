@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from nodeready.subjects.declare import OBSERVED as OBSERVED, Page, Subject
+from nodeready.subjects.result import OBSERVED as OBSERVED, Page, Subject
 from nodeready.policy.fields import closest
 from nodeready.subjects.base import Probe, own_files
 from nodeready.subjects.result import Result

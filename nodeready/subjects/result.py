@@ -1,14 +1,18 @@
 """Result: what one check says about one node, for checks, reports and operations alike.
 
-Beside it, the functions that make a Result of each status, and the words for a long list in one.
+Beside it, the functions that make a Result of each status, and how a check declares itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
+
+from nodeready.policy import Policy
+from nodeready.subjects.base import Probe
 
 #: The statuses, worst first. ``unknown`` never counts as ok: it stands above ``waived``.
 STATUSES: tuple[str, ...] = ("fail", "warn", "unknown", "waived", "ok", "na")
@@ -110,3 +114,168 @@ def some(texts: Iterable[str], joint: str = "; ", most: int = 4) -> str:
     listed = list(texts)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return joint.join(listed[:most]) + more
+
+
+#: The result that stands for a subject that could not be observed is ``SUBJECT.observed``.
+OBSERVED = "observed"
+
+Judge = Callable[[Any, Policy], Result]
+#: (observed, policy) -> shell patterns of the files that the repair of a finding writes.
+Writes = Callable[[Any, Policy], Iterable[str]]
+
+PERSON = "By a person"
+DEPLOY = "Repaired by"
+
+
+class Act(NamedTuple):
+    """What repairs a finding, and who does it. A word in capitals stands for the node's value."""
+
+    who: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.who}: {self.what}"
+
+
+def deploy(command: str) -> Act:
+    """A ``fix`` that is no operation of the check's own subject: ``nodeready deploy`` does it."""
+    return Act(DEPLOY, command)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What `nodeready explain` and the docs say about one check.
+
+    id:       ``SUBJECT.NOUN``; an id never changes its meaning
+    meaning:  what the check judges, why, and where the rule comes from
+    settings: the fields of Policy that decide what the check wants, in the order of Policy
+    fixed_by: the operation that makes the check pass, ``SUBJECT.NOUN``; "": none does
+    acts:     what else repairs a finding, one act for each way to fail
+    """
+
+    id: str
+    meaning: str
+    settings: tuple[str, ...]
+    fixed_by: str
+    acts: tuple[Act, ...]
+
+    @property
+    def subject(self) -> str:
+        """The name of its subject."""
+        return self.id.partition(".")[0]
+
+    @property
+    def brief(self) -> str:
+        """The first sentence of the meaning, on one line."""
+        first = " ".join(self.meaning.split("\n\n", 1)[0].split())
+        return first.split(". ", 1)[0].rstrip(".")
+
+
+@dataclass(frozen=True)
+class Check(Page):
+    """A check: its page, and the pure function that judges.
+
+    proof:  what has to run on the node before this check can judge: one of
+            `proof.facts.SESSION`, or `proof.facts.MESH`; "": the look alone
+    writes: the files that the repair writes: where a deploy would not write them, a person has to
+            act first; None: all files of the subject
+    """
+
+    judge: Judge
+    proof: str = ""
+    writes: Writes | None = None
+
+    def __call__(self, seen: Any, want: Policy) -> Result:
+        """The result for what was observed of the subject on one node."""
+        return self.judge(seen, want)
+
+
+def check(
+    id: str,
+    *,
+    settings: tuple[str, ...] = (),
+    fixed_by: str = "",
+    fix: Iterable[str | Act] = (),
+    proof: str = "",
+    writes: Writes | None = None,
+) -> Callable[[Judge], Check]:
+    """Make a Check of a function whose docstring is the check's page.
+
+    fix: what a person does; with `deploy`, what a deploy of another subject does
+    """
+    acts = tuple(Act(PERSON, one) if isinstance(one, str) else one for one in fix)
+
+    def wrap(judge: Judge) -> Check:
+        meaning = inspect.cleandoc(judge.__doc__ or "")
+        return Check(id, meaning, settings, fixed_by, acts, judge, proof, writes)
+
+    return wrap
+
+
+def _nothing(seen: Any) -> Mapping[str, Any]:
+    return {}
+
+
+_OBSERVED = """\
+The subject could not be observed on the node as a whole, so none of its checks was judged.
+
+The reason stands in the result, with the first bytes of what the node answered. It is given by
+the reading, not by a setting: a command that hung or is missing, output that makes no sense, or a
+file that cannot be read. It never counts as ok, and cannot be waived."""
+_LOOK = "run the audit with --only {} on that node, and repair what the reason names"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One subject: everything that the commands, the reports and the docs have to know of it.
+
+    doc:      the docstring of its checks' module; the first line says what is judged
+    checks:   in the order of the reports
+    probe:    how the subject is observed; None: by acting, before a job (nodeready/node/proofs)
+    compared: observation -> what the nodes of a group should have in common, fact -> number or
+              text. A fact's name is relative to the subject (``driver``, ``eth0.mtu``); a value
+              that could not be observed is left out
+    learned:  observation -> the policy that this node would fit, key of Policy -> value as
+              group_data holds it
+    counters: observation -> totals, which are judged beside those of an earlier look at the same
+              boot (the observation's field ``before``); None: the subject has no counters
+    files:    shell patterns of the files that the subject's operations own outright on a node,
+              each with the project's name in it
+    alone:    whether a node that audits itself judges the subject
+    """
+
+    name: str
+    doc: str
+    checks: tuple[Check, ...]
+    probe: Probe | None = None
+    compared: Callable[[Any], Mapping[str, Any]] = _nothing
+    learned: Callable[[Any], Mapping[str, Any]] = _nothing
+    counters: Callable[[Any], dict[str, int]] | None = None
+    files: tuple[str, ...] = ()
+    alone: bool = True
+
+    @property
+    def about(self) -> str:
+        """What is judged, in one sentence."""
+        words = (self.doc or self.name).splitlines()[0].removeprefix("Judge ")
+        return words[:1].upper() + words[1:]
+
+    @property
+    def changed(self) -> bool:
+        """Whether an operation repairs a check of the subject."""
+        return any(check.fixed_by for check in self.checks)
+
+    @property
+    def learnable(self) -> bool:
+        """Whether a part of a policy can be learnt from it."""
+        return self.learned is not _nothing
+
+    @property
+    def observed(self) -> Page:
+        """The page of the result that stands for all checks when nothing could be observed."""
+        act = Act(PERSON, _LOOK.format(self.name))
+        return Page(f"{self.name}.{OBSERVED}", _OBSERVED, (), "", (act,))
+
+    def ids(self) -> list[str]:
+        """The ids of its checks."""
+        return [check.id for check in self.checks]

@@ -121,6 +121,8 @@ class Facts:
     kernel_stack: leaf first; () when not permitted
     tracer:       pid of its tracer; 0: none
     uid:          of its owner
+    switches:     voluntary context switches of its main thread: how often that has waited
+    main_cpu_s:   CPU time of its main thread alone
     """
 
     state: str
@@ -131,6 +133,8 @@ class Facts:
     threads: int
     tracer: int
     uid: int
+    switches: int = 0
+    main_cpu_s: float = 0.0
 
 
 def stat(text: str) -> Stat | None:
@@ -181,14 +185,33 @@ def kernel_stack(text: str) -> tuple[str, ...]:
     return tuple(row[:100] for row in rows if row and not row.startswith("0x"))[:64]
 
 
-def facts(stat_text: str, status: str, wchan: str, stack: str) -> Facts | None:
-    """The facts of one process, from the texts of its files; None when it is gone."""
+def main_cpu_s(schedstat: str, task_stat: str) -> float:
+    """CPU seconds of one thread. /proc/PID/task/TID/schedstat counts nanoseconds (sched-stats.rst
+    of Linux), where the kernel has it; else ``stat`` beside it counts ticks, as for a process."""
+    words = schedstat.split()
+    if len(words) == 3 and words[0].isdigit():
+        return round(int(words[0]) / 1e9, 4)
+    known = stat(task_stat)
+    return known.cpu_s if known else 0.0
+
+
+#: The fields of /proc/PID/status that `facts` takes; the last is of the main thread alone.
+_STATUS = ("TracerPid", "Uid", "voluntary_ctxt_switches")
+
+
+def facts(
+    stat_text: str, status: str, wchan: str, stack: str, task: tuple[str, str] = ("", "")
+) -> Facts | None:
+    """The facts of one process, from the texts of its files; None when it is gone.
+
+    task: schedstat and stat of its main thread
+    """
     known = stat(stat_text)
     if known is None:
         return None
     values = dict(row.split(":", 1) for row in status.splitlines() if ":" in row)
-    numbers = [(values.get(name, "").split() or [""])[0] for name in ("TracerPid", "Uid")]
-    tracer, uid = (int(word) if word.isdigit() else 0 for word in numbers)
+    numbers = [(values.get(name, "").split() or [""])[0] for name in _STATUS]
+    tracer, uid, switches = (int(word) if word.isdigit() else 0 for word in numbers)
     return Facts(
         known.state,
         "" if wchan.strip() == "0" else wchan.strip()[:100],
@@ -198,6 +221,8 @@ def facts(stat_text: str, status: str, wchan: str, stack: str) -> Facts | None:
         known.threads,
         tracer,
         uid,
+        switches,
+        main_cpu_s(*task),
     )
 
 
@@ -218,7 +243,8 @@ def _read(path: str, most: int = 65536) -> bytes | None:
         os.close(number)
 
 
-def _text(path: str) -> str:
+def contents(path: str) -> str:
+    """The beginning of a file of /proc; "" when there is none, or we may not."""
     return (_read(path) or b"").decode("utf-8", "replace")
 
 
@@ -229,7 +255,7 @@ def pids() -> list[int]:
 
 def _outside(pid: int) -> dict[str, Any] | None:
     """What can be read without its memory, which never waits. None: gone, or a kernel thread."""
-    known = stat(_text(f"/proc/{pid}/stat"))
+    known = stat(contents(f"/proc/{pid}/stat"))
     if known is None or known.kernel:
         return None
     program = ""
@@ -242,7 +268,7 @@ def _outside(pid: int) -> dict[str, Any] | None:
         "start_s": known.start_s,
         "cpu_s": known.cpu_s,
         "program": program,
-        "uid": _uid(_text(f"/proc/{pid}/status")),
+        "uid": _uid(contents(f"/proc/{pid}/status")),
     }
 
 
@@ -261,13 +287,19 @@ def _look(pid: int) -> dict[str, Any] | None:
     seen["environment"] = None if data is None else environment(data)
     seen["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
     seen["person"] = None if seen["uid"] is None else person(seen["uid"])
-    seen["cgroup_job"] = slurm_job(_text(f"/proc/{pid}/cgroup"))
+    seen["cgroup_job"] = slurm_job(contents(f"/proc/{pid}/cgroup"))
     return seen
 
 
 def _facts(pid: int, stack: bool = True) -> dict[str, Any] | None:
-    known, status, wchan = (_text(f"/proc/{pid}/{name}") for name in ("stat", "status", "wchan"))
-    found = facts(known, status, wchan, _text(f"/proc/{pid}/stack") if stack else "")
+    known, status, wchan = (
+        contents(f"/proc/{pid}/{name}") for name in ("stat", "status", "wchan")
+    )
+    of_main = (
+        contents(f"/proc/{pid}/task/{pid}/schedstat"),
+        contents(f"/proc/{pid}/task/{pid}/stat"),
+    )
+    found = facts(known, status, wchan, contents(f"/proc/{pid}/stack") if stack else "", of_main)
     return vars(found) if found else None
 
 
@@ -327,9 +359,10 @@ def by_owner(numbers: Iterable[int], whose: Mapping[int, object]) -> list[int]:
     return [number for _, number in sorted(ranked, key=lambda row: row[0])]
 
 
-def scan(deadline: float) -> tuple[list[Process], int]:
-    """All processes that are no kernel threads, and how many were not looked at in time."""
-    numbers = pids()
+def scan(deadline: float, numbers: Sequence[int] | None = None) -> tuple[list[Process], int]:
+    """All processes (or these) that are no kernel threads, and how many were not looked at in
+    time."""
+    numbers = pids() if numbers is None else numbers
     found = each(_look, numbers, deadline, owners(numbers))
     left_out = len(numbers) - len(found)
     for pid, seen in found.items():
@@ -337,6 +370,17 @@ def scan(deadline: float) -> tuple[list[Process], int]:
             known = _outside(pid)
             found[pid] = {**known, "hangs": True} if known else None
     return [Process(**seen) for seen in found.values() if seen], left_out
+
+
+def children() -> dict[int, list[int]]:
+    """Process -> those that it has started, of all that there are now, the oldest first."""
+    found: dict[int, list[tuple[float, int]]] = {}
+    for pid in pids():
+        # /proc/PID/stat never waits for the process.
+        known = stat(contents(f"/proc/{pid}/stat"))
+        if known and not known.kernel:
+            found.setdefault(known.parent, []).append((known.start_s, pid))
+    return {parent: [pid for _, pid in sorted(rows)] for parent, rows in found.items()}
 
 
 def observe(numbers: Sequence[int], deadline: float) -> dict[int, Facts | None]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.runtime import Supervisor
-from nodeready.node.stacks import processes, py_spy, ranks
+from nodeready.node.stacks import below, beside, processes, py_spy, ranks, waits
 from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, StackTable, Target
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -74,8 +74,17 @@ _MOST_ANSWER, _MOST_FRAMES, _MOST_TEXT = 4 * 1024 * 1024, 1_000_000, 8 << 20
 _HEAD = 1 << 20
 #: Samples of all processes of a node that an answer can have.
 _MOST_SAMPLES = 8000
-#: What is told of a process: its main stack, and those of its other threads.
-_LEVELS = ((True, True), (True, False), (False, False))
+#: What is told of a process: its main stack, those of its other threads, and what is beside them
+#: (the processes below it, its variables, its witnesses); and what is said of a level.
+_LEVELS = (
+    (True, True, True, ""),
+    (True, True, False, "what is below and beside it is left out: there is too much"),
+    (True, False, False, "the stacks of its other threads are left out: there are too many"),
+    (False, False, False, ""),
+)
+#: Seconds for the stacks of all processes below the ranks, at least; else as long as the ranks'.
+_BELOW_S = 1.0
+_NO_TIME_BELOW = "no time left: the looks at others below the ranks took it"
 #: Characters of all frames of one owner's that are kept until the answer is made.
 _MOST_KEPT = 64 << 20
 _TOO_LARGE = "the stacks of its owner's processes are too large"
@@ -88,6 +97,9 @@ class Config:
     nonce, tag, limit_s: as of every program of ours that travels (`nodeready.node.payload`)
     job, pids, match:    see `ranks.Selection`
     user:                only this user's processes; "": everybody's
+    locals:              take variables of the ranks' innermost calls
+    dump:                have the ranks write their flight recorders
+    ras:                 ask NCCL's RAS port also where asking is known to have crashed jobs
     samples, interval_s: how often to look, and how many seconds from one to the next
     native:              only take the native stacks of these processes, one after the other
     py_spy:              its path; where it is not, whichever the session has
@@ -104,6 +116,9 @@ class Config:
     native: tuple[int, ...] = ()
     py_spy: str = "/usr/local/bin/py-spy"
     user: str = ""
+    locals: bool = False
+    dump: bool = False
+    ras: bool = False
 
 
 def main(config: Config) -> None:
@@ -121,10 +136,11 @@ def main(config: Config) -> None:
         "stacks": [],
         "processes": [],
         "instead": [],
+        "witnesses": {},
     }
     with supervisor:
         try:
-            targets, instead, trace["error"] = _look(supervisor, config)
+            targets, instead, trace["error"] = _look(supervisor, config, trace["witnesses"])
             line = _packed(trace, targets, instead)
         except re.error as problem:
             line = pack({**trace, "error": f"no regular expression: {problem}"})
@@ -159,13 +175,21 @@ def _packed(trace: dict[str, Any], targets: Sequence[Target], instead: Sequence[
         sizes.pop(largest, None)
         for target in targets:
             if target.owner == largest:
-                target.add_note("the stacks of its other threads are left out: there are too many")
+                target.add_note(_LEVELS[levels[largest]][-1])
 
 
 def _stacks(targets: Sequence[Target], levels: Mapping[str, int]) -> dict[str, Any]:
     """The part of the trace that these processes make."""
     table = StackTable()
-    found = [target.plain(table, *_LEVELS[levels[target.owner]]) for target in targets]
+    found = []
+    for target in targets:
+        main, threads, beside, _ = _LEVELS[levels[target.owner]]
+        row = target.plain(table, main, threads)
+        if beside:
+            row["below"] = below.plain(target, table)
+            row["locals"] = target.dumps[-1].locals if target.dumps else ()
+            row["witnesses"] = target.witnesses
+        found.append(row)
     return {"frames": table.frames, "stacks": table.stacks, "processes": found}
 
 
@@ -180,6 +204,7 @@ def _parts(stacks: Mapping[str, Any]) -> tuple[float, ...]:
         for row in sample["threads"]
     ]
     names += sum(len(name) for name, _ in rows)
+    # The text of what is beside the stacks is bounded where it is made, and counted below.
     frames = sum(map(len, stacks["stacks"])) + len(rows)
     parts = (frames / _MOST_FRAMES, names / _MOST_TEXT)
     if max(parts) > 1:
@@ -196,9 +221,14 @@ def _sizes(trace: dict[str, Any], targets: Sequence[Target], level: int) -> tupl
     return (*parts, length / _MOST_ANSWER)
 
 
-def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[str], str]:
+def _look(
+    supervisor: Supervisor, config: Config, witnesses: dict[str, Any]
+) -> tuple[list[Target], list[str], str]:
     """The ranks with what was seen of them; where there is none, the processes to show instead;
-    and why that is not all."""
+    and why that is not all.
+
+    witnesses: gets those of the node
+    """
     # Finding the ranks must leave time for looking at them.
     seen, left_out = processes.scan(_until(supervisor, supervisor.left_s / 2))
     problem = f"{left_out} processes were not looked at: no time left" if left_out else ""
@@ -216,23 +246,17 @@ def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[st
     most = _MOST_SAMPLES // max(1, config.samples)
     if len(found) > most:
         problem = "; ".join(filter(None, (problem, f"{len(found) - most} ranks are left out")))
-        kept = processes.by_owner(
+        turns = processes.by_owner(
             range(len(found)), {at: rank.turn for at, rank in enumerate(found)}
         )
-        found = [found[at] for at in sorted(kept[:most])]
+        found = [found[at] for at in sorted(turns[:most])]
     targets = [Target(rank) for rank in found]
     if not targets:
         return [], _instead(supervisor, ranks.instead(seen, os.getpid())), problem
-    path = py_spy.find(config.py_spy)
     if config.native:
-        _native(supervisor, path, targets)
+        _native(supervisor, py_spy.find(config.py_spy), targets)
     else:
-        began = time.monotonic()
-        samples = max(1, config.samples)
-        for number in range(samples):
-            due = began + number * config.interval_s
-            time.sleep(max(0.0, min(due - time.monotonic(), supervisor.left_s)))
-            _sample(supervisor, path, targets, supervisor.left_s / (samples - number))
+        witnesses |= _capture(supervisor, config, targets, seen)
     _observe(supervisor, targets)
     uids = {target.rank.process.uid for target in targets}
     names = _names(supervisor, {uid for uid in uids if uid is not None})
@@ -240,6 +264,39 @@ def _look(supervisor: Supervisor, config: Config) -> tuple[list[Target], list[st
         uid = target.rank.process.uid
         target.user = "" if uid is None else names[uid]
     return targets, [], problem
+
+
+def _capture(
+    supervisor: Supervisor,
+    config: Config,
+    targets: Sequence[Target],
+    seen: Sequence[processes.Process],
+) -> dict[str, Any]:
+    """Take all samples of the targets, with what is below and beside them; the node's witnesses.
+
+    seen: all processes, as they were found
+    """
+    path = py_spy.find(config.py_spy)
+    asked = beside.Witnesses(supervisor, targets, ras=config.ras, dump=config.dump)
+    began = time.monotonic()
+    samples = max(1, config.samples)
+    kept: Counter[str] = Counter()
+    for number in range(samples):
+        due = began + number * config.interval_s
+        time.sleep(max(0.0, min(due - time.monotonic(), supervisor.left_s)))
+        _observe_sample(supervisor, targets)
+        how = py_spy.PLAIN
+        if number == samples - 1:
+            _observe_below(supervisor, targets, seen, ranks.ours(seen, os.getpid()))
+            how = py_spy.LOCALS if config.locals else how
+        limit_s = supervisor.left_s / (samples - number)
+        dumped_s = _dump(supervisor, targets, _Looks(path, kept, limit_s, how=how))
+        if number == 0:
+            asked.between()
+    until = time.monotonic() + max(_BELOW_S, dumped_s)
+    looks = _Looks(path, kept, supervisor.left_s / 2, until)
+    _dump(supervisor, below.in_order(targets), looks)
+    return asked.end()
 
 
 def _matched(
@@ -284,52 +341,98 @@ def _observe(supervisor: Supervisor, targets: Sequence[Target]) -> None:
             target.add_facts(seen[target.pid])
 
 
-def _sample(supervisor: Supervisor, path: str, targets: Sequence[Target], limit_s: float) -> None:
-    """One sample of each target: the kernel's facts first, then py-spy, some side by side.
-
-    limit_s: of that, for all of them, where they are of several owners
-    """
+def _observe_sample(supervisor: Supervisor, targets: Sequence[Target]) -> None:
+    """The kernel's facts of one sample, before any look that could change them."""
     _observe(supervisor, targets)
     for target in targets:
         now = target.facts[-1] if target.facts else None
         target.cpu_s.append(now.cpu_s if now else target.rank.process.cpu_s)
+        target.switches.append(now.switches if now else 0)
+        target.main_cpu_s.append(now.main_cpu_s if now else 0.0)
+
+
+def _observe_below(
+    supervisor: Supervisor,
+    targets: Sequence[Target],
+    seen: Sequence[processes.Process],
+    ours: set[int],
+) -> None:
+    """The processes below the targets, their facts, and what everybody waits for."""
+    below.find(targets, seen, ours, _until(supervisor, supervisor.left_s / 2))
+    others = [one for target in targets for one in target.below]
+    _observe(supervisor, others)
+    for one in others:
+        if one.facts:
+            one.cpu_s.append(one.facts[-1].cpu_s)
+    whose: dict[int | None, list[int]] = {}
+    for process in seen:
+        whose.setdefault(process.uid, []).append(process.pid)
+    near: dict[int, Sequence[int]] = {}
+    for target in targets:
+        family = [target.pid, *[one.pid for one in target.below], target.rank.process.parent]
+        mates = [*family, *whose.get(target.rank.process.uid, ())]
+        near.update(dict.fromkeys(family[:-1], mates))
+    looked_at = [*targets, *others]
+    may = [one.pid for one in looked_at if one.facts and not one.rank.stranger]
+    found = waits.observe(may, near, _until(supervisor, supervisor.left_s / 2))
+    for one in looked_at:
+        if one.pid in found:
+            one.waits_on = found[one.pid][1]
+
+
+@dataclass(frozen=True)
+class _Looks:
+    """How py-spy looks at some processes.
+
+    path:    py-spy's
+    kept:    owner -> characters of all frames of the owner's processes so far; it is counted on
+    limit_s: seconds for all of them, where they are of several owners
+    until:   a moment of time.monotonic() after which no look is begun
+    how:     see `py_spy.take`
+    """
+
+    path: str
+    kept: Counter[str]
+    limit_s: float
+    until: float = float("inf")
+    how: str = py_spy.PLAIN
+
+
+def _dump(supervisor: Supervisor, targets: Sequence[Target], looks: _Looks) -> float:
+    """py-spy's dump of each target, some side by side; the seconds that it took."""
+    began = time.monotonic()
 
     def dump(target: Target) -> py_spy.Dump:
         why = target.refusal(os.geteuid())
         target.add_note(why)
+        if not why and looks.until < time.monotonic():
+            why = _NO_TIME_BELOW
         if why or supervisor.deadline < time.monotonic():
             return py_spy.Dump(error=why or NO_TIME)
-        return py_spy.take(supervisor, path, target.pid, supervisor.left_s)
+        return py_spy.take(supervisor, looks.path, target.pid, supervisor.left_s, looks.how)
 
     workers = max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)
     # The last look may take all of its own time.
-    given_s = max(limit_s / 2, limit_s - py_spy.LIMIT_S)
+    given_s = max(looks.limit_s / 2, looks.limit_s - py_spy.LIMIT_S)
     turns = ranks.Turns([target.rank for target in targets], given_s * workers)
     found: dict[int, py_spy.Dump] = {}
-    kept = Counter(_kept(targets))
 
     def work() -> None:
         while next_ := turns.take():
             place, owner = next_
-            began = time.monotonic()
+            started = time.monotonic()
             dumped = dump(targets[place])
-            kept[owner] += dumped.characters
-            found[place] = dumped if kept[owner] <= _MOST_KEPT else py_spy.Dump(error=_TOO_LARGE)
-            turns.back(owner, time.monotonic() - began)
+            looks.kept[owner] += dumped.characters
+            large = looks.kept[owner] > _MOST_KEPT
+            found[place] = py_spy.Dump(error=_TOO_LARGE) if large else dumped
+            turns.back(owner, time.monotonic() - started)
 
     with ThreadPoolExecutor(workers) as pool:
         for one in [pool.submit(work) for _ in range(workers)]:
             one.result()
     for place, target in enumerate(targets):
         target.dumps.append(found.get(place, py_spy.Dump(error=OTHERS_TOOK)))
-
-
-def _kept(targets: Sequence[Target]) -> dict[str, int]:
-    """Owner -> characters of all frames of the owner's processes so far."""
-    found: Counter[str] = Counter()
-    for target in targets:
-        found[target.owner] += sum(dump.characters for dump in target.dumps)
-    return found
+    return time.monotonic() - began
 
 
 def _native(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> None:
@@ -342,7 +445,7 @@ def _native(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> Non
             why = NO_TIME
         if not why:
             target.native = py_spy.take(
-                supervisor, path, target.pid, supervisor.left_s, native=True
+                supervisor, path, target.pid, supervisor.left_s, py_spy.NATIVE
             )
             why = target.native.error
             if why == py_spy.HUNG:

@@ -18,6 +18,7 @@ from typing import Any
 
 from nodeready.node import lowered
 from nodeready.node.proofs.attach import environment
+from nodeready.node.redact import redact
 from nodeready.node.runtime import Ended, Supervisor, roots_alone
 
 #: A call: function, short file, line. Stacks of them are root to leaf.
@@ -34,6 +35,16 @@ _MOST_THREADS = 1000
 # Of address space: it maps the program and its libraries, which a user's process names.
 _MEMORY_BYTES = 16 << 30
 _MOST_WORD = 300
+#: Calls whose variables are told, variables of each, and characters of a name or a value.
+_LOCAL_FRAMES, _LOCAL_NAMES, _LOCAL_TEXT = 3, 20, 120
+# Files of Python itself and of what is installed for it; a frozen module has no file.
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[.\d]*/|^<frozen ")
+
+#: How a dump is taken, and py-spy's options for it.
+PLAIN, NATIVE, LOCALS = "plain", "native", "locals"
+_OPTIONS = {
+    PLAIN: ("--nonblocking",), NATIVE: ("--native",), LOCALS: ("--nonblocking", "--locals"),
+}  # fmt: skip
 
 HUNG = "py-spy did not finish in time"
 # py-spy's words, whole or in part -> what to say, and whether another try may do better.
@@ -68,12 +79,17 @@ class Dump:
     threads: the others, the newest first
     gil:     the name of the thread that holds the interpreter's lock; "": none does
     error:   why there is nothing else here
+    locals:  variables of the main thread's innermost calls of the user's own code, where asked
+             for: ``function: name = value``, without secrets
+    own:     the main thread holds the interpreter's lock
     """
 
     main: tuple[Frame, ...] | None = None
     threads: tuple[Thread, ...] = ()
     gil: str = ""
     error: str = ""
+    locals: tuple[str, ...] = ()
+    own: bool = False
 
     @property
     def characters(self) -> int:
@@ -134,7 +150,29 @@ def parse(text: str, pid: int) -> Dump:
         return Dump(error="py-spy found no thread")
     main = next(found[-1] for found in mains if found)
     rest = threads[:main] + threads[main + 1 :]
-    return Dump(threads[main].frames, tuple(rest[:_MOST_THREADS]), (gil or [""])[0])
+    return Dump(
+        threads[main].frames,
+        tuple(rest[:_MOST_THREADS]),
+        (gil or [""])[0],
+        locals=_locals(rows[main]["frames"]),
+        own=rows[main].get("owns_gil") is True,
+    )
+
+
+def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
+    """Variables of the innermost calls, of the user's own where there are some."""
+    told = [frame for frame in frames if isinstance(frame, dict) and frame.get("locals")]
+    users = [frame for frame in told if not _LIBRARY.search(str(frame.get("filename")))]
+    found = []
+    for frame in (users or told)[:_LOCAL_FRAMES]:
+        rows = frame["locals"] if isinstance(frame["locals"], list) else []
+        for row in [row for row in rows if isinstance(row, dict)][:_LOCAL_NAMES]:
+            name, value = str(row.get("name"))[:_LOCAL_TEXT], str(row.get("repr"))[:_MOST_WORD]
+            # An address is another one in every process.
+            value = redact(name, re.sub(r" at 0x[0-9a-fA-F]+", "", value))
+            text = value if len(value) <= _LOCAL_TEXT else value[: _LOCAL_TEXT - 3] + "..."
+            found.append(f"{str(frame.get('name'))[:_LOCAL_TEXT]}: {name} = {text}")
+    return tuple(found)
 
 
 def words(ended: Ended) -> tuple[str, bool]:
@@ -159,17 +197,17 @@ def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[E
     ), kept
 
 
-def take(
-    supervisor: Supervisor, path: str, pid: int, limit_s: float, native: bool = False
-) -> Dump:
+def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str = PLAIN) -> Dump:
     """A dump of this process; what came in the way is its `error`.
 
     limit_s: seconds that are left at all
-    native:  with native frames: its target waits meanwhile, and it must not be in state D or T
+    how:     NATIVE: with native frames: its target waits meanwhile, and it must not be in state D
+             or T; LOCALS: with variables
     """
     if not path:
         return Dump(error="py-spy is not installed (nodeready deploy installs it)")
-    argv = [path, "dump", "--json", "--native" if native else "--nonblocking", "--pid", str(pid)]
+    native = how == NATIVE
+    argv = [path, "dump", "--json", *_OPTIONS[how], "--pid", str(pid)]
     error = ""
     # A process that runs changes under the eyes of whoever does not stop it.
     for _ in range(1 if native else 2):

@@ -371,6 +371,11 @@ class Turns:
             self._used[owner] += seconds
 
 
+def ours(processes: Sequence[Process], own_pid: int) -> set[int]:
+    """We, who started us, whom we started, and other programs of ours."""
+    return _Tree(processes, own_pid).ours
+
+
 def instead(processes: Sequence[Process], own_pid: int) -> list[Process]:
     """The Pythons that have used the most CPU time: what may be meant where no rank is found."""
     tree = _Tree(processes, own_pid)
@@ -418,7 +423,12 @@ _MOST_COMMAND = 200
 
 @dataclass
 class Target:
-    """A rank, its facts at each sample, and its dumps."""
+    """A rank, its facts at each sample, and its dumps.
+
+    switches, main_cpu_s: of its main thread, at each sample
+    waits_on: what its main thread waits for; "": not known
+    below:    the processes that it has started
+    """
 
     rank: Rank
     facts: list[Facts] = field(default_factory=list)
@@ -427,6 +437,11 @@ class Target:
     native: Dump | None = None
     notes: list[str] = field(default_factory=list)
     user: str = ""
+    switches: list[int] = field(default_factory=list)
+    main_cpu_s: list[float] = field(default_factory=list)
+    waits_on: str = ""
+    below: list[Target] = field(default_factory=list)
+    witnesses: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.add_note(self.rank.note)
@@ -508,6 +523,9 @@ class Target:
             "native": table.add(self.native.main) if self.native and self.native.main else None,
             "note": "; ".join(self.notes),
             "slurm_job": process.cgroup_job,
+            "switches": self.switches,
+            "main_cpu_s": self.main_cpu_s,
+            "waits_on": self.waits_on,
         }
 
 

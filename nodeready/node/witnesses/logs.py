@@ -1,21 +1,45 @@
-"""The log that a rank writes: its last lines, and the lines of PyTorch's watchdog as data."""
+"""The log that a rank writes: its last lines, and the lines of PyTorch's watchdog as data.
+
+The file is found by the descriptors of the process, and not by a name: what /proc/PID/fd/1 and 2
+lead to is the very file that is written, also in a container, and whatever has its name by now.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from nodeready.node import users_file
+from nodeready.node.logs.tail import text_lines
+from nodeready.node.users_file import rights_of, with_rights
+
+#: Lines of a log that are told, and characters of each.
+MOST_LINES, MOST_CHARACTERS = 5, 200
+#: Bytes at the end of a log that are read.
+LOOKED_AT = 64 * 1024
+#: Reports of one log.
+MOST_REPORTS = 64
 
 
 @dataclass(frozen=True)
 class Report:
-    """One line of the watchdog of ProcessGroupNCCL (or of gloo's), as data.
+    """One line of the watchdog of ProcessGroupNCCL (or of gloo's errors), as data.
 
     rank:      the global rank that it is about; None: the line does not say
     group:     description of the process group (``default_pg``); "": not told
-    kind:      "timeout": a collective took too long; "status": how far the group is
+    kind:      ``timeout``: a collective took too long; ``status``: how far the group is;
+               ``missing``: others say that this rank has not come; ``reached``: it has come, and
+               others have not; ``lost``: its connection to another rank broke; ``mismatch``: it
+               has called another collective than others; ``stuck``: its watchdog itself hangs
     sequence:  number of the collective that timed out; None: not told
     operation: ``ALLREDUCE``; "": not told
-    enqueued:  number of the last collective that was enqueued; None: not told
-    completed: number of the last one that was completed; None: not told
+    enqueued:  number of the last collective that was enqueued; 0: none yet; None: not told
+    completed: number of the last one that was completed; 0: none yet; None: not told
     """
 
     rank: int | None
@@ -43,3 +67,501 @@ class Log:
     age_s: int = 0
     lines: tuple[str, ...] = ()
     reports: tuple[Report, ...] = ()
+
+
+# --- The watchdog's lines as data. Pure; what was collected after death is read by it, too.
+
+#: Characters of a line that are searched: a mismatch names two collectives in full.
+_LONGEST = 4096
+#: A number of a rank or of a collective; -1 stands for "none yet".
+_RANK, _COUNT = r"\d{1,7}", r"-?\d{1,18}"
+_MANY = rf"{_RANK}(?:, {_RANK}){{0,1000}}"
+# c10's logging and Python's excepthook put the global rank before each line (torch 2.2 on):
+# "[rank3]:[E621 ...", "[rank3]: Traceback".
+_GLOBAL = re.compile(rf"\[rank({_RANK})\]:")
+# ProcessGroupNCCL::logPrefix; the rank is the one in the group:
+#   2.5 on     [PG ID 0 PG GUID 0(default_pg) Rank 1]
+#   2.7 on     [PG GUID 0(default_pg) Rank 1]
+#   2.4        [PG 0 (default_pg) Rank 1]
+#   2.2, 2.3   [PG 0 Rank 1]
+#   before     [Rank 1]
+_GROUP = re.compile(
+    r"\[(?:PG (?:ID \d{1,9} PG )?(?:GUID )?([^\]()\[ ]{1,60}) ?(?:\(([^)\]]{0,80})\))? )?"
+    rf"Rank ({_RANK})\]"
+)
+# nccl2 (torch 2.15, c10d/nccl2/Logging.hpp): [TC][rank=1][name=default_pg]
+_NCCL2 = re.compile(rf"\[TC\]\[rank=({_RANK})\](?:\[name=([^\]]{{0,80}})\])?")
+_DEFAULT = "default_pg"
+
+_CAUGHT = re.compile(r"Watchdog caught collective operation timeout:")
+_NUMBER = re.compile(rf"\bSeqNum=({_COUNT})")
+_OPERATION = re.compile(r"\bOpType=(\w{1,60})")
+_STATUS = re.compile(
+    rf"(?i)last enqueued (?:[a-z]+ )?work: ({_COUNT})"
+    rf"(?:, last started (?:[a-z]+ )?work: {_COUNT})?"
+    rf"(?:, last completed (?:[a-z]+ )?work: ({_COUNT}))?"
+)
+# "detected by watchdog at work: 7", "... at work sequence id: 7", "Timeout at NCCL work: 7"
+_AT_WORK = re.compile(rf"\bat (?:NCCL )?work(?: sequence id)?: ({_COUNT})")
+_STUCK = re.compile(
+    r"watchdog got stuck for \d+ seconds|Heartbeat monitor timed out|"
+    r"watchdog hang detected|due to .{0,40}ProcessGroupNCCL watchdog hang"
+)
+_FAILED = re.compile(rf"(?:\[Rank ({_RANK})\]: )?Ranks? ({_MANY}) failed to pass monitoredBarrier")
+_REACHED = re.compile(rf"Rank ({_RANK}) successfully reached monitoredBarrier")
+_BARRIER = re.compile(rf"Rank ({_RANK}) timed out in monitoredBarrier")
+_GLOO = re.compile(r"Timed out waiting \d+ms for (send|recv) operation to complete")
+_LOST = re.compile(r"\.cc:\d+\] Connection closed by peer|Connection reset by peer")
+_STORE = re.compile(
+    r"wait timeout after \d+ ?ms, keys: |Timed out after \d+ seconds waiting for clients\."
+)
+_MISMATCH = re.compile(
+    rf"Rank ({_RANK}) is running (?:inconsistent )?collective: "
+    rf"CollectiveFingerPrint\((?:SequenceNumber=(\d{{1,18}}))?(?:, )?OpType=(\w{{1,60}})"
+)
+# c10d's desync report (TORCH_NCCL_DESYNC_DEBUG, TraceUtils.h)
+_RANKS = rf"\[({_MANY})\]"
+_NOT_JOINED = re.compile(
+    rf"{_RANKS} finished collective #(\d{{1,18}}), but didn't join collective #(\d{{1,18}})"
+)
+_UNFINISHED = re.compile(rf"{_RANKS} joined but didn't finish collective #(\d{{1,18}})")
+_NEVER = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused this timeout")
+#: What stands in every line that is of any use; a search for words is quick.
+_NEEDLES = re.compile(
+    r"(?i)watchdog|enqueued |monitoredBarrier|Timed out |Connection (?:closed|reset) by peer|"
+    r"wait timeout after|is running |collective #|lagging ranks|heartbeat monitor|at NCCL work"
+)
+
+
+def reports(lines: Iterable[str], most: int = MOST_REPORTS) -> tuple[Report, ...]:
+    """What PyTorch's watchdogs say in these lines of a log, each once, in their order.
+
+    The ranks are global ones. ``[rank3]:`` before a line is one; ``[Rank 3]`` in it is the number
+    in a process group, which is the same in the default group alone. So it counts there, and
+    where an old version names no group and does not contradict itself.
+
+    Sources: ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp, ProcessGroupWrapper.cpp, TraceUtils.h and
+    TCPStore.cpp of PyTorch 1.13 to 2.15, gloo's unbound_buffer.cc; a row of the test's table each.
+    """
+    found: dict[_Said, None] = {}
+    for line in lines:
+        text = line[:_LONGEST]
+        if _NEEDLES.search(text):
+            for said in _said(text):
+                found.setdefault(said)
+        if len(found) >= 4 * most:
+            break
+    return tuple(dict.fromkeys(_joined(list(found))))[:most]
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A report, and how its rank is known. inner: the number in a group; sure: `rank` is global"""
+
+    report: Report
+    inner: int | None
+    sure: bool
+
+
+def _said(text: str) -> Iterator[_Said]:
+    """What one line says."""
+    if match := _CAUGHT.search(text):
+        number, operation = _NUMBER.search(text, match.end()), _OPERATION.search(text, match.end())
+        yield _by_prefix(
+            text[: match.start()],
+            "timeout",
+            sequence=_count(number[1] if number else None),
+            operation=operation[1] if operation else "",
+        )
+    elif match := _STATUS.search(text):
+        at = _AT_WORK.search(text, 0, match.start())
+        yield _by_prefix(
+            text[: match.start()],
+            "timeout" if at else "status",
+            sequence=_count(at[1] if at else None),
+            enqueued=_count(match[1]),
+            completed=_count(match[2]),
+        )
+    elif match := _STUCK.search(text):
+        yield _by_prefix(text[: match.start()], "stuck")
+    elif match := _FAILED.search(text):
+        outer = _GLOBAL.search(text)
+        # Rank 0 of the group says it: if that is another global rank, the numbers are the group's.
+        own = outer is None or int(outer[1]) == int(match[1] or 0)
+        for rank in _numbers(match[2]):
+            yield _Said(
+                _report(rank if own else None, "missing", operation="monitoredBarrier"), rank, own
+            )
+    elif match := _REACHED.search(text):
+        yield _by_prefix(
+            text[: match.start()], "reached", inner=int(match[1]), operation="monitoredBarrier"
+        )
+    elif match := _BARRIER.search(text):
+        yield _by_prefix(
+            text[: match.start()], "timeout", inner=int(match[1]), operation="monitoredBarrier"
+        )
+    elif match := _GLOO.search(text):
+        yield _by_prefix(text[: match.start()], "timeout", operation=match[1])
+    elif match := _LOST.search(text):
+        yield _by_prefix(text[: match.start()], "lost")
+    elif match := _STORE.search(text):
+        yield _by_prefix(text[: match.start()], "timeout", operation="store")
+    else:
+        yield from _differing(text)
+
+
+def _differing(text: str) -> Iterator[_Said]:
+    """A mismatch of collectives, or the desync report: the numbers are those in the group."""
+    running = list(_MISMATCH.finditer(text))
+    if running:
+        outer = _GLOBAL.search(text)
+        own = outer is None or int(outer[1]) == int(running[0][1])
+        for match in running[:2]:
+            rank, sequence = int(match[1]), _count(match[2])
+            known = _report(
+                rank if own else None, "mismatch", sequence=sequence, operation=match[3]
+            )
+            yield _Said(known, rank, own)
+    for match in _NOT_JOINED.finditer(text):
+        for rank in _numbers(match[1]):
+            known = _report(rank, "missing", sequence=int(match[3]), completed=int(match[2]))
+            yield _Said(known, rank, False)
+    for match in _UNFINISHED.finditer(text):
+        for rank in _numbers(match[1]):
+            last = int(match[2])
+            known = _report(rank, "status", enqueued=last, completed=max(0, last - 1))
+            yield _Said(known, rank, False)
+    if never := _NEVER.search(text):
+        for rank in _numbers(never[1]):
+            yield _Said(_report(rank, "missing", enqueued=0, completed=0), rank, False)
+
+
+def _report(
+    rank: int | None,
+    kind: str,
+    *,
+    sequence: int | None = None,
+    operation: str = "",
+    enqueued: int | None = None,
+    completed: int | None = None,
+) -> Report:
+    return Report(rank, "", kind, sequence, operation, enqueued, completed)
+
+
+def _by_prefix(
+    before: str,
+    kind: str,
+    *,
+    inner: int | None = None,
+    sequence: int | None = None,
+    operation: str = "",
+    enqueued: int | None = None,
+    completed: int | None = None,
+) -> _Said:
+    """A report of the rank and the group that the text before it names."""
+    outer, group = _GLOBAL.search(before), ""
+    if match := _GROUP.search(before):
+        name, description = match[1] or "", match[2] or ""
+        inner = int(match[3])
+        group = description if description not in ("", "undefined") else name
+    elif match := _NCCL2.search(before):
+        inner, group = int(match[1]), match[2] or ""
+    # The default group is number 0.
+    group = _DEFAULT if group == "0" else group
+    sure = outer is not None or group == _DEFAULT
+    rank = int(outer[1]) if outer else inner if sure or not group else None
+    report = Report(rank, group, kind, sequence, operation, enqueued, completed)
+    return _Said(report, inner, sure)
+
+
+def _joined(said: Sequence[_Said]) -> Iterator[Report]:
+    """The reports; of a timeout that two lines tell of, one with what both tell."""
+    numbers: dict[tuple[int | None, str], set[int]] = {}
+    for one in said:
+        if not one.sure and one.report.kind == "timeout" and one.report.sequence is not None:
+            numbers.setdefault((one.inner, one.report.group), set()).add(one.report.sequence)
+    later = {
+        (one.report.rank, one.inner, one.report.sequence): one.report
+        for one in said
+        if one.report.kind == "timeout" and one.report.enqueued is not None
+    }
+    taken = set()
+    for one in said:
+        report = one.report
+        if report.kind == "timeout" and report.sequence is not None:
+            key = (report.rank, one.inner, report.sequence)
+            status = later.get(key)
+            if status is None and not one.sure:
+                # The first line has no group: it is the rank that the second line names.
+                same = [other for k, other in later.items() if k[1:] == key[1:]]
+                status = same[0] if len(same) == 1 else None
+            if status is not None and report.enqueued is None:
+                taken.add(status)
+                report = replace(status, operation=report.operation or status.operation)
+            elif report in taken:
+                continue
+        # One rank cannot wait for several collectives of one group: these are several groups.
+        if not one.sure and len(numbers.get((one.inner, report.group), ())) > 1:
+            report = replace(report, rank=None)
+        yield report
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",") if word.strip()][:MOST_REPORTS]
+
+
+def _count(text: str | None) -> int | None:
+    """A number of a collective; those before the first are 0."""
+    return None if text is None else max(0, int(text))
+
+
+# --- The file behind a descriptor.
+
+#: Processes that are searched for the other end of a pipe, and seconds for that.
+_MOST_PROCESSES, _SEARCH_S = 4096, 0.3
+#: File systems in memory, on which nobody keeps a log.
+_MEMORY = ("/dev/shm/", "/memfd:", "/run/shm/")
+
+
+class _NoLogError(Exception):
+    """There is no log to read: why, one line."""
+
+
+@dataclass(frozen=True)
+class _File:
+    """An open log. number: a descriptor to read it with, the caller's to close"""
+
+    path: str
+    number: int
+    known: os.stat_result
+
+
+def observe(pid: int, uid: int) -> Log:
+    """The log of this process, as its user may read it.
+
+    uid: of who started it. For a fork (`nodeready.node.stacks.processes.each`): the file system
+    may never answer.
+    """
+    found: list[_File] = []
+    why: dict[str, None] = {}
+    try:
+        for descriptor in (1, 2):
+            try:
+                found += _files(pid, uid, descriptor)
+            except _NoLogError as problem:
+                why.setdefault(str(problem))
+        files = list({(one.known.st_dev, one.known.st_ino): one for one in found}.values())
+        return _log(files) if files else Log(absent="; ".join(why))
+    finally:
+        for one in found:
+            os.close(one.number)
+
+
+def _log(files: Sequence[_File]) -> Log:
+    """The lines of the file that was written last, and the reports of all."""
+    read = []
+    for one in files:
+        with contextlib.suppress(OSError):
+            read.append((one, *_read(one)))
+    if not read:
+        return Log(absent="its log cannot be read")
+    # An empty file tells less than the other, whenever it was made.
+    last, _, lines = max(read, key=lambda row: (row[1] > 0, row[0].known.st_mtime_ns))
+    if lines is None:
+        return Log(absent=f"what it writes is no text: {last.path[:MOST_CHARACTERS]}")
+    age = max(0, min(int(time.time() - last.known.st_mtime), 1 << 31))
+    said = reports(line for _, _, rows in read for line in rows or ())
+    shown = tuple(line[:MOST_CHARACTERS] for line in lines[-MOST_LINES:])
+    return Log("", last.path, age, shown, said)
+
+
+def _read(one: _File) -> tuple[int, list[str] | None]:
+    """The size of a log, and the lines at its end; None: it is no text."""
+    size = os.fstat(one.number).st_size
+    start = max(0, size - LOOKED_AT)
+    rows = text_lines(os.pread(one.number, LOOKED_AT, start), whole=start == 0)
+    if rows is None:
+        return size, None
+    return size, [row[: 4 * _LONGEST].decode("utf-8", "replace").rstrip() for row in rows]
+
+
+def _files(pid: int, uid: int, descriptor: int) -> list[_File]:
+    """The regular files that are written through this descriptor. Raises _NoLogError."""
+    link = f"/proc/{pid}/fd/{descriptor}"
+    try:
+        shown = os.readlink(link)
+        known = os.stat(link)
+    except FileNotFoundError:
+        gone = not os.path.exists(f"/proc/{pid}")
+        raise _NoLogError("it has ended" if gone else "it has closed its output") from None
+    except ProcessLookupError:
+        raise _NoLogError("it has ended") from None
+    except OSError as problem:
+        raise _NoLogError(f"its output cannot be looked at: {_reason(problem)}") from None
+    mode = known.st_mode
+    if stat.S_ISFIFO(mode):
+        return _through(pid, uid, shown, (known.st_dev, known.st_ino))
+    if stat.S_ISREG(mode):
+        return [_open(link, shown, uid)]
+    raise _NoLogError(_elsewhere(shown, mode))
+
+
+def _elsewhere(shown: str, mode: int) -> str:
+    """Where the output goes that goes to no file."""
+    if stat.S_ISSOCK(mode):
+        return "its output goes to a socket: to systemd's journal, or over the network"
+    if shown == os.devnull:
+        return f"its output goes to {os.devnull}"
+    if stat.S_ISCHR(mode) and shown.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
+        return f"its output goes to a terminal ({shown})"
+    return f"its output goes to {users_file.kind(mode)}"
+
+
+def _open(link: str, shown: str, uid: int) -> _File:
+    """The very file that a descriptor stands for, opened with its user's rights; a regular one.
+
+    link: of /proc/PID/fd. Raises _NoLogError.
+    """
+    try:
+        # O_PATH opens nothing: neither is a FIFO's writer let on, nor a device touched.
+        held = os.open(link, os.O_PATH | os.O_CLOEXEC)
+        try:
+            known = os.fstat(held)
+            if not stat.S_ISREG(known.st_mode):
+                raise _NoLogError(f"its output goes to {users_file.kind(known.st_mode)}")
+            if not known.st_nlink:
+                raise _NoLogError(f"the file that it writes was deleted: {shown}")
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            # Root's own process may write what is a user's.
+            with with_rights(rights_of(uid or known.st_uid)):
+                return _File(shown, os.open(f"/proc/self/fd/{held}", flags), known)
+        finally:
+            os.close(held)
+    except OSError as problem:
+        raise _NoLogError(f"{shown}: {_reason(problem)}") from None
+
+
+def _through(pid: int, uid: int, shown: str, pipe: tuple[int, int]) -> list[_File]:
+    """The files that the process at the other end of a pipe writes. Raises _NoLogError."""
+    readers = [one for one in _readers(pipe, uid) if one != pid]
+    if not readers:
+        above = _name(_parent(pid))
+        if above == "slurmstepd":
+            raise _NoLogError("srun takes its output over the network: look at srun's --output")
+        raise _NoLogError(
+            f"its output goes into a pipe that no process of its user reads ({shown})"
+        )
+    for reader in readers:
+        if found := _written(reader, uid):
+            return found
+    name = _name(readers[0])
+    raise _NoLogError(
+        f"its output goes through a pipe to {name} ({readers[0]}), which writes no file"
+    )
+
+
+def _written(reader: int, uid: int) -> list[_File]:
+    """What a process that passes on others' output writes: its own output where that is a file,
+    else the file that it wrote last; that may be many ranks' common log."""
+    found: list[_File] = []
+    outputs = [number for number in (1, 2) if _access(reader, number) != os.O_RDONLY]
+    for numbers in (outputs, _descriptors(reader)):
+        for number in numbers:
+            link = f"/proc/{reader}/fd/{number}"
+            with contextlib.suppress(OSError, _NoLogError):
+                shown = os.readlink(link)
+                if not shown.startswith("/") or shown.startswith(_MEMORY):
+                    continue
+                if stat.S_ISREG(os.stat(link).st_mode):
+                    found.append(_open(link, shown, uid))
+        if found:
+            break
+    last = max(found, key=lambda one: one.known.st_mtime_ns, default=None)
+    for one in found:
+        if one is not last:
+            os.close(one.number)
+    return [last] if last else []
+
+
+def _descriptors(pid: int) -> list[int]:
+    """The descriptors of a process, beside the first three, through which it can write."""
+    try:
+        numbers = sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd") if name.isdigit())
+    except OSError:
+        return []
+    return [n for n in numbers[:1024] if n > 2 and _access(pid, n) != os.O_RDONLY]
+
+
+def _access(pid: int, number: int) -> int:
+    """O_RDONLY, O_WRONLY or O_RDWR of a descriptor (proc(5), fdinfo); O_RDONLY: nobody knows."""
+    try:
+        with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii", errors="replace") as file:
+            text = file.read(4096)
+        return int(text.split("flags:")[1].split()[0], 8) & os.O_ACCMODE
+    except (OSError, ValueError, IndexError):
+        return os.O_RDONLY
+
+
+#: Pipe -> who reads it, of one user, and when that was found out: many ranks write into one pipe.
+_known: dict[int, tuple[float, dict[tuple[int, int], list[int]]]] = {}
+_KNOWN_S = 2.0
+
+
+def _readers(pipe: tuple[int, int], uid: int) -> list[int]:
+    """The processes of this user that read this pipe."""
+    asked, found = _known.get(uid, (0.0, {}))
+    if not found or time.monotonic() - asked > _KNOWN_S:
+        found = {}
+        until = time.monotonic() + _SEARCH_S
+        for pid in _processes(uid):
+            if time.monotonic() > until:
+                break
+            for one in _read_by(pid):
+                found.setdefault(one, []).append(pid)
+        _known[uid] = time.monotonic(), found
+    return found.get(pipe, [])
+
+
+def _processes(uid: int) -> Iterator[int]:
+    """The numbers of this user's processes, the youngest ones last."""
+    count = 0
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == uid:
+                count += 1
+                yield pid
+        if count >= _MOST_PROCESSES:
+            return
+
+
+def _read_by(pid: int) -> Iterator[tuple[int, int]]:
+    """The pipes that a process reads."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd")[:1024]:
+            with contextlib.suppress(OSError):
+                link = f"/proc/{pid}/fd/{name}"
+                if not os.readlink(link).startswith("pipe:") or not name.isdigit():
+                    continue
+                if _access(pid, int(name)) != os.O_WRONLY:
+                    known = os.stat(link)
+                    yield known.st_dev, known.st_ino
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read(4096).rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read(64).strip()
+    except OSError:
+        return "a process"
+
+
+def _reason(problem: OSError) -> str:
+    return (problem.strerror or str(problem)).lower()

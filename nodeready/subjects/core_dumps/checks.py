@@ -6,8 +6,7 @@ import re
 
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps.facts import KEY, PROBE, CoreDumps, core_directory
-from nodeready.subjects.declare import Subject, check
-from nodeready.subjects.result import Result, fail, fixable, na, ok
+from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok
 from nodeready.subjects.sysctl import contradicted
 
 # systemd's sysctl.d/50-coredump.conf of all versions: only the specifiers differ (core(5)).

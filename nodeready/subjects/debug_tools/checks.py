@@ -12,8 +12,7 @@ from nodeready.subjects.debug_tools.facts import (
     DebugTools,
     unusable,
 )
-from nodeready.subjects.declare import Subject, check
-from nodeready.subjects.result import Result, fail, fixable, na, ok, some, warn
+from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, some, warn
 
 #: The machines for which py-spy's wheels hold a static binary.
 MACHINES = ("x86_64", "aarch64")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nodeready.policy import Expected, Policy
 from nodeready.shell import quote
-from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.gate.facts import (
     BUNDLE,
     COMPILED,
@@ -19,7 +18,7 @@ from nodeready.subjects.gate.facts import (
     WANTED,
     Gate,
 )
-from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
+from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn
 
 OFF = "gate is False"
 #: A node that judges itself runs its own check, which therefore works well enough for a job.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
-from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.gpus.amd import AmdGpu
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
@@ -31,7 +30,7 @@ from nodeready.subjects.gpus.health import (
 )
 from nodeready.subjects.gpus.health import tool as tool_of
 from nodeready.subjects.gpus.links import fabric_manager, nvlink
-from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
+from nodeready.subjects.result import Result, Subject, check, fail, na, ok, unknown, warn
 
 _PCI = "/sys/bus/pci/devices"
 _PACKAGES = {

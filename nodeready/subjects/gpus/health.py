@@ -10,12 +10,11 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from nodeready.policy import Policy
-from nodeready.subjects.declare import check
 from nodeready.subjects.gpus import kernel_log
 from nodeready.subjects.gpus.amd import AmdGpu, integrated
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.iommu.facts import MODELS
-from nodeready.subjects.result import Result, fail, na, ok, some, unknown, warn
+from nodeready.subjects.result import Result, check, fail, na, ok, some, unknown, warn
 
 # --- Which GPUs of a node are judged, and how findings name them.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from nodeready.policy import Policy
-from nodeready.subjects.declare import check
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.gpus.health import (
     expected,
@@ -17,7 +16,7 @@ from nodeready.subjects.gpus.health import (
     why_unseen,
 )
 from nodeready.subjects.gpus.nvidia import on_board, switched
-from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
+from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
 
 # Gigabytes per second of one link: V100, A100, Hopper, Blackwell (NVIDIA's Health Validation,
 # nvlink_bandwidth_count_speed, and recorded output). A link that is slower has fewer lanes.

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from nodeready.policy import Policy
 from nodeready.shell import quote
-from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.host.facts import (
     NO_TABLE,
     NUMA_BALANCING,
@@ -18,7 +17,7 @@ from nodeready.subjects.host.facts import (
 )
 from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, is_network
 from nodeready.subjects.host.processes import Stuck
-from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
+from nodeready.subjects.result import Result, Subject, check, fail, na, ok, unknown, warn
 
 #: At most so many findings of one check are named; the other ones are counted.
 _SHOWN = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.iommu.facts import (
     ENTRIES,
     GENERATED,
@@ -18,7 +17,7 @@ from nodeready.subjects.iommu.facts import (
     missing,
     words,
 )
-from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
+from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, unknown, warn
 
 #: From here on MI100 and MI200 need the IOMMU: without it the kernel falls back from X2APIC and
 #: enumerates 255 of 256 logical CPUs (AMD's system optimization guides for MI100 and MI200). A

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import beatable
-from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.limits.facts import (
     ITEMS,
     NR_OPEN,
@@ -18,7 +17,7 @@ from nodeready.subjects.limits.facts import (
     everybody,
     same_domain,
 )
-from nodeready.subjects.result import Result, fail, fixable, na, ok, some, warn
+from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, some, warn
 
 KINDS = ("soft", "hard")
 _LOGIN_FILES = ("/etc/security/limits.d/*nodeready.conf",)

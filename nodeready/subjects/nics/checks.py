@@ -12,10 +12,9 @@ from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
 from nodeready.subjects.base import Counters
-from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.nics.facts import PROBE, Bond, Nics, Slave, compared, counters, learned
 from nodeready.subjects.nics.nic import NET, Nic
-from nodeready.subjects.result import Result, fail, na, ok, some, unknown, warn
+from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
 
 # --- Since the last look: lost links and broken packets.
 #

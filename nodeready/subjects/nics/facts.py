@@ -14,9 +14,8 @@ from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.subjects.base import Counters, Output, Probe, ProbeError, Section, number
-from nodeready.subjects.nics import nic, routes
-from nodeready.subjects.nics.nic import Nic
-from nodeready.subjects.nics.routes import Route
+from nodeready.subjects.nics import nic
+from nodeready.subjects.nics.nic import Nic, Route
 
 # --- Bonds: /sys/class/net/BOND/bonding, and the bonding_slave of each slave.
 #
@@ -256,15 +255,15 @@ def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
     """The observation. Raises ProbeError without any interface: every node has lo."""
-    output, table = outputs["nics"], outputs[routes.SECTION.name]
+    output, table = outputs["nics"], outputs[nic.SECTION.name]
     text = output.require()
     if not table.truncated:
         table.require()
     attributes = nic.attributes(text)
     if not attributes:
         raise ProbeError(f"no interface in {nic.NET}", text.strip())
-    known, own = routes.parse_section(table)
-    placed = routes.addresses(own)
+    known, own = nic.parse_section(table)
+    placed = nic.addresses(own)
     used = {route.interface for route in known if not nic.link_local(route.destination)}
     uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
     interfaces = {}
@@ -284,12 +283,12 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         container_ends=number(output.values().get("ends", "0"), "a number of interfaces"),
         routes=known,
         routes_cut=table.truncated,
-        default_interface=routes.default_interface(known),
+        default_interface=nic.default_interface(known),
     )
     return replace(seen, nccl_socket_ifname=socket_interface(seen)[0])
 
 
-PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
+PROBE = Probe("nics", (Section("nics", _script), nic.SECTION), parse)
 
 # --- The interface to the other nodes.
 
@@ -300,11 +299,11 @@ def reaching(seen: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
     Names, loopback addresses, the node's own addresses and the networks of containers are passed
     over. Give the same tuple for all nodes: it is sorted once.
     """
-    counts = routes.reached(seen.routes, addresses)
-    known = routes.known(addresses)
+    counts = nic.reached(seen.routes, addresses)
+    known = nic.known(addresses)
     listed = [text for one in seen.interfaces.values() for text in one.addresses or ()]
     own = tuple(text for text in listed if text.partition("/")[0] in known)
-    for name, count in routes.reached(seen.routes, own).items():
+    for name, count in nic.reached(seen.routes, own).items():
         counts[name] = counts.get(name, 0) - count
     names = [
         name

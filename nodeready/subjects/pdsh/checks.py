@@ -10,7 +10,6 @@ from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import COMPANIONS, chmod_mends, stuck
 from nodeready.subjects.base import Line, beatable
-from nodeready.subjects.declare import Subject, check, deploy
 from nodeready.subjects.pdsh.facts import (
     ENVIRONMENT,
     PROBE,
@@ -21,7 +20,18 @@ from nodeready.subjects.pdsh.facts import (
     User,
     in_environment,
 )
-from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
+from nodeready.subjects.result import (
+    Result,
+    Subject,
+    check,
+    deploy,
+    fail,
+    fixable,
+    na,
+    ok,
+    unknown,
+    warn,
+)
 
 TYPE = "ssh"
 _SETS = re.compile(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeready.policy import Policy
-from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.ports.facts import (
     EPHEMERAL,
     KERNEL_EPHEMERAL,
@@ -20,7 +19,7 @@ from nodeready.subjects.ports.facts import (
     text_of,
 )
 from nodeready.subjects.ports.firewall import Firewall, shown
-from nodeready.subjects.result import Result, fail, ok, some, unknown, warn
+from nodeready.subjects.result import Result, Subject, check, fail, ok, some, unknown, warn
 
 #: At most so many holders of ports, and runs of ports, are named.
 _MOST = 4

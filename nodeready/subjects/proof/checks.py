@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from nodeready.policy import Policy
 from nodeready.subjects.base import Line
 from nodeready.subjects.core_dumps.facts import core_directory
-from nodeready.subjects.declare import Subject, check, deploy
 from nodeready.subjects.limits.checks import shown, wanted
 from nodeready.subjects.limits.facts import (
     ITEMS,
@@ -41,7 +40,18 @@ from nodeready.subjects.proof.facts import (
     Way,
 )
 from nodeready.subjects.proof.reach import mesh, pdsh, ports, ssh, unseen
-from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
+from nodeready.subjects.result import (
+    Result,
+    Subject,
+    check,
+    deploy,
+    fail,
+    fixable,
+    na,
+    ok,
+    unknown,
+    warn,
+)
 from nodeready.subjects.sysctl import Boot
 
 _DEPLOY = "nodeready deploy INVENTORY --only"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects.base import Unknown, beatable
-from nodeready.subjects.declare import check, deploy
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import folded
 from nodeready.subjects.ports.firewall import shown
@@ -20,7 +19,18 @@ from nodeready.subjects.proof.facts import (
     Trouble,
     User,
 )
-from nodeready.subjects.result import Result, fail, fixable, na, ok, some, unknown, warn
+from nodeready.subjects.result import (
+    Result,
+    check,
+    deploy,
+    fail,
+    fixable,
+    na,
+    ok,
+    some,
+    unknown,
+    warn,
+)
 from nodeready.subjects.ssh_client.checks import CAUSES, named_file, offending, where_of
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
-from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.ptrace.facts import KEY, PROBE, Ptrace
-from nodeready.subjects.result import Result, fail, fixable, na, ok
+from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok
 from nodeready.subjects.sysctl import contradicted, sets
 
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
-from nodeready.subjects.declare import Subject, check
 from nodeready.subjects.rdma.facts import (
     PMA_COUNTERS,
     PROBE,
@@ -24,7 +23,7 @@ from nodeready.subjects.rdma.facts import (
     counters,
     learned,
 )
-from nodeready.subjects.result import Result, fail, na, ok, some, unknown, warn
+from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
 
 # --- Which RDMA ports of a node are judged, and how findings name them.
 

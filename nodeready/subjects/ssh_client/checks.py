@@ -11,8 +11,7 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import Expected as Completed
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import UNLOADED, Stuck, chmod_mends, stuck
-from nodeready.subjects.declare import Subject, check
-from nodeready.subjects.result import Result, fail, fixable, na, ok, warn
+from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn
 from nodeready.subjects.ssh_client.facts import (
     DROPIN,
     KNOWN_HOSTS,

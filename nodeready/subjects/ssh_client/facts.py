@@ -19,8 +19,8 @@ from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import ACCESS, Access, parse_access
 from nodeready.subjects.base import Line, Output, Probe, Section, file_lines
-from nodeready.subjects.nics import routes
-from nodeready.subjects.nics.routes import Address
+from nodeready.subjects.nics import nic
+from nodeready.subjects.nics.nic import Address
 from nodeready.subjects.sysctl import Setting
 
 # --- ssh_config(5): which line gives an option its value for a host.
@@ -193,7 +193,7 @@ _KEY_FILE = re.compile(r"^/etc/ssh/ssh_host_[^/:\n]{1,80}_key\.pub:(.*)$", re.M)
 
 # The keys are those that sshd offers: the usual files, and those that its configuration names. The
 # full name is the resolver's: of /etc/hosts, else of DNS. The addresses come from
-# nodeready.subjects.nics.routes: `ip` can wait for the kernel's network lock for ever.
+# nodeready.subjects.nics.nic: `ip` can wait for the kernel's network lock for ever.
 _IDENTITY_SCRIPT = rf"""
     nr_host=
     {{ IFS= read -r nr_host </proc/sys/kernel/hostname; }} 2>/dev/null
@@ -312,7 +312,7 @@ def _names(host: str, full: str) -> tuple[str, ...]:
 def parse_identity(output: Output, own: Iterable[Address]) -> Identity:
     """The identity in what _IDENTITY_SCRIPT printed; malformed names and keys are left out.
 
-    own: the node's addresses, of nodeready.subjects.nics.routes
+    own: the node's addresses, of nodeready.subjects.nics.nic
     """
     values = output.values()
     host = values.get("host", "")
@@ -701,7 +701,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     return SshClient(
         installed="ssh" in top.all("have"),
         version=(int(version[1]), int(version[2])) if version else None,
-        identity=parse_identity(top, routes.parse_section(outputs[routes.SECTION.name])[1]),
+        identity=parse_identity(top, nic.parse_section(outputs[nic.SECTION.name])[1]),
         known_hosts=_known_hosts(values, files),
         config=config,
         files=system,
@@ -714,6 +714,6 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
 
 PROBE = Probe(
     "ssh_client",
-    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), routes.SECTION, ACCESS),
+    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), nic.SECTION, ACCESS),
     parse,
 )

@@ -247,6 +247,9 @@ def program_config(
     user: str = "",
     samples: int = 2,
     interval_s: float = 2.0,
+    locals: bool = False,
+    dump: bool = False,
+    ras: bool = False,
 ) -> Config:
     """What the program on the nodes has to do, with a nonce and a tag of its own.
 
@@ -272,6 +275,9 @@ def program_config(
         user=user,
         samples=samples,
         interval_s=interval_s,
+        locals=locals,
+        dump=dump,
+        ras=ras,
     )
 
 

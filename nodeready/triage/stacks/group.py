@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
-from nodeready.triage.stacks import advise, hints
+from nodeready.triage.stacks import advise, evidence, hints, verdict
 from nodeready.triage.stacks.document import KINDS, Frame, Group, OtherJob, Rank, Stacks, Thread
 
 # --- The stacks of all nodes: each different one once, known by a number.
@@ -290,6 +290,7 @@ class TraceCollector:
         self.instead: dict[str, Sequence[str]] = {}
         self.started: list[str] = []
         self._texts: dict[str, str] = {}
+        self.evidence = evidence.Evidence()
 
     def read(self, trace: Mapping[str, Any]) -> None:
         node, interval = trace["node"], trace["interval_s"]
@@ -302,6 +303,7 @@ class TraceCollector:
         elif trace["instead"]:
             self.instead[node] = trace["instead"]
         numbers = self.stacks.numbers(trace)
+        self.evidence.read(trace)
         # Every trace has strings of its own, and most of them are the same.
         shared = self._texts.setdefault
         for process in trace["processes"]:
@@ -498,6 +500,17 @@ def _suspicion(group: Group, everything: int) -> tuple[int, int, int, int]:
     return kind, size, group.ranks[0] if group.ranks else advise.MAX_RANKS, group.fork
 
 
+def _heard(seen: evidence.Evidence, buckets: Iterable[Bucket], count: int) -> evidence.Testimony:
+    """What the witnesses say of these processes. Counts of a moment say nothing of a job that
+    goes on."""
+    if not seen:
+        return evidence.Testimony()
+    whole = list(buckets)
+    moving = sum(len(one.processes) for one in whole if one.verdict == "progressing")
+    everybody = (process for bucket in whole for process in bucket.processes)
+    return evidence.hear(seen, everybody, moving=2 * moving > count)
+
+
 def _world(job: Job) -> int | None:
     """What all ranks that say it agree on."""
     return next(iter(job.world_sizes)) if len(job.world_sizes) == 1 else None
@@ -556,6 +569,9 @@ def _grouped(
         (_with_fork(one, fork), bucket) for (one, bucket), fork in zip(found, forks, strict=True)
     ]
     found.sort(key=lambda pair: _suspicion(pair[0], everything))
+    heard = _heard(reader.evidence, buckets, job.count)
+    decided = verdict.decide([one for one, _ in found], heard, _world(job))
+    found = [(decided.groups[at], found[at][1]) for at in decided.order]
     ranks = [
         Rank(*process[:7], at, process.note)
         for at, (_, bucket) in enumerate(found)
@@ -579,5 +595,7 @@ def _grouped(
             OtherJob(one.name, one.user, one.count, one.name == job.name and bool(one.name))
             for one in jobs[1:]
         ),
+        decided.verdict if ranks else None,
+        heard.witnesses,
     )
     return advise.with_advice(made, job.world_sizes, reader.instead)

@@ -24,6 +24,8 @@ Trace = dict[str, Any]
 MAX_BYTES = 256 << 20
 #: Numbers beyond these are no pid, rank, line or time of any machine (INT_MAX; 300 years).
 _MOST, _LONGEST_S = 2**31 - 1, 1e10
+#: The kernel counts context switches with 64 bits.
+_MOST_SWITCHES = 2**64 - 1
 #: Characters of a text; the program on the node cuts them all to less.
 MAX_TEXT = 4096
 
@@ -46,11 +48,21 @@ _LATER: dict[str, tuple[tuple[type, ...], Any]] = {
     "waits_on": ((str,), ""), "below": ((list,), []), "locals": ((list,), []),
     "witnesses": ((dict,), {}),
 }  # fmt: skip
+#: A process below a rank.
+_BELOW = {
+    "pid": (int,), "parent": (int,), "kind": (str,), "command": (str,), "state": (str,),
+    "wait_channel": (str,), "cpu_s": (list,), "waits_on": (str,), "main": (int, _NONE),
+    "error": (str,),
+}  # fmt: skip
+#: Processes below one rank, and variables of one, that the program on the node never goes beyond.
+_MOST_BELOW, _MOST_LOCALS = 64, 200
 _SAMPLE = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
 
 _NEVER = object()
 #: The texts of a process.
-_words = itemgetter(*(name for name, types in _PROCESS.items() if types == (str,)))
+_words = itemgetter(
+    *(name for name, types in _PROCESS.items() if types == (str,)), "slurm_job", "waits_on"
+)
 #: The first fields of a process.
 _COUNTED = ("pid", "tracer", "threads", "rank", "local_rank", "world_size")
 #: A field may be of some types, so there are a few dozen combinations, seen again and again.
@@ -142,12 +154,47 @@ def _process(process: Any, what: str) -> None:
             raise _Wrong(f"{what}.{name} cannot be {_shown(value)}")
     if process["pid"] < 0 or process["tracer"] < 0 or process["threads"] < 0:
         raise _Wrong(f"{what} has a number below 0")
-    for value in (*process["cpu_s"], process["start_s"]):
+    _times((*process["cpu_s"], *process["main_cpu_s"], process["start_s"]), what)
+    if process["switches"]:
+        counts = process["switches"]
+        if set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) > _MOST_SWITCHES:
+            raise _Wrong(f"{what}.switches holds what is no number of switches")
+    if process["kernel_stack"]:
+        _texts(process["kernel_stack"], f"{what}.kernel_stack")
+    if process["locals"]:
+        _texts(process["locals"], f"{what}.locals")
+        if len(process["locals"]) > _MOST_LOCALS:
+            raise _Wrong(f"{what}.locals are more than {_MOST_LOCALS}")
+
+
+def _times(values: Iterable[Any], what: str) -> None:
+    for value in values:
         # NaN and the infinities are outside, too.
         if type(value) not in _NUMBER or not 0 <= value <= _LONGEST_S:
             raise _Wrong(f"a time of {what} cannot be {_shown(value)}")
-    if process["kernel_stack"]:
-        _texts(process["kernel_stack"], f"{what}.kernel_stack")
+
+
+def _witnesses(found: Any, what: str) -> None:
+    """Check that each witness is an object: whoever reads one knows its form."""
+    for name, value in found.items():
+        if type(value) is not dict:
+            raise _Wrong(f"{what}[{_shown(name)}] cannot be {_shown(value)}")
+
+
+def _below(process: Any, used: list[Any], what: str) -> None:
+    """Check the processes below one process, and collect the indexes that they use."""
+    rows = process["below"]
+    if len(rows) > _MOST_BELOW:
+        raise _Wrong(f"{what}.below are more than {_MOST_BELOW}")
+    for at, row in enumerate(rows):
+        where = f"{what}.below[{at}]"
+        _fields(row, _BELOW, where)
+        for name in ("pid", "parent"):
+            if not 0 <= row[name] <= _MOST:
+                raise _Wrong(f"{where}.{name} cannot be {_shown(row[name])}")
+        _times(row["cpu_s"], where)
+        if row["main"] is not None:
+            used.append(row["main"])
 
 
 def _samples(process: Any, used: list[Any], what: str) -> None:
@@ -191,12 +238,17 @@ def read(data: Any, where: str) -> Trace:
             raise _Wrong(f"interval_s cannot be {_shown(data['interval_s'])}")
         if type(data.setdefault("witnesses", {})) is not dict:
             _fields(data, {"witnesses": (dict,)}, "it")
+        _witnesses(data["witnesses"], "witnesses")
         _texts(data["instead"], "instead")
         _frames(data)
         used: list[Any] = []
         for number, process in enumerate(data["processes"]):
             _process(process, f"processes[{number}]")
             _samples(process, used, f"processes[{number}]")
+            if process["witnesses"]:
+                _witnesses(process["witnesses"], f"processes[{number}].witnesses")
+            if process["below"]:
+                _below(process, used, f"processes[{number}]")
         _indexes(used, len(data["stacks"]), "a sample's stack")
     except _Wrong as wrong:
         raise TraceError(f"{where}: {wrong}") from None

@@ -9,9 +9,8 @@ import pytest
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects import registry
-from nodeready.subjects.declare import Act, check
 from nodeready.subjects.registry import SUBJECTS, check_ids
-from nodeready.subjects.result import fail, fixable, ok
+from nodeready.subjects.result import Act, check, fail, fixable, ok
 from tests.helpers import nodeready
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.audit import history
-from nodeready.healthcheck import drain, gate, policy_file
+from nodeready.healthcheck import drain, gate, here
 from nodeready.inventory import hostfile, nodeset, slurm
 from nodeready.node.cores import core_pattern
 from nodeready.node.logs import paths as log_paths
@@ -79,7 +79,7 @@ def folded(text: str) -> None:
 
 
 def gate_policy(text: str) -> None:
-    make_policy(policy_file._settings(text.encode("utf-8", "surrogateescape"), "/etc/p.json"))
+    make_policy(here._settings(text.encode("utf-8", "surrogateescape"), "/etc/p.json"))
 
 
 def raw(text: str) -> bytes:
@@ -368,7 +368,7 @@ _TAKES = ("str", "str | bytes", "bytes", "Output", "Iterable[Line]", "Iterable[s
 #: Parsers that are fuzzed elsewhere, or whose text is no other's.
 ELSEWHERE = {
     "audit/peers.py:_read": "a file that was just made, to see whether it can be read",
-    "healthcheck/policy_file.py:_read": "the gate's policy, by its path; root's own",
+    "healthcheck/here.py:_read": "the gate's policy, by its path; root's own",
     "healthcheck/gate.py:read": "a verdict that was kept, by its path",
     "node/cores/core_file.py:parse": "tests/unit/node/test_core_fuzz.py",
     "node/cores/core_pattern.py:expand": "a core_pattern, with values of ours",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.healthcheck import policy_file
+from nodeready.healthcheck import here
 from nodeready.policy import Policy
 from nodeready.policy.load import PolicyError
 
@@ -13,19 +13,19 @@ from nodeready.policy.load import PolicyError
 def site(tmp_path, monkeypatch):
     """The site's file of this machine."""
     path = tmp_path / "policy.json"
-    monkeypatch.setattr(policy_file, "PATH", str(path))
+    monkeypatch.setattr(here, "PATH", str(path))
     return path
 
 
 def test_a_given_file_then_the_site_then_the_bundle_then_the_defaults(site, tmp_path, monkeypatch):
-    assert policy_file.load() == Policy()
+    assert here.load() == Policy()
     embedded = b'{"gpu_count": 8, "swap": "off", "shm_min_mb": 1}'
-    monkeypatch.setattr(policy_file, "_embedded", lambda: embedded)
+    monkeypatch.setattr(here, "_embedded", lambda: embedded)
     site.write_text('{"swap": "any", "shm_min_mb": 2}')
     given = tmp_path / "given.json"
     given.write_text('{"shm_min_mb": 3}')
-    assert policy_file.load(str(given)) == Policy(gpu_count=8, swap="any", shm_min_mb=3)
-    assert policy_file.load() == Policy(gpu_count=8, swap="any", shm_min_mb=2)
+    assert here.load(str(given)) == Policy(gpu_count=8, swap="any", shm_min_mb=3)
+    assert here.load() == Policy(gpu_count=8, swap="any", shm_min_mb=2)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_given_file_then_the_site_then_the_bundle_then_the_defaults(site, tmp_
 def test_what_is_no_policy_is_one_line_with_its_file(text, said, site):
     site.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(PolicyError) as caught:
-        policy_file.load()
+        here.load()
     (problem,) = caught.value.problems
     assert problem.startswith(f"{site}: ")
     assert said in problem
@@ -59,4 +59,4 @@ def test_what_is_no_policy_is_one_line_with_its_file(text, said, site):
 def test_a_given_file_has_to_be_there_and_to_be_a_file(site, tmp_path):
     for path, said in ((tmp_path / "no", "there is no such file"), (tmp_path, "Is a directory")):
         with pytest.raises(PolicyError, match=said):
-            policy_file.load(str(path))
+            here.load(str(path))

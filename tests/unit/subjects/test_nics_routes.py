@@ -9,7 +9,7 @@ import pytest
 from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Output
 from nodeready.subjects.nics import facts as nics
-from nodeready.subjects.nics import routes
+from nodeready.subjects.nics import nic
 from tests.builders.nics import (
     BMC,
     CNI,
@@ -102,7 +102,7 @@ def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
         ]
         name = max(hits)[1]
         expected[name] = expected.get(name, 0) + 1
-    found = routes.reached(seen.routes, addresses)
+    found = nic.reached(seen.routes, addresses)
     assert found == expected
 
 

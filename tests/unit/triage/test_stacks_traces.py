@@ -25,6 +25,14 @@ def good():
         process(0, REDUCE, LOAD, threads_at=threads, native_at=REDUCE, kernel_stack=["futex"]),
         process(None, None, start_s=7),
     ]
+    worker = {
+        "pid": 77, "parent": 4, "kind": "loader worker", "command": "python", "state": "S",
+        "wait_channel": "do_wait", "cpu_s": [0.5, 0.5], "waits_on": "wait for child 78 (gcc)",
+        "main": 0, "error": "",
+    }  # fmt: skip
+    rows[0] |= {"below": [worker, {**worker, "main": None, "error": "not Python"}]}
+    rows[0] |= {"switches": [7, 2**40], "main_cpu_s": [0.5, 1], "waits_on": "futex"}
+    rows[0] |= {"locals": ["step: number = 7"], "witnesses": {"logs": {"absent": "no log"}}}
     return trace("gpu003", *rows, instead=["python3 x.py (pid 7, user bob)"])
 
 
@@ -83,6 +91,27 @@ P = "processes"
         (set_at(P, 0, "cpu_s", 0, to="1"), "a time of processes[0] cannot be '1'"),
         (set_at(P, 0, "start_s", to=1e300), "a time of processes[0] cannot be 1e+300"),
         (set_at(P, 0, "kernel_stack", to=[{}]), "processes[0].kernel_stack holds"),
+        (set_at(P, 0, "switches", to=[-1]), "switches holds what is no number"),
+        (set_at(P, 0, "switches", to=[1.5]), "switches holds what is no number"),
+        (set_at(P, 0, "switches", to=None), "processes[0].switches cannot be None"),
+        (set_at(P, 0, "main_cpu_s", to=["1"]), "a time of processes[0] cannot be '1'"),
+        (set_at(P, 0, "main_cpu_s", to=[-1]), "a time of processes[0] cannot be -1"),
+        (set_at(P, 0, "waits_on", to=7), "processes[0].waits_on cannot be 7"),
+        (set_at(P, 0, "waits_on", to="x" * 5000), "has a text that is too long"),
+        (set_at(P, 0, "locals", to=[7]), "processes[0].locals holds what is no text"),
+        (set_at(P, 0, "locals", to=["x"] * 201), "processes[0].locals are more than 200"),
+        (set_at(P, 0, "witnesses", to=[]), "processes[0].witnesses cannot be a list"),
+        (set_at(P, 0, "witnesses", "logs", to=7), "processes[0].witnesses['logs'] cannot be 7"),
+        (set_at("witnesses", to={"gpus": []}), "witnesses['gpus'] cannot be a list"),
+        (set_at(P, 0, "below", to=[{}] * 65), "processes[0].below are more than 64"),
+        (set_at(P, 0, "below", 0, to=None), "processes[0].below[0] is None, not an object"),
+        (set_at(P, 0, "below", 0, "pid", to=-1), "processes[0].below[0].pid cannot be -1"),
+        (set_at(P, 0, "below", 0, "parent", to=True), "below[0].parent cannot be True"),
+        (set_at(P, 0, "below", 0, "kind", to=DROP), "processes[0].below[0].kind is missing"),
+        (set_at(P, 0, "below", 0, "state", to="x" * 5000), "has a text that is too long"),
+        (set_at(P, 0, "below", 0, "cpu_s", to=[None]), "a time of processes[0].below[0]"),
+        (set_at(P, 0, "below", 0, "main", to=99), "a sample's stack is an index outside"),
+        (set_at(P, 0, "below", 1, "main", to=1.5), "below[1].main cannot be 1.5"),
         (set_at(P, 0, "native", to=99), "a sample's stack is an index outside"),
         (set_at(P, 0, "samples", 0, to=None), "processes[0].samples[0] is None"),
         (set_at(P, 1, "samples", 0, to=3), "processes[1].samples[0] is 3"),

@@ -1,0 +1,469 @@
+"""What a thread waits for: its system call, and the file, pipe, socket, lock or child behind it.
+
+All of it is read from /proc (proc(5)): ``syscall``, the link and the information of a descriptor,
+the mounts, the locks, the sockets. No file that a process names is opened, nor asked for. What
+reads the memory of a process for a path or a set of descriptors may wait with it: `look` is for
+`processes.each`, which goes on without whoever hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeready.node.stacks.processes import HANGS, contents, each, owners
+
+# --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and
+# include/uapi/asm-generic/unistd.h of Linux), with how each is shown and what its arguments name:
+# `fd` a descriptor (first argument), `path` (first), `at` a directory's descriptor and a path,
+# `second` a path (second argument), `connect`, `lock`, `fcntl`, `child`, `waitid`, `poll`,
+# `select`, `epoll`; "": nothing.
+
+_CALLS: tuple[tuple[str, str, int, int], ...] = (
+    ("read", "fd", 0, 63), ("write", "fd", 1, 64), ("open", "path", 2, -1),
+    ("close", "fd", 3, 57), ("stat", "path", 4, -1), ("fstat", "fd", 5, 80),
+    ("lstat", "path", 6, -1), ("poll", "poll", 7, -1), ("lseek", "fd", 8, 62),
+    ("ioctl", "fd", 16, 29), ("read", "fd", 17, 67), ("write", "fd", 18, 68),
+    ("read", "fd", 19, 65), ("write", "fd", 20, 66), ("access", "path", 21, -1),
+    ("select", "select", 23, -1), ("pause", "", 34, -1), ("sleep", "", 35, 101),
+    ("sendfile", "fd", 40, 71), ("connect", "connect", 42, 203), ("accept", "fd", 43, 202),
+    ("send", "fd", 44, 206), ("recv", "fd", 45, 207), ("send", "fd", 46, 211),
+    ("recv", "fd", 47, 212), ("execve", "path", 59, 221), ("wait", "child", 61, 260),
+    ("semop", "", 65, 193), ("msgsnd", "", 69, 189), ("msgrcv", "", 70, 188),
+    ("fcntl", "fcntl", 72, 25), ("flock", "lock", 73, 32), ("fsync", "fd", 74, 82),
+    ("fdatasync", "fd", 75, 83), ("truncate", "path", 76, 45), ("ftruncate", "fd", 77, 46),
+    ("getdents", "fd", 78, -1), ("chdir", "path", 80, 49), ("rename", "path", 82, -1),
+    ("mkdir", "path", 83, -1), ("rmdir", "path", 84, -1), ("open", "path", 85, -1),
+    ("unlink", "path", 87, -1), ("readlink", "path", 89, -1), ("signal", "", 128, 137),
+    ("signal", "", 130, 133), ("statfs", "path", 137, 43), ("fstatfs", "fd", 138, 44),
+    ("sync", "", 162, 81), ("mount", "second", 165, 40), ("umount", "path", 166, 39),
+    ("futex", "", 202, 98), ("io_getevents", "", 208, 4), ("getdents", "fd", 217, 61),
+    ("semop", "", 220, 192), ("sleep", "", 230, 115), ("epoll", "epoll", 232, -1),
+    ("wait", "waitid", 247, 95), ("open", "at", 257, 56), ("mkdir", "at", 258, 34),
+    ("stat", "at", 262, 79), ("unlink", "at", 263, 35), ("rename", "at", 264, 38),
+    ("readlink", "at", 267, 78), ("access", "at", 269, 48), ("select", "select", 270, 72),
+    ("poll", "poll", 271, 73), ("splice", "fd", 275, 76), ("epoll", "epoll", 281, 22),
+    ("fallocate", "fd", 285, 47), ("accept", "fd", 288, 242), ("read", "fd", 295, 69),
+    ("write", "fd", 296, 70), ("recv", "fd", 299, 243), ("syncfs", "fd", 306, 267),
+    ("send", "fd", 307, 269), ("rename", "at", 316, 276), ("copy_file_range", "fd", 326, 285),
+    ("stat", "at", 332, 291), ("io_uring_enter", "fd", 426, 426), ("open", "at", 437, 437),
+    ("access", "at", 439, 439), ("epoll", "epoll", 441, 441), ("futex", "", 449, 449),
+)  # fmt: skip
+_COLUMNS = {"x86_64": 0, "aarch64": 1}
+#: fcntl(2): commands that wait for a lock, F_SETLKW and F_OFD_SETLKW.
+_LOCKING = (7, 38)
+#: openat(2): a path begins at the process's own directory.
+_AT_FDCWD = -100
+_P_PID = 1  # waitid(2)
+#: States of /proc/net/tcp (include/net/tcp_states.h).
+_SYN_SENT, _LISTEN = 2, 10
+
+# Bytes of a path, and descriptors of a set, that are read of a process's memory.
+_PATH_BYTES, _MOST_POLLED, _SELECT_BITS = 4096, 16, 1024
+#: Objects of a set that are named, and processes at the other end of a pipe.
+_NAMED = 3
+_WIDE = 240
+#: Seconds and links for the other ends of all pipes together.
+_ENDS_S, _MOST_LINKS = 1.0, 4096
+
+
+def calls(machine: str) -> dict[int, tuple[str, str]]:
+    """System calls of this machine (uname(2)): number -> how it is shown, what it names."""
+    column = _COLUMNS.get(machine)
+    if column is None:
+        return {}
+    return {row[2:][column]: row[:2] for row in _CALLS if row[2:][column] >= 0}
+
+
+# --- One thread, in a fork.
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one thread waits for, as far as it can be told alone.
+
+    verb:    the system call, as it is shown; "": none
+    objects: what it names, one phrase each; of a pipe the phrase is made in `phrase`
+    pipes:   of the objects, by their place: (inode, the end that the others have: "r" or "w")
+    child:   process that it waits for; -1: any; 0: none
+    lock:    it waits for a lock of a file
+    timed:   a futex(2) with a time, as Python asks for the interpreter's lock
+    """
+
+    verb: str
+    objects: tuple[str, ...] = ()
+    pipes: tuple[tuple[int, int, str], ...] = ()
+    child: int = 0
+    lock: bool = False
+    timed: bool = False
+
+
+def look(pid: int) -> list[Any] | None:
+    """The main thread's call, as plain data for `Call`; None: it runs, or we may not see that.
+
+    It may wait with the process: for `processes.each`.
+    """
+    words = contents(f"/proc/{pid}/syscall").split()
+    if len(words) < 7 or not words[0].isdigit():
+        return None
+    verb, names = calls(os.uname().machine).get(int(words[0]), ("", ""))
+    if not verb:
+        return None
+    arguments = [int(word, 16) for word in words[1:7]]
+    return _Thread(pid, arguments).call(verb, names)
+
+
+def _signed(value: int) -> int:
+    """A C int in a register."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+class _Thread:
+    def __init__(self, pid: int, arguments: Sequence[int]) -> None:
+        self.pid, self.arguments = pid, arguments
+        self.objects: list[str] = []
+        self.pipes: list[tuple[int, int, str]] = []
+        self._mounts: list[tuple[str, str]] | None = None
+
+    def call(self, verb: str, names: str) -> list[Any]:
+        first = _signed(self.arguments[0])
+        child, lock, timed = 0, False, False
+        if names == "fd":
+            verb = self._descriptor(first, verb) or verb
+        elif names in ("path", "second"):
+            self._path(_AT_FDCWD, self.arguments[names == "second"])
+        elif names == "at":
+            self._path(first, self.arguments[1])
+        elif names == "connect":
+            self._connect(first)
+        elif names == "lock" or (names == "fcntl" and self.arguments[1] in _LOCKING):
+            verb, lock = "flock" if names == "lock" else "lock", True
+            self._descriptor(first, verb)
+        elif names == "child":
+            child = first if first > 0 else -1
+        elif names == "waitid":
+            child = self.arguments[1] if first == _P_PID else -1
+        elif names in ("poll", "select", "epoll"):
+            self._set(names)
+        elif verb == "futex":
+            timed = self.arguments[3] != 0
+        return [verb, self.objects, self.pipes, child, lock, timed]
+
+    def _memory(self, address: int, most: int) -> bytes:
+        """Bytes of its memory, up to the end of the mapping."""
+        if not 0 < address < 1 << 63:
+            return b""
+        with contextlib.suppress(OSError, OverflowError):
+            number = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                # Page by page: what follows a string may not be there.
+                data, end = b"", address + most
+                while address < end:
+                    piece = os.pread(number, min(end, (address | 4095) + 1) - address, address)
+                    data, address = data + piece, address + len(piece)
+                    if not piece or b"\0" in piece:
+                        break
+                return data
+            finally:
+                os.close(number)
+        return b""
+
+    def _words(self, address: int, most: int) -> bytes:
+        """Bytes of its memory that may have zeros."""
+        with contextlib.suppress(OSError, OverflowError, ValueError):
+            number = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.pread(number, most, address) if address else b""
+            finally:
+                os.close(number)
+        return b""
+
+    def _link(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            return os.readlink(f"/proc/{self.pid}/{name}")
+        return ""
+
+    def _path(self, directory: int, address: int) -> None:
+        path = self._memory(address, _PATH_BYTES).partition(b"\0")[0].decode("utf-8", "replace")
+        if not path.startswith("/"):
+            start = self._link("cwd" if directory == _AT_FDCWD else f"fd/{directory}")
+            path = f"{start}/{path}" if path and start else start or path
+        if path:
+            self.objects.append(f"{path[-_WIDE:]}{self._type(path)}")
+
+    def _type(self, path: str) -> str:
+        """`` (nfs4)``: the type of the file system where the path is, by the names alone."""
+        if self._mounts is None:
+            rows = contents(f"/proc/{self.pid}/mountinfo").splitlines()
+            self._mounts = [mount for row in rows if (mount := _mount(row))]
+        # The last of those at the same place is the one that is seen.
+        around = [
+            m for m in self._mounts if path == m[0] or path.startswith(m[0].rstrip("/") + "/")
+        ]
+        if not around:
+            return ""
+        longest = max(len(place) for place, _ in around)
+        return f" ({[kind for place, kind in around if len(place) == longest][-1]})"
+
+    def _descriptor(self, number: int, verb: str, end: str = "") -> str:
+        """Add what a descriptor stands for; a better verb, or ""."""
+        link = self._link(f"fd/{number}")
+        kind, _, inode = link.partition(":[")
+        if not link:
+            return ""
+        if kind == "pipe":
+            if not end:
+                end = "r" if verb in ("write", "splice") else "w"
+            self.pipes.append((len(self.objects), int(inode.rstrip("]")), end))
+            self.objects.append("a pipe")
+        elif kind == "socket":
+            verb, peer = self._socket(int(inode.rstrip("]")), verb)
+            self.objects.append(peer)
+            return verb
+        elif link.startswith("anon_inode:"):
+            self.objects.append(link[len("anon_inode:") :].strip("[]")[:_WIDE])
+        elif link.startswith("/"):
+            known = self._type(link) if not link.startswith("/dev/") else ""
+            self.objects.append(f"{link[-_WIDE:]}{known}")
+        return ""
+
+    def _socket(self, inode: int, verb: str) -> tuple[str, str]:
+        verb = {"read": "recv", "write": "send"}.get(verb, verb)
+        for name in ("tcp", "tcp6", "udp", "udp6"):
+            found = tcp_row(contents(f"/proc/{self.pid}/net/{name}"), inode)
+            if found:
+                own, peer, state = found
+                if state == _LISTEN:
+                    return "accept" if verb == "accept" else verb, f"connections to {own}"
+                return ("connect" if state == _SYN_SENT else verb), peer
+        for row in contents(f"/proc/{self.pid}/net/unix").splitlines()[1:]:
+            words = row.split(None, 7)
+            if len(words) > 6 and words[6] == str(inode):
+                name = words[7][:_WIDE] if len(words) > 7 else ""
+                return verb, f"the socket {name}" if name else "a socket of this machine"
+        return verb, "a socket"
+
+    def _connect(self, number: int) -> None:
+        data = self._words(self.arguments[1], min(self.arguments[2] & 0xFFFF, 128))
+        found = address(data)
+        if found:
+            self.objects.append(found)
+        else:
+            self._descriptor(number, "connect")
+
+    def _set(self, names: str) -> None:
+        """Add what a set of descriptors stands for."""
+        wanted: list[tuple[int, str]] = []
+        if names == "poll":
+            count = min(self.arguments[1], _MOST_POLLED)
+            data = self._words(self.arguments[0], count * 8)
+            for at in range(0, len(data) - 7, 8):
+                number, events, _ = struct.unpack_from("=ihh", data, at)
+                # POLLOUT of poll(2) asks for room, what else for something to read.
+                wanted.append((number, "r" if events & 4 and not events & 1 else "w"))
+        elif names == "select":
+            count = min(max(_signed(self.arguments[0]), 0), _SELECT_BITS)
+            for place, end in ((1, "w"), (2, "r")):
+                bits = int.from_bytes(
+                    self._words(self.arguments[place], (count + 63) // 64 * 8), "little"
+                )
+                wanted += [(number, end) for number in range(count) if bits >> number & 1]
+        else:
+            text = contents(f"/proc/{self.pid}/fdinfo/{_signed(self.arguments[0])}")
+            for number, mask in re.findall(r"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", text, re.M):
+                events = int(mask, 16)
+                wanted.append((int(number), "r" if events & 4 and not events & 1 else "w"))
+        for number, end in wanted[:_MOST_POLLED]:
+            if number >= 0:
+                self._descriptor(number, names, end)
+
+
+def _mount(row: str) -> tuple[str, str] | None:
+    """Where a row of /proc/PID/mountinfo is mounted, and its type."""
+    words, _, rest = row.partition(" - ")
+    fields = words.split(" ")
+    if len(fields) < 6 or not rest:
+        return None
+    place = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+    return place, rest.split(" ")[0][:40]
+
+
+def _host(text: str) -> str:
+    """``0100007F:7378`` of /proc/net/tcp: each word of the address in the machine's own order."""
+    words, _, port = text.partition(":")
+    data = bytes.fromhex(words)
+    data = b"".join(struct.pack(">I", value) for (value,) in struct.iter_unpack("=I", data))
+    if len(data) == 4:
+        name = socket.inet_ntop(socket.AF_INET, data)
+    elif data[:12] == b"\0" * 10 + b"\xff\xff":
+        name = socket.inet_ntop(socket.AF_INET, data[12:])
+    else:
+        name = f"[{socket.inet_ntop(socket.AF_INET6, data)}]"
+    return f"{name}:{int(port, 16)}"
+
+
+def tcp_row(text: str, inode: int) -> tuple[str, str, int] | None:
+    """Own address, peer and state of a socket in /proc/net/tcp or its kin; None: not there."""
+    end = r"([0-9A-F]+:[0-9A-F]{4})"
+    found = re.search(rf"^ *\d+: {end} {end} ([0-9A-F]{{2}}) .* {inode} \d+ ", text, re.M)
+    if not found:
+        return None
+    try:
+        return _host(found[1]), _host(found[2]), int(found[3], 16)
+    except (ValueError, struct.error):
+        return None
+
+
+def address(data: bytes) -> str:
+    """What a sockaddr names (ip(7), ipv6(7), unix(7)); "": something else."""
+    if len(data) < 3:
+        return ""
+    (family,) = struct.unpack_from("=H", data)
+    if family == socket.AF_INET and len(data) >= 8:
+        return f"{socket.inet_ntop(family, data[4:8])}:{int.from_bytes(data[2:4], 'big')}"
+    if family == socket.AF_INET6 and len(data) >= 24:
+        return f"[{socket.inet_ntop(family, data[8:24])}]:{int.from_bytes(data[2:4], 'big')}"
+    if family == socket.AF_UNIX:
+        name = data[2:].lstrip(b"\0").partition(b"\0")[0].decode("utf-8", "replace")
+        return f"the socket {name[:_WIDE]}" if name else ""
+    return ""
+
+
+# --- The locks of files, and the other ends of pipes.
+
+_LOCK = re.compile(r"^(\d+): (->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
+
+
+def lock_holder(text: str, pid: int) -> int:
+    """Who holds the lock that a process waits for, in /proc/locks (proc_locks(5)); 0: nobody is
+    named there. Whoever waits stands below the lock, under the same number, with an arrow."""
+    holder: dict[str, int] = {}
+    for number, waits, _, who in _LOCK.findall(text):
+        if not waits:
+            holder[number] = int(who)
+        elif int(who) == pid:
+            return max(0, holder.get(number, 0))
+    return 0
+
+
+def _ends(pid: int, wanted: frozenset[int]) -> list[tuple[int, str]]:
+    """The pipes of these that a process has, with the ends. A link tells without its target."""
+    found: set[tuple[int, str]] = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_LINKS]:
+            with contextlib.suppress(OSError, ValueError):
+                path = f"/proc/{pid}/fd/{name}"
+                link = os.readlink(path)
+                if link.startswith("pipe:[") and (inode := int(link[6:-1])) in wanted:
+                    # symlink's permissions: how the file was opened (proc_pid_fd(5)).
+                    mode = os.lstat(path).st_mode
+                    found |= {(inode, "r")} if mode & stat.S_IRUSR else set()
+                    found |= {(inode, "w")} if mode & stat.S_IWUSR else set()
+    return sorted(found)
+
+
+@dataclass
+class Ends:
+    """Who has which end of which pipe.
+
+    who:   (inode, end) -> processes, the nearest first
+    whole: every process of the same users was looked at
+    """
+
+    who: dict[tuple[int, str], list[int]] = field(default_factory=dict)
+    whole: bool = True
+
+
+def ends(wanted: Iterable[int], pids: Sequence[int], deadline: float) -> Ends:
+    """Who of these processes has an end of these pipes. pids: the likeliest first"""
+    inodes = frozenset(wanted)
+    found = Ends()
+    if not inodes:
+        return found
+    seen = each(lambda pid: _ends(pid, inodes), pids, deadline)
+    for pid in pids:
+        rows = seen.get(pid, HANGS)
+        if rows is HANGS:
+            found.whole = False
+            continue
+        for inode, end in rows:
+            found.who.setdefault((inode, end), []).append(pid)
+    return found
+
+
+# --- The phrase.
+
+
+def observe(
+    pids: Sequence[int], near: Mapping[int, Sequence[int]], deadline: float
+) -> dict[int, tuple[Call, str]]:
+    """What the main threads of these processes wait for, each with the phrase for it.
+
+    near: process -> those that may have the other end of its pipes, the likeliest first
+    """
+    seen = each(look, pids, deadline, owners(pids))
+    known = {pid: Call(*row) for pid, row in seen.items() if row and row is not HANGS}
+    inodes = {inode for call in known.values() for _, inode, _ in call.pipes}
+    likely: dict[int, None] = {}
+    for pid, call in known.items():
+        if call.pipes:
+            likely.update(dict.fromkeys(near.get(pid, ())))
+    until = min(deadline, time.monotonic() + _ENDS_S)
+    others = ends(inodes, list(likely), until)
+    locks = contents("/proc/locks") if any(call.lock for call in known.values()) else ""
+    return {pid: (call, phrase(pid, call, others, locks)) for pid, call in known.items()}
+
+
+def phrase(pid: int, call: Call, others: Ends, locks: str) -> str:
+    """``read of /data/shard-5 (nfs4)``: what a process waits for, one line."""
+    objects = list(call.objects)
+    for at, inode, end in call.pipes:
+        objects[at] = _pipe(pid, inode, end, others)
+    if call.child:
+        return f"wait for child {named(call.child)}" if call.child > 0 else "wait for any child"
+    named_ = list(dict.fromkeys(objects))
+    text = call.verb
+    if named_:
+        joint = {"connect": "to", "send": "to", "recv": "from", "accept": "of"}.get(
+            call.verb, "of"
+        )
+        more = f" and {len(named_) - _NAMED} more" if len(named_) > _NAMED else ""
+        text += f" {joint} {', '.join(named_[:_NAMED])}{more}"
+    if call.lock:
+        holder = lock_holder(locks, pid)
+        text += f", held by pid {named(holder)}" if holder else ""
+    return text
+
+
+def _pipe(pid: int, inode: int, end: str, others: Ends) -> str:
+    does = "writes" if end == "w" else "reads"
+    who = [one for one in others.who.get((inode, end), ()) if one != pid]
+    if not who:
+        # The kernel ends a wait for a pipe whose other end nobody has (pipe(7)).
+        own = pid in others.who.get((inode, end), ())
+        return f"a pipe that only it {does} itself" if own and others.whole else "a pipe"
+    few = f"pid {named(who[0])}"
+    if len(who) > 1:
+        few = f"pids {', '.join(map(str, who[:_NAMED]))}"
+        few += f" and {len(who) - _NAMED} more" if len(who) > _NAMED else ""
+        does = does.rstrip("s")
+    return f"a pipe that {few} {does}"
+
+
+def named(pid: int) -> str:
+    """``55 (gcc)``; with the state of one that is stopped or has ended."""
+    text = contents(f"/proc/{pid}/stat")
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    if not rest:
+        return f"{pid} (ended)"
+    state = {"T": ", stopped", "t": ", traced", "Z": ", ended"}.get(rest.split()[0], "")
+    return f"{pid} ({name[:40]}{state})"
