@@ -464,7 +464,6 @@ class Layer(torch.nn.Module):
 
 
 def ddp(bad=None):
-    model = DistributedDataParallel(Layer(), init_sync=False) if False else None
     model = DistributedDataParallel(Layer())
     loss = model(torch.rand(4, 16)).sum()
     if bad:
@@ -685,12 +684,15 @@ def play(names):
         say(number, 0)
         act = globals()[name]
         try:
-            if act in COUNTS_STEPS:
-                act(number)
-            else:
-                act()
+            try:
+                act(number) if act in COUNTS_STEPS else act()
+            except Exception:
+                # A call that the signal has cut off, in a library that tells it in its own words.
+                if not os.path.exists("end"):
+                    raise
         except Released:
-            kill_children()
+            pass
+        kill_children()
     total = 0.0
     for step in range(3):
         mean = torch.tensor([float(rank() + step)])

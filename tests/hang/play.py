@@ -157,23 +157,24 @@ class Play:
                 _pid, number, step = self.told(rank)
             except (FileNotFoundError, ValueError):
                 return False
-            if number < hangs or (not self.scenario.suspects and not step):
+            if number < hangs or (self.scenario.healthy and not step):
                 assert not self.file(f"exit-{rank}").exists(), self.log()
                 return False
         return True
 
     def _quiet(self) -> bool:
-        """Whether no rank has used the processor for half a second: all are where they stay."""
+        """Whether all are where they stay: for half a second no rank has used the processor, and
+        none has started a process or lost one."""
         pids = [pid for rank, pid in self.pids().items() if rank not in self.scenario.moves]
         pids = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-        before = [cpu_ticks(pid) for pid in pids]
+        before = [cpu_ticks(pid) for pid in pids], set(self.family())
         time.sleep(0.5)
-        return [cpu_ticks(pid) for pid in pids] == before
+        return ([cpu_ticks(pid) for pid in pids], set(self.family())) == before
 
     def hangs(self) -> None:
         """Until it hangs, or is at its steps."""
         wait_for(self._there)
-        if self.scenario.suspects or self.scenario.first:
+        if not self.scenario.healthy:
             wait_for(self._quiet)
 
     def go_on(self) -> None:

@@ -60,6 +60,11 @@ class Scenario:
     alone: tuple[int, ...] = ()
 
     @property
+    def healthy(self) -> bool:
+        """Whether its ranks make steps all the time."""
+        return not self.suspects and not self.first
+
+    @property
     def parts(self) -> dict[int, tuple[list[str], int]]:
         """Rank -> its acts, and the number of the one that hangs."""
         named = {

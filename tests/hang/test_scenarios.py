@@ -75,7 +75,7 @@ def look(tool: Tool, play: Play, *options: str) -> Look:
     done = tool(*words, env=path)
     # Whoever was there is there; children of healthy jobs come and go.
     assert held(family) == before
-    if not play.scenario.moves and play.scenario.suspects:
+    if not play.scenario.healthy:
         assert {pid for pid in family if not Path(f"/proc/{pid}").exists()} == set()
     assert done.status == play.scenario.status, done
     return Look(done, directory)
