@@ -171,6 +171,7 @@ def _stack(group: Group) -> dict[str, Any]:
         "waits_on": list(group.waits_on),
         "below": [{**one._asdict(), "frames": _frames(one.frames)} for one in group.below],
         "locals": list(group.locals),
+        "about": group.about,
     }
 
 
