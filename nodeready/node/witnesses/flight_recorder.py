@@ -1,8 +1,33 @@
-"""PyTorch's flight recorder: which collectives a rank has called, from the dump that it wrote."""
+"""PyTorch's flight recorder: which collectives a rank has called, from the dump that it wrote.
+
+A dump is a pickle, or JSON, in a file that the rank's user may have made: it is read with that
+user's rights, and by a reader of our own (`unpickled`) that knows no opcode which calls anything.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import errno
+import json
+import os
+import pwd
+import re
+import stat
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nodeready.node import users_file
+from nodeready.node.users_file import Refused, rights_of, with_rights
+from nodeready.subjects import wire
+
+#: Calls that are told; ranks of a process group, of more none is told.
+MOST_ENTRIES, MOST_RANKS = 20, 512
+#: Bytes of a dump that are read: 20,000 calls are about 5 MB.
+MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -10,8 +35,8 @@ class ProcessGroup:
     """A process group as the rank knows it.
 
     name:  number of the group (``0``); desc: ``default_pg``
-    ranks: the global ranks in it; () where the dump does not tell
-    enqueued, started, completed: number of the last collective; None: not told
+    ranks: the global ranks in it; () where the dump does not tell, or there are too many
+    enqueued, started, completed: number of the last collective; 0: none yet; None: not told
     """
 
     name: str
@@ -65,3 +90,605 @@ class Recording:
     partial: bool = False
     groups: tuple[ProcessGroup, ...] = ()
     entries: tuple[Entry, ...] = ()
+
+
+# --- The file, in the process's own mount namespace, with its user's rights.
+
+_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_BUFFERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+#: Links on the way to one file (Linux: MAXSYMLINKS).
+_MOST_LINKS = 40
+#: Seconds by which a file system's clock may be behind.
+_CLOCK_S = 2.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def places(uid: int, rank: int, environment: Mapping[str, str]) -> list[str]:
+    """Where PyTorch writes the dump of this rank: the newer versions' places first.
+
+    FlightRecorder.cpp, DebugInfoWriter::getWriter, of PyTorch 2.2 to 2.15
+    """
+    prefixes = [environment[name] for name in _PREFIXES if environment.get(name)][:1]
+    home = environment.get("HOME") or _home(uid)
+    caches = [environment.get("XDG_CACHE_HOME", ""), f"{home}/.cache", "/tmp/.cache"]
+    for name in ("comm_lib_trace_rank_", "nccl_trace_rank_"):
+        prefixes += [f"{cache}/torch/{name}" for cache in caches if cache.startswith("/")]
+    prefixes.append("/tmp/nccl_trace_rank_")
+    return list(dict.fromkeys(f"{prefix}{rank}" for prefix in prefixes))
+
+
+def _home(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_dir
+    except (KeyError, OverflowError):
+        return "/nonexistent"
+
+
+def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]) -> Recording:
+    """The newest dump of this process.
+
+    uid: of who started it; environment: of the process, `processes.KEYS` alone. For a fork
+    (`nodeready.node.stacks.processes.each`): the file system may never answer.
+    """
+    if rank is None:
+        return Recording(absent="its rank is not known, and so not the name of its dump")
+    sizes = [environment[name] for name in _BUFFERS if name in environment]
+    if sizes and re.fullmatch(r"\s*(0+|-\d+)\s*", sizes[0]):
+        return Recording(absent="its recorder is off (TORCH_FR_BUFFER_SIZE=0)")
+    paths = places(uid, rank, environment)
+    why: dict[str, None] = {}
+    found: list[tuple[float, str, bytes, bool]] = []
+    for path in paths:
+        try:
+            seen = _read(pid, uid, path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as problem:
+            why.setdefault(f"{path}: {_reason(problem)}")
+            continue
+        found.append((seen[0], path, *seen[1:]))
+    if not found:
+        return Recording(absent="; ".join(why) or f"no dump has been written ({paths[0]})")
+    written, path, data, cut = max(found, key=lambda row: row[0])
+    began = _began(pid)
+    age = max(0, min(int(time.time() - written), 1 << 31))
+    if began is not None and written + _CLOCK_S < began:
+        return Recording(absent=f"the dump is older than the process: {path}", age_s=age)
+    try:
+        seen_ = parse(data)
+    except NoDumpError as problem:
+        return Recording(absent=f"{path}: {problem}", age_s=age)
+    return replace(seen_, path=path, age_s=age, partial=seen_.partial or cut)
+
+
+def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
+    """When a file was written, its first MOST_BYTES bytes, and whether that is not all.
+
+    Raises OSError; Refused for what is not a regular file of this user's.
+    """
+    with _held(pid, uid, path) as (held, known):
+        if not stat.S_ISREG(known.st_mode):
+            raise Refused(f"it is {users_file.kind(known.st_mode)}")
+        if known.st_uid != uid:
+            raise Refused("it is another user's file")
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        with with_rights(rights_of(uid)):
+            number = os.open(f"/proc/self/fd/{held}", flags)
+        try:
+            data = b""
+            while len(data) <= MOST_BYTES and (piece := os.read(number, 1 << 20)):
+                data += piece
+        finally:
+            os.close(number)
+    return known.st_mtime, data[:MOST_BYTES], len(data) > MOST_BYTES
+
+
+@contextlib.contextmanager
+def _held(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
+    """What a path of this process stands for, held with O_PATH, which opens nothing.
+
+    It is resolved below the process's own root, with its user's rights, and through nobody's
+    links but root's and that user's. Raises OSError.
+    """
+    if "\0" in path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    if not path.startswith("/"):
+        path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened = [os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+    try:
+        with with_rights(rights_of(uid)):
+            here, todo, links = [opened[0]], path.split("/")[::-1], 0
+            while todo:
+                name = todo.pop()
+                if name in ("", "."):
+                    continue
+                if name == "..":
+                    here = here[:-1] or here
+                    continue
+                number = os.open(name, flags, dir_fd=here[-1])
+                opened.append(number)
+                known = os.fstat(number)
+                if not stat.S_ISLNK(known.st_mode):
+                    here.append(number)
+                    continue
+                links += 1
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                if known.st_uid not in (0, uid):
+                    raise Refused("a link on the way is another user's")
+                target = os.readlink("", dir_fd=number)
+                here = [opened[0]] if target.startswith("/") else here
+                todo += target.split("/")[::-1]
+        yield here[-1], os.fstat(here[-1])
+    finally:
+        for number in opened:
+            os.close(number)
+
+
+def _began(pid: int) -> float | None:
+    """When a process began, in seconds since 1970; None: nobody knows."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            ticks = int(file.read(4096).rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time() - since_boot + ticks / _TICKS
+
+
+def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]) -> str:
+    """Have a rank write its dump, by the pipe that it has made for that; the job goes on.
+
+    "" when it was asked, else why not, one line. Only for who asks for it (``--dump``): a dump
+    with stacks may wait for the GIL (pytorch#167023).
+    """
+    prefix = environment.get(_PIPE, "")
+    if rank is None or not prefix:
+        return "it has no pipe to ask for a dump by (TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set)"
+    path = f"{prefix}{rank}.pipe"
+    try:
+        with _held(pid, uid, path) as (held, known):
+            if not stat.S_ISFIFO(known.st_mode):
+                return f"{path}: it is {users_file.kind(known.st_mode) or 'a file'}, and no pipe"
+            if known.st_uid != uid:
+                return f"{path}: it is another user's"
+            if not _has_open(pid, known):
+                return f"{path}: the process does not read it"
+            with with_rights(rights_of(uid)):
+                number = os.open(f"/proc/self/fd/{held}", os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(number, b"1")
+            finally:
+                os.close(number)
+    except BlockingIOError:
+        return f"{path}: the process has not read what was written before"
+    except OSError as problem:
+        gone = problem.errno in (errno.ENXIO, errno.EPIPE)
+        return f"{path}: {'nobody reads it' if gone else _reason(problem)}"
+    return ""
+
+
+def _has_open(pid: int, known: os.stat_result) -> bool:
+    """Whether a process has this file open."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                # What else it has open may be on a file system that does not answer.
+                if os.readlink(f"/proc/{pid}/fd/{name}").endswith(".pipe"):
+                    other = os.stat(f"/proc/{pid}/fd/{name}")
+                    if (other.st_dev, other.st_ino) == (known.st_dev, known.st_ino):
+                        return True
+    return False
+
+
+def _reason(problem: OSError) -> str:
+    why = problem.strerror or str(problem)
+    return why if isinstance(problem, Refused) else why.lower()
+
+
+# --- The dump's form: a pickle as c10's and Python's picklers write plain data, or JSON.
+
+
+class NoDumpError(Exception):
+    """This is no dump: why, one line."""
+
+
+#: Opcodes of a pickle, and seconds for reading it.
+_MOST_STEPS, _READ_S = 2_000_000, 0.7
+_STEPS_PER_LOOK = 8192
+#: Bytes of a whole number.
+_LONGEST_NUMBER = 32
+_MARK, _STOP = object(), ord(".")
+_NO_PICKLE = "it is no dump: a broken pickle"
+
+
+def unpickled(data: bytes) -> tuple[Any, bool]:
+    """The plain data in a pickle, and whether it was cut off: then, what there was by then.
+
+    Known are the opcodes of dicts, lists, tuples, texts, numbers and None alone (pickletools):
+    none of them calls, imports or builds an object. Bytes, steps and time are bounded, and with
+    them the memory. Raises NoDumpError for any other opcode.
+    """
+    reader = _Pickle(data)
+    try:
+        whole = reader.run()
+    except (IndexError, KeyError, TypeError):
+        raise NoDumpError(_NO_PICKLE) from None
+    if not whole:
+        reader.close()
+    if not reader.stack or reader.stack[0] is _MARK:
+        raise NoDumpError("it is empty" if not data else _NO_PICKLE)
+    return reader.stack[-1 if whole else 0], not whole
+
+
+class _Cut(Exception):
+    """The pickle goes on behind the end of the file."""
+
+
+class _Pickle:
+    """The stack machine of pickletools, without what could do anything."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self) -> bool:
+        """Read it; whether to its end."""
+        until, steps = time.monotonic() + _READ_S, 0
+        with contextlib.suppress(_Cut):
+            while (code := self.take(1)[0]) != _STOP:
+                steps += 1
+                late = steps % _STEPS_PER_LOOK == 0 and time.monotonic() > until
+                if late or steps > _MOST_STEPS:
+                    return False
+                if code not in _OPCODES:
+                    raise NoDumpError(f"it is no dump: its opcode {code:#04x} is no plain data's")
+                begin = self.at
+                try:
+                    _OPCODES[code](self)
+                except _Cut:
+                    self.at = begin
+                    raise
+            return True
+        return False
+
+    def close(self) -> None:
+        """Put what was read before the cut where it would have come."""
+        while self.marks:
+            items = self.above_mark()
+            with contextlib.suppress(IndexError, TypeError):
+                if type(self.stack[-1]) is dict:
+                    self.set_items(items)
+                else:
+                    self.append(items)
+
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
+        if size > len(self.data) - self.at:
+            raise _Cut
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def number(self, form: str) -> int:
+        """The next number, in struct's form."""
+        return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
+
+    def long(self, size: int) -> int:
+        """The next whole number of so many bytes."""
+        if size > _LONGEST_NUMBER:
+            raise NoDumpError(f"it is no dump: a number of {size} bytes")
+        return int.from_bytes(self.take(size), "little", signed=True)
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def mark(self) -> None:
+        self.marks.append(len(self.stack))
+        self.stack.append(_MARK)
+
+    def above_mark(self) -> list[Any]:
+        """Take all above the last mark, and it, off the stack."""
+        begin = self.marks.pop()
+        found = self.stack[begin + 1 :]
+        del self.stack[begin:]
+        return found
+
+    def pop(self, count: int) -> list[Any]:
+        """Take so many off the stack; a mark is none of them."""
+        if count > len(self.stack) - (self.marks[-1] + 1 if self.marks else 0):
+            raise IndexError
+        found = self.stack[-count:]
+        del self.stack[-count:]
+        return found
+
+    def set_items(self, items: list[Any]) -> None:
+        into = self.stack[-1]
+        if type(into) is not dict:
+            raise TypeError
+        # No other key has a bound for what its hash takes.
+        pairs = zip(items[::2], items[1::2])
+        into.update((key, value) for key, value in pairs if type(key) in (str, int))
+
+    def append(self, items: list[Any]) -> None:
+        into = self.stack[-1]
+        if type(into) is not list:
+            raise TypeError
+        into += items
+
+    def remember(self, key: int) -> None:
+        if self.stack[-1] is _MARK:
+            raise IndexError
+        self.memo[key] = self.stack[-1]
+
+    def text(self, form: str) -> None:
+        self.push(self.take(self.number(form)).decode("utf-8", "replace"))
+
+
+_OPCODES: Mapping[int, Callable[[_Pickle], object]] = {
+    0x80: lambda it: it.take(1),  # PROTO
+    0x95: lambda it: it.take(8),  # FRAME
+    ord("("): _Pickle.mark,
+    ord("}"): lambda it: it.push({}),
+    ord("]"): lambda it: it.push([]),
+    ord(")"): lambda it: it.push(()),
+    ord("u"): lambda it: it.set_items(it.above_mark()),
+    ord("s"): lambda it: it.set_items(it.pop(2)),
+    ord("e"): lambda it: it.append(it.above_mark()),
+    ord("a"): lambda it: it.append(it.pop(1)),
+    ord("t"): lambda it: it.push(tuple(it.above_mark())),
+    0x85: lambda it: it.push(tuple(it.pop(1))),
+    0x86: lambda it: it.push(tuple(it.pop(2))),
+    0x87: lambda it: it.push(tuple(it.pop(3))),
+    ord("N"): lambda it: it.push(None),
+    0x88: lambda it: it.push(True),
+    0x89: lambda it: it.push(False),
+    ord("J"): lambda it: it.push(it.number("<i")),
+    ord("K"): lambda it: it.push(it.number("<B")),
+    ord("M"): lambda it: it.push(it.number("<H")),
+    0x8A: lambda it: it.push(it.long(it.number("<B"))),
+    0x8B: lambda it: it.push(it.long(it.number("<I"))),
+    ord("G"): lambda it: it.push(struct.unpack(">d", it.take(8))[0]),
+    ord("X"): lambda it: it.text("<I"),
+    0x8C: lambda it: it.text("<B"),
+    0x8D: lambda it: it.text("<Q"),
+    ord("q"): lambda it: it.remember(it.number("<B")),
+    ord("r"): lambda it: it.remember(it.number("<I")),
+    0x94: lambda it: it.remember(len(it.memo)),  # MEMOIZE
+    ord("h"): lambda it: it.push(it.memo[it.number("<B")]),
+    ord("j"): lambda it: it.push(it.memo[it.number("<I")]),
+}
+
+#: Bytes of memory that the objects of a dump in JSON may take.
+_MOST_COST = 128 << 20
+_ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*')
+
+
+def from_json(data: bytes) -> tuple[Any, bool]:
+    """A dump in JSON, and whether it was cut off: then, its whole entries.
+
+    Raises NoDumpError for anything else.
+    """
+    try:
+        return wire.load_json(data, _MOST_COST), False
+    except wire.DecodeError as problem:
+        text = data.decode("utf-8", "replace")
+        begin = _ENTRIES.search(text)
+        if begin is None:
+            raise NoDumpError(f"it is no dump ({problem.what})") from None
+    found, at, decoder = [], begin.end(), json.JSONDecoder()
+    until = time.monotonic() + _READ_S
+    with contextlib.suppress(ValueError, RecursionError):
+        while time.monotonic() < until:
+            one, at = decoder.raw_decode(text, at)
+            found.append(one)
+            at += len(text[at : at + 64]) - len(text[at : at + 64].lstrip(", \n\t\r"))
+    return {"entries": found}, True
+
+
+# --- What a dump says. Its fields, by version: FlightRecorder.hpp.
+
+#: Characters of a name and of sizes that are told, and of what they are made of.
+_NAME, _SIZES = 80, 200
+#: Where no frame of a user's own code is: installed packages, Python itself.
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<frozen |^\?\?$|^$")
+_DEFAULT = "default_pg"
+
+
+def parse(data: bytes) -> Recording:
+    """What a dump of any version says; its path and age are not known here.
+
+    Raises NoDumpError.
+    """
+    text = data[:64].lstrip()[:1] in (b"{", b"[")
+    found, cut = (from_json if text else unpickled)(data)
+    # Until torch 2.2 a dump was the list of its entries.
+    dump = {"entries": found} if type(found) is list else found
+    if type(dump) is not dict or not {"entries", "pg_status", "pg_config"} & dump.keys():
+        raise NoDumpError("it is no dump: no entries and no process groups")
+    rows = [row for row in _list(dump.get("entries")) if type(row) is dict]
+    if cut and rows and (len(rows) == 1 or rows[-1].keys() != rows[0].keys()):
+        # Without its last fields, what was completed would look as if it were not.
+        rows.pop()
+    calls = [call for row in rows if (call := _call(row))]
+    groups = _groups(dump, calls)
+    return Recording(
+        version=_name(dump.get("version")),
+        # In JSON, no entries is no key.
+        partial=cut or ("entries" not in dump and not text),
+        groups=tuple(groups),
+        entries=tuple(_behind(calls, groups)),
+    )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An entry, and what of it tells whether it is done.
+
+    id: of its process group in this process; desc: of that group; library: ``nccl``, ``gloo``
+    """
+
+    entry: Entry
+    id: str
+    desc: str
+    library: str
+    retired: bool
+
+    @property
+    def done(self) -> bool:
+        """Whether it was completed.
+
+        gloo and others retire what was completed, and leave it ``scheduled``; what NCCL's
+        watchdog has retired uncompleted has timed out.
+        """
+        return self.entry.state == "completed" or (self.retired and self.library != "nccl")
+
+
+def _call(row: Mapping[str, Any]) -> _Call | None:
+    """One entry; None: it is none."""
+    is_p2p = row.get("is_p2p") is True
+    number = row.get("p2p_seq_id" if is_p2p else "collective_seq_id", row.get("seq_id"))
+    sequence, name = _number(number), _name(row.get("profiling_name"))
+    if sequence is None or not name or "state" not in row:
+        return None
+    group = [_name(word) for word in _list(row.get("process_group"))[:2]]
+    id_ = _name(row.get("pg_id"))
+    library, colon, operation = name.partition(":")
+    sizes = _list(row.get("input_sizes")) + _list(row.get("output_sizes"))
+    types = _list(row.get("input_dtypes")) + _list(row.get("output_dtypes"))
+    entry = Entry(
+        group=group[0] if group else id_,
+        sequence=sequence,
+        is_p2p=is_p2p,
+        operation=operation if colon else name,
+        state=_name(row.get("state")),
+        sizes=_plain(sizes),
+        types=_plain(types),
+        site=_site(row.get("frames")),
+    )
+    desc = group[1] if len(group) > 1 else ""
+    return _Call(entry, id_, desc, library if colon else "nccl", row.get("retired") is True)
+
+
+def _groups(dump: Mapping[str, Any], calls: Sequence[_Call]) -> list[ProcessGroup]:
+    """All process groups: those with a status, with a configuration, and with entries.
+
+    The status has a group's id, the rest its name: an entry has both.
+    """
+    status = {_name(key): one for key, one in _dict(dump.get("pg_status")).items()}
+    config = {_name(key): one for key, one in _dict(dump.get("pg_config")).items()}
+    names = {call.id: call.entry.group for call in calls}
+    descs = {call.entry.group: call.desc for call in calls if call.desc}
+    # The first group of a process is the default one, whose name is 0.
+    names.setdefault("0", "0")
+    ids = {names[id_]: id_ for id_ in names if id_ in status or id_ in {c.id for c in calls}}
+    done: dict[str, int] = defaultdict(int)
+    for call in calls:
+        if call.done and not call.entry.is_p2p:
+            done[call.entry.group] = max(done[call.entry.group], call.entry.sequence)
+    # gloo's has no name, and is of whichever group was made last, also where that has no entry.
+    config.pop("", None)
+    found = []
+    for name in sorted({*ids, *config}, key=lambda name: (len(name), name)):
+        told = _dict(status.get(ids.get(name, "")))
+        enqueued, started, completed = (
+            _number(told.get(f"last_{what}_collective"))
+            for what in ("enqueued", "started", "completed")
+        )
+        if completed is not None:
+            completed = max(0, completed, done[name])
+        elif name in done:
+            completed = done[name]
+        desc = descs.get(name, "") or _name(_dict(config.get(name)).get("desc"))
+        found.append(
+            ProcessGroup(
+                name,
+                desc if desc != "undefined" else "",
+                _ranks(_dict(config.get(name)).get("ranks")),
+                None if enqueued is None else max(0, enqueued),
+                # Without timing, NCCL does not know, and gloo never does.
+                started if started is not None and started > 0 else None,
+                completed,
+            )
+        )
+    return found
+
+
+def _behind(calls: Sequence[_Call], groups: Sequence[ProcessGroup]) -> list[Entry]:
+    """The calls behind the last completed one of their group, at most MOST_ENTRIES: of each group
+    the oldest, as those tell where ranks went apart."""
+    completed = {group.name: group.completed or 0 for group in groups}
+    of: dict[str, list[int]] = defaultdict(list)
+    for at, call in enumerate(calls):
+        entry = call.entry
+        passed = not entry.is_p2p and entry.sequence <= completed.get(entry.group, 0)
+        if not call.done and not (passed and call.retired):
+            of[entry.group].append(at)
+    turns = sorted((turn, at) for rows in of.values() for turn, at in enumerate(rows))
+    return [calls[at].entry for at in sorted(at for _, at in turns[:MOST_ENTRIES])]
+
+
+def _ranks(told: Any) -> tuple[int, ...]:
+    """``[0, 1, 2]``, as text or as a list."""
+    if type(told) is str and len(told) <= 16 * MOST_RANKS:
+        words = re.findall(r"\d{1,9}", told)
+    else:
+        words = [str(one) for one in _list(told) if type(one) is int and 0 <= one < 10**9]
+    return tuple(map(int, words)) if len(words) <= MOST_RANKS else ()
+
+
+def _site(frames: Any) -> str:
+    """The innermost frame of the user's own code, else the innermost one."""
+    rows = [row for row in _list(frames)[:256] if type(row) is dict]
+    own = (row for row in rows if not _INSTALLED.search(str(row.get("filename", ""))[:4096]))
+    row = next(own, rows[0] if rows else None)
+    if row is None:
+        return ""
+    file = str(row.get("filename", ""))[:4096].rpartition("/")[2]
+    return f"{file[:_NAME]}:{_number(row.get('line')) or 0} {_name(row.get('name'))}"
+
+
+def _plain(value: Any) -> str:
+    """Nested lists as text, of few levels and characters: a pickle's may contain themselves."""
+    found: list[str] = []
+
+    def write(one: Any, depth: int) -> None:
+        if sum(map(len, found)) > _SIZES:
+            return
+        if type(one) in (list, tuple) and depth:
+            found.append("[")
+            for at, inner in enumerate(one[:_SIZES]):
+                found.append(", " if at else "")
+                write(inner, depth - 1)
+            found.append("]")
+        else:
+            found.append(_name(one))
+
+    write(value, 3)
+    text = "".join(found)
+    return text if len(text) <= _SIZES else f"{text[:_SIZES]}..."
+
+
+def _name(value: Any) -> str:
+    """A text or a number as a short text; "" for anything else."""
+    if type(value) is str:
+        return value[:_NAME]
+    return str(value) if type(value) is int and abs(value) < 1 << 64 else ""
+
+
+def _number(value: Any) -> int | None:
+    """A number, also one in JSON's status, which is text."""
+    if type(value) is str and re.fullmatch(r"-?\d{1,18}", value):
+        value = int(value)
+    return value if type(value) is int and abs(value) < 1 << 62 else None
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if type(value) in (list, tuple) else []
+
+
+def _dict(value: Any) -> dict[Any, Any]:
+    return value if type(value) is dict else {}
