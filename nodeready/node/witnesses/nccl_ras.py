@@ -1,8 +1,36 @@
-"""NCCL's RAS port: what the library says of its communicators; asked on one node of a job."""
+"""NCCL's RAS port: what the library says of its communicators; asked on one node of a job.
+
+Asking has crashed jobs. So nothing connects before the gate has been passed: the library and its
+version, no rank that is making a communicator, and a listener that is held by the job's own
+processes and by nobody else's. Everything is read in a fork that has the job's user's rights
+alone, under limits: files, the port's answer, and what is made of it.
+
+The port, its commands and both forms of its report: NCCL's src/ras/client.cc and
+src/ras/client_support.cc (versions 2.24 to 2.32). Faults: NVIDIA/nccl issues 1669 and 1718 (crash
+while a communicator is made, 2.26), 1762 (memory, mended in 2.29.2), and 2346 (communicators that
+are being made, reported for 2.29.7, open; the loop of rasCollCommsInit that causes it is the same
+in the sources of 2.28 and of 2.31).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import ipaddress
+import os
+import re
+import socket
+import stat
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nodeready.node.runtime import ForkedWorker, Send, Supervisor
+from nodeready.node.stacks.processes import FAMILIES
+from nodeready.node.users_file import confine, give_up, rights_of
+from nodeready.subjects import wire
 
 
 @dataclass(frozen=True)
@@ -24,11 +52,17 @@ class Member:
 
 @dataclass(frozen=True)
 class Communicator:
-    """One communicator. size: how many ranks it should have."""
+    """One communicator. size: how many ranks it should have.
+
+    members: those that are missing, have a problem or are behind or before the others come first;
+             of the others, and of all in the report's older form, not all are told
+    usual:   the counts that most members have; () where nobody tells
+    """
 
     hash: str
     size: int
     members: tuple[Member, ...]
+    usual: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,3 +78,729 @@ class Ras:
     version: str = ""
     timeouts: int = 0
     communicators: tuple[Communicator, ...] = ()
+
+
+#: The first version in which a report does not spoil the job's memory (NVIDIA/nccl#1762).
+SAFE = (2, 29, 2)
+#: Where the port is, unless NCCL_RAS_ADDR says another place (NCCL user guide).
+_PORT = 28028
+#: Bytes of an answer: some 50,000 members.
+_MOST_BYTES = 32 << 20
+#: What its objects may take, and the fork altogether; its seconds of CPU.
+_MOST_COST, _MEMORY, _CPU_S = 400 << 20, 1 << 30, 20
+#: Members that are told, of all communicators; communicators.
+_MOST_MEMBERS, _MOST_COMMUNICATORS = 4096, 1024
+#: Bytes of a library that are searched for its version: it stands before the code for the GPUs.
+_SEARCHED = 64 << 20
+_CHUNK = 1 << 20
+#: Bytes of a list of maps, and of sockets; descriptors of a process that are looked at.
+_MOST_MAPS, _MOST_SOCKETS, _MOST_DESCRIPTORS = 16 << 20, 16 << 20, 65536
+#: Seconds that the port gives the job's other processes, at most (RAS_COLLECTIVE_LEG_TIMEOUT).
+_LEG_S = 5
+_ALLOW = "--ras asks all the same"
+
+
+class _Absent(Exception):
+    """There is no answer: why, one line."""
+
+
+# --- A rank that is making a communicator.
+
+#: Calls that make one, whoever waits in them.
+_MAKERS = frozenset(
+    (
+        "init_process_group",
+        "new_group",
+        "_new_group_with_tag",
+        "new_subgroups",
+        "new_subgroups_by_enumeration",
+        "split_group",
+        "_new_process_group_helper",
+        "init_device_mesh",
+        "ncclCommInitRank",
+        "ncclCommInitRankConfig",
+        "ncclCommInitAll",
+        "ncclCommSplit",
+    )
+)
+#: A collective returns when it is enqueued, so who stands in the call itself may be making the
+#: communicator of a group that is used for the first time (ProcessGroupNCCL::initNCCLComm).
+_CALLS = re.compile(
+    r"(all_reduce|broadcast|reduce|all_gather|gather|scatter|reduce_scatter|all_to_all|barrier"
+    r"|send|recv|isend|irecv|batch_isend_irecv|monitored_barrier)\w*"
+)
+_C10D = "distributed_c10d.py"
+
+
+def makes_communicator(frames: Sequence[tuple[str, str]]) -> bool:
+    """Whether the main thread with these frames, (function, file), root to leaf, may be making a
+    communicator: a stack of Python's tells no more."""
+    if any(function in _MAKERS for function, _ in frames):
+        return True
+    if not frames:
+        return False
+    function, file = frames[-1]
+    return file.endswith(_C10D) and _CALLS.fullmatch(function) is not None
+
+
+# --- The gate.
+
+
+def observe(
+    supervisor: Supervisor,
+    ranks: Sequence[tuple[int, int, int | None]],
+    environment: Mapping[str, str],
+    allow: bool,
+    limit_s: float,
+    *,
+    initialising: bool | None = None,
+) -> Ras:
+    """What the RAS port of a job says.
+
+    ranks:        its processes on this node: (pid, uid, global rank)
+    environment:  of the first of them
+    allow:        ask also where asking is known to have crashed jobs
+    limit_s:      seconds for everything
+    initialising: whether a rank is making a communicator (`makes_communicator`), of the whole job;
+                  None: none of these is, and nobody has looked at the others
+    """
+    try:
+        address = _open_gate(ranks, environment, initialising)
+        elsewhere = initialising is None and _world(environment) != len(ranks)
+    except _Absent as absent:
+        return Ras(str(absent))
+    uid = ranks[0][1]
+    pids = [pid for pid, owner, _ in ranks if owner == uid]
+    until = min(supervisor.deadline, time.monotonic() + limit_s)
+
+    def work(send: Send) -> None:
+        give_up(rights_of(uid))
+        confine(_MEMORY, _CPU_S)
+        try:
+            said = _asked(pids, uid, address, until, allow=allow, elsewhere=elsewhere)
+        except _Absent as absent:
+            said = Ras(str(absent))
+        except (MemoryError, RecursionError):
+            said = Ras("its answer is too large")
+        except OSError as problem:
+            said = Ras(f"its port cannot be asked: {problem.strerror or problem}"[:300])
+        send(wire.plain(said))
+
+    # The work keeps the time itself; what hangs in the kernel is left behind.
+    worker = ForkedWorker(work, max(0.2, until + 0.5 - time.monotonic()))
+    try:
+        for said in worker.messages(limit_s + 1.0, until + 0.5):
+            if said is None:
+                return Ras(f"nothing is known of its port after {limit_s:g} s")
+            return _ras(said)
+    finally:
+        worker.end()
+    return Ras("its answer could not be read")
+
+
+def _open_gate(
+    ranks: Sequence[tuple[int, int, int | None]],
+    environment: Mapping[str, str],
+    initialising: bool | None,
+) -> tuple[str, int]:
+    """What can be told without a look at any process: the address. Raises _Absent."""
+    if not ranks:
+        raise _Absent("no rank was found on this node")
+    # As ncclParam reads it: strtoll with base 0.
+    if re.fullmatch(r"\s*[+-]?0+(x0+)?", environment.get("NCCL_RAS_ENABLE", "1")):
+        raise _Absent("the job has NCCL_RAS_ENABLE=0")
+    if initialising:
+        raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
+    return _address(environment.get("NCCL_RAS_ADDR", ""))
+
+
+def _world(environment: Mapping[str, str]) -> int | None:
+    """How many ranks the job has, by its environment."""
+    for _, _, names in FAMILIES:
+        for name in names:
+            if environment.get(name, "").isdecimal():
+                return int(environment[name][:10])
+    return None
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Host ("": localhost) and port of NCCL_RAS_ADDR (`ncclSocketGetAddrFromString`). No name is
+    asked for: a name service may hang. Raises _Absent."""
+    if not text:
+        return "", _PORT
+    found = re.fullmatch(
+        r"\[([0-9a-fA-F:.]{2,45})(?:%\w+)?\]:(\d{1,5})|([^:\s]{1,80}):(\d{1,5})", text
+    )
+    if found:
+        host, port = found[1] or found[3], int(found[2] or found[4])
+        if host == "localhost":
+            return "", port
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_address(host)), port
+    raise _Absent(f"NCCL_RAS_ADDR={ascii(text[:60])[1:-1]}: only a numeric address is asked")
+
+
+def _asked(
+    pids: Sequence[int],
+    uid: int,
+    address: tuple[str, int],
+    until: float,
+    *,
+    allow: bool,
+    elsewhere: bool,
+) -> Ras:
+    """The rest of the gate, then the answer; with the user's rights. Raises _Absent, OSError."""
+    version = _library(pids)
+    known = _numbers(version)
+    if not allow and known is None:
+        raise _Absent(f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}")
+    if not allow and known is not None and known < SAFE:
+        raise _Absent(
+            f"NCCL {version}: asking versions before {'.'.join(map(str, SAFE))} has crashed jobs: "
+            f"{_ALLOW}"
+        )
+    if not allow and elsewhere:
+        raise _Absent(
+            f"NCCL {version}: asking while a communicator is made, also on another node, has "
+            f"crashed jobs: {_ALLOW}"
+        )
+    where = _listening(pids, uid, address)
+    said = _talk(where, until)
+    own = {number for pid in pids for number in _numbers_of(pid)}
+    pids_told = {one.pid for group in said.communicators for one in group.members if one.host}
+    if said.communicators and _told_by_json(said) and not pids_told & own:
+        raise _Absent(f"another job has answered at {_shown(where)}")
+    return replace(said, version=said.version or version)
+
+
+def _told_by_json(said: Ras) -> bool:
+    """Whether all members are told."""
+    return all(group.hash.startswith("0x") for group in said.communicators)
+
+
+# --- The library, and its version.
+
+_LIBRARY = re.compile(r"/lib(nccl|rccl)\.so(?:\.[0-9.]+)?$")
+_STRING = re.compile(rb"[NR]CCL version (2\.[0-9]{1,3}\.[0-9]{1,3})[^0-9.]")
+_NAMED = re.compile(r"\.so\.(2\.[0-9]{1,3}\.[0-9]{1,3})$")
+_DISTRIBUTION = re.compile(
+    r"nvidia_nccl_cu[0-9]+-(2\.[0-9]{1,3}\.[0-9]{1,3})(?:\.\w+)?\.dist-info"
+)
+#: Where a torch that was linked with its own NCCL has it.
+_INSIDE = re.compile(r"/libtorch_(cuda|hip)\.so$")
+
+
+def _numbers(version: str) -> tuple[int, ...] | None:
+    return tuple(map(int, version.split("."))) if version else None
+
+
+def _library(pids: Iterable[int]) -> str:
+    """The version of NCCL in these processes, the lowest; "": not known. Raises _Absent where none
+    has loaded it."""
+    found: dict[tuple[str, str], str] = {}
+    inside = False
+    unread = 0
+    for pid in pids:
+        try:
+            maps = _read(f"/proc/{pid}/maps", _MOST_MAPS)
+        except OSError:
+            unread += 1
+            continue
+        for row in maps.splitlines():
+            words = row.split(maxsplit=5)
+            if len(words) != 6 or not words[5].startswith("/"):
+                continue
+            inside = inside or _INSIDE.search(words[5]) is not None
+            if _LIBRARY.search(words[5].replace(" (deleted)", "")):
+                key = (words[5], words[4])
+                if key not in found:
+                    found[key] = _version(pid, words[5], words[4])
+    if not found and inside:
+        return ""
+    if not found:
+        why = "the processes cannot be read" if unread else "no rank here has loaded NCCL"
+        raise _Absent(why)
+    if "" in found.values():
+        return ""
+    return min(found.values(), key=lambda version: _numbers(version) or ())
+
+
+def _version(pid: int, path: str, inode: str) -> str:
+    """The version of this library: what stands in the very file that is mapped, else what its name
+    or its package says; "": not known."""
+    with contextlib.suppress(OSError):
+        # The process's own root: a container has its own files.
+        number = os.open(f"/proc/{pid}/root{path}", os.O_PATH | os.O_CLOEXEC)
+        try:
+            known = os.fstat(number)
+            if not stat.S_ISREG(known.st_mode) or str(known.st_ino) != inode:
+                return ""
+            with open(f"/proc/self/fd/{number}", "rb", buffering=0) as file:
+                if found := _searched(file):
+                    return found
+        finally:
+            os.close(number)
+    if named := _NAMED.search(path):
+        return named[1]
+    # site-packages/nvidia/nccl/lib/libnccl.so.2
+    site = f"/proc/{pid}/root{path}".rsplit("/", 4)[0]
+    with contextlib.suppress(OSError), os.scandir(site) as entries:
+        for entry in entries:
+            if made := _DISTRIBUTION.fullmatch(entry.name):
+                return made[1]
+    return ""
+
+
+def _searched(file: Any) -> str:
+    kept = b""
+    for _ in range(_SEARCHED // _CHUNK):
+        piece = file.read(_CHUNK)
+        if not piece:
+            return ""
+        if found := _STRING.search(kept + piece):
+            return found[1].decode("ascii")
+        kept = piece[-64:]
+    return ""
+
+
+def _read(path: str, most: int) -> str:
+    """The beginning of a file of /proc. Raises OSError."""
+    with open(path, "rb", buffering=0) as file:
+        data = bytearray()
+        while len(data) < most and (piece := file.read(1 << 16)):
+            data += piece
+    return data.decode("utf-8", "replace")
+
+
+def _numbers_of(pid: int) -> set[int]:
+    """The numbers of a process: its own, and those in the containers that it is in (NSpid)."""
+    found = {pid}
+    with contextlib.suppress(OSError):
+        row = re.search(r"^NSpid:((?:\s+\d+)+)$", _read(f"/proc/{pid}/status", 65536), re.M)
+        found |= {int(word) for word in row[1].split()} if row else set()
+    return found
+
+
+# --- The listener: the job's, and nobody else's.
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A TCP socket that listens."""
+
+    address: str
+    port: int
+    uid: int
+    inode: int
+
+
+def listeners(text: str) -> Iterator[Listener]:
+    """The listening sockets in /proc/net/tcp or tcp6 (proc(5))."""
+    for row in text.splitlines()[1:]:
+        words = row.split()
+        if len(words) < 10 or words[3] != "0A":
+            continue
+        host, _, port = words[1].partition(":")
+        with contextlib.suppress(ValueError, struct.error):
+            groups = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
+            # Each group of 32 bits is printed in this machine's order.
+            address = ipaddress.ip_address(struct.pack(f"={len(groups)}I", *groups))
+            yield Listener(str(address), int(port, 16), int(words[7]), int(words[9]))
+
+
+def _matches(one: Listener, host: str, port: int) -> bool:
+    """Whether a connection to this host ("": localhost) and port may reach this listener."""
+    if one.port != port:
+        return False
+    address = ipaddress.ip_address(one.address)
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    if address.is_unspecified or mapped.is_unspecified:
+        return True
+    return mapped.is_loopback if not host else mapped == ipaddress.ip_address(host)
+
+
+def _listening(pids: Sequence[int], uid: int, address: tuple[str, int]) -> tuple[str, int]:
+    """The address to connect to: all that listen there are sockets of the job's processes.
+    Raises _Absent."""
+    host, port = address
+    here = os.readlink("/proc/self/ns/net")
+    if any(os.readlink(f"/proc/{pid}/ns/net") != here for pid in pids):
+        raise _Absent("the job has a network of its own (a container's): its port is not asked")
+    found = [one for name in ("tcp", "tcp6") for one in _tables(name) if _matches(one, host, port)]
+    place = _shown((host or "localhost", port))
+    if not found:
+        raise _Absent(f"nothing listens at {place}")
+    held = {inode for pid in pids for inode in _sockets(pid)}
+    for one in found:
+        if one.uid != uid or one.inode not in held:
+            whose = "another user's" if one.uid != uid else "not one of this job's"
+            raise _Absent(f"a process that is {whose} listens at {place}: it is not asked")
+    if host:
+        return host, port
+    chosen = ipaddress.ip_address(found[0].address)
+    if chosen.is_unspecified:
+        return ("127.0.0.1" if chosen.version == 4 else "::1"), port
+    return str(chosen), port
+
+
+def _tables(name: str) -> Iterator[Listener]:
+    try:
+        text = _read(f"/proc/net/{name}", _MOST_SOCKETS)
+    except OSError:
+        return
+    yield from listeners(text)
+
+
+def _sockets(pid: int) -> Iterator[int]:
+    """The inodes of a process's sockets."""
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for count, entry in enumerate(entries):
+            if count >= _MOST_DESCRIPTORS:
+                return
+            with contextlib.suppress(OSError):
+                found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path))
+                if found:
+                    yield int(found[1])
+
+
+def _shown(where: tuple[str, int]) -> str:
+    host, port = where
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# --- The talk: lines that end in a newline, then a report that ends with the connection.
+
+
+def _talk(where: tuple[str, int], until: float) -> Ras:
+    """The report of the port. Raises _Absent."""
+    place = _shown(where)
+    try:
+        with socket.create_connection(where, _left(until)) as line:
+            talk = _Talk(line, until)
+            first = talk.ask("CLIENT PROTOCOL 2")
+            if not first.upper().startswith(b"SERVER PROTOCOL "):
+                raise _Absent(f"what listens at {place} is no RAS port: {_first(first)}")
+            leg_s = max(1, min(_LEG_S, int(_left(until) / 2)))
+            if talk.ask(f"TIMEOUT {leg_s}").strip() != b"OK":
+                raise _Absent(f"the RAS port at {place} takes no time limit")
+            # Before 2.28.7 there is no such command, and the report is text.
+            json = talk.ask("SET FORMAT json").strip() == b"OK"
+            text = talk.report("VERBOSE STATUS").decode("utf-8", "replace")
+    except socket.timeout:
+        raise _Absent(f"the RAS port at {place} gave no whole answer in time") from None
+    except OSError as problem:
+        why = problem.strerror or str(problem)
+        raise _Absent(f"the RAS port at {place} broke off: {why}") from None
+    said = read_json(text) if json else read_text(text)
+    if said is None:
+        raise _Absent(f"the RAS port at {place} said what makes no sense: {_first(text.encode())}")
+    return said
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise socket.timeout
+    return left
+
+
+def _first(data: bytes) -> str:
+    """The first bytes of what came."""
+    return ascii(data[:60].decode("utf-8", "replace"))[1:-1] or "nothing"
+
+
+class _Talk:
+    """Both sides of one connection, until a moment of time.monotonic()."""
+
+    def __init__(self, line: socket.socket, until: float) -> None:
+        self.line, self.until = line, until
+        self.kept = bytearray()
+
+    def _send(self, words: str) -> None:
+        self.line.settimeout(_left(self.until))
+        self.line.sendall(f"{words}\n".encode("ascii"))
+
+    def _more(self) -> bool:
+        self.line.settimeout(_left(self.until))
+        piece = self.line.recv(1 << 16)
+        self.kept += piece
+        return bool(piece)
+
+    def ask(self, words: str) -> bytes:
+        """The line that answers this one."""
+        self._send(words)
+        while b"\n" not in self.kept and len(self.kept) < 4096:
+            if not self._more():
+                raise ConnectionError("it has closed the connection")
+        row, _, rest = bytes(self.kept).partition(b"\n")
+        self.kept = bytearray(rest)
+        return row
+
+    def report(self, words: str) -> bytes:
+        """All that comes after this line."""
+        self._send(words)
+        while self._more():
+            if len(self.kept) > _MOST_BYTES:
+                raise _Absent(f"the report of the RAS port is longer than {_MOST_BYTES >> 20} MiB")
+        return bytes(self.kept)
+
+
+# --- The report as JSON (2.28.7 and newer).
+
+#: A value at the end of a line before a key or an object in the next: version 2.28.7 leaves the
+#: comma out after `nvml_dev` of a missing rank.
+_NO_COMMA = re.compile(r'([0-9"}\]el])([ \t\r]*\n\s*)(?=["{])')
+
+#: ncclResult_t of nccl.h.
+_RESULTS = {
+    1: "unhandled CUDA error",
+    2: "system error",
+    3: "internal error",
+    4: "invalid argument",
+    5: "invalid usage",
+    6: "remote process error",
+}
+_IN_PROGRESS = 7
+
+
+def read_json(text: str) -> Ras | None:
+    """The report; None for what is none."""
+    found: Any = None
+    for made in (text, _NO_COMMA.sub(r"\1,\2", text)):
+        with contextlib.suppress(wire.DecodeError):
+            found = wire.load_json(made, _MOST_COST)
+            break
+    if not isinstance(found, dict) or not isinstance(found.get("communicators"), list):
+        return None
+    groups = [_communicator(one) for one in found["communicators"] if isinstance(one, dict)]
+    ras = found.get("ras")
+    return Ras(
+        version=_text(found.get("nccl_version")),
+        timeouts=_whole(ras.get("timeouts_count")) if isinstance(ras, dict) else 0,
+        communicators=_bounded(groups),
+    )
+
+
+def _whole(value: Any, otherwise: int = 0) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 63 else otherwise
+
+
+def _text(value: Any) -> str:
+    return value[:80] if isinstance(value, str) else ""
+
+
+def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:
+    return (one for one in value if isinstance(one, dict)) if isinstance(value, list) else iter(())
+
+
+def _communicator(group: Mapping[str, Any]) -> Communicator:
+    members = [_member(one) for one in _dicts(group.get("ranks"))]
+    members += [_missing(one) for one in _dicts(group.get("missing_ranks"))]
+    usual = Counter(one.counts for one in members if one.counts)
+    return Communicator(
+        _text(group.get("hash")),
+        _whole(group.get("size")),
+        tuple(members),
+        usual.most_common(1)[0][0] if usual else (),
+    )
+
+
+def _member(rank: Mapping[str, Any]) -> Member:
+    status = rank.get("status")
+    counts = rank.get("collective_counts")
+    return Member(
+        _whole(rank.get("rank"), -1),
+        _text(rank.get("host")),
+        _whole(rank.get("pid")),
+        tuple(
+            (_text(name), _whole(count))
+            for name, count in (list(counts.items())[:16] if isinstance(counts, dict) else ())
+        ),
+        "",
+        _problem(status) if isinstance(status, dict) else "",
+    )
+
+
+def _problem(status: Mapping[str, Any]) -> str:
+    made, error = _whole(status.get("init_state")), _whole(status.get("async_error"))
+    if status.get("abort_flag") is True:
+        return "aborted"
+    if error not in (0, _IN_PROGRESS):
+        return f"asynchronous error: {_RESULTS.get(error, error)}"
+    if made == _IN_PROGRESS:
+        return "in initialisation"
+    if made:
+        return f"initialisation failed: {_RESULTS.get(made, made)}"
+    if status.get("destroy_flag") is True or status.get("finalize_called") is True:
+        return "being destroyed"
+    return ""
+
+
+def _missing(rank: Mapping[str, Any]) -> Member:
+    status = rank.get("status")
+    says = status if isinstance(status, dict) else {}
+    dead, quiet = says.get("considered_dead") is True, says.get("unresponsive") is True
+    return Member(
+        _whole(rank.get("rank"), -1),
+        _text(rank.get("host")),
+        _whole(rank.get("pid")),
+        missing="dead" if dead else "unresponsive" if quiet else "missing",
+    )
+
+
+def _bounded(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
+    """The communicators with the members that tell something first, and not too many of both."""
+
+    def plain(one: Member, group: Communicator) -> bool:
+        return not one.missing and not one.problem and one.counts == group.usual
+
+    sorted_ = [
+        replace(group, members=tuple(sorted(group.members, key=lambda one: plain(one, group))))
+        for group in groups
+    ]
+    odd = [sum(not plain(one, group) for one in group.members) for group in groups]
+    order = sorted(range(len(groups)), key=lambda at: (not odd[at], -groups[at].size))
+    kept: dict[int, Communicator] = {}
+    left = _MOST_MEMBERS
+    for at in order[:_MOST_COMMUNICATORS]:
+        # Each communicator has a share, the odd ones of all come before the rest.
+        most = max(odd[at], min(len(groups[at].members), 64))
+        members = sorted_[at].members[: min(left, most)]
+        if sum(len(group.members) for group in groups) <= _MOST_MEMBERS:
+            members = sorted_[at].members
+        left -= len(members)
+        kept[at] = replace(sorted_[at], members=members)
+    return tuple(kept[at] for at in sorted(kept))
+
+
+# --- The report as text (before 2.28.7): a table of groups of communicators, then what is wrong.
+
+_GROUP = re.compile(
+    r" *(\d{1,9}) +(\d{1,9}) +(\d{1,9}) +(\d{1,9}(?:-\d{1,9})?) +(\d{1,9}) +(\d{1,9}) +"
+    r"([A-Z]+) +([A-Z,]+) *"
+)
+_COMMUNICATOR = re.compile(r"#(\d{1,9})-(\d{1,9}) \(([0-9a-f]{1,16})\) ([A-Z]+) *")
+_AT = r"GPUs? [^\n]{0,200}? managed by process (\d{1,9}) on node (\S{1,80})"
+_RANK = re.compile(rf" *Rank (\d{{1,9}})(?: (\S.{{0,200}}?))? -- (?:{_AT}|\[.{{0,80}}\]) *")
+_PROCESS = re.compile(r" *Process (\d{1,9}) on node (\S{1,80}) managing GPU.{0,300}")
+_OPERATIONS = re.compile(r" *Communicator ranks have different (.{1,40}?) ?operation counts *")
+_SEVERAL = re.compile(r" *(\d{1,9}) ranks (have|reported) (.{1,120}?) *")
+_LAUNCHED = re.compile(r"(?:has |have )?launched up to operation (\d{1,19})")
+_NONE_LAUNCHED = re.compile(r"(?:has |have )?not launched any operations")
+_STATUS = re.compile(r"(?:has |have )?status ([A-Z]+)")
+_REPORTED = re.compile(r"reported (.{1,80})")
+_TIMEOUTS = re.compile(r" *Encountered (\d{1,9}) communication timeouts? while gathering.*")
+_STATES = {"INIT": "in initialisation", "FINALIZE": "being destroyed", "ABORT": "aborted"}
+
+
+class _Section:
+    """What the report says of one communicator, line by line."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name, self.size = name, size
+        self.kind = ""
+        self.operation = ""
+        self.several = ""
+        self.members: dict[int, Member] = {}
+        self.counts: dict[int, dict[str, int]] = {}
+        self.usual: dict[str, tuple[int, int]] = {}
+
+    def line(self, row: str, dead: set[tuple[str, int]]) -> None:
+        """Take one more line."""
+        if counts := _OPERATIONS.fullmatch(row):
+            self.operation, self.several = counts[1].strip(), ""
+        elif rank := _RANK.fullmatch(row):
+            pid, host = int(rank[3] or 0), rank[4] or ""
+            number = int(rank[1])
+            known = self.members.get(number) or Member(number, host, pid)
+            self.members[number] = self._said(known, rank[2] or self.several, dead)
+        elif many := _SEVERAL.fullmatch(row):
+            self.several = f"{many[2]} {many[3]}"
+            if (number_ := _operations(self.several)) is not None and self.operation:
+                before = self.usual.get(self.operation, (0, 0))
+                self.usual[self.operation] = max(before, (int(many[1]), number_))
+
+    def _said(self, one: Member, words: str, dead: set[tuple[str, int]]) -> Member:
+        if self.kind == "INCOMPLETE":
+            gone = (one.host, one.pid) in dead
+            return replace(one, missing="dead" if gone else "unresponsive")
+        launched = _operations(words)
+        if launched is not None and self.operation:
+            self.counts.setdefault(one.rank, {})[self.operation] = launched
+        elif status := _STATUS.fullmatch(words):
+            if status[1] == "NOCOMM":
+                return replace(one, missing="missing")
+            return replace(one, problem=_STATES.get(status[1], one.problem))
+        elif error := _REPORTED.fullmatch(words):
+            return replace(one, problem=f"error: {error[1].strip().lower()}")
+        return one
+
+    def made(self) -> Communicator:
+        members = tuple(
+            replace(one, counts=tuple(self.counts.get(number, {}).items()))
+            for number, one in sorted(self.members.items())
+        )
+        usual = tuple((name, count) for name, (_, count) in self.usual.items())
+        return Communicator(self.name, self.size, members, usual)
+
+
+def _operations(words: str) -> int | None:
+    """How many operations were launched; None: that is not what they say."""
+    if _NONE_LAUNCHED.fullmatch(words):
+        return 0
+    found = _LAUNCHED.fullmatch(words)
+    return min(int(found[1]), (1 << 63) - 1) if found else None
+
+
+def read_text(text: str) -> Ras | None:
+    """The report in its older form, which names only who differs; None for what is none."""
+    version = re.search(r"^[NR]CCL version (\S{1,60}) compiled with", text, re.M)
+    if version is None:
+        return None
+    sizes: dict[str, int] = {}
+    quiet: list[Communicator] = []
+    found: dict[str, _Section] = {}
+    dead: set[tuple[str, int]] = set()
+    section: _Section | None = None
+    killed, timeouts = False, 0
+    for row in text.splitlines():
+        if group := _GROUP.fullmatch(row):
+            sizes[group[1]] = int(group[5])
+            if group[8] == "OK":
+                quiet.append(Communicator(f"group {group[1]}", int(group[5]), ()))
+        elif head := _COMMUNICATOR.fullmatch(row):
+            section = found.setdefault(head[3], _Section(head[3], sizes.get(head[1], 0)))
+            section.kind, section.operation, section.several = head[4], "", ""
+        elif row in ("DEAD", "INCOMPLETE", "TIMEOUT", "Warnings", "Errors"):
+            section, killed = None, row == "DEAD"
+        elif process := _PROCESS.fullmatch(row):
+            if killed:
+                dead.add((process[2], int(process[1])))
+        elif late := _TIMEOUTS.fullmatch(row):
+            timeouts = int(late[1])
+        elif section is not None:
+            section.line(row, dead)
+    if not sizes and "No communicator data collected" not in text:
+        return None
+    groups = [one.made() for one in found.values()] + quiet
+    return Ras("", version[1], timeouts, _bounded(groups))
+
+
+# --- The answer of the fork as dataclasses.
+
+
+def _counts(data: Any) -> tuple[tuple[str, int], ...]:
+    return tuple((str(name), int(count)) for name, count in data)
+
+
+def _ras(said: Mapping[str, Any]) -> Ras:
+    groups = tuple(
+        Communicator(
+            group["hash"],
+            group["size"],
+            tuple(Member(**{**one, "counts": _counts(one["counts"])}) for one in group["members"]),
+            _counts(group["usual"]),
+        )
+        for group in said["communicators"]
+    )
+    return Ras(said["absent"], said["version"], said["timeouts"], groups)

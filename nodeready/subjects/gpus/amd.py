@@ -11,12 +11,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Link, PciGpu, Tool
 from nodeready.subjects.iommu.facts import MODELS
+
+if TYPE_CHECKING:
+    from nodeready.policy import Policy
 
 # --- The values in amd-smi's and rocm-smi's JSON: plain, "N/A", or with a unit.
 

@@ -15,10 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.gpu import KernelFault, Tool
+
+if TYPE_CHECKING:
+    from nodeready.policy import Policy
 
 # --- NVIDIA's Xids: what each means, and what it asks for.
 #

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
-from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Link, Tool
 
 if TYPE_CHECKING:
     from xml.etree import ElementTree
+
+    from nodeready.policy import Policy
 
 # --- nvidia-smi's XML: made safe to read, and its values, any of which may be missing.
 

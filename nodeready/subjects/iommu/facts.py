@@ -10,9 +10,8 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from nodeready.policy import Policy
 from nodeready.subjects.base import (
     Line,
     Output,
@@ -23,6 +22,9 @@ from nodeready.subjects.base import (
     file_lines,
     kernel_arguments,
 )
+
+if TYPE_CHECKING:
+    from nodeready.policy import Policy
 
 # --- Kernel command lines: their tokens, and how GRUB's configuration files make one.
 #
