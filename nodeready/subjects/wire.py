@@ -292,6 +292,14 @@ def _value(kind: str, module: Mapping[str, Any], where: str) -> Reads:
     if kind.startswith("tuple[") and kind.endswith(", ...]"):
         each = _value(kind[len("tuple[") : -len(", ...]")], module, where)
         return lambda data: tuple(map(each, data)) if type(data) is list else wrong(data)
+    if kind.startswith("tuple[") and kind.endswith("]"):
+        parts = kind[len("tuple[") : -1].split(", ")
+        reads = [_value(part, module, where) for part in parts]
+        return lambda data: (
+            tuple(read(one) for read, one in zip(reads, data))
+            if type(data) is list and len(data) == len(reads)
+            else wrong(data)
+        )
     kind = kind.rpartition(".")[2]
     if kind in _INTS:
         low, high = _INTS[kind]
