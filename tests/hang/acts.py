@@ -119,7 +119,7 @@ def convert_images():
 
 
 def shell_out():
-    with subprocess.Popen("sleep 3600; true", shell=True, start_new_session=True) as child:
+    with subprocess.Popen("sleep 3600; true", shell=True, preexec_fn=os.setpgrp) as child:
         try:
             child.wait()
         finally:
@@ -224,14 +224,15 @@ def project(values):
 def compile_kernel():
     """A compiler that does not end, called as torch's inductor calls one."""
     with open("slow-cxx", "w") as file:
-        file.write("#!/bin/sh\nexec sleep 3600\n")
+        file.write("#!/bin/sh\nsleep 3600\n")
     os.chmod("slow-cxx", 0o755)
-    child = subprocess.Popen([os.path.abspath("slow-cxx"), "kernel.cpp"])
-    try:
-        child.wait()
-    finally:
-        child.kill()
-        child.wait()
+    with subprocess.Popen(
+        [os.path.abspath("slow-cxx"), "kernel.cpp"], preexec_fn=os.setpgrp
+    ) as child:
+        try:
+            child.wait()
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def compile_model():
@@ -602,20 +603,19 @@ class Slow(Dataset):
 
 
 def compiling(number):
-    """A new graph at every step, compiled by inductor for real."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(f"inductor-{rank()}")
+    """A new graph at every step, traced and lowered for real."""
     count = iter(range(1, 1_000_000))
 
     def compile_one():
         many = next(count)
 
         def forward(values):
-            for at in range(40):
+            for at in range(4):
                 values = values.sin() * (many + at) + values.cos()
             return values
 
         torch._dynamo.reset()
-        torch.compile(forward)(torch.rand(100))
+        torch.compile(forward, backend="aot_eager")(torch.rand(100))
 
     steps(number, compile_one)
 
@@ -646,8 +646,8 @@ def leave_thread():
 
 
 class Writer:
-    def __del__(self):
-        time.sleep(LONG)
+    def __del__(self, sleep=time.sleep):
+        sleep(LONG)
 
 
 def hang_in_destructor():

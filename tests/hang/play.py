@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,10 +40,14 @@ def fields(pid: int) -> list[str]:
 
 
 def cpu_ticks(pid: int) -> int:
-    return sum(map(int, fields(pid)[11:13]))
+    """Of the processor's time; -1: it has ended."""
+    try:
+        return sum(map(int, fields(pid)[11:13]))
+    except OSError:
+        return -1
 
 
-def held(pids: Sequence[int]) -> dict[int, str]:
+def held(pids: Iterable[int]) -> dict[int, str]:
     """Those that are stopped or traced, and how."""
     found = {}
     for pid in pids:
@@ -163,13 +167,12 @@ class Play:
         return True
 
     def _quiet(self) -> bool:
-        """Whether all are where they stay: for half a second no rank has used the processor, and
-        none has started a process or lost one."""
-        pids = [pid for rank, pid in self.pids().items() if rank not in self.scenario.moves]
-        pids = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-        before = [cpu_ticks(pid) for pid in pids], set(self.family())
+        """Whether all are where they stay: for half a second no process of the job has used the
+        processor, begun or ended."""
+        moving = {self.pids()[rank] for rank in self.scenario.moves}
+        before = {pid: cpu_ticks(pid) for pid in self.family() if pid not in moving}
         time.sleep(0.5)
-        return ([cpu_ticks(pid) for pid in pids], set(self.family())) == before
+        return {pid: cpu_ticks(pid) for pid in self.family() if pid not in moving} == before
 
     def hangs(self) -> None:
         """Until it hangs, or is at its steps."""

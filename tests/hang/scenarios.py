@@ -221,7 +221,7 @@ COLLECTIVES = (
              STORAGE, ("save_distributed_blocked",), NO_LOADER, newest=True, ends=False),
     Scenario("store", "rank 3 waits for a key that nobody sets",
              {"3": "wait_for_key! all_reduce", "*": "all_reduce"}, (), ("late", "disagree"),
-             ("wait_for_key",), NO_LOADER, first=((3,),)),
+             ("wait_for_key",), NO_LOADER, first=((3,),), ends=False),
     Scenario("store-late", "the others wait for a key, and rank 3 reads before it sets the key",
              {"3": "read_shard! set_key", "*": "wait_for_key"}, ((3,),), STORAGE,
              ("read_shard",), NO_LOADER),

@@ -65,10 +65,19 @@ class Look:
         return {rank for one in self.groups if one["role"] == role for rank in one["ranks"]}
 
 
+def command(pid: int) -> str:
+    """Its command line; "": it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() or "?"
+    except OSError:
+        return ""
+
+
 def look(tool: Tool, play: Play, *options: str) -> Look:
     """The job from outside; nobody was touched."""
     directory = tool.home / "kept"
-    family, before = play.family(), held(play.family())
+    family = {pid: command(pid) for pid in play.family()}
+    before = held(family)
     # py-spy is beside this Python, where nobody has deployed it.
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     words = ("stacks", "--local", "--job", play.job, "-v", "-o", directory, *options)
@@ -76,7 +85,7 @@ def look(tool: Tool, play: Play, *options: str) -> Look:
     # Whoever was there is there; children of healthy jobs come and go.
     assert held(family) == before
     if not play.scenario.healthy:
-        assert {pid for pid in family if not Path(f"/proc/{pid}").exists()} == set()
+        assert {pid: what for pid, what in family.items() if not command(pid)} == {}
     assert done.status == play.scenario.status, done
     return Look(done, directory)
 
