@@ -245,8 +245,8 @@ def decode(kind: type[Seen], data: Any) -> Seen:
     """``data`` as this dataclass.
 
     Its fields are of the types above, int, float, str, bool, another dataclass of its module,
-    ``X | None`` and ``tuple[X, ...]``. Raises DecodeError when the data has another shape, or a
-    value that its field cannot have.
+    ``X | None``, ``tuple[X, ...]`` and ``tuple[X, Y]``. Raises DecodeError when the data has
+    another shape, or a value that its field cannot have.
     """
     # A class is hashable, whatever its own __hash__ is.
     found: Seen = _reader(kind)(data)  # type: ignore[arg-type]
@@ -293,11 +293,10 @@ def _value(kind: str, module: Mapping[str, Any], where: str) -> Reads:
         each = _value(kind[len("tuple[") : -len(", ...]")], module, where)
         return lambda data: tuple(map(each, data)) if type(data) is list else wrong(data)
     if kind.startswith("tuple[") and kind.endswith("]"):
-        parts = kind[len("tuple[") : -1].split(", ")
-        reads = [_value(part, module, where) for part in parts]
+        own = [_value(one, module, where) for one in kind[len("tuple[") : -1].split(", ")]
         return lambda data: (
-            tuple(read(one) for read, one in zip(reads, data))
-            if type(data) is list and len(data) == len(reads)
+            tuple(read(one) for read, one in zip(own, data))
+            if type(data) is list and len(data) == len(own)
             else wrong(data)
         )
     kind = kind.rpartition(".")[2]

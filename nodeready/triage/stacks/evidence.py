@@ -124,7 +124,6 @@ class Evidence:
         node, beside = trace["node"], trace.get("witnesses")
         if beside:
             self._read_node(node, beside)
-        up = trace.get("uptime_s", 0)
         for process in trace["processes"]:
             said = process.get("witnesses")
             if not said:
@@ -133,8 +132,7 @@ class Evidence:
             if "logs" in said:
                 self.logs[key] = self._log(said["logs"])
             if "flight_recorder" in said:
-                age = up - process["start_s"] if up else 0.0
-                self.recordings[key] = self._recording(said["flight_recorder"], age)
+                self.recordings[key] = self._recording(said["flight_recorder"])
 
     def _log(self, value: Any) -> _Log:
         try:
@@ -148,16 +146,12 @@ class Evidence:
             absent = {"absent": _senseless(problem), "path": "", "age_s": 0}
             return _Log(self.log_heads.number({**absent, "lines": [], "reports": []}), "", 0, "")
 
-    def _recording(self, value: Any, lives_s: float) -> _Recording:
-        """lives_s: seconds since the process began; 0: not known."""
+    def _recording(self, value: Any) -> _Recording:
         try:
             head = {**value, "path": "", "age_s": 0, "groups": [], "entries": []}
             age = value["age_s"]
             if type(age) is not int:
                 raise wire.DecodeError("no Recording")
-            if lives_s and age > lives_s + _CLOCK_S and not head["absent"]:
-                head["absent"] = "the dump is older than the process: of an earlier run"
-                return _Recording(self.recording_heads.number(head), age, (), ())
             groups = tuple(map(self.groups.number, value["groups"]))
             entries = tuple(map(self.entries.number, value["entries"]))
             return _Recording(self.recording_heads.number(head), age, groups, entries)
@@ -222,10 +216,6 @@ def _senseless(problem: Exception) -> str:
     return f"its answer makes no sense ({what[:_LINE]})"
 
 
-#: Seconds that a file's time and a process's start may differ by and still be of one run.
-_CLOCK_S = 10
-
-
 # --- Who has not called what the others wait in.
 
 
@@ -241,6 +231,7 @@ class Lag(NamedTuple):
     behind:  how many collectives
     weight:  as of a Statement
     chained: they wait in another group themselves, for ranks that are late there: no root
+    silent:  nothing is known of them by this witness
     """
 
     witness: str
@@ -252,6 +243,7 @@ class Lag(NamedTuple):
     behind: int = 1
     weight: int = 2
     chained: bool = False
+    silent: bool = False
 
 
 class Call(NamedTuple):
@@ -356,6 +348,7 @@ class _Court:
             if one.rank is not None:
                 self.of_node[one.node].append(one.rank)
         self.found = Testimony()
+        self.named: dict[tuple[str, str], set[int]] = defaultdict(set)
         self.says: dict[str, list[Statement]] = defaultdict(list)
         self.absent: dict[str, dict[str, list[Place | str]]] = defaultdict(dict)
 
@@ -422,7 +415,9 @@ class _Court:
                 if lag.other
                 else f"has not called {lag.what}{site}, which {wait}"
             )
-            if lag.behind > 1 and not lag.other:
+            if lag.silent:
+                text = f"says nothing, while {wait} {lag.what}{site}"
+            elif lag.behind > 1 and not lag.other:
                 text += f"; {lag.behind} behind"
             if lag.chained:
                 text += "; but it is kept waiting elsewhere"
@@ -493,7 +488,7 @@ class _Court:
                 if entry.state != "completed":
                     calls.setdefault(entry.group, []).append(entry)
             known = {groups[number].name: groups[number] for number in one.groups}
-            for name in {*known, *calls}:
+            for name in {**known, **calls}:
                 group = known.get(name) or ProcessGroup(name, "", (), None, None, None)
                 members = made.get((name, group.ranks))
                 if members is None:
@@ -519,6 +514,8 @@ class _Court:
         site = _site(entries[rank] for rank in kinds.get(usual, ()))
         if late:
             weight = self._weight(late, waiting, dumps, partial)
+            if members.vague:
+                weight = min(1, weight)
             lowest = min(members.calls[rank].top or 0 for rank in late)
             highest = max(call.top or 0 for call in members.calls.values())
             # Of ranks that are late, the last is the first to look at.
@@ -530,7 +527,7 @@ class _Court:
         odd = self._mismatches(kinds, usual, entries)
         if odd:
             return [
-                Lag("flight_recorder", tuple(sorted(ranks)), tuple(sorted(kinds[usual])), what,
+                Lag("flight_recorder", tuple(sorted(ranks)), tuple(sorted(set(kinds[usual]) - set(ranks))), what,
                     site, f"{other} ({_site(entries[r] for r in ranks) or 'site not told'})",
                     weight=min(weight, self._weight(ranks, waiting, dumps, partial)))
                 for other, ranks, weight in odd
@@ -543,7 +540,15 @@ class _Court:
         )
         if silent and len(silent) < len(waiting):
             return [
-                Lag("flight_recorder", tuple(silent), tuple(waiting), what, site, weight=1)
+                Lag(
+                    "flight_recorder",
+                    tuple(silent),
+                    tuple(waiting),
+                    what,
+                    site,
+                    weight=1,
+                    silent=True,
+                )
             ], []
         return [], [] if silent else [(what, sorted(members.calls))]
 
@@ -599,7 +604,7 @@ class _Court:
                 yield Lag(
                     "flight_recorder", (peer,), (rank,),
                     f"{verb} rank {rank} of {(desc or name)[:_NAME]}", entry.site[:_LINE],
-                    weight=weight,
+                    weight=weight, silent=peer not in dumps,
                 )  # fmt: skip
 
     def _weight(
@@ -649,6 +654,7 @@ class _Court:
                     self._report(report, place.rank, status, caught)
                 ends[place.rank] = bool(_WATCHDOG.search(log.last)) or not head.reports
         self._watchdog(status, caught)
+        self._named()
         self._silence(own)
         for rank, log in own.items():
             if _ERROR.search(log.last):
@@ -663,6 +669,9 @@ class _Court:
         if rank not in self.all:
             return
         name = report.group[:_NAME] or "a process group"
+        if report.kind in _NAMED:
+            what = f"{report.operation[:_NAME]} " if report.operation else ""
+            self.named[report.kind, f"{what}of {name}"].add(rank)
         if report.kind == "timeout" and report.sequence is not None:
             caught[name][rank] = (report.sequence, report.operation[:_NAME])
         top, done = report.enqueued, report.completed
@@ -699,7 +708,7 @@ class _Court:
                 top = max(call.top or 0 for call in calls.values())
                 lags.append(
                     Lag("logs", tuple(last), tuple(waiting), what, behind=max(1, top - lowest),
-                        weight=weight)
+                        weight=weight, silent=last[0] not in calls)
                 )  # fmt: skip
             for rank, call in status.get(name, {}).items():
                 done = call.at - 1 if call.at is not None else call.top
@@ -708,6 +717,24 @@ class _Court:
             for rank, (sequence, word) in timeouts.items():
                 text = f"watchdog: {word or 'collective'} #{sequence} of {name} has timed out"
                 self._say("logs", text, [rank])
+        self._accuse(lags)
+
+    def _named(self) -> None:
+        """Ranks that an error names: of a monitored barrier, of a collective that is compared."""
+        lags = []
+        for (kind, what), ranks in self.named.items():
+            late = tuple(sorted(ranks))
+            come = self.named.get(("reached", what), self.all - ranks)
+            rest = tuple(sorted(come - ranks))
+            weight = 0 if self.moving else 2
+            if kind == "missing":
+                lags.append(Lag("logs", late, rest, what, weight=weight))
+            elif kind == "mismatch":
+                if len(ranks) * 2 < len(self.all) or len(self.all) == 2:
+                    lags.append(Lag("logs", late, rest, what, other="another collective",
+                                    weight=min(1, weight)))  # fmt: skip
+            elif kind != "reached":
+                self._say("logs", _NAMED[kind], late, weight=1 if kind == "stuck" else 0)
         self._accuse(lags)
 
     def _silence(self, own: Mapping[int, _Log]) -> None:
@@ -754,37 +781,43 @@ class _Court:
                         strong = word == "dead" and not ranks
                         self._say("nccl_ras", f"{where} is {word[:_LINE]} for NCCL", ranks,
                                   host[:1], weight=2 if strong else 1)  # fmt: skip
-                lags += self._counts(counts, communicator.hash[:_NAME])
+                lags += self._counts(counts, dict(communicator.usual), communicator.hash[:_NAME])
             if answer.timeouts:
                 peers = counted(answer.timeouts, "peer")
                 self._say("nccl_ras", f"{peers} gave the port no answer")
         self._accuse(lags)
 
-    def _counts(self, counts: Mapping[int, Mapping[str, int]], name: str) -> Iterator[Lag]:
-        """Who has launched less than the others. Counts of ranks that go on differ anyway."""
-        if self.moving or len(counts) < 2:
+    def _counts(
+        self, counts: Mapping[int, Mapping[str, int]], usual: Mapping[str, int], name: str
+    ) -> Iterator[Lag]:
+        """Who has launched less than the others. Counts of ranks that go on differ anyway.
+
+        usual: what most members have, of whom not all are told
+        """
+        if self.moving or not counts:
             return
-        names = sorted({operation for own in counts.values() for operation in own})
+        names = sorted({operation for own in (*counts.values(), usual) for operation in own})
         for operation in names:
             numbers = {rank: own.get(operation, 0) for rank, own in counts.items()}
-            least, most = min(numbers.values()), max(numbers.values())
-            if least == most:
-                continue
+            rest = [usual[operation]] if operation in usual else []
+            least, most = min([*numbers.values(), *rest]), max([*numbers.values(), *rest])
             late = sorted(rank for rank, number in numbers.items() if number == least)
             ahead = sorted(rank for rank, number in numbers.items() if number > least)
+            if least == most or not late:
+                continue
             more = [
                 other
                 for other in names
                 if other != operation
-                and min(counts[r].get(other, 0) for r in late)
-                > max(counts[r].get(other, 0) for r in ahead)
+                and min(counts[rank].get(other, 0) for rank in late)
+                > max([usual.get(other, 0), *(counts[rank].get(other, 0) for rank in ahead)])
             ]
             instead = f"{more[0][:_NAME]}" if more else ""
-            weight = 2 if len(late) < len(ahead) or len(counts) == 2 else 1
+            few = len(late) < len(ahead) or len(numbers) == 2 or bool(rest and rest[0] > least)
             yield Lag(
-                "nccl_ras", tuple(late), tuple(ahead),
+                "nccl_ras", tuple(late), tuple(ahead) or tuple(sorted(self.all - {*late})),
                 f"{operation[:_NAME]} #{most} of communicator {name}", other=instead,
-                behind=most - least, weight=weight,
+                behind=most - least, weight=2 if few else 1,
             )  # fmt: skip
             if more:
                 return
@@ -929,6 +962,11 @@ class _Members:
         """Whether all ranks of the job are in it, as far as is known."""
         return self.group.desc == "default_pg" or self.group.name == "0"
 
+    @property
+    def vague(self) -> bool:
+        """Whether two groups of one name may be in it: so large a group's ranks are not told."""
+        return not self.group.ranks and not self.whole and len(self.calls) > MOST_RANKS
+
     def add(self, rank: int, group: ProcessGroup, entries: Sequence[Entry]) -> None:
         """Entries are more than the status: that counts sends and receives in with the rest."""
         calls = [entry for entry in entries if not entry.is_p2p]
@@ -962,13 +1000,20 @@ _SAME_DUMP_S = 60
 _SILENT_S = 60
 #: Bytes per second of all ports above which something moves: heartbeats and ssh are below.
 MOVING_BYTES_PER_S = 1e6
+#: Ranks of a process group, of more none is told (`nodeready.node.witnesses.flight_recorder`).
+MOST_RANKS = 512
 _RDMA = ("infiniband", "roce")
 _PAIR = re.compile(r"(?:\w+:)?(send|recv) (\d{1,7})(->|<-)(\d{1,7})")
 _WATCHDOG = re.compile(r"[Ww]atchdog|ProcessGroup|\[PG ID")
 _ERROR = re.compile(
     r"^\S*(?:Error|Exception)\b|\bCUDA error|\b\w+Error: |out of memory|Segmentation fault"
 )
-_XID = re.compile(r"Xid\b[^:]*:?[^:]*\)?:\s*(\d{1,4})\b")
+#: Kinds of reports that name a rank, and what they say of it.
+_NAMED = {
+    "missing": "has not come", "reached": "has come", "mismatch": "has called another collective",
+    "lost": "has lost its connection to another rank", "stuck": "its watchdog itself is stuck",
+}  # fmt: skip
+_XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?:\s*(\d{1,4})\b")
 _MESSAGES = {
     "oom": "out of memory: the kernel has killed a process", "xid": "Xid", "link": "link",
     "filesystem": "file system", "hung": "hung in the kernel", "memory": "memory error",

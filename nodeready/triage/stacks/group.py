@@ -563,7 +563,6 @@ class TraceCollector:
         elif trace["instead"]:
             self.instead[node] = trace["instead"]
         numbers = self.stacks.numbers(trace)
-        self.evidence.read(trace)
         # Every trace has strings of its own, and most of them are the same.
         shared = self._texts.setdefault
         for process in trace["processes"]:
@@ -935,6 +934,7 @@ def group(
         reader = TraceCollector(all_threads)
         for trace in traces:
             reader.read(trace)
+            reader.evidence.read(trace)
         return _grouped(reader, errors, started, finished, complete)
 
 
@@ -969,7 +969,8 @@ def _grouped(
     ]
     found.sort(key=lambda pair: _suspicion(pair[0], everything))
     heard = _heard(reader.evidence, buckets, job.count)
-    decided = verdict.decide([one for one, _ in found], heard, _world(job))
+    places = (process for bucket in buckets for process in bucket.processes)
+    decided = verdict.decide([one for one, _ in found], heard, places)
     found = [(decided.groups[at], found[at][1]) for at in decided.order]
     ranks = [
         Rank(*process[:7], at, process.note)

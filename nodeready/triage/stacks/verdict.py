@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import fold, natural
 from nodeready.text import counted
-from nodeready.triage.stacks import evidence, hints
+from nodeready.triage.stacks import evidence
 from nodeready.triage.stacks.document import Frame, Group, Statement, Suspect, Verdict, fold_ranks
 from nodeready.triage.stacks.evidence import Lag, Testimony
 
@@ -31,8 +31,8 @@ _STORAGE = re.compile(
     r"|mmfs|beegfs|fhgfs|weka|cifs|smb2?_|io_schedule|folio_wait|wait_on_page|wait_on_buffer|jbd2"
     r"|xfs_|ext4_|btrfs|blk_|submit_bio|bit_wait_io|balance_dirty"
 )
-#: What a hint is about, when the rank waits for other ranks.
-_WAITS = ("collective", "peer", "start", "end", "backward", "gpu")
+#: What a hint is about where a rank sleeps until the others come, and does not poll.
+_IN_A_CALL = ("collective", "peer", "gpu", "backward")
 #: Calls of one rank to another one.
 _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\w+)$")
 
@@ -58,23 +58,6 @@ class _Cause(NamedTuple):
     kind: str
     does: str
     look: str
-
-
-def _role(group: Group) -> str | None:
-    """The group's role; where it has none, by what its stack waits for."""
-    if group.role is not None:
-        return group.role
-    if group.kind in ("missing", "dead", "stopped", "traced", "uninterruptible"):
-        return "suspect"
-    if group.kind != "stack" or group.verdict == "progressing" or not group.frames:
-        return None
-    found = hints.find(group.frames, group.native)
-    return "victim" if found and found.about in _WAITS else "suspect"
-
-
-def _about(group: Group) -> str:
-    found = hints.find(group.frames, group.native) if group.frames else None
-    return found.about if found else ""
 
 
 def _silent(group: Group) -> bool:
@@ -136,26 +119,59 @@ def _cause(group: Group) -> _Cause:
             )
             look = "look at the workers' stacks" if not fs else "look at the workers' file system"
             return _Cause("storage" if fs else "loader", does, look)
-    about = _about(group)
+    about = group.about
     if about == "data":
         return _Cause("loader", f"waits for its data loader at {at}", "look at its workers")
     if _STORAGE.search(kernel):
         look = "look at its mounts and dmesg"
         return _Cause("storage", f"waits for a file system at {at}", look)
-    if about in ("checkpoint", "file") and group.verdict == "blocked":
-        return _Cause("storage", f"reads or writes files at {at}", "look at its file system")
+    if about in _FILES and group.verdict not in ("spinning", "progressing"):
+        return _Cause("storage", f"{_FILES[about]} at {at}", "look at its file system")
+    if group.verdict == "progressing":
+        return _Cause("late", f"still works, at {at}", "slow, or in a loop: look again")
     if group.verdict == "spinning":
         return _Cause("late", f"computes or loops at {at}", "look there, and look again")
+    does, look = _DOES.get(about, ("stands in", "look there"))
     waits = f", waiting for {_cut(group.waits_on[0], _PLACE)}" if group.waits_on else ""
-    return _Cause("late", f"stands in {at}{waits}", "look there")
+    return _Cause("late", f"{does} {at}{waits}", look)
+
+
+#: What a hint is about -> what a suspect of it does.
+_FILES = {
+    "checkpoint": "saves or loads a checkpoint", "file": "reads or writes files",
+    "core": "has crashed: the kernel writes its core",
+}  # fmt: skip
+#: ... and what to do about it.
+_DOES = {
+    "debugger": ("is in a debugger at", "take the breakpoint out"),
+    "input": ("waits for somebody to type at", "take the input() out"),
+    "sleep": ("sleeps at", "look what it waits for"),
+    "child": ("waits for a process that it started at", "look at that one"),
+    "lock": ("waits for a lock or a thread at", "try --all-threads"),
+    "file-lock": ("waits for a lock file at", "look who holds it"),
+    "exit": ("is at its end, at", "look at its threads and children"),
+    "output": ("writes where nobody reads, at", "look who should read its output"),
+    "pipe": ("waits for a pipe at", "look who should write there"),
+    "network": ("waits for the network at", "look who should answer"),
+    "asyncio": ("waits in asyncio's loop at", "try --all-threads"),
+    "gil": ("waits for Python's lock at", "try --all-threads"),
+    "compile": ("compiles at", "look at its compilers and its cache"),
+    "import": ("imports modules at", "look at the file system"),
+    "native": ("stands below", "--native tells where"),
+}  # fmt: skip
+#: What a hint is about where nobody is kept waiting.
+_ASIDE = ("idle", "agent", "worker")
 
 
 class _Case:
     """All that is known of one job, and the decision."""
 
-    def __init__(self, groups: Sequence[Group], heard: Testimony, world_size: int | None) -> None:
-        self.heard, self.world = heard, world_size
-        self.roles = [_role(group) for group in groups]
+    def __init__(
+        self, groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]]
+    ) -> None:
+        self.heard, self.places = heard, places
+        self.node_of: dict[int | None, str] = {}
+        self.roles = [group.role for group in groups]
         self.groups = list(groups)
         self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
         self.nodes = {node for group in groups for node in group.nodes}
@@ -213,15 +229,12 @@ class _Case:
         why = group.reason or (cause.does if self.roles[at] == "suspect" else "")
         return self.suspect(group.ranks, group.nodes, why)
 
-    def nodes_of(self, ranks: Collection[int]) -> tuple[str, ...]:
-        """The nodes of ranks, where their groups tell; () where a group is on more nodes."""
-        found: dict[str, None] = {}
-        for at in {self.at[rank] for rank in ranks if rank in self.at}:
-            group = self.groups[at]
-            if len(group.nodes) != 1 and not set(group.ranks) <= set(ranks):
-                return ()
-            found.update(dict.fromkeys(group.nodes))
-        return tuple(found)
+    def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """The nodes of ranks, in natural order."""
+        if not self.node_of:
+            self.node_of = {one[2]: one[0] for one in self.places}
+        found = {self.node_of[rank] for rank in ranks if rank in self.node_of}
+        return tuple(sorted(found, key=natural))
 
     # --- The decision.
 
@@ -376,6 +389,8 @@ class _Case:
         else:
             has = "has" if len(ranks) == 1 else "have"
             text = f"{name} {has} not called {lag.what}{site}, which {count} wait in"
+            if lag.silent:
+                text = f"{name}: no word of it, while {count} wait in {lag.what}{site}"
             kind = "late"
             if cause and stand and self.roles[stand[0]] != "victim":
                 kind = cause.kind if cause.kind in ("loader", "storage") else "late"
@@ -394,6 +409,7 @@ class _Case:
 
     def stands(self, alive: Sequence[int]) -> Verdict:
         suspects = [self.of_group(at) for at in alive]
+        self.reorder |= bool(self.victims) and min(self.victims) < max(alive)
         first = self.groups[alive[0]]
         causes = [_cause(self.groups[at]) for at in alive]
         cause = causes[0]
@@ -404,13 +420,21 @@ class _Case:
                 return self.made("unclear", f"{name}: {cause.does}: {cause.look}", suspects)
             text = f"{name}{more}: {cause.does}; {self.waits()}: {cause.look}"
             return self.made(cause.kind, text, suspects, ("flight_recorder",))
-        whole = sum(self.groups[at].processes for at in alive) == self.total
-        kinds = {one.kind for one in causes}
-        everybody = f"all {self.total} ranks" if self.total > 1 and len(alive) == 1 else name
-        text = f"{everybody}{more}: {cause.does}; no rank waits for another: {cause.look}"
-        if whole and len(kinds) == 1 and cause.kind in ("loader", "storage"):
+        return self.nobody_waits(alive)
+
+    def nobody_waits(self, alive: Sequence[int]) -> Verdict:
+        """No rank waits for another one."""
+        first, cause = self.groups[alive[0]], _cause(self.groups[alive[0]])
+        suspects = [self.of_group(at) for at in alive]
+        kinds = {_cause(self.groups[at]).kind for at in alive}
+        more = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
+        name = who(first.ranks, first.nodes)
+        if first.processes == self.total:
+            name = f"all {self.total} ranks" if self.total > 1 else name
+        text = f"{name}{more}: {cause.does}; no rank waits for another: {cause.look}"
+        if len(kinds) == 1 and cause.kind in ("loader", "storage"):
             return self.made(cause.kind, text, suspects)
-        if first.kind in ("stopped", "traced") or cause.kind in ("loader", "storage"):
+        if first.kind != "stack" and len(kinds) == 1:
             return self.made(cause.kind, text, suspects)
         return self.made("unclear", text, suspects, ("flight_recorder", "logs"))
 
@@ -421,17 +445,12 @@ class _Case:
             at for at, role in enumerate(self.roles)
             if role is None and self.groups[at].processes and not self._exonerated(at)
         ]  # fmt: skip
-        works = [at for at in unknown if self.groups[at].verdict == "progressing"]
-        if works and self.victims:
-            first = self.groups[works[0]]
-            text = (
-                f"{who(first.ranks, first.nodes)} still works, at {_stands(first)}; "
-                f"{self.waits()}: slow, or in a loop: look again"
-            )
-            return self.made("late", text, [self.of_group(at) for at in works])
+        unknown = [at for at in unknown if self.groups[at].about not in _ASIDE] or unknown
+        if unknown and not self.victims and self.groups[unknown[0]].frames:
+            return self.nobody_waits(unknown)
         if unknown:
             first = self.groups[unknown[0]]
-            what = first.why or f"stands in {_stands(first)}"
+            what = first.why or first.reason or f"stands in {_stands(first)}"
             text = f"{who(first.ranks, first.nodes)}: {_cut(what, 80)}: nobody can tell"
             few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
             suspects = [self.of_group(at) for at in unknown] if self.victims and few else []
@@ -462,20 +481,23 @@ class _Case:
         few, most = self.groups[order[0][0]], self.groups[order[-1][0]]
         pairwise = any(_PAIRWISE.match(name) for name in places)
         text = (
-            f"{who(few.ranks, few.nodes)} waits in {_call(few)} ({_stands(few)}), "
-            f"{who(most.ranks)} in {_call(most)} ({_stands(most)})"
+            f"{who(few.ranks, few.nodes)} waits in {_called(few)}, "
+            f"{who(most.ranks)} in {_called(most)}"
         )
         if pairwise or len(places) > 2:
-            text += ": all wait; the flight recorder tells for whom"
+            text += ": all wait; the recorder tells for whom"
             return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
         text += ": the calls must agree"
-        suspects = [self.of_group(at) for at in sorted(at for found in order for at in found)]
+        suspects = []
+        if few.processes < most.processes:
+            self.notes.append("by the stacks alone, the others may be wrong as well")
+            suspects = [self.of_group(at) for at in order[0]]
         return self.made("disagree", text, suspects, ("flight_recorder",))
 
     def together(self) -> Verdict:
         """All wait in the same: what the network, the GPUs and the kernel say of single nodes."""
         first = self.groups[self.victims[0]] if self.victims else self.groups[0]
-        what = self.heard.common or f"{_call(first)} ({_stands(first)})"
+        what = self.heard.common or _called(first)
         everybody = f"all {self.total} ranks wait in {_cut(what, 70)}"
         rate = self.heard.bytes_per_s
         moves = rate is not None and rate >= evidence.MOVING_BYTES_PER_S
@@ -500,6 +522,15 @@ class _Case:
         if any(self.groups[at].verdict is None for at in self.victims):
             text = f"{everybody}: one look cannot tell whether it moves: try --samples 2"
             return self.made("unclear", text, missing=("flight_recorder", "network"))
+        doubt = sum(
+            self.groups[at].processes for at in self.victims
+            if self.groups[at].verdict == "unsure" and self.groups[at].about in _IN_A_CALL
+        )  # fmt: skip
+        if 2 * doubt > self.total and rate is None and not self.heard.common:
+            text = (
+                f"{everybody}, and wake up there: slow, or hung: look again, longer (--interval)"
+            )
+            return self.made("unclear", text, missing=("flight_recorder", "network"))
         if self.total == 1 and not self.heard.common:
             text = f"the only rank that was found waits in {_cut(what, 70)}: find the others"
             return self.made("unclear", text, missing=("flight_recorder", "nccl_ras"))
@@ -515,7 +546,7 @@ class _Case:
         found: dict[str, tuple[int, set[str], set[int], list[str]]] = {}
         most = max(1, len(self.nodes) // 2)
         for name, one in self.says:
-            if one.against or not one.weight or name in ("flight_recorder", "nccl_ras"):
+            if one.against or not one.weight:
                 continue
             nodes = set(one.nodes) & self.nodes or set(self.nodes_of(one.ranks))
             if one.ranks and 2 * len(one.ranks) > self.total and self.total > 2:
@@ -556,6 +587,11 @@ class _Case:
 
 
 _CURES = {"flight_recorder": "; --dump asks for a live one", "nccl_ras": "; --ras asks it"}
+
+
+def _called(group: Group) -> str:
+    """``all_gather at step train.py:40``."""
+    return f"{_call(group)} at {_place(group.user_frame)}" if group.user_frame else _call(group)
 
 
 def _call(group: Group) -> str:
@@ -608,11 +644,16 @@ def _with_roles(groups: Sequence[Group], verdict: Verdict) -> Iterator[Group]:
 _CONVICTS = ("late", "gone", "storage", "loader")
 
 
-def decide(groups: Sequence[Group], heard: Testimony, world_size: int | None) -> Decision:
-    """The verdict on groups in their order of suspicion, with what all witnesses say."""
+def decide(
+    groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]]
+) -> Decision:
+    """The verdict on groups in their order of suspicion, with what all witnesses say.
+
+    places: (node, pid, rank, ...) of the processes; read only where a rank's node is asked for
+    """
     if not groups:
         return Decision(None, (), ())
-    case = _Case(groups, heard, world_size)
+    case = _Case(groups, heard, places)
     verdict = case.decide()
     order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
     return Decision(verdict, tuple(_with_roles(case.groups, verdict)), order)
