@@ -115,7 +115,7 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
 @click.argument("inventory", required=False)
 @option("--local", is_flag=True, help="This machine, without any connection.")
 @since_option("those written")
-@option("--job", metavar="ID", help="Only cores of this job, by the environment that they have.")
+@option("--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
 @option("--gcore", "pid", type=click.IntRange(2), metavar="PID", help="First take a core of this.")
 @output_directory("Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json.")
 @format_option(*names("cores"))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import STYLES, Line, Part, line, nodes
 from nodeready.text import counted, sanitise
+from nodeready.triage.stacks.debuggable import Debuggable
 from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, Tree, fold_ranks, tree
 from nodeready.triage.stacks.hints import user_frame
 
@@ -496,3 +497,31 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
         yield line("")
     for text in stacks.advice:
         yield line((f"{'next':<{_INDENT}}", STYLES["change"]), text)
+
+
+# --- ``--check``: what a job has for whoever debugs it.
+
+
+def debuggable(found: Debuggable, options: Options = PLAIN) -> Iterator[Line]:
+    """An item per line, with whose it is where that is not everybody, and what to do."""
+    everybody = max((one.processes for one in found.findings), default=0)
+    places = {node for one in found.findings for node in one.nodes}
+    job = f"job {sanitise(found.job)[:60]}: " if found.job else ""
+    many = counted(everybody, "process", "processes")
+    yield line(f"{job}{many} on {counted(len(places), 'node')}")
+    for one in found.findings:
+        if options.quiet and one.result == "ok":
+            continue
+        whose = ""
+        if one.processes < everybody:
+            whole = options.verbose > 0
+            whose = ranks(one.ranks, _WHOLE if whole else _WHO) or counted(
+                one.processes, "process", "processes"
+            )
+            whose += f" on {nodes(one.nodes, _WHOLE if whole else _WHO)}: "
+        word_ = (f"{one.result:<9}", STYLES[one.result])
+        yield line(word_, f"{one.item:<13}{whose}{sanitise(one.found)[:_TEXT]}")
+        if one.fix and one.result != "ok":
+            yield line(" " * 22, f"{sanitise(one.fix)[:_TEXT]}")
+    for node, why in found.errors.items():
+        yield line(("unknown  ", STYLES["unknown"]), f"{sanitise(node)}: {sanitise(why)[:_TEXT]}")

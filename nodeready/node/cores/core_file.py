@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nodeready.node.proofs.core import whole_bytes
+from nodeready.node.stacks import processes, ranks
 from nodeready.node.users_file import ROOT, follow, open_regular
 
 # --- The notes and program headers of core(5) and elf(5). Pure: bytes in, a dataclass out.
@@ -214,10 +215,8 @@ _IMAGE_BYTES = 4096
 #: Bytes in front of AT_EXECFN's string in which the environment is searched.
 _STACK_BYTES = 256 << 10
 _KEPT = re.compile(
-    rb"(RANK|SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|SLURM_JOB_ID|TORCHELASTIC_RUN_ID"
-    rb"|MASTER_ADDR|MASTER_PORT)=([!-~]{1,200})"
+    b"(%b)=([!-~]{1,200})" % b"|".join(name.encode("ascii") for name in sorted(processes.KEYS))
 )
-_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def _read(number: int, size: int, offset: int) -> bytes:
@@ -270,15 +269,11 @@ class Reader:
                 return {match[1].decode(): match[2].decode() for match in found}
         return {}
 
-    def rank(self) -> tuple[int | None, str]:
-        """The rank and the job; None and "" when the core does not say."""
-        have = self.environment()
-        numbers = [have[name] for name in _RANKS if have.get(name, "").isdigit()]
-        rank = int(numbers[0][:9]) if numbers else None
-        job = have.get("SLURM_JOB_ID") or have.get("TORCHELASTIC_RUN_ID", "")
-        if not job and "MASTER_ADDR" in have:
-            job = f"{have['MASTER_ADDR']}:{have.get('MASTER_PORT', '')}"
-        return rank, job
+    def rank(self) -> tuple[int | None, tuple[str, ...]]:
+        """The rank, and all names of its job, as `nodeready stacks` knows both; None and () when
+        the core does not say."""
+        process = processes.Process(0, 0, environment=self.environment())
+        return ranks.identify(process).rank, tuple(ranks.jobs(process))
 
 
 def program_problem(path: str, wanted: str) -> str:

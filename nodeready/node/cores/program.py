@@ -43,7 +43,7 @@ class Config:
     patterns: of the policy: where else cores may lie
     since_s:  only those of the last so many seconds; 0: all
     wanted:   the cores to read, as (path, inode, modified_ns, size_bytes); (): list them
-    job:      read only those of this job; "": all
+    job:      read only those of a job of this name (`stacks.ranks.jobs`); "": all
     most:     read no more than so many
     """
 
@@ -73,6 +73,7 @@ class Core:
     command:     the first 80 characters of its command line
     threads:     how many it had; 0: not known
     rank, job:   by the environment that it was started with, where the core has that
+    jobs:        all names of the job; the first is `job`
     text:        gdb's words, zlib and base64
     cut:         the words were more
     """
@@ -91,6 +92,7 @@ class Core:
     threads: wire.Count = 0
     rank: int | None = None
     job: wire.Line = ""
+    jobs: tuple[wire.Line, ...] = ()
     text: wire.Text = ""
     cut: bool = False
     seconds: wire.Seconds = 0.0
@@ -143,7 +145,7 @@ def _read_all(supervisor: Supervisor, config: Config) -> None:
             left = len(config.wanted) - number
             break
         seen = _read(supervisor, config, number, wanted)
-        if not config.job or seen.job == config.job:
+        if not config.job or config.job in seen.jobs:
             read += 1
             print(wire.line(config.nonce, "core", seen), flush=True)
         elif not seen.job:
@@ -159,7 +161,7 @@ def _read(
     with _Reading(supervisor, wanted) as reading:
         try:
             core = replace(reading.core(), number=number)
-            if not core.unread and (not config.job or core.job == config.job):
+            if not core.unread and (not config.job or config.job in core.jobs):
                 core = _with_backtrace(supervisor, core, reading)
         except ProbeError:
             core = replace(core, unread=_BROKE_OFF)
@@ -324,7 +326,7 @@ def _with_notes(seen: Core, core: Reader, owner: int) -> Core:
            another's, and in a user namespace is root's; of a file of root's they are the kernel's
     """
     notes = core.notes
-    rank, job = core.rank()
+    rank, jobs = core.rank()
     user, uid = "", owner or notes.uid
     if uid is not None:
         with contextlib.suppress(KeyError, OverflowError):
@@ -341,7 +343,8 @@ def _with_notes(seen: Core, core: Reader, owner: int) -> Core:
         command=notes.command,
         threads=notes.threads,
         rank=rank,
-        job=job,
+        job=jobs[0] if jobs else "",
+        jobs=jobs,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
-from nodeready.triage.stacks import advise, evidence, hints, verdict
+from nodeready.triage.stacks import advise, evidence, hearing, hints, testimony, verdict
 from nodeready.triage.stacks.document import (
     KINDS,
     Below,
@@ -549,6 +549,8 @@ class TraceCollector:
         self.errors: dict[str, str] = {}
         self.instead: dict[str, Sequence[str]] = {}
         self.started: list[str] = []
+        #: Not all of the job was asked for.
+        self.part = False
         self._texts: dict[str, str] = {}
         self.evidence = evidence.Evidence()
 
@@ -556,6 +558,7 @@ class TraceCollector:
         node, interval = trace["node"], trace["interval_s"]
         self.nodes[node] = None
         self.started.append(trace["started"])
+        self.part = self.part or bool(trace.get("part"))
         if trace["error"]:
             self.errors[node] = trace["error"]
         if trace["processes"]:
@@ -896,15 +899,15 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     )
 
 
-def _heard(seen: evidence.Evidence, buckets: Iterable[Bucket], count: int) -> evidence.Testimony:
+def _heard(seen: evidence.Evidence, buckets: Iterable[Bucket], count: int) -> testimony.Testimony:
     """What the witnesses say of these processes. Counts of a moment say nothing of a job that
     goes on."""
     if not seen:
-        return evidence.Testimony()
+        return testimony.Testimony()
     whole = list(buckets)
     moving = sum(len(one.processes) for one in whole if one.verdict == "progressing")
     everybody = (process for bucket in whole for process in bucket.processes)
-    return evidence.hear(seen, everybody, moving=2 * moving > count)
+    return hearing.hear(seen, everybody, moving=2 * moving > count)
 
 
 def _world(job: Job) -> int | None:
@@ -957,7 +960,8 @@ def _grouped(
             if process.rank is not None:
                 by_node.setdefault(process.node, set()).add(process.rank)
     without = [node for node in order if node not in by_node and node not in silent]
-    lost = advise.missing_ranks(_world(job), by_node, silent, without) if complete else None
+    whole = complete and not reader.part
+    lost = advise.missing_ranks(_world(job), by_node, silent, without) if whole else None
     if lost:
         found.append((lost, None))
     forks = _forks([one for one, _ in found])

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import fold, natural
 from nodeready.text import counted
-from nodeready.triage.stacks import evidence
+from nodeready.triage.stacks import hearing
 from nodeready.triage.stacks.document import Frame, Group, Statement, Suspect, Verdict, fold_ranks
-from nodeready.triage.stacks.evidence import Lag, Testimony
+from nodeready.triage.stacks.testimony import Lag, Testimony
 
 #: Characters of the verdict's text; of a set of ranks or nodes, and of a place, in it.
 _LONG, _WHO, _PLACE = 160, 32, 44
@@ -500,7 +500,7 @@ class _Case:
         what = self.heard.common or _called(first)
         everybody = f"all {self.total} ranks wait in {_cut(what, 70)}"
         rate = self.heard.bytes_per_s
-        moves = rate is not None and rate >= evidence.MOVING_BYTES_PER_S
+        moves = rate is not None and rate >= hearing.MOVING_BYTES_PER_S
         signs = self._signs()
         if signs:
             strength, ranks, nodes, texts = signs[0]

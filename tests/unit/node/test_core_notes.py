@@ -9,6 +9,7 @@ import pytest
 
 from nodeready.node.cores import core_file
 from nodeready.node.cores.core_file import NoCore, program_problem
+from nodeready.node.stacks import processes, ranks
 
 PRSTATUS, PRPSINFO, AUXV, FILE = 1, 3, 6, 0x46494C45
 ENTRY, EXECFN = 0x400500, 0x7FFF0100
@@ -178,3 +179,39 @@ def test_another_program_than_the_one_that_crashed_is_named(path, wanted, proble
     found = program_problem(path, wanted)
     assert found.startswith(problem)
     assert bool(found) == bool(problem)
+
+
+SLURM = {"SLURM_JOB_ID": "88", "SLURM_PROCID": "0"}
+TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}
+ADDRESS = {"MASTER_ADDR": "gpu001", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "names"),
+    [
+        ({}, None, ()),
+        (TORCHRUN | ADDRESS, 3, ("gpu001:29500",)),
+        (TORCHRUN | ADDRESS | {"TORCHELASTIC_RUN_ID": "run7"}, 3, ("run7", "gpu001:29500")),
+        (TORCHRUN | ADDRESS | SLURM, 3, ("88", "gpu001:29500")),
+        # A batch script is no task of a step.
+        (SLURM, None, ("88",)),
+        (SLURM | {"SLURM_STEP_ID": "0"}, 0, ("88",)),
+        # mpirun in a step: each of its ranks has the step's number, too.
+        (SLURM | {"SLURM_STEP_ID": "0", "OMPI_COMM_WORLD_RANK": "5"}, 5, ("88",)),
+        ({"MASTER_ADDR": "gpu001"}, None, ()),
+    ],
+)
+def test_rank_and_job_of_a_core_are_those_of_stacks(monkeypatch, environment, rank, names):
+    monkeypatch.setattr(core_file.Reader, "environment", lambda self: environment)
+    reader = object.__new__(core_file.Reader)
+    assert reader.rank() == (rank, names)
+    process = processes.Process(1, 0, environment=environment)
+    assert (ranks.identify(process).rank, tuple(ranks.jobs(process))) == (rank, names)
+
+
+def test_what_stands_on_the_stack_of_a_core_is_its_environment():
+    kept = core_file._KEPT
+    for words in (b"RANK=3", b"SLURM_STEP_ID=0", b"OMPI_COMM_WORLD_RANK=5", b"MASTER_PORT=1"):
+        assert kept.fullmatch(words)
+    for words in (b"MYRANK=3", b"RANK=", b"AWS_SECRET_ACCESS_KEY=x", b"RANK=\x1b[31m"):
+        assert not kept.fullmatch(words)

@@ -427,7 +427,11 @@ def test_a_relative_name_is_one_in_the_processes_directory(tmp_path):
         ({"HOME": "/nowhere"}, 0, "no dump has been written"),
         ({"HOME": "/nowhere"}, None, "its rank is not known"),
         ({"TORCH_FR_BUFFER_SIZE": "0"}, 0, "its recorder is off"),
-        ({"TORCH_FR_DUMP_TEMP_FILE": "/proc/self/fd/"}, 0, "no dump has been written"),
+        (
+            {"TORCH_FR_DUMP_TEMP_FILE": "/proc/self/fd/", "HOME": "/nowhere"},
+            0,
+            "/proc/self/fd/0: ",
+        ),
         ({"TORCH_FR_DUMP_TEMP_FILE": "\0"}, 0, "no dump has been written"),
     ],
 )
