@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
+import gc
 import multiprocessing
 import os
 import pdb
@@ -238,7 +239,9 @@ def compile_kernel():
 def compile_model():
     """torch.compile, with a C++ compiler that does not end."""
     with open("g++", "w") as file:
-        file.write('#!/bin/sh\ncase "$*" in *--version*) exec /usr/bin/g++ "$@";; esac\nsleep 3600\n')
+        file.write(
+            '#!/bin/sh\ncase "$*" in *--version*) exec /usr/bin/g++ "$@";; esac\nsleep 3600\n'
+        )
     os.chmod("g++", 0o755)
     os.environ.update(
         CXX=os.path.abspath("g++"),
@@ -651,7 +654,8 @@ class Writer:
 
 
 def hang_in_destructor():
-    # Of a module, which the interpreter clears at its very end.
+    # Of a module, which the interpreter clears at its very end; `stable.py` has kept it from that.
+    gc.unfreeze()
     sys.modules["acts"].writer = Writer()
     sys.exit(0)
 

@@ -84,7 +84,9 @@ class Stable:
             syscalls.unshare(syscalls.NEWNS)
             syscalls.mount("none", "/", flags=syscalls.PRIVATE | syscalls.REC)
 
-    def fork(self, rank: int, environment: Mapping[str, str], place: Path, acts: list[str]) -> None:
+    def fork(
+        self, rank: int, environment: Mapping[str, str], place: Path, acts: list[str]
+    ) -> None:
         order = {
             "rank": rank,
             "environment": dict(environment),

@@ -33,6 +33,7 @@ class Scenario:
     fault:    what the test does to ranks: stopped, traced, debugged, killed
     ends:     whether it can go on after the look; else it is ended
     status:   of the command
+    unknown:  ranks of which Python's frames alone cannot tell whether they wait for others
     missing:  ranks that WORLD_SIZE counts, and are not there
     moves:    ranks that use the processor while they hang
     core:     tried on every Python, and in the short run
@@ -51,6 +52,7 @@ class Scenario:
     fault: tuple[str, tuple[int, ...]] = ("none", ())
     ends: bool = True
     status: int = 0
+    unknown: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
     moves: tuple[int, ...] = ()
     core: bool = False
@@ -92,9 +94,7 @@ class Scenario:
         return {
             rank
             for ranks, acts in self.parts_of.items()
-            for rank in (
-                range(self.world) if ranks == "*" else map(int, ranks.split(","))
-            )
+            for rank in (range(self.world) if ranks == "*" else map(int, ranks.split(",")))
             if "!" in acts and rank not in self.alone and rank not in self.missing
         }
 
@@ -103,7 +103,8 @@ class Scenario:
         """All that wait for a suspect."""
         if not self.suspects:
             return set()
-        return set(range(self.world)) - {rank for group in self.suspects for rank in group}
+        culprits = {rank for group in self.suspects for rank in group}
+        return set(range(self.world)) - culprits - set(self.unknown)
 
 
 def code(name: str, what: str, act: str, *must: str, **more: object) -> Scenario:
@@ -145,7 +146,9 @@ CODE = (
     code("process-pool", "Pool.map whose worker does not end", "map_in_processes"),
     code("in-thread", "training in a thread, that reads", "train_in_thread"),
     code("compiler", "a compiler that does not end", "compile_kernel", "slow-cxx"),
-    code("inductor", "torch.compile whose C++ compiler does not end", "compile_model", newest=True),
+    code(
+        "inductor", "torch.compile whose C++ compiler does not end", "compile_model", newest=True
+    ),
 )
 
 IO = (
@@ -196,7 +199,8 @@ COLLECTIVES = (
     late("barrier", "the others in barrier", "barrier", core=True),
     late("monitored-barrier", "the others in monitored_barrier", "monitored_barrier"),
     late("objects", "the others in all_gather_object", "gather_objects"),
-    late("async", "the others in wait() of an async op", "all_reduce_later"),
+    late("async", "the others in wait() of an async op, which is C++", "all_reduce_later",
+         unknown=(0, 1, 2), kinds=(*STORAGE, "unclear")),
     late("new-group", "the others make a group", "make_group"),
     late("reduce-in-thread", "the others reduce in a thread, main threads join",
          "reduce_in_thread"),
@@ -239,11 +243,12 @@ MISMATCHES = (
              {"3": "large_all_reduce", "*": "barrier"}, (), _DISAGREE,
              ("large_all_reduce", "barrier"), NO_LOADER, first=((3,),), ends=False),
     Scenario("send", "rank 3 sends to rank 0, which reduces with the others",
-             {"3": "send_large", "*": "all_reduce"}, (), ("disagree", "late"), ("send_large",),
+             {"3": "send_large", "*": "all_reduce"}, (),
+             ("disagree", "late", "unclear"), ("send_large",),
              NO_LOADER, first=((3,),), ends=False),
     Scenario("wrong-peer", "all receive from a peer that does not send to them",
-             {"3": "receive_from_wrong_peer", "*": "all_reduce"}, (), ("disagree", "late"),
-             ("receive_from_wrong_peer",), NO_LOADER, first=((3,),), ends=False),
+             {"3": "receive_from_wrong_peer", "*": "all_reduce"}, (),
+             ("disagree", "late", "unclear"), ("receive_from_wrong_peer",), NO_LOADER, first=((3,),), ends=False),
     Scenario("ring", "all receive, and nobody sends",
              {"*": "receive"}, (), ("quiet", "disagree", "unclear"), ("receive",), NO_LOADER,
              first=((0, 1, 2, 3),), ends=False),
@@ -280,10 +285,15 @@ RANKS = (
              STORAGE, ("read_shard",), NO_LOADER, world=8, core=True),
     Scenario("two-suspects", "rank 1 waits for a lock, rank 3 reads",
              {"1": "wait_for_lock! all_reduce", "3": "read_shard! all_reduce",
-              "*": "all_reduce"}, ((1,), (3,)), STORAGE, ("read_shard", "wait_for_lock"),
-             NO_LOADER),
-    Scenario("all-read", "all read", {"*": "read_shard! all_reduce"}, ((0, 1, 2, 3),),
-             ("storage",), ("read_shard",), NO_LOADER),
+              "*": "all_reduce"}, ((3,),), STORAGE, ("read_shard", "wait_for_lock"), NO_LOADER,
+             unknown=(1,)),
+    Scenario("many-suspects", "five of six are in five places of their own code",
+             {"0": "back_off! all_reduce", "1": "tokenize! all_reduce", "2": "read_shard! all_reduce",
+              "3": "convert_images! all_reduce", "4": "debug! all_reduce", "5": "all_reduce"},
+             ((0,), (1,), (2,), (3,), (4,)), (*STORAGE, "unclear"), ("read_shard", "tokenize"),
+             NO_LOADER, world=6, moves=(1,)),
+    Scenario("all-read", "all read a pipe that nobody writes", {"*": "read_shard! all_reduce"}, (),
+             ("storage", "unclear"), ("read_shard",), NO_LOADER, first=((0, 1, 2, 3),)),
 )  # fmt: skip
 
 
