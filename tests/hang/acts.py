@@ -120,17 +120,17 @@ def convert_images():
 
 
 def shell_out():
-    with subprocess.Popen("sleep 3600; true", shell=True, preexec_fn=os.setpgrp) as child:
+    with subprocess.Popen(["sh", "-c", "sleep 3600; true"]) as child:
         try:
             child.wait()
         finally:
-            os.killpg(child.pid, signal.SIGKILL)
+            child.kill()
 
 
 def fetch_from_server():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as client:
-            client.recv(1)
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as client:
+        client.recv(1)
 
 
 def download_tokenizer():
@@ -227,13 +227,11 @@ def compile_kernel():
     with open("slow-cxx", "w") as file:
         file.write("#!/bin/sh\nsleep 3600\n")
     os.chmod("slow-cxx", 0o755)
-    with subprocess.Popen(
-        [os.path.abspath("slow-cxx"), "kernel.cpp"], preexec_fn=os.setpgrp
-    ) as child:
+    with subprocess.Popen([os.path.abspath("slow-cxx"), "kernel.cpp"]) as child:
         try:
             child.wait()
         finally:
-            os.killpg(child.pid, signal.SIGKILL)
+            child.kill()
 
 
 def compile_model():
@@ -410,6 +408,25 @@ def broadcast_objects():
 def all_reduce_later():
     work = dist.all_reduce(torch.ones(4), async_op=True)
     work.wait()
+
+
+def recorded_all_reduce():
+    """With a dump of the flight recorder, as a watchdog leaves it, while the call waits."""
+    recorded(dist.all_reduce(torch.ones(4), async_op=True))
+
+
+def recorded_broadcast():
+    recorded(dist.broadcast(torch.ones(4), src=0, async_op=True))
+
+
+def recorded(work):
+    dump_recorder()
+    work.wait()
+
+
+def dump_recorder():
+    with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank()}", "wb") as file:
+        file.write(torch._C._distributed_c10d._dump_fr_trace())
 
 
 def make_group():

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nodeready.lab import helper, syscalls
+from nodeready.lab import helper
 from tests.command import wait_for
 from tests.hang.scenarios import Scenario
 
@@ -66,23 +66,16 @@ class Stable:
     def __init__(self, python: str) -> None:
         room = {_ROOM: "x" * 8000}
         self.process = subprocess.Popen(
-            [python, str(HERE / "stable.py")],
+            ["unshare", "-m", "--propagation", "private", python, str(HERE / "stable.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**_environment(), **room, "PYTHONPATH": str(HERE)},
-            preexec_fn=self._alone,
             start_new_session=True,
         )
         assert self.process.stdout
         if self.process.stdout.readline() != "ready\n":
             raise AssertionError(f"{python} cannot import what the ranks need")
-
-    @staticmethod
-    def _alone() -> None:
-        if os.geteuid() == 0:
-            syscalls.unshare(syscalls.NEWNS)
-            syscalls.mount("none", "/", flags=syscalls.PRIVATE | syscalls.REC)
 
     def fork(
         self, rank: int, environment: Mapping[str, str], place: Path, acts: list[str]
@@ -131,6 +124,7 @@ class Play:
                 "WORLD_SIZE": str(self.scenario.world),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(self.port),
+                "TORCH_FR_DUMP_TEMP_FILE": str(self.file("recorder-")),
                 **self.scenario.environment,
             }
             self.stable.fork(rank, environment, self.place, acts)

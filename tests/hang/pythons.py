@@ -1,7 +1,7 @@
 """The Pythons that have torch: the newest, and Debian's.
 
 `scripts/setup.sh test` makes `.venv-torch/py3.N` for every Python 3.N that it finds from 3.10 to
-3.13, at least for one. NODEREADY_TORCH names others, as a path has it: `a/bin/python:b/bin/python`.
+3.13, at least for one. NODEREADY_TORCH names others, with colons between.
 """
 
 from __future__ import annotations

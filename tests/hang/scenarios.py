@@ -25,7 +25,7 @@ class Scenario:
     name:     of the test
     what:     what hangs, in words
     parts_of: ranks -> acts; `*` are all others
-    suspects: the groups that are suspects, all of them; the first is on top. (): the job is healthy
+    suspects: the groups that are suspects, all of them; one of them is on top. (): none
     kinds:    the verdicts that are true of it
     must, never: words that the table must and must not have
     first:    for what all wait in, where nobody can be called a suspect by the stacks alone: any
@@ -163,7 +163,7 @@ LOADERS = tuple(
     for name, what, act, must, never, core in (
         ("fork", "a forked worker reads", "load_fork", ("decode",), (), True),
         ("spawn", "a spawned worker reads", "load_spawn", ("decode",), (), False),
-        ("forkserver", "a worker of a fork server reads", "load_forkserver", ("decode",), (), False),
+        ("forkserver", "a fork server's worker reads", "load_forkserver", ("decode",), (), False),
         ("persistent", "a persistent worker reads", "load_persistent", ("decode",), (), False),
         ("no-worker", "num_workers=0: the rank itself reads", "load_here",
          ("decode",), ("loader worker",), True),
@@ -189,6 +189,14 @@ def late(name: str, what: str, act: str, **more: object) -> Scenario:
 
 
 COLLECTIVES = (
+    Scenario("recorded", "as async, with dumps of the flight recorder",
+             {"3": "all_reduce all_reduce dump_recorder read_shard! all_reduce",
+              "*": "all_reduce all_reduce recorded_all_reduce"},
+             ((3,),), STORAGE, ("read_shard",), NO_LOADER, unknown=(0, 1, 2), newest=True,
+             core=True),
+    Scenario("recorded-mismatch", "rank 3 broadcasts, with dumps of the flight recorder",
+             {"3": "all_reduce recorded_broadcast", "*": "all_reduce recorded_all_reduce"}, (),
+             ("disagree",), ("broadcast",), NO_LOADER, first=((3,),), ends=False, newest=True),
     late("broadcast", "the others in broadcast", "broadcast_objects"),
     late("reduce-large", "the others in a large all_reduce", "large_all_reduce"),
     late("all-gather", "the others in all_gather", "all_gather", core=True),
@@ -248,14 +256,16 @@ MISMATCHES = (
              NO_LOADER, first=((3,),), ends=False),
     Scenario("wrong-peer", "all receive from a peer that does not send to them",
              {"3": "receive_from_wrong_peer", "*": "all_reduce"}, (),
-             ("disagree", "late", "unclear"), ("receive_from_wrong_peer",), NO_LOADER, first=((3,),), ends=False),
+             ("disagree", "late", "unclear"), ("receive_from_wrong_peer",),
+             NO_LOADER, first=((3,),), ends=False),
     Scenario("ring", "all receive, and nobody sends",
              {"*": "receive"}, (), ("quiet", "disagree", "unclear"), ("receive",), NO_LOADER,
              first=((0, 1, 2, 3),), ends=False),
 )  # fmt: skip
 
 RANKS = (
-    Scenario("stopped", "rank 3 is stopped by a signal", {"3": "back_off! all_reduce", "*": "all_reduce"},
+    Scenario("stopped", "rank 3 is stopped by a signal",
+             {"3": "back_off! all_reduce", "*": "all_reduce"},
              ((3,),), LATE, ("stopped",), NO_LOADER, fault=("stopped", (3,)), status=3, core=True),
     Scenario("traced", "somebody straces rank 3", {"3": "back_off! all_reduce", "*": "all_reduce"},
              ((3,),), LATE, ("traced",), NO_LOADER, fault=("traced", (3,)), status=3),
@@ -288,7 +298,8 @@ RANKS = (
               "*": "all_reduce"}, ((3,),), STORAGE, ("read_shard", "wait_for_lock"), NO_LOADER,
              unknown=(1,)),
     Scenario("many-suspects", "five of six are in five places of their own code",
-             {"0": "back_off! all_reduce", "1": "tokenize! all_reduce", "2": "read_shard! all_reduce",
+             {"0": "back_off! all_reduce", "1": "tokenize! all_reduce",
+              "2": "read_shard! all_reduce",
               "3": "convert_images! all_reduce", "4": "debug! all_reduce", "5": "all_reduce"},
              ((0,), (1,), (2,), (3,), (4,)), (*STORAGE, "unclear"), ("read_shard", "tokenize"),
              NO_LOADER, world=6, moves=(1,)),

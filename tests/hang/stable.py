@@ -64,9 +64,9 @@ class Stable:
                 if not pid:
                     return
                 # The place may be gone: nobody wants to know any more.
-                with contextlib.suppress(FileNotFoundError):
-                    with open(self.ranks.pop(pid, "/dev/null"), "w") as file:
-                        file.write(str(os.waitstatus_to_exitcode(status)))
+                ended = self.ranks.pop(pid, os.devnull)
+                with contextlib.suppress(FileNotFoundError), open(ended, "w") as file:
+                    file.write(str(os.waitstatus_to_exitcode(status)))
 
     def fork(self, order):
         # The name of its last words is known before it can end.

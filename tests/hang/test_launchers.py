@@ -88,8 +88,8 @@ LAUNCHERS = (
     ),
     Launcher(
         "deepspeed",
-        "DS_ACCELERATOR=cpu {python} -m deepspeed.launcher.runner --num_gpus 2 --master_port {port}"
-        " deepspeed_train.py",
+        "DS_ACCELERATOR=cpu {python} -m deepspeed.launcher.runner --num_gpus 2"
+        " --master_port {port} deepspeed_train.py",
         ranks=2,
         module="deepspeed",
     ),
