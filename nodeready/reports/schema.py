@@ -22,7 +22,7 @@ from typing import Annotated, Any, Union
 from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier
 from nodeready.deploy import document as deploy
 from nodeready.subjects.result import STATUSES, Result
-from nodeready.triage import logs
+from nodeready.triage import incident, logs
 from nodeready.triage.stacks import debuggable
 from nodeready.triage.stacks import document as stacks
 
@@ -409,6 +409,35 @@ class Env:
     variables: tuple[Variable, ...]
 
 
+@dataclass(frozen=True)
+class Incident:
+    """What `nodeready incident --format json` prints, and DIR/incident.json: what was kept of a
+    job that hangs. No text has a secret that can be known as one.
+
+    started:  UTC
+    finished: UTC
+    job:      as it was asked for
+    user:     whose job it is; empty: not told
+    reason:   why it was taken: somebody asked, or what was watched
+    complete: false: interrupted; the parts that are missing say so
+    verdict:  of the stacks and all witnesses; null: there is none
+    advice:   what to look at next
+    parts:    in the order in which they were taken
+    archive:  the path of the one file with all of it; empty: it could not be written
+    """
+
+    started: Moment
+    finished: Moment
+    job: str
+    user: str
+    reason: str
+    complete: bool
+    verdict: stacks.Verdict | None
+    advice: tuple[str, ...]
+    archive: str
+    parts: tuple[incident.Part, ...]
+
+
 #: The document of `nodeready.reports.registry.Format` -> the class that says what its JSON holds.
 DOCUMENTS: dict[str, type] = {
     "audit": Audit,
@@ -419,6 +448,7 @@ DOCUMENTS: dict[str, type] = {
     "cores": Cores,
     "tail": Tail,
     "env": Env,
+    "incident": Incident,
 }
 
 
