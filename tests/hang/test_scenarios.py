@@ -24,12 +24,17 @@ Seen = dict[str, Any]
 
 def rows() -> Iterator[Any]:
     """Scenario and Python."""
-    pythons = found()
+    pythons, half = found(), 0
     for number, python in enumerate(pythons if ALL else pythons[:1]):
         for scenario in SCENARIOS:
             fits = not (scenario.newest and python.debian)
             if fits and (scenario.core or (ALL and not number)):
-                yield pytest.param(python, scenario, id=f"{python.name}-{scenario.name}")
+                half += 1
+                # Beside each other: most of their time they wait.
+                group = pytest.mark.xdist_group(f"{python.name}-{half % 2}")
+                yield pytest.param(
+                    python, scenario, id=f"{python.name}-{scenario.name}", marks=group
+                )
 
 
 @pytest.fixture(scope="module")
