@@ -165,7 +165,10 @@ def test_every_rank_is_found_and_the_last_is_the_culprit(
 ) -> None:
     needed()
     if launcher.program and not shutil.which(launcher.program):
-        pytest.skip(f"no {launcher.program} here")
+        reason = f"no {launcher.program} here (scripts/setup.sh test)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
     if launcher.module and not python.has(launcher.module):
         pytest.skip(f"no {launcher.module} in {python.path}: too heavy to install for the tests")
     place = tmp_path / "job"
