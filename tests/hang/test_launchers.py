@@ -1,6 +1,7 @@
 """The same hang under every launcher: each rank is found, by its number, and the culprit is first.
 
 Each runs in process and mount namespaces of its own: what is found is its, and all ends with it.
+Slurm's step runs on nodes of the lab.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nodeready.lab import Lab
+from tests.builders.proof import put_py_spy
 from tests.command import Tool, wait_for
 from tests.hang.play import HERE, free_port
-from tests.hang.pythons import ALL, Python, found, needed
+from tests.hang.pythons import ALL, DEBIAN, Python, found, needed
 
 LAUNCHED = HERE / "launched"
 Seen = dict[str, Any]
@@ -230,3 +233,47 @@ def test_every_rank_is_found_and_the_last_is_the_culprit(
     if "read_shard" not in told:
         wrong.append("nothing is said of read_shard")
     assert not wrong, f"{wrong}\n{told}"
+
+
+#: A step of Slurm's with a rank on each node; srun gives each its number.
+_SRUN = """#!/bin/sh
+export MASTER_ADDR=$(scontrol show hostnames | head -1) MASTER_PORT=29500 OMP_NUM_THREADS=1
+exec srun -n3 /usr/bin/python3 /run/launched/script.py /run/launched
+"""
+
+
+def test_srun_with_a_rank_on_each_node(
+    slurm_lab: Lab, tool: Tool, fleet: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Debian's torch: the nodes have it, whatever this machine has beside."""
+    if DEBIAN not in found():
+        pytest.skip("no torch for /usr/bin/python3 (Debian: python3-torch)")
+    nodes = slurm_lab.nodes
+    files = {rank: Path(f"/proc/{node.pid}/root/run/launched") for rank, node in enumerate(nodes)}
+    for node in nodes:
+        put_py_spy(node)
+        for name in ("rank.py", "script.py"):
+            node.write(f"/run/launched/{name}", (LAUNCHED / name).read_text())
+        node.enter(["mkfifo", "/run/launched/fifo"])
+        node.enter(["chmod", "-R", "a+rwX", "/run/launched"])
+    script = tmp_path / "job.sh"
+    script.write_text(_SRUN)
+    where = ("-N3", "-n3", "--ntasks-per-node=1", "--overcommit", "-D", "/tmp", "-o", "/tmp/out")
+    job = slurm_lab.slurm_run("sbatch", "--parsable", *where, str(script)).stdout.strip()
+    try:
+        wait_for(lambda: all((at / f"stand-{rank}").exists() for rank, at in files.items()))
+        done = tool("stacks", fleet(nodes), "--job", job, "--format", "json")
+        assert done.status == 0, done
+        seen = json.loads(done.out)
+        (files[2] / "fifo").write_text("go")
+        wait_for(lambda: all((at / f"done-{rank}").exists() for rank, at in files.items()))
+    finally:
+        slurm_lab.slurm_run("scancel", job)
+        for node in nodes:
+            node.enter(["rm", "-rf", "/run/launched"])
+    first, rest = seen["groups"]
+    assert (seen["job"], seen["world_size"]) == (job, 3)
+    assert (first["ranks"], first["role"], first["nodes"]) == ([2], "suspect", [nodes[2].name])
+    assert (rest["ranks"], rest["role"]) == ([0, 1], "victim")
+    assert seen["verdict"]["kind"] in ("late", "storage")
+    assert seen["verdict"]["suspects"][0]["ranks"] == [2]
