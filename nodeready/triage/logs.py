@@ -19,8 +19,15 @@ from nodeready.node.logs.tail import Tail as NodeTail
 from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
-from nodeready.transport.base import FAILED, INTERRUPTED, UNREACHED, Conversation, Failure
-from nodeready.transport.program import new_nonce, request
+from nodeready.transport.base import (
+    FAILED,
+    INTERRUPTED,
+    UNREACHED,
+    Conversation,
+    Failure,
+    new_nonce,
+    request,
+)
 
 # --- The rank of a log file, by its path and its lines.
 
@@ -409,12 +416,14 @@ class Grouping:
         )
 
     def _said(self) -> tuple[Report, ...]:
-        """All reports, those of each group together, the rank that is least far first."""
+        """All reports, those of each group together: whom others name, then the rank that is
+        least far."""
         found = [Report(**vars(said), example=where) for said, where in self._reports.items()]
 
         def order(one: Report) -> tuple[object, ...]:
             numbers = (one.completed, one.enqueued, one.sequence, one.rank)
-            return one.group, *((number is None, number or 0) for number in numbers)
+            named = one.kind in ("missing", "mismatch", "stuck")
+            return one.group, not named, *((number is None, number or 0) for number in numbers)
 
         return tuple(sorted(found, key=order))
 

@@ -151,7 +151,8 @@ def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
 
 
 def _may_wait(group: Group) -> bool:
-    return group.kind == "stack" and group.about == "native" and group.verdict != "spinning"
+    stands = group.verdict in ("blocked", "unsure", None)
+    return group.kind == "stack" and group.about == "native" and stands
 
 
 def _role(group: Group, job: _Waiting) -> tuple[str | None, str]:
@@ -434,10 +435,10 @@ def _apart(stacks: Stacks) -> Iterator[str]:
         waiting = sum(group.processes for group in victims)
         first = suspects[0]
         yield (
-            f"{_ranks(first)}: begin there: {_count(waiting, 'rank')} {_verb(waiting)}, and no "
-            "call of Python's there waits for other ranks"
+            f"{_ranks(first)}: begin there: {_they(first)} no other rank, as far as Python's "
+            f"calls tell, and {_count(waiting, 'rank')} {_verb(waiting)} for others"
             if waiting
-            else f"{_ranks(first)}: begin there: it waits for no other rank, and others may"
+            else f"{_ranks(first)}: begin there: {_they(first)} no other rank, and others may"
         )
     elif victims and len(victims) == len(groups) and not accused:
         yield from _all_victims(victims)
@@ -448,6 +449,10 @@ def _apart(stacks: Stacks) -> Iterator[str]:
         yield (
             f"{_ranks(spinning)}: uses CPU time where it stands while others wait: a loop, or slow"
         )
+
+
+def _they(group: Group) -> str:
+    return "they wait for" if group.processes > 1 else "it waits for"
 
 
 def _all_victims(groups: Sequence[Group]) -> Iterator[str]:
