@@ -318,8 +318,8 @@ class Calls(Bench):
     def _report(self, report: Report, rank: int) -> None:
         name = report.group[:NAME] or "a process group"
         if report.kind in _NAMED:
-            what = f"{report.operation[:NAME]} " if report.operation else ""
-            self.named[report.kind, f"{what}of {name}"].add(rank)
+            what = report.operation[:NAME] or "a collective"
+            self.named[report.kind, f"{what} of {name}"].add(rank)
         if report.kind == "timeout" and report.sequence is not None:
             self.caught[name][rank] = (report.sequence, report.operation[:NAME])
         top, done = report.enqueued, report.completed

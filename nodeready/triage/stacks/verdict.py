@@ -31,6 +31,7 @@ _STORAGE = re.compile(
     r"|mmfs|beegfs|fhgfs|weka|cifs|smb2?_|io_schedule|folio_wait|wait_on_page|wait_on_buffer|jbd2"
     r"|xfs_|ext4_|btrfs|blk_|submit_bio|bit_wait_io|balance_dirty"
 )
+_RECEIVES = re.compile(r"^_?i?recv(?:_|$)")
 #: What a hint is about where a rank sleeps until the others come, and does not poll.
 _IN_A_CALL = ("collective", "peer", "gpu", "backward")
 #: Calls of one rank to another one.
@@ -112,13 +113,14 @@ def _cause(group: Group) -> _Cause:
         return _Cause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
     for below in group.below:
         if below.kind == "loader worker":
-            workers = below.frames[-1:]
-            beside = _place(workers[0]) if workers else below.why or below.wait_channel
-            does = f"waits for {counted(below.processes, 'loader worker')}"
-            does += f" in {_cut(beside, _PLACE)}" if beside else ""
+            beside = _place(below.frames[-1]) if below.frames else ""
+            held = f"state {below.state[:1]} in {below.wait_channel}" if below.wait_channel else ""
             fs = below.state.startswith("D") or _STORAGE.search(
                 f"{below.wait_channel} {below.waits_on}"
             )
+            where = held if fs and held else beside or held
+            does = f"waits for {counted(below.processes, 'loader worker')}"
+            does += f" ({_cut(where, _PLACE)})" if where else ""
             look = "look at the workers' stacks" if not fs else "look at the workers' file system"
             return _Cause("storage" if fs else "loader", does, look)
     about = group.about
@@ -165,7 +167,7 @@ _DOES = {
     "gil": ("waits for Python's lock at", "try --all-threads"),
     "compile": ("compiles at", "look at its compilers and its cache"),
     "import": ("imports modules at", "look at the file system"),
-    "native": ("stands below", "--native tells where"),
+    "native": ("stands in", "look there; --native tells more"),
 }  # fmt: skip
 #: What a hint is about where nobody is kept waiting.
 _ASIDE = ("idle", "agent", "worker")
@@ -270,7 +272,8 @@ class _Case:
         if alive:
             unheard = set(self.heard.unheard)
             deeper = [at for at in alive if unheard & set(self.groups[at].ranks)]
-            if lags and not deeper:
+            # A log may be of an earlier attempt: it does not say that the others have called.
+            if lags and not deeper and lags[0].witness != "logs":
                 self.notes.append("by its stack alone, another rank waits for nobody")
                 return self.late(lags, [])
             if lags:
@@ -391,6 +394,7 @@ class _Case:
         name = who(ranks, self.nodes_of(ranks))
         site = f" ({_cut(lag.site, _PLACE)})" if lag.site else ""
         count = counted(len(lag.waiting), "rank")
+        wait = "waits" if len(lag.waiting) == 1 else "wait"
         # What cannot be seen says nothing of where the rank stands.
         seen = bool(stand) and self.groups[stand[0]].kind != "no-data"
         cause = _cause(self.groups[stand[0]]) if seen else None
@@ -407,9 +411,9 @@ class _Case:
             text = f"{name} called {lag.other}, {count} {lag.what}{site}: the calls must agree"
         else:
             has = "has" if len(ranks) == 1 else "have"
-            text = f"{name} {has} not called {lag.what}{site}, which {count} wait in"
+            text = f"{name} {has} not called {lag.what}{site}, which {count} {wait} in"
             if lag.silent:
-                text = f"{name}: no word of it, while {count} wait in {lag.what}{site}"
+                text = f"{name}: no word of it, while {count} {wait} in {lag.what}{site}"
             kind = "late"
             if cause and stand and self.roles[stand[0]] != "victim":
                 kind = cause.kind if cause.kind in ("loader", "storage") else "late"
@@ -492,7 +496,7 @@ class _Case:
         if len(chained) > 1:
             one, other = chained[:2]
             text = (
-                f"{who(one.waiting)} wait in {one.what} for {who(one.ranks)}, and "
+                f"{who(one.waiting)}: in {one.what} for {who(one.ranks)}, and "
                 f"{who(other.waiting)} in {other.what} for {who(other.ranks)}: the order differs"
             )
             return self.made("disagree", text, [
@@ -571,7 +575,14 @@ class _Case:
             text = f"the only rank that was found waits in {_cut(what, 70)}: find the others"
             return self.made("unclear", text, missing=("flight_recorder", "nccl_ras"))
         quiet = " and no bytes move" if rate is not None else ""
-        text = f"{everybody}{quiet}: nobody is elsewhere: look at the network and its ports"
+        if not self.heard.common and all(_RECEIVES.match(_call(self.groups[at]))
+                                         for at in self.victims):  # fmt: skip
+            text = f"{everybody}: nobody sends: the order of sends and receives must agree"
+            return self.made("disagree", text, missing=("flight_recorder",))
+        look = "look at the network and its ports"
+        if first.about in ("start", "store"):
+            look = "look at MASTER_ADDR:MASTER_PORT, the launchers and the network"
+        text = f"{everybody}{quiet}: nobody is elsewhere: {look}"
         return self.made("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
 
     def _signs(self) -> list[tuple[int, set[int], set[str], list[str]]]:

@@ -124,6 +124,14 @@ ALL_WAIT = job
 P2P = {"is_p2p": True}
 
 
+def worker(**more: Any) -> dict[str, Any]:
+    return {
+        "pid": 2000, "parent": 1003, "kind": "loader worker", "command": "python train.py",
+        "state": "S", "wait_channel": "futex_wait_queue", "cpu_s": [1.0, 1.0], "waits_on": "",
+        "main": None, "error": "not permitted", **more,
+    }  # fmt: skip
+
+
 def pair(rank: int, operation: str, **more: Any) -> Said:
     told = process_group(None, None)
     return recording(told, entries=[entry(1, operation, is_p2p=True, **more)])
@@ -183,6 +191,9 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
         **{r: recording(process_group(3, 3), process_group(1, 0, (0, 1), "1", "tp"), entries=[entry(1, group="1")]) for r in (0, 1)},
         **{r: waits(4) for r in (2, 3)},
     }), "quiet", (), ("all_reduce #1 of tp",), ()),
+    ("the logs name one that waits, and the stacks one that does not", job({3: BLOCKED}, behind(6)), "late", (3,), ("rank 3",), ("rank 6",)),
+    ("a loader's worker in its own code", job({3: {**process(3, LOAD, LOAD), "below": [worker()]}}), "loader", (3,), ("rank 3", "loader worker"), ()),
+    ("a loader's worker in state D", job({3: {**process(3, LOAD, LOAD), "below": [worker(state="D", wait_channel="rpc_wait_bit_killable")]}}), "storage", (3,), ("loader worker", "rpc_wait_bit_killable"), ()),
     ("other sizes", job(said={r: waits(sizes="[[8]]" if r == 2 else "[[9]]") for r in range(8)}), "disagree", (2,), ("sizes",), ()),
     ("other types are a sign", job(said={r: waits(types="Half" if r == 2 else "Float") for r in range(8)}), "unclear", (2,), ("only sign", "types Half"), ()),
     ("uneven sizes are legitimate", job(said={r: waits(operation="all_to_all", sizes=f"[[{r}]]") for r in range(8)}), "quiet", (), (), ("rank 2",)),
@@ -206,7 +217,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     }), "quiet", (), (), ("rank 4", "ranks 4-7")),
     ("a send nobody receives", job(usual=(SYNC, SYNC), ranks=2, said={0: pair(0, "nccl:send 0->1"), 1: done(0)}), "late", (1,), ("rank 1", "recv from rank 0"), ()),
     ("send and receive are a pair", job(usual=(SYNC, SYNC), ranks=2, said={0: pair(0, "send 0->1"), 1: pair(1, "recv 1<-0")}), "quiet", (), (), ("rank 1",)),
-    ("a receive from anybody accuses nobody", job(usual=(RECV, RECV), ranks=2, said={0: pair(0, "gloo:recv 0<-?"), 1: done(0)}), "quiet", (), (), ("rank 1 ",)),
+    ("a receive from anybody accuses nobody", job(usual=(RECV, RECV), ranks=2, said={0: pair(0, "gloo:recv 0<-?"), 1: done(0)}), "disagree", (), ("nobody sends",), ("rank 1 ",)),
     ("no dump of one", job(said={r: waits(ranks=range(8)) if r != 3 else no_recording() for r in range(8)}), "unclear", (3,), ("only sign: rank 3 (gpu1): says nothing",), ("has not called",)),
     ("no dump of one whose stack is apart", job({3: BLOCKED}, {r: waits(ranks=range(8)) if r != 3 else no_recording() for r in range(8)}), "late", (3,), ("rank 3",), ()),
     ("the accused waits for one without a dump", job({5: BLOCKED}, {r: no_recording() if r == 5 else done() if r == 3 else waits() for r in range(8)}), "late", (5,), ("rank 5",), ()),
@@ -238,7 +249,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("one node is slow", job(beside={**MOVING, "gpu2": {**network(port(90_000_000, errors=[("symbol_error", 900)])), **kernel(("link", 30, 0, "mlx5_0: PCIe width x4"))}}), "slow-node", (), ("gpu2",), ()),
     ("an Xid of the device", job(beside={"gpu2": kernel(("xid", 312, 0, "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', GPU has fallen off the bus."))}), "quiet", (), ("gpu2", "Xid 79"), ()),
     ("an Xid of the application", job(beside={"gpu2": kernel(("xid", 312, 1005, "NVRM: Xid (PCI:0000:41:00): 31, pid=1005, MMU Fault"))}), "unclear", (5,), ("only sign", "Xid 31"), ()),
-    ("killed for memory", job({3: None}, beside={"gpu1": kernel(OOM)}), "gone", (3,), ("rank 3 (gpu1) is gone", "out of memory", "5 min ago"), ()),
+    ("killed for memory", job({3: None}, beside={"gpu1": kernel(OOM)}), "gone", (3,), ("rank 3 (gpu1) is gone", "killed for memory (pid 1003)", "5 min ago"), ()),
     ("NFS does not answer", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="rpc_wait_bit_killable")}, beside={"gpu2": kernel(("filesystem", 200, 0, "nfs: server store1 not responding"))}), "storage", (5,), ("state D",), ()),
     ("nonsense from all witnesses of a node", job({3: BLOCKED}, beside={"gpu1": {"gpus": {}, "network": {"ports": 3}, "kernel": {"absent": 5}, "nccl_ras": {"a": []}, "else": {}}}), "late", (3,), ("rank 3",), ()),
 ]  # fmt: skip
