@@ -5,8 +5,8 @@ judgement. `take` asks the nodes for one look (`nodeready.node.witnesses.motion`
 
 A healthy job must never fire: an evaluation on one rank, a checkpoint, a compilation move one rank
 at least, so every rank counts, and one that moves is enough. A job that hangs may still burn CPU:
-NCCL, MPI and CUDA poll. Such a rank does nothing else, so CPU time without a page fault, a switch
-or a byte is no sign in either direction.
+NCCL, MPI and CUDA poll. Such a rank does nothing else, so where one of these is at work, CPU time
+without a page fault, a switch or a byte is no sign in either direction.
 """
 
 from __future__ import annotations
@@ -127,6 +127,12 @@ class _Step:
     bytes: float | None
     log: bool | None
     watchdog: bool
+    may_poll: bool
+
+    @property
+    def polls(self) -> bool:
+        """Whether all of its CPU time may be a wait that polls."""
+        return self.may_poll and not self.pulse
 
     @property
     def pulse(self) -> bool:
@@ -136,7 +142,7 @@ class _Step:
     @property
     def works(self) -> bool:
         """Whether its main thread does more than to wait, to look around, or to poll."""
-        if self.main_cpu <= WORKS or (self.main_cpu >= RESTS and not self.pulse):
+        if self.main_cpu <= WORKS or (self.main_cpu >= RESTS and self.polls):
             return False
         return self.main_cpu > EACH_TIME_S * self.switches
 
@@ -162,6 +168,7 @@ def _step(before: Motion, after: Motion, seconds: float) -> _Step | None:
         None if moved is None else moved / seconds,
         log,
         after.watchdog,
+        after.may_poll,
     )
 
 
@@ -203,7 +210,7 @@ def _most(steps: Iterable[_Step], value: str) -> _Step:
 
 
 def _cpu(steps: Sequence[_Step]) -> Sign:
-    computing = [step for step in steps if step.cpu >= RESTS and step.pulse]
+    computing = [step for step in steps if step.cpu >= RESTS and not step.polls]
     most = _most(computing or steps, "cpu")
     words = f"{most.rank} takes {100 * most.cpu:.0f} % of a core"
     if computing:
