@@ -28,6 +28,8 @@ from nodeready.transport.program import new_nonce, no_answer_reason, request, ro
 #: CPU seconds per second up to which a rank with all below it rests: a watchdog that looks around
 #: ten times a second, as PyTorch's does, takes less than 0.01.
 RESTS = 0.02
+#: The same, from which it works, if nothing in it can poll.
+COMPUTES = 0.05
 #: Voluntary switches of a main thread per second, up to which it may only look around: a wait that
 #: polls every 0.1 s (a file baton) makes 10, the queue of a data loader one in 5 s.
 LOOKS_AROUND = 12.0
@@ -135,6 +137,13 @@ class _Step:
         return self.may_poll and not self.pulse
 
     @property
+    def computes(self) -> bool:
+        """Whether its CPU time is work."""
+        if self.cpu < RESTS:
+            return False
+        return self.pulse or (self.cpu >= COMPUTES and not self.may_poll)
+
+    @property
     def pulse(self) -> bool:
         """Whether it does anything but take CPU time."""
         return self.faults > PULSE or self.switches > PULSE or (self.bytes or 0) > BYTES_MOVE
@@ -210,7 +219,7 @@ def _most(steps: Iterable[_Step], value: str) -> _Step:
 
 
 def _cpu(steps: Sequence[_Step]) -> Sign:
-    computing = [step for step in steps if step.cpu >= RESTS and not step.polls]
+    computing = [step for step in steps if step.computes]
     most = _most(computing or steps, "cpu")
     words = f"{most.rank} takes {100 * most.cpu:.0f} % of a core"
     if computing:

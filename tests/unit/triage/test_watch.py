@@ -18,8 +18,9 @@ REST = Motion(100, 0, 5.0, "S", 50.0, 80.0, 1000, 5000, 10_000, 4, 2000, 300, Fa
 
 def more(one: Motion, **changes: float) -> Motion:
     """The rank a minute later: counters that have grown by so much."""
-    grown = {name: getattr(one, name) + by for name, by in changes.items() if name != "watchdog"}
-    return replace(one, **{**grown, "watchdog": bool(changes.get("watchdog"))})
+    flags = {name: bool(changes.get(name)) for name in ("watchdog", "may_poll")}
+    grown = {name: getattr(one, name) + by for name, by in changes.items() if name not in flags}
+    return replace(one, **grown, **flags)
 
 
 def pair(
