@@ -23,6 +23,7 @@ from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier
 from nodeready.deploy import document as deploy
 from nodeready.subjects.result import STATUSES, Result
 from nodeready.triage import incident, logs
+from nodeready.triage.stacks import debuggable
 from nodeready.triage.stacks import document as stacks
 
 _SECOND = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}"
@@ -193,6 +194,27 @@ class Stacks:
 
 
 @dataclass(frozen=True)
+class Debuggable:
+    """What `nodeready stacks --check --format json` prints. Text is one line without control
+    characters.
+
+    started:  when the capture began, UTC
+    finished: when it ended, UTC
+    job:      the job; empty: not told, or several
+    complete: false when it was interrupted
+    findings: by item, the worst of each first
+    errors:   node -> why it gave no answer
+    """
+
+    started: Perhaps
+    finished: Perhaps
+    job: str
+    complete: bool
+    findings: tuple[debuggable.Finding, ...]
+    errors: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Call:
     """One call of a backtrace.
 
@@ -304,6 +326,7 @@ class Tail:
     complete:    false when it was interrupted
     left_out:    files that match, too, on nodes that have more than --max-files
     groups:      by kind, within a kind the smallest first
+    reports:     of PyTorch's watchdogs: of each process group the rank that is least far first
     notes:       node -> what is wrong with its whole answer
     unreachable: node -> why it could not be reached
     failed:      node -> why it gave no answer although it was reached
@@ -316,6 +339,7 @@ class Tail:
     complete: bool
     left_out: Number
     groups: tuple[logs.Group, ...]
+    reports: tuple[logs.Report, ...]
     notes: Mapping[str, str]
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]
@@ -420,6 +444,7 @@ DOCUMENTS: dict[str, type] = {
     "ready": Ready,
     "deploy": Deploy,
     "stacks": Stacks,
+    "debuggable": Debuggable,
     "cores": Cores,
     "tail": Tail,
     "env": Env,

@@ -260,6 +260,7 @@ def program_config(
     locals: bool = False,
     dump: bool = False,
     ras: bool = False,
+    part: str = "",
 ) -> Config:
     """What the program on the nodes has to do, with a nonce and a tag of its own.
 
@@ -288,6 +289,7 @@ def program_config(
         locals=locals,
         dump=dump,
         ras=ras,
+        part=part,
     )
 
 
