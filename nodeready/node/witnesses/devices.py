@@ -133,7 +133,12 @@ def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[E
     return ended, bytes(kept.data[-_MOST_BYTES:]).decode("utf-8", "replace")
 
 
+#: Seconds of a limit that are kept for ending a tool and reading what it said.
+_SPARE_S = 0.5
+
+
 def _until(supervisor: Supervisor, limit_s: float) -> float:
+    limit_s = max(limit_s / 2, limit_s - _SPARE_S)
     return min(supervisor.deadline, time.monotonic() + limit_s)
 
 
