@@ -93,7 +93,8 @@ def test_the_ras_port_of_a_job_on_a_node(fresh_nodes, seen, tmp_path):
     answer = ras_port.report([ras_port.member(0, 0)]).replace('"pid": 0', '"pid": PID', 1)
     node.write("/run/ras/answer", answer)
     node.run(
-        "cd /run/ras; RANK=0 WORLD_SIZE=1 MASTER_ADDR=ras MASTER_PORT=1 setsid python3 port.py /run/ras/libnccl.so.2 answers 127.0.0.1 28028"
+        "cd /run/ras; RANK=0 WORLD_SIZE=1 MASTER_ADDR=ras MASTER_PORT=1"
+        " setsid python3 port.py /run/ras/libnccl.so.2 answers 127.0.0.1 28028"
         " </dev/null >out 2>&1 & until [ -s /run/ras/out ]; do sleep 0.1; done"
     )
     found = seen(node, "--job", "ras:1")

@@ -99,8 +99,11 @@ class Kernel:
 
 # --- A tool of the system: found, run under a limit, and never believed too much.
 
-#: Where tools are looked for; ROCm has a directory of its own.
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/rocm/bin"
+#: Where tools are looked for; ROCm, and NVIDIA in containers, have a directory of their own.
+_PATH = (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/rocm/bin"
+    ":/usr/local/nvidia/bin"
+)
 #: Bytes of a tool's answer that are kept: of many, the last.
 _MOST_BYTES = 8 << 20
 
