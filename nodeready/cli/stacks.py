@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,12 @@ def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stack
     if not stacks.processes and not stacks.errors:
         raise Refused(f"--from {source}: no ranks in it")
     return stacks, stacks_code(stacks)
+
+
+def _part(pids: Sequence[int], options: Common) -> str:
+    """Why ranks that nobody found are not missing; "": they are."""
+    asked = {"--pid": bool(pids), "--limit": options.limit is not None}
+    return " and ".join(name for name, given in asked.items() if given)
 
 
 def _own_directory(output: str | None) -> Path | None:
@@ -268,6 +275,7 @@ def stacks(
             locals=locals,
             dump=dump,
             ras=ras,
+            part=_part(pids, options),
         )
     except SearchError as problem:
         raise Refused(str(problem)) from None

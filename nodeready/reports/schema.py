@@ -22,7 +22,7 @@ from typing import Annotated, Any, Union
 from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier
 from nodeready.deploy import document as deploy
 from nodeready.subjects.result import STATUSES, Result
-from nodeready.triage import logs
+from nodeready.triage import incident, logs
 from nodeready.triage.stacks import debuggable
 from nodeready.triage.stacks import document as stacks
 
@@ -326,6 +326,7 @@ class Tail:
     complete:    false when it was interrupted
     left_out:    files that match, too, on nodes that have more than --max-files
     groups:      by kind, within a kind the smallest first
+    reports:     of PyTorch's watchdogs: of each process group the rank that is least far first
     notes:       node -> what is wrong with its whole answer
     unreachable: node -> why it could not be reached
     failed:      node -> why it gave no answer although it was reached
@@ -338,6 +339,7 @@ class Tail:
     complete: bool
     left_out: Number
     groups: tuple[logs.Group, ...]
+    reports: tuple[logs.Report, ...]
     notes: Mapping[str, str]
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]
@@ -407,6 +409,35 @@ class Env:
     variables: tuple[Variable, ...]
 
 
+@dataclass(frozen=True)
+class Incident:
+    """What `nodeready incident --format json` prints, and DIR/incident.json: what was kept of a
+    job that hangs. No text has a secret that can be known as one.
+
+    started:  UTC
+    finished: UTC
+    job:      as it was asked for
+    user:     whose job it is; empty: not told
+    reason:   why it was taken: somebody asked, or what was watched
+    complete: false: interrupted; the parts that are missing say so
+    verdict:  of the stacks and all witnesses; null: there is none
+    advice:   what to look at next
+    parts:    in the order in which they were taken
+    archive:  the path of the one file with all of it; empty: it could not be written
+    """
+
+    started: Moment
+    finished: Moment
+    job: str
+    user: str
+    reason: str
+    complete: bool
+    verdict: stacks.Verdict | None
+    advice: tuple[str, ...]
+    archive: str
+    parts: tuple[incident.Part, ...]
+
+
 #: The document of `nodeready.reports.registry.Format` -> the class that says what its JSON holds.
 DOCUMENTS: dict[str, type] = {
     "audit": Audit,
@@ -417,6 +448,7 @@ DOCUMENTS: dict[str, type] = {
     "cores": Cores,
     "tail": Tail,
     "env": Env,
+    "incident": Incident,
 }
 
 

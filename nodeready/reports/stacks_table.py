@@ -12,9 +12,9 @@ from typing import NamedTuple
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import STYLES, Line, Part, line, nodes
 from nodeready.text import counted, sanitise
-from nodeready.triage.stacks import hints
 from nodeready.triage.stacks.debuggable import Debuggable
 from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, Tree, fold_ranks, tree
+from nodeready.triage.stacks.hints import user_frame
 
 #: Groups that are shown with their path, and in a line each, without -v.
 _FULL, _MOST = 6, 16
@@ -27,8 +27,10 @@ _THREADS = 4
 _FEW = 2
 #: Branches of the merged tree that are shown without -v at one place, and one below the other.
 _BRANCHES, _DEEPEST = 4, 5
+#: Sorts of processes below a group, its variables and its different texts, without -v.
+_CHILDREN, _LOCALS, _TEXTS = 3, 8, 3
 #: Columns of the words on the left; at most of the ranks, of the nodes beside them, of a function.
-_INDENT, _WHO, _NODES, _NAME = 13, 30, 160, 40
+_INDENT, _ROLE, _WHO, _NODES, _NAME = 13, 9, 30, 160, 40
 #: Characters of a text that are shown without -v; of a name in any case.
 _TEXT, _LONG = 500, 120
 _WHOLE = 1_000_000
@@ -41,6 +43,11 @@ def word(group: Group) -> str:
     if group.kind == "stack":
         return group.verdict or "stack"
     return _WORDS.get(group.kind, group.kind)
+
+
+def role(group: Group) -> str:
+    """What a group is in the hang, in one word; "": nobody can tell."""
+    return group.role or ""
 
 
 def ranks(numbers: Sequence[int], limit: int = 1_000_000) -> str:
@@ -76,16 +83,40 @@ def largest(stacks: Stacks) -> Group | None:
 
 
 def begun(stacks: Stacks) -> set[int]:
-    """The indexes of the groups whose path is the beginning of another group's path."""
+    """The indexes of the groups from whose place another group has gone on.
+
+    Its path is the beginning of the other's, from the same lines, and in the last function that
+    both are in the other is at a later line. At the same line nobody knows who came first; at an
+    earlier one the other has not been here yet, or is in another turn of a loop.
+    """
     paths = {
         number: tuple((frame.function, frame.file) for frame in group.frames)
         for number, group in enumerate(stacks.groups)
-        if group.kind == "stack"
+        if group.kind == "stack" and group.frames
     }
-    # In sorted order, a path that begins with another one stands right behind it.
-    ordered = sorted(set(paths.values()))
-    short = {one for one, after in zip(ordered, ordered[1:]) if after[: len(one)] == one}
-    return {number for number, path in paths.items() if path in short}
+    # In sorted order, the paths that begin with one stand right behind it.
+    ordered = sorted(paths, key=lambda number: paths[number])
+    found = set()
+    for at, number in enumerate(ordered):
+        frames = stacks.groups[number].frames
+        for other in ordered[at + 1 : at + 1 + _COMPARED]:
+            if paths[other][: len(frames)] != paths[number]:
+                break
+            if len(paths[other]) > len(frames) and _later(frames, stacks.groups[other].frames):
+                found.add(number)
+                break
+    return found
+
+
+#: Groups behind one in the order of paths that are compared with it.
+_COMPARED = 64
+
+
+def _later(frames: Sequence[Frame], others: Sequence[Frame]) -> bool:
+    """Whether a deeper stack has left the function in which the shorter one stands, further on."""
+    *above, last = frames
+    same = all(own.line == one.line and own.line for own, one in zip(above, others))
+    return same and 0 < last.line < others[len(above)].line
 
 
 def process(one: Rank) -> str:
@@ -116,8 +147,11 @@ def headline(stacks: Stacks) -> str:
     if len(groups) == 1 and groups[0].kind == "stack" and known and size in (None, len(known)):
         who_ = f"all {len(known)} ranks" if len(known) > 1 else "the only rank"
         found = "" if size else " that were found" if len(known) > 1 else " that was found"
-        stand = "stand" if len(known) > 1 else "stands"
-        return f"{job}{who_}{found} {stand} in {_one_place(groups[0])}, on {where}"
+        stands = "stand" if len(known) > 1 else "stands"
+        does = f"{stands} in {_one_place(groups[0])}"
+        if groups[0].verdict == "progressing":
+            does = "move" if len(known) > 1 else "moves"
+        return f"{job}{who_}{found} {does}, on {where}"
     found = f"{len(known)} of {size} ranks" if size else counted(len(known), "rank")
     if size == len(known):
         found = f"all {size} ranks"
@@ -130,8 +164,7 @@ def headline(stacks: Stacks) -> str:
 
 def _one_place(group: Group) -> str:
     """Where all ranks stand, when they are one group."""
-    known = hints.find(group.frames, group.native)
-    return "one collective" if known is hints.COLLECTIVE else "one place"
+    return "one collective" if group.about == "collective" else "one place"
 
 
 def silent(stacks: Stacks) -> Iterator[tuple[str, str]]:
@@ -227,6 +260,12 @@ def _brief(frame: Frame) -> str:
     return f"{_function(frame)} {_place(frame._replace(file=frame.file.rpartition('/')[2]))}"
 
 
+def _few(texts: Sequence[str]) -> str:
+    """The first texts on one line."""
+    shown = [sanitise(text, _LONG) for text in texts[:_TEXTS]]
+    return ", ".join([*shown, *(["..."] if texts[_TEXTS:] else [])])
+
+
 class _Table:
     """The layout of one table.
 
@@ -240,6 +279,7 @@ class _Table:
         self.who = [who(group, _WHOLE if self.verbose else _WHO) for group in stacks.groups]
         self.room = min(max(map(len, self.who), default=0), _WHO)
         self.begun = begun(stacks)
+        self.roles = any(group.role for group in stacks.groups)
         self.processes: dict[int, list[Rank]] = {}
         for one in stacks.processes:
             self.processes.setdefault(one.group, []).append(one)
@@ -247,11 +287,19 @@ class _Table:
     def head(self, group: Group, number: int, more: str = "") -> Line:
         """``blocked      rank 7           gpu001``."""
         kind = word(group)
-        style = STYLES[group.verdict or group.kind]
+        style = STYLES[group.role if group.role == "victim" else group.verdict or group.kind]
+        played = f"{role(group):<{_ROLE}}" if self.roles else ""
         ranked = f"{self.who[number]:<{self.room}}  " if self.room else ""
-        room = max(20, min(self.width - _INDENT - len(ranked) - len(more), _NODES))
+        left = self.width - _INDENT - len(played) - len(ranked) - len(more)
+        room = max(20, min(left, _NODES))
         names = nodes(group.nodes, _WHOLE if self.verbose else room) if group.nodes else ""
-        return line((f"{kind:<{_INDENT}}", style), (ranked, "bold"), names, more)
+        return line(
+            (f"{kind:<{_INDENT}}", style),
+            (played, STYLES[group.role] if group.role else ""),
+            (ranked, "bold"),
+            names,
+            more,
+        )
 
     def below(self, *parts: Part) -> Line:
         text = line(" " * _INDENT, *parts)
@@ -310,16 +358,62 @@ class _Table:
     def group(self, group: Group, number: int) -> Iterator[Line]:
         """A group in full: its ranks and nodes, the reason, the path, the hint."""
         yield self.head(group, number)
+        for text in filter(None, group.reason.split("; ")):
+            yield self.below((text, STYLES[group.role] if group.role else "dim"))
         if group.why:
             yield self.below(group.why)
         yield from self.frames(group, number)
+        if group.user_frame and group.user_frame != group.frames[-1]:
+            yield self.below(("own code: ", "dim"), _brief(group.user_frame))
         yield from self.beside(group)
         found = self.processes.get(number, [])
         if self.verbose or len(found) <= _FEW:
             for one in found:
                 yield self.below((self.process(one, len(found) > 1), "dim"))
+        elif group.states:
+            yield self.one(self.below(("state ", "dim"), (_few(group.states), "dim")))
+        # A word alone says no more than the wait channel does.
+        named = [text for text in group.waits_on if " " in text.partition(" (")[0]]
+        if named:
+            yield self.one(self.below(("waits in ", "dim"), (_few(named), "dim")))
+        yield from self.started(group)
         if group.hint:
             yield self.below("hint: ", (group.hint, "cyan"))
+
+    def started(self, group: Group) -> Iterator[Line]:
+        """The processes below the ranks, a line each; and variables, where they were asked for."""
+        most = len(group.below) if self.verbose else _CHILDREN
+        for one in group.below[:most]:
+            count = f" ({one.processes})" if one.processes > 1 else ""
+            if not one.frames:
+                count += f" {sanitise(one.command, _NAME)}"
+            where = _brief(one.frames[-1]) if one.frames else sanitise(one.why, _LONG)
+            own = user_frame(one.frames)
+            if own and own != one.frames[-1]:
+                where += f" < {_brief(own)}"
+            waits = sanitise(one.waits_on or one.wait_channel, _LONG)
+            state = sanitise(one.state, 20)
+            parts = [f"state {state}" if state else "", waits, where]
+            yield self.one(
+                self.below(
+                    ("below: ", "dim"),
+                    f"{sanitise(one.kind, 40)}{count}",
+                    (f", {', '.join(filter(None, parts))}", "dim"),
+                )
+            )
+            if self.verbose:
+                yield self.below(("  ", ""), (sanitise(one.command, _TEXT), "dim"))
+            if one.hint and (self.verbose or one is group.below[0]):
+                yield self.below("  hint: ", (one.hint, "cyan"))
+        if group.below[most:]:
+            more = counted(len(group.below) - most, "more sort", "more sorts")
+            yield self.below((f"{more} below (-v shows them)", "dim"))
+        most = len(group.locals) if self.verbose else _LOCALS
+        for text in group.locals[:most]:
+            yield self.one(self.below(("local ", "dim"), sanitise(text, _TEXT)))
+        if group.locals[most:]:
+            more = counted(len(group.locals) - most, "more variable")
+            yield self.below((f"{more} (-v shows them)", "dim"))
 
     def process(self, one: Rank, several: bool) -> str:
         if not several:

@@ -32,6 +32,9 @@ STYLES = {
     "traced": "magenta",
     "blocked": "yellow",
     "spinning": "yellow",
+    "unsure": "magenta",
+    "suspect": "bold red",
+    "victim": "cyan",
     "progressing": "green",
     "stack": "bold",
 }

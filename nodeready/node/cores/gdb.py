@@ -104,6 +104,65 @@ def _alone() -> None:
         _libc().prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
 
 
+# --- The native stack of a live process.
+
+#: Seconds: gdb reads the symbols of all libraries, and the process waits meanwhile.
+LIVE_LIMIT_S = 25
+_LIVE_FRAMES = 100
+_LIVE_MEMORY = 16 << 30
+_CALL = re.compile(
+    r"#(\d{1,6}) +(?:0x[0-9a-f]+ in )?(.+?) \([^()]*\)"
+    r"(?: at (?P<file>\S+):(?P<line>\d{1,9})| from (?P<library>\S+))?"
+)
+_MOST_ROW = 3000
+
+
+def calls(text: str) -> list[tuple[str, str, int]]:
+    """The calls of gdb's ``bt``, root to leaf: function, file or library without directories,
+    line; a function that has no name is ``?``."""
+    found: dict[int, tuple[str, str, int]] = {}
+    for row in text.splitlines():
+        if call := _CALL.fullmatch(row.strip()[:_MOST_ROW]):
+            place = os.path.basename(call["file"] or call["library"] or "")
+            name = "?" if call[2] == "??" else call[2]
+            found[int(call[1])] = (name[:300], place[:300], int(call["line"] or 0))
+    return [found[number] for number in sorted(found, reverse=True)]
+
+
+def live_stack(
+    supervisor: Supervisor, pid: int, limit_s: float
+) -> tuple[list[tuple[str, str, int]], str, bool]:
+    """The native stack of a live process's main thread, why there is none, and whether gdb was
+    ended, so that the process may have a signal to stop before it.
+
+    Nothing is to be asked of a process in state D, T or t: gdb would leave it stopped for good.
+    gdb has the rights of the process's user (`lowered.with_rights_of`), and runs no code of the
+    files that the process names.
+    """
+    gdb = find_gdb()
+    if not gdb:
+        return [], "gdb is not installed (nodeready deploy installs it)", False
+    argv = [gdb, "-batch", "-nx"]
+    # The files as the process itself sees them, in whatever container.
+    files = (f"set sysroot /proc/{pid}/root", "set debuginfod enabled off")
+    for line in ("set auto-load off", *GUARDS[1:], *files):
+        argv += ["-iex", line]
+    argv += ["-p", str(pid), "-ex", f"bt -frame-arguments none {_LIVE_FRAMES}", "-ex", "detach"]
+    try:
+        confined = lowered.with_rights_of(pid, _LIVE_MEMORY, argv)
+        ended = supervisor.run(confined, min(limit_s, LIVE_LIMIT_S), env=environment())
+    except (OSError, subprocess.SubprocessError, KeyError, ValueError, IndexError) as problem:
+        return [], f"gdb: {getattr(problem, 'strerror', '') or problem}", False
+    found = calls(ended.out)
+    if found:
+        return found, "", ended.rc is None
+    if ended.rc is None:
+        return [], "gdb did not finish in time", True
+    rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
+    told = [row for row in rows if not row.startswith(_NOISE)]
+    return [], f"gdb: {told[-1][:200]}" if told else "gdb shows no call", False
+
+
 class _Output:
     """gdb's output, the first TEXT bytes of it."""
 

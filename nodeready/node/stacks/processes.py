@@ -48,7 +48,7 @@ _COMMAND_BYTES, _ENVIRONMENT_BYTES = 4096, 1 << 20
 _VALUE_BYTES = 256
 #: Seconds for the reads of one process, and after one that hangs: many may, for one reason.
 _PATIENCE_S, _NEXT_PATIENCE_S = 1.0, 0.3
-_KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h
+_EXITING, _KERNEL_THREAD = 0x4, 0x00200000  # PF_EXITING and PF_KTHREAD of linux/sched.h
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
 # The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)): below its own, v1 or v2. A user
@@ -66,7 +66,8 @@ HANGS: Any = "hangs"
 
 @dataclass(frozen=True)
 class Stat:
-    """/proc/PID/stat. start_s: seconds since boot; cpu_s: user and system, of all its threads."""
+    """/proc/PID/stat. start_s: seconds since boot; cpu_s: user and system, of all its threads;
+    exiting: its main thread has left the program for good."""
 
     pid: int
     name: str
@@ -76,6 +77,7 @@ class Stat:
     cpu_s: float
     threads: int
     start_s: float
+    exiting: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Facts:
     uid:          of its owner
     switches:     voluntary context switches of its main thread: how often that has waited
     main_cpu_s:   CPU time of its main thread alone
+    exiting:      its main thread has left the program; the kernel takes its memory and files down
     """
 
     state: str
@@ -135,6 +138,7 @@ class Facts:
     uid: int
     switches: int = 0
     main_cpu_s: float = 0.0
+    exiting: bool = False
 
 
 def stat(text: str) -> Stat | None:
@@ -153,6 +157,7 @@ def stat(text: str) -> Stat | None:
         cpu_s=round(ticks / _TICKS, 2),
         threads=numbers[16],
         start_s=round(numbers[18] / _TICKS, 2),
+        exiting=bool(numbers[5] & _EXITING),
     )
 
 
@@ -223,6 +228,7 @@ def facts(
         uid,
         switches,
         main_cpu_s(*task),
+        known.exiting,
     )
 
 
@@ -243,9 +249,9 @@ def _read(path: str, most: int = 65536) -> bytes | None:
         os.close(number)
 
 
-def contents(path: str) -> str:
+def contents(path: str, most: int = 65536) -> str:
     """The beginning of a file of /proc; "" when there is none, or we may not."""
-    return (_read(path) or b"").decode("utf-8", "replace")
+    return (_read(path, most) or b"").decode("utf-8", "replace")
 
 
 def pids() -> list[int]:
@@ -291,16 +297,19 @@ def _look(pid: int) -> dict[str, Any] | None:
     return seen
 
 
-def _facts(pid: int, stack: bool = True) -> dict[str, Any] | None:
-    known, status, wchan = (
-        contents(f"/proc/{pid}/{name}") for name in ("stat", "status", "wchan")
-    )
-    of_main = (
-        contents(f"/proc/{pid}/task/{pid}/schedstat"),
-        contents(f"/proc/{pid}/task/{pid}/stat"),
-    )
-    found = facts(known, status, wchan, contents(f"/proc/{pid}/stack") if stack else "", of_main)
-    return vars(found) if found else None
+def _facts(pid: int, stack: bool = True, thread: int = 0) -> dict[str, Any] | None:
+    """thread: whose state, wait, switches and time are taken; 0: the main thread's"""
+    task = f"/proc/{pid}/task/{thread or pid}"
+    if thread and not os.path.exists(task):
+        task, thread = f"/proc/{pid}/task/{pid}", 0
+    status, wchan, of_task = (contents(f"{task}/{name}") for name in ("status", "wchan", "stat"))
+    kernel = contents(f"{task}/stack") if stack else ""
+    times = contents(f"{task}/schedstat"), of_task
+    found = facts(contents(f"/proc/{pid}/stat"), status, wchan, kernel, times)
+    if found is None:
+        return None
+    alone = stat(of_task) if thread else None
+    return {**vars(found), **({"state": alone.state} if alone else {})}
 
 
 def owners(numbers: Iterable[int]) -> dict[int, int]:
@@ -383,13 +392,21 @@ def children() -> dict[int, list[int]]:
     return {parent: [pid for _, pid in sorted(rows)] for parent, rows in found.items()}
 
 
-def observe(numbers: Sequence[int], deadline: float) -> dict[int, Facts | None]:
-    """The facts of these processes; None: gone. Those not reached in time are left out."""
-    found = each(_facts, numbers, deadline, owners(numbers))
+def observe(
+    numbers: Sequence[int], deadline: float, threads: Mapping[int, int] | None = None
+) -> dict[int, Facts | None]:
+    """The facts of these processes; None: gone. Those not reached in time are left out.
+
+    threads: process -> the thread that counts, where that is not the main one
+    """
+    of = threads or {}
+    found = each(
+        lambda pid: _facts(pid, thread=of.get(pid, 0)), numbers, deadline, owners(numbers)
+    )
     for pid, seen in found.items():
         if seen is HANGS:
             # Only the kernel stack waits for a lock: a process in execve(2) holds it.
-            found[pid] = _facts(pid, stack=False)
+            found[pid] = _facts(pid, stack=False, thread=of.get(pid, 0))
     return {
         pid: Facts(**{**seen, "kernel_stack": tuple(seen["kernel_stack"])}) if seen else None
         for pid, seen in found.items()

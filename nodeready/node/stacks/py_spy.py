@@ -35,6 +35,8 @@ _MOST_THREADS = 1000
 # Of address space: it maps the program and its libraries, which a user's process names.
 _MEMORY_BYTES = 16 << 30
 _MOST_WORD = 300
+# A line of py-spy's own log, which is asked for its warnings.
+_LOGGED = re.compile(r"\[\S+ +[A-Z]+ +[a-z_:]+\] ")
 #: Calls whose variables are told, variables of each, and characters of a name or a value.
 _LOCAL_FRAMES, _LOCAL_NAMES, _LOCAL_TEXT = 3, 20, 120
 # Files of Python itself and of what is installed for it; a frozen module has no file.
@@ -47,12 +49,20 @@ _OPTIONS = {
 }  # fmt: skip
 
 HUNG = "py-spy did not finish in time"
+#: An interpreter that has been finalised; what the process does since is C or C++.
+ENDED_INTERPRETER = "its interpreter has ended: it hangs in C or C++ on its way out"
+#: The main thread has no call of Python's: functions of C that atexit registered, the end of
+#: modules.
+NO_CALL = "no call of Python is left in its main thread: its interpreter is about to end"
+NOT_PYTHON = "not Python, or one that py-spy does not know"
 # py-spy's words, whole or in part -> what to say, and whether another try may do better.
 _WORDS: tuple[tuple[str, str, bool], ...] = (
+    # py-spy warns of it (python_process_info.rs): the runtime's list of interpreters is empty.
+    (r"Interpreter address from symbol is invalid 0+\b", ENDED_INTERPRETER, False),
     (r"os error 2\b|No such process|os error 3\b", "it has ended", False),
     (r"os error 13\b|elevated permissions", "not permitted", False),
     (r"os error 1\b|EPERM|Operation not permitted", "not permitted, or traced by another", False),
-    (r"Failed to find python version", "not Python, or one that py-spy does not know", False),
+    (r"Failed to find python version", NOT_PYTHON, False),
     # It says so, too, when the stack of the first thread that it tries cannot be read.
     (
         r"Failed to find a python interpreter",
@@ -82,6 +92,10 @@ class Dump:
     locals:  variables of the main thread's innermost calls of the user's own code, where asked
              for: ``function: name = value``, without secrets
     own:     the main thread holds the interpreter's lock
+    thread:  number of the thread that is shown as the main one, where that only serves others: a
+             worker of Ray Train's trains in a thread; 0: the main thread itself is
+    spawned: where torch.multiprocessing has started the process, its place; else -1
+    spawns:  how many processes it has started by torch.multiprocessing and waits for; else -1
     """
 
     main: tuple[Frame, ...] | None = None
@@ -90,6 +104,9 @@ class Dump:
     error: str = ""
     locals: tuple[str, ...] = ()
     own: bool = False
+    thread: int = 0
+    spawned: int = -1
+    spawns: int = -1
 
     @property
     def characters(self) -> int:
@@ -150,13 +167,65 @@ def parse(text: str, pid: int) -> Dump:
         return Dump(error="py-spy found no thread")
     main = next(found[-1] for found in mains if found)
     rest = threads[:main] + threads[main + 1 :]
+    trainer = _trainer(threads) if _serves(threads[main]) else None
+    if trainer is not None:
+        main, rest = trainer, threads[:trainer] + threads[trainer + 1 :]
+    if not threads[main].frames:
+        return Dump(threads=tuple(rest[:_MOST_THREADS]), gil=(gil or [""])[0], error=NO_CALL)
     return Dump(
         threads[main].frames,
         tuple(rest[:_MOST_THREADS]),
         (gil or [""])[0],
         locals=_locals(rows[main]["frames"]),
         own=rows[main].get("owns_gil") is True,
+        thread=0 if trainer is None else _number(rows[main].get("os_thread_id")),
+        spawned=_count(rows[main]["frames"], "_wrap", "i"),
+        spawns=_count(rows[main]["frames"], "start_processes", "nprocs"),
     )
+
+
+# Ray Train's workers: the main thread executes Ray's calls, and the training runs in a thread
+# (ray/train/v2/_internal/execution/worker_group/thread_runner.py; before that, `RunnerThread` of
+# ray/air/_internal/util.py).
+_RAY_LOOP = ("main_loop", "ray/_private/worker.py")
+_RAY_RUNS = ("ray/air/_internal/util.py", "worker_group/thread_runner.py")
+
+
+def _serves(thread: Thread) -> bool:
+    """Whether a main thread only waits for what Ray tells it to do."""
+    last = thread.frames[-1] if thread.frames else CUT
+    return last[0].rpartition(".")[2] == _RAY_LOOP[0] and last[1].endswith(_RAY_LOOP[1])
+
+
+def _trainer(threads: Sequence[Thread]) -> int | None:
+    """The thread of Ray Train's that trains; None: there is none."""
+    for number, thread in enumerate(threads):
+        for function, file, _ in thread.frames:
+            name = function.rpartition(".")[2]
+            if file.endswith(_RAY_RUNS) and "run" in name and "monitor" not in name:
+                return number
+    return None
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and 0 < value < 1 << 22 else 0
+
+
+_SPAWN = "torch/multiprocessing/spawn.py"
+
+
+def _count(frames: Sequence[Any], function: str, name: str) -> int:
+    """A variable of a call in torch/multiprocessing/spawn.py that is a small number, where
+    variables were asked for; else -1."""
+    for frame in frames[-KEPT_FRAMES:]:
+        if frame["name"] != function or not isinstance(frame.get("locals"), list):
+            continue
+        if str(frame.get("short_filename")).endswith(_SPAWN):
+            for row in frame["locals"]:
+                if isinstance(row, dict) and row.get("name") == name:
+                    said = str(row.get("repr"))
+                    return int(said) if re.fullmatch(r"[0-9]{1,5}", said) else -1
+    return -1
 
 
 def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
@@ -180,9 +249,13 @@ def words(ended: Ended) -> tuple[str, bool]:
     for pattern, said, again in _WORDS:
         if re.search(pattern, ended.err):
             return said, again
-    said = re.sub(r"^Error: ", "", ended.first)
+    told = [row for row in ended.err.splitlines() if row.strip() and not _LOGGED.match(row)]
+    said = re.sub(r"^Error: ", "", told[0].strip()[:200] if told else "")
     ending = f"exit status {ended.rc}" if (ended.rc or 0) >= 0 else f"signal {-(ended.rc or 0)}"
     return f"py-spy: {said or ending}", True
+
+
+_RUST = {"RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
 
 
 def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, bytearray]:
@@ -192,9 +265,7 @@ def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[E
         if stream == 1 and len(kept) <= MOST_BYTES:
             kept.extend(piece)
 
-    return supervisor.run(
-        argv, limit_s, on_output, env={**environment(), "RUST_BACKTRACE": "0"}
-    ), kept
+    return supervisor.run(argv, limit_s, on_output, env={**environment(), **_RUST}), kept
 
 
 def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str = PLAIN) -> Dump:

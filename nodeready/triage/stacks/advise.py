@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from nodeready.inventory.nodeset import fold, natural
 from nodeready.triage.stacks import hints
-from nodeready.triage.stacks.document import Group, Rank, Stacks, fold_ranks
+from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, fold_ranks
 
 # --- Missing ranks, which WORLD_SIZE counts and nobody found, and the nodes that should have them.
 
@@ -80,13 +81,204 @@ def expected_nodes(
     return (*nodes, *others) if len(away) == len(others) else ()
 
 
+# --- Who waits for whom.
+
+#: Reasons of `no-data` that say something of us, and nothing of the process.
+_OURS = (
+    "permi", "ptrace", "py-spy", "another user", "no time", "others took", "too large",
+    "no stack was taken", "makes no sense",
+)  # fmt: skip
+#: What waits for no other rank, and has none to keep waiting.
+_ASIDE = frozenset({"idle", "agent", "worker"})
+
+_STANDS = {
+    "missing": "nobody has found it",
+    "dead": "it has ended",
+    "stopped": "a signal holds it",
+    "traced": "a debugger holds it",
+    "uninterruptible": "it waits in the kernel, not for a rank",
+    "no-data": "nobody can see where it stands",
+}
+
+
+def waits(group: Group) -> bool:
+    """Whether a group stands at a place where it waits for other ranks.
+
+    It may spin there: MPI, NCCL and CUDA poll. A backward pass whose thread computes does not.
+    """
+    if group.kind != "stack" or group.verdict == "progressing":
+        return False
+    return group.about in hints.FOR_RANKS and (group.about, group.verdict) != (
+        "backward",
+        "spinning",
+    )
+
+
+class _Waiting(NamedTuple):
+    """How many processes of a job wait for others.
+
+    below:    those that may, in a call of C below the user's own code: the wait() of an
+              asynchronous collective
+    standing: some of those that wait do not move at all
+    moving:   some of the job's processes move
+    """
+
+    ranks: int
+    below: int
+    standing: bool
+    moving: bool
+    everything: int
+
+
+def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
+    """The groups, each with its role in the hang, and why.
+
+    everything: processes, and ranks and nodes without one
+    """
+    job = _Waiting(
+        sum(group.processes for group in groups if waits(group)),
+        sum(group.processes for group in groups if _may_wait(group)),
+        any(waits(group) and group.verdict != "unsure" for group in groups),
+        any(group.verdict == "progressing" for group in groups),
+        everything,
+    )
+    found = []
+    for group in groups:
+        role, reason = _role(group, job)
+        reason = "; ".join(filter(None, (reason, group.reason)))
+        found.append(dataclasses.replace(group, role=role, reason=reason))
+    return found
+
+
+def _may_wait(group: Group) -> bool:
+    return group.kind == "stack" and group.about == "native" and group.verdict != "spinning"
+
+
+def _role(group: Group, job: _Waiting) -> tuple[str | None, str]:
+    waiting, below = job.ranks, job.below
+    if job.everything < 2:
+        return None, ""
+    if group.kind != "stack":
+        return _without_stack(group, job)
+    others = _count(waiting, "rank")
+    if waits(group):
+        rest = waiting == job.everything
+        return "victim", "waits for other ranks" + (", as all do" if rest else "")
+    if group.about in _ASIDE or not waiting + below:
+        return None, ""
+    if group.verdict == "progressing":
+        if group.about in hints.FOR_RANKS or not job.standing:
+            return None, ""
+        return (
+            "suspect",
+            f"moves while {others} {_verb(waiting)} for others: slow, or in a loop",
+        )
+    if _may_wait(group):
+        if not waiting or below + waiting < job.everything:
+            return None, "may wait for other ranks below its own code: --native tells"
+        return "suspect", f"{others} {_verb(waiting)} for others; whether it does, --native tells"
+    if not waiting:
+        many = _count(below, "rank")
+        return "suspect", f"does not wait for other ranks; {many} may (--native tells)"
+    return "suspect", f"does not wait for other ranks, and {others} {_verb(waiting)}"
+
+
+def _verb(number: int) -> str:
+    return "waits" if number == 1 else "wait"
+
+
+def _without_stack(group: Group, job: _Waiting) -> tuple[str | None, str]:
+    waiting = job.ranks + job.below
+    size = max(group.processes, len(group.ranks), len(group.nodes))
+    why = group.why.lower()
+    ours = 2 * size > job.everything or any(one in why for one in _OURS)
+    if group.kind == "no-data" and ours:
+        return None, ""
+    if job.moving and not waiting:
+        # Others go on: this one keeps nobody.
+        return None, ""
+    others = f"; {_count(waiting, 'rank')} {_verb(waiting)} for others" if waiting else ""
+    return "suspect", _STANDS[group.kind] + others
+
+
+# --- Calls that are the same on all nodes, at lines that are not.
+
+
+class Apart(NamedTuple):
+    """A file of the user's whose lines differ by node where the calls are the same.
+
+    lines: line -> the nodes that are there
+    sure:  several calls of the file differ by the same number of lines, so that it is another
+           text; else the nodes may be at different calls of one text
+    """
+
+    file: str
+    function: str
+    lines: Mapping[int, tuple[str, ...]]
+    sure: bool
+
+
+def apart(
+    nodes: Mapping[str, Collection[int]], calls: Callable[[int], Sequence[Frame]], least: int
+) -> list[Apart]:
+    """Files that are not the same on all nodes, from the stacks of one path.
+
+    nodes: node -> its stacks. calls: the frames of a stack. least: ranks of a node, at least
+    """
+    if len(nodes) < 2:
+        return []
+    rows = {node: [calls(stack) for stack in stacks] for node, stacks in nodes.items()}
+    first = next(iter(rows.values()))[0]
+    differ: dict[str, list[tuple[int, dict[int, list[str]]]]] = {}
+    for at, frame in enumerate(first[:-1]):
+        lines: dict[int, list[str]] = {}
+        for node, stacks in rows.items():
+            own = {stack[at].line for stack in stacks}
+            if len(own) != 1 or 0 in own:
+                break
+            lines.setdefault(own.pop(), []).append(node)
+        else:
+            if len(lines) > 1:
+                differ.setdefault(frame.file, []).append((at, lines))
+    found = []
+    for file, places in differ.items():
+        sure = len(places) > 1 and len({_shifts(lines) for _, lines in places}) == 1
+        # A single rank of a node is always where all of its node are.
+        if sure or least > 1:
+            at, lines = places[-1]
+            kept = {line: tuple(sorted(lines[line], key=natural)) for line in sorted(lines)}
+            found.append(Apart(file, first[at].function, kept, sure))
+    return found
+
+
+def _shifts(lines: Mapping[int, Sequence[str]]) -> tuple[tuple[str, int], ...]:
+    """By how many lines each node is apart from the first one's."""
+    of = {node: line for line, there in lines.items() for node in there}
+    names = sorted(of)
+    return tuple((node, of[node] - of[names[0]]) for node in names)
+
+
+def _code(found: Sequence[Apart]) -> Iterator[str]:
+    for one in found[:_MOST]:
+        where = _few([f"{one.file}:{line} on {fold(there)}" for line, there in one.lines.items()])
+        if one.sure:
+            yield (
+                f"different code on different nodes: {one.function} is at {where}: compare the "
+                "file (`sha256sum`) on all nodes"
+            )
+        else:
+            yield (
+                f"{one.function} is at {where}: another call there, or another version of the "
+                "file (`sha256sum` tells)"
+            )
+
+
 # --- The advice, a line each.
 
 #: Processes, jobs and programs that are named one by one.
 _MOST = 5
-#: A group with fewer than this part of the ranks is a minority; when the smallest has this part of
-#: the largest, the groups are alike.
-_MINORITY, _ALIKE = 0.25, 0.5
+#: A group with at most this part of the ranks is a minority.
+_MINORITY = 0.25
 #: Characters of a rank set.
 _WIDE = 60
 
@@ -190,26 +382,22 @@ def _kinds(groups: Sequence[Group]) -> Iterator[str]:
         )
 
 
-def _stuck(group: Group) -> str:
-    """What a group waits for, in one word, or ""."""
-    found = hints.find(group.frames, group.native) if group.verdict != "progressing" else None
-    return found.about if found else ""
-
-
 def _all_here(group: Group, several: bool) -> Iterator[str]:
     """There is one group, of all ranks."""
-    about = _stuck(group)
-    if about in ("collective", "backward", "gpu", "start") and several:
+    about = group.about
+    if waits(group) and several:
+        what = _WORDS.get(about, "collective")
         yield (
-            f"all {group.processes} ranks stand in the same {_WORDS[about]}: nobody is elsewhere, "
+            f"all {group.processes} ranks stand in the same {what}: nobody is elsewhere, "
             "so look at the network: `nodeready audit INVENTORY --only rdma.errors,nics.errors`, "
             "`nodeready ready INVENTORY --ports FIRST-LAST`"
         )
-        yield (
-            "start the job again with NCCL_DEBUG=INFO and PyTorch's flight recorder "
-            "(TORCH_NCCL_TRACE_BUFFER_SIZE=2000, in newer versions TORCH_FR_BUFFER_SIZE; "
-            "TORCH_NCCL_DUMP_ON_TIMEOUT=1): it names the collective that each rank is in"
-        )
+        if about in ("collective", "backward", "gpu", "peer"):
+            yield (
+                "start the job again with NCCL_DEBUG=INFO and PyTorch's flight recorder "
+                "(TORCH_NCCL_TRACE_BUFFER_SIZE=2000, in newer versions TORCH_FR_BUFFER_SIZE; "
+                "TORCH_NCCL_DUMP_ON_TIMEOUT=1): it names the collective that each rank is in"
+            )
     elif group.verdict == "progressing":
         yield "all ranks move: between the samples each of them has come to another place"
     elif several:
@@ -218,43 +406,101 @@ def _all_here(group: Group, several: bool) -> Iterator[str]:
 
 _WORDS = {
     "collective": "collective",
+    "peer": "wait for a peer",
     "backward": "backward pass",
     "gpu": "wait for the GPU",
     "start": "start-up",
+    "store": "wait for the store",
+    "end": "end of the process group",
 }
 
 
-def _apart(groups: Sequence[Group]) -> Iterator[str]:
-    """There are several groups with a stack, the smallest first."""
-    sizes = [group.processes for group in groups]
+def _apart(stacks: Stacks) -> Iterator[str]:
+    """There are several groups with a stack."""
+    groups = [group for group in stacks.groups if group.kind == "stack"]
+    suspects = [group for group in groups if group.role == "suspect"]
+    victims = [group for group in groups if group.role == "victim"]
+    total = sum(group.processes for group in groups)
     moving = sum(group.processes for group in groups if group.verdict == "progressing")
-    if 2 * moving > sum(sizes):
+    if 2 * moving > total:
         yield (
-            f"{moving} of {sum(sizes)} ranks move: the job is slow or was looked at in the middle "
+            f"{moving} of {total} ranks move: the job is slow or was looked at in the middle "
             "of its work; look again, with a longer --interval"
         )
+        if not victims:
+            return
+    accused = [group for group in stacks.groups if group.role == "suspect"]
+    if suspects:
+        waiting = sum(group.processes for group in victims)
+        first = suspects[0]
+        yield (
+            f"{_ranks(first)}: begin there: {_count(waiting, 'rank')} {_verb(waiting)}, and no "
+            "call of Python's there waits for other ranks"
+            if waiting
+            else f"{_ranks(first)}: begin there: it waits for no other rank, and others may"
+        )
+    elif victims and len(victims) == len(groups) and not accused:
+        yield from _all_victims(victims)
+    elif not accused:
+        yield from _nobody_waits(groups, total)
+    spinning = next((one for one in groups if one.verdict == "spinning" and not waits(one)), None)
+    if spinning and any(group.verdict == "blocked" for group in groups):
+        yield (
+            f"{_ranks(spinning)}: uses CPU time where it stands while others wait: a loop, or slow"
+        )
+
+
+def _all_victims(groups: Sequence[Group]) -> Iterator[str]:
+    """All wait for each other, at different places: nobody is accused."""
+    if all(group.about in ("peer", "collective") and hints.in_pipeline(group.frames)
+           for group in groups):  # fmt: skip
+        yield (
+            "all ranks wait in a pipeline, each for its neighbour: stacks alone accuse nobody; "
+            "compare the stages' schedules and counts of micro-batches, then look at the network"
+        )
         return
-    if min(sizes) >= _ALIKE * max(sizes):
+    places = _few([f"{_ranks(one)} in {_call(one)}" for one in groups])
+    yield (
+        f"all ranks wait for others, at {len(groups)} places ({places}): stacks alone accuse "
+        "nobody; a rank has called another collective, or has left one out or made one more (an "
+        "`if rank`, uneven data); TORCH_DISTRIBUTED_DEBUG=DETAIL names the mismatch"
+    )
+
+
+def _call(group: Group) -> str:
+    """``all_reduce, called at train.py:40``."""
+    skipped = ("wrapper", "decorate_context", "__call__", "wait")
+    called = next(
+        (frame for frame in reversed(group.frames) if frame.function not in skipped),
+        None,
+    )
+    own = group.user_frame
+    what = called.function if called else "a collective"
+    if own is None or (called and own == called):
+        return what
+    return f"{what}, called at {own.file}:{own.line}" if own.line else what
+
+
+def _nobody_waits(groups: Sequence[Group], total: int) -> Iterator[str]:
+    """No group is known to wait for another one."""
+    sizes = [group.processes for group in groups]
+    if all(hints.in_pipeline(group.frames) for group in groups):
         yield (
-            f"the {len(groups)} groups are of similar size: the stages of a pipeline stand at "
-            "different places legitimately; compare the ranks within a stage"
+            f"the {len(groups)} groups are stages of a pipeline, which stand at different places "
+            "legitimately; compare the ranks within a stage"
         )
-    elif min(sizes) <= _MINORITY * sum(sizes):
-        few = min(groups, key=lambda group: group.processes)
+        return
+    few = min(groups, key=lambda group: group.processes)
+    if few.processes <= _MINORITY * total and max(sizes) > few.processes:
         yield (
-            f"{_ranks(few)}: few are where the others are not: a suspect, not guilty: rank 0 and "
-            "the stages of a pipeline differ legitimately"
+            f"{_ranks(few)}: few are where the others are not, but no stack is known to wait for "
+            "other ranks: a hint at most"
         )
-    if all(_stuck(group) == "collective" for group in groups):
+    else:
         yield (
-            "all ranks wait, in different collectives: a rank has called another one or has left "
-            "one out; TORCH_DISTRIBUTED_DEBUG=DETAIL names the mismatch"
+            "no stack is known to wait for other ranks: each may be at work of its own; look "
+            "again, with a longer --interval, or with --native"
         )
-    if any(group.verdict == "spinning" for group in groups) and any(
-        group.verdict == "blocked" for group in groups
-    ):
-        spin = next(group for group in groups if group.verdict == "spinning")
-        yield f"{_ranks(spin)}: uses CPU time where it stands while others wait: a loop, or slow"
 
 
 def _elsewhere(stacks: Stacks) -> Iterator[str]:
@@ -290,11 +536,13 @@ def with_advice(
     stacks: Stacks,
     world_sizes: Mapping[int, int],
     instead: Mapping[str, Sequence[str]],
+    apart: Sequence[Apart] = (),
 ) -> Stacks:
     """The document with its advice.
 
     world_sizes: WORLD_SIZE -> how many processes say so
     instead:     node -> what runs there, where no rank was found
+    apart:       files that are not the same on all nodes
     """
     groups = [group for group in stacks.groups if group.kind == "stack"]
     lines = [*_kinds(stacks.groups), *_world(world_sizes, stacks), *_twice(stacks.processes)]
@@ -302,7 +550,8 @@ def with_advice(
         alone = len(stacks.groups) == 1
         lines += _all_here(groups[0], len(stacks.processes) > 1) if alone else []
     elif len(groups) > 1:
-        lines += _apart(groups)
+        lines += _apart(stacks)
+    lines += _code(apart)
     lines += _elsewhere(stacks)
     if not stacks.processes and instead:
         node = min(instead, key=natural)

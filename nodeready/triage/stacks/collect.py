@@ -16,7 +16,12 @@ from nodeready.node import payload
 from nodeready.node.stacks import program
 from nodeready.node.stacks.processes import FAMILIES
 from nodeready.node.stacks.program import Config
-from nodeready.node.stacks.py_spy import NATIVE_LIMIT_S
+from nodeready.node.stacks.py_spy import (
+    ENDED_INTERPRETER,
+    NATIVE_LIMIT_S,
+    NO_CALL,
+    NOT_PYTHON,
+)
 from nodeready.subjects.base import ProbeError
 from nodeready.text import counted
 from nodeready.transport.base import (
@@ -30,7 +35,7 @@ from nodeready.transport.base import (
     Request,
 )
 from nodeready.transport.program import request
-from nodeready.triage.stacks.document import Stacks
+from nodeready.triage.stacks.document import Group, Stacks
 from nodeready.triage.stacks.trace import Trace, TraceError, read
 
 #: The program on the node.
@@ -139,11 +144,16 @@ MOST = 16
 _NOT_TO_BE_PAUSED = frozenset("DTtZX")
 
 
+def _has_native(group: Group) -> bool:
+    """Whether there is more to see of a group than its calls in Python."""
+    return group.kind == "stack" or group.why.startswith((ENDED_INTERPRETER, NOT_PYTHON, NO_CALL))
+
+
 def choose_native(stacks: Stacks, most: int = MOST) -> dict[str, list[int]]:
-    """Node -> the processes to unwind: one of each group with a stack, then all of those groups
-    that are not the largest; the most suspicious first, at most so many.
+    """Node -> the processes to unwind: one of each group that has native calls, then all of those
+    groups that are not the largest; the most suspicious first, at most so many.
     """
-    groups = [index for index, group in enumerate(stacks.groups) if group.kind == "stack"]
+    groups = [index for index, group in enumerate(stacks.groups) if _has_native(group)]
     if not groups:
         return {}
     largest = max(groups, key=lambda index: stacks.groups[index].processes)
@@ -173,7 +183,7 @@ def unwind(found: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     config = replace(
         found.config,
         nonce=f"nodeready-{secrets.token_hex(8)}",
-        limit_s=(NATIVE_LIMIT_S + 2) * longest,
+        limit_s=2 * (NATIVE_LIMIT_S + 2) * longest,
     )
     second = Captured(config, list(pids))
     asked = {
@@ -250,6 +260,7 @@ def program_config(
     locals: bool = False,
     dump: bool = False,
     ras: bool = False,
+    part: str = "",
 ) -> Config:
     """What the program on the nodes has to do, with a nonce and a tag of its own.
 
@@ -278,6 +289,7 @@ def program_config(
         locals=locals,
         dump=dump,
         ras=ras,
+        part=part,
     )
 
 

@@ -13,9 +13,11 @@ from nodeready.exit_codes import exit_code
 #: that gave no stack; processes in state D, stopped by a signal, or traced by somebody else.
 KINDS = ("missing", "dead", "stopped", "traced", "uninterruptible", "no-data", "stack")
 
-#: What the samples of a stack group say: the same stack and no CPU time; the same stack and CPU
-#: time; different stacks. None: one sample, or none, tells nothing.
-VERDICTS = ("blocked", "spinning", "progressing")
+#: What the samples of a stack group say: the main thread stood still at the same place; it used
+#: CPU time there; it has moved. `unsure`: the same place and hardly any CPU time, but the thread
+#: has woken up meanwhile: a loop that polls, or a job that is slow. None: one sample, or none,
+#: tells nothing.
+VERDICTS = ("blocked", "spinning", "unsure", "progressing")
 _VERDICTS = (*VERDICTS, None)
 
 #: The witnesses beside the stacks, by the names under which they are shown.
@@ -91,8 +93,8 @@ class Group:
 
     kind:    missing: WORLD_SIZE counts them and nobody found them; dead: ended while it was looked
              at; uninterruptible: state D; no-data: no stack, or a node without an answer
-    verdict: from all samples: the same stack and no CPU time; the same stack and CPU time;
-             different stacks. None: one sample, or none
+    verdict: from all samples: the main thread stood still; it used CPU time at the same place; it
+             woke up there now and then; it has moved. None: one sample, or none
     ranks:   sorted; () where nobody knows them (a node without an answer, a process without RANK)
     nodes:   the nodes that they are on, each once
     frames:  root to leaf; () for what has no stack
@@ -111,6 +113,8 @@ class Group:
     waits_on: what its main threads wait for: a file, a pipe, a socket, a peer, a lock's owner
     below:   processes that its ranks have started and may wait for
     locals:  variables of one rank's innermost calls, on request: `function: name = value`
+    about:   where it stands, or was last, in one word: `collective`, `data`, `storage`, ...;
+             "": not known
     """
 
     kind: Annotated[str, {"enum": KINDS}]
@@ -131,6 +135,7 @@ class Group:
     waits_on: tuple[str, ...] = ()
     below: tuple[Below, ...] = ()
     locals: tuple[str, ...] = ()
+    about: str = ""
 
 
 class Rank(NamedTuple):

@@ -6,17 +6,67 @@ import contextlib
 import dataclasses
 import gc
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
-from nodeready.triage.stacks import advise, hints
-from nodeready.triage.stacks.document import KINDS, Frame, Group, OtherJob, Rank, Stacks, Thread
+from nodeready.triage.stacks import advise, evidence, hearing, hints, testimony, verdict
+from nodeready.triage.stacks.document import (
+    KINDS,
+    Below,
+    Frame,
+    Group,
+    OtherJob,
+    Rank,
+    Stacks,
+    Thread,
+)
 
 # --- The stacks of all nodes: each different one once, known by a number.
 
 #: Native frames without a symbol, and offsets into one: address randomisation makes them differ.
 _ADDRESS = re.compile(r"\+?\b0x[0-9a-fA-F]+\b")
+
+
+#: Between the stack of a main thread and that of the thread that it waits for.
+THREAD = ("(in another thread)", "", 0)
+
+
+class Reading(NamedTuple):
+    """What the frames of one stack say.
+
+    for_ranks: it ends at a known place that waits for other ranks
+    site:      the lines of the user's own calls: whoever stands still at another line waits in
+               another call
+    polls:     so many of its frames lead to a call that looks again and again; 0: none does
+    delegates: it only waits for another thread of its process
+    backward:  ... which is one of autograd's
+    serves:    it is of a thread that serves, and for which nobody waits
+    root:      the file of its outermost call
+    """
+
+    for_ranks: bool
+    site: tuple[int, ...]
+    polls: int
+    delegates: bool
+    backward: bool
+    serves: bool
+    root: str
+
+
+def _read(frames: tuple[Frame, ...]) -> Reading:
+    hint = hints.find(frames)
+    for_ranks = hint is not None and hint.about in hints.FOR_RANKS
+    return Reading(
+        for_ranks,
+        hints.call_site(frames),
+        hints.polls(frames),
+        hints.delegates(frames),
+        hint is not None and hint.about == "backward",
+        hints.serves(frames),
+        frames[0].file if frames else "",
+    )
 
 
 class StackNumbers:
@@ -34,6 +84,7 @@ class StackNumbers:
         self._stacks: dict[tuple[int, ...], int] = {}
         self._all: list[tuple[int, ...]] = []
         self._paths: dict[tuple[int, ...], int] = {}
+        self._readings: list[Reading | None] = []
         #: Stack -> its path.
         self.path_of: list[int] = []
 
@@ -64,18 +115,37 @@ class StackNumbers:
         own = [frame(tuple(one)) for one in trace["frames"]]
         return [stack(tuple([own[index] for index in one])) for one in trace["stacks"]]
 
-    def path(self, stack: int) -> tuple[int, ...]:
-        """The functions of a stack by number, root to leaf."""
-        return tuple(self._function_of[frame] for frame in self._all[stack])
+    def calls(self, stack: int) -> tuple[Frame, ...]:
+        """The frames of one stack, root to leaf."""
+        return tuple(self._seen[frame] for frame in self._all[stack])
+
+    def joined(self, stack: int, other: int) -> int:
+        """The number of a stack with another thread's behind it."""
+        mark = self._frame(THREAD)
+        return self._stack((*self._all[stack], mark, *self._all[other]))
+
+    def reading(self, stack: int) -> Reading:
+        """What its frames say, read once."""
+        while len(self._readings) < len(self._all):
+            self._readings.append(None)
+        known = self._readings[stack]
+        if known is None:
+            known = self._readings[stack] = _read(self.calls(stack))
+        return known
 
     def same(self, one: int, other: int) -> bool:
-        """Whether somebody who was at both has stayed: only the line of the last call may differ.
+        """Whether somebody who was at both has stayed: only the line of the last call may differ,
+        and whatever is below a call that polls.
 
         A loop that waits is at different lines of its function; a program that goes on comes to
         different calls.
         """
         if one == other:
             return True
+        polls = self.reading(one).polls
+        if polls and polls == self.reading(other).polls:
+            # Its line is that of what it does at the moment.
+            return self._all[one][: polls - 1] == self._all[other][: polls - 1]
         if self.path_of[one] != self.path_of[other]:
             return False
         return self._all[one][:-1] == self._all[other][:-1]
@@ -102,11 +172,25 @@ _TICKS_S = 0.025
 _GONE = "it has ended"
 
 
+#: Voluntary context switches a second from which a main thread moves that looks the same: one
+#: that works switches some dozen times (163 in 2 s at 88 steps a second), a hung one never; and
+#: from which one that computes moves.
+_MANY, _SOME = 20, 5
+#: CPU seconds for each time that it woke up, from which it has worked: Python's wait for its lock,
+#: which looks every 5 ms (Python/ceval_gil.h), takes some 10 us, a collective of gloo some 100 us.
+_WORK_S = 40e-6
+#: Where a thread is that sleeps for a time (kernel/time/hrtimer.c): a loop that looks again and
+#: again wakes up there by itself, and not because somebody has done something for it.
+_SLEEPS = "nanosleep"
+
+
 class Classification(NamedTuple):
     """kind, verdict: as in `nodeready.triage.stacks.document`. why: where there is no stack to
     compare.
 
-    stack: number of the main thread's last stack; None: there is none
+    stack: number of the main thread's last stack, with that of the thread that it waits for; None:
+    there is none
+    woke:  how often the main thread woke up between the first and the last sample; None: not known
     """
 
     kind: str
@@ -114,6 +198,7 @@ class Classification(NamedTuple):
     why: str
     stack: int | None
     cpu_s: float | None
+    woke: int | None = None
 
 
 def classify(
@@ -122,12 +207,10 @@ def classify(
     """Classify one process by its samples.
 
     stacks: the numbers of the trace's stacks. The last sample with a stack gives the stack, all
-    samples together tell whether the process moves: another stack is progress; the same one is
-    waiting when it used less than 5 % of the time as CPU time, and spinning when it used more.
+    samples together tell whether the process moves: see `_verdict`.
     """
-    cpu = process["cpu_s"]
-    used = round(max(0.0, cpu[-1] - cpu[0]), 2) if len(cpu) > 1 else None
-    mains = [stacks[one["main"]] for one in process["samples"] if one["main"] is not None]
+    used = _between(process["cpu_s"])
+    mains, delegated = _mains(process, stacks, table)
     stack = mains[-1] if mains else None
     state, note = process["state"][:1], process["note"]
     if state in ("Z", "X", "x") or note.startswith("ended"):
@@ -138,20 +221,89 @@ def classify(
     if state == "t" or process["tracer"]:
         why = "another process traces it: a debugger, strace"
         return Classification("traced", None, why, stack, used)
-    verdict = None
+    verdict, woke = None, None
     if len(mains) > 1:
-        if not (mains.count(stack) == len(mains) or _stayed(mains, table)):
+        if not (len(set(mains)) == 1 or _stayed(mains, table)):
             verdict = "progressing"
         elif used is not None:
-            most = max(_TICKS_S, IDLE * interval_s * (len(cpu) - 1))
-            verdict = "blocked" if used < most else "spinning"
+            seconds = interval_s * (len(process["cpu_s"]) - 1)
+            # What the main thread does tells nothing of the thread for which it waits.
+            switches = None if delegated else _between(process["switches"])
+            woke = None if switches is None else int(switches)
+            own = None if delegated else _between(process["main_cpu_s"])
+            sleeps = _SLEEPS in process["wait_channel"]
+            verdict = _verdict(used if own is None else own, woke, sleeps, seconds)
     # A process that has gone on since was in state D for a moment only.
-    if state == "D" and verdict in (None, "blocked"):
+    if state == "D" and verdict in (None, "blocked", "unsure"):
         return Classification("uninterruptible", None, _kernel(process), stack, used)
     if stack is None:
         why = _no_stack(process)
         return Classification("dead" if why == _GONE else "no-data", None, why, None, used)
-    return Classification("stack", verdict, "", stack, used)
+    return Classification("stack", verdict, "", stack, used, woke)
+
+
+def _verdict(used: float, woke: int | None, sleeps: bool, seconds: float) -> str:
+    """What the main thread did at the place where all samples have seen it.
+
+    used: CPU seconds, of the main thread or, in traces of earlier versions, of the process, whose
+    heartbeats and watchdogs use some as well. woke: voluntary context switches. sleeps: it was
+    seen to wait for nothing but time
+    """
+    busy = used >= max(_TICKS_S, IDLE * seconds)
+    if woke is None:
+        return "spinning" if busy else "blocked"
+    per_second = woke / seconds if seconds else 0.0
+    if busy:
+        return "progressing" if per_second >= _SOME else "spinning"
+    if per_second >= _MANY and used >= _WORK_S * woke and not sleeps:
+        return "progressing"
+    return "unsure" if woke else "blocked"
+
+
+def _between(values: Sequence[float]) -> float | None:
+    """The last less the first; None where there are not two numbers."""
+    if len(values) < 2 or not all(type(one) in (int, float) for one in (values[0], values[-1])):
+        return None
+    return round(max(0.0, values[-1] - values[0]), 4)
+
+
+def _mains(
+    process: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
+) -> tuple[list[int], bool]:
+    """The stacks of the main thread by sample; where it only waits for another thread of its
+    process, with that one's behind. And whether that was so at the end."""
+    found: list[int] = []
+    delegated = False
+    for sample in process["samples"]:
+        if sample["main"] is None:
+            continue
+        main = stacks[sample["main"]]
+        reading = table.reading(main)
+        delegated = False
+        if reading.delegates:
+            other = _awaited(reading, sample, stacks, table)
+            if other is not None:
+                main, delegated = table.joined(main, other), True
+        found.append(main)
+    return found, delegated
+
+
+def _awaited(
+    main: Reading, sample: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
+) -> int | None:
+    """The stack of the one thread for which a main thread can wait; None: nobody can tell.
+
+    Autograd's threads are no Python's: their outermost call is not threading's.
+    """
+    found: dict[int, None] = {}
+    for name, at in sample["threads"]:
+        reading = table.reading(stacks[at])
+        python = reading.root.endswith("threading.py")
+        if name != _MAIN and not reading.serves and python != main.backward:
+            found[stacks[at]] = None
+    if len(found) > 1:
+        found = {stack: None for stack in found if table.reading(stack).for_ranks}
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def _stayed(mains: Sequence[int], table: StackNumbers) -> bool:
@@ -213,17 +365,127 @@ class Process(NamedTuple):
     note: str
 
 
-class Bucket:
-    """Processes of one group. stacks: the different ones; None among them: one that has none."""
+class _Row:
+    """Processes below ranks of a group that are equal.
 
-    __slots__ = ("kind", "native", "processes", "stacks", "threads", "verdict", "why")
+    stacks: the different ones, of one path; one: what was said of the first
+    """
+
+    __slots__ = ("count", "one", "ranks", "stacks", "words")
+
+    def __init__(self, one: Mapping[str, Any], words: Mapping[str, str]) -> None:
+        self.one, self.words = one, words
+        self.count = 0
+        self.ranks: set[int] = set()
+        self.stacks: set[int] = set()
+
+
+#: Numbers of processes and descriptors: everybody has its own.
+_NUMBERS = re.compile(r"\d+")
+_PIDS = re.compile(r"\b(pids?|child) \d+(, \d+)*")
+#: Different things of a kind that are kept of a group.
+_MOST_TEXTS, _MOST_ROWS = 64, 64
+
+
+class Bucket:
+    """Processes of one group. stacks: the different ones; None among them: one that has none.
+
+    by_node: the stacks that the processes of each node have
+    woke:    how often their main threads woke up, least and most
+    kernel:  the function of the kernel that those in state D wait in
+    states, waits_on: with how many have them, and the first as it was said
+    below:   the processes below the ranks
+    """
+
+    __slots__ = (
+        "below", "by_node", "kernel", "kind", "locals", "master", "native", "processes", "stacks",
+        "states", "threads", "verdict", "waits_on", "why", "woke",
+    )  # fmt: skip
 
     def __init__(self, kind: str, verdict: str | None, why: str) -> None:
         self.kind, self.verdict, self.why = kind, verdict, why
         self.processes: list[Process] = []
         self.stacks: set[int | None] = set()
+        self.by_node: dict[str, set[int]] = {}
         self.native: int | None = None
         self.threads: list[tuple[str, int]] = []
+        self.woke: tuple[int, int] | None = None
+        self.kernel = self.master = ""
+        self.states: Counter[tuple[str, str]] = Counter()
+        self.waits_on: dict[str, tuple[int, str]] = {}
+        self.below: dict[tuple[Any, ...], _Row] = {}
+        self.locals: tuple[str, ...] = ()
+
+    def add(self, process: Mapping[str, Any], node: str, found: Classification) -> None:
+        """What is known of one more process, beside what `Process` keeps."""
+        if found.stack is not None:
+            self.by_node.setdefault(node, set()).add(found.stack)
+        if found.woke is not None:
+            least, most = self.woke or (found.woke, found.woke)
+            self.woke = (min(least, found.woke), max(most, found.woke))
+        channel = process["wait_channel"]
+        self.states[process["state"][:1], "" if channel in ("0", "-") else channel] += 1
+        said = process["waits_on"]
+        text = _PIDS.sub(r"\1 N", said)
+        count, first = self.waits_on.get(text, (0, said))
+        if count or len(self.waits_on) < _MOST_TEXTS:
+            self.waits_on[text] = (count + 1, first)
+        if process["locals"] and not self.locals:
+            self.locals = tuple(one for one in process["locals"] if type(one) is str)
+        if not self.master:
+            self.kernel, self.master = _in_kernel(process), process["master"]
+
+    def add_below(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        rank: int | None,
+        numbers: list[int],
+        table: StackNumbers,
+    ) -> None:
+        """Processes below one rank; equal ones of all ranks are one row."""
+        for one in rows:
+            stack = None if one["main"] is None else numbers[one["main"]]
+            words = {
+                name: _NUMBERS.sub("N", one[name]) for name in ("command", "waits_on", "error")
+            }
+            key = (
+                one["kind"],
+                one["state"][:1],
+                one["wait_channel"],
+                *words.values(),
+                None if stack is None else table.path_of[stack],
+            )
+            row = self.below.get(key)
+            if row is None:
+                if len(self.below) >= _MOST_ROWS:
+                    continue
+                row = self.below[key] = _Row(one, words)
+            row.count += 1
+            if rank is not None:
+                row.ranks.add(rank)
+            if stack is not None:
+                row.stacks.add(stack)
+
+    def take(self, other: Bucket) -> None:
+        """Take over the processes of another one."""
+        self.processes += other.processes
+        self.stacks |= other.stacks
+        for node, stacks in other.by_node.items():
+            self.by_node.setdefault(node, set()).update(stacks)
+        self.native = other.native if self.native is None else self.native
+        if other.woke:
+            least, most = self.woke or other.woke
+            self.woke = (min(least, other.woke[0]), max(most, other.woke[1]))
+        self.states.update(other.states)
+        for text, (count, first) in other.waits_on.items():
+            self.waits_on[text] = (self.waits_on.get(text, (0, ""))[0] + count, first)
+        for key, row in other.below.items():
+            own = self.below.setdefault(key, row)
+            if own is not row:
+                own.count += row.count
+                own.ranks |= row.ranks
+                own.stacks |= row.stacks
+        self.locals = self.locals or other.locals
 
 
 class Job:
@@ -246,9 +508,7 @@ class Job:
         for key, bucket in other.buckets.items():
             own = self.buckets.setdefault(key, bucket)
             if own is not bucket:
-                own.processes += bucket.processes
-                own.stacks |= bucket.stacks
-                own.native = bucket.native if own.native is None else own.native
+                own.take(bucket)
         for size, count in other.world_sizes.items():
             self.world_sizes[size] = self.world_sizes.get(size, 0) + count
         self.count += other.count
@@ -289,12 +549,16 @@ class TraceCollector:
         self.errors: dict[str, str] = {}
         self.instead: dict[str, Sequence[str]] = {}
         self.started: list[str] = []
+        #: Not all of the job was asked for.
+        self.part = False
         self._texts: dict[str, str] = {}
+        self.evidence = evidence.Evidence()
 
     def read(self, trace: Mapping[str, Any]) -> None:
         node, interval = trace["node"], trace["interval_s"]
         self.nodes[node] = None
         self.started.append(trace["started"])
+        self.part = self.part or bool(trace.get("part"))
         if trace["error"]:
             self.errors[node] = trace["error"]
         if trace["processes"]:
@@ -319,18 +583,16 @@ class TraceCollector:
                 job.world_sizes[world] = job.world_sizes.get(world, 0) + 1
             found = classify(process, numbers, self.stacks, interval)
             threads = self._threads(process, numbers) if self.all_threads else []
-            path = None
-            if found.stack is not None and found.kind in WITH_STACK:
-                path = self.stacks.path_of[found.stack]
-            others: tuple[int, ...] = ()
-            if threads:
-                others = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
-            key = (found.kind, found.why, path, others, found.verdict)
+            key = self._key(found, threads)
             bucket = job.buckets.get(key)
             if bucket is None:
                 bucket = job.buckets[key] = Bucket(found.kind, found.verdict, found.why)
                 bucket.threads = threads
             bucket.stacks.add(found.stack)
+            bucket.add(process, node, found)
+            if process["below"]:
+                rank = _rank(process["rank"])
+                bucket.add_below(process["below"], rank, numbers, self.stacks)
             if process["native"] is not None and bucket.native is None:
                 bucket.native = numbers[process["native"]]
             state, wait, note = process["state"], process["wait_channel"], process["note"]
@@ -348,6 +610,22 @@ class TraceCollector:
                     shared(note, note),
                 )
             )
+
+    def _key(self, found: Classification, threads: list[tuple[str, int]]) -> tuple[Any, ...]:
+        """What processes of one group have in common; the verdict is the last of it."""
+        path = None
+        site: tuple[int, ...] = ()
+        if found.stack is not None and found.kind in WITH_STACK:
+            path = self.stacks.path_of[found.stack]
+            reading = self.stacks.reading(found.stack)
+            # A loop that computes is at any line; who waits stands at one.
+            waits = found.verdict in ("blocked", "unsure", None) or (
+                reading.for_ranks and found.verdict == "spinning"
+            )
+            if found.kind == "stack" and waits:
+                site = reading.site
+        others = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
+        return found.kind, found.why, path, site, others, found.verdict
 
     def each_job(self) -> list[Job]:
         """The jobs, the one to show first.
@@ -407,22 +685,25 @@ def _garbage_collection_off() -> Iterator[None]:
             gc.enable()
 
 
-def _merge_without_verdict(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
-    """The buckets; one without a verdict joins the largest that differs in nothing else."""
-    largest: dict[tuple[Any, ...], Bucket] = {}
+def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
+    """The buckets; one without a verdict joins the largest that differs in nothing else.
+
+    Of ranks at the same place some woke up and some did not: nobody can tell of any of them that
+    it stands still.
+    """
+    places: dict[tuple[Any, ...], dict[str | None, Bucket]] = {}
     for key, bucket in buckets.items():
-        other = largest.get(key[:-1])
-        if bucket.verdict and (other is None or len(bucket.processes) > len(other.processes)):
-            largest[key[:-1]] = bucket
+        places.setdefault(key[:-1], {})[bucket.verdict] = bucket
     kept = []
-    for key, bucket in buckets.items():
-        home = largest.get(key[:-1])
-        if bucket.verdict is None and home is not None:
-            home.processes += bucket.processes
-            home.stacks |= bucket.stacks
-            home.native = bucket.native if home.native is None else home.native
-        else:
-            kept.append(bucket)
+    for place in places.values():
+        if "unsure" in place and "blocked" in place:
+            place["unsure"].take(place.pop("blocked"))
+        unseen = place.pop(None, None)
+        if unseen and place:
+            max(place.values(), key=lambda bucket: len(bucket.processes)).take(unseen)
+        elif unseen:
+            kept.append(unseen)
+        kept += place.values()
     return kept
 
 
@@ -432,8 +713,7 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
     one_path = len({table.path_of[stack] for stack in stacks}) == 1
     frames = table.frames(stacks) if one_path and None not in bucket.stacks else ()
     native = () if bucket.native is None else table.frames([bucket.native])
-    waits = bucket.kind in WITH_STACK and bucket.verdict != "progressing"
-    hint = hints.find(frames, native) if waits else None
+    hint = _hint(bucket, frames, native)
     nodes = {process.node for process in bucket.processes}
     return Group(
         bucket.kind,
@@ -441,13 +721,103 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         tuple(sorted({one.rank for one in bucket.processes if one.rank is not None})),
         tuple(sorted(nodes, key=order.__getitem__)),
         frames,
-        hint.text if hint else "",
+        # Who moves waits for nothing.
+        hint.text if hint and bucket.verdict != "progressing" else "",
         bucket.why,
         len(frames),
         len(bucket.processes),
         native,
         tuple(Thread(name, table.frames([stack])) for name, stack in bucket.threads),
+        reason=_woke(bucket),
+        user_frame=hints.user_frame(frames),
+        states=_states(bucket),
+        waits_on=_waits_on(bucket),
+        below=_below(bucket, table),
+        locals=bucket.locals,
+        about=hint.about if hint else "",
     )
+
+
+def _hint(
+    bucket: Bucket, frames: tuple[Frame, ...], native: tuple[Frame, ...]
+) -> hints.Hint | None:
+    if bucket.kind == "uninterruptible":
+        return hints.in_kernel(bucket.kernel) or hints.find(frames, native)
+    if bucket.kind != "stack":
+        return None
+    if any(frame == THREAD for frame in frames):
+        # What the kernel tells is of the main thread, which only waits for this one.
+        return hints.find(frames, native)
+    channels = {channel for _, channel in bucket.states}
+    waits = {text.partition(" ")[0]: text for text in bucket.waits_on}
+    return hints.find(
+        frames,
+        native,
+        channel=channels.pop() if len(channels) == 1 else "",
+        waits_on=next(iter(waits.values())) if len(waits) == 1 else "",
+        master=bucket.master,
+    )
+
+
+def _woke(bucket: Bucket) -> str:
+    """What a doubt rests on."""
+    if bucket.verdict != "unsure" or not bucket.woke:
+        return ""
+    least, most = bucket.woke
+    times = f"{least}" if least == most else f"{least} to {most}"
+    return f"woke up {times} times between the samples: it polls, or is slow"
+
+
+def _states(bucket: Bucket) -> tuple[str, ...]:
+    """``S futex_wait_queue (7)``."""
+    rows = [
+        (f"{state} {channel}".strip(), count)
+        for (state, channel), count in bucket.states.most_common()
+        if state
+    ]
+    return _counted(rows, len(bucket.processes))
+
+
+def _waits_on(bucket: Bucket) -> tuple[str, ...]:
+    rows = [
+        (first if count == 1 else text, count)
+        for text, (count, first) in bucket.waits_on.items()
+        if text
+    ]
+    return _counted(sorted(rows, key=lambda row: -row[1]), len(bucket.processes))
+
+
+#: Texts of a kind that a group shows.
+_MOST_SHOWN = 8
+
+
+def _counted(rows: Sequence[tuple[str, int]], everybody: int) -> tuple[str, ...]:
+    """Each text with its count, where there are several processes."""
+    made = [f"{text} ({count})" if everybody > 1 else text for text, count in rows]
+    return (
+        *made[:_MOST_SHOWN],
+        *([f"{len(made) - _MOST_SHOWN} more"] if made[_MOST_SHOWN:] else []),
+    )
+
+
+def _below(bucket: Bucket, table: StackNumbers) -> tuple[Below, ...]:
+    """The processes below the ranks, those first that do something, the fewest first."""
+    found = []
+    for row in bucket.below.values():
+        one, words = row.one, row.one if row.count == 1 else row.words
+        frames = table.frames(sorted(row.stacks)) if row.stacks else ()
+        hint = None
+        if one["state"][:1] == "D":
+            hint = hints.in_kernel(one["wait_channel"])
+        hint = hint or hints.find(frames, channel=one["wait_channel"], waits_on=one["waits_on"])
+        made = Below(
+            one["kind"], words["command"], row.count, tuple(sorted(row.ranks)), one["state"],
+            one["wait_channel"], words["waits_on"], frames, words["error"],
+            hint.text if hint else "",
+        )  # fmt: skip
+        waits = hint is not None and hint.about == "worker" and not hints.user_frame(frames)
+        found.append(((waits, row.count, made.ranks[:1]), made))
+    return tuple(made for _, made in sorted(found, key=lambda pair: pair[0]))
 
 
 def _silent(errors: Mapping[str, str]) -> list[Group]:
@@ -490,12 +860,54 @@ def _with_fork(one: Group, fork: int) -> Group:
     return one if one.fork == fork else dataclasses.replace(one, fork=fork)
 
 
-def _suspicion(group: Group, everything: int) -> tuple[int, int, int, int]:
-    """The order: kinds without a stack, unless they are the most; then few before many."""
+def _different_code(buckets: Iterable[Bucket], table: StackNumbers) -> list[advise.Apart]:
+    """The files whose lines differ by node in calls that are the same: see `advise.Apart`."""
+    paths: dict[int, dict[str, set[int]]] = {}
+    ranks: Counter[tuple[int, str]] = Counter()
+    for bucket in buckets:
+        if bucket.kind != "stack" or bucket.verdict == "progressing":
+            continue
+        for node, stacks in bucket.by_node.items():
+            for stack in stacks:
+                paths.setdefault(table.path_of[stack], {}).setdefault(node, set()).add(stack)
+        for one in bucket.processes:
+            ranks[id(bucket), one.node] += 1
+    found: dict[str, advise.Apart] = {}
+    least = min(ranks.values(), default=0)
+    for nodes in paths.values():
+        for apart in advise.apart(nodes, table.calls, least):
+            found.setdefault(apart.file, apart)
+    return list(found.values())
+
+
+_ROLES = {"suspect": 0, None: 1, "victim": 2}
+
+
+def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
+    """The order: suspects before victims; kinds without a stack, unless they are the most; who
+    stands before who moves; then few before many."""
     size = max(group.processes, len(group.ranks), len(group.nodes))
-    usual = group.kind != "stack" and 2 * size > everything
-    kind = len(KINDS) if usual else KINDS.index(group.kind)
-    return kind, size, group.ranks[0] if group.ranks else advise.MAX_RANKS, group.fork
+    usual = group.kind != "stack" and 2 * size > everything and group.role != "suspect"
+    return (
+        len(_ROLES) if usual else _ROLES[group.role],
+        KINDS.index(group.kind),
+        group.about == "native",
+        group.verdict == "progressing",
+        size,
+        group.ranks[0] if group.ranks else advise.MAX_RANKS,
+        group.fork,
+    )
+
+
+def _heard(seen: evidence.Evidence, buckets: Iterable[Bucket], count: int) -> testimony.Testimony:
+    """What the witnesses say of these processes. Counts of a moment say nothing of a job that
+    goes on."""
+    if not seen:
+        return testimony.Testimony()
+    whole = list(buckets)
+    moving = sum(len(one.processes) for one in whole if one.verdict == "progressing")
+    everybody = (process for bucket in whole for process in bucket.processes)
+    return hearing.hear(seen, everybody, moving=2 * moving > count)
 
 
 def _world(job: Job) -> int | None:
@@ -525,6 +937,7 @@ def group(
         reader = TraceCollector(all_threads)
         for trace in traces:
             reader.read(trace)
+            reader.evidence.read(trace)
         return _grouped(reader, errors, started, finished, complete)
 
 
@@ -536,7 +949,7 @@ def _grouped(
     order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
     jobs = reader.each_job()
     job = jobs[0] if jobs else Job()
-    buckets = _merge_without_verdict(job.buckets)
+    buckets = _merged(job.buckets)
     found: list[tuple[Group, Bucket | None]] = [
         (_group(bucket, reader.stacks, order), bucket) for bucket in buckets
     ]
@@ -547,15 +960,22 @@ def _grouped(
             if process.rank is not None:
                 by_node.setdefault(process.node, set()).add(process.rank)
     without = [node for node in order if node not in by_node and node not in silent]
-    lost = advise.missing_ranks(_world(job), by_node, silent, without) if complete else None
+    whole = complete and not reader.part
+    lost = advise.missing_ranks(_world(job), by_node, silent, without) if whole else None
     if lost:
         found.append((lost, None))
     forks = _forks([one for one, _ in found])
     everything = job.count + len(silent) + len(lost.ranks if lost else ())
+    judged = advise.with_roles([one for one, _ in found], everything)
     found = [
-        (_with_fork(one, fork), bucket) for (one, bucket), fork in zip(found, forks, strict=True)
+        (_with_fork(one, fork), bucket)
+        for one, (_, bucket), fork in zip(judged, found, forks, strict=True)
     ]
     found.sort(key=lambda pair: _suspicion(pair[0], everything))
+    heard = _heard(reader.evidence, buckets, job.count)
+    places = (process for bucket in buckets for process in bucket.processes)
+    decided = verdict.decide([one for one, _ in found], heard, places)
+    found = [(decided.groups[at], found[at][1]) for at in decided.order]
     ranks = [
         Rank(*process[:7], at, process.note)
         for at, (_, bucket) in enumerate(found)
@@ -579,5 +999,8 @@ def _grouped(
             OtherJob(one.name, one.user, one.count, one.name == job.name and bool(one.name))
             for one in jobs[1:]
         ),
+        decided.verdict if ranks else None,
+        heard.witnesses,
     )
-    return advise.with_advice(made, job.world_sizes, reader.instead)
+    apart = _different_code(buckets, reader.stacks)
+    return advise.with_advice(made, job.world_sizes, reader.instead, apart)

@@ -15,7 +15,15 @@ from nodeready.node.runtime import Ended
 from nodeready.node.stacks import processes, py_spy
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import HANGS, each, environment, facts, kernel_stack, stat
-from nodeready.node.stacks.py_spy import CUT, KEPT_FRAMES, Dump, parse, words
+from nodeready.node.stacks.py_spy import (
+    CUT,
+    ENDED_INTERPRETER,
+    KEPT_FRAMES,
+    NO_CALL,
+    Dump,
+    parse,
+    words,
+)
 from nodeready.subjects.base import ProbeError
 
 
@@ -47,7 +55,13 @@ def test_a_dump_is_turned_round():
 def test_a_main_thread_by_any_name():
     assert read(thread("x", frame("a"), tid=5), thread("y", frame("b"))).main[0][0] == "a"
     assert read(thread("x", frame("a")), thread(None, frame("b"))).main[0][0] == "b"
-    assert read(thread("MainThread")).main == ()
+
+
+def test_a_main_thread_without_a_call_is_told_as_that():
+    """As while the functions that atexit has registered are called."""
+    seen = read(thread("Thread-1", frame("a")), thread("MainThread"))
+    assert (seen.main, seen.error) == (None, NO_CALL)
+    assert [one.name for one in seen.threads] == ["Thread-1"]
 
 
 def test_addresses_are_no_places():
@@ -138,11 +152,78 @@ def test_errors_by_their_words(said, expected, again):
     assert words(Ended(1, "", said, 0.1)) == (expected, again)
 
 
+_WARNS = (
+    "[2026-11-22T15:53:48.782550745Z WARN  py_spy::python_process_info] Interpreter address from "
+    "symbol is invalid {}\n"
+    "Error: Failed to find a python interpreter in the .data section\n"
+)
+
+
+def test_an_interpreter_that_has_ended_is_told_from_one_that_cannot_be_read():
+    """What py-spy 0.4.3 says with RUST_LOG=py_spy=warn."""
+    ended = Ended(1, "", _WARNS.format("0000000000000000"), 0.1)
+    assert words(ended) == (ENDED_INTERPRETER, False)
+    other = Ended(1, "", _WARNS.format("00007f471114e540"), 0.1)
+    assert words(other)[0].startswith("py-spy cannot read it")
+    logged = Ended(1, "", _WARNS.split("\n", 1)[0] + "\nError: odd\n", 0.1)
+    assert words(logged)[0] == "py-spy: odd"
+
+
+def local(name, value):
+    return {"name": name, "addr": 1, "arg": False, "repr": value}
+
+
+def test_variables_of_the_users_innermost_calls_without_secrets():
+    rows = [local("self", "<Trainer at 0x7f00>"), local("api_key", '"k"'), *[local("x", "1")] * 99]
+    library = "/opt/lib/python3.11/site-packages/torch/nn.py"
+    seen = read(
+        thread(
+            "MainThread",
+            frame("wait", locals=[local("y", "2")], filename=library),
+            frame("step", locals=rows),
+            frame("none", locals=[]),
+            *[frame(f"f{number}", locals=[local("s", '"' + "a " * 200)]) for number in range(5)],
+        )
+    )
+    assert seen.locals[:3] == (
+        "step: self = <Trainer>",
+        "step: api_key = (left out)",
+        "step: x = 1",
+    )
+    assert len(seen.locals) == 20 + 2
+    assert seen.locals[-1].startswith('f1: s = "a a')
+    assert len(seen.locals[-1]) <= 130
+    assert "".join(seen.locals).count("wait:") == 0
+    alone = read(thread("MainThread", frame("wait", locals=[local("y", "2")], filename=library)))
+    assert alone.locals == ("wait: y = 2",)
+
+
+@pytest.mark.parametrize("bad", [7, "x", [7], [{}], [{"name": 1, "repr": None}], {"a": 1}])
+def test_variables_that_make_no_sense_cost_no_stack(bad):
+    seen = read(thread("MainThread", frame("a", locals=bad)))
+    assert seen.main == (("a", "a.py", 1),)
+
+
 def test_py_spy_that_was_killed():
     assert words(Ended(-11, "", "", 0.1))[0] == "py-spy: signal 11"
 
 
 STAT = "4711 (a) R (b)) S 10 4711 4711 0 -1 4194304 1 0 0 0 150 50 0 0 20 0 37 0 2770550 1 1"
+
+
+def test_how_often_the_main_thread_has_waited_and_its_time():
+    status = "Name:\ta\nvoluntary_ctxt_switches:\t163\nnonvoluntary_ctxt_switches:\t9\n"
+    seen = facts(STAT, status, "0", "", ("1500000000 77 12\n", STAT))
+    assert (seen.switches, seen.main_cpu_s) == (163, 1.5)
+    # A kernel without CONFIG_SCHED_INFO has no such file, or only zeros that say nothing.
+    assert facts(STAT, status, "0", "", ("", STAT)).main_cpu_s == 2.0
+    assert facts(STAT, "", "0", "").switches == 0
+
+
+def test_a_process_that_leaves_is_told():
+    leaves = STAT.replace(" 4194304 ", " 4194308 ")
+    assert facts(leaves, "", "", "").exiting
+    assert not facts(STAT, "", "", "").exiting
 
 
 def test_the_facts_of_a_process():

@@ -22,7 +22,7 @@ def find(text, native=""):
         (f"monitored_barrier {C10D} 4000", "collective"),
         (f"all_reduce /opt/venv/lib/python3.11/site-packages/{C10D} 2806", "collective"),
         ("barrier deepspeed/comm/comm.py 407 > barrier deepspeed/comm/torch.py 1", "collective"),
-        (f"recv {C10D} 2100", "collective"),
+        (f"recv {C10D} 2100", "peer"),
         (f"init_process_group {C10D} 900 > _env_rendezvous_handler "
          "torch/distributed/rendezvous.py 281 > _create_c10d_store "
          "torch/distributed/rendezvous.py 200", "start"),
@@ -49,7 +49,7 @@ def find(text, native=""):
         ("read_text pathlib.py 1059", "file"),
         ("helper mine.py 1", None),
         ("all_reduce mine.py 1", None),
-        ("save torch/serialization.py 6 > a a.py 1 > b b.py 1 > c c.py 1", None),
+        ("save torch/serialization.py 6 > a a.py 1 > b b.py 1 > c c.py 1", "hook"),
         ("get queue.py 171 > mine mine.py 3", None),
     ],
 )  # fmt: skip
@@ -64,7 +64,7 @@ def test_a_place_says_what_it_waits_for(ends, about):
         ("step train.py 4", "gloo::transport::tcp::UnboundBuffer::waitRecv x.so 0 > "
          "pthread_cond_wait libc.so 0", "collective"),
         ("step train.py 4", "cudaStreamSynchronize libcudart.so 0 > sched_yield libc.so 0", "gpu"),
-        ("step train.py 4", "c10d::TCPStore::doWait x.so 0 > poll libc.so 0", "start"),
+        ("step train.py 4", "c10d::TCPStore::doWait x.so 0 > poll libc.so 0", "store"),
         (f"all_reduce {C10D} 4", "take_gil ceval_gil.h 0 > pthread_cond_wait libc.so 0", "gil"),
         ("wait threading.py 320", "c10d::ProcessGroupGloo::barrier x.so 0", "collective"),
         ("step train.py 4", "poll libc.so 0", None),
