@@ -34,7 +34,7 @@ from nodeready.healthcheck import here
 from nodeready.node.logs.tail import Config as TailConfig
 from nodeready.node.redact import redact, redacted
 from nodeready.policy import Policy
-from nodeready.policy.load import PolicyError, digest
+from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
 from nodeready.subjects.registry import Selection, select
 from nodeready.text import counted, now, sanitise

@@ -160,9 +160,8 @@ def _trace() -> tuple[str, Iterator[str]]:
     """The file of the stacks of the ranks on this node, and what is in it."""
     from nodeready.node.stacks import program
     from nodeready.subjects.base import ProbeError
-    from nodeready.transport.base import Conversation, Key, collect, once
+    from nodeready.transport.base import Conversation, Key, collect, new_nonce, once, request
     from nodeready.transport.local import Local
-    from nodeready.transport.program import new_nonce, request
 
     carrier = Local()
     (node,) = carrier.nodes

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodeready import exit_codes
 from nodeready.policy import Policy
-from nodeready.policy.load import digest
+from nodeready.policy.policy import digest
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:

@@ -20,8 +20,15 @@ from nodeready.node.witnesses import motion
 from nodeready.node.witnesses.motion import Found, Motion, Ports
 from nodeready.subjects.base import ProbeError
 from nodeready.text import counted, sanitise
-from nodeready.transport.base import INTERRUPTED, UNREACHED, Asks
-from nodeready.transport.program import new_nonce, no_answer_reason, request, rows
+from nodeready.transport.base import (
+    INTERRUPTED,
+    UNREACHED,
+    Asks,
+    new_nonce,
+    no_answer_reason,
+    request,
+    rows,
+)
 
 # --- One look, and what happened between two.
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.node import lowered
+from nodeready.node import users_file
 from nodeready.node.proofs.attach import environment
 from nodeready.node.redact import redact
 from nodeready.node.runtime import Ended, Supervisor, roots_alone
@@ -283,7 +283,7 @@ def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str =
     # A process that runs changes under the eyes of whoever does not stop it.
     for _ in range(1 if native else 2):
         try:
-            confined = lowered.with_rights_of(pid, _MEMORY_BYTES, argv)
+            confined = users_file.with_rights_of(pid, _MEMORY_BYTES, argv)
         except (OSError, KeyError, ValueError, IndexError):
             return Dump(error="it has ended")
         try:

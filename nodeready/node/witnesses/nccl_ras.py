@@ -27,10 +27,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nodeready.node.lowered import rights_of_process
 from nodeready.node.runtime import ForkedWorker, Send, Supervisor
 from nodeready.node.stacks.processes import FAMILIES
-from nodeready.node.users_file import Rights, confine, give_up
+from nodeready.node.users_file import Rights, confine, give_up, rights_of_process
 from nodeready.subjects import wire
 
 

@@ -33,8 +33,8 @@ from nodeready.transport.base import (
     Answer,
     Asks,
     Request,
+    request,
 )
-from nodeready.transport.program import request
 from nodeready.triage.stacks.document import Group, Stacks
 from nodeready.triage.stacks.trace import Trace, TraceError, read
 

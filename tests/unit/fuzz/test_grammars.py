@@ -24,7 +24,7 @@ from nodeready.node.stacks import py_spy
 from nodeready.node.witnesses import flight_recorder
 from nodeready.node.witnesses import logs as watchdog
 from nodeready.policy import Policy
-from nodeready.policy.load import PolicyError, make_policy
+from nodeready.policy.policy import PolicyError, make_policy
 from nodeready.subjects import snapshot, sysctl, wire
 from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.base import Output, ProbeError, decoded, file_lines, kernel_arguments
@@ -394,7 +394,7 @@ ELSEWHERE = {
     "node/proofs/mesh.py:_read": "a file of /proc",
     "node/stacks/processes.py:_read": "a file of /proc",
     "node/stacks/program.py:unpack": "test_answers.py",
-    "ready/logins.py:_answers": "what peers said, decoded already",
+    "ready/localize.py:_answers": "what peers said, decoded already",
     "subjects/base.py:_parse_own_files": "the section `ours`",
     "subjects/proof/facts.py:read": "test_answers.py",
     "subjects/snapshot.py:_unpack": "test_answers.py",

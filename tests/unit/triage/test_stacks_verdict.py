@@ -218,7 +218,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("killed for memory", job({3: None}, beside={"gpu1": kernel(OOM)}), "gone", (3,), ("rank 3 (gpu1) is gone", "out of memory", "5 min ago"), ()),
     ("NFS does not answer", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="rpc_wait_bit_killable")}, beside={"gpu2": kernel(("filesystem", 200, 0, "nfs: server store1 not responding"))}), "storage", (5,), ("state D",), ()),
     ("nonsense from all witnesses of a node", job({3: BLOCKED}, beside={"gpu1": {"gpus": {}, "network": {"ports": 3}, "kernel": {"absent": 5}, "nccl_ras": {"a": []}, "else": {}}}), "late", (3,), ("rank 3",), ()),
-]  # fmt: skip  # noqa: E501
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
