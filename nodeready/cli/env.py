@@ -35,9 +35,8 @@ from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import names
 from nodeready.text import now
-from nodeready.transport.base import Request
+from nodeready.transport.base import Request, new_nonce
 from nodeready.transport.look import Look
-from nodeready.transport.program import new_nonce
 
 
 def _installed(

@@ -287,7 +287,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "stacks": (
         *_COMMON,
         *("local", "source", "job", "user", "pids", "match", "native", "all_threads"),
-        *("locals", "dump", "ras", "check", "samples"),
+        *("locals", "dump", "ras", "check"),
+        "samples",
         *("interval", "via", "timeout", "output", "format"),
     ),
     "cores": (*_COMMON, "local", "format", "output", "since", "job", "pid", "yes"),
