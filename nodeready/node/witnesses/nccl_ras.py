@@ -170,8 +170,9 @@ def observe(
                   None: none of these is, and nobody has looked at the others
     """
     try:
-        address = _open_gate(ranks, environment, initialising)
+        address = _open_gate(ranks, environment)
         world = _world(environment)
+        making = bool(initialising)
         elsewhere = initialising is None and world != len(ranks)
     except _Absent as absent:
         return Ras(str(absent))
@@ -183,7 +184,9 @@ def observe(
         try:
             give_up(rights(his[0][0], uid))
             confine(_MEMORY, _CPU_S)
-            said = _asked(his, address, until, world=world, allow=allow, elsewhere=elsewhere)
+            said = _asked(
+                his, address, until, world=world, allow=allow, elsewhere=elsewhere, making=making
+            )
         except _Absent as absent:
             said = Ras(str(absent))
         except (MemoryError, RecursionError):
@@ -207,7 +210,6 @@ def observe(
 def _open_gate(
     ranks: Sequence[tuple[int, int, int | None]],
     environment: Mapping[str, str],
-    initialising: bool | None,
 ) -> tuple[str, int]:
     """What can be told without a look at any process: the address. Raises _Absent."""
     if not ranks:
@@ -215,8 +217,6 @@ def _open_gate(
     # As ncclParam reads it: strtoll with base 0.
     if re.fullmatch(r"\s*[+-]?0+(x0+)?", environment.get("NCCL_RAS_ENABLE", "1")):
         raise _Absent("the job has NCCL_RAS_ENABLE=0")
-    if initialising:
-        raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
     return _address(environment.get("NCCL_RAS_ADDR", ""))
 
 
@@ -254,14 +254,23 @@ def _asked(
     world: int | None,
     allow: bool,
     elsewhere: bool,
+    making: bool,
 ) -> Ras:
     """The rest of the gate, then the answer; with the user's rights. Raises _Absent, OSError.
 
-    ranks: of one user
+    ranks:     of one user
+    world:     how many there are in the whole job; None: not known
+    allow:     ask where that is known to have crashed jobs
+    elsewhere: there may be ranks of which nobody knows whether they make a communicator
+    making:    one of these may be making one
     """
     uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
     version = _library(pids)
+    # Where there is nobody to ask, nobody has to be warned.
+    where = _listening(pids, uid, address)
     known = numbers(version)
+    if making:
+        raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
     if not allow and known is None:
         raise _Absent(f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}")
     if not allow and known is not None and known < SAFE:
@@ -274,7 +283,6 @@ def _asked(
             f"NCCL {version}: asking while a communicator is made, also on another node, has "
             f"crashed jobs: {_ALLOW}"
         )
-    where = _listening(pids, uid, address)
     said = _talk(where, until)
     own = {number: rank for pid, _, rank in ranks for number in _numbers_of(pid)}
     pids_told = {one.pid for group in said.communicators for one in group.members if one.host}
@@ -504,7 +512,7 @@ def _listening(pids: Sequence[int], uid: int, address: tuple[str, int]) -> tuple
     found = [one for name in ("tcp", "tcp6") for one in _tables(name) if _matches(one, host, port)]
     place = _shown((host or "localhost", port))
     if not found:
-        raise _Absent(f"nothing listens at {place}")
+        raise _Absent(f"nothing listens at {place}: no communicator of NCCL's, or no RAS")
     held = {inode for pid in pids for inode in _sockets(pid)}
     for one in found:
         if one.uid != uid or one.inode not in held:
