@@ -1,7 +1,9 @@
 """What a large fleet's stacks cost: reading, grouping and rendering, on one core.
 
 The fleet is made up: 64 shapes of stacks of a training program, eight ranks per node with three
-samples each and the threads that PyTorch has, most ranks in one collective.
+samples each and the threads that PyTorch has, most ranks in one collective. Where the fleet has
+witnesses, each rank has the end of its log with a line of the watchdog, and a dump of the flight
+recorder with four process groups; each node has eight GPUs, ten ports and the kernel's log.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import machine, table
 from benchmarks.contenders import ROOT
@@ -30,6 +33,8 @@ from nodeready.triage.stacks import group as grouping
 from nodeready.triage.stacks import trace as traces
 
 RANKS_PER_NODE, SHAPES = 8, 64
+#: The mode in which the ranks and nodes have witnesses.
+WITNESSES = "witnesses"
 _WIDTH, _WRAP = 120, 99
 _NOTE = (
     "Seconds are CPU time, user and system, of one process on one core, in the fastest run. Total "
@@ -115,7 +120,74 @@ def _shape(number: int) -> list[list[object]]:
     return [*_HEAD[: 3 + number % 4], *own * (1 + number % 4), *(_WAIT if number % 3 else [])]
 
 
-def trace(node: int, nodes: int) -> str:
+def _rank_says(rank: int, draw: random.Random, late: bool) -> dict[str, object]:
+    """What the witnesses of one rank say: all wait in one collective, and one has not called it."""
+    called = 4710 if late else 4711
+    group = rank // RANKS_PER_NODE * RANKS_PER_NODE
+    ranks = list(range(group, group + RANKS_PER_NODE))
+    report = [rank, "default_pg", "status", None, "", called, 4710]
+    groups = [
+        ["0", "default_pg", [], called, called, 4710],
+        ["1", "tp", ranks, 90_210, 90_210, 90_210],
+        [f"{2 + rank % RANKS_PER_NODE}", "dp", [], 88_000, 88_000, 88_000],
+        [f"{20 + group}", "ep", ranks[:4] if rank < group + 4 else ranks[4:], 512, 512, 512],
+    ]
+    entry = ["0", called, False, "all_reduce", "started", "[[16777216], [16777216]]",
+             "[BFloat16, BFloat16]", "trainer/step.py:77 train_step"]  # fmt: skip
+    return {
+        "logs": {
+            "absent": "", "path": f"/shared/logs/88/rank-{rank}.log",
+            "age_s": draw.randrange(300, 330),
+            "lines": [f"[rank{rank}]: step {4700 + at}, loss {draw.random():.6f}, "
+                      "grad norm 0.8712, 412.7 samples/s, 61.2 GiB" for at in range(5)],
+            "reports": [dict(zip(_REPORT, report, strict=True))],
+        },
+        "flight_recorder": {
+            "absent": "", "path": f"/tmp/nccl_trace_rank_{rank}", "age_s": draw.randrange(60, 65),
+            "version": "2.10", "partial": False,
+            "groups": [dict(zip(_GROUP, one, strict=True)) for one in groups],
+            "entries": [] if late else [dict(zip(_ENTRY, entry, strict=True))],
+        },
+    }  # fmt: skip
+
+
+_REPORT = ("rank", "group", "kind", "sequence", "operation", "enqueued", "completed")
+_GROUP = ("name", "desc", "ranks", "enqueued", "started", "completed")
+_ENTRY = ("group", "sequence", "is_p2p", "operation", "state", "sizes", "types", "site")
+
+
+def _node_says(node: int, draw: random.Random, pids: list[int]) -> dict[str, object]:
+    """What the witnesses of one node say."""
+    return {
+        "gpus": {
+            "absent": "",
+            "devices": [
+                {"index": at, "name": "NVIDIA H200", "bus_id": f"00000000:{at + 20:02x}:00.0",
+                 "sm_percent": draw.randrange(95, 101), "memory_percent": draw.randrange(3),
+                 "power_w": draw.randrange(140, 190), "limit_w": 700, "xids": [], "pids": [pid]}
+                for at, pid in enumerate(pids)
+            ],
+        },
+        "network": {
+            "absent": "", "seconds": 4.0 + draw.random() / 100,
+            "ports": [
+                {"name": f"mlx5_{at}", "kind": "infiniband" if at < 8 else "ethernet",
+                 "state": "up", "received": draw.randrange(9000), "sent": draw.randrange(9000),
+                 "errors": []}
+                for at in range(10)
+            ],
+        },
+        "kernel": {
+            "absent": "",
+            "messages": [] if node % 100 else [
+                {"kind": "memory", "ago_s": draw.randrange(90_000), "pid": 0,
+                 "text": "mce: [Hardware Error]: Machine check events logged"},
+            ],
+        },
+    }  # fmt: skip
+
+
+def trace(node: int, nodes: int, witnesses: bool = False) -> str:
     """The JSON text of one node's trace; the same number gives the same text."""
     draw = random.Random(node)
     frames: dict[tuple[object, ...], int] = {}
@@ -125,7 +197,7 @@ def trace(node: int, nodes: int) -> str:
         numbers = tuple(frames.setdefault(tuple(row), len(frames)) for row in rows)
         return stacks.setdefault(numbers, len(stacks))
 
-    processes = []
+    processes: list[dict[str, Any]] = []
     for local in range(RANKS_PER_NODE):
         rank = node * RANKS_PER_NODE + local
         # Every rank in one of two places but for a few hundred, which are anywhere.
@@ -155,8 +227,10 @@ def trace(node: int, nodes: int) -> str:
                 "samples": [sample] * 3,
                 "native": None,
                 "note": "",
+                **_later(rank, nodes, draw, witnesses),
             }
         )
+    pids = [one["pid"] for one in processes]
     return json.dumps(
         {
             "schema": traces.SCHEMA,
@@ -168,13 +242,25 @@ def trace(node: int, nodes: int) -> str:
             "stacks": [list(one) for one in stacks],
             "processes": processes,
             "instead": [],
+            "witnesses": _node_says(node, draw, pids) if witnesses else {},
         }
     )
 
 
+def _later(rank: int, nodes: int, draw: random.Random, witnesses: bool) -> dict[str, object]:
+    """What newer programs on the node tell of a process."""
+    late = rank == nodes * RANKS_PER_NODE // 2
+    return {
+        "switches": [5000, 5000, 5001], "main_cpu_s": [900.0, 900.01, 900.01], "waits_on": "",
+        "below": [], "locals": [],
+        "witnesses": _rank_says(rank, draw, late) if witnesses else {},
+    }  # fmt: skip
+
+
 def _measure(mode: str, nodes: int, directory: Path) -> Cost:
     """Read alone, then read, group and render; reading's share is taken from the first."""
-    texts = [] if mode == "files" else [trace(node, nodes) for node in range(nodes)]
+    witnesses = mode == WITNESSES
+    texts = [] if mode == "files" else [trace(node, nodes, witnesses) for node in range(nodes)]
     size = sum(map(len, texts)) or sum(path.stat().st_size for path in directory.iterdir())
 
     def source() -> Iterator[traces.Trace]:
@@ -254,7 +340,10 @@ def main() -> int:
         print(json.dumps(_measure(mode, int(nodes), Path(directory)).__dict__))
         return 0
     load = os.getloadavg()[0]
-    plan = [("memory", given.nodes // 4), ("memory", given.nodes), ("files", given.nodes)]
+    plan = [
+        ("memory", given.nodes // 4), ("memory", given.nodes), ("files", given.nodes),
+        (WITNESSES, given.nodes),
+    ]  # fmt: skip
     try:
         costs = [
             min((measure(*one) for _ in range(given.repeat)), key=lambda cost: cost.total_s)

@@ -14,7 +14,7 @@ from nodeready.exit_codes import OK, exit_code
 from nodeready.lab.faults import FAULTS, GROUPS
 from nodeready.lab.profiles import PROFILES
 from nodeready.policy import Policy
-from nodeready.policy.load import kind_of, reason
+from nodeready.policy.policy import kind_of, reason
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

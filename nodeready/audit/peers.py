@@ -12,7 +12,7 @@ from typing import Any
 
 from nodeready.audit.document import NodeReport, Outlier
 from nodeready.inventory.nodeset import fold
-from nodeready.policy.load import PolicyError, check_settings, kind_of, reason
+from nodeready.policy.policy import PolicyError, check_settings, kind_of, reason
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nodeready.audit import history, peers
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.policy import Policy
-from nodeready.policy.load import digest
+from nodeready.policy.policy import digest
 from nodeready.subjects.context import counted
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.registry import COUNTING, Selection

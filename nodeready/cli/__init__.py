@@ -32,13 +32,18 @@ _COMMANDS = {
     "env": "The exports for a job that the nodes' facts suggest.",
     "learn": "What most nodes have in common, as a policy to review.",
     "stacks": "Where every rank of a hung job stands, the odd one first.",
+    "incident": "The evidence of a hung job, in one archive.",
+    "watch": "Watch a job, and keep the evidence when it hangs.",
     "explain": "What a check means, and what repairs it.",
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: What has to be imported before the commands that talk to nodes, and these commands.
 _PATCH = "nodeready.transport.patch"
-_TALKING = ("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores")
+_TALKING = (
+    *("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores"),
+    *("incident", "watch"),
+)
 
 
 def _patched(work: Callable[..., Any]) -> Callable[..., Any]:

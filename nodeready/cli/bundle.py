@@ -14,7 +14,7 @@ from nodeready.cli.start import Common, declared
 from nodeready.exit_codes import OK
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
-from nodeready.policy.load import as_data, digest
+from nodeready.policy.policy import as_data, digest
 from nodeready.reports.text import grouped, nodes
 from nodeready.text import counted
 from nodeready.transport.bundle import build

@@ -30,7 +30,7 @@ from nodeready.cli.start import (
 from nodeready.exit_codes import OK, exit_code
 from nodeready.files import own_directory, write_atomically
 from nodeready.healthcheck import here
-from nodeready.policy.load import PolicyError
+from nodeready.policy.policy import PolicyError
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find, names
 from nodeready.text import sanitise

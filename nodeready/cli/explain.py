@@ -11,7 +11,7 @@ import click
 
 from nodeready.cli.options import Refused, option
 from nodeready.policy import Policy
-from nodeready.policy.load import reason
+from nodeready.policy.policy import reason
 from nodeready.reports.text import Line, line
 from nodeready.subjects.registry import SUBJECTS, meant, page
 from nodeready.subjects.result import Page

@@ -291,6 +291,11 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("interval", "via", "timeout", "output", "format"),
     ),
     "cores": (*_COMMON, "local", "format", "output", "since", "job", "pid", "yes"),
+    "incident": (*_COMMON, "local", "job", "user", "via", "timeout", "output", "format"),
+    "watch": (
+        *_COMMON,
+        *("local", "job", "user", "via", "timeout", "output", "every", "confirm", "then", "once"),
+    ),
     "bundle": ("limit", "trust_inventory", "output"),
     "env": (*_COMMON, "format", "output", "ports"),
     "tail": (

@@ -20,7 +20,7 @@ from nodeready.cli.start import Common, Nodes, over_ssh, password, remember_fail
 from nodeready.files import write_atomically
 from nodeready.inventory import hostfile
 from nodeready.policy.fields import USER_NAME
-from nodeready.policy.load import PolicyError
+from nodeready.policy.policy import PolicyError
 from nodeready.reports.nagios import state as nagios_code
 from nodeready.reports.registry import names
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection, SelectionError, select

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from nodeready.reports.registry import FORMATS, names
 from nodeready.reports.text import nodes
 from nodeready.text import now
 from nodeready.transport.base import Carrier
-from nodeready.triage.stacks import archive, group
+from nodeready.triage.stacks import archive, debuggable, group
 from nodeready.triage.stacks.collect import (
     Captured,
     SearchError,
@@ -89,6 +90,31 @@ def _captured(
     )
 
 
+def _for_a_check(source: str | None, form: str, output: str | None) -> None:
+    """Refuse what a check has no use for."""
+    if source is not None:
+        raise Refused("--check: looks at a job that runs; take --from out")
+    if form not in FORMATS["debuggable"]:
+        raise Refused(f"--check: --format {' or '.join(FORMATS['debuggable'])}, not {form}")
+    if output is not None:
+        raise Refused("--check: keeps no stacks; take -o out")
+
+
+def _checked(carrier: Carrier, config: Config, screen: Screen, form: str) -> int:
+    """What the job has for whoever debugs it, shown, and the exit code."""
+    started = now()
+    config = replace(config, check=True, samples=1)
+    found = capture(ask_with_progress(carrier, screen), carrier.nodes, config)
+    made = debuggable.judge(
+        found.traces(), found.errors, started=started, finished=now(), complete=found.complete
+    )
+    if not made.findings and not made.errors:
+        raise Refused(nothing(found))
+    code = debuggable.code(made, unreachable=bool(found.unreached), failed=bool(found.mistaken))
+    show("debuggable", form, made, screen, silent=screen.quiet and not code)
+    return code
+
+
 def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stacks, int]:
     """What was captured before, grouped again."""
     try:
@@ -101,6 +127,12 @@ def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stack
     if not stacks.processes and not stacks.errors:
         raise Refused(f"--from {source}: no ranks in it")
     return stacks, stacks_code(stacks)
+
+
+def _part(pids: Sequence[int], options: Common) -> str:
+    """Why ranks that nobody found are not missing; "": they are."""
+    asked = {"--pid": bool(pids), "--limit": options.limit is not None}
+    return " and ".join(name for name, given in asked.items() if given)
 
 
 def _own_directory(output: str | None) -> Path | None:
@@ -162,6 +194,7 @@ def _carrier(
 @option("--locals", is_flag=True, help="Variables of the innermost calls; secrets are left out.")
 @option("--dump", is_flag=True, help="Have the ranks write PyTorch's flight recorder now.")
 @option("--ras", is_flag=True, help="Ask NCCL's RAS port even where that has crashed jobs.")
+@option("--check", is_flag=True, help="Say whether this running job can be debugged; exit 3: no.")
 @option("--all-threads", is_flag=True, help="Group by the stacks of all threads.")
 @option("--samples", type=click.IntRange(1, 100), default=2, metavar="N", help="Looks at a rank.")
 @option(
@@ -200,6 +233,7 @@ def stacks(
     locals: bool,
     dump: bool,
     ras: bool,
+    check: bool,
     all_threads: bool,
     samples: int,
     interval: float,
@@ -221,6 +255,7 @@ def stacks(
       nodeready stacks --via srun --job 4711          # no ssh, no root
       nodeready stacks --local --match train.py
       nodeready stacks --from hang-2026-11-21 --format html >hang.html
+      nodeready stacks inventories/prod.py --job 4711 --check
     """
     options = Common(**shared)
     _one_way(inventory, local, source, via)
@@ -240,10 +275,16 @@ def stacks(
             locals=locals,
             dump=dump,
             ras=ras,
+            part=_part(pids, options),
         )
     except SearchError as problem:
         raise Refused(str(problem)) from None
     screen = options.screen()
+    if check:
+        _for_a_check(source, format, output)
+        carrier, wanted = _carrier(inventory, via, options, config, screen)
+        with carrier:
+            return _checked(carrier, wanted, screen, format)
     directory = _own_directory(output)
     if source is not None:
         found, code = _from(source, all_threads, directory)

@@ -19,7 +19,7 @@ from nodeready.cli.options import Refused
 from nodeready.exit_codes import SIGNALS, leave
 from nodeready.files import make_directory, write_atomically
 from nodeready.policy import Policy
-from nodeready.policy.load import PolicyError
+from nodeready.policy.policy import PolicyError
 from nodeready.text import counted
 from nodeready.transport.base import (
     SUDO,

@@ -144,7 +144,8 @@ def tail(
 
     Files with equal lines are shown once, the odd one out first; times, ranks, process numbers,
     addresses and the node's name do not make them differ. Files that were last written more than a
-    minute before the others stand on top. PATTERN is an absolute path with *, ?, [...] and **,
+    minute before the others stand on top. Below stands what PyTorch's watchdogs say, the rank that
+    is least far first. PATTERN is an absolute path with *, ?, [...] and **,
     quoted so that the nodes expand it, and not your shell. Reads only, at most the last 256 KB of
     a file.
 

@@ -23,7 +23,7 @@ from nodeready import shell
 from nodeready.deploy.actions import Change
 from nodeready.inventory.policies import policies
 from nodeready.policy import Policy
-from nodeready.policy.load import PolicyError
+from nodeready.policy.policy import PolicyError
 from nodeready.subjects.context import FleetContext
 from nodeready.subjects.registry import CHANGED, LOOKED_AT
 from nodeready.subjects.result import Result

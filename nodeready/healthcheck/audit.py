@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodeready.policy import Policy
 from nodeready.policy.fields import port_range
-from nodeready.policy.load import PolicyError, check_settings
+from nodeready.policy.policy import PolicyError, check_settings
 from nodeready.reports.registry import Options, find, names
 
 if TYPE_CHECKING:

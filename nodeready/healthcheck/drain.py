@@ -11,7 +11,7 @@ import re
 import subprocess
 import syslog
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -103,17 +103,26 @@ def name_of(environment: Mapping[str, str], hostname: str) -> str:
     return name
 
 
-def settle(found: Sequence[str], go: bool, until: float) -> str:
+def _nothing() -> None:
+    """What is done before a drain where nothing is."""
+
+
+def settle(
+    found: Sequence[str], go: bool, until: float, before: Callable[[], None] = _nothing
+) -> str:
     """Tell Slurm whether this node gets jobs. Returns what was told, in a line for the log, or "".
 
     found: why the node is not ready
     until: time.monotonic() at which slurmctld must have answered
+    before: called before the node is drained; not for a drain that is there already
     Raises DrainError.
     """
     name = name_of(os.environ, os.uname().nodename)
     node = parse(_scontrol(["show", "node", name], until))
     words = decide(node, "" if go else reason_of(found))
     if words:
+        if "state=drain" in words:
+            before()
         _scontrol(["update", f"nodename={name}", *words], until)
     return " ".join((name, *words)) if words else ""
 
@@ -150,14 +159,15 @@ def _line(text: str) -> str:
     return sanitise(lines[0], 160) if lines else ""
 
 
-def tell(found: Verdict, until: float) -> str:
+def tell(found: Verdict, until: float, before: Callable[[], None] = _nothing) -> str:
     """Have Slurm give this node jobs or not, by the verdict, and say so in the node's log.
 
-    until: time.monotonic() at which Slurm must have answered
+    until:  time.monotonic() at which Slurm must have answered
+    before: as for `settle`
     Returns why Slurm could not be told, or "".
     """
     try:
-        told = settle(found.reasons, found.go, until)
+        told = settle(found.reasons, found.go, until, before)
     except DrainError as error:
         syslog.syslog(syslog.LOG_WARNING, f"nodeready: {error}")
         return str(error)

@@ -6,19 +6,20 @@ drains or undrains the node by it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nodeready import exit_codes
 from nodeready.policy import Policy
-from nodeready.policy.load import digest
+from nodeready.policy.policy import digest
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def prolog(policy: Policy, given: Namespace) -> int:
     After a kept no-go the node is looked at again: it may have been repaired since, and a job's
     failed prolog costs more than a look.
     """
-    found = read(digest([policy]), policy.gate_max_age_s)
+    found, audit = read(digest([policy]), policy.gate_max_age_s), None
     if found is None or not found.go:
         from nodeready.healthcheck import here
         from nodeready.subjects.registry import select
@@ -228,17 +229,32 @@ def prolog(policy: Policy, given: Namespace) -> int:
         left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
         # Kept back for Slurm, should the look take all the time that it has.
         slurm_s = min(_SLURM_S, left / 4) if policy.gate_drain else 0.0
-        found = judged(here.audit(policy, select(subjects=here.SEEN), left - slurm_s), policy)
-    if policy.gate_drain and not found.go:
+        audit = here.audit(policy, select(subjects=here.SEEN), left - slurm_s)
+        found = judged(audit, policy)
+    if policy.gate_drain and audit is not None and not found.go:
         from nodeready.healthcheck.drain import tell
 
         # Slurm itself drains a node whose prolog fails, and the first reason stays: ours says why.
         # A node that is ready tells nothing: a large job would ask slurmctld once for every node.
-        problem = tell(found, BEGAN + policy.gate_budget_s + _LATE_S)
+        before = _evidence(found, audit)
+        problem = tell(found, BEGAN + policy.gate_budget_s + _LATE_S, before)
         if problem:
             print(f"nodeready: {problem}", file=sys.stderr)
     print(told(found.go, found.reasons))
     return exit_codes.exit_code(check=not found.go)
+
+
+def _evidence(found: Verdict, audit: Audit) -> Callable[[], None]:
+    """What keeps the evidence of this node: called when the node is about to be drained."""
+
+    def begin() -> None:
+        # Whatever goes wrong here, the node is drained.
+        with contextlib.suppress(Exception):
+            from nodeready.healthcheck import evidence
+
+            evidence.begin(found.reasons, audit.nodes[0].results)
+
+    return begin
 
 
 def healthcheck(policy: Policy, given: Namespace) -> int:
@@ -248,10 +264,11 @@ def healthcheck(policy: Policy, given: Namespace) -> int:
     from nodeready.subjects.registry import select
 
     left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
-    found, problems = keep(here.audit(policy, select(subjects=here.SEEN), left), policy)
+    audit = here.audit(policy, select(subjects=here.SEEN), left)
+    found, problems = keep(audit, policy)
     if policy.gate_drain:
         # Slurm ends a health check after 60 s; asking and telling slurmctld may take 10 of them.
-        problem = tell(found, time.monotonic() + 2 * SCONTROL_S)
+        problem = tell(found, time.monotonic() + 2 * SCONTROL_S, _evidence(found, audit))
         problems += [problem] if problem else []
     print(told(found.go, found.reasons))
     for problem in problems:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.policy import Policy
 from nodeready.policy.fields import closest
-from nodeready.policy.load import PolicyError, check_settings, digest, shown_key
+from nodeready.policy.policy import PolicyError, check_settings, digest, shown_key
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection
 from nodeready.subjects.result import Result, na
 from nodeready.subjects.snapshot import Snapshot, judge
@@ -104,7 +104,7 @@ def _config(policy: Policy, limit_s: float, tag: str) -> Config:
 
 
 def _proofs(name: str, config: Config) -> Request:
-    from nodeready.transport.program import request
+    from nodeready.transport.base import request
 
     return request(name, "nodeready.node.proofs.program", config)
 

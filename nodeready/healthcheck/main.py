@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 import nodeready
 from nodeready import exit_codes
 from nodeready.healthcheck import here
-from nodeready.policy.load import PolicyError
+from nodeready.policy.policy import PolicyError
 
 Handler = Callable[[int, "FrameType | None"], None]
 

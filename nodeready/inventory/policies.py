@@ -15,7 +15,7 @@ from pyinfra.connectors.local import LocalConnector
 from nodeready.inventory.nodeset import NodeSetError, host_name
 from nodeready.policy import Policy
 from nodeready.policy.fields import shown
-from nodeready.policy.load import PolicyError, check_settings
+from nodeready.policy.policy import PolicyError, check_settings
 from nodeready.subjects import snapshot
 from nodeready.subjects.registry import check_ids
 from nodeready.subjects.ssh_client.facts import clean_address

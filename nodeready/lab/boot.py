@@ -18,15 +18,19 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import errno
+import fcntl
 import ipaddress
 import json
 import os
+import platform
 import resource
 import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -35,7 +39,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nodeready.lab import syscalls
 from nodeready.lab.needs import environment
 from nodeready.lab.network import ip, listening
 from nodeready.lab.state import LabError
@@ -96,23 +99,21 @@ def join_group(path: str) -> None:
     The group is the root of the freezer that it mounts and of what /proc says about its
     descendants (cgroup_namespaces(7)). Raises OSError.
     """
-    syscalls.mount(
+    mount(
         "cgroup",
         CGROUP_ROOT,
         "tmpfs",
-        syscalls.NOSUID | syscalls.NODEV | syscalls.NOEXEC,
+        NOSUID | NODEV | NOEXEC,
         "mode=755",
     )
     freezer = f"{CGROUP_ROOT}/freezer"
     os.mkdir(freezer)
-    syscalls.mount("freezer", freezer, "cgroup", 0, "freezer")
+    mount("freezer", freezer, "cgroup", 0, "freezer")
     os.makedirs(freezer + path, exist_ok=True)
     Path(freezer + path, "cgroup.procs").write_text("0")
-    syscalls.unshare(syscalls.NEWCGROUP)
-    syscalls.umount(freezer)
-    syscalls.mount(
-        "freezer", freezer, "cgroup", syscalls.NOSUID | syscalls.NODEV | syscalls.NOEXEC, "freezer"
-    )
+    unshare(NEWCGROUP)
+    umount(freezer)
+    mount("freezer", freezer, "cgroup", NOSUID | NODEV | NOEXEC, "freezer")
 
 
 def thaw_group(path: str) -> None:
@@ -187,7 +188,7 @@ def become_switch(directory: str) -> NoReturn:
     """Turn the calling process, forked into a new PID namespace, into the lab's switch."""
     os.setsid()
     os.chdir("/")
-    syscalls.unshare(syscalls.NEWNET)
+    unshare(NEWNET)
     _exec_init(SWITCH, directory, "switch", os.open("/dev/null", os.O_RDWR))
 
 
@@ -200,12 +201,12 @@ def become_node(directory: str, spec: dict[str, Any], status: int, go: int) -> N
     os.setsid()
     fs = Path(directory, "fs")
     log = os.open(fs / "nodes" / spec["name"] / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    syscalls.unshare(syscalls.NEWNS | syscalls.NEWNET | syscalls.NEWUTS | syscalls.NEWIPC)
+    unshare(NEWNS | NEWNET | NEWUTS | NEWIPC)
     os.write(status, b"n")
-    syscalls.mount("", "/", flags=syscalls.REC | syscalls.PRIVATE)
+    mount("", "/", flags=REC | PRIVATE)
     root = _mount_root(fs, spec)
     _mount_kernel(root)
-    syscalls.pivot_root(root)
+    pivot_root(root)
     _overlay_kernel(spec["targets"])
     if spec["freezer"]:
         join_group(spec["freezer"])
@@ -216,9 +217,9 @@ def become_node(directory: str, spec: dict[str, Any], status: int, go: int) -> N
         _write(Path(path), base64.b64decode(item["data"]), item["mode"])
     if os.read(go, 1) != b"g":
         raise OSError("the network of the node was not made")
-    syscalls.interface_up("lo")
-    syscalls.interface_up("eth0", ipaddress.IPv4Interface(spec["address"]))
-    syscalls.drop_machine_capabilities()
+    interface_up("lo")
+    interface_up("eth0", ipaddress.IPv4Interface(spec["address"]))
+    drop_machine_capabilities()
     _exec_init(INIT, directory, spec["name"], log)
 
 
@@ -235,7 +236,7 @@ def _exec_init(script: str, directory: str, name: str, log: int) -> NoReturn:
         # Refused to root without CAP_SYS_RESOURCE: then what we were given is all there is.
         with contextlib.suppress(ValueError):
             resource.setrlimit(limit, soft_hard)
-    syscalls.die_with_parent(0)
+    die_with_parent(0)
     environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     os.execve("/bin/sh", ["sh", "-c", script, MARK, directory, name], environment)
 
@@ -265,7 +266,7 @@ def _mount_overlay(target: str, options: str) -> None:
     deadline = time.monotonic() + RELEASE_S
     while True:
         try:
-            syscalls.mount("overlay", target, "overlay", 0, options)
+            mount("overlay", target, "overlay", 0, options)
             return
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
@@ -274,14 +275,12 @@ def _mount_overlay(target: str, options: str) -> None:
 
 
 def _mount_kernel(root: str) -> None:
-    safe = syscalls.NOSUID | syscalls.NODEV | syscalls.NOEXEC
-    syscalls.mount("proc", f"{root}/proc", "proc", safe)
-    syscalls.mount("sysfs", f"{root}/sys", "sysfs", safe | syscalls.RDONLY)
+    safe = NOSUID | NODEV | NOEXEC
+    mount("proc", f"{root}/proc", "proc", safe)
+    mount("sysfs", f"{root}/sys", "sysfs", safe | RDONLY)
     pts = "newinstance,ptmxmode=0666,mode=0620,gid=5"
-    syscalls.mount("devpts", f"{root}/dev/pts", "devpts", syscalls.NOSUID | syscalls.NOEXEC, pts)
-    syscalls.mount(
-        "tmpfs", f"{root}/dev/shm", "tmpfs", syscalls.NOSUID | syscalls.NODEV, "mode=1777"
-    )
+    mount("devpts", f"{root}/dev/pts", "devpts", NOSUID | NOEXEC, pts)
+    mount("tmpfs", f"{root}/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
 
 
 def _overlay_kernel(targets: list[str]) -> None:
@@ -295,22 +294,22 @@ def _overlay_kernel(targets: list[str]) -> None:
     for path in real:
         _bind(f"/proc/sys/{path}", str(sys_dir / path))
     (sys_dir / "kernel/random/boot_id").write_text(f"{uuid.uuid4()}\n")
-    syscalls.mount(str(sys_dir), "/proc/sys", flags=syscalls.BIND | syscalls.REC)
+    mount(str(sys_dir), "/proc/sys", flags=BIND | REC)
     for path in real:
-        syscalls.umount(str(sys_dir / path), syscalls.DETACH)
+        umount(str(sys_dir / path), DETACH)
     _bind(f"{STASH}/proc/cmdline", "/proc/cmdline")
     # A crash by sysrq would be the machine's, not the node's.
     if os.path.exists("/proc/sysrq-trigger"):
         _bind("/dev/null", "/proc/sysrq-trigger")
     if os.path.isdir(REAL_SYS):
-        safe = syscalls.NOSUID | syscalls.NODEV | syscalls.NOEXEC
-        syscalls.mount("sysfs", REAL_SYS, "sysfs", safe | syscalls.RDONLY)
+        safe = NOSUID | NODEV | NOEXEC
+        mount("sysfs", REAL_SYS, "sysfs", safe | RDONLY)
     for target in targets:
         _bind(STASH + target, target)
 
 
 def _bind(source: str, target: str) -> None:
-    syscalls.mount(source, target, flags=syscalls.BIND)
+    mount(source, target, flags=BIND)
 
 
 def _remove(path: str) -> None:
@@ -367,12 +366,12 @@ def fork_in_pid_namespace() -> int:
     """Fork a child that is process 1 of a new PID namespace, and dies with this process."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        syscalls.unshare(syscalls.NEWPID)
+        unshare(NEWPID)
         pid = os.fork()
         if pid == 0:
-            syscalls.die_with_parent(signal.SIGKILL)
+            die_with_parent(signal.SIGKILL)
         else:
-            syscalls.setns(own, syscalls.NEWPID)
+            setns(own, NEWPID)
         return pid
     finally:
         os.close(own)
@@ -494,7 +493,7 @@ def await_ready(directory: str, pending: dict[str, int], deadline: float) -> dic
 
 def main(directory: str) -> None:
     """Carry out the plan on standard input."""
-    syscalls.die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     plan: Spec = json.load(sys.stdin)
     if os.getppid() != plan["parent"]:
         return
@@ -516,3 +515,106 @@ if __name__ == "__main__":
     except OSError as error:
         report(error=str(error))
         sys.exit(1)
+
+
+# <linux/sched.h>
+NEWNS = 0x00020000
+NEWCGROUP = 0x02000000
+NEWUTS = 0x04000000
+NEWIPC = 0x08000000
+NEWPID = 0x20000000
+NEWNET = 0x40000000
+
+# <linux/mount.h>
+RDONLY = 1
+NOSUID = 2
+NODEV = 4
+NOEXEC = 8
+BIND = 4096
+REC = 16384
+PRIVATE = 1 << 18
+DETACH = 2
+
+# <linux/prctl.h> and <linux/capability.h>
+_PR_SET_PDEATHSIG = 1
+_PR_CAPBSET_DROP = 24
+_CAP_SYS_MODULE = 16
+_CAP_SYS_RAWIO = 17
+_CAP_SYS_TIME = 25
+
+# <linux/sockios.h>, <linux/if.h>
+_SIOCSIFFLAGS = 0x8914
+_SIOCSIFADDR = 0x8916
+_SIOCSIFNETMASK = 0x891C
+_IFF_UP = 1
+
+# pivot_root has no wrapper in libc. The generic table (41) serves aarch64, riscv64, loongarch64.
+_PIVOT_ROOT = {"x86_64": 155, "ppc64le": 203, "s390x": 217}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, doing: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{doing}: {os.strerror(code)}")
+
+
+def unshare(flags: int) -> None:
+    """Give this process namespaces of its own (NEWPID: its next children)."""
+    _check(_libc.unshare(flags), "new namespaces")
+
+
+def setns(fd: int, kind: int) -> None:
+    """Enter the namespace that `fd` (a /proc/PID/ns file) stands for."""
+    _check(_libc.setns(fd, kind), "enter a namespace")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """mount(2)."""
+    done = _libc.mount(
+        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()
+    )
+    _check(done, f"mount {kind or 'bind'} on {target}")
+
+
+def umount(target: str, flags: int = 0) -> None:
+    """umount2(2)."""
+    _check(_libc.umount2(target.encode(), flags), f"unmount {target}")
+
+
+def pivot_root(new: str) -> None:
+    """Make `new`, a mount point, the root of this mount namespace and let the old one go."""
+    os.chdir(new)
+    number = _PIVOT_ROOT.get(platform.machine(), 41)
+    _check(_libc.syscall(ctypes.c_long(number), b".", b"."), f"pivot_root to {new}")
+    # Both are now stacked on "/": what is detached here is the old root.
+    umount(".", DETACH)
+    os.chdir("/")
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Have the kernel send this signal when the parent ends; 0: no longer."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "follow the parent")
+
+
+def drop_machine_capabilities() -> None:
+    """Take away what would reach the whole machine from a node: modules, raw I/O, the clock."""
+    for capability in (_CAP_SYS_MODULE, _CAP_SYS_RAWIO, _CAP_SYS_TIME):
+        _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0), "drop a capability")
+
+
+def interface_up(name: str, address: ipaddress.IPv4Interface | None = None) -> None:
+    """Bring an interface of this network namespace up, with an IPv4 address if there is one."""
+
+    def request(number: int, tail: bytes) -> None:
+        fcntl.ioctl(sock, number, struct.pack("16s24s", name.encode(), tail))
+
+    def inet(packed: bytes) -> bytes:
+        return struct.pack("HH4s", socket.AF_INET, 0, packed)
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        if address:
+            request(_SIOCSIFADDR, inet(address.packed))
+            request(_SIOCSIFNETMASK, inet(address.network.netmask.packed))
+        request(_SIOCSIFFLAGS, struct.pack("h", _IFF_UP))

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import boot, faults, image, network, processes, state, syscalls
+from nodeready.lab import boot, faults, image, network, processes, state
 from nodeready.lab.helper import Done
 from nodeready.lab.image import new_key
 from nodeready.lab.needs import check, check_kernel
@@ -87,10 +87,10 @@ def _unmount(fs: Path) -> None:
     """Unmount, waiting for dead nodes to let go; somebody's open file only delays the end."""
     for _ in range(100):
         with contextlib.suppress(OSError):
-            syscalls.umount(str(fs))
+            boot.umount(str(fs))
             return
         time.sleep(0.01)
-    syscalls.umount(str(fs), syscalls.DETACH)
+    boot.umount(str(fs), boot.DETACH)
 
 
 # --- A lab.
@@ -333,7 +333,7 @@ def _create(name: str, profile: str, slurm: bool) -> LabState:
     fs.mkdir()
     # The nodes' users have the numbers of this machine's: what the nodes' disks hold (keys, setuid
     # programs) is for nobody here but root.
-    syscalls.mount("nodeready-lab", str(fs), "tmpfs", 0, f"mode=0700,size={_FS_SIZE}")
+    boot.mount("nodeready-lab", str(fs), "tmpfs", 0, f"mode=0700,size={_FS_SIZE}")
     key = new_key(f"{name}@nodeready-lab")
     state.write(directory / "ssh" / "id_ed25519", key.private, 0o600)
     state.write(directory / "ssh" / "id_ed25519.pub", f"{key.public}\n")

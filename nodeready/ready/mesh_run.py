@@ -23,8 +23,7 @@ from nodeready.ready import mesh
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError, Unknown
 from nodeready.subjects.proof.facts import Config, Mesh
-from nodeready.transport.base import Carrier, Channel
-from nodeready.transport.program import request
+from nodeready.transport.base import Carrier, Channel, request
 
 #: The program on the node.
 _MAIN = "nodeready.node.proofs.mesh"

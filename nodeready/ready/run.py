@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from nodeready.policy import Policy
-from nodeready.ready import logins, mesh, mesh_run
+from nodeready.ready import localize, mesh, mesh_run
 from nodeready.subjects import snapshot
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.debug_tools.facts import PY_SPY
@@ -27,10 +27,11 @@ from nodeready.transport.base import (
     Failure,
     Key,
     collect,
+    new_nonce,
     node_of,
+    request,
 )
 from nodeready.transport.look import Look, look_at
-from nodeready.transport.program import new_nonce, request
 
 #: Peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU.
 MAX_PEERS = 4
@@ -226,7 +227,7 @@ def _with_proofs(
         if isinstance(one.peers, Peers)
     }
     away = {one.name for one in looks if not one.reached}
-    reach = logins.reach(tried, away)
+    reach = localize.reach(tried, away)
     late = Unknown(proof.UNFINISHED)
     made = []
     for look in looks:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from nodeready.ready.job_env import Environment, Groups
     from nodeready.triage.cores import Cores, Crash
     from nodeready.triage.cores import Group as CrashGroup
+    from nodeready.triage.incident import Incident
     from nodeready.triage.logs import Tail
+    from nodeready.triage.stacks.debuggable import Debuggable
     from nodeready.triage.stacks.document import Frame, Group, Stacks, Verdict, Witness
 
 # One escape of a JSON text; a surrogate pair is one character.
@@ -225,6 +227,20 @@ def stacks(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     yield f',\n"advice": {dump(list(stacks.advice))}\n}}\n'
 
 
+def debuggable(found: Debuggable, options: Options = PLAIN) -> Iterator[str]:
+    """``nodeready.debuggable/1``: by item, the worst first."""
+    yield _head(
+        "debuggable/1",
+        started=found.started,
+        finished=found.finished,
+        job=found.job,
+        complete=found.complete,
+    )
+    yield '"findings": '
+    yield from listed(dump(one._asdict()) for one in found.findings)
+    yield f',\n"errors": {dump(dict(found.errors))}\n}}\n'
+
+
 def _crashes(group: CrashGroup, numbers: dict[int, int]) -> dict[str, Any]:
     top = group.headline
     return {
@@ -298,9 +314,30 @@ def tail(tail: Tail, options: Options = PLAIN) -> Iterator[str]:
     )
     yield '"groups": '
     yield from listed(dump(plain(group)) for group in tail.groups)
+    yield ',\n"reports": '
+    yield from listed(dump(plain(one)) for one in tail.reports)
     yield f',\n"notes": {dump(dict(tail.notes))}'
     yield f',\n"unreachable": {dump(dict(tail.unreachable))}'
     yield f',\n"failed": {dump(dict(tail.failed))}\n}}\n'
+
+
+def incident(incident: Incident, options: Options = PLAIN) -> Iterator[str]:
+    """``nodeready.incident/1``: what was kept, a part per line."""
+    yield _head(
+        "incident/1",
+        started=incident.started,
+        finished=incident.finished,
+        job=incident.job,
+        user=incident.user,
+        reason=incident.reason,
+        complete=incident.complete,
+        verdict=_verdict(incident.verdict),
+        advice=list(incident.advice),
+        archive=incident.archive,
+    )
+    yield '"parts": '
+    yield from listed(dump(plain(part)) for part in incident.parts)
+    yield "\n}\n"
 
 
 def _shares(groups: Groups, key: str) -> list[dict[str, Any]]:

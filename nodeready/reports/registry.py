@@ -40,7 +40,7 @@ PLAIN = Options()
 class Format:
     """One form of one command's document.
 
-    document:  the command whose document is shown
+    document:  the command whose document is shown; `debuggable`: that of ``stacks --check``
     name:      the word of ``--format``
     renderer:  ``MODULE:FUNCTION`` of this room: ``(document, options) -> Iterator``, of texts, or
                of Lines where ``styled``
@@ -99,10 +99,14 @@ _ROWS = (
     Format("stacks", "json", "json_report:stacks", ".json"),
     Format("stacks", "html", "stacks_html:render", ".html"),
     Format("stacks", "speedscope", "speedscope:render", ".speedscope.json"),
+    Format("debuggable", "table", "stacks_table:debuggable", ".txt", styled=True),
+    Format("debuggable", "json", "json_report:debuggable", ".json"),
     Format("cores", "table", "cores_table:show", ".txt", styled=True),
     Format("cores", "json", "json_report:cores", ".json"),
     Format("tail", "table", "tail_table:show", ".txt", styled=True),
     Format("tail", "json", "json_report:tail", ".json"),
+    Format("incident", "table", "incident_table:show", ".txt", styled=True),
+    Format("incident", "json", "json_report:incident", ".json"),
     Format("env", "sh", "exports:shell_lines", ".env"),
     Format("env", "json", "json_report:env", ".json"),
 )

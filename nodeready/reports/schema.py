@@ -22,7 +22,8 @@ from typing import Annotated, Any, Union
 from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier
 from nodeready.deploy import document as deploy
 from nodeready.subjects.result import STATUSES, Result
-from nodeready.triage import logs
+from nodeready.triage import incident, logs
+from nodeready.triage.stacks import debuggable
 from nodeready.triage.stacks import document as stacks
 
 _SECOND = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}"
@@ -193,6 +194,27 @@ class Stacks:
 
 
 @dataclass(frozen=True)
+class Debuggable:
+    """What `nodeready stacks --check --format json` prints. Text is one line without control
+    characters.
+
+    started:  when the capture began, UTC
+    finished: when it ended, UTC
+    job:      the job; empty: not told, or several
+    complete: false when it was interrupted
+    findings: by item, the worst of each first
+    errors:   node -> why it gave no answer
+    """
+
+    started: Perhaps
+    finished: Perhaps
+    job: str
+    complete: bool
+    findings: tuple[debuggable.Finding, ...]
+    errors: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Call:
     """One call of a backtrace.
 
@@ -304,6 +326,7 @@ class Tail:
     complete:    false when it was interrupted
     left_out:    files that match, too, on nodes that have more than --max-files
     groups:      by kind, within a kind the smallest first
+    reports:     of PyTorch's watchdogs: of each process group the rank that is least far first
     notes:       node -> what is wrong with its whole answer
     unreachable: node -> why it could not be reached
     failed:      node -> why it gave no answer although it was reached
@@ -316,6 +339,7 @@ class Tail:
     complete: bool
     left_out: Number
     groups: tuple[logs.Group, ...]
+    reports: tuple[logs.Report, ...]
     notes: Mapping[str, str]
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]
@@ -385,15 +409,46 @@ class Env:
     variables: tuple[Variable, ...]
 
 
+@dataclass(frozen=True)
+class Incident:
+    """What `nodeready incident --format json` prints, and DIR/incident.json: what was kept of a
+    job that hangs. No text has a secret that can be known as one.
+
+    started:  UTC
+    finished: UTC
+    job:      as it was asked for
+    user:     whose job it is; empty: not told
+    reason:   why it was taken: somebody asked, or what was watched
+    complete: false: interrupted; the parts that are missing say so
+    verdict:  of the stacks and all witnesses; null: there is none
+    advice:   what to look at next
+    parts:    in the order in which they were taken
+    archive:  the path of the one file with all of it; empty: it could not be written
+    """
+
+    started: Moment
+    finished: Moment
+    job: str
+    user: str
+    reason: str
+    complete: bool
+    verdict: stacks.Verdict | None
+    advice: tuple[str, ...]
+    archive: str
+    parts: tuple[incident.Part, ...]
+
+
 #: The document of `nodeready.reports.registry.Format` -> the class that says what its JSON holds.
 DOCUMENTS: dict[str, type] = {
     "audit": Audit,
     "ready": Ready,
     "deploy": Deploy,
     "stacks": Stacks,
+    "debuggable": Debuggable,
     "cores": Cores,
     "tail": Tail,
     "env": Env,
+    "incident": Incident,
 }
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.text import STYLES, Line, Part, line, nodes
 from nodeready.text import counted, sanitise
+from nodeready.triage.stacks.debuggable import Debuggable
 from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, Tree, fold_ranks, tree
 from nodeready.triage.stacks.hints import user_frame
 
@@ -146,8 +147,11 @@ def headline(stacks: Stacks) -> str:
     if len(groups) == 1 and groups[0].kind == "stack" and known and size in (None, len(known)):
         who_ = f"all {len(known)} ranks" if len(known) > 1 else "the only rank"
         found = "" if size else " that were found" if len(known) > 1 else " that was found"
-        stand = "stand" if len(known) > 1 else "stands"
-        return f"{job}{who_}{found} {stand} in {_one_place(groups[0])}, on {where}"
+        stands = "stand" if len(known) > 1 else "stands"
+        does = f"{stands} in {_one_place(groups[0])}"
+        if groups[0].verdict == "progressing":
+            does = "move" if len(known) > 1 else "moves"
+        return f"{job}{who_}{found} {does}, on {where}"
     found = f"{len(known)} of {size} ranks" if size else counted(len(known), "rank")
     if size == len(known):
         found = f"all {size} ranks"
@@ -354,8 +358,8 @@ class _Table:
     def group(self, group: Group, number: int) -> Iterator[Line]:
         """A group in full: its ranks and nodes, the reason, the path, the hint."""
         yield self.head(group, number)
-        if group.reason:
-            yield self.below((group.reason, STYLES[group.role] if group.role else "dim"))
+        for text in filter(None, group.reason.split("; ")):
+            yield self.below((text, STYLES[group.role] if group.role else "dim"))
         if group.why:
             yield self.below(group.why)
         yield from self.frames(group, number)
@@ -368,8 +372,10 @@ class _Table:
                 yield self.below((self.process(one, len(found) > 1), "dim"))
         elif group.states:
             yield self.one(self.below(("state ", "dim"), (_few(group.states), "dim")))
-        if group.waits_on:
-            yield self.one(self.below(("waits in ", "dim"), (_few(group.waits_on), "dim")))
+        # A word alone says no more than the wait channel does.
+        named = [text for text in group.waits_on if " " in text.partition(" (")[0]]
+        if named:
+            yield self.one(self.below(("waits in ", "dim"), (_few(named), "dim")))
         yield from self.started(group)
         if group.hint:
             yield self.below("hint: ", (group.hint, "cyan"))
@@ -379,6 +385,8 @@ class _Table:
         most = len(group.below) if self.verbose else _CHILDREN
         for one in group.below[:most]:
             count = f" ({one.processes})" if one.processes > 1 else ""
+            if not one.frames:
+                count += f" {sanitise(one.command, _NAME)}"
             where = _brief(one.frames[-1]) if one.frames else sanitise(one.why, _LONG)
             own = user_frame(one.frames)
             if own and own != one.frames[-1]:
@@ -489,3 +497,31 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
         yield line("")
     for text in stacks.advice:
         yield line((f"{'next':<{_INDENT}}", STYLES["change"]), text)
+
+
+# --- ``--check``: what a job has for whoever debugs it.
+
+
+def debuggable(found: Debuggable, options: Options = PLAIN) -> Iterator[Line]:
+    """An item per line, with whose it is where that is not everybody, and what to do."""
+    everybody = max((one.processes for one in found.findings), default=0)
+    places = {node for one in found.findings for node in one.nodes}
+    job = f"job {sanitise(found.job)[:60]}: " if found.job else ""
+    many = counted(everybody, "process", "processes")
+    yield line(f"{job}{many} on {counted(len(places), 'node')}")
+    for one in found.findings:
+        if options.quiet and one.result == "ok":
+            continue
+        whose = ""
+        if one.processes < everybody:
+            whole = options.verbose > 0
+            whose = ranks(one.ranks, _WHOLE if whole else _WHO) or counted(
+                one.processes, "process", "processes"
+            )
+            whose += f" on {nodes(one.nodes, _WHOLE if whole else _WHO)}: "
+        word_ = (f"{one.result:<9}", STYLES[one.result])
+        yield line(word_, f"{one.item:<13}{whose}{sanitise(one.found)[:_TEXT]}")
+        if one.fix and one.result != "ok":
+            yield line(" " * 22, f"{sanitise(one.fix)[:_TEXT]}")
+    for node, why in found.errors.items():
+        yield line(("unknown  ", STYLES["unknown"]), f"{sanitise(node)}: {sanitise(why)[:_TEXT]}")

@@ -8,7 +8,7 @@ from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.stacks_table import ranks
 from nodeready.reports.text import STYLES, Line, Part, grouped, line, nodes
 from nodeready.text import counted
-from nodeready.triage.logs import Group, Tail
+from nodeready.triage.logs import Group, Report, Tail
 
 #: Columns of the words on the left; groups that are shown without -v.
 _INDENT, _MOST = 13, 20
@@ -88,6 +88,22 @@ class _Table:
         if not group.lines:
             yield self.below(("no line" if self.tail.grep else "empty", "dim"))
 
+    def reports(self) -> Iterator[Line]:
+        """What the watchdogs say, the rank that is least far first; equal ones are one row."""
+        equal: dict[str, list[int]] = {}
+        for one in self.tail.reports:
+            known = equal.setdefault(_said(one), [])
+            if one.rank is not None and one.rank not in known:
+                known.append(one.rank)
+        rows = list(equal.items())
+        most = len(rows) if self.verbose else _MOST
+        for at, (words, found) in enumerate(rows[:most]):
+            who = ranks(sorted(found), _WHOLE if self.verbose else _RANKS) or "a rank"
+            said = ((who, "bold"), f"  {words}")
+            yield self.below(*said) if at else self.head("watchdog", STYLES["warn"], *said)
+        if len(rows) > most:
+            yield self.below((f"and {len(rows) - most} more (-v shows them)", "bold"))
+
     def state(self, group: Group) -> str:
         parts = [counted(len(group.files), "file")]
         if self.tail.grep:
@@ -100,6 +116,28 @@ class _Table:
             far = least if least == most else f"{least} to {most}"
             parts.append(f"{far} before the others")
         return ", ".join(parts)
+
+
+def _said(one: Report) -> str:
+    """``default_pg: ALLREDUCE 7 timed out, 9 enqueued, 6 completed``."""
+    number = "" if one.sequence is None else f" {one.sequence}"
+    what = f"{one.operation or 'collective'}{number}"
+    words = {
+        "timeout": f"{what} timed out",
+        "status": "",
+        "missing": f"has not come to {what}",
+        "reached": f"has come to {what}, others have not",
+        "lost": "its connection to another rank broke",
+        "mismatch": f"has called {what}, others another one",
+        "stuck": "its watchdog hangs (in CUDA, in NCCL, or it waits for the GIL)",
+    }[one.kind]
+    counts = (
+        f"{count} {what}"
+        for count, what in ((one.enqueued, "enqueued"), (one.completed, "completed"))
+        if count is not None
+    )
+    text = ", ".join(filter(None, (words, *counts)))
+    return f"{one.group}: {text}" if one.group else text
 
 
 def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
@@ -127,6 +165,7 @@ def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
     for group in tail.groups:
         if group.kind == "skipped":
             yield from table.unread(group)
+    yield from table.reports()
     yield from _end(tail, len(rows))
 
 

@@ -145,7 +145,7 @@ def load_json(text: str | bytes, max_cost: int = MAX_COST) -> Any:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
         _check_cost(text, max_cost)
-        found = _DECODER.decode(text)
+        found = _decoded(text)
     except DecodeError:
         raise
     except RecursionError:
@@ -163,6 +163,47 @@ def load_json(text: str | bytes, max_cost: int = MAX_COST) -> Any:
 _LARGE = "a number is too large"
 
 
+#: As the decoder below, without a look at each object's keys.
+_QUICK = json.JSONDecoder(
+    parse_int=None if _LIMITED else _int, parse_float=_float, parse_constant=_no_number
+)
+_BEFORE_A_COLON = (" :", "\t:", "\n:", "\r:")
+
+
+def _decoded(text: str) -> Any:
+    """The data of a JSON text. A key that stands there twice is refused.
+
+    Each key ends with ``":``, unless there is white space in between; that may stand inside of a
+    text, too. So there are at least as many of it as keys, and where an object has lost a key,
+    there are more of it than keys that are left: only then is every object looked at.
+    """
+    if not any(space in text for space in _BEFORE_A_COLON):
+        found = _QUICK.decode(text)
+        if _keys(found) == text.count('":'):
+            return found
+    return _DECODER.decode(text)
+
+
+def _keys(found: Any) -> int:
+    """The keys of all objects, down to the depth that `_check` refuses."""
+    count, level = 0, [found] if type(found) in _NESTED else []
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for one in level:
+            if type(one) is list:
+                inner += [value for value in one if type(value) in _NESTED]
+            else:
+                count += len(one)
+                inner += [value for value in one.values() if type(value) in _NESTED]
+        if not inner:
+            break
+        level = inner
+    return count
+
+
+_NESTED = (dict, list)
+
+
 def _check_cost(text: str, max_cost: int) -> None:
     if cost(text) > max_cost:
         raise DecodeError("too many members")
@@ -172,7 +213,8 @@ def _check(found: Any, surrogates: bool) -> None:
     """Raise DecodeError for what is nested too deep, or has a number or a text that is none."""
     level = [found]
     for _ in range(MAX_DEPTH):
-        if any(one > MAX_NUMBER or one < -MAX_NUMBER for one in level if type(one) is int):
+        numbers = [one for one in level if type(one) is int]
+        if numbers and (max(numbers) > MAX_NUMBER or min(numbers) < -MAX_NUMBER):
             raise DecodeError(_LARGE)
         if surrogates and any(_LONE.search(one) for one in level if type(one) is str):
             raise DecodeError("a text is no Unicode")
@@ -245,8 +287,8 @@ def decode(kind: type[Seen], data: Any) -> Seen:
     """``data`` as this dataclass.
 
     Its fields are of the types above, int, float, str, bool, another dataclass of its module,
-    ``X | None`` and ``tuple[X, ...]``. Raises DecodeError when the data has another shape, or a
-    value that its field cannot have.
+    ``X | None``, ``tuple[X, ...]`` and ``tuple[X, Y]``. Raises DecodeError when the data has
+    another shape, or a value that its field cannot have.
     """
     # A class is hashable, whatever its own __hash__ is.
     found: Seen = _reader(kind)(data)  # type: ignore[arg-type]
@@ -292,6 +334,13 @@ def _value(kind: str, module: Mapping[str, Any], where: str) -> Reads:
     if kind.startswith("tuple[") and kind.endswith(", ...]"):
         each = _value(kind[len("tuple[") : -len(", ...]")], module, where)
         return lambda data: tuple(map(each, data)) if type(data) is list else wrong(data)
+    if kind.startswith("tuple[") and kind.endswith("]"):
+        own = [_value(one, module, where) for one in kind[len("tuple[") : -1].split(", ")]
+        return lambda data: (
+            tuple(read(one) for read, one in zip(own, data))
+            if type(data) is list and len(data) == len(own)
+            else wrong(data)
+        )
     kind = kind.rpartition(".")[2]
     if kind in _INTS:
         low, high = _INTS[kind]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nodeready.node import payload
 from nodeready.policy import Policy
-from nodeready.policy.load import as_data
+from nodeready.policy.policy import as_data
 
 _PACKAGE = Path(__file__).parents[1]
 #: Rooms that go whole: what they run is found by name.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import secrets
 import signal
@@ -88,13 +89,18 @@ def job(words: str, environ: dict[str, str] | None = None) -> Job:
             raise SrunError(
                 f"{tool} is not installed here: --via srun is for where jobs are submitted"
             )
-    argv = ["squeue", "-h", "-a", "-t", "all", "-j", words, "-o", "%A|%T|%N"]
+    argv = ["squeue", "-h", "-a", "-t", "all", "-j", words, "-o", "%A|%T|%u|%N"]
     try:
         rows = slurm.ask(argv, path, slurm.TIMEOUT_S).split()
-        found = [tuple(row.split("|")) for row in rows if row.count("|") == 2]
+        found = [tuple(row.split("|")) for row in rows if row.count("|") == 3]
         running = [one for one in found if one[1] == "RUNNING"]
         if len(running) == 1:
-            number, _, nodes = running[0]
+            number, _, user, nodes = running[0]
+            if os.geteuid() and user not in (_own_name(), str(os.geteuid())):
+                raise SrunError(
+                    f"--job {words}: is {user}'s: Slurm starts a step in it for nobody but {user} "
+                    f"and root; ask as {user}, or over ssh as root"
+                )
             return Job(number, tuple(slurm.job_nodes(nodes, path, slurm.TIMEOUT_S)))
     except InventoryError as error:
         if "Invalid job id" in str(error):
@@ -104,6 +110,14 @@ def job(words: str, environ: dict[str, str] | None = None) -> Job:
         raise SrunError(f"--job {words}: is an array; name one of its tasks, such as {words}_0")
     state = f"does not run: it is {found[0][1]}" if found else "does not run any more"
     raise SrunError(f"--job {words}: {state}")
+
+
+def _own_name() -> str:
+    """Our name, as squeue has it."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 class Srun(Carrier):

@@ -23,8 +23,17 @@ from nodeready.policy import Policy
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.text import now
-from nodeready.transport.base import INTERRUPTED, UNREACHED, Answer, Asks, Failure
-from nodeready.transport.program import new_nonce, no_answer_reason, request, rows
+from nodeready.transport.base import (
+    INTERRUPTED,
+    UNREACHED,
+    Answer,
+    Asks,
+    Failure,
+    new_nonce,
+    no_answer_reason,
+    request,
+    rows,
+)
 
 # --- gdb's backtraces: from its text to frames, and when two crashes are equal.
 

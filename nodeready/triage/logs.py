@@ -16,12 +16,20 @@ from nodeready.inventory.nodeset import natural
 from nodeready.node import payload
 from nodeready.node.logs.tail import Config
 from nodeready.node.logs.tail import Tail as NodeTail
+from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
-from nodeready.transport.base import FAILED, INTERRUPTED, UNREACHED, Conversation, Failure
-from nodeready.transport.program import new_nonce, request
+from nodeready.transport.base import (
+    FAILED,
+    INTERRUPTED,
+    UNREACHED,
+    Conversation,
+    Failure,
+    new_nonce,
+    request,
+)
 
-# --- The rank of a log file, by its path.
+# --- The rank of a log file, by its path and its lines.
 
 
 class Ranks(NamedTuple):
@@ -56,6 +64,26 @@ def ranks_of(path: str) -> Ranks:
     elif rank is None and local is None and (match := _LAST.search(path)):
         rank = int(match[1])
     return Ranks(rank, local)
+
+
+# PyTorch's logging and its excepthook (2.2 on) put the global rank before each line.
+_GLOBAL = re.compile(r"\[rank(\d{1,7})\]:")
+
+
+def ranks_in(path: str, lines: Iterable[str]) -> Ranks:
+    """The ranks of a file: by ``[rank7]:`` before its lines, where all are of one rank, else by
+    its path.
+
+    What a path calls a rank is then another one: torchrun's directories have the local rank, and
+    ``rank_0.log`` may lie on each node.
+    """
+    known = ranks_of(path)
+    said = {int(match[1]) for line in lines if (match := _GLOBAL.search(line))}
+    if len(said) != 1:
+        return known
+    (rank,) = said
+    other = known.rank if known.rank != rank else None
+    return Ranks(rank, known.local_rank if known.local_rank is not None else other)
 
 
 # --- Log lines without what always differs between ranks: times, processes, the own rank and node.
@@ -107,6 +135,17 @@ _ROWS = tuple(
         # syslog: python[4711]:
         ("]:", r"(?<=[\w)])\[\d{2,7}\](?=:)", "[<pid>]"),
         ("0x", r"\b0x[0-9a-fA-F]{4,}\b", "<address>"),
+        # A connection: [10.0.0.7]:47301, 10.0.0.7:47301, [2001:db8::1]:8594. Its port is any, and
+        # in a ring or a tree each rank has other peers.
+        (
+            ":",
+            r"\[?(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}\]?:\d{2,5}\b"
+            r"|\[[0-9a-fA-F:.]{2,45}(?:%\w{1,15})?\]:\d{2,5}\b",
+            "<peer>",
+        ),
+        # c10d's sockets: addr=[gpu001]:47301
+        ("]:", r"(?<=\]):\d{4,5}\b", ":<port>"),
+        ("fd=", r"\bfd=\d{1,6}\b", "fd=<fd>"),
         ("cuda:", r"\bcuda:\d+\b", "cuda:<rank>"),
     )
 )
@@ -141,10 +180,17 @@ def normalised(lines: Iterable[str], names: re.Pattern[str], ranks: Ranks) -> tu
     names: of the node, from `node_names`
     ranks: of the file; where its path tells none, every number behind the word rank is replaced
     """
+    rows = list(lines)
     own = {number for number in ranks if number is not None}
+    globally = {ranks.rank} if ranks.rank is not None else own
+    if ranks.rank is None and own:
+        # torchrun's directory has the local rank; its program may print the global one.
+        said = {_rank_of(match[2]) for row in rows for match in _RANK.finditer(row)}
+        globally = own | said if len(said) == 1 else own
 
     def rank(match: re.Match[str]) -> str:
-        mine = not own or _rank_of(match[2]) in own
+        of = own if match[1][:5].lower() == _LOCAL else globally
+        mine = not own or _rank_of(match[2]) in of
         return f"{match[1]}<rank>" if mine else match[0]
 
     def first(match: re.Match[str]) -> str:
@@ -154,7 +200,7 @@ def normalised(lines: Iterable[str], names: re.Pattern[str], ranks: Ranks) -> tu
         return ("[<rank>" if bracket else "<rank>") if mine else match[0]
 
     found = []
-    for line in lines:
+    for line in rows:
         text = names.sub("<host>", line)
         for needle, pattern, into in _ROWS:
             if needle in text:
@@ -218,6 +264,33 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Report:
+    """What PyTorch's watchdog, or gloo, says of a rank in a log.
+
+    rank:      the global rank that it is about; None: nobody knows
+    group:     description of the process group, or empty
+    kind:      timeout: a collective took too long; status: how far the group is; missing: others
+               say that this rank has not come; reached: it has come, and others have not; lost:
+               its connection to another rank broke; mismatch: it has called another collective
+               than others; stuck: its watchdog itself hangs
+    sequence:  number of the collective; None: not told
+    operation: of the collective, or empty
+    enqueued:  number of the last collective that was enqueued; None: not told
+    completed: number of the last one that was completed; None: not told
+    example:   NODE:PATH of one file that says it
+    """
+
+    rank: int | None
+    group: str
+    kind: Annotated[str, {"enum": witness.KINDS}]
+    sequence: int | None
+    operation: str
+    enqueued: int | None
+    completed: int | None
+    example: str
+
+
+@dataclass(frozen=True)
 class Tail:
     """The document.
 
@@ -226,6 +299,7 @@ class Tail:
     notes:    node -> what is wrong with its whole answer
     unreachable, failed: node -> why it gave none
     complete: False when it was interrupted
+    reports:  of all files, of each group the rank that is least far first
     """
 
     started: str
@@ -238,6 +312,7 @@ class Tail:
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]
     complete: bool = True
+    reports: tuple[Report, ...] = ()
 
     @property
     def files(self) -> int:
@@ -274,6 +349,7 @@ class Grouping:
         self._unread: dict[tuple[str, str], list[File]] = {}
         self._without: dict[str, list[str]] = {}
         self._left_out = 0
+        self._reports: dict[witness.Report, str] = {}
         self.notes: dict[str, str] = {}
 
     def add(self, node: str, seen: NodeTail) -> None:
@@ -282,11 +358,13 @@ class Grouping:
         if seen.error:
             self.notes[node] = seen.error
         for one in seen.files:
-            ranks = ranks_of(one.path)
+            ranks = ranks_in(one.path, one.lines)
             file = File(
                 *(node, one.path, *ranks, one.size_bytes, one.mtime_s, one.age_s),
                 matches=one.matches,
             )
+            for said in one.reports:
+                self._reports.setdefault(_of(said, ranks), f"{node}:{one.path}")
             shape = normalised(one.lines, names, ranks)
             self._shapes.setdefault(shape, _Shape()).add(file, one.lines)
         for other in seen.unread:
@@ -320,14 +398,32 @@ class Grouping:
             for (kind, why), files in self._unread.items()
         ]
         groups += self._of_lines()
-        groups.sort(key=lambda group: (KINDS.index(group.kind), len(group.files or group.nodes)))
+        # Of equally many, whoever fell silent first: the others may have followed.
+        groups.sort(
+            key=lambda group: (
+                KINDS.index(group.kind),
+                len(group.files or group.nodes),
+                -max(map(_age, group.files), default=0.0),
+            )
+        )
         return Tail(
             *(started, finished, pattern, grep, tuple(groups), self._left_out),
             notes=dict(self.notes),
             unreachable=dict(unreachable),
             failed=dict(failed),
             complete=complete,
+            reports=self._said(),
         )
+
+    def _said(self) -> tuple[Report, ...]:
+        """All reports, those of each group together, the rank that is least far first."""
+        found = [Report(**vars(said), example=where) for said, where in self._reports.items()]
+
+        def order(one: Report) -> tuple[object, ...]:
+            numbers = (one.completed, one.enqueued, one.sequence, one.rank)
+            return one.group, *((number is None, number or 0) for number in numbers)
+
+        return tuple(sorted(found, key=order))
 
     def _of_lines(self) -> Iterable[Group]:
         ages = [_age(file) for shape in self._shapes.values() for file in shape.files]
@@ -340,6 +436,12 @@ class Grouping:
                 yield _group("stopped", stopped, first=shape.oldest)
             if others and shape.newest:
                 yield _group("lines", others, first=shape.newest)
+
+
+def _of(said: witness.Report, ranks: Ranks) -> witness.Report:
+    """The report, with the rank of the file where it is about whoever wrote it."""
+    writers = said.kind not in ("missing", "mismatch")
+    return replace(said, rank=ranks.rank) if said.rank is None and writers else said
 
 
 def _age(file: File) -> float:

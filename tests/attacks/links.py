@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from nodeready.deploy.actions import Action, Change, Directory, RemoveFile, WriteFile
 from nodeready.policy import Policy
-from nodeready.policy.load import as_data
+from nodeready.policy.policy import as_data
 from nodeready.transport import bundle
 from tests.paths import PACKAGE
 

@@ -120,13 +120,24 @@ def running(
     name: str = "libnccl.so.2",
     host: str = "127.0.0.1",
     port: int = 0,
+    uid: int | None = None,
 ) -> Iterator[Port]:
-    """A rank that listens; ``PID`` in the answer is its pid. version: None: no library"""
+    """A rank that listens; ``PID`` in the answer is its pid.
+
+    uid: whose process it is, who must be able to read the directory; None: ours
+    """
     directory.mkdir(parents=True, exist_ok=True)
     path = library(directory, version, name)
     (directory / "answer").write_text(answer)
     argv = [sys.executable, __file__, str(path), manner, host, str(port)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
+    how: dict[str, Any] = {}
+    if uid is not None:
+        script = directory / "port.py"
+        script.write_text(Path(__file__).read_text())
+        os.chown(directory, uid, uid)
+        argv[:2] = ["/usr/bin/python3", str(script)]
+        how = {"user": uid, "group": uid, "extra_groups": []}
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True, **how)
     try:
         assert process.stdout is not None
         yield Port(process.pid, int(process.stdout.readline()), directory)

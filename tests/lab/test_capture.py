@@ -90,8 +90,11 @@ def test_another_users_rank(node):
     assert trace["processes"] == []
     assert any("(pid" in words and words.endswith("user ml)") for words in trace["instead"])
     asked = capture(node, "ml", pids=(pid,))["processes"][0]
-    assert errors(asked) == ["another user's: not permitted"] * 2
-    assert (asked["note"], asked["user"]) == ("another user's: not permitted", "root")
+    assert errors(asked) == ["another user's: only that user and root may look into it"] * 2
+    assert (asked["note"], asked["user"]) == (
+        "another user's: only that user and root may look into it",
+        "root",
+    )
     assert (asked["rank"], asked["state"]) == (None, "S")
 
 

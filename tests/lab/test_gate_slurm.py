@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from nodeready.deploy import py_spy_binary
 from nodeready.lab import Lab, LabUnavailable, Node, down
+from nodeready.policy import Policy
 from nodeready.subjects.gate import facts as probe
 from tests.helpers import nodeready
 
@@ -21,6 +24,7 @@ SETTINGS = {
     "gate_budget_s": 8,
 }
 CONF = (f"Prolog={probe.PROLOG}", f"HealthCheckProgram={probe.HEALTH_CHECK}")
+TRAIN = "import time\ndef all_reduce():\n    time.sleep(600)\nall_reduce()\n"
 LOGGER = '#!/bin/sh\necho "$*" >>/run/logged\n'
 
 
@@ -155,6 +159,65 @@ def test_an_idle_node_that_fails_is_drained_by_its_health_check(good):
     repaired(good)
     healthcheck(good)
     assert ran(good, number) == "landed\n"
+
+
+def kept_evidence(node: Node) -> list[str]:
+    """The directories of the incidents on this node that are whole."""
+    place = "/var/lib/nodeready/incidents"
+    said = node.run(f"ls -d {place}/*/*stack* {place}/*/trace-* 2>/dev/null", check=False).stdout
+    return sorted({path.rpartition("/")[0] for path in said.split()})
+
+
+def test_a_node_keeps_the_evidence_before_it_is_drained(good):
+    """Once for a drain, the last five, and nobody waits for it."""
+    tool = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
+    good.write("/usr/local/bin/py-spy", tool, 0o755)
+    secret = "s3cr3tpassw0rd"
+    good.write(
+        "/run/train.py", "import time\ndef all_reduce():\n    time.sleep(600)\nall_reduce()"
+    )
+    words = f"RANK=3 WORLD_SIZE=8 setsid /usr/bin/python3 /run/train.py --password {secret}"
+    pid = good.run(f"{words} </dev/null >/dev/null 2>&1 & echo $!").stdout.strip()
+    good.run("rm -rf /var/lib/nodeready/incidents")
+    try:
+        breaks(good)
+        healthcheck(good)
+        assert reason(good).startswith("nodeready: ptrace.scope: ")
+        until(lambda: len(kept_evidence(good)) == 1, "no evidence")
+        (where,) = kept_evidence(good)
+        # It is drained already: there is no new evidence.
+        healthcheck(good)
+        assert good.run("ls /var/lib/nodeready/incidents | wc -l").stdout.strip() == "1"
+        found = json.loads(good.run(f"cat {where}/incident.json").stdout)
+        assert found["schema"] == "nodeready.node-incident/1"
+        assert [one["check"] for one in found["results"]][:1] == ["ptrace.scope"]
+        assert found["reasons"][0].startswith("ptrace.scope: ")
+        trace = json.loads(good.run(f"cat {where}/trace-this-node.json").stdout)
+        assert [one["rank"] for one in trace["processes"]] == [3]
+        assert "all_reduce" in json.dumps(trace["frames"])
+        assert good.run(f"ls {where}").stdout.split() == [
+            "incident.json", "kernel.txt", "trace-this-node.json",
+        ]  # fmt: skip
+        assert good.run(f"grep -r {secret} {where}", check=False).stdout == ""
+        modes = good.run(f"stat -c %a {where} {where}/*").stdout.split()
+        assert modes == ["700", "600", "600", "600"]
+        for _ in range(6):
+            told(good, "reset", wanted="")
+            healthcheck(good)
+        until(lambda: len(kept_evidence(good)) == 5, kept_evidence(good))
+        assert where not in kept_evidence(good)
+    finally:
+        good.run(f"kill {pid}; rm -rf /var/lib/nodeready")
+
+
+def test_evidence_that_cannot_be_kept_drains_all_the_same(good):
+    good.run("rm -rf /var/lib/nodeready; touch /var/lib/nodeready")
+    try:
+        breaks(good)
+        healthcheck(good)
+        assert reason(good).startswith("nodeready: ptrace.scope: ")
+    finally:
+        good.run("rm -rf /var/lib/nodeready")
 
 
 def test_an_administrators_drain_survives_both(good):

@@ -15,7 +15,7 @@ import pytest
 
 from nodeready.healthcheck import gate
 from nodeready.lab import Node
-from nodeready.policy.load import make_policy
+from nodeready.policy.policy import make_policy
 from nodeready.subjects.snapshot import judge
 from nodeready.transport import bundle
 from tests.command import wait_for

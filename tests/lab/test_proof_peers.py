@@ -6,7 +6,7 @@ import secrets
 import threading
 
 from nodeready.policy import Policy
-from nodeready.ready import logins
+from nodeready.ready import localize
 from nodeready.ready.mesh import peers_of, ring_and_skips
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import facts as proved
@@ -61,7 +61,7 @@ def judged(nodes, silent=()):
         thread.join()
     seen = {name: one.peers for name, one in found.items()}
     assert all(isinstance(one, Peers) for one in seen.values()), seen
-    reach = logins.reach(seen)
+    reach = localize.reach(seen)
     results = {}
     for name in names:
         known = seen.get(name, Unknown("not asked"))
@@ -265,7 +265,7 @@ def test_pdsh_is_run_as_its_user_would(fresh_nodes):
             else:
                 first.write(path, content, mode=0o644)
         peers = prove(first, (second.name,)).peers
-        reach = logins.reach({first.name: peers})[first.name]
+        reach = localize.reach({first.name: peers})[first.name]
         result = proof_reach.pdsh(Proved(user, peers=peers, reach=reach), Policy())
         if words:
             seen = result.status == "fail" and words in result.actual and fix in result.fix

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.policy.load import make_policy
+from nodeready.policy.policy import make_policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.base import Output
 from tests.builders.hostile import RECORDED, encoded, recorded

@@ -18,7 +18,7 @@ import subprocess
 from functools import lru_cache
 from typing import Any
 
-from nodeready.node import lowered
+from nodeready.node import users_file
 from nodeready.node.runtime import Supervisor
 from nodeready.node.users_file import NOBODY, Rights, confine
 
@@ -136,7 +136,7 @@ def live_stack(
     ended, so that the process may have a signal to stop before it.
 
     Nothing is to be asked of a process in state D, T or t: gdb would leave it stopped for good.
-    gdb has the rights of the process's user (`lowered.with_rights_of`), and runs no code of the
+    gdb has the rights of the process's user (`users_file.with_rights_of`), and runs no code of the
     files that the process names.
     """
     gdb = find_gdb()
@@ -149,7 +149,7 @@ def live_stack(
         argv += ["-iex", line]
     argv += ["-p", str(pid), "-ex", f"bt -frame-arguments none {_LIVE_FRAMES}", "-ex", "detach"]
     try:
-        confined = lowered.with_rights_of(pid, _LIVE_MEMORY, argv)
+        confined = users_file.with_rights_of(pid, _LIVE_MEMORY, argv)
         ended = supervisor.run(confined, min(limit_s, LIVE_LIMIT_S), env=environment())
     except (OSError, subprocess.SubprocessError, KeyError, ValueError, IndexError) as problem:
         return [], f"gdb: {getattr(problem, 'strerror', '') or problem}", False
@@ -198,7 +198,7 @@ def _limited() -> None:
 def _sealed(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
     """The words and the way in which nobody reads a core of root's."""
     nobody = Rights(NOBODY, NOBODY, ())
-    lower = lowered.words(nobody, (lowered.READ_FILES,), memory_bytes(), argv)
+    lower = users_file.words(nobody, (users_file.READ_FILES,), memory_bytes(), argv)
     return lower, {**how(core), "preexec_fn": _limited}
 
 

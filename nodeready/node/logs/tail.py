@@ -18,13 +18,15 @@ import zlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.logs import paths
 from nodeready.node.logs.paths import Match, Walk, absolute
+from nodeready.node.logs.text import last_lines, text_lines
 from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.users_file import NOBODY, Refused, Rights, by_turns
+from nodeready.node.witnesses.logs import LOOKED_AT, Report, reports
 from nodeready.subjects import wire
 
 # --- What the program is told, and what it answers.
@@ -66,6 +68,7 @@ class File:
 
     lines:   the oldest first
     matches: of the expression in the last `MAX_BYTES`; None: there is none
+    reports: of PyTorch's watchdog, in its last `LOOKED_AT` bytes
     """
 
     path: wire.Path
@@ -74,6 +77,7 @@ class File:
     age_s: float
     lines: tuple[wire.Line, ...]
     matches: wire.Count | None
+    reports: tuple[Report, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,75 +107,25 @@ class Tail:
     error: wire.Line
 
 
-# --- The last lines of a text file, from the end of it. Pure.
-
-#: Characters of a line that are kept; a mark stands for the rest.
-MAX_LINE = 2000
-
-
-class LastLines(NamedTuple):
-    """lines: the oldest first; matches: of the expression, in what was read"""
-
-    lines: tuple[str, ...]
-    matches: int | None
-
-
-def text_lines(data: bytes, *, whole: bool) -> list[bytes] | None:
-    """The lines of the end of a file, without the blank ones; None: this is no text.
-
-    whole: this is all of the file; else the first line began before it, and is left out unless it
-    is the only one.
-
-    Of a progress bar, which begins again and again after a carriage return, the last state. A file
-    that was truncated while its writer went on begins with NUL bytes; others make it no text.
-    """
-    found: list[bytes] = []
-    first, *others = data.split(b"\n")
-    for piece in [first, *others] if whole else others:
-        if not _add(found, piece):
-            return None
-    # More than what was read, and the line ends only there: part of it is better than nothing.
-    return found if found or whole or _add(found, first) else None
-
-
-def _add(found: list[bytes], piece: bytes) -> bool:
-    """Keep a line, unless it is blank; whether it is text."""
-    states = (state for state in reversed(piece.lstrip(b"\0").split(b"\r")) if state.strip())
-    row = next(states, b"")
-    if row:
-        found.append(row)
-    return b"\0" not in row
-
-
-def last_lines(found: list[bytes], count: int, like: re.Pattern[str] | None = None) -> LastLines:
-    """The last ``count`` of these lines, or of those in which the expression is found."""
-    if like is None:
-        return LastLines(tuple(_text(row) for row in found[-count:]), None)
-    texts = (row.decode("utf-8", "replace") for row in found)
-    hits = [text for text in texts if like.search(text)]
-    return LastLines(tuple(_cut(text) for text in hits[-count:]), len(hits))
-
-
-def _text(row: bytes) -> str:
-    # At most four bytes are one character.
-    return _cut(row[: 4 * (MAX_LINE + 1)].decode("utf-8", "replace"))
-
-
-def _cut(text: str) -> str:
-    text = text.rstrip()
-    return text if len(text) <= MAX_LINE else text[:MAX_LINE] + "..."
-
-
 # --- The fork: it expands the pattern and reads the files, and may hang at each step.
 #
 # It sends ``at`` before it asks a file system anything, ``search`` before it searches, each file,
 # and ``done`` at the end. So the reader of the messages knows where the fork hangs.
 
-#: Bytes at the end of a file that are tried first.
-_FIRST_BYTES = 16 * 1024
+#: Bytes of a line in which the watchdog's words are looked for.
+_LONGEST = 4096
 _PACKED = (".gz", ".xz", ".bz2", ".zst", ".lz4", ".zip")
 # The fork's memory.
 _MEMORY = 1 << 30
+
+
+def _last(rows: list[bytes]) -> list[bytes]:
+    """The lines of the last LOOKED_AT bytes."""
+    size, first = 0, len(rows)
+    while first and size + len(rows[first - 1]) < LOOKED_AT:
+        first -= 1
+        size += len(rows[first]) + 1
+    return rows[first:]
 
 
 class _DeadError(OSError):
@@ -320,13 +274,14 @@ class Reader:
             self.send({"search": one.shown, "owner": hit.owner})
         lines, matches = last_lines(rows, self.config.lines, self.like)
         age = time.time() - known.st_mtime
-        file = File(one.shown, known.st_size, known.st_mtime, age, lines, matches)
+        said = reports(row[:_LONGEST].decode("utf-8", "replace") for row in _last(rows))
+        file = File(one.shown, known.st_size, known.st_mtime, age, lines, matches, said)
         self.send({"file": asdict(file)})
 
     def rows(self, handle: int, size: int) -> list[bytes] | None:
         """As many of the file's last lines as are needed; None: it is no text."""
         rows: list[bytes] | None = []
-        for most in (MAX_BYTES,) if self.like else (_FIRST_BYTES, MAX_BYTES):
+        for most in (MAX_BYTES,) if self.like else (LOOKED_AT, MAX_BYTES):
             start = max(0, size - most)
             rows = text_lines(os.pread(handle, min(most, size), start), whole=start == 0)
             if rows is None or start == 0 or len(rows) > self.config.lines:
@@ -336,8 +291,8 @@ class Reader:
 
 # --- The program: forks until all files are read, and their messages as one answer.
 
-#: Bytes of all lines of a node; paths that are told of without having been read.
-MAX_ANSWER, MAX_TOLD = 900_000, 64
+#: Bytes of all lines of a node; paths that are told of without having been read; reports.
+MAX_ANSWER, MAX_TOLD, MAX_REPORTS = 900_000, 64, 2000
 #: Seconds for one question to a file system, or for the expression on one file.
 PATIENCE_S = 4
 
@@ -358,7 +313,9 @@ class _Answer:
 
     def add_message(self, said: dict[str, Any]) -> None:
         if "file" in said:
-            self.add_file(File(**said["file"]))
+            told = said["file"]
+            told["reports"] = tuple(Report(**one) for one in told["reports"])
+            self.add_file(File(**told))
         elif "unread" in said:
             one = Unread(**said["unread"])
             if len(self.unread) < MAX_TOLD or one.path in self.unread:
@@ -403,12 +360,13 @@ class _Answer:
 
     def tail(self) -> Tail:
         self.fit()
+        most = max(1, MAX_REPORTS // max(1, len(self.files)))
         for path in self.chosen:
             if path not in self.files and path not in self.unread:
                 self.unread[path] = Unread(path, f"not read within {self.config.limit_s} s", True)
         return Tail(
             os.uname().nodename,
-            tuple(self.files.values()),
+            tuple(replace(one, reports=one.reports[:most]) for one in self.files.values()),
             tuple(one for one in self.unread.values() if one.path not in self.files),
             self.told["left_out"],
             self.told["older"],

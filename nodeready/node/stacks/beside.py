@@ -18,7 +18,7 @@ from nodeready.node.runtime import Supervisor
 from nodeready.node.stacks import processes
 from nodeready.node.stacks.processes import HANGS
 from nodeready.node.stacks.ranks import Target
-from nodeready.node.witnesses import devices, flight_recorder, logs, nccl_ras
+from nodeready.node.witnesses import devices, flight_recorder, logs, nccl_ras, settings
 from nodeready.subjects import wire
 
 #: Seconds for the witnesses of all processes, and for each tool of the node.
@@ -67,12 +67,20 @@ class Witnesses:
     targets: the ranks, which have been looked at once; strangers and the dead are not asked about
     ras:     ask NCCL's port also where asking is known to have crashed jobs
     dump:    have each rank write a dump of its flight recorder
+    check:   look at what each rank has for whoever debugs it
     """
 
     def __init__(
-        self, supervisor: Supervisor, targets: Sequence[Target], *, ras: bool, dump: bool
+        self,
+        supervisor: Supervisor,
+        targets: Sequence[Target],
+        *,
+        ras: bool,
+        dump: bool,
+        check: bool = False,
     ) -> None:
         self._supervisor, self._targets, self._ras, self._dump = supervisor, targets, ras, dump
+        self._check = check
         self._tools: dict[str, tuple[Thread, float]] = {}
         self._found: dict[str, Answer] = {}
         self._before, self._began = self._counters(), time.monotonic()
@@ -104,6 +112,13 @@ class Witnesses:
         if self._dump:
             self._ask_for_dumps(live)
         self._of_each("logs", lambda one: logs.observe(one.pid, one.facts[-1].uid))
+        if self._check:
+            self._of_each(
+                "settings",
+                lambda one: settings.observe(
+                    one.pid, one.facts[-1].uid, one.rank.identity.rank, _values(one)
+                ),
+            )
         if not self._dump:
             self._recordings()
 

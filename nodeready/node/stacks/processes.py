@@ -249,9 +249,9 @@ def _read(path: str, most: int = 65536) -> bytes | None:
         os.close(number)
 
 
-def contents(path: str) -> str:
+def contents(path: str, most: int = 65536) -> str:
     """The beginning of a file of /proc; "" when there is none, or we may not."""
-    return (_read(path) or b"").decode("utf-8", "replace")
+    return (_read(path, most) or b"").decode("utf-8", "replace")
 
 
 def pids() -> list[int]:
@@ -297,16 +297,19 @@ def _look(pid: int) -> dict[str, Any] | None:
     return seen
 
 
-def _facts(pid: int, stack: bool = True) -> dict[str, Any] | None:
-    known, status, wchan = (
-        contents(f"/proc/{pid}/{name}") for name in ("stat", "status", "wchan")
-    )
-    of_main = (
-        contents(f"/proc/{pid}/task/{pid}/schedstat"),
-        contents(f"/proc/{pid}/task/{pid}/stat"),
-    )
-    found = facts(known, status, wchan, contents(f"/proc/{pid}/stack") if stack else "", of_main)
-    return vars(found) if found else None
+def _facts(pid: int, stack: bool = True, thread: int = 0) -> dict[str, Any] | None:
+    """thread: whose state, wait, switches and time are taken; 0: the main thread's"""
+    task = f"/proc/{pid}/task/{thread or pid}"
+    if thread and not os.path.exists(task):
+        task, thread = f"/proc/{pid}/task/{pid}", 0
+    status, wchan, of_task = (contents(f"{task}/{name}") for name in ("status", "wchan", "stat"))
+    kernel = contents(f"{task}/stack") if stack else ""
+    times = contents(f"{task}/schedstat"), of_task
+    found = facts(contents(f"/proc/{pid}/stat"), status, wchan, kernel, times)
+    if found is None:
+        return None
+    alone = stat(of_task) if thread else None
+    return {**vars(found), **({"state": alone.state} if alone else {})}
 
 
 def owners(numbers: Iterable[int]) -> dict[int, int]:
@@ -389,13 +392,21 @@ def children() -> dict[int, list[int]]:
     return {parent: [pid for _, pid in sorted(rows)] for parent, rows in found.items()}
 
 
-def observe(numbers: Sequence[int], deadline: float) -> dict[int, Facts | None]:
-    """The facts of these processes; None: gone. Those not reached in time are left out."""
-    found = each(_facts, numbers, deadline, owners(numbers))
+def observe(
+    numbers: Sequence[int], deadline: float, threads: Mapping[int, int] | None = None
+) -> dict[int, Facts | None]:
+    """The facts of these processes; None: gone. Those not reached in time are left out.
+
+    threads: process -> the thread that counts, where that is not the main one
+    """
+    of = threads or {}
+    found = each(
+        lambda pid: _facts(pid, thread=of.get(pid, 0)), numbers, deadline, owners(numbers)
+    )
     for pid, seen in found.items():
         if seen is HANGS:
             # Only the kernel stack waits for a lock: a process in execve(2) holds it.
-            found[pid] = _facts(pid, stack=False)
+            found[pid] = _facts(pid, stack=False, thread=of.get(pid, 0))
     return {
         pid: Facts(**{**seen, "kernel_stack": tuple(seen["kernel_stack"])}) if seen else None
         for pid, seen in found.items()

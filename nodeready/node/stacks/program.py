@@ -24,8 +24,8 @@ from typing import Any
 
 from nodeready.node.cores import gdb
 from nodeready.node.runtime import Supervisor
-from nodeready.node.stacks import below, beside, processes, py_spy, ranks, waits
-from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, StackTable, Target
+from nodeready.node.stacks import below, beside, processes, py_spy, ranks, spawned, waits
+from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, Identity, Rank, StackTable, Target
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 
@@ -101,6 +101,8 @@ class Config:
     locals:              take variables of the ranks' innermost calls
     dump:                have the ranks write their flight recorders
     ras:                 ask NCCL's RAS port also where asking is known to have crashed jobs
+    part:                why not all of a job is asked for, one line; "": all is
+    check:               tell what each rank has for whoever debugs it
     samples, interval_s: how often to look, and how many seconds from one to the next
     native:              only take the native stacks of these processes, one after the other
     py_spy:              its path; where it is not, whichever the session has
@@ -120,6 +122,8 @@ class Config:
     locals: bool = False
     dump: bool = False
     ras: bool = False
+    part: str = ""
+    check: bool = False
 
 
 def main(config: Config) -> None:
@@ -138,6 +142,7 @@ def main(config: Config) -> None:
         "processes": [],
         "instead": [],
         "witnesses": {},
+        "part": config.part,
     }
     with supervisor:
         try:
@@ -244,6 +249,10 @@ def _look(
         matched, slow = _matched(supervisor, seen, re.compile(config.match))
         problem = "; ".join(filter(None, (problem, slow)))
     found = ranks.select(seen, selection, os.getpid(), matched)
+    if not selection.pids:
+        found = _with_spawned(supervisor, config, seen, found)
+    if not (found or selection.pids or config.match):
+        found = ranks.launchers(seen, selection, os.getpid())
     most = _MOST_SAMPLES // max(1, config.samples)
     if len(found) > most:
         problem = "; ".join(filter(None, (problem, f"{len(found) - most} ranks are left out")))
@@ -267,6 +276,31 @@ def _look(
     return targets, [], problem
 
 
+def _with_spawned(
+    supervisor: Supervisor,
+    config: Config,
+    seen: Sequence[processes.Process],
+    found: list[Rank],
+) -> list[Rank]:
+    """The ranks with those that no launcher has numbered, in place of who has started them."""
+    ours, path = ranks.ours(seen, os.getpid()), py_spy.find(config.py_spy)
+    if not found and not (config.job or config.match):
+        theirs = seen
+        if config.user:
+            uid = _uid(supervisor, config.user, {process.uid for process in seen})
+            theirs = [process for process in seen if process.uid == uid]
+        found = spawned.find(supervisor, path, theirs, ours)
+    if not found and (parent := re.fullmatch(spawned.JOB, config.job)):
+        found = [Rank(one, Identity()) for one in seen if str(one.pid) == parent[1]]
+    made: list[Rank] = []
+    for rank in found:
+        of = []
+        if rank.identity.rank is None and not rank.stranger:
+            of = spawned.started_by(supervisor, path, rank.process, seen)
+        made += of or [rank]
+    return made
+
+
 def _capture(
     supervisor: Supervisor,
     config: Config,
@@ -278,7 +312,9 @@ def _capture(
     seen: all processes, as they were found
     """
     path = py_spy.find(config.py_spy)
-    asked = beside.Witnesses(supervisor, targets, ras=config.ras, dump=config.dump)
+    asked = beside.Witnesses(
+        supervisor, targets, ras=config.ras, dump=config.dump, check=config.check
+    )
     began = time.monotonic()
     samples = max(1, config.samples)
     kept: Counter[str] = Counter()
@@ -293,6 +329,7 @@ def _capture(
         limit_s = supervisor.left_s / (samples - number)
         dumped_s = _dump(supervisor, targets, _Looks(path, kept, limit_s, how=how))
         if number == 0:
+            _observe_threads(supervisor, targets)
             asked.between()
     until = time.monotonic() + max(_BELOW_S, dumped_s)
     looks = _Looks(path, kept, supervisor.left_s / 2, until)
@@ -335,7 +372,9 @@ def _until(supervisor: Supervisor, seconds: float) -> float:
 def _observe(supervisor: Supervisor, targets: Sequence[Target]) -> None:
     """Add the present facts of all targets."""
     seen = processes.observe(
-        [target.pid for target in targets], _until(supervisor, supervisor.left_s / 2)
+        [target.pid for target in targets],
+        _until(supervisor, supervisor.left_s / 2),
+        {target.pid: target.thread for target in targets},
     )
     for target in targets:
         if target.pid in seen:
@@ -350,6 +389,16 @@ def _observe_sample(supervisor: Supervisor, targets: Sequence[Target]) -> None:
         target.cpu_s.append(now.cpu_s if now else target.rank.process.cpu_s)
         target.switches.append(now.switches if now else 0)
         target.main_cpu_s.append(now.main_cpu_s if now else 0.0)
+
+
+def _observe_threads(supervisor: Supervisor, targets: Sequence[Target]) -> None:
+    """Take the first facts again of those whose dump has told that another thread counts."""
+    others = [target for target in targets if target.thread]
+    _observe(supervisor, others)
+    for target in others:
+        if target.facts:
+            target.switches[-1] = target.facts[-1].switches
+            target.main_cpu_s[-1] = target.facts[-1].main_cpu_s
 
 
 def _observe_below(
@@ -374,7 +423,7 @@ def _observe_below(
         mates = [*family, *whose.get(target.rank.process.uid, ())]
         near.update(dict.fromkeys(family[:-1], mates))
     looked_at = [*targets, *others]
-    may = [one.pid for one in looked_at if one.facts and not one.rank.stranger]
+    may = {one.pid: one.thread for one in looked_at if one.facts and not one.rank.stranger}
     found = waits.observe(may, near, _until(supervisor, supervisor.left_s / 2))
     for one in looked_at:
         if one.pid in found:

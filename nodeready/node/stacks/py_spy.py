@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.node import lowered
+from nodeready.node import users_file
 from nodeready.node.proofs.attach import environment
 from nodeready.node.redact import redact
 from nodeready.node.runtime import Ended, Supervisor, roots_alone
@@ -92,6 +92,10 @@ class Dump:
     locals:  variables of the main thread's innermost calls of the user's own code, where asked
              for: ``function: name = value``, without secrets
     own:     the main thread holds the interpreter's lock
+    thread:  number of the thread that is shown as the main one, where that only serves others: a
+             worker of Ray Train's trains in a thread; 0: the main thread itself is
+    spawned: where torch.multiprocessing has started the process, its place; else -1
+    spawns:  how many processes it has started by torch.multiprocessing and waits for; else -1
     """
 
     main: tuple[Frame, ...] | None = None
@@ -100,6 +104,9 @@ class Dump:
     error: str = ""
     locals: tuple[str, ...] = ()
     own: bool = False
+    thread: int = 0
+    spawned: int = -1
+    spawns: int = -1
 
     @property
     def characters(self) -> int:
@@ -160,6 +167,9 @@ def parse(text: str, pid: int) -> Dump:
         return Dump(error="py-spy found no thread")
     main = next(found[-1] for found in mains if found)
     rest = threads[:main] + threads[main + 1 :]
+    trainer = _trainer(threads) if _serves(threads[main]) else None
+    if trainer is not None:
+        main, rest = trainer, threads[:trainer] + threads[trainer + 1 :]
     if not threads[main].frames:
         return Dump(threads=tuple(rest[:_MOST_THREADS]), gil=(gil or [""])[0], error=NO_CALL)
     return Dump(
@@ -168,7 +178,54 @@ def parse(text: str, pid: int) -> Dump:
         (gil or [""])[0],
         locals=_locals(rows[main]["frames"]),
         own=rows[main].get("owns_gil") is True,
+        thread=0 if trainer is None else _number(rows[main].get("os_thread_id")),
+        spawned=_count(rows[main]["frames"], "_wrap", "i"),
+        spawns=_count(rows[main]["frames"], "start_processes", "nprocs"),
     )
+
+
+# Ray Train's workers: the main thread executes Ray's calls, and the training runs in a thread
+# (ray/train/v2/_internal/execution/worker_group/thread_runner.py; before that, `RunnerThread` of
+# ray/air/_internal/util.py).
+_RAY_LOOP = ("main_loop", "ray/_private/worker.py")
+_RAY_RUNS = ("ray/air/_internal/util.py", "worker_group/thread_runner.py")
+
+
+def _serves(thread: Thread) -> bool:
+    """Whether a main thread only waits for what Ray tells it to do."""
+    last = thread.frames[-1] if thread.frames else CUT
+    return last[0].rpartition(".")[2] == _RAY_LOOP[0] and last[1].endswith(_RAY_LOOP[1])
+
+
+def _trainer(threads: Sequence[Thread]) -> int | None:
+    """The thread of Ray Train's that trains; None: there is none."""
+    for number, thread in enumerate(threads):
+        for function, file, _ in thread.frames:
+            name = function.rpartition(".")[2]
+            if file.endswith(_RAY_RUNS) and "run" in name and "monitor" not in name:
+                return number
+    return None
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and 0 < value < 1 << 22 else 0
+
+
+_SPAWN = "torch/multiprocessing/spawn.py"
+
+
+def _count(frames: Sequence[Any], function: str, name: str) -> int:
+    """A variable of a call in torch/multiprocessing/spawn.py that is a small number, where
+    variables were asked for; else -1."""
+    for frame in frames[-KEPT_FRAMES:]:
+        if frame["name"] != function or not isinstance(frame.get("locals"), list):
+            continue
+        if str(frame.get("short_filename")).endswith(_SPAWN):
+            for row in frame["locals"]:
+                if isinstance(row, dict) and row.get("name") == name:
+                    said = str(row.get("repr"))
+                    return int(said) if re.fullmatch(r"[0-9]{1,5}", said) else -1
+    return -1
 
 
 def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
@@ -226,7 +283,7 @@ def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str =
     # A process that runs changes under the eyes of whoever does not stop it.
     for _ in range(1 if native else 2):
         try:
-            confined = lowered.with_rights_of(pid, _MEMORY_BYTES, argv)
+            confined = users_file.with_rights_of(pid, _MEMORY_BYTES, argv)
         except (OSError, KeyError, ValueError, IndexError):
             return Dump(error="it has ended")
         try:

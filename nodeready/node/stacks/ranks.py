@@ -15,9 +15,9 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodeready.node.stacks.processes import FAMILIES, Facts, Process
 from nodeready.node.stacks.py_spy import HUNG, Dump, Frame
@@ -33,6 +33,8 @@ _WRAPPERS = re.compile(
     r"-?(ba|da|z|k|tc|c|fi)?sh|busybox|timeout|time|env|nsys|ncu|rocprof\w*|strace|gdb|numactl"
     r"|taskset|catchsegv|stdbuf|singularity|apptainer|starter(-suid)?|enroot|pyxis|perf|sudo|su"
 )
+# What Python's multiprocessing starts anew (multiprocessing/spawn.py, forkserver.py).
+_FORKED = re.compile(r"from multiprocessing\.(spawn|forkserver) import|--multiprocessing-fork")
 #: torchrun's run id where nobody gave one.
 _NO_ID = "none"
 # How a program of ours begins on a node: see nodeready.node.payload.
@@ -147,6 +149,32 @@ def program(process: Process) -> str:
     return name
 
 
+class _Lightning(NamedTuple):
+    """What Lightning's launcher has given to a process."""
+
+    node_rank: int
+    local_rank: int
+    world_size: int
+    local_size: int | None
+    job: tuple[object, ...]
+
+
+def _lightning(process: Process, who: Identity) -> _Lightning | None:
+    values = process.environment or {}
+    names = ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    node, local, world, size = (_number(values.get(name)) for name in names)
+    # Who copies a task's numbers of Slurm's or mpirun's into these means the same ranks by both.
+    if node is None or local is None or not world or "RANK" in values or who.world_size == world:
+        return None
+    job = (values.get("MASTER_ADDR"), values.get("MASTER_PORT"), node, world)
+    return _Lightning(node, local, world, size, job)
+
+
+def _at_least(least: int, world_size: int) -> int:
+    """Ranks of a node: as few as there are, so that all nodes have the same number."""
+    return next((n for n in range(least, min(world_size, 64) + 1) if world_size % n == 0), least)
+
+
 class _Tree:
     """The processes of a node with their parents, children, identities and launchers."""
 
@@ -159,6 +187,9 @@ class _Tree:
         self.ours |= {p.pid for p in processes if _OURS in p.command}
         self.who = {process.pid: identify(process) for process in processes}
         self.launchers: set[int] = set()
+        #: Ranks that have started the other ranks of their node.
+        self.leaders: set[int] = set()
+        self._find_lightning()
         self._find_launchers()
 
     def above(self, pid: int) -> Iterator[int]:
@@ -186,7 +217,7 @@ class _Tree:
                     under[parent].add(who)
         named = {pid for pid, p in self.known.items() if _LAUNCHERS.fullmatch(program(p))}
         for pid, found in under.items():
-            if pid not in self.known or pid in named:
+            if pid not in self.known or pid in named or pid in self.leaders:
                 continue
             who = self.who[pid]
             if {other.rank for other in found} - {who.rank}:
@@ -195,6 +226,41 @@ class _Tree:
                 else:
                     self.launchers.add(pid)
         self.launchers |= named
+
+    def _find_lightning(self) -> None:
+        """Lightning's own launcher gives NODE_RANK, LOCAL_RANK and WORLD_SIZE, and no RANK
+        (fabric/strategies/launchers/subprocess_script.py): the rank is NODE_RANK times the ranks
+        of a node, and LOCAL_RANK. What was started by hand is local rank 0, and has none of them
+        in its environment."""
+        given: dict[int, _Lightning] = {}
+        for pid, process in self.known.items():
+            if found := _lightning(process, self.who[pid]):
+                given[pid] = found
+        locals_: dict[tuple[str, tuple[object, ...]], set[int]] = defaultdict(set)
+        for pid, found in given.items():
+            locals_[self.who[pid].owner, found.job].add(found.local_rank)
+        for pid, found in given.items():
+            there = locals_[self.who[pid].owner, found.job]
+            size = found.local_size or _at_least(max(there) + 1, found.world_size)
+            rank = found.node_rank * size + found.local_rank
+            mine = replace(
+                self.who[pid],
+                rank=rank,
+                local_rank=found.local_rank,
+                world_size=found.world_size,
+                family=0,
+            )
+            self.who[pid] = mine
+            parent = self.known.get(self.known[pid].parent)
+            if parent is None or not parent.python or parent.pid in given or not found.local_rank:
+                continue
+            beside = [child for child in self.children[parent.pid] if child in given]
+            firsts = [child for child in beside if not given[child].local_rank]
+            if self.who[parent.pid].owner == mine.owner and all(
+                _FORKED.search(self.known[child].command) for child in firsts
+            ):
+                self.who[parent.pid] = replace(mine, rank=rank - found.local_rank, local_rank=0)
+                self.leaders.add(parent.pid)
 
     def _is_their_rank(self, pid: int, found: set[Identity]) -> bool:
         """Whether this is the rank: it has set its variables itself, and all its workers have the
@@ -371,6 +437,49 @@ class Turns:
             self._used[owner] += seconds
 
 
+#: How the note of a launcher begins that is shown because there is no rank yet.
+LAUNCHER = "a launcher that has started no rank"
+# Those whose stack tells what they wait for: each is a Python.
+_RENDEZVOUS = re.compile(
+    r"torchrun|torch\.distributed\.(run|launch)|accelerate|accelerate\.commands\.launch"
+    r"|deepspeed|deepspeed\.launcher\.\w+"
+)
+_RUN_ID = re.compile(r" --rdzv[_-]id[ =](\S{1,200})")
+_NODES = re.compile(r" --(?:nnodes|num_nodes|num_machines)[ =](\d{1,6})(?::(\d{1,6}))?\b")
+_WHERE = re.compile(r" --(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =](\S{1,200})")
+
+
+def launchers(processes: Sequence[Process], wanted: Selection, own_pid: int) -> list[Rank]:
+    """The launchers of ranks that are not there yet: a rendezvous, say, waits for a node.
+
+    To be asked where `select` finds nothing.
+    """
+    tree = _Tree(processes, own_pid)
+    found = {
+        pid
+        for pid, process in tree.known.items()
+        if process.python
+        and pid not in tree.ours
+        and _RENDEZVOUS.fullmatch(program(process))
+        and wanted.uid in (None, process.uid)
+    }
+    made = []
+    for pid in sorted(found):
+        # One that has started another launcher waits for that.
+        if found & set(tree.below(pid)):
+            continue
+        process = tree.known[pid]
+        run, where = _RUN_ID.search(process.command), _WHERE.search(process.command)
+        nodes = _NODES.search(process.command)
+        names = [*jobs(process), *([run[1]] if run else []), *([where[1]] if where else [])]
+        if wanted.job and wanted.job not in names:
+            continue
+        note = f"{LAUNCHER}: it is to run on {nodes[1]} nodes" if nodes else LAUNCHER
+        who = Identity(job=(names or [""])[0], owner=owner_of(process))
+        made.append(Rank(process, who, note))
+    return made
+
+
 def ours(processes: Sequence[Process], own_pid: int) -> set[int]:
     """We, who started us, whom we started, and other programs of ours."""
     return _Tree(processes, own_pid).ours
@@ -453,6 +562,11 @@ class Target:
         return self.rank.process.pid
 
     @property
+    def thread(self) -> int:
+        """Its thread that is looked at; 0: the main one."""
+        return next((dump.thread for dump in reversed(self.dumps) if dump.thread), 0)
+
+    @property
     def owner(self) -> str:
         """With whom it takes turns."""
         return self.rank.turn
@@ -492,7 +606,7 @@ class Target:
         if native and now.state == "D":
             return "in state D: a native look would wait with it"
         if euid not in (0, now.uid):
-            return "another user's: not permitted"
+            return "another user's: only that user and root may look into it"
         if any(dump.error == HUNG for dump in self.dumps):
             return "not tried again: py-spy did not finish"
         return ""

@@ -106,12 +106,12 @@ class Call:
     timed: bool = False
 
 
-def look(pid: int) -> list[Any] | None:
+def look(pid: int, thread: int = 0) -> list[Any] | None:
     """The main thread's call, as plain data for `Call`; None: it runs, or we may not see that.
 
-    It may wait with the process: for `processes.each`.
+    It may wait with the process: for `processes.each`. thread: another one than the main one
     """
-    words = contents(f"/proc/{pid}/syscall").split()
+    words = contents(f"/proc/{pid}/task/{thread or pid}/syscall").split()
     if len(words) < 7 or not words[0].isdigit():
         return None
     verb, names = calls(os.uname().machine).get(int(words[0]), ("", ""))
@@ -404,13 +404,15 @@ def ends(wanted: Iterable[int], pids: Sequence[int], deadline: float) -> Ends:
 
 
 def observe(
-    pids: Sequence[int], near: Mapping[int, Sequence[int]], deadline: float
+    threads: Mapping[int, int], near: Mapping[int, Sequence[int]], deadline: float
 ) -> dict[int, tuple[Call, str]]:
-    """What the main threads of these processes wait for, each with the phrase for it.
+    """What these processes wait for, each with the phrase for it.
 
-    near: process -> those that may have the other end of its pipes, the likeliest first
+    threads: process -> its thread that counts; 0: the main one
+    near:    process -> those that may have the other end of its pipes, the likeliest first
     """
-    seen = each(look, pids, deadline, owners(pids))
+    pids = list(threads)
+    seen = each(lambda pid: look(pid, threads[pid]), pids, deadline, owners(pids))
     known = {pid: Call(*row) for pid, row in seen.items() if row and row is not HANGS}
     inodes = {inode for call in known.values() for _, inode, _ in call.pipes}
     likely: dict[int, None] = {}

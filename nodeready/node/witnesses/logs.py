@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nodeready.node import users_file
-from nodeready.node.logs.tail import text_lines
+from nodeready.node.logs.text import text_lines
 from nodeready.node.users_file import rights_of, with_rights
 
 #: Lines of a log that are told, and characters of each.
@@ -24,6 +24,8 @@ MOST_LINES, MOST_CHARACTERS = 5, 200
 LOOKED_AT = 64 * 1024
 #: Reports of one log.
 MOST_REPORTS = 64
+#: Their kinds; see `Report`.
+KINDS = ("timeout", "status", "missing", "reached", "lost", "mismatch", "stuck")
 
 
 @dataclass(frozen=True)
@@ -319,6 +321,8 @@ def _count(text: str | None) -> int | None:
 
 #: Processes that are searched for the other end of a pipe, and seconds for that.
 _MOST_PROCESSES, _SEARCH_S = 4096, 0.3
+#: Filters between a process and the one that writes the file.
+_MOST_STEPS = 3
 #: File systems in memory, on which nobody keeps a log.
 _MEMORY = ("/dev/shm/", "/memfd:", "/run/shm/")
 
@@ -400,7 +404,8 @@ def _files(pid: int, uid: int, descriptor: int) -> list[_File]:
         raise _NoLogError(f"its output cannot be looked at: {_reason(problem)}") from None
     mode = known.st_mode
     if stat.S_ISFIFO(mode):
-        return _through(pid, uid, shown, (known.st_dev, known.st_ino))
+        place = known.st_dev, known.st_ino
+        return _through(pid, uid, shown, place, error=descriptor == 2)
     if stat.S_ISREG(mode):
         return [_open(link, shown, uid)]
     raise _NoLogError(_elsewhere(shown, mode))
@@ -441,9 +446,14 @@ def _open(link: str, shown: str, uid: int) -> _File:
         raise _NoLogError(f"{shown}: {_reason(problem)}") from None
 
 
-def _through(pid: int, uid: int, shown: str, pipe: tuple[int, int]) -> list[_File]:
-    """The files that the process at the other end of a pipe writes. Raises _NoLogError."""
-    readers = [one for one in _readers(pipe, uid) if one != pid]
+def _through(
+    pid: int, uid: int, shown: str, pipe: tuple[int, int], *, error: bool, steps: int = _MOST_STEPS
+) -> list[_File]:
+    """The files that the process at the other end of a pipe writes. Raises _NoLogError.
+
+    error: it is standard error; steps: filters that are followed (``train | ts | tee log``)
+    """
+    readers = [one for one in _readers(pipe, uid) if one.pid != pid]
     if not readers:
         above = _name(_parent(pid))
         if above == "slurmstepd":
@@ -452,44 +462,57 @@ def _through(pid: int, uid: int, shown: str, pipe: tuple[int, int]) -> list[_Fil
             f"its output goes into a pipe that no process of its user reads ({shown})"
         )
     for reader in readers:
-        if found := _written(reader, uid):
+        if found := _written(reader, uid, error):
             return found
-    name = _name(readers[0])
-    raise _NoLogError(
-        f"its output goes through a pipe to {name} ({readers[0]}), which writes no file"
-    )
+    for reader in readers if steps else ():
+        # A filter that writes no file writes into another pipe.
+        with contextlib.suppress(OSError, _NoLogError):
+            link = f"/proc/{reader.pid}/fd/1"
+            below, known = os.readlink(link), os.stat(link)
+            if stat.S_ISFIFO(known.st_mode):
+                place = known.st_dev, known.st_ino
+                return _through(reader.pid, uid, below, place, error=error, steps=steps - 1)
+    below = f"{_name(readers[0].pid)} ({readers[0].pid})"
+    raise _NoLogError(f"its output goes through a pipe to {below}, which writes no file")
 
 
-def _written(reader: int, uid: int) -> list[_File]:
-    """What a process that passes on others' output writes: its own output where that is a file,
-    else the file that it wrote last; that may be many ranks' common log."""
-    found: list[_File] = []
-    outputs = [number for number in (1, 2) if _access(reader, number) != os.O_RDONLY]
-    for numbers in (outputs, _descriptors(reader)):
+def _written(reader: _Reader, uid: int, error: bool) -> list[_File]:
+    """What a process that passes on others' output writes; that may be many ranks' common log.
+
+    A filter such as tee writes its output, or files; a launcher such as mpirun passes output on
+    to its own output, and errors to its own errors.
+    """
+    pid, others = reader.pid, _descriptors(reader.pid)
+    if reader.number == 0:
+        turns = [[1], others, [2]]
+    else:
+        turns = [[2], [1], others] if error else [[1], [2], others]
+    for numbers in turns:
+        found: list[_File] = []
         for number in numbers:
-            link = f"/proc/{reader}/fd/{number}"
+            link = f"/proc/{pid}/fd/{number}"
             with contextlib.suppress(OSError, _NoLogError):
                 shown = os.readlink(link)
                 if not shown.startswith("/") or shown.startswith(_MEMORY):
                     continue
-                if stat.S_ISREG(os.stat(link).st_mode):
+                if _access(pid, number) != os.O_RDONLY and stat.S_ISREG(os.stat(link).st_mode):
                     found.append(_open(link, shown, uid))
         if found:
-            break
-    last = max(found, key=lambda one: one.known.st_mtime_ns, default=None)
-    for one in found:
-        if one is not last:
-            os.close(one.number)
-    return [last] if last else []
+            last = max(found, key=lambda one: one.known.st_mtime_ns)
+            for one in found:
+                if one is not last:
+                    os.close(one.number)
+            return [last]
+    return []
 
 
 def _descriptors(pid: int) -> list[int]:
-    """The descriptors of a process, beside the first three, through which it can write."""
+    """The descriptors of a process beside the first three."""
     try:
         numbers = sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd") if name.isdigit())
     except OSError:
         return []
-    return [n for n in numbers[:1024] if n > 2 and _access(pid, n) != os.O_RDONLY]
+    return [number for number in numbers[:1024] if number > 2]
 
 
 def _access(pid: int, number: int) -> int:
@@ -502,12 +525,20 @@ def _access(pid: int, number: int) -> int:
         return os.O_RDONLY
 
 
-#: Pipe -> who reads it, of one user, and when that was found out: many ranks write into one pipe.
-_known: dict[int, tuple[float, dict[tuple[int, int], list[int]]]] = {}
+@dataclass(frozen=True)
+class _Reader:
+    """A process that reads a pipe, and its descriptor of it."""
+
+    pid: int
+    number: int
+
+
+#: User -> when it was found out, and pipe -> who of the user's reads it: ranks share pipes.
+_known: dict[int, tuple[float, dict[tuple[int, int], list[_Reader]]]] = {}
 _KNOWN_S = 2.0
 
 
-def _readers(pipe: tuple[int, int], uid: int) -> list[int]:
+def _readers(pipe: tuple[int, int], uid: int) -> list[_Reader]:
     """The processes of this user that read this pipe."""
     asked, found = _known.get(uid, (0.0, {}))
     if not found or time.monotonic() - asked > _KNOWN_S:
@@ -516,8 +547,8 @@ def _readers(pipe: tuple[int, int], uid: int) -> list[int]:
         for pid in _processes(uid):
             if time.monotonic() > until:
                 break
-            for one in _read_by(pid):
-                found.setdefault(one, []).append(pid)
+            for one, number in _read_by(pid):
+                found.setdefault(one, []).append(_Reader(pid, number))
         _known[uid] = time.monotonic(), found
     return found.get(pipe, [])
 
@@ -534,8 +565,8 @@ def _processes(uid: int) -> Iterator[int]:
             return
 
 
-def _read_by(pid: int) -> Iterator[tuple[int, int]]:
-    """The pipes that a process reads."""
+def _read_by(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """The pipes that a process reads, each with its descriptor."""
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd")[:1024]:
             with contextlib.suppress(OSError):
@@ -544,7 +575,7 @@ def _read_by(pid: int) -> Iterator[tuple[int, int]]:
                     continue
                 if _access(pid, int(name)) != os.O_WRONLY:
                     known = os.stat(link)
-                    yield known.st_dev, known.st_ino
+                    yield (known.st_dev, known.st_ino), int(name)
 
 
 def _parent(pid: int) -> int:

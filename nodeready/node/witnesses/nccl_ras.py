@@ -29,7 +29,7 @@ from typing import Any
 
 from nodeready.node.runtime import ForkedWorker, Send, Supervisor
 from nodeready.node.stacks.processes import FAMILIES
-from nodeready.node.users_file import confine, give_up, rights_of
+from nodeready.node.users_file import Rights, confine, give_up, rights_of_process
 from nodeready.subjects import wire
 
 
@@ -174,9 +174,9 @@ def observe(
     until = min(supervisor.deadline, time.monotonic() + limit_s)
 
     def work(send: Send) -> None:
-        give_up(rights_of(uid))
-        confine(_MEMORY, _CPU_S)
         try:
+            give_up(rights(pids[0], uid))
+            confine(_MEMORY, _CPU_S)
             said = _asked(pids, uid, address, until, allow=allow, elsewhere=elsewhere)
         except _Absent as absent:
             said = Ras(str(absent))
@@ -251,7 +251,7 @@ def _asked(
 ) -> Ras:
     """The rest of the gate, then the answer; with the user's rights. Raises _Absent, OSError."""
     version = _library(pids)
-    known = _numbers(version)
+    known = numbers(version)
     if not allow and known is None:
         raise _Absent(f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}")
     if not allow and known is not None and known < SAFE:
@@ -278,6 +278,17 @@ def _told_by_json(said: Ras) -> bool:
     return all(group.hash.startswith("0x") for group in said.communicators)
 
 
+def rights(pid: int, uid: int) -> Rights | None:
+    """The rights of a process, for root to take on: its groups may be others than its user's, and
+    /proc shows a process to who has both (ptrace(2)). None: ours. Raises OSError."""
+    if os.geteuid() != 0 or uid == 0:
+        return None
+    found = rights_of_process(pid)
+    if found.uid != uid:
+        raise PermissionError(1, "it has taken on another user's rights")
+    return found
+
+
 # --- The library, and its version.
 
 _LIBRARY = re.compile(r"/lib(nccl|rccl)\.so(?:\.[0-9.]+)?$")
@@ -290,13 +301,24 @@ _DISTRIBUTION = re.compile(
 _INSIDE = re.compile(r"/libtorch_(cuda|hip)\.so$")
 
 
-def _numbers(version: str) -> tuple[int, ...] | None:
+def numbers(version: str) -> tuple[int, ...] | None:
+    """``2.30.7`` as numbers that compare; None: not known."""
     return tuple(map(int, version.split("."))) if version else None
 
 
+def library(pids: Iterable[int]) -> str | None:
+    """The version of NCCL in these processes, the lowest; "": not known. None: none has loaded it.
+
+    With the rights of their user: it opens what they have mapped. Raises OSError.
+    """
+    try:
+        return _library(pids)
+    except _Absent:
+        return None
+
+
 def _library(pids: Iterable[int]) -> str:
-    """The version of NCCL in these processes, the lowest; "": not known. Raises _Absent where none
-    has loaded it."""
+    """The same. Raises _Absent where none has loaded it."""
     found: dict[tuple[str, str], str] = {}
     inside = False
     unread = 0
@@ -322,7 +344,7 @@ def _library(pids: Iterable[int]) -> str:
         raise _Absent(why)
     if "" in found.values():
         return ""
-    return min(found.values(), key=lambda version: _numbers(version) or ())
+    return min(found.values(), key=lambda version: numbers(version) or ())
 
 
 def _version(pid: int, path: str, inode: str) -> str:
@@ -475,7 +497,10 @@ def _talk(where: tuple[str, int], until: float) -> Ras:
     """The report of the port. Raises _Absent."""
     place = _shown(where)
     try:
-        with socket.create_connection(where, _left(until)) as line:
+        # Without getaddrinfo: it imports a codec, which the user may not be able to read.
+        with socket.socket(socket.AF_INET6 if ":" in where[0] else socket.AF_INET) as line:
+            line.settimeout(_left(until))
+            line.connect(where)
             talk = _Talk(line, until)
             first = talk.ask("CLIENT PROTOCOL 2")
             if not first.upper().startswith(b"SERVER PROTOCOL "):
@@ -601,7 +626,7 @@ def _communicator(group: Mapping[str, Any]) -> Communicator:
         _text(group.get("hash")),
         _whole(group.get("size")),
         tuple(members),
-        usual.most_common(1)[0][0] if usual else (),
+        max(usual, key=lambda counts: usual[counts], default=()),
     )
 
 

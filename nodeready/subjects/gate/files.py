@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from nodeready.policy import Expected, Policy
-from nodeready.policy.load import as_data
+from nodeready.policy.policy import as_data
 from nodeready.subjects.gate.facts import (
     BUNDLE,
     COMPILED,

@@ -114,18 +114,37 @@ def waits(group: Group) -> bool:
     )
 
 
+class _Waiting(NamedTuple):
+    """How many processes of a job wait for others.
+
+    below:    those that may, in a call of C below the user's own code: the wait() of an
+              asynchronous collective
+    standing: some of those that wait do not move at all
+    moving:   some of the job's processes move
+    """
+
+    ranks: int
+    below: int
+    standing: bool
+    moving: bool
+    everything: int
+
+
 def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
     """The groups, each with its role in the hang, and why.
 
     everything: processes, and ranks and nodes without one
     """
-    waiting = sum(group.processes for group in groups if waits(group))
-    # A call of C below the user's own code may be the wait() of an asynchronous collective.
-    below = sum(group.processes for group in groups if _may_wait(group))
-    moving = any(group.verdict == "progressing" for group in groups)
+    job = _Waiting(
+        sum(group.processes for group in groups if waits(group)),
+        sum(group.processes for group in groups if _may_wait(group)),
+        any(waits(group) and group.verdict != "unsure" for group in groups),
+        any(group.verdict == "progressing" for group in groups),
+        everything,
+    )
     found = []
     for group in groups:
-        role, reason = _role(group, waiting, below, moving, everything)
+        role, reason = _role(group, job)
         reason = "; ".join(filter(None, (reason, group.reason)))
         found.append(dataclasses.replace(group, role=role, reason=reason))
     return found
@@ -135,30 +154,27 @@ def _may_wait(group: Group) -> bool:
     return group.kind == "stack" and group.about == "native" and group.verdict != "spinning"
 
 
-def _role(
-    group: Group, waiting: int, below: int, moving: bool, everything: int
-) -> tuple[str | None, str]:
-    if everything < 2:
+def _role(group: Group, job: _Waiting) -> tuple[str | None, str]:
+    waiting, below = job.ranks, job.below
+    if job.everything < 2:
         return None, ""
     if group.kind != "stack":
-        return _without_stack(group, waiting + below, moving, everything)
+        return _without_stack(group, job)
     others = _count(waiting, "rank")
     if waits(group):
-        rest = waiting == everything
+        rest = waiting == job.everything
         return "victim", "waits for other ranks" + (", as all do" if rest else "")
-    if not waiting and not below:
-        return None, ""
-    if group.about in _ASIDE:
+    if group.about in _ASIDE or not waiting + below:
         return None, ""
     if group.verdict == "progressing":
-        if group.about in hints.FOR_RANKS or not waiting:
+        if group.about in hints.FOR_RANKS or not job.standing:
             return None, ""
         return (
             "suspect",
             f"moves while {others} {_verb(waiting)} for others: slow, or in a loop",
         )
     if _may_wait(group):
-        if not waiting or below + waiting < everything:
+        if not waiting or below + waiting < job.everything:
             return None, "may wait for other ranks below its own code: --native tells"
         return "suspect", f"{others} {_verb(waiting)} for others; whether it does, --native tells"
     if not waiting:
@@ -171,14 +187,14 @@ def _verb(number: int) -> str:
     return "waits" if number == 1 else "wait"
 
 
-def _without_stack(
-    group: Group, waiting: int, moving: bool, everything: int
-) -> tuple[str | None, str]:
+def _without_stack(group: Group, job: _Waiting) -> tuple[str | None, str]:
+    waiting = job.ranks + job.below
     size = max(group.processes, len(group.ranks), len(group.nodes))
     why = group.why.lower()
-    if group.kind == "no-data" and (2 * size > everything or any(one in why for one in _OURS)):
+    ours = 2 * size > job.everything or any(one in why for one in _OURS)
+    if group.kind == "no-data" and ours:
         return None, ""
-    if moving and not waiting:
+    if job.moving and not waiting:
         # Others go on: this one keeps nobody.
         return None, ""
     others = f"; {_count(waiting, 'rank')} {_verb(waiting)} for others" if waiting else ""
@@ -418,10 +434,10 @@ def _apart(stacks: Stacks) -> Iterator[str]:
         waiting = sum(group.processes for group in victims)
         first = suspects[0]
         yield (
-            f"{_ranks(first)}: begin there: the stack waits for no other rank, and "
-            f"{_count(waiting, 'rank')} {_verb(waiting)}"
+            f"{_ranks(first)}: begin there: {_count(waiting, 'rank')} {_verb(waiting)}, and no "
+            "call of Python's there waits for other ranks"
             if waiting
-            else f"{_ranks(first)}: begin there: the stack waits for no other rank, and others may"
+            else f"{_ranks(first)}: begin there: it waits for no other rank, and others may"
         )
     elif victims and len(victims) == len(groups) and not accused:
         yield from _all_victims(victims)

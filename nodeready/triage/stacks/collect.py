@@ -33,8 +33,8 @@ from nodeready.transport.base import (
     Answer,
     Asks,
     Request,
+    request,
 )
-from nodeready.transport.program import request
 from nodeready.triage.stacks.document import Group, Stacks
 from nodeready.triage.stacks.trace import Trace, TraceError, read
 
@@ -260,6 +260,7 @@ def program_config(
     locals: bool = False,
     dump: bool = False,
     ras: bool = False,
+    part: str = "",
 ) -> Config:
     """What the program on the nodes has to do, with a nonce and a tag of its own.
 
@@ -288,6 +289,7 @@ def program_config(
         locals=locals,
         dump=dump,
         ras=ras,
+        part=part,
     )
 
 

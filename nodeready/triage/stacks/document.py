@@ -113,7 +113,8 @@ class Group:
     waits_on: what its main threads wait for: a file, a pipe, a socket, a peer, a lock's owner
     below:   processes that its ranks have started and may wait for
     locals:  variables of one rank's innermost calls, on request: `function: name = value`
-    about:   the hint in one word: `collective`, `data`, `storage`, ...; "": not known
+    about:   where it stands, or was last, in one word: `collective`, `data`, `storage`, ...;
+             "": not known
     """
 
     kind: Annotated[str, {"enum": KINDS}]

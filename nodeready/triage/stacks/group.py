@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
-from nodeready.triage.stacks import advise, hints
+from nodeready.triage.stacks import advise, evidence, hearing, hints, testimony, verdict
 from nodeready.triage.stacks.document import (
     KINDS,
     Below,
@@ -37,8 +37,9 @@ class Reading(NamedTuple):
     """What the frames of one stack say.
 
     for_ranks: it ends at a known place that waits for other ranks
-    site:      the lines of the user's own calls, where it does: whoever waits at another line
-               waits in another call
+    site:      the lines of the user's own calls: whoever stands still at another line waits in
+               another call
+    polls:     so many of its frames lead to a call that looks again and again; 0: none does
     delegates: it only waits for another thread of its process
     backward:  ... which is one of autograd's
     serves:    it is of a thread that serves, and for which nobody waits
@@ -47,6 +48,7 @@ class Reading(NamedTuple):
 
     for_ranks: bool
     site: tuple[int, ...]
+    polls: int
     delegates: bool
     backward: bool
     serves: bool
@@ -58,7 +60,8 @@ def _read(frames: tuple[Frame, ...]) -> Reading:
     for_ranks = hint is not None and hint.about in hints.FOR_RANKS
     return Reading(
         for_ranks,
-        hints.call_site(frames) if for_ranks else (),
+        hints.call_site(frames),
+        hints.polls(frames),
         hints.delegates(frames),
         hint is not None and hint.about == "backward",
         hints.serves(frames),
@@ -131,13 +134,18 @@ class StackNumbers:
         return known
 
     def same(self, one: int, other: int) -> bool:
-        """Whether somebody who was at both has stayed: only the line of the last call may differ.
+        """Whether somebody who was at both has stayed: only the line of the last call may differ,
+        and whatever is below a call that polls.
 
         A loop that waits is at different lines of its function; a program that goes on comes to
         different calls.
         """
         if one == other:
             return True
+        polls = self.reading(one).polls
+        if polls and polls == self.reading(other).polls:
+            # Its line is that of what it does at the moment.
+            return self._all[one][: polls - 1] == self._all[other][: polls - 1]
         if self.path_of[one] != self.path_of[other]:
             return False
         return self._all[one][:-1] == self._all[other][:-1]
@@ -168,9 +176,12 @@ _GONE = "it has ended"
 #: that works switches some dozen times (163 in 2 s at 88 steps a second), a hung one never; and
 #: from which one that computes moves.
 _MANY, _SOME = 20, 5
-#: CPU seconds for each time that it woke up, from which it has worked: a loop that sleeps and
-#: looks again takes some 10 us, a step of a training some 100 us at least.
-_WORK_S = 100e-6
+#: CPU seconds for each time that it woke up, from which it has worked: Python's wait for its lock,
+#: which looks every 5 ms (Python/ceval_gil.h), takes some 10 us, a collective of gloo some 100 us.
+_WORK_S = 40e-6
+#: Where a thread is that sleeps for a time (kernel/time/hrtimer.c): a loop that looks again and
+#: again wakes up there by itself, and not because somebody has done something for it.
+_SLEEPS = "nanosleep"
 
 
 class Classification(NamedTuple):
@@ -220,7 +231,8 @@ def classify(
             switches = None if delegated else _between(process["switches"])
             woke = None if switches is None else int(switches)
             own = None if delegated else _between(process["main_cpu_s"])
-            verdict = _verdict(used if own is None else own, woke, own is not None, seconds)
+            sleeps = _SLEEPS in process["wait_channel"]
+            verdict = _verdict(used if own is None else own, woke, sleeps, seconds)
     # A process that has gone on since was in state D for a moment only.
     if state == "D" and verdict in (None, "blocked", "unsure"):
         return Classification("uninterruptible", None, _kernel(process), stack, used)
@@ -230,11 +242,12 @@ def classify(
     return Classification("stack", verdict, "", stack, used, woke)
 
 
-def _verdict(used: float, woke: int | None, of_main: bool, seconds: float) -> str:
+def _verdict(used: float, woke: int | None, sleeps: bool, seconds: float) -> str:
     """What the main thread did at the place where all samples have seen it.
 
     used: CPU seconds, of the main thread or, in traces of earlier versions, of the process, whose
-    heartbeats and watchdogs use some as well. woke: voluntary context switches
+    heartbeats and watchdogs use some as well. woke: voluntary context switches. sleeps: it was
+    seen to wait for nothing but time
     """
     busy = used >= max(_TICKS_S, IDLE * seconds)
     if woke is None:
@@ -242,7 +255,7 @@ def _verdict(used: float, woke: int | None, of_main: bool, seconds: float) -> st
     per_second = woke / seconds if seconds else 0.0
     if busy:
         return "progressing" if per_second >= _SOME else "spinning"
-    if per_second >= _MANY and (used >= _WORK_S * woke or not of_main):
+    if per_second >= _MANY and used >= _WORK_S * woke and not sleeps:
         return "progressing"
     return "unsure" if woke else "blocked"
 
@@ -536,12 +549,16 @@ class TraceCollector:
         self.errors: dict[str, str] = {}
         self.instead: dict[str, Sequence[str]] = {}
         self.started: list[str] = []
+        #: Not all of the job was asked for.
+        self.part = False
         self._texts: dict[str, str] = {}
+        self.evidence = evidence.Evidence()
 
     def read(self, trace: Mapping[str, Any]) -> None:
         node, interval = trace["node"], trace["interval_s"]
         self.nodes[node] = None
         self.started.append(trace["started"])
+        self.part = self.part or bool(trace.get("part"))
         if trace["error"]:
             self.errors[node] = trace["error"]
         if trace["processes"]:
@@ -566,16 +583,7 @@ class TraceCollector:
                 job.world_sizes[world] = job.world_sizes.get(world, 0) + 1
             found = classify(process, numbers, self.stacks, interval)
             threads = self._threads(process, numbers) if self.all_threads else []
-            path = None
-            site: tuple[int, ...] = ()
-            if found.stack is not None and found.kind in WITH_STACK:
-                path = self.stacks.path_of[found.stack]
-                if found.kind == "stack" and found.verdict != "progressing":
-                    site = self.stacks.reading(found.stack).site
-            others: tuple[int, ...] = ()
-            if threads:
-                others = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
-            key = (found.kind, found.why, path, site, others, found.verdict)
+            key = self._key(found, threads)
             bucket = job.buckets.get(key)
             if bucket is None:
                 bucket = job.buckets[key] = Bucket(found.kind, found.verdict, found.why)
@@ -602,6 +610,22 @@ class TraceCollector:
                     shared(note, note),
                 )
             )
+
+    def _key(self, found: Classification, threads: list[tuple[str, int]]) -> tuple[Any, ...]:
+        """What processes of one group have in common; the verdict is the last of it."""
+        path = None
+        site: tuple[int, ...] = ()
+        if found.stack is not None and found.kind in WITH_STACK:
+            path = self.stacks.path_of[found.stack]
+            reading = self.stacks.reading(found.stack)
+            # A loop that computes is at any line; who waits stands at one.
+            waits = found.verdict in ("blocked", "unsure", None) or (
+                reading.for_ranks and found.verdict == "spinning"
+            )
+            if found.kind == "stack" and waits:
+                site = reading.site
+        others = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
+        return found.kind, found.why, path, site, others, found.verdict
 
     def each_job(self) -> list[Job]:
         """The jobs, the one to show first.
@@ -697,7 +721,8 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         tuple(sorted({one.rank for one in bucket.processes if one.rank is not None})),
         tuple(sorted(nodes, key=order.__getitem__)),
         frames,
-        hint.text if hint else "",
+        # Who moves waits for nothing.
+        hint.text if hint and bucket.verdict != "progressing" else "",
         bucket.why,
         len(frames),
         len(bucket.processes),
@@ -718,8 +743,11 @@ def _hint(
 ) -> hints.Hint | None:
     if bucket.kind == "uninterruptible":
         return hints.in_kernel(bucket.kernel) or hints.find(frames, native)
-    if bucket.kind != "stack" or bucket.verdict == "progressing":
+    if bucket.kind != "stack":
         return None
+    if any(frame == THREAD for frame in frames):
+        # What the kernel tells is of the main thread, which only waits for this one.
+        return hints.find(frames, native)
     channels = {channel for _, channel in bucket.states}
     waits = {text.partition(" ")[0]: text for text in bucket.waits_on}
     return hints.find(
@@ -871,6 +899,17 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     )
 
 
+def _heard(seen: evidence.Evidence, buckets: Iterable[Bucket], count: int) -> testimony.Testimony:
+    """What the witnesses say of these processes. Counts of a moment say nothing of a job that
+    goes on."""
+    if not seen:
+        return testimony.Testimony()
+    whole = list(buckets)
+    moving = sum(len(one.processes) for one in whole if one.verdict == "progressing")
+    everybody = (process for bucket in whole for process in bucket.processes)
+    return hearing.hear(seen, everybody, moving=2 * moving > count)
+
+
 def _world(job: Job) -> int | None:
     """What all ranks that say it agree on."""
     return next(iter(job.world_sizes)) if len(job.world_sizes) == 1 else None
@@ -898,6 +937,7 @@ def group(
         reader = TraceCollector(all_threads)
         for trace in traces:
             reader.read(trace)
+            reader.evidence.read(trace)
         return _grouped(reader, errors, started, finished, complete)
 
 
@@ -920,7 +960,8 @@ def _grouped(
             if process.rank is not None:
                 by_node.setdefault(process.node, set()).add(process.rank)
     without = [node for node in order if node not in by_node and node not in silent]
-    lost = advise.missing_ranks(_world(job), by_node, silent, without) if complete else None
+    whole = complete and not reader.part
+    lost = advise.missing_ranks(_world(job), by_node, silent, without) if whole else None
     if lost:
         found.append((lost, None))
     forks = _forks([one for one, _ in found])
@@ -931,6 +972,10 @@ def _grouped(
         for one, (_, bucket), fork in zip(judged, found, forks, strict=True)
     ]
     found.sort(key=lambda pair: _suspicion(pair[0], everything))
+    heard = _heard(reader.evidence, buckets, job.count)
+    places = (process for bucket in buckets for process in bucket.processes)
+    decided = verdict.decide([one for one, _ in found], heard, places)
+    found = [(decided.groups[at], found[at][1]) for at in decided.order]
     ranks = [
         Rank(*process[:7], at, process.note)
         for at, (_, bucket) in enumerate(found)
@@ -954,6 +999,8 @@ def _grouped(
             OtherJob(one.name, one.user, one.count, one.name == job.name and bool(one.name))
             for one in jobs[1:]
         ),
+        decided.verdict if ranks else None,
+        heard.witnesses,
     )
     apart = _different_code(buckets, reader.stacks)
     return advise.with_advice(made, job.world_sizes, reader.instead, apart)

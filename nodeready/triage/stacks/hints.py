@@ -120,7 +120,7 @@ _OUTPUT = Hint(
 )
 _PIPE = Hint("pipe", "waits for data out of a pipe: look at the process that should write there")
 _NETWORK = Hint("network", "waits for an answer over the network: look at who should give it")
-_SLEEP = Hint("sleep", "sleeps: it waits for time to pass, often until something is there")
+_SLEEP = Hint("sleep", "sleeps: a pause, or a loop that looks again and again for something")
 _LOOP = Hint(
     "asyncio",
     "waits in asyncio's loop: py-spy does not see the coroutines that are suspended there; look "
@@ -561,6 +561,24 @@ def call_site(frames: Sequence[Frame]) -> tuple[int, ...]:
     call of theirs."""
     own = _own(frames)
     return tuple(frame.line for frame in frames if is_own(frame, own))
+
+
+#: What is waited for in loops that sleep and look again: filelock and torch's file_baton.py, and
+#: a child with a time limit (subprocess.py, multiprocessing/popen_fork.py).
+_POLLING = frozenset({"file-lock", "child"})
+
+
+def polls(frames: Sequence[Frame]) -> int:
+    """How many frames lead to a call that looks again and again; 0: none does."""
+    own = _own(frames)
+    found = 0
+    for at in range(len(frames) - 1, max(-1, len(frames) - 9), -1):
+        if is_own(frames[at], own):
+            break
+        hint = _find(frames[at], _PLACES)
+        if hint and hint.about in _POLLING:
+            found = at + 1
+    return found
 
 
 #: Files of pipelines' engines and schedules.

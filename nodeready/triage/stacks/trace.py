@@ -35,6 +35,11 @@ _HEAD = {
     "schema": (str,), "node": (str,), "started": (str,), "interval_s": _NUMBER, "error": (str,),
     "frames": (list,), "stacks": (list,), "processes": (list,), "instead": (list,),
 }  # fmt: skip
+#: As `_LATER`, of the whole trace.
+_HEAD_LATER: dict[str, tuple[tuple[type, ...], Any]] = {
+    "witnesses": ((dict,), {}),
+    "part": ((str,), ""),
+}
 _PROCESS = {
     "pid": (int,), "tracer": (int,), "threads": (int,), "rank": (int, _NONE),
     "local_rank": (int, _NONE), "world_size": (int, _NONE), "job": (str,), "master": (str,),
@@ -236,8 +241,10 @@ def read(data: Any, where: str) -> Trace:
             raise _Wrong(f"node cannot be {_shown(data['node'])}")
         if not 0 <= data["interval_s"] <= _LONGEST_S:
             raise _Wrong(f"interval_s cannot be {_shown(data['interval_s'])}")
-        if type(data.setdefault("witnesses", {})) is not dict:
-            _fields(data, {"witnesses": (dict,)}, "it")
+        for name, (types, instead) in _HEAD_LATER.items():
+            if type(data.setdefault(name, instead)) not in types:
+                _fields(data, {name: types}, "it")
+        _short([data["part"]], "part")
         _witnesses(data["witnesses"], "witnesses")
         _texts(data["instead"], "instead")
         _frames(data)

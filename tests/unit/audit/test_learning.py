@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nodeready.audit import peers as learning
-from nodeready.policy.load import make_policy
+from nodeready.policy.policy import make_policy
 from nodeready.subjects import registry
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.snapshot import Snapshot

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from nodeready.cli.options import Refused
 from nodeready.node.stacks import program as answer
 from nodeready.transport.base import TIMEOUT, Failure
 from nodeready.transport.fake import hangs, interrupts, says
@@ -49,3 +52,20 @@ def test_an_interrupt_leaves_what_came_until_then(run):
     assert told["complete"] is False
     assert [one["node"] for one in told["processes"]] == ["n0"]
     assert "interrupted: the results are partial; not n[1-2]" in done.err
+
+
+def test_a_check_says_what_the_next_hang_would_lack(run):
+    settings = {"torch": "2.6.0", "nccl": "2.21.5", "cuda": False, "core_bytes": 0}
+    settings |= {"core_place": "core", "core_wrong": "", "dump_wrong": "", "variables": []}
+    one = process(0, "main train.py 9", witnesses={"settings": {**settings, "dump_place": "/x"}})
+    made = trace("itself", one)
+    node_ = program(lambda nonce: f"{nonce} {answer.pack(made)}\n")
+    done = run({"n0": node_}, "stacks", "--check")
+    assert done.code == 3
+    assert "fail     core         the limit of its cores is 0\n" in done.out
+    told = json.loads(run({"n0": node_}, "stacks", "--check", "--format", "json").out)
+    assert told["schema"] == "nodeready.debuggable/1"
+    assert {one["nodes"][0] for one in told["findings"]} == {"n0"}
+    for words in (("--format", "html"), ("-o", "x")):
+        with pytest.raises(Refused, match="--check: "):
+            run({"n0": node_}, "stacks", "--check", *words)

@@ -20,7 +20,7 @@ import pytest
 
 from nodeready.operations.iommu import grub_piece
 from nodeready.policy import Policy
-from nodeready.policy.load import PolicyError, make_policy
+from nodeready.policy.policy import PolicyError, make_policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.core_dumps.checks import retention_rule
 from nodeready.subjects.gate.facts import POLICY

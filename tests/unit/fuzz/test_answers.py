@@ -20,8 +20,7 @@ from nodeready.reports.registry import find
 from nodeready.subjects import snapshot, wire
 from nodeready.subjects.base import ProbeError, Unknown
 from nodeready.subjects.proof import facts as proof
-from nodeready.transport.base import Reply
-from nodeready.transport.program import rows
+from nodeready.transport.base import Reply, rows
 from nodeready.triage.logs import Grouping
 from nodeready.triage.logs import read as read_tail
 from nodeready.triage.stacks import group, trace

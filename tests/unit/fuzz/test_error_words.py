@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeready.policy.load import make_policy
+from nodeready.policy.policy import make_policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.base import Output, Probe
 from tests.builders.hostile import RECORDED, encoded, recorded

@@ -21,8 +21,10 @@ from nodeready.inventory import hostfile, nodeset, slurm
 from nodeready.node.cores import core_pattern
 from nodeready.node.logs import paths as log_paths
 from nodeready.node.stacks import py_spy
+from nodeready.node.witnesses import flight_recorder
+from nodeready.node.witnesses import logs as watchdog
 from nodeready.policy import Policy
-from nodeready.policy.load import PolicyError, make_policy
+from nodeready.policy.policy import PolicyError, make_policy
 from nodeready.subjects import snapshot, sysctl, wire
 from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.base import Output, ProbeError, decoded, file_lines, kernel_arguments
@@ -47,6 +49,7 @@ from tests.unit.fuzz.alone import well
 
 _RULES = ROOT / "tests" / "unit" / "subjects" / "data" / "ports"
 _DUMPS = Path(__file__).parent.parent / "triage" / "dumps"
+_RECORDS = ROOT / "tests/unit/node/data/flight_recorder"
 POLICY = Policy()
 _NAMES = logs.node_names("host", "host.example.org")
 
@@ -189,6 +192,21 @@ PARSERS: dict[str, Parser] = {
         (trace.TraceError,),
     ),
     "gdb's text": (backtrace, ("#0 0x7f12 in f<a> (x=1) at a.c:3\n#1 g () from /b.so\n",), ()),
+    "a recorder's dump": (
+        lambda text: flight_recorder.parse(text.encode("latin-1", "replace")),
+        tuple(path.read_bytes().decode("latin-1") for path in sorted(_RECORDS.glob("late*"))),
+        (flight_recorder.NoDumpError,),
+    ),
+    "a watchdog's lines": (
+        lambda text: watchdog.reports(text.splitlines()),
+        (
+            "[rank1]:[E1 P.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank 1] Exception (either an "
+            "error or timeout) detected by watchdog at work: 7, last enqueued NCCL work: 9, last "
+            "completed NCCL work: 6.\n[Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier\n"
+            "[0, 1] finished collective #4, but didn't join collective #5\n",
+        ),
+        (),
+    ),
     "log lines": (words, ("2026-01-01 12:00:00 [rank7] step 3 [05:23<06:33, 1it/s] pid 1",), ()),
     "a text": (safe, ("a\x1b[31m\u202eb",), ()),
     "node names": (folded, ("gpu001,gpu002,login1,10.0.0.1,fe80::1",), ()),
@@ -376,7 +394,7 @@ ELSEWHERE = {
     "node/proofs/mesh.py:_read": "a file of /proc",
     "node/stacks/processes.py:_read": "a file of /proc",
     "node/stacks/program.py:unpack": "test_answers.py",
-    "ready/logins.py:_answers": "what peers said, decoded already",
+    "ready/localize.py:_answers": "what peers said, decoded already",
     "subjects/base.py:_parse_own_files": "the section `ours`",
     "subjects/proof/facts.py:read": "test_answers.py",
     "subjects/snapshot.py:_unpack": "test_answers.py",

@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.healthcheck import here
 from nodeready.policy import Policy
-from nodeready.policy.load import PolicyError
+from nodeready.policy.policy import PolicyError
 
 
 @pytest.fixture

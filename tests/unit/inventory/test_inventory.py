@@ -12,7 +12,7 @@ from pyinfra.api import Config, Inventory, State
 
 from nodeready.inventory.load import InventoryError, NodeInventory, limit, load, names
 from nodeready.inventory.policies import endpoint, policies
-from nodeready.policy.load import PolicyError
+from nodeready.policy.policy import PolicyError
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
 
 CLUSTER = """

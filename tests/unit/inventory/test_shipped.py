@@ -14,7 +14,7 @@ import pytest
 
 from nodeready.inventory.load import InventoryError, load, names
 from nodeready.policy import Policy
-from nodeready.policy.load import check_settings
+from nodeready.policy.policy import check_settings
 from tests.paths import ROOT
 
 INVENTORIES = ROOT / "inventories"

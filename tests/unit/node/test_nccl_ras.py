@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -426,15 +428,36 @@ def test_who_may_be_making_a_communicator(frames, may):
     assert nccl_ras.makes_communicator(frames) is may
 
 
-def test_as_root_it_is_asked_with_the_users_rights_alone(tmp_path: Path):
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory that every user can reach."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(
+    ("mode", "absent"), [(0o644, ""), (0o600, "the version of the job's NCCL is not known")]
+)
+def test_as_root_it_is_asked_with_the_users_rights_alone(shared, mode, absent):
     """A library that its user may not read is not read by root either."""
+    with running(shared / "rank", answer=healthy(), uid=65534) as port:
+        os.chmod(shared / "rank/libnccl.so.2", mode)
+        environment = {"NCCL_RAS_ADDR": f"localhost:{port.port}", "WORLD_SIZE": "1"}
+        with Supervisor("nodeready:test", 30) as supervisor:
+            said = nccl_ras.observe(supervisor, [(port.pid, 65534, 0)], environment, False, 5.0)
+        assert said.absent.startswith(absent)
+        assert bool(said.absent) == bool(absent)
+        assert port.asked is not bool(absent)
+
+
+def test_a_process_that_is_anothers_by_now_is_not_asked(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    tmp_path.chmod(0o755)
-    with running(tmp_path / "rank", answer=healthy()) as port:
-        os.chmod(tmp_path / "rank", 0o700)
+    with running(tmp_path, answer=healthy()) as port:
         with Supervisor("nodeready:test", 30) as supervisor:
             environment = {"NCCL_RAS_ADDR": f"localhost:{port.port}", "WORLD_SIZE": "1"}
             said = nccl_ras.observe(supervisor, [(port.pid, 65534, 0)], environment, False, 5.0)
-        assert "cannot be read" in said.absent
+        assert "another user's rights" in said.absent
         assert not port.asked

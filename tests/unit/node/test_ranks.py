@@ -45,6 +45,12 @@ def ompi(rank, size=4):
     return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
 
 
+def lightning(local, size, node=0):
+    """As lightning/fabric/strategies/launchers/subprocess_script.py gives them."""
+    values = {"LOCAL_RANK": local, "NODE_RANK": node, "WORLD_SIZE": size, "MASTER_ADDR": "a"}
+    return {k: str(v) for k, v in {**values, "MASTER_PORT": 29500}.items()}
+
+
 PLAIN = [process(10, **torch(0)), process(11, **torch(1))]
 TORCHRUN = [
     process(10, command="python -m torch.distributed.run train.py"),
@@ -108,6 +114,43 @@ GOOD = {
             process(52, 50, "./solver", **ompi(3), **step(1)),
         ],
         [(51, 2), (52, 3)],
+    ),
+    "Lightning's own launcher": (
+        [process(10), *[process(10 + n, 10, **lightning(n, 4)) for n in (1, 2, 3)]],
+        [(10, 0), (11, 1), (12, 2), (13, 3)],
+    ),
+    "Lightning on its second node, where a rank has died": (
+        [process(10), *[process(10 + n, 10, **lightning(n, 8, node=1)) for n in (1, 2)]],
+        [(10, 4), (11, 5), (12, 6)],
+    ),
+    "Lightning with loaders' workers, forked and spawned": (
+        [
+            process(10),
+            process(11, 10, **lightning(1, 2)),
+            process(12, 10, "python train.py"),
+            process(13, 10, "python -c from multiprocessing.spawn import x", **lightning(0, 2)),
+            process(14, 11, "python train.py", **lightning(1, 2)),
+        ],
+        [(10, 0), (11, 1)],
+    ),
+    "a script that starts Lightning's ranks itself": (
+        [process(9 + 1), *[process(11 + n, 10, **lightning(n, 2)) for n in (0, 1)]],
+        [(11, 0), (12, 1)],
+    ),
+    "a shell that starts Lightning's ranks": (
+        [process(10, 1, "bash x.sh"), *[process(11 + n, 10, **lightning(n, 2)) for n in (0, 1)]],
+        [(11, 0), (12, 1)],
+    ),
+    "Slurm's tasks that have Lightning's variables, too": (
+        [process(10 + n, **step(n + 2, size=4), **lightning(n, 4, node=1)) for n in (0, 1)],
+        [(10, 2), (11, 3)],
+    ),
+    "Lightning in a shell of Slurm's": (
+        [
+            process(10, **step(0, size=1)),
+            *[process(10 + n, 10, **step(0, size=1), **lightning(n, 3)) for n in (1, 2)],
+        ],
+        [(10, 0), (11, 1), (12, 2)],
     ),
     "a shell around Python": (
         [

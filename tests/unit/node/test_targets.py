@@ -39,7 +39,7 @@ def target(*facts, dumps=(), note="") -> Target:
         ([FACTS], True, 1000, ""),
         ([ASLEEP], False, 0, ""),
         ([ASLEEP], True, 0, "in state D: a native look would wait with it"),
-        ([FACTS], False, 1001, "another user's: not permitted"),
+        ([FACTS], False, 1001, "another user's: only that user and root may look into it"),
         ([replace(FACTS, state="T")], False, 0, "stopped by a signal: not looked into"),
         ([replace(FACTS, tracer=9)], False, 0, "traced by process 9: not looked into"),
         ([replace(FACTS, state="t", tracer=9)], False, 0, "traced by process 9: not looked into"),

@@ -104,6 +104,50 @@ def test_what_tee_writes_is_the_log(run, tmp_path):
     assert (found.path, found.lines) == (str(path), ("step 3",))
 
 
+def test_the_errors_of_tee_are_not_its_log(run, tmp_path):
+    """Its standard error is a file, too, where the shell's is."""
+    path, errors = tmp_path / "tee.log", tmp_path / "shell.err"
+    with errors.open("w") as error:
+        argv = ["tee", str(path)]
+        tee = run(stdout=subprocess.DEVNULL, stderr=error, argv=argv, stdin=subprocess.PIPE)
+    rank = run(stdout=tee.stdin, stderr=tee.stdin)
+    until = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert seen(rank).path == str(path)
+
+
+def test_filters_between_are_followed(run, tmp_path):
+    """train | cat | tee log"""
+    path = tmp_path / "tee.log"
+    tee = run(stdout=subprocess.DEVNULL, argv=["tee", str(path)], stdin=subprocess.PIPE)
+    between = run(stdout=tee.stdin, argv=["cat"], stdin=subprocess.PIPE)
+    rank = run(stdout=between.stdin, stderr=between.stdin)
+    between.stdin.write(b"step 3\n")
+    between.stdin.flush()
+    until = time.monotonic() + 20
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    found = seen(rank)
+    assert (found.path, found.lines) == (str(path), ("step 3",))
+
+
+def test_errors_go_to_the_launchers_errors(run, tmp_path):
+    out, err = tmp_path / "job.out", tmp_path / "job.err"
+    out.write_text("step 1\n")
+    err.write_text(WATCHDOG)
+    reading, writing = os.pipe()
+    with out.open("a") as one, err.open("a") as other:
+        run(stdout=one, stderr=other, pass_fds=[reading], argv=["sleep", "60"])
+    os.close(reading)
+    found = seen(run(stdout=subprocess.DEVNULL, stderr=writing))
+    os.close(writing)
+    assert found.path == str(err)
+    assert len(found.reports) == 1
+
+
 def test_what_a_launcher_redirects_is_the_log(run, tmp_path):
     """mpirun and others take the ranks' output through pipes, and write it to their own."""
     path = tmp_path / "job.log"

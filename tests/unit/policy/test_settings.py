@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.policy.load import PolicyError, check_settings, make_policy
+from nodeready.policy.policy import PolicyError, check_settings, make_policy
 
 GOOD = [
     ({}, Policy()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.ready.logins import reach
+from nodeready.ready.localize import reach
 from nodeready.ready.mesh import peers_of, ring_and_skips
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import (

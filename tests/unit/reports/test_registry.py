@@ -32,7 +32,11 @@ def test_every_renderer_has_the_one_signature(row):
     assert inspect.signature(function).return_annotation == returned
 
 
-@pytest.mark.parametrize("document", FORMATS)
+def test_what_stacks_shows_of_a_check_it_offers():
+    assert set(names("debuggable")) <= set(names("stacks"))
+
+
+@pytest.mark.parametrize("document", [name for name in FORMATS if name != "debuggable"])
 def test_a_command_offers_what_the_registry_has(document):
     command = importlib.import_module(f"nodeready.cli.{document}")
     (option,) = [one for one in getattr(command, document).params if one.name == "format"]

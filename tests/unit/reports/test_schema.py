@@ -19,6 +19,7 @@ from tests.builders.stack_fleets import FLEETS as STACKS
 from tests.paths import DOCS
 from tests.unit.reports.test_exports import FLEETS as ENVS
 from tests.unit.triage.test_cores import FULL as CORES
+from tests.unit.triage.test_stacks_debuggable import judged, rank
 
 AUDITS = outcomes()
 MADE: dict[str, dict[str, Any]] = {
@@ -28,6 +29,7 @@ MADE: dict[str, dict[str, Any]] = {
     "stacks": {name: make() for name, make in STACKS.items()},
     "cores": {"full": CORES},
     "env": dict(ENVS),
+    "debuggable": {"mixed": judged(rank(0), rank(1, main=None), rank(None))},
 }
 CASES = [(document, name) for document, found in MADE.items() for name in found]
 

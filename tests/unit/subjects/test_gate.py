@@ -13,7 +13,7 @@ from nodeready.deploy.actions import RemoveFile, Run, WriteFile
 from nodeready.healthcheck import here
 from nodeready.operations import gate as steps
 from nodeready.policy import Policy
-from nodeready.policy.load import make_policy
+from nodeready.policy.policy import make_policy
 from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.gate import checks
 from nodeready.subjects.gate import facts as probe

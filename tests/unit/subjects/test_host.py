@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.policy.load import check_settings
+from nodeready.policy.policy import check_settings
 from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.host import facts as host
 from tests.builders.host import FILES, judged, node, wrong

@@ -14,7 +14,7 @@ import pytest
 
 from nodeready.lab.hardware import IB_CLASS, Device, a100, h100, ib_tree, mi300x
 from nodeready.policy import Policy
-from nodeready.policy.load import make_policy
+from nodeready.policy.policy import make_policy
 from nodeready.subjects.base import Counters, Output, ProbeError
 from nodeready.subjects.rdma import checks
 from nodeready.subjects.rdma import facts as rdma

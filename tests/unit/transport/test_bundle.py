@@ -13,7 +13,7 @@ import pytest
 
 from nodeready.node import payload
 from nodeready.policy import Policy
-from nodeready.policy.load import make_policy
+from nodeready.policy.policy import make_policy
 from nodeready.transport import bundle
 from tests.helpers import nodeready
 from tests.paths import ROOT
@@ -21,7 +21,7 @@ from tests.paths import ROOT
 _BUILD = (
     "import sys, hashlib; sys.path.insert(0, sys.argv[1]); "
     "from nodeready.transport import bundle; "
-    "from nodeready.policy.load import make_policy; "
+    "from nodeready.policy.policy import make_policy; "
     "made = bundle.build(make_policy({'mounts': ('/a', '/b'), 'waivers': {'nics.mtu': 'x'}})); "
     "print(hashlib.sha256(made).hexdigest())"
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import jsonschema
 import pytest
 
 from nodeready.node.logs.tail import File, Tail, Unread
+from nodeready.node.witnesses.logs import Report
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
 from nodeready.subjects.base import ProbeError
@@ -80,6 +81,51 @@ def test_who_stopped_before_the_others_stands_above_all():
     ]
     assert tail.groups[0].example == "n2:/log/rank_3.log"
     assert "written 4 min 12 s ago, 4 min 10 s before the others" in text(tail)
+
+
+def test_of_equally_many_whoever_fell_silent_first_stands_first():
+    nodes = {
+        "n1": node(log(0, "step 9"), log(1, "step 9"), log(2, "error", age=4.0)),
+        "n2": node(log(3, "killed", age=9.0), log(4, "exit", age=7.0)),
+    }
+    groups = grouped(nodes).groups
+    assert [[file.rank for file in group.files] for group in groups] == [[3], [4], [2], [0, 1]]
+
+
+def test_what_watchdogs_say_is_shown_the_least_far_first():
+    def said(rank, group, enqueued, completed, **more):
+        known = {"kind": "status", "sequence": None, "operation": "", **more}
+        return Report(rank, group, enqueued=enqueued, completed=completed, **known)
+
+    def with_reports(rank, *reports):
+        return replace(log(rank, "x"), reports=reports)
+
+    timeout = {"kind": "timeout", "sequence": 7, "operation": "ALLREDUCE"}
+    nodes = {
+        "n1": node(
+            with_reports(0, said(0, "default_pg", 9, 6, **timeout)),
+            with_reports(1, said(1, "default_pg", 9, 6, **timeout)),
+        ),
+        # The line does not say whose it is: the path does.
+        "n2": node(
+            with_reports(2, said(None, "default_pg", 5, 5)),
+            with_reports(
+                3, said(None, "", None, None, kind="missing", operation="monitoredBarrier")
+            ),
+            with_reports(4, said(4, "default_pg", 9, 6, **timeout)),
+        ),
+    }
+    tail = grouped(nodes)
+    assert [one.rank for one in tail.reports] == [None, 2, 0, 1, 4]
+    rows = text(tail).splitlines()
+    at = next(number for number, row in enumerate(rows) if row.startswith("watchdog"))
+    assert [row[13:] for row in rows[at : at + 3]] == [
+        "a rank  has not come to monitoredBarrier",
+        "rank 2  default_pg: 5 enqueued, 5 completed",
+        "ranks 0-1,4  default_pg: ALLREDUCE 7 timed out, 9 enqueued, 6 completed",
+    ]
+    first = checked(tail)["reports"][1]
+    assert (first["rank"], first["completed"], first["example"]) == (2, 5, "n2:/log/rank_2.log")
 
 
 def test_what_is_missing_stands_by_itself():

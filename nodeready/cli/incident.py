@@ -1,0 +1,444 @@
+"""`nodeready incident`: the evidence of a hang, before it is gone.
+
+The one place where stacks, logs, cores and the audit of a job meet: triage and audit do not know
+each other.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodeready.audit.document import Audit, NodeReport
+from nodeready.cli.audit import document as audit_document
+from nodeready.cli.options import Refused, common, format_option, option, output_directory
+from nodeready.cli.screen import Screen, show
+from nodeready.cli.start import (
+    Common,
+    Nodes,
+    ask_with_progress,
+    converse,
+    interrupt_on_signals,
+    over_ssh,
+    this_machine,
+)
+from nodeready.healthcheck import here
+from nodeready.node.logs.tail import Config as TailConfig
+from nodeready.node.redact import redact, redacted
+from nodeready.policy import Policy
+from nodeready.policy.policy import PolicyError, digest
+from nodeready.reports.registry import FORMATS, Options, find, names
+from nodeready.subjects.registry import Selection, select
+from nodeready.text import counted, now, sanitise
+from nodeready.transport.base import UNREACHED, Conversation
+from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
+from nodeready.triage import incident as kept
+from nodeready.triage.cores import Cores, collect_cores
+from nodeready.triage.incident import Directory, ForeignDirectory, Incident, Interrupted, Part
+from nodeready.triage.logs import Fetched, fetch_tail, fetched
+from nodeready.triage.stacks import archive, group
+from nodeready.triage.stacks.collect import SearchError, capture, nothing, program_config
+from nodeready.triage.stacks.document import Stacks, fold_ranks
+from nodeready.triage.stacks.trace import Trace
+
+#: Lines of each log, and logs of each node, that are kept.
+_LINES, _LOGS = 1000, 64
+#: Seconds for the logs of one node.
+_LOGS_S = 30
+
+#: Node -> the path of a log there -> the ranks that write it.
+Logs = dict[str, dict[str, list[int]]]
+
+
+@dataclass
+class Taker:
+    """Takes the parts of one incident, in turn.
+
+    timeout: seconds for one node's stacks
+    found:   the stacks, once they are taken
+    logs:    where the ranks write to, and the last lines that were seen there
+    """
+
+    nodes: Nodes
+    screen: Screen
+    job: str
+    user: str
+    timeout: int
+    found: Stacks | None = None
+    logs: Logs = field(default_factory=lambda: defaultdict(dict))
+    lines: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+    def parts(self) -> Mapping[str, kept.Taking]:
+        """By name, in their order."""
+        return {
+            "stacks": self.stacks, "logs": self.tails, "cores": self.cores, "audit": self.audit,
+        }  # fmt: skip
+
+    def _done(self, part: Part) -> Part:
+        """The part; raises Interrupted with it when the run was interrupted meanwhile."""
+        if self.nodes.carrier.interrupted:
+            status = "missing" if part.status == "empty" else "partial"
+            raise Interrupted(replace(part, status=status, why="interrupted"))
+        return part
+
+    @property
+    def _of_the_job(self) -> list[str]:
+        """The nodes that have ranks, or may have: all, when nobody knows."""
+        stacks = self.found
+        if stacks is None or not stacks.processes:
+            return list(self.nodes.carrier.nodes)
+        there = {one.node for one in stacks.processes} | stacks.errors.keys()
+        return [name for name in self.nodes.carrier.nodes if name in there]
+
+    # --- Stacks, and the witnesses beside them.
+
+    def stacks(self, directory: Directory) -> Part:
+        """Every rank's stack in every form, with all witnesses."""
+        carrier, started = self.nodes.carrier, now()
+        config = program_config(self.timeout, job=self.job, user=self.user)
+        ask = ask_with_progress(carrier, self.screen)
+        found = capture(ask, carrier.nodes, replace(config, tag=carrier.tag))
+        into = directory.part("stacks")
+        stacks = redacted(
+            group.group(
+                archive.keep_traces(into, self._seen(found.traces())),
+                found.errors,
+                started=started,
+                finished=now(),
+                complete=found.complete,
+            )
+        )
+        self.found = stacks
+        forms = FORMATS["stacks"].values()
+        texts = {
+            f"stacks{form.extension}": form.render(stacks, Options(verbose=1)) for form in forms
+        }
+        archive.write(into, stacks, texts)
+        ranks = counted(len(stacks.processes), "process", "processes")
+        lost = tuple(found.unreached)
+        if not stacks.processes:
+            why = nothing(found) if len(found.errors) < len(found.asked) else "no node answered"
+            return self._done(
+                Part("stacks", "missing", why=why, errors=stacks.errors, unreached=lost)
+            )
+        said = f"{ranks} in {counted(len(stacks.groups), 'group')}"
+        unseen = [one for one in stacks.groups if one.processes and not one.frames]
+        lack = counted(sum(one.processes for one in unseen), "process", "processes")
+        why = f"no stack of {lack}: {unseen[0].why}" if unseen else ""
+        return self._done(
+            Part(
+                "stacks",
+                "partial" if stacks.errors or unseen else "kept",
+                said,
+                why,
+                errors=dict(stacks.errors),
+                unreached=lost,
+                failed=bool(found.mistaken),
+            )
+        )
+
+    def _seen(self, traces: Iterator[Trace]) -> Iterator[Trace]:
+        """The traces without secrets; where the ranks write to is noted before."""
+        for trace in traces:
+            for process in trace["processes"]:
+                self._note_log(trace["node"], process)
+            yield redacted(trace)
+
+    def _note_log(self, node: str, process: Mapping[str, Any]) -> None:
+        log = process.get("witnesses", {}).get("logs")
+        path = log.get("path") if isinstance(log, dict) else None
+        if not isinstance(path, str) or not path.startswith("/"):
+            return
+        ranks = self.logs[node].setdefault(path, [])
+        if isinstance(process["rank"], int):
+            ranks.append(process["rank"])
+        lines = log.get("lines", ())
+        if isinstance(lines, list) and all(isinstance(one, str) for one in lines):
+            self.lines.setdefault((node, path), tuple(lines))
+
+    # --- The ends of the logs.
+
+    def tails(self, directory: Directory) -> Part:
+        """The last lines of what the ranks write to."""
+        if self.found is None:
+            return Part("logs", "missing", why="there are no stacks, which would tell the logs")
+        if not self.logs:
+            return Part("logs", "empty", why="no rank is known to write into a file")
+        carrier = self.nodes.carrier
+
+        def reading(name: str) -> Conversation[list[tuple[str, Fetched]]]:
+            found = []
+            for path in [*self.logs[name]][:_LOGS]:
+                config = TailConfig("", "", glob.escape(path), _LINES, limit_s=_LOGS_S)
+                one = yield from fetch_tail(name, config, carrier.tag)
+                found.append((path, one))
+            return found
+
+        directory.part("logs")
+        errors: dict[str, str] = {}
+        written, lost = 0, set[str]()
+        for name, answer in converse(carrier, self.screen, "logs", reading, self.logs).items():
+            rows = answer if isinstance(answer, list) else []
+            if not isinstance(answer, list):
+                errors[name] = fetched(answer).error
+                lost.update({name} if answer.kind in UNREACHED else ())
+            told = dict(rows)
+            for number, path in enumerate([*self.logs[name]][:_LOGS], 1):
+                one = told.get(path, Fetched())
+                files = one.tail.files if one.tail else ()
+                lines = files[0].lines if files else self.lines.get((name, path), ())
+                if one.error or not files:
+                    unread = [other.why for other in one.tail.unread] if one.tail else []
+                    errors.setdefault(name, one.error or f"{path}: {[*unread, 'not read'][0]}")
+                if lines:
+                    ranks = sorted({*self.logs[name][path]})
+                    head = f"{name}:{path}" + (f" (ranks {fold_ranks(ranks)})" if ranks else "")
+                    text = [sanitise(line, 100_000) for line in redacted([head, *lines])]
+                    target = f"logs/{kept.log_name(name, ranks, number)}"
+                    directory.write(target, (f"{line}\n" for line in text))
+                    written += 1
+        errors = {name: why for name, why in errors.items() if why}
+        status = "partial" if errors else "kept" if written else "empty"
+        said = f"the last lines of {counted(written, 'log')}"
+        return self._done(Part("logs", status, said, errors=errors, unreached=tuple(lost)))
+
+    # --- Cores.
+
+    def cores(self, directory: Directory) -> Part:
+        """Backtraces of the job's cores."""
+        carrier, chosen = self.nodes.carrier, self._of_the_job
+        ask = ask_with_progress(carrier, self.screen)
+        policies = {name: self.nodes.policies[name] for name in chosen}
+        found: Cores = collect_cores(ask, carrier.tag, policies, 0, self.job)
+        errors = {name: one for name, one in found.errors.items() if one}
+        lost = tuple(found.unreachable)
+        if not found.crashes:
+            status, said = ("partial", "") if errors else ("empty", "no core of the job")
+            return self._done(Part("cores", status, said, errors=errors, unreached=lost))
+        found = redacted(found)
+        directory.part("cores")
+        for crash, name in zip(found.crashes, found.file_names, strict=True):
+            if crash.text:
+                directory.write(f"cores/{name}", [crash.text])
+        for form in FORMATS["cores"].values():
+            text = form.render(found, Options(verbose=1))
+            directory.write(f"cores/cores{form.extension}", text)
+        said = f"{counted(len(found.crashes), 'core')} of {counted(len(found.groups), 'crash')}"
+        unread = f"{len(found.unread)} without a backtrace" if found.unread else ""
+        status = "partial" if errors or unread else "kept"
+        return self._done(Part("cores", status, said, unread, errors, unreached=lost))
+
+    # --- The audit.
+
+    def audit(self, directory: Directory) -> Part:
+        """What differs from the policy on the job's nodes."""
+        started, selection = now(), select(subjects=here.SEEN)
+        carrier, policies = self.nodes.carrier, self.nodes.policies
+        found = converse(
+            carrier,
+            self.screen,
+            "looking",
+            lambda name: look_at(name, policies[name], selection.subjects, PROBE_TIMEOUT_S),
+            self._of_the_job,
+        )
+        looks = [Look.of(name, value) for name, value in found.items()]
+        audit = self._judged(looks, selection, started)
+        directory.part("audit")
+        data = json.loads("".join(find("audit", "json").render(audit)))
+        directory.write("audit/audit.json", [json.dumps(redacted(data), indent=1), "\n"])
+        lines = find("audit", "table").render(audit, Options(verbose=1))
+        directory.write("audit/audit.txt", (redact("", line) for line in lines))
+        errors = {node.name: node.error for node in audit.nodes if node.error}
+        lost = tuple(node.name for node in audit.nodes if node.status == "unreachable")
+        wrong = sum(node.status == "fail" for node in audit.nodes)
+        looked = counted(len(audit.nodes) - len(errors), "node")
+        said = f"{looked} looked at, {wrong} with a finding"
+        status = "partial" if errors else "kept"
+        return self._done(Part("audit", status, said, errors=errors, unreached=lost))
+
+    def _judged(self, looks: list[Look], selection: Selection, started: str) -> Audit:
+        if self.nodes.inventory is not None:
+            return audit_document(self.nodes, self.screen, selection, looks, started)
+        # Without an inventory there are no peers to compare with, and no fleet's host keys.
+        reports = []
+        for one in looks:
+            policy = self.nodes.policies[one.name]
+            results = here.judge_alone(one.snapshot, policy) if one.snapshot else []
+            reports.append(
+                NodeReport.of(
+                    one.name,
+                    selection.of(results),
+                    snapshot=one.snapshot,
+                    seconds=round(one.seconds, 3),
+                    error=one.error,
+                    unreachable=one.unreachable,
+                )
+            )
+        policies = {self.nodes.policies[one.name] for one in looks}
+        complete = not self.nodes.carrier.interrupted
+        return Audit(started, now(), digest(policies), tuple(reports), complete=complete)
+
+
+def take_incident(taker: Taker, directory: Directory, reason: str) -> tuple[Incident, str]:
+    """All parts of an incident, its index and its archive; and why there is no archive, or ""."""
+    started = now()
+    parts, complete = kept.take(directory, taker.parts(), time.monotonic)
+    forms = {
+        kept.README: lambda one: find("incident", "table").render(one, Options(verbose=1)),
+        kept.DOCUMENT: lambda one: find("incident", "json").render(one),
+    }
+    stacks = taker.found
+
+    def made(complete: bool) -> Incident:
+        return Incident(
+            started,
+            now(),
+            taker.job,
+            stacks.user if stacks else "",
+            reason,
+            complete,
+            stacks.verdict if stacks else None,
+            stacks.advice if stacks else (),
+            parts,
+            "",
+        )
+
+    try:
+        return kept.finish(directory, made(complete), forms)
+    except KeyboardInterrupt:
+        # The next one ends the process: what there is, is packed.
+        return kept.finish(directory, made(False), forms)
+
+
+# --- The way to the nodes.
+
+
+def nodes_of(
+    inventory: str | None, job: str, options: Common, *, local: bool, via: str
+) -> tuple[Nodes, str]:
+    """The nodes, and the job by the name that its processes know. Raises Refused."""
+    if via == "srun" and (inventory or local):
+        raise Refused("--via srun: the job's own nodes are asked; name no others")
+    if via == "ssh" and local == (inventory is not None):
+        raise Refused("an INVENTORY, --local, or --via srun: one of these")
+    if options.limit is not None and inventory is None:
+        raise Refused("--limit: selects from an INVENTORY, and there is none")
+    if inventory is not None:
+        return over_ssh(inventory, options), job
+    if via == "srun":
+        from nodeready.transport.srun import Srun, SrunError
+        from nodeready.transport.srun import job as running_job
+
+        interrupt_on_signals()
+        try:
+            found = running_job(job)
+        except SrunError as problem:
+            raise Refused(str(problem)) from None
+        # An array's task has a number of its own, which its processes know.
+        carrier = Srun(found, options.screen().note)
+        return Nodes(carrier, dict.fromkeys(carrier.nodes, Policy())), found.number
+    try:
+        policy = here.load(None)
+    except PolicyError as error:
+        raise Refused("\n".join(error.problems)) from None
+    return this_machine(policy, sudo=options.sudo), job
+
+
+def _directory(path: Path) -> Directory:
+    """Raises Refused."""
+    try:
+        return kept.prepare(path)
+    except ForeignDirectory as problem:
+        raise Refused(f"-o {problem}") from None
+    except OSError as problem:
+        raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
+
+
+def checked(timeout: int, job: str, user: str | None) -> None:
+    """Raises Refused."""
+    try:
+        program_config(timeout, job=job, user=user or "")
+    except SearchError as problem:
+        raise Refused(str(problem)) from None
+
+
+# --- The options that `watch` has, too.
+
+LOCAL = option("--local", is_flag=True, help="This machine, without any connection.")
+JOB = option(
+    "--job", metavar="ID", required=True, help="The job: of Slurm, torchrun, or ADDRESS:PORT."
+)
+USER = option("--user", metavar="NAME", help="Only this user's ranks, whatever others claim.")
+VIA = option(
+    "--via",
+    type=click.Choice(["ssh", "srun"]),
+    default="ssh",
+    help="srun: as a step of the job, without ssh and INVENTORY.",
+)
+TIMEOUT = option(
+    "--timeout",
+    type=click.IntRange(1, 3600),
+    default=60,
+    metavar="S",
+    help="Seconds for the stacks of one node, once it is connected.",
+)
+
+
+@click.command()
+@click.argument("inventory", required=False)
+@LOCAL
+@JOB
+@USER
+@VIA
+@TIMEOUT
+@output_directory("A new directory for all of it; DIR.tar.gz holds the same.", general=False)
+@format_option(*names("incident"), help="The index for people, or another form.", general=False)
+@common
+def incident(
+    inventory: str | None,
+    *,
+    local: bool,
+    job: str,
+    user: str | None,
+    via: str,
+    timeout: int,
+    output: str | None,
+    format: str,
+    **shared: Any,
+) -> int:
+    """Keep the evidence of a job that hangs, before it is gone. Changes nothing on the nodes.
+
+    The stacks of all ranks in every form, all witnesses, the ends of the job's logs, backtraces of
+    its cores, and the audit of its nodes: in a new directory and one archive, without secrets. A
+    part that fails is named in the index and costs no other.
+
+    \b
+    Examples:
+      nodeready incident inventories/prod.py --job 4711 -o hang-4711
+      nodeready incident --via srun --job 4711 -o hang-4711   # no ssh, no root
+      nodeready incident --local --job 4711 -o hang-4711
+      nodeready stacks --from hang-4711/stacks
+    """
+    options = Common(**shared)
+    if output is None:
+        raise Refused("where to? Name a new directory with -o DIR")
+    checked(timeout, job, user)
+    screen = options.screen()
+    nodes, name = nodes_of(inventory, job, options, local=local, via=via)
+    directory = _directory(Path(output))
+    with nodes.carrier:
+        taker = Taker(nodes, screen, name, user or "", timeout)
+        found, problem = take_incident(taker, directory, "somebody asked for it")
+    if problem:
+        screen.say(f"no archive: {problem}")
+    code = kept.incident_code(found)
+    show("incident", format, found, screen, silent=screen.quiet and not code)
+    return code

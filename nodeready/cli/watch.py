@@ -1,0 +1,279 @@
+"""`nodeready watch`: look at a job every minute, and keep its evidence when it hangs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodeready.cli.incident import (
+    JOB,
+    LOCAL,
+    TIMEOUT,
+    USER,
+    VIA,
+    Taker,
+    checked,
+    nodes_of,
+    take_incident,
+)
+from nodeready.cli.options import Refused, common, option, output_directory
+from nodeready.cli.screen import Screen
+from nodeready.cli.start import Common, Nodes, ask_with_progress
+from nodeready.exit_codes import INTERRUPTED, exit_code
+from nodeready.files import make_directory
+from nodeready.node.witnesses import motion
+from nodeready.reports.text import nodes as folded
+from nodeready.text import now, sanitise
+from nodeready.triage import incident as kept
+from nodeready.triage import watch as watching
+from nodeready.triage.incident import ForeignDirectory, Incident
+
+#: Seconds for the command of ``--then``.
+_THEN_S = 600
+
+
+def _default_place() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "nodeready" / "incidents"
+
+
+def _run_then(words: list[str], found: Incident, screen: Screen) -> bool:
+    """Run the user's command, told by variables what was found. Returns whether it went well."""
+    verdict = found.verdict
+    told = {
+        "NODEREADY_INCIDENT": found.archive.removesuffix(".tar.gz"),
+        "NODEREADY_JOB": found.job,
+        "NODEREADY_VERDICT": sanitise(
+            f"{verdict.kind}: {verdict.text}" if verdict else "unclear", 4000
+        ),
+    }
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            env={**os.environ, **told},
+            start_new_session=True,
+        )
+    except OSError as problem:
+        screen.say(f"--then {words[0]}: {problem.strerror}")
+        return False
+    try:
+        status = process.wait(timeout=_THEN_S)
+    except subprocess.TimeoutExpired:
+        screen.say(f"--then {words[0]}: has not ended in {_THEN_S} s, and was ended")
+        status = -1
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if status > 0:
+        screen.say(f"--then {words[0]}: exit status {status}")
+    return status == 0
+
+
+@dataclass
+class _Watcher:
+    """One job while it is watched.
+
+    place:  where incidents go
+    then:   the user's command
+    over:   whether the job has ended, by somebody else's word than its processes'
+    failed: an incident was not kept whole, or the command went wrong
+    """
+
+    nodes: Nodes
+    screen: Screen
+    job: str
+    user: str
+    timeout: int
+    watch: watching.Watch
+    place: Path
+    then: list[str]
+    over: Callable[[], bool]
+    failed: bool = False
+    _said: str = ""
+
+    def look(self) -> watching.Look:
+        """One look at all nodes."""
+        carrier = self.nodes.carrier
+        config = motion.Config("", carrier.tag, watching.LIMIT_S, self.job, user=self.user)
+        # Nobody waits for it, so nobody is shown its progress.
+        ask = ask_with_progress(carrier, Screen("never", quiet=True))
+        return watching.take(ask, carrier.nodes, config, time.monotonic())
+
+    def tell(self) -> None:
+        """What is seen, when it has changed: the kind of it, not the numbers in it."""
+        words = self.watch.words
+        what = f"{self.watch.judgement.kind} {words.partition(': ')[2].partition(':')[0]}"
+        if what != self._said:
+            self._said = what
+            click.echo(sanitise(f"{now()} job {self.job}: {words}", 1000))
+
+    def fire(self) -> Incident | None:
+        """Take an incident and run the user's command."""
+        still_s = self.watch.judgement.still_s
+        told = self.watch.intervals[-1].signs
+        seen = "; ".join(sign.text for sign in told if sign.moves is False)
+        reason = f"nothing has moved for {still_s:.0f} s: {seen}"
+        path = self.place / kept.directory_name(self.job, now())
+        try:
+            make_directory(self.place, 0o700)
+            directory = kept.prepare(path)
+        except (ForeignDirectory, OSError) as problem:
+            why = f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) else ""
+            self.screen.say(f"no incident: {why or problem}")
+            self.failed = True
+            return None
+        taker = Taker(self.nodes, self.screen, self.job, self.user, self.timeout)
+        found, why = take_incident(taker, directory, reason)
+        if why:
+            self.screen.say(f"no archive: {why}")
+        verdict = found.verdict
+        what = f"{verdict.kind}: {verdict.text}" if verdict else "no verdict"
+        click.echo(
+            sanitise(f"{now()} job {self.job}: incident {found.archive or path}: {what}", 2000)
+        )
+        self.failed = self.failed or not found.archive
+        if self.then and found.complete:
+            self.failed = not _run_then(self.then, found, self.screen) or self.failed
+        return found
+
+
+@click.command()
+@click.argument("inventory", required=False)
+@LOCAL
+@JOB
+@USER
+@VIA
+@TIMEOUT
+@option(
+    "--every",
+    type=click.FloatRange(1, 3600),
+    default=60.0,
+    metavar="S",
+    help="Seconds from one look to the next.",
+)
+@option(
+    "--confirm",
+    type=click.FloatRange(1, 86400),
+    default=180.0,
+    metavar="S",
+    help="Seconds for which nothing must move.",
+)
+@option("--then", metavar="COMMAND", help="Run this after an incident, once for each hang.")
+@option("--once", is_flag=True, help="End after the first incident, with exit status 3.")
+@output_directory("Where incidents go: DIR/JOB-TIME.", general=False)
+@common
+def watch(
+    inventory: str | None,
+    *,
+    local: bool,
+    job: str,
+    user: str | None,
+    via: str,
+    timeout: int,
+    every: float,
+    confirm: float,
+    then: str | None,
+    once: bool,
+    output: str | None,
+    **shared: Any,
+) -> int:
+    """Watch a job, and keep its evidence when it hangs. It ends with the job.
+
+    Every look reads counters of /proc, and takes no stack: CPU time, voluntary switches, bytes,
+    ports, logs. When two of these agree for the time of --confirm that nothing moves, and none
+    sees a movement, an incident is taken and COMMAND is run, which finds NODEREADY_INCIDENT (the
+    directory), NODEREADY_JOB and NODEREADY_VERDICT in its environment. No shell reads COMMAND.
+
+    \b
+    Examples:
+      nodeready watch inventories/prod.py --job 4711 -o /var/tmp/hangs
+      nodeready watch inventories/prod.py --job 4711 --then '/usr/local/bin/page oncall'
+      nodeready watch --via srun --job 4711 --once
+    """
+    options = Common(**shared)
+    checked(timeout, job, user)
+    try:
+        words = shlex.split(then or "")
+    except ValueError as problem:
+        raise Refused(f"--then {then}: {problem}") from None
+    if then is not None and not words:
+        raise Refused("--then: there is no command in it")
+    screen = options.screen()
+    nodes, name = nodes_of(inventory, job, options, local=local, via=via)
+    place = Path(output) if output is not None else _default_place()
+    watcher = _Watcher(
+        nodes,
+        screen,
+        name,
+        user or "",
+        timeout,
+        watching.Watch(confirm),
+        place,
+        words,
+        over=(lambda: _ended(job)) if via == "srun" else (lambda: False),
+    )
+    with nodes.carrier:
+        try:
+            return _watched(watcher, every, once)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+
+
+def _ended(job: str) -> bool:
+    """Whether Slurm says that the job does not run any more: no step can be started in it."""
+    from nodeready.transport.srun import SrunError
+    from nodeready.transport.srun import job as running_job
+
+    try:
+        running_job(job)
+    except SrunError:
+        return True
+    return False
+
+
+def _watched(watcher: _Watcher, every: float, once: bool) -> int:
+    """Look until the job has ended. Returns the exit code."""
+    first = True
+    while True:
+        began = time.monotonic()
+        look = watcher.look()
+        if look.interrupted or watcher.nodes.carrier.interrupted:
+            return INTERRUPTED
+        if first and not look.ranks:
+            _refuse_nothing(watcher, look)
+            return exit_code(unreachable=bool(look.unreached), failed=not look.unreached)
+        first = False
+        if not look.ranks and look.errors and watcher.over():
+            look = watching.Look(look.at)
+        judgement = watcher.watch.add(look)
+        watcher.tell()
+        if judgement.kind == "gone":
+            return exit_code(failed=watcher.failed)
+        if judgement.fire:
+            found = watcher.fire()
+            if found is not None and not found.complete:
+                return INTERRUPTED
+            if once:
+                return exit_code(failed=watcher.failed, check=True)
+        time.sleep(max(0.0, every - (time.monotonic() - began)))
+
+
+def _refuse_nothing(watcher: _Watcher, look: watching.Look) -> None:
+    """Say why there is nothing to watch. Raises Refused where every node has answered."""
+    for name, why in list(look.errors.items())[:10]:
+        watcher.screen.say(f"{name}: {why}")
+    if not look.errors:
+        where = folded(watcher.nodes.carrier.nodes)
+        raise Refused(f"no ranks of job {watcher.job} on {where}: start it when the job runs")

@@ -1,0 +1,311 @@
+"""Does the job move? Counters of its ranks, read from /proc alone, and of the node's ports.
+
+A look of `nodeready watch`: a program of its own, because it comes every minute to a job that is
+well. It takes no stack, asks no tool, and keeps nothing; every value is a counter that only grows,
+so that two looks tell what happened between them. proc(5) and its pages have the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nodeready.node.stacks import processes, ranks
+from nodeready.node.users_file import open_regular
+from nodeready.subjects import wire
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+#: Seconds for the ports: a card that is sick answers late.
+_PORTS_S = 2.0
+#: Most processes below one rank, and most ranks of a node, that are looked at.
+_MOST_BELOW, MOST_RANKS = 256, 1024
+#: Bytes at the end of a log in which the watchdog is looked for.
+_LOG_BYTES = 16 << 10
+# ProcessGroupNCCL.cpp (checkTimeout, the heartbeat monitor) and ProcessGroupGloo's timeouts:
+# "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=..."; "Heartbeat monitor timed
+# out"; "Timed out waiting 1800000ms for recv operation to complete".
+_WATCHDOG = re.compile(
+    rb"[Ww]atchdog caught collective operation timeout|Heartbeat monitor timed out"
+    rb"|Timed out waiting \d+ms for (?:recv|send) operation"
+)
+_SYSFS_IB = "/sys/class/infiniband"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to look at.
+
+    nonce, tag, limit_s: as of every program of ours that travels (`nodeready.node.payload`)
+    job, match, user:    as of `nodeready.node.stacks.program.Config`
+    """
+
+    nonce: str
+    tag: str
+    limit_s: int
+    job: str = ""
+    match: str = ""
+    user: str = ""
+
+
+@dataclass(frozen=True)
+class Motion:
+    """What one rank has done since it began. None: not told.
+
+    start:      of the process, in seconds since boot
+    state:      the letter of /proc/PID/stat
+    main_cpu_s: of its main thread
+    cpu_s:      of all its threads and of all processes below it, ended ones too
+    switches:   how often the main thread has given the CPU away by itself
+    faults:     page faults of the process and of all below it
+    moved_bytes: that it and all below it have read and written, by read(2) and write(2)
+    below:      how many processes there are below it
+    log_bytes:  size of what its standard output and error go to; None: no file
+    log_age_s:  whole seconds since that was last written
+    watchdog:   the end of the log tells that PyTorch's watchdog has seen a timeout
+    """
+
+    pid: int
+    rank: int | None
+    start: float
+    state: str
+    main_cpu_s: float
+    cpu_s: float
+    switches: int
+    faults: int
+    moved_bytes: int | None
+    below: int
+    log_bytes: int | None
+    log_age_s: int | None
+    watchdog: bool
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Bytes that came and went, since boot; None: there is no such port.
+
+    network: of all network interfaces but the node's own loop
+    rdma:    of all RDMA ports
+    """
+
+    network: int | None
+    rdma: int | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """How the look went. ranks: as many as there are; error: what was not seen, one line"""
+
+    ranks: int
+    error: str = ""
+
+
+def main(config: Config) -> None:
+    """Print a line for each rank, one for the ports, and one for the end."""
+    # A job that is well has other work for the node.
+    os.nice(19)
+    deadline = time.monotonic() + max(1.0, config.limit_s - 1)
+    found, error = look(config, deadline)
+    seen = processes.each(
+        lambda number: _ports(), [0], min(deadline, time.monotonic() + _PORTS_S)
+    ).get(0)
+    ports = Ports(*seen) if isinstance(seen, (list, tuple)) else Ports(None, None)
+    for one in found:
+        print(wire.line(config.nonce, "motion", one))
+    print(wire.line(config.nonce, "ports", ports))
+    print(wire.line(config.nonce, "found", Found(len(found), error)), flush=True)
+
+
+def look(config: Config, deadline: float) -> tuple[list[Motion], str]:
+    """Every rank of the job, and what was left out, in one line."""
+    seen, left_out = processes.scan(deadline)
+    error = f"{left_out} processes were not looked at: no time left" if left_out else ""
+    uid = _uid(config.user, deadline)
+    try:
+        chosen = ranks.select(
+            seen, ranks.Selection(config.job, (), config.match, uid), os.getpid()
+        )
+    except re.error as problem:
+        return [], f"no regular expression: {problem}"
+    # Who claims another's job is no rank of it.
+    own = [one for one in chosen if not one.stranger]
+    if len(own) > MOST_RANKS:
+        error = f"{len(own) - MOST_RANKS} ranks are left out"
+    below = _below(seen, [one.process.pid for one in own[:MOST_RANKS]])
+    numbers = {one.process.pid: one for one in own[:MOST_RANKS]}
+    told = processes.each(
+        lambda pid: _motion(pid, below[pid]), list(numbers), deadline, processes.owners(numbers)
+    )
+    found = []
+    for pid, values in told.items():
+        if values and values is not processes.HANGS:
+            found.append(Motion(pid=pid, rank=numbers[pid].identity.rank, **values))
+    hung = sum(values is processes.HANGS for values in told.values())
+    if hung:
+        error = f"{hung} ranks could not be looked at: reading them hangs"
+    return found, error
+
+
+def _uid(user: str, deadline: float) -> int | None:
+    """The number of this user; None: nobody's in particular, -1: there is no such user."""
+    if not user:
+        return None
+    if user.isdigit():
+        return int(user)
+
+    def number(_: int) -> int:
+        import pwd
+
+        try:
+            return pwd.getpwnam(user).pw_uid
+        except KeyError:
+            return -1
+
+    found = processes.each(number, [0], deadline).get(0)
+    return found if isinstance(found, int) else -1
+
+
+def _below(seen: Sequence[processes.Process], pids: Iterable[int]) -> dict[int, list[int]]:
+    """Of each of these, all processes that it has started and that these have started."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for one in seen:
+        children[one.parent].append(one.pid)
+    found: dict[int, list[int]] = {}
+    for pid in pids:
+        known, todo = {pid}, [pid]
+        while todo and len(known) <= _MOST_BELOW:
+            more = [child for child in children.get(todo.pop(), ()) if child not in known]
+            known.update(more)
+            todo += more
+        found[pid] = sorted(known - {pid})[:_MOST_BELOW]
+    return found
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(65536).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _numbers(path: str) -> tuple[str, list[int]] | None:
+    """State, and the numbers behind it, of a stat file; None: it is gone."""
+    state, _, rest = _text(path).rpartition(")")[2].strip().partition(" ")
+    words = rest.split()
+    try:
+        return (state, [int(word) for word in words]) if len(words) > 20 else None
+    except ValueError:
+        return None
+
+
+# Places behind the state in /proc/PID/stat: faults of its own and of its ended children, and CPU.
+_FAULTS, _CPU, _START = (6, 7, 8, 9), (10, 11, 12, 13), 18
+
+
+def _motion(pid: int, below: Sequence[int]) -> dict[str, Any] | None:
+    own = _numbers(f"/proc/{pid}/stat")
+    thread = _numbers(f"/proc/{pid}/task/{pid}/stat")
+    if own is None or thread is None:
+        return None
+    state, numbers = own
+    rows = [numbers]
+    there = 0
+    for other in below:
+        if child := _numbers(f"/proc/{other}/stat"):
+            rows.append(child[1])
+            there += 1
+    moved = [_io(number) for number in (pid, *below)]
+    told = [one for one in moved if one is not None]
+    size, age_s, watchdog = _log(pid)
+    switches = re.search(
+        r"^voluntary_ctxt_switches:\s+(\d{1,18})", _text(f"/proc/{pid}/status"), re.M
+    )
+    return {
+        "start": round(numbers[_START] / _TICKS, 2),
+        "state": state[:1],
+        "main_cpu_s": round((thread[1][10] + thread[1][11]) / _TICKS, 2),
+        "cpu_s": round(sum(row[at] for row in rows for at in _CPU) / _TICKS, 2),
+        "switches": int(switches[1]) if switches else 0,
+        "faults": sum(row[at] for row in rows for at in _FAULTS),
+        "moved_bytes": sum(told) if told else None,
+        "below": there,
+        "log_bytes": size,
+        "log_age_s": age_s,
+        "watchdog": watchdog,
+    }
+
+
+def _io(pid: int) -> int | None:
+    """rchar and wchar of /proc/PID/io; None: not permitted, or gone."""
+    found = re.findall(r"^[rw]char: (\d{1,19})$", _text(f"/proc/{pid}/io"), re.M)
+    return sum(map(int, found)) if found else None
+
+
+def _log(pid: int) -> tuple[int | None, int | None, bool]:
+    """Size, age and the watchdog's word of what standard output and error go to, where that is a
+    file. It is read with the rights of whoever owns the process: it is that user's to show."""
+    sizes: dict[tuple[int, int], tuple[int, float]] = {}
+    watchdog = False
+    owner = None
+    with contextlib.suppress(OSError):
+        owner = os.stat(f"/proc/{pid}").st_uid
+    for number in (1, 2):
+        path = f"/proc/{pid}/fd/{number}"
+        with contextlib.suppress(OSError):
+            known = os.stat(path)
+            if not stat.S_ISREG(known.st_mode) or (known.st_dev, known.st_ino) in sizes:
+                continue
+            sizes[(known.st_dev, known.st_ino)] = (known.st_size, known.st_mtime)
+            watchdog = watchdog or (owner is not None and _caught(path, owner, known.st_size))
+    if not sizes:
+        return None, None, False
+    latest = max(written for _, written in sizes.values())
+    age_s = max(0, min(int(time.time() - latest), 2**31 - 1))
+    return sum(size for size, _ in sizes.values()), age_s, watchdog
+
+
+def _caught(path: str, owner: int, size: int) -> bool:
+    """Whether the end of a log has a line of the watchdog's."""
+    handle, _ = open_regular(os.readlink(path), owner)
+    try:
+        return bool(_WATCHDOG.search(os.pread(handle, _LOG_BYTES, max(0, size - _LOG_BYTES))))
+    finally:
+        os.close(handle)
+
+
+def _ports() -> list[int | None]:
+    """Bytes of the network, and of the RDMA ports (counters of 4 bytes: the InfiniBand
+    specification's PortXmitData and PortRcvData)."""
+    network = None
+    for row in _text("/proc/net/dev").splitlines():
+        name, colon, rest = row.partition(":")
+        words = rest.split()
+        if colon and name.strip() != "lo" and len(words) > 8:
+            network = (network or 0) + int(words[0]) + int(words[8])
+    rdma = None
+    for device in _listed(_SYSFS_IB):
+        for port in _listed(f"{_SYSFS_IB}/{device}/ports"):
+            for counter in ("port_rcv_data", "port_xmit_data"):
+                words_ = _text(f"{_SYSFS_IB}/{device}/ports/{port}/counters/{counter}").strip()
+                if words_.isdigit():
+                    rdma = (rdma or 0) + 4 * int(words_[:19])
+    return [network, rdma]
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))[:64]
+    except OSError:
+        return []
+
+
+def kinds() -> Mapping[str, type]:
+    """The rows of an answer."""
+    return {"motion": Motion, "ports": Ports, "found": Found}

@@ -1,0 +1,276 @@
+"""Whether a running job can be debugged when it hangs or dies: what is there, and what is not.
+
+Pure: from traces that were taken with ``stacks --check`` (`nodeready.node.witnesses.settings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+from nodeready.exit_codes import exit_code
+from nodeready.node.witnesses.nccl_ras import SAFE, numbers
+from nodeready.triage.stacks.trace import Trace
+
+#: What is looked at, in this order: py-spy reads the stack; the output is in a file; the flight
+#: recorder is on; it can write its dump; NCCL's RAS port may be asked; a core would be written;
+#: Python prints its stacks when it dies; a core of the GPU can be asked for; NCCL says what fails.
+ITEMS = ("stack", "log", "recorder", "dump", "ras", "core", "faulthandler", "gpu-core", "nccl-log")
+#: ok, or it does not apply; warn: less can be told; fail: a hang or a death leaves too little;
+#: unknown: it could not be seen.
+RESULTS = ("ok", "warn", "fail", "unknown")
+
+
+class Finding(NamedTuple):
+    """One item, with those of whom the same is true.
+
+    found: what there is, one line; fix: what to do for the next run; "": nothing
+    ranks: () where nobody knows them
+    """
+
+    item: Annotated[str, {"enum": ITEMS}]
+    result: Annotated[str, {"enum": RESULTS}]
+    found: str
+    fix: str
+    ranks: tuple[Annotated[int, {"minimum": 0}], ...] = ()
+    nodes: tuple[str, ...] = ()
+    processes: Annotated[int, {"minimum": 1}] = 1
+
+
+@dataclass(frozen=True)
+class Debuggable:
+    """What a job has for whoever debugs it.
+
+    started, finished: ISO 8601, UTC, with a Z
+    findings: by item, the worst of each first
+    errors:   node -> why it gave no answer, one line
+    complete: False when it was interrupted
+    """
+
+    started: str
+    finished: str
+    job: str
+    findings: tuple[Finding, ...]
+    errors: Mapping[str, str]
+    complete: bool = True
+
+
+def code(found: Debuggable, *, unreachable: bool = False, failed: bool = False) -> int:
+    """The exit code: 3 when something fails, or could not be seen.
+
+    unreachable: a node was not reached, or got lost; failed: a mistake of ours cost a node
+    """
+    bad = any(one.result in ("fail", "unknown") for one in found.findings)
+    return exit_code(
+        interrupted=not found.complete,
+        usage=not found.findings and not found.errors,
+        failed=failed,
+        unreachable=unreachable,
+        check=bad or bool(found.errors),
+    )
+
+
+#: Result, what there is, what to do.
+Judged = tuple[str, str, str]
+_UNSEEN: Judged = ("unknown", "it could not be seen", "look as its user, or with --sudo")
+_ENV = "nodeready env --debug exports it"
+
+# --- PyTorch's versions: since when a variable has which name and default.
+#
+# Sources: torch/csrc/distributed/c10d/FlightRecorder.hpp and ProcessGroupNCCL.hpp of 2.2, 2.14 and
+# 2.15, and pytorch pull requests 142260, 143446 and 152563.
+
+#: The first version with a recorder; from when on it is certainly on without any variable, and
+#: dumps on a timeout; from when on its variables are TORCH_FR_*.
+RECORDER, RECORDER_ON, RECORDER_RENAMED = (2, 2), (2, 9), (2, 8)
+
+
+def release(version: str) -> tuple[int, int] | None:
+    """Major and minor number of ``2.15.0+cu132``; None: not known."""
+    words = version.split(".")[:2]
+    if len(words) == 2 and all(word.isdecimal() and len(word) < 5 for word in words):
+        return int(words[0]), int(words[1])
+    return None
+
+
+def buffer_variable(torch: tuple[int, int] | None) -> str:
+    """The name of the variable that has the recorder's size."""
+    new = torch is not None and torch >= RECORDER_RENAMED
+    return "TORCH_FR_BUFFER_SIZE" if new else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+
+
+# --- The judgement of one process.
+
+
+def _stack(process: Mapping[str, Any]) -> Judged:
+    samples = process["samples"]
+    if any(sample["main"] is not None for sample in samples):
+        return "ok", "py-spy reads it", ""
+    why = next((sample["error"] for sample in samples if sample["error"]), "there is no sample")
+    told = "not installed" in why
+    fix = "" if told else "nodeready audit says what forbids it (ptrace.scope, debug_tools.py_spy)"
+    return "fail", str(why)[:200], fix
+
+
+def _log(process: Mapping[str, Any]) -> Judged:
+    log = process["witnesses"].get("logs")
+    if not isinstance(log, dict):
+        return _UNSEEN
+    if log.get("path") and not log.get("absent"):
+        return "ok", "its output is in a file", ""
+    why = str(log.get("absent") or "its output is in no file")[:200]
+    return "fail", why, "torchrun --log-dir DIR --tee 3, or srun --output FILE"
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in settings["variables"]}
+
+
+def _no(value: str) -> bool:
+    """Whether a variable's value switches something off."""
+    return value.strip().lower() in ("0", "false", "off", "no", "n", "f")
+
+
+def _recorder(settings: Mapping[str, Any]) -> Judged:
+    torch, given = release(settings["torch"]), _given(settings)
+    if not settings["torch"]:
+        return "ok", "no PyTorch is loaded", ""
+    if settings["nccl"] is None:
+        return "ok", "no NCCL is loaded: nothing dumps its records", ""
+    if torch is not None and torch < RECORDER:
+        return "warn", f"PyTorch {settings['torch']} has none", "PyTorch 2.2 or newer"
+    size = given.get("TORCH_FR_BUFFER_SIZE", given.get("TORCH_NCCL_TRACE_BUFFER_SIZE"))
+    if size is not None and (not size.strip().isdecimal() or int(size[:9]) == 0):
+        return "fail", f"it is off: {buffer_variable(torch)}={size}", _ENV
+    if size is None and (torch is None or torch < RECORDER_ON):
+        name = buffer_variable(torch)
+        return "fail", f"PyTorch {settings['torch']} may have it off: {name} is not set", _ENV
+    dump = given.get("TORCH_NCCL_DUMP_ON_TIMEOUT")
+    if (dump is not None and _no(dump)) or (dump is None and (torch or (0, 0)) < RECORDER_ON):
+        return "fail", "it dumps nothing on a timeout: TORCH_NCCL_DUMP_ON_TIMEOUT", _ENV
+    return "ok", "it is on", ""
+
+
+def _dump(settings: Mapping[str, Any]) -> Judged:
+    if not settings["torch"] or settings["nccl"] is None:
+        return "ok", "nothing dumps its records", ""
+    if not settings["dump_place"]:
+        return "unknown", "its rank is not known, and so not its file", "start it with RANK"
+    if settings["dump_wrong"]:
+        fix = "a directory that its user can write to: nodeready env --debug --directory DIR"
+        return "fail", f"{settings['dump_place']}: {settings['dump_wrong']}", fix
+    return "ok", f"its dump can be written to {settings['dump_place']}RANK", ""
+
+
+def _ras(settings: Mapping[str, Any]) -> Judged:
+    version, given = settings["nccl"], _given(settings)
+    if version is None:
+        return "ok", "no NCCL is loaded", ""
+    known = numbers(version)
+    safe = ".".join(map(str, SAFE))
+    if known is None:
+        return "unknown", "the version of NCCL is not known", ""
+    if known < (2, 24):
+        return "warn", f"NCCL {version} has no RAS port", f"NCCL {safe} or newer"
+    if _no(given.get("NCCL_RAS_ENABLE", "1")):
+        return "warn", "it is off: NCCL_RAS_ENABLE=0", "take NCCL_RAS_ENABLE out"
+    if known < SAFE:
+        found = f"asking NCCL {version} has crashed jobs: it is not asked"
+        return "warn", found, f"NCCL {safe} or newer"
+    return "ok", f"NCCL {version}: its port may be asked, unless a communicator is made", ""
+
+
+def _core(settings: Mapping[str, Any]) -> Judged:
+    limit, pattern = settings["core_bytes"], settings["core_place"]
+    if limit is None or not pattern:
+        return _UNSEEN
+    if settings["core_wrong"]:
+        fix = "nodeready deploy sets a place for cores (core_dumps)"
+        return "fail", f"{pattern}: {settings['core_wrong']}", fix
+    if limit == 0 and not (pattern.startswith("|") and "systemd-coredump" not in pattern):
+        fix = "ulimit -c unlimited in the job's script; nodeready deploy lifts the limit"
+        return "fail", "the limit of its cores is 0", fix
+    if 0 < limit < 1 << 30:
+        return "warn", f"its cores are cut off at {limit >> 20} MiB", "ulimit -c unlimited"
+    where = "" if pattern.startswith(("/", "|")) else " in its working directory"
+    return "ok", f"a core would go to {pattern}{where}", ""
+
+
+def _set(settings: Mapping[str, Any], name: str, without: str) -> Judged:
+    value = _given(settings).get(name, "")
+    if value.strip() and not _no(value):
+        return "ok", f"{name}={value}", ""
+    return "warn", f"{without}: {name} is not set", _ENV
+
+
+def _faulthandler(settings: Mapping[str, Any]) -> Judged:
+    return _set(settings, "PYTHONFAULTHANDLER", "a death by a signal leaves no stack of Python's")
+
+
+def _gpu_core(settings: Mapping[str, Any]) -> Judged:
+    if not settings["cuda"]:
+        return "ok", "no CUDA is loaded", ""
+    name = "CUDA_ENABLE_USER_TRIGGERED_COREDUMP"
+    return _set(settings, name, "a kernel that hangs cannot be looked at")
+
+
+def _nccl_log(settings: Mapping[str, Any]) -> Judged:
+    if settings["nccl"] is None:
+        return "ok", "no NCCL is loaded", ""
+    return _set(settings, "NCCL_DEBUG", "NCCL does not say what fails")
+
+
+_OF_SETTINGS = {
+    "recorder": _recorder,
+    "dump": _dump,
+    "ras": _ras,
+    "core": _core,
+    "faulthandler": _faulthandler,
+    "gpu-core": _gpu_core,
+    "nccl-log": _nccl_log,
+}
+
+
+def _judged(process: Mapping[str, Any]) -> Iterator[tuple[str, Judged]]:
+    yield "stack", _stack(process)
+    yield "log", _log(process)
+    settings = process["witnesses"].get("settings")
+    for item, judge in _OF_SETTINGS.items():
+        try:
+            # A node's word for it: what is missing there makes no sense, and costs this alone.
+            yield item, judge(settings) if isinstance(settings, dict) else _UNSEEN
+        except (KeyError, TypeError, ValueError, AttributeError):
+            yield item, _UNSEEN
+
+
+def judge(
+    traces: Iterable[Trace],
+    errors: Mapping[str, str],
+    *,
+    started: str = "",
+    finished: str = "",
+    complete: bool = True,
+) -> Debuggable:
+    """What the job of these traces has. errors: complete when the traces have been read."""
+    together: dict[tuple[str, Judged], list[tuple[int | None, str]]] = {}
+    jobs: dict[str, None] = {}
+    for trace in traces:
+        for process in trace["processes"]:
+            jobs.setdefault(process["job"])
+            for item, judged in _judged(process):
+                together.setdefault((item, judged), []).append((process["rank"], trace["node"]))
+    findings = [
+        Finding(
+            item,
+            *judged,
+            tuple(sorted({rank for rank, _ in whose if rank is not None})),
+            tuple(dict.fromkeys(node for _, node in whose)),
+            len(whose),
+        )
+        for (item, judged), whose in together.items()
+    ]
+    worst = ("fail", "unknown", "warn", "ok")
+    findings.sort(key=lambda one: (ITEMS.index(one.item), worst.index(one.result), one.ranks[:1]))
+    job = next(iter(jobs), "") if len(jobs) == 1 else ""
+    return Debuggable(started, finished, job, tuple(findings), dict(errors), complete)

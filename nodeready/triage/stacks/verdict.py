@@ -1,0 +1,659 @@
+"""The verdict: who is the cause, by who waits for whom and by all that the witnesses say.
+
+The rules, in their order. A job that goes on is not stuck. A rank that is gone is waited for in
+vain. What a strong witness says of who has not called what the others wait in goes before what the
+stacks say, unless the accused waits in turn for one of whom no witness knows. Then the ranks that
+wait for nobody while others wait for them. Then, where all wait, the network. One weak sign alone
+convicts nobody: it is named, and what would tell more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from nodeready.inventory.nodeset import fold, natural
+from nodeready.text import counted
+from nodeready.triage.stacks import hearing
+from nodeready.triage.stacks.document import Frame, Group, Statement, Suspect, Verdict, fold_ranks
+from nodeready.triage.stacks.testimony import Lag, Testimony
+
+#: Characters of the verdict's text; of a set of ranks or nodes, and of a place, in it.
+_LONG, _WHO, _PLACE = 160, 32, 44
+#: Statements for and against a suspect; suspects.
+_MOST_SAID, _MOST_SUSPECTS = 8, 8
+#: Wait channels and files of file systems and block devices (Linux: fs/, net/sunrpc, block/; the
+#: clients of Lustre, Ceph, GPFS, BeeGFS and WEKA).
+_STORAGE = re.compile(
+    r"nfs|rpc_wait|rpc_execute|fuse|request_wait_answer|lustre|\bll_|ptlrpc|cl_sync|ldlm|ceph|gpfs"
+    r"|mmfs|beegfs|fhgfs|weka|cifs|smb2?_|io_schedule|folio_wait|wait_on_page|wait_on_buffer|jbd2"
+    r"|xfs_|ext4_|btrfs|blk_|submit_bio|bit_wait_io|balance_dirty"
+)
+#: What a hint is about where a rank sleeps until the others come, and does not poll.
+_IN_A_CALL = ("collective", "peer", "gpu", "backward")
+#: Calls of one rank to another one.
+_PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\w+)$")
+
+
+class Decision(NamedTuple):
+    """verdict: None: there is no group
+
+    groups: with their roles as the witnesses leave them
+    order:  indexes of the groups, those of the suspects first
+    """
+
+    verdict: Verdict | None
+    groups: tuple[Group, ...]
+    order: tuple[int, ...]
+
+
+class _Cause(NamedTuple):
+    """Where a suspect stands.
+
+    kind: of the verdict; does: ``stands in load data.py:33``; look: what to do
+    """
+
+    kind: str
+    does: str
+    look: str
+
+
+def _silent(group: Group) -> bool:
+    """Nodes without an answer, of whatever reason."""
+    return group.kind == "no-data" and not group.processes
+
+
+def who(ranks: Collection[int], nodes: Sequence[str] = ()) -> str:
+    """``rank 3 (gpu1)``, ``ranks 0-2``, ``300 ranks``, ``gpu1``."""
+    names = fold(nodes) if nodes else ""
+    if len(names) > _WHO:
+        names = counted(len(nodes), "node")
+    if not ranks:
+        return names or "a process"
+    text = fold_ranks(ranks)
+    text = f"{len(ranks)} ranks" if len(text) > _WHO else f"rank{'s' * (len(ranks) > 1)} {text}"
+    return f"{text} ({names})" if names else text
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _place(frame: Frame) -> str:
+    file = frame.file.rpartition("/")[2]
+    return _cut(f"{frame.function} {file}:{frame.line}" if frame.line else frame.function, _PLACE)
+
+
+def _stands(group: Group) -> str:
+    """``load data.py:33``: the user's own innermost call, else the innermost; "" without one."""
+    frame = group.user_frame or (group.frames[-1] if group.frames else None)
+    return _place(frame) if frame else ""
+
+
+def _cause(group: Group) -> _Cause:
+    """What a group that waits for nobody does, and what to do about it."""
+    many = len(group.ranks) > 1
+    if group.kind in ("missing", "dead"):
+        return _Cause("gone", "are gone" if many else "is gone", "see dmesg and `nodeready cores`")
+    if group.kind == "stopped":
+        look = "`kill -CONT PID` once it is known who did it"
+        return _Cause("late", "stopped by a signal", look)
+    if group.kind == "traced":
+        return _Cause("late", "held by a tracer", "see who holds it: ps -p TRACER")
+    kernel = " ".join((group.why, *group.states, *group.waits_on))
+    at = _stands(group)
+    if group.kind == "uninterruptible":
+        where = group.why.rpartition(" in ")[2] if ", in " in group.why else ""
+        does = f"state D{f' in {where}' if where else ''}{f' at {at}' if at else ''}"
+        return _Cause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
+    for below in group.below:
+        if below.kind == "loader worker":
+            workers = below.frames[-1:]
+            beside = _place(workers[0]) if workers else below.why or below.wait_channel
+            does = f"waits for {counted(below.processes, 'loader worker')}"
+            does += f" in {_cut(beside, _PLACE)}" if beside else ""
+            fs = below.state.startswith("D") or _STORAGE.search(
+                f"{below.wait_channel} {below.waits_on}"
+            )
+            look = "look at the workers' stacks" if not fs else "look at the workers' file system"
+            return _Cause("storage" if fs else "loader", does, look)
+    about = group.about
+    if about == "data":
+        return _Cause("loader", f"waits for its data loader at {at}", "look at its workers")
+    if _STORAGE.search(kernel):
+        look = "look at its mounts and dmesg"
+        return _Cause("storage", f"waits for a file system at {at}", look)
+    if about in _FILES and group.verdict not in ("spinning", "progressing"):
+        return _Cause("storage", f"{_FILES[about]} at {at}", "look at its file system")
+    if group.verdict == "progressing":
+        return _Cause("late", f"still works, at {at}", "slow, or in a loop: look again")
+    if group.verdict == "spinning":
+        return _Cause("late", f"computes or loops at {at}", "look there, and look again")
+    does, look = _DOES.get(about, ("stands in", "look there"))
+    waits = f", waiting for {_cut(group.waits_on[0], _PLACE)}" if group.waits_on else ""
+    return _Cause("late", f"{does} {at}{waits}", look)
+
+
+#: What a hint is about -> what a suspect of it does.
+_FILES = {
+    "checkpoint": "saves or loads a checkpoint", "file": "reads or writes files",
+    "core": "has crashed: the kernel writes its core",
+}  # fmt: skip
+#: ... and what to do about it.
+_DOES = {
+    "debugger": ("is in a debugger at", "take the breakpoint out"),
+    "input": ("waits for somebody to type at", "take the input() out"),
+    "sleep": ("sleeps at", "look what it waits for"),
+    "child": ("waits for a process that it started at", "look at that one"),
+    "lock": ("waits for a lock or a thread at", "try --all-threads"),
+    "file-lock": ("waits for a lock file at", "look who holds it"),
+    "exit": ("is at its end, at", "look at its threads and children"),
+    "output": ("writes where nobody reads, at", "look who should read its output"),
+    "pipe": ("waits for a pipe at", "look who should write there"),
+    "network": ("waits for the network at", "look who should answer"),
+    "asyncio": ("waits in asyncio's loop at", "try --all-threads"),
+    "gil": ("waits for Python's lock at", "try --all-threads"),
+    "compile": ("compiles at", "look at its compilers and its cache"),
+    "import": ("imports modules at", "look at the file system"),
+    "native": ("stands below", "--native tells where"),
+}  # fmt: skip
+#: What a hint is about where nobody is kept waiting.
+_ASIDE = ("idle", "agent", "worker")
+
+
+class _Case:
+    """All that is known of one job, and the decision."""
+
+    def __init__(
+        self, groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]]
+    ) -> None:
+        self.heard, self.places = heard, places
+        self.node_of: dict[int | None, str] = {}
+        self.roles = [group.role for group in groups]
+        self.groups = list(groups)
+        self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
+        self.nodes = {node for group in groups for node in group.nodes}
+        self.total = sum(group.processes for group in groups)
+        self.moving = sum(one.processes for one in groups if one.verdict == "progressing")
+        self.says = [
+            (witness.name, statement)
+            for witness in heard.witnesses
+            for statement in witness.says
+        ]  # fmt: skip
+        self.victims = [at for at, role in enumerate(self.roles) if role == "victim"]
+        self.waiting = sum(groups[at].processes for at in self.victims)
+        self.notes: list[str] = []
+        #: Whether a witness names others than the groups' own order does.
+        self.reorder = False
+
+    # --- Who.
+
+    def suspect(self, ranks: Iterable[int], nodes: Iterable[str], *why: str) -> Suspect:
+        """With all that speaks for it and against it."""
+        mine, there = set(ranks), set(nodes)
+        for_, against = list(dict.fromkeys(filter(None, why))), list(self.notes)
+        for name, one in self.says:
+            if not self._of(one, mine, there):
+                continue
+            text = f"{name}: {one.text}"
+            if one.against:
+                against.append(text)
+            elif one.weight:
+                for_.append(text)
+        if len(mine) <= 2:
+            for_ += [
+                f'logs: last line of rank {rank}: "{self.heard.last[rank]}"'
+                for rank in sorted(mine)
+                if self.heard.last.get(rank)
+                and not any(self.heard.last[rank] in text for text in for_)
+            ]
+        return Suspect(
+            tuple(sorted(mine)),
+            tuple(sorted(there, key=natural)),
+            tuple(dict.fromkeys(for_))[:_MOST_SAID],
+            tuple(dict.fromkeys(against))[:_MOST_SAID],
+        )
+
+    @staticmethod
+    def _of(one: Statement, ranks: set[int], nodes: set[str]) -> bool:
+        """Whether a statement is about some of these ranks, or about their nodes."""
+        if one.ranks:
+            return not ranks.isdisjoint(one.ranks)
+        return bool(one.nodes) and not nodes.isdisjoint(one.nodes)
+
+    def of_group(self, at: int) -> Suspect:
+        group = self.groups[at]
+        cause = _cause(group)
+        why = group.reason or (cause.does if self.roles[at] == "suspect" else "")
+        return self.suspect(group.ranks, group.nodes, why)
+
+    def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """The nodes of ranks, in natural order."""
+        if not self.node_of:
+            self.node_of = {one[2]: one[0] for one in self.places}
+        found = {self.node_of[rank] for rank in ranks if rank in self.node_of}
+        return tuple(sorted(found, key=natural))
+
+    # --- The decision.
+
+    def decide(self) -> Verdict:
+        if 2 * self.moving > self.total:
+            return self.not_stuck()
+        gone = [
+            at for at, one in enumerate(self.groups)
+            if one.kind in ("missing", "dead") or _silent(one)
+        ]  # fmt: skip
+        alive = [at for at, role in enumerate(self.roles) if role == "suspect" and at not in gone]
+        lags = self._strongest()
+        known = [at for at in gone if self.groups[at].nodes or self._why_gone(at)]
+        if known or (gone and not alive and not lags):
+            return self.gone(known or gone, gone)
+        accused = {rank for lag in lags for rank in lag.ranks}
+        exonerated = [at for at in alive if self._exonerated(at)]
+        for at in exonerated:
+            self._acquit(at)
+        alive = [at for at in alive if at not in exonerated]
+        both = [at for at in alive if not accused.isdisjoint(self.groups[at].ranks)]
+        if lags and (both or not alive):
+            return self.late(lags, both)
+        if alive:
+            unheard = set(self.heard.unheard)
+            deeper = [at for at in alive if unheard & set(self.groups[at].ranks)]
+            if lags and not deeper:
+                self.notes.append("by its stack alone, another rank waits for nobody")
+                return self.late(lags, [])
+            if lags:
+                self.notes.append(f"{lags[0].witness}: {who(lags[0].ranks)} is late, too")
+            if gone:
+                self.notes.append(f"nobody found {who(self.groups[gone[0]].ranks)}")
+                self.reorder = True
+            return self.stands(alive)
+        return self.all_wait()
+
+    def _strongest(self) -> list[Lag]:
+        """What the best witness says of who is late; another one that names others is noted."""
+        best: list[Lag] = []
+        for name in ("flight_recorder", "nccl_ras", "logs"):
+            own = [one for one in self.heard.lags if one.witness == name and one.weight > 1]
+            free = [one for one in own if not one.chained]
+            if not best:
+                best = free
+            elif free and {r for one in best for r in one.ranks}.isdisjoint(
+                r for one in free for r in one.ranks
+            ):
+                self.notes.append(f"{name}: names {who(free[0].ranks)} instead")
+        if best:
+            return best
+        # Two weak witnesses that say the same of a rank are one strong one.
+        weak = [one for one in self.heard.lags if one.weight == 1 and not one.chained]
+        for one in weak:
+            for other in weak:
+                if one.witness != other.witness and set(one.ranks) & set(other.ranks):
+                    return [one]
+            signs = {
+                name for name, said in self.says
+                if said.weight and not said.against and set(said.ranks) & set(one.ranks)
+            }  # fmt: skip
+            alive = [self.roles[self.at[rank]] for rank in one.ranks if rank in self.at]
+            if len(signs) > 1 or (alive and set(alive) == {"suspect"}):
+                return [one]
+        return []
+
+    def _exonerated(self, at: int) -> bool:
+        """The recorder says that all of a group have called what is waited for."""
+        ranks, called = self.groups[at].ranks, self.heard.called
+        return self.groups[at].kind == "stack" and bool(ranks) and all(r in called for r in ranks)
+
+    def _acquit(self, at: int) -> None:
+        group = self.groups[at]
+        what = self.heard.called[group.ranks[0]]
+        self.roles[at] = None
+        self.groups[at] = replace(
+            group, role=None, reason=f"the flight recorder says that it has called {what}"
+        )
+
+    def not_stuck(self) -> Verdict:
+        text = f"not stuck: {self.moving} of {self.total} ranks go on between the samples"
+        if self.moving < self.total:
+            text += "; the others may wait for them: look again with a longer --interval"
+        return Verdict("not-stuck", text)
+
+    # --- A rank is gone.
+
+    def _why_gone(self, at: int) -> Statement | None:
+        """The gravest thing that a witness says of the nodes or ranks of a group."""
+        group = self.groups[at]
+        ranks, nodes = set(group.ranks), set(group.nodes) or self.nodes
+        said = [
+            one for name, one in self.says
+            if name in ("kernel", "nccl_ras", "gpu") and one.weight > 1 and not one.against
+            and (self._of(one, ranks, nodes) or nodes & set(one.nodes))
+        ]  # fmt: skip
+        return max(said, key=lambda one: one.weight, default=None)
+
+    def gone(self, most: Sequence[int], gone: Sequence[int]) -> Verdict:
+        silent = [at for at in most if _silent(self.groups[at])]
+        first = next((at for at in most if self._why_gone(at)), most[0])
+        group, why = self.groups[first], self._why_gone(first)
+        ranks = sorted({rank for at in most for rank in self.groups[at].ranks})
+        nodes = tuple(dict.fromkeys(node for at in most for node in self.groups[at].nodes))
+        name = who(ranks, nodes)
+        one = len(ranks) == 1 or not ranks
+        wait = f"; {self.waits()}" if self.victims else ""
+        if why:
+            where = f" on {fold(why.nodes)}" if len(why.nodes) == 1 and not nodes else ""
+            text = f"{name} {'is' if one else 'are'} gone: {why.text}{where}{wait}"
+        elif silent or group.why.endswith("without an answer"):
+            reason = _cut(self.groups[silent[0]].why, 60) if silent else "no answer"
+            text = f"{name}: no answer of the node ({reason}){wait}: see whether it is alive"
+        elif group.kind == "dead":
+            why_ended = _cut(group.why, 50)
+            text = f"{name} has ended ({why_ended}){wait}: see `nodeready cores` and dmesg"
+        else:
+            text = (
+                f"{name}: nobody found {'it' if one else 'them'}{wait}: see dmesg, "
+                "`nodeready cores`, the launcher's output"
+            )
+        suspects = [
+            self.suspect(
+                self.groups[at].ranks, self.groups[at].nodes, self.groups[at].why
+            )
+            for at in gone
+        ]  # fmt: skip
+        suspects += [
+            self.of_group(at) for at, role in enumerate(self.roles)
+            if role == "suspect" and at not in gone
+        ]  # fmt: skip
+        return self.made("gone", text, suspects, () if why else ("kernel", "logs"))
+
+    def waits(self) -> str:
+        return f"{self.waiting} rank{'s wait' if self.waiting != 1 else ' waits'} for it"
+
+    # --- A rank is late, by a strong witness; or the calls differ.
+
+    def late(self, lags: Sequence[Lag], groups: Sequence[int]) -> Verdict:
+        lag = max(lags, key=lambda one: (one.weight, len(one.waiting)))
+        self.reorder = True
+        ranks = lag.ranks
+        stand = [at for at in groups if not set(ranks).isdisjoint(self.groups[at].ranks)]
+        stand = stand or sorted({self.at[rank] for rank in ranks if rank in self.at})
+        name = who(ranks, self.nodes_of(ranks))
+        site = f" ({_cut(lag.site, _PLACE)})" if lag.site else ""
+        count = counted(len(lag.waiting), "rank")
+        cause = _cause(self.groups[stand[0]]) if stand else None
+        if lag.other:
+            kind = "disagree"
+            text = f"{name} called {lag.other}, {count} {lag.what}{site}: the calls must agree"
+        else:
+            has = "has" if len(ranks) == 1 else "have"
+            text = f"{name} {has} not called {lag.what}{site}, which {count} wait in"
+            if lag.silent:
+                text = f"{name}: no word of it, while {count} wait in {lag.what}{site}"
+            kind = "late"
+            if cause and stand and self.roles[stand[0]] != "victim":
+                kind = cause.kind if cause.kind in ("loader", "storage") else "late"
+                text += f": {cause.does}"
+            elif cause and _stands(self.groups[stand[0]]):
+                text += f": it is at {_stands(self.groups[stand[0]])}"
+                self.notes.append("its stack waits as the others' do")
+        waits = f"{lag.witness}: {who(lag.waiting)} wait in {lag.what}{site}"
+        suspects = [self.suspect(ranks, self.nodes_of(ranks), waits)]
+        for other in lags:
+            if other is not lag and set(other.ranks) - set(ranks):
+                suspects.append(self.suspect(other.ranks, self.nodes_of(other.ranks)))
+        return self.made(kind, text, suspects)
+
+    # --- A rank waits for nobody, and others wait for it.
+
+    def stands(self, alive: Sequence[int]) -> Verdict:
+        suspects = [self.of_group(at) for at in alive]
+        self.reorder |= bool(self.victims) and min(self.victims) < max(alive)
+        first = self.groups[alive[0]]
+        causes = [_cause(self.groups[at]) for at in alive]
+        cause = causes[0]
+        name = who(first.ranks, first.nodes)
+        more = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
+        if self.victims:
+            if first.kind == "traced" and first.verdict is None and self.total == first.processes:
+                return self.made("unclear", f"{name}: {cause.does}: {cause.look}", suspects)
+            text = f"{name}{more}: {cause.does}; {self.waits()}: {cause.look}"
+            return self.made(cause.kind, text, suspects, ("flight_recorder",))
+        return self.nobody_waits(alive)
+
+    def nobody_waits(self, alive: Sequence[int]) -> Verdict:
+        """No rank waits for another one."""
+        first, cause = self.groups[alive[0]], _cause(self.groups[alive[0]])
+        suspects = [self.of_group(at) for at in alive]
+        kinds = {_cause(self.groups[at]).kind for at in alive}
+        more = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
+        name = who(first.ranks, first.nodes)
+        if first.processes == self.total:
+            name = f"all {self.total} ranks" if self.total > 1 else name
+        text = f"{name}{more}: {cause.does}; no rank waits for another: {cause.look}"
+        if len(kinds) == 1 and cause.kind in ("loader", "storage"):
+            return self.made(cause.kind, text, suspects)
+        if first.kind != "stack" and len(kinds) == 1:
+            return self.made(cause.kind, text, suspects)
+        return self.made("unclear", text, suspects, ("flight_recorder", "logs"))
+
+    # --- All wait.
+
+    def all_wait(self) -> Verdict:
+        unknown = [
+            at for at, role in enumerate(self.roles)
+            if role is None and self.groups[at].processes and not self._exonerated(at)
+        ]  # fmt: skip
+        unknown = [at for at in unknown if self.groups[at].about not in _ASIDE] or unknown
+        if unknown and not self.victims and self.groups[unknown[0]].frames:
+            return self.nobody_waits(unknown)
+        if unknown:
+            first = self.groups[unknown[0]]
+            what = first.why or first.reason or f"stands in {_stands(first)}"
+            text = f"{who(first.ranks, first.nodes)}: {_cut(what, 80)}: nobody can tell"
+            few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
+            suspects = [self.of_group(at) for at in unknown] if self.victims and few else []
+            return self.made("unclear", text, suspects, ("flight_recorder", "logs"))
+        chained = [one for one in self.heard.lags if one.chained and one.weight > 1]
+        if len(chained) > 1:
+            one, other = chained[:2]
+            text = (
+                f"{who(one.waiting)} wait in {one.what} for {who(one.ranks)}, and "
+                f"{who(other.waiting)} in {other.what} for {who(other.ranks)}: the order differs"
+            )
+            return self.made("disagree", text, [
+                self.suspect(lag.ranks, self.nodes_of(lag.ranks)) for lag in chained[:2]
+            ])  # fmt: skip
+        places: dict[str, list[int]] = {}
+        for at in self.victims:
+            group = self.groups[at]
+            places.setdefault(_call(group), []).append(at)
+        if len(places) > 1 and not self.heard.common:
+            return self.disagree(places)
+        return self.together()
+
+    def disagree(self, places: Mapping[str, Sequence[int]]) -> Verdict:
+        """The stacks wait in different calls."""
+        order = sorted(
+            places.values(), key=lambda found: sum(self.groups[at].processes for at in found)
+        )
+        few, most = self.groups[order[0][0]], self.groups[order[-1][0]]
+        pairwise = any(_PAIRWISE.match(name) for name in places)
+        text = (
+            f"{who(few.ranks, few.nodes)} waits in {_called(few)}, "
+            f"{who(most.ranks)} in {_called(most)}"
+        )
+        if pairwise or len(places) > 2:
+            text += ": all wait; the recorder tells for whom"
+            return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
+        text += ": the calls must agree"
+        suspects = []
+        if few.processes < most.processes:
+            self.notes.append("by the stacks alone, the others may be wrong as well")
+            suspects = [self.of_group(at) for at in order[0]]
+        return self.made("disagree", text, suspects, ("flight_recorder",))
+
+    def together(self) -> Verdict:
+        """All wait in the same: what the network, the GPUs and the kernel say of single nodes."""
+        first = self.groups[self.victims[0]] if self.victims else self.groups[0]
+        what = self.heard.common or _called(first)
+        everybody = f"all {self.total} ranks wait in {_cut(what, 70)}"
+        rate = self.heard.bytes_per_s
+        moves = rate is not None and rate >= hearing.MOVING_BYTES_PER_S
+        signs = self._signs()
+        if signs:
+            strength, ranks, nodes, texts = signs[0]
+            self.reorder = strength > 1
+            suspect = self.suspect(ranks, nodes)
+            name = who(ranks, tuple(nodes))
+            said = _cut(texts[0], 70)
+            if strength < 2:
+                suspect = replace(suspect, against=(*suspect.against, "this is one weak sign"))
+                text = f"{everybody}; the only sign: {name}: {said}"
+                return self.made("unclear", text, [suspect], ("flight_recorder", "network"))
+            kind = "storage" if "file system" in said else "slow-node" if moves else "quiet"
+            text = f"{name}: {said}; {everybody}"
+            return self.made(kind, text, [suspect])
+        if moves and rate is not None:
+            text = f"{everybody}, and {rate / 1e6:.0f} MB/s move: slow, or a very large one"
+            text += ": look again"
+            return self.made("moving", text)
+        if any(self.groups[at].verdict is None for at in self.victims):
+            text = f"{everybody}: one look cannot tell whether it moves: try --samples 2"
+            return self.made("unclear", text, missing=("flight_recorder", "network"))
+        doubt = sum(
+            self.groups[at].processes for at in self.victims
+            if self.groups[at].verdict == "unsure" and self.groups[at].about in _IN_A_CALL
+        )  # fmt: skip
+        if 2 * doubt > self.total and rate is None and not self.heard.common:
+            text = (
+                f"{everybody}, and wake up there: slow, or hung: look again, longer (--interval)"
+            )
+            return self.made("unclear", text, missing=("flight_recorder", "network"))
+        if self.total == 1 and not self.heard.common:
+            text = f"the only rank that was found waits in {_cut(what, 70)}: find the others"
+            return self.made("unclear", text, missing=("flight_recorder", "nccl_ras"))
+        quiet = " and no bytes move" if rate is not None else ""
+        text = f"{everybody}{quiet}: nobody is elsewhere: look at the network and its ports"
+        return self.made("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
+
+    def _signs(self) -> list[tuple[int, set[int], set[str], list[str]]]:
+        """What is said of some nodes or ranks and not of all: the strongest first.
+
+        Two witnesses that say something of one node are as good as a strong one.
+        """
+        found: dict[str, tuple[int, set[str], set[int], list[str]]] = {}
+        most = max(1, len(self.nodes) // 2)
+        for name, one in self.says:
+            if one.against or not one.weight:
+                continue
+            nodes = set(one.nodes) & self.nodes or set(self.nodes_of(one.ranks))
+            if one.ranks and 2 * len(one.ranks) > self.total and self.total > 2:
+                continue
+            # What all nodes show is the job's, not a node's.
+            if not nodes or (len(nodes) > most and one.weight < 2):
+                continue
+            for node in nodes:
+                weight, names, ranks, texts = found.get(node, (0, set(), set(), []))
+                texts = [one.text, *texts] if one.weight > weight else [*texts, one.text]
+                found[node] = (
+                    max(weight, one.weight),
+                    names | {name},
+                    ranks | set(one.ranks),
+                    texts,
+                )
+        merged: dict[tuple[int, str], tuple[set[int], set[str], list[str]]] = {}
+        for node, (weight, names, ranks, texts) in found.items():
+            strength = 2 if weight > 1 or len(names) > 1 else 1
+            own = merged.setdefault((strength, texts[0]), (set(), set(), texts))
+            own[0].update(ranks)
+            own[1].add(node)
+        rows = [(strength, *rest) for (strength, _), rest in merged.items()]
+        return sorted(rows, key=lambda row: (-row[0], len(row[2]), sorted(row[2])))
+
+    # --- The document.
+
+    def made(
+        self, kind: str, text: str, suspects: Sequence[Suspect] = (), missing: Sequence[str] = ()
+    ) -> Verdict:
+        """missing: the witnesses that would tell more."""
+        absent = tuple(
+            f"{name}: {why}{_CURES.get(name, '') if '--' not in why else ''}"
+            for name in missing
+            for why in self.heard.of(name).absent[:1]
+        )
+        return Verdict(kind, _cut(text, _LONG), tuple(suspects)[:_MOST_SUSPECTS], absent)
+
+
+_CURES = {"flight_recorder": "; --dump asks for a live one", "nccl_ras": "; --ras asks it"}
+
+
+def _called(group: Group) -> str:
+    """``all_gather at step train.py:40``."""
+    return f"{_call(group)} at {_place(group.user_frame)}" if group.user_frame else _call(group)
+
+
+def _call(group: Group) -> str:
+    """The collective that a group waits in: the outermost call of a library, else its leaf."""
+    for frame in group.frames:
+        if frame.file.endswith(_LIBRARIES) and not frame.function.startswith("_"):
+            return frame.function.rpartition(".")[2]
+    return group.frames[-1].function if group.frames else group.kind
+
+
+_LIBRARIES = (
+    "torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py",
+    "deepspeed/comm/comm.py", "horovod/torch/mpi_ops.py",
+)  # fmt: skip
+
+
+def _ordered(groups: Sequence[Group], verdict: Verdict) -> tuple[int, ...]:
+    """The groups of the suspects first, in the suspects' order; of a group that holds others too,
+    after those that hold nobody else; the rest as they are."""
+
+    def place(at: int) -> tuple[int, float]:
+        group = groups[at]
+        for number, suspect in enumerate(verdict.suspects):
+            shared = len(set(group.ranks) & set(suspect.ranks))
+            if shared:
+                return number, 1 - shared / len(group.ranks)
+            if not group.ranks and not suspect.ranks and set(group.nodes) & set(suspect.nodes):
+                return number, 0.0
+        return len(verdict.suspects), 0.0
+
+    return tuple(sorted(range(len(groups)), key=place))
+
+
+def _with_roles(groups: Sequence[Group], verdict: Verdict) -> Iterator[Group]:
+    """A group that a witness accuses as a whole is a suspect, whatever its stack looks like."""
+    first = verdict.suspects[0] if verdict.suspects and verdict.kind in _CONVICTS else None
+    for group in groups:
+        if (
+            first
+            and group.role == "victim"
+            and group.ranks
+            and set(group.ranks) <= set(first.ranks)
+        ):
+            yield replace(group, role="suspect", reason=next(iter(first.for_), group.reason))
+        else:
+            yield group
+
+
+#: Verdicts that name a culprit.
+_CONVICTS = ("late", "gone", "storage", "loader")
+
+
+def decide(
+    groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]]
+) -> Decision:
+    """The verdict on groups in their order of suspicion, with what all witnesses say.
+
+    places: (node, pid, rank, ...) of the processes; read only where a rank's node is asked for
+    """
+    if not groups:
+        return Decision(None, (), ())
+    case = _Case(groups, heard, places)
+    verdict = case.decide()
+    order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
+    return Decision(verdict, tuple(_with_roles(case.groups, verdict)), order)

@@ -1,0 +1,247 @@
+"""The verdict, case by case: what is seen of eight ranks on two nodes, and who is accused of what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import pytest
+
+from nodeready.reports import json_report
+from nodeready.triage.stacks import group as grouping
+from nodeready.triage.stacks.document import VERDICT_KINDS, Stacks
+from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
+from tests.builders.witnesses import (
+    done,
+    entry,
+    gpu,
+    gpus,
+    kernel,
+    log,
+    network,
+    no_recording,
+    port,
+    process_group,
+    ras,
+    recording,
+    status,
+    timeout,
+    waits,
+)
+from tests.paths import schema
+
+VALID = jsonschema.Draft202012Validator(schema("stacks"))
+
+GATHER = f"{TRAIN} > all_gather {C10D} 3300"
+RECV = f"{TRAIN} > recv {C10D} 2300"
+BARRIER = f"{TRAIN} > barrier {C10D} 4100"
+SLEEP = f"{TRAIN} > preprocess data.py 12"
+ELSEWHERE = f"{TRAIN} > evaluate eval.py 30"
+SAVE = f"{TRAIN} > save torch/serialization.py 900"
+START = "<module> train.py 90 > init_process_group torch/distributed/distributed_c10d.py 1700"
+SYNC = f"{TRAIN} > synchronize torch/cuda/__init__.py 800"
+
+Said = Mapping[str, Any]
+
+
+def job(
+    stacks: Mapping[int, Any] | None = None,
+    said: Mapping[int, Said] | None = None,
+    beside: Mapping[str, Said] | None = None,
+    usual: Any = (REDUCE, REDUCE),
+    every: Said | None = None,
+    ranks: int = 8,
+    world: int | None = None,
+    **more: Any,
+) -> list[Any]:
+    """Ranks that all wait in one collective, four on a node.
+
+    stacks: rank -> its stacks, or a whole process; None: there is none
+    said:   rank -> its witnesses, beside those that every rank has
+    beside: node -> its witnesses
+    """
+    made = []
+    for node in range(0, ranks, 4):
+        name = f"gpu{node // 4 + 1}"
+        found = []
+        for rank in range(node, min(node + 4, ranks)):
+            own = (stacks or {}).get(rank, usual)
+            if own is None:
+                continue
+            one = own if isinstance(own, dict) else process(rank, *own)
+            one = {**one, "world_size": world or ranks, "local_rank": rank % 4}
+            one["witnesses"] = {**(every or {}), **(said or {}).get(rank, {})}
+            found.append(one)
+        if found or name in (beside or {}):
+            made.append(trace(name, *found, witnesses=dict((beside or {}).get(name, {})), **more))
+    return made
+
+
+def judged(traces: Any, errors: Mapping[str, str] | None = None) -> Stacks:
+    made = grouping.group(traces, errors or {})
+    VALID.validate(json.loads("".join(json_report.stacks(made))))
+    assert made.verdict is not None
+    assert made.verdict.kind in VERDICT_KINDS
+    assert len(made.verdict.text) <= 160
+    assert "\n" not in made.verdict.text
+    return made
+
+
+def recorder(late: int, **more: Any) -> dict[int, Said]:
+    """All wait in all_reduce #42, and one has not called it."""
+    return {rank: waits() if rank != late else done(**more) for rank in range(8)}
+
+
+def behind(rank: int) -> dict[int, Said]:
+    """The watchdog's lines of eight logs."""
+    return {
+        one: log("[PG ID 0 PG GUID 0(default_pg) Rank 1] watchdog", path=f"/logs/{one}",
+                 reports=[status(one, 41 if one == rank else 42, 41)])
+        for one in range(8)
+    }  # fmt: skip
+
+
+SPINS = {
+    "gpu1": gpus(*(gpu(1000 + r, 97, 0) for r in range(4))),
+    "gpu2": gpus(*(gpu(1000 + r, 97, 0) for r in range(4, 8))),
+}
+QUIET = {name: network(port(0)) for name in ("gpu1", "gpu2")}
+MOVING = {name: network(port(800_000_000)) for name in ("gpu1", "gpu2")}
+OOM = ("oom", 312, 1003, "Out of memory: Killed process 1003 (python)")
+BLOCKED = (SLEEP, SLEEP)
+ALL_WAIT = job
+P2P = {"is_p2p": True}
+
+
+def pair(rank: int, operation: str, **more: Any) -> Said:
+    told = process_group(None, None)
+    return recording(told, entries=[entry(1, operation, is_p2p=True, **more)])
+
+
+#: name, traces, kind, ranks of the first suspect, words of the text, words that it must not have
+CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]] = [
+    # --- The stacks alone.
+    ("one in its own code", job({3: BLOCKED}), "late", (3,), ("rank 3 (gpu1)", "preprocess data.py:12", "7 ranks wait"), ()),
+    ("one in a loop", job({3: process(3, SLEEP, SLEEP, cpu=2.0)}), "late", (3,), ("computes or loops",), ()),
+    ("one that goes on", job({3: (SLEEP, ELSEWHERE)}), "late", (3,), ("rank 3", "still works", "look again"), ()),
+    ("one in the data loader", job({3: (LOAD, LOAD)}), "loader", (3,), ("data loader",), ()),
+    ("seven in the data loader", job(dict.fromkeys(range(7), (LOAD, LOAD))), "loader", tuple(range(7)), ("ranks 0-6", "1 rank waits"), ("rank 7",)),
+    ("all in the data loader", job(usual=(LOAD, LOAD)), "loader", tuple(range(8)), ("all 8 ranks",), ()),
+    ("two ranks, one culprit", job({1: BLOCKED}, ranks=2), "late", (1,), ("rank 1",), ()),
+    ("two ranks, the other culprit", job({0: BLOCKED}, ranks=2), "late", (0,), ("rank 0",), ()),
+    ("one saves a checkpoint", job({0: (SAVE, SAVE)}), "storage", (0,), ("rank 0", "file"), ()),
+    ("one in state D", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="nfs_wait_on_request")}), "storage", (5,), ("rank 5 (gpu2)", "state D", "nfs_wait_on_request"), ()),
+    ("one stopped", job({5: process(5, None, state="T")}), "late", (5,), ("stopped by a signal", "kill -CONT"), ()),
+    ("one traced", job({5: process(5, None, state="t", tracer=77)}), "late", (5,), ("tracer",), ()),
+    ("one a zombie", job({5: process(5, None, state="Z")}), "gone", (5,), ("rank 5 (gpu2) has ended", "zombie"), ()),
+    ("one missing", job({5: None}), "gone", (5,), ("rank 5", "nobody found it"), ()),
+    ("one process wide", job({5: BLOCKED, 6: BLOCKED}), "late", (5, 6), ("ranks 5-6",), ()),
+    ("two places", job({5: BLOCKED, 2: (ELSEWHERE, ELSEWHERE)}), "late", (2,), ("1 other group",), ()),
+    ("all wait at one place", job(), "quiet", (), ("all 8 ranks wait in all_reduce", "network"), ("rank 0 ",)),
+    ("all wait in two places", job({3: (GATHER, GATHER)}), "disagree", (3,), ("rank 3", "all_gather", "all_reduce", "must agree"), ()),
+    ("a receive among collectives", job({3: (RECV, RECV)}), "unclear", (), ("recv", "recorder tells"), ()),
+    ("all wait, looked at once", job(usual=(REDUCE,)), "unclear", (), ("one look cannot tell",), ()),
+    ("all at start", job(usual=(START, START)), "quiet", (), ("init_process_group",), ()),
+    ("one not yet at start", job({3: BLOCKED}, usual=(START, START)), "late", (3,), ("rank 3",), ()),
+    ("all go on", job(usual=(REDUCE, LOAD)), "not-stuck", (), ("not stuck", "8 of 8"), ()),
+    ("most go on", job({3: (REDUCE, REDUCE)}, usual=(REDUCE, LOAD)), "not-stuck", (), ("7 of 8",), ("rank 3",)),
+    ("most go on and one is in state D", job({3: process(3, SLEEP, SLEEP, state="D")}, usual=(REDUCE, LOAD)), "not-stuck", (), (), ("rank 3",)),
+    ("all in their own code", job(usual=BLOCKED), "unclear", tuple(range(8)), ("all 8 ranks", "no rank waits for another"), ()),
+    ("no stack of one", job({3: process(3, None)}), "unclear", (3,), ("not permitted", "nobody can tell"), ()),
+    ("no stack of most", job(dict.fromkeys(range(7), None) | {r: process(r, None) for r in range(7)}), "unclear", (), ("not permitted",), ()),
+    # --- The recorder.
+    ("the recorder knows who has not called", job(said=recorder(3)), "late", (3,), ("rank 3", "has not called all_reduce #42 of default_pg", "train.py:88 step", "7 ranks wait in"), ()),
+    ("recorder and stack agree", job({3: BLOCKED}, recorder(3)), "late", (3,), ("has not called all_reduce #42", "preprocess data.py:12"), ()),
+    ("recorder and the loader's stack agree", job({3: (LOAD, LOAD)}, recorder(3)), "loader", (3,), ("#42", "data loader"), ()),
+    ("recorder against a minority's stack", job({6: (SYNC, SYNC)}, recorder(3)), "late", (3,), ("rank 3",), ("rank 6",)),
+    ("one in its own code has called all", job({6: BLOCKED}, recorder(3)), "late", (3,), ("rank 3",), ("rank 6",)),
+    ("all have called the same", job(every=waits(ranks=range(8)), beside=QUIET), "quiet", (), ("all_reduce #42 of default_pg", "no bytes move"), ()),
+    ("all have called, one is already in its own code", job({6: BLOCKED}, every=waits(ranks=range(8))), "quiet", (), ("#42",), ("rank 6",)),
+    ("another operation at the same number", job(said={r: waits(operation="all_gather" if r == 2 else "all_reduce", site="eval.py:3 f" if r == 2 else "train.py:88 step") for r in range(8)}), "disagree", (2,), ("rank 2", "all_gather", "all_reduce #42"), ()),
+    ("other sizes", job(said={r: waits(sizes="[[8]]" if r == 2 else "[[9]]") for r in range(8)}), "disagree", (2,), ("sizes",), ()),
+    ("other types are a sign", job(said={r: waits(types="Half" if r == 2 else "Float") for r in range(8)}), "unclear", (2,), ("only sign", "types Half"), ()),
+    ("uneven sizes are legitimate", job(said={r: waits(operation="all_to_all", sizes=f"[[{r}]]") for r in range(8)}), "quiet", (), (), ("rank 2",)),
+    ("a partial dump", job(said=recorder(3, partial=True)), "unclear", (3,), ("only sign",), ()),
+    ("a partial dump, and the stack agrees", job({3: BLOCKED}, recorder(3, partial=True)), "late", (3,), ("rank 3",), ()),
+    ("an old dump of one", job(said=recorder(3, age_s=900)), "unclear", (3,), ("only sign",), ()),
+    ("dumps of an earlier run", job(every=no_recording("the dump is older than the process: /tmp/nccl_trace_rank_0")), "quiet", (), (), ("rank 3", "#42")),
+    ("the recorder of a job that goes on", job(usual=(REDUCE, LOAD), said=recorder(3)), "not-stuck", (), (), ("rank 3",)),
+    ("who is late waits elsewhere", job(said={
+        **{r: recording(process_group(42, 41), entries=[entry(42)]) for r in (0, 1, 2, 4, 5, 6)},
+        3: recording(process_group(41, 41), process_group(7, 6, (3, 7), "1", "tp"), entries=[entry(7, "all_gather", "1")]),
+        7: recording(process_group(41, 41), process_group(6, 6, (3, 7), "1", "tp")),
+    }), "late", (7,), ("rank 7",), ("rank 3 ",)),
+    ("two wait for each other in two groups", job(ranks=2, said={
+        0: recording(process_group(5, 4, (0, 1), "1", "tp"), process_group(8, 8, (0, 1), "2", "dp"), entries=[entry(5, "all_reduce", "1")]),
+        1: recording(process_group(4, 4, (0, 1), "1", "tp"), process_group(9, 8, (0, 1), "2", "dp"), entries=[entry(9, "all_gather", "2")]),
+    }), "disagree", (1,), ("all_reduce #5 of tp", "all_gather #9 of dp", "order differs"), ()),
+    ("groups of one name and other ranks", job(said={
+        r: recording(process_group(9 if r < 4 else 3, 8 if r < 4 else 2, (0, 1, 2, 3) if r < 4 else (4, 5, 6, 7), "5", "tp"), entries=[entry(9 if r < 4 else 3, "all_reduce", "5")])
+        for r in range(8)
+    }), "quiet", (), (), ("rank 4", "ranks 4-7")),
+    ("a send nobody receives", job(usual=(SYNC, SYNC), ranks=2, said={0: pair(0, "nccl:send 0->1"), 1: done(0)}), "late", (1,), ("rank 1", "recv from rank 0"), ()),
+    ("send and receive are a pair", job(usual=(SYNC, SYNC), ranks=2, said={0: pair(0, "send 0->1"), 1: pair(1, "recv 1<-0")}), "quiet", (), (), ("rank 1",)),
+    ("a receive from anybody accuses nobody", job(usual=(RECV, RECV), ranks=2, said={0: pair(0, "gloo:recv 0<-?"), 1: done(0)}), "quiet", (), (), ("rank 1 ",)),
+    ("no dump of one", job(said={r: waits(ranks=range(8)) if r != 3 else no_recording() for r in range(8)}), "unclear", (3,), ("only sign: rank 3 (gpu1): says nothing",), ("has not called",)),
+    ("no dump of one whose stack is apart", job({3: BLOCKED}, {r: waits(ranks=range(8)) if r != 3 else no_recording() for r in range(8)}), "late", (3,), ("rank 3",), ()),
+    ("the accused waits for one without a dump", job({5: BLOCKED}, {r: no_recording() if r == 5 else done() if r == 3 else waits() for r in range(8)}), "late", (5,), ("rank 5",), ()),
+    ("nonsense for a dump", job({3: BLOCKED}, {2: {"flight_recorder": {"path": 7}}, 4: {"flight_recorder": {"age_s": "x"}, "logs": {"lines": 4}}}), "late", (3,), ("rank 3",), ()),
+    # --- The logs.
+    ("the watchdog's numbers", job(said=behind(6)), "late", (6,), ("rank 6", "#42 of default_pg"), ()),
+    ("watchdog and recorder name others", job(said={r: {**recorder(3)[r], **behind(6)[r]} for r in range(8)}), "late", (3,), ("rank 3",), ("rank 6",)),
+    ("all but one timed out", job(said={r: log("x", path=f"/l/{r}", reports=[timeout(r, 42)]) for r in range(8) if r != 3}), "unclear", (3,), ("only sign: rank 3 (gpu1): says nothing",), ()),
+    ("all but one timed out, and its stack is apart", job({3: BLOCKED}, {r: log("x", path=f"/l/{r}", reports=[timeout(r, 42)]) for r in range(8) if r != 3}), "late", (3,), ("rank 3", "ALLREDUCE #42"), ()),
+    ("a report of a rank that is none", job(said={0: log("x", reports=[status(999_999, 1, 1), status(-5, 2, 0)])}), "quiet", (), (), ("999",)),
+    ("one log ended early", job(said={r: log("x", age_s=400 if r == 3 else 20, path=f"/l/{r}") for r in range(8)}), "unclear", (3,), ("only sign", "rank 3", "380 s before"), ()),
+    ("ranks write when they like", job(said={r: log("x", age_s=100 * r, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("only sign",)),
+    ("only rank 0 writes", job(said={r: log("x", age_s=5 if r == 0 else 4000, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("rank 0",)),
+    ("one log ends in an error", job(said={3: log("RuntimeError: CUDA error: misaligned", path="/l/3")}), "unclear", (3,), ("only sign", "CUDA error"), ()),
+    # --- NCCL's RAS.
+    ("fewer launches", job(usual=(SYNC, SYNC), beside={"gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, 41 if r == 6 else 42) for r in range(8)))}), "late", (6,), ("rank 6", "AllReduce #42"), ()),
+    ("fewer launches of a job that goes on", job(usual=(REDUCE, LOAD), beside={"gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, 41 if r == 6 else 42) for r in range(8)))}), "not-stuck", (), (), ("rank 6",)),
+    ("launches of somebody else's processes", job(beside={"gpu1": ras(*((f"gpu{1 + r // 4}", 9000 + r, r) for r in range(8)))}), "quiet", (), (), ("rank 0 ",)),
+    ("dead for NCCL, and missing", job({6: None}, beside={"gpu1": ras(("gpu1", 1000, 42), ("gpu1", 1001, 42), missing=[("gpu2", 1006, "dead")])}), "gone", (6,), ("rank 6", "dead for NCCL"), ()),
+    # --- GPUs, network, kernel.
+    ("GPUs that spin, bytes that stand", job(usual=(SYNC, SYNC), beside={n: {**SPINS[n], **QUIET[n]} for n in SPINS}), "quiet", (), ("no bytes move",), ()),
+    ("bytes move", job(beside=MOVING), "moving", (), ("800 MB/s", "look again"), ()),
+    ("a management port's bytes are not the job's", job(beside={n: network(port(0), port(9_000_000, "eno1", kind="ethernet")) for n in QUIET}), "quiet", (), ("no bytes move",), ()),
+    ("one GPU computes while the others spin", job(usual=(SYNC, SYNC), beside={**SPINS, "gpu2": gpus(gpu(1004, 97, 0), gpu(1005, 99, 60, 650), gpu(1006, 97, 0), gpu(1007, 97, 0))}), "unclear", (5,), ("only sign", "computes"), ()),
+    ("one GPU idle while the others spin", job(usual=(SYNC, SYNC), beside={**SPINS, "gpu2": gpus(gpu(1004, 97, 0), gpu(1005, 0, 0, 90), gpu(1006, 97, 0), gpu(1007, 97, 0))}), "unclear", (5,), ("only sign", "idle"), ()),
+    ("errors rise on one node", job(beside={**QUIET, "gpu2": network(port(0, errors=[("symbol_error", 3)]))}), "unclear", (), ("only sign: gpu2", "symbol_error"), ()),
+    ("errors rise and the link message agrees", job(beside={**QUIET, "gpu2": {**network(port(0, errors=[("symbol_error", 3)])), **kernel(("link", 30, 0, "mlx5_0: Link down"))}}), "quiet", (), ("gpu2",), ("only sign",)),
+    ("a link went down", job(beside={**QUIET, "gpu2": network(port(0, errors=[("link_downed", 1)]))}), "quiet", (), ("gpu2", "link_downed"), ()),
+    ("one node is slow", job(beside={**MOVING, "gpu2": {**network(port(90_000_000, errors=[("symbol_error", 900)])), **kernel(("link", 30, 0, "mlx5_0: PCIe width x4"))}}), "slow-node", (), ("gpu2",), ()),
+    ("an Xid of the device", job(beside={"gpu2": kernel(("xid", 312, 0, "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', GPU has fallen off the bus."))}), "quiet", (), ("gpu2", "Xid 79"), ()),
+    ("an Xid of the application", job(beside={"gpu2": kernel(("xid", 312, 1005, "NVRM: Xid (PCI:0000:41:00): 31, pid=1005, MMU Fault"))}), "unclear", (5,), ("only sign", "Xid 31"), ()),
+    ("killed for memory", job({3: None}, beside={"gpu1": kernel(OOM)}), "gone", (3,), ("rank 3 (gpu1) is gone", "out of memory", "5 min ago"), ()),
+    ("NFS does not answer", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="rpc_wait_bit_killable")}, beside={"gpu2": kernel(("filesystem", 200, 0, "nfs: server store1 not responding"))}), "storage", (5,), ("state D",), ()),
+    ("nonsense from all witnesses of a node", job({3: BLOCKED}, beside={"gpu1": {"gpus": {}, "network": {"ports": 3}, "kernel": {"absent": 5}, "nccl_ras": {"a": []}, "else": {}}}), "late", (3,), ("rank 3",), ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("traces", "kind", "ranks", "words", "never"),
+    [case[1:] for case in CASES],
+    ids=[case[0] for case in CASES],
+)
+def test_the_verdict(traces, kind, ranks, words, never):
+    made = judged(traces)
+    said = made.verdict
+    first = said.suspects[0].ranks if said.suspects else ()
+    assert (said.kind, first) == (kind, ranks), said
+    for word in words:
+        assert word in said.text
+    for word in never:
+        assert word not in said.text
+    # One screen names one culprit.
+    if said.suspects and said.kind not in ("unclear", "disagree", "quiet", "slow-node"):
+        assert set(made.groups[0].ranks) & set(said.suspects[0].ranks)
+
+
+def test_a_node_that_gives_no_answer_is_where_its_ranks_are_gone():
+    said = judged(job(ranks=4, world=8), {"gpu2": "connection timed out"}).verdict
+    assert said.kind == "gone"
+    assert "gpu2" in said.text
+    assert "connection timed out" in said.text

@@ -1,0 +1,263 @@
+"""When a watched job is said to hang: tables of what its ranks do between two looks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodeready.node.witnesses import motion
+from nodeready.node.witnesses.motion import Found, Motion, Ports
+from nodeready.subjects import wire
+from nodeready.transport.base import UNREACHABLE, Failure, Reply
+from nodeready.triage.watch import Interval, Key, Look, Sign, Watch, interval, judge, signs, take
+
+MINUTE = 60.0
+REST = Motion(100, 0, 5.0, "S", 50.0, 80.0, 1000, 5000, 10_000, 4, 2000, 300, False)
+
+
+def more(one: Motion, **changes: float) -> Motion:
+    """The rank a minute later: counters that have grown by so much."""
+    grown = {name: getattr(one, name) + by for name, by in changes.items() if name != "watchdog"}
+    return replace(one, **{**grown, "watchdog": bool(changes.get("watchdog"))})
+
+
+def pair(
+    *steps: dict[str, float], nodes: int = 1, ports: float | None = None
+) -> tuple[Look, Look]:
+    """Two looks a minute apart. steps: what each rank has done meanwhile; None of ports: untold"""
+    before, after = {}, {}
+    for rank, step in enumerate(steps):
+        key = Key(f"gpu{rank % nodes}", 100 + rank, 5.0)
+        first = replace(REST, pid=key.pid, rank=rank)
+        before[key] = first
+        after[key] = more(first, **step)
+    names = [f"gpu{number}" for number in range(nodes)]
+    if ports is None:
+        return Look(0.0, before), Look(MINUTE, after)
+    told = {name: Ports(1000, None) for name in names}
+    later = {name: Ports(1000 + int(ports * MINUTE), None) for name in names}
+    return Look(0.0, before, told), Look(MINUTE, after, later)
+
+
+NOTHING: dict[str, float] = {"log_age_s": 60}
+#: A queue with a limit of 5 s (torch.utils.data, MP_STATUS_CHECK_INTERVAL), PyTorch's watchdog.
+POLLS: dict[str, float] = {"switches": 24, "cpu_s": 0.3, "main_cpu_s": 0.01, "log_age_s": 60}
+#: A file baton: every 0.1 s (torch.utils.file_baton).
+BATON: dict[str, float] = {"switches": 600, "cpu_s": 0.3, "main_cpu_s": 0.05, "log_age_s": 60}
+#: NCCL, MPI and CUDA poll.
+SPINS: dict[str, float] = {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60}
+
+#: name -> what the ranks do in a minute, and what that is.
+CASES: dict[str, tuple[list[dict[str, float]], dict[str, float], str]] = {
+    "all wait": ([NOTHING] * 4, {}, "still"),
+    "all wait, with polls of a queue": ([POLLS] * 4, {}, "still"),
+    "one waits for a file's lock": ([BATON, NOTHING], {}, "still"),
+    "all spin": ([SPINS] * 4, {}, "still"),
+    "all spin, no port moves": ([SPINS] * 4, {"nodes": 2, "ports": 200.0}, "still"),
+    "one spins, three wait": ([SPINS, NOTHING, NOTHING, NOTHING], {}, "still"),
+    "a rank polls a hundred times a second": (
+        [{**NOTHING, "switches": 6000, "cpu_s": 0.6}, NOTHING], {}, "still",
+    ),
+    "the watchdog has seen it, its words grow the log": (
+        [{**NOTHING, "watchdog": 1, "log_bytes": 400, "log_age_s": -290}, NOTHING], {}, "still",
+    ),
+    # A healthy job.
+    "88 steps a second": ([{"switches": 9000, "cpu_s": 55, "faults": 900}] * 2, {}, "moves"),
+    "a step in 40 s, which spins for its GPU": (
+        [{**SPINS, "faults": 300, "switches": 20}] * 2, {}, "moves",
+    ),
+    "a step in 40 s, and its loaders work": (
+        [{**NOTHING, "cpu_s": 8, "faults": 900}, NOTHING], {}, "moves",
+    ),
+    "an evaluation on rank 0, the others wait": (
+        [{**NOTHING, "cpu_s": 50, "faults": 4000, "switches": 300}, NOTHING, NOTHING], {}, "moves",
+    ),
+    "an evaluation on rank 0, the others spin": (
+        [{**SPINS, "faults": 4000}, SPINS, SPINS], {}, "moves",
+    ),
+    "a checkpoint": ([{**NOTHING, "moved_bytes": 4e8, "cpu_s": 1}, NOTHING], {}, "moves"),
+    "a graph of CUDA each second, and a wait that blocks": (
+        [{**NOTHING, "cpu_s": 0.9, "main_cpu_s": 0.3, "switches": 240}] * 2, {}, "moves",
+    ),
+    "a data loader that works a little": (
+        [{**NOTHING, "cpu_s": 2, "faults": 100}, NOTHING], {}, "moves",
+    ),
+    "a compiler below rank 1": ([NOTHING, {**NOTHING, "cpu_s": 30, "faults": 9000}], {}, "moves"),
+    "processes below come and go": ([{**NOTHING, "below": 1}, NOTHING], {}, "moves"),
+    "only the log grows": ([{"log_bytes": 80, "log_age_s": -300}, NOTHING], {}, "moves"),
+    "all spin, and bytes move": ([SPINS] * 2, {"nodes": 2, "ports": 5e7}, "moves"),
+    # Nobody can tell.
+    "a little CPU time": ([{**NOTHING, "cpu_s": 2}], {}, "still"),
+    "spins, and no log is known": ([{**SPINS, "log_bytes": 0}], {}, "still"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "how", "kind"), CASES.values(), ids=CASES)
+def test_what_a_minute_tells(steps, how, kind):
+    assert interval(*pair(*steps, **how)).kind == kind
+
+
+def test_where_witnesses_are_few_nobody_says_that_it_hangs():
+    """One witness alone convicts nobody: here no log and no bytes are told, and somebody polls."""
+    before, after = pair({**NOTHING, "switches": 6000, "cpu_s": 0.6})
+    blind = {"moved_bytes": None, "log_bytes": None, "log_age_s": None}
+    one, other = (
+        Look(look.at, {key: replace(rank, **blind) for key, rank in look.ranks.items()})
+        for look in (before, after)
+    )
+    assert interval(before, after).kind == "still"
+    assert interval(one, other).kind == "unclear"
+
+
+def test_a_rank_that_was_started_again_moves():
+    before, _ = pair(NOTHING, NOTHING)
+    fresh = {Key(key.node, key.pid + 7, 99.0): one for key, one in before.ranks.items()}
+    found = interval(before, Look(MINUTE, fresh))
+    assert found.kind == "moves"
+    assert found.signs[0].text == "processes of 2 ranks came or went"
+
+
+def test_every_sign_says_what_was_seen_and_of_whom():
+    before, after = pair(NOTHING, {"cpu_s": 30, "faults": 900, "moved_bytes": 6e6, "log_bytes": 9})
+    told = {sign.witness: sign.text for sign in signs(before, after, MINUTE)}
+    assert told == {
+        "cpu": "rank 1 takes 50 % of a core",
+        "switches": "the main threads only wait",
+        "bytes": "rank 1 reads and writes 98 KiB a second",
+        "log": "the log of rank 1 grows",
+        "ports": "the job is on one node",
+    }
+
+
+STILL = Interval(MINUTE, 2, (Sign("cpu", False, ""), Sign("log", False, "")))
+MOVES = Interval(MINUTE, 2, (Sign("cpu", True, ""), Sign("log", False, "")))
+UNCLEAR = Interval(MINUTE, 2, (Sign("cpu", None, ""), Sign("log", False, "")))
+GONE = Interval(MINUTE, 0, (), gone=True)
+
+#: The intervals so far, whether the next hang is a new one -> kind, seconds, fire, armed.
+JUDGED = {
+    "nothing is known yet": ([], True, ("new", 0, False, True)),
+    "it moves": ([MOVES], True, ("moves", 0, False, True)),
+    "a minute": ([MOVES, STILL], True, ("still", 60, False, True)),
+    "two": ([STILL] * 2, True, ("still", 120, False, True)),
+    "three are enough": ([MOVES, *[STILL] * 3], True, ("still", 180, True, False)),
+    "once only": ([STILL] * 4, False, ("still", 240, False, False)),
+    "it has moved between": ([STILL, STILL, MOVES, STILL], True, ("still", 60, False, True)),
+    "a doubt between": ([STILL, STILL, UNCLEAR, STILL], True, ("still", 60, False, True)),
+    "a doubt at last": ([*[STILL] * 5, UNCLEAR], True, ("unclear", 0, False, True)),
+    "it moves again, and is armed again": ([MOVES], False, ("moves", 0, False, True)),
+    "no rank in one look": ([STILL, GONE], True, ("unclear", 0, False, True)),
+    "none in two": ([MOVES, GONE, GONE], True, ("gone", 0, False, True)),
+}
+
+
+@pytest.mark.parametrize(("intervals", "armed", "wanted"), JUDGED.values(), ids=JUDGED)
+def test_when_an_incident_is_taken(intervals, armed, wanted):
+    found = judge(intervals, 180, armed)
+    assert (found.kind, found.still_s, found.fire, found.armed) == wanted
+
+
+def looks(*steps: dict[str, float]) -> list[Look]:
+    """Looks a minute apart, of two ranks that both do this."""
+    now = {
+        Key("gpu0", 100 + rank, 5.0): replace(REST, pid=100 + rank, rank=rank) for rank in (0, 1)
+    }
+    found = [Look(0.0, dict(now))]
+    for number, step in enumerate(steps, 1):
+        now = {key: more(one, **step) for key, one in now.items()}
+        found.append(Look(number * MINUTE, dict(now)))
+    return found
+
+
+def watched(all_looks: list[Look]) -> tuple[list[str], list[int], Watch]:
+    """What is said of each look, and which of them fire."""
+    watch = Watch(180)
+    told = [(watch.add(look), watch.words) for look in all_looks]
+    return [words for _, words in told], [n for n, (one, _) in enumerate(told) if one.fire], watch
+
+
+def test_a_hang_fires_once_and_a_second_one_again():
+    works = {"cpu_s": 50, "faults": 900, "switches": 5000}
+    sequence = [works, *[NOTHING] * 6, works, *[NOTHING] * 4]
+    words, fired, _ = watched(looks(*sequence))
+    assert fired == [4, 11]
+    assert words[0] == "2 ranks on gpu0"
+    assert words[1].startswith("moves: 2 ranks on gpu0: rank 0 takes 83 % of a core")
+    assert words[2] == (
+        "does not move: 2 ranks on gpu0: no CPU time; the main threads only wait; "
+        "the ranks read and write nothing; no log grows"
+    )
+
+
+def test_a_node_that_is_lost_does_not_hide_that_the_others_wait():
+    sequence = looks(NOTHING, NOTHING, NOTHING, NOTHING)
+    lost = [
+        replace(look, errors={"gpu7": "no answer"}, unreached=frozenset({"gpu7"}))
+        for look in sequence
+    ]
+    words, fired, _ = watched(lost)
+    assert fired == [3]
+    assert words[-1].endswith("; no answer of gpu7")
+
+
+def test_a_node_without_an_answer_is_not_the_end_of_the_job():
+    first, *_ = looks(NOTHING)
+    silent = [Look(MINUTE * n, errors={"gpu0": "no answer"}) for n in (1, 2, 3)]
+    _, fired, watch = watched([first, *silent])
+    assert (watch.judgement.kind, fired) == ("unclear", [])
+    _, _, watch = watched([first, Look(MINUTE), Look(2 * MINUTE)])
+    assert (watch.judgement.kind, watch.words) == ("gone", "the job has ended")
+
+
+def test_what_is_kept_of_a_long_watch_is_bounded():
+    _, _, watch = watched(looks(*[NOTHING] * 200))
+    assert len(watch.intervals) < 10
+
+
+# --- The answers of the nodes.
+
+CONFIG = motion.Config("", "nodeready:test", 20, "4711")
+
+
+def answering(*rows: object, said: str = ""):
+    """Asks, which answers every node with these rows."""
+
+    def ask(what, asked):
+        found = {}
+        for name, request in asked.items():
+            assert what == "watch"
+            nonce = request.script.partition("nodeready-")[2][:16]
+            lines = "".join(
+                wire.line(f"nodeready-{nonce}", kind, row) + "\n" for kind, row in rows
+            )
+            found[name] = Reply(stdout=said or lines)
+        return found
+
+    return ask
+
+
+def test_a_look_has_every_rank_of_every_node():
+    ask = answering(("motion", REST), ("ports", Ports(7, None)), ("found", Found(1)))
+    look = take(ask, ["gpu0", "gpu1"], CONFIG, 3.0)
+    assert look.ranks == {Key("gpu0", 100, 5.0): REST, Key("gpu1", 100, 5.0): REST}
+    assert look.ports == {"gpu0": Ports(7, None), "gpu1": Ports(7, None)}
+    assert (look.at, look.errors) == (3.0, {})
+
+
+def test_what_makes_no_sense_costs_its_node_alone():
+    cut = answering(("motion", REST))
+    assert list(take(cut, ["gpu0"], CONFIG, 0).errors) == ["gpu0"]
+    nothing = answering(said="Welcome!\n")
+    assert list(take(nothing, ["gpu0"], CONFIG, 0).errors) == ["gpu0"]
+    wrong = answering(("motion", replace(REST, cpu_s="much")), ("found", Found(1)))
+    look = take(wrong, ["gpu0"], CONFIG, 0)
+    assert (look.ranks, list(look.errors)) == ({}, ["gpu0"])
+
+
+def test_a_node_that_is_away_is_told_apart():
+    def ask(what, asked):
+        return {name: Failure(kind=UNREACHABLE, error="connection refused") for name in asked}
+
+    look = take(ask, ["gpu0"], CONFIG, 0)
+    assert (look.errors, look.unreached) == ({"gpu0": "connection refused"}, {"gpu0"})
