@@ -287,6 +287,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "stacks": (
         *_COMMON,
         *("local", "source", "job", "user", "pids", "match", "native", "all_threads"),
+        *("locals", "dump", "ras", "check"),
         "samples",
         *("interval", "via", "timeout", "output", "format"),
     ),

@@ -27,6 +27,9 @@ _THREADS = 4
 _FEW = 2
 #: Branches of the merged tree that are shown without -v at one place, and one below the other.
 _BRANCHES, _DEEPEST = 4, 5
+#: Suspects of the verdict, and statements of witnesses, without -v; the witnesses' names.
+_SUSPECTS, _STATEMENTS = 3, 4
+_NAMES = {"flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU"}
 #: Sorts of processes below a group, its variables and its different texts, without -v.
 _CHILDREN, _LOCALS, _TEXTS = 3, 8, 3
 #: Columns of the words on the left; at most of the ranks, of the nodes beside them, of a function.
@@ -383,6 +386,9 @@ class _Table:
     def started(self, group: Group) -> Iterator[Line]:
         """The processes below the ranks, a line each; and variables, where they were asked for."""
         most = len(group.below) if self.verbose else _CHILDREN
+        if group.role == "victim" and not self.verbose:
+            # Others are looked for elsewhere.
+            most = 0
         for one in group.below[:most]:
             count = f" ({one.processes})" if one.processes > 1 else ""
             if not one.frames:
@@ -405,7 +411,7 @@ class _Table:
                 yield self.below(("  ", ""), (sanitise(one.command, _TEXT), "dim"))
             if one.hint and (self.verbose or one is group.below[0]):
                 yield self.below("  hint: ", (one.hint, "cyan"))
-        if group.below[most:]:
+        if group.below[most:] and most:
             more = counted(len(group.below) - most, "more sort", "more sorts")
             yield self.below((f"{more} below (-v shows them)", "dim"))
         most = len(group.locals) if self.verbose else _LOCALS
@@ -447,6 +453,49 @@ class _Table:
         for number, group in shown:
             yield self.short(group, number)
 
+    def verdict(self, stacks: Stacks) -> Iterator[Line]:
+        """What is wrong by all witnesses together, what speaks for it and against it, and what
+        each witness says; who was not heard, and why."""
+        said = stacks.verdict
+        if said is None:
+            return
+        style = STYLES["ok"] if said.kind == "not-stuck" else "bold"
+        yield self.below_word("verdict", (said.text, style))
+        most = _WHOLE if self.verbose else _SUSPECTS
+        told = {text for group in stacks.groups for text in group.reason.split("; ")}
+        for one in said.suspects[:most]:
+            who_ = ranks(one.ranks, _WHO) or nodes(one.nodes, _WHO)
+            for word_, texts in (("for", one.for_), ("against", one.against)):
+                # A group's own reason stands beside it.
+                new = [text for text in texts if self.verbose or not {*text.split("; ")} <= told]
+                if new:
+                    yield self.below((f"{word_} {who_}: ", "dim"), "; ".join(new[:most]))
+        says = [
+            (witness.name, statement)
+            for witness in stacks.witnesses
+            for statement in witness.says
+            if statement.weight or self.verbose
+        ]
+        most = _WHOLE if self.verbose else _STATEMENTS
+        for name, statement in says[:most]:
+            yield self.below_word(
+                "witness", (f"{_NAMES.get(name, name)}: ", "dim"), statement.text
+            )
+        if says[most:]:
+            more = counted(len(says) - most, "more statement")
+            yield self.below((f"{more} (-v shows them)", "dim"))
+        absent = said.missing
+        if self.verbose:
+            absent = tuple(f"{one.name}: {why}" for one in stacks.witnesses for why in one.absent)
+        for text in absent[:most]:
+            yield self.below_word("not heard", (text, "dim"))
+        yield line("")
+
+    def below_word(self, word_: str, *parts: Part) -> Line:
+        """A row with a word on the left."""
+        text = line((f"{word_:<{_INDENT}}", STYLES["change"]), *parts)
+        return text if self.verbose else text.cut(_TEXT)
+
     def tree(self, stacks: Stacks) -> Iterator[Line]:
         """The merged tree: how many processes and which ranks went where."""
         most, deepest = (_WHOLE, _WHOLE) if self.verbose else (_BRANCHES, _DEEPEST)
@@ -473,7 +522,7 @@ class _Table:
 
 
 def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
-    """The headline, the groups, the merged tree, and what to look at next.
+    """The headline, the verdict, the groups, the merged tree, and what to look at next.
 
     With ``verbose`` all groups, all frames and all processes are shown, and no set is cut.
     """
@@ -482,7 +531,9 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
     when = f"  {stacks.started}" if stacks.started else ""
     fits = len(head) + len(when) <= options.width
     yield line((head, "bold"), (when if fits else "", "dim"))
+    yield from _verdict(stacks, table)
     yield line("")
+    yield from table.verdict(stacks)
     yield from table.groups(stacks.groups)
     for node, why in silent(stacks):
         yield line((f"{'no data':<{_INDENT}}", STYLES["no-data"]), (node, "bold"))
@@ -493,6 +544,7 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
     if sum(group.kind == "stack" for group in stacks.groups) > 1:
         yield line("")
         yield from table.tree(stacks)
+    yield from _witnesses(stacks, table)
     if stacks.advice:
         yield line("")
     for text in stacks.advice:
@@ -525,3 +577,62 @@ def debuggable(found: Debuggable, options: Options = PLAIN) -> Iterator[Line]:
             yield line(" " * 22, f"{sanitise(one.fix)[:_TEXT]}")
     for node, why in found.errors.items():
         yield line(("unknown  ", STYLES["unknown"]), f"{sanitise(node)}: {sanitise(why)[:_TEXT]}")
+
+
+# --- The verdict on top, and what the witnesses beside the stacks say.
+
+#: The styles of a verdict that is no accusation.
+_MILD = {"not-stuck": "ok", "moving": "warn", "unclear": "warn"}
+#: What speaks for and against the first suspect, and statements of one witness, without -v.
+_SAID, _TOLD = 2, 2
+
+
+def _verdict(stacks: Stacks, table: _Table) -> Iterator[Line]:
+    """What is wrong, where, what to do; what speaks for and against it; what would tell more."""
+    verdict = stacks.verdict
+    if verdict is None:
+        return
+    style = STYLES[_MILD.get(verdict.kind, "fail")]
+    yield line("")
+    yield line((f"{verdict.kind:<{_INDENT}}", style), (verdict.text, "bold"))
+    if not table.verbose:
+        first = verdict.suspects[0] if verdict.suspects else None
+        against = first.against[:1] if first else ()
+        rows = [
+            ("for: ", [text for text in first.for_[:_SAID] if ": " in text] if first else []),
+            ("against: ", [*against, *verdict.missing[:1]]),
+        ]
+        for word, said in rows:
+            if said:
+                yield table.one(table.below((word, "dim"), "; ".join(said)))
+        return
+    for one in verdict.suspects:
+        who_ = ranks(one.ranks) or nodes(one.nodes)
+        for word, texts in (("for", one.for_), ("against", one.against)):
+            for text in texts:
+                yield table.below((f"{who_}, {word}: ", "dim"), text)
+    for text in verdict.missing:
+        yield table.below(("missing: ", "dim"), text)
+
+
+def _witnesses(stacks: Stacks, table: _Table) -> Iterator[Line]:
+    """The statements of each witness, the weightiest first; and why one says nothing."""
+    if stacks.witnesses:
+        yield line("")
+    room = max((len(one.name) for one in stacks.witnesses), default=0)
+    for witness in stacks.witnesses:
+        says = witness.says
+        if not table.verbose:
+            says = tuple(one for one in says if one.weight)[:_TOLD] or says[:1]
+        absent = witness.absent if table.verbose or not says else ()
+        name = f"{witness.name:<{room}}  "
+        for one in says:
+            who_ = ranks(one.ranks, _WHO) or (nodes(one.nodes, _WHO) if one.nodes else "")
+            text = f"{who_}: {one.text}" if who_ else one.text
+            yield table.one(line((name, "bold"), text))
+            name = " " * len(name)
+        for text in absent[: None if table.verbose else 1]:
+            yield table.one(line((name, "bold"), (f"nothing: {text}", "dim")))
+            name = " " * len(name)
+        if not says and not absent:
+            yield line((name, "bold"), ("nothing that is out of the ordinary", "dim"))

@@ -435,7 +435,7 @@ def phrase(pid: int, call: Call, others: Ends, locks: str) -> str:
     named_ = list(dict.fromkeys(objects))
     text = call.verb
     if named_:
-        joint = {"connect": "to", "send": "to", "recv": "from", "accept": "of"}.get(
+        joint = {"connect": "to", "write": "to", "send": "to", "recv": "from", "accept": "of"}.get(
             call.verb, "of"
         )
         more = f" and {len(named_) - _NAMED} more" if len(named_) > _NAMED else ""

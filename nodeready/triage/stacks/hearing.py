@@ -139,7 +139,8 @@ class _Court(Calls):
                 if up > len(nodes):
                     text = f"port {name} is {state}, and up on {counted(up, 'other node')}"
                     self.say("network", text, nodes=nodes, weight=1)
-        if known:
+        # Ranks of one node speak through its memory, and its ports are somebody else's.
+        if known and len(self.nodes) > 1:
             self.found.bytes_per_s = total
 
     def kernel(self) -> None:

@@ -42,11 +42,13 @@ class Decision(NamedTuple):
 
     groups: with their roles as the witnesses leave them
     order:  indexes of the groups, those of the suspects first
+    by_witness: a witness beside the stacks names others than the stacks' own order does
     """
 
     verdict: Verdict | None
     groups: tuple[Group, ...]
     order: tuple[int, ...]
+    by_witness: bool = False
 
 
 class _Cause(NamedTuple):
@@ -132,10 +134,16 @@ def _cause(group: Group) -> _Cause:
     if group.verdict == "spinning":
         return _Cause("late", f"computes or loops at {at}", "look there, and look again")
     does, look = _DOES.get(about, ("stands in", "look there"))
-    waits = f", waiting for {_cut(group.waits_on[0], _PLACE)}" if group.waits_on else ""
+    # Of a group that waits for different things, none is its own.
+    held = _COUNTED.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
+    waits = f", waiting for {_cut(held, _PLACE)}" if held and held not in _PLAIN else ""
     return _Cause("late", f"{does} {at}{waits}", look)
 
 
+#: What one waits for that says no more than the state does.
+_PLAIN = ("futex", "sleep")
+#: How many of a group wait for something, behind the words for it.
+_COUNTED = re.compile(r" \(\d+\)$")
 #: What a hint is about -> what a suspect of it does.
 _FILES = {
     "checkpoint": "saves or loads a checkpoint", "file": "reads or writes files",
@@ -172,6 +180,7 @@ class _Case:
         self.heard, self.places = heard, places
         self.node_of: dict[int | None, str] = {}
         self.roles = [group.role for group in groups]
+        self.given = tuple(groups)
         self.groups = list(groups)
         self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
         self.nodes = {node for group in groups for node in group.nodes}
@@ -382,8 +391,18 @@ class _Case:
         name = who(ranks, self.nodes_of(ranks))
         site = f" ({_cut(lag.site, _PLACE)})" if lag.site else ""
         count = counted(len(lag.waiting), "rank")
-        cause = _cause(self.groups[stand[0]]) if stand else None
-        if lag.other:
+        # What cannot be seen says nothing of where the rank stands.
+        seen = bool(stand) and self.groups[stand[0]].kind != "no-data"
+        cause = _cause(self.groups[stand[0]]) if seen else None
+        own = bool(stand) and self.roles[stand[0]] == "suspect"
+        if lag.elsewhere and not own:
+            kind = "disagree"
+            wait = "waits" if len(ranks) == 1 else "wait"
+            text = (
+                f"{name} {wait} in {lag.elsewhere}, {count} in {lag.what}{site}: they must agree"
+            )
+            self.notes.append(f"it waits itself, in {lag.elsewhere}")
+        elif lag.other:
             kind = "disagree"
             text = f"{name} called {lag.other}, {count} {lag.what}{site}: the calls must agree"
         else:
@@ -398,8 +417,13 @@ class _Case:
             elif cause and _stands(self.groups[stand[0]]):
                 text += f": it is at {_stands(self.groups[stand[0]])}"
                 self.notes.append("its stack waits as the others' do")
-        waits = f"{lag.witness}: {who(lag.waiting)} wait in {lag.what}{site}"
-        suspects = [self.suspect(ranks, self.nodes_of(ranks), waits)]
+        why = cause.does if cause and stand and self.roles[stand[0]] == "suspect" else ""
+        suspects = [self.suspect(ranks, self.nodes_of(ranks), why)]
+        if lag.other and len(lag.waiting) <= len(ranks):
+            self.notes.append("as many have called the one as the other")
+            suspects = [
+                self.suspect(some, self.nodes_of(some), why) for some in (ranks, lag.waiting)
+            ]
         for other in lags:
             if other is not lag and set(other.ranks) - set(ranks):
                 suspects.append(self.suspect(other.ranks, self.nodes_of(other.ranks)))
@@ -499,6 +523,9 @@ class _Case:
         first = self.groups[self.victims[0]] if self.victims else self.groups[0]
         what = self.heard.common or _called(first)
         everybody = f"all {self.total} ranks wait in {_cut(what, 70)}"
+        stuck = sum(one == what for one in self.heard.called.values())
+        if 0 < stuck < self.total:
+            everybody = f"all {self.total} ranks wait, {stuck} in {_cut(what, 70)} with all of it"
         rate = self.heard.bytes_per_s
         moves = rate is not None and rate >= hearing.MOVING_BYTES_PER_S
         signs = self._signs()
@@ -625,9 +652,12 @@ def _ordered(groups: Sequence[Group], verdict: Verdict) -> tuple[int, ...]:
     return tuple(sorted(range(len(groups)), key=place))
 
 
-def _with_roles(groups: Sequence[Group], verdict: Verdict) -> Iterator[Group]:
+def _with_roles(groups: Sequence[Group], verdict: Verdict, by_witness: bool) -> Iterator[Group]:
     """A group that a witness accuses as a whole is a suspect, whatever its stack looks like."""
-    first = verdict.suspects[0] if verdict.suspects and verdict.kind in _CONVICTS else None
+    odd = verdict.kind == "disagree" and by_witness and len(verdict.suspects) == 1
+    first = (
+        verdict.suspects[0] if odd or (verdict.suspects and verdict.kind in _CONVICTS) else None
+    )
     for group in groups:
         if (
             first
@@ -656,4 +686,5 @@ def decide(
     case = _Case(groups, heard, places)
     verdict = case.decide()
     order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
-    return Decision(verdict, tuple(_with_roles(case.groups, verdict)), order)
+    groups = tuple(_with_roles(case.groups, verdict, case.reorder))
+    return Decision(verdict, groups, order, case.reorder or groups != case.given)

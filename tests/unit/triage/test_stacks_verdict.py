@@ -1,15 +1,23 @@
 """The verdict, case by case: what is seen of eight ranks on two nodes, and who is accused of what."""
 
+# A case is a row.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
 import pytest
 
-from nodeready.reports import json_report
+from nodeready.node.witnesses.flight_recorder import parse
+from nodeready.node.witnesses.logs import Report
+from nodeready.reports import json_report, stacks_table
+from nodeready.reports.registry import Options
+from nodeready.subjects.wire import plain
 from nodeready.triage.stacks import group as grouping
 from nodeready.triage.stacks.document import VERDICT_KINDS, Stacks
 from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
@@ -30,7 +38,7 @@ from tests.builders.witnesses import (
     timeout,
     waits,
 )
-from tests.paths import schema
+from tests.paths import ROOT, schema
 
 VALID = jsonschema.Draft202012Validator(schema("stacks"))
 
@@ -50,6 +58,7 @@ def job(
     stacks: Mapping[int, Any] | None = None,
     said: Mapping[int, Said] | None = None,
     beside: Mapping[str, Said] | None = None,
+    *,
     usual: Any = (REDUCE, REDUCE),
     every: Said | None = None,
     ranks: int = 8,
@@ -160,6 +169,20 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("all have called the same", job(every=waits(ranks=range(8)), beside=QUIET), "quiet", (), ("all_reduce #42 of default_pg", "no bytes move"), ()),
     ("all have called, one is already in its own code", job({6: BLOCKED}, every=waits(ranks=range(8))), "quiet", (), ("#42",), ("rank 6",)),
     ("another operation at the same number", job(said={r: waits(operation="all_gather" if r == 2 else "all_reduce", site="eval.py:3 f" if r == 2 else "train.py:88 step") for r in range(8)}), "disagree", (2,), ("rank 2", "all_gather", "all_reduce #42"), ()),
+    ("two ranks in two operations accuse both", job(ranks=2, said={0: waits(operation="all_gather"), 1: waits()}), "disagree", (1,), ("all_gather", "all_reduce"), ()),
+    ("a rank that a barrier names", job(said={r: log("x", path=f"/l/{r}", reports=[Report(5, "default_pg", "missing", None, "", None, None)] if r == 0 else []) for r in range(8)}), "late", (5,), ("rank 5",), ()),
+    ("watchdogs of groups of one name and other ranks", job(said={r: log("x", path=f"/l/{r}", reports=[status(r, 9 if r < 4 else 3, 8 if r < 4 else 2, "tp")]) for r in range(8)}), "quiet", (), (), ("rank 4", "ranks 4-7")),
+    ("one log of all ranks", job(every=log("x", path="/l/all", reports=[status(r, 41 if r == 6 else 42, 41) for r in range(8)])), "late", (6,), ("rank 6", "#42"), ()),
+    ("ports of one node say nothing of its ranks", job(ranks=4, beside={"gpu1": network(port(900_000_000))}), "quiet", (), (), ("MB/s",)),
+    ("one wakes up in a collective", job(usual=(REDUCE, REDUCE), stacks={r: process(r, REDUCE, REDUCE, switches=[5, 9]) for r in range(8)}), "unclear", (), ("slow, or hung",), ()),
+    ("who is late waits in a group of which nobody else tells", job(ranks=4, said={
+        0: recording(process_group(3, 3), process_group(1, 0, (), "1", "tp"), entries=[entry(1, group="1", site="train.py:31 main")]),
+        **{r: waits(4) for r in (1, 2, 3)},
+    }), "disagree", (0,), ("rank 0", "all_reduce #1 of tp (train.py:31 main)", "all_reduce #4 of default_pg"), ()),
+    ("who is late waits in a group that is stuck", job(ranks=4, said={
+        **{r: recording(process_group(3, 3), process_group(1, 0, (0, 1), "1", "tp"), entries=[entry(1, group="1")]) for r in (0, 1)},
+        **{r: waits(4) for r in (2, 3)},
+    }), "quiet", (), ("all_reduce #1 of tp",), ()),
     ("other sizes", job(said={r: waits(sizes="[[8]]" if r == 2 else "[[9]]") for r in range(8)}), "disagree", (2,), ("sizes",), ()),
     ("other types are a sign", job(said={r: waits(types="Half" if r == 2 else "Float") for r in range(8)}), "unclear", (2,), ("only sign", "types Half"), ()),
     ("uneven sizes are legitimate", job(said={r: waits(operation="all_to_all", sizes=f"[[{r}]]") for r in range(8)}), "quiet", (), (), ("rank 2",)),
@@ -245,3 +268,76 @@ def test_a_node_that_gives_no_answer_is_where_its_ranks_are_gone():
     assert said.kind == "gone"
     assert "gpu2" in said.text
     assert "connection timed out" in said.text
+
+
+DUMPS = ROOT / "tests" / "unit" / "node" / "data" / "flight_recorder"
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "ranks", "words"),
+    [
+        (("late_0", "late_1", "late_1", "late_3"), "late", (3,),
+         ("has not called all_reduce #4 of default_pg (train.py:10 step)", "3 ranks")),
+        (("late_0", "late_1", "types_2", "late_1"), "disagree", (2,), ("broadcast", "train.py:37")),
+        (("late_0", "late_1", "late_1", "late_1"), "quiet", (), ("all_reduce #4",)),
+        (("group_0", "group_1", "group_1", "group_1"), "disagree", (0,), ("all_reduce #1 of tp",)),
+        (("late.json_0", "late.json_0", "late.json_0", "late.json_3"), "late", (3,), ("#4",)),
+    ],
+)  # fmt: skip
+def test_what_a_real_recorder_wrote_leads_to_the_culprit(names, kind, ranks, words):
+    said = {
+        rank: {"flight_recorder": plain(parse((DUMPS / name).read_bytes()))}
+        for rank, name in enumerate(names)
+    }
+    verdict = judged(job(ranks=4, said=said)).verdict
+    assert verdict.kind == kind
+    assert (verdict.suspects[0].ranks if verdict.suspects else ()) == ranks
+    for word in words:
+        assert word in verdict.text
+
+
+def test_the_table_has_the_verdict_on_top_and_the_witnesses_below():
+    made = judged(job({3: BLOCKED}, recorder(3)))
+    lines = [line.plain for line in stacks_table.show(made, Options(0, 120))]
+    assert lines[2].startswith("late         rank 3 (gpu1) has not called all_reduce #42")
+    assert any(line.startswith("flight_recorder  rank 3: has not called") for line in lines)
+    verbose = [line.plain for line in stacks_table.show(made, Options(1, 120))]
+    assert any("rank 3, for: flight_recorder: has not called" in line for line in verbose)
+
+
+def test_escapes_that_a_witness_says_are_shown():
+    hostile = waits(operation="\x1b[31mall_reduce")
+    lines = "\n".join(line.plain for line in stacks_table.show(judged(job(every=hostile))))
+    assert "\x1b" not in lines
+    assert "\\x1b[31mall_reduce" in lines
+
+
+STRANGE = (None, True, -1, 0, 1 << 63, 2.5, -0.0, "", "x" * 5000, "\ud800", [], {}, [[]], [None])
+
+
+def mutated(value: Any, draw: random.Random) -> Any:
+    """The same data with a few values of another kind, keys less and keys more."""
+    if draw.random() < 0.04:
+        return draw.choice(STRANGE)
+    if isinstance(value, dict):
+        made = {key: mutated(one, draw) for key, one in value.items() if draw.random() > 0.01}
+        return {**made, "more": 1} if draw.random() < 0.02 else made
+    if isinstance(value, list):
+        return [mutated(one, draw) for one in value for _ in range(draw.choice((1, 1, 1, 2)))]
+    return value
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_witnesses_say_costs_only_their_own_word(seed):
+    draw = random.Random(seed)
+    said = {r: {**recorder(3)[r], **behind(6)[r]} for r in range(8)}
+    beside = {
+        **{n: {**SPINS[n], **MOVING[n], **kernel(OOM)} for n in SPINS},
+        "gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, r) for r in range(8)), missing=[("a", 1, "dead")]),
+    }
+    traces = job({3: BLOCKED}, said, beside)
+    for one in traces:
+        one["witnesses"] = {k: mutated(v, draw) for k, v in one["witnesses"].items()}
+        for row in one["processes"]:
+            row["witnesses"] = {k: mutated(v, draw) for k, v in row["witnesses"].items()}
+    judged(traces)
