@@ -120,10 +120,10 @@ class StackNumbers:
         """The number of each of the trace's stacks."""
         frame, stack = self._frame, self._stack
         own = [frame(tuple(one)) for one in trace["frames"]]
-        inner = {at for at, one in enumerate(trace["frames"]) if tuple(one) == _SHIM}
         rows: list[list[int]] = trace["stacks"]
-        if inner:
-            rows = [[index for index in one if index not in inner] for one in rows]
+        inner = self._frames.get(_SHIM)
+        if inner in own:
+            rows = [[index for index in one if own[index] != inner] for one in rows]
         return [stack(tuple([own[index] for index in one])) for one in rows]
 
     def calls(self, stack: int) -> tuple[Frame, ...]:
