@@ -56,15 +56,17 @@ bench:
 
 # The extra ones are held to the versions of the first, so that all fit into one environment. Every
 # file has its sha256 there, and pip takes no other. What is installed without this project's own
-# tools still needs its build backend.
+# tools still needs its build backend. The torch that hangs has environments of its own.
 UV = .venv/bin/uv
-COMPILE = $(UV) pip compile --quiet --universal --python-version 3.10 --no-header --generate-hashes pyproject.toml
+PIN = $(UV) pip compile --quiet --universal --python-version 3.10 --no-header --generate-hashes
+COMPILE = $(PIN) pyproject.toml
 lock:
 	$(UV) --version 2>/dev/null || .venv/bin/python -m pip install --quiet uv
 	$(COMPILE) --extra dev --output-file requirements.lock
 	echo hatchling | $(COMPILE) - --constraints requirements.lock --output-file requirements-install.lock
 	$(COMPILE) --extra docs --constraints requirements.lock --output-file requirements-docs.lock
 	$(COMPILE) --extra dist --constraints requirements.lock --output-file requirements-dist.lock
+	printf 'torch\nnumpy\n' | $(PIN) - --output-file requirements-torch.lock
 
 clean:
-	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-torch build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache

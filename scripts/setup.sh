@@ -12,7 +12,7 @@ if [ "$what" = test ]; then
         cpio:cpio busybox:busybox-static nft:nftables iptables:iptables
         ipset:ipset fish:fish tcsh:tcsh man:man-db
         slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge
-        chromium:chromium chromedriver:chromium-driver"
+        chromium:chromium chromedriver:chromium-driver mpirun:openmpi-bin"
 fi
 
 missing=
@@ -79,3 +79,37 @@ install requirements.lock .nodeready-lock
 case $what in
 docs | dist) install "requirements-$what.lock" ".nodeready-lock-$what" ;;
 esac
+
+# The newest torch, for jobs that really hang: an environment for each Python that is here (the
+# newest that there is a torch for; with NODEREADY_HANGS=all each of them). Three gigabytes come over
+# the network once, and are hard links into uv's cache from then on. Where they cannot be had, the
+# tests say what was left out; in CI that is a failure.
+one_torch() {
+    at=.venv-torch/$1
+    cmp -s requirements-torch.lock "$at/.nodeready-lock" 2>/dev/null && return
+    echo "setup: installing torch for $2 into $at (gigabytes, the first time)" >&2
+    .venv/bin/uv venv --quiet --clear --python "$2" "$at" &&
+        .venv/bin/uv pip sync --quiet --require-hashes --only-binary :all: \
+            --python "$at/bin/python" requirements-torch.lock &&
+        cp requirements-torch.lock "$at/.nodeready-lock"
+}
+torches() {
+    found=
+    for minor in 13 12 11 10; do
+        for program in "python3.$minor" "$HOME/.pyenv/versions/3.$minor".*/bin/python3 "$python"; do
+            "$program" -c "import sys; sys.exit(sys.version_info[:2] != (3, $minor))" 2>/dev/null ||
+                continue
+            one_torch "py3.$minor" "$(command -v "$program")" || return 1
+            found=yes
+            break
+        done
+        [ -z "$found" ] || [ "${NODEREADY_HANGS:-}" = all ] || break
+    done
+    [ -n "$found" ]
+}
+if [ "$what" = test ] && [ -z "${NODEREADY_TORCH+x}" ]; then
+    torches || {
+        echo "setup: no new torch: its hangs are not tried" >&2
+        [ -z "${CI:-}" ]
+    }
+fi

@@ -298,7 +298,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("local", "job", "user", "via", "timeout", "output", "every", "confirm", "then", "once"),
     ),
     "bundle": ("limit", "trust_inventory", "output"),
-    "env": (*_COMMON, "format", "output", "ports"),
+    "env": (*_COMMON, "format", "output", "ports", "debug", "python", "directory"),
     "tail": (
         *_COMMON,
         *("local", "format", "output", "lines", "grep", "newer", "since", "max_files"),

@@ -509,14 +509,6 @@ def main(directory: str) -> None:
         report(node=name, error="sshd does not listen; see its log")
 
 
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1])
-    except OSError as error:
-        report(error=str(error))
-        sys.exit(1)
-
-
 # <linux/sched.h>
 NEWNS = 0x00020000
 NEWCGROUP = 0x02000000
@@ -618,3 +610,11 @@ def interface_up(name: str, address: ipaddress.IPv4Interface | None = None) -> N
             request(_SIOCSIFADDR, inet(address.packed))
             request(_SIOCSIFNETMASK, inet(address.network.netmask.packed))
         request(_SIOCSIFFLAGS, struct.pack("h", _IFF_UP))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except OSError as error:
+        report(error=str(error))
+        sys.exit(1)

@@ -28,8 +28,7 @@ _THREADS = 4
 _FEW = 2
 #: Branches of the merged tree that are shown without -v at one place, and one below the other.
 _BRANCHES, _DEEPEST = 4, 5
-#: Suspects of the verdict, and statements of witnesses, without -v; the witnesses' names.
-_SUSPECTS, _STATEMENTS = 3, 4
+#: The witnesses that a person reads under another word than their own.
 _NAMES = {"flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU"}
 #: Sorts of processes below a group, its variables and its different texts, without -v.
 _CHILDREN, _LOCALS, _TEXTS = 3, 8, 3
@@ -454,49 +453,6 @@ class _Table:
         for number, group in shown:
             yield self.short(group, number)
 
-    def verdict(self, stacks: Stacks) -> Iterator[Line]:
-        """What is wrong by all witnesses together, what speaks for it and against it, and what
-        each witness says; who was not heard, and why."""
-        said = stacks.verdict
-        if said is None:
-            return
-        style = STYLES["ok"] if said.kind == "not-stuck" else "bold"
-        yield self.below_word("verdict", (said.text, style))
-        most = _WHOLE if self.verbose else _SUSPECTS
-        told = {text for group in stacks.groups for text in group.reason.split("; ")}
-        for one in said.suspects[:most]:
-            who_ = ranks(one.ranks, _WHO) or nodes(one.nodes, _WHO)
-            for word_, texts in (("for", one.for_), ("against", one.against)):
-                # A group's own reason stands beside it.
-                new = [text for text in texts if self.verbose or not {*text.split("; ")} <= told]
-                if new:
-                    yield self.below((f"{word_} {who_}: ", "dim"), "; ".join(new[:most]))
-        says = [
-            (witness.name, statement)
-            for witness in stacks.witnesses
-            for statement in witness.says
-            if statement.weight or self.verbose
-        ]
-        most = _WHOLE if self.verbose else _STATEMENTS
-        for name, statement in says[:most]:
-            yield self.below_word(
-                "witness", (f"{_NAMES.get(name, name)}: ", "dim"), statement.text
-            )
-        if says[most:]:
-            more = counted(len(says) - most, "more statement")
-            yield self.below((f"{more} (-v shows them)", "dim"))
-        absent = said.missing
-        if self.verbose:
-            absent = tuple(f"{one.name}: {why}" for one in stacks.witnesses for why in one.absent)
-        for text in absent[:most]:
-            yield self.below_word("not heard", (text, "dim"))
-        yield line("")
-
-    def below_word(self, word_: str, *parts: Part) -> Line:
-        """A row with a word on the left."""
-        text = line((f"{word_:<{_INDENT}}", STYLES["change"]), *parts)
-        return text if self.verbose else text.cut(_TEXT)
-
     def tree(self, stacks: Stacks) -> Iterator[Line]:
         """The merged tree: how many processes and which ranks went where."""
         most, deepest = (_WHOLE, _WHOLE) if self.verbose else (_BRANCHES, _DEEPEST)
@@ -534,7 +490,6 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
     yield line((head, "bold"), (when if fits else "", "dim"))
     yield from _verdict(stacks, table)
     yield line("")
-    yield from table.verdict(stacks)
     yield from table.groups(stacks.groups)
     for node, why in silent(stacks):
         yield line((f"{'no data':<{_INDENT}}", STYLES["no-data"]), (node, "bold"))
@@ -586,6 +541,8 @@ def debuggable(found: Debuggable, options: Options = PLAIN) -> Iterator[Line]:
 _MILD = {"not-stuck": "ok", "moving": "warn", "unclear": "warn"}
 #: What speaks for and against the first suspect, and statements of one witness, without -v.
 _SAID, _TOLD = 2, 2
+#: Columns of a witness's name.
+_ROOM = 17
 
 
 def _verdict(stacks: Stacks, table: _Table) -> Iterator[Line]:
@@ -602,10 +559,11 @@ def _verdict(stacks: Stacks, table: _Table) -> Iterator[Line]:
         head = " " * _INDENT
     if not table.verbose:
         first = verdict.suspects[0] if verdict.suspects else None
-        against = first.against[:1] if first else ()
         rows = [
-            ("for: ", [text for text in first.for_[:_SAID] if ": " in text] if first else []),
-            ("against: ", [*against, *verdict.missing[:1]]),
+            # A group's own reason stands beside the group.
+            ("for: ", [text for text in first.for_ if ": " in text][:_SAID] if first else ()),
+            ("against: ", first.against[:1] if first else ()),
+            ("missing: ", verdict.missing[:1]),
         ]
         for word, said in rows:
             if said:
@@ -621,23 +579,27 @@ def _verdict(stacks: Stacks, table: _Table) -> Iterator[Line]:
 
 
 def _witnesses(stacks: Stacks, table: _Table) -> Iterator[Line]:
-    """The statements of each witness, the weightiest first; and why one says nothing."""
-    if stacks.witnesses:
-        yield line("")
-    room = max((len(one.name) for one in stacks.witnesses), default=0)
+    """The statements of each witness, the weightiest first; then who says nothing."""
+    rows = []
+    silent_ = []
     for witness in stacks.witnesses:
+        name = _NAMES.get(witness.name, witness.name)
         says = witness.says
         if not table.verbose:
             says = tuple(one for one in says if one.weight)[:_TOLD] or says[:1]
-        absent = witness.absent if table.verbose or not says else ()
-        name = f"{witness.name:<{room}}  "
         for one in says:
             who_ = ranks(one.ranks, _WHO) or (nodes(one.nodes, _WHO) if one.nodes else "")
-            text = f"{who_}: {one.text}" if who_ else one.text
-            yield table.one(line((name, "bold"), text))
-            name = " " * len(name)
-        for text in absent[: None if table.verbose else 1]:
-            yield table.one(line((name, "bold"), (f"nothing: {text}", "dim")))
-            name = " " * len(name)
-        if not says and not absent:
-            yield line((name, "bold"), ("nothing that is out of the ordinary", "dim"))
+            rows.append((name, f"{who_}: {one.text}" if who_ else one.text, ""))
+        if table.verbose:
+            rows += [(name, f"nothing: {text}", "dim") for text in witness.absent]
+        elif not says:
+            silent_.append(name)
+    if silent_:
+        rows.append(("nothing from", f"{', '.join(silent_)} (-v tells why)", "dim"))
+    if rows:
+        yield line("")
+    before = ""
+    for name, text, style in rows:
+        shown = "" if name == before else name
+        before = name
+        yield table.one(line((f"{shown:<{_ROOM}}", style or "bold"), (text, style)))

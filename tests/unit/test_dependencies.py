@@ -93,7 +93,11 @@ def locked(lock: str) -> dict[str, tuple[set[str], list[str]]]:
     return found
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+#: What jobs that hang need, in environments of its own: it shares nothing with the project.
+APART = "requirements-torch.lock"
+
+
+@pytest.mark.parametrize("lock", [*LOCKS, APART])
 def test_no_file_is_installed_whose_sha256_is_not_in_the_lock(lock):
     for name, (_, options) in locked(lock).items():
         assert all(map(_HASH.fullmatch, options)), f"{lock}: {name}: {options}"
@@ -120,6 +124,11 @@ def test_all_locks_have_the_same_version_of_what_they_share(lock):
     for name in both:
         assert other[name][0] & first[name][0], name
         assert {*other[name][1]} & {*first[name][1]}, name
+
+
+def test_the_torch_that_hangs_is_pinned_for_every_python():
+    """The newest that there is for the oldest Python, and the newest of all."""
+    assert len(locked(APART)["torch"][0]) >= 1
 
 
 @pytest.mark.parametrize("script", ["scripts/setup.sh", "scripts/fresh_install.sh", "README.md"])

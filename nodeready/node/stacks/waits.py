@@ -189,7 +189,9 @@ class _Thread:
 
     def _link(self, name: str) -> str:
         with contextlib.suppress(OSError):
-            return os.readlink(f"/proc/{self.pid}/{name}")
+            # A name is bytes; an answer holds text.
+            link = os.readlink(f"/proc/{self.pid}/{name}".encode())
+            return link.decode("utf-8", "replace")
         return ""
 
     def _path(self, directory: int, address: int) -> None:

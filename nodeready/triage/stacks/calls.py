@@ -398,6 +398,9 @@ class Calls(Bench):
                 counts: dict[int, dict[str, int]] = {}
                 for member in communicator.members:
                     ranks = by_name.get((host_of(member.host), member.pid), [])
+                    if member.world_rank in self.all:
+                        # NCCL names a node by an address.
+                        ranks = [member.world_rank]
                     where = f"process {member.pid} on {member.host[:NAME]}"
                     if len(ranks) == 1:
                         counts[ranks[0]] = dict(member.counts)

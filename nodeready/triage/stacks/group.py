@@ -71,6 +71,11 @@ def _read(frames: tuple[Frame, ...]) -> Reading:
     )
 
 
+#: A frame of the interpreter's own, which some calls of a class have from Python 3.12 on, once
+#: they have been made often enough (_Py_InitCleanup in Python/specialize.c).
+_SHIM = ("__init__", "__init__", 0)
+
+
 class StackNumbers:
     """Gives every stack a number; equal stacks of any nodes have one number.
 
@@ -115,7 +120,11 @@ class StackNumbers:
         """The number of each of the trace's stacks."""
         frame, stack = self._frame, self._stack
         own = [frame(tuple(one)) for one in trace["frames"]]
-        return [stack(tuple([own[index] for index in one])) for one in trace["stacks"]]
+        inner = {at for at, one in enumerate(trace["frames"]) if tuple(one) == _SHIM}
+        rows: list[list[int]] = trace["stacks"]
+        if inner:
+            rows = [[index for index in one if index not in inner] for one in rows]
+        return [stack(tuple([own[index] for index in one])) for one in rows]
 
     def calls(self, stack: int) -> tuple[Frame, ...]:
         """The frames of one stack, root to leaf."""
@@ -445,7 +454,7 @@ class Bucket:
         channel = process["wait_channel"]
         self.states[process["state"][:1], "" if channel in ("0", "-") else channel] += 1
         said = process["waits_on"]
-        text = _PIDS.sub(r"\1 N", said)
+        text = _PIDS.sub(r"\1 N", said) if said else said
         count, first = self.waits_on.get(text, (0, said))
         if count or len(self.waits_on) < _MOST_TEXTS:
             self.waits_on[text] = (count + 1, first)

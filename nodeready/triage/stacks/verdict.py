@@ -459,7 +459,16 @@ class _Case:
         name = who(first.ranks, first.nodes)
         if first.processes == self.total:
             name = f"all {self.total} ranks" if self.total > 1 else name
-        text = f"{name}{more}: {cause.does}; no rank waits for another: {cause.look}"
+        waits = "no rank waits for another"
+        if self.roles[alive[0]] == "suspect":
+            may = sum(
+                group.processes
+                for at, group in enumerate(self.groups)
+                if at not in alive and group.kind == "stack" and self.roles[at] is None
+            )
+            # Below a call of the user's own there may be the wait() of an asynchronous collective.
+            waits = f"{counted(may, 'rank')} may wait for it (--native tells)" if may else waits
+        text = f"{name}{more}: {cause.does}; {waits}: {cause.look}"
         if len(kinds) == 1 and cause.kind in ("loader", "storage"):
             return self.made(cause.kind, text, suspects)
         if first.kind != "stack" and len(kinds) == 1:

@@ -147,6 +147,18 @@ def test_a_path_that_is_opened(tmp_path):
         assert told(process.pid, "open").startswith(f"open of {path} (")
 
 
+def test_a_name_that_is_no_text(tmp_path):
+    """It is one that an answer can hold."""
+    path = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[31m\n")
+    with open(path, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        code = "import fcntl; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX)"
+        with waiting(code, os.fsdecode(path)) as process:
+            said = told(process.pid, "flock")
+            assert "\ufffd" in said
+            assert said.encode("utf-8")
+
+
 def test_a_child_that_is_waited_for():
     with waiting("import subprocess; subprocess.run(['sleep', '100'])") as process:
         said = told(process.pid, "wait for child")

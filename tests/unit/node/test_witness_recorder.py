@@ -524,6 +524,32 @@ def test_no_link_of_anybody_else_no_fifo_and_no_other_users_file_is_read(rank, t
     assert "it is another user's file" in look(rank, environment).absent
 
 
+def test_root_reads_a_users_dump_as_that_user(tmp_path):
+    """What the user cannot read, root does not read for it either."""
+    if os.getuid():
+        pytest.skip("only root looks at others")
+    for above in (tmp_path, *tmp_path.parents):
+        above.chmod(above.stat().st_mode | 0o1)
+    path = put(tmp_path / "own" / "fr_0")
+    for one in (path, path.parent):
+        os.chown(one, 65534, 65534)
+        one.chmod(0o700)
+    secret = tmp_path / "secret"
+    secret.mkdir(mode=0o700)
+    process = subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[])
+    try:
+        for prefix, why in ((path.parent, ""), (secret, "permission denied")):
+            environment = {"TORCH_FR_DUMP_TEMP_FILE": f"{prefix}/fr_", "HOME": "/nowhere"}
+            assert why in observe(process.pid, 65534, 0, environment).absent
+        assert observe(
+            process.pid, 65534, 0, {"TORCH_FR_DUMP_TEMP_FILE": f"{path.parent}/fr_"}
+        ).path
+        assert os.geteuid() == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_dump_of_gigabytes_is_read_to_its_bound(rank, tmp_path):
     path = put(tmp_path / "fr_0")
     with path.open("r+b") as file:

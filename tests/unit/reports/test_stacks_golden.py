@@ -18,7 +18,7 @@ from nodeready.reports import json_report
 from nodeready.reports.registry import Options, find
 from nodeready.reports.stacks_table import begun, branches, show
 from nodeready.text import sanitise
-from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks
+from nodeready.triage.stacks.document import VERDICT_KINDS, Frame, Group, Rank, Stacks
 from tests.builders.stack_fleets import FLEETS, job, stack, stages
 from tests.builders.traces import frames
 from tests.paths import schema
@@ -74,8 +74,8 @@ def test_every_line_is_safe_and_ends_without_blanks(name):
 def test_the_screen_at_night_has_80_columns_and_a_page_or_two(name):
     shown = lines(FLEETS[name]())
     assert len(shown) <= 60
-    # A hint is a sentence, which goes on below on a terminal.
-    words = ("next", "verdict", "witness", "not heard")
+    # A hint and a verdict are sentences, which go on below on a terminal.
+    words = ("next", *VERDICT_KINDS)
     rows = [line for line in shown if "hint: " not in line and not line.startswith(words)]
     assert max(map(len, rows)) <= 80
 

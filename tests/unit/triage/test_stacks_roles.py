@@ -221,6 +221,12 @@ def test_processes_below_the_ranks_are_once_what_is_equal_and_idle_ones_last():
     assert one.below[-1].command == "spawn_main(tracker_fd=N, pipe_handle=N)"
 
 
+def test_a_frame_of_the_interpreters_own_makes_no_difference():
+    extra = REDUCE.replace("> step", "> __init__ __init__ 0 > step")
+    made = look(*ranks(REDUCE, 0), *ranks(extra, 1))
+    assert brief(made) == [("0-1", "victim")]
+
+
 def test_states_and_what_is_waited_for_have_their_counts():
     rows = ranks(REDUCE, 0, 1, 2, waits_on="recv from 10.0.0.9:4711")
     rows.append(process(3, REDUCE, REDUCE, wait_channel="0", state="R"))

@@ -1,0 +1,724 @@
+"""What the ranks of a scenario do, one act after the other: a training's code, by a user's names.
+
+An act that hangs goes on when its rank gets SIGUSR1, or, where a signal cannot help, when the test
+has undone the fault. `rank-RANK` has the rank's pid, the number of its act and of its step.
+"""
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import ctypes
+import fcntl
+import gc
+import multiprocessing
+import os
+import pdb
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+with contextlib.suppress(ImportError):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+LONG = 3600
+
+
+class Released(BaseException):
+    """The test has looked: the act is over."""
+
+
+def rank():
+    return int(os.environ["RANK"])
+
+
+def world():
+    return int(os.environ["WORLD_SIZE"])
+
+
+def say(number, step):
+    """At once: whoever reads beside us never sees half of it."""
+    file = os.open(f"rank-{os.environ['RANK']}", os.O_CREAT | os.O_WRONLY, 0o644)
+    os.pwrite(file, f"{os.getpid()} {number} {step}".ljust(40).encode(), 0)
+    os.close(file)
+
+
+def last_rank():
+    return world() - 1
+
+
+# --- What a rank does that has not called what the others wait in: the user's own code.
+
+
+def back_off():
+    time.sleep(LONG)
+
+
+def wait_for_lock():
+    lock = threading.Lock()
+
+    def write_summary():
+        with lock:
+            held.set()
+            time.sleep(LONG)
+
+    held = threading.Event()
+    threading.Thread(target=write_summary, daemon=True).start()
+    held.wait()
+    with lock:
+        pass
+
+
+def wait_for_event():
+    threading.Event().wait()
+
+
+def wait_for_queue():
+    queue.Queue().get()
+
+
+def ask_user():
+    read, _write = os.pipe()
+    os.dup2(read, 0)
+    input("continue? ")
+
+
+def debug():
+    read, _write = os.pipe()
+    os.dup2(read, 0)
+    pdb.Pdb(nosigint=True).set_trace()
+    time.sleep(0)
+
+
+def serve_metrics():
+    async def metrics():
+        await asyncio.sleep(LONG)
+
+    asyncio.run(metrics())
+
+
+def convert_images():
+    with subprocess.Popen(["sleep", str(LONG)]) as child:
+        try:
+            child.wait()
+        finally:
+            child.kill()
+
+
+def shell_out():
+    with subprocess.Popen(["sh", "-c", "sleep 3600; true"]) as child:
+        try:
+            child.wait()
+        finally:
+            child.kill()
+
+
+def fetch_from_server():
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as client:
+        client.recv(1)
+
+
+def download_tokenizer():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}/vocab.json").read()
+
+
+def wait_for_file_lock():
+    with open("cache.lock", "w") as mine, open("cache.lock") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        fcntl.flock(mine, fcntl.LOCK_EX)
+
+
+def log_to_full_pipe():
+    _read, write = os.pipe()
+    with open(write, "w") as log:
+        try:
+            print("x" * (1 << 20), file=log, flush=True)
+        finally:
+            # What is left in the buffer would be written at the end, and block again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), write)
+
+
+def hold_gil():
+    # A call that keeps the interpreter's lock, as an extension's can.
+    ctypes.PyDLL(None).sleep(LONG)
+
+
+def tokenize():
+    count = 0
+    while True:
+        count += 1
+
+
+def match_pattern():
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def map_in_threads():
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        read, write = os.pipe()
+        future = pool.submit(os.read, read, 1)
+        try:
+            future.result()
+        finally:
+            os.write(write, b"x")
+
+
+def join_process():
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(LONG,))
+    child.start()
+    child.join()
+
+
+def map_in_processes():
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        pool.map(time.sleep, [LONG])
+
+
+def read_shard():
+    with open(f"fifo-{rank()}", "rb") as file:
+        file.read()
+
+
+def save_checkpoint():
+    torch.save({"weight": torch.zeros(1000)}, f"fifo-{rank()}")
+
+
+def list_dataset():
+    # A file system whose server has died.
+    with contextlib.suppress(OSError):
+        os.stat("data/shard-5")
+
+
+def compute():
+    """Work without an end, in many places: it moves."""
+    values = torch.rand(64, 64)
+    while True:
+        for _ in range(100):
+            values = normalise(values)
+            values = project(values)
+
+
+def normalise(values):
+    return values / values.norm()
+
+
+def project(values):
+    return torch.mm(values, values) + sum(range(2000)) * 0
+
+
+def compile_kernel():
+    """A compiler that does not end, called as torch's inductor calls one."""
+    with open("slow-cxx", "w") as file:
+        file.write("#!/bin/sh\nsleep 3600\n")
+    os.chmod("slow-cxx", 0o755)
+    with subprocess.Popen([os.path.abspath("slow-cxx"), "kernel.cpp"]) as child:
+        try:
+            child.wait()
+        finally:
+            child.kill()
+
+
+def compile_model():
+    """torch.compile, with a C++ compiler that does not end."""
+    with open("g++", "w") as file:
+        file.write(
+            '#!/bin/sh\ncase "$*" in *--version*) exec /usr/bin/g++ "$@";; esac\nsleep 3600\n'
+        )
+    os.chmod("g++", 0o755)
+    os.environ.update(
+        CXX=os.path.abspath("g++"),
+        TORCHINDUCTOR_CACHE_DIR=os.path.abspath("inductor"),
+        TORCHINDUCTOR_COMPILE_THREADS="1",
+    )
+    torch.compile(lambda values: values.sin() * 2)(torch.rand(100))
+
+
+def train_in_thread():
+    """As Ray Train does: the main thread only waits."""
+    thread = threading.Thread(target=read_shard, daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    finally:
+        # Its reader is there, so this opens and ends the read.
+        os.close(os.open(f"fifo-{rank()}", os.O_WRONLY | os.O_NONBLOCK))
+
+
+def reduce_in_thread():
+    thread = threading.Thread(target=all_reduce, daemon=True)
+    thread.start()
+    thread.join()
+
+
+# --- Data loaders.
+
+
+LOCK = threading.Lock()
+
+
+class Images(Dataset):
+    def __init__(self, bad=None):
+        self.bad = bad
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        if index == 2 and self.bad:
+            self.bad()
+        return float(index)
+
+
+def decode():
+    with open(f"fifo-{rank()}", "rb") as file:
+        file.read()
+
+
+def lock_cache():
+    with LOCK:
+        pass
+
+
+def stop_self():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def collate(items):
+    if 2.0 in items:
+        decode()
+    return torch.tensor(items)
+
+
+def load(bad=decode, collate_fn=None, **how):
+    loader = DataLoader(Images(bad), batch_size=1, collate_fn=collate_fn, **how)
+    try:
+        for _images in loader:
+            pass
+    finally:
+        for child in multiprocessing.active_children():
+            child.kill()
+
+
+def load_fork():
+    load(num_workers=2, multiprocessing_context="fork")
+
+
+def load_spawn():
+    load(num_workers=1, multiprocessing_context="spawn")
+
+
+def load_forkserver():
+    load(num_workers=1, multiprocessing_context="forkserver")
+
+
+def load_persistent():
+    load(num_workers=1, persistent_workers=True)
+
+
+def load_here():
+    load(num_workers=0)
+
+
+def load_collate():
+    load(bad=None, num_workers=1, collate_fn=collate)
+
+
+def load_deadlock():
+    # The lock is held by a thread of this process when the workers are forked.
+    with LOCK:
+        load(bad=lock_cache, num_workers=1, multiprocessing_context="fork")
+
+
+def load_stopped():
+    load(bad=stop_self, num_workers=1)
+
+
+def load_pinned_prefetch():
+    load(num_workers=2, prefetch_factor=4)
+
+
+# --- Collectives of the whole job.
+
+
+def all_reduce():
+    values = torch.ones(4)
+    dist.all_reduce(values)
+
+
+def large_all_reduce():
+    dist.all_reduce(torch.ones(400_000))
+
+
+def broadcast():
+    dist.broadcast(torch.ones(4), src=0)
+
+
+def reduce_to_first():
+    dist.reduce(torch.ones(400_000), dst=0)
+
+
+def all_gather():
+    dist.all_gather([torch.ones(4) for _ in range(world())], torch.ones(4))
+
+
+def all_gather_single():
+    dist.all_gather_into_tensor(torch.ones(4 * world()), torch.ones(4))
+
+
+def reduce_scatter():
+    dist.reduce_scatter_tensor(torch.ones(4), torch.ones(4 * world()))
+
+
+def all_to_all():
+    dist.all_to_all_single(torch.ones(world()), torch.ones(world()))
+
+
+def barrier():
+    dist.barrier()
+
+
+def monitored_barrier():
+    dist.monitored_barrier(timeout=timedelta(hours=1))
+
+
+def gather_objects():
+    dist.all_gather_object([None] * world(), {"rank": rank()})
+
+
+def broadcast_objects():
+    dist.broadcast_object_list([rank()], src=last_rank())
+
+
+def all_reduce_later():
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    work.wait()
+
+
+def recorded_all_reduce():
+    """With a dump of the flight recorder, as a watchdog leaves it, while the call waits."""
+    recorded(dist.all_reduce(torch.ones(4), async_op=True))
+
+
+def recorded_broadcast():
+    recorded(dist.broadcast(torch.ones(4), src=0, async_op=True))
+
+
+def recorded(work):
+    dump_recorder()
+    work.wait()
+
+
+def dump_recorder():
+    with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank()}", "wb") as file:
+        file.write(torch._C._distributed_c10d._dump_fr_trace())
+
+
+def make_group():
+    dist.new_group(timeout=timedelta(hours=1))
+
+
+def sub_group():
+    """Both halves make both groups, each uses its own."""
+    half = world() // 2
+    groups = [dist.new_group(list(range(half))), dist.new_group(list(range(half, world())))]
+    dist.all_reduce(torch.ones(4), group=groups[rank() // half])
+
+
+def send_large():
+    dist.send(torch.ones(4_000_000), dst=(rank() + 1) % world())
+
+
+def receive():
+    dist.recv(torch.ones(4_000_000), src=(rank() - 1) % world())
+
+
+def receive_from_wrong_peer():
+    dist.recv(torch.ones(4), src=(rank() + 2) % world())
+
+
+def wait_for_key():
+    dist.distributed_c10d._get_default_store().wait(["tokenizer-is-ready"], timedelta(hours=1))
+
+
+def set_key():
+    dist.distributed_c10d._get_default_store().set("tokenizer-is-ready", "1")
+
+
+def batch_of_sends():
+    peer = (rank() + 1) % world()
+    ops = [dist.P2POp(dist.irecv, torch.ones(4), (rank() - 1) % world())]
+    if rank() == 0:
+        ops.append(dist.P2POp(dist.isend, torch.ones(4), peer))
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+
+
+# --- Parallel models.
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, bad=None):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+        self.bad = bad
+
+    def forward(self, values):
+        if self.bad:
+            self.bad()
+        return self.linear(values)
+
+
+def ddp(bad=None):
+    model = DistributedDataParallel(Layer())
+    loss = model(torch.rand(4, 16)).sum()
+    if bad:
+        with contextlib.suppress(Released):
+            bad()
+    loss.backward()
+
+
+def ddp_backward():
+    ddp()
+
+
+def ddp_late():
+    ddp(read_shard)
+
+
+def fsdp(bad=None):
+    model = Layer()
+    fully_shard(model)
+    loss = model(torch.rand(4, 16)).sum()
+    if bad:
+        with contextlib.suppress(Released):
+            bad()
+    loss.backward()
+
+
+def fsdp_backward():
+    fsdp()
+
+
+def fsdp_late():
+    fsdp(read_shard)
+
+
+def pipeline(bad=None):
+    stage = PipelineStage(Layer(bad), rank(), world(), torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, world(), loss_fn=lambda out, target: out.sum())
+    batch = torch.rand(4 * world(), 16)
+    if rank() == 0:
+        schedule.step(batch)
+    elif rank() == last_rank():
+        schedule.step(target=batch)
+    else:
+        schedule.step()
+
+
+def stage_works():
+    pipeline()
+
+
+class Once:
+    """Hangs in its first call."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __call__(self):
+        act, self.act = self.act, None
+        if act:
+            with contextlib.suppress(Released):
+                act()
+
+
+def stage_hangs():
+    pipeline(Once(read_shard))
+
+
+def save_distributed():
+    dcp.save({"weight": torch.rand(100) + rank()}, checkpoint_id="checkpoint")
+
+
+def save_distributed_blocked():
+    """A file system that takes nothing: in place of the file there is a pipe without a reader."""
+    os.makedirs("checkpoint", exist_ok=True)
+    for name in (f"__{rank()}_0.distcp",):
+        os.mkfifo(f"checkpoint/{name}")
+    save_distributed()
+
+
+# --- Jobs that are healthy.
+
+
+def steps(number, pause=None, work=0):
+    """Steps until the test says so."""
+    step = 0
+    while True:
+        step += 1
+        if pause:
+            pause()
+        for _ in range(work):
+            project(torch.rand(256, 256))
+        end = torch.tensor([float(rank() == 0 and os.path.exists("end"))])
+        dist.all_reduce(end)
+        say(number, step)
+        if end:
+            return
+
+
+def fast(number):
+    steps(number)
+
+
+def busy_for(seconds):
+    until = time.monotonic() + seconds
+    values = torch.rand(64, 64)
+    while time.monotonic() < until:
+        values = normalise(project(values))
+
+
+def slow(number):
+    steps(number, lambda: busy_for(3))
+
+
+def one_slow(number):
+    steps(number, lambda: busy_for(1) if rank() == last_rank() else None)
+
+
+def napping(number):
+    steps(number, lambda: time.sleep(0.02))
+
+
+def loading(number):
+    loader = iter(DataLoader(Slow(), num_workers=1))
+    steps(number, lambda: next(loader))
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return float(index)
+
+
+def compiling(number):
+    """A new graph at every step, traced and lowered for real."""
+    count = iter(range(1, 1_000_000))
+
+    def compile_one():
+        many = next(count)
+
+        def forward(values):
+            for at in range(4):
+                values = values.sin() * (many + at) + values.cos()
+            return values
+
+        torch._dynamo.reset()
+        torch.compile(forward, backend="aot_eager")(torch.rand(100))
+
+    steps(number, compile_one)
+
+
+# --- The end of a rank.
+
+
+def die():
+    os._exit(7)
+
+
+def raise_error():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def leave():
+    sys.exit(0)
+
+
+def hang_at_exit():
+    atexit.register(back_off)
+    sys.exit(0)
+
+
+def leave_thread():
+    threading.Thread(target=back_off, name="uploader").start()
+    sys.exit(0)
+
+
+class Writer:
+    def __del__(self, sleep=time.sleep):
+        sleep(LONG)
+
+
+def hang_in_destructor():
+    # Of a module, which the interpreter clears at its very end; `stable.py` has kept it from that.
+    gc.unfreeze()
+    sys.modules["acts"].writer = Writer()
+    sys.exit(0)
+
+
+# --- The play.
+
+
+COUNTS_STEPS = (fast, slow, one_slow, napping, loading, compiling)
+
+
+def join():
+    dist.init_process_group("gloo", timeout=timedelta(hours=1))
+
+
+def kill_children():
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+def release(number, frame):
+    raise Released
+
+
+def play(names):
+    """Each act, and at the end three steps that all ranks make together."""
+    signal.signal(signal.SIGUSR1, release)
+    torch.manual_seed(0)
+    for number, name in enumerate(names):
+        say(number, 0)
+        act = globals()[name]
+        try:
+            try:
+                act(number) if act in COUNTS_STEPS else act()
+            except Exception:
+                # A call that the signal has cut off, in a library that tells it in its own words.
+                if not os.path.exists("end"):
+                    raise
+        except Released:
+            pass
+        kill_children()
+    total = 0.0
+    for step in range(3):
+        mean = torch.tensor([float(rank() + step)])
+        dist.all_reduce(mean)
+        total += mean.item()
+    with open(f"done-{rank()}", "w") as file:
+        file.write(str(total))
+    dist.barrier()
+    dist.destroy_process_group()

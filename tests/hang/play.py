@@ -1,0 +1,266 @@
+"""Jobs of forked ranks, on this machine: each plays a scenario, is looked at, and goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nodeready.lab import helper
+from tests.command import wait_for
+from tests.hang.scenarios import Scenario
+
+HERE = Path(__file__).parent
+#: What a rank's environment can take, with what the tests' own has.
+_ROOM = "NODEREADY_TEST_ROOM"
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    # One thread for a matrix: ranks share the machine.
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def fields(pid: int) -> list[str]:
+    """proc_pid_stat(5) from field 3 on. Raises OSError where there is no such process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+
+
+def cpu_ticks(pid: int) -> int:
+    """Of the processor's time; -1: it has ended."""
+    try:
+        return sum(map(int, fields(pid)[11:13]))
+    except OSError:
+        return -1
+
+
+def held(pids: Iterable[int]) -> dict[int, str]:
+    """Those that are stopped or traced, and how."""
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            values = dict(row.split(":\t", 1) for row in status.splitlines() if ":\t" in row)
+            if values["State"][0] in "Tt" or values["TracerPid"] != "0":
+                found[pid] = f"{values['State'][0]} {values['TracerPid']}"
+    return found
+
+
+class Stable:
+    """A Python that forks ranks, in a mount namespace of its own: what a scenario mounts ends
+    with it."""
+
+    def __init__(self, python: str) -> None:
+        room = {_ROOM: "x" * 8000}
+        self.process = subprocess.Popen(
+            ["unshare", "-m", "--propagation", "private", python, str(HERE / "stable.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**_environment(), **room, "PYTHONPATH": str(HERE)},
+            start_new_session=True,
+        )
+        assert self.process.stdout
+        if self.process.stdout.readline() != "ready\n":
+            raise AssertionError(f"{python} cannot import what the ranks need")
+
+    def fork(
+        self, rank: int, environment: Mapping[str, str], place: Path, acts: list[str]
+    ) -> None:
+        order = {
+            "rank": rank,
+            "environment": dict(environment),
+            "directory": str(place),
+            "acts": acts,
+        }
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Play:
+    """One scenario's job."""
+
+    scenario: Scenario
+    stable: Stable
+    place: Path
+    port: int = field(default_factory=free_port)
+    server: int = 0
+
+    @property
+    def job(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def file(self, name: str) -> Path:
+        return self.place / name
+
+    def start(self) -> None:
+        if self.scenario.fault[0] == "dead_mount":
+            words = (str(self.stable.process.pid), "dead_mount", str(self.file("data")))
+            self.server = int(helper.module("nodeready.lab.culprits", *words).stdout)
+        for rank, (acts, _hangs) in self.scenario.parts.items():
+            os.mkfifo(self.file(f"fifo-{rank}"))
+            environment = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(self.scenario.world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(self.port),
+                "TORCH_FR_DUMP_TEMP_FILE": str(self.file("recorder-")),
+                **self.scenario.environment,
+            }
+            self.stable.fork(rank, environment, self.place, acts)
+
+    def told(self, rank: int) -> tuple[int, int, int]:
+        """The rank's pid, and the number of its act and of its step, by its own word."""
+        pid, number, step = self.file(f"rank-{rank}").read_text().split()
+        return int(pid), int(number), int(step)
+
+    def pids(self) -> dict[int, int]:
+        return {rank: self.told(rank)[0] for rank in self.scenario.parts}
+
+    def family(self) -> list[int]:
+        """All processes of the job."""
+        found = []
+        sessions = {str(pid) for pid in self.pids().values()}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if fields(int(path.name))[3] in sessions:
+                    found.append(int(path.name))
+        return found
+
+    def log(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.place.glob("log-*")))
+
+    def _there(self) -> bool:
+        """Whether every rank is in the act that it hangs in."""
+        for rank, (_acts, hangs) in self.scenario.parts.items():
+            try:
+                _pid, number, step = self.told(rank)
+            except (FileNotFoundError, ValueError):
+                return False
+            if number < hangs or (self.scenario.healthy and not step):
+                assert not self.file(f"exit-{rank}").exists(), self.log()
+                return False
+        return True
+
+    def _quiet(self) -> bool:
+        """Whether all are where they stay: for half a second no process of the job has used the
+        processor, begun or ended."""
+        moving = {self.pids()[rank] for rank in self.scenario.moves}
+        before = {pid: cpu_ticks(pid) for pid in self.family() if pid not in moving}
+        time.sleep(0.5)
+        return {pid: cpu_ticks(pid) for pid in self.family() if pid not in moving} == before
+
+    def hangs(self) -> None:
+        """Until it hangs, or is at its steps."""
+        wait_for(self._there)
+        if not self.scenario.healthy:
+            wait_for(self._quiet)
+
+    def go_on(self) -> None:
+        """Until every rank has done the rest, right, and has ended. Raises AssertionError."""
+        self.file("end").write_text("")
+        for rank, (_acts, _hangs) in self.scenario.parts.items():
+            if rank in self.scenario.released:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pids()[rank], signal.SIGUSR1)
+        ranks = self.scenario.parts
+        wait_for(lambda: all(self.file(f"exit-{rank}").exists() for rank in ranks))
+        ends = {rank: self.file(f"exit-{rank}").read_text() for rank in ranks}
+        assert ends == dict.fromkeys(ranks, "0"), f"{ends}\n{self.log()}"
+        world = self.scenario.world
+        total = 3 * sum(range(world)) + 3 * world
+        assert {self.file(f"done-{rank}").read_text() for rank in ranks} == {str(float(total))}
+
+    def end(self) -> None:
+        """Kill what is left of it."""
+        for _ in range(2):
+            sessions = []
+            for rank in self.scenario.parts:
+                with contextlib.suppress(OSError, ValueError):
+                    sessions.append(self.told(rank)[0])
+            for path in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    if int(fields(int(path.name))[3]) in sessions:
+                        os.kill(int(path.name), signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def fault(self) -> Iterator[None]:
+        """What the test itself does to ranks, and undoes."""
+        kind, ranks = self.scenario.fault
+        with contextlib.ExitStack() as stack:
+            for rank in ranks:
+                stack.enter_context(getattr(self, f"_{kind}")(self.pids()[rank]))
+            yield
+
+    @contextlib.contextmanager
+    def _none(self, pid: int) -> Iterator[None]:
+        yield
+
+    @contextlib.contextmanager
+    def _stopped(self, pid: int) -> Iterator[None]:
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: fields(pid)[0] == "T")
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def _traced(self, pid: int) -> Iterator[None]:
+        tracer = subprocess.Popen(
+            ["strace", "-o", "/dev/null", "-p", str(pid)], stderr=subprocess.DEVNULL
+        )
+        try:
+            wait_for(lambda: pid in held([pid]))
+            yield
+        finally:
+            tracer.terminate()
+            tracer.wait()
+
+    @contextlib.contextmanager
+    def _debugged(self, pid: int) -> Iterator[None]:
+        gdb = subprocess.Popen(
+            ["gdb", "-q", "-nx", "-p", str(pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait_for(lambda: held([pid]).get(pid, "")[:1] == "t")
+            yield
+        finally:
+            gdb.communicate(b"detach\nquit\n", timeout=60)
+
+    @contextlib.contextmanager
+    def _dead_mount(self, pid: int) -> Iterator[None]:
+        # Any signal that the rank hears: from then on its wait has no end (fs/fuse/dev.c).
+        os.kill(pid, signal.SIGUSR1)
+        wait_for(lambda: fields(pid)[0] == "D")
+        yield
+        os.kill(self.server, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def _killed(self, pid: int) -> Iterator[None]:
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not Path(f"/proc/{pid}").exists())
+        yield
