@@ -6,7 +6,6 @@ stacks. In the tree, calls that the same processes share are one row.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -552,11 +551,7 @@ def _verdict(stacks: Stacks, table: _Table) -> Iterator[Line]:
         return
     style = STYLES[_MILD.get(verdict.kind, "fail")]
     yield line("")
-    head = f"{verdict.kind:<{_INDENT}}"
-    room = max(20, table.width - _INDENT)
-    for text in textwrap.wrap(sanitise(verdict.text), room, break_on_hyphens=False):
-        yield line((head, style), (text, "bold"))
-        head = " " * _INDENT
+    yield line((f"{verdict.kind:<{_INDENT}}", style), (verdict.text, "bold"))
     if not table.verbose:
         first = verdict.suspects[0] if verdict.suspects else None
         rows = [
