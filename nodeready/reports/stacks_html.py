@@ -215,7 +215,10 @@ class _About:
     def __init__(self, says: Sequence[Statement]) -> None:
         self._ranks: dict[int, list[int]] = {}
         self._nodes: dict[str, list[int]] = {}
-        for at, one in enumerate(says):
+        # The same words about several nodes make their ranks equal.
+        firsts: dict[tuple[str, int, bool], int] = {}
+        for number, one in enumerate(says):
+            at = firsts.setdefault((one.text, one.weight, one.against), number)
             for rank in one.ranks:
                 self._ranks.setdefault(rank, []).append(at)
             # A statement of ranks names their nodes, too.
