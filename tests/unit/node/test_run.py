@@ -304,8 +304,9 @@ def test_a_full_disk_ends_the_log_alone():
         (["/etc/passwd"], 126),
     ],
 )
-def test_the_status_is_the_programs(command, status):
-    done = run(*command)
+def test_the_status_is_the_programs(command, status, tmp_path):
+    # A core goes where the program works.
+    done = run(*command, cwd=tmp_path)
     assert done.returncode == status
     assert b"Traceback" not in done.stderr
 
