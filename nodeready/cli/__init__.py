@@ -31,7 +31,7 @@ _COMMANDS = {
     "bundle": "The node's own program as one file, with a policy.",
     "env": "The exports for a job that the nodes' facts suggest.",
     "learn": "What most nodes have in common, as a policy to review.",
-    "stacks": "Where every rank of a hung job stands, the odd one first.",
+    "stacks": "Who holds a hung job up, and where every rank stands.",
     "incident": "The evidence of a hung job, in one archive.",
     "watch": "Watch a job, and keep the evidence when it hangs.",
     "explain": "What a check means, and what repairs it.",

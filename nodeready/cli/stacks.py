@@ -1,4 +1,4 @@
-"""`nodeready stacks`: where every rank of a hung job stands, grouped; the odd one on top."""
+"""`nodeready stacks`: who holds a hung job up, and where every rank stands, grouped."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def stacks(
     format: str,
     **shared: Any,
 ) -> int:
-    """Say where every rank of a job stands, grouped, the odd one first. Changes nothing.
+    """Say who holds a job up, and where every rank of it stands. Changes nothing.
 
     Ranks are found by their environment (RANK, SLURM_PROCID, ...) on all nodes at once. What the
     kernel tells comes first, then py-spy, which stops nothing (but see --native).
