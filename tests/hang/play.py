@@ -184,7 +184,11 @@ class Play:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pids()[rank], signal.SIGUSR1)
         ranks = self.scenario.parts
-        wait_for(lambda: all(self.file(f"exit-{rank}").exists() for rank in ranks))
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: all(self.file(f"exit-{rank}").exists() for rank in ranks))
+        left = {rank: self.told(rank) for rank in ranks if not self.file(f"exit-{rank}").exists()}
+        states = {rank: fields(pid)[0] for rank, (pid, _, _) in left.items()}
+        assert not left, f"it does not go on: {left} {states}\n{self.log()}"
         ends = {rank: self.file(f"exit-{rank}").read_text() for rank in ranks}
         assert ends == dict.fromkeys(ranks, "0"), f"{ends}\n{self.log()}"
         world = self.scenario.world
