@@ -1,4 +1,5 @@
-"""Records the pictures of real runs: docs/images/NAME.svg, from what the commands print.
+"""Records the pictures of real runs: docs/images/NAME.svg, from what the commands print; of the
+page of stacks NAME.png, from a browser.
 
 Usage: scripts/pictures.py [NAME]...
 
@@ -123,6 +124,14 @@ class Shown:
         if ended:
             raise SystemExit(f"pictures: nodeready {' '.join(words)}: exit {ended}\n{said}")
 
+    def page(self, *words: str) -> str:
+        """What `nodeready WORDS` writes into a pipe. Raises SystemExit when it fails."""
+        command, env = self._command(words), self._environment()
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"pictures: nodeready {' '.join(words)}: {done.stderr.decode()}")
+        return done.stdout.decode()
+
     def _command(self, words: tuple[str, ...]) -> list[str]:
         return [sys.executable, "-m", "nodeready", *words]
 
@@ -196,7 +205,31 @@ def stacks(shown: Shown) -> None:
         shown.run("stacks", INVENTORY, status=0)
 
 
-SCENES: dict[str, Callable[[Shown], None]] = {"audit": audit, "deploy": deploy, "stacks": stacks}
+def stacks_page(shown: Shown) -> None:
+    """The same as a page in a browser: the picture is what its window shows."""
+    import chromium
+
+    page = shown.home / "page.html"
+    job = Job(Lab.up(LAB, nodes=JOB_NODES).nodes)
+    with job.fault(5, "loader"):
+        text = shown.page("stacks", INVENTORY, "--format", "html")
+    for pattern, same in VOLATILE:
+        text = re.sub(pattern, same, text)
+    page.write_text(text)
+    browser = chromium.start()
+    try:
+        browser.get(page.as_uri())
+        browser.save_screenshot(str(IMAGES / "stacks-page.png"))
+    finally:
+        browser.quit()
+
+
+SCENES: dict[str, Callable[[Shown], None]] = {
+    "audit": audit,
+    "deploy": deploy,
+    "stacks": stacks,
+    "stacks-page": stacks_page,
+}
 
 
 def main() -> int:
@@ -216,7 +249,10 @@ def main() -> int:
             finally:
                 down(LAB)
         path = IMAGES / f"{name}.svg"
-        path.write_text(shown.svg(name))
+        if shown.text:
+            path.write_text(shown.svg(name))
+        else:  # A scene that has made its picture itself.
+            path = path.with_suffix(".png")
         print(f"{path.relative_to(ROOT)}: written")
     return 0
 

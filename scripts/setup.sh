@@ -11,7 +11,8 @@ if [ "$what" = test ]; then
     commands="$commands qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mke2fs:e2fsprogs
         cpio:cpio busybox:busybox-static nft:nftables iptables:iptables
         ipset:ipset fish:fish tcsh:tcsh man:man-db
-        slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge mpirun:openmpi-bin"
+        slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge
+        chromium:chromium chromedriver:chromium-driver mpirun:openmpi-bin"
 fi
 
 missing=

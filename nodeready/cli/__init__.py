@@ -25,6 +25,7 @@ _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
     "ready": "Go or no-go for every node, proven, before a job.",
+    "run": "One rank of a job, started so that its hang can be looked into.",
     "deploy": "Make every node as the policy wants it.",
     "cores": "Where each core file's program crashed, on every node.",
     "bundle": "The node's own program as one file, with a policy.",
@@ -161,7 +162,9 @@ def complain(text: str) -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; ends the process with the documented exit code."""
-    # What we start is what it is everywhere, not what lies in the current directory.
+    # What we start is what it is everywhere, not what lies in the current directory. What `run`
+    # starts is the user's own: it gets the path back.
+    given_path = os.environ.get("PATH")
     os.environ["PATH"] = search_path(os.environ.get("PATH", ""))
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -172,6 +175,7 @@ def main(arguments: list[str] | None = None) -> Any:
             prog_name="nodeready",
             standalone_mode=False,
             default_map=defaults(),
+            obj=given_path,
         )
         sys.exit(status or 0)
     except click.exceptions.NoArgsIsHelpError as error:

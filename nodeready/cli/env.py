@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
 
 from nodeready.audit.run import combined
-from nodeready.cli.options import common, format_option, option, output_file, read_ports
-from nodeready.cli.screen import refuse_unwritable, show
-from nodeready.cli.start import Common, Nodes, look, over_ssh
+from nodeready.cli.options import (
+    Refused,
+    common,
+    format_option,
+    option,
+    output_file,
+    read_ports,
+)
+from nodeready.cli.screen import Screen, refuse_unwritable, show
+from nodeready.cli.start import Common, Nodes, ask_with_progress, look, over_ssh
 from nodeready.exit_codes import exit_code
-from nodeready.ready.job_env import SUBJECTS, Environment, grouped, variables
+from nodeready.ready.job_env import (
+    ASK_S,
+    SUBJECTS,
+    Environment,
+    Installed,
+    Variable,
+    debug_variables,
+    grouped,
+    question,
+    read_installed,
+    variables,
+)
 from nodeready.reports import exports
 from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import names
 from nodeready.text import now
+from nodeready.transport.base import Request, new_nonce
 from nodeready.transport.look import Look
 
 
-def _found(looks: list[Look], nodes: Nodes, taken: str) -> Environment:
+def _installed(
+    nodes: Nodes, screen: Screen, looks: list[Look], python: str
+) -> dict[str, Installed]:
+    """Node -> what is installed there for jobs, of the nodes that were looked at."""
+    nonce = new_nonce()
+    names = [one.name for one in looks if one.reached]
+    asked = {name: Request(name, question(python, nonce), ASK_S + 5) for name in names}
+    answers = ask_with_progress(nodes.carrier, screen)("versions", asked)
+    return {
+        name: read_installed(answer.stdout, nonce)
+        if answer.ok
+        else Installed(why=answer.reason() or "no answer")
+        for name, answer in answers.items()
+    }
+
+
+def _found(looks: list[Look], nodes: Nodes, taken: str, more: tuple[Variable, ...]) -> Environment:
     from nodeready.subjects.context import FleetContext
 
     declared = nodes.policies
@@ -33,7 +69,7 @@ def _found(looks: list[Look], nodes: Nodes, taken: str) -> Environment:
         taken,
         tuple(seen),
         grouped({one.name: one.error for one in looks if one.error}),
-        variables(seen, {name: declared[name] for name in seen}) if seen else (),
+        (*variables(seen, {name: declared[name] for name in seen}), *more) if seen else (),
     )
 
 
@@ -47,9 +83,30 @@ def _found(looks: list[Look], nodes: Nodes, taken: str) -> Environment:
     metavar="FIRST-LAST",
     help="Choose MASTER_PORT from these, not from the policy's port_range.",
 )
+@option("--debug", is_flag=True, help="Also what makes the job debuggable.")
+@option(
+    "--python",
+    default="python3",
+    metavar="PATH",
+    help="The job's Python on the nodes, whose version of PyTorch counts for --debug.",
+)
+@option(
+    "--directory",
+    default="",
+    metavar="DIR",
+    help="With --debug: where the ranks write their flight recorders.",
+)
 @common
 def env(
-    inventory: str, *, format: str, output: str | None, ports: str | None, **shared: Any
+    inventory: str,
+    *,
+    format: str,
+    output: str | None,
+    ports: str | None,
+    debug: bool,
+    python: str,
+    directory: str,
+    **shared: Any,
 ) -> int:
     """Print the exports for a job on the nodes of INVENTORY, each with its reason.
 
@@ -57,15 +114,21 @@ def env(
     nodes' networks, adapters and ports suggest. What the nodes do not agree on is not exported:
     comments say who has what, and the exit status is 3. Never writes to a node.
 
+    With --debug also the variables that make the job debuggable (flight recorder, NCCL's warnings,
+    Python's stacks, the GPU's cores), under the names of the PyTorch that --python has.
+
     \b
     Examples:
       eval "$(nodeready env 'gpu[001-064]')"
       nodeready env inventories/prod.py --limit h100 -o job.env
       nodeready env inventories/prod.py --ports 29600-29700 --format json
+      nodeready env 'gpu[001-064]' --debug --python /opt/train/bin/python
     """
     options = Common(**shared)
     given = {} if ports is None else {"port_range": read_ports(ports)}
     refuse_unwritable(output)
+    if directory and not re.fullmatch(r"/[A-Za-z0-9_.,:=/%-]{1,200}", directory):
+        raise Refused(f"--directory {directory}: an absolute path of plain characters")
     screen = options.screen()
     taken = now()
     nodes = over_ssh(inventory, options, given)
@@ -74,7 +137,10 @@ def env(
         if nodes.carrier.interrupted:
             screen.say("interrupted: nothing is exported")
             return exit_code(interrupted=True)
-        found = _found(looks, nodes, taken)
+        more: tuple[Variable, ...] = ()
+        if debug and any(one.reached for one in looks):
+            more = debug_variables(_installed(nodes, screen, looks, python), directory)
+        found = _found(looks, nodes, taken, more)
         screen.tell(show_errors(looks))
     if found.nodes:
         show("env", format, found, screen, output=output)

@@ -287,6 +287,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "stacks": (
         *_COMMON,
         *("local", "source", "job", "user", "pids", "match", "native", "all_threads"),
+        *("locals", "dump", "ras", "check"),
         "samples",
         *("interval", "via", "timeout", "output", "format"),
     ),
@@ -297,7 +298,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("local", "job", "user", "via", "timeout", "output", "every", "confirm", "then", "once"),
     ),
     "bundle": ("limit", "trust_inventory", "output"),
-    "env": (*_COMMON, "format", "output", "ports"),
+    "env": (*_COMMON, "format", "output", "ports", "debug", "python", "directory"),
     "tail": (
         *_COMMON,
         *("local", "format", "output", "lines", "grep", "newer", "since", "max_files"),

@@ -32,6 +32,7 @@ from nodeready.triage.stacks.collect import (
     nothing,
     program_config,
     unwind,
+    with_launchers,
 )
 from nodeready.triage.stacks.document import Stacks, stacks_code
 from nodeready.triage.stacks.trace import TraceError
@@ -78,6 +79,7 @@ def _captured(
         for problem in unwind(found, ask, stacks):
             screen.say(problem)
         stacks = _grouped(found, all_threads, started, directory)
+    stacks = with_launchers(stacks, found)
     if not found.complete:
         missing = [name for name in found.asked if name not in found.answers]
         screen.say(f"interrupted: the results are partial; not {nodes(missing)}")

@@ -88,6 +88,7 @@ class _Watcher:
     place:  where incidents go
     then:   the user's command
     over:   whether the job has ended, by somebody else's word than its processes'
+    hangs:  how many there were
     failed: an incident was not kept whole, or the command went wrong
     """
 
@@ -101,6 +102,7 @@ class _Watcher:
     then: list[str]
     over: Callable[[], bool]
     failed: bool = False
+    hangs: int = 0
     _said: str = ""
 
     def look(self) -> watching.Look:
@@ -144,6 +146,11 @@ class _Watcher:
             sanitise(f"{now()} job {self.job}: incident {found.archive or path}: {what}", 2000)
         )
         self.failed = self.failed or not found.archive
+        if verdict is not None and verdict.kind == "not-stuck":
+            # The dearer witness has the last word: nobody is woken for a job that goes on.
+            self.screen.note("its stacks say that the job goes on: that was no hang")
+            return found
+        self.hangs += 1
         if self.then and found.complete:
             self.failed = not _run_then(self.then, found, self.screen) or self.failed
         return found
@@ -265,7 +272,7 @@ def _watched(watcher: _Watcher, every: float, once: bool) -> int:
             found = watcher.fire()
             if found is not None and not found.complete:
                 return INTERRUPTED
-            if once:
+            if once and watcher.hangs:
                 return exit_code(failed=watcher.failed, check=True)
         time.sleep(max(0.0, every - (time.monotonic() - began)))
 

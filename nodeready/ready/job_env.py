@@ -12,17 +12,28 @@ PDSH_RCMD_TYPE      ssh, where there is pdsh: its own default may be rsh; where 
                     already, it changes nothing
 MASTER_PORT         a port that is free on every node: see `choose`
 
+With ``--debug`` also what makes the job debuggable, under the names that the installed PyTorch
+has for it: see `debug_variables`.
+
 What a node says is data: a name that no interface or device has is not taken.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from nodeready import shell
 from nodeready.inventory.nodeset import fold
+from nodeready.node.witnesses.settings import (
+    RECORDER,
+    RECORDER_ON,
+    RECORDER_RENAMED,
+    release,
+)
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.nics.facts import Nics, socket_interface
@@ -426,3 +437,165 @@ def variables(
         _variable("PDSH_RCMD_TYPE", _pdsh, snapshots, harmless=True),
         _port(snapshots, policies),
     )
+
+
+# --- ``--debug``: what makes a job debuggable, under the names of the installed versions.
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What is installed on a node for jobs.
+
+    torch: its version; "": not known
+    cuda:  it was built for NVIDIA's GPUs; None: not known
+    why:   why the version is not known, one line; "": it is
+    """
+
+    torch: str = ""
+    cuda: bool | None = None
+    why: str = ""
+
+
+# Without importing torch, which takes seconds: Python finds where it is, and its version is in a
+# file of its own.
+_ASK = """
+import importlib.util, os, re, sys
+spec = importlib.util.find_spec("torch")
+if spec is None or not spec.submodule_search_locations:
+    sys.exit("no torch")
+path = os.path.join(list(spec.submodule_search_locations)[0], "version.py")
+with open(path, "rb") as file:
+    text = file.read(4096).decode("utf-8", "replace")
+for name in ("__version__", "cuda", "hip"):
+    pattern = "^%s *(?::[^=]*)?= *['\\"]([0-9][0-9A-Za-z.+_-]{0,40})['\\"]"
+    found = re.search(pattern % name, text, re.M)
+    print(sys.argv[1], name.strip("_"), found.group(1) if found else "none")
+"""
+#: Seconds for it on a node: a Python on a file system that many nodes read at once.
+ASK_S = 20
+
+
+def question(python: str, nonce: str) -> str:
+    """The POSIX sh text that asks a node's Python for its torch.
+
+    python: its path, or a name that the node finds. Root runs none that others can change.
+    """
+    return f"""
+    nr_python=$(command -v {shell.quote(python)}) || {{
+        printf '%s why there is no %s\\n' {shell.quote(nonce)} {shell.quote(python)}
+        exit 0
+    }}
+    nr_owner=$(stat -Lc %u -- "$nr_python")
+    if [ "$(id -u)" = 0 ] && [ "$nr_owner" != 0 ]; then
+        printf '%s why root does not run %s, which is not root\\047s\\n' \
+            {shell.quote(nonce)} {shell.quote(python)}
+        exit 0
+    fi
+    cd /
+    timeout -k 2 {ASK_S} "$nr_python" -B -c {shell.quote(_ASK)} {shell.quote(nonce)} 2>/dev/null ||
+        printf '%s why %s finds no torch\\n' {shell.quote(nonce)} {shell.quote(python)}
+    """
+
+
+def read_installed(said: str, nonce: str) -> Installed:
+    """What a node's answer says; other lines are passed over."""
+    values: dict[str, str] = {}
+    for row in said.splitlines():
+        mark, _, rest = row.partition(" ")
+        name, _, value = rest.partition(" ")
+        if mark == nonce:
+            values.setdefault(name, value.strip()[:200])
+    torch = values.get("version", "none")
+    if release(torch) is None:
+        return Installed(why=values.get("why") or "it does not tell its version of torch")
+    return Installed(torch, values.get("cuda", "none") != "none")
+
+
+#: What holds the records and where they are written: the name until `RECORDER_RENAMED`, and since.
+_BUFFERS = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+_FILES = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")
+_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+#: Where pipes are made: on the node itself, and in every distribution.
+_LOCAL = "/dev/shm"
+
+
+def new_word() -> str:
+    """A random word for names of files that nobody can have made before the job."""
+    return os.urandom(4).hex()
+
+
+def _recorder(one: Installed, directory: str, word: str) -> Iterable[tuple[str, str, str]]:
+    """(name, value, reason) of the flight recorder's variables."""
+    torch = release(one.torch)
+    if torch is not None and torch < RECORDER:
+        return
+    names = slice(0, 2) if torch is None else slice(0, 1)
+    if torch is not None and torch >= RECORDER_RENAMED:
+        names = slice(1, 2)
+    both = "" if torch else " (both names: the version of torch is not known)"
+    # Where it is on anyway, nothing is missing.
+    if torch is None or torch < RECORDER_ON:
+        for name in _BUFFERS[names]:
+            reason = "the flight recorder keeps the last 2,000 collectives of each rank"
+            yield name, "2000", reason + both
+        reason = "when a collective times out, each rank writes its records"
+        yield "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", reason
+    for name in _FILES[names] if directory else ():
+        value = f"{directory.rstrip('/')}/comm_lib_trace_rank_"
+        yield name, value, f"where each rank writes its records{both}"
+    reason = "nodeready stacks --dump has a rank write its records, and the job goes on"
+    yield _PIPE, f"{_LOCAL}/nodeready-{word}-", reason
+
+
+def _debugging(one: Installed, directory: str, word: str) -> dict[str, tuple[str, str]]:
+    """Name -> value and reason of all variables of a node."""
+    found = {name: (value, why) for name, value, why in _recorder(one, directory, word)}
+    found["NCCL_DEBUG"] = ("WARN", "NCCL says what fails, and is quiet else")
+    if one.cuda is not False:
+        on = "the core of a GPU whose kernel hangs can be asked for"
+        found["CUDA_ENABLE_USER_TRIGGERED_COREDUMP"] = ("1", on)
+        pipe = f"{_LOCAL}/nodeready-{word}-cuda.%h.%p"
+        found["CUDA_COREDUMP_PIPE"] = (pipe, "whoever writes to it gets that core")
+        small = "that core is without the memory of the GPU, which may be 80 GB and more"
+        found["CUDA_COREDUMP_GENERATION_FLAGS"] = ("skip_global_memory", small)
+    handler = "a rank that dies by a signal prints the stacks of Python"
+    found["PYTHONFAULTHANDLER"] = ("1", handler)
+    found["PYTHONUNBUFFERED"] = ("1", "what a rank printed last is in its log, not in its memory")
+    return found
+
+
+def debug_variables(
+    installed: Mapping[str, Installed], directory: str = "", word: str = ""
+) -> tuple[Variable, ...]:
+    """What makes a job on these nodes debuggable, each with its reason.
+
+    installed: node -> what is installed there, at least one
+    directory: where the ranks write their records; "": where PyTorch writes them by itself
+    word:      of the names of pipes; "": a random one
+
+    Where nobody knows the version of PyTorch, both names of a variable are exported: the one that
+    a version does not know means nothing to it.
+    """
+    word = word or new_word()
+    suggested = {node: _debugging(one, directory, word) for node, one in installed.items()}
+    names = dict.fromkeys(name for one in suggested.values() for name in one)
+    unknown = grouped({node: one.why for node, one in installed.items() if one.why})
+    found = []
+    for name in names:
+        given = {node: one[name] for node, one in suggested.items() if name in one}
+        value, reason = next(iter(given.values()))
+        lacking = [node for node in installed if node not in given]
+        notes = (f"{fold(lacking)}: not needed there, and harmless",) if lacking else ()
+        of_torch = name.startswith("TORCH_")
+        found.append(
+            Variable(
+                name,
+                value,
+                reason,
+                True,
+                ((value, tuple(given)),),
+                (),
+                (*notes, *(f"{fold(some)}: {why}" for why, some in unknown if of_torch)),
+            )
+        )
+    return tuple(found)

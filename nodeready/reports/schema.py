@@ -386,7 +386,7 @@ class Variable:
     """
 
     name: Annotated[str, {"pattern": "^[A-Z][A-Z0-9_]*$"}]
-    value: Annotated[str | None, {"pattern": "^[A-Za-z0-9=][A-Za-z0-9_.:,=-]*$"}]
+    value: Annotated[str | None, {"pattern": "^[A-Za-z0-9=/][A-Za-z0-9_.:,=/%-]*$"}]
     reason: Name
     settled: bool
     nodes_by_value: tuple[Share, ...]

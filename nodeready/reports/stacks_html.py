@@ -24,15 +24,28 @@ from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.stacks_table import Branch, branches
 from nodeready.reports.text import nodes
 from nodeready.text import counted, sanitise
-from nodeready.triage.stacks.document import Group, Rank, Stacks, fold_ranks
+from nodeready.triage.stacks.document import Group, Rank, Stacks, Statement, fold_ranks
 
 #: Groups that are unfolded at first, and processes that are listed in each group.
 _OPEN, _PROCESSES = 3, 1000
+#: Rows of the matrix; statements of one witness that stand in a cell of it, and below it.
+_ROWS, _CELL, _SAYS = 2000, 4, 200
 #: Branches at one place, and one below the other: browsers nest 512 elements.
 _BRANCHES, _DEEPEST = 200, 100
 #: Characters of a name, of a set of ranks or nodes in a row, and of any other text.
 _LONG, _SET, _TEXT = 300, 60, 4000
 _WHOLE = 1_000_000_000
+#: The witnesses and the kinds of verdicts, as a person says them.
+_WITNESSES = {
+    "logs": "log", "flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU",
+    "network": "network", "kernel": "kernel",
+}  # fmt: skip
+_KINDS = {
+    "late": "a rank is late", "disagree": "ranks disagree", "gone": "a rank is gone",
+    "quiet": "all wait, nothing moves", "moving": "all wait, bytes move",
+    "slow-node": "a node is slow", "storage": "storage", "loader": "data loader",
+    "not-stuck": "not stuck", "unclear": "unclear",
+}  # fmt: skip
 
 
 class _Tight(Extension):
@@ -58,6 +71,15 @@ def _text(text: str, limit: int = _TEXT) -> str:
     return sanitise(text, limit)
 
 
+def _prose(text: str, limit: int = _TEXT) -> Markup:
+    """A sentence: what stands between backticks is code."""
+    parts = re.split(r"`([^`]+)`", _text(text, limit))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(Markup(shown(part))) if at % 2 else shown(part)
+        for at, part in enumerate(parts)
+    )
+
+
 def _lines(texts: Iterable[str], limit: int) -> Markup:
     """Texts with line breaks between them; a line break inside of a text is an escape."""
     return Markup("\n").join(shown(_text(text, limit)) for text in texts)
@@ -76,9 +98,10 @@ def _template() -> Template:
         finalize=shown,
         undefined=StrictUndefined,
     )
-    environment.filters.update(text=_text, lines=_lines)
+    environment.filters.update(text=_text, lines=_lines, prose=_prose)
     environment.globals.update(
-        OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, NEWLINE=Markup("\n"),
+        OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, SAYS=_SAYS, CELL=_CELL,
+        WITNESSES=_WITNESSES, KINDS=_KINDS, names=nodes, NEWLINE=Markup("\n"),
         counted=counted, fold_ranks=fold_ranks, folded=_folded, place=stacks_table.place,
         ranks=stacks_table.ranks, who=stacks_table.who, word=stacks_table.word,
     )  # fmt: skip
@@ -121,7 +144,7 @@ class _Card:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Twig:
     """A branch of the merged tree.
 
     opens:  further rows are inside of this row
@@ -142,11 +165,129 @@ def _cards(stacks: Stacks) -> Iterator[_Card]:
         yield _Card(at + 1, group, found.get(at, ()), group is largest, at in begun)
 
 
-def _tree(stacks: Stacks) -> Iterator[_Row]:
+@dataclass(frozen=True)
+class _Cell:
+    """What one witness says of the ranks of a row. weight: the largest of its statements', below 0
+    where all speak against; None: it says nothing of them."""
+
+    says: tuple[Statement, ...]
+    weight: int | None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Ranks that stand side by side in the matrix with equal cells.
+
+    number: of their group; order: of the row by suspicion, from 1
+    """
+
+    order: int
+    number: int
+    group: Group
+    ranks: tuple[int, ...]
+    processes: tuple[Rank, ...]
+    nodes: tuple[str, ...]
+    state: str
+    cells: tuple[_Cell, ...]
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """Ranks by witnesses. hidden: rows that are not shown"""
+
+    rows: tuple[_Row, ...]
+    hidden: int
+
+
+#: Group, state, and the statements of each witness: what makes ranks equal in the matrix.
+_Key = tuple[int, str, tuple[tuple[int, ...], ...]]
+
+
+def _cell(says: Sequence[Statement]) -> _Cell:
+    if not says:
+        return _Cell((), None)
+    return _Cell(tuple(says), max(-1 if one.against else one.weight for one in says))
+
+
+class _About:
+    """Which statements of a witness are about a rank: of itself, or of its node."""
+
+    def __init__(self, says: Sequence[Statement]) -> None:
+        self._ranks: dict[int, list[int]] = {}
+        self._nodes: dict[str, list[int]] = {}
+        # The same words about several nodes make their ranks equal.
+        firsts: dict[tuple[str, int, bool], int] = {}
+        for number, one in enumerate(says):
+            at = firsts.setdefault((one.text, one.weight, one.against), number)
+            for rank in one.ranks:
+                self._ranks.setdefault(rank, []).append(at)
+            # A statement of ranks names their nodes, too.
+            for node in () if one.ranks else one.nodes:
+                self._nodes.setdefault(node, []).append(at)
+
+    def of(self, rank: int | None, node: str) -> tuple[int, ...]:
+        own = self._ranks.get(rank, []) if rank is not None else []
+        return tuple(sorted({*own, *self._nodes.get(node, [])}))
+
+
+def _members(stacks: Stacks) -> Iterator[tuple[int, int | None, str, str, Rank | None]]:
+    """Group, rank, node, state and process of every rank, by group and then by rank."""
+    found: dict[int, list[Rank]] = {}
+    for one in stacks.processes:
+        found.setdefault(one.group, []).append(one)
+    for at, group in enumerate(stacks.groups):
+        processes = sorted(found.get(at, ()), key=lambda one: (one.rank is None, one.rank or 0))
+        for one in processes:
+            channel = one.wait_channel if one.wait_channel != "0" else ""
+            yield at, one.rank, one.node, f"{one.state} {channel}".strip(), one
+        known = {one.rank for one in processes}
+        for rank in group.ranks:
+            if rank not in known:
+                yield at, rank, group.nodes[0] if len(group.nodes) == 1 else "", "", None
+
+
+def _matrix(stacks: Stacks) -> _Matrix:
+    """The rows by suspicion; neighbours with equal cells are one row."""
+    about = [_About(witness.says) for witness in stacks.witnesses]
+    rows: list[tuple[_Key, list[tuple[int | None, str, Rank | None]]]] = []
+    for at, rank, node, state, process in _members(stacks):
+        key = at, state, tuple(one.of(rank, node) for one in about)
+        if not rows or rows[-1][0] != key:
+            rows.append((key, []))
+        rows[-1][1].append((rank, node, process))
+    made = []
+    for order, ((at, state, picked), members) in enumerate(rows[:_ROWS], 1):
+        group = stacks.groups[at]
+        said = [witness.says for witness in stacks.witnesses]
+        made.append(
+            _Row(
+                order,
+                at + 1,
+                group,
+                tuple(rank for rank, _, _ in members if rank is not None),
+                tuple(process for _, _, process in members if process is not None),
+                tuple(dict.fromkeys(node for _, node, _ in members if node)) or group.nodes,
+                state,
+                tuple(_cell([says[one] for one in some]) for says, some in zip(said, picked)),
+            )
+        )
+    return _Matrix(tuple(made), max(0, len(rows) - _ROWS))
+
+
+def _suspect_group(stacks: Stacks, ranks: Sequence[int]) -> int:
+    """The number of the first group that has one of these ranks; 0: none has."""
+    wanted = set(ranks)
+    for number, group in enumerate(stacks.groups, 1):
+        if wanted & {*group.ranks}:
+            return number
+    return 0
+
+
+def _tree(stacks: Stacks) -> Iterator[_Twig]:
     rows = list(branches(stacks, _BRANCHES, _DEEPEST))
     depths = [*(row.depth for row in rows[1:]), 0]
     for row, after in zip(rows, depths):
-        yield _Row(row, after > row.depth, max(0, row.depth - after))
+        yield _Twig(row, after > row.depth, max(0, row.depth - after))
 
 
 def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
@@ -159,6 +300,8 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
         style=style,
         script=script,
         groups=list(_cards(stacks)),
+        matrix=_matrix(stacks),
+        suspect_group=lambda ranks: _suspect_group(stacks, ranks),
         tree=list(_tree(stacks)) if any(group.frames for group in stacks.groups) else (),
         silent=[f"{node}: {why}" for node, why in stacks_table.silent(stacks)],
     )

@@ -27,6 +27,8 @@ _THREADS = 4
 _FEW = 2
 #: Branches of the merged tree that are shown without -v at one place, and one below the other.
 _BRANCHES, _DEEPEST = 4, 5
+#: The witnesses that a person reads under another word than their own.
+_NAMES = {"flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU"}
 #: Sorts of processes below a group, its variables and its different texts, without -v.
 _CHILDREN, _LOCALS, _TEXTS = 3, 8, 3
 #: Columns of the words on the left; at most of the ranks, of the nodes beside them, of a function.
@@ -383,6 +385,9 @@ class _Table:
     def started(self, group: Group) -> Iterator[Line]:
         """The processes below the ranks, a line each; and variables, where they were asked for."""
         most = len(group.below) if self.verbose else _CHILDREN
+        if group.role == "victim" and not self.verbose:
+            # Others are looked for elsewhere.
+            most = 0
         for one in group.below[:most]:
             count = f" ({one.processes})" if one.processes > 1 else ""
             if not one.frames:
@@ -405,7 +410,7 @@ class _Table:
                 yield self.below(("  ", ""), (sanitise(one.command, _TEXT), "dim"))
             if one.hint and (self.verbose or one is group.below[0]):
                 yield self.below("  hint: ", (one.hint, "cyan"))
-        if group.below[most:]:
+        if group.below[most:] and most:
             more = counted(len(group.below) - most, "more sort", "more sorts")
             yield self.below((f"{more} below (-v shows them)", "dim"))
         most = len(group.locals) if self.verbose else _LOCALS
@@ -473,7 +478,7 @@ class _Table:
 
 
 def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
-    """The headline, the groups, the merged tree, and what to look at next.
+    """The headline, the verdict, the groups, the merged tree, and what to look at next.
 
     With ``verbose`` all groups, all frames and all processes are shown, and no set is cut.
     """
@@ -482,6 +487,7 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
     when = f"  {stacks.started}" if stacks.started else ""
     fits = len(head) + len(when) <= options.width
     yield line((head, "bold"), (when if fits else "", "dim"))
+    yield from _verdict(stacks, table)
     yield line("")
     yield from table.groups(stacks.groups)
     for node, why in silent(stacks):
@@ -493,6 +499,7 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
     if sum(group.kind == "stack" for group in stacks.groups) > 1:
         yield line("")
         yield from table.tree(stacks)
+    yield from _witnesses(stacks, table)
     if stacks.advice:
         yield line("")
     for text in stacks.advice:
@@ -525,3 +532,69 @@ def debuggable(found: Debuggable, options: Options = PLAIN) -> Iterator[Line]:
             yield line(" " * 22, f"{sanitise(one.fix)[:_TEXT]}")
     for node, why in found.errors.items():
         yield line(("unknown  ", STYLES["unknown"]), f"{sanitise(node)}: {sanitise(why)[:_TEXT]}")
+
+
+# --- The verdict on top, and what the witnesses beside the stacks say.
+
+#: The styles of a verdict that is no accusation.
+_MILD = {"not-stuck": "ok", "moving": "warn", "unclear": "warn"}
+#: What speaks for and against the first suspect, and statements of one witness, without -v.
+_SAID, _TOLD = 2, 2
+#: Columns of a witness's name.
+_ROOM = 17
+
+
+def _verdict(stacks: Stacks, table: _Table) -> Iterator[Line]:
+    """What is wrong, where, what to do; what speaks for and against it; what would tell more."""
+    verdict = stacks.verdict
+    if verdict is None:
+        return
+    style = STYLES[_MILD.get(verdict.kind, "fail")]
+    yield line("")
+    yield line((f"{verdict.kind:<{_INDENT}}", style), (verdict.text, "bold"))
+    if not table.verbose:
+        first = verdict.suspects[0] if verdict.suspects else None
+        rows = [
+            # A group's own reason stands beside the group.
+            ("for: ", [text for text in first.for_ if ": " in text][:_SAID] if first else ()),
+            ("against: ", first.against[:1] if first else ()),
+            ("missing: ", verdict.missing[:1]),
+        ]
+        for word, said in rows:
+            if said:
+                yield table.one(table.below((word, "dim"), "; ".join(said)))
+        return
+    for one in verdict.suspects:
+        who_ = ranks(one.ranks) or nodes(one.nodes)
+        for word, texts in (("for", one.for_), ("against", one.against)):
+            for text in texts:
+                yield table.below((f"{who_}, {word}: ", "dim"), text)
+    for text in verdict.missing:
+        yield table.below(("missing: ", "dim"), text)
+
+
+def _witnesses(stacks: Stacks, table: _Table) -> Iterator[Line]:
+    """The statements of each witness, the weightiest first; then who says nothing."""
+    rows = []
+    silent_ = []
+    for witness in stacks.witnesses:
+        name = _NAMES.get(witness.name, witness.name)
+        says = witness.says
+        if not table.verbose:
+            says = tuple(one for one in says if one.weight)[:_TOLD] or says[:1]
+        for one in says:
+            who_ = ranks(one.ranks, _WHO) or (nodes(one.nodes, _WHO) if one.nodes else "")
+            rows.append((name, f"{who_}: {one.text}" if who_ else one.text, ""))
+        if table.verbose:
+            rows += [(name, f"nothing: {text}", "dim") for text in witness.absent]
+        elif not says:
+            silent_.append(name)
+    if silent_:
+        rows.append(("nothing from", f"{', '.join(silent_)} (-v tells why)", "dim"))
+    if rows:
+        yield line("")
+    before = ""
+    for name, text, style in rows:
+        shown = "" if name == before else name
+        before = name
+        yield table.one(line((f"{shown:<{_ROOM}}", style or "bold"), (text, style)))

@@ -22,6 +22,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from typing import Any, TypeVar
 
 from nodeready.subjects.base import ProbeError, Unknown
@@ -156,14 +157,13 @@ def load_json(text: str | bytes, max_cost: int = MAX_COST) -> Any:
         raise DecodeError("no JSON" if isinstance(error, json.JSONDecodeError) else _LARGE) from (
             error
         )
-    _check(found, not text.isascii() or _ESCAPED.search(text) is not None)
     return found
 
 
 _LARGE = "a number is too large"
 
 
-#: As the decoder below, without a look at each object's keys.
+#: As the decoder above, without a look at each object's keys.
 _QUICK = json.JSONDecoder(
     parse_int=None if _LIMITED else _int, parse_float=_float, parse_constant=_no_number
 )
@@ -171,37 +171,20 @@ _BEFORE_A_COLON = (" :", "\t:", "\n:", "\r:")
 
 
 def _decoded(text: str) -> Any:
-    """The data of a JSON text. A key that stands there twice is refused.
+    """The data of a JSON text, checked. A key that stands there twice is refused.
 
     Each key ends with ``":``, unless there is white space in between; that may stand inside of a
     text, too. So there are at least as many of it as keys, and where an object has lost a key,
     there are more of it than keys that are left: only then is every object looked at.
     """
+    surrogates = not text.isascii() or _ESCAPED.search(text) is not None
     if not any(space in text for space in _BEFORE_A_COLON):
         found = _QUICK.decode(text)
-        if _keys(found) == text.count('":'):
+        if _check(found, surrogates) == text.count('":'):
             return found
-    return _DECODER.decode(text)
-
-
-def _keys(found: Any) -> int:
-    """The keys of all objects, down to the depth that `_check` refuses."""
-    count, level = 0, [found] if type(found) in _NESTED else []
-    for _ in range(MAX_DEPTH):
-        inner: list[Any] = []
-        for one in level:
-            if type(one) is list:
-                inner += [value for value in one if type(value) in _NESTED]
-            else:
-                count += len(one)
-                inner += [value for value in one.values() if type(value) in _NESTED]
-        if not inner:
-            break
-        level = inner
-    return count
-
-
-_NESTED = (dict, list)
+    found = _DECODER.decode(text)
+    _check(found, surrogates)
+    return found
 
 
 def _check_cost(text: str, max_cost: int) -> None:
@@ -209,25 +192,25 @@ def _check_cost(text: str, max_cost: int) -> None:
         raise DecodeError("too many members")
 
 
-def _check(found: Any, surrogates: bool) -> None:
-    """Raise DecodeError for what is nested too deep, or has a number or a text that is none."""
-    level = [found]
+def _check(found: Any, surrogates: bool) -> int:
+    """How many keys there are. Raises DecodeError for what is nested too deep, or has a number or
+    a text that is none."""
+    keys, level = 0, [found]
     for _ in range(MAX_DEPTH):
         numbers = [one for one in level if type(one) is int]
         if numbers and (max(numbers) > MAX_NUMBER or min(numbers) < -MAX_NUMBER):
             raise DecodeError(_LARGE)
         if surrogates and any(_LONE.search(one) for one in level if type(one) is str):
             raise DecodeError("a text is no Unicode")
-        inner: list[Any] = []
-        for one in level:
-            if type(one) is list:
-                inner += one
-            elif type(one) is dict:
-                inner += one.values()
-                if surrogates:
-                    inner += one
+        objects = [one for one in level if type(one) is dict]
+        inner = list(chain.from_iterable([one for one in level if type(one) is list]))
+        if objects:
+            keys += sum(map(len, objects))
+            inner += chain.from_iterable(map(dict.values, objects))
+            if surrogates:
+                inner += chain.from_iterable(objects)
         if not inner:
-            return
+            return keys
         level = inner
     raise DecodeError("nested too deep")
 

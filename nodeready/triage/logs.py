@@ -416,12 +416,14 @@ class Grouping:
         )
 
     def _said(self) -> tuple[Report, ...]:
-        """All reports, those of each group together, the rank that is least far first."""
+        """All reports, those of each group together: whom others name, then the rank that is
+        least far."""
         found = [Report(**vars(said), example=where) for said, where in self._reports.items()]
 
         def order(one: Report) -> tuple[object, ...]:
             numbers = (one.completed, one.enqueued, one.sequence, one.rank)
-            return one.group, *((number is None, number or 0) for number in numbers)
+            named = one.kind in ("missing", "mismatch", "stuck")
+            return one.group, not named, *((number is None, number or 0) for number in numbers)
 
         return tuple(sorted(found, key=order))
 

@@ -5,8 +5,8 @@ judgement. `take` asks the nodes for one look (`nodeready.node.witnesses.motion`
 
 A healthy job must never fire: an evaluation on one rank, a checkpoint, a compilation move one rank
 at least, so every rank counts, and one that moves is enough. A job that hangs may still burn CPU:
-NCCL, MPI and CUDA poll. Such a rank does nothing else, so CPU time without a page fault, a switch
-or a byte is no sign in either direction.
+NCCL, MPI and CUDA poll. Such a rank does nothing else, so where one of these is at work, CPU time
+without a page fault, a switch or a byte is no sign in either direction.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from nodeready.transport.base import (
 #: CPU seconds per second up to which a rank with all below it rests: a watchdog that looks around
 #: ten times a second, as PyTorch's does, takes less than 0.01.
 RESTS = 0.02
+#: The same, from which it works, if nothing in it can poll.
+COMPUTES = 0.05
 #: Voluntary switches of a main thread per second, up to which it may only look around: a wait that
 #: polls every 0.1 s (a file baton) makes 10, the queue of a data loader one in 5 s.
 LOOKS_AROUND = 12.0
@@ -134,6 +136,19 @@ class _Step:
     bytes: float | None
     log: bool | None
     watchdog: bool
+    may_poll: bool
+
+    @property
+    def polls(self) -> bool:
+        """Whether all of its CPU time may be a wait that polls."""
+        return self.may_poll and not self.pulse
+
+    @property
+    def computes(self) -> bool:
+        """Whether its CPU time is work."""
+        if self.cpu < RESTS:
+            return False
+        return self.pulse or (self.cpu >= COMPUTES and not self.may_poll)
 
     @property
     def pulse(self) -> bool:
@@ -143,7 +158,7 @@ class _Step:
     @property
     def works(self) -> bool:
         """Whether its main thread does more than to wait, to look around, or to poll."""
-        if self.main_cpu <= WORKS or (self.main_cpu >= RESTS and not self.pulse):
+        if self.main_cpu <= WORKS or (self.main_cpu >= RESTS and self.polls):
             return False
         return self.main_cpu > EACH_TIME_S * self.switches
 
@@ -169,6 +184,7 @@ def _step(before: Motion, after: Motion, seconds: float) -> _Step | None:
         None if moved is None else moved / seconds,
         log,
         after.watchdog,
+        after.may_poll,
     )
 
 
@@ -210,7 +226,7 @@ def _most(steps: Iterable[_Step], value: str) -> _Step:
 
 
 def _cpu(steps: Sequence[_Step]) -> Sign:
-    computing = [step for step in steps if step.cpu >= RESTS and step.pulse]
+    computing = [step for step in steps if step.computes]
     most = _most(computing or steps, "cpu")
     words = f"{most.rank} takes {100 * most.cpu:.0f} % of a core"
     if computing:

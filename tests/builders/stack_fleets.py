@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks
+from nodeready.triage.stacks.document import (
+    Below,
+    Frame,
+    Group,
+    Rank,
+    Stacks,
+    Statement,
+    Suspect,
+    Verdict,
+    Witness,
+)
 from tests.builders.fleets import FINISHED, HOSTILE, STARTED
 
 LOOP = (
@@ -120,6 +130,42 @@ def prefix() -> Stacks:
     )
 
 
+def hung() -> Stacks:
+    """A rank's loader worker waits for storage; what the witnesses say, and the verdict."""
+    wait = Frame("_next_data", "torch/utils/data/dataloader.py", 1501)
+    worker = (Frame("_worker_loop", "torch/utils/data/_utils/worker.py", 348),
+              Frame("__getitem__", "dataset.py", 40), Frame("read", "shards.py", 17))  # fmt: skip
+    below = (
+        Below("loader worker", "python train.py", 3, (7,), "D", "rpc_wait_bit_killable",
+              "read of /data/shard-5 (nfs4)", worker, hint=READS),
+        Below("process", "sleep 60", 1, (7,), "S", "hrtimer_nanosleep", "", (), "not Python"),
+    )  # fmt: skip
+    late = replace(
+        stack((*LOOP, wait), [7], 3, "waits for its data loader's workers"),
+        role="suspect", reason="does not wait for other ranks, and 15 ranks wait",
+        user_frame=LOOP[-1], states=("S futex_wait_queue",), below=below, about="data",
+        waits_on=("poll of a pipe that pids 71, 72 write",),
+        locals=("train_epoch: step = 4711", "train_epoch: lr = 0.1"),
+    )  # fmt: skip
+    rest = replace(
+        stack(REDUCE, without(16, 7), hint=WAITS), role="victim", about="collective",
+        reason="waits for other ranks", user_frame=REDUCE[3], states=("S futex_wait_queue (15)",),
+    )  # fmt: skip
+    verdict = Verdict(
+        "loader",
+        "rank 7 (gpu001): waits for 3 loader workers in read shards.py:17; 15 ranks wait for it",
+        (Suspect((7,), ("gpu001",), (late.reason, "logs: last line: epoch 3"), ("few words",)),),
+        ("flight_recorder: no dump has been written",),
+    )
+    witnesses = (
+        Witness(
+            "logs", (), (Statement("rank 7: last line 40 s ago", (7,), (), 1),)
+        ),
+        Witness("nccl_ras", ("not asked: version 2.26.2 may end the job",)),
+    )
+    return job((late, "S"), (rest, "S"), size=16, verdict=verdict, witnesses=witnesses)
+
+
 def many(count: int = 40) -> Stacks:
     """Every rank but a few somewhere else."""
     groups = [
@@ -166,7 +212,7 @@ def hostile() -> Stacks:
 
 
 FLEETS = {
-    "one": one, "missing": missing, "same": same, "prefix": prefix, "many": many,
+    "hung": hung, "one": one, "missing": missing, "same": same, "prefix": prefix, "many": many,
     "nobody": nobody, "hostile": hostile,
 }  # fmt: skip
 

@@ -131,7 +131,8 @@ def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_
         assert untimed(made.out) == untimed(first)
     # The next run into it: what the first one knew of other nodes does not stay.
     fewer = tool("stacks", where, *QUICK, "--limit", job.nodes[0].name, "-o", kept)
-    assert fewer.status == 3, fewer
+    # Nobody asked for the others: they are not missing.
+    assert fewer.status == 0, fewer
     assert {path.name for path in kept.glob("trace-*")} == {f"trace-{job.nodes[0].name}.json"}
 
 

@@ -26,7 +26,7 @@ _EACH_S, _TOOL_S = 3.0, 8.0
 #: Seconds before the end of everything by which a tool has ended.
 _SPARE_S = 1.5
 #: Characters of one witness's answer as JSON, of one text in it, and of an error's.
-_MOST, _MOST_TEXT, _MOST_ERROR = 256 << 10, 4000, 200
+_MOST, _MOST_TEXT, _MOST_ERROR = 128 << 10, 4000, 200
 #: Processes of a node that are asked for a dump of their flight recorder.
 _MOST_DUMPS = 64
 

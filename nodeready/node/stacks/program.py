@@ -328,6 +328,9 @@ def _capture(
             how = py_spy.LOCALS if config.locals else how
         limit_s = supervisor.left_s / (samples - number)
         dumped_s = _dump(supervisor, targets, _Looks(path, kept, limit_s, how=how))
+        if number == samples - 1:
+            for target in targets:
+                target.tell_interpreter_lock(number * config.interval_s)
         if number == 0:
             _observe_threads(supervisor, targets)
             asked.between()
@@ -427,7 +430,8 @@ def _observe_below(
     found = waits.observe(may, near, _until(supervisor, supervisor.left_s / 2))
     for one in looked_at:
         if one.pid in found:
-            one.waits_on = found[one.pid][1]
+            call, one.waits_on = found[one.pid]
+            one.timed_lock = call.verb == "futex" and call.timed
 
 
 @dataclass(frozen=True)

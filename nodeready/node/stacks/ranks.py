@@ -524,6 +524,10 @@ class StackTable:
 
 # --- One rank under observation: its facts and dumps, and whether py-spy may read it now.
 
+#: How `Target.waits_on` begins for a thread that waits for the interpreter's lock.
+INTERPRETER_LOCK = "the interpreter's lock"
+# Waits a second of one that asks for it: 200 by default, fewer on a machine that is overloaded.
+_ASKED_PER_S = 40
 ENDED = "ended while it was looked at"
 EXITING = "is exiting: the kernel takes its memory and its files down"
 NO_TIME = "no time left"
@@ -537,6 +541,7 @@ class Target:
 
     switches, main_cpu_s: of its main thread, at each sample
     waits_on: what its main thread waits for; "": not known
+    timed_lock: that is a lock, for a limited time
     below:    the processes that it has started
     """
 
@@ -550,6 +555,7 @@ class Target:
     switches: list[int] = field(default_factory=list)
     main_cpu_s: list[float] = field(default_factory=list)
     waits_on: str = ""
+    timed_lock: bool = False
     below: list[Target] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
 
@@ -587,6 +593,20 @@ class Target:
             self.add_note(ENDED)
         elif seen.exiting:
             self.add_note(EXITING)
+
+    def tell_interpreter_lock(self, seconds: float) -> None:
+        """Say who holds the interpreter's lock where the main thread waits for nothing else.
+
+        Who waits for it wakes up every 5 ms to ask for it (`sys.setswitchinterval`, take_gil of
+        ceval_gil.c): so it looks as busy as one that moves, and does not come to use any time.
+        seconds: between the first and the last sample
+        """
+        holders = {dump.gil for dump in self.dumps}
+        if len(self.dumps) < 2 or len(holders) != 1 or not self.timed_lock or seconds <= 0:
+            return
+        asked = self.switches[-1] - self.switches[0]
+        if holders != {""} and not self.dumps[-1].own and asked > _ASKED_PER_S * seconds:
+            self.waits_on = f"{INTERPRETER_LOCK}, which thread {holders.pop()} holds"
 
     def refusal(self, euid: int, native: bool = False) -> str:
         """Why py-spy must not read the process now; "": it may."""

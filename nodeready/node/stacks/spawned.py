@@ -25,7 +25,7 @@ _LIBRARIES = re.compile(r"/(libtorch_cpu|libtorch|libjax_common|libjax_cuda\w*|x
 #: Of /proc/PID/maps that is read: some 4,000 lines for torch with CUDA.
 _MAPS_BYTES = 4 << 20
 # A worker of Ray Train's: Ray names its processes by the class of the actor, and its call.
-_RAY_WORKER = re.compile(r"ray::(Base|Ray)?TrainWorker\b|ray::\w*TrainWorker\b")
+_RAY_WORKER = re.compile(r"ray::\w*TrainWorker\b")
 # A Python for a person, not for a job.
 _NOT_RANKS = re.compile(r"ipykernel_launcher|jupyter|ipython|tensorboard|ray::|raylet|gcs_server")
 #: Processes that are asked for how they were started, and seconds for all of them.

@@ -189,7 +189,9 @@ class _Thread:
 
     def _link(self, name: str) -> str:
         with contextlib.suppress(OSError):
-            return os.readlink(f"/proc/{self.pid}/{name}")
+            # A name is bytes; an answer holds text.
+            link = os.readlink(f"/proc/{self.pid}/{name}".encode())
+            return link.decode("utf-8", "replace")
         return ""
 
     def _path(self, directory: int, address: int) -> None:
@@ -435,7 +437,7 @@ def phrase(pid: int, call: Call, others: Ends, locks: str) -> str:
     named_ = list(dict.fromkeys(objects))
     text = call.verb
     if named_:
-        joint = {"connect": "to", "send": "to", "recv": "from", "accept": "of"}.get(
+        joint = {"connect": "to", "write": "to", "send": "to", "recv": "from", "accept": "of"}.get(
             call.verb, "of"
         )
         more = f" and {len(named_) - _NAMED} more" if len(named_) > _NAMED else ""

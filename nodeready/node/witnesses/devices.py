@@ -99,8 +99,11 @@ class Kernel:
 
 # --- A tool of the system: found, run under a limit, and never believed too much.
 
-#: Where tools are looked for; ROCm has a directory of its own.
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/rocm/bin"
+#: Where tools are looked for; ROCm, and NVIDIA in containers, have a directory of their own.
+_PATH = (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/rocm/bin"
+    ":/usr/local/nvidia/bin"
+)
 #: Bytes of a tool's answer that are kept: of many, the last.
 _MOST_BYTES = 8 << 20
 
@@ -133,7 +136,12 @@ def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[E
     return ended, bytes(kept.data[-_MOST_BYTES:]).decode("utf-8", "replace")
 
 
+#: Seconds of a limit that are kept for ending a tool and reading what it said.
+_SPARE_S = 0.5
+
+
 def _until(supervisor: Supervisor, limit_s: float) -> float:
+    limit_s = max(limit_s / 2, limit_s - _SPARE_S)
     return min(supervisor.deadline, time.monotonic() + limit_s)
 
 

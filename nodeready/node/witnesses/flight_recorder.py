@@ -22,6 +22,7 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.users_file import Refused, rights_of, with_rights
+from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
 
 #: Calls that are told; ranks of a process group, of more none is told.
@@ -138,28 +139,28 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
         return Recording(absent="its recorder is off (TORCH_FR_BUFFER_SIZE=0)")
     paths = places(uid, rank, environment)
     why: dict[str, None] = {}
-    found: list[tuple[float, str, bytes, bool]] = []
+    found: list[tuple[str, float, bytes, bool]] = []
     for path in paths:
         try:
-            seen = _read(pid, uid, path)
+            found.append((path, *_read(pid, uid, path)))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as problem:
             why.setdefault(f"{path}: {_reason(problem)}")
-            continue
-        found.append((seen[0], path, *seen[1:]))
     if not found:
         return Recording(absent="; ".join(why) or f"no dump has been written ({paths[0]})")
-    written, path, data, cut = max(found, key=lambda row: row[0])
-    began = _began(pid)
-    age = max(0, min(int(time.time() - written), 1 << 31))
-    if began is not None and written + _CLOCK_S < began:
-        return Recording(absent=f"the dump is older than the process: {path}", age_s=age)
-    try:
-        seen_ = parse(data)
-    except NoDumpError as problem:
-        return Recording(absent=f"{path}: {problem}", age_s=age)
-    return replace(seen_, path=path, age_s=age, partial=seen_.partial or cut)
+    began, refused = _began(pid), Recording()
+    for path, written, data, cut in sorted(found, key=lambda row: -row[1]):
+        age = max(0, min(int(time.time() - written), 1 << 31))
+        try:
+            if began is not None and written + _CLOCK_S < began:
+                raise NoDumpError("the dump is older than the process")
+            seen = parse(data, began)
+            return replace(seen, path=path, age_s=age, partial=seen.partial or cut)
+        except NoDumpError as problem:
+            # Of several, the newest one's reason.
+            refused = refused if refused.absent else Recording(f"{path}: {problem}", age_s=age)
+    return refused
 
 
 def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
@@ -272,14 +273,13 @@ def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str,
 
 def _has_open(pid: int, known: os.stat_result) -> bool:
     """Whether a process has this file open."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                # What else it has open may be on a file system that does not answer.
-                if os.readlink(f"/proc/{pid}/fd/{name}").endswith(".pipe"):
-                    other = os.stat(f"/proc/{pid}/fd/{name}")
-                    if (other.st_dev, other.st_ino) == (known.st_dev, known.st_ino):
-                        return True
+    for number in logs.descriptors(pid):
+        with contextlib.suppress(OSError):
+            # What else it has open may be on a file system that does not answer.
+            if os.readlink(f"/proc/{pid}/fd/{number}").endswith(".pipe"):
+                other = os.stat(f"/proc/{pid}/fd/{number}")
+                if (other.st_dev, other.st_ino) == (known.st_dev, known.st_ino):
+                    return True
     return False
 
 
@@ -295,7 +295,7 @@ class NoDumpError(Exception):
     """This is no dump: why, one line."""
 
 
-#: Opcodes of a pickle, and seconds for reading it.
+#: Opcodes of a pickle, and seconds of the processor for reading it: 2,000 calls take 0.1.
 _MOST_STEPS, _READ_S = 2_000_000, 0.7
 _STEPS_PER_LOOK = 8192
 #: Bytes of a whole number.
@@ -338,11 +338,11 @@ class _Pickle:
 
     def run(self) -> bool:
         """Read it; whether to its end."""
-        until, steps = time.monotonic() + _READ_S, 0
+        until, steps = time.process_time() + _READ_S, 0
         with contextlib.suppress(_Cut):
             while (code := self.take(1)[0]) != _STOP:
                 steps += 1
-                late = steps % _STEPS_PER_LOOK == 0 and time.monotonic() > until
+                late = steps % _STEPS_PER_LOOK == 0 and time.process_time() > until
                 if late or steps > _MOST_STEPS:
                     return False
                 if code not in _OPCODES:
@@ -480,9 +480,9 @@ def from_json(data: bytes) -> tuple[Any, bool]:
         if begin is None:
             raise NoDumpError(f"it is no dump ({problem.what})") from None
     found, at, decoder = [], begin.end(), json.JSONDecoder()
-    until = time.monotonic() + _READ_S
+    until = time.process_time() + _READ_S
     with contextlib.suppress(ValueError, RecursionError):
-        while time.monotonic() < until:
+        while time.process_time() < until:
             one, at = decoder.raw_decode(text, at)
             found.append(one)
             at += len(text[at : at + 64]) - len(text[at : at + 64].lstrip(", \n\t\r"))
@@ -498,8 +498,11 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<frozen 
 _DEFAULT = "default_pg"
 
 
-def parse(data: bytes) -> Recording:
+def parse(data: bytes, began: float | None = None) -> Recording:
     """What a dump of any version says; its path and age are not known here.
+
+    began: seconds since 1970; a dump with calls before that is another process's, as of a second
+           job of the same user that writes to the same place. None: nobody knows
 
     Raises NoDumpError.
     """
@@ -513,8 +516,11 @@ def parse(data: bytes) -> Recording:
     if cut and rows and (len(rows) == 1 or rows[-1].keys() != rows[0].keys()):
         # Without its last fields, what was completed would look as if it were not.
         rows.pop()
+    created = [ns for row in rows if (ns := _number(row.get("time_created_ns")))]
+    if began is not None and created and min(created) / 1e9 + _CLOCK_S < began:
+        raise NoDumpError("it is another process's: its first call is older than this process")
     calls = [call for row in rows if (call := _call(row))]
-    groups = _groups(dump, calls)
+    groups = _groups(dump, calls, cut)
     return Recording(
         version=_name(dump.get("version")),
         # In JSON, no entries is no key.
@@ -573,10 +579,11 @@ def _call(row: Mapping[str, Any]) -> _Call | None:
     return _Call(entry, id_, desc, library if colon else "nccl", row.get("retired") is True)
 
 
-def _groups(dump: Mapping[str, Any], calls: Sequence[_Call]) -> list[ProcessGroup]:
+def _groups(dump: Mapping[str, Any], calls: Sequence[_Call], cut: bool) -> list[ProcessGroup]:
     """All process groups: those with a status, with a configuration, and with entries.
 
-    The status has a group's id, the rest its name: an entry has both.
+    The status has a group's id, the rest its name: an entry has both. Where an old version has no
+    status, the entries tell how far a group is, unless some may be missing.
     """
     status = {_name(key): one for key, one in _dict(dump.get("pg_status")).items()}
     config = {_name(key): one for key, one in _dict(dump.get("pg_config")).items()}
@@ -586,9 +593,13 @@ def _groups(dump: Mapping[str, Any], calls: Sequence[_Call]) -> list[ProcessGrou
     names.setdefault("0", "0")
     ids = {names[id_]: id_ for id_ in names if id_ in status or id_ in {c.id for c in calls}}
     done: dict[str, int] = defaultdict(int)
+    called: dict[str, int] = {}
     for call in calls:
-        if call.done and not call.entry.is_p2p:
-            done[call.entry.group] = max(done[call.entry.group], call.entry.sequence)
+        if not call.entry.is_p2p:
+            name, number = call.entry.group, call.entry.sequence
+            called[name] = max(called.get(name, 0), number)
+            if call.done:
+                done[name] = max(done[name], number)
     # gloo's has no name, and is of whichever group was made last, also where that has no entry.
     config.pop("", None)
     found = []
@@ -600,7 +611,7 @@ def _groups(dump: Mapping[str, Any], calls: Sequence[_Call]) -> list[ProcessGrou
         )
         if completed is not None:
             completed = max(0, completed, done[name])
-        elif name in done:
+        elif name in done and not cut:
             completed = done[name]
         desc = descs.get(name, "") or _name(_dict(config.get(name)).get("desc"))
         found.append(
@@ -608,7 +619,7 @@ def _groups(dump: Mapping[str, Any], calls: Sequence[_Call]) -> list[ProcessGrou
                 name,
                 desc if desc != "undefined" else "",
                 _ranks(_dict(config.get(name)).get("ranks")),
-                None if enqueued is None else max(0, enqueued),
+                max(0, enqueued) if enqueued is not None else None if cut else called.get(name),
                 # Without timing, NCCL does not know, and gloo never does.
                 started if started is not None and started > 0 else None,
                 completed,
@@ -621,14 +632,21 @@ def _behind(calls: Sequence[_Call], groups: Sequence[ProcessGroup]) -> list[Entr
     """The calls behind the last completed one of their group, at most MOST_ENTRIES: of each group
     the oldest, as those tell where ranks went apart."""
     completed = {group.name: group.completed or 0 for group in groups}
+    # What is launched together has one number: its members stay `scheduled` for good, and the
+    # entry that is called `coalesced` tells how far they are (ProcessGroupNCCL::endCoalescing).
+    done = {_number_of(call.entry) for call in calls if call.done}
     of: dict[str, list[int]] = defaultdict(list)
     for at, call in enumerate(calls):
         entry = call.entry
         passed = not entry.is_p2p and entry.sequence <= completed.get(entry.group, 0)
-        if not call.done and not (passed and call.retired):
+        if _number_of(entry) not in done and not (passed and call.retired):
             of[entry.group].append(at)
     turns = sorted((turn, at) for rows in of.values() for turn, at in enumerate(rows))
     return [calls[at].entry for at in sorted(at for _, at in turns[:MOST_ENTRIES])]
+
+
+def _number_of(entry: Entry) -> tuple[str, bool, int]:
+    return entry.group, entry.is_p2p, entry.sequence
 
 
 def _ranks(told: Any) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from nodeready.node import users_file
 from nodeready.node.logs.text import text_lines
@@ -113,7 +114,16 @@ _FAILED = re.compile(rf"(?:\[Rank ({_RANK})\]: )?Ranks? ({_MANY}) failed to pass
 _REACHED = re.compile(rf"Rank ({_RANK}) successfully reached monitoredBarrier")
 _BARRIER = re.compile(rf"Rank ({_RANK}) timed out in monitoredBarrier")
 _GLOO = re.compile(r"Timed out waiting \d+ms for (send|recv) operation to complete")
-_LOST = re.compile(r"\.cc:\d+\] Connection closed by peer|Connection reset by peer")
+# gloo's pair.cc, NCCL's socket.cc; in any other line, the words are about any connection.
+_LOST = re.compile(
+    r"\.cc:\d+\] (?:Connection closed by peer|(?:Read|Write|Writev|Send)\b.{0,120}: "
+    r"(?:Connection reset by peer|Broken pipe))"
+    r"|NCCL WARN .{0,200}(?:Connection closed by remote peer|Connection reset by peer)"
+)
+# The process that holds the store, rank 0, is gone (socket.cpp, ProcessGroupNCCL.cpp).
+_STORE_LOST = re.compile(
+    r"(?:recvValue|sendBytes|recvBytes) failed on Socket|flag on TCPStore, \("
+)
 _STORE = re.compile(
     r"wait timeout after \d+ ?ms, keys: |Timed out after \d+ seconds waiting for clients\."
 )
@@ -130,8 +140,9 @@ _UNFINISHED = re.compile(rf"{_RANKS} joined but didn't finish collective #(\d{{1
 _NEVER = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused this timeout")
 #: What stands in every line that is of any use; a search for words is quick.
 _NEEDLES = re.compile(
-    r"(?i)watchdog|enqueued |monitoredBarrier|Timed out |Connection (?:closed|reset) by peer|"
-    r"wait timeout after|is running |collective #|lagging ranks|heartbeat monitor|at NCCL work"
+    r"(?i)watchdog|enqueued |monitoredBarrier|Timed out |Connection (?:closed|reset) by |"
+    r"Broken pipe|failed on Socket|flag on TCPStore|wait timeout after|is running |collective #|"
+    r"lagging ranks|heartbeat monitor|at NCCL work"
 )
 
 
@@ -206,6 +217,8 @@ def _said(text: str) -> Iterator[_Said]:
         yield _by_prefix(text[: match.start()], "timeout", operation=match[1])
     elif match := _LOST.search(text):
         yield _by_prefix(text[: match.start()], "lost")
+    elif match := _STORE_LOST.search(text):
+        yield _by_prefix(text[: match.start()], "lost", operation="store")
     elif match := _STORE.search(text):
         yield _by_prefix(text[: match.start()], "timeout", operation="store")
     else:
@@ -321,6 +334,8 @@ def _count(text: str | None) -> int | None:
 
 #: Processes that are searched for the other end of a pipe, and seconds for that.
 _MOST_PROCESSES, _SEARCH_S = 4096, 0.3
+#: Descriptors of a process that are looked at.
+_MOST_DESCRIPTORS = 1024
 #: Filters between a process and the one that writes the file.
 _MOST_STEPS = 3
 #: File systems in memory, on which nobody keeps a log.
@@ -508,11 +523,14 @@ def _written(reader: _Reader, uid: int, error: bool) -> list[_File]:
 
 def _descriptors(pid: int) -> list[int]:
     """The descriptors of a process beside the first three."""
-    try:
-        numbers = sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd") if name.isdigit())
-    except OSError:
-        return []
-    return [number for number in numbers[:1024] if number > 2]
+    return sorted(number for number in descriptors(pid) if number > 2)
+
+
+def descriptors(pid: int) -> list[int]:
+    """The first descriptors of a process: one may have millions."""
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as found:
+        return [int(one.name) for one in islice(found, _MOST_DESCRIPTORS) if one.name.isdigit()]
+    return []
 
 
 def _access(pid: int, number: int) -> int:
@@ -567,15 +585,12 @@ def _processes(uid: int) -> Iterator[int]:
 
 def _read_by(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
     """The pipes that a process reads, each with its descriptor."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd")[:1024]:
-            with contextlib.suppress(OSError):
-                link = f"/proc/{pid}/fd/{name}"
-                if not os.readlink(link).startswith("pipe:") or not name.isdigit():
-                    continue
-                if _access(pid, int(name)) != os.O_WRONLY:
-                    known = os.stat(link)
-                    yield (known.st_dev, known.st_ino), int(name)
+    for number in descriptors(pid):
+        with contextlib.suppress(OSError):
+            link = f"/proc/{pid}/fd/{number}"
+            if os.readlink(link).startswith("pipe:") and _access(pid, number) != os.O_WRONLY:
+                known = os.stat(link)
+                yield (known.st_dev, known.st_ino), number
 
 
 def _parent(pid: int) -> int:

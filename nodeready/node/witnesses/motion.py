@@ -35,6 +35,17 @@ _WATCHDOG = re.compile(
     rb"[Ww]atchdog caught collective operation timeout|Heartbeat monitor timed out"
     rb"|Timed out waiting \d+ms for (?:recv|send) operation"
 )
+#: Devices whose users wait for them by polling; the launchers of MPI, by their place in FAMILIES.
+_POLLED = (
+    "/dev/nvidia",
+    "/dev/kfd",
+    "/dev/infiniband/",
+    "/dev/dri/render",
+    "/dev/hl",
+    "/dev/accel",
+)
+_MPI = (1, 2)
+_MOST_DESCRIPTORS = 1024
 _SYSFS_IB = "/sys/class/infiniband"
 
 
@@ -69,6 +80,8 @@ class Motion:
     log_bytes:  size of what its standard output and error go to; None: no file
     log_age_s:  whole seconds since that was last written
     watchdog:   the end of the log tells that PyTorch's watchdog has seen a timeout
+    may_poll:   it has what waits by polling: a GPU, an RDMA device, or MPI. Any other CPU time is
+                work
     """
 
     pid: int
@@ -84,6 +97,7 @@ class Motion:
     log_bytes: int | None
     log_age_s: int | None
     watchdog: bool
+    may_poll: bool
 
 
 @dataclass(frozen=True)
@@ -142,9 +156,11 @@ def look(config: Config, deadline: float) -> tuple[list[Motion], str]:
     told = processes.each(
         lambda pid: _motion(pid, below[pid]), list(numbers), deadline, processes.owners(numbers)
     )
+    mpi = {pid for pid, one in numbers.items() if one.identity.family in _MPI}
     found = []
     for pid, values in told.items():
         if values and values is not processes.HANGS:
+            values["may_poll"] = values["may_poll"] or pid in mpi
             found.append(Motion(pid=pid, rank=numbers[pid].identity.rank, **values))
     hung = sum(values is processes.HANGS for values in told.values())
     if hung:
@@ -239,7 +255,17 @@ def _motion(pid: int, below: Sequence[int]) -> dict[str, Any] | None:
         "log_bytes": size,
         "log_age_s": age_s,
         "watchdog": watchdog,
+        "may_poll": _may_poll(pid),
     }
+
+
+def _may_poll(pid: int) -> bool:
+    """Whether it has a device open for which CUDA, ROCm, NCCL or UCX may poll."""
+    for name in _listed(f"/proc/{pid}/fd", _MOST_DESCRIPTORS):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/fd/{name}").startswith(_POLLED):
+                return True
+    return False
 
 
 def _io(pid: int) -> int | None:
@@ -299,9 +325,9 @@ def _ports() -> list[int | None]:
     return [network, rdma]
 
 
-def _listed(path: str) -> list[str]:
+def _listed(path: str, most: int = 64) -> list[str]:
     try:
-        return sorted(os.listdir(path))[:64]
+        return sorted(os.listdir(path))[:most]
     except OSError:
         return []
 

@@ -35,8 +35,12 @@ from nodeready.subjects import wire
 
 @dataclass(frozen=True)
 class Member:
-    """A process in a communicator. rank: the communicator's own, so join it by node and pid.
+    """A process in a communicator.
 
+    rank:    the communicator's own
+    host:    an address of its node, as NCCL knows it: it need not be the node's name
+    pid:     as its own container numbers it
+    world_rank: its rank in the whole job; -1: not known
     counts: launches of each collective: ((``AllReduce``, 41), ...)
     missing: "": it is there; ``unresponsive``, ``dead`` or ``missing``
     problem: an asynchronous error, an abort, or that it is still in initialisation; "": none
@@ -48,6 +52,7 @@ class Member:
     counts: tuple[tuple[str, int], ...] = ()
     missing: str = ""
     problem: str = ""
+    world_rank: int = -1
 
 
 @dataclass(frozen=True)
@@ -165,19 +170,23 @@ def observe(
                   None: none of these is, and nobody has looked at the others
     """
     try:
-        address = _open_gate(ranks, environment, initialising)
-        elsewhere = initialising is None and _world(environment) != len(ranks)
+        address = _open_gate(ranks, environment)
+        world = _world(environment)
+        making = bool(initialising)
+        elsewhere = initialising is None and world != len(ranks)
     except _Absent as absent:
         return Ras(str(absent))
     uid = ranks[0][1]
-    pids = [pid for pid, owner, _ in ranks if owner == uid]
+    his = [one for one in ranks if one[1] == uid]
     until = min(supervisor.deadline, time.monotonic() + limit_s)
 
     def work(send: Send) -> None:
         try:
-            give_up(rights(pids[0], uid))
+            give_up(rights(his[0][0], uid))
             confine(_MEMORY, _CPU_S)
-            said = _asked(pids, uid, address, until, allow=allow, elsewhere=elsewhere)
+            said = _asked(
+                his, address, until, world=world, allow=allow, elsewhere=elsewhere, making=making
+            )
         except _Absent as absent:
             said = Ras(str(absent))
         except (MemoryError, RecursionError):
@@ -201,7 +210,6 @@ def observe(
 def _open_gate(
     ranks: Sequence[tuple[int, int, int | None]],
     environment: Mapping[str, str],
-    initialising: bool | None,
 ) -> tuple[str, int]:
     """What can be told without a look at any process: the address. Raises _Absent."""
     if not ranks:
@@ -209,8 +217,6 @@ def _open_gate(
     # As ncclParam reads it: strtoll with base 0.
     if re.fullmatch(r"\s*[+-]?0+(x0+)?", environment.get("NCCL_RAS_ENABLE", "1")):
         raise _Absent("the job has NCCL_RAS_ENABLE=0")
-    if initialising:
-        raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
     return _address(environment.get("NCCL_RAS_ADDR", ""))
 
 
@@ -241,17 +247,30 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _asked(
-    pids: Sequence[int],
-    uid: int,
+    ranks: Sequence[tuple[int, int, int | None]],
     address: tuple[str, int],
     until: float,
     *,
+    world: int | None,
     allow: bool,
     elsewhere: bool,
+    making: bool,
 ) -> Ras:
-    """The rest of the gate, then the answer; with the user's rights. Raises _Absent, OSError."""
+    """The rest of the gate, then the answer; with the user's rights. Raises _Absent, OSError.
+
+    ranks:     of one user
+    world:     how many there are in the whole job; None: not known
+    allow:     ask where that is known to have crashed jobs
+    elsewhere: there may be ranks of which nobody knows whether they make a communicator
+    making:    one of these may be making one
+    """
+    uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
     version = _library(pids)
+    # Where there is nobody to ask, nobody has to be warned.
+    where = _listening(pids, uid, address)
     known = numbers(version)
+    if making:
+        raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
     if not allow and known is None:
         raise _Absent(f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}")
     if not allow and known is not None and known < SAFE:
@@ -264,13 +283,54 @@ def _asked(
             f"NCCL {version}: asking while a communicator is made, also on another node, has "
             f"crashed jobs: {_ALLOW}"
         )
-    where = _listening(pids, uid, address)
     said = _talk(where, until)
-    own = {number for pid in pids for number in _numbers_of(pid)}
+    own = {number: rank for pid, _, rank in ranks for number in _numbers_of(pid)}
     pids_told = {one.pid for group in said.communicators for one in group.members if one.host}
-    if said.communicators and _told_by_json(said) and not pids_told & own:
+    if said.communicators and _told_by_json(said) and not pids_told & own.keys():
         raise _Absent(f"another job has answered at {_shown(where)}")
-    return replace(said, version=said.version or version)
+    groups = joined(said.communicators, own, world)
+    return replace(said, version=said.version or version, communicators=bounded(groups))
+
+
+def joined(
+    groups: Sequence[Communicator], own: Mapping[int, int | None], world: int | None
+) -> tuple[Communicator, ...]:
+    """The communicators with the ranks that their members have in the whole job.
+
+    own:   pid of each process of the job on this node, in its containers, too -> its rank
+    world: how many ranks the job has; None: not known
+
+    A communicator of all ranks has them in the job's order (PyTorch's default group; MPI's
+    world), unless a process of this node has another number in it than in the job. It tells who is
+    at a host and pid, and so who is who in all other communicators.
+    """
+    hosts: dict[str, set[int]] = {}
+    for group in groups:
+        for one in group.members:
+            hosts.setdefault(one.host, set()).add(one.pid)
+    # Another node may have the same pids: this one is where all of them are ours.
+    here = [host for host, pids in hosts.items() if host and pids <= own.keys()]
+    known: dict[tuple[str, int], int] = {}
+    if len(here) == 1:
+        known = {(here[0], pid): rank for pid, rank in own.items() if rank is not None}
+    for group in groups:
+        if group.size != world or any(
+            known.get((one.host, one.pid), one.rank) != one.rank for one in group.members
+        ):
+            continue
+        for one in group.members:
+            if one.pid:
+                known.setdefault((one.host, one.pid), one.rank)
+    return tuple(
+        replace(
+            group,
+            members=tuple(
+                replace(one, world_rank=known.get((one.host, one.pid), -1))
+                for one in group.members
+            ),
+        )
+        for group in groups
+    )
 
 
 def _told_by_json(said: Ras) -> bool:
@@ -280,7 +340,8 @@ def _told_by_json(said: Ras) -> bool:
 
 def rights(pid: int, uid: int) -> Rights | None:
     """The rights of a process, for root to take on: its groups may be others than its user's, and
-    /proc shows a process to who has both (ptrace(2)). None: ours. Raises OSError."""
+    /proc shows a process to who has both (ptrace(2)). None: ours. Raises OSError;
+    PermissionError where it has another user's by now."""
     if os.geteuid() != 0 or uid == 0:
         return None
     found = rights_of_process(pid)
@@ -451,7 +512,7 @@ def _listening(pids: Sequence[int], uid: int, address: tuple[str, int]) -> tuple
     found = [one for name in ("tcp", "tcp6") for one in _tables(name) if _matches(one, host, port)]
     place = _shown((host or "localhost", port))
     if not found:
-        raise _Absent(f"nothing listens at {place}")
+        raise _Absent(f"nothing listens at {place}: no communicator of NCCL's, or no RAS")
     held = {inode for pid in pids for inode in _sockets(pid)}
     for one in found:
         if one.uid != uid or one.inode not in held:
@@ -602,7 +663,7 @@ def read_json(text: str) -> Ras | None:
     return Ras(
         version=_text(found.get("nccl_version")),
         timeouts=_whole(ras.get("timeouts_count")) if isinstance(ras, dict) else 0,
-        communicators=_bounded(groups),
+        communicators=tuple(groups),
     )
 
 
@@ -673,7 +734,7 @@ def _missing(rank: Mapping[str, Any]) -> Member:
     )
 
 
-def _bounded(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
+def bounded(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
     """The communicators with the members that tell something first, and not too many of both."""
 
     def plain(one: Member, group: Communicator) -> bool:
@@ -808,7 +869,7 @@ def read_text(text: str) -> Ras | None:
     if not sizes and "No communicator data collected" not in text:
         return None
     groups = [one.made() for one in found.values()] + quiet
-    return Ras("", version[1], timeouts, _bounded(groups))
+    return Ras("", version[1], timeouts, tuple(groups))
 
 
 # --- The answer of the fork as dataclasses.

@@ -15,6 +15,33 @@ from dataclasses import dataclass
 from nodeready.node.users_file import with_rights
 from nodeready.node.witnesses import flight_recorder, nccl_ras
 
+# --- PyTorch's versions: since when a variable has which name and default.
+#
+# Sources: torch/csrc/distributed/c10d/FlightRecorder.hpp and ProcessGroupNCCL.hpp of 2.2, 2.14 and
+# 2.15; pytorch pull requests 152563 (names), 143446 (dumps) and 172843 (the same default of 2,000
+# entries everywhere); NVIDIA/nvidia-resiliency-ext pull request 163.
+
+#: The first version with a recorder; the first in which its variables are TORCH_FR_*; from when on
+#: it is certainly on, and dumps on a timeout, without any variable.
+RECORDER, RECORDER_RENAMED, RECORDER_ON = (2, 2), (2, 8), (2, 11)
+
+
+def release(version: str) -> tuple[int, int] | None:
+    """Major and minor number of ``2.15.0+cu132``; None: not known."""
+    words = version.split(".")[:2]
+    if len(words) == 2 and all(word.isdecimal() and len(word) < 5 for word in words):
+        return int(words[0]), int(words[1])
+    return None
+
+
+def buffer_variable(torch: tuple[int, int] | None) -> str:
+    """The name of the variable that has the recorder's size: the old one where nobody knows."""
+    new = torch is not None and torch >= RECORDER_RENAMED
+    return "TORCH_FR_BUFFER_SIZE" if new else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+
+
+# --- What one process has.
+
 #: Variables that are told; no other leaves the node.
 VARIABLES = (
     "TORCH_FR_BUFFER_SIZE",

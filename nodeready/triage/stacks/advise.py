@@ -151,7 +151,8 @@ def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
 
 
 def _may_wait(group: Group) -> bool:
-    return group.kind == "stack" and group.about == "native" and group.verdict != "spinning"
+    stands = group.verdict in ("blocked", "unsure", None)
+    return group.kind == "stack" and group.about == "native" and stands
 
 
 def _role(group: Group, job: _Waiting) -> tuple[str | None, str]:
@@ -434,10 +435,10 @@ def _apart(stacks: Stacks) -> Iterator[str]:
         waiting = sum(group.processes for group in victims)
         first = suspects[0]
         yield (
-            f"{_ranks(first)}: begin there: {_count(waiting, 'rank')} {_verb(waiting)}, and no "
-            "call of Python's there waits for other ranks"
+            f"{_ranks(first)}: begin there: {_they(first)} no other rank, as far as Python's "
+            f"calls tell, and {_count(waiting, 'rank')} {_verb(waiting)} for others"
             if waiting
-            else f"{_ranks(first)}: begin there: it waits for no other rank, and others may"
+            else f"{_ranks(first)}: begin there: {_they(first)} no other rank, and others may"
         )
     elif victims and len(victims) == len(groups) and not accused:
         yield from _all_victims(victims)
@@ -448,6 +449,10 @@ def _apart(stacks: Stacks) -> Iterator[str]:
         yield (
             f"{_ranks(spinning)}: uses CPU time where it stands while others wait: a loop, or slow"
         )
+
+
+def _they(group: Group) -> str:
+    return "they wait for" if group.processes > 1 else "it waits for"
 
 
 def _all_victims(groups: Sequence[Group]) -> Iterator[str]:
@@ -537,19 +542,22 @@ def with_advice(
     world_sizes: Mapping[int, int],
     instead: Mapping[str, Sequence[str]],
     apart: Sequence[Apart] = (),
+    *,
+    by_witness: bool = False,
 ) -> Stacks:
     """The document with its advice.
 
     world_sizes: WORLD_SIZE -> how many processes say so
     instead:     node -> what runs there, where no rank was found
     apart:       files that are not the same on all nodes
+    by_witness:  the verdict is a witness's, so that the stacks' own suspects are not named again
     """
     groups = [group for group in stacks.groups if group.kind == "stack"]
     lines = [*_kinds(stacks.groups), *_world(world_sizes, stacks), *_twice(stacks.processes)]
     if len(groups) == 1 and groups[0].processes == len(stacks.processes):
         alone = len(stacks.groups) == 1
         lines += _all_here(groups[0], len(stacks.processes) > 1) if alone else []
-    elif len(groups) > 1:
+    elif len(groups) > 1 and not by_witness:
         lines += _apart(stacks)
     lines += _code(apart)
     lines += _elsewhere(stacks)

@@ -59,6 +59,7 @@ class Calls(Bench):
         if partial:
             self.say("flight_recorder", "its dump is cut off: calls may be missing", partial)
         lags, common, waits = [], [], False
+        alone: dict[int, str] = {}
         for members in self._communicators(dumps):
             apart = difference((call, ranks) for (call, _), ranks in members.states.items())
             if apart is None:
@@ -67,22 +68,43 @@ class Calls(Bench):
             made, whole = self._compare(members, apart, dumps, frozenset(partial))
             lags += made
             common += whole
+            # Nobody else of the group is known: for whom these wait, the recorder cannot tell.
+            if not made and not members.group.ranks and not members.whole:
+                alone.update(dict.fromkeys(apart.waiting, members.waits(self.seen.entries.all)))
+        lags = self._kept_waiting(lags, common, alone)
         lags += self._unmatched(dumps)
         late = {rank for lag in lags for rank in lag.ranks}
         for lag in lags:
             if lag.weight > 1:
                 self.found.called.update(dict.fromkeys(set(lag.waiting) - late, lag.what))
-        if not lags and common:
+        if common and all(lag.chained for lag in lags):
             # The group with the most ranks says the most.
             what, ranks = max(common, key=lambda one: len(one[1]))
-            if len(ranks) == len(self.all):
+            if len(ranks) == len(self.all) or lags:
                 self.found.common = what
-                self.found.called = dict.fromkeys(ranks, what)
+                self.found.called.update(dict.fromkeys(ranks, what))
             self.say("flight_recorder", f"has called {what}, as all of its group", ranks)
         if not lags and not waits:
             self.say("flight_recorder", "waits in nothing: all that was called has completed",
                      dumps)  # fmt: skip
         self.accuse(lags)
+
+    @staticmethod
+    def _kept_waiting(
+        lags: Iterable[Lag], common: Sequence[tuple[str, Sequence[int]]], alone: Mapping[int, str]
+    ) -> list[Lag]:
+        """The lags; where a late rank waits in another group itself, it is no root."""
+        made = []
+        for lag in lags:
+            stuck = [what for what, ranks in common if set(lag.ranks) <= set(ranks)]
+            elsewhere = {alone.get(rank, "") for rank in lag.ranks}
+            if stuck and not lag.other:
+                made.append(lag._replace(chained=True))
+            elif len(elsewhere) == 1 and not lag.silent:
+                made.append(lag._replace(elsewhere=elsewhere.pop()))
+            else:
+                made.append(lag)
+        return made
 
     def _communicators(self, dumps: Mapping[int, KeptRecording]) -> list[_Members]:
         """The process groups of all ranks, each with how far its ranks are.
@@ -93,31 +115,48 @@ class Calls(Bench):
         by_number = list(self.seen.calls)
         #: Ranks that have called the same in the same groups stand in the same lists.
         rows: dict[int, list[list[int]]] = {}
+        lists_of: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         for rank, one in dumps.items():
             lists = rows.get(one.calls)
             if lists is None:
-                lists = rows[one.calls] = list(self._lists(made, *by_number[one.calls]))
+                numbers = by_number[one.calls]
+                lists = rows[one.calls] = list(self._lists(made, lists_of, *numbers))
             for ranks in lists:
                 ranks.append(rank)
         return list(made.values())
 
     def _lists(
-        self, made: dict[tuple[str, tuple[int, ...]], _Members], groups: Iterable[int],
-        entries: Iterable[int],
+        self, made: dict[tuple[str, tuple[int, ...]], _Members],
+        lists_of: dict[tuple[int, tuple[int, ...]], list[int]],
+        groups: Iterable[int], entries: Iterable[int],
     ) -> Iterator[list[int]]:  # fmt: skip
-        """For each group of one recording, the list of the ranks that are as far in it."""
-        known = {group.name: group for group in map(self.seen.groups.all.__getitem__, groups)}
-        calls: dict[str, list[int]] = {}
+        """For each group of one recording, the list of the ranks that are as far in it.
+
+        lists_of: number of a group and of the entries in it -> their list
+        """
+        calls: dict[str, tuple[int, ...]] = {}
         for number in entries:
             entry = self.seen.entries.all[number]
             if entry.state != "completed":
-                calls.setdefault(entry.group, []).append(number)
-        for name in {**known, **calls}:
-            group = known.get(name) or ProcessGroup(name, "", (), None, None, None)
-            members = made.get((name, group.ranks))
-            if members is None:
-                members = made[name, group.ranks] = _Members(group)
-            yield members.like(group, calls.get(name, ()), self.seen.entries.all)
+                calls[entry.group] = (*calls.get(entry.group, ()), number)
+        for number in groups:
+            group = self.seen.groups.all[number]
+            key = (number, calls.pop(group.name, ()))
+            found = lists_of.get(key)
+            if found is None:
+                found = lists_of[key] = self._like(made, group, key[1])
+            yield found
+        for name, numbers in calls.items():
+            yield self._like(made, ProcessGroup(name, "", (), None, None, None), numbers)
+
+    def _like(
+        self, made: dict[tuple[str, tuple[int, ...]], _Members], group: ProcessGroup,
+        numbers: Sequence[int],
+    ) -> list[int]:  # fmt: skip
+        members = made.get((group.name, group.ranks))
+        if members is None:
+            members = made[group.name, group.ranks] = _Members(group)
+        return members.like(group, numbers, self.seen.entries.all)
 
     def _compare(
         self, members: _Members, found: Difference, dumps: Mapping[int, KeptRecording],
@@ -158,7 +197,7 @@ class Calls(Bench):
         if silent and len(silent) < len(waiting):
             lag = Lag("flight_recorder", silent, waiting, what, site, weight=1, silent=True)
             return [lag], []
-        return [], [] if silent else [(what, sorted(told))]
+        return [], [(what, sorted(told))] if expected and not silent else []
 
     def _mismatches(
         self, kinds: Mapping[str, list[int]], usual: str, entries: Mapping[int, Entry]
@@ -279,8 +318,8 @@ class Calls(Bench):
     def _report(self, report: Report, rank: int) -> None:
         name = report.group[:NAME] or "a process group"
         if report.kind in _NAMED:
-            what = f"{report.operation[:NAME]} " if report.operation else ""
-            self.named[report.kind, f"{what}of {name}"].add(rank)
+            what = report.operation[:NAME] or "a collective"
+            self.named[report.kind, f"{what} of {name}"].add(rank)
         if report.kind == "timeout" and report.sequence is not None:
             self.caught[name][rank] = (report.sequence, report.operation[:NAME])
         top, done = report.enqueued, report.completed
@@ -359,6 +398,9 @@ class Calls(Bench):
                 counts: dict[int, dict[str, int]] = {}
                 for member in communicator.members:
                     ranks = by_name.get((host_of(member.host), member.pid), [])
+                    if member.world_rank in self.all:
+                        # NCCL names a node by an address.
+                        ranks = [member.world_rank]
                     where = f"process {member.pid} on {member.host[:NAME]}"
                     if len(ranks) == 1:
                         counts[ranks[0]] = dict(member.counts)
@@ -431,6 +473,15 @@ class _Members:
         """Whether two groups of one name may be in it: so large a group's ranks are not told."""
         size = sum(map(len, self.states.values()))
         return not self.group.ranks and not self.whole and size > MOST_RANKS
+
+    def waits(self, entries: Sequence[Entry]) -> str:
+        """``all_reduce #1 of tp (train.py:31 main)``: what the first that waits is in."""
+        number = min((at for _, at in self.states if at >= 0), default=-1)
+        if number < 0:
+            return ""
+        one = entries[number]
+        site = f" ({one.site[:LINE]})" if one.site else ""
+        return f"{one.operation[:NAME]} #{one.sequence} of {self.name}{site}"
 
     def like(
         self, group: ProcessGroup, numbers: Sequence[int], entries: Sequence[Entry]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from nodeready.node.stacks.py_spy import (
     NO_CALL,
     NOT_PYTHON,
 )
+from nodeready.node.stacks.ranks import LAUNCHER
 from nodeready.subjects.base import ProbeError
 from nodeready.text import counted
 from nodeready.transport.base import (
@@ -134,6 +135,37 @@ def add_answers(found: Captured, ask: Asks, what: str, asked: Mapping[str, Reque
         else:
             found.answers[name] = answer
     return found
+
+
+# --- A job without a rank: its launchers wait for each other.
+
+
+def with_launchers(stacks: Stacks, found: Captured) -> Stacks:
+    """The document with the advice, first of all, for a job of which only launchers are there.
+
+    A rendezvous waits for every node; nothing that those that wait could say names the node that
+    is missing, which has nothing to show.
+    """
+    said = [one.note for one in stacks.processes if one.note.startswith(LAUNCHER)]
+    if not said or len(said) < len(stacks.processes):
+        return stacks
+    there = {one.node for one in stacks.processes}
+    without = [name for name in found.asked if name not in there and name not in found.errors]
+    text = f"no rank has been started: {counted(len(there), 'node')} {_have(there)} a launcher"
+    wanted = re.search(r"to run on ([0-9]+) nodes", said[0])
+    if wanted and len(there) < int(wanted[1]):
+        text += f", and the job is to run on {wanted[1]}"
+    if without:
+        has = "has" if len(without) == 1 else "have"
+        text += (
+            f"; {folded(without)} {has} none: start it there, or see why it has ended "
+            "(`nodeready tail INVENTORY`)"
+        )
+    return replace(stacks, advice=(text, *stacks.advice))
+
+
+def _have(nodes: Collection[str]) -> str:
+    return f"({folded(sorted(nodes))}) {'has' if len(nodes) == 1 else 'have'}"
 
 
 # --- The second round: native stacks of a few processes, which are paused for it.

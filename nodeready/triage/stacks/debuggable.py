@@ -11,6 +11,12 @@ from typing import Annotated, Any, NamedTuple
 
 from nodeready.exit_codes import exit_code
 from nodeready.node.witnesses.nccl_ras import SAFE, numbers
+from nodeready.node.witnesses.settings import (
+    RECORDER,
+    RECORDER_ON,
+    buffer_variable,
+    release,
+)
 from nodeready.triage.stacks.trace import Trace
 
 #: What is looked at, in this order: py-spy reads the stack; the output is in a file; the flight
@@ -75,30 +81,6 @@ def code(found: Debuggable, *, unreachable: bool = False, failed: bool = False) 
 Judged = tuple[str, str, str]
 _UNSEEN: Judged = ("unknown", "it could not be seen", "look as its user, or with --sudo")
 _ENV = "nodeready env --debug exports it"
-
-# --- PyTorch's versions: since when a variable has which name and default.
-#
-# Sources: torch/csrc/distributed/c10d/FlightRecorder.hpp and ProcessGroupNCCL.hpp of 2.2, 2.14 and
-# 2.15, and pytorch pull requests 142260, 143446 and 152563.
-
-#: The first version with a recorder; from when on it is certainly on without any variable, and
-#: dumps on a timeout; from when on its variables are TORCH_FR_*.
-RECORDER, RECORDER_ON, RECORDER_RENAMED = (2, 2), (2, 9), (2, 8)
-
-
-def release(version: str) -> tuple[int, int] | None:
-    """Major and minor number of ``2.15.0+cu132``; None: not known."""
-    words = version.split(".")[:2]
-    if len(words) == 2 and all(word.isdecimal() and len(word) < 5 for word in words):
-        return int(words[0]), int(words[1])
-    return None
-
-
-def buffer_variable(torch: tuple[int, int] | None) -> str:
-    """The name of the variable that has the recorder's size."""
-    new = torch is not None and torch >= RECORDER_RENAMED
-    return "TORCH_FR_BUFFER_SIZE" if new else "TORCH_NCCL_TRACE_BUFFER_SIZE"
-
 
 # --- The judgement of one process.
 

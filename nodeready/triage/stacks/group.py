@@ -30,7 +30,9 @@ _ADDRESS = re.compile(r"\+?\b0x[0-9a-fA-F]+\b")
 
 
 #: Between the stack of a main thread and that of the thread that it waits for.
-THREAD = ("(in another thread)", "", 0)
+THREAD = Frame("(in another thread)", "", 0)
+#: ... and that of the thread that has Python's lock, for which the main thread waits.
+HOLDER = Frame("(in the thread that has Python's lock)", "", 0)
 
 
 class Reading(NamedTuple):
@@ -67,6 +69,11 @@ def _read(frames: tuple[Frame, ...]) -> Reading:
         hints.serves(frames),
         frames[0].file if frames else "",
     )
+
+
+#: A frame of the interpreter's own, which some calls of a class have from Python 3.12 on, once
+#: they have been made often enough (_Py_InitCleanup in Python/specialize.c).
+_SHIM = ("__init__", "__init__", 0)
 
 
 class StackNumbers:
@@ -113,15 +120,19 @@ class StackNumbers:
         """The number of each of the trace's stacks."""
         frame, stack = self._frame, self._stack
         own = [frame(tuple(one)) for one in trace["frames"]]
-        return [stack(tuple([own[index] for index in one])) for one in trace["stacks"]]
+        rows: list[list[int]] = trace["stacks"]
+        inner = self._frames.get(_SHIM)
+        if inner in own:
+            rows = [[index for index in one if own[index] != inner] for one in rows]
+        return [stack(tuple([own[index] for index in one])) for one in rows]
 
     def calls(self, stack: int) -> tuple[Frame, ...]:
         """The frames of one stack, root to leaf."""
         return tuple(self._seen[frame] for frame in self._all[stack])
 
-    def joined(self, stack: int, other: int) -> int:
+    def joined(self, stack: int, other: int, between: Frame = THREAD) -> int:
         """The number of a stack with another thread's behind it."""
-        mark = self._frame(THREAD)
+        mark = self._frame(between)
         return self._stack((*self._all[stack], mark, *self._all[other]))
 
     def reading(self, stack: int) -> Reading:
@@ -179,6 +190,8 @@ _MANY, _SOME = 20, 5
 #: CPU seconds for each time that it woke up, from which it has worked: Python's wait for its lock,
 #: which looks every 5 ms (Python/ceval_gil.h), takes some 10 us, a collective of gloo some 100 us.
 _WORK_S = 40e-6
+#: How often a second a thread looks at least that waits for Python's lock: sys.getswitchinterval.
+_LOCKED = 50
 #: Where a thread is that sleeps for a time (kernel/time/hrtimer.c): a loop that looks again and
 #: again wakes up there by itself, and not because somebody has done something for it.
 _SLEEPS = "nanosleep"
@@ -233,6 +246,10 @@ def classify(
             own = None if delegated else _between(process["main_cpu_s"])
             sleeps = _SLEEPS in process["wait_channel"]
             verdict = _verdict(used if own is None else own, woke, sleeps, seconds)
+            holder = _holder(process, stacks) if verdict == "unsure" else None
+            if holder is not None and mains[0] == stack and woke and woke >= _LOCKED * seconds:
+                stack = table.joined(mains[-1], holder, HOLDER)
+                woke, verdict = None, _verdict(used, None, False, seconds)
     # A process that has gone on since was in state D for a moment only.
     if state == "D" and verdict in (None, "blocked", "unsure"):
         return Classification("uninterruptible", None, _kernel(process), stack, used)
@@ -258,6 +275,16 @@ def _verdict(used: float, woke: int | None, sleeps: bool, seconds: float) -> str
     if per_second >= _MANY and used >= _WORK_S * woke and not sleeps:
         return "progressing"
     return "unsure" if woke else "blocked"
+
+
+def _holder(process: Mapping[str, Any], stacks: Sequence[int]) -> int | None:
+    """The stack of another thread that had Python's lock, at the same place, in every sample."""
+    found: set[tuple[str, int | None]] = set()
+    for sample in process["samples"]:
+        threads = dict(sample["threads"])
+        at = threads.get(sample["gil"]) if sample["gil"] != _MAIN else None
+        found.add((sample["gil"], None if at is None else stacks[at]))
+    return found.pop()[1] if len(found) == 1 else None
 
 
 def _between(values: Sequence[float]) -> float | None:
@@ -371,13 +398,14 @@ class _Row:
     stacks: the different ones, of one path; one: what was said of the first
     """
 
-    __slots__ = ("count", "one", "ranks", "stacks", "words")
+    __slots__ = ("count", "one", "ranks", "stacks", "waits_on", "words")
 
     def __init__(self, one: Mapping[str, Any], words: Mapping[str, str]) -> None:
         self.one, self.words = one, words
         self.count = 0
         self.ranks: set[int] = set()
         self.stacks: set[int] = set()
+        self.waits_on: set[str] = set()
 
 
 #: Numbers of processes and descriptors: everybody has its own.
@@ -426,7 +454,7 @@ class Bucket:
         channel = process["wait_channel"]
         self.states[process["state"][:1], "" if channel in ("0", "-") else channel] += 1
         said = process["waits_on"]
-        text = _PIDS.sub(r"\1 N", said)
+        text = _PIDS.sub(r"\1 N", said) if said else said
         count, first = self.waits_on.get(text, (0, said))
         if count or len(self.waits_on) < _MOST_TEXTS:
             self.waits_on[text] = (count + 1, first)
@@ -448,6 +476,9 @@ class Bucket:
             words = {
                 name: _NUMBERS.sub("N", one[name]) for name in ("command", "waits_on", "error")
             }
+            if stack is not None:
+                # What it waits for is what differs; where it stands is the same.
+                words["waits_on"] = ""
             key = (
                 one["kind"],
                 one["state"][:1],
@@ -461,6 +492,7 @@ class Bucket:
                     continue
                 row = self.below[key] = _Row(one, words)
             row.count += 1
+            row.waits_on.add(_NUMBERS.sub("N", one["waits_on"]))
             if rank is not None:
                 row.ranks.add(rank)
             if stack is not None:
@@ -485,6 +517,7 @@ class Bucket:
                 own.count += row.count
                 own.ranks |= row.ranks
                 own.stacks |= row.stacks
+                own.waits_on |= row.waits_on
         self.locals = self.locals or other.locals
 
 
@@ -745,9 +778,11 @@ def _hint(
         return hints.in_kernel(bucket.kernel) or hints.find(frames, native)
     if bucket.kind != "stack":
         return None
-    if any(frame == THREAD for frame in frames):
-        # What the kernel tells is of the main thread, which only waits for this one.
-        return hints.find(frames, native)
+    for mark in (THREAD, HOLDER):
+        if mark in frames:
+            # What the kernel tells is of the main thread, which only waits for this one.
+            at = frames.index(mark)
+            return hints.of_thread(frames[:at], frames[at + 1 :], native, lock=mark == HOLDER)
     channels = {channel for _, channel in bucket.states}
     waits = {text.partition(" ")[0]: text for text in bucket.waits_on}
     return hints.find(
@@ -765,7 +800,8 @@ def _woke(bucket: Bucket) -> str:
         return ""
     least, most = bucket.woke
     times = f"{least}" if least == most else f"{least} to {most}"
-    return f"woke up {times} times between the samples: it polls, or is slow"
+    times = "once" if times == "1" else f"{times} times"
+    return f"woke up {times} between the samples: it polls, or is slow"
 
 
 def _states(bucket: Bucket) -> tuple[str, ...]:
@@ -805,6 +841,9 @@ def _below(bucket: Bucket, table: StackNumbers) -> tuple[Below, ...]:
     found = []
     for row in bucket.below.values():
         one, words = row.one, row.one if row.count == 1 else row.words
+        waits_on = one["waits_on"] if row.count == 1 else ""
+        if row.count > 1 and len(row.waits_on) == 1:
+            (waits_on,) = row.waits_on
         frames = table.frames(sorted(row.stacks)) if row.stacks else ()
         hint = None
         if one["state"][:1] == "D":
@@ -812,7 +851,7 @@ def _below(bucket: Bucket, table: StackNumbers) -> tuple[Below, ...]:
         hint = hint or hints.find(frames, channel=one["wait_channel"], waits_on=one["waits_on"])
         made = Below(
             one["kind"], words["command"], row.count, tuple(sorted(row.ranks)), one["state"],
-            one["wait_channel"], words["waits_on"], frames, words["error"],
+            one["wait_channel"], waits_on, frames, words["error"],
             hint.text if hint else "",
         )  # fmt: skip
         waits = hint is not None and hint.about == "worker" and not hints.user_frame(frames)
@@ -891,7 +930,8 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     return (
         len(_ROLES) if usual else _ROLES[group.role],
         KINDS.index(group.kind),
-        group.about == "native",
+        # Whoever has the lock may be another suspect; whoever waits in C may wait for one.
+        group.about in ("native", "file-lock"),
         group.verdict == "progressing",
         size,
         group.ranks[0] if group.ranks else advise.MAX_RANKS,
@@ -1003,4 +1043,6 @@ def _grouped(
         heard.witnesses,
     )
     apart = _different_code(buckets, reader.stacks)
-    return advise.with_advice(made, job.world_sizes, reader.instead, apart)
+    return advise.with_advice(
+        made, job.world_sizes, reader.instead, apart, by_witness=decided.by_witness
+    )

@@ -139,7 +139,8 @@ class _Court(Calls):
                 if up > len(nodes):
                     text = f"port {name} is {state}, and up on {counted(up, 'other node')}"
                     self.say("network", text, nodes=nodes, weight=1)
-        if known:
+        # Ranks of one node speak through its memory, and its ports are somebody else's.
+        if known and len(self.nodes) > 1:
             self.found.bytes_per_s = total
 
     def kernel(self) -> None:
@@ -160,7 +161,7 @@ class _Court(Calls):
             self._xid("kernel", int(code[1]), node, ranks, when)
             return
         words = _MESSAGES.get(message.kind, message.kind[:NAME])
-        named = f" of pid {message.pid}" if message.pid else ""
+        named = f" (pid {message.pid})" if message.pid else ""
         weight = 2 if message.kind == "oom" or ranks else 1
         if message.kind == "memory" and not ranks:
             weight = 0
@@ -180,7 +181,7 @@ _ERROR = re.compile(
 )
 _XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?:\s*(\d{1,4})\b")
 _MESSAGES = {
-    "oom": "out of memory: the kernel has killed a process", "xid": "Xid", "link": "link",
+    "oom": "killed for memory", "xid": "Xid", "link": "link",
     "filesystem": "file system", "hung": "hung in the kernel", "memory": "memory error",
     "segfault": "crashed",
 }  # fmt: skip

@@ -118,7 +118,11 @@ _OUTPUT = Hint(
     "writes into a pipe that is full, because nobody reads it: look at who should read its output "
     "(the launcher, tee, srun, a logger)",
 )
-_PIPE = Hint("pipe", "waits for data out of a pipe: look at the process that should write there")
+_PIPE = Hint(
+    "pipe",
+    "waits for data out of a pipe (its standard input may be one): look at the process that "
+    "should write there",
+)
 _NETWORK = Hint("network", "waits for an answer over the network: look at who should give it")
 _SLEEP = Hint("sleep", "sleeps: a pause, or a loop that looks again and again for something")
 _LOOP = Hint(
@@ -283,17 +287,15 @@ _PLACES: dict[tuple[str, str], Hint] = {
     **_rows("ray/train/collective/collectives.py", COLLECTIVE),
     **_rows("ray/train/v2/_internal/execution/collective_impl.py", COLLECTIVE),
     **_rows("ray/util/collective/collective.py", COLLECTIVE),
-    **_rows("ray/_private/worker.py", _NETWORK, "get", "get_objects", "wait"),
     # JAX: jax/_src/distributed.py, array.py, api.py, and experimental/multihost_utils.py.
     **_rows("jax/_src/distributed.py", _START, "initialize"),
+    **_rows("jax/_src/xla_bridge.py", _START, "make_cpu_client", "make_gpu_client",
+            "_init_backend"),
     **_rows("jax/_src/distributed.py", _END, "shutdown"),
     **_rows("jax/experimental/multihost_utils.py", COLLECTIVE),
     **_rows("jax/_src/api.py", _GPU, "block_until_ready"),
     **_rows("jax/_src/array.py", _GPU, "_value", "block_until_ready"),
     # CPython: children, the end of the program, debuggers, a keyboard.
-    **_rows("subprocess.py", _CHILD, "wait", "_wait", "_try_wait", "communicate", "_communicate"),
-    **_rows("multiprocessing/popen_fork.py", _CHILD, "poll", "wait"),
-    **_rows("multiprocess/popen_fork.py", _CHILD, "poll", "wait"),
     ("_exit_function", "multiprocessing/util.py"): _CHILD_EXIT,
     ("_shutdown", "threading.py"): _EXIT,
     ("_python_exit", "concurrent/futures/thread.py"): _EXIT,
@@ -347,11 +349,19 @@ _COMMON: dict[tuple[str, str], Hint] = {
     **_rows("threading.py", _LOCK, "wait", "wait_for", "acquire", "join",
             "_wait_for_tstate_lock", "_join_thread", "__enter__"),
     **_rows("queue.py", _LOCK, "get", "put", "join"),
+    **_rows("subprocess.py", _CHILD, "wait", "_wait", "_try_wait", "communicate",
+            "_communicate", "run", "call", "check_call", "check_output", "__exit__",
+            "_execute_child", "__init__"),
     **_rows("multiprocessing/queues.py", _CHILD, "get", "put"),
     **_rows("multiprocessing/connection.py", _CHILD, "wait", "poll", "_poll", "recv",
             "recv_bytes", "_recv", "_recv_bytes", "_send", "_send_bytes", "send_bytes", "send"),
     **_rows("multiprocessing/synchronize.py", _CHILD, "wait", "__enter__", "acquire"),
     **_rows("multiprocessing/process.py", _CHILD, "join"),
+    **_rows("multiprocessing/popen_fork.py", _CHILD, "poll", "wait"),
+    **_rows("multiprocess/popen_fork.py", _CHILD, "poll", "wait"),
+    **_rows("ray/_private/worker.py", _NETWORK, "get", "get_objects", "wait"),
+    **_rows("ray/_private/client_mode_hook.py", _RUN, "wrapper"),
+    **_rows("ray/_private/auto_init_hook.py", _RUN, "auto_init_wrapper"),
     **_rows("multiprocessing/pool.py", _CHILD, "get", "wait", "next", "join"),
     **_rows("concurrent/futures/_base.py", _LOCK, "result", "wait", "as_completed"),
     **_rows("concurrent/futures/thread.py", _LOCK, "shutdown"),
@@ -564,7 +574,7 @@ def call_site(frames: Sequence[Frame]) -> tuple[int, ...]:
 
 
 #: What is waited for in loops that sleep and look again: filelock and torch's file_baton.py, and
-#: a child with a time limit (subprocess.py, multiprocessing/popen_fork.py).
+#: a child with a time limit (subprocess.py).
 _POLLING = frozenset({"file-lock", "child"})
 
 
@@ -575,7 +585,7 @@ def polls(frames: Sequence[Frame]) -> int:
     for at in range(len(frames) - 1, max(-1, len(frames) - 9), -1):
         if is_own(frames[at], own):
             break
-        hint = _find(frames[at], _PLACES)
+        hint = _find(frames[at], _PLACES) or _find(frames[at], _COMMON)
         if hint and hint.about in _POLLING:
             found = at + 1
     return found
@@ -703,7 +713,7 @@ _SLEEPING_COMPILED = tuple((re.compile(pattern), hint) for pattern, hint in _SLE
 _CALLS: tuple[tuple[str, Hint], ...] = (
     (r"read of /dev/(pts|tty)", _INPUT),
     (r"write of a pipe", _OUTPUT),
-    (r"read of a pipe|open of .*fifo", _PIPE),
+    (r"(read|open) of a pipe", _PIPE),
     (r"flock|lock ", _FILE_LOCK),
     (r"sleep\b", _SLEEP),
     (r"wait for (any )?child", _CHILD),
@@ -728,6 +738,12 @@ def _asleep(channel: str, waits_on: str, master: str) -> Hint | None:
     port = master.rpartition(":")[2]
     if port.isdigit() and re.match(rf"(recv|poll|read|connect|send)\b.*:{port}\b", waits_on):
         return _STORE
+    # A file's name may be that of a pipe.
+    piped = next(
+        (hint for pattern, hint in _SLEEPING_COMPILED[:3] if pattern.match(channel)), None
+    )
+    if piped:
+        return piped
     for pattern, hint in _CALLS_COMPILED:
         if pattern.match(waits_on):
             return hint
@@ -824,6 +840,27 @@ def _in_native(frames: Sequence[Frame]) -> Hint | None:
     return None
 
 
+def of_thread(
+    main: Sequence[Frame],
+    other: Sequence[Frame],
+    native: Sequence[Frame] = (),
+    *,
+    lock: bool = False,
+) -> Hint | None:
+    """What a thread waits for, for which the main thread waits. lock: it has Python's lock"""
+    hint, above = find(other, native), find(main)
+    if lock:
+        text = (
+            "waits for Python's global lock, which this thread keeps: a call of C that does not "
+            "give it back, or a loop"
+        )
+        return Hint("gil", text)
+    if above and above.about == "exit":
+        text = "is at the end of its program, and Python waits for this thread, which is no daemon"
+        return Hint(hint.about if hint else "exit", f"{text}: it {hint.text}" if hint else text)
+    return hint
+
+
 def find(
     frames: Sequence[Frame],
     native: Sequence[Frame] = (),
@@ -850,7 +887,7 @@ def find(
     if below:
         return below
     hint = found.called or found.common
-    if hint is None and frames and (found.own or found.caller):
+    if hint is None and frames:
         hint = _asleep(channel, waits_on, master)
     if found.caller:
         about, words = found.caller

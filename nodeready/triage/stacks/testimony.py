@@ -29,6 +29,7 @@ class Lag(NamedTuple):
     weight:  as of a Statement
     chained: they wait in another group themselves, for ranks that are late there: no root
     silent:  nothing is known of them by this witness
+    elsewhere: what they wait in themselves, in another group, for nobody knows whom; ""
     """
 
     witness: str
@@ -41,6 +42,7 @@ class Lag(NamedTuple):
     weight: int = 2
     chained: bool = False
     silent: bool = False
+    elsewhere: str = ""
 
 
 class Call(NamedTuple):
@@ -92,7 +94,7 @@ def rooted(lags: Iterable[Lag]) -> list[Lag]:
     for at, lag in enumerate(found):
         held = {rank for other in found if other is not lag for rank in other.waiting}
         free = tuple(rank for rank in lag.ranks if rank not in held)
-        found[at] = lag._replace(ranks=free or lag.ranks, chained=not free)
+        found[at] = lag._replace(ranks=free or lag.ranks, chained=lag.chained or not free)
     return found
 
 
@@ -219,6 +221,8 @@ class Bench:
                 if lag.other
                 else f"has not called {lag.what}{site}, which {wait}"
             )
+            if lag.elsewhere:
+                text += f", and waits in {lag.elsewhere} itself"
             if lag.silent:
                 text = f"says nothing, while {wait} {lag.what}{site}"
             elif lag.behind > 1 and not lag.other:

@@ -163,13 +163,18 @@ def _process(process: Any, what: str) -> None:
     if process["switches"]:
         counts = process["switches"]
         if set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) > _MOST_SWITCHES:
-            raise _Wrong(f"{what}.switches holds what is no number of switches")
+            where = f"{what}.switches"
+            raise _Wrong(f"{where} cannot be {_shown(counts[0])}")
     if process["kernel_stack"]:
         _texts(process["kernel_stack"], f"{what}.kernel_stack")
     if process["locals"]:
         _texts(process["locals"], f"{what}.locals")
-        if len(process["locals"]) > _MOST_LOCALS:
-            raise _Wrong(f"{what}.locals are more than {_MOST_LOCALS}")
+        _few(process["locals"], _MOST_LOCALS, f"{what}.locals")
+
+
+def _few(rows: list[Any], most: int, what: str) -> None:
+    if len(rows) > most:
+        raise _Wrong(f"{what} cannot be {len(rows)}, only {most}")
 
 
 def _times(values: Iterable[Any], what: str) -> None:
@@ -183,14 +188,14 @@ def _witnesses(found: Any, what: str) -> None:
     """Check that each witness is an object: whoever reads one knows its form."""
     for name, value in found.items():
         if type(value) is not dict:
-            raise _Wrong(f"{what}[{_shown(name)}] cannot be {_shown(value)}")
+            where = f"{what}[{_shown(name)}]"
+            raise _Wrong(f"{where} cannot be {_shown(value)}")
 
 
 def _below(process: Any, used: list[Any], what: str) -> None:
     """Check the processes below one process, and collect the indexes that they use."""
     rows = process["below"]
-    if len(rows) > _MOST_BELOW:
-        raise _Wrong(f"{what}.below are more than {_MOST_BELOW}")
+    _few(rows, _MOST_BELOW, f"{what}.below")
     for at, row in enumerate(rows):
         where = f"{what}.below[{at}]"
         _fields(row, _BELOW, where)

@@ -31,6 +31,7 @@ _STORAGE = re.compile(
     r"|mmfs|beegfs|fhgfs|weka|cifs|smb2?_|io_schedule|folio_wait|wait_on_page|wait_on_buffer|jbd2"
     r"|xfs_|ext4_|btrfs|blk_|submit_bio|bit_wait_io|balance_dirty"
 )
+_RECEIVES = re.compile(r"^_?i?recv(?:_|$)")
 #: What a hint is about where a rank sleeps until the others come, and does not poll.
 _IN_A_CALL = ("collective", "peer", "gpu", "backward")
 #: Calls of one rank to another one.
@@ -42,11 +43,13 @@ class Decision(NamedTuple):
 
     groups: with their roles as the witnesses leave them
     order:  indexes of the groups, those of the suspects first
+    by_witness: a witness beside the stacks names others than the stacks' own order does
     """
 
     verdict: Verdict | None
     groups: tuple[Group, ...]
     order: tuple[int, ...]
+    by_witness: bool = False
 
 
 class _Cause(NamedTuple):
@@ -110,13 +113,14 @@ def _cause(group: Group) -> _Cause:
         return _Cause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
     for below in group.below:
         if below.kind == "loader worker":
-            workers = below.frames[-1:]
-            beside = _place(workers[0]) if workers else below.why or below.wait_channel
-            does = f"waits for {counted(below.processes, 'loader worker')}"
-            does += f" in {_cut(beside, _PLACE)}" if beside else ""
+            beside = _place(below.frames[-1]) if below.frames else ""
+            held = f"state {below.state[:1]} in {below.wait_channel}" if below.wait_channel else ""
             fs = below.state.startswith("D") or _STORAGE.search(
                 f"{below.wait_channel} {below.waits_on}"
             )
+            where = held if fs and held else beside or held
+            does = f"waits for {counted(below.processes, 'loader worker')}"
+            does += f" ({_cut(where, _PLACE)})" if where else ""
             look = "look at the workers' stacks" if not fs else "look at the workers' file system"
             return _Cause("storage" if fs else "loader", does, look)
     about = group.about
@@ -132,10 +136,16 @@ def _cause(group: Group) -> _Cause:
     if group.verdict == "spinning":
         return _Cause("late", f"computes or loops at {at}", "look there, and look again")
     does, look = _DOES.get(about, ("stands in", "look there"))
-    waits = f", waiting for {_cut(group.waits_on[0], _PLACE)}" if group.waits_on else ""
+    # Of a group that waits for different things, none is its own.
+    held = _COUNTED.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
+    waits = f", waiting for {_cut(held, _PLACE)}" if held and held not in _PLAIN else ""
     return _Cause("late", f"{does} {at}{waits}", look)
 
 
+#: What one waits for that says no more than the state does.
+_PLAIN = ("futex", "sleep")
+#: How many of a group wait for something, behind the words for it.
+_COUNTED = re.compile(r" \(\d+\)$")
 #: What a hint is about -> what a suspect of it does.
 _FILES = {
     "checkpoint": "saves or loads a checkpoint", "file": "reads or writes files",
@@ -157,7 +167,7 @@ _DOES = {
     "gil": ("waits for Python's lock at", "try --all-threads"),
     "compile": ("compiles at", "look at its compilers and its cache"),
     "import": ("imports modules at", "look at the file system"),
-    "native": ("stands below", "--native tells where"),
+    "native": ("stands in", "look there; --native tells more"),
 }  # fmt: skip
 #: What a hint is about where nobody is kept waiting.
 _ASIDE = ("idle", "agent", "worker")
@@ -172,6 +182,7 @@ class _Case:
         self.heard, self.places = heard, places
         self.node_of: dict[int | None, str] = {}
         self.roles = [group.role for group in groups]
+        self.given = tuple(groups)
         self.groups = list(groups)
         self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
         self.nodes = {node for group in groups for node in group.nodes}
@@ -261,7 +272,8 @@ class _Case:
         if alive:
             unheard = set(self.heard.unheard)
             deeper = [at for at in alive if unheard & set(self.groups[at].ranks)]
-            if lags and not deeper:
+            # A log may be of an earlier attempt: it does not say that the others have called.
+            if lags and not deeper and lags[0].witness != "logs":
                 self.notes.append("by its stack alone, another rank waits for nobody")
                 return self.late(lags, [])
             if lags:
@@ -382,15 +394,26 @@ class _Case:
         name = who(ranks, self.nodes_of(ranks))
         site = f" ({_cut(lag.site, _PLACE)})" if lag.site else ""
         count = counted(len(lag.waiting), "rank")
-        cause = _cause(self.groups[stand[0]]) if stand else None
-        if lag.other:
+        wait = "waits" if len(lag.waiting) == 1 else "wait"
+        # What cannot be seen says nothing of where the rank stands.
+        seen = bool(stand) and self.groups[stand[0]].kind != "no-data"
+        cause = _cause(self.groups[stand[0]]) if seen else None
+        own = bool(stand) and self.roles[stand[0]] == "suspect"
+        if lag.elsewhere and not own:
+            kind = "disagree"
+            wait = "waits" if len(ranks) == 1 else "wait"
+            text = (
+                f"{name} {wait} in {lag.elsewhere}, {count} in {lag.what}{site}: they must agree"
+            )
+            self.notes.append(f"it waits itself, in {lag.elsewhere}")
+        elif lag.other:
             kind = "disagree"
             text = f"{name} called {lag.other}, {count} {lag.what}{site}: the calls must agree"
         else:
             has = "has" if len(ranks) == 1 else "have"
-            text = f"{name} {has} not called {lag.what}{site}, which {count} wait in"
+            text = f"{name} {has} not called {lag.what}{site}, which {count} {wait} in"
             if lag.silent:
-                text = f"{name}: no word of it, while {count} wait in {lag.what}{site}"
+                text = f"{name}: no word of it, while {count} {wait} in {lag.what}{site}"
             kind = "late"
             if cause and stand and self.roles[stand[0]] != "victim":
                 kind = cause.kind if cause.kind in ("loader", "storage") else "late"
@@ -398,8 +421,13 @@ class _Case:
             elif cause and _stands(self.groups[stand[0]]):
                 text += f": it is at {_stands(self.groups[stand[0]])}"
                 self.notes.append("its stack waits as the others' do")
-        waits = f"{lag.witness}: {who(lag.waiting)} wait in {lag.what}{site}"
-        suspects = [self.suspect(ranks, self.nodes_of(ranks), waits)]
+        why = cause.does if cause and stand and self.roles[stand[0]] == "suspect" else ""
+        suspects = [self.suspect(ranks, self.nodes_of(ranks), why)]
+        if lag.other and len(lag.waiting) <= len(ranks):
+            self.notes.append("as many have called the one as the other")
+            suspects = [
+                self.suspect(some, self.nodes_of(some), why) for some in (ranks, lag.waiting)
+            ]
         for other in lags:
             if other is not lag and set(other.ranks) - set(ranks):
                 suspects.append(self.suspect(other.ranks, self.nodes_of(other.ranks)))
@@ -468,7 +496,7 @@ class _Case:
         if len(chained) > 1:
             one, other = chained[:2]
             text = (
-                f"{who(one.waiting)} wait in {one.what} for {who(one.ranks)}, and "
+                f"{who(one.waiting)}: in {one.what} for {who(one.ranks)}, and "
                 f"{who(other.waiting)} in {other.what} for {who(other.ranks)}: the order differs"
             )
             return self.made("disagree", text, [
@@ -508,6 +536,9 @@ class _Case:
         first = self.groups[self.victims[0]] if self.victims else self.groups[0]
         what = self.heard.common or _called(first)
         everybody = f"all {self.total} ranks wait in {_cut(what, 70)}"
+        stuck = sum(one == what for one in self.heard.called.values())
+        if 0 < stuck < self.total:
+            everybody = f"all {self.total} ranks wait, {stuck} in {_cut(what, 70)} with all of it"
         rate = self.heard.bytes_per_s
         moves = rate is not None and rate >= hearing.MOVING_BYTES_PER_S
         signs = self._signs()
@@ -544,7 +575,14 @@ class _Case:
             text = f"the only rank that was found waits in {_cut(what, 70)}: find the others"
             return self.made("unclear", text, missing=("flight_recorder", "nccl_ras"))
         quiet = " and no bytes move" if rate is not None else ""
-        text = f"{everybody}{quiet}: nobody is elsewhere: look at the network and its ports"
+        if not self.heard.common and all(_RECEIVES.match(_call(self.groups[at]))
+                                         for at in self.victims):  # fmt: skip
+            text = f"{everybody}: nobody sends: the order of sends and receives must agree"
+            return self.made("disagree", text, missing=("flight_recorder",))
+        look = "look at the network and its ports"
+        if first.about in ("start", "store"):
+            look = "look at MASTER_ADDR:MASTER_PORT, the launchers and the network"
+        text = f"{everybody}{quiet}: nobody is elsewhere: {look}"
         return self.made("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
 
     def _signs(self) -> list[tuple[int, set[int], set[str], list[str]]]:
@@ -634,9 +672,12 @@ def _ordered(groups: Sequence[Group], verdict: Verdict) -> tuple[int, ...]:
     return tuple(sorted(range(len(groups)), key=place))
 
 
-def _with_roles(groups: Sequence[Group], verdict: Verdict) -> Iterator[Group]:
+def _with_roles(groups: Sequence[Group], verdict: Verdict, by_witness: bool) -> Iterator[Group]:
     """A group that a witness accuses as a whole is a suspect, whatever its stack looks like."""
-    first = verdict.suspects[0] if verdict.suspects and verdict.kind in _CONVICTS else None
+    odd = verdict.kind == "disagree" and by_witness and len(verdict.suspects) == 1
+    first = (
+        verdict.suspects[0] if odd or (verdict.suspects and verdict.kind in _CONVICTS) else None
+    )
     for group in groups:
         if (
             first
@@ -665,4 +706,5 @@ def decide(
     case = _Case(groups, heard, places)
     verdict = case.decide()
     order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
-    return Decision(verdict, tuple(_with_roles(case.groups, verdict)), order)
+    groups = tuple(_with_roles(case.groups, verdict, case.reorder))
+    return Decision(verdict, groups, order, case.reorder or groups != case.given)

@@ -159,6 +159,16 @@ DOC = made(
     process(None, None, start_s=7),
     instead=["python3 x.py (pid 7, user bob)"],
 )
+DOC["witnesses"] = {"kernel": {"absent": "no log"}, "network": {"absent": "", "ports": []}}
+DOC["processes"][0] |= {
+    "switches": [7, 170], "main_cpu_s": [0.5, 0.75], "waits_on": "read of /data/x (nfs4)",
+    "locals": ["step: number = 7"], "witnesses": {"logs": {"absent": "", "lines": ["a"]}},
+    "below": [
+        {"pid": 77, "parent": 1000, "kind": "loader worker", "command": "python", "state": "S",
+         "wait_channel": "do_wait", "cpu_s": [0.5], "waits_on": "wait for child 78 (gcc)",
+         "main": 0, "error": ""},
+    ],
+}  # fmt: skip
 
 
 def grouped(text: str) -> None:

@@ -199,7 +199,7 @@ def test_missing_ranks_also_without_the_comma_of_some_versions(comma):
     said = nccl_ras.read_json(text)
     assert said is not None
     assert (said.version, said.timeouts) == ("2.28.7", 2)
-    states = {one.rank: one.missing for one in said.communicators[0].members}
+    states = {one.rank: one.missing for one in nccl_ras.bounded(said.communicators)[0].members}
     assert states == {2: "unresponsive", 3: "dead", 4: "missing", 0: "", 1: ""}
 
 
@@ -244,7 +244,7 @@ def test_of_a_large_job_those_that_differ_are_told():
     ranks[8123] = member(8123, 9123, AllReduce=89)
     said = nccl_ras.read_json(report(ranks, [missing(9000, 1, considered_dead=True)]))
     assert said is not None
-    (group,) = said.communicators
+    (group,) = nccl_ras.bounded(said.communicators)
     assert [one.rank for one in group.members[:2]] == [8123, 9000]
     assert len(group.members) < 5000
     assert dict(group.usual)["AllReduce"] == 90
@@ -461,3 +461,59 @@ def test_a_process_that_is_anothers_by_now_is_not_asked(tmp_path):
             said = nccl_ras.observe(supervisor, [(port.pid, 65534, 0)], environment, False, 5.0)
         assert "another user's rights" in said.absent
         assert not port.asked
+
+
+# --- Who is who in the whole job.
+
+
+def group(size: int, *members: tuple[int, str, int]) -> Communicator:
+    return Communicator("0x1", size, tuple(Member(*one) for one in members))
+
+
+FIRST = ((0, "10.0.0.1", 70), (1, "10.0.0.1", 71))
+OTHERS = ((2, "10.0.0.2", 70), (3, "10.0.0.2", 75))
+OWN = {70: 0, 71: 1}
+
+
+@pytest.mark.parametrize(
+    ("groups", "own", "world", "ranks"),
+    [
+        # The communicator of all tells who is who in that of two, where the numbers are others.
+        (
+            [group(4, *FIRST, *OTHERS), group(2, (0, "10.0.0.2", 75), (1, "10.0.0.1", 71))],
+            OWN, 4, [[0, 1, 2, 3], [3, 1]],
+        ),
+        # Without one of all, those of this node alone.
+        ([group(2, (0, "10.0.0.2", 75), (1, "10.0.0.1", 71))], OWN, 4, [[-1, 1]]),
+        # A rank that has died since is in it, too.
+        ([group(4, *FIRST, *OTHERS)], {71: 1}, 4, [[0, 1, 2, 3]]),
+        # In another order than the job's, nobody else is known.
+        ([group(4, *FIRST, *OTHERS)], {70: 3, 71: 2}, 4, [[3, 2, -1, -1]]),
+        ([group(4, *FIRST, *OTHERS)], OWN, None, [[0, 1, -1, -1]]),
+        # Two nodes with the same pids (containers): this one is not known by them.
+        (
+            [group(4, *FIRST, (2, "10.0.0.2", 70), (3, "10.0.0.2", 71))],
+            OWN, 4, [[0, 1, 2, 3]],
+        ),
+        ([group(2, (0, "10.0.0.2", 70), (1, "10.0.0.1", 70))], OWN, 4, [[-1, -1]]),
+        ([group(2, (0, "", 0), (1, "10.0.0.1", 71))], OWN, 2, [[-1, 1]]),
+    ],
+)  # fmt: skip
+def test_who_is_who_in_the_job(groups, own, world, ranks):
+    found = nccl_ras.joined(groups, own, world)
+    assert [[one.world_rank for one in each.members] for each in found] == ranks
+
+
+def test_the_members_of_a_report_have_their_ranks(tmp_path):
+    with running(tmp_path, answer=healthy(member(0, 0), member(1, 4712, "10.0.0.2"))) as port:
+        said = asked(port, world=2, initialising=False)
+    assert [one.world_rank for one in said.communicators[0].members] == [0, 1]
+
+
+def test_of_a_job_too_large_to_be_told_its_own_process_is_known(tmp_path):
+    """It is looked for before the members are bounded."""
+    ranks = [member(number, 1000 + number, "10.0.0.2", AllReduce=9) for number in range(9000)]
+    odd = [missing(9000 + number, 20000 + number) for number in range(4200)]
+    text = report([*ranks, member(13200, 1234567)], odd).replace("1234567", "PID")
+    with running(tmp_path, answer=text) as port:
+        assert asked(port, world=13201, initialising=False).absent == ""

@@ -9,10 +9,12 @@ import pytest
 
 from nodeready.node.stacks.processes import Process, slurm_job
 from nodeready.node.stacks.ranks import (
+    LAUNCHER,
     MOST_STRANGERS,
     Selection,
     Turns,
     instead,
+    launchers,
     program,
     select,
 )
@@ -263,6 +265,34 @@ JOBS = [
 )
 def test_what_is_asked_for(selection, pids):
     assert sorted(rank.process.pid for rank in select(JOBS, selection, OWN)) == pids
+
+
+RENDEZVOUS = [
+    process(21, 1, "bash -c torchrun train.py", **step(3)),
+    process(22, 21, "python /usr/bin/torchrun --nnodes=4 --rdzv-id=exp7 train.py", **step(3)),
+    process(30, 1, "python -m torch.distributed.run --nnodes 1:2 t.py"),
+    process(40, 1, "mpirun -np 2 ./a.out"),
+    process(50, 1, "python /usr/bin/deepspeed t.py"),
+    process(51, 50, "python -m deepspeed.launcher.launch t.py"),
+]
+
+
+@pytest.mark.parametrize(
+    ("selection", "pids"),
+    [
+        (Selection(), [22, 30, 51]),
+        (Selection(job="88"), [22]),
+        (Selection(job="exp7"), [22]),
+        (Selection(job="exp8"), []),
+        (Selection(uid=7), []),
+    ],
+)
+def test_launchers_whose_ranks_have_not_begun(selection, pids):
+    found = launchers(RENDEZVOUS, selection, OWN)
+    assert [rank.process.pid for rank in found] == pids
+    notes = [rank.note for rank in found if rank.process.pid == 22]
+    assert notes == [f"{LAUNCHER}: it is to run on 4 nodes"] * len(notes)
+    assert select(RENDEZVOUS, selection, OWN) == []
 
 
 def test_a_pattern_takes_the_ranks_and_not_who_starts_them():

@@ -205,11 +205,62 @@ LINES = {
         "complete",
         [report("timeout", operation="send")],
     ),
+    "torch 1.13, gloo": (
+        "RuntimeError: [./gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 4000ms for "
+        "recv operation to complete\n"
+        "RuntimeError: [./gloo/transport/tcp/pair.cc:598] Connection closed by peer "
+        "[127.0.0.1]:54452",
+        [report("timeout", operation="recv"), report("lost")],
+    ),
+    "torch 1.13, monitored_barrier: the line of the log and the exception": (
+        "E20261122 16:29:16.350992 20732 ProcessGroupGloo.cpp:137] [Rank 0]: Rank 2 failed to "
+        "pass monitoredBarrier in 3000 ms\n"
+        "RuntimeError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in 3000 ms\n"
+        "E20261122 16:29:16.330688 20733 ProcessGroupGloo.cpp:137] Rank 1 successfully reached "
+        "monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please "
+        "check rank 0 logs for faulty rank.",
+        [
+            report("missing", 2, operation="monitoredBarrier"),
+            report("reached", 1, operation="monitoredBarrier"),
+        ],
+    ),
+    "torch 1.13, TORCH_DISTRIBUTED_DEBUG=DETAIL": (
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running "
+        "collective: CollectiveFingerPrint(OpType=ALLREDUCE, TensorShape=[4], "
+        "TensorDtypes=Float), but Rank 2 is running collective: "
+        "CollectiveFingerPrint(OpType=ALLGATHER, TensorShape=[4], TensorDtypes=Float).",
+        [
+            report("mismatch", 1, operation="ALLREDUCE"),
+            report("mismatch", 2, operation="ALLGATHER"),
+        ],
+    ),
     "torch 2.15, gloo, a rank has ended": (
         "[rank1]: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] "
         "Connection closed by peer [127.0.0.1]:47301. This is typically caused by a remote "
         "worker crashing. Check the logs of the remote worker before reporting an error. GLHF!",
         [report("lost", 1)],
+    ),
+    "NVIDIA/nccl: socket.cc of 2.19": (
+        "gpu003:4711:4890 [3] misc/socket.cc:484 NCCL WARN socketProgressOpt: Call to recv from "
+        "10.0.0.7<49874> failed : Connection reset by peer",
+        [report("lost")],
+    ),
+    "torch 2.15, gloo, a reset": (
+        "[rank2]: RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
+        "pair.cc:547] Read error [127.0.0.1]:47301: Connection reset by peer",
+        [report("lost", 2)],
+    ),
+    "torch 2.8, TCPStore": (
+        "[rank3]:[W709 17:05:38.162555850 TCPStore.cpp:125] [c10d] recvValue failed on "
+        "SocketImpl(fd=58, addr=[gpu001]:45678, remote=[gpu001]:29500): Failed to recv, got 0 "
+        "bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+        [report("lost", 3, operation="store")],
+    ),
+    "torch 2.8, the heartbeat monitor and TCPStore": (
+        "[rank3]:[W709 17:05:39.162555850 ProcessGroupNCCL.cpp:1681] [PG ID 0 PG GUID "
+        '0(default_pg) Rank 3] Failed to check the "should dump" flag on TCPStore, (maybe '
+        "TCPStore server has shut down too early), with error: Broken pipe",
+        [report("lost", 3, "default_pg", operation="store")],
     ),
     "torch 2.15, monitored_barrier": (
         "[rank0]: RuntimeError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in 3000 ms\n"
@@ -307,6 +358,8 @@ LINES = {
         [report("timeout", operation="store")],
     ),
     "an ordinary log": (
+        "requests.exceptions.ConnectionError: [Errno 104] Connection reset by peer\n"
+        "BrokenPipeError: [Errno 32] Broken pipe\nssh: Connection closed by peer\n"
         "step 7 loss 2.31\n[rank0]: Traceback (most recent call last):\n"
         "Connection closed\nwatchdog started\nTimed out waiting for the tests\n"
         "[rank0]:[W1 ProcessGroupNCCL.cpp:1] [PG ID 0 PG GUID 0 Rank 0] using GPU 0",

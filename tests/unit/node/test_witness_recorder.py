@@ -150,7 +150,7 @@ FORMS = {
     # The watchdog has given up: retired, and never completed.
     "2.10, after the timeout": (
         nccl(entry(2), entry(3, "started", retired=True), entry(4, "scheduled")),
-        [("default_pg", None, 2)],
+        [("default_pg", 4, 2)],
         [("0", 3, "all_reduce", SITE), ("0", 4, "all_reduce", SITE)],
     ),
     "2.10, nothing has been called": (
@@ -176,8 +176,46 @@ FORMS = {
             ),
             version="2.4",
         ),
-        [("default_pg", None, 3), ("pp", None, None)],
+        [("default_pg", 3, 3), ("pp", None, None)],
         [("5", 7, "send 1->2", SITE)],
+    ),
+    # ProcessGroupNCCL::endCoalescing: what is launched together has one number, and no state.
+    "2.10, batch_isend_irecv, one that is done and one that is not": (
+        nccl(
+            *(
+                entry(
+                    *(0, state),
+                    is_p2p=True,
+                    p2p_seq_id=number,
+                    profiling_name=f"nccl:{name}",
+                    process_group=("5", "pp"),
+                    pg_id=2,
+                )
+                for number, last in ((7, "completed"), (8, "started"))
+                for name, state in (
+                    ("send 1->2", "scheduled"),
+                    ("recv 1<-0", "scheduled"),
+                    ("coalesced", last),
+                )
+            ),
+            status={"2": (8, 8, 7)},
+        ),
+        [("default_pg", None, None), ("pp", 8, 7)],
+        [
+            ("5", 8, "send 1->2", SITE),
+            ("5", 8, "recv 1<-0", SITE),
+            ("5", 8, "coalesced", SITE),
+        ],
+    ),
+    "2.10, FSDP's collectives that are launched together": (
+        nccl(
+            entry(4, "scheduled", profiling_name="nccl:_all_gather_base"),
+            entry(4, "scheduled", profiling_name="nccl:_all_gather_base"),
+            entry(4, profiling_name="nccl:coalesced"),
+            status={"0": (4, 4, 4)},
+        ),
+        [("default_pg", 4, 4)],
+        [],
     ),
     "two groups, one of which never called": (
         nccl(
@@ -205,7 +243,7 @@ FORMS = {
                 for number, state in ((7, "completed"), (8, "scheduled"))
             ],
         },
-        [("", None, 7)],
+        [("", 8, 7)],
         [("0", 8, "broadcast", "")],
     ),
     "torch 2.2: a list": (
@@ -213,7 +251,7 @@ FORMS = {
             {"seq_id": 1, "pg_id": 0, "profiling_name": "nccl:all_reduce", "state": "completed"},
             {"seq_id": 2, "pg_id": 0, "profiling_name": "nccl:all_reduce", "state": "started"},
         ],
-        [("", None, 1)],
+        [("", 2, 1)],
         [("0", 2, "all_reduce", "")],
     ),
     # c10d/hooks/FlightRecorderHook.hpp: without a completion hook, an entry is retired at issue.
@@ -222,7 +260,7 @@ FORMS = {
             entry(1, "scheduled", retired=True, profiling_name="mine:all_reduce"),
             entry(2, "scheduled", retired=True, profiling_name="mine:all_reduce"),
         ),
-        [("default_pg", None, 2)],
+        [("default_pg", 2, 2)],
         [],
     ),
 }
@@ -357,9 +395,13 @@ def rank():
     process.wait()
 
 
-def put(path, name="late_0", before_s=0.0):
+def put(path, name="late_0", before_s=0.0, called_s=0.0):
+    """The dump, as if it were made now. called_s: since its first call"""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(real(name))
+    plain = pickle.loads(real(name))
+    for call in plain["entries"]:
+        call["time_created_ns"] = int((time.time() - called_s) * 1e9)
+    path.write_bytes(pickle.dumps(plain, 2))
     moment = time.time() + 1 - before_s
     os.utime(path, (moment, moment))
     return path
@@ -411,6 +453,26 @@ def test_a_dump_of_an_earlier_run_is_none(rank, tmp_path):
     assert (found.groups, found.entries) == ((), ())
 
 
+def test_a_dump_of_another_job_is_none(rank, tmp_path):
+    """Two jobs of one user have the same ranks, and write to the same place."""
+    put(tmp_path / "fr_0", called_s=3600)
+    found = look(rank, {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/fr_"})
+    assert "it is another process's" in found.absent
+    assert (found.groups, found.entries) == ((), ())
+
+
+def test_where_the_newest_is_no_dump_the_next_one_counts(rank, tmp_path):
+    path = put(tmp_path / ".cache/torch/comm_lib_trace_rank_0")
+    broken = tmp_path / "fr_0"
+    environment = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/fr_", "HOME": str(tmp_path)}
+    for data in (b"", b"none at all"):
+        broken.write_bytes(data)
+        os.utime(broken, (time.time() + 9,) * 2)
+        assert look(rank, environment).path == str(path)
+    path.unlink()
+    assert look(rank, environment).absent.startswith(f"{broken}: it is no dump")
+
+
 def test_a_relative_name_is_one_in_the_processes_directory(tmp_path):
     put(tmp_path / "fr_0")
     process = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
@@ -460,6 +522,32 @@ def test_no_link_of_anybody_else_no_fifo_and_no_other_users_file_is_read(rank, t
     put(path)
     os.chown(path, 65534, 65534)
     assert "it is another user's file" in look(rank, environment).absent
+
+
+def test_root_reads_a_users_dump_as_that_user(tmp_path):
+    """What the user cannot read, root does not read for it either."""
+    if os.getuid():
+        pytest.skip("only root looks at others")
+    for above in (tmp_path, *tmp_path.parents):
+        above.chmod(above.stat().st_mode | 0o1)
+    path = put(tmp_path / "own" / "fr_0")
+    for one in (path, path.parent):
+        os.chown(one, 65534, 65534)
+        one.chmod(0o700)
+    secret = tmp_path / "secret"
+    secret.mkdir(mode=0o700)
+    process = subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[])
+    try:
+        for prefix, why in ((path.parent, ""), (secret, "permission denied")):
+            environment = {"TORCH_FR_DUMP_TEMP_FILE": f"{prefix}/fr_", "HOME": "/nowhere"}
+            assert why in observe(process.pid, 65534, 0, environment).absent
+        assert observe(
+            process.pid, 65534, 0, {"TORCH_FR_DUMP_TEMP_FILE": f"{path.parent}/fr_"}
+        ).path
+        assert os.geteuid() == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_dump_of_gigabytes_is_read_to_its_bound(rank, tmp_path):

@@ -45,6 +45,12 @@ FLEETS = {
             node(ports=ports(socket(29501, EVIL))),
         ]
     ),
+    "debug": Environment(
+        WHEN,
+        ("gpu001",),
+        (),
+        job_env.debug_variables({"gpu001": job_env.Installed(why=EVIL)}, "/share/fr", "0a1b"),
+    ),
     "taken": fleet([node(ports=ports(*(socket(p, f"j{p}") for p in range(29500, 29511))))]),
 }
 

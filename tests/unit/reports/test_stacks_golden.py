@@ -16,14 +16,15 @@ import pytest
 
 from nodeready.reports import json_report
 from nodeready.reports.registry import Options, find
-from nodeready.reports.stacks_table import branches, show
+from nodeready.reports.stacks_table import begun, branches, show
 from nodeready.text import sanitise
-from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks
+from nodeready.triage.stacks.document import VERDICT_KINDS, Frame, Group, Rank, Stacks
 from tests.builders.stack_fleets import FLEETS, job, stack, stages
+from tests.builders.traces import frames
 from tests.paths import schema
 
 GOLDEN = Path(__file__).parent / "golden_stacks"
-SMALL = ("missing", "prefix", "nobody", "hostile")
+SMALL = ("hung", "missing", "prefix", "nobody", "hostile")
 
 
 def lines(stacks: Stacks, verbose: int = 0, width: int = 80) -> list[str]:
@@ -73,9 +74,41 @@ def test_every_line_is_safe_and_ends_without_blanks(name):
 def test_the_screen_at_night_has_80_columns_and_a_page_or_two(name):
     shown = lines(FLEETS[name]())
     assert len(shown) <= 60
-    # A hint is a sentence, which goes on below on a terminal.
-    rows = [line for line in shown if "hint: " not in line and not line.startswith("next")]
+    # A hint and a verdict are sentences, which go on below on a terminal.
+    words = ("next", *VERDICT_KINDS)
+    rows = [line for line in shown if "hint: " not in line and not line.startswith(words)]
     assert max(map(len, rows)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "gone_on"),
+    [
+        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 22 > all_reduce c.py 1", True),
+        # At the same line nobody knows who came first; at an earlier one it may be another turn.
+        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 20 > all_reduce c.py 1", False),
+        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 18 > all_reduce c.py 1", False),
+        # Another call of the same function.
+        ("main a.py 9 > step a.py 20", "main a.py 10 > step a.py 22 > all_reduce c.py 1", False),
+        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 22", False),
+        ("main a.py 9 > step a.py 0", "main a.py 9 > step a.py 22 > all_reduce c.py 1", False),
+        ("main a.py 9 > stop a.py 20", "main a.py 9 > step a.py 22 > all_reduce c.py 1", False),
+    ],
+)
+def test_others_have_gone_on_only_when_lines_and_order_say_so(short, long, gone_on):
+    first, second = (tuple(Frame(*row) for row in frames(text)) for text in (short, long))
+    stacks = job((stack(first, [0]), "S"), (stack(second, [1]), "S"), size=2)
+    assert begun(stacks) == ({0} if gone_on else set())
+    text = "\n".join(lines(stacks))
+    assert ("others have gone on from here" in text) == gone_on
+
+
+def test_a_suspect_and_a_victim_differ_by_word_and_by_colour():
+    rows = {}
+    for line in show(FLEETS["hung"](), Options(0, 80)):
+        word = next((w for w in ("suspect", "victim") if f" {w} " in line.plain), None)
+        if word and line.plain.startswith("blocked"):
+            rows[word] = {style for text, style in line.parts if text.strip() in (word, "blocked")}
+    assert rows["suspect"].isdisjoint(rows["victim"])
 
 
 def test_forty_groups_are_cut_with_the_largest_in_sight():

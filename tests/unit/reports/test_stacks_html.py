@@ -14,8 +14,13 @@ import nodeready.reports
 from nodeready.reports import stacks_html
 from nodeready.reports.stacks_html import part, shown
 from nodeready.transport import bundle
-from tests.builders.stack_fleets import FLEETS, stages
+from tests.builders import stack_fleets, stack_witnesses
+from tests.builders.stack_fleets import stages
 
+FLEETS = {
+    **stack_fleets.FLEETS,
+    **{f"witnesses-{n}": f for n, f in stack_witnesses.FLEETS.items()},
+}
 STYLE, SCRIPT = part("page.css"), part("page.js")
 
 
@@ -27,12 +32,13 @@ VOID = {"meta", "input"}
 TAGS = {
     "html", "head", "meta", "title", "style", "body", "main", "header", "section", "h1", "h2", "p",
     "b", "a", "ul", "ol", "li", "div", "span", "code", "label", "input", "output", "button",
-    "details", "summary", "table", "tr", "th", "td", "script",
+    "details", "summary", "table", "thead", "tbody", "tr", "th", "td", "script",
 }  # fmt: skip
 ATTRIBUTES = {
     "lang", "charset", "http-equiv", "content", "name", "class", "id", "role", "hidden", "for",
     "type", "autocomplete", "spellcheck", "placeholder", "scope", "open", "href", "data-ranks",
-    "data-nodes", "data-groups",
+    "data-nodes", "data-groups", "data-group", "data-order", "data-pids", "data-sort",
+    "data-states",
 }  # fmt: skip
 
 

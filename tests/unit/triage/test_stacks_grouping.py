@@ -411,3 +411,9 @@ def test_the_schema_is_strict():
         bad = json.loads(json.dumps(good))
         spoil(bad)
         assert not VALID.is_valid(bad)
+
+
+@pytest.mark.parametrize(("part", "kinds"), [("", ["missing", "stack"]), ("--pid", ["stack"])])
+def test_whom_nobody_asked_for_is_not_missing(part, kinds):
+    found = {**trace("n1", process(0, REDUCE, REDUCE, world_size=8)), "part": part}
+    assert sorted(one.kind for one in group([found], {}).groups) == kinds

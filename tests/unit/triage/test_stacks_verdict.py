@@ -1,15 +1,23 @@
 """The verdict, case by case: what is seen of eight ranks on two nodes, and who is accused of what."""
 
+# A case is a row.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
 import pytest
 
-from nodeready.reports import json_report
+from nodeready.node.witnesses.flight_recorder import parse
+from nodeready.node.witnesses.logs import Report
+from nodeready.reports import json_report, stacks_table
+from nodeready.reports.registry import Options
+from nodeready.subjects.wire import plain
 from nodeready.triage.stacks import group as grouping
 from nodeready.triage.stacks.document import VERDICT_KINDS, Stacks
 from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
@@ -30,7 +38,7 @@ from tests.builders.witnesses import (
     timeout,
     waits,
 )
-from tests.paths import schema
+from tests.paths import ROOT, schema
 
 VALID = jsonschema.Draft202012Validator(schema("stacks"))
 
@@ -50,6 +58,7 @@ def job(
     stacks: Mapping[int, Any] | None = None,
     said: Mapping[int, Said] | None = None,
     beside: Mapping[str, Said] | None = None,
+    *,
     usual: Any = (REDUCE, REDUCE),
     every: Said | None = None,
     ranks: int = 8,
@@ -115,6 +124,14 @@ ALL_WAIT = job
 P2P = {"is_p2p": True}
 
 
+def worker(**more: Any) -> dict[str, Any]:
+    return {
+        "pid": 2000, "parent": 1003, "kind": "loader worker", "command": "python train.py",
+        "state": "S", "wait_channel": "futex_wait_queue", "cpu_s": [1.0, 1.0], "waits_on": "",
+        "main": None, "error": "not permitted", **more,
+    }  # fmt: skip
+
+
 def pair(rank: int, operation: str, **more: Any) -> Said:
     told = process_group(None, None)
     return recording(told, entries=[entry(1, operation, is_p2p=True, **more)])
@@ -160,6 +177,23 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("all have called the same", job(every=waits(ranks=range(8)), beside=QUIET), "quiet", (), ("all_reduce #42 of default_pg", "no bytes move"), ()),
     ("all have called, one is already in its own code", job({6: BLOCKED}, every=waits(ranks=range(8))), "quiet", (), ("#42",), ("rank 6",)),
     ("another operation at the same number", job(said={r: waits(operation="all_gather" if r == 2 else "all_reduce", site="eval.py:3 f" if r == 2 else "train.py:88 step") for r in range(8)}), "disagree", (2,), ("rank 2", "all_gather", "all_reduce #42"), ()),
+    ("two ranks in two operations accuse both", job(ranks=2, said={0: waits(operation="all_gather"), 1: waits()}), "disagree", (1,), ("all_gather", "all_reduce"), ()),
+    ("a rank that a barrier names", job(said={r: log("x", path=f"/l/{r}", reports=[Report(5, "default_pg", "missing", None, "", None, None)] if r == 0 else []) for r in range(8)}), "late", (5,), ("rank 5",), ()),
+    ("watchdogs of groups of one name and other ranks", job(said={r: log("x", path=f"/l/{r}", reports=[status(r, 9 if r < 4 else 3, 8 if r < 4 else 2, "tp")]) for r in range(8)}), "quiet", (), (), ("rank 4", "ranks 4-7")),
+    ("one log of all ranks", job(every=log("x", path="/l/all", reports=[status(r, 41 if r == 6 else 42, 41) for r in range(8)])), "late", (6,), ("rank 6", "#42"), ()),
+    ("ports of one node say nothing of its ranks", job(ranks=4, beside={"gpu1": network(port(900_000_000))}), "quiet", (), (), ("MB/s",)),
+    ("one wakes up in a collective", job(usual=(REDUCE, REDUCE), stacks={r: process(r, REDUCE, REDUCE, switches=[5, 9]) for r in range(8)}), "unclear", (), ("slow, or hung",), ()),
+    ("who is late waits in a group of which nobody else tells", job(ranks=4, said={
+        0: recording(process_group(3, 3), process_group(1, 0, (), "1", "tp"), entries=[entry(1, group="1", site="train.py:31 main")]),
+        **{r: waits(4) for r in (1, 2, 3)},
+    }), "disagree", (0,), ("rank 0", "all_reduce #1 of tp (train.py:31 main)", "all_reduce #4 of default_pg"), ()),
+    ("who is late waits in a group that is stuck", job(ranks=4, said={
+        **{r: recording(process_group(3, 3), process_group(1, 0, (0, 1), "1", "tp"), entries=[entry(1, group="1")]) for r in (0, 1)},
+        **{r: waits(4) for r in (2, 3)},
+    }), "quiet", (), ("all_reduce #1 of tp",), ()),
+    ("the logs name one that waits, and the stacks one that does not", job({3: BLOCKED}, behind(6)), "late", (3,), ("rank 3",), ("rank 6",)),
+    ("a loader's worker in its own code", job({3: {**process(3, LOAD, LOAD), "below": [worker()]}}), "loader", (3,), ("rank 3", "loader worker"), ()),
+    ("a loader's worker in state D", job({3: {**process(3, LOAD, LOAD), "below": [worker(state="D", wait_channel="rpc_wait_bit_killable")]}}), "storage", (3,), ("loader worker", "rpc_wait_bit_killable"), ()),
     ("other sizes", job(said={r: waits(sizes="[[8]]" if r == 2 else "[[9]]") for r in range(8)}), "disagree", (2,), ("sizes",), ()),
     ("other types are a sign", job(said={r: waits(types="Half" if r == 2 else "Float") for r in range(8)}), "unclear", (2,), ("only sign", "types Half"), ()),
     ("uneven sizes are legitimate", job(said={r: waits(operation="all_to_all", sizes=f"[[{r}]]") for r in range(8)}), "quiet", (), (), ("rank 2",)),
@@ -183,7 +217,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     }), "quiet", (), (), ("rank 4", "ranks 4-7")),
     ("a send nobody receives", job(usual=(SYNC, SYNC), ranks=2, said={0: pair(0, "nccl:send 0->1"), 1: done(0)}), "late", (1,), ("rank 1", "recv from rank 0"), ()),
     ("send and receive are a pair", job(usual=(SYNC, SYNC), ranks=2, said={0: pair(0, "send 0->1"), 1: pair(1, "recv 1<-0")}), "quiet", (), (), ("rank 1",)),
-    ("a receive from anybody accuses nobody", job(usual=(RECV, RECV), ranks=2, said={0: pair(0, "gloo:recv 0<-?"), 1: done(0)}), "quiet", (), (), ("rank 1 ",)),
+    ("a receive from anybody accuses nobody", job(usual=(RECV, RECV), ranks=2, said={0: pair(0, "gloo:recv 0<-?"), 1: done(0)}), "disagree", (), ("nobody sends",), ("rank 1 ",)),
     ("no dump of one", job(said={r: waits(ranks=range(8)) if r != 3 else no_recording() for r in range(8)}), "unclear", (3,), ("only sign: rank 3 (gpu1): says nothing",), ("has not called",)),
     ("no dump of one whose stack is apart", job({3: BLOCKED}, {r: waits(ranks=range(8)) if r != 3 else no_recording() for r in range(8)}), "late", (3,), ("rank 3",), ()),
     ("the accused waits for one without a dump", job({5: BLOCKED}, {r: no_recording() if r == 5 else done() if r == 3 else waits() for r in range(8)}), "late", (5,), ("rank 5",), ()),
@@ -215,7 +249,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("one node is slow", job(beside={**MOVING, "gpu2": {**network(port(90_000_000, errors=[("symbol_error", 900)])), **kernel(("link", 30, 0, "mlx5_0: PCIe width x4"))}}), "slow-node", (), ("gpu2",), ()),
     ("an Xid of the device", job(beside={"gpu2": kernel(("xid", 312, 0, "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', GPU has fallen off the bus."))}), "quiet", (), ("gpu2", "Xid 79"), ()),
     ("an Xid of the application", job(beside={"gpu2": kernel(("xid", 312, 1005, "NVRM: Xid (PCI:0000:41:00): 31, pid=1005, MMU Fault"))}), "unclear", (5,), ("only sign", "Xid 31"), ()),
-    ("killed for memory", job({3: None}, beside={"gpu1": kernel(OOM)}), "gone", (3,), ("rank 3 (gpu1) is gone", "out of memory", "5 min ago"), ()),
+    ("killed for memory", job({3: None}, beside={"gpu1": kernel(OOM)}), "gone", (3,), ("rank 3 (gpu1) is gone", "killed for memory (pid 1003)", "5 min ago"), ()),
     ("NFS does not answer", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="rpc_wait_bit_killable")}, beside={"gpu2": kernel(("filesystem", 200, 0, "nfs: server store1 not responding"))}), "storage", (5,), ("state D",), ()),
     ("nonsense from all witnesses of a node", job({3: BLOCKED}, beside={"gpu1": {"gpus": {}, "network": {"ports": 3}, "kernel": {"absent": 5}, "nccl_ras": {"a": []}, "else": {}}}), "late", (3,), ("rank 3",), ()),
 ]  # fmt: skip
@@ -245,3 +279,76 @@ def test_a_node_that_gives_no_answer_is_where_its_ranks_are_gone():
     assert said.kind == "gone"
     assert "gpu2" in said.text
     assert "connection timed out" in said.text
+
+
+DUMPS = ROOT / "tests" / "unit" / "node" / "data" / "flight_recorder"
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "ranks", "words"),
+    [
+        (("late_0", "late_1", "late_1", "late_3"), "late", (3,),
+         ("has not called all_reduce #4 of default_pg (train.py:10 step)", "3 ranks")),
+        (("late_0", "late_1", "types_2", "late_1"), "disagree", (2,), ("broadcast", "train.py:37")),
+        (("late_0", "late_1", "late_1", "late_1"), "quiet", (), ("all_reduce #4",)),
+        (("group_0", "group_1", "group_1", "group_1"), "disagree", (0,), ("all_reduce #1 of tp",)),
+        (("late.json_0", "late.json_0", "late.json_0", "late.json_3"), "late", (3,), ("#4",)),
+    ],
+)  # fmt: skip
+def test_what_a_real_recorder_wrote_leads_to_the_culprit(names, kind, ranks, words):
+    said = {
+        rank: {"flight_recorder": plain(parse((DUMPS / name).read_bytes()))}
+        for rank, name in enumerate(names)
+    }
+    verdict = judged(job(ranks=4, said=said)).verdict
+    assert verdict.kind == kind
+    assert (verdict.suspects[0].ranks if verdict.suspects else ()) == ranks
+    for word in words:
+        assert word in verdict.text
+
+
+def test_the_table_has_the_verdict_on_top_and_the_witnesses_below():
+    made = judged(job({3: BLOCKED}, recorder(3)))
+    lines = [line.plain for line in stacks_table.show(made, Options(0, 120))]
+    assert lines[2].startswith("late         rank 3 (gpu1) has not called all_reduce #42")
+    assert any("rank 3: has not called" in line and "recorder" in line for line in lines)
+    verbose = [line.plain for line in stacks_table.show(made, Options(1, 120))]
+    assert any("rank 3, for: flight_recorder: has not called" in line for line in verbose)
+
+
+def test_escapes_that_a_witness_says_are_shown():
+    hostile = waits(operation="\x1b[31mall_reduce")
+    lines = "\n".join(line.plain for line in stacks_table.show(judged(job(every=hostile))))
+    assert "\x1b" not in lines
+    assert "\\x1b[31mall_reduce" in lines
+
+
+STRANGE = (None, True, -1, 0, 1 << 63, 2.5, -0.0, "", "x" * 5000, "\ud800", [], {}, [[]], [None])
+
+
+def mutated(value: Any, draw: random.Random) -> Any:
+    """The same data with a few values of another kind, keys less and keys more."""
+    if draw.random() < 0.04:
+        return draw.choice(STRANGE)
+    if isinstance(value, dict):
+        made = {key: mutated(one, draw) for key, one in value.items() if draw.random() > 0.01}
+        return {**made, "more": 1} if draw.random() < 0.02 else made
+    if isinstance(value, list):
+        return [mutated(one, draw) for one in value for _ in range(draw.choice((1, 1, 1, 2)))]
+    return value
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_witnesses_say_costs_only_their_own_word(seed):
+    draw = random.Random(seed)
+    said = {r: {**recorder(3)[r], **behind(6)[r]} for r in range(8)}
+    beside = {
+        **{n: {**SPINS[n], **MOVING[n], **kernel(OOM)} for n in SPINS},
+        "gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, r) for r in range(8)), missing=[("a", 1, "dead")]),
+    }
+    traces = job({3: BLOCKED}, said, beside)
+    for one in traces:
+        one["witnesses"] = {k: mutated(v, draw) for k, v in one["witnesses"].items()}
+        for row in one["processes"]:
+            row["witnesses"] = {k: mutated(v, draw) for k, v in row["witnesses"].items()}
+    judged(traces)

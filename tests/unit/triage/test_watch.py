@@ -13,13 +13,14 @@ from nodeready.transport.base import UNREACHABLE, Failure, Reply
 from nodeready.triage.watch import Interval, Key, Look, Sign, Watch, interval, judge, signs, take
 
 MINUTE = 60.0
-REST = Motion(100, 0, 5.0, "S", 50.0, 80.0, 1000, 5000, 10_000, 4, 2000, 300, False)
+REST = Motion(100, 0, 5.0, "S", 50.0, 80.0, 1000, 5000, 10_000, 4, 2000, 300, False, False)
 
 
 def more(one: Motion, **changes: float) -> Motion:
     """The rank a minute later: counters that have grown by so much."""
-    grown = {name: getattr(one, name) + by for name, by in changes.items() if name != "watchdog"}
-    return replace(one, **{**grown, "watchdog": bool(changes.get("watchdog"))})
+    flags = {name: bool(changes.get(name)) for name in ("watchdog", "may_poll")}
+    grown = {name: getattr(one, name) + by for name, by in changes.items() if name not in flags}
+    return replace(one, **grown, **flags)
 
 
 def pair(
@@ -46,7 +47,9 @@ POLLS: dict[str, float] = {"switches": 24, "cpu_s": 0.3, "main_cpu_s": 0.01, "lo
 #: A file baton: every 0.1 s (torch.utils.file_baton).
 BATON: dict[str, float] = {"switches": 600, "cpu_s": 0.3, "main_cpu_s": 0.05, "log_age_s": 60}
 #: NCCL, MPI and CUDA poll.
-SPINS: dict[str, float] = {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60}
+SPINS: dict[str, float] = {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60, "may_poll": 1}
+#: A loop of small matrices: no page fault, no switch. Nothing in it polls.
+COMPUTES: dict[str, float] = {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60}
 
 #: name -> what the ranks do in a minute, and what that is.
 CASES: dict[str, tuple[list[dict[str, float]], dict[str, float], str]] = {
@@ -63,6 +66,7 @@ CASES: dict[str, tuple[list[dict[str, float]], dict[str, float], str]] = {
         [{**NOTHING, "watchdog": 1, "log_bytes": 400, "log_age_s": -290}, NOTHING], {}, "still",
     ),
     # A healthy job.
+    "an evaluation that only computes": ([COMPUTES, NOTHING], {}, "moves"),
     "88 steps a second": ([{"switches": 9000, "cpu_s": 55, "faults": 900}] * 2, {}, "moves"),
     "a step in 40 s, which spins for its GPU": (
         [{**SPINS, "faults": 300, "switches": 20}] * 2, {}, "moves",

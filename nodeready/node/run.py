@@ -1,0 +1,1146 @@
+"""`nodeready run -- COMMAND ...`: one rank of a job, started so that its hang can be looked into.
+
+It stands where the program stands, under every launcher::
+
+    srun nodeready run -- python train.py
+    torchrun --no-python --nproc-per-node 8 nodeready run -- python train.py
+    python3 run.py --log-dir logs -- python train.py       # this file alone, in a container
+
+One file, the standard library, Python 3.9. It starts COMMAND as its only child and
+
+- writes every line of its output whole, behind ``[node:rank]``, and as it is into its own log;
+- makes it write all stacks on SIGURG, also while it hangs in C (faulthandler(3) of Python);
+- raises the limit of core files, and sets the flight recorder's variables where they are unset;
+- keeps the last lines that every thread has executed, when asked for.
+
+SIGURG, because nobody loses by it: its default action is to ignore it (signal(7)), so that it may
+be sent to a whole step (``scancel --signal=23 JOB``) without an end for what does not know it.
+SIGUSR1 and SIGUSR2 announce preemption (Slurm's --signal, submitit, Lightning), SIGTERM, SIGINT,
+SIGHUP and SIGQUIT end a worker of torchrun's, real-time signals end what does not catch them.
+
+The same file is in the job as the module `nodeready_run`: `begin` and `printflock`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import CodeType, FrameType
+from typing import Any
+
+#: What launchers call the rank, in the order in which they count; a Slurm batch script has
+#: SLURM_PROCID 0 and no step.
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+#: How often the launcher has started the job anew.
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+#: Bytes of a line that are kept together; more is several lines.
+LONGEST = 1 << 20
+#: Seconds: an unfinished line is written after it has stood so long; one that overwrites itself, a
+#: progress bar, in a file every so often; what is left in the pipe of a child that has ended, when
+#: one of its own children keeps that pipe.
+STOOD_S, BAR_S, SILENCE_S, DRAIN_S = 2.0, 10.0, 0.2, 2.0
+#: Bytes that one write puts into a pipe in one piece (PIPE_BUF of pipe(7)).
+_ATOMIC = 4096
+_READ = 1 << 16
+#: The status of what could not be started, and of what is no program, as in a shell.
+NOT_FOUND, NOT_RUN, USAGE = 127, 126, 2
+
+
+# --- Who this is.
+
+
+def node_name(environment: Mapping[str, str]) -> str:
+    """The node's name without its domain."""
+    name = environment.get("SLURMD_NODENAME") or os.uname().nodename
+    return name.partition(".")[0] or "node"
+
+
+def rank_of(environment: Mapping[str, str]) -> str:
+    """The rank as its launcher says; ``local3`` where only that is known; "": no rank."""
+    for name in RANKS:
+        text = environment.get(name, "")
+        if name == "SLURM_PROCID" and not environment.get("SLURM_STEP_ID"):
+            continue
+        if text.isascii() and text.isdigit():
+            return text
+    local = environment.get("LOCAL_RANK", "")
+    return "local" + local if local.isascii() and local.isdigit() else ""
+
+
+def restart_of(environment: Mapping[str, str]) -> int:
+    """How often the launcher has started the job before; 0: this is the first time."""
+    for name in RESTARTS:
+        text = environment.get(name, "")
+        if text.isascii() and text.isdigit() and len(text) < 7:
+            return int(text)
+    return 0
+
+
+# --- What is written: whole lines, also of many ranks into one pipe.
+
+
+class Turn:
+    """The right to write several pieces into what other processes write into, too.
+
+    One write of up to 4096 bytes is whole in a pipe by itself; a longer line, and several lines
+    that belong together, are so only when nobody writes in between. A POSIX lock belongs to a
+    process, also where all ranks have inherited one and the same pipe.
+    """
+
+    def __init__(self, fd: int) -> None:
+        import stat
+
+        mode = os.fstat(fd).st_mode
+        self._fd = fd
+        # A file has its own order of writes (and may be on a network); a terminal, too.
+        self._locks = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+    def __enter__(self) -> None:
+        if not self._locks:
+            return
+        import fcntl
+        import select
+
+        waited, pause = 0.0, 0.001
+        while True:
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except (BlockingIOError, PermissionError):
+                pass
+            except OSError:
+                self._locks = False
+                return
+            # Who has the turn may be stopped for good; but a slow reader is only slow.
+            _, free, _ = select.select([], [self._fd], [], 0)
+            waited += pause if free else 0.0
+            if waited > 1.0:
+                return
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+
+    def __exit__(self, *_: object) -> None:
+        if self._locks:
+            import fcntl
+
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            except OSError:
+                self._locks = False
+
+
+def put(fd: int, data: bytes) -> None:
+    """Write all of it, also into what does not block. Raises OSError: it cannot be written."""
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(fd, left) :]
+        except BlockingIOError:
+            import select
+
+            select.select([], [fd], [], 1.0)
+
+
+def _pieces(lines: Sequence[bytes]) -> Iterator[bytes]:
+    """The lines, as many in one piece as a pipe takes at once."""
+    held: list[bytes] = []
+    size = 0
+    for line in lines:
+        if held and size + len(line) > _ATOMIC:
+            yield b"".join(held)
+            held, size = [], 0
+        held.append(line)
+        size += len(line)
+    if held:
+        yield b"".join(held)
+
+
+class Lines:
+    """Output cut into lines, each behind the prefix.
+
+    terminal: what stands in an unfinished line is shown at once, and a carriage return begins a
+              line: progress bars and prompts live there. Elsewhere a bar's last state is the line.
+    """
+
+    def __init__(self, prefix: bytes, terminal: bool) -> None:
+        self._prefix, self._terminal = prefix, terminal
+        self._held = b""
+        self._since = self._told = 0.0
+        self._fresh = True
+
+    def add(self, data: bytes, now: float) -> list[bytes]:
+        """The lines that this finishes."""
+        if self._terminal:
+            return self._shown(data)
+        *ends, rest = (self._held + data).split(b"\n")
+        if ends:
+            self._told = now
+        if not self._held or ends:
+            self._since = now
+        self._held = rest
+        found = [piece for line in ends for piece in self._line(line, b"\n")]
+        while len(self._held) > LONGEST:
+            found.append(self._prefix + self._held[:LONGEST] + b"\n")
+            self._held = self._held[LONGEST:]
+        return found + self.waiting(now, stood_s=BAR_S if b"\r" in self._held else 1e9)
+
+    def waiting(self, now: float, stood_s: float = STOOD_S) -> list[bytes]:
+        """The unfinished line as a line of its own, when it has stood so long.
+
+        A bar is one state of it, and not more often than every `BAR_S`.
+        """
+        if not self._held or now - self._since < stood_s:
+            return []
+        if b"\r" in self._held and now - self._told < BAR_S:
+            return []
+        return self.rest(now)
+
+    def rest(self, now: float) -> list[bytes]:
+        """The unfinished line as a line of its own."""
+        held, self._held = self._held, b""
+        self._since = self._told = now
+        if self._terminal or not held.strip(b"\r"):
+            return []
+        return self._line(held, b"\n")
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._held)
+
+    def _line(self, line: bytes, end: bytes) -> list[bytes]:
+        body = line.rstrip(b"\r")
+        if b"\r" in body:
+            line = body.rpartition(b"\r")[2]
+        cuts = range(0, max(1, len(line)), LONGEST)
+        return [self._prefix + line[at : at + LONGEST] + end for at in cuts]
+
+    def _shown(self, data: bytes) -> list[bytes]:
+        found = []
+        for part in data.replace(b"\r\n", b"\n").splitlines(keepends=True):
+            # bytes.splitlines knows \n and \r alone.
+            if self._fresh and part != b"\r":
+                found.append(self._prefix)
+            self._fresh = part.endswith((b"\n", b"\r"))
+            found.append(part)
+        return found
+
+
+class Log:
+    """A rank's own log: its output as it is. A log that cannot be written stops, the job does not.
+
+    path:   "" where there is none
+    number: of the start that it belongs to
+    """
+
+    def __init__(self, complain: Callable[[str], None]) -> None:
+        self._fd = -1
+        self._complain = complain
+        self.path = ""
+        self.number = 0
+
+    def open(self, directory: str, stem: str, restart: int) -> None:
+        """``DIRECTORY/STEM.RESTART.log``; where that is there, the next number that is not."""
+        path = directory
+        try:
+            os.makedirs(directory, exist_ok=True)
+            for number in range(restart, restart + 10000):
+                path = os.path.join(directory, f"{stem}.{number}.log")
+                try:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                    self._fd = os.open(path, flags, 0o666)
+                except FileExistsError:
+                    continue
+                self.path, self.number = path, number
+                return
+            self._complain(f"no log: {directory} has too many of {stem}")
+        except OSError as error:
+            self._complain(f"no log: {path}: {error.strerror}")
+
+    def write(self, data: bytes) -> None:
+        if self._fd < 0:
+            return
+        try:
+            put(self._fd, data)
+        except OSError as error:
+            os.close(self._fd)
+            self._fd = -1
+            self._complain(f"the log stops here: {self.path}: {error.strerror}")
+
+
+class Channel:
+    """One stream of the child's output, on its way to where ours goes.
+
+    source: where it is read; closed when nobody reads ours, so that the child learns of it
+    """
+
+    def __init__(self, source: int, target: int, prefix: bytes, log: Log) -> None:
+        self.source, self._target, self._log = source, target, log
+        self._lines = Lines(prefix, os.isatty(target))
+        self._turn = Turn(target)
+        self._lost = False
+        self._read = 0
+
+    def held(self) -> int:
+        """How many bytes there will have been when all that is in the pipe now has been read."""
+        import fcntl
+        import struct
+        import termios
+
+        try:
+            waiting = fcntl.ioctl(self.source, termios.FIONREAD, b"\0" * 4)
+        except OSError:
+            return self._read
+        return self._read + int(struct.unpack("i", waiting)[0])
+
+    @property
+    def done(self) -> int:
+        """How many bytes have been read."""
+        return self._read
+
+    def read(self) -> bool:
+        """Whether the stream has something or may have more; writes what it has."""
+        try:
+            data = os.read(self.source, _READ)
+        except BlockingIOError:
+            return True
+        except OSError:  # A terminal whose other side is closed: EIO.
+            data = b""
+        if not data:
+            self.end()
+            return False
+        self._read += len(data)
+        self._log.write(data)
+        self._write(self._lines.add(data, time.monotonic()))
+        return self.source >= 0
+
+    @property
+    def unfinished(self) -> bool:
+        return self._lines.unfinished
+
+    def waiting(self) -> None:
+        """Write an unfinished line that has stood long enough."""
+        self._write(self._lines.waiting(time.monotonic()))
+
+    def tell(self, lines: Sequence[bytes]) -> None:
+        """Lines of our own among the child's; in its log, too."""
+        self._write(self._lines.rest(time.monotonic()))
+        self._log.write(b"".join(line + b"\n" for line in lines))
+        own = Lines(self._lines._prefix, False)
+        self._write(own.add(b"".join(line + b"\n" for line in lines), 0.0))
+
+    def resize(self) -> None:
+        """The child's terminal as large as ours."""
+        if self.source >= 0 and os.isatty(self._target):
+            _fit(self.source, self._target)
+
+    def end(self) -> None:
+        """Write what is left, and read no more."""
+        if self.source >= 0:
+            self._write(self._lines.rest(time.monotonic()))
+            os.close(self.source)
+            self.source = -1
+
+    def _write(self, lines: list[bytes]) -> None:
+        if not lines or self._lost:
+            return
+        try:
+            with self._turn:
+                for piece in _pieces(lines):
+                    put(self._target, piece)
+        except OSError as error:
+            import errno
+
+            # A full disk may have room again; a reader who has gone does not come back.
+            if error.errno != errno.ENOSPC:
+                self._lost = True
+                if self.source >= 0 and not self._log.path:
+                    os.close(self.source)
+                    self.source = -1
+
+
+# --- Signals: to the child, once.
+
+
+class Bystander:
+    """A process that tells whether a signal was sent to us alone.
+
+    torchrun, a shell and a terminal signal the whole process group, Slurm every process of a step:
+    the child has the signal then, and must not get it twice (a second SIGTERM often means "at
+    once"). The bystander has all signals blocked: what was sent to all is pending there
+    (/proc/PID/status, ShdPnd: proc(5)). Where there is none, every signal is handed on.
+    """
+
+    #: Seconds for whoever sends to each process in turn.
+    _OTHERS_S = 0.05
+
+    def __init__(self) -> None:
+        self._child: Any = None
+        self._start()
+
+    def _start(self) -> None:
+        import subprocess
+
+        try:
+            self._child = subprocess.Popen(
+                ["sleep", "2147483647"],
+                env={"PATH": "/usr/bin:/bin"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                preexec_fn=_deaf,  # noqa: PLW1509
+            )
+        except OSError:
+            self._child = None
+
+    def end(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            self._child = None
+
+    def has(self, number: int) -> bool:
+        """Whether the signal was sent to others of the group as well."""
+        if self._child is None:
+            return False
+        end = time.monotonic() + self._OTHERS_S
+        while not self._pending(number):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.002)
+        self.end()
+        self._start()
+        return True
+
+    def _pending(self, number: int) -> bool:
+        try:
+            with open(f"/proc/{self._child.pid}/status", "rb") as status:
+                for line in status:
+                    if line.startswith(b"ShdPnd:"):
+                        return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+        except (OSError, ValueError, IndexError):
+            pass
+        return False
+
+
+def _prctl(option: int, value: int) -> None:
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass  # A Python or a C library without: an orphan is possible, and nothing else.
+
+
+def _with_us() -> None:
+    """Ends with its parent, however that one ends (PR_SET_PDEATHSIG of prctl(2))."""
+    _prctl(1, signal.SIGKILL)
+
+
+def _deaf() -> None:
+    _with_us()
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def handed_on() -> list[int]:
+    """The signals for the child: all but those of job control, of ended children, and those that
+    an instruction of ours raises; and not what our own starter has us ignore (nohup)."""
+    own = {
+        "SIGKILL", "SIGSTOP", "SIGCHLD", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGPIPE",
+        "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGWINCH",
+    }  # fmt: skip
+    names = {int(getattr(signal, name)) for name in own if hasattr(signal, name)}
+    found = []
+    for number in sorted(int(one) for one in signal.valid_signals()):
+        if number in names or number in (32, 33):  # The C library's own.
+            continue
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            found.append(number)
+    return found
+
+
+# --- What the child finds when it starts.
+
+
+def recorder(torch: str, environment: Mapping[str, str], directory: str) -> dict[str, str]:
+    """The flight recorder's variables that are unset, by the names of the installed PyTorch.
+
+    torch:     the directory of the package
+    directory: for its dumps; "": PyTorch's default
+    A header that comes with the package has the names: TORCH_FR_* since 2.8 (FlightRecorder.hpp),
+    with TORCH_NCCL_* as the deprecated ones. Before 2.7 dumps had to be asked for.
+    """
+    header = os.path.join(torch, "include/torch/csrc/distributed/c10d/FlightRecorder.hpp")
+    older = os.path.join(torch, "include/torch/csrc/distributed/c10d/NCCLUtils.hpp")
+    names = ""
+    for path in (header, older):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                names += file.read(1 << 20)
+        except OSError:
+            continue
+    if not names:
+        return {}
+    found: dict[str, str] = {}
+
+    def want(new: str, old: str, value: str) -> None:
+        if not environment.get(new) and not environment.get(old):
+            found[new if new in names else old] = value
+
+    want("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+    if "TORCH_FR_BUFFER_SIZE" not in names:
+        want("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    if directory:
+        prefix = os.path.join(os.path.abspath(directory), "comm_lib_trace_rank_")
+        want("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix)
+    return found
+
+
+def find_torch(command: str, environment: Mapping[str, str]) -> str:
+    """The directory of the PyTorch that COMMAND's Python would import, without starting it; ""."""
+    import glob
+    import shutil
+
+    found = shutil.which(command, path=environment.get("PATH")) or ""
+    try:
+        with open(found or "/dev/null", "rb") as file:
+            first = file.readline(512)
+    except OSError:
+        first = b""
+    if first.startswith(b"#!"):
+        found = os.fsdecode(first[2:].split()[0]) if first[2:].split() else ""
+    if not os.path.basename(found).startswith(("python", "pypy")):
+        found = shutil.which("python", path=environment.get("PATH")) or ""
+    places = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one]
+    prefix = os.path.dirname(os.path.dirname(found))
+    for way in ("local/lib/python3*", "lib/python3*", "lib64/python3*"):
+        for packages in ("site-packages", "dist-packages"):
+            places += sorted(glob.glob(os.path.join(glob.escape(prefix), way, packages)))
+    for place in places:
+        if os.path.isfile(os.path.join(place, "torch", "version.py")):
+            return os.path.join(place, "torch")
+    return ""
+
+
+_SITE = '''\
+"""Before every Python of the job: the user's own sitecustomize, then nodeready's `begin`."""
+import os, sys
+
+def _chain():
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [one for one in sys.path if os.path.abspath(one or os.curdir) != here]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+try:
+    if sys.version_info >= (3, 9):
+        import nodeready_run
+        nodeready_run.begin(**{settings!r})
+except Exception as error:
+    sys.stderr.write("nodeready run: this Python has no signal for its stacks: %r\\n" % (error,))
+_chain()
+'''
+
+
+def prepare(directory: str, settings: Mapping[str, Any]) -> None:
+    """Fill the directory that comes first in the job's PYTHONPATH. Raises OSError."""
+    with open(__file__, "rb") as own:
+        text = own.read()
+    with open(os.path.join(directory, "nodeready_run.py"), "wb") as module:
+        module.write(text)
+    with open(os.path.join(directory, "sitecustomize.py"), "w", encoding="utf-8") as site:
+        site.write(_SITE.replace("{settings!r}", repr(dict(settings))))
+
+
+def unlabel() -> None:
+    """Take our rank out of our own /proc/PID/environ: who looks for the rank finds the program.
+
+    A process's start of the environment lies between two addresses (proc(5), env_start and
+    env_end), and is its own memory. Where they are not told, it stays.
+    """
+    names = tuple(name.encode() + b"=" for name in (*RANKS, "LOCAL_RANK"))
+    try:
+        import ctypes
+
+        with open("/proc/self/stat", "rb") as stat:
+            words = stat.read().rpartition(b")")[2].split()
+        start, end = int(words[47]), int(words[48])
+        with open("/proc/self/environ", "rb") as own:
+            block = own.read()
+        if not start or end - start != len(block):
+            return
+        at = start
+        for entry in block.split(b"\0"):
+            if entry.startswith(names):
+                ctypes.memset(at, 0, len(entry))
+            at += len(entry) + 1
+    except (ImportError, OSError, ValueError, IndexError):
+        return
+
+
+# --- In the job: the module `nodeready_run`.
+
+#: Bytes of a record: the time, the number of the code object, the line.
+_RECORD = 16
+_HEADER = 64
+
+
+class Ring:
+    """The last lines that each thread has executed, in files that outlive the process.
+
+    A ring lies in a mapped file, so that the supervisor can read it whatever becomes of the
+    process: also when it hangs in C with the interpreter's lock, and after SIGKILL.
+    """
+
+    def __init__(self, directory: str, size: int, packages: Sequence[str]) -> None:
+        import struct
+        import threading
+
+        self._directory, self._size = directory, size
+        self._packages = tuple(packages)
+        self._record = struct.Struct("<dII").pack_into
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        # By their identity, which a kept reference makes lasting: equal functions of two files are
+        # equal code objects.
+        self._codes: dict[int, tuple[CodeType, int]] = {}
+        self._mine: dict[int, tuple[CodeType, bool]] = {}
+        self._names = -1
+        self._library = _library()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        import threading
+
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._codes, self._names = {}, -1
+
+    def is_mine(self, code: CodeType) -> bool:
+        """Whether this is the user's own code, or of a package that was asked for."""
+        found = self._mine.get(id(code))
+        if found is not None:
+            return found[1]
+        path = code.co_filename
+        if path.startswith("<"):
+            # Made at run time, and never kept here; but a program may be `python -c`.
+            return (path, code.co_name) == ("<string>", "<module>")
+        known = not path.startswith(self._library)
+        for part in ("/site-packages/", "/dist-packages/"):
+            if known and part in path:
+                known = path.rpartition(part)[2].partition("/")[0] in self._packages
+        self._mine[id(code)] = code, known
+        return known
+
+    def add(self, code: CodeType, line: int) -> None:
+        """This thread executes the line."""
+        try:
+            ring = self._local.ring
+        except AttributeError:
+            ring = self._local.ring = self._open()
+        found = self._codes.get(id(code))
+        number = self._name(code) if found is None else found[1]
+        at = ring[1]
+        self._record(ring[0], _HEADER + at * _RECORD, time.time(), number, line)
+        ring[1] = (at + 1) % self._size
+
+    def _open(self) -> list[Any]:
+        import mmap
+        import threading
+
+        thread = threading.current_thread().name.encode(errors="replace")[: _HEADER - 1]
+        path = os.path.join(self._directory, f"{os.getpid()}.{threading.get_native_id()}.ring")
+        length = _HEADER + self._size * _RECORD
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, length)
+            memory = mmap.mmap(fd, length)
+        finally:
+            os.close(fd)
+        memory[: len(thread)] = thread
+        return [memory, 0]
+
+    def _name(self, code: CodeType) -> int:
+        with self._lock:
+            if self._names < 0:
+                path = os.path.join(self._directory, f"{os.getpid()}.names")
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                self._names = os.open(path, flags, 0o600)
+            number = self._codes.setdefault(id(code), (code, len(self._codes) + 1))[1]
+            name = getattr(code, "co_qualname", code.co_name)
+            text = f"{number}\t{name}\t{os.path.abspath(code.co_filename)}\n"
+            os.write(self._names, text.encode(errors="surrogateescape"))
+            return number
+
+    # Python 3.12 and newer: a line of a library is asked about once, and never again.
+    def monitor(self) -> bool:
+        """Watch by sys.monitoring; False: there is none, or all its tools are taken."""
+        monitoring = getattr(sys, "monitoring", None)
+        if monitoring is None:
+            return False
+        for tool in (4, 3, 5):
+            try:
+                monitoring.use_tool_id(tool, "nodeready run")
+                break
+            except ValueError:
+                continue
+        else:
+            return False
+
+        def line(code: CodeType, number: int) -> Any:
+            if not self.is_mine(code):
+                return monitoring.DISABLE
+            self.add(code, number)
+            return None
+
+        monitoring.register_callback(tool, monitoring.events.LINE, line)
+        monitoring.set_events(tool, monitoring.events.LINE)
+        return True
+
+    def settrace(self) -> None:
+        """Watch by sys.settrace, as a debugger does: one of both."""
+        import threading
+
+        def inside(frame: FrameType, event: str, _: Any) -> Any:
+            if event == "line":
+                self.add(frame.f_code, frame.f_lineno)
+            return inside
+
+        def enters(frame: FrameType, event: str, _: Any) -> Any:
+            return inside if self.is_mine(frame.f_code) else None
+
+        threading.settrace(enters)
+        sys.settrace(enters)
+
+
+def _library() -> tuple[str, ...]:
+    """Where the standard library is, and what is not the user's besides."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    standard = os.path.dirname(os.path.abspath(os.__file__))
+    return (here + os.sep, standard + os.sep, os.path.realpath(standard) + os.sep)
+
+
+def begin(
+    number: int = 0, lines: int = 0, directory: str = "", packages: Sequence[str] = ()
+) -> None:
+    """What happens first in every Python of the job.
+
+    number:    the signal on which it writes the stacks of all threads; 0: none
+    lines:     how many executed lines of each thread are kept; 0: none
+    directory: for these lines
+    packages:  of libraries, what is traced as well
+    """
+    if number and sys.stderr is not None:
+        import faulthandler
+
+        faulthandler.register(number, file=sys.stderr, all_threads=True)
+    if lines and directory:
+        ring = Ring(directory, lines, packages)
+        if not ring.monitor():
+            ring.settrace()
+
+
+def printflock(*values: Any, **options: Any) -> None:
+    """`print`, of which no other rank's output stands in the middle; for several lines, too.
+
+    from nodeready_run import printflock as print
+    """
+    import io
+
+    file = options.pop("file", None) or sys.stdout
+    options.pop("flush", None)
+    text = io.StringIO()
+    print(*values, file=text, **options)
+    try:
+        fd = file.fileno()
+    except (AttributeError, OSError, ValueError):
+        print(text.getvalue(), file=file, end="", flush=True)
+        return
+    with Turn(fd):
+        file.flush()
+        put(fd, text.getvalue().encode(getattr(file, "encoding", None) or "utf-8", "replace"))
+
+
+# --- The supervisor.
+
+
+def _names_of(path: str) -> dict[int, tuple[str, str]]:
+    found = {}
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as names:
+            for row in names:
+                number, _, rest = row.rstrip("\n").partition("\t")
+                function, _, file = rest.partition("\t")
+                found[int(number)] = (function, file)
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def _records(ring: bytes) -> list[tuple[float, int, int]]:
+    """The records of a ring, the oldest first."""
+    import struct
+
+    body = ring[_HEADER:]
+    found = [one for one in struct.iter_unpack("<dII", body) if one[1]]
+    return sorted(found, key=lambda one: one[0])
+
+
+def traced(directory: str, most: int = 64) -> Iterator[str]:
+    """The rings of all processes as text: a thread, and its lines, the last one executed last."""
+    import linecache
+
+    rings = sorted(name for name in os.listdir(directory) if name.endswith(".ring"))
+    for name in rings[:most]:
+        pid, thread = name.split(".")[:2]
+        names = _names_of(os.path.join(directory, f"{pid}.names"))
+        try:
+            with open(os.path.join(directory, name), "rb") as file:
+                ring = file.read()
+        except OSError:
+            continue
+        records = _records(ring)
+        if not records:
+            continue
+        title = ring[:_HEADER].partition(b"\0")[0].decode(errors="replace")
+        last = f"the last {len(records)} lines" if len(records) > 1 else "the last line"
+        yield f"trace of process {pid}, thread {thread} ({title}), {last}:"
+        for when, number, line in records:
+            function, path = names.get(number, ("?", "?"))
+            clock = time.strftime("%H:%M:%S", time.localtime(when))
+            source = linecache.getline(path, line).rstrip()
+            yield (
+                f"{clock}.{int(when % 1 * 1000):03} {os.path.basename(path)}:{line} {function}"
+                + (f" | {source}" if source else "")
+            )
+    if len(rings) > most:
+        yield f"and {len(rings) - most} more threads"
+
+
+class Supervisor:
+    """One child, its output and its signals."""
+
+    def __init__(self, options: Any) -> None:
+        self._options = options
+        self._environment = dict(os.environ)
+        self._node = node_name(self._environment)
+        self._rank = rank_of(self._environment)
+        name = f"{self._node}:{self._rank}" if self._rank else self._node
+        self._prefix = f"[{name}] ".encode(errors="surrogateescape")
+        self._log = Log(self._complain)
+        self._channels: list[Channel] = []
+        self._child: Any = None
+        self._bystander: Bystander | None = None
+        self._wake = os.pipe()
+        self._asked = self._ending = False
+
+    def _complain(self, text: str) -> None:
+        with suppress(OSError):
+            put(2, self._prefix + f"nodeready run: {text}\n".encode(errors="surrogateescape"))
+
+    def run(self) -> int:
+        """The status of the child, as a shell would say it."""
+        import shutil
+        import tempfile
+
+        directory = ""
+        try:
+            try:
+                directory = tempfile.mkdtemp(prefix="nodeready-run-")
+                prepare(directory, self._settings(directory))
+                path = self._environment.get("PYTHONPATH")
+                self._environment["PYTHONPATH"] = directory + (os.pathsep + path if path else "")
+            except OSError as error:
+                self._complain(f"no signal for stacks: {error.strerror}: {error.filename}")
+            self._surround()
+            status = self._supervised(directory)
+        finally:
+            if directory:
+                shutil.rmtree(directory, ignore_errors=True)
+        return status
+
+    def _settings(self, directory: str) -> dict[str, Any]:
+        return {
+            "number": self._options.signal,
+            "lines": self._options.trace_lines,
+            "directory": directory,
+            "packages": tuple(self._options.trace_package),
+        }
+
+    def _surround(self) -> None:
+        """Limits and variables, and the log."""
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+        except (OSError, ValueError) as error:
+            self._complain(f"the limit of core files stays: {error}")
+        # What a rank has printed before it hangs must not lie in its own buffer.
+        self._environment.setdefault("PYTHONUNBUFFERED", "1")
+        self._environment.setdefault("PYTHONFAULTHANDLER", "1")
+        where = self._options.log_dir
+        if where:
+            stem = f"{self._node}-rank{self._rank}" if self._rank else self._node
+            self._log.open(where, stem, restart_of(self._environment))
+        torch = find_torch(self._options.command[0], self._environment)
+        if torch:
+            # PyTorch appends the rank. All ranks of a start share a directory, as its own analyser
+            # (torchfrtrace) wants it; no start writes over the dumps of the one before.
+            dumps = ""
+            if self._log.path:
+                dumps = os.path.join(where, f"recorder.{self._log.number}")
+                try:
+                    os.makedirs(dumps, exist_ok=True)
+                except OSError:
+                    dumps = ""
+            self._environment.update(recorder(torch, self._environment, dumps))
+
+    def _streams(self) -> tuple[int, int]:
+        """The child's standard output and error: a terminal where ours is one, else a pipe; one
+        for both where ours are the same."""
+        ends: list[int] = []
+        for target in (1, 2):
+            try:
+                os.fstat(target)
+            except OSError:
+                ends.append(-1)
+                continue
+            if target == 2 and ends[0] >= 0 and _same(1, 2):
+                ends.append(ends[0])
+                continue
+            if os.isatty(target):
+                import pty
+                import tty
+
+                source, end = pty.openpty()
+                tty.setraw(end)
+                _fit(source, target)
+            else:
+                source, end = os.pipe()
+            os.set_blocking(source, False)
+            self._channels.append(Channel(source, target, self._prefix, self._log))
+            ends.append(end)
+        return ends[0], ends[1]
+
+    def _supervised(self, directory: str) -> int:
+        import subprocess
+
+        out, error = self._streams()
+        kept = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        forwarded = handed_on()
+        for number in forwarded:
+            signal.signal(number, self._hand_on)
+        signal.signal(signal.SIGCHLD, self._notice)
+        signal.signal(signal.SIGWINCH, self._resize)
+        os.set_blocking(self._wake[1], False)
+        os.set_blocking(self._wake[0], False)
+
+        def first() -> None:
+            _with_us()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGWINCH, signal.SIG_DFL)
+            for number in forwarded:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+
+        command = self._options.command
+        try:
+            self._child = subprocess.Popen(
+                command,
+                stdout=None if out < 0 else out,
+                stderr=None if error < 0 else error,
+                env=self._environment,
+                close_fds=False,
+                preexec_fn=first,  # noqa: PLW1509
+            )
+        except OSError as problem:
+            # Popen names its directory where that is gone.
+            self._complain(f"{problem.filename or command[0]}: {problem.strerror}")
+            return NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_RUN
+        finally:
+            for end in {out, error} - {-1}:
+                os.close(end)
+            if self._child is None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+        unlabel()
+        self._bystander = Bystander()
+        signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+        try:
+            status = self._relay(directory)
+        finally:
+            self._bystander.end()
+            # The child is gone: from here a signal is for us.
+            for number in forwarded:
+                signal.signal(number, signal.SIG_DFL)
+        if status and not self._ending:
+            self._tell_trace(directory)
+        for channel in self._channels:
+            channel.end()
+        return 128 - status if status < 0 else int(status)
+
+    def _hand_on(self, number: int, _: FrameType | None) -> None:
+        if self._child is None or self._child.poll() is not None:
+            return
+        if self._bystander is None or not self._bystander.has(number):
+            with suppress(OSError):
+                self._child.send_signal(number)
+        # After SIGTERM launchers send SIGKILL to us all: what there is to tell is told before.
+        self._ending = self._ending or number == signal.SIGTERM
+        self._asked = self._asked or number in (self._options.signal, signal.SIGTERM)
+        self._notice(number, None)
+
+    def _notice(self, _: int, __: FrameType | None) -> None:
+        with suppress(OSError):
+            os.write(self._wake[1], b".")
+
+    def _resize(self, _: int, __: FrameType | None) -> None:
+        for channel in self._channels:
+            channel.resize()
+
+    def _tell_trace(self, directory: str) -> None:
+        if not directory or not self._options.trace_lines or not self._channels:
+            return
+        lines = [line.encode(errors="surrogateescape") for line in traced(directory)]
+        if lines:
+            self._channels[-1].tell(lines)
+
+    def _relay(self, directory: str) -> int:
+        """Until the child has ended and its output is written; its status as Popen says it."""
+        import select
+
+        quiet_since = ended = 0.0
+        owed: dict[Channel, int] = {}
+        while True:
+            status = self._child.poll()
+            now = time.monotonic()
+            sources = {one.source: one for one in self._channels if one.source >= 0}
+            if status is not None:
+                if not ended:
+                    ended, owed = now, {one: one.held() for one in sources.values()}
+                behind = any(one.done < owed[one] for one in sources.values())
+                late = now - ended > DRAIN_S or now - (quiet_since or now) > SILENCE_S
+                if not sources or (late and not behind):
+                    return int(status)
+                limit = SILENCE_S / 4
+            else:
+                limit = STOOD_S / 4 if any(one.unfinished for one in sources.values()) else 60.0
+            poll = select.poll()
+            for source in (*sources, self._wake[0]):
+                poll.register(source, select.POLLIN)
+            busy = False
+            for fd, _ in poll.poll(limit * 1000):
+                if fd == self._wake[0]:
+                    os.read(fd, 4096)
+                elif fd in sources:
+                    busy = True
+                    sources[fd].read()
+            for one in sources.values():
+                if one.source >= 0:
+                    one.waiting()
+            now = time.monotonic()
+            quiet_since = 0.0 if busy or status is None else quiet_since or now
+            if self._asked:
+                self._asked = False
+                self._tell_trace(directory)
+
+
+def _same(one: int, other: int) -> bool:
+    first, second = os.fstat(one), os.fstat(other)
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+
+
+def _fit(source: int, target: int) -> None:
+    """The size of one terminal for the other."""
+    import fcntl
+    import termios
+
+    with suppress(OSError):
+        size = fcntl.ioctl(target, termios.TIOCGWINSZ, b"\0" * 8)
+        fcntl.ioctl(source, termios.TIOCSWINSZ, size)
+
+
+def signal_number(text: str) -> int:
+    """The number of ``URG``, ``SIGURG`` or ``23``; 0 for ``none``.
+
+    Raises ValueError for what is no signal that a program can wait for.
+    """
+    name = text.upper()
+    name = name[3:] if name.startswith("SIG") else name
+    if name == "NONE":
+        return 0
+    number = int(name) if name.isdigit() else int(getattr(signal, "SIG" + name, 0))
+    fixed = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
+    if number not in {int(one) for one in signal.valid_signals()} or number in (*fixed, 4, 6):
+        raise ValueError(f"{text} is no signal to ask for stacks: URG, USR2, a number, or none")
+    return number
+
+
+def arguments(words: Sequence[str] | None = None) -> Any:
+    """The options and the command. Raises SystemExit for what cannot be understood."""
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="nodeready run",
+        usage="%(prog)s [OPTIONS] -- COMMAND ...",
+        description="Start COMMAND, one rank of a job, so that its hang can be looked into.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        default="",
+        help="keep its output in DIR/NODE-rankN.RESTART.log, and the flight recorder's dumps",
+    )
+    parser.add_argument(
+        "--signal",
+        metavar="NAME",
+        default="URG",
+        help="every Python of it writes its stacks on this signal; none: leave all alone (URG)",
+    )
+    parser.add_argument(
+        "--trace-lines",
+        metavar="N",
+        type=int,
+        default=0,
+        help="keep the last N executed lines of each thread, written on the signal, on SIGTERM "
+        "and when it fails; makes Python slower",
+    )
+    parser.add_argument(
+        "--trace-package",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="trace this installed package, too; may be repeated",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if options.command[:1] == ["--"]:
+        options.command = options.command[1:]
+    if not options.command:
+        parser.error("no command: nodeready run -- python train.py")
+    if not 0 <= options.trace_lines <= 1000000:
+        parser.error("--trace-lines takes 0 to 1000000")
+    try:
+        options.signal = signal_number(options.signal)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command; its status."""
+    return Supervisor(arguments(words)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""What a node's hardware tells beside the stacks, on nodes with GPUs, ports and a kernel's log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeready.lab import Node
+from nodeready.lab.nvidia import BEFORE, HOME
+from tests.builders import ras_port
+from tests.command import ours
+from tests.lab.stacks_job import Job
+
+QUICK = ("--interval", "0.5")
+
+
+@pytest.fixture
+def seen(tool, fleet, tmp_path):
+    """Asks a node, and returns what its witnesses say, by the trace that is kept."""
+
+    def ask(node: Node, *words: str) -> dict[str, Any]:
+        kept = tmp_path / "kept"
+        done = tool("stacks", fleet([node]), *QUICK, *words, "-o", kept)
+        assert (kept / f"trace-{node.name}.json").exists(), done
+        found: dict[str, Any] = json.loads((kept / f"trace-{node.name}.json").read_text())
+        assert ours(node) == []
+        return found["witnesses"]
+
+    return ask
+
+
+def test_a_node_with_gpus_and_infiniband(fresh_nodes, seen):
+    (node,) = fresh_nodes(1, profile="h100")
+    Job([node])
+    xid = "NVRM: Xid (PCI:0000:1b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
+    old = "Out of memory: Killed process 12 (python) total-vm:1kB"
+    script = (
+        "read -r up rest </proc/uptime;"
+        f'printf "[%s] %s\\n" "$up" "{xid}" >>/.lab/kernel.log;'
+        f'sed -i "1a [    1.000000] {old}" /.lab/kernel.log'
+    )
+    node.run(script)
+    found = seen(node)
+    gpus = found["gpus"]
+    assert gpus["absent"] == ""
+    assert len(gpus["devices"]) == 8
+    assert {one["name"] for one in gpus["devices"]} == {"NVIDIA H100 80GB HBM3"}
+    assert gpus["devices"][0]["xids"] == [79], gpus["devices"][0]
+    assert [one["xids"] for one in gpus["devices"][1:]] == [[]] * 7
+    assert [(one["kind"], one["pid"]) for one in found["kernel"]["messages"]] == [("xid", 4711)]
+    ports = {one["name"]: one for one in found["network"]["ports"]}
+    assert ports["mlx5_0/1"]["state"] == "up"
+    assert ports["mlx5_0/1"]["kind"] == "infiniband"
+    assert found["nccl_ras"]["absent"]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("fails", "nvidia-smi: Failed to initialize NVML"),
+        ("hangs", "nvidia-smi: gave no answer in"),
+    ],
+)
+def test_a_tool_in_trouble_costs_the_gpus_alone(fresh_nodes, seen, state, words):
+    (node,) = fresh_nodes(1, {f"{HOME}/before": BEFORE[state]}, "h100")
+    Job([node])
+    found = seen(node)
+    assert words in found["gpus"]["absent"]
+    assert found["kernel"]["absent"] == ""
+    assert found["network"]["ports"]
+
+
+def test_a_node_without_any_of_it(fresh_nodes, seen):
+    (node,) = fresh_nodes(1)
+    Job([node])
+    found = seen(node)
+    assert found["gpus"]["absent"] == "no driver of a GPU is loaded"
+    assert found["kernel"] == {"absent": "", "messages": []}
+    assert [one["kind"] for one in found["network"]["ports"]] == ["ethernet"]
+
+
+def test_the_ras_port_of_a_job_on_a_node(fresh_nodes, seen, tmp_path):
+    """By a stand-in that is rank 0 of a job of one rank: asked once, and left as it was."""
+    (node,) = fresh_nodes(1)
+    Job([node])
+    text = Path(ras_port.__file__).read_text()
+    node.write("/run/ras/port.py", text)
+    ras_port.library(tmp_path, "2.30.7")
+    node.write("/run/ras/libnccl.so.2", (tmp_path / "libnccl.so.2").read_bytes())
+    answer = ras_port.report([ras_port.member(0, 0)]).replace('"pid": 0', '"pid": PID', 1)
+    node.write("/run/ras/answer", answer)
+    node.run(
+        "cd /run/ras; RANK=0 WORLD_SIZE=1 MASTER_ADDR=ras MASTER_PORT=1"
+        " setsid python3 port.py /run/ras/libnccl.so.2 answers 127.0.0.1 28028"
+        " </dev/null >out 2>&1 & until [ -s /run/ras/out ]; do sleep 0.1; done"
+    )
+    found = seen(node, "--job", "ras:1")
+    ras = found["nccl_ras"]
+    assert (ras["absent"], ras["version"]) == ("", "2.30.7")
+    assert len(ras["communicators"][0]["members"]) == 1
+    assert node.run("cat /run/ras/said").stdout.count("VERBOSE STATUS") == 1
+
+
+def test_a_check_of_a_job_on_nodes(fresh_nodes, fleet, tool):
+    nodes = fresh_nodes(2)
+    Job(nodes)
+    done = tool("stacks", fleet(nodes), "--check", "--format", "json")
+    found = {one["item"]: one for one in json.loads(done.out)["findings"]}
+    assert found["stack"]["result"] == "ok", done
+    assert found["stack"]["ranks"] == [0, 1, 2, 3]
+    assert found["recorder"]["found"] == "no PyTorch is loaded"
+    assert found["log"]["result"] == "fail"
+    assert done.status == 3
+    table = tool("stacks", fleet(nodes), "--check")
+    assert "4 processes on 2 nodes" in table.out
+    assert max(map(len, table.out.splitlines())) <= 200
+    assert all(ours(node) == [] for node in nodes)
