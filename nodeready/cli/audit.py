@@ -1,21 +1,28 @@
-"""`nodeready audit`: look at every node, judge it, change nothing."""
+"""`nodeready audit` and `learn`: look at every node, and judge it, or say what most have in common.
+
+Neither changes anything."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
+from nodeready.audit.peers import majority, render
 from nodeready.audit.run import audit_of, combined, looked_at, remember
-from nodeready.cli.options import Refused, common, option, report
+from nodeready.cli.options import Refused, common, option, output_file, report
 from nodeready.cli.screen import Screen, refuse_unwritable, show
 from nodeready.cli.start import Common, Nodes, look, over_ssh, remember_failed
+from nodeready.exit_codes import exit_code
+from nodeready.files import write_atomically
 from nodeready.reports.nagios import state as nagios_code
+from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import Options, names
 from nodeready.reports.text import nodes as folded
-from nodeready.subjects.registry import Selection, SelectionError, select
+from nodeready.subjects.registry import LEARNED, Selection, SelectionError, select
 from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look
@@ -119,3 +126,44 @@ def audit(
     )
     remember_failed(failing)
     return nagios_code(found) if format == "nagios" else code
+
+
+@click.command()
+@click.argument("inventory")
+@output_file("Write it to FILE, which must not exist yet.")
+@option("--force", is_flag=True, help="Replace FILE when it exists.")
+@common
+def learn(inventory: str, output: str | None, force: bool, **shared: Any) -> int:
+    """Write what most nodes of INVENTORY have in common as a group_data file to review.
+
+    GPU model and count, driver, VBIOS, NIC names and speeds, RDMA ports, kernel, mounts: each
+    with the number of nodes that agree, and the names of those that do not. Never writes to a
+    node. Learn each kind of node by itself.
+
+    \b
+    Examples:
+      nodeready learn inventories/prod.py --limit h100 -o inventories/group_data/h100.py
+      nodeready learn 'gpu[001-064]'
+    """
+    options = Common(**shared)
+    if output is not None and Path(output).exists() and not force:
+        raise Refused(f"{output} exists: choose another name, or --force to replace it")
+    screen = options.screen()
+    nodes = over_ssh(inventory, options)
+    with nodes.carrier:
+        looks = look(nodes, screen, LEARNED)
+        if nodes.carrier.interrupted:
+            raise KeyboardInterrupt
+        seen = {one.name: one.snapshot for one in looks if one.snapshot and not one.error}
+        screen.tell(show_errors(looks))
+        if seen:
+            text = render(majority(seen), list(seen), now())
+            if output is None:
+                click.echo(text, nl=False)
+            else:
+                write_atomically(Path(output), [text])
+                screen.note(f"{output}: review it before you use it")
+        return exit_code(
+            failed=any(one.error and not one.unreachable for one in looks),
+            unreachable=any(one.unreachable for one in looks),
+        )

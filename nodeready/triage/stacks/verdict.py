@@ -18,7 +18,7 @@ from nodeready.inventory.nodeset import fold, natural
 from nodeready.text import counted
 from nodeready.triage.stacks import hearing
 from nodeready.triage.stacks.document import Frame, Group, Statement, Suspect, Verdict, fold_ranks
-from nodeready.triage.stacks.testimony import Lag, Testimony
+from nodeready.triage.stacks.evidence import Lag, Testimony
 
 #: Characters of the verdict's text; of a set of ranks or nodes, and of a place, in it.
 _LONG, _WHO, _PLACE = 160, 32, 44

@@ -30,7 +30,8 @@ from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.base import Output, ProbeError, decoded, file_lines, kernel_arguments
 from nodeready.subjects.debug_tools.facts import parse_versions
 from nodeready.subjects.gpus import amd
-from nodeready.subjects.host import clock, mounts, processes
+from nodeready.subjects.host import facts as host_facts
+from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.iommu import facts as iommu
 from nodeready.subjects.limits import facts as limits
 from nodeready.subjects.ports import facts as ports
@@ -272,7 +273,7 @@ PARSERS: dict[str, Parser] = {
                     (ValueError,)),
     "a node's JSON": (wire.load_json, ('{"a": [1, "x", {"b": null}]}',), (wire.DecodeError,)),
     "a packed text": (packed, ("eJwrSS0uAQAEXQHB",), (ProbeError,)),
-    "the time services": (clock.parse, (recorded("h100")["host_slow"][-900:],), ()),
+    "the time services": (host_facts.parse_clock, (recorded("h100")["host_slow"][-900:],), ()),
     "processes": (processes.parse, (recorded("h100")["host_slow"][-900:],), ()),
     "mounts and fstab": (
         mounted,

@@ -10,8 +10,16 @@ from dataclasses import replace
 import pytest
 
 from nodeready.node.cores import new_file
-from nodeready.node.cores.identity import Credentials, Identity, auxv, identity, namespace
-from nodeready.node.cores.new_file import NewFile, open_directory, remove_leftovers
+from nodeready.node.cores.identity import (
+    Credentials,
+    Identity,
+    NewFile,
+    auxv,
+    identity,
+    namespace,
+    open_directory,
+    remove_leftovers,
+)
 
 OURS = (4, 4026531837)
 USER = Credentials((4001,) * 4, (4001,) * 4, 0)
