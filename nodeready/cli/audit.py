@@ -1,4 +1,4 @@
-"""`nodeready audit` and `learn`: look at every node, and judge it, or say what most have in common.
+"""`nodeready audit` and `learn`: look at every node, and judge it, or tell what most nodes share.
 
 Neither changes anything."""
 
