@@ -175,6 +175,8 @@ class Play:
         wait_for(self._there)
         if not self.scenario.healthy:
             wait_for(self._quiet)
+        if self.scenario.ends:
+            assert not [*self.place.glob("exit-*")], self.log()
 
     def go_on(self) -> None:
         """Until every rank has done the rest, right, and has ended. Raises AssertionError."""
