@@ -169,8 +169,9 @@ _DOES = {
     "import": ("imports modules at", "look at the file system"),
     "native": ("stands in", "look there; --native tells more"),
 }  # fmt: skip
-#: What a hint is about where nobody is kept waiting.
+#: What the samples say of ranks that do something between them.
 _AWAKE = ("unsure", "spinning", "progressing")
+#: What a hint is about where nobody is kept waiting.
 _ASIDE = ("idle", "agent", "worker")
 
 
