@@ -199,6 +199,10 @@ class Play:
 
     def end(self) -> None:
         """Kill what is left of it."""
+        if self.server:
+            # First: what asks a mount whose server is dead cannot be killed.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.server, signal.SIGKILL)
         for _ in range(2):
             sessions = []
             for rank in self.scenario.parts:
