@@ -175,6 +175,8 @@ class Play:
         wait_for(self._there)
         if not self.scenario.healthy:
             wait_for(self._quiet)
+        if self.scenario.ends:
+            assert not [*self.place.glob("exit-*")], self.log()
 
     def go_on(self) -> None:
         """Until every rank has done the rest, right, and has ended. Raises AssertionError."""
@@ -197,6 +199,10 @@ class Play:
 
     def end(self) -> None:
         """Kill what is left of it."""
+        if self.server:
+            # First: what asks a mount whose server is dead cannot be killed.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.server, signal.SIGKILL)
         for _ in range(2):
             sessions = []
             for rank in self.scenario.parts:
