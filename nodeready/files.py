@@ -18,9 +18,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 #: Descriptors that were handed to us: no path is looked up for them.
 _GIVEN = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")
@@ -448,24 +446,3 @@ def _group(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return f"gid {gid}"
-
-
-@lru_cache(maxsize=1)
-def _environment() -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    # Nothing is escaped: the files are configuration, not HTML, and every value was validated.
-    return Environment(
-        loader=PackageLoader("nodeready", "templates"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-    )
-
-
-def render(template: str, **values: Any) -> bytes:
-    """The bytes of a file of ours. Raises jinja2.UndefinedError for a value that is missing."""
-    rendered: str = _environment().get_template(template).render(**values)
-    return rendered.encode()

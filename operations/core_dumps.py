@@ -13,12 +13,12 @@ from nodeready.deploy.step import (
     sysctl_dropin,
     sysctl_name,
 )
-from nodeready.files import render
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps import checks
 from nodeready.subjects.core_dumps.checks import packaged, retention_rule
 from nodeready.subjects.core_dumps.facts import KEY, REWRITERS, CoreDumps, core_directory
 from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.templates import render
 
 TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
 COREDUMP_CONF = "/etc/systemd/coredump.conf.d/zz-nodeready.conf"

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from nodeready import shell
 from nodeready.deploy.actions import Action, PlanError, Run, WriteFile
 from nodeready.deploy.step import name_after, own_file, step
-from nodeready.files import render
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.iommu.checks import our_line, tool, wanted
@@ -23,6 +22,7 @@ from nodeready.subjects.iommu.facts import (
     option,
 )
 from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.templates import render
 
 _DROPIN = "zz-nodeready.cfg"
 # What grubby, a shell script, may be asked to remove.

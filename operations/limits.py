@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from nodeready.deploy.actions import Action, Run
 from nodeready.deploy.step import name_after, own_file, step
-from nodeready.files import render
 from nodeready.policy import Policy
 from nodeready.subjects.limits.checks import restarts, shown, unit_value, wanted
 from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.templates import render
 
 NAME = "zz-nodeready.conf"
 LIMITS_D = "/etc/security/limits.d"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from nodeready.deploy.actions import Action, PlanError, Run, WriteFile
 from nodeready.deploy.step import name_after, own_file, step
-from nodeready.files import render
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import chmod_mends
@@ -22,6 +21,7 @@ from nodeready.subjects.pdsh.checks import (
 )
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, RCMD_DEFAULT, VARIABLE, Pdsh
 from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.templates import render
 
 # What a node says of its files is taken where it is one of these.
 _MODULE = re.compile(r"/usr/(local/)?lib(64)?(/[A-Za-z0-9_.-]+)?/pdsh/sshcmd\.so")

@@ -7,7 +7,6 @@ from functools import lru_cache
 
 from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
 from nodeready.deploy.step import step
-from nodeready.files import render
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import READ, chmod_mends
@@ -28,6 +27,7 @@ from nodeready.subjects.ssh_client.facts import (
     SshClient,
     speaks_first,
 )
+from nodeready.subjects.templates import render
 
 #: A file of this size and more travels over the connection's standard input: the base64 of such a
 #: file and of the script around it does not fit into one command line.

@@ -39,7 +39,7 @@ _COMMANDS = {
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: Subcommands that are read with another one, and are in its module.
-_TOGETHER = {"learn": "audit"}
+_TOGETHER = {"learn": "audit", "explain": "audit"}
 #: What has to be imported before the commands that talk to nodes, and these commands.
 _PATCH = "nodeready.transport.patch"
 _TALKING = (

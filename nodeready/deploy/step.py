@@ -16,13 +16,13 @@ from pyinfra.api import StringCommand, operation
 
 from nodeready.deploy import pyinfra
 from nodeready.deploy.actions import Action, Change, PlanError, RemoveFile, WriteFile
-from nodeready.files import render
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown, beatable, is_own
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.sysctl import Boot, sets
+from nodeready.subjects.templates import render
 
 Act = Callable[[Snapshot, Policy], Iterator[Action]]
 

@@ -9,7 +9,6 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from nodeready.files import render
 from nodeready.policy import Expected, Policy
 from nodeready.policy.policy import as_data
 from nodeready.subjects.gate.facts import (
@@ -27,6 +26,7 @@ from nodeready.subjects.gate.facts import (
     SERVICE,
     TIMER,
 )
+from nodeready.subjects.templates import render
 
 #: The settings that all nodes of a run complete, and that one node cannot judge by.
 _FLEET = ("ssh_known_hosts",)

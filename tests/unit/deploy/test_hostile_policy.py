@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from nodeready.files import render
 from nodeready.operations.iommu import grub_piece
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError, make_policy
@@ -28,6 +27,7 @@ from nodeready.subjects.gate.facts import POLICY
 from nodeready.subjects.gate.files import contents
 from nodeready.subjects.pdsh.checks import pdshrc_lines
 from nodeready.subjects.ssh_client.checks import expected, option_lines
+from nodeready.subjects.templates import render
 
 #: A file that is there as soon as a shell has run one of them.
 MARK = f"/tmp/nodeready-{secrets.token_hex(8)}"

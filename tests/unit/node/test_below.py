@@ -242,7 +242,7 @@ def node(monkeypatch):
 
 
 SPAWNS = {10: (1, "python t.py"), 11: (10, SPAWN), 12: (10, SPAWN), 13: (10, RESOURCES)}
-PLACES = {"p10": Dump(LOOP, spawns=3), "p11": Dump(LOOP, below=2), "p12": Dump(LOOP, below=0)}
+PLACES = {"p10": Dump(LOOP, spawns=3), "p11": Dump(LOOP, spawned=2), "p12": Dump(LOOP, spawned=0)}
 
 
 def test_ranks_of_torch_multiprocessing_by_their_places(node):
