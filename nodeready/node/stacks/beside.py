@@ -272,7 +272,7 @@ VARIABLES = (
     "CUDA_ENABLE_USER_TRIGGERED_COREDUMP",
 )
 #: Characters of a value that are told.
-_MOST = 200
+_MOST_VALUE = 200
 
 
 @dataclass(frozen=True)
@@ -318,9 +318,17 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
             given = place in environment.values()
             wrong = _unwritable(pid, os.path.dirname(place) or ".", may_make=not given)
         core = _core_wrong(pid, pattern)
-    told = ((name, environment[name][:_MOST]) for name in VARIABLES if name in environment)
+    told = ((name, environment[name][:_MOST_VALUE]) for name in VARIABLES if name in environment)
     return Settings(
-        torch, nccl, cuda, soft, pattern[:_MOST], core, place[:_MOST], wrong, tuple(told)
+        torch,
+        nccl,
+        cuda,
+        soft,
+        pattern[:_MOST_VALUE],
+        core,
+        place[:_MOST_VALUE],
+        wrong,
+        tuple(told),
     )
 
 
@@ -376,7 +384,7 @@ def _core_wrong(pid: int, pattern: str) -> str:
     if pattern.startswith("|"):
         program = pattern[1:].split()[:1]
         if not program or not os.access(program[0], os.X_OK, effective_ids=True):
-            return f"there is no program {' '.join(program)}"[:_MOST]
+            return f"there is no program {' '.join(program)}"[:_MOST_VALUE]
         return f"{program[0]} drops it" if program[0].endswith("/false") else ""
     directory = os.path.dirname(pattern)
     if "%" in directory:
@@ -395,7 +403,7 @@ def _unwritable(pid: int, directory: str, *, may_make: bool) -> str:
         at = os.path.dirname(at)
     path = within + at
     if not os.path.isdir(path):
-        return f"there is no directory {at}"[:_MOST]
+        return f"there is no directory {at}"[:_MOST_VALUE]
     if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
-        return f"its user cannot write into {at}"[:_MOST]
+        return f"its user cannot write into {at}"[:_MOST_VALUE]
     return ""
