@@ -121,7 +121,7 @@ def _shape(number: int) -> list[list[object]]:
 
 
 def _rank_says(rank: int, draw: random.Random, late: bool) -> dict[str, object]:
-    """What the witnesses of one rank say: all wait in one collective, and one has not called it."""
+    """What the witnesses of one rank say: all wait in a collective, and one has not called it."""
     called = 4710 if late else 4711
     group = rank // RANKS_PER_NODE * RANKS_PER_NODE
     ranks = list(range(group, group + RANKS_PER_NODE))

@@ -5,8 +5,12 @@ Beside it, the small texts that all reports write alike: a moment, a count, a no
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeVar
 
 # C0 and C1 controls and DEL, lone surrogates (bytes that are no UTF-8), and the characters that
 # reorder or hide what stands beside them, or are not seen at all (bidirectional marks, zero-width,
@@ -54,3 +58,269 @@ def cut(text: str, limit: int, count: int) -> str:
     more = f"... ({count} nodes)"
     kept = text[: limit - len(more)]
     return kept[: kept.rfind(",") + 1 or None] + more
+
+
+#: Characters of a line that are kept; a mark stands for the rest.
+MAX_LINE = 2000
+
+
+class LastLines(NamedTuple):
+    """lines: the oldest first; matches: of the expression, in what was read"""
+
+    lines: tuple[str, ...]
+    matches: int | None
+
+
+def text_lines(data: bytes, *, whole: bool) -> list[bytes] | None:
+    """The lines of the end of a file, without the blank ones; None: this is no text.
+
+    whole: this is all of the file; else the first line began before it, and is left out unless it
+    is the only one.
+
+    Of a progress bar, which begins again and again after a carriage return, the last state. A file
+    that was truncated while its writer went on begins with NUL bytes; others make it no text.
+    """
+    found: list[bytes] = []
+    first, *others = data.split(b"\n")
+    for piece in [first, *others] if whole else others:
+        if not _add(found, piece):
+            return None
+    # More than what was read, and the line ends only there: part of it is better than nothing.
+    return found if found or whole or _add(found, first) else None
+
+
+def _add(found: list[bytes], piece: bytes) -> bool:
+    """Keep a line, unless it is blank; whether it is text."""
+    states = (state for state in reversed(piece.lstrip(b"\0").split(b"\r")) if state.strip())
+    row = next(states, b"")
+    if row:
+        found.append(row)
+    return b"\0" not in row
+
+
+def last_lines(found: list[bytes], count: int, like: re.Pattern[str] | None = None) -> LastLines:
+    """The last ``count`` of these lines, or of those in which the expression is found."""
+    if like is None:
+        return LastLines(tuple(_text(row) for row in found[-count:]), None)
+    texts = (row.decode("utf-8", "replace") for row in found)
+    hits = [text for text in texts if like.search(text)]
+    return LastLines(tuple(_cut(text) for text in hits[-count:]), len(hits))
+
+
+def _text(row: bytes) -> str:
+    # At most four bytes are one character.
+    return _cut(row[: 4 * (MAX_LINE + 1)].decode("utf-8", "replace"))
+
+
+def _cut(text: str) -> str:
+    text = text.rstrip()
+    return text if len(text) <= MAX_LINE else text[:MAX_LINE] + "..."
+
+
+#: What stands in the place of a secret.
+LEFT_OUT = "(left out)"
+
+# Words of a name, however they are joined: `apiKey`, `API_KEY`, `x-api-key`.
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_STRONG = frozenset(
+    [
+        "password",
+        "passwd",
+        "passphrase",
+        "pwd",
+        "secret",
+        "secrets",
+        "credential",
+        "credentials",
+        "cred",
+        "creds",
+        "apikey",
+        "authorization",
+        "cookie",
+        "cookies",
+        "private",
+        "accesskey",
+        "secretkey",
+        "privatekey",
+        "sessionid",
+        "bearer",
+        "dsn",
+        "connectionstring",
+        "netrc",
+        "pgpass",
+        "pgpassword",
+    ]
+)
+#: Words that name a secret, or a tensor, a mask, a number: `key`, `max_token`, `auth`.
+_WEAK = frozenset(
+    [
+        "key",
+        "keys",
+        "token",
+        "auth",
+        "authtoken",
+        "jwt",
+        "session",
+        "signature",
+        "salt",
+        "pass",
+        "pat",
+        "pw",
+        "webhook",
+        "otp",
+        "pin",
+        "oauth",
+        "sas",
+    ]
+)
+# What is no secret whatever its weak name says: a number, True, None, an object without its text,
+# or a list of such.
+_PLAIN = re.compile(
+    r"\s*(?:[-+]?[0-9][0-9.eE+-]*|True|False|true|false|None|<[^<>\"']*>|\[[-+0-9., eE]*\]?"
+    r"|\([-+0-9., eE]*\)?|\{\}|\.\.\.|[\"']{2})\s*"
+)
+# --- Secrets within a text, such as a command line or a line of a log.
+
+# The last word of a name whose value is a secret: HF_TOKEN, --api-key, db.password, WANDB_API_KEY.
+# What training logs name (pad_token, num_tokens, token_id) is no secret, but for the first, which
+# costs nothing.
+_SECRET = (
+    r"(?:token|secret|passwd|password|passphrase|pass|pw|credentials?|cookie|dsn|webhook"
+    r"|authorization|auth|signature|sig|connection[_-]?string"
+    r"|(?:api|access|secret|private|account|encryption|signing|ssh|auth|session|master|license)"
+    r"[_-]?key(?:[_-]?id)?|secret[_-]?access[_-]?key)"
+)
+_NAMED = (
+    rf"(?:[A-Za-z0-9]+[_.-]){{0,12}}{_SECRET}|[A-Za-z]{{0,30}}(?:PASSWORD|Password|Token|ApiKey)"
+)
+_VALUE = (
+    # What is left out already stays as it is.
+    r"(?![\"']?(?:[A-Za-z]{5,9}\s{1,3})?\(left out\))"
+    r"(?:\"(?:[^\"\\]|\\.){0,4000}\"?|'(?:[^'\\]|\\.){0,4000}'?|[^\s,;&)\]}\"']+)"
+)
+_KNOWN = re.compile(
+    # By their own form: Hugging Face, AWS, GitHub, GitLab, Slack, OpenAI and Anthropic, Google,
+    # npm, PyPI, NVIDIA, Replicate, Stripe, JSON Web Tokens (the vendors' token formats).
+    r"\bhf_[A-Za-z0-9]{8,}|\b(?:AKIA|ASIA)[0-9A-Z]{12,}|\bgh[pousr]_[A-Za-z0-9]{8,}"
+    r"|\bgithub_pat_[A-Za-z0-9_]{8,}|\bglpat-[\w-]{8,}|\bxox[abeoprs]-[\w-]{8,}"
+    r"|\bsk-[A-Za-z0-9_-]{16,}|\bAIza[\w-]{20,}|\bya29\.[\w.-]{16,}|\bnpm_[A-Za-z0-9]{16,}"
+    r"|\bpypi-[\w-]{16,}|\bnvapi-[\w-]{16,}|\br8_[A-Za-z0-9]{16,}|\b[rs]k_(?:live|test)_\w{8,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?|hooks\.slack\.com/services/[\w/]+"
+    # A private key, as far as it goes.
+    r"|-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.*?"
+    r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)",
+    re.DOTALL,
+)
+_SCHEME = re.compile(r"(?i)\b(bearer|basic|negotiate)([ \t]+|%20)([A-Za-z0-9._~+/=-]{6,})")
+# scheme://user:password@host, and a token alone before the @.
+_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/?#@'\"]{1,4000}@")
+_OPTION = re.compile(rf"(?i)(?<![\w-])(--?(?:[A-Za-z0-9]+[_-]){{0,12}}{_SECRET}[ \t]+)({_VALUE})")
+_ASSIGN = re.compile(
+    rf"(?i)(?<![A-Za-z0-9])((?:{_NAMED})[\"']?\s{{0,3}}(?:=|:)\s{{0,3}}"
+    rf"(?:(?:bearer|basic|token)\s{{1,3}})?)({_VALUE})"
+)
+# Variables alone: a word with a _KEY at its end has no other meaning there.
+_VARIABLE = re.compile(
+    rf"(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PAT|PWD|CREDS?)=)({_VALUE})"
+)
+# A text without one of these has no secret that we know: most have none, and this is quick.
+_HINT = re.compile(
+    r"(?i)tok|secr|pass|pw|_pat|cred|cook|dsn|hook|auth|sig|conn|key|bearer|basic|negot|://"
+    r"|hf_|AKIA|ASIA|gh[pousr]_|github_|glpat|xox|sk[-_]|AIza|ya29|npm_|pypi-|nvapi|r8_|rk_|eyJ"
+)
+# A long word of letters and digits without any structure: a hexadecimal or base64 key.
+_RANDOM = re.compile(
+    r"(?<![A-Za-z0-9+/_.-])(?=[A-Za-z+]*[0-9])(?=[0-9+]*[A-Za-z])[A-Za-z0-9+]{32,}={0,2}"
+)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a value is left out for its name alone: `api_key`, `HF_TOKEN`, `password`."""
+    words = [word.lower() for word in _WORD.findall(name[-200:])]
+    joined = {"".join(pair) for pair in zip(words, words[1:])}
+    if _STRONG & {*words, *joined}:
+        return not _PLAIN.fullmatch(value) or bool(re.search(r"[0-9]", value))
+    return bool(_WEAK.intersection(words)) and not _PLAIN.fullmatch(value)
+
+
+def redact(name: str, value: str) -> str:
+    """The value without what must not be shown.
+
+    name: of a variable, an attribute, an option; "": the value is a text, such as a line of a log
+          or a command line. There a word of letters and digits may be a commit or a function, and
+          only what is a secret by its name, by its form, or by its place in a URL is left out
+    """
+    if name and is_secret(name, value):
+        return LEFT_OUT
+    if _HINT.search(value):
+        value = _KNOWN.sub(LEFT_OUT, value)
+        value = _URL.sub(rf"\1{LEFT_OUT}@", value)
+        value = _SCHEME.sub(rf"\1\2{LEFT_OUT}", value)
+        value = _VARIABLE.sub(_hidden, _ASSIGN.sub(_hidden, value))
+        value = _OPTION.sub(_hidden, value)
+    return _RANDOM.sub(LEFT_OUT, value) if name else value
+
+
+def _hidden(match: re.Match[str]) -> str:
+    value = match[2]
+    quote = value[0] if value[0] in "\"'" else ""
+    end = quote if quote and len(value) > 1 and value.endswith(quote) else ""
+    return f"{match[1]}{quote}{LEFT_OUT}{end}"
+
+
+# --- Whole documents.
+
+Kept = TypeVar("Kept")
+#: A private key in lines of its own.
+_KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"), "-----END "
+#: Characters of a text that is remembered with what became of it.
+_REMEMBERED = 4096
+#: The same texts come again and again: 10,000 ranks have one command line.
+_redact = lru_cache(maxsize=65536)(partial(redact, ""))
+
+
+def redacted(value: Kept) -> Kept:
+    """The same value with `redact` applied to all texts in it: a dataclass, or plain data.
+
+    The value of a key that names a secret goes whole. No text is longer than it was, or than
+    `LEFT_OUT`.
+    """
+    return _redacted(value)  # type: ignore[no-any-return]
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, str):
+        found = _redact(value) if len(value) < _REMEMBERED else redact("", value)
+        return found[: max(len(value), len(LEFT_OUT))]
+    if isinstance(value, Mapping):
+        return {
+            _redacted(key): LEFT_OUT
+            if isinstance(one, str) and one and isinstance(key, str) and is_secret(key, one)
+            else _redacted(one)
+            for key, one in value.items()
+        }
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_redacted, value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_listed(value))
+    if isinstance(value, frozenset):
+        return frozenset(map(_redacted, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        changed = {name: _redacted(getattr(value, name)) for name in names}
+        return dataclasses.replace(value, **changed)
+    return value
+
+
+def _listed(values: Iterable[Any]) -> Iterator[Any]:
+    """The values of a list; of a private key in lines of its own, no line."""
+    within = False
+    for value in values:
+        if isinstance(value, str):
+            if within or _KEY_BEGINS.search(value):
+                within = _KEY_ENDS not in value
+                yield LEFT_OUT
+                continue
+        else:
+            within = False
+        yield _redacted(value)

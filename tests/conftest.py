@@ -29,7 +29,7 @@ import pytest
 
 from nodeready.lab import Lab, LabUnavailable, Node, down, state
 from nodeready.lab.helper import Content
-from nodeready.lab.needs import check, check_kernel
+from nodeready.lab.state import check_kernel, check_needs
 from nodeready.subjects.result import Check
 from tests import declared
 from tests.command import fleet, tool
@@ -93,7 +93,7 @@ def _checks_do_what_they_declare() -> Iterator[None]:
 def lab_machine() -> None:
     """Skip where no lab can run; in CI that is a failure."""
     try:
-        check()
+        check_needs()
         check_kernel()
     except LabUnavailable as error:
         reason = f"no lab here: {error}"
@@ -129,7 +129,7 @@ def lab(lab_machine: None) -> Iterator[Lab]:
 def slurm_lab(lab_machine: None) -> Iterator[Lab]:
     """Three nodes with a real Slurm, shared by all tests of the session."""
     try:
-        check(slurm=True)
+        check_needs(slurm=True)
     except LabUnavailable as error:
         reason = f"no Slurm here: {error}"
         if os.environ.get("CI"):

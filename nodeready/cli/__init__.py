@@ -19,8 +19,8 @@ from nodeready.exit_codes import exit_code, raise_on_signals
 from nodeready.shell import search_path
 from nodeready.text import sanitise
 
-#: Subcommand -> its line in the help. Its module of the same name is imported when it is used, so
-#: that --help is quick.
+#: Subcommand -> its line in the help. Its module (of the same name, but for those of _TOGETHER) is
+#: imported when it is used, so that --help is quick.
 _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
@@ -38,6 +38,8 @@ _COMMANDS = {
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
+#: Subcommands that are read with another one, and are in its module.
+_TOGETHER = {"learn": "audit", "explain": "audit"}
 #: What has to be imported before the commands that talk to nodes, and these commands.
 _PATCH = "nodeready.transport.patch"
 _TALKING = (
@@ -75,7 +77,7 @@ class _Commands(click.Group):
             return completion
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"nodeready.cli.{cmd_name}")
+        module = importlib.import_module(f"nodeready.cli.{_TOGETHER.get(cmd_name, cmd_name)}")
         command: click.Command = getattr(module, cmd_name)
         return command
 

@@ -340,9 +340,9 @@ def defaults() -> dict[str, dict[str, Any]]:
 
 def _refuse_stranger(place: str | Path, whose: str = "") -> None:
     """Raises Refused, ``whose`` in front of it, for what others than root could have written."""
-    from nodeready.inventory import trust
+    from nodeready import files
 
-    why = trust.refusal(place, remedy=trust.SET_VARIABLE)
+    why = files.distrust(place, remedy=files.SET_VARIABLE)
     if why:
         raise Refused(f"{whose}{why}")
 

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from nodeready import files
 from nodeready.files import make_directory, write_atomically
-from nodeready.inventory import trust
 from nodeready.subjects.debug_tools.facts import DIGESTS
 
 #: machine -> the number of its ELF files (elf.h, EM_*), and pip's names for it, newest first.
@@ -106,7 +106,7 @@ def _strange(path: Path, version: str, machine: str) -> str:
     """Why root hands no program from here to the nodes; "": root does, or its sha256 is known."""
     if (version, machine) in DIGESTS:
         return ""
-    return trust.refusal(path, remedy=trust.SET_VARIABLE)
+    return files.distrust(path, remedy=files.SET_VARIABLE)
 
 
 def _kept(path: Path, version: str, machine: str) -> bytes | None:

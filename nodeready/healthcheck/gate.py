@@ -250,9 +250,9 @@ def _evidence(found: Verdict, audit: Audit) -> Callable[[], None]:
     def begin() -> None:
         # Whatever goes wrong here, the node is drained.
         with contextlib.suppress(Exception):
-            from nodeready.healthcheck import evidence
+            from nodeready.healthcheck.drain import keep_evidence
 
-            evidence.begin(found.reasons, audit.nodes[0].results)
+            keep_evidence(found.reasons, audit.nodes[0].results)
 
     return begin
 

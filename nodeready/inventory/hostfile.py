@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from nodeready.inventory import trust
+from nodeready import files
 from nodeready.inventory.nodeset import NodeSetError, expand_one, fold
 
 #: A hostfile of `nodeset.MAX_NODES` names of full length is 17 MB: more is another kind of file.
@@ -90,9 +90,9 @@ def parse(text: str, where: str) -> dict[str, int | None]:
 def read(path: str | Path, trusted: bool = False) -> dict[str, int | None]:
     """`parse` of the file ``path``. Raises InventoryError, also when it cannot be read.
 
-    trusted: read it as root whoever could have written it; see `nodeready.inventory.trust`
+    trusted: read it as root whoever could have written it; see `nodeready.files`
     """
-    why = "" if trusted else trust.refusal(path)
+    why = "" if trusted else files.distrust(path)
     if why:
         raise _refused(why)
     try:

@@ -27,7 +27,8 @@ from pyinfra.api import Host, Inventory, State
 from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.context import ctx_inventory
 
-from nodeready.inventory import hostfile, trust
+from nodeready import files
+from nodeready.inventory import hostfile
 from nodeready.inventory.nodeset import NodeSetError, expand_one, fold, host_name, split, unique
 from nodeready.text import sanitise
 
@@ -76,7 +77,7 @@ def _refuse_strangers(path: Path, trusted: bool) -> None:
 
     trusted: it was asked for nevertheless
     """
-    why = "" if trusted else trust.refusal(path)
+    why = "" if trusted else files.distrust(path)
     if why:
         raise InventoryError(sanitise(why))
 
@@ -88,13 +89,13 @@ def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
     else could have put there or written; what the file prints goes to standard error, since
     standard output is for results. Raises InventoryError, one line.
 
-    trusted: run it whoever could have written it; see `nodeready.inventory.trust`
+    trusted: run it whoever could have written it; see `nodeready.files`
     """
     _refuse_strangers(path, trusted)
     tree = _parse(path)
     bound: dict[str, Any] = {"__file__": str(path)}
     here = os.getcwd()
-    if not trusted and trust.refusal(here):
+    if not trusted and files.distrust(here):
         _forget(here)
         added = False
     else:
@@ -305,7 +306,7 @@ def load(
     group_data: further folders of group data, after ``cwd``'s and the inventory file's own
     cwd:        where ``group_data`` is looked for; the current directory by default
     trusted:    take files that others than root could have written, as root; see
-                `nodeready.inventory.trust`
+                `nodeready.files`
     Raises InventoryError, one line that says what to do, also when no node is left.
     """
     here = Path(cwd) if cwd is not None else Path.cwd()

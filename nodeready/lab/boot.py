@@ -39,9 +39,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nodeready.lab.needs import environment
 from nodeready.lab.network import ip, listening
-from nodeready.lab.state import LabError
+from nodeready.lab.state import LabError, environment
 
 # --- The freezer cgroups (v1) of a lab with Slurm: a group per node, below which Slurm puts jobs.
 #

@@ -21,11 +21,10 @@ from typing import Any
 from nodeready.lab import boot, faults, image, network, processes, state
 from nodeready.lab.helper import Done
 from nodeready.lab.image import new_key
-from nodeready.lab.needs import check, check_kernel
 from nodeready.lab.node import Files, Node, Progress, grow, kill, new_controller, start
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.slurm import client_conf_path, configure, new_slurm, run_command
-from nodeready.lab.state import LabError, LabState, NodeState
+from nodeready.lab.state import LabError, LabState, NodeState, check_kernel, check_needs
 
 # --- End a lab in whatever state: whole, half made, or left by a killed command.
 
@@ -149,7 +148,7 @@ class Lab:
             raise LabError(f"a lab has 1 to {network.MAX_NODES} nodes, not {nodes}")
         if profile not in (None, *PROFILES):
             raise LabError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
-        check(slurm)
+        check_needs(slurm)
         try:
             with state.locked(directory):
                 known = state.load(name)

@@ -18,9 +18,8 @@ from nodeready.lab import helper, image
 from nodeready.lab.boot import STASH
 from nodeready.lab.hardware import Hardware
 from nodeready.lab.helper import Content
-from nodeready.lab.needs import environment
 from nodeready.lab.profiles import PROFILES
-from nodeready.lab.state import LabError
+from nodeready.lab.state import LabError, environment
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.lab import image, network, state
-from nodeready.lab.needs import environment
 from nodeready.lab.profiles import PROFILES
-from nodeready.lab.state import LabState, NodeState
+from nodeready.lab.state import LabState, NodeState, environment
 
 # What a file of a node may be given as: text, bytes, or either with its mode.
 Content = str | bytes | tuple[str | bytes, int]

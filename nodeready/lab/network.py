@@ -10,8 +10,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodeready.lab.needs import environment
-from nodeready.lab.state import LabError
+from nodeready.lab.state import LabError, environment
 
 # Private (RFC 1918), and away from what Docker, libvirt and home routers take by default.
 _RANGE = ipaddress.IPv4Network("10.213.0.0/16")

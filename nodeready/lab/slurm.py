@@ -17,8 +17,7 @@ from pathlib import Path
 from nodeready.lab import boot, helper, processes, state
 from nodeready.lab.boot import STASH
 from nodeready.lab.helper import Done
-from nodeready.lab.needs import environment
-from nodeready.lab.state import LabError, LabState, NodeState, SlurmState
+from nodeready.lab.state import LabError, LabState, NodeState, SlurmState, environment
 
 CONF = "/etc/slurm/slurm.conf"
 SCRIPT = f"{STASH}/slurm"

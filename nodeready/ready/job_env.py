@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 
 from nodeready import shell
 from nodeready.inventory.nodeset import fold
-from nodeready.node.witnesses.settings import (
+from nodeready.node.stacks.beside import (
     RECORDER,
     RECORDER_ON,
     RECORDER_RENAMED,

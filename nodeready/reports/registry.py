@@ -105,7 +105,7 @@ _ROWS = (
     Format("cores", "json", "json_report:cores", ".json"),
     Format("tail", "table", "tail_table:show", ".txt", styled=True),
     Format("tail", "json", "json_report:tail", ".json"),
-    Format("incident", "table", "incident_table:show", ".txt", styled=True),
+    Format("incident", "table", "stacks_table:incident_index", ".txt", styled=True),
     Format("incident", "json", "json_report:incident", ".json"),
     Format("env", "sh", "exports:shell_lines", ".env"),
     Format("env", "json", "json_report:env", ".json"),

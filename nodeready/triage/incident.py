@@ -3,7 +3,7 @@
 The parts are taken by whoever has the nodes (`nodeready.cli.incident`): this file keeps them, one
 at a time, so that a part that fails costs no other; names in an index what is there, what is
 missing and why; and packs all of it. Whatever a node or user said goes through
-`nodeready.node.redact.redacted` first.
+`nodeready.text.redacted` first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from typing import Annotated
 
 from nodeready.exit_codes import exit_code
 from nodeready.files import make_directory, own_directory, write_atomically
-from nodeready.node.redact import redacted
-from nodeready.text import now
+from nodeready.text import now, redacted
 from nodeready.triage.stacks.document import Verdict
 
 # --- The document.

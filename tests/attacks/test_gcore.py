@@ -212,7 +212,7 @@ NO_TMPFILE = """
 from nodeready.node import payload
 real = payload.closure
 def closure(names):
-    found, name = real(names), "nodeready.node.cores.new_file"
+    found, name = real(names), "nodeready.node.cores.identity"
     assert "flags | os.O_TMPFILE" in found[name]
     found[name] = found[name].replace("flags | os.O_TMPFILE", "flags | os.O_DIRECTORY")
     return found

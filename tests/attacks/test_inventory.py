@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.inventory import trust
+from nodeready import files
 from tests.attacks.conftest import become, reached_by_all
 from tests.command import Tool
 
@@ -182,7 +182,7 @@ def test_no_home_of_hers_is_roots(case: str, tool: Tool, control: Control) -> No
     assert (done.status, len(done.lines), done.out) == (2, 1, ""), done
     assert named in done.err, done
     assert "uid 4001" in done.err or "everybody may write to" in done.err, done
-    assert tool("bundle", fleet, "-o", made, env={**env, trust.VARIABLE: "1"}).status == 0
+    assert tool("bundle", fleet, "-o", made, env={**env, files.VARIABLE: "1"}).status == 0
 
 
 def test_roots_own_are_run_and_others_when_root_asks(tool: Tool, control: Control) -> None:

@@ -158,9 +158,7 @@ def hung() -> Stacks:
         ("flight_recorder: no dump has been written",),
     )
     witnesses = (
-        Witness(
-            "logs", (), (Statement("rank 7: last line 40 s ago", (7,), (), 1),)
-        ),
+        Witness("logs", (), (Statement("rank 7: last line 40 s ago", (7,), (), 1),)),
         Witness("nccl_ras", ("not asked: version 2.26.2 may end the job",)),
     )
     return job((late, "S"), (rest, "S"), size=16, verdict=verdict, witnesses=witnesses)

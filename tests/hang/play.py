@@ -175,6 +175,8 @@ class Play:
         wait_for(self._there)
         if not self.scenario.healthy:
             wait_for(self._quiet)
+        if self.scenario.ends:
+            assert not [*self.place.glob("exit-*")], self.log()
 
     def go_on(self) -> None:
         """Until every rank has done the rest, right, and has ended. Raises AssertionError."""
@@ -184,7 +186,11 @@ class Play:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pids()[rank], signal.SIGUSR1)
         ranks = self.scenario.parts
-        wait_for(lambda: all(self.file(f"exit-{rank}").exists() for rank in ranks))
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: all(self.file(f"exit-{rank}").exists() for rank in ranks))
+        left = {rank: self.told(rank) for rank in ranks if not self.file(f"exit-{rank}").exists()}
+        states = {rank: fields(pid)[0] for rank, (pid, _, _) in left.items()}
+        assert not left, f"it does not go on: {left} {states}\n{self.log()}"
         ends = {rank: self.file(f"exit-{rank}").read_text() for rank in ranks}
         assert ends == dict.fromkeys(ranks, "0"), f"{ends}\n{self.log()}"
         world = self.scenario.world
@@ -193,6 +199,10 @@ class Play:
 
     def end(self) -> None:
         """Kill what is left of it."""
+        if self.server:
+            # First: what asks a mount whose server is dead cannot be killed.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.server, signal.SIGKILL)
         for _ in range(2):
             sessions = []
             for rank in self.scenario.parts:

@@ -334,20 +334,22 @@ def healthy(name: str, what: str, act: str, **more: object) -> Scenario:
         what,
         {"*": act},
         suspects=(),
-        kinds=("not-stuck",),
-        never=("suspect", *NO_PIPELINE),
-        **more,  # type: ignore[arg-type]
+        **{"kinds": ("not-stuck",), "never": ("suspect", *NO_PIPELINE), **more},  # type: ignore
     )
 
 
 HEALTHY = (
     healthy("fast", "a step every few milliseconds", "fast", core=True),
-    healthy("napping", "a step every 20 ms, most of it asleep", "napping"),
-    healthy("slow", "a step every three seconds and more", "slow", core=True),
+    # Two samples at the same line prove no other step: a doubt, and nobody is accused.
+    healthy("napping", "a step every 20 ms, most of it asleep", "napping",
+            kinds=("not-stuck", "unclear")),
+    healthy("slow", "a step every three seconds and more", "slow", core=True,
+            kinds=("not-stuck", "unclear")),
     healthy("loading", "with a data loader that is quick enough", "loading", core=True),
     healthy("compiling", "each step compiles a new graph", "compiling", newest=True),
     Scenario("one-slow", "rank 3 needs a second for each step, the others none",
-             {"*": "one_slow"}, (), ("not-stuck", "slow-node", "late"), (), NO_LOADER),
+             {"*": "one_slow"}, (),
+             ("not-stuck", "slow-node", "late", "unclear"), ("moves",), NO_LOADER),
 )  # fmt: skip
 
 SCENARIOS = (*CODE, *IO, *LOADERS, *COLLECTIVES, *MISMATCHES, *RANKS, *ENDS, *HEALTHY)

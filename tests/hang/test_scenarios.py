@@ -134,9 +134,10 @@ def check(scenario: Scenario, seen: Look) -> list[str]:
             wrong.append(f"victims are {seen.role('victim')}, not {scenario.victims}")
     if scenario.first and first not in [set(group) for group in scenario.first]:
         wrong.append(f"first is {sorted(first)}, not {scenario.first}")
-    if scenario.kinds == ("not-stuck",) and suspects:
+    calm = scenario.healthy and "suspect" in scenario.never
+    if calm and suspects:
         wrong.append(f"a healthy job has suspects: {suspects}")
-    if (scenario.suspects or scenario.kinds == ("not-stuck",)) and not accused <= culprits:
+    if (scenario.suspects or calm) and not accused <= culprits:
         wrong.append(f"the verdict accuses {sorted(accused - culprits)}")
     if scenario.suspects and not accused:
         wrong.append("the verdict accuses nobody")

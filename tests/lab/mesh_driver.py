@@ -19,7 +19,8 @@ from nodeready.cli.start import interrupt_on_signals
 from nodeready.inventory import load as inventory
 from nodeready.inventory.policies import policies
 from nodeready.policy import Policy
-from nodeready.ready import mesh_run
+from nodeready.ready import run as mesh_run
+from nodeready.ready.run import run_mesh
 from nodeready.subjects.proof import reach
 from nodeready.subjects.proof.facts import Mesh, Proved, User
 from nodeready.transport.base import collect
@@ -64,7 +65,7 @@ def main(path, first, last, seconds, *how):
         began = time.monotonic()
         ports = int(first), int(last)
         deadline = began + float(seconds)
-        seen = mesh_run.run(carrier, nodes, ports, deadline, full="full" in how)
+        seen = run_mesh(carrier, nodes, ports, deadline, full="full" in how)
         seconds = round(time.monotonic() - began, 2)
     run = runs[0]
     results = {}

@@ -288,7 +288,7 @@ def test_without_its_packages_is_one_clear_line(own_slurm: str, tmp_path: Path) 
     for name in ("ip", "sshd", "ssh", "nsenter", "munged", "apt-get"):
         (tmp_path / name).symlink_to("/bin/true")
     path = f"lambda: {{'PATH': {str(tmp_path)!r}}}"
-    code = f"from nodeready.lab import needs; needs.environment = {path}"
+    code = f"from nodeready.lab import state; state.environment = {path}"
     start = f"from nodeready.lab import Lab; Lab.up({own_slurm!r}, 1, slurm=True)"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{start}"], capture_output=True, text=True, check=False

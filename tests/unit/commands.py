@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
+import click
 import pytest
 
-from nodeready.cli import start
+from nodeready.cli import cli, start
 from nodeready.inventory import load as inventory
 from nodeready.policy import Policy
 from nodeready.transport.base import LOST, UNREACHABLE, Answer, Reply, Request
@@ -56,9 +57,10 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: Any) -> Callable
         carrier = Fake(nodes)
         policies = dict.fromkeys(nodes, policy or Policy())
         found = start.Nodes(carrier, policies, inventory.load(",".join(nodes)))
-        module = import_module(f"nodeready.cli.{name}")
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        module = sys.modules[command.callback.__module__]
         monkeypatch.setattr(module, "over_ssh", lambda *given: found)
-        command = getattr(module, name)
         code = command.main(["nodes", *words], standalone_mode=False)
         said = capsys.readouterr()
         assert "Traceback" not in said.out + said.err

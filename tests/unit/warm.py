@@ -24,13 +24,14 @@ from tests.paths import ROOT
 
 #: Those that talk to nodes.
 WARM = ("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores")
+_MODULES = [name for name in WARM if name != "learn"]
 
 _SERVER = f"""
 import importlib, json, os, socket, sys, traceback
 from nodeready.transport import patch
 from gevent.monkey import get_original
 from nodeready.cli import main
-for name in {WARM}:
+for name in {_MODULES}:
     importlib.import_module("nodeready.cli." + name)
 # What those import when they are at it.
 for name in ("cli.screen", "inventory.load", "transport.ssh", "subjects.gate.files"):

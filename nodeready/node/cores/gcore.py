@@ -25,8 +25,15 @@ from nodeready.node.cores import core_pattern
 from nodeready.node.cores.core_file import NoCore, Reader
 from nodeready.node.cores.core_pattern import Place, printable
 from nodeready.node.cores.gdb import find_gdb
-from nodeready.node.cores.identity import Identity, auxv, identity, namespace
-from nodeready.node.cores.new_file import NewFile, open_directory, remove_leftovers
+from nodeready.node.cores.identity import (
+    Identity,
+    NewFile,
+    auxv,
+    identity,
+    namespace,
+    open_directory,
+    remove_leftovers,
+)
 from nodeready.node.proofs.attach import first_number
 from nodeready.node.runtime import Ended, Supervisor, status
 from nodeready.subjects import wire

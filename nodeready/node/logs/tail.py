@@ -23,11 +23,11 @@ from typing import Any
 from nodeready.node import users_file
 from nodeready.node.logs import paths
 from nodeready.node.logs.paths import Match, Walk, absolute
-from nodeready.node.logs.text import last_lines, text_lines
 from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.users_file import NOBODY, Refused, Rights, by_turns
 from nodeready.node.witnesses.logs import LOOKED_AT, Report, reports
 from nodeready.subjects import wire
+from nodeready.text import last_lines, text_lines
 
 # --- What the program is told, and what it answers.
 

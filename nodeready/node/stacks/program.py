@@ -24,7 +24,7 @@ from typing import Any
 
 from nodeready.node.cores import gdb
 from nodeready.node.runtime import Supervisor
-from nodeready.node.stacks import below, beside, processes, py_spy, ranks, spawned, waits
+from nodeready.node.stacks import below, beside, processes, py_spy, ranks, waits
 from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, Identity, Rank, StackTable, Target
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -289,14 +289,14 @@ def _with_spawned(
         if config.user:
             uid = _uid(supervisor, config.user, {process.uid for process in seen})
             theirs = [process for process in seen if process.uid == uid]
-        found = spawned.find(supervisor, path, theirs, ours)
-    if not found and (parent := re.fullmatch(spawned.JOB, config.job)):
+        found = below.find_spawned(supervisor, path, theirs, ours)
+    if not found and (parent := re.fullmatch(below.JOB, config.job)):
         found = [Rank(one, Identity()) for one in seen if str(one.pid) == parent[1]]
     made: list[Rank] = []
     for rank in found:
         of = []
         if rank.identity.rank is None and not rank.stranger:
-            of = spawned.started_by(supervisor, path, rank.process, seen)
+            of = below.started_by(supervisor, path, rank.process, seen)
         made += of or [rank]
     return made
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.proofs.attach import environment
-from nodeready.node.redact import redact
 from nodeready.node.runtime import Ended, Supervisor, roots_alone
+from nodeready.text import redact
 
 #: A call: function, short file, line. Stacks of them are root to leaf.
 Frame = tuple[str, str, int]

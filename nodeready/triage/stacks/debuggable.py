@@ -1,6 +1,6 @@
 """Whether a running job can be debugged when it hangs or dies: what is there, and what is not.
 
-Pure: from traces that were taken with ``stacks --check`` (`nodeready.node.witnesses.settings`).
+Pure: from traces that were taken with ``stacks --check`` (`nodeready.node.stacks.beside`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from nodeready.exit_codes import exit_code
-from nodeready.node.witnesses.nccl_ras import SAFE, numbers
-from nodeready.node.witnesses.settings import (
+from nodeready.node.stacks.beside import (
     RECORDER,
     RECORDER_ON,
     buffer_variable,
     release,
 )
+from nodeready.node.witnesses.nccl_ras import SAFE, numbers
 from nodeready.triage.stacks.trace import Trace
 
 #: What is looked at, in this order: py-spy reads the stack; the output is in a file; the flight

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
-from nodeready.triage.stacks import advise, evidence, hearing, hints, testimony, verdict
+from nodeready.triage.stacks import advise, evidence, hearing, hints, verdict
 from nodeready.triage.stacks.document import (
     KINDS,
     Below,
@@ -939,11 +939,11 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     )
 
 
-def _heard(seen: evidence.Evidence, buckets: Iterable[Bucket], count: int) -> testimony.Testimony:
+def _heard(seen: evidence.Evidence, buckets: Iterable[Bucket], count: int) -> evidence.Testimony:
     """What the witnesses say of these processes. Counts of a moment say nothing of a job that
     goes on."""
     if not seen:
-        return testimony.Testimony()
+        return evidence.Testimony()
     whole = list(buckets)
     moving = sum(len(one.processes) for one in whole if one.verdict == "progressing")
     everybody = (process for bucket in whole for process in bucket.processes)

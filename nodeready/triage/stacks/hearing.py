@@ -1,24 +1,548 @@
-"""All witnesses of a job are heard: beside the calls, its GPUs, ports, kernel logs and logs' ends.
+"""Who has called what, and who has not: by the flight recorder, the watchdog's lines, NCCL's RAS.
 
-Sources of the rules: the catalogue of Xids in `nodeready.subjects.gpus.kernel_log`; a kernel that
-spins in a collective keeps the SMs busy and the memory idle, at low power (vllm-project/vllm issue
-46097).
+Sources of the rules: PyTorch's torch/distributed/flight_recorder/components/{builder,types}.py
+(which calls match; a group's name is unique only together with its ranks; the peers of a send are
+numbers within the group), FlightRecorder.hpp (a group's status), ProcessGroupNCCL.cpp (the
+watchdog's lines); NVIDIA's documentation of NCCL's RAS (counts are launches).
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nodeready.node.witnesses.devices import Message
+from nodeready.node.witnesses.flight_recorder import Entry, ProcessGroup
+from nodeready.node.witnesses.logs import Report
 from nodeready.subjects.gpus import kernel_log
 from nodeready.text import counted
-from nodeready.triage.stacks.calls import Calls
-from nodeready.triage.stacks.evidence import LINE, Evidence, KeptLog
-from nodeready.triage.stacks.testimony import NAME, Place, Testimony, ranks_of
+from nodeready.triage.stacks.evidence import (
+    LINE,
+    NAME,
+    Bench,
+    Call,
+    Difference,
+    Evidence,
+    KeptLog,
+    KeptRecording,
+    Lag,
+    Place,
+    Testimony,
+    difference,
+    ranks_of,
+)
+
+
+class Calls(Bench):
+    """Hears those witnesses that know who has called what."""
+
+    def __init__(self, evidence: Evidence, places: Sequence[Place], moving: bool) -> None:
+        super().__init__(evidence, places, moving)
+        #: By the kind of report and by the call: the ranks that are named.
+        self.named: dict[tuple[str, str], set[int]] = defaultdict(set)
+        #: By process group: how far each rank is, and what has timed out there.
+        self.status: dict[str, dict[int, Call]] = defaultdict(dict)
+        self.caught: dict[str, dict[int, tuple[int, str]]] = defaultdict(dict)
+
+    # --- The flight recorder.
+
+    def recorder(self) -> None:
+        heads = self.seen.recording_heads.all
+        dumps: dict[int, KeptRecording] = {}
+        for place in self.places:
+            found = self.seen.recordings.get(place[:2])
+            if found is None:
+                continue
+            head = heads[found.head]
+            if head.absent:
+                self.absent["flight_recorder"].setdefault(head.absent, []).append(place)
+            elif self.rank_of.get(place[:2]) is not None and place.rank is not None:
+                dumps[place.rank] = found
+        if not dumps:
+            return
+        self.found.unheard = tuple(sorted(self.all - dumps.keys()))
+        partial = sorted(rank for rank, one in dumps.items() if heads[one.head].partial)
+        if partial:
+            self.say("flight_recorder", "its dump is cut off: calls may be missing", partial)
+        lags, common, waits = [], [], False
+        alone: dict[int, str] = {}
+        for members in self._communicators(dumps):
+            apart = difference((call, ranks) for (call, _), ranks in members.states.items())
+            if apart is None:
+                continue
+            waits = True
+            made, whole = self._compare(members, apart, dumps, frozenset(partial))
+            lags += made
+            common += whole
+            # Nobody else of the group is known: for whom these wait, the recorder cannot tell.
+            if not made and not members.group.ranks and not members.whole:
+                alone.update(dict.fromkeys(apart.waiting, members.waits(self.seen.entries.all)))
+        lags = self._kept_waiting(lags, common, alone)
+        lags += self._unmatched(dumps)
+        late = {rank for lag in lags for rank in lag.ranks}
+        for lag in lags:
+            if lag.weight > 1:
+                self.found.called.update(dict.fromkeys(set(lag.waiting) - late, lag.what))
+        if common and all(lag.chained for lag in lags):
+            # The group with the most ranks says the most.
+            what, ranks = max(common, key=lambda one: len(one[1]))
+            if len(ranks) == len(self.all) or lags:
+                self.found.common = what
+                self.found.called.update(dict.fromkeys(ranks, what))
+            self.say("flight_recorder", f"has called {what}, as all of its group", ranks)
+        if not lags and not waits:
+            self.say("flight_recorder", "waits in nothing: all that was called has completed",
+                     dumps)  # fmt: skip
+        self.accuse(lags)
+
+    @staticmethod
+    def _kept_waiting(
+        lags: Iterable[Lag], common: Sequence[tuple[str, Sequence[int]]], alone: Mapping[int, str]
+    ) -> list[Lag]:
+        """The lags; where a late rank waits in another group itself, it is no root."""
+        made = []
+        for lag in lags:
+            stuck = [what for what, ranks in common if set(lag.ranks) <= set(ranks)]
+            elsewhere = {alone.get(rank, "") for rank in lag.ranks}
+            if stuck and not lag.other:
+                made.append(lag._replace(chained=True))
+            elif len(elsewhere) == 1 and not lag.silent:
+                made.append(lag._replace(elsewhere=elsewhere.pop()))
+            else:
+                made.append(lag)
+        return made
+
+    def _communicators(self, dumps: Mapping[int, KeptRecording]) -> list[_Members]:
+        """The process groups of all ranks, each with how far its ranks are.
+
+        Two groups may have one name (split_group): the name and the ranks together are the key.
+        """
+        made: dict[tuple[str, tuple[int, ...]], _Members] = {}
+        by_number = list(self.seen.calls)
+        #: Ranks that have called the same in the same groups stand in the same lists.
+        rows: dict[int, list[list[int]]] = {}
+        lists_of: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        for rank, one in dumps.items():
+            lists = rows.get(one.calls)
+            if lists is None:
+                numbers = by_number[one.calls]
+                lists = rows[one.calls] = list(self._lists(made, lists_of, *numbers))
+            for ranks in lists:
+                ranks.append(rank)
+        return list(made.values())
+
+    def _lists(
+        self, made: dict[tuple[str, tuple[int, ...]], _Members],
+        lists_of: dict[tuple[int, tuple[int, ...]], list[int]],
+        groups: Iterable[int], entries: Iterable[int],
+    ) -> Iterator[list[int]]:  # fmt: skip
+        """For each group of one recording, the list of the ranks that are as far in it.
+
+        lists_of: number of a group and of the entries in it -> their list
+        """
+        calls: dict[str, tuple[int, ...]] = {}
+        for number in entries:
+            entry = self.seen.entries.all[number]
+            if entry.state != "completed":
+                calls[entry.group] = (*calls.get(entry.group, ()), number)
+        for number in groups:
+            group = self.seen.groups.all[number]
+            key = (number, calls.pop(group.name, ()))
+            found = lists_of.get(key)
+            if found is None:
+                found = lists_of[key] = self._like(made, group, key[1])
+            yield found
+        for name, numbers in calls.items():
+            yield self._like(made, ProcessGroup(name, "", (), None, None, None), numbers)
+
+    def _like(
+        self, made: dict[tuple[str, tuple[int, ...]], _Members], group: ProcessGroup,
+        numbers: Sequence[int],
+    ) -> list[int]:  # fmt: skip
+        members = made.get((group.name, group.ranks))
+        if members is None:
+            members = made[group.name, group.ranks] = _Members(group)
+        return members.like(group, numbers, self.seen.entries.all)
+
+    def _compare(
+        self, members: _Members, found: Difference, dumps: Mapping[int, KeptRecording],
+        partial: frozenset[int],
+    ) -> tuple[list[Lag], list[tuple[str, list[int]]]]:  # fmt: skip
+        """Who is late in a group or has called something else; what all of it have called."""
+        first, waiting = found.first, found.waiting
+        entries: dict[int, Entry] = {}
+        kinds: dict[str, list[int]] = defaultdict(list)
+        for (_, number), ranks in members.states.items():
+            entry = self.seen.entries.all[number] if number >= 0 else None
+            if entry is not None and entry.sequence == first:
+                kinds[entry.operation] += ranks
+                entries.update(dict.fromkeys(ranks, entry))
+        usual = max(kinds, key=lambda one: len(kinds[one]), default="a collective")
+        what = f"{usual[:NAME]} #{first} of {members.name}"
+        site = _site(entries[rank] for rank in kinds.get(usual, ()))
+        if found.late:
+            weight = self._weight(found.late, waiting, dumps, partial)
+            if members.vague:
+                weight = min(1, weight)
+            lag = Lag("flight_recorder", found.late, waiting, what, site)
+            return [lag._replace(behind=found.behind, weight=weight)], []
+        lags = []
+        for other, ranks, most in self._mismatches(kinds, usual, entries):
+            others = tuple(sorted(set(kinds[usual]) - set(ranks)))
+            called = f"{other} ({_site(entries[rank] for rank in ranks) or 'site not told'})"
+            weight = min(most, self._weight(ranks, waiting, dumps, partial))
+            lag = Lag("flight_recorder", tuple(sorted(ranks)), others, what, site, called)
+            lags.append(lag._replace(weight=weight))
+        if lags:
+            return lags, []
+        # Ranks of the group that are in the job and of which nothing is known.
+        told = [rank for (call, _), ranks in members.states.items() for rank in ranks
+                if call.top is not None]  # fmt: skip
+        expected = members.group.ranks or (self.all if members.whole else ())
+        silent = tuple(sorted(self.all.intersection(expected).difference(told)))
+        if silent and len(silent) < len(waiting):
+            lag = Lag("flight_recorder", silent, waiting, what, site, weight=1, silent=True)
+            return [lag], []
+        return [], [(what, sorted(told))] if expected and not silent else []
+
+    def _mismatches(
+        self, kinds: Mapping[str, list[int]], usual: str, entries: Mapping[int, Entry]
+    ) -> Iterator[tuple[str, list[int], int]] | list[tuple[str, list[int], int]]:
+        """Ranks that are in another operation at the same number, or with other sizes or types."""
+        found = [(name[:NAME], ranks, 2) for name, ranks in kinds.items() if name != usual]
+        if found or usual.partition(":")[2] in _UNEVEN or usual in _UNEVEN:
+            return found
+        for value, weight in (("sizes", 2), ("types", 1)):
+            said: dict[str, list[int]] = defaultdict(list)
+            for rank in kinds.get(usual, ()):
+                said[getattr(entries[rank], value)].append(rank)
+            most = max(said, key=lambda one: len(said[one]), default="")
+            found += [
+                (f"{usual[:NAME]} with {value} {other[:NAME] or 'not told'}, "
+                 f"not {most[:NAME]}", ranks, weight if usual in _EVEN else 1)
+                for other, ranks in said.items()
+                if other != most and other and most
+            ]  # fmt: skip
+            if found:
+                break
+        return found
+
+    def _unmatched(self, dumps: Mapping[int, KeptRecording]) -> Iterator[Lag]:
+        """Sends and receives whose partner has not called its part. A peer is named by its number
+        in the group; ``?`` is any."""
+        groups, entries = self.seen.groups.all, self.seen.entries.all
+        by_number = list(self.seen.calls)
+        pairs = {
+            at for at, entry in enumerate(entries)
+            if entry.is_p2p and entry.state != "completed" and _PAIR.fullmatch(entry.operation)
+        }  # fmt: skip
+        posted: dict[tuple[str, str, int, int], dict[int, Entry]] = defaultdict(dict)
+        for rank, one in dumps.items():
+            numbers, posts = by_number[one.calls]
+            if pairs.isdisjoint(posts):
+                continue
+            names = {groups[number].name: groups[number] for number in numbers}
+            for number in pairs.intersection(posts):
+                entry = entries[number]
+                pair = _PAIR.fullmatch(entry.operation)
+                if pair is None:
+                    continue
+                group = names.get(entry.group)
+                ranks = sorted(group.ranks) if group and group.ranks else sorted(self.all)
+                one_end, other_end = int(pair[2]), int(pair[4])
+                if max(one_end, other_end) >= len(ranks):
+                    continue
+                ends = (ranks[one_end], ranks[other_end])
+                sender, receiver = ends if pair[1] == "send" else ends[::-1]
+                posted[entry.group, group.desc if group else "", sender, receiver][rank] = entry
+        for (name, desc, sender, receiver), called in posted.items():
+            for rank, entry in called.items():
+                peer = receiver if rank == sender else sender
+                if peer in called or rank not in (sender, receiver) or peer not in self.all:
+                    continue
+                verb = "recv from" if rank == sender else "send to"
+                weight = self._weight([peer], [rank], dumps, frozenset()) if peer in dumps else 1
+                yield Lag(
+                    "flight_recorder", (peer,), (rank,),
+                    f"{verb} rank {rank} of {(desc or name)[:NAME]}", entry.site[:LINE],
+                    weight=weight, silent=peer not in dumps,
+                )  # fmt: skip
+
+    def _weight(
+        self, late: Iterable[int], waiting: Iterable[int], dumps: Mapping[int, KeptRecording],
+        partial: frozenset[int],
+    ) -> int:  # fmt: skip
+        """How much a dump's word is worth: an early one does not know what came later."""
+        if self.moving:
+            return 0
+        late = [rank for rank in late if rank in dumps]
+        if partial & set(late):
+            return 1
+        oldest = max((dumps[rank].age_s for rank in late), default=0)
+        newest = min((dumps[rank].age_s for rank in waiting if rank in dumps), default=0)
+        return 1 if oldest > newest + _SAME_DUMP_S else 2
+
+    # --- The logs.
+
+    def logs(self) -> None:
+        heads = self.seen.log_heads.all
+        lists = list(self.seen.report_lists)
+        files = Counter(
+            (place.node, log.path)
+            for place in self.places
+            if (log := self.seen.logs.get(place[:2])) and log.path
+        )
+        own: dict[int, KeptLog] = {}
+        done = {0}
+        for place in self.places:
+            log = self.seen.logs.get(place[:2])
+            if log is None:
+                continue
+            if heads[log.head].absent:
+                self.absent["logs"].setdefault(heads[log.head].absent, []).append(place)
+            elif place.rank in self.all and place.rank is not None:
+                if files[place.node, log.path] == 1:
+                    own[place.rank] = log
+                    self.found.last[place.rank] = log.last
+                if log.reports not in done:
+                    self._reports(lists[log.reports], place.rank)
+                    # Ranks that write one file say the same of all.
+                    if all(rank is not None for rank, _ in lists[log.reports]):
+                        done.add(log.reports)
+        self._watchdog()
+        self._named()
+        self.own_logs(own)
+
+    def own_logs(self, own: Mapping[int, KeptLog]) -> None:
+        """What the logs say that one rank alone writes."""
+
+    def _reports(self, reports: Iterable[tuple[int | None, int]], own: int) -> None:
+        for rank, number in reports:
+            if (own if rank is None else rank) in self.all:
+                self._report(self.seen.reports.all[number], own if rank is None else rank)
+
+    def _report(self, report: Report, rank: int) -> None:
+        name = report.group[:NAME] or "a process group"
+        if report.kind in _NAMED:
+            what = report.operation[:NAME] or "a collective"
+            self.named[report.kind, f"{what} of {name}"].add(rank)
+        if report.kind == "timeout" and report.sequence is not None:
+            self.caught[name][rank] = (report.sequence, report.operation[:NAME])
+        top, done = report.enqueued, report.completed
+        if top is not None:
+            at = done + 1 if done is not None and done < top else None
+            # A later line of the same rank replaces an earlier one.
+            self.status[name][rank] = Call(top, at)
+
+    def _watchdog(self) -> None:
+        lags = []
+        for name in {**self.status, **self.caught}:
+            timeouts, status = self.caught.get(name, {}), self.status.get(name, {})
+            words = {word for _, word in timeouts.values() if word}
+            calls = {rank: Call(at, at) for rank, (at, _) in timeouts.items()} | dict(status)
+            states: dict[Call, list[int]] = defaultdict(list)
+            for rank, call in calls.items():
+                states[call].append(rank)
+            found = difference(states.items())
+            # Groups of other names may be many, each with numbers of its own.
+            if found is not None and name.startswith(_WHOLE):
+                first, late, waiting, behind = found
+                what = f"{min(words, default='collective')} #{first} of {name}"
+                weight = 0 if self.moving else 2
+                lag = Lag("logs", late, waiting, what, behind=behind, weight=weight)
+                if not late and timeouts:
+                    # A rank that waits in nothing writes nothing: a sign, and no proof.
+                    silent = tuple(sorted(self.all - calls.keys()))
+                    lag = lag._replace(ranks=silent if len(silent) < len(waiting) else (),
+                                       weight=min(1, weight), behind=1, silent=True)  # fmt: skip
+                lags += [lag] if lag.ranks else []
+            told: dict[Call, list[int]] = defaultdict(list)
+            for rank, call in status.items():
+                told[call].append(rank)
+            for call, ranks in told.items():
+                done = call.at - 1 if call.at is not None else call.top
+                text = f"watchdog: last completed {done}, enqueued {call.top} of {name}"
+                self.say("logs", text, ranks)
+            for rank, (at, word) in timeouts.items():
+                text = f"watchdog: {word or 'collective'} #{at} of {name} has timed out"
+                self.say("logs", text, [rank])
+        self.accuse(lags)
+
+    def _named(self) -> None:
+        """Ranks that an error names: of a monitored barrier, of a collective that is compared."""
+        lags = []
+        for (kind, what), ranks in self.named.items():
+            late = tuple(sorted(ranks))
+            come = self.named.get(("reached", what), self.all - ranks)
+            rest = tuple(sorted(come - ranks))
+            weight = 0 if self.moving else 2
+            if kind == "missing":
+                lags.append(Lag("logs", late, rest, what, weight=weight))
+            elif kind == "mismatch":
+                if len(ranks) * 2 < len(self.all) or len(self.all) == 2:
+                    lags.append(Lag("logs", late, rest, what, other="another collective",
+                                    weight=min(1, weight)))  # fmt: skip
+            elif kind != "reached":
+                self.say("logs", _NAMED[kind], late, weight=1 if kind == "stuck" else 0)
+        self.accuse(lags)
+
+    # --- NCCL's RAS port.
+
+    def ras(self) -> None:
+        by_name: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for (node, pid), rank in self.rank_of.items():
+            if rank is not None:
+                by_name[host_of(node), pid].append(rank)
+        lags: list[Lag] = []
+        for node, answer in self.seen.ras.items():
+            if node not in self.of_node:
+                continue
+            if answer.absent:
+                self.absent["nccl_ras"].setdefault(answer.absent, []).append(node)
+                continue
+            for communicator in answer.communicators:
+                counts: dict[int, dict[str, int]] = {}
+                for member in communicator.members:
+                    ranks = by_name.get((host_of(member.host), member.pid), [])
+                    if member.world_rank in self.all:
+                        # NCCL names a node by an address.
+                        ranks = [member.world_rank]
+                    where = f"process {member.pid} on {member.host[:NAME]}"
+                    if len(ranks) == 1:
+                        counts[ranks[0]] = dict(member.counts)
+                        where = "its process"
+                    host = [one for one in self.nodes if host_of(one) == host_of(member.host)]
+                    for word in filter(None, (member.missing, member.problem)):
+                        strong = word == "dead" and not ranks
+                        self.say("nccl_ras", f"{where} is {word[:LINE]} for NCCL", ranks,
+                                  host[:1], weight=2 if strong else 1)  # fmt: skip
+                lags += self._counts(counts, dict(communicator.usual), communicator.hash[:NAME])
+            if answer.timeouts:
+                peers = counted(answer.timeouts, "peer")
+                self.say("nccl_ras", f"{peers} gave the port no answer")
+        self.accuse(lags)
+
+    def _counts(
+        self, counts: Mapping[int, Mapping[str, int]], usual: Mapping[str, int], name: str
+    ) -> Iterator[Lag]:
+        """Who has launched less than the others. Counts of ranks that go on differ anyway.
+
+        usual: what most members have, of whom not all are told
+        """
+        if self.moving or not counts:
+            return
+        names = sorted({operation for own in (*counts.values(), usual) for operation in own})
+        for operation in names:
+            numbers = {rank: own.get(operation, 0) for rank, own in counts.items()}
+            rest = [usual[operation]] if operation in usual else []
+            least, most = min([*numbers.values(), *rest]), max([*numbers.values(), *rest])
+            late = sorted(rank for rank, number in numbers.items() if number == least)
+            ahead = sorted(rank for rank, number in numbers.items() if number > least)
+            if least == most or not late:
+                continue
+            more = [
+                other
+                for other in names
+                if other != operation
+                and min(counts[rank].get(other, 0) for rank in late)
+                > max([usual.get(other, 0), *(counts[rank].get(other, 0) for rank in ahead)])
+            ]
+            instead = f"{more[0][:NAME]}" if more else ""
+            few = len(late) < len(ahead) or len(numbers) == 2 or bool(rest and rest[0] > least)
+            yield Lag(
+                "nccl_ras", tuple(late), tuple(ahead) or tuple(sorted(self.all - {*late})),
+                f"{operation[:NAME]} #{most} of communicator {name}", other=instead,
+                behind=most - least, weight=2 if few else 1,
+            )  # fmt: skip
+            if more:
+                return
+
+
+class _Members:
+    """The ranks of a process group with how far they are in it."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self.name = (group.desc or group.name or "a group")[:NAME]
+        if group.desc in ("", "undefined"):
+            self.name = f"group {group.name[:NAME]}"
+        #: How far, and the number of the entry there, or -1 -> the ranks that are so far.
+        self.states: dict[tuple[Call, int], list[int]] = {}
+
+    @property
+    def whole(self) -> bool:
+        """Whether all ranks of the job are in it, as far as is known."""
+        return self.group.desc == "default_pg" or self.group.name == "0"
+
+    @property
+    def vague(self) -> bool:
+        """Whether two groups of one name may be in it: so large a group's ranks are not told."""
+        size = sum(map(len, self.states.values()))
+        return not self.group.ranks and not self.whole and size > MOST_RANKS
+
+    def waits(self, entries: Sequence[Entry]) -> str:
+        """``all_reduce #1 of tp (train.py:31 main)``: what the first that waits is in."""
+        number = min((at for _, at in self.states if at >= 0), default=-1)
+        if number < 0:
+            return ""
+        one = entries[number]
+        site = f" ({one.site[:LINE]})" if one.site else ""
+        return f"{one.operation[:NAME]} #{one.sequence} of {self.name}{site}"
+
+    def like(
+        self, group: ProcessGroup, numbers: Sequence[int], entries: Sequence[Entry]
+    ) -> list[int]:
+        """The list of the ranks that are as far as one with this group and these entries.
+
+        Entries are more than the status: that counts sends and receives in with the rest.
+        """
+        calls = [number for number in numbers if not entries[number].is_p2p]
+        if calls:
+            first = min(calls, key=lambda number: entries[number].sequence)
+            top = max(entries[number].sequence for number in calls)
+            return self.states.setdefault((Call(top, entries[first].sequence), first), [])
+        # -1: nothing was enqueued yet.
+        known = None if group.enqueued is None or numbers else max(0, group.enqueued)
+        return self.states.setdefault((Call(known, None), -1), [])
+
+
+#: Operations in which sizes legitimately differ between ranks.
+_UNEVEN = {
+    "all_to_all", "all_to_all_single", "all_to_all_v_single", "scatter", "gather", "coalesced",
+    "all_gather_v", "reduce_scatter_v", "barrier", "all_reduce_barrier", "alltoall",
+    "alltoall_base",
+}  # fmt: skip
+#: Operations that hang, or spoil their result, when sizes differ.
+_EVEN = {
+    "all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base",
+    "all_gather_single", "reduce_scatter_single", "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+}  # fmt: skip
+#: A dump that is so many seconds older than another one is of another moment.
+_SAME_DUMP_S = 60
+#: Ranks of a process group, of more none is told (`nodeready.node.witnesses.flight_recorder`).
+MOST_RANKS = 512
+#: Names of the process group that all ranks are in, by the watchdog's lines.
+_WHOLE = ("default_pg", "a process group")
+_PAIR = re.compile(r"(?:\w+:)?(send|recv) (\d{1,7})(->|<-)(\d{1,7})")
+#: Kinds of reports that name a rank, and what they say of it.
+_NAMED = {
+    "missing": "has not come", "reached": "has come", "mismatch": "has called another collective",
+    "lost": "has lost its connection to another rank", "stuck": "its watchdog itself is stuck",
+}  # fmt: skip
+
+
+def host_of(name: str) -> str:
+    return name if name.replace(".", "").isdigit() else name.partition(".")[0]
+
+
+def _site(entries: Iterable[Entry]) -> str:
+    """The call site of most."""
+    sites = Counter(entry.site for entry in entries if entry.site)
+    return max(sites, key=lambda one: sites[one])[:LINE] if sites else ""
 
 
 class _Court(Calls):

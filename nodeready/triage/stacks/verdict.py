@@ -18,7 +18,7 @@ from nodeready.inventory.nodeset import fold, natural
 from nodeready.text import counted
 from nodeready.triage.stacks import hearing
 from nodeready.triage.stacks.document import Frame, Group, Statement, Suspect, Verdict, fold_ranks
-from nodeready.triage.stacks.testimony import Lag, Testimony
+from nodeready.triage.stacks.evidence import Lag, Testimony
 
 #: Characters of the verdict's text; of a set of ranks or nodes, and of a place, in it.
 _LONG, _WHO, _PLACE = 160, 32, 44
@@ -169,6 +169,8 @@ _DOES = {
     "import": ("imports modules at", "look at the file system"),
     "native": ("stands in", "look there; --native tells more"),
 }  # fmt: skip
+#: What the samples say of ranks that do something between them.
+_AWAKE = ("unsure", "spinning", "progressing")
 #: What a hint is about where nobody is kept waiting.
 _ASIDE = ("idle", "agent", "worker")
 
@@ -459,6 +461,12 @@ class _Case:
         name = who(first.ranks, first.nodes)
         if first.processes == self.total:
             name = f"all {self.total} ranks" if self.total > 1 else name
+        seen = [self.groups[at] for at in alive]
+        awake = all(one.verdict in _AWAKE and not one.role for one in seen)
+        if awake and sum(one.processes for one in seen) == self.total:
+            # Two samples of a loop that goes on can be the same by chance.
+            text = f"{name}{more}: {cause.does}; all are awake: slow, or hung: look again, longer"
+            return self.made("unclear", f"{text} (--interval)", [], ("flight_recorder", "logs"))
         waits = "no rank waits for another"
         if self.roles[alive[0]] == "suspect":
             may = sum(
@@ -489,6 +497,12 @@ class _Case:
             first = self.groups[unknown[0]]
             what = first.why or first.reason or f"stands in {_stands(first)}"
             text = f"{who(first.ranks, first.nodes)}: {_cut(what, 80)}: nobody can tell"
+            if first.verdict == "progressing" and self.victims:
+                # Between two samples an iteration that is long and one without an end look alike.
+                text = (
+                    f"{who(first.ranks, first.nodes)} moves, {self.waits()}: slow, or in a loop: "
+                    "look again, longer (--interval)"
+                )
             few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
             suspects = [self.of_group(at) for at in unknown] if self.victims and few else []
             return self.made("unclear", text, suspects, ("flight_recorder", "logs"))

@@ -58,9 +58,9 @@ def test_a_mistake_is_named_with_its_file(write, text, words):
 
 #: In a process of its own: a command that talks to nodes makes sockets and threads gevent's.
 _OPTIONS = """
-import importlib, sys
-name = sys.argv[1]
-command = getattr(importlib.import_module(f"nodeready.cli.{name}"), name)
+import sys
+import nodeready.cli
+command = nodeready.cli.cli.get_command(None, sys.argv[1])
 print(*(p.name for p in command.params if p.param_type_name == "option"))
 """
 

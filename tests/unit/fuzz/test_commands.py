@@ -22,7 +22,7 @@ import pytest
 from nodeready.node.cores import program as cores
 from nodeready.node.cores.listing import File, Listing
 from nodeready.node.proofs import mesh
-from nodeready.ready import mesh_run
+from nodeready.ready.run import run_mesh
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import Mesh
 from nodeready.transport.base import Answer, Channel, Reply, Request
@@ -342,7 +342,7 @@ def meshed(bad: Peer) -> dict[str, Any]:
     channels: dict[str, Channel] = {name: Peer(name) for name in ADDRESSES}
     channels["bad"] = bad
     carrier = Meshed(dict.fromkeys(ADDRESSES, whole), channels)
-    return mesh_run.run(carrier, ADDRESSES, (29500, 29500), time.monotonic() + 30)
+    return run_mesh(carrier, ADDRESSES, (29500, 29500), time.monotonic() + 30)
 
 
 @pytest.mark.parametrize("kind", VALUES)

@@ -21,16 +21,18 @@ from nodeready.inventory import hostfile, nodeset, slurm
 from nodeready.node.cores import core_pattern
 from nodeready.node.logs import paths as log_paths
 from nodeready.node.stacks import py_spy
-from nodeready.node.witnesses import flight_recorder
+from nodeready.node.witnesses import flight_recorder, nccl_ras
 from nodeready.node.witnesses import logs as watchdog
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError, make_policy
+from nodeready.ready.job_env import read_installed
 from nodeready.subjects import snapshot, sysctl, wire
 from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.base import Output, ProbeError, decoded, file_lines, kernel_arguments
 from nodeready.subjects.debug_tools.facts import parse_versions
 from nodeready.subjects.gpus import amd
-from nodeready.subjects.host import clock, mounts, processes
+from nodeready.subjects.host import facts as host_facts
+from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.iommu import facts as iommu
 from nodeready.subjects.limits import facts as limits
 from nodeready.subjects.ports import facts as ports
@@ -44,6 +46,7 @@ from nodeready.transport.srun import StepOutput
 from nodeready.triage import cores, logs
 from nodeready.triage.stacks import archive, trace
 from tests.builders.hostile import PIECES, RECORDED, encoded, mutated, recorded
+from tests.builders.ras_port import member, missing, report
 from tests.paths import PACKAGE, ROOT
 from tests.unit.fuzz.alone import well
 
@@ -186,6 +189,32 @@ def some(number: int) -> tuple[str, ...]:
 #: What reads text, texts to mutate, and how it may refuse.
 Parser = tuple[Callable[[str], object], tuple[str, ...], tuple[type[Exception], ...]]
 PARSERS: dict[str, Parser] = {
+    "NCCL's report": (
+        nccl_ras.read_json,
+        tuple(
+            report([member(0, 7), member(1, 8)], [missing(2, 9)], comma=comma)
+            for comma in (True, False)
+        ),
+        (),
+    ),
+    "NCCL's report in words": (
+        nccl_ras.read_text,
+        (
+            "NCCL version 2.27.3 compiled with CUDA 12.9\n"
+            "    0         1         2         4         8         8   RUNNING  MISMATCH\n"
+            "#0-0 (9723b2ac2b5f5a15) MISMATCH\n"
+            "  Communicator ranks have different AllReduce operation counts\n"
+            "  6 ranks have launched up to operation 41\n"
+            "  2 ranks have launched up to operation 40\n"
+            "  Rank 3 -- GPU 3 managed by process 4714 on node 10.0.0.1\n",
+        ),
+        (),
+    ),
+    "an installed torch": (
+        lambda text: read_installed(text, "nonce"),
+        ("nonce version 2.15.0+cu132\nnonce cuda 13.2\n", "nonce why no torch\n"),
+        (),
+    ),
     "py-spy's text": (
         dump,
         tuple(path.read_text() for path in sorted(_DUMPS.iterdir())),
@@ -272,7 +301,7 @@ PARSERS: dict[str, Parser] = {
                     (ValueError,)),
     "a node's JSON": (wire.load_json, ('{"a": [1, "x", {"b": null}]}',), (wire.DecodeError,)),
     "a packed text": (packed, ("eJwrSS0uAQAEXQHB",), (ProbeError,)),
-    "the time services": (clock.parse, (recorded("h100")["host_slow"][-900:],), ()),
+    "the time services": (host_facts.parse_clock, (recorded("h100")["host_slow"][-900:],), ()),
     "processes": (processes.parse, (recorded("h100")["host_slow"][-900:],), ()),
     "mounts and fstab": (
         mounted,
@@ -392,6 +421,7 @@ ELSEWHERE = {
     "node/cores/core_pattern.py:expand": "a core_pattern, with values of ours",
     "node/cores/gcore.py:_read": "a file of /proc",
     "node/proofs/mesh.py:_read": "a file of /proc",
+    "node/witnesses/nccl_ras.py:_read": "a file of /proc",
     "node/stacks/processes.py:_read": "a file of /proc",
     "node/stacks/program.py:unpack": "test_answers.py",
     "ready/localize.py:_answers": "what peers said, decoded already",

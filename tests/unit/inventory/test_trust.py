@@ -8,14 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodeready.inventory import hostfile, trust
+from nodeready import files
+from nodeready.inventory import hostfile
 from nodeready.inventory.load import InventoryError, load
 
 
 @pytest.fixture(autouse=True)
 def as_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever runs the tests counts as root, and owns every place above them."""
-    monkeypatch.delenv(trust.VARIABLE, raising=False)
+    monkeypatch.delenv(files.VARIABLE, raising=False)
     monkeypatch.setenv("SUDO_UID", str(os.getuid()))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.chdir(tmp_path)
@@ -45,8 +46,10 @@ def seen_as(monkeypatch: pytest.MonkeyPatch, path: Path, **values: int) -> None:
 
 
 def test_what_is_roots_alone_is_taken(file: Path) -> None:
-    assert trust.refusal(file) == trust.refusal("a/x.py") == trust.refusal("./a/../a/x.py") == ""
-    assert trust.refusal("no/such/file") == ""
+    assert (
+        files.distrust(file) == files.distrust("a/x.py") == files.distrust("./a/../a/x.py") == ""
+    )
+    assert files.distrust("no/such/file") == ""
 
 
 def test_a_strangers_file_directory_and_link_are_named(
@@ -54,15 +57,15 @@ def test_a_strangers_file_directory_and_link_are_named(
 ) -> None:
     link = file.parent.parent / "link.py"
     link.symlink_to("a/x.py")
-    assert trust.refusal(link) == ""
+    assert files.distrust(link) == ""
     for place in (file, file.parent, link):
         with monkeypatch.context() as patch:
             seen_as(patch, place, st_uid=54321)
-            said = trust.refusal(link)
+            said = files.distrust(link)
             assert f"link.py is not taken by root: {place} belongs to uid 54321; chown" in said
             assert "--trust-inventory" in said
-            patch.setattr(trust, "_owners", lambda: frozenset({0, os.getuid(), 54321}))
-            assert trust.refusal(link) == ""
+            patch.setattr(files, "_owners", lambda: frozenset({0, os.getuid(), 54321}))
+            assert files.distrust(link) == ""
 
 
 @pytest.mark.parametrize(
@@ -78,16 +81,16 @@ def test_the_mode_of_a_file(
     file: Path, monkeypatch: pytest.MonkeyPatch, mode: int, said: str
 ) -> None:
     seen_as(monkeypatch, file, st_mode=0o100000 | mode, st_gid=54321)
-    found = trust.refusal(file)
+    found = files.distrust(file)
     assert said in found
     assert bool(found) == bool(said)
 
 
 def test_a_directory_of_all_needs_the_sticky_bit(file: Path) -> None:
     file.parent.chmod(0o777)
-    assert "everybody may write to" in trust.refusal(file)
+    assert "everybody may write to" in files.distrust(file)
     file.parent.chmod(0o1777)
-    assert trust.refusal(file) == ""
+    assert files.distrust(file) == ""
 
 
 def test_the_owners_private_group_may_write(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,16 +103,16 @@ def test_the_owners_private_group_may_write(file: Path, monkeypatch: pytest.Monk
     seen_as(monkeypatch, file, st_mode=0o100664, st_gid=7)
     for members, taken in (([], True), (["alice"], True), (["alice", "bob"], False)):
         group.gr_mem = members
-        assert (trust.refusal(file) == "") is taken
+        assert (files.distrust(file) == "") is taken
     group.gr_mem = []
     monkeypatch.setattr(os, "getxattr", lambda place, name: b"a list of who may write")
-    assert "group alice may write to" in trust.refusal(file)
+    assert "group alice may write to" in files.distrust(file)
 
 
 def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("c")
     (tmp_path / "c").symlink_to("b")
-    assert "Too many levels" in trust.refusal("b")
+    assert "Too many levels" in files.distrust("b")
 
 
 def test_whoever_asks_gets_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +126,11 @@ def test_whoever_asks_gets_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert len(load(str(path), trusted=True)) == 1
     with pytest.raises(InventoryError, match="everybody may write"):
         hostfile.read(hosts)
-    monkeypatch.setenv(trust.VARIABLE, "1")
+    monkeypatch.setenv(files.VARIABLE, "1")
     assert len(load(str(file))) == 1
-    monkeypatch.setenv(trust.VARIABLE, "0")
+    monkeypatch.setenv(files.VARIABLE, "0")
     with pytest.raises(InventoryError):
         load(str(file))
     # Another user's rights are no more than those of the file's owner.
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert trust.refusal(file) == ""
+    assert files.distrust(file) == ""

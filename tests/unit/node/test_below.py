@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from nodeready.node.runtime import Supervisor
-from nodeready.node.stacks import below, processes, py_spy, spawned
+from nodeready.node.stacks import below, processes, py_spy
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import Facts, Process
 from nodeready.node.stacks.py_spy import Dump, Thread
@@ -227,15 +227,15 @@ def dumped(**rows):
 
 @pytest.fixture
 def node(monkeypatch):
-    monkeypatch.setattr(spawned, "_holds", lambda pid: pid < 100)
-    monkeypatch.setattr(spawned, "_ends_here", lambda pid: True)
-    monkeypatch.setattr(spawned, "_readable", lambda process: True)
+    monkeypatch.setattr(below, "_holds", lambda pid: pid < 100)
+    monkeypatch.setattr(below, "_ends_here", lambda pid: True)
+    monkeypatch.setattr(below, "_readable", lambda process: True)
 
     def find(rows, **dumps):
         monkeypatch.setattr(py_spy, "take", dumped(**dumps))
         known = [process(pid, parent, command) for pid, (parent, command) in rows.items()]
         with Supervisor("nodeready:test", 20) as supervisor:
-            ranks = spawned.find(supervisor, "py-spy", known, ())
+            ranks = below.find_spawned(supervisor, "py-spy", known, ())
         return [(one.process.pid, one.identity.rank, one.identity.world_size) for one in ranks]
 
     return find
@@ -256,7 +256,7 @@ def test_of_a_fork_server(node):
 
 
 def test_on_several_nodes_a_place_is_no_rank(node, monkeypatch):
-    monkeypatch.setattr(spawned, "_ends_here", lambda pid: False)
+    monkeypatch.setattr(below, "_ends_here", lambda pid: False)
     assert node(SPAWNS, **PLACES) == [(12, None, None), (11, None, None)]
 
 

@@ -9,9 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.cores import new_file
-from nodeready.node.cores.identity import Credentials, Identity, auxv, identity, namespace
-from nodeready.node.cores.new_file import NewFile, open_directory, remove_leftovers
+from nodeready.node.cores import identity as identities
+from nodeready.node.cores.identity import (
+    Credentials,
+    Identity,
+    NewFile,
+    auxv,
+    identity,
+    namespace,
+    open_directory,
+    remove_leftovers,
+)
 
 OURS = (4, 4026531837)
 USER = Credentials((4001,) * 4, (4001,) * 4, 0)
@@ -99,7 +107,7 @@ def directory(request, tmp_path, monkeypatch):
     """A directory for cores; on the second file system there are no files without a name."""
     if request.param == "hidden":
         # As an old kernel: it opens the directory, which is no file.
-        monkeypatch.setattr(new_file.os, "O_TMPFILE", os.O_DIRECTORY)
+        monkeypatch.setattr(identities.os, "O_TMPFILE", os.O_DIRECTORY)
     number = open_directory(str(tmp_path))
     yield number
     os.close(number)
@@ -132,7 +140,7 @@ def test_what_has_the_name_already_stays(directory, tmp_path):
 
 
 def test_what_a_killed_run_left_is_removed_and_what_a_living_one_has_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(new_file.os, "O_TMPFILE", os.O_DIRECTORY)
+    monkeypatch.setattr(identities.os, "O_TMPFILE", os.O_DIRECTORY)
     number = open_directory(str(tmp_path))
     alive = NewFile(number)
     dead = tmp_path / ".nodeready.core.dead"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.node.redact import LEFT_OUT, redact
+from nodeready.text import LEFT_OUT, redact
 
 SECRET = "hunter2hunter2"
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nodeready.node.redact import LEFT_OUT, redact, redacted
+from nodeready.text import LEFT_OUT, redact, redacted
 
 S = "s3cr3tvalue"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.witnesses import settings
-from nodeready.node.witnesses.settings import Settings
+from nodeready.node.stacks import beside as settings
+from nodeready.node.stacks.beside import Settings
 from tests.builders import ras_port
 
 # Takes a limit of its core, maps files, says so, and waits.

@@ -344,7 +344,9 @@ def test_whatever_witnesses_say_costs_only_their_own_word(seed):
     said = {r: {**recorder(3)[r], **behind(6)[r]} for r in range(8)}
     beside = {
         **{n: {**SPINS[n], **MOVING[n], **kernel(OOM)} for n in SPINS},
-        "gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, r) for r in range(8)), missing=[("a", 1, "dead")]),
+        "gpu1": ras(
+            *((f"gpu{1 + r // 4}", 1000 + r, r) for r in range(8)), missing=[("a", 1, "dead")]
+        ),
     }
     traces = job({3: BLOCKED}, said, beside)
     for one in traces:

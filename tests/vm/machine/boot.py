@@ -11,8 +11,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from nodeready.lab.needs import environment
-from nodeready.lab.state import LabError
+from nodeready.lab.state import LabError, environment
 
 # Added to what the boot loader says: the console goes to our log, and a panic
 # ends the machine at once instead of hanging until the time is up.
