@@ -46,6 +46,9 @@ STOOD_S, BAR_S, SILENCE_S, DRAIN_S = 2.0, 10.0, 0.2, 2.0
 #: Bytes that one write puts into a pipe in one piece (PIPE_BUF of pipe(7)).
 _ATOMIC = 4096
 _READ = 1 << 16
+#: Stands, with the number of its bytes and a line break, before what `printflock` prints; at most
+#: so many bytes are held back for it; which streams (device:inode) a supervisor reads.
+_MARK, _BLOCK, _STREAMS = b"\x1enodeready-block ", 1 << 20, "NODEREADY_RUN_STREAMS"
 #: The status of what could not be started, and of what is no program, as in a shell.
 NOT_FOUND, NOT_RUN, USAGE = 127, 126, 2
 
@@ -229,6 +232,56 @@ class Lines:
         return found
 
 
+class Blocks:
+    """Output cut where `printflock` says that a block begins, and where that block ends."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._since = 0.0
+
+    def add(self, data: bytes, now: float) -> Iterator[bytes]:
+        """Blocks, each whole, and what stands between them."""
+        held, self._held = self._held + data, b""
+        while held:
+            before, mark, rest = held.partition(_MARK)
+            if not mark:
+                part = next(n for n in range(len(_MARK), -1, -1) if held.endswith(_MARK[:n]))
+                before, self._held = held[: len(held) - part], held[len(held) - part :]
+                held = b""
+            if before:
+                yield before
+            if not mark:
+                break
+            size, end, body = rest.partition(b"\n")
+            if len(size) > len(str(_BLOCK)) or size.strip(b"0123456789") or (end and not size):
+                # Somebody else's.
+                yield mark
+                held = rest
+                continue
+            if not end or len(body) < min(int(size), _BLOCK):
+                self._held = mark + rest
+                break
+            yield body[: int(size)]
+            held = body[int(size) :]
+        self._since = now
+
+    def waiting(self, now: float) -> bytes:
+        """The part of a block that has stood so long that its end may never come; b"": none."""
+        return self.rest() if self._held and now - self._since >= STOOD_S else b""
+
+    def rest(self) -> bytes:
+        """The part of a block that is there."""
+        held, self._held = self._held, b""
+        if held.startswith(_MARK):
+            size, end, body = held[len(_MARK) :].partition(b"\n")
+            return body if end and size.isdigit() else held
+        return held
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._held)
+
+
 class Log:
     """A rank's own log: its output as it is. A log that cannot be written stops, the job does not.
 
@@ -280,6 +333,7 @@ class Channel:
     def __init__(self, source: int, target: int, prefix: bytes, log: Log) -> None:
         self.source, self._target, self._log = source, target, log
         self._lines = Lines(prefix, os.isatty(target))
+        self._blocks = Blocks()
         self._turn = Turn(target)
         self._lost = False
         self._read = 0
@@ -313,17 +367,25 @@ class Channel:
             self.end()
             return False
         self._read += len(data)
-        self._log.write(data)
-        self._write(self._lines.add(data, time.monotonic()))
+        now = time.monotonic()
+        for piece in self._blocks.add(data, now):
+            self._add(piece, now)
         return self.source >= 0
+
+    def _add(self, piece: bytes, now: float) -> None:
+        self._log.write(piece)
+        self._write(self._lines.add(piece, now))
 
     @property
     def unfinished(self) -> bool:
-        return self._lines.unfinished
+        return self._lines.unfinished or self._blocks.unfinished
 
     def waiting(self) -> None:
-        """Write an unfinished line that has stood long enough."""
-        self._write(self._lines.waiting(time.monotonic()))
+        """Write an unfinished line or block that has stood long enough."""
+        now = time.monotonic()
+        if piece := self._blocks.waiting(now):
+            self._add(piece, now)
+        self._write(self._lines.waiting(now))
 
     def tell(self, lines: Sequence[bytes]) -> None:
         """Lines of our own among the child's; in its log, too."""
@@ -340,7 +402,10 @@ class Channel:
     def end(self) -> None:
         """Write what is left, and read no more."""
         if self.source >= 0:
-            self._write(self._lines.rest(time.monotonic()))
+            now = time.monotonic()
+            if piece := self._blocks.rest():
+                self._add(piece, now)
+            self._write(self._lines.rest(now))
             os.close(self.source)
             self.source = -1
 
@@ -765,9 +830,20 @@ def printflock(*values: Any, **options: Any) -> None:
     except (AttributeError, OSError, ValueError):
         print(text.getvalue(), file=file, end="", flush=True)
         return
+    data = text.getvalue().encode(getattr(file, "encoding", None) or "utf-8", "replace")
     with Turn(fd):
         file.flush()
-        put(fd, text.getvalue().encode(getattr(file, "encoding", None) or "utf-8", "replace"))
+        put(fd, _announced(fd, data) + data)
+
+
+def _announced(fd: int, data: bytes) -> bytes:
+    """What stands before a block so that the supervisor writes it in one piece; b"": fd is not
+    read by a supervisor, or the block is too large to be held back."""
+    known = os.fstat(fd)
+    here = f"{known.st_dev}:{known.st_ino}"
+    if not 0 < len(data) <= _BLOCK or here not in os.environ.get(_STREAMS, "").split(","):
+        return b""
+    return _MARK + b"%d\n" % len(data)
 
 
 # --- The supervisor.
@@ -909,6 +985,7 @@ class Supervisor:
         """The child's standard output and error: a terminal where ours is one, else a pipe; one
         for both where ours are the same."""
         ends: list[int] = []
+        read: list[str] = []
         for target in (1, 2):
             try:
                 os.fstat(target)
@@ -928,8 +1005,11 @@ class Supervisor:
             else:
                 source, end = os.pipe()
             os.set_blocking(source, False)
+            known = os.fstat(end)
+            read.append(f"{known.st_dev}:{known.st_ino}")
             self._channels.append(Channel(source, target, self._prefix, self._log))
             ends.append(end)
+        self._environment[_STREAMS] = ",".join(read)
         return ends[0], ends[1]
 
     def _supervised(self, directory: str) -> int:

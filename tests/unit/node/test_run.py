@@ -20,6 +20,7 @@ import pytest
 
 from nodeready.node import run as supervisor
 from nodeready.node.stacks import processes, ranks
+from tests.command import wait_for
 
 FILE = Path(supervisor.__file__)
 #: Our own Python, and where this machine has them the oldest that a node has, and one with
@@ -513,6 +514,8 @@ def test_the_last_lines_are_told_when_it_fails(script, python, word, status):
 def test_the_last_lines_are_told_on_a_signal(script, number):
     with started(sys.executable, script(TRACED), "hang", options=("--trace-lines", "50")) as job:
         until(job.stdout, b"hangs")
+        # It says so before it hangs.
+        wait_for(lambda: "sleep" in Path(f"/proc/{child_of(job.pid)}/wchan").read_text())
         os.killpg(job.pid, number)
         seen = until(job.stdout, b"time.sleep(60)\n").decode()
         assert seen.count("trace of process") == 2
@@ -620,3 +623,29 @@ def test_the_command_has_the_options_of_the_file():
     text = subprocess.run([sys.executable, FILE, "--help"], capture_output=True, check=True).stdout
     ours = {name for one in command.params for name in one.opts if name.startswith("--")}
     assert ours == set(re.findall(r"--[a-z-]+", text.decode())) - {"--help", "--"}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "whole"),
+    [
+        ([b"a\n\x1enodeready-block 4\nb\nc\n", b"d\n"], [b"a\n", b"b\nc\n", b"d\n"]),
+        ([b"a\n\x1enodere", b"ady-block 4", b"\nb\n", b"c\nd\n"], [b"a\n", b"b\nc\n", b"d\n"]),
+        ([b"\x1e", b"a\n"], [b"\x1ea\n"]),
+        ([b"\x1enodeready-block x\n"], [b"\x1enodeready-block ", b"x\n"]),
+        ([b"\x1enodeready-block \n"], [b"\x1enodeready-block ", b"\n"]),
+        ([b"\x1enodeready-block 99999999\n"], [b"\x1enodeready-block ", b"99999999\n"]),
+        ([b"\x1enodeready-block 2\na\n\x1enodeready-block 2\nb\n"], [b"a\n", b"b\n"]),
+    ],
+)
+def test_a_block_is_told_in_one_piece(pieces, whole):
+    blocks = supervisor.Blocks()
+    assert [one for piece in pieces for one in blocks.add(piece, 0.0)] == whole
+    assert not blocks.unfinished
+
+
+def test_a_block_whose_end_never_comes_is_told_in_the_end():
+    blocks = supervisor.Blocks()
+    assert list(blocks.add(b"\x1enodeready-block 9\nab", 1.0)) == []
+    assert blocks.waiting(1.5) == b""
+    assert blocks.waiting(1.0 + supervisor.STOOD_S) == b"ab"
+    assert not blocks.unfinished
