@@ -287,6 +287,8 @@ def stacks(
         carrier, wanted = _carrier(inventory, via, options, config, screen)
         with carrier:
             return _checked(carrier, wanted, screen, format)
+    if source is not None and (native or locals or dump or ras):
+        raise Refused("--from: no node is asked; take --native, --locals, --dump and --ras out")
     directory = _own_directory(output)
     if source is not None:
         found, code = _from(source, all_threads, directory)

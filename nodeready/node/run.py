@@ -1094,11 +1094,16 @@ class Supervisor:
         if lines:
             self._channels[-1].tell(lines)
 
+    @property
+    def _unfinished(self) -> bool:
+        return any(one.unfinished for one in self._channels if one.source >= 0)
+
     def _relay(self, directory: str) -> int:
         """Until the child has ended and its output is written; its status as Popen says it."""
         import select
 
         quiet_since = ended = 0.0
+        asked_since = 0.0
         owed: dict[Channel, int] = {}
         while True:
             status = self._child.poll()
@@ -1129,7 +1134,9 @@ class Supervisor:
                     one.waiting()
             now = time.monotonic()
             quiet_since = 0.0 if busy or status is None else quiet_since or now
-            if self._asked:
+            # Not into the middle of a line that is being written: but that has its end soon.
+            asked_since = (asked_since or now) if self._asked else 0.0
+            if self._asked and (now - asked_since >= STOOD_S or not self._unfinished):
                 self._asked = False
                 self._tell_trace(directory)
 

@@ -588,6 +588,8 @@ def _witnesses(stacks: Stacks, table: _Table) -> Iterator[Line]:
             rows.append((name, f"{who_}: {one.text}" if who_ else one.text, ""))
         if table.verbose:
             rows += [(name, f"nothing: {text}", "dim") for text in witness.absent]
+            if not says and not witness.absent:
+                rows.append((name, "saw nothing out of the ordinary", "dim"))
         elif not says:
             silent_.append(name)
     if silent_:
@@ -628,7 +630,7 @@ def incident_index(incident: kept.Incident, options: Options = PLAIN) -> Iterato
     else:
         yield line((f"{verdict.kind}: ", "bold"), verdict.text)
         for suspect in verdict.suspects[:4]:
-            who = f"ranks {fold_ranks(suspect.ranks)}" if suspect.ranks else "no rank"
+            who = ranks(suspect.ranks) or "no rank"
             where = f" on {nodes(suspect.nodes)}" if suspect.nodes else ""
             why = f": {suspect.for_[0]}" if suspect.for_ else ""
             yield line(f"{'':<{_PART}}suspect: {who}{where}{why}")

@@ -21,7 +21,15 @@ from nodeready.node.runtime import Supervisor
 from nodeready.node.stacks import processes, py_spy
 from nodeready.node.stacks.processes import HANGS, Process, contents, each
 from nodeready.node.stacks.py_spy import Dump
-from nodeready.node.stacks.ranks import Identity, Rank, StackTable, Target, owner_of, program
+from nodeready.node.stacks.ranks import (
+    Identity,
+    Rank,
+    StackTable,
+    Target,
+    noise,
+    owner_of,
+    program,
+)
 
 #: At most so many of one rank are looked at.
 MOST = 64
@@ -31,11 +39,6 @@ LOADER, COMPILER, SHELL, WRITER, OTHER = (
     "loader worker", "compiler", "shell", "checkpoint writer", "process",
 )  # fmt: skip
 
-# Processes of Python's multiprocessing that wait for the end of their parent, and do nothing else
-# (multiprocessing/resource_tracker.py; semaphore_tracker.py before Python 3.8).
-_NOISE = re.compile(
-    r"from multiprocessing\.(resource|semaphore)_tracker import main|multiprocessing-fork-tracker"
-)
 _COMPILERS = re.compile(
     r"ninja|make|cmake|gcc|g\+\+|cc|c\+\+|cc1|cc1plus|collect2|ld(\.\w+)?|as|clang(\+\+)?(-\d+)?"
     r"|nvcc|cicc|ptxas|cudafe\+\+|fatbinary|nvlink|hipcc|lld|ccache|x86_64-linux-gnu-\S+"
@@ -57,11 +60,6 @@ _STACKS = (
     ("do_job", "subproc_pool.py", COMPILER),
     ("_worker_compile_triton", "", COMPILER),
 )  # fmt: skip
-
-
-def noise(process: Process) -> bool:
-    """Whether a process does nothing but wait for the end of who started it."""
-    return bool(_NOISE.search(process.command))
 
 
 def kind(process: Process, dump: Dump | None = None) -> str:

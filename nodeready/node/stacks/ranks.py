@@ -35,6 +35,11 @@ _WRAPPERS = re.compile(
 )
 # What Python's multiprocessing starts anew (multiprocessing/spawn.py, forkserver.py).
 _FORKED = re.compile(r"from multiprocessing\.(spawn|forkserver) import|--multiprocessing-fork")
+# Processes of Python's multiprocessing that wait for the end of their parent, and do nothing else
+# (multiprocessing/resource_tracker.py; semaphore_tracker.py before Python 3.8).
+_NOISE = re.compile(
+    r"from multiprocessing\.(resource|semaphore)_tracker import main|multiprocessing-fork-tracker"
+)
 #: torchrun's run id where nobody gave one.
 _NO_ID = "none"
 # How a program of ours begins on a node: see nodeready.node.payload.
@@ -173,6 +178,11 @@ def _lightning(process: Process, who: Identity) -> _Lightning | None:
 def _at_least(least: int, world_size: int) -> int:
     """Ranks of a node: as few as there are, so that all nodes have the same number."""
     return next((n for n in range(least, min(world_size, 64) + 1) if world_size % n == 0), least)
+
+
+def noise(process: Process) -> bool:
+    """Whether a process does nothing but wait for the end of who started it."""
+    return bool(_NOISE.search(process.command))
 
 
 class _Tree:
@@ -364,6 +374,7 @@ def select(
         pid
         for pid, process in tree.known.items()
         if pid not in tree.ours
+        and not noise(process)
         and (not wanted.job or wanted.job in jobs(process))
         and (pattern.search(process.command) if matched is None else pid in matched)
     ]

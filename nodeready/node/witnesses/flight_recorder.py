@@ -148,7 +148,9 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
         except OSError as problem:
             why.setdefault(f"{path}: {_reason(problem)}")
     if not found:
-        return Recording(absent="; ".join(why) or f"no dump has been written ({paths[0]})")
+        return Recording(
+            absent="; ".join(why) or f"no dump has been written ({_for_any(paths[0])})"
+        )
     began, refused = _began(pid), Recording()
     for path, written, data, cut in sorted(found, key=lambda row: -row[1]):
         age = max(0, min(int(time.time() - written), 1 << 31))
@@ -161,6 +163,11 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
             # Of several, the newest one's reason.
             refused = refused if refused.absent else Recording(f"{path}: {problem}", age_s=age)
     return refused
+
+
+def _for_any(path: str) -> str:
+    """The path without the rank at its end: ranks that have no dump say the same."""
+    return re.sub(r"\d+$", "RANK", path)
 
 
 def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:

@@ -204,7 +204,7 @@ def test_the_index_begins_with_the_verdict():
     assert rows[:3] == [
         "job 4711 of ada, 2026-11-21T03:00:00Z: somebody asked for it",
         f"late: {VERDICT.text}",
-        "          suspect: ranks 3 on gpu001: it waits for no rank",
+        "          suspect: rank 3 on gpu001: it waits for no rank",
     ]
     assert rows[-1] == "all of it: /tmp/hang.tar.gz"
 
