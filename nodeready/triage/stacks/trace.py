@@ -71,7 +71,7 @@ _words = itemgetter(
 #: The first fields of a process.
 _COUNTED = ("pid", "tracer", "threads", "rank", "local_rank", "world_size")
 #: A field may be of some types, so there are a few dozen combinations, seen again and again.
-_values = itemgetter(*_PROCESS)
+_values = itemgetter(*_PROCESS, *_LATER)
 _types_seen: set[tuple[type, ...]] = set()
 
 
@@ -140,18 +140,26 @@ def _frames(trace: Trace) -> None:
         _indexes(stack, end, f"stacks[{number}]")
 
 
-def _process(process: Any, what: str) -> None:
+def _filled(process: Any, what: str) -> tuple[tuple[Any, ...], tuple[type, ...]]:
+    """The values of a process and their types; what an earlier version does not tell is filled
+    in."""
     if type(process) is dict:
-        for name, (types_, instead) in _LATER.items():
-            if type(process.setdefault(name, instead)) not in types_:
-                _fields(process, {name: types_}, what)
+        for name, (types, instead) in _LATER.items():
+            if type(process.setdefault(name, instead)) not in types:
+                _fields(process, {name: types}, what)
+    _fields(process, _PROCESS, what)
+    values = _values(process)
+    return values, tuple(map(type, values))
+
+
+def _process(process: Any, what: str) -> None:
     try:
         values = _values(process)
         types = tuple(map(type, values))
     except (KeyError, TypeError, IndexError):
-        values, types = (), ()
+        types = ()
     if types not in _types_seen:
-        _fields(process, _PROCESS, what)
+        values, types = _filled(process, what)
         _types_seen.add(types)
     _short(_words(process), what)
     for name, value in zip(_COUNTED, values, strict=False):
