@@ -140,26 +140,38 @@ def _frames(trace: Trace) -> None:
         _indexes(stack, end, f"stacks[{number}]")
 
 
-def _filled(process: Any, what: str) -> tuple[tuple[Any, ...], tuple[type, ...]]:
-    """The values of a process and their types; what an earlier version does not tell is filled
-    in."""
+def _typed(process: Any, what: str) -> None:
+    """Refuse a process whose fields are missing or of another type."""
     if type(process) is dict:
-        for name, (types, instead) in _LATER.items():
-            if type(process.setdefault(name, instead)) not in types:
-                _fields(process, {name: types}, what)
+        for name, (types, _) in _LATER.items():
+            _fields(process, {name: types}, what)
     _fields(process, _PROCESS, what)
-    values = _values(process)
-    return values, tuple(map(type, values))
+
+
+def _told(process: Any, what: str) -> tuple[Any, ...]:
+    """The values of a process; what an earlier version does not tell is filled in."""
+    found: tuple[Any, ...]
+    try:
+        found = _values(process)
+        return found
+    except KeyError:
+        for name, (_, instead) in _LATER.items():
+            process.setdefault(name, instead)
+    except (TypeError, IndexError):
+        pass
+    try:
+        found = _values(process)
+        return found
+    except (KeyError, TypeError, IndexError):
+        _typed(process, what)
+        raise
 
 
 def _process(process: Any, what: str) -> None:
-    try:
-        values = _values(process)
-        types = tuple(map(type, values))
-    except (KeyError, TypeError, IndexError):
-        types = ()
+    values = _told(process, what)
+    types = tuple(map(type, values))
     if types not in _types_seen:
-        values, types = _filled(process, what)
+        _typed(process, what)
         _types_seen.add(types)
     _short(_words(process), what)
     for name, value in zip(_COUNTED, values, strict=False):
