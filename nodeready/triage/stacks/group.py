@@ -457,11 +457,16 @@ class Bucket:
 
     def add(self, process: Mapping[str, Any], node: str, found: Classification) -> None:
         """What is known of one more process, beside what `Process` keeps."""
-        if found.stack is not None:
-            self.by_node.setdefault(node, set()).add(found.stack)
-        if found.woke is not None:
-            least, most = self.woke or (found.woke, found.woke)
-            self.woke = (min(least, found.woke), max(most, found.woke))
+        stack, woke = found.stack, found.woke
+        if stack is not None:
+            there = self.by_node.get(node)
+            if there is None:
+                self.by_node[node] = {stack}
+            else:
+                there.add(stack)
+        if woke is not None and (self.woke is None or not self.woke[0] <= woke <= self.woke[1]):
+            least, most = self.woke or (woke, woke)
+            self.woke = (min(least, woke), max(most, woke))
         channel = process["wait_channel"]
         self.states[process["state"][:1], "" if channel in ("0", "-") else channel] += 1
         said = process["waits_on"]
