@@ -251,8 +251,8 @@ def _later(rank: int, nodes: int, draw: random.Random, witnesses: bool) -> dict[
     """What newer programs on the node tell of a process."""
     late = rank == nodes * RANKS_PER_NODE // 2
     return {
-        "switches": [5000, 5000, 5001], "main_cpu_s": [900.0, 900.01, 900.01], "waits_on": "",
-        "below": [], "locals": [],
+        "slurm_job": "", "switches": [5000, 5000, 5001], "main_cpu_s": [900.0, 900.01, 900.01],
+        "waits_on": "", "below": [], "locals": [],
         "witnesses": _rank_says(rank, draw, late) if witnesses else {},
     }  # fmt: skip
 

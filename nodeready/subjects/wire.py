@@ -22,7 +22,6 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from itertools import chain
 from typing import Any, TypeVar
 
 from nodeready.subjects.base import ProbeError, Unknown
@@ -167,7 +166,11 @@ _LARGE = "a number is too large"
 _QUICK = json.JSONDecoder(
     parse_int=None if _LIMITED else _int, parse_float=_float, parse_constant=_no_number
 )
-_BEFORE_A_COLON = (" :", "\t:", "\n:", "\r:")
+
+
+def _space_before_a_colon(text: str) -> bool:
+    # One character, which mostly is not there, is found much faster than two.
+    return " :" in text or any(one in text and f"{one}:" in text for one in "\t\n\r")
 
 
 def _decoded(text: str) -> Any:
@@ -177,8 +180,8 @@ def _decoded(text: str) -> Any:
     text, too. So there are at least as many of it as keys, and where an object has lost a key,
     there are more of it than keys that are left: only then is every object looked at.
     """
-    surrogates = not text.isascii() or _ESCAPED.search(text) is not None
-    if not any(space in text for space in _BEFORE_A_COLON):
+    surrogates = not text.isascii() or ("\\" in text and _ESCAPED.search(text) is not None)
+    if not _space_before_a_colon(text):
         found = _QUICK.decode(text)
         if _check(found, surrogates) == text.count('":'):
             return found
@@ -187,28 +190,39 @@ def _decoded(text: str) -> Any:
     return found
 
 
+#: No character of a text costs more by `cost`: one of four bytes and the dict that it begins.
+_MOST_OF_ONE = 4 + _DICT
+
+
 def _check_cost(text: str, max_cost: int) -> None:
-    if cost(text) > max_cost:
+    # Counting takes a fifth of the time of decoding: a small text need not be counted.
+    if len(text) * _MOST_OF_ONE > max_cost and cost(text) > max_cost:
         raise DecodeError("too many members")
 
 
 def _check(found: Any, surrogates: bool) -> int:
     """How many keys there are. Raises DecodeError for what is nested too deep, or has a number or
     a text that is none."""
-    keys, level = 0, [found]
+    keys = 0
+    level: list[Any] = [found]
     for _ in range(MAX_DEPTH):
-        numbers = [one for one in level if type(one) is int]
-        if numbers and (max(numbers) > MAX_NUMBER or min(numbers) < -MAX_NUMBER):
-            raise DecodeError(_LARGE)
-        if surrogates and any(_LONE.search(one) for one in level if type(one) is str):
-            raise DecodeError("a text is no Unicode")
-        objects = [one for one in level if type(one) is dict]
-        inner = list(chain.from_iterable([one for one in level if type(one) is list]))
-        if objects:
-            keys += sum(map(len, objects))
-            inner += chain.from_iterable(map(dict.values, objects))
-            if surrogates:
-                inner += chain.from_iterable(objects)
+        inner: list[Any] = []
+        # One plain loop: a comprehension for each type takes twice as long.
+        for one in level:
+            kind = type(one)
+            if kind is str:
+                if surrogates and _LONE.search(one):
+                    raise DecodeError("a text is no Unicode")
+            elif kind is int:
+                if not -MAX_NUMBER <= one <= MAX_NUMBER:
+                    raise DecodeError(_LARGE)
+            elif kind is list:
+                inner += one
+            elif kind is dict:
+                keys += len(one)
+                inner += one.values()
+                if surrogates:
+                    inner += one
         if not inner:
             return keys
         level = inner

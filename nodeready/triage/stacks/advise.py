@@ -228,16 +228,20 @@ def apart(
     """
     if len(nodes) < 2:
         return []
-    rows = {node: [calls(stack) for stack in stacks] for node, stacks in nodes.items()}
-    first = next(iter(rows.values()))[0]
+    # Of many nodes most have the same stacks.
+    alike: dict[frozenset[int], list[str]] = {}
+    for node, stacks in nodes.items():
+        alike.setdefault(frozenset(stacks), []).append(node)
+    rows = [([calls(stack) for stack in stacks], names) for stacks, names in alike.items()]
+    first = rows[0][0][0]
     differ: dict[str, list[tuple[int, dict[int, list[str]]]]] = {}
     for at, frame in enumerate(first[:-1]):
         lines: dict[int, list[str]] = {}
-        for node, stacks in rows.items():
-            own = {stack[at].line for stack in stacks}
+        for paths, names in rows:
+            own = {path[at].line for path in paths}
             if len(own) != 1 or 0 in own:
                 break
-            lines.setdefault(own.pop(), []).append(node)
+            lines.setdefault(own.pop(), []).extend(names)
         else:
             if len(lines) > 1:
                 differ.setdefault(frame.file, []).append((at, lines))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import marshal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import fold, natural
@@ -24,6 +25,9 @@ from nodeready.triage.stacks.document import Statement, Witness, fold_ranks
 #: Characters of a line that a process or a node said.
 LINE = 160
 
+#: Version 2 of marshal: equal values have equal bytes.
+_bytes = marshal.dumps
+
 
 class Known:
     """Decoded values of one dataclass, each different one once, known by its number.
@@ -37,14 +41,47 @@ class Known:
         self._numbers: dict[bytes, int] = {}
 
     def number(self, value: Any) -> int:
-        """Raises DecodeError. Version 2 of marshal: equal values have equal bytes."""
-        key = marshal.dumps(value, 2)
+        """Raises DecodeError."""
+        key = _bytes(value, 2)
         number = self._numbers.get(key)
-        if number is None:
-            made = wire.decode(self.kind, value)
-            number = self._numbers[key] = len(self.all)
-            self.all.append(made)
+        return self._new(key, value) if number is None else number
+
+    def numbers(self, values: Iterable[Any]) -> tuple[int, ...]:
+        """As `number`, of many."""
+        known = self._numbers.get
+        found = []
+        for value in values:
+            key = _bytes(value, 2)
+            number = known(key)
+            found.append(self._new(key, value) if number is None else number)
+        return tuple(found)
+
+    def _new(self, key: bytes, value: Any) -> int:
+        made = wire.decode(self.kind, value)
+        number = self._numbers[key] = len(self.all)
+        self.all.append(made)
         return number
+
+
+class Heads(Known):
+    """Values without what everybody has an own of.
+
+    own: what stands in place of that
+    """
+
+    def __init__(self, kind: type[Any], **own: Any) -> None:
+        super().__init__(kind)
+        self._own = own
+        self._names = {one.name for one in fields(kind)}
+        self._rest = itemgetter(*(one.name for one in fields(kind) if one.name not in own))
+
+    def number(self, value: Any) -> int:
+        """Only what is left makes the key: a dict without the rest costs as much as decoding."""
+        if value.keys() != self._names:
+            raise wire.DecodeError(f"no {self.kind.__name__}")
+        key = _bytes(self._rest(value), 2)
+        number = self._numbers.get(key)
+        return self._new(key, {**value, **self._own}) if number is None else number
 
 
 class KeptLog(NamedTuple):
@@ -102,16 +139,17 @@ class Evidence:
         self.networks: dict[str, KeptNetwork] = {}
         self.kernels: dict[str, int] = {}
         self.ras: dict[str, Ras] = {}
-        self.log_heads, self.recording_heads = Known(Log), Known(Recording)
+        self.log_heads = Heads(Log, path="", age_s=0, lines=[], reports=[])
+        self.recording_heads = Heads(Recording, path="", age_s=0, groups=[], entries=[])
         self.groups, self.entries = Known(ProcessGroup), Known(Entry)
         self.calls: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-        self.reports = Known(Report)
+        self.reports = Heads(Report, rank=None)
         self.report_lists: dict[tuple[tuple[int | None, int], ...], int] = {(): 0}
         self._report_keys: dict[bytes, int] = {}
-        self.gpu_heads, self.gpus_heads = Known(Gpu), Known(Gpus)
-        self.ports, self.network_heads, self.kernel_logs = (
-            Known(Port), Known(Network), Known(Kernel)
-        )  # fmt: skip
+        self.gpu_heads = Heads(Gpu, sm_percent=None, memory_percent=None, power_w=None, pids=[])
+        self.gpus_heads = Heads(Gpus, devices=[])
+        self.network_heads = Heads(Network, seconds=0.0, ports=[])
+        self.ports, self.kernel_logs = Heads(Port, received=0, sent=0), Known(Kernel)
 
     def __bool__(self) -> bool:
         return bool(
@@ -136,12 +174,11 @@ class Evidence:
     def _log(self, value: Any) -> KeptLog:
         try:
             lines, path, age = value["lines"], value["path"], value["age_s"]
-            empty = {**value, "path": "", "age_s": 0, "lines": [], "reports": []}
             last = lines[-1] if lines else ""
             if type(path) is not str or type(age) is not int or type(last) is not str:
                 raise wire.DecodeError("no Log")
             reports = self._reports(value["reports"])
-            return KeptLog(self.log_heads.number(empty), reports, path[:LINE], age, last[:LINE])
+            return KeptLog(self.log_heads.number(value), reports, path[:LINE], age, last[:LINE])
         except _UNREAD as problem:
             head = self.log_heads.number(wire.plain(Log(_senseless(problem))))
             return KeptLog(head, self.report_lists.setdefault((), 0), "", 0, "")
@@ -150,7 +187,7 @@ class Evidence:
         """The number of the reports. Ranks that write one file have the same ones."""
         if not values:
             return 0
-        key = marshal.dumps(values, 2)
+        key = _bytes(values, 2)
         number = self._report_keys.get(key)
         if number is None:
             made = []
@@ -158,7 +195,7 @@ class Evidence:
                 rank = one["rank"]
                 if rank is not None and type(rank) is not int:
                     raise wire.DecodeError("no Report")
-                made.append((rank, self.reports.number({**one, "rank": None})))
+                made.append((rank, self.reports.number(one)))
             number = self.report_lists.setdefault(tuple(made), len(self.report_lists))
             self._report_keys[key] = number
         return number
@@ -168,11 +205,9 @@ class Evidence:
             age = value["age_s"]
             if type(age) is not int:
                 raise wire.DecodeError("no Recording")
-            head = self.recording_heads.number(
-                {**value, "path": "", "age_s": 0, "groups": [], "entries": []}
-            )
-            groups = tuple([self.groups.number(one) for one in value["groups"]])
-            entries = tuple([self.entries.number(one) for one in value["entries"]])
+            head = self.recording_heads.number(value)
+            groups = self.groups.numbers(value["groups"])
+            entries = self.entries.numbers(value["entries"])
             calls = self.calls.setdefault((groups, entries), len(self.calls))
             return KeptRecording(head, age, calls)
         except _UNREAD as problem:
@@ -198,7 +233,7 @@ class Evidence:
 
     def _gpus(self, value: Any) -> tuple[str, tuple[KeptGpu, ...]]:
         try:
-            head = self.gpus_heads.all[self.gpus_heads.number({**value, "devices": []})]
+            head = self.gpus_heads.all[self.gpus_heads.number(value)]
             return head.absent, tuple(map(self._gpu, value["devices"]))
         except _UNREAD as problem:
             return _senseless(problem), ()
@@ -208,14 +243,11 @@ class Evidence:
         pids = value["pids"]
         if not {*map(type, now)} <= {int, type(None)} or not {*map(type, pids)} <= {int}:
             raise wire.DecodeError("no Gpu")
-        head = {**value, "sm_percent": None, "memory_percent": None, "power_w": None, "pids": []}
-        return KeptGpu(self.gpu_heads.number(head), *now, tuple(pids))
+        return KeptGpu(self.gpu_heads.number(value), *now, tuple(pids))
 
     def _network(self, value: Any) -> KeptNetwork:
         try:
-            head = self.network_heads.all[
-                self.network_heads.number({**value, "seconds": 0.0, "ports": []})
-            ]
+            head = self.network_heads.all[self.network_heads.number(value)]
             seconds, ports = value["seconds"], []
             if type(seconds) not in (int, float) or not 0 <= seconds < 1e6:
                 raise wire.DecodeError("no Network")
@@ -223,7 +255,7 @@ class Evidence:
                 received, sent = port["received"], port["sent"]
                 if type(received) is not int or type(sent) is not int:
                     raise wire.DecodeError("no Port")
-                number = self.ports.number({**port, "received": 0, "sent": 0})
+                number = self.ports.number(port)
                 ports.append((number, max(0, received) + max(0, sent)))
             return KeptNetwork(head.absent, seconds, tuple(ports))
         except _UNREAD as problem:

@@ -91,7 +91,7 @@ class StackNumbers:
         self._stacks: dict[tuple[int, ...], int] = {}
         self._all: list[tuple[int, ...]] = []
         self._paths: dict[tuple[int, ...], int] = {}
-        self._readings: list[Reading | None] = []
+        self._readings: dict[int, Reading] = {}
         #: Stack -> its path.
         self.path_of: list[int] = []
 
@@ -137,9 +137,7 @@ class StackNumbers:
 
     def reading(self, stack: int) -> Reading:
         """What its frames say, read once."""
-        while len(self._readings) < len(self._all):
-            self._readings.append(None)
-        known = self._readings[stack]
+        known = self._readings.get(stack)
         if known is None:
             known = self._readings[stack] = _read(self.calls(stack))
         return known
@@ -279,6 +277,8 @@ def _verdict(used: float, woke: int | None, sleeps: bool, seconds: float) -> str
 
 def _holder(process: Mapping[str, Any], stacks: Sequence[int]) -> int | None:
     """The stack of another thread that had Python's lock, at the same place, in every sample."""
+    if not process["samples"][-1]["gil"]:
+        return None
     found: set[tuple[str, int | None]] = set()
     for sample in process["samples"]:
         threads = dict(sample["threads"])
@@ -287,11 +287,17 @@ def _holder(process: Mapping[str, Any], stacks: Sequence[int]) -> int | None:
     return found.pop()[1] if len(found) == 1 else None
 
 
+_NUMBER = (int, float)
+
+
 def _between(values: Sequence[float]) -> float | None:
     """The last less the first; None where there are not two numbers."""
-    if len(values) < 2 or not all(type(one) in (int, float) for one in (values[0], values[-1])):
+    if len(values) < 2:
         return None
-    return round(max(0.0, values[-1] - values[0]), 4)
+    first, last = values[0], values[-1]
+    if type(first) not in _NUMBER or type(last) not in _NUMBER:
+        return None
+    return round(last - first, 4) if last > first else 0.0
 
 
 def _mains(
@@ -300,10 +306,15 @@ def _mains(
     """The stacks of the main thread by sample; where it only waits for another thread of its
     process, with that one's behind. And whether that was so at the end."""
     found: list[int] = []
-    delegated = False
+    delegated, before = False, None
     for sample in process["samples"]:
         if sample["main"] is None:
             continue
+        # Equal samples are one object (`trace.read`).
+        if sample is before:
+            found.append(found[-1])
+            continue
+        before = sample
         main = stacks[sample["main"]]
         reading = table.reading(main)
         delegated = False
@@ -446,11 +457,16 @@ class Bucket:
 
     def add(self, process: Mapping[str, Any], node: str, found: Classification) -> None:
         """What is known of one more process, beside what `Process` keeps."""
-        if found.stack is not None:
-            self.by_node.setdefault(node, set()).add(found.stack)
-        if found.woke is not None:
-            least, most = self.woke or (found.woke, found.woke)
-            self.woke = (min(least, found.woke), max(most, found.woke))
+        stack, woke = found.stack, found.woke
+        if stack is not None:
+            there = self.by_node.get(node)
+            if there is None:
+                self.by_node[node] = {stack}
+            else:
+                there.add(stack)
+        if woke is not None and (self.woke is None or not self.woke[0] <= woke <= self.woke[1]):
+            least, most = self.woke or (woke, woke)
+            self.woke = (min(least, woke), max(most, woke))
         channel = process["wait_channel"]
         self.states[process["state"][:1], "" if channel in ("0", "-") else channel] += 1
         said = process["waits_on"]

@@ -129,7 +129,7 @@ class Calls(Bench):
             lists = rows.get(one.calls)
             if lists is None:
                 numbers = by_number[one.calls]
-                lists = rows[one.calls] = list(self._lists(made, lists_of, *numbers))
+                lists = rows[one.calls] = self._lists(made, lists_of, *numbers)
             for ranks in lists:
                 ranks.append(rank)
         return list(made.values())
@@ -138,25 +138,29 @@ class Calls(Bench):
         self, made: dict[tuple[str, tuple[int, ...]], _Members],
         lists_of: dict[tuple[int, tuple[int, ...]], list[int]],
         groups: Iterable[int], entries: Iterable[int],
-    ) -> Iterator[list[int]]:  # fmt: skip
+    ) -> list[list[int]]:  # fmt: skip
         """For each group of one recording, the list of the ranks that are as far in it.
 
         lists_of: number of a group and of the entries in it -> their list
         """
         calls: dict[str, tuple[int, ...]] = {}
+        all_groups, all_entries = self.seen.groups.all, self.seen.entries.all
         for number in entries:
-            entry = self.seen.entries.all[number]
+            entry = all_entries[number]
             if entry.state != "completed":
                 calls[entry.group] = (*calls.get(entry.group, ()), number)
+        made_lists = []
         for number in groups:
-            group = self.seen.groups.all[number]
-            key = (number, calls.pop(group.name, ()))
+            group = all_groups[number]
+            key = (number, calls.pop(group.name, ()) if calls else ())
             found = lists_of.get(key)
             if found is None:
                 found = lists_of[key] = self._like(made, group, key[1])
-            yield found
+            made_lists.append(found)
         for name, numbers in calls.items():
-            yield self._like(made, ProcessGroup(name, "", (), None, None, None), numbers)
+            group = ProcessGroup(name, "", (), None, None, None)
+            made_lists.append(self._like(made, group, numbers))
+        return made_lists
 
     def _like(
         self, made: dict[tuple[str, tuple[int, ...]], _Members], group: ProcessGroup,
@@ -240,7 +244,7 @@ class Calls(Bench):
             if entry.is_p2p and entry.state != "completed" and _PAIR.fullmatch(entry.operation)
         }  # fmt: skip
         posted: dict[tuple[str, str, int, int], dict[int, Entry]] = defaultdict(dict)
-        for rank, one in dumps.items():
+        for rank, one in dumps.items() if pairs else ():
             numbers, posts = by_number[one.calls]
             if pairs.isdisjoint(posts):
                 continue
@@ -290,27 +294,25 @@ class Calls(Bench):
     def logs(self) -> None:
         heads = self.seen.log_heads.all
         lists = list(self.seen.report_lists)
-        files = Counter(
-            (place.node, log.path)
-            for place in self.places
-            if (log := self.seen.logs.get(place[:2])) and log.path
-        )
+        kept = self.seen.logs
+        heard = [(place, log) for place in self.places if (log := kept.get(place[:2]))]
+        #: A file of a node -> of how many processes it is the log.
+        files = Counter([(place.node, log.path) for place, log in heard if log.path])
+        absent = [one.absent for one in heads]
         own: dict[int, KeptLog] = {}
         done = {0}
-        for place in self.places:
-            log = self.seen.logs.get(place[:2])
-            if log is None:
-                continue
-            if heads[log.head].absent:
-                self.absent["logs"].setdefault(heads[log.head].absent, []).append(place)
-            elif place.rank in self.all and place.rank is not None:
-                if files[place.node, log.path] == 1:
-                    own[place.rank] = log
-                    self.found.last[place.rank] = log.last
+        for place, log in heard:
+            node, _, rank = place
+            if absent[log.head]:
+                self.absent["logs"].setdefault(absent[log.head], []).append(place)
+            elif rank is not None and rank in self.all:
+                if files.get((node, log.path)) == 1:
+                    own[rank] = log
+                    self.found.last[rank] = log.last
                 if log.reports not in done:
-                    self._reports(lists[log.reports], place.rank)
+                    self._reports(lists[log.reports], rank)
                     # Ranks that write one file say the same of all.
-                    if all(rank is not None for rank, _ in lists[log.reports]):
+                    if None not in dict(lists[log.reports]):
                         done.add(log.reports)
         self._watchdog()
         self._named()
@@ -393,7 +395,7 @@ class Calls(Bench):
 
     def ras(self) -> None:
         by_name: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for (node, pid), rank in self.rank_of.items():
+        for (node, pid), rank in self.rank_of.items() if self.seen.ras else ():
             if rank is not None:
                 by_name[host_of(node), pid].append(rank)
         lags: list[Lag] = []

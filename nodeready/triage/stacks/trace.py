@@ -71,7 +71,7 @@ _words = itemgetter(
 #: The first fields of a process.
 _COUNTED = ("pid", "tracer", "threads", "rank", "local_rank", "world_size")
 #: A field may be of some types, so there are a few dozen combinations, seen again and again.
-_values = itemgetter(*_PROCESS)
+_values = itemgetter(*_PROCESS, *_LATER)
 _types_seen: set[tuple[type, ...]] = set()
 
 
@@ -140,18 +140,38 @@ def _frames(trace: Trace) -> None:
         _indexes(stack, end, f"stacks[{number}]")
 
 
-def _process(process: Any, what: str) -> None:
+def _typed(process: Any, what: str) -> None:
+    """Refuse a process whose fields are missing or of another type."""
     if type(process) is dict:
-        for name, (types_, instead) in _LATER.items():
-            if type(process.setdefault(name, instead)) not in types_:
-                _fields(process, {name: types_}, what)
+        for name, (types, _) in _LATER.items():
+            _fields(process, {name: types}, what)
+    _fields(process, _PROCESS, what)
+
+
+def _told(process: Any, what: str) -> tuple[Any, ...]:
+    """The values of a process; what an earlier version does not tell is filled in."""
+    found: tuple[Any, ...]
     try:
-        values = _values(process)
-        types = tuple(map(type, values))
+        found = _values(process)
+        return found
+    except KeyError:
+        for name, (_, instead) in _LATER.items():
+            process.setdefault(name, instead)
+    except (TypeError, IndexError):
+        pass
+    try:
+        found = _values(process)
+        return found
     except (KeyError, TypeError, IndexError):
-        values, types = (), ()
+        _typed(process, what)
+        raise
+
+
+def _process(process: Any, what: str) -> None:
+    values = _told(process, what)
+    types = tuple(map(type, values))
     if types not in _types_seen:
-        _fields(process, _PROCESS, what)
+        _typed(process, what)
         _types_seen.add(types)
     _short(_words(process), what)
     for name, value in zip(_COUNTED, values, strict=False):
