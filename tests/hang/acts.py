@@ -236,16 +236,20 @@ def compile_kernel():
 
 def compile_model():
     """torch.compile, with a C++ compiler that does not end."""
+    import torch._inductor.config as inductor
+
     with open("g++", "w") as file:
         file.write(
-            '#!/bin/sh\ncase "$*" in *--version*) exec /usr/bin/g++ "$@";; esac\nsleep 3600\n'
+            '#!/bin/sh\ncase "$*" in *--version*) exec /usr/bin/g++ "$@";; esac\n'
+            "exec sleep 3600\n"
         )
     os.chmod("g++", 0o755)
     os.environ.update(
-        CXX=os.path.abspath("g++"),
-        TORCHINDUCTOR_CACHE_DIR=os.path.abspath("inductor"),
-        TORCHINDUCTOR_COMPILE_THREADS="1",
+        TORCHINDUCTOR_CACHE_DIR=os.path.abspath("inductor"), TORCHINDUCTOR_COMPILE_THREADS="1"
     )
+    # CXX is read when inductor's configuration is imported, which whoever forked us may have done.
+    inductor.cpp.cxx = (None, os.path.abspath("g++"))
+    inductor.compile_threads = 1
     torch.compile(lambda values: values.sin() * 2)(torch.rand(100))
 
 
