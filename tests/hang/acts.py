@@ -240,8 +240,7 @@ def compile_model():
 
     with open("g++", "w") as file:
         file.write(
-            '#!/bin/sh\ncase "$*" in *--version*) exec /usr/bin/g++ "$@";; esac\n'
-            "exec sleep 3600\n"
+            '#!/bin/sh\ncase "$*" in *--version*) exec /usr/bin/g++ "$@";; esac\nexec sleep 3600\n'
         )
     os.chmod("g++", 0o755)
     os.environ.update(
@@ -606,6 +605,14 @@ def one_slow(number):
     steps(number, lambda: busy_for(1) if rank() == last_rank() else None)
 
 
+def one_naps(number):
+    steps(number, lambda: time.sleep(0.5) if rank() == last_rank() else None)
+
+
+def long_naps(number):
+    steps(number, lambda: time.sleep(3))
+
+
 def napping(number):
     steps(number, lambda: time.sleep(0.02))
 
@@ -684,7 +691,7 @@ def hang_in_destructor():
 # --- The play.
 
 
-COUNTS_STEPS = (fast, slow, one_slow, napping, loading, compiling)
+COUNTS_STEPS = (fast, slow, one_slow, one_naps, napping, long_naps, loading, compiling)
 
 
 def join():

@@ -343,13 +343,16 @@ HEALTHY = (
     # Two samples at the same line prove no other step: a doubt, and nobody is accused.
     healthy("napping", "a step every 20 ms, most of it asleep", "napping",
             kinds=("not-stuck", "unclear")),
+    healthy("long-naps", "a step every three seconds, all of it asleep", "long_naps",
+            kinds=("not-stuck", "unclear")),
     healthy("slow", "a step every three seconds and more", "slow", core=True,
             kinds=("not-stuck", "unclear")),
     healthy("loading", "with a data loader that is quick enough", "loading", core=True),
     healthy("compiling", "each step compiles a new graph", "compiling", newest=True),
-    Scenario("one-slow", "rank 3 needs a second for each step, the others none",
-             {"*": "one_slow"}, (),
-             ("not-stuck", "slow-node", "late", "unclear"), ("moves",), NO_LOADER),
+Scenario("one-slow", "rank 3 needs a second for each step, the others none",
+             {"*": "one_slow"}, (), ("not-stuck", "unclear"), ("moves",), ("suspect ", *NO_LOADER)),
+    Scenario("one-naps", "rank 3 sleeps for half a second in each step, the others do not",
+             {"*": "one_naps"}, (), ("not-stuck", "unclear"), ("moves",), ("suspect ", *NO_LOADER)),
 )  # fmt: skip
 
 SCENARIOS = (*CODE, *IO, *LOADERS, *COLLECTIVES, *MISMATCHES, *RANKS, *ENDS, *HEALTHY)
