@@ -508,7 +508,12 @@ def _nobody_waits(groups: Sequence[Group], total: int) -> Iterator[str]:
         )
         return
     few = min(groups, key=lambda group: group.processes)
-    if few.processes <= _MINORITY * total and max(sizes) > few.processes:
+    if any(map(waits, groups)):
+        yield (
+            "whoever waits wakes up again and again: the job may make steps, slowly: look again, "
+            "longer (--interval)"
+        )
+    elif few.processes <= _MINORITY * total and max(sizes) > few.processes:
         yield (
             f"{_ranks(few)}: few are where the others are not, but no stack is known to wait for "
             "other ranks: a hint at most"
