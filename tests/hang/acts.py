@@ -236,16 +236,19 @@ def compile_kernel():
 
 def compile_model():
     """torch.compile, with a C++ compiler that does not end."""
+    import torch._inductor.config as inductor
+
     with open("g++", "w") as file:
         file.write(
-            '#!/bin/sh\ncase "$*" in *--version*) exec /usr/bin/g++ "$@";; esac\nsleep 3600\n'
+            '#!/bin/sh\ncase "$*" in *--version*) exec /usr/bin/g++ "$@";; esac\nexec sleep 3600\n'
         )
     os.chmod("g++", 0o755)
     os.environ.update(
-        CXX=os.path.abspath("g++"),
-        TORCHINDUCTOR_CACHE_DIR=os.path.abspath("inductor"),
-        TORCHINDUCTOR_COMPILE_THREADS="1",
+        TORCHINDUCTOR_CACHE_DIR=os.path.abspath("inductor"), TORCHINDUCTOR_COMPILE_THREADS="1"
     )
+    # CXX is read when inductor's configuration is imported, which whoever forked us may have done.
+    inductor.cpp.cxx = (None, os.path.abspath("g++"))
+    inductor.compile_threads = 1
     torch.compile(lambda values: values.sin() * 2)(torch.rand(100))
 
 
@@ -602,6 +605,14 @@ def one_slow(number):
     steps(number, lambda: busy_for(1) if rank() == last_rank() else None)
 
 
+def one_naps(number):
+    steps(number, lambda: time.sleep(0.5) if rank() == last_rank() else None)
+
+
+def long_naps(number):
+    steps(number, lambda: time.sleep(3))
+
+
 def napping(number):
     steps(number, lambda: time.sleep(0.02))
 
@@ -680,7 +691,7 @@ def hang_in_destructor():
 # --- The play.
 
 
-COUNTS_STEPS = (fast, slow, one_slow, napping, loading, compiling)
+COUNTS_STEPS = (fast, slow, one_slow, one_naps, napping, long_naps, loading, compiling)
 
 
 def join():

@@ -78,9 +78,9 @@ def test_native_frames_in_the_table_pause_nobody_for_long(
         assert done.status == 0, done
         assert not job.held()
         first, rest = done.out.split("\nblocked ")[1:]
-        assert first.split()[:3] == ["rank", "5", job.node(5).name]
+        assert first.split()[:4] == ["suspect", "rank", "5", job.node(5).name]
         assert "save_checkpoint" in first
-        assert rest.split()[:2] == ["ranks", "0-4,6-7"]
+        assert rest.split()[:3] == ["victim", "ranks", "0-4,6-7"]
         assert "c10d::Work::wait" in rest
     assert not job.left()
 

@@ -114,12 +114,21 @@ def waits(group: Group) -> bool:
     )
 
 
+def stands(group: Group) -> bool:
+    """Whether some of a group that waits have not moved at all between the samples.
+
+    A collective that ends wakes up all that wait in it: where each has woken up, the job may make
+    steps.
+    """
+    return group.verdict != "unsure" or not group.woke
+
+
 class _Waiting(NamedTuple):
     """How many processes of a job wait for others.
 
     below:    those that may, in a call of C below the user's own code: the wait() of an
               asynchronous collective
-    standing: some of those that wait do not move at all
+    standing: some of those that wait do not move at all: each step of theirs wakes all of them up
     moving:   some of the job's processes move
     """
 
@@ -138,7 +147,7 @@ def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
     job = _Waiting(
         sum(group.processes for group in groups if waits(group)),
         sum(group.processes for group in groups if _may_wait(group)),
-        any(waits(group) and group.verdict != "unsure" for group in groups),
+        any(waits(group) and stands(group) for group in groups),
         any(group.verdict == "progressing" for group in groups),
         everything,
     )
@@ -174,6 +183,9 @@ def _role(group: Group, job: _Waiting) -> tuple[str | None, str]:
             "suspect",
             f"moves while {others} {_verb(waiting)} for others: slow, or in a loop",
         )
+    if waiting and group.verdict in ("spinning", "unsure") and not job.standing:
+        many = "it wakes up" if waiting == 1 else "all of them wake up"
+        return None, f"awake, and {others} {_verb(waiting)} for others, and {many}: slow, or hung"
     if _may_wait(group):
         if not waiting or below + waiting < job.everything:
             return None, "may wait for other ranks below its own code: --native tells"
@@ -500,7 +512,12 @@ def _nobody_waits(groups: Sequence[Group], total: int) -> Iterator[str]:
         )
         return
     few = min(groups, key=lambda group: group.processes)
-    if few.processes <= _MINORITY * total and max(sizes) > few.processes:
+    if any(map(waits, groups)):
+        yield (
+            "whoever waits wakes up again and again: the job may make steps, slowly: look again, "
+            "longer (--interval)"
+        )
+    elif few.processes <= _MINORITY * total and max(sizes) > few.processes:
         yield (
             f"{_ranks(few)}: few are where the others are not, but no stack is known to wait for "
             "other ranks: a hint at most"

@@ -115,6 +115,8 @@ class Group:
     locals:  variables of one rank's innermost calls, on request: `function: name = value`
     about:   where it stands, or was last, in one word: `collective`, `data`, `storage`, ...;
              "": not known
+    woke:    how often each of its main threads woke up between the samples, at least; None: not
+             known
     """
 
     kind: Annotated[str, {"enum": KINDS}]
@@ -136,6 +138,7 @@ class Group:
     below: tuple[Below, ...] = ()
     locals: tuple[str, ...] = ()
     about: str = ""
+    woke: int | None = None
 
 
 class Rank(NamedTuple):

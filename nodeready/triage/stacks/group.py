@@ -784,6 +784,7 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         below=_below(bucket, table),
         locals=bucket.locals,
         about=hint.about if hint else "",
+        woke=bucket.woke[0] if bucket.woke else None,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import fold, natural
 from nodeready.text import counted
-from nodeready.triage.stacks import hearing
+from nodeready.triage.stacks import advise, hearing
 from nodeready.triage.stacks.document import Frame, Group, Statement, Suspect, Verdict, fold_ranks
 from nodeready.triage.stacks.evidence import Lag, Testimony
 
@@ -171,6 +171,13 @@ _DOES = {
 }  # fmt: skip
 #: What the samples say of ranks that do something between them.
 _AWAKE = ("unsure", "spinning", "progressing")
+
+
+def _pauses(group: Group) -> bool:
+    """Whether a group sleeps for a time, and waits for nobody."""
+    return group.about == "sleep" and not group.role
+
+
 #: What a hint is about where nobody is kept waiting.
 _ASIDE = ("idle", "agent", "worker")
 
@@ -467,6 +474,10 @@ class _Case:
             # Two samples of a loop that goes on can be the same by chance.
             text = f"{name}{more}: {cause.does}; all are awake: slow, or hung: look again, longer"
             return self.made("unclear", f"{text} (--interval)", [], ("flight_recorder", "logs"))
+        if sum(one.processes for one in seen) == self.total and all(map(_pauses, seen)):
+            text = f"{name}{more}: {cause.does}; a pause, or a wait without an end: look again"
+            text += ", longer (--interval)"
+            return self.made("unclear", text, [], ("flight_recorder", "logs"))
         waits = "no rank waits for another"
         if self.roles[alive[0]] == "suspect":
             may = sum(
@@ -497,11 +508,13 @@ class _Case:
             first = self.groups[unknown[0]]
             what = first.why or first.reason or f"stands in {_stands(first)}"
             text = f"{who(first.ranks, first.nodes)}: {_cut(what, 80)}: nobody can tell"
-            if first.verdict == "progressing" and self.victims:
+            still = any(advise.stands(self.groups[at]) for at in self.victims)
+            moves = first.verdict == "progressing" or (first.verdict in _AWAKE and not still)
+            if moves and self.victims:
                 # Between two samples an iteration that is long and one without an end look alike.
                 text = (
-                    f"{who(first.ranks, first.nodes)} moves, {self.waits()}: slow, or in a loop: "
-                    "look again, longer (--interval)"
+                    f"{who(first.ranks, first.nodes)} moves at {_stands(first)}, {self.waits()}: "
+                    "slow, or in a loop: look again, longer (--interval)"
                 )
             few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
             suspects = [self.of_group(at) for at in unknown] if self.victims and few else []
