@@ -174,6 +174,7 @@ def _stack(group: Group) -> dict[str, Any]:
         "below": [{**one._asdict(), "frames": _frames(one.frames)} for one in group.below],
         "locals": list(group.locals),
         "about": group.about,
+        "woke": group.woke,
     }
 
 
