@@ -46,6 +46,8 @@ class Calls(Bench):
         #: By process group: how far each rank is, and what has timed out there.
         self.status: dict[str, dict[int, Call]] = defaultdict(dict)
         self.caught: dict[str, dict[int, tuple[int, str]]] = defaultdict(dict)
+        #: Ranks of which a recorder says that the call has begun.
+        self._started: set[int] = set()
 
     # --- The flight recorder.
 
@@ -91,7 +93,10 @@ class Calls(Bench):
             what, ranks = max(common, key=lambda one: len(one[1]))
             if len(ranks) == len(self.all) or lags:
                 self.found.common = what
-                self.found.called.update(dict.fromkeys(ranks, what))
+                # gloo tells no more than that it was scheduled, also of what has just ended: that
+                # clears nobody who stands elsewhere.
+                started = (rank for rank in ranks if rank in self._started)
+                self.found.called.update(dict.fromkeys(started, what))
             self.say("flight_recorder", f"has called {what}, as all of its group", ranks)
         if not lags and not waits:
             self.say("flight_recorder", "waits in nothing: all that was called has completed",
@@ -184,6 +189,8 @@ class Calls(Bench):
             if entry is not None and entry.sequence == first:
                 kinds[entry.operation] += ranks
                 entries.update(dict.fromkeys(ranks, entry))
+                if entry.state != "scheduled":
+                    self._started.update(ranks)
         usual = max(kinds, key=lambda one: len(kinds[one]), default="a collective")
         what = f"{usual[:NAME]} #{first} of {members.name}"
         site = _site(entries[rank] for rank in kinds.get(usual, ()))

@@ -44,7 +44,7 @@ def test_a_fact_that_makes_no_sense(fresh_nodes, fleet, tool):
 _MISTAKES = """
 from dataclasses import replace
 from nodeready.subjects import registry
-from nodeready.subjects.declare import check
+from nodeready.subjects.result import check
 from nodeready.operations import core_dumps
 from nodeready.transport import look
 real = look.question
