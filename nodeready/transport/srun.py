@@ -58,11 +58,14 @@ from nodeready.transport.dialogue import Dialogue, Stream
 #: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
 STARTING_S = 15
 _PIECE = 64 << 10
-#: The variable in which the nodes' input travels. srun forwards its own standard input only when
-#: every node has begun: one that cannot would keep all others waiting until srun gives up. Nobody
-#: but the job's user and root can read the environment of its processes (proc(5)).
-_INPUT = "NODEREADY_INPUT"
-_FROM_ENVIRONMENT = f'nr_input=${_INPUT}; unset {_INPUT}; printf %s "$nr_input" | '
+#: The variables in which the nodes' input travels, by number. srun forwards its own standard
+#: input only when every node has begun: one that cannot would keep all others waiting until
+#: srun gives up. Nobody but the job's user and root can read the environment of its processes
+#: (proc(5)).
+_INPUT = "NODEREADY_INPUT_"
+#: Bytes of each: one string of execve(2) has 128 KiB; and how many, of the quarter of a stack that
+#: all of them may take.
+_PART, _PARTS = 120 << 10, 6
 #: A job, a task of an array, a component of a heterogeneous one (squeue(1), --jobs).
 _JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
 
@@ -256,13 +259,13 @@ class Srun(Carrier):
                 return step, whole
 
     def _argv(self, command: shell.Command, nodes: Sequence[str]) -> list[str]:
-        early = _fits(command.stdin)
+        parts = len(_parts(command.stdin))
         return [
             "srun", f"--jobid={self.job.number}", *self._overlap, f"--gres={self._gres}",
             f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
-            f"--nodelist={fold(nodes)}", "--label", f"--input={'none' if early else 'all'}",
+            f"--nodelist={fold(nodes)}", "--label", f"--input={'none' if parts else 'all'}",
             "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--chdir=/",
-            "sh", "-c", f"{_FROM_ENVIRONMENT}{command.line}" if early else command.line,
+            "sh", "-c", f"{_from_environment(parts)}{command.line}" if parts else command.line,
         ]  # fmt: skip
 
     def _run(self, step: StepOutput, argv: list[str], stdin: str, limit_s: int) -> bool:
@@ -273,7 +276,7 @@ class Srun(Carrier):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd="/",
-            env={**_environment(), **({_INPUT: stdin} if _fits(stdin) else {})},
+            env={**_environment(), **_parts(stdin)},
             # Ctrl-C must not reach srun, which would wait for a second one: `_end` sends TERM.
             start_new_session=True,
         )
@@ -322,9 +325,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(timeout=shell.KILL_AFTER_S)
 
 
-def _fits(stdin: str) -> bool:
-    """Whether the environment can hold this input: one string of execve(2) has 128 KiB."""
-    return len(stdin.encode("utf-8", "surrogateescape")) < 120 << 10 and "\0" not in stdin
+def _parts(stdin: str) -> dict[str, str]:
+    """The variables that hold this input; none where the environment cannot."""
+    data = stdin.encode("utf-8", "surrogateescape")
+    if len(data) > _PART * _PARTS or b"\0" in data:
+        return {}
+    pieces = [data[at : at + _PART] for at in range(0, max(1, len(data)), _PART)]
+    return {f"{_INPUT}{at}": os.fsdecode(piece) for at, piece in enumerate(pieces)}
+
+
+def _from_environment(parts: int) -> str:
+    """What puts them together again, for the shell of a task."""
+    names = [f"{_INPUT}{at}" for at in range(parts)]
+    kept = "".join(f"nr_{at}=${name}; " for at, name in enumerate(names))
+    values = " ".join(f'"$nr_{at}"' for at in range(parts))
+    return f"{kept}unset {' '.join(names)}; printf %s {values} | "
 
 
 def _environment() -> dict[str, str]:

@@ -160,7 +160,7 @@ def test_what_it_starts_is_compiled_there_and_stays_so(node, inventory):
 def test_a_full_disk_leaves_nothing_half_compiled(node, inventory):
     where = inventory([node], **SETTINGS)
     node.run(
-        f"mkdir -p {probe.DIRECTORY}; mount -t tmpfs -o size=1500k,mode=755 x {probe.DIRECTORY}"
+        f"mkdir -p {probe.DIRECTORY}; mount -t tmpfs -o size=2500k,mode=755 x {probe.DIRECTORY}"
     )
     deployed = nodeready("deploy", where, "--yes", "--only", "gate")
     assert deployed.returncode == 1
