@@ -76,7 +76,10 @@ class Heads(Known):
         self._rest = itemgetter(*(one.name for one in fields(kind) if one.name not in own))
 
     def number(self, value: Any) -> int:
-        """Only what is left makes the key: a dict without the rest costs as much as decoding."""
+        """Only what is left makes the key: a dict without the rest costs as much as decoding.
+
+        Raises DecodeError.
+        """
         if value.keys() != self._names:
             raise wire.DecodeError(f"no {self.kind.__name__}")
         key = _bytes(self._rest(value), 2)
