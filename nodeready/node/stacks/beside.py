@@ -306,8 +306,8 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
 
     For a fork (`nodeready.node.stacks.processes.each`): a file system may never answer.
     """
-    pattern = _first("/proc/sys/kernel/core_pattern").strip()
-    soft = _core_limit(_first(f"/proc/{pid}/limits"))
+    pattern = processes.contents("/proc/sys/kernel/core_pattern").strip()
+    soft = _core_limit(processes.contents(f"/proc/{pid}/limits"))
     torch, nccl, cuda, place, wrong, core = "", None, False, "", "", ""
     with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
         maps = list(_files(pid))
@@ -332,14 +332,6 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
     )
 
 
-def _first(path: str, most: int = 65536) -> str:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return bytes(file.read(most)).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 def _files(pid: int) -> Iterator[str]:
     """The files that a process has mapped. Raises OSError."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
@@ -361,7 +353,7 @@ def _torch(pid: int, maps: list[str]) -> str:
             number = os.open(f"/proc/{pid}/root{directory}/version.py", os.O_PATH | os.O_CLOEXEC)
             try:
                 if stat.S_ISREG(os.fstat(number).st_mode):
-                    match = _VERSION.search(_first(f"/proc/self/fd/{number}", 4096))
+                    match = _VERSION.search(processes.contents(f"/proc/self/fd/{number}", 4096))
                     if match:
                         return match[1]
             finally:

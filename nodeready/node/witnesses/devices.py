@@ -193,7 +193,7 @@ def _stuck(words: re.Pattern[str], until: float) -> int:
     now = _uptime_s()
     waiting = []
     for pid in processes.pids():
-        known = processes.stat(_first(f"/proc/{pid}/stat", 4096))
+        known = processes.stat(processes.contents(f"/proc/{pid}/stat", 4096))
         if known is None or known.state != "D" or now - known.start_s <= STUCK_AFTER_S:
             continue
         # amd-smi is a script of Python's.
@@ -204,7 +204,9 @@ def _stuck(words: re.Pattern[str], until: float) -> int:
 
     def look(pid: int) -> str:
         # Its memory may be what it hangs in.
-        return " ".join(_first(f"/proc/{pid}/{name}", 512) for name in ("comm", "cmdline"))
+        return " ".join(
+            processes.contents(f"/proc/{pid}/{name}", 512) for name in ("comm", "cmdline")
+        )
 
     found = processes.each(look, ours, until)
     return next(
@@ -212,17 +214,8 @@ def _stuck(words: re.Pattern[str], until: float) -> int:
     )
 
 
-def _first(path: str, most: int = 256) -> str:
-    """The beginning of a small file; "" where it cannot be read."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return bytes(file.read(most)).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 def _uptime_s() -> float:
-    return float(_first("/proc/uptime").split()[0] or 0)
+    return float(processes.contents("/proc/uptime").split()[0] or 0)
 
 
 def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
@@ -392,7 +385,7 @@ def _kfd_processes(until: float) -> dict[str, list[int]]:
         for one in _names(folder)[:4096]:
             for name in names or [n for n in _names(f"{folder}/{one}") if n.startswith("vram_")]:
                 path = f"{folder}/{one}/{name}"
-                rows += [f"{path}:{row}" for row in _first(path, 4096).splitlines()]
+                rows += [f"{path}:{row}" for row in processes.contents(path, 4096).splitlines()]
             if time.monotonic() > until:
                 return {}
     seen = amd.parse_kfd("\n".join(rows)).processes
@@ -689,20 +682,20 @@ def _values(directory: str, names: Iterable[str]) -> dict[str, int]:
     out."""
     found = {}
     for name in names:
-        text = _first(f"{directory}/{name}", 64).strip()
+        text = processes.contents(f"{directory}/{name}", 64).strip()
         if re.fullmatch(r"\d{1,20}", text):
             found[name] = int(text)
     return found
 
 
 def _interface(path: str) -> dict[str, Any]:
-    state = _first(f"{path}/operstate").strip()
-    if state not in ("up", "down") and _first(f"{path}/carrier").strip() == "1":
+    state = processes.contents(f"{path}/operstate").strip()
+    if state not in ("up", "down") and processes.contents(f"{path}/carrier").strip() == "1":
         state = "up"
     values = _values(f"{path}/statistics", ("rx_bytes", "tx_bytes"))
     return {
         # ARPHRD_INFINIBAND of linux/if_arp.h: IP over InfiniBand.
-        "kind": "infiniband" if _first(f"{path}/type").strip() == "32" else "ethernet",
+        "kind": "infiniband" if processes.contents(f"{path}/type").strip() == "32" else "ethernet",
         "state": state[:20],
         "rdma": False,
         "received": values.get("rx_bytes"),
@@ -715,8 +708,8 @@ def _interface(path: str) -> dict[str, Any]:
 
 
 def _rdma(path: str) -> dict[str, Any]:
-    layer = _first(f"{path}/link_layer").strip()
-    state = _first(f"{path}/state").partition(":")[2].strip().lower()
+    layer = processes.contents(f"{path}/link_layer").strip()
+    state = processes.contents(f"{path}/state").partition(":")[2].strip().lower()
     values = _values(f"{path}/counters", ("port_rcv_data", "port_xmit_data"))
     received, sent = values.get("port_rcv_data"), values.get("port_xmit_data")
     words = True

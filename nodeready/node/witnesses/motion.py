@@ -203,17 +203,9 @@ def _below(seen: Sequence[processes.Process], pids: Iterable[int]) -> dict[int, 
     return found
 
 
-def _text(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read(65536).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 def _numbers(path: str) -> tuple[str, list[int]] | None:
     """State, and the numbers behind it, of a stat file; None: it is gone."""
-    state, _, rest = _text(path).rpartition(")")[2].strip().partition(" ")
+    state, _, rest = processes.contents(path).rpartition(")")[2].strip().partition(" ")
     words = rest.split()
     try:
         return (state, [int(word) for word in words]) if len(words) > 20 else None
@@ -241,7 +233,7 @@ def _motion(pid: int, below: Sequence[int]) -> dict[str, Any] | None:
     told = [one for one in moved if one is not None]
     size, age_s, watchdog = _log(pid)
     switches = re.search(
-        r"^voluntary_ctxt_switches:\s+(\d{1,18})", _text(f"/proc/{pid}/status"), re.M
+        r"^voluntary_ctxt_switches:\s+(\d{1,18})", processes.contents(f"/proc/{pid}/status"), re.M
     )
     return {
         "start": round(numbers[_START] / _TICKS, 2),
@@ -270,7 +262,7 @@ def _may_poll(pid: int) -> bool:
 
 def _io(pid: int) -> int | None:
     """rchar and wchar of /proc/PID/io; None: not permitted, or gone."""
-    found = re.findall(r"^[rw]char: (\d{1,19})$", _text(f"/proc/{pid}/io"), re.M)
+    found = re.findall(r"^[rw]char: (\d{1,19})$", processes.contents(f"/proc/{pid}/io"), re.M)
     return sum(map(int, found)) if found else None
 
 
@@ -310,7 +302,7 @@ def _ports() -> list[int | None]:
     """Bytes of the network, and of the RDMA ports (counters of 4 bytes: the InfiniBand
     specification's PortXmitData and PortRcvData)."""
     network = None
-    for row in _text("/proc/net/dev").splitlines():
+    for row in processes.contents("/proc/net/dev").splitlines():
         name, colon, rest = row.partition(":")
         words = rest.split()
         if colon and name.strip() != "lo" and len(words) > 8:
@@ -319,7 +311,9 @@ def _ports() -> list[int | None]:
     for device in _listed(_SYSFS_IB):
         for port in _listed(f"{_SYSFS_IB}/{device}/ports"):
             for counter in ("port_rcv_data", "port_xmit_data"):
-                words_ = _text(f"{_SYSFS_IB}/{device}/ports/{port}/counters/{counter}").strip()
+                words_ = processes.contents(
+                    f"{_SYSFS_IB}/{device}/ports/{port}/counters/{counter}"
+                ).strip()
                 if words_.isdigit():
                     rdma = (rdma or 0) + 4 * int(words_[:19])
     return [network, rdma]

@@ -200,7 +200,7 @@ LINES = {
         [report("timeout", 1, operation="recv")],
     ),
     "FoundationVision/VNext 9, torch 1.12, gloo": (
-        "RuntimeError: [/opt/conda/conda-bld/pytorch_1656352430114/work/third_party/gloo/gloo/"
+        "RuntimeError: [/.../third_party/gloo/gloo/"
         "transport/tcp/unbound_buffer.cc:136] Timed out waiting 1800000ms for send operation to "
         "complete",
         [report("timeout", operation="send")],
