@@ -26,13 +26,12 @@ from nodeready.cli.start import (
     Nodes,
     ask_with_progress,
     converse,
-    interrupt_on_signals,
+    over_srun,
     over_ssh,
     this_machine,
 )
 from nodeready.healthcheck import here
 from nodeready.node.logs.tail import Config as TailConfig
-from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
 from nodeready.subjects.registry import Selection, select
@@ -333,17 +332,7 @@ def nodes_of(
     if inventory is not None:
         return over_ssh(inventory, options), job
     if via == "srun":
-        from nodeready.transport.srun import Srun, SrunError
-        from nodeready.transport.srun import job as running_job
-
-        interrupt_on_signals()
-        try:
-            found = running_job(job)
-        except SrunError as problem:
-            raise Refused(str(problem)) from None
-        # An array's task has a number of its own, which its processes know.
-        carrier = Srun(found, options.screen().note)
-        return Nodes(carrier, dict.fromkeys(carrier.nodes, Policy())), found.number
+        return over_srun(job, options.screen().note)
     try:
         policy = here.load(None)
     except PolicyError as error:

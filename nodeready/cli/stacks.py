@@ -14,7 +14,7 @@ from nodeready.cli.screen import Screen, show
 from nodeready.cli.start import (
     Common,
     ask_with_progress,
-    interrupt_on_signals,
+    over_srun,
     over_ssh,
     this_machine,
 )
@@ -159,17 +159,8 @@ def _carrier(
     if inventory is not None:
         carrier = over_ssh(inventory, options).carrier
     elif via == "srun":
-        from nodeready.transport.srun import Srun, SrunError
-        from nodeready.transport.srun import job as running_job
-
-        interrupt_on_signals()
-        try:
-            found = running_job(config.job)
-        except SrunError as problem:
-            raise Refused(str(problem)) from None
-        carrier = Srun(found, screen.note)
-        # An array's task has a number of its own, which its processes know.
-        config = replace(config, job=found.number)
+        found, number = over_srun(config.job, screen.note)
+        carrier, config = found.carrier, replace(config, job=number)
     else:
         carrier = this_machine(Policy()).carrier
     return carrier, replace(config, tag=carrier.tag)

@@ -201,6 +201,21 @@ def this_machine(policy: Policy, *, sudo: bool = False) -> Nodes:
     return Nodes(carrier, dict.fromkeys(carrier.nodes, policy))
 
 
+def over_srun(job: str, tell: Callable[[str], None]) -> tuple[Nodes, str]:
+    """The nodes of a running job of Slurm's, and the number by which its processes know it: a task
+    of an array has one of its own. Raises Refused."""
+    from nodeready.transport.srun import Srun, SrunError
+    from nodeready.transport.srun import job as running_job
+
+    interrupt_on_signals()
+    try:
+        found = running_job(job)
+    except SrunError as problem:
+        raise Refused(str(problem)) from None
+    carrier = Srun(found, tell)
+    return Nodes(carrier, dict.fromkeys(carrier.nodes, Policy())), found.number
+
+
 def converse(
     carrier: Carrier,
     screen: Screen,
