@@ -512,8 +512,15 @@ class Node:
         self.enter(["sh", "-c", 'kill -STOP "$(cat /run/sshd.pid)"'])
 
     def resume_sshd(self) -> None:
-        """Undo `pause_sshd`, or start sshd after `stop_sshd`."""
-        script = 'kill -CONT "$(cat /run/sshd.pid)" 2>/dev/null || exec /usr/sbin/sshd'
+        """Undo `pause_sshd`, or start sshd after `stop_sshd`; it takes connections then."""
+        # sshd goes into the background before it listens, and writes its number after that.
+        script = """
+            kill -CONT "$(cat /run/sshd.pid)" 2>/dev/null && exit 0
+            rm -f /run/sshd.pid
+            /usr/sbin/sshd || exit 1
+            for i in $(seq 200); do [ -s /run/sshd.pid ] && exit 0; sleep 0.05; done
+            exit 1
+        """
         self.enter(["sh", "-c", script])
 
     def reboot(self, fault: str | None = None) -> None:

@@ -468,11 +468,16 @@ def _through(
 
     error: it is standard error; steps: filters that are followed (``train | ts | tee log``)
     """
-    readers = [one for one in _readers(pipe, uid) if one.pid != pid]
+    those, whole = _readers(pid, pipe, uid)
+    readers = [one for one in those if one.pid != pid]
     if not readers:
         above = _name(_parent(pid))
         if above == "slurmstepd":
             raise _NoLogError("srun takes its output over the network: look at srun's --output")
+        if not whole:
+            raise _NoLogError(
+                f"its output goes into a pipe whose reader was not found in {_SEARCH_S} s ({shown})"
+            )
         raise _NoLogError(
             f"its output goes into a pipe that no process of its user reads ({shown})"
         )
@@ -551,36 +556,37 @@ class _Reader:
     number: int
 
 
-#: User -> when it was found out, and pipe -> who of the user's reads it: ranks share pipes.
-_known: dict[int, tuple[float, dict[tuple[int, int], list[_Reader]]]] = {}
+#: User -> when it was found out, pipe -> who of the user's reads it (ranks share pipes), and
+#: whether all of the user's processes were looked at.
+_known: dict[int, tuple[float, dict[tuple[int, int], list[_Reader]], bool]] = {}
 _KNOWN_S = 2.0
 
 
-def _readers(pipe: tuple[int, int], uid: int) -> list[_Reader]:
-    """The processes of this user that read this pipe."""
-    asked, found = _known.get(uid, (0.0, {}))
+def _readers(pid: int, pipe: tuple[int, int], uid: int) -> tuple[list[_Reader], bool]:
+    """The processes of this user that read this pipe of the process, and whether these are all."""
+    asked, found, whole = _known.get(uid, (0.0, {}, False))
     if not found or time.monotonic() - asked > _KNOWN_S:
-        found = {}
+        found, whole = {}, True
         until = time.monotonic() + _SEARCH_S
-        for pid in _processes(uid):
-            if time.monotonic() > until:
+        for number, one in enumerate(_processes(pid, uid)):
+            if number >= _MOST_PROCESSES or time.monotonic() > until:
+                whole = False
                 break
-            for one, number in _read_by(pid):
-                found.setdefault(one, []).append(_Reader(pid, number))
-        _known[uid] = time.monotonic(), found
-    return found.get(pipe, [])
+            for read, descriptor in _read_by(one):
+                found.setdefault(read, []).append(_Reader(one, descriptor))
+        _known[uid] = time.monotonic(), found, whole
+    return found.get(pipe, []), whole
 
 
-def _processes(uid: int) -> Iterator[int]:
-    """The numbers of this user's processes, the youngest ones last."""
-    count = 0
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+def _processes(pid: int, uid: int) -> Iterator[int]:
+    """The numbers of this user's processes: the parent of this one, and then the nearest in time,
+    as a pipeline's processes are."""
+    above = _parent(pid)
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    for one in sorted(numbers, key=lambda number: (number != above, abs(number - pid))):
         with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid == uid:
-                count += 1
-                yield pid
-        if count >= _MOST_PROCESSES:
-            return
+            if os.stat(f"/proc/{one}").st_uid == uid:
+                yield one
 
 
 def _read_by(pid: int) -> Iterator[tuple[tuple[int, int], int]]:

@@ -179,6 +179,15 @@ def test_where_there_is_no_log_it_is_told_why(run, tmp_path, make, why):
     assert (found.path, found.lines, found.reports) == ("", (), ())
 
 
+def test_a_search_that_was_cut_off_does_not_say_that_nobody_reads(run, monkeypatch):
+    monkeypatch.setattr(logs, "_SEARCH_S", -1)
+    reading, writing = os.pipe()
+    found = seen(run(stdout=writing, stderr=writing))
+    os.close(reading)
+    os.close(writing)
+    assert "whose reader was not found in -1 s" in found.absent
+
+
 def _deleted(path):
     number = os.open(path, os.O_CREAT | os.O_WRONLY)
     path.unlink()
