@@ -476,7 +476,7 @@ def _through(
             raise _NoLogError("srun takes its output over the network: look at srun's --output")
         if not whole:
             raise _NoLogError(
-                f"its output goes into a pipe whose reader was not found in {_SEARCH_S} s ({shown})"
+                f"its output goes into a pipe whose reader {_SEARCH_S} s did not find ({shown})"
             )
         raise _NoLogError(
             f"its output goes into a pipe that no process of its user reads ({shown})"

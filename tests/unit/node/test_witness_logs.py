@@ -185,7 +185,7 @@ def test_a_search_that_was_cut_off_does_not_say_that_nobody_reads(run, monkeypat
     found = seen(run(stdout=writing, stderr=writing))
     os.close(reading)
     os.close(writing)
-    assert "whose reader was not found in -1 s" in found.absent
+    assert "whose reader -1 s did not find" in found.absent
 
 
 def _deleted(path):
