@@ -98,7 +98,7 @@ _ROWS = (
     Format("stacks", "table", "stacks_table:show", ".txt", styled=True),
     Format("stacks", "json", "json_report:stacks", ".json"),
     Format("stacks", "html", "stacks_html:render", ".html"),
-    Format("stacks", "speedscope", "speedscope:render", ".speedscope.json"),
+    Format("stacks", "speedscope", "exports:speedscope", ".speedscope.json"),
     Format("debuggable", "table", "stacks_table:debuggable", ".txt", styled=True),
     Format("debuggable", "json", "json_report:debuggable", ".json"),
     Format("cores", "table", "cores_table:show", ".txt", styled=True),

@@ -12,6 +12,15 @@ from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
 from nodeready.triage.stacks import advise, evidence, hearing, hints, verdict
+from nodeready.triage.stacks.classify import (
+    HOLDER,
+    MAIN,
+    THREAD,
+    Classification,
+    StackNumbers,
+    classify,
+    in_kernel,
+)
 from nodeready.triage.stacks.document import (
     KINDS,
     Below,
@@ -23,369 +32,8 @@ from nodeready.triage.stacks.document import (
     Thread,
 )
 
-# --- The stacks of all nodes: each different one once, known by a number.
-
-#: Native frames without a symbol, and offsets into one: address randomisation makes them differ.
-_ADDRESS = re.compile(r"\+?\b0x[0-9a-fA-F]+\b")
-
-
-#: Between the stack of a main thread and that of the thread that it waits for.
-THREAD = Frame("(in another thread)", "", 0)
-#: ... and that of the thread that has Python's lock, for which the main thread waits.
-HOLDER = Frame("(in the thread that has Python's lock)", "", 0)
-
-
-class Reading(NamedTuple):
-    """What the frames of one stack say.
-
-    for_ranks: it ends at a known place that waits for other ranks
-    site:      the lines of the user's own calls: whoever stands still at another line waits in
-               another call
-    polls:     so many of its frames lead to a call that looks again and again; 0: none does
-    delegates: it only waits for another thread of its process
-    backward:  ... which is one of autograd's
-    serves:    it is of a thread that serves, and for which nobody waits
-    root:      the file of its outermost call
-    """
-
-    for_ranks: bool
-    site: tuple[int, ...]
-    polls: int
-    delegates: bool
-    backward: bool
-    serves: bool
-    root: str
-
-
-def _read(frames: tuple[Frame, ...]) -> Reading:
-    hint = hints.find(frames)
-    for_ranks = hint is not None and hint.about in hints.FOR_RANKS
-    return Reading(
-        for_ranks,
-        hints.call_site(frames),
-        hints.polls(frames),
-        hints.delegates(frames),
-        hint is not None and hint.about == "backward",
-        hints.serves(frames),
-        frames[0].file if frames else "",
-    )
-
-
-#: A frame of the interpreter's own, which some calls of a class have from Python 3.12 on, once
-#: they have been made often enough (_Py_InitCleanup in Python/specialize.c).
-_SHIM = ("__init__", "__init__", 0)
-
-
-class StackNumbers:
-    """Gives every stack a number; equal stacks of any nodes have one number.
-
-    A stack's number tells its lines apart, a path's number does not: ranks that stand in the same
-    functions are together, whatever line they are at.
-    """
-
-    def __init__(self) -> None:
-        self._frames: dict[tuple[str, str, int], int] = {}
-        self._seen: list[Frame] = []
-        self._function_of: list[int] = []
-        self._functions: dict[tuple[str, str], int] = {}
-        self._stacks: dict[tuple[int, ...], int] = {}
-        self._all: list[tuple[int, ...]] = []
-        self._paths: dict[tuple[int, ...], int] = {}
-        self._readings: dict[int, Reading] = {}
-        #: Stack -> its path.
-        self.path_of: list[int] = []
-
-    def _frame(self, frame: tuple[str, str, int]) -> int:
-        number = self._frames.get(frame)
-        if number is None:
-            function, file, line = frame
-            if "0x" in function:
-                function = _ADDRESS.sub("", function).strip() or "?"
-            number = self._frames[frame] = len(self._seen)
-            self._seen.append(Frame(function, file, line))
-            place = (function, file)
-            self._function_of.append(self._functions.setdefault(place, len(self._functions)))
-        return number
-
-    def _stack(self, frames: tuple[int, ...]) -> int:
-        number = self._stacks.get(frames)
-        if number is None:
-            number = self._stacks[frames] = len(self._all)
-            self._all.append(frames)
-            path = tuple(self._function_of[frame] for frame in frames)
-            self.path_of.append(self._paths.setdefault(path, len(self._paths)))
-        return number
-
-    def numbers(self, trace: Mapping[str, Any]) -> list[int]:
-        """The number of each of the trace's stacks."""
-        frame, stack = self._frame, self._stack
-        own = [frame(tuple(one)) for one in trace["frames"]]
-        rows: list[list[int]] = trace["stacks"]
-        inner = self._frames.get(_SHIM)
-        if inner in own:
-            rows = [[index for index in one if own[index] != inner] for one in rows]
-        return [stack(tuple([own[index] for index in one])) for one in rows]
-
-    def calls(self, stack: int) -> tuple[Frame, ...]:
-        """The frames of one stack, root to leaf."""
-        return tuple(self._seen[frame] for frame in self._all[stack])
-
-    def joined(self, stack: int, other: int, between: Frame = THREAD) -> int:
-        """The number of a stack with another thread's behind it."""
-        mark = self._frame(between)
-        return self._stack((*self._all[stack], mark, *self._all[other]))
-
-    def reading(self, stack: int) -> Reading:
-        """What its frames say, read once."""
-        known = self._readings.get(stack)
-        if known is None:
-            known = self._readings[stack] = _read(self.calls(stack))
-        return known
-
-    def same(self, one: int, other: int) -> bool:
-        """Whether somebody who was at both has stayed: only the line of the last call may differ,
-        and whatever is below a call that polls.
-
-        A loop that waits is at different lines of its function; a program that goes on comes to
-        different calls.
-        """
-        if one == other:
-            return True
-        polls = self.reading(one).polls
-        if polls and polls == self.reading(other).polls:
-            # Its line is that of what it does at the moment.
-            return self._all[one][: polls - 1] == self._all[other][: polls - 1]
-        if self.path_of[one] != self.path_of[other]:
-            return False
-        return self._all[one][:-1] == self._all[other][:-1]
-
-    def frames(self, stacks: Iterable[int]) -> tuple[Frame, ...]:
-        """The frames of stacks with the same path; the line is 0 where they differ."""
-        rows: Sequence[Sequence[Frame]] = [
-            [self._seen[frame] for frame in self._all[stack]] for stack in stacks
-        ]
-        return tuple(
-            frame if all(other.line == frame.line for other in rest) else frame._replace(line=0)
-            for frame, *rest in zip(*rows, strict=True)
-        )
-
-
-# --- The classification of one process: kind, verdict and reason, from its samples.
-
-#: CPU seconds per second below which a process counts as waiting: the heartbeats, watchdogs and
-#: loaders of a process that hangs use some; a loop that spins uses all of a core.
-IDLE = 0.05
-#: The kernel counts CPU time in ticks of 10 ms (USER_HZ): two of them say nothing.
-_TICKS_S = 0.025
-#: The words of `nodeready.node.stacks.py_spy` for a process that has ended.
-_GONE = "it has ended"
-
-
-#: Voluntary context switches a second from which a main thread moves that looks the same: one
-#: that works switches some dozen times (163 in 2 s at 88 steps a second), a hung one never; and
-#: from which one that computes moves.
-_MANY, _SOME = 20, 5
-#: CPU seconds for each time that it woke up, from which it has worked: Python's wait for its lock,
-#: which looks every 5 ms (Python/ceval_gil.h), takes some 10 us, a collective of gloo some 100 us.
-_WORK_S = 40e-6
-#: How often a second a thread looks at least that waits for Python's lock: sys.getswitchinterval.
-_LOCKED = 50
-#: Where a thread is that sleeps for a time (kernel/time/hrtimer.c): a loop that looks again and
-#: again wakes up there by itself, and not because somebody has done something for it.
-_SLEEPS = "nanosleep"
-
-
-class Classification(NamedTuple):
-    """kind, verdict: as in `nodeready.triage.stacks.document`. why: where there is no stack to
-    compare.
-
-    stack: number of the main thread's last stack, with that of the thread that it waits for; None:
-    there is none
-    woke:  how often the main thread woke up between the first and the last sample; None: not known
-    """
-
-    kind: str
-    verdict: str | None
-    why: str
-    stack: int | None
-    cpu_s: float | None
-    woke: int | None = None
-
-
-def classify(
-    process: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers, interval_s: float
-) -> Classification:
-    """Classify one process by its samples.
-
-    stacks: the numbers of the trace's stacks. The last sample with a stack gives the stack, all
-    samples together tell whether the process moves: see `_verdict`.
-    """
-    used = _between(process["cpu_s"])
-    mains, delegated = _mains(process, stacks, table)
-    stack = mains[-1] if mains else None
-    state, note = process["state"][:1], process["note"]
-    if state in ("Z", "X", "x") or note.startswith("ended"):
-        return Classification("dead", None, _ended(state, note), stack, used)
-    if state == "T":
-        why = "stopped by a signal (SIGSTOP) or by the scheduler"
-        return Classification("stopped", None, why, stack, used)
-    if state == "t" or process["tracer"]:
-        why = "another process traces it: a debugger, strace"
-        return Classification("traced", None, why, stack, used)
-    verdict, woke = None, None
-    if len(mains) > 1:
-        if not (len(set(mains)) == 1 or _stayed(mains, table)):
-            verdict = "progressing"
-        elif used is not None:
-            seconds = interval_s * (len(process["cpu_s"]) - 1)
-            # What the main thread does tells nothing of the thread for which it waits.
-            switches = None if delegated else _between(process["switches"])
-            woke = None if switches is None else int(switches)
-            own = None if delegated else _between(process["main_cpu_s"])
-            sleeps = _SLEEPS in process["wait_channel"]
-            verdict = _verdict(used if own is None else own, woke, sleeps, seconds)
-            holder = _holder(process, stacks) if verdict == "unsure" else None
-            if holder is not None and mains[0] == stack and woke and woke >= _LOCKED * seconds:
-                stack = table.joined(mains[-1], holder, HOLDER)
-                woke, verdict = None, _verdict(used, None, False, seconds)
-    # A process that has gone on since was in state D for a moment only.
-    if state == "D" and verdict in (None, "blocked", "unsure"):
-        return Classification("uninterruptible", None, _kernel(process), stack, used)
-    if stack is None:
-        why = _no_stack(process)
-        return Classification("dead" if why == _GONE else "no-data", None, why, None, used)
-    return Classification("stack", verdict, "", stack, used, woke)
-
-
-def _verdict(used: float, woke: int | None, sleeps: bool, seconds: float) -> str:
-    """What the main thread did at the place where all samples have seen it.
-
-    used: CPU seconds, of the main thread or, in traces of earlier versions, of the process, whose
-    heartbeats and watchdogs use some as well. woke: voluntary context switches. sleeps: it was
-    seen to wait for nothing but time
-    """
-    busy = used >= max(_TICKS_S, IDLE * seconds)
-    if woke is None:
-        return "spinning" if busy else "blocked"
-    per_second = woke / seconds if seconds else 0.0
-    if busy:
-        return "progressing" if per_second >= _SOME else "spinning"
-    if per_second >= _MANY and used >= _WORK_S * woke and not sleeps:
-        return "progressing"
-    return "unsure" if woke else "blocked"
-
-
-def _holder(process: Mapping[str, Any], stacks: Sequence[int]) -> int | None:
-    """The stack of another thread that had Python's lock, at the same place, in every sample."""
-    if not process["samples"][-1]["gil"]:
-        return None
-    found: set[tuple[str, int | None]] = set()
-    for sample in process["samples"]:
-        threads = dict(sample["threads"])
-        at = threads.get(sample["gil"]) if sample["gil"] != _MAIN else None
-        found.add((sample["gil"], None if at is None else stacks[at]))
-    return found.pop()[1] if len(found) == 1 else None
-
-
-_NUMBER = (int, float)
-
-
-def _between(values: Sequence[float]) -> float | None:
-    """The last less the first; None where there are not two numbers."""
-    if len(values) < 2:
-        return None
-    first, last = values[0], values[-1]
-    if type(first) not in _NUMBER or type(last) not in _NUMBER:
-        return None
-    return round(last - first, 4) if last > first else 0.0
-
-
-def _mains(
-    process: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
-) -> tuple[list[int], bool]:
-    """The stacks of the main thread by sample; where it only waits for another thread of its
-    process, with that one's behind. And whether that was so at the end."""
-    found: list[int] = []
-    delegated, before = False, None
-    for sample in process["samples"]:
-        if sample["main"] is None:
-            continue
-        # Equal samples are one object (`trace.read`).
-        if sample is before:
-            found.append(found[-1])
-            continue
-        before = sample
-        main = stacks[sample["main"]]
-        reading = table.reading(main)
-        delegated = False
-        if reading.delegates:
-            other = _awaited(reading, sample, stacks, table)
-            if other is not None:
-                main, delegated = table.joined(main, other), True
-        found.append(main)
-    return found, delegated
-
-
-def _awaited(
-    main: Reading, sample: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
-) -> int | None:
-    """The stack of the one thread for which a main thread can wait; None: nobody can tell.
-
-    Autograd's threads are no Python's: their outermost call is not threading's.
-    """
-    found: dict[int, None] = {}
-    for name, at in sample["threads"]:
-        reading = table.reading(stacks[at])
-        python = reading.root.endswith("threading.py")
-        if name != _MAIN and not reading.serves and python != main.backward:
-            found[stacks[at]] = None
-    if len(found) > 1:
-        found = {stack: None for stack in found if table.reading(stack).for_ranks}
-    return next(iter(found)) if len(found) == 1 else None
-
-
-def _stayed(mains: Sequence[int], table: StackNumbers) -> bool:
-    return all(table.same(mains[0], one) for one in mains[1:])
-
-
-def _ended(state: str, note: str) -> str:
-    if state == "Z":
-        return "a zombie: it has ended, and whoever started it has not asked for its status"
-    return note or _GONE
-
-
-def _in_kernel(process: Mapping[str, Any]) -> str:
-    """The innermost function in the kernel, or ""."""
-    for text in (*process["kernel_stack"][:1], process["wait_channel"]):
-        name: str = text.partition("+")[0].strip()
-        if name not in ("", "0", "-"):
-            return name
-    return ""
-
-
-def _kernel(process: Mapping[str, Any]) -> str:
-    name = _in_kernel(process)
-    return f"waits in the kernel (state D), in {name}" if name else "waits in the kernel (state D)"
-
-
-def _no_stack(process: Mapping[str, Any]) -> str:
-    """Why there is no stack. Its own pid in a message would make each one a group of its own."""
-    errors = [one["error"] for one in process["samples"] if one["error"]]
-    why: str = errors[-1] if errors else process["note"] or "no stack was taken"
-    if "not python" in why.lower():
-        name = _in_kernel(process)
-        return (
-            "not Python: it runs"
-            if process["state"] == "R"
-            else (f"not Python: it waits in {name}" if name else "not Python")
-        )
-    pid = str(process["pid"])
-    return " ".join("PID" if word.strip("().,:;") == pid else word for word in why.split())
-
-
 # --- What is kept of every trace until all are read: processes, by their classification.
 
-_MAIN = "MainThread"
 #: Kinds whose groups differ by their stacks; the others differ by their reason alone.
 WITH_STACK = ("stack", "uninterruptible")
 
@@ -477,7 +125,7 @@ class Bucket:
         if process["locals"] and not self.locals:
             self.locals = tuple(one for one in process["locals"] if type(one) is str)
         if not self.master:
-            self.kernel, self.master = _in_kernel(process), process["master"]
+            self.kernel, self.master = in_kernel(process), process["master"]
 
     def add_below(
         self,
@@ -710,7 +358,7 @@ class TraceCollector:
         for sample in reversed(process["samples"]):
             if sample["main"] is not None:
                 pairs = sample["threads"]
-                return [(name, numbers[at]) for name, at in pairs if name != _MAIN]
+                return [(name, numbers[at]) for name, at in pairs if name != MAIN]
         return []
 
 

@@ -10,7 +10,7 @@ from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import Facts, Process
 from nodeready.node.stacks.py_spy import HUNG, Dump, Thread
 from nodeready.node.stacks.ranks import ENDED, NO_TIME, Identity, Rank, StackTable, Target
-from nodeready.triage.stacks.group import StackNumbers, classify
+from nodeready.triage.stacks.classify import StackNumbers, classify
 from nodeready.triage.stacks.trace import read
 
 FACTS = Facts("S", "futex_wait_queue", ("futex_wait_queue",), 1.0, 5.0, 3, 0, 1000)

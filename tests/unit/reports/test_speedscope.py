@@ -7,7 +7,7 @@ import json
 import jsonschema
 import pytest
 
-from nodeready.reports.speedscope import render
+from nodeready.reports.exports import speedscope
 from tests.builders.stack_fleets import FLEETS
 
 NUMBER = {"type": "integer", "minimum": 0}
@@ -53,7 +53,7 @@ FILE = {
 @pytest.mark.parametrize("name", FLEETS)
 def test_a_fleet_is_a_sampled_profile_that_adds_up(name):
     stacks = FLEETS[name]()
-    document = json.loads("".join(render(stacks)))
+    document = json.loads("".join(speedscope(stacks)))
     jsonschema.validate(document, FILE)
     (profile,) = document["profiles"]
     assert len(profile["samples"]) == len(profile["weights"])
@@ -68,7 +68,7 @@ def test_a_fleet_is_a_sampled_profile_that_adds_up(name):
 
 
 def test_the_flame_says_which_ranks_stand_there():
-    document = json.loads("".join(render(FLEETS["one"]())))
+    document = json.loads("".join(speedscope(FLEETS["one"]())))
     assert [frame["name"] for frame in document["shared"]["frames"] if "[" in frame["name"]] == [
         "[blocked: rank 7]",
         "[blocked: ranks 0-6,8-511]",
