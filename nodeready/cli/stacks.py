@@ -299,5 +299,6 @@ def stacks(
         kept = [form for form in FORMATS["stacks"].values() if not form.styled]
         texts = {f"stacks{form.extension}": form.render(found) for form in kept}
         archive.write(directory, found, texts)
-    show("stacks", format, found, screen, silent=screen.quiet and not code)
+    well = not code and found.verdict is not None and found.verdict.kind == "not-stuck"
+    show("stacks", format, found, screen, silent=screen.quiet and well)
     return code

@@ -10,6 +10,8 @@ import pytest
 from nodeready.triage.stacks import archive
 from nodeready.triage.stacks.archive import empty_trace, file_name
 from nodeready.triage.stacks.trace import TraceError
+from tests.builders.traces import LOAD, REDUCE, process, trace
+from tests.command import Tool
 
 NAMES = (
     "gpu001", "gpu001.hall-2", "../../etc/passwd", "/etc/passwd", "..", "", "a/b", "a_b", "a b",
@@ -76,3 +78,17 @@ def test_texts_of_py_spy_are_read_one_node_each_and_a_bad_one_is_named(tmp_path:
     (tmp_path / "empty").mkdir()
     with pytest.raises(TraceError, match="no text of py-spy dump"):
         archive.read(tmp_path / "empty")
+
+
+def test_quiet_says_nothing_of_a_job_that_goes_on_and_all_of_one_that_hangs(
+    tool: Tool, tmp_path: Path
+) -> None:
+    for name, later in (("moves", LOAD), ("hangs", REDUCE)):
+        (tmp_path / name).mkdir()
+        ranks = [process(rank, REDUCE, later, world_size=2) for rank in range(2)]
+        list(archive.keep_traces(tmp_path / name, [trace("gpu1", *ranks)]))
+    moves = tool("stacks", "--from", tmp_path / "moves", "-q")
+    assert (moves.status, moves.out) == (0, "")
+    hangs = tool("stacks", "--from", tmp_path / "hangs", "-q")
+    assert hangs.status == 0
+    assert "all 2 ranks wait in all_reduce" in hangs.out
