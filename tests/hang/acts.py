@@ -14,6 +14,7 @@ import gc
 import multiprocessing
 import os
 import pdb
+import pickle
 import queue
 import re
 import signal
@@ -413,20 +414,25 @@ def all_reduce_later():
     work.wait()
 
 
-def recorded_all_reduce():
+def recorded_all_reduce(number):
     """With a dump of the flight recorder, as a watchdog leaves it, while the call waits."""
-    recorded(dist.all_reduce(torch.ones(4), async_op=True))
+    recorded(dist.all_reduce(torch.ones(4), async_op=True), number)
 
 
-def recorded_broadcast():
-    recorded(dist.broadcast(torch.ones(4), src=0, async_op=True))
+def recorded_broadcast(number):
+    recorded(dist.broadcast(torch.ones(4), src=0, async_op=True), number)
 
 
-def recorded(work):
-    # gloo's own thread records the call when it comes to it.
-    time.sleep(1)
+def recorded(work, number):
+    # gloo's own thread records a call when it comes to it. All acts but the first, to join, call.
+    while len(record().get("entries", ())) < number:
+        time.sleep(0.1)
     dump_recorder()
     work.wait()
+
+
+def record():
+    return pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
 
 
 def dump_recorder():
@@ -693,7 +699,11 @@ def hang_in_destructor():
 # --- The play.
 
 
-COUNTS_STEPS = (fast, slow, one_slow, one_naps, napping, long_naps, loading, compiling)
+#: Acts that are told their number, counted from 0.
+NUMBERED = (
+    fast, slow, one_slow, one_naps, napping, long_naps, loading, compiling,
+    recorded_all_reduce, recorded_broadcast,
+)  # fmt: skip
 
 
 def join():
@@ -718,7 +728,7 @@ def play(names):
         act = globals()[name]
         try:
             try:
-                act(number) if act in COUNTS_STEPS else act()
+                act(number) if act in NUMBERED else act()
             except Exception:
                 # A call that the signal has cut off, in a library that tells it in its own words.
                 if not os.path.exists("end"):

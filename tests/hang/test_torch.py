@@ -45,22 +45,23 @@ def others(*culprits: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "verdict", "function"),
+    ("kind", "verdicts", "function"),
     [
-        ("checkpoint", "blocked", "save_checkpoint"),
-        ("loader", "blocked", "_MultiProcessingDataLoaderIter._next_data"),
-        ("spin", "spinning", "tokenize"),
+        ("checkpoint", ("blocked",), "save_checkpoint"),
+        # It looks every 5 s whether its workers are alive (MP_STATUS_CHECK_INTERVAL), which may
+        # be between the samples.
+        ("loader", ("blocked", "unsure"), "_MultiProcessingDataLoaderIter._next_data"),
+        ("spin", ("spinning",), "tokenize"),
     ],
 )
 def test_one_rank_is_elsewhere(
-    job: Job, look: Callable[..., Seen], kind: str, verdict: str, function: str
+    job: Job, look: Callable[..., Seen], kind: str, verdicts: tuple[str, ...], function: str
 ) -> None:
     with job.fault(5, kind):
         seen = look()
-        assert groups(seen) == [
-            ("stack", verdict, [5]),
-            ("stack", "blocked", others(5)),
-        ]
+        first, second = groups(seen)
+        assert first in [("stack", verdict, [5]) for verdict in verdicts]
+        assert second == ("stack", "blocked", others(5))
         culprit, rest = seen["groups"]
         assert function in [frame["function"] for frame in culprit["frames"]]
         assert ("data loader" in culprit["hint"]) == (kind == "loader")

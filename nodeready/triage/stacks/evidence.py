@@ -319,11 +319,11 @@ class Call(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The first call that ranks of a group wait in.
+    """The first call in which ranks of a group wait for others.
 
     first:   its number
     late:    the ranks that have not called it and are the furthest behind
-    waiting: the ranks that wait, in this call or in a later one
+    waiting: the other ranks that wait, in any call
     behind:  how many calls the first rank is before the last
     """
 
@@ -335,17 +335,25 @@ class Difference(NamedTuple):
 
 def difference(calls: Iterable[tuple[Call, Sequence[int]]]) -> Difference | None:
     """Where a group's ranks differ; None: no rank waits. calls: how far, and which ranks are so
-    far."""
+    far.
+
+    What one rank has completed, all have called: whoever is still in that call by its record waits
+    for nobody there. Records come later than what they tell: gloo's of a call that has just ended,
+    and NCCL's until the watchdog looks again.
+    """
     states = list(calls)
-    first = min((call.at for call, _ in states if call.at is not None), default=None)
-    if first is None:
+    inside = [call.at for call, _ in states if call.at is not None]
+    if not inside:
         return None
+    done = [call.top if call.at is None else call.at - 1 for call, _ in states]
+    passed = max(number for number in done if number is not None)
+    first = min((at for at in inside if at > passed), default=min(inside))
     tops = [call.top for call, _ in states if call.top is not None]
     least = min(tops, default=first)
-    late = [
+    late = {
         rank for call, ranks in states for rank in ranks if call.top == least and least < first
-    ]  # fmt: skip
-    waiting = [rank for call, ranks in states if call.at is not None for rank in ranks]
+    }  # fmt: skip
+    waiting = {rank for call, ranks in states for rank in ranks if call.at is not None} - late
     behind = max(tops, default=first) - least
     return Difference(first, tuple(sorted(late)), tuple(sorted(waiting)), behind)
 

@@ -166,10 +166,9 @@ def test_what_a_launcher_redirects_is_the_log(run, tmp_path):
         (lambda _: socket.socketpair()[0].detach(), "its output goes to a socket"),
         (lambda at: _deleted(at / "gone.log"), "the file that it writes was deleted: "),
         (lambda at: _fifo(at / "fifo"), "a pipe that no process of its user reads"),
-        (lambda _: os.pipe()[1], "which writes no file"),
         (lambda at: _binary(at / "binary"), "what it writes is no text: "),
     ],
-    ids=["null", "device", "terminal", "socket", "deleted", "fifo", "pipe", "binary"],
+    ids=["null", "device", "terminal", "socket", "deleted", "fifo", "binary"],
 )
 def test_where_there_is_no_log_it_is_told_why(run, tmp_path, make, why):
     number = make(tmp_path)
@@ -177,6 +176,12 @@ def test_where_there_is_no_log_it_is_told_why(run, tmp_path, make, why):
     os.close(number)
     assert why in found.absent
     assert (found.path, found.lines, found.reports) == ("", (), ())
+
+
+def test_a_reader_that_writes_no_file_is_named(run):
+    reader = run(stdout=subprocess.DEVNULL, argv=["cat"], stdin=subprocess.PIPE)
+    found = seen(run(stdout=reader.stdin, stderr=reader.stdin))
+    assert f"through a pipe to cat ({reader.pid}), which writes no file" in found.absent
 
 
 def test_a_search_that_was_cut_off_does_not_say_that_nobody_reads(run, monkeypatch):

@@ -171,6 +171,8 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     # --- The recorder.
     ("the recorder knows who has not called", job(said=recorder(3)), "late", (3,), ("rank 3", "has not called all_reduce #42 of default_pg", "train.py:88 step", "7 ranks wait in"), ()),
     ("recorder and stack agree", job({3: BLOCKED}, recorder(3)), "late", (3,), ("has not called all_reduce #42", "preprocess data.py:12"), ()),
+    ("a recorder that has not heard yet that its last call ended", job({3: BLOCKED}, {r: waits(41 if r == 3 else 42) for r in range(8)}), "late", (3,), ("has not called all_reduce #42", "7 ranks wait in"), ()),
+    ("... and nothing else speaks", job(said={r: waits(41 if r == 3 else 42) for r in range(8)}), "late", (3,), ("has not called all_reduce #42",), ()),
     ("recorder and the loader's stack agree", job({3: (LOAD, LOAD)}, recorder(3)), "loader", (3,), ("#42", "data loader"), ()),
     ("recorder against a minority's stack", job({6: (SYNC, SYNC)}, recorder(3)), "late", (3,), ("rank 3",), ("rank 6",)),
     ("one in its own code has called all", job({6: BLOCKED}, recorder(3)), "late", (3,), ("rank 3",), ("rank 6",)),
