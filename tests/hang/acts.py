@@ -92,6 +92,15 @@ def wait_for_queue():
     queue.Queue().get()
 
 
+def poll_queue():
+    batches = queue.Queue()
+    while True:
+        try:
+            batches.get(timeout=0.01)
+        except queue.Empty:
+            continue
+
+
 def ask_user():
     read, _write = os.pipe()
     os.dup2(read, 0)

@@ -129,6 +129,13 @@ CODE = (
     code("lock", "a lock that another thread holds", "wait_for_lock"),
     code("event", "threading.Event that nobody sets", "wait_for_event"),
     code("queue", "queue.Queue that nobody fills", "wait_for_queue"),
+    code(
+        "polled-queue",
+        "a loop that looks into a queue that nobody fills, 100 times a second",
+        "poll_queue",
+        moves=(3,),
+        core=True,
+    ),
     code("input", "input() from a pipe", "ask_user"),
     code("pdb", "a forgotten breakpoint", "debug", "pdb"),
     code("asyncio", "a coroutine that never ends", "serve_metrics"),

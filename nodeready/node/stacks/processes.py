@@ -125,6 +125,8 @@ class Facts:
     uid:          of its owner
     switches:     voluntary context switches of its main thread: how often that has waited
     main_cpu_s:   CPU time of its main thread alone
+    calls:        how often all its threads have called read(2), write(2) and their kin; None: not
+                  told, as of another user's process
     exiting:      its main thread has left the program; the kernel takes its memory and files down
     """
 
@@ -138,6 +140,7 @@ class Facts:
     uid: int
     switches: int = 0
     main_cpu_s: float = 0.0
+    calls: int | None = None
     exiting: bool = False
 
 
@@ -204,12 +207,25 @@ def main_cpu_s(schedstat: str, task_stat: str) -> float:
 _STATUS = ("TracerPid", "Uid", "voluntary_ctxt_switches")
 
 
+def read_and_written(io: str, *names: str) -> int | None:
+    """These counters of /proc/PID/io, together; None where it does not tell."""
+    found = re.findall(rf"^(?:{'|'.join(names)}): (\d{{1,19}})$", io, re.M)
+    return sum(map(int, found)) if found else None
+
+
 def facts(
-    stat_text: str, status: str, wchan: str, stack: str, task: tuple[str, str] = ("", "")
+    stat_text: str,
+    status: str,
+    wchan: str,
+    stack: str,
+    task: tuple[str, str] = ("", ""),
+    *,
+    io: str = "",
 ) -> Facts | None:
     """The facts of one process, from the texts of its files; None when it is gone.
 
     task: schedstat and stat of its main thread
+    io:   of the process
     """
     known = stat(stat_text)
     if known is None:
@@ -228,6 +244,7 @@ def facts(
         uid,
         switches,
         main_cpu_s(*task),
+        read_and_written(io, "syscr", "syscw"),
         known.exiting,
     )
 
@@ -297,15 +314,20 @@ def _look(pid: int) -> dict[str, Any] | None:
     return seen
 
 
-def _facts(pid: int, stack: bool = True, thread: int = 0) -> dict[str, Any] | None:
-    """thread: whose state, wait, switches and time are taken; 0: the main thread's"""
+def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | None:
+    """The facts of one process, as `facts` has them.
+
+    locked: with what the kernel tells under a lock that a process in execve(2) holds: its kernel
+            stack and its io (lock_trace() and do_io_accounting() in fs/proc/base.c)
+    thread: whose state, wait, switches and time are taken; 0: the main thread's
+    """
     task = f"/proc/{pid}/task/{thread or pid}"
     if thread and not os.path.exists(task):
         task, thread = f"/proc/{pid}/task/{pid}", 0
     status, wchan, of_task = (contents(f"{task}/{name}") for name in ("status", "wchan", "stat"))
-    kernel = contents(f"{task}/stack") if stack else ""
+    kernel, io = (contents(f"{task}/stack"), contents(f"/proc/{pid}/io")) if locked else ("", "")
     times = contents(f"{task}/schedstat"), of_task
-    found = facts(contents(f"/proc/{pid}/stat"), status, wchan, kernel, times)
+    found = facts(contents(f"/proc/{pid}/stat"), status, wchan, kernel, times, io=io)
     if found is None:
         return None
     alone = stat(of_task) if thread else None
@@ -405,8 +427,7 @@ def observe(
     )
     for pid, seen in found.items():
         if seen is HANGS:
-            # Only the kernel stack waits for a lock: a process in execve(2) holds it.
-            found[pid] = _facts(pid, stack=False, thread=of.get(pid, 0))
+            found[pid] = _facts(pid, locked=False, thread=of.get(pid, 0))
     return {
         pid: Facts(**{**seen, "kernel_stack": tuple(seen["kernel_stack"])}) if seen else None
         for pid, seen in found.items()

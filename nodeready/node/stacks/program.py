@@ -392,6 +392,7 @@ def _observe_sample(supervisor: Supervisor, targets: Sequence[Target]) -> None:
         target.cpu_s.append(now.cpu_s if now else target.rank.process.cpu_s)
         target.switches.append(now.switches if now else 0)
         target.main_cpu_s.append(now.main_cpu_s if now else 0.0)
+        target.calls.append(now.calls if now else None)
 
 
 def _observe_threads(supervisor: Supervisor, targets: Sequence[Target]) -> None:

@@ -551,6 +551,7 @@ class Target:
     """A rank, its facts at each sample, and its dumps.
 
     switches, main_cpu_s: of its main thread, at each sample
+    calls:    of read and write, of all its threads, at each sample; None: not told
     waits_on: what its main thread waits for; "": not known
     timed_lock: that is a lock, for a limited time
     below:    the processes that it has started
@@ -565,6 +566,7 @@ class Target:
     user: str = ""
     switches: list[int] = field(default_factory=list)
     main_cpu_s: list[float] = field(default_factory=list)
+    calls: list[int | None] = field(default_factory=list)
     waits_on: str = ""
     timed_lock: bool = False
     below: list[Target] = field(default_factory=list)
@@ -675,6 +677,7 @@ class Target:
             "slurm_job": process.cgroup_job,
             "switches": self.switches,
             "main_cpu_s": self.main_cpu_s,
+            "calls": [] if None in self.calls else self.calls,
             "waits_on": self.waits_on,
         }
 

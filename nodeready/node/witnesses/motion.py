@@ -229,7 +229,10 @@ def _motion(pid: int, below: Sequence[int]) -> dict[str, Any] | None:
         if child := _numbers(f"/proc/{other}/stat"):
             rows.append(child[1])
             there += 1
-    moved = [_io(number) for number in (pid, *below)]
+    moved = [
+        processes.read_and_written(processes.contents(f"/proc/{number}/io"), "rchar", "wchar")
+        for number in (pid, *below)
+    ]
     told = [one for one in moved if one is not None]
     size, age_s, watchdog = _log(pid)
     switches = re.search(
@@ -258,12 +261,6 @@ def _may_poll(pid: int) -> bool:
             if os.readlink(f"/proc/{pid}/fd/{name}").startswith(_POLLED):
                 return True
     return False
-
-
-def _io(pid: int) -> int | None:
-    """rchar and wchar of /proc/PID/io; None: not permitted, or gone."""
-    found = re.findall(r"^[rw]char: (\d{1,19})$", processes.contents(f"/proc/{pid}/io"), re.M)
-    return sum(map(int, found)) if found else None
 
 
 def _log(pid: int) -> tuple[int | None, int | None, bool]:

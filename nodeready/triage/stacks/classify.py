@@ -173,10 +173,12 @@ _GONE = "it has ended"
 
 #: Voluntary context switches a second from which a main thread moves that looks the same: one
 #: that works switches some dozen times (163 in 2 s at 88 steps a second), a hung one never; and
-#: from which one that computes moves.
+#: from which one that computes moves. A loop that polls switches as often: the former has to have
+#: read or written each time as well, as a step over the network, a file or a worker's pipe does.
 _MANY, _SOME = 20, 5
-#: CPU seconds for each time that it woke up, from which it has worked: Python's wait for its lock,
-#: which looks every 5 ms (Python/ceval_gil.h), takes some 10 us, a collective of gloo some 100 us.
+#: Where nobody tells how often it read or wrote: CPU seconds for each time that it woke up, from
+#: which it has worked. Python's wait for its lock, which looks every 5 ms (Python/ceval_gil.h),
+#: takes some 10 us, a collective of gloo 50 to 110 us; but so does queue.get(timeout=0.01).
 _WORK_S = 40e-6
 #: How often a second a thread looks at least that waits for Python's lock: sys.getswitchinterval.
 _LOCKED = 50
@@ -237,7 +239,8 @@ def classify(
             woke = None if switches is None else int(switches)
             own = None if delegated else _between(process["main_cpu_s"])
             sleeps = _SLEEPS in process["wait_channel"]
-            verdict = _verdict(used if own is None else own, woke, sleeps, seconds)
+            worked = used if own is None else own
+            verdict = _verdict(worked, woke, sleeps, seconds, _between(process["calls"]))
             holder = _holder(process, stacks) if verdict == "unsure" else None
             if holder is not None and mains[0] == stack and woke and woke >= _LOCKED * seconds:
                 stack = table.joined(mains[-1], holder, HOLDER)
@@ -251,12 +254,15 @@ def classify(
     return Classification("stack", verdict, "", stack, used, woke)
 
 
-def _verdict(used: float, woke: int | None, sleeps: bool, seconds: float) -> str:
+def _verdict(
+    used: float, woke: int | None, sleeps: bool, seconds: float, calls: float | None = None
+) -> str:
     """What the main thread did at the place where all samples have seen it.
 
     used: CPU seconds, of the main thread or, in traces of earlier versions, of the process, whose
     heartbeats and watchdogs use some as well. woke: voluntary context switches. sleeps: it was
-    seen to wait for nothing but time
+    seen to wait for nothing but time. calls: how often the process has read or written; None: not
+    known
     """
     busy = used >= max(_TICKS_S, IDLE * seconds)
     if woke is None:
@@ -264,7 +270,8 @@ def _verdict(used: float, woke: int | None, sleeps: bool, seconds: float) -> str
     per_second = woke / seconds if seconds else 0.0
     if busy:
         return "progressing" if per_second >= _SOME else "spinning"
-    if per_second >= _MANY and used >= _WORK_S * woke and not sleeps:
+    works = used >= _WORK_S * woke if calls is None else calls >= woke
+    if per_second >= _MANY and works and not sleeps:
         return "progressing"
     return "unsure" if woke else "blocked"
 

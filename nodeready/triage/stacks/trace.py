@@ -50,8 +50,8 @@ _PROCESS = {
 #: What traces of earlier versions do not tell, and what is taken instead.
 _LATER: dict[str, tuple[tuple[type, ...], Any]] = {
     "slurm_job": ((str,), ""), "switches": ((list,), []), "main_cpu_s": ((list,), []),
-    "waits_on": ((str,), ""), "below": ((list,), []), "locals": ((list,), []),
-    "witnesses": ((dict,), {}),
+    "calls": ((list,), []), "waits_on": ((str,), ""), "below": ((list,), []),
+    "locals": ((list,), []), "witnesses": ((dict,), {}),
 }  # fmt: skip
 #: A process below a rank.
 _BELOW = {
@@ -180,11 +180,12 @@ def _process(process: Any, what: str) -> None:
     if process["pid"] < 0 or process["tracer"] < 0 or process["threads"] < 0:
         raise _Wrong(f"{what} has a number below 0")
     _times((*process["cpu_s"], *process["main_cpu_s"], process["start_s"]), what)
-    if process["switches"]:
-        counts = process["switches"]
-        if set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) > _MOST_SWITCHES:
-            where = f"{what}.switches"
-            raise _Wrong(f"{where} cannot be {_shown(counts[0])}")
+    for name in ("switches", "calls"):
+        counts = process[name]
+        if counts and (
+            set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) > _MOST_SWITCHES
+        ):
+            raise _Wrong(f"{what}.{name} cannot be {_shown(counts[0])}")
     if process["kernel_stack"]:
         _texts(process["kernel_stack"], f"{what}.kernel_stack")
     if process["locals"]:

@@ -161,8 +161,9 @@ DOC = made(
 )
 DOC["witnesses"] = {"kernel": {"absent": "no log"}, "network": {"absent": "", "ports": []}}
 DOC["processes"][0] |= {
-    "switches": [7, 170], "main_cpu_s": [0.5, 0.75], "waits_on": "read of /data/x (nfs4)",
-    "locals": ["step: number = 7"], "witnesses": {"logs": {"absent": "", "lines": ["a"]}},
+    "switches": [7, 170], "calls": [9, 990], "main_cpu_s": [0.5, 0.75],
+    "waits_on": "read of /data/x (nfs4)", "locals": ["step: number = 7"],
+    "witnesses": {"logs": {"absent": "", "lines": ["a"]}},
     "below": [
         {"pid": 77, "parent": 1000, "kind": "loader worker", "command": "python", "state": "S",
          "wait_channel": "do_wait", "cpu_s": [0.5], "waits_on": "wait for child 78 (gcc)",

@@ -21,6 +21,7 @@ from nodeready.inventory import hostfile, nodeset, slurm
 from nodeready.node.cores import core_pattern
 from nodeready.node.logs import paths as log_paths
 from nodeready.node.stacks import py_spy
+from nodeready.node.stacks.processes import read_and_written
 from nodeready.node.witnesses import flight_recorder, nccl_ras
 from nodeready.node.witnesses import logs as watchdog
 from nodeready.policy import Policy
@@ -302,6 +303,11 @@ PARSERS: dict[str, Parser] = {
     "a node's JSON": (wire.load_json, ('{"a": [1, "x", {"b": null}]}',), (wire.DecodeError,)),
     "a packed text": (packed, ("eJwrSS0uAQAEXQHB",), (ProbeError,)),
     "the time services": (host_facts.parse_clock, (recorded("h100")["host_slow"][-900:],), ()),
+    "reads and writes": (
+        lambda text: read_and_written(text, "syscr", "syscw"),
+        ("rchar: 9000\nwchar: 800\nsyscr: 7\nsyscw: 2\nread_bytes: 4096\n",),
+        (),
+    ),
     "processes": (processes.parse, (recorded("h100")["host_slow"][-900:],), ()),
     "mounts and fstab": (
         mounted,

@@ -220,6 +220,13 @@ def test_how_often_the_main_thread_has_waited_and_its_time():
     assert facts(STAT, "", "0", "").switches == 0
 
 
+def test_how_often_it_has_read_and_written():
+    io = "rchar: 9000\nwchar: 800\nsyscr: 7\nsyscw: 2\nread_bytes: 4096\n"
+    assert facts(STAT, "", "0", "", io=io).calls == 9
+    # Another user's process does not tell.
+    assert facts(STAT, "", "0", "").calls is None
+
+
 def test_a_process_that_leaves_is_told():
     leaves = STAT.replace(" 4194304 ", " 4194308 ")
     assert facts(leaves, "", "", "").exiting
@@ -281,6 +288,22 @@ def test_this_process_is_found_as_it_is():
     standing = processes.observe([os.getpid(), 2**22 + 1], time.monotonic() + 60)
     assert standing[os.getpid()].start_s == mine.start_s
     assert standing[2**22 + 1] is None
+
+
+def test_a_process_that_hangs_in_execve_costs_what_its_lock_guards(monkeypatch):
+    """Where execve(2) waits for a file system, the files that wait for its lock wait with it."""
+    here, contents = os.getpid(), processes.contents
+
+    def locked(path, most=65536):
+        if path.endswith(("/stack", "/io")):
+            assert os.getpid() != here, f"{path} is read where nobody ends it"
+            time.sleep(600)
+        return contents(path, most)
+
+    monkeypatch.setattr(processes, "contents", locked)
+    seen = processes.observe([here], time.monotonic() + 60)[here]
+    assert (seen.kernel_stack, seen.calls) == ((), None)
+    assert seen.state
 
 
 def test_there_and_back():

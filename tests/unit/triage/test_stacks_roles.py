@@ -110,6 +110,12 @@ def test_when_all_wait_for_each_other_the_advice_says_that_nobody_is_accused():
         # A loop that sleeps and looks again, as filelock's and NCCL's blocking wait.
         ([0, 40], [1.0, 1.01], SLEEPS, "unsure"),
         ([0, 1900], [1.0, 1.09], SLEEPS, "unsure"),
+        # 1,500 steps a second, and queue.get(timeout=0.001) in a loop: they use the same time.
+        ([0, 3068], [1.0, 1.09], {"calls": [0, 15000]}, "progressing"),
+        ([0, 1830], [1.0, 1.08], {"calls": [70, 70]}, "unsure"),
+        ([0, 200], [1.0, 1.02], {"calls": [70, 80]}, "unsure"),
+        # A loop that sleeps, and reads a file each time.
+        ([0, 40], [1.0, 1.01], {"calls": [70, 160], **SLEEPS}, "unsure"),
         # Waiting for Python's lock: it looks every 5 ms, and does nothing.
         ([0, 373], [1.0, 1.0077], {}, "unsure"),
         ([0, 2], [1.0, 1.0], {"state": "D"}, None),

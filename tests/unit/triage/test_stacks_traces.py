@@ -31,7 +31,12 @@ def good():
         "main": 0, "error": "",
     }  # fmt: skip
     rows[0] |= {"below": [worker, {**worker, "main": None, "error": "not Python"}]}
-    rows[0] |= {"switches": [7, 2**40], "main_cpu_s": [0.5, 1], "waits_on": "futex"}
+    rows[0] |= {
+        "switches": [7, 2**40],
+        "calls": [7, 2**40],
+        "main_cpu_s": [0.5, 1],
+        "waits_on": "futex",
+    }
     rows[0] |= {"locals": ["step: number = 7"], "witnesses": {"logs": {"absent": "no log"}}}
     return trace("gpu003", *rows, instead=["python3 x.py (pid 7, user bob)"])
 
@@ -93,6 +98,7 @@ P = "processes"
         (set_at(P, 0, "kernel_stack", to=[{}]), "processes[0].kernel_stack holds"),
         (set_at(P, 0, "switches", to=[-1]), "processes[0].switches cannot be"),
         (set_at(P, 0, "switches", to=[1.5]), "processes[0].switches cannot be"),
+        (set_at(P, 0, "calls", to=[7, None]), "processes[0].calls cannot be"),
         (set_at(P, 0, "switches", to=None), "processes[0].switches cannot be None"),
         (set_at(P, 0, "main_cpu_s", to=["1"]), "a time of processes[0] cannot be '1'"),
         (set_at(P, 0, "main_cpu_s", to=[-1]), "a time of processes[0] cannot be -1"),
