@@ -228,9 +228,9 @@ def test_a_mistake_costs_one_line_and_no_look(words, said, lab, fleet, tool):
 def test_a_look_that_takes_too_long(fresh_nodes, fleet, tool):
     """--timeout ends it: the node is unknown with that reason, the other is complete."""
     good, slow = fresh_nodes(2)
-    slow.write("/root/.bashrc", "sleep 30\n")
+    slow.write("/root/.bashrc", "sleep 60\n")
     done = tool(
-        "audit", fleet([good, slow]), "--only", "nics", "--timeout", "2", "--format", "json"
+        "audit", fleet([good, slow]), "--only", "nics", "--timeout", "10", "--format", "json"
     )
     assert done.status in (1, 3, 4), done
     found = told(done)

@@ -84,12 +84,14 @@ def test_the_pairs_of_the_kernel_end_with_the_null():
 
 def test_a_process_has_another_identity_after_every_exec():
     with subprocess.Popen(
-        ["sh", "-c", "read go; exec sh -c 'echo; read go'"],
+        ["sh", "-c", "echo; read go; exec sh -c 'echo; read go'"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as shell:
         assert shell.stdin is not None
         assert shell.stdout is not None
+        # Popen returns before the kernel has the new program's memory in place.
+        shell.stdout.readline()
         first = identity(shell.pid)
         assert first == identity(shell.pid)
         shell.stdin.write(b"\n")
