@@ -300,8 +300,9 @@ def running(login: Login, slurm_lab: Lab) -> str:
         )
     place = "[ $SLURM_PROCID = 5 ] && w=load_batch || w=all_reduce"
     run = f"/usr/bin/python3 {HERE}/train.py $w"
-    script = f"srun --ntasks-per-node=2 sh -c '{place}; {run}; :'"
-    words = ("--parsable", "-N3", "--ntasks-per-node=2", "-D", "/tmp", "-o", "/dev/null")
+    begin = "echo rank $SLURM_PROCID begins"
+    script = f"srun -l --ntasks-per-node=2 sh -c '{begin}; {place}; {run}; :'"
+    words = ("--parsable", "-N3", "--ntasks-per-node=2", "-D", "/tmp", "-o", f"{HERE}/log-%j")
     number = login("sbatch", *words, "--wrap", script)
     at = [Path(f"/proc/{slurm_lab.nodes[r // 2].pid}/root{HERE}/at-{r}") for r in range(6)]
     wait_for(lambda: all(path.exists() for path in at))
@@ -401,3 +402,30 @@ def test_slurms_own_ranks_are_the_job_whatever_another_user_claims(
             assert (other["user"], other["processes"], other["stranger"]) == ("4001", 40, True)
     finally:
         node.enter(["pkill", "-KILL", "-u", "4001"], check=False)
+
+
+def test_evidence_and_watch_as_a_step_by_an_ordinary_user(
+    slurm_lab, login, running, tool, tmp_path
+):
+    """What needs ssh or root elsewhere is taken by the job's own user, as steps of the job; the
+    log is the one that srun writes on the first node."""
+    words = ("--via", "srun", "--job", running)
+    done = tool("incident", *words, "-o", tmp_path / "kept", env=login.env)
+    assert done.status == 0, done
+    found = json.loads((tmp_path / "kept" / "incident.json").read_text())
+    parts = {part["name"]: part["status"] for part in found["parts"]}
+    assert parts == {"stacks": "kept", "logs": "kept", "cores": "empty", "audit": "kept"}, done
+    (log,) = (tmp_path / "kept" / "logs").iterdir()
+    assert log.name.startswith(slurm_lab.nodes[0].name)
+    assert "0: rank 0 begins" in log.read_text()
+    seen = json.loads((tmp_path / "kept" / "stacks" / "stacks.json").read_text())
+    heard = {one["name"]: one for one in seen["witnesses"]}["logs"]
+    assert "srun takes its output to another node" in "".join(heard["absent"]), heard
+    done = tool(
+        "watch", *words, "--every", "1", "--confirm", "3", "--once", "-o", tmp_path / "hangs",
+        env=login.env,
+    )  # fmt: skip
+    assert done.status == 3, done
+    assert f"job {running}: does not move: 6 ranks on " in done.out
+    assert len([*(tmp_path / "hangs").glob(f"{running}-*.tar.gz")]) == 1
+    assert "RUNNING" in login("squeue", "-h", "-o", "%T", "-j", running)

@@ -12,10 +12,11 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from nodeready.node import users_file
+from nodeready.node.stacks import processes
 from nodeready.node.users_file import rights_of, with_rights
 from nodeready.text import text_lines
 
@@ -338,6 +339,8 @@ _MOST_PROCESSES, _SEARCH_S = 4096, 0.3
 _MOST_DESCRIPTORS = 1024
 #: Filters between a process and the one that writes the file.
 _MOST_STEPS = 3
+#: Bytes of an environment that are read, and processes above one that are looked at.
+_ENVIRONMENT_BYTES, _MOST_ANCESTORS = 1 << 20, 32
 #: File systems in memory, on which nobody keeps a log.
 _MEMORY = ("/dev/shm/", "/memfd:", "/run/shm/")
 
@@ -468,13 +471,12 @@ def _through(
 
     error: it is standard error; steps: filters that are followed (``train | ts | tee log``)
     """
-    those, whole = _readers(pid, pipe, uid)
-    readers = [one for one in those if one.pid != pid]
+    search = _search(pid, uid)
+    readers = [one for one in search.readers.get(pipe, ()) if one.pid != pid]
     if not readers:
-        above = _name(_parent(pid))
-        if above == "slurmstepd":
-            raise _NoLogError("srun takes its output over the network: look at srun's --output")
-        if not whole:
+        if _below_slurmstepd(pid):
+            return _of_srun(pid, uid, search.sruns, error=error)
+        if not search.whole:
             raise _NoLogError(
                 f"its output goes into a pipe whose reader {_SEARCH_S} s did not find ({shown})"
             )
@@ -482,7 +484,7 @@ def _through(
             f"its output goes into a pipe that no process of its user reads ({shown})"
         )
     for reader in readers:
-        if found := _written(reader, uid, error):
+        if found := _written(reader.pid, uid, _turns(reader, error)):
             return found
     for reader in readers if steps else ():
         # A filter that writes no file writes into another pipe.
@@ -496,17 +498,21 @@ def _through(
     raise _NoLogError(f"its output goes through a pipe to {below}, which writes no file")
 
 
-def _written(reader: _Reader, uid: int, error: bool) -> list[_File]:
-    """What a process that passes on others' output writes; that may be many ranks' common log.
+def _turns(reader: _Reader, error: bool) -> list[list[int]]:
+    """The descriptors that a process which passes on others' output may write it to, in turn.
 
     A filter such as tee writes its output, or files; a launcher such as mpirun passes output on
     to its own output, and errors to its own errors.
     """
-    pid, others = reader.pid, _descriptors(reader.pid)
+    others = _descriptors(reader.pid)
     if reader.number == 0:
-        turns = [[1], others, [2]]
-    else:
-        turns = [[2], [1], others] if error else [[1], [2], others]
+        return [[1], others, [2]]
+    return [[2], [1], others] if error else [[1], [2], others]
+
+
+def _written(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_File]:
+    """The file that a process writes through the first of these descriptors; that may be many
+    ranks' common log."""
     for numbers in turns:
         found: list[_File] = []
         for number in numbers:
@@ -524,6 +530,54 @@ def _written(reader: _Reader, uid: int, error: bool) -> list[_File]:
                     os.close(one.number)
             return [last]
     return []
+
+
+def _of_srun(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_File]:
+    """The file into which srun writes what slurmstepd sends it: where a batch script has started
+    the step, srun runs on the job's first node. Raises _NoLogError.
+
+    sruns: this user's; each has a second process, which writes the same file
+    """
+    job = _slurm_job(pid)
+    found: dict[tuple[int, int], _File] = {}
+    for one in sruns:
+        if not job or _slurm_job(one) != job:
+            continue
+        # What --output names is open beside its own output.
+        files = _written(one, uid, [_descriptors(one)])
+        if not files:
+            with contextlib.suppress(_NoLogError):
+                files = _files(one, uid, 2 if error else 1)
+        for file in files:
+            if found.setdefault((file.known.st_dev, file.known.st_ino), file) is not file:
+                os.close(file.number)
+    if len(found) == 1:
+        return list(found.values())
+    for file in found.values():
+        os.close(file.number)
+    if found:
+        raise _NoLogError(f"srun takes its output, and its job has {len(found)} sruns here")
+    raise _NoLogError("srun takes its output to another node: look at srun's --output")
+
+
+def _slurm_job(pid: int) -> str:
+    """The number of the Slurm job in which a process was started; "": in none."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return processes.environment(file.read(_ENVIRONMENT_BYTES)).get("SLURM_JOB_ID", "")
+    except OSError:
+        return ""
+
+
+def _below_slurmstepd(pid: int) -> bool:
+    """Whether the process is of a step of Slurm's, maybe below a shell and a launcher."""
+    for _ in range(_MOST_ANCESTORS):
+        pid = _parent(pid)
+        if pid <= 1:
+            return False
+        if _name(pid) == "slurmstepd":
+            return True
+    return False
 
 
 def _descriptors(pid: int) -> list[int]:
@@ -556,26 +610,41 @@ class _Reader:
     number: int
 
 
-#: User -> when it was found out, pipe -> who of the user's reads it (ranks share pipes), and
-#: whether all of the user's processes were looked at.
-_known: dict[int, tuple[float, dict[tuple[int, int], list[_Reader]], bool]] = {}
+@dataclass
+class _Search:
+    """What the processes of one user read.
+
+    readers: pipe -> who reads it (ranks share pipes)
+    sruns:   those that are srun
+    whole:   all of the user's processes were looked at
+    """
+
+    begun: float
+    readers: dict[tuple[int, int], list[_Reader]] = field(default_factory=dict)
+    sruns: list[int] = field(default_factory=list)
+    whole: bool = True
+
+
+#: By user.
+_known: dict[int, _Search] = {}
 _KNOWN_S = 2.0
 
 
-def _readers(pid: int, pipe: tuple[int, int], uid: int) -> tuple[list[_Reader], bool]:
-    """The processes of this user that read this pipe of the process, and whether these are all."""
-    asked, found, whole = _known.get(uid, (0.0, {}, False))
-    if not found or time.monotonic() - asked > _KNOWN_S:
-        found, whole = {}, True
-        until = time.monotonic() + _SEARCH_S
+def _search(pid: int, uid: int) -> _Search:
+    """Who of this user reads what; pid: of the process whose reader is looked for."""
+    known = _known.get(uid)
+    if known is None or not known.readers or time.monotonic() - known.begun > _KNOWN_S:
+        known = _known[uid] = _Search(time.monotonic())
+        until = known.begun + _SEARCH_S
         for number, one in enumerate(_processes(pid, uid)):
             if number >= _MOST_PROCESSES or time.monotonic() > until:
-                whole = False
+                known.whole = False
                 break
             for read, descriptor in _read_by(one):
-                found.setdefault(read, []).append(_Reader(one, descriptor))
-        _known[uid] = time.monotonic(), found, whole
-    return found.get(pipe, []), whole
+                known.readers.setdefault(read, []).append(_Reader(one, descriptor))
+            if _name(one) == "srun":
+                known.sruns.append(one)
+    return known
 
 
 def _processes(pid: int, uid: int) -> Iterator[int]:

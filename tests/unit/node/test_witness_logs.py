@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -155,6 +157,53 @@ def test_what_a_launcher_redirects_is_the_log(run, tmp_path):
     with path.open("a") as file:
         launcher = run(stdout=file, argv=["sleep", "60"], stdin=subprocess.PIPE)
     assert seen(run(stdout=launcher.stdin)).path == str(path)
+
+
+def named(place, name):
+    """A program that sleeps under another's name."""
+    shutil.copy("/bin/sleep", place / name)
+    return str(place / name)
+
+
+@pytest.fixture
+def step(run, tmp_path):
+    """A rank two processes below slurmstepd, which reads its output as nobody of its user's."""
+    made = shutil.copy("/bin/bash", tmp_path / "slurmstepd")
+    told, telling = os.pipe()
+    unread, output = os.pipe()
+    script = f"exec 3>&{telling}; bash -c 'echo $$ >&3; sleep 60; :'; :"
+    environment = {**os.environ, "SLURM_JOB_ID": "88"}
+    how = {"pass_fds": [telling], "env": environment}
+    run(stdout=output, stderr=output, argv=[made, "-c", script], **how)
+    rank = int(os.read(told, 16))
+    for number in (told, telling, unread, output):
+        os.close(number)
+    yield rank
+    os.kill(rank, signal.SIGKILL)
+
+
+def test_srun_writes_the_log_of_a_step_on_its_first_node(run, step, tmp_path):
+    def look():
+        logs._known.clear()
+        return logs.observe(step, os.getuid())
+
+    def srun(job, output):
+        environment = {**os.environ, "SLURM_JOB_ID": job}
+        with batch.open("a") as own, output.open("a") as file:
+            run(stdout=own, argv=argv, pass_fds=[file.fileno()], env=environment)
+
+    argv = [named(tmp_path, "srun"), "60"]
+    out, batch = tmp_path / "train.out", tmp_path / "slurm-88.out"
+    out.write_text("0: step 3\n")
+    batch.write_text("module load\n")
+    srun("87", tmp_path / "other.out")
+    assert look().absent == "srun takes its output to another node: look at srun's --output"
+    # srun has a second process, which ends the step where the first is killed.
+    srun("88", out)
+    srun("88", out)
+    assert (look().path, look().lines) == (str(out), ("0: step 3",))
+    srun("88", batch)
+    assert look().absent == "srun takes its output, and its job has 2 sruns here"
 
 
 @pytest.mark.parametrize(
