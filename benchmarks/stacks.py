@@ -164,7 +164,8 @@ def _node_says(node: int, draw: random.Random, pids: list[int]) -> dict[str, obj
             "devices": [
                 {"index": at, "name": "NVIDIA H200", "bus_id": f"00000000:{at + 20:02x}:00.0",
                  "sm_percent": draw.randrange(95, 101), "memory_percent": draw.randrange(3),
-                 "power_w": draw.randrange(140, 190), "limit_w": 700, "xids": [], "pids": [pid]}
+                 "power_w": draw.randrange(140, 190), "limit_w": 700, "xids": [], "pids": [pid],
+                 "throttle": []}
                 for at, pid in enumerate(pids)
             ],
         },
@@ -173,7 +174,7 @@ def _node_says(node: int, draw: random.Random, pids: list[int]) -> dict[str, obj
             "ports": [
                 {"name": f"mlx5_{at}", "kind": "infiniband" if at < 8 else "ethernet",
                  "state": "up", "received": draw.randrange(9000), "sent": draw.randrange(9000),
-                 "errors": []}
+                 "errors": [], "gbps": 400.0 if at < 8 else 100.0}
                 for at in range(10)
             ],
         },

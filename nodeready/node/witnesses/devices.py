@@ -25,6 +25,7 @@ class Gpu:
 
     sm_percent, memory_percent: utilisation; power_w, limit_w: watts; xids: since the job began
     pids: the processes that compute on it, as this node's kernel numbers them
+    throttle: the hardware's reasons for a lower clock: see `nodeready.subjects.gpus.gpu.Gpu`
     """
 
     index: int
@@ -36,6 +37,7 @@ class Gpu:
     limit_w: int | None
     xids: tuple[int, ...]
     pids: tuple[int, ...]
+    throttle: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Port:
     state:  ``up``, or what it is instead
     received, sent: bytes between the samples
     errors: counters that rose, and by how much: ((``symbol_error``, 3), ...)
+    gbps:   the rate of the link, Gb/s; 0: not told
     """
 
     name: str
@@ -62,6 +65,7 @@ class Port:
     received: int
     sent: int
     errors: tuple[tuple[str, int], ...] = ()
+    gbps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,7 @@ def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
                 gpu.power_limit_w,
                 (),
                 _chosen((one.pid for one in gpu.processes if "C" in (one.kind or "C")), own),
+                gpu.throttle,
             )
             for gpu in smi.gpus
         ),
@@ -344,6 +349,7 @@ def _amd_smi(metric: str, static: str) -> Iterator[Gpu]:
             _rounded(amd.number(amd.at(about, "limit", "max_power"))),
             (),
             (),
+            amd.throttle_of(entry),
         )
 
 
@@ -704,12 +710,15 @@ def _interface(path: str) -> dict[str, Any]:
             **_values(f"{path}/statistics", _NET_ERRORS),
             **_values(path, ("carrier_changes",)),
         },
+        # Mb/s; -1, or no answer, where the driver does not know.
+        "gbps": _values(path, ("speed",)).get("speed", 0) / 1000,
     }
 
 
 def _rdma(path: str) -> dict[str, Any]:
     layer = processes.contents(f"{path}/link_layer").strip()
     state = processes.contents(f"{path}/state").partition(":")[2].strip().lower()
+    rate = re.match(r"(\d{1,5}(?:\.\d{1,3})?) Gb/sec", processes.contents(f"{path}/rate", 64))
     values = _values(f"{path}/counters", ("port_rcv_data", "port_xmit_data"))
     received, sent = values.get("port_rcv_data"), values.get("port_xmit_data")
     words = True
@@ -730,6 +739,8 @@ def _rdma(path: str) -> dict[str, Any]:
             **_values(f"{path}/counters", _PORT_ERRORS),
             **_values(f"{path}/hw_counters", _HW_ERRORS),
         },
+        # ``400 Gb/sec (4X NDR)``
+        "gbps": float(rate[1]) if rate else 0.0,
     }
 
 
@@ -763,8 +774,9 @@ def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Port | N
     if state == "up" and (received is None or sent is None):
         state = UNREADABLE
     return Port(
-        name, new["kind"], state, (received or 0) * unit, (sent or 0) * unit, tuple(errors)
-    )
+        name, new["kind"], state, (received or 0) * unit, (sent or 0) * unit, tuple(errors),
+        new["gbps"],
+    )  # fmt: skip
 
 
 def _moved(old: int | None, new: int | None, *, full: bool = True) -> int | None:

@@ -399,6 +399,11 @@ def _level(value: Any) -> tuple[str, ...]:
     return (f"performance level {name.lower()}",) if name in _LOW else ()
 
 
+def throttle_of(entry: Json) -> tuple[str, ...]:
+    """The active reasons for a lower clock, of one device's ``metric``."""
+    return _throttle(Reader(entry))[0] + _level(entry.get("perf_level"))
+
+
 def _throttle(reader: Reader) -> tuple[tuple[str, ...], bool | None]:
     """The reasons for a lower clock that are active now, and whether the tool says all of them."""
     active, told = [], 0

@@ -595,6 +595,11 @@ class _Court(Calls):
                 ]
                 for xid in head.xids:
                     self._xid("gpu", xid, node, ranks)
+                # A GPU on which only others compute is another job's.
+                if head.throttle and (ranks or not one.pids):
+                    why = ", ".join(head.throttle)[:LINE]
+                    text = f"the hardware slows a GPU down: {why}"
+                    self.say("gpu", text, ranks, [node], weight=1)
                 if one.sm is None or not ranks:
                     continue
                 low = one.power is None or not head.limit_w or one.power <= 0.6 * head.limit_w
@@ -633,6 +638,7 @@ class _Court(Calls):
         total, known = 0.0, False
         quiet: dict[str, list[str]] = defaultdict(list)
         states: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        rates: dict[str, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
         for node in self.nodes:
             found = self.seen.networks.get(node)
             if found is None:
@@ -645,6 +651,8 @@ class _Court(Calls):
             for at, moved in found.ports:
                 port = ports[at]
                 states[port.name[:NAME]][port.state[:NAME]].append(node)
+                if port.gbps and port.state == "up":
+                    rates[port.name[:NAME]][port.gbps].append(node)
                 if port.errors:
                     rose = ", ".join(f"{name[:NAME]} +{by}" for name, by in port.errors[:4])
                     fatal = any("link_downed" in name for name, _ in port.errors)
@@ -671,6 +679,13 @@ class _Court(Calls):
                 # A port that is down nearly everywhere is one that nobody has connected.
                 if up > len(nodes):
                     text = f"port {name} is {state}, and up on {counted(up, 'other node')}"
+                    self.say("network", text, nodes=nodes, weight=1)
+        for name, by_rate in rates.items():
+            usual = max(by_rate, key=lambda rate: (len(by_rate[rate]), rate))
+            for rate, nodes in by_rate.items():
+                if rate < usual and len(nodes) < len(by_rate[usual]):
+                    most = counted(len(by_rate[usual]), "other node")
+                    text = f"port {name} runs at {rate:g} Gb/s, and at {usual:g} on {most}"
                     self.say("network", text, nodes=nodes, weight=1)
         # Ranks of one node speak through its memory, and its ports are somebody else's.
         if known and len(self.nodes) > 1:

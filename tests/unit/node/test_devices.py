@@ -188,8 +188,21 @@ def test_the_recorded_tree_of_an_h100_node(tmp_path):
     files = {f"infiniband/{name}": text for name, text in ib_tree(h100()).items()}
     files = {name: text for name, text in files.items() if isinstance(text, str)}
     found = moved(tmp_path, files, {})
-    assert found["mlx5_0/1"] == Port("mlx5_0/1", "infiniband", "up", 0, 0)
+    assert found["mlx5_0/1"] == Port("mlx5_0/1", "infiniband", "up", 0, 0, gbps=400.0)
     assert {port.kind for port in found.values()} <= {"infiniband", "roce"}
+
+
+@pytest.mark.parametrize(
+    ("rate", "gbps"),
+    [("200 Gb/sec (2X NDR)", 200.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("Polling", 0.0), ("", 0.0)],
+)
+def test_the_rate_of_a_port(tmp_path, rate, gbps):
+    assert moved(tmp_path, {**IB, f"{PORT}/rate": rate}, {})["mlx5_0/1"].gbps == gbps
+
+
+@pytest.mark.parametrize(("speed", "gbps"), [("100000\n", 100.0), ("-1\n", 0.0), ("", 0.0)])
+def test_the_rate_of_an_interface(tmp_path, speed, gbps):
+    assert moved(tmp_path, {**ETH, "net/eth0/speed": speed}, {})["eth0"].gbps == gbps
 
 
 def test_no_port_and_no_look_are_absent(tmp_path):
@@ -434,6 +447,19 @@ def test_gpus_with_the_xids_since_the_job_began(tools, monkeypatch):
     )
     assert (first.pids, first.xids) == ((4711,), ())
     assert (second.sm_percent, second.pids, second.xids) == (None, (), (79, 154))
+
+
+def test_a_gpu_that_the_hardware_slows_down(tools, monkeypatch):
+    tools("nvidia-smi", smi(spinning({"throttle": ("hw_slowdown", "hw_thermal_slowdown")})))
+    first, second = asked().devices
+    assert (first.throttle, second.throttle) == (("hw_slowdown", "hw_thermal_slowdown"), ())
+    monkeypatch.setattr(devices, "_driver", lambda name: name == "amdgpu")
+    hot = {"throttle": {"socket_thermal_violation_status": "ACTIVE"}}
+    slow = {"perf_level": "AMDSMI_DEV_PERF_LEVEL_LOW"}
+    printed = lab_amd.outputs({1: {"metric": hot}, 2: {"metric": slow}})
+    tools("amd-smi", lab_amd.stand_in(printed))
+    found = [gpu.throttle for gpu in asked().devices[:3]]
+    assert found == [(), ("hw_thermal_slowdown",), ("performance level low",)]
 
 
 def test_without_the_kernels_log_the_gpus_are_told(tools):
