@@ -83,7 +83,7 @@ def ras(
 
 def gpu(
     pid: int, sm: int, memory: int, power: int = 150, xids: Sequence[int] = (),
-    throttle: Sequence[str] = (),
+    *, throttle: Sequence[str] = (),
 ) -> Gpu:  # fmt: skip
     known = ("H200", "0000:01:00.0", sm, memory, power, 700)
     return Gpu(0, *known, tuple(xids), (pid,), tuple(throttle))
@@ -95,7 +95,7 @@ def gpus(*devices: Gpu, absent: str = "") -> dict[str, Any]:
 
 def port(
     moved: int, name: str = "mlx5_0", state: str = "up", kind: str = "infiniband",
-    errors: Sequence[tuple[str, int]] = (), gbps: float = 400,
+    *, errors: Sequence[tuple[str, int]] = (), gbps: float = 400,
 ) -> Port:  # fmt: skip
     return Port(name, kind, state, moved // 2, moved - moved // 2, tuple(errors), gbps)
 
