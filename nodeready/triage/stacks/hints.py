@@ -2,9 +2,9 @@
 
 A row names a function and the end of its file, as py-spy prints them, and stands below the name of
 the project whose sources it was read from: PyTorch 1.13 to 2.15, DeepSpeed 0.19, Lightning 2.6,
-Ray 2.60, JAX 0.10, filelock 4.2, CPython 3.9 to 3.14. Places in public reports of hung jobs:
-pytorch/pytorch issues 87995 and 75147 (data loader) and 131781 (store), the chronicles of
-bigscience-workshop/bigscience (broadcast, barrier, data loader), huggingface/accelerate issue
+Ray 2.60, JAX 0.10, torchdata 0.11, filelock 4.2, CPython 3.9 to 3.14. Places in public reports of
+hung jobs: pytorch/pytorch issues 87995 and 75147 (data loader) and 131781 (store), the chronicles
+of bigscience-workshop/bigscience (broadcast, barrier, data loader), huggingface/accelerate issue
 3104. Native symbols: PyTorch's ProcessGroupNCCL.cpp, Work.cpp and TCPStore.cpp, gloo's
 unbound_buffer.cc, the CUDA runtime's API, CPython's Python/ceval_gil. Wait channels: the functions
 of Linux's sources and of the drivers and file systems beside them.
@@ -253,6 +253,12 @@ _PLACES: dict[tuple[str, str], Hint] = {
         "_try_get_data", "_get_data", "_next_data", "_shutdown_workers",
         "_clean_up_persistent_workers_atexit",
     ),
+    # torchdata's, with the same names.
+    **_rows(
+        "torchdata/stateful_dataloader/stateful_dataloader.py", _DATA,
+        "_try_get_data", "_get_data", "_next_data", "_shutdown_workers",
+        "_clean_up_persistent_workers_atexit",
+    ),
     # Autograd and the GPU.
     ("_engine_run_backward", "torch/autograd/graph.py"): _BACKWARD,
     ("backward", "torch/autograd/__init__.py"): _BACKWARD,
@@ -393,6 +399,9 @@ _COMMON: dict[tuple[str, str], Hint] = {
 #: first row of which a call is on the stack, from the user's code outwards.
 _CALLERS: dict[tuple[str, str], tuple[str, str]] = {
     ("_worker_loop", "torch/utils/data/_utils/worker.py"): (
+        "worker", "is a data loader's worker, in the data set's own code",
+    ),
+    ("_worker_loop", "torchdata/stateful_dataloader/worker.py"): (
         "worker", "is a data loader's worker, in the data set's own code",
     ),
     ("fetch", "torch/utils/data/_utils/fetch.py"): (

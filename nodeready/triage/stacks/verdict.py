@@ -111,7 +111,9 @@ def _cause(group: Group) -> _Cause:
         where = group.why.rpartition(" in ")[2] if ", in " in group.why else ""
         does = f"state D{f' in {where}' if where else ''}{f' at {at}' if at else ''}"
         return _Cause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
-    for below in group.below:
+    about = group.about
+    # Workers that fetch ahead stand still as well while their rank is elsewhere.
+    for below in group.below if about == "data" or not group.frames else ():
         if below.kind == "loader worker":
             beside = _place(below.frames[-1]) if below.frames else ""
             held = f"state {below.state[:1]} in {below.wait_channel}" if below.wait_channel else ""
@@ -123,7 +125,6 @@ def _cause(group: Group) -> _Cause:
             does += f" ({_cut(where, _PLACE)})" if where else ""
             look = "look at the workers' stacks" if not fs else "look at the workers' file system"
             return _Cause("storage" if fs else "loader", does, look)
-    about = group.about
     if about == "data":
         return _Cause("loader", f"waits for its data loader at {at}", "look at its workers")
     if _STORAGE.search(kernel):

@@ -86,6 +86,10 @@ def find(text, native="", **more):
          "collective"),
         ("train mine.py 4 > get ray/_private/worker.py 2800", "network"),
         ("main_loop ray/_private/worker.py 1071", "idle"),
+        ("_StatefulMultiProcessingDataLoaderIter._try_get_data "
+         "torchdata/stateful_dataloader/stateful_dataloader.py 1217 > "
+         "Queue.get multiprocessing/queues.py 113 > poll multiprocessing/connection.py 257",
+         "data"),
         ("sync_global_devices jax/experimental/multihost_utils.py 165", "collective"),
         ("_invoke_run torch/distributed/elastic/agent/server/api.py 900", "agent"),
         ("barrier torch/distributed/elastic/utils/store.py 200", "store"),
