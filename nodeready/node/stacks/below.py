@@ -29,7 +29,9 @@ from nodeready.node.stacks.ranks import (
     noise,
     owner_of,
     program,
+    trains,
 )
+from nodeready.node.witnesses import logs
 
 #: At most so many of one rank are looked at.
 MOST = 64
@@ -180,8 +182,14 @@ def _row(one: Target, table: StackTable) -> dict[str, Any]:
 _LIBRARIES = re.compile(r"/(libtorch_cpu|libtorch|libjax_common|libjax_cuda\w*|xla_extension)\.")
 #: Of /proc/PID/maps that is read: some 4,000 lines for torch with CUDA.
 _MAPS_BYTES = 4 << 20
-# A worker of Ray Train's: Ray names its processes by the class of the actor, and its call.
-_RAY_WORKER = re.compile(r"ray::\w*TrainWorker\b")
+# Where a worker of Ray Train's writes its number (ray/train/_internal/logging.py), and what it
+# writes there (_setup_torch_process_group of ray/train/torch/config.py).
+_RAY_LOG = re.compile(r"/ray-train-sys-worker-[0-9a-f]+\.log")
+_RAY_NUMBER = re.compile(
+    rb"process group for: [^\[\n]{0,300}\[rank=(\d{1,9}), world_size=(\d{1,9})\]"
+)
+#: Of such a log that is read: that line is among its first.
+_RAY_LOG_BYTES = 1 << 18
 # A Python for a person, not for a job.
 _NOT_RANKS = re.compile(r"ipykernel_launcher|jupyter|ipython|tensorboard|ray::|raylet|gcs_server")
 #: Processes that are asked for how they were started, and seconds for all of them.
@@ -211,9 +219,6 @@ def find_spawned(
     path: py-spy's; seen: all processes; ours: processes that are no job's
     """
     theirs = [p for p in seen if p.pid not in ours]
-    workers = [p for p in theirs if _RAY_WORKER.match(p.command)]
-    if workers:
-        return [_rank(process) for process in workers]
     deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
     having = holders([p for p in theirs if not _NOT_RANKS.search(p.command)], deadline)
     parents = {p.pid: p.parent for p in seen}
@@ -229,6 +234,57 @@ def find_spawned(
     for same in alone.values():
         found += [_rank(process) for process in same] if len(same) > 1 else []
     return found
+
+
+def numbered(found: Sequence[Rank], deadline: float) -> list[Rank]:
+    """The same ranks, with their numbers those of Ray Train's of which Ray's log tells them.
+
+    Where one of a job's says nothing, or two say the same, none of the job's has a number: some
+    with and some without could not be counted.
+    """
+    asked: dict[int, Rank] = {}
+    for rank in found:
+        if trains(rank.process) and rank.identity.rank is None and not rank.stranger:
+            asked[rank.process.pid] = rank
+    uids = {pid: rank.process.uid or 0 for pid, rank in asked.items()}
+    told = each(lambda pid: _number_in_ray(pid, uids[pid]), list(uids), deadline, uids)
+    jobs: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for pid, rank in asked.items():
+        jobs[rank.identity.owner, rank.identity.job].append(pid)
+    for pids in jobs.values():
+        said = [one for pid in pids if (one := told.get(pid)) not in (None, HANGS)]
+        places, sizes = {one[0] for one in said}, {one[1] for one in said}
+        if len(places) == len(pids) and len(sizes) == 1 and max(places) < min(sizes):
+            for pid, (place, size) in zip(pids, said, strict=True):
+                who = replace(asked[pid].identity, rank=place, world_size=size)
+                asked[pid] = replace(asked[pid], identity=who)
+    made = [asked.get(rank.process.pid, rank) for rank in found]
+    return sorted(
+        made, key=lambda one: (one.stranger, one.identity.rank is None, one.identity.rank or 0)
+    )
+
+
+def _number_in_ray(pid: int, uid: int) -> tuple[int, int] | None:
+    """(rank, world size) of a worker of Ray Train's by the log that it writes; for a fork."""
+    for name in _names(f"/proc/{pid}/fd"):
+        link = f"/proc/{pid}/fd/{name}"
+        with contextlib.suppress(OSError, logs.NoLogError):
+            shown = os.readlink(link)
+            if _RAY_LOG.fullmatch(shown[shown.rfind("/") :]):
+                log = logs.open_written(link, shown, uid)
+                try:
+                    data = os.pread(log.number, _RAY_LOG_BYTES, 0)
+                finally:
+                    os.close(log.number)
+                if rows := _RAY_NUMBER.findall(data):
+                    return int(rows[-1][0]), int(rows[-1][1])
+    return None
+
+
+def _names(directory: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(directory)
+    return []
 
 
 def _above(pid: int, parents: Mapping[int, int]) -> set[int]:

@@ -293,9 +293,9 @@ def _with_spawned(
     if not found and (parent := re.fullmatch(below.JOB, config.job)):
         found = [Rank(one, Identity()) for one in seen if str(one.pid) == parent[1]]
     made: list[Rank] = []
-    for rank in found:
+    for rank in below.numbered(found, _until(supervisor, supervisor.left_s / 4)):
         of = []
-        if rank.identity.rank is None and not rank.stranger:
+        if rank.identity.rank is None and not (rank.stranger or ranks.trains(rank.process)):
             of = below.started_by(supervisor, path, rank.process, seen)
         made += of or [rank]
     return made

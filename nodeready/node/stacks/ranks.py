@@ -26,8 +26,15 @@ from nodeready.node.stacks.py_spy import HUNG, Dump, Frame
 _LAUNCHERS = re.compile(
     r"torchrun|torch\.distributed\.(run|launch)|mpirun|mpiexec(\.\w+)?|orterun|orted|prted|prterun"
     r"|srun|slurmstepd|hydra_\w+|horovodrun|deepspeed|deepspeed\.launcher\.\w+"
-    r"|accelerate|accelerate\.commands\.launch"
+    r"|accelerate(-launch)?|accelerate\.commands\.launch|ray"
 )
+# What Ray starts on a node: its workers, which it names by their actors, and its own services.
+_RAY = re.compile(
+    r"ray::|(\S*/)?(raylet|gcs_server)\b"
+    r"|\S*python\S* (-u )?\S*/ray/(_private|autoscaler|dashboard)/"
+)
+# A worker of Ray Train's. What it forks, a loader's worker, has the same words.
+_RAY_WORKER = re.compile(r"ray::\w*TrainWorker\b")
 # Each hands its environment to what it starts, and waits for it.
 _WRAPPERS = re.compile(
     r"-?(ba|da|z|k|tc|c|fi)?sh|busybox|timeout|time|env|nsys|ncu|rocprof\w*|strace|gdb|numactl"
@@ -54,7 +61,7 @@ MOST_INSTEAD = 10
 class Selection:
     """What is asked for; nothing: every rank.
 
-    job:   a Slurm job, torchrun's id of a run, or MASTER_ADDR:MASTER_PORT
+    job:   a Slurm job, torchrun's id of a run, MASTER_ADDR:MASTER_PORT, or Ray's job
     pids:  exactly these processes
     match: a regular expression that the command line contains
     uid:   only this user's
@@ -111,6 +118,7 @@ def jobs(process: Process) -> list[str]:
         process.cgroup_job or values.get("SLURM_JOB_ID", ""),
         "" if run == _NO_ID else run,
         f"{address}:{port}" if address and port else "",
+        values.get("RAY_JOB_ID", ""),
     ]
     return [name for name in names if name]
 
@@ -126,6 +134,10 @@ def identify(process: Process) -> Identity:
         rank = _number(values.get(name))
         # A batch script has SLURM_PROCID 0, and is no task of a step.
         if rank is None or (name == "SLURM_PROCID" and not values.get("SLURM_STEP_ID")):
+            continue
+        # The step or mpirun that has started Ray on the node has numbered the nodes, and Ray's
+        # processes inherit that. RANK may be a worker's own, by the environment of its actor.
+        if _RAY.match(process.command) and (family or not process.command.startswith("ray::")):
             continue
         sizes = [size for world in worlds if (size := _number(values.get(world))) is not None]
         size = sizes[0] if sizes else None
@@ -185,6 +197,11 @@ def noise(process: Process) -> bool:
     return bool(_NOISE.search(process.command))
 
 
+def trains(process: Process) -> bool:
+    """Whether Ray Train has started a process for a training, or such a one has forked it."""
+    return bool(_RAY_WORKER.match(process.command))
+
+
 class _Tree:
     """The processes of a node with their parents, children, identities and launchers."""
 
@@ -199,6 +216,9 @@ class _Tree:
         self.launchers: set[int] = set()
         #: Ranks that have started the other ranks of their node.
         self.leaders: set[int] = set()
+        #: Workers of Ray Train's that nobody has numbered.
+        self.trainers = set(_topmost((p.pid for p in processes if trains(p)), self.above))
+        self.trainers = {pid for pid in self.trainers if self.who[pid].rank is None}
         self._find_lightning()
         self._find_launchers()
 
@@ -236,6 +256,8 @@ class _Tree:
                 else:
                     self.launchers.add(pid)
         self.launchers |= named
+        for pid in self.trainers:
+            self.launchers.update(self.above(pid))
 
     def _find_lightning(self) -> None:
         """Lightning's own launcher gives NODE_RANK, LOCAL_RANK and WORLD_SIZE, and no RANK
@@ -379,6 +401,15 @@ def select(
         and (pattern.search(process.command) if matched is None else pid in matched)
     ]
     chosen = _of_the_job(tree, list(_ranked(tree, candidates)))
+    # Ray's driver is a task of a step beside the training at most.
+    trainers = [pid for pid in candidates if pid in tree.trainers]
+    theirs = {(tree.who[pid].owner, tree.who[pid].job) for pid in trainers}
+    chosen = [
+        pid
+        for pid in chosen
+        if not tree.who[pid].family or (tree.who[pid].owner, tree.who[pid].job) not in theirs
+    ]
+    chosen += trainers
     # What has no rank to know it by: asked for by its words; the job's whose words are lost (a
     # program may write its title over its environment); and one that hangs beside other ranks.
     rest = [pid for pid in candidates if tree.who[pid].rank is None and pid not in tree.launchers]
@@ -452,7 +483,7 @@ class Turns:
 LAUNCHER = "a launcher that has started no rank"
 # Those whose stack tells what they wait for: each is a Python.
 _RENDEZVOUS = re.compile(
-    r"torchrun|torch\.distributed\.(run|launch)|accelerate|accelerate\.commands\.launch"
+    r"torchrun|torch\.distributed\.(run|launch)|accelerate(-launch)?|accelerate\.commands\.launch"
     r"|deepspeed|deepspeed\.launcher\.\w+"
 )
 _RUN_ID = re.compile(r" --rdzv[_-]id[ =](\S{1,200})")
@@ -480,6 +511,9 @@ def launchers(processes: Sequence[Process], wanted: Selection, own_pid: int) -> 
         if found & set(tree.below(pid)):
             continue
         process = tree.known[pid]
+        # accelerate gives no number to one that is alone (its simple_launcher).
+        alone = [p for p in map(tree.known.get, tree.children[pid]) if p and p.python]
+        alone = [p for p in alone if not noise(p) and not _FORKED.search(p.command)]
         run, where = _RUN_ID.search(process.command), _WHERE.search(process.command)
         nodes = _NODES.search(process.command)
         names = [*jobs(process), *([run[1]] if run else []), *([where[1]] if where else [])]
@@ -487,6 +521,8 @@ def launchers(processes: Sequence[Process], wanted: Selection, own_pid: int) -> 
             continue
         note = f"{LAUNCHER}: it is to run on {nodes[1]} nodes" if nodes else LAUNCHER
         who = Identity(job=(names or [""])[0], owner=owner_of(process))
+        if len(alone) == 1:
+            process, note = alone[0], ""
         made.append(Rank(process, who, note))
     return made
 

@@ -345,7 +345,7 @@ _ENVIRONMENT_BYTES, _MOST_ANCESTORS = 1 << 20, 32
 _MEMORY = ("/dev/shm/", "/memfd:", "/run/shm/")
 
 
-class _NoLogError(Exception):
+class NoLogError(Exception):
     """There is no log to read: why, one line."""
 
 
@@ -370,7 +370,7 @@ def observe(pid: int, uid: int) -> Log:
         for descriptor in (1, 2):
             try:
                 found += _files(pid, uid, descriptor)
-            except _NoLogError as problem:
+            except NoLogError as problem:
                 why.setdefault(str(problem))
         files = list({(one.known.st_dev, one.known.st_ino): one for one in found}.values())
         return _log(files) if files else Log(absent="; ".join(why))
@@ -408,25 +408,25 @@ def _read(one: _File) -> tuple[int, list[str] | None]:
 
 
 def _files(pid: int, uid: int, descriptor: int) -> list[_File]:
-    """The regular files that are written through this descriptor. Raises _NoLogError."""
+    """The regular files that are written through this descriptor. Raises NoLogError."""
     link = f"/proc/{pid}/fd/{descriptor}"
     try:
         shown = os.readlink(link)
         known = os.stat(link)
     except FileNotFoundError:
         gone = not os.path.exists(f"/proc/{pid}")
-        raise _NoLogError("it has ended" if gone else "it has closed its output") from None
+        raise NoLogError("it has ended" if gone else "it has closed its output") from None
     except ProcessLookupError:
-        raise _NoLogError("it has ended") from None
+        raise NoLogError("it has ended") from None
     except OSError as problem:
-        raise _NoLogError(f"its output cannot be looked at: {_reason(problem)}") from None
+        raise NoLogError(f"its output cannot be looked at: {_reason(problem)}") from None
     mode = known.st_mode
     if stat.S_ISFIFO(mode):
         place = known.st_dev, known.st_ino
         return _through(pid, uid, shown, place, error=descriptor == 2)
     if stat.S_ISREG(mode):
-        return [_open(link, shown, uid)]
-    raise _NoLogError(_elsewhere(shown, mode))
+        return [open_written(link, shown, uid)]
+    raise NoLogError(_elsewhere(shown, mode))
 
 
 def _elsewhere(shown: str, mode: int) -> str:
@@ -440,10 +440,10 @@ def _elsewhere(shown: str, mode: int) -> str:
     return f"its output goes to {users_file.kind(mode)}"
 
 
-def _open(link: str, shown: str, uid: int) -> _File:
+def open_written(link: str, shown: str, uid: int) -> _File:
     """The very file that a descriptor stands for, opened with its user's rights; a regular one.
 
-    link: of /proc/PID/fd. Raises _NoLogError.
+    link: of /proc/PID/fd. Raises NoLogError.
     """
     try:
         # O_PATH opens nothing: neither is a FIFO's writer let on, nor a device touched.
@@ -451,9 +451,9 @@ def _open(link: str, shown: str, uid: int) -> _File:
         try:
             known = os.fstat(held)
             if not stat.S_ISREG(known.st_mode):
-                raise _NoLogError(f"its output goes to {users_file.kind(known.st_mode)}")
+                raise NoLogError(f"its output goes to {users_file.kind(known.st_mode)}")
             if not known.st_nlink:
-                raise _NoLogError(f"the file that it writes was deleted: {shown}")
+                raise NoLogError(f"the file that it writes was deleted: {shown}")
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             # Root's own process may write what is a user's.
             with with_rights(rights_of(uid or known.st_uid)):
@@ -461,13 +461,13 @@ def _open(link: str, shown: str, uid: int) -> _File:
         finally:
             os.close(held)
     except OSError as problem:
-        raise _NoLogError(f"{shown}: {_reason(problem)}") from None
+        raise NoLogError(f"{shown}: {_reason(problem)}") from None
 
 
 def _through(
     pid: int, uid: int, shown: str, pipe: tuple[int, int], *, error: bool, steps: int = _MOST_STEPS
 ) -> list[_File]:
-    """The files that the process at the other end of a pipe writes. Raises _NoLogError.
+    """The files that the process at the other end of a pipe writes. Raises NoLogError.
 
     error: it is standard error; steps: filters that are followed (``train | ts | tee log``)
     """
@@ -477,10 +477,10 @@ def _through(
         if _below_slurmstepd(pid):
             return _of_srun(pid, uid, search.sruns, error=error)
         if not search.whole:
-            raise _NoLogError(
+            raise NoLogError(
                 f"its output goes into a pipe whose reader {_SEARCH_S} s did not find ({shown})"
             )
-        raise _NoLogError(
+        raise NoLogError(
             f"its output goes into a pipe that no process of its user reads ({shown})"
         )
     for reader in readers:
@@ -488,14 +488,14 @@ def _through(
             return found
     for reader in readers if steps else ():
         # A filter that writes no file writes into another pipe.
-        with contextlib.suppress(OSError, _NoLogError):
+        with contextlib.suppress(OSError, NoLogError):
             link = f"/proc/{reader.pid}/fd/1"
             below, known = os.readlink(link), os.stat(link)
             if stat.S_ISFIFO(known.st_mode):
                 place = known.st_dev, known.st_ino
                 return _through(reader.pid, uid, below, place, error=error, steps=steps - 1)
     below = f"{_name(readers[0].pid)} ({readers[0].pid})"
-    raise _NoLogError(f"its output goes through a pipe to {below}, which writes no file")
+    raise NoLogError(f"its output goes through a pipe to {below}, which writes no file")
 
 
 def _turns(reader: _Reader, error: bool) -> list[list[int]]:
@@ -517,12 +517,12 @@ def _written(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_File]:
         found: list[_File] = []
         for number in numbers:
             link = f"/proc/{pid}/fd/{number}"
-            with contextlib.suppress(OSError, _NoLogError):
+            with contextlib.suppress(OSError, NoLogError):
                 shown = os.readlink(link)
                 if not shown.startswith("/") or shown.startswith(_MEMORY):
                     continue
                 if _access(pid, number) != os.O_RDONLY and stat.S_ISREG(os.stat(link).st_mode):
-                    found.append(_open(link, shown, uid))
+                    found.append(open_written(link, shown, uid))
         if found:
             last = max(found, key=lambda one: one.known.st_mtime_ns)
             for one in found:
@@ -534,7 +534,7 @@ def _written(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_File]:
 
 def _of_srun(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_File]:
     """The file into which srun writes what slurmstepd sends it: where a batch script has started
-    the step, srun runs on the job's first node. Raises _NoLogError.
+    the step, srun runs on the job's first node. Raises NoLogError.
 
     sruns: this user's; each has a second process, which writes the same file
     """
@@ -546,7 +546,7 @@ def _of_srun(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_
         # What --output names is open beside its own output.
         files = _written(one, uid, [_descriptors(one)])
         if not files:
-            with contextlib.suppress(_NoLogError):
+            with contextlib.suppress(NoLogError):
                 files = _files(one, uid, 2 if error else 1)
         for file in files:
             if found.setdefault((file.known.st_dev, file.known.st_ino), file) is not file:
@@ -556,8 +556,8 @@ def _of_srun(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_
     for file in found.values():
         os.close(file.number)
     if found:
-        raise _NoLogError(f"srun takes its output, and its job has {len(found)} sruns here")
-    raise _NoLogError("srun takes its output to another node: look at srun's --output")
+        raise NoLogError(f"srun takes its output, and its job has {len(found)} sruns here")
+    raise NoLogError("srun takes its output to another node: look at srun's --output")
 
 
 def _slurm_job(pid: int) -> str:

@@ -276,12 +276,54 @@ def test_what_somebody_started_by_hand(node):
     assert node({10: (1, "python j.py 0"), 200: (1, "python j.py 1")}) == []
 
 
-def test_workers_of_ray_train(node):
-    rows = {
-        10: (1, "python driver.py"),
-        11: (10, "ray::RayTrainWorker"),
-        12: (10, "ray::RayTrainWorker.execute"),
-        13: (10, "ray::TrainController.run"),
-        14: (10, "ray::IDLE"),
-    }
-    assert node(rows) == [(11, None, None), (12, None, None)]
+RAY_LINE = (
+    '{"asctime": "2026-11-23 02:23:25,246", "levelname": "DEBUG", "message": "Setting up process '
+    'group for: env:// [rank=%d, world_size=%d]", "filename": "config.py", "lineno": 120}\n'
+)
+RAY_LOG = "ray-train-sys-worker-0f5880afd5f8ce488e716bb3.log"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "number"),
+    [
+        (RAY_LOG, RAY_LINE % (1, 2), (1, 2)),
+        (RAY_LOG, "{}\n" + RAY_LINE % (0, 4) + RAY_LINE % (3, 4), (3, 4)),
+        (RAY_LOG, '{"message": "Killed"}\n', None),
+        (RAY_LOG.replace("sys", "app"), RAY_LINE % (1, 2), None),
+    ],
+)
+def test_a_worker_of_ray_train_writes_its_number_into_a_log(tmp_path, name, text, number):
+    """The log is that which the process has open, whatever has its name now."""
+    path = tmp_path / name
+    with path.open("w") as log:
+        log.write(text)
+        log.flush()
+        path.rename(tmp_path / f"moved-{name}")
+        path.write_text(RAY_LINE % (7, 8))
+        (tmp_path / f"moved-{name}").rename(path)
+        assert below._number_in_ray(os.getpid(), os.getuid()) == number
+
+
+def trained(pid, job="01000000"):
+    worker = process(pid, command="ray::RayTrainWorker.execute")
+    return Rank(worker, Identity(job=job, owner="uid 7"))
+
+
+@pytest.mark.parametrize(
+    ("told", "numbers"),
+    [
+        ({11: (1, 3), 12: (0, 3)}, [(12, 0, 3), (11, 1, 3), (13, None, None)]),
+        ({11: (1, 3)}, [(11, None, None), (12, None, None), (13, None, None)]),
+        ({11: (1, 3), 12: (1, 3)}, [(11, None, None), (12, None, None), (13, None, None)]),
+        ({11: (1, 2), 12: (0, 3)}, [(11, None, None), (12, None, None), (13, None, None)]),
+        ({11: (3, 3), 12: (0, 3)}, [(11, None, None), (12, None, None), (13, None, None)]),
+    ],
+)
+def test_the_workers_of_a_job_of_ray_train_have_numbers_all_or_none(monkeypatch, told, numbers):
+    monkeypatch.setattr(below, "_number_in_ray", lambda pid, uid: told.get(pid))
+    ranks = [trained(11), trained(12), trained(13, "02000000")]
+    found = below.numbered(ranks, time.monotonic() + 20)
+    assert [
+        (one.process.pid, one.identity.rank, one.identity.world_size) for one in found
+    ] == numbers
+    assert [one.identity.job for one in found if one.process.pid == 13] == ["02000000"]

@@ -295,6 +295,99 @@ def test_launchers_whose_ranks_have_not_begun(selection, pids):
     assert select(RENDEZVOUS, selection, OWN) == []
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["python /usr/bin/accelerate launch t.py", "python /usr/bin/accelerate-launch t.py"],
+)
+def test_a_training_alone_below_accelerate_is_shown_in_place_of_the_launcher(command):
+    """accelerate gives no number to a single process (simple_launcher of its commands/launch)."""
+    rows = [
+        process(60, 1, command),
+        process(61, 60, "python t.py"),
+        process(62, 61, "python t.py"),
+        process(63, 60, "python -c from multiprocessing.resource_tracker import main;main(5)"),
+    ]
+    (found,) = launchers(rows, Selection(), OWN)
+    assert (found.process.pid, found.note, found.identity.rank) == (61, "", None)
+
+
+RAY = "/opt/lib/python3.11/site-packages/ray"
+
+
+def on_ray(above, services, **values):
+    """The processes of a node of Ray's, as Ray 2.60 starts them, below 10 and 11.
+
+    services: who starts them; above: what else is there
+    """
+
+    def one(pid, parent, command):
+        return process(pid, parent, command, **values)
+
+    return [
+        *above,
+        one(20, services, f"{RAY}/core/src/ray/gcs/gcs_server --log_dir=/tmp/ray"),
+        one(21, services, f"python -u {RAY}/autoscaler/_private/monitor.py"),
+        one(22, services, f"python {RAY}/dashboard/dashboard.py --host=127.0.0.1"),
+        one(23, services, f"python -u {RAY}/_private/log_monitor.py"),
+        one(24, services, f"{RAY}/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/s"),
+        *[
+            process(pid, parent, command, **{**values, "RAY_JOB_ID": "01000000"})
+            for pid, parent, command in [
+                (30, 24, "ray::DashboardAgent"),
+                (31, 24, "ray::IDLE"),
+                (32, 24, "ray::TrainController.run"),
+                (33, 24, "ray::RayTrainWorker"),
+                (34, 24, "ray::RayTrainWorker.execute"),
+                # A loader's worker of 33.
+                (35, 33, "ray::RayTrainWorker"),
+            ]
+        ],
+    ]
+
+
+RAY_START = process(19, 9000, "python /usr/bin/ray start --block --head", **step(0))
+SLURM_RAY = on_ray([process(9000, 1, "slurmstepd: [88.0]"), RAY_START], 19, **step(0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "selection", "job"),
+    [
+        (on_ray([process(10, 1, "python driver.py")], 10), Selection(), "01000000"),
+        (on_ray([process(10, 1, "python driver.py")], 1), Selection(job="01000000"), "01000000"),
+        # srun has numbered the nodes, and the driver's own step.
+        (SLURM_RAY, Selection(), "88"),
+        (SLURM_RAY, Selection(job="01000000"), "88"),
+        ([*SLURM_RAY, process(12, 1, "python driver.py", **step(0, number=1))], Selection(), "88"),
+        (on_ray([process(10, 1, "python driver.py", **ompi(0))], 10, **ompi(0)), Selection(),
+         "01000000"),
+    ],
+)  # fmt: skip
+def test_workers_of_ray_train(rows, selection, job):
+    found = select(rows, selection, OWN)
+    assert [(one.process.pid, one.identity.rank) for one in found] == [(33, None), (34, None)]
+    assert {one.identity.job for one in found} == {job}
+
+
+def test_a_job_beside_one_of_ray_train_keeps_its_ranks():
+    found = select([*PLAIN, *SLURM_RAY], Selection(), OWN)
+    assert [(one.process.pid, one.identity.rank, one.identity.job) for one in found] == [
+        *[(10 + rank, rank, "a:29500") for rank in range(2)],
+        (33, None, "88"),
+        (34, None, "88"),
+    ]
+
+
+def test_an_actor_of_rays_that_has_been_given_a_number_is_a_rank():
+    """As verl does, by the environment of each actor."""
+    rows = on_ray([process(10, 1, "python driver.py")], 10, **step(0))
+    rows += [
+        process(40 + n, 24, "ray::WorkerDict.update", **{**step(0), **torch(n, 2)})
+        for n in range(2)
+    ]
+    found = select([row for row in rows if "TrainWorker" not in row.command], Selection(), OWN)
+    assert [(one.process.pid, one.identity.rank) for one in found] == [(40, 0), (41, 1)]
+
+
 def test_a_pattern_takes_the_ranks_and_not_who_starts_them():
     found = select(SRUN_TORCHRUN, Selection(match=r"train\.py"), OWN)
     assert [rank.process.pid for rank in found] == [23, 24]
