@@ -83,7 +83,9 @@ LAUNCHERS = (
     Launcher("ray-train", "{python} ray_train.py", ranks=2, module="ray"),
     Launcher(
         "accelerate",
-        "{python} -m accelerate.commands.launch --cpu --num_processes 2 --num_machines 1"
+        # With --cpu it would start one process, whatever --num_processes says.
+        "ACCELERATE_USE_CPU=true"
+        " {python} -m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
         " --mixed_precision no --dynamo_backend no --main_process_port {port}"
         " script.py {directory}",
         ranks=2,
