@@ -389,6 +389,7 @@ class _Table:
         if group.role == "victim" and not self.verbose:
             # Others are looked for elsewhere.
             most = 0
+        first = next((one for one in group.below if one.hint), None)
         for one in group.below[:most]:
             count = f" ({one.processes})" if one.processes > 1 else ""
             if not one.frames:
@@ -409,7 +410,7 @@ class _Table:
             )
             if self.verbose:
                 yield self.below(("  ", ""), (sanitise(one.command, _TEXT), "dim"))
-            if one.hint and (self.verbose or one is group.below[0]):
+            if one.hint and (self.verbose or one is first):
                 yield self.below("  hint: ", (one.hint, "cyan"))
         if group.below[most:] and most:
             more = counted(len(group.below) - most, "more sort", "more sorts")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import jsonschema
@@ -109,6 +109,16 @@ def test_a_suspect_and_a_victim_differ_by_word_and_by_colour():
         if word and line.plain.startswith("blocked"):
             rows[word] = {style for text, style in line.parts if text.strip() in (word, "blocked")}
     assert rows["suspect"].isdisjoint(rows["victim"])
+
+
+def test_the_first_process_below_that_has_a_hint_says_it():
+    """A process that is no Python may stand before a loader's worker."""
+    stacks = FLEETS["hung"]()
+    late = stacks.groups[0]
+    worker, other = late.below
+    more = replace(late, below=(other, worker, worker._replace(processes=2)))
+    shown = lines(replace(stacks, groups=(more, *stacks.groups[1:])))
+    assert sum(f"hint: {worker.hint}" in line for line in shown) == 1
 
 
 def test_forty_groups_are_cut_with_the_largest_in_sight():
