@@ -162,32 +162,66 @@ def load_json(text: str | bytes, max_cost: int = MAX_COST) -> Any:
 _LARGE = "a number is too large"
 
 
-#: As the decoder above, without a look at each object's keys.
-_QUICK = json.JSONDecoder(
-    parse_int=None if _LIMITED else _int, parse_float=_float, parse_constant=_no_number
-)
-
-
-def _space_before_a_colon(text: str) -> bool:
-    # One character, which mostly is not there, is found much faster than two.
-    return " :" in text or any(one in text and f"{one}:" in text for one in "\t\n\r")
+#: Characters of a text whose shape is looked at: room for it is made beside the text's own.
+_MOST_SHAPED = 4 << 20
+#: Of the bytes of a text, all digits and both kinds of brackets alike ...
+_ALIKE = bytes.maketrans(b"123456789{}", b"000000000[]")
+#: ... and what says nothing of its shape, or of its shape without the numbers.
+_NO_SHAPE = bytes(set(range(256)) - set(b'0123456789.,[]{}":'))
+_NO_FRAME = bytes(set(range(256)) - set(b'[]":'))
+#: A number with fewer digits is within the bounds.
+_LONG_NUMBER = b"0" * 20
 
 
 def _decoded(text: str) -> Any:
     """The data of a JSON text, checked. A key that stands there twice is refused.
 
-    Each key ends with ``":``, unless there is white space in between; that may stand inside of a
-    text, too. So there are at least as many of it as keys, and where an object has lost a key,
-    there are more of it than keys that are left: only then is every object looked at.
+    An object that has lost a key has fewer than there are colons outside of the texts.
     """
     surrogates = not text.isascii() or ("\\" in text and _ESCAPED.search(text) is not None)
-    if not _space_before_a_colon(text):
-        found = _QUICK.decode(text)
-        if _check(found, surrogates) == text.count('":'):
+    keys, colons = 0, -1 if surrogates or len(text) > _MOST_SHAPED else _colons(text)
+    if colons >= 0:
+
+        def counted(found: dict[str, Any]) -> dict[str, Any]:
+            nonlocal keys
+            keys += len(found)
+            return found
+
+        found = json.JSONDecoder(
+            object_hook=counted,
+            parse_int=None if _LIMITED else _int,
+            parse_float=_float,
+            parse_constant=_no_number,
+        ).decode(text)
+        if keys == colons:
             return found
     found = _DECODER.decode(text)
     _check(found, surrogates)
     return found
+
+
+def _colons(text: str) -> int:
+    """How many colons stand outside of the texts of an ASCII JSON text. -1: it may be nested too
+    deep or have a number that is too large.
+
+    A look at the bytes takes a third of the time of one at each of the objects (29 us of 75, for
+    the trace of a node). What it says of a text that is no JSON, the decoder says otherwise.
+    """
+    if "\\" in text:
+        text = text.replace("\\\\", "").replace('\\"', "")
+    shape = text.encode().translate(_ALIKE, _NO_SHAPE)
+    if _LONG_NUMBER in shape:
+        return -1
+    # Two quotes with nothing in between are no border: what is outside of the texts stays outside.
+    frame = shape.translate(None, _NO_FRAME).replace(b'""', b"")
+    outside = b"".join(frame.split(b'"')[::2])
+    brackets = outside.replace(b":", b"")
+    for _ in range(MAX_DEPTH - 1):
+        if not brackets:
+            return outside.count(b":")
+        # The innermost ones.
+        brackets = brackets.replace(b"[]", b"")
+    return -1
 
 
 #: No character of a text costs more by `cost`: one of four bytes and the dict that it begins.
@@ -200,10 +234,8 @@ def _check_cost(text: str, max_cost: int) -> None:
         raise DecodeError("too many members")
 
 
-def _check(found: Any, surrogates: bool) -> int:
-    """How many keys there are. Raises DecodeError for what is nested too deep, or has a number or
-    a text that is none."""
-    keys = 0
+def _check(found: Any, surrogates: bool) -> None:
+    """Raises DecodeError for what is nested too deep, or has a number or a text that is none."""
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
@@ -219,12 +251,11 @@ def _check(found: Any, surrogates: bool) -> int:
             elif kind is list:
                 inner += one
             elif kind is dict:
-                keys += len(one)
                 inner += one.values()
                 if surrogates:
                     inner += one
         if not inner:
-            return keys
+            return
         level = inner
     raise DecodeError("nested too deep")
 

@@ -42,27 +42,30 @@ class Calls(Bench):
     def __init__(self, evidence: Evidence, places: Sequence[Place], moving: bool) -> None:
         super().__init__(evidence, places, moving)
         #: By the kind of report and by the call: the ranks that are named.
-        self.named: dict[tuple[str, str], set[int]] = defaultdict(set)
+        self.named: dict[tuple[str, str], dict[int, None]] = defaultdict(dict)
         #: By process group: how far each rank is, and what has timed out there.
         self.status: dict[str, dict[int, Call]] = defaultdict(dict)
         self.caught: dict[str, dict[int, tuple[int, str]]] = defaultdict(dict)
         #: Ranks of which a recorder says that the call has begun.
         self._started: set[int] = set()
+        #: By the number of a report: where its rank is kept, and with what.
+        self._kept: dict[int, list[tuple[dict[int, Any], Any]]] = {}
 
     # --- The flight recorder.
 
     def recorder(self) -> None:
         heads = self.seen.recording_heads.all
+        absent = [one.absent for one in heads]
         dumps: dict[int, KeptRecording] = {}
         for place in self.places:
             found = self.seen.recordings.get(place[:2])
             if found is None:
                 continue
-            head = heads[found.head]
-            if head.absent:
-                self.absent["flight_recorder"].setdefault(head.absent, []).append(place)
-            elif self.rank_of.get(place[:2]) is not None and place.rank is not None:
-                dumps[place.rank] = found
+            rank = place.rank
+            if absent[found.head]:
+                self.absent["flight_recorder"].setdefault(absent[found.head], []).append(place)
+            elif rank in self.all and rank is not None:
+                dumps[rank] = found
         if not dumps:
             return
         self.found.unheard = tuple(sorted(self.all - dumps.keys()))
@@ -129,38 +132,49 @@ class Calls(Bench):
         by_number = list(self.seen.calls)
         #: Ranks that have called the same in the same groups stand in the same lists.
         rows: dict[int, list[list[int]]] = {}
-        lists_of: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        lists_of: dict[tuple[int, ...], dict[int, list[int]]] = defaultdict(dict)
+        #: Few have different entries, and nearly all have groups that nobody else has.
+        pending: dict[tuple[int, ...], dict[str, tuple[int, ...]]] = {}
         for rank, one in dumps.items():
             lists = rows.get(one.calls)
             if lists is None:
-                numbers = by_number[one.calls]
-                lists = rows[one.calls] = self._lists(made, lists_of, *numbers)
+                groups, entries = by_number[one.calls]
+                calls = pending.get(entries)
+                if calls is None:
+                    calls = pending[entries] = self._pending(entries)
+                lists = rows[one.calls] = self._lists(made, lists_of, groups, calls)
             for ranks in lists:
                 ranks.append(rank)
         return list(made.values())
 
+    def _pending(self, entries: Iterable[int]) -> dict[str, tuple[int, ...]]:
+        """By the name of their group: the entries that have not completed."""
+        calls: dict[str, tuple[int, ...]] = {}
+        for number in entries:
+            entry = self.seen.entries.all[number]
+            if entry.state != "completed":
+                calls[entry.group] = (*calls.get(entry.group, ()), number)
+        return calls
+
     def _lists(
         self, made: dict[tuple[str, tuple[int, ...]], _Members],
-        lists_of: dict[tuple[int, tuple[int, ...]], list[int]],
-        groups: Iterable[int], entries: Iterable[int],
+        lists_of: dict[tuple[int, ...], dict[int, list[int]]],
+        groups: Iterable[int], pending: Mapping[str, tuple[int, ...]],
     ) -> list[list[int]]:  # fmt: skip
         """For each group of one recording, the list of the ranks that are as far in it.
 
-        lists_of: number of a group and of the entries in it -> their list
+        lists_of: numbers of entries and of the group that they are in -> their list
+        pending:  what of the recording has not completed
         """
-        calls: dict[str, tuple[int, ...]] = {}
-        all_groups, all_entries = self.seen.groups.all, self.seen.entries.all
-        for number in entries:
-            entry = all_entries[number]
-            if entry.state != "completed":
-                calls[entry.group] = (*calls.get(entry.group, ()), number)
+        calls, without = dict(pending), lists_of[()]
+        all_groups = self.seen.groups.all
         made_lists = []
         for number in groups:
-            group = all_groups[number]
-            key = (number, calls.pop(group.name, ()) if calls else ())
-            found = lists_of.get(key)
+            numbers = calls.pop(all_groups[number].name, ()) if calls else ()
+            like = lists_of[numbers] if numbers else without
+            found = like.get(number)
             if found is None:
-                found = lists_of[key] = self._like(made, group, key[1])
+                found = like[number] = self._like(made, all_groups[number], numbers)
             made_lists.append(found)
         for name, numbers in calls.items():
             group = ProcessGroup(name, "", (), None, None, None)
@@ -330,21 +344,29 @@ class Calls(Bench):
 
     def _reports(self, reports: Iterable[tuple[int | None, int]], own: int) -> None:
         for rank, number in reports:
-            if (own if rank is None else rank) in self.all:
-                self._report(self.seen.reports.all[number], own if rank is None else rank)
+            of = own if rank is None else rank
+            if of in self.all:
+                kept = self._kept.get(number)
+                if kept is None:
+                    kept = self._kept[number] = self._keep(self.seen.reports.all[number])
+                # A later line of the same rank replaces an earlier one.
+                for ranks, said in kept:
+                    ranks[of] = said
 
-    def _report(self, report: Report, rank: int) -> None:
+    def _keep(self, report: Report) -> list[tuple[dict[int, Any], Any]]:
+        """Where the ranks of a report are kept, and with what: equal ones are read once."""
+        kept: list[tuple[dict[int, Any], Any]] = []
         name = report.group[:NAME] or "a process group"
         if report.kind in _NAMED:
             what = report.operation[:NAME] or "a collective"
-            self.named[report.kind, f"{what} of {name}"].add(rank)
+            kept.append((self.named[report.kind, f"{what} of {name}"], None))
         if report.kind == "timeout" and report.sequence is not None:
-            self.caught[name][rank] = (report.sequence, report.operation[:NAME])
+            kept.append((self.caught[name], (report.sequence, report.operation[:NAME])))
         top, done = report.enqueued, report.completed
         if top is not None:
             at = done + 1 if done is not None and done < top else None
-            # A later line of the same rank replaces an earlier one.
-            self.status[name][rank] = Call(top, at)
+            kept.append((self.status[name], Call(top, at)))
+        return kept
 
     def _watchdog(self) -> None:
         lags = []
@@ -385,8 +407,8 @@ class Calls(Bench):
         lags = []
         for (kind, what), ranks in self.named.items():
             late = tuple(sorted(ranks))
-            come = self.named.get(("reached", what), self.all - ranks)
-            rest = tuple(sorted(come - ranks))
+            come = self.named.get(("reached", what))
+            rest = tuple(sorted((self.all if come is None else come.keys()) - ranks.keys()))
             weight = 0 if self.moving else 2
             if kind == "missing":
                 lags.append(Lag("logs", late, rest, what, weight=weight))
@@ -560,8 +582,11 @@ class _Court(Calls):
     def own_logs(self, own: Mapping[int, KeptLog]) -> None:
         """Errors at the end of a rank's own log; few logs that ended long before the others."""
         for rank, log in own.items():
-            if any(word in log.last for word in _HINTS) and _ERROR.search(log.last):
-                self.say("logs", f"its log ends in an error: {log.last}", [rank], weight=1)
+            last = log.last
+            # One of these words stands in every error; to look for them costs a tenth.
+            if ("rror" in last or "xception" in last or "out of memory" in last
+                or "Segmentation" in last) and _ERROR.search(last):  # fmt: skip
+                self.say("logs", f"its log ends in an error: {last}", [rank], weight=1)
         if len(own) < 4 or self.moving:
             return
         order = sorted(own, key=lambda rank: -own[rank].age_s)
@@ -722,8 +747,6 @@ _SILENT_S = 60
 #: Bytes per second of all ports above which something moves: heartbeats and ssh are below.
 MOVING_BYTES_PER_S = 1e6
 _RDMA = ("infiniband", "roce")
-#: Words of which one stands in every error, and the errors.
-_HINTS = ("rror", "xception", "out of memory", "Segmentation")
 _ERROR = re.compile(
     r"^\S*(?:Error|Exception)\b|\bCUDA error|\b\w+Error: |out of memory|Segmentation fault"
 )

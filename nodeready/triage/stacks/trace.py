@@ -63,7 +63,6 @@ _BELOW = {
 _MOST_BELOW, _MOST_LOCALS = 64, 200
 _SAMPLE = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
 
-_NEVER = object()
 #: The texts of a process.
 _words = itemgetter(
     *(name for name, types in _PROCESS.items() if types == (str,)), "slurm_job", "waits_on"
@@ -155,8 +154,8 @@ def _told(process: Any, what: str) -> tuple[Any, ...]:
         found = _values(process)
         return found
     except KeyError:
-        for name, (_, instead) in _LATER.items():
-            process.setdefault(name, instead)
+        for name in _LATER.keys() - process.keys():
+            process[name] = _LATER[name][1]
     except (TypeError, IndexError):
         pass
     try:
@@ -174,10 +173,11 @@ def _process(process: Any, what: str) -> None:
         _typed(process, what)
         _types_seen.add(types)
     _short(_words(process), what)
-    for name, value in zip(_COUNTED, values, strict=False):
+    for value in values[: len(_COUNTED)]:
         if value is not None and not -_MOST <= value <= _MOST:
+            name = _COUNTED[values.index(value)]
             raise _Wrong(f"{what}.{name} cannot be {_shown(value)}")
-    if process["pid"] < 0 or process["tracer"] < 0 or process["threads"] < 0:
+    if values[0] < 0 or values[1] < 0 or values[2] < 0:
         raise _Wrong(f"{what} has a number below 0")
     _times((*process["cpu_s"], *process["main_cpu_s"], process["start_s"]), what)
     for name in ("switches", "calls"):
@@ -228,18 +228,23 @@ def _below(process: Any, used: list[Any], what: str) -> None:
             used.append(row["main"])
 
 
-def _samples(process: Any, used: list[Any], what: str) -> None:
-    """Check the samples of one process, and collect the indexes that they use."""
+#: Different samples of a trace that are compared with a further one.
+_MOST_SEEN = 8
+
+
+def _samples(process: Any, seen: list[Any], used: list[Any], what: str) -> None:
+    """Check the samples of one process, and collect the indexes that they use.
+
+    seen: samples of the same trace that were checked, the last one first
+    """
     if process["native"] is not None:
         used.append(process["native"])
     samples: list[Any] = process["samples"]
-    before: object = _NEVER
     for at, sample in enumerate(samples):
-        # A process that hangs gives the same sample again: one object, checked once, is enough.
-        if sample == before:
-            samples[at] = before
+        # Processes that hang give the same sample again: one object, checked once, is enough.
+        if sample in seen:
+            samples[at] = seen[seen.index(sample)]
             continue
-        before = sample
         try:
             main, threads = sample["main"], sample["threads"]
             good = type(sample["gil"]) is str and type(sample["error"]) is str
@@ -253,6 +258,7 @@ def _samples(process: Any, used: list[Any], what: str) -> None:
         _short((*names, sample["gil"], sample["error"]), f"{what}.samples[{at}]")
         if main is not None:
             used.append(main)
+        seen[:] = [sample, *seen[: _MOST_SEEN - 1]]
 
 
 def read(data: Any, where: str) -> Trace:
@@ -274,14 +280,16 @@ def read(data: Any, where: str) -> Trace:
         _witnesses(data["witnesses"], "witnesses")
         _texts(data["instead"], "instead")
         _frames(data)
+        seen: list[Any] = []
         used: list[Any] = []
         for number, process in enumerate(data["processes"]):
-            _process(process, f"processes[{number}]")
-            _samples(process, used, f"processes[{number}]")
+            what = f"processes[{number}]"
+            _process(process, what)
+            _samples(process, seen, used, what)
             if process["witnesses"]:
-                _witnesses(process["witnesses"], f"processes[{number}].witnesses")
+                _witnesses(process["witnesses"], f"{what}.witnesses")
             if process["below"]:
-                _below(process, used, f"processes[{number}]")
+                _below(process, used, what)
         _indexes(used, len(data["stacks"]), "a sample's stack")
     except _Wrong as wrong:
         raise TraceError(f"{where}: {wrong}") from None
