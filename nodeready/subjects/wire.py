@@ -340,7 +340,8 @@ def _reader(kind: type[Any]) -> Reads:
             raise DecodeError(data.what)
         if not isinstance(data, Mapping) or data.keys() != fields.keys():
             raise DecodeError(f"no {kind.__name__}", shown(data))
-        return kind(**{name: value(data[name]) for name, value in fields.items()})
+        # By position: by name takes a third longer.
+        return kind(*[value(data[name]) for name, value in fields.items()])
 
     return read
 

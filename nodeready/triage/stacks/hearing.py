@@ -124,25 +124,26 @@ class Calls(Bench):
         return made
 
     def _communicators(self, dumps: Mapping[int, KeptRecording]) -> list[_Members]:
-        """The process groups of all ranks, each with how far its ranks are.
+        """The process groups in which somebody waits, each with how far all its ranks are.
 
         Two groups may have one name (split_group): the name and the ranks together are the key.
         """
         made: dict[tuple[str, tuple[int, ...]], _Members] = {}
         by_number = list(self.seen.calls)
         #: Ranks that have called the same in the same groups stand in the same lists.
-        rows: dict[int, list[list[int]]] = {}
-        lists_of: dict[tuple[int, ...], dict[int, list[int]]] = defaultdict(dict)
-        #: Few have different entries, and nearly all have groups that nobody else has.
-        pending: dict[tuple[int, ...], dict[str, tuple[int, ...]]] = {}
+        rows: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[int]]] = {}
+        lists_of: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        different = {entries for _, entries in by_number}
+        pending = {entries: self._pending(entries) for entries in different}
+        # Nearly every rank has groups that nobody else has; those where nobody waits say nothing.
+        names = {name for calls in pending.values() for name in calls}
+        held = {at for at, group in enumerate(self.seen.groups.all) if group.name in names}
         for rank, one in dumps.items():
-            lists = rows.get(one.calls)
+            groups, entries = by_number[one.calls]
+            key = (tuple([number for number in groups if number in held]), entries)
+            lists = rows.get(key)
             if lists is None:
-                groups, entries = by_number[one.calls]
-                calls = pending.get(entries)
-                if calls is None:
-                    calls = pending[entries] = self._pending(entries)
-                lists = rows[one.calls] = self._lists(made, lists_of, groups, calls)
+                lists = rows[key] = self._lists(made, lists_of, key[0], pending[entries])
             for ranks in lists:
                 ranks.append(rank)
         return list(made.values())
@@ -158,23 +159,22 @@ class Calls(Bench):
 
     def _lists(
         self, made: dict[tuple[str, tuple[int, ...]], _Members],
-        lists_of: dict[tuple[int, ...], dict[int, list[int]]],
+        lists_of: dict[tuple[int, tuple[int, ...]], list[int]],
         groups: Iterable[int], pending: Mapping[str, tuple[int, ...]],
     ) -> list[list[int]]:  # fmt: skip
         """For each group of one recording, the list of the ranks that are as far in it.
 
-        lists_of: numbers of entries and of the group that they are in -> their list
+        lists_of: number of a group and of the entries in it -> their list
         pending:  what of the recording has not completed
         """
-        calls, without = dict(pending), lists_of[()]
-        all_groups = self.seen.groups.all
+        calls = dict(pending)
         made_lists = []
         for number in groups:
-            numbers = calls.pop(all_groups[number].name, ()) if calls else ()
-            like = lists_of[numbers] if numbers else without
-            found = like.get(number)
+            group = self.seen.groups.all[number]
+            key = (number, calls.pop(group.name, ()))
+            found = lists_of.get(key)
             if found is None:
-                found = like[number] = self._like(made, all_groups[number], numbers)
+                found = lists_of[key] = self._like(made, group, key[1])
             made_lists.append(found)
         for name, numbers in calls.items():
             group = ProcessGroup(name, "", (), None, None, None)
