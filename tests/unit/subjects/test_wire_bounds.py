@@ -81,6 +81,33 @@ def test_what_makes_no_sense_is_refused(text, what):
         load_json(text)
 
 
+#: Texts, as JSON, of which each could be taken for a bracket, a colon or the end of a text.
+HIDING = (
+    '"]"', '"}"', '"["', '":"', r'"\""', r'"\\"', r'"\\\"]"', '"]","]"', '"","]"', r'"]\\","]"',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("hides", HIDING)
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[TEXT, " * MAX_DEPTH + "[1]" + "]" * MAX_DEPTH, "nested too deep"),
+        ('[TEXT, {"a": 1, "b": 2, "a": 3}]', "twice"),
+        ('[TEXT, {"a" : 1, "a" : {":": 2}}]', "twice"),
+        ("[TEXT, 123456789012345678901]", "too large|is no number"),
+    ],
+    ids=["deep", "twice", "twice, apart", "large"],
+)
+def test_no_text_hides_what_stands_beside_it(hides, text, what):
+    with pytest.raises(DecodeError, match=what):
+        load_json(text.replace("TEXT", hides))
+
+
+def test_texts_with_brackets_and_colons_are_texts():
+    wanted = ["[", "]" * 99, '":', "\\", '\\"', {"a:": "{", "[": {":": "9" * 30}}, "", '"', [""]]
+    assert load_json(json.dumps(wanted)) == wanted
+
+
 @pytest.mark.parametrize("piece", ["[],", "[[", "{},", '{"":0},', "0,", '"",', "[[[]]],"])
 def test_what_would_fill_the_memory_is_never_made(piece, monkeypatch):
     """The parser is not even called."""
