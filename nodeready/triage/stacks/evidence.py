@@ -48,7 +48,7 @@ class Known:
         return self.numbers([value])[0]
 
     def numbers(self, values: Iterable[Any]) -> tuple[int, ...]:
-        """As `number`, of many."""
+        """As `number`, of many. Raises DecodeError."""
         known = self._numbers.get
         found = []
         for value in values:
