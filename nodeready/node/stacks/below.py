@@ -246,6 +246,8 @@ def numbered(found: Sequence[Rank], deadline: float) -> list[Rank]:
     for rank in found:
         if trains(rank.process) and rank.identity.rank is None and not rank.stranger:
             asked[rank.process.pid] = rank
+    if not asked:
+        return list(found)
     uids = {pid: rank.process.uid or 0 for pid, rank in asked.items()}
     told = each(lambda pid: _number_in_ray(pid, uids[pid]), list(uids), deadline, uids)
     jobs: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -266,8 +268,8 @@ def numbered(found: Sequence[Rank], deadline: float) -> list[Rank]:
 
 def _number_in_ray(pid: int, uid: int) -> tuple[int, int] | None:
     """(rank, world size) of a worker of Ray Train's by the log that it writes; for a fork."""
-    for name in _names(f"/proc/{pid}/fd"):
-        link = f"/proc/{pid}/fd/{name}"
+    for number in logs.descriptors(pid):
+        link = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError, logs.NoLogError):
             shown = os.readlink(link)
             if _RAY_LOG.fullmatch(shown[shown.rfind("/") :]):
@@ -279,12 +281,6 @@ def _number_in_ray(pid: int, uid: int) -> tuple[int, int] | None:
                 if rows := _RAY_NUMBER.findall(data):
                     return int(rows[-1][0]), int(rows[-1][1])
     return None
-
-
-def _names(directory: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return os.listdir(directory)
-    return []
 
 
 def _above(pid: int, parents: Mapping[int, int]) -> set[int]:

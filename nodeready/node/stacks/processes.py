@@ -273,6 +273,12 @@ def contents(path: str, most: int = 65536) -> str:
     return (_read(path, most) or b"").decode("utf-8", "replace")
 
 
+def environment_of(pid: int) -> dict[str, str] | None:
+    """As `environment`, of a process; None: not permitted, or it has ended."""
+    data = _read(f"/proc/{pid}/environ", _ENVIRONMENT_BYTES)
+    return None if data is None else environment(data)
+
+
 def pids() -> list[int]:
     """All processes, as they are now."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
@@ -307,9 +313,8 @@ def _look(pid: int) -> dict[str, Any] | None:
     seen = _outside(pid)
     if seen is None:
         return None
-    data = _read(f"/proc/{pid}/environ", _ENVIRONMENT_BYTES)
     words = _read(f"/proc/{pid}/cmdline", _COMMAND_BYTES) or b""
-    seen["environment"] = None if data is None else environment(data)
+    seen["environment"] = environment_of(pid)
     seen["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
     seen["person"] = None if seen["uid"] is None else person(seen["uid"])
     seen["cgroup_job"] = slurm_job(contents(f"/proc/{pid}/cgroup"))

@@ -339,8 +339,8 @@ _MOST_PROCESSES, _SEARCH_S = 4096, 0.3
 _MOST_DESCRIPTORS = 1024
 #: Filters between a process and the one that writes the file.
 _MOST_STEPS = 3
-#: Bytes of an environment that are read, and processes above one that are looked at.
-_ENVIRONMENT_BYTES, _MOST_ANCESTORS = 1 << 20, 32
+#: Processes above one that are looked at.
+_MOST_ANCESTORS = 32
 #: File systems in memory, on which nobody keeps a log.
 _MEMORY = ("/dev/shm/", "/memfd:", "/run/shm/")
 
@@ -562,11 +562,7 @@ def _of_srun(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_
 
 def _slurm_job(pid: int) -> str:
     """The number of the Slurm job in which a process was started; "": in none."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return processes.environment(file.read(_ENVIRONMENT_BYTES)).get("SLURM_JOB_ID", "")
-    except OSError:
-        return ""
+    return (processes.environment_of(pid) or {}).get("SLURM_JOB_ID", "")
 
 
 def _below_slurmstepd(pid: int) -> bool:
@@ -669,19 +665,12 @@ def _read_by(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
 
 
 def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read(4096).rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+    known = processes.stat(processes.contents(f"/proc/{pid}/stat", 4096))
+    return known.parent if known else 0
 
 
 def _name(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read(64).strip()
-    except OSError:
-        return "a process"
+    return processes.contents(f"/proc/{pid}/comm", 64).strip() or "a process"
 
 
 def _reason(problem: OSError) -> str:

@@ -267,8 +267,7 @@ class Evidence:
                 if type(received) is not int or type(sent) is not int:
                     raise wire.DecodeError("no Port")
                 number = self.ports.number(port)
-                moved = received if received > 0 else 0
-                ports.append((number, moved + sent if sent > 0 else moved))
+                ports.append((number, max(0, received) + max(0, sent)))
             return KeptNetwork(head.absent, seconds, tuple(ports))
         except _UNREAD as problem:
             return KeptNetwork(_senseless(problem), 0.0, ())

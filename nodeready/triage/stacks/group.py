@@ -321,9 +321,7 @@ class TraceCollector:
             )
             if found.kind == "stack" and waits:
                 site = reading.site
-        others: tuple[int, ...] = ()
-        if threads:
-            others = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
+        others = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
         return found.kind, found.why, path, site, others, found.verdict
 
     def each_job(self) -> list[Job]:

@@ -582,11 +582,8 @@ class _Court(Calls):
     def own_logs(self, own: Mapping[int, KeptLog]) -> None:
         """Errors at the end of a rank's own log; few logs that ended long before the others."""
         for rank, log in own.items():
-            last = log.last
-            # One of these words stands in every error; to look for them costs a tenth.
-            if ("rror" in last or "xception" in last or "out of memory" in last
-                or "Segmentation" in last) and _ERROR.search(last):  # fmt: skip
-                self.say("logs", f"its log ends in an error: {last}", [rank], weight=1)
+            if any(word in log.last for word in _HINTS) and _ERROR.search(log.last):
+                self.say("logs", f"its log ends in an error: {log.last}", [rank], weight=1)
         if len(own) < 4 or self.moving:
             return
         order = sorted(own, key=lambda rank: -own[rank].age_s)
@@ -747,6 +744,8 @@ _SILENT_S = 60
 #: Bytes per second of all ports above which something moves: heartbeats and ssh are below.
 MOVING_BYTES_PER_S = 1e6
 _RDMA = ("infiniband", "roce")
+#: Words of which one stands in every error, and the errors.
+_HINTS = ("rror", "xception", "out of memory", "Segmentation")
 _ERROR = re.compile(
     r"^\S*(?:Error|Exception)\b|\bCUDA error|\b\w+Error: |out of memory|Segmentation fault"
 )

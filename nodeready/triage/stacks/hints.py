@@ -153,6 +153,11 @@ _VAGUE = frozenset({"backward", "lock", "asyncio"})
 _C10D = "torch/distributed/distributed_c10d.py"
 _FSDP2 = "torch/distributed/fsdp/_fully_shard"
 _LOADER = "torch/utils/data/dataloader.py"
+#: The calls of a loader, PyTorch's or torchdata's, that wait for its workers.
+_LOADER_WAITS = (
+    "_try_get_data", "_get_data", "_next_data", "_shutdown_workers",
+    "_clean_up_persistent_workers_atexit",
+)  # fmt: skip
 _DDP = "torch/nn/parallel/distributed.py"
 
 
@@ -248,17 +253,8 @@ _PLACES: dict[tuple[str, str], Hint] = {
     **_rows("torch/distributed/elastic/agent/server/api.py", _AGENT, "_invoke_run", "run"),
     ("join", "torch/multiprocessing/spawn.py"): _CHILD,
     # The data loader, by who waits there: the rank for its workers, a worker for its rank.
-    **_rows(
-        _LOADER, _DATA,
-        "_try_get_data", "_get_data", "_next_data", "_shutdown_workers",
-        "_clean_up_persistent_workers_atexit",
-    ),
-    # torchdata's, with the same names.
-    **_rows(
-        "torchdata/stateful_dataloader/stateful_dataloader.py", _DATA,
-        "_try_get_data", "_get_data", "_next_data", "_shutdown_workers",
-        "_clean_up_persistent_workers_atexit",
-    ),
+    **_rows(_LOADER, _DATA, *_LOADER_WAITS),
+    **_rows("torchdata/stateful_dataloader/stateful_dataloader.py", _DATA, *_LOADER_WAITS),
     # Autograd and the GPU.
     ("_engine_run_backward", "torch/autograd/graph.py"): _BACKWARD,
     ("backward", "torch/autograd/__init__.py"): _BACKWARD,
@@ -395,15 +391,13 @@ _COMMON: dict[tuple[str, str], Hint] = {
     ("_fn", "torch/_dynamo/eval_frame.py"): _RUN,
 }  # fmt: skip
 
+_LOADER_WORKER = ("worker", "is a data loader's worker, in the data set's own code")
+
 #: Libraries that call the user's code: what calls it, said before what that code waits for. The
 #: first row of which a call is on the stack, from the user's code outwards.
 _CALLERS: dict[tuple[str, str], tuple[str, str]] = {
-    ("_worker_loop", "torch/utils/data/_utils/worker.py"): (
-        "worker", "is a data loader's worker, in the data set's own code",
-    ),
-    ("_worker_loop", "torchdata/stateful_dataloader/worker.py"): (
-        "worker", "is a data loader's worker, in the data set's own code",
-    ),
+    ("_worker_loop", "torch/utils/data/_utils/worker.py"): _LOADER_WORKER,
+    ("_worker_loop", "torchdata/stateful_dataloader/worker.py"): _LOADER_WORKER,
     ("fetch", "torch/utils/data/_utils/fetch.py"): (
         "dataset", "is in the data set's own code, which the data loader calls in this very "
         "process (num_workers=0)",

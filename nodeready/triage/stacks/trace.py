@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nodeready.inventory.nodeset import MAX_NAME, natural
 from nodeready.node.stacks.program import MOST_COST
@@ -166,41 +166,17 @@ def _told(process: Any, what: str) -> tuple[Any, ...]:
         raise
 
 
-#: Different values of a kind in a trace with which a further one is compared.
-_MOST_SEEN = 8
-
-
-class _Seen(NamedTuple):
-    """Values of one trace that were checked, the last one first: its processes are mostly alike,
-    and to compare two takes a third of checking one."""
-
-    samples: list[Any]
-    words: list[Any]
-    kernel_stacks: list[Any]
-
-
-def _is_new(value: Any, seen: list[Any]) -> bool:
-    """Whether a value equals none that was checked; then it is kept as one that is."""
-    if value in seen:
-        return False
-    seen[:] = [value, *seen[: _MOST_SEEN - 1]]
-    return True
-
-
-def _process(process: Any, seen: _Seen, what: str) -> None:
+def _process(process: Any, what: str) -> None:
     values = _told(process, what)
     types = tuple(map(type, values))
     if types not in _types_seen:
         _typed(process, what)
         _types_seen.add(types)
-    words = _words(process)
-    if _is_new(words, seen.words):
-        _short(words, what)
-    for value in values[: len(_COUNTED)]:
+    _short(_words(process), what)
+    for name, value in zip(_COUNTED, values, strict=False):
         if value is not None and not -_MOST <= value <= _MOST:
-            name = _COUNTED[values.index(value)]
             raise _Wrong(f"{what}.{name} cannot be {_shown(value)}")
-    if values[0] < 0 or values[1] < 0 or values[2] < 0:
+    if process["pid"] < 0 or process["tracer"] < 0 or process["threads"] < 0:
         raise _Wrong(f"{what} has a number below 0")
     _times((*process["cpu_s"], *process["main_cpu_s"], process["start_s"]), what)
     for name in ("switches", "calls"):
@@ -209,9 +185,8 @@ def _process(process: Any, seen: _Seen, what: str) -> None:
             set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) > _MOST_SWITCHES
         ):
             raise _Wrong(f"{what}.{name} cannot be {_shown(counts[0])}")
-    calls = process["kernel_stack"]
-    if calls and _is_new(calls, seen.kernel_stacks):
-        _texts(calls, f"{what}.kernel_stack")
+    if process["kernel_stack"]:
+        _texts(process["kernel_stack"], f"{what}.kernel_stack")
     if process["locals"]:
         _texts(process["locals"], f"{what}.locals")
         _few(process["locals"], _MOST_LOCALS, f"{what}.locals")
@@ -252,16 +227,24 @@ def _below(process: Any, used: list[Any], what: str) -> None:
             used.append(row["main"])
 
 
+#: Different samples of a trace with which a further one is compared.
+_MOST_SEEN = 8
+
+
 def _samples(process: Any, seen: list[Any], used: list[Any], what: str) -> None:
-    """Check the samples of one process, and collect the indexes that they use."""
+    """Check the samples of one process, and collect the indexes that they use.
+
+    seen: samples of the trace that were checked, the last one first
+    """
     if process["native"] is not None:
         used.append(process["native"])
     samples: list[Any] = process["samples"]
     for at, sample in enumerate(samples):
         # Processes that hang give the same sample again: one object, checked once, is enough.
-        if not _is_new(sample, seen):
+        if sample in seen:
             samples[at] = seen[seen.index(sample)]
             continue
+        seen[:] = [sample, *seen[: _MOST_SEEN - 1]]
         try:
             main, threads = sample["main"], sample["threads"]
             good = type(sample["gil"]) is str and type(sample["error"]) is str
@@ -296,12 +279,12 @@ def read(data: Any, where: str) -> Trace:
         _witnesses(data["witnesses"], "witnesses")
         _texts(data["instead"], "instead")
         _frames(data)
-        seen = _Seen([], [], [])
+        seen: list[Any] = []
         used: list[Any] = []
         for number, process in enumerate(data["processes"]):
             what = f"processes[{number}]"
-            _process(process, seen, what)
-            _samples(process, seen.samples, used, what)
+            _process(process, what)
+            _samples(process, seen, used, what)
             if process["witnesses"]:
                 _witnesses(process["witnesses"], f"{what}.witnesses")
             if process["below"]:
