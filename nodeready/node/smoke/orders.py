@@ -1,0 +1,279 @@
+"""What the control machine orders of a node in a smoke test, and what the node answers.
+
+An order is one line of JSON on the program's standard input, an answer one line of its output
+(`nodeready.subjects.wire`). A node is ordered one test at a time; a pair's target has no order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+from nodeready.node.proofs.mesh import Try
+from nodeready.subjects import wire
+from nodeready.subjects.proof.facts import Busy
+
+#: The engines, best first: the job's own library, the vendor's test program, our own ring.
+TORCH, NCCL_TESTS, RING = ENGINES = ("torch", "nccl-tests", "ring")
+
+#: What a rank does, in this order; it says how far it came. ``compute``: a product of matrices on
+#: its own GPU, ``init``: the rendezvous and the process group, ``large``: the all_reduce whose
+#: bandwidth counts.
+PHASES = (
+    "start",
+    "compute",
+    "init",
+    "barrier",
+    "all_reduce",
+    "all_gather",
+    "send_recv",
+    "large",
+    "done",
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the program is told at its start.
+
+    user:        as whom the ranks run; "": as whoever logs in
+    limit_s:     seconds after which everything has ended
+    ports:       on which the node listens, of the policy's range
+    engines:     that are looked for
+    python:      the Python of the job, an absolute path; "": python3 of the user's session
+    prefix:      words in front of it, such as ``apptainer exec --nv image.sif``
+    environment: ``NAME=VALUE`` of the job
+    """
+
+    nonce: str
+    tag: str
+    user: str = ""
+    limit_s: int = 60
+    ports: tuple[int, ...] = ()
+    engines: tuple[str, ...] = ENGINES
+    python: str = ""
+    prefix: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine of one backend on a node: ``torch`` over ``nccl``, ``torch`` over ``gloo``.
+
+    name:    one of `ENGINES`
+    backend: ``nccl`` (of AMD's GPUs, too: there it is RCCL), ``gloo``, ``tcp``
+    version: of the engine, such as ``2.13.0+cu130``; "" where it has none
+    library: of what carries the data, such as ``NCCL 2.28.3``; ""
+    where:   the program or the Python
+    proves:  what its pass proves, in words
+    why:     why it cannot be used on this node; "": it can
+    """
+
+    name: wire.Name
+    backend: wire.Name
+    version: wire.Line
+    library: wire.Line
+    where: wire.Path
+    proves: wire.Line
+    why: wire.Line
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The program's first line.
+
+    host:      what the node calls itself
+    user:      as whom the ranks run
+    token:     what its listeners send to whoever connects
+    ports:     on which it listens now
+    addresses: the node's own, without loopback and link-local ones
+    gpus:      how many the job's PyTorch, else the driver's tool sees; 0: none
+    engines:   best first, also those that cannot be used
+    why:       why nothing can be tested on this node at all; "": it can
+    """
+
+    host: wire.Name
+    user: wire.Name
+    token: wire.Name
+    ports: tuple[wire.Port, ...]
+    busy: tuple[Busy, ...]
+    addresses: tuple[wire.Name, ...]
+    gpus: wire.Count
+    engines: tuple[Engine, ...]
+    why: wire.Line
+
+
+# --- Orders.
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another node, as an order names it.
+
+    name:      that the job would use: it is resolved on the node that is ordered
+    addresses: the target's own, as its `Hello` said, checked by the control machine
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    port: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One test: this node's ranks of a collective. The answer is a `Ran`.
+
+    number:  of the test, unique in the run
+    engine:  and backend: as `Engine` has them
+    world:   ranks of all nodes; of the ring, nodes
+    first:   the number of this node's first rank
+    ranks:   of this node; the ring has one
+    gpus:    of the ranks, as many as there are ranks; empty: no GPU
+    head:    the node of rank 0, with the port of the rendezvous
+    next:    the node after this one around the ring; None: this node is alone
+    small:   bytes of the collectives whose results are checked number by number
+    large:   bytes of the one whose bandwidth counts
+    limit_s: seconds after which the node has ended all of the test's processes
+    """
+
+    number: int
+    engine: str
+    backend: str
+    world: int
+    first: int
+    ranks: int
+    gpus: tuple[int, ...]
+    head: Peer
+    next: Peer | None
+    small: int
+    large: int
+    limit_s: float
+    what: str = "collective"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One test of the plain path to another node. The answer is a `Paired`.
+
+    ports: of the target, that are tried one after the other; over the first that works go
+           ``small`` and ``large`` bytes, there and back
+    """
+
+    number: int
+    target: Peer
+    ports: tuple[int, ...]
+    small: int
+    large: int
+    limit_s: float
+    what: str = "pair"
+
+
+@dataclass(frozen=True)
+class End:
+    """End this test now: others have shown how long it takes. The test is answered as ever."""
+
+    number: int
+    what: str = "end"
+
+
+def line(order: Collective | Pair | End) -> str:
+    """The order as its line, without the end of the line."""
+    return json.dumps(dataclasses.asdict(order), separators=(",", ":"))
+
+
+def read(text: str) -> Collective | Pair | End:
+    """The order of a line. Raises KeyError, TypeError, ValueError for what is none."""
+    data = json.loads(text)
+    kind = {"collective": Collective, "pair": Pair, "end": End}[data["what"]]
+    for name in ("head", "next", "target"):
+        if data.get(name) is not None:
+            peer = data[name]
+            data[name] = Peer(**{**peer, "addresses": tuple(peer["addresses"])})
+    for name in ("gpus", "ports"):
+        if name in data:
+            data[name] = tuple(data[name])
+    made: Collective | Pair | End = kind(**data)
+    return made
+
+
+# --- Answers.
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What became of one rank.
+
+    gpu:         its GPU, -1: none
+    phase:       that it was in when it ended, one of `PHASES`; ``done``: it came to its end
+    wrong:       a result that is not what it must be, in words; "" when all are right
+    said:        why it failed, the last line of its error; "" when it did not
+    waits_for:   the rank whose data it waited for when it was ended; -1: nobody knows
+    ms:          the median of its small collectives; 0: there was none
+    gbps:        bus bandwidth of its large all_reduce, in Gbit/s; 0: there was none
+    retransmits: TCP segments that its connections sent again; -1: nobody knows
+    seconds:     of the whole rank
+    """
+
+    rank: wire.Count
+    gpu: int
+    phase: wire.Name
+    wrong: wire.Line
+    said: wire.Line
+    waits_for: int
+    ms: float
+    gbps: float
+    retransmits: int
+    seconds: wire.Seconds
+
+    @property
+    def ok(self) -> bool:
+        """Whether it came to its end with the right results."""
+        return self.phase == "done" and not self.wrong and not self.said
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The answer to a `Collective`: this node's ranks, all of them, whatever happened.
+
+    error: why no rank could be started; "": they were
+    """
+
+    number: wire.Count
+    error: wire.Line
+    ranks: tuple[Rank, ...]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The answer to a `Pair`.
+
+    resolved:    the addresses of the target's name on this node, in the resolver's order
+    error:       why the name has none
+    address:     that was connected to, one of the target's own; "": none of them is
+    tries:       of the ports, in their order; fewer when the time was over
+    outcome:     of the data: ``ok``, ``small`` or ``large`` (the part that did not come back), ""
+                 when no port works
+    ms:          the median of the small messages' round trips
+    gbps:        of the large one, both ways, in Gbit/s
+    retransmits: TCP segments that this node sent again for it; -1: nobody knows
+    came:        how many connections this node's listeners have taken since they began
+    """
+
+    number: wire.Count
+    target: wire.Name
+    resolved: tuple[wire.Name, ...]
+    error: wire.Line
+    address: wire.Name
+    tries: tuple[Try, ...]
+    outcome: wire.Name
+    ms: float
+    gbps: float
+    retransmits: int
+    came: wire.Count
+
+
+# wire.decode looks for the classes of a field in the module.
+__all__ = ["Busy", "Collective", "Config", "End", "Engine", "Hello", "Pair", "Paired", "Peer",
+           "Ran", "Rank", "Try", "line", "read"]  # fmt: skip
