@@ -16,7 +16,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from nodeready.transport.base import Answer, Reply, Request
-from nodeready.transport.fake import Does
+from tests.fake import Does
 
 _DATA = Path(__file__).parent.parent / "unit" / "fuzz" / "data"
 _PORTS = Path(__file__).parent.parent / "unit" / "subjects" / "data" / "ports"

@@ -14,7 +14,7 @@ from nodeready.cli import cli, start
 from nodeready.inventory import load as inventory
 from nodeready.policy import Policy
 from nodeready.transport.base import LOST, UNREACHABLE, Answer, Reply, Request
-from nodeready.transport.fake import Does, Fake, fails, really
+from tests.fake import Does, Fake, fails, really
 
 #: Nobody could connect.
 AWAY = fails(UNREACHABLE, "n: no answer in 15 s")

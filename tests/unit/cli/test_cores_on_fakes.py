@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from nodeready.node.cores.listing import File
-from nodeready.transport.fake import hangs, interrupts, one_by_one, says
+from tests.fake import hangs, interrupts, one_by_one, says
 from tests.unit.commands import AWAY, DIES, program
 
 FILE = File("/c/core.1", inode=1, modified_ns=7, size_bytes=5, owner=0, age_s=0.0)

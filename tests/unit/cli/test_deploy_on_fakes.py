@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
-from nodeready.transport.fake import hangs, interrupts, one_by_one, says
+from tests.fake import hangs, interrupts, one_by_one, says
 from tests.unit.commands import AWAY, DIES, looks
 
 #: No machine has this, so that there is always a change to make.

@@ -10,8 +10,8 @@ import pytest
 
 from nodeready.cli.options import Refused
 from nodeready.node.stacks import program as answer
-from nodeready.transport.fake import hangs, interrupts
 from tests.builders.traces import process, trace
+from tests.fake import hangs, interrupts
 from tests.unit.commands import AWAY, DIES, program
 
 SECRET = "hf_abcdefghijABCDEFGHIJ0123"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from nodeready.transport.fake import hangs, interrupts, says
+from tests.fake import hangs, interrupts, says
 from tests.unit.commands import AWAY, DIES, looks
 
 WORDS = ("ready", "--only", "proof.limits", "--format", "json")

@@ -9,8 +9,8 @@ import pytest
 from nodeready.cli.options import Refused
 from nodeready.node.stacks import program as answer
 from nodeready.transport.base import TIMEOUT, Failure
-from nodeready.transport.fake import hangs, interrupts, says
 from tests.builders.traces import process, trace
+from tests.fake import hangs, interrupts, says
 from tests.unit.commands import AWAY, DIES, program
 
 

@@ -6,7 +6,7 @@ import base64
 import json
 import zlib
 
-from nodeready.transport.fake import hangs, interrupts, says
+from tests.fake import hangs, interrupts, says
 from tests.unit.commands import AWAY, DIES, program
 
 

@@ -26,10 +26,10 @@ from nodeready.ready.run import run_mesh
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import Mesh
 from nodeready.transport.base import Answer, Channel, Reply, Request
-from nodeready.transport.fake import Does, Fake
 from tests.builders.hostile import envelope, look, recorded
 from tests.builders.traces import LOAD, REDUCE, process
 from tests.builders.traces import trace as made
+from tests.fake import Does, Fake
 from tests.unit.commands import program
 from tests.unit.fuzz.alone import alone
 

@@ -25,9 +25,9 @@ from nodeready.transport.base import (
     Request,
     collect,
 )
-from nodeready.transport.fake import Fake, fails, hangs, interrupts, one_by_one, says
 from nodeready.transport.local import Local
 from tests.command import wait_for
+from tests.fake import Fake, fails, hangs, interrupts, one_by_one, says
 
 SHELLS = (
     ["dash", "-c"], ["busybox", "sh", "-c"], ["bash", "-c"], ["fish", "-c"], ["tcsh", "-c"],
