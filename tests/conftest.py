@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 from nodeready.lab import Lab, LabUnavailable, Node, down, state
-from nodeready.lab.helper import Content
+from nodeready.lab.processes import Content
 from nodeready.lab.state import check_kernel, check_needs
 from nodeready.subjects.result import Check
 from tests import declared

@@ -23,9 +23,9 @@ state     /run/nodeready/lab/NAME, and the errors
 network   subnets, addresses
 image     the layer that makes an overlay a fresh node, with its /proc, /sys and kernel log
 slurm     the files for Slurm, and the running Slurm
-helper    our end of the process that starts nodes
-boot      its end: cgroups, what each node does at its start;  syscalls
-cluster   Lab, and its end;  node: starting nodes, Node;  processes: recognising its processes
+boot      the process that starts nodes: cgroups, what each does at its start;  syscalls
+processes recognising a lab's processes; running others, with our end of the one that starts nodes
+cluster   Lab, and its end;  node: starting nodes, Node
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.lab import boot, faults, image, network, processes, state
-from nodeready.lab.helper import Done
 from nodeready.lab.image import new_key
 from nodeready.lab.node import Files, Node, Progress, grow, kill, new_controller, start
+from nodeready.lab.processes import Done
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.slurm import client_conf_path, configure, new_slurm, run_command
 from nodeready.lab.state import LabError, LabState, NodeState, check_kernel, check_needs

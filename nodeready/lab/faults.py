@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import helper, image
+from nodeready.lab import image, processes
 from nodeready.lab.boot import STASH
 from nodeready.lab.hardware import Hardware
-from nodeready.lab.helper import Content
+from nodeready.lab.processes import Content
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.state import LabError, environment
 
@@ -182,6 +182,6 @@ def _shown(hardware: Hardware) -> dict[str, Content]:
 def act(name: str, pid: int) -> None:
     """Start what this fault needs beside the node's files. Raises LabError."""
     for module, *words in FAULTS[name].programs:
-        done = helper.module(f"nodeready.lab.{module}", str(pid), *words)
+        done = processes.module(f"nodeready.lab.{module}", str(pid), *words)
         if done.returncode:
             raise LabError(f"the fault {name}: {done.stderr.strip()}")

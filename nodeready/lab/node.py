@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeready.lab import boot, faults, helper, network, processes, slurm, state
+from nodeready.lab import boot, faults, network, processes, slurm, state
 from nodeready.lab.boot import STASH
-from nodeready.lab.helper import Content, Done
 from nodeready.lab.image import new_key
 from nodeready.lab.network import listening, port
+from nodeready.lab.processes import Content, Done
 from nodeready.lab.state import LabError, LabState, NodeState
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def start(
             _keep(lab, one, content)
             wrong, gone = faults.changes(one.fault, lab.profile)
             content = {**content, **wrong}
-        specs.append(helper.spec(lab.index, one, content, gone, slurm.group(lab, one)))
+        specs.append(processes.spec(lab.index, one, content, gone, slurm.group(lab, one)))
     _write_ssh(lab)
     try:
         _boot(lab, {one.name: one for one in nodes}, specs, progress)
@@ -198,7 +198,7 @@ def _boot(
     """Have the helper start them, and note what it answers."""
     problems: list[str] = []
     ready = 0
-    with contextlib.closing(helper.boot(lab, specs)) as answers:
+    with contextlib.closing(processes.boot(lab, specs)) as answers:
         for answer in answers:
             if "switch" in answer:
                 lab.switch = answer["switch"]
@@ -213,7 +213,7 @@ def _boot(
                 if progress:
                     progress(ready, len(nodes))
     if ready < len(nodes):
-        log = (state.directory(lab.name) / helper.LOG).read_text(errors="replace").split("\n")
+        log = (state.directory(lab.name) / processes.LOG).read_text(errors="replace").split("\n")
         first = [*problems, *log[-2:], "their helper ended early"]
         why = next(line for line in first if line)
         raise LabError(f"{len(nodes) - ready} of {len(nodes)} nodes did not start: {why}")
@@ -283,7 +283,7 @@ def _keep(lab: LabState, one: NodeState, content: Files) -> None:
 
 def _copy(what: Path, where: Path) -> None:
     """With all attributes: some say what of the layers below is hidden (overlayfs)."""
-    helper.run(["cp", "-a", "-T", str(what), str(where)]).check_returncode()
+    processes.run(["cp", "-a", "-T", str(what), str(where)]).check_returncode()
 
 
 def _like(old: Path, directory: Path) -> None:
@@ -357,7 +357,7 @@ def _tell_hosts(old: Sequence[NodeState], new: Sequence[NodeState]) -> None:
     """Append, so that what a person wrote there stays."""
     lines = "".join(_host_line(one) for one in new)
     for one in old:
-        helper.enter(one.pid, ["sh", "-c", "cat >> /etc/hosts"], lines)
+        processes.enter(one.pid, ["sh", "-c", "cat >> /etc/hosts"], lines)
 
 
 def _write_ssh(lab: LabState) -> None:
@@ -434,7 +434,7 @@ class Node:
         subprocess.TimeoutExpired after `timeout` seconds.
         """
         argv = ["ssh", "-F", str(self.lab.ssh_config), "-l", user, self.name, "--", command]
-        return self._checked(command, helper.run(argv, input or "", timeout), check)
+        return self._checked(command, processes.run(argv, input or "", timeout), check)
 
     def enter(
         self,
@@ -444,7 +444,7 @@ class Node:
         timeout: float = 60,
     ) -> Done:
         """Run a program as root in the node's namespaces without ssh: works on a broken node."""
-        done = helper.enter(self.pid, argv, input or "", timeout)
+        done = processes.enter(self.pid, argv, input or "", timeout)
         return self._checked(shlex.join(argv), done, check)
 
     def _checked(self, shown: str, done: Done, check: bool) -> Done:

@@ -14,9 +14,9 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from nodeready.lab import boot, helper, processes, state
+from nodeready.lab import boot, processes, state
 from nodeready.lab.boot import STASH
-from nodeready.lab.helper import Done
+from nodeready.lab.processes import Done
 from nodeready.lab.state import LabError, LabState, NodeState, SlurmState, environment
 
 CONF = "/etc/slurm/slurm.conf"
@@ -177,7 +177,7 @@ def run_command(lab: LabState, argv: Sequence[str], timeout: float = 60) -> Done
     # What is set where a job runs, or by its user, is not about the lab.
     env = {name: value for name, value in environment().items() if not _is_slurms(name)}
     env["SLURM_CONF"] = str(client_conf_path(lab.name))
-    return helper.run(argv, timeout=timeout, env=env)
+    return processes.run(argv, timeout=timeout, env=env)
 
 
 def wait_until_known(lab: LabState, started: Collection[NodeState]) -> None:
@@ -227,7 +227,7 @@ def spread(lab: LabState) -> None:
     state.write(client_conf_path(lab.name), client_conf(lab, lab.slurm))
     content = conf(lab, lab.slurm)
     for one in alive:
-        helper.enter(one.pid, ["sh", "-c", f"cat >{CONF}"], content)
+        processes.enter(one.pid, ["sh", "-c", f"cat >{CONF}"], content)
     # A slurmctld takes new nodes only when it starts, and the others obey when they please:
     # starting them again is what has certainly happened when this returns.
     for one in sorted(alive, key=lambda one: one is not controller):
@@ -240,7 +240,7 @@ def _restart(one: NodeState) -> None:
     """Start its daemon again, as process 1 would: what runs in jobs goes on."""
     path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     argv = ["nsenter", "-t", "1", "-C", "env", "-i", path, "sh", "-e", SCRIPT]
-    done = helper.enter(one.pid, argv)
+    done = processes.enter(one.pid, argv)
     if done.returncode:
         said = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[0]
         raise LabError(f"{one.name}: Slurm does not start: {said}")

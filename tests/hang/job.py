@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeready.deploy import py_spy_binary
-from nodeready.lab import Node, helper
+from nodeready.lab import Node, processes
 from nodeready.policy import Policy
 from tests.command import ours, wait_for
 
@@ -119,7 +119,7 @@ class Job:
         """The rank looks into a mount whose server has died, and waits in state D."""
         node, path = self.node(rank), f"{HERE}/data"
         server = int(
-            helper.module("nodeready.lab.culprits", str(node.pid), "dead_mount", path).stdout
+            processes.module("nodeready.lab.culprits", str(node.pid), "dead_mount", path).stdout
         )
         try:
             with self.fault(rank, "storage"):

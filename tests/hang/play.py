@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nodeready.lab import helper
+from nodeready.lab import processes
 from tests.command import wait_for
 from tests.hang.scenarios import Scenario
 
@@ -127,7 +127,7 @@ class Play:
     def start(self) -> None:
         if self.scenario.fault[0] == "dead_mount":
             words = (str(self.stable.process.pid), "dead_mount", str(self.file("data")))
-            self.server = int(helper.module("nodeready.lab.culprits", *words).stdout)
+            self.server = int(processes.module("nodeready.lab.culprits", *words).stdout)
         for rank, (acts, _hangs) in self.scenario.parts.items():
             os.mkfifo(self.file(f"fifo-{rank}"))
             environment = {
