@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.audit import history
+from nodeready.audit import run
 from nodeready.lab.hardware import IB_CLASS, a100, ib_tree
 from nodeready.policy import Policy
 from nodeready.subjects.base import Counters, Output, Unknown
@@ -54,16 +54,16 @@ def before(snapshot: Snapshot) -> Counters | None:
 
 
 def test_the_next_look_sees_the_last_one(state: Path) -> None:
-    assert history.previous(["gpu1"]) == {}
-    assert history.remember({"gpu1": kept(seen(), 1000.0)}) == ""
-    earlier = history.previous(["gpu1", "gpu2"])
+    assert run.previous(["gpu1"]) == {}
+    assert run.keep({"gpu1": kept(seen(), 1000.0)}) == ""
+    earlier = run.previous(["gpu1", "gpu2"])
     assert list(earlier) == ["gpu1"]
     counters = before(with_counters(seen(downed=3), earlier["gpu1"], 1060.5))
     assert counters is not None
     assert counters.seconds == 60.5
     assert counters.values["mlx5_0/1.link_downed"] == 0
-    history.remember({"gpu1": kept(seen(downed=3), 2000.0)})
-    assert history.previous(["gpu1"])["gpu1"].taken["rdma"][1]["mlx5_0/1.link_downed"] == 3
+    run.keep({"gpu1": kept(seen(downed=3), 2000.0)})
+    assert run.previous(["gpu1"])["gpu1"].taken["rdma"][1]["mlx5_0/1.link_downed"] == 3
 
 
 @pytest.mark.parametrize(
@@ -92,18 +92,18 @@ def test_nothing_to_keep() -> None:
 
 
 def test_a_look_at_one_subject_keeps_the_other(state: Path) -> None:
-    history.remember({"gpu1": Counted(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
-    history.remember({"gpu1": kept(seen(), 1000.0)})
-    assert sorted(history.previous(["gpu1"])["gpu1"].taken) == ["nics", "rdma"]
-    history.remember({"gpu1": kept(seen(OTHER), 1000.0)})
-    assert sorted(history.previous(["gpu1"])["gpu1"].taken) == ["rdma"]
+    run.keep({"gpu1": Counted(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
+    run.keep({"gpu1": kept(seen(), 1000.0)})
+    assert sorted(run.previous(["gpu1"])["gpu1"].taken) == ["nics", "rdma"]
+    run.keep({"gpu1": kept(seen(OTHER), 1000.0)})
+    assert sorted(run.previous(["gpu1"])["gpu1"].taken) == ["rdma"]
 
 
 def test_names_are_data(state: Path) -> None:
     names = ["../../x", "a/b", "a\tb\nc", "\x1b[31m", "é\udcff", "", "x" * 5000, "@local"]
     look = Counted(BOOT, {"rdma": (1000.0, {"a": 1})})
-    assert history.remember(dict.fromkeys(names, look)) == ""
-    assert history.previous(names) == dict.fromkeys(names, look)
+    assert run.keep(dict.fromkeys(names, look)) == ""
+    assert run.previous(names) == dict.fromkeys(names, look)
     assert {path.parent for path in state.parents[1].rglob("*") if path.is_file()} == {state}
     for path in state.iterdir():
         assert len(path.name) == 2
@@ -113,13 +113,13 @@ def test_names_are_data(state: Path) -> None:
 def test_other_nodes_stay_and_old_ones_go(state: Path) -> None:
     names = [f"gpu{at:04}" for at in range(500)]
     look = Counted(BOOT, {"rdma": (1000.0, {"a": 1})})
-    history.remember(dict.fromkeys(names, look))
-    assert len(list(state.iterdir())) == history.FILES
-    history.remember({"gpu0007": Counted(OTHER, {"rdma": (2000.0, {"a": 2})})})
-    assert len(history.previous(names)) == 500
-    late = 1000.0 + history.KEPT_S + 1
-    history.remember({name: Counted(BOOT, {"rdma": (late, {})}) for name in names[:499]})
-    assert len(history.previous(names)) == 499
+    run.keep(dict.fromkeys(names, look))
+    assert len(list(state.iterdir())) == run.FILES
+    run.keep({"gpu0007": Counted(OTHER, {"rdma": (2000.0, {"a": 2})})})
+    assert len(run.previous(names)) == 500
+    late = 1000.0 + run.KEPT_S + 1
+    run.keep({name: Counted(BOOT, {"rdma": (late, {})}) for name in names[:499]})
+    assert len(run.previous(names)) == 499
 
 
 GOOD = '"gpu1"\t1000\t{"boot_id":"b","taken":{"rdma":[1000.0,{"a":1}]}}\n'
@@ -145,32 +145,32 @@ GOOD = '"gpu1"\t1000\t{"boot_id":"b","taken":{"rdma":[1000.0,{"a":1}]}}\n'
 )
 def test_a_damaged_file_is_as_if_it_were_not_there(state: Path, content: bytes) -> None:
     look = Counted("b", {"rdma": (1000.0, {"a": 1})})
-    history.remember({"gpu1": look})
+    run.keep({"gpu1": look})
     (path,) = state.iterdir()
     assert path.read_text() == GOOD
     path.write_bytes(content)
-    assert history.previous(["gpu1"]) == {}
+    assert run.previous(["gpu1"]) == {}
     # What else is in it stays.
     path.write_bytes(content + b"\n" + GOOD.encode())
-    assert history.previous(["gpu1"]) == {"gpu1": look}
-    assert history.remember({"gpu1": look}) == ""
-    assert history.previous(["gpu1"]) == {"gpu1": look}
+    assert run.previous(["gpu1"]) == {"gpu1": look}
+    assert run.keep({"gpu1": look}) == ""
+    assert run.previous(["gpu1"]) == {"gpu1": look}
 
 
 def test_what_cannot_be_read_or_written_is_no_error(state: Path) -> None:
     look = Counted(BOOT, {"rdma": (1000.0, {"a": 1})})
-    history.remember({"gpu1": look})
+    run.keep({"gpu1": look})
     (path,) = state.iterdir()
     for make in (os.mkfifo, os.mkdir, lambda p: os.symlink("/dev/zero", p)):
         (path.rmdir if path.is_dir() else path.unlink)()
         make(path)
-        assert history.previous(["gpu1"]) == {}
-        assert str(path) in history.remember({"gpu1": look})
+        assert run.previous(["gpu1"]) == {}
+        assert str(path) in run.keep({"gpu1": look})
     path.unlink()
     state.rmdir()
     state.write_text("a file where the directory belongs")
-    assert history.previous(["gpu1"]) == {}
-    assert str(state) in history.remember({"gpu1": look})
+    assert run.previous(["gpu1"]) == {}
+    assert str(state) in run.keep({"gpu1": look})
 
 
 def test_an_unknown_subject_of_another_version_is_passed_over() -> None:
@@ -179,7 +179,7 @@ def test_an_unknown_subject_of_another_version_is_passed_over() -> None:
 
 
 def test_what_is_written_is_plain_json(state: Path) -> None:
-    history.remember({"gpu1": kept(seen(), 1000.0)})
+    run.keep({"gpu1": kept(seen(), 1000.0)})
     (line,) = next(state.iterdir()).read_text().splitlines()
     name, _, data = line.split("\t")
     assert json.loads(name) == "gpu1"

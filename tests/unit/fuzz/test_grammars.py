@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.audit import history
+from nodeready.audit import run as history
 from nodeready.healthcheck import drain, gate, here
 from nodeready.inventory import hostfile, nodeset, slurm
 from nodeready.node.cores import core_pattern
