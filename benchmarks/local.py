@@ -34,8 +34,8 @@ _PLACE = "/usr/local/sbin/nodeready.pyz"
 _COMPILED = "/usr/local/sbin/compiled.pyz"
 # As a deploy compiles it there (nodeready/sh/compile.sh).
 _COMPILE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import compiled; "
-    "compiled.main(*sys.argv[1:])"
+    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import main; "
+    "main.compile_bundle(*sys.argv[1:])"
 )
 #: What the look reads, on the node.
 _SCRIPT = "/tmp/nodeready-benchmark-look"

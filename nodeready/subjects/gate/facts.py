@@ -21,7 +21,7 @@ from nodeready.subjects.base import (
 
 DIRECTORY = "/usr/local/lib/nodeready"
 BUNDLE = f"{DIRECTORY}/nodeready.pyz"
-#: The bundle compiled for the node's Python, and the note about both (healthcheck/compiled.py).
+#: The bundle compiled for the node's Python, and the note about both (healthcheck/main.py).
 COMPILED = f"{DIRECTORY}/compiled.pyz"
 NOTE = f"{DIRECTORY}/compiled"
 POLICY = "/etc/nodeready/policy.json"
@@ -222,7 +222,7 @@ def _pythons(rows: Iterable[str]) -> tuple[str, str, str]:
 
 
 def _note(text: str) -> tuple[str, str, str] | None:
-    """The note of `healthcheck/compiled.py`; None for a text that is none."""
+    """The note of `healthcheck/main.py`; None for a text that is none."""
     match = re.fullmatch(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{8})", text)
     return (match[1], match[2], match[3]) if match else None
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.healthcheck import compiled
+from nodeready.healthcheck import main
 
 _MAKE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import compiled; "
-    "compiled.main(*sys.argv[1:])"
+    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import main; "
+    "main.compile_bundle(*sys.argv[1:])"
 )
 
 
@@ -54,7 +54,7 @@ def test_each_python_takes_its_own_code_and_any_other_the_sources(pythons, bundl
 
 def test_it_holds_all_that_the_program_holds(bundle_file):
     program = bundle_file.read_bytes()
-    made = compiled.make(program, "/x")
+    made = main.compiled(program, "/x")
     with (
         zipfile.ZipFile(io.BytesIO(program)) as old,
         zipfile.ZipFile(io.BytesIO(made)) as new,
@@ -68,5 +68,5 @@ def test_it_holds_all_that_the_program_holds(bundle_file):
 def test_what_is_no_program_leaves_no_file(content, tmp_path):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(zipfile.BadZipFile):
-        compiled.main(str(tmp_path / "x"), str(tmp_path / "y"), "/z")
+        main.compile_bundle(str(tmp_path / "x"), str(tmp_path / "y"), "/z")
     assert not (tmp_path / "y").exists()
