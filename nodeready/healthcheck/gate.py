@@ -181,8 +181,8 @@ def keep(audit: Audit, policy: Policy) -> tuple[Verdict, list[str]]:
 
     Returns the verdict, and a line for each file that could not be written.
     """
-    from nodeready.healthcheck.audit import of_audit
-    from nodeready.healthcheck.audit import write as write_report
+    from nodeready.healthcheck.here import of_audit
+    from nodeready.healthcheck.here import write as write_report
 
     found, problems = judged(audit, policy), []
     try:

@@ -37,10 +37,10 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "audit": Command("what differs from the policy on this node; changes nothing", "audit", "run"),
+    "audit": Command("what differs from the policy on this node; changes nothing", "here", "run"),
     "ready": Command(
         "go or no-go for a job, proven by acting, within a budget",
-        *("audit", "run_ready", "ready_arguments"),
+        *("here", "run_ready", "ready_arguments"),
     ),
     "record": Command("audit, and keep the verdict and the Prometheus textfile", "gate", "record"),
     "prolog": Command(
