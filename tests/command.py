@@ -47,7 +47,7 @@ def leave():
     Path({path!r}).write_text(re.search("VmHWM:\\s+([0-9]+) kB", status)[1])
 atexit.register(leave)
 """
-_PATCH = "from nodeready.transport import patch\n"
+_PATCH = "from nodeready.cli import patch\npatch()\n"
 _MAIN = "import sys\nfrom nodeready.cli import main\nmain(sys.argv[1:])\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -40,12 +41,27 @@ _COMMANDS = {
 }
 #: Subcommands that are read with another one, and are in its module.
 _TOGETHER = {"learn": "audit", "explain": "audit"}
-#: What has to be imported before the commands that talk to nodes, and these commands.
-_PATCH = "nodeready.transport.patch"
+#: The commands that talk to nodes.
 _TALKING = (
     *("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores"),
     *("incident", "watch"),
 )
+
+
+@functools.cache
+def patch() -> None:
+    """Have gevent patch the standard library, before anything else opens a socket, as pyinfra's
+    own command does.
+    """
+    from gevent import monkey
+
+    monkey.patch_all()
+    # pyinfra and paramiko log what we report ourselves, once and in one line.
+    for name in ("pyinfra", "paramiko"):
+        logger = logging.getLogger(name)
+        logger.addHandler(logging.NullHandler())
+        logger.propagate = False
+        logger.setLevel(logging.CRITICAL + 1)
 
 
 def _patched(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +72,7 @@ def _patched(work: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(work)
     def patched(*args: Any, **given: Any) -> Any:
-        importlib.import_module(_PATCH)
+        patch()
         return work(*args, **given)
 
     return patched
@@ -90,7 +106,7 @@ class _Commands(click.Group):
         """
         talking = self.is_the_command and args[0] in _TALKING and not ctx.resilient_parsing
         if talking and not {"-h", "--help"} & {*args[1:]}:
-            importlib.import_module(_PATCH)
+            patch()
         name, command, rest = super().resolve_command(ctx, args)
         if self.is_the_command and not talking:
             raise_on_signals()

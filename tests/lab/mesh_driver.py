@@ -7,8 +7,11 @@ One JSON object: ``nodes`` (name -> mesh or unknown), ``results`` (name -> the c
 ``seconds``.
 """
 
-# It comes before anything that opens a socket.
-from nodeready.transport import patch  # isort: skip
+# Before anything that opens a socket.
+# ruff: noqa: E402
+from nodeready.cli import patch  # isort: skip
+
+patch()
 
 import dataclasses
 import json
@@ -26,8 +29,6 @@ from nodeready.subjects.proof.facts import Mesh, Proved, User
 from nodeready.transport.base import collect
 from nodeready.transport.look import look_at
 from nodeready.transport.ssh import Fleet
-
-assert patch
 
 runs = []
 

@@ -28,9 +28,9 @@ _MODULES = [name for name in WARM if name != "learn"]
 
 _SERVER = f"""
 import importlib, json, os, socket, sys, traceback
-from nodeready.transport import patch
+from nodeready.cli import main, patch
+patch()
 from gevent.monkey import get_original
-from nodeready.cli import main
 for name in {_MODULES}:
     importlib.import_module("nodeready.cli." + name)
 # What those import when they are at it.
