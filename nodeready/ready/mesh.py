@@ -31,6 +31,7 @@ from nodeready.node.proofs.mesh import (
 from nodeready.ready import localize
 from nodeready.ready.localize import BOTH, PAIR, SOURCE, TARGET, Attempt
 from nodeready.subjects.proof.facts import Blocked, Mesh
+from nodeready.transport.base import Met
 
 # --- Why a connection failed, in words, from what the connecting node saw.
 
@@ -62,6 +63,31 @@ def port_cause(one: Try, skipped: bool) -> str:
     if one.outcome == UNREACHABLE:
         return f"unreachable: {one.said}"
     return _CAUSES.get(one.outcome) or one.said or "failed"
+
+
+def known_owners(given: Mapping[str, str], met: Mapping[str, Met]) -> dict[str, str]:
+    """Address -> the node that has it, by the inventory, or where this run's connection found the
+    node; "": two of its names are one machine's.
+
+    given: address -> the node to which the inventory gives it
+    met:   what the connections saw
+    """
+    found = {address(one): name for one, name in given.items()}
+    seen: dict[str, str] = {}
+    for name, one in met.items():
+        where = address(one.address)
+        seen[where] = name if where not in seen else ""
+    found.update(seen)
+    found.pop("", None)
+    return found
+
+
+def claimed_addresses(claimed: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
+    """Node -> the addresses that it says are its own, as we write them, each once."""
+    return {
+        name: tuple(dict.fromkeys(filter(None, map(address, own))))
+        for name, own in claimed.items()
+    }
 
 
 #: Of the nodes that claim one address, so many are named.
@@ -202,10 +228,7 @@ class Rounds:
             name: tuple(busy for busy in one.busy if busy.port in wanted)
             for name, one in listening.items()
         }
-        claimed = {
-            name: tuple(dict.fromkeys(filter(None, map(address, one.addresses))))
-            for name, one in listening.items()
-        }
+        claimed = claimed_addresses({name: one.addresses for name, one in listening.items()})
         self._owners = Owners(claimed, known)
         self.addresses = {
             name: tuple(one for one in own if self._owners.of(one) == name)

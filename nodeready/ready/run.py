@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, cast
 
-import gevent
-from gevent.pool import Pool
-
-from nodeready.node import payload
 from nodeready.node.proofs.mesh import CONNECT_S, TOKEN_S, Listening, Round
 from nodeready.policy import Policy
 from nodeready.ready import localize, mesh
 from nodeready.subjects import snapshot, wire
-from nodeready.subjects.base import ProbeError, Unknown
+from nodeready.subjects.base import Unknown
 from nodeready.subjects.debug_tools.facts import PY_SPY
 from nodeready.subjects.proof import facts as proof
 from nodeready.subjects.proof.facts import MESH, SESSION, Config, Mesh, Peers, Proved
@@ -32,7 +26,6 @@ from nodeready.transport.base import (
     UNREACHABLE,
     Answer,
     Carrier,
-    Channel,
     Conversation,
     Failure,
     Key,
@@ -41,6 +34,7 @@ from nodeready.transport.base import (
     node_of,
     request,
 )
+from nodeready.transport.channels import Channels
 from nodeready.transport.look import Look, look_at
 
 #: Peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU.
@@ -291,7 +285,7 @@ def run_mesh(
         made.rounds(full)
         made.drop_dead()
     finally:
-        made.close()
+        made.channels.close()
     return made.results()
 
 
@@ -304,98 +298,34 @@ class _Run:
         deadline: float,
         given: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.carrier, self.nodes, self.ports, self.deadline = carrier, nodes, ports, deadline
-        self.channels: dict[str, Channel] = {}
+        self.carrier, self.nodes, self.ports = carrier, nodes, ports
+        self.channels = Channels(carrier, deadline, "the mesh")
         self.given = given
         self.listening: dict[str, Listening] = {}
-        self.lost: dict[str, Unknown] = {}
         self.seen = mesh.Rounds(len(nodes), ports, {})
         self.made = 0
-        self.nonce = f"nodeready-{secrets.token_hex(8)}"
 
     @property
     def left_s(self) -> float:
-        return self.deadline - time.monotonic()
-
-    def _each(self, work: Callable[[str], None], names: Iterable[str]) -> None:
-        """Do it for all of these nodes at once. Our own mistake costs the node alone."""
-
-        def one(name: str) -> None:
-            try:
-                work(name)
-            except Exception as problem:  # noqa: BLE001 - as everywhere
-                self._lose(name, f"internal error: {type(problem).__name__}: {problem}")
-
-        jobs = [gevent.spawn(one, name) for name in names]
-        try:
-            gevent.joinall(jobs)
-        except BaseException:
-            gevent.killall(jobs, block=False)
-            raise
-
-    def _lose(self, name: str, reason: str, evidence: str = "") -> None:
-        """The node takes no part any more. It costs itself, not those that tried it."""
-        self.lost.setdefault(name, Unknown(reason, evidence))
-        channel = self.channels.pop(name, None)
-        if channel is not None:
-            channel.close()
-
-    def _read(self, name: str, what: str, limit_s: float) -> Any:
-        """The next observation of this name from the node. None: the node is lost, or the deadline
-        came."""
-        channel = self.channels[name]
-        line = channel.read_line(min(limit_s, max(0.1, self.left_s)))
-        if line is None:
-            if channel.error:
-                self._lose(name, channel.error)
-            elif self.left_s > 0:
-                self._lose(name, f"no answer in {limit_s:.0f} s")
-            return None
-        if line.startswith(f"{self.nonce} {payload.NO_PYTHON}"):
-            self._lose(name, f"{payload.NO_PYTHON} on the node: the mesh needs it")
-            return None
-        try:
-            found = dict(wire.lines(f"{line}\n", self.nonce))
-        except ProbeError as problem:
-            self._lose(name, problem.reason)
-            return None
-        if set(found) != {what} or found[what] is None:
-            self._lose(name, "the answer makes no sense (another row)", line[:200])
-            return None
-        return found[what]
+        return self.channels.left_s
 
     def listen(self) -> None:
         """Start the program on every node; it listens before it says anything."""
         asked = mesh.chosen_ports(*self.ports)
         limit_s = max(1, int(self.left_s)) + _LONGER_S
-        config = Config(self.nonce, self.carrier.tag, limit_s=limit_s)
+        nonce = self.channels.nonce
+        config = Config(nonce, self.carrier.tag, limit_s=limit_s)
 
         def start(name: str) -> None:
-            wanted = request(name, _MAIN, config, mark=self.nonce, stdin=True, ports=asked)
-            self.channels[name] = self.carrier.open(wanted)
-            data = self._read(name, "listening", _START_S)
-            if data is None:
-                return
-            try:
-                self.listening[name] = wire.decode(Listening, data)
-            except ProbeError as problem:
-                self._lose(name, problem.reason, problem.evidence)
+            self.channels.start(request(name, _MAIN, config, mark=nonce, stdin=True, ports=asked))
+            seen = self.channels.read(name, "listening", Listening, _START_S)
+            if seen is not None:
+                self.listening[name] = seen
 
-        self._each(start, self.nodes)
+        self.channels.each(start, self.nodes)
         present = {name: self.listening[name] for name in self.nodes if name in self.listening}
-        self.seen = mesh.Rounds(len(self.nodes), self.ports, present, self._known())
-
-    def _known(self) -> dict[str, str]:
-        """Address -> the node that has it, by the inventory, or where this run's connection found
-        the node; "": two of its names are one machine's."""
-        found = {mesh.address(one): name for one, name in self.given.items()}
-        met: dict[str, str] = {}
-        for name, one in self.carrier.met().items():
-            where = mesh.address(one.address)
-            met[where] = name if where not in met else ""
-        found.update(met)
-        found.pop("", None)
-        return found
+        known = mesh.known_owners(self.given, self.carrier.met())
+        self.seen = mesh.Rounds(len(self.nodes), self.ports, present, known)
 
     def rounds(self, full: bool) -> None:
         """All rounds of the pattern, as far as there is time."""
@@ -411,6 +341,7 @@ class _Run:
             return
         number, limit_s = self.made, min(_ROUND_S, self.left_s - _MORE_S)
         self.made += 1
+        channels = self.channels
 
         def one(source: str) -> None:
             target = target_of[source]
@@ -423,49 +354,30 @@ class _Run:
                 "token": self.listening[target].token,
                 "limit_s": limit_s,
             }
-            self.channels[source].send_line(json.dumps(message, separators=(",", ":")))
-            data = self._read(source, "round", limit_s + _MORE_S)
-            if data is None:
-                return
-            try:
-                seen = wire.decode(Round, data)
-            except ProbeError as problem:
-                self._lose(source, problem.reason, problem.evidence)
+            channels.open[source].send_line(json.dumps(message, separators=(",", ":")))
+            seen = channels.read(source, "round", Round, limit_s + _MORE_S)
+            if seen is None:
                 return
             if (seen.number, seen.target) != (number, target):
-                self._lose(source, "the answer makes no sense (another round)", wire.shown(data))
+                said = wire.shown(asdict(seen))
+                channels.lose(source, "the answer makes no sense (another round)", said)
                 return
             self.seen.add(source, target, asked, seen)
 
-        here = [s for s, t in target_of.items() if s in self.channels and t in self.channels]
-        self._each(one, here)
-        for name in self.lost:
+        here = [s for s, t in target_of.items() if s in channels.open and t in channels.open]
+        channels.each(one, here)
+        for name in channels.lost:
             self.seen.drop(name)
         self.seen.cut()
 
     def drop_dead(self) -> None:
         """Drop the nodes that died in the last round: others may have met a closed port there."""
-
-        def still(name: str) -> None:
-            channel = self.channels[name]
-            channel.read_line(0.05)
-            if channel.error:
-                self._lose(name, channel.error)
-
-        self._each(still, list(self.channels))
-        for name in self.lost:
+        self.channels.drop_dead()
+        for name in self.channels.lost:
             self.seen.drop(name)
-
-    def close(self) -> None:
-        """End the programs: all at once, for none connects to another any more."""
-        closing = Pool(64)
-        for channel in self.channels.values():
-            closing.spawn(channel.close)
-        with contextlib.suppress(gevent.Timeout):
-            closing.join(timeout=5)
 
     def results(self) -> dict[str, Mesh | Unknown]:
         """For each node what was seen, or why nothing was."""
-        found: dict[str, Mesh | Unknown] = {**self.seen.meshes(), **self.lost}
+        found: dict[str, Mesh | Unknown] = {**self.seen.meshes(), **self.channels.lost}
         late = Unknown("did not finish in time")
         return {name: found.get(name, late) for name in self.nodes}

@@ -34,22 +34,15 @@ runs = []
 
 
 class Kept(mesh_run._Run):
-    """The run, kept to be counted; how many connections each node's listeners took."""
+    """The run, kept to be counted."""
 
     def __init__(self, *given):
         super().__init__(*given)
-        self.came = {}
         runs.append(self)
 
     def rounds(self, full):
         print("rounds", file=sys.stderr, flush=True)
         super().rounds(full)
-
-    def _hear(self, name, what, limit_s):
-        data = super()._hear(name, what, limit_s)
-        if what == "round" and data:
-            self.came[name] = data["came"]
-        return data
 
 
 mesh_run._Run = Kept
@@ -84,7 +77,7 @@ def main(path, first, last, seconds, *how):
                 "unknown": [name for name, one in seen.items() if not isinstance(one, Mesh)],
                 "results": results,
                 "connections": run.seen.connections,
-                "came": run.came,
+                "came": run.seen._came,
                 "rounds": run.made,
                 "seconds": seconds,
             }
