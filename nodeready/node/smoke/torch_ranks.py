@@ -1,0 +1,790 @@
+"""Ranks of the job's own PyTorch: what the job's own Python runs in a smoke test.
+
+Self-contained, for Python 3.8 and torch 1.13 and newer: it is sent as text over the standard
+input of ``PYTHON -c``, and needs nothing else there, so that it runs behind a container's prefix,
+too. It imports torch once and forks a process for each rank of each order: an import takes
+seconds, a fork milliseconds. CUDA is never initialised in the process that forks.
+
+An order is a line of JSON on the standard input, an answer a line on the standard output that
+begins with a mark. A rank says over a pipe which phase it enters, so that whoever hangs is known
+with its phase. All ranks of a test are dead when it is answered, save one that hangs in the
+kernel, of which that is said. They end with this process (PR_SET_PDEATHSIG) and by an alarm of
+their own; this process ends with its standard input.
+
+The environment is the job's. What is set in a rank: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER,
+so that the numbers are the driver's; NCCL_DEBUG=WARN where the job has none, to learn the reason
+of an error, and no NCCL_DEBUG_FILE; TORCH_NCCL_DUMP_ON_TIMEOUT=0, for a dump is a file in /tmp;
+MASTER_ADDR and MASTER_PORT, which are the store of the test.
+
+Retransmits are those of the rank's own TCP connections, as the kernel counts them for each
+(TCP_INFO in tcp(7)): the node's other traffic is not in them. A rank that did not answer at its
+end has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import gc
+import importlib
+import inspect
+import json
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+#: Seconds before the end of a test at which a rank is asked what it waits for, and those that it
+#: has for the answer; then it is killed.
+ASK_S, ANSWER_S = 0.6, 0.25
+#: Seconds that the others of this node have when one rank has failed.
+AFTER_FAILURE_S = 2.0
+#: Seconds in which a killed process is gone, unless it hangs in the kernel.
+REAP_S = 0.3
+#: Seconds for the driver to count its GPUs.
+COUNT_S = 25.0
+#: By how much the store's time-out is shorter than the test: the rank then says who is missing.
+STORE_S = 1.0
+#: Of the whole time, what the repetitions of the large all_reduce may take.
+SHARE = 0.2
+REPETITIONS, LATENCIES = 5, 5
+#: Characters of an error, bytes of a rank's output that are kept.
+LONGEST, KEPT = 300, 32768
+#: Side of the matrices, on a GPU and without one; bytes that go to a GPU's memory and back.
+SIDE, SIDE_CPU, COPIED = 2048, 64, 64 << 20
+
+_INFO = 192  # bytes of struct tcp_info that are asked for
+_ESTABLISHED, _SYN_SENT = 1, 2
+
+
+# --- Errors, in one line.
+
+# Lines that libraries add below the error itself.
+_ADVICE = re.compile(
+    r"(CUDA|HIP) kernel errors might|For debugging consider|Compile with|Search for|"
+    r"Device-side assert|frame #|Last error:$|\(?Triggered internally|terminate called|"
+    r"This may indicate a possible application crash"
+)
+_WHERE = re.compile(r"^\[[^\]]*\.(cc|cpp|cu|h|hpp):\d+\] ")
+
+
+def last_line(text: str) -> str:
+    """The line of an error's text that says what happened."""
+    text = re.split(r"\n?Exception raised from ", text)[0]
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if line and not _ADVICE.match(line)]
+    return _WHERE.sub("", lines[-1])[:LONGEST] if lines else ""
+
+
+def short(problem: BaseException) -> str:
+    """An exception in one line."""
+    said = last_line(str(problem))
+    if isinstance(problem, (RuntimeError, ImportError, OSError)) and said:
+        return said
+    return (type(problem).__name__ + (": " + said if said else ""))[:LONGEST]
+
+
+def reason(output: str) -> str:
+    """Why a library ended a rank, from what was printed: its last warning, else its error."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for pattern in (r"NCCL WARN (.*)", r"what\(\): *(.*)", r"(?:\w*Error|Exception): (.*)"):
+        for line in reversed(lines):
+            found = re.search(pattern, line)
+            if found and found.group(1):
+                return found.group(1)[:LONGEST]
+    return ""
+
+
+def warned(output: str) -> str:
+    """The last warning that NCCL or torch's network code printed; "": there is none."""
+    for line in reversed(output.splitlines()):
+        found = re.search(r"NCCL WARN (.*)|(Unable to (?:resolve hostname|find address).*)", line)
+        if found:
+            return (found.group(1) or found.group(2))[:LONGEST]
+    return ""
+
+
+# --- TCP connections of this process.
+
+
+def connections() -> Iterator[tuple[str, int, int, int]]:
+    """Of each: the peer, the state, segments not acknowledged, and those sent again."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError, ValueError):
+            if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                families = (socket.AF_INET, socket.AF_INET6)
+                if one.family not in families or one.type != socket.SOCK_STREAM:
+                    continue
+                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
+                peer = ""
+                with contextlib.suppress(OSError):
+                    peer = one.getpeername()[0]
+                # linux/tcp.h: eight bytes, then numbers of 32 bits: unacked is the fifth,
+                # total_retrans the 24th. A SYN has no peer's name yet.
+                unacked, again = (struct.unpack_from("=I", info, 8 + 4 * at)[0] for at in (4, 23))
+                yield peer.rpartition("::ffff:")[2], info[0], unacked, again
+
+
+def waiting() -> dict[str, Any]:
+    """What this process waits for: connections without an answer, and its retransmits."""
+    said, total = [], 0
+    for peer, state, unacked, again in connections():
+        total += again
+        if state == _SYN_SENT:
+            said.append("a connection is not answered")
+        elif state == _ESTABLISHED and unacked and again:
+            said.append(f"{peer} does not acknowledge {unacked} segments")
+    return {"late": "; ".join(dict.fromkeys(said))[:LONGEST], "retransmits": total}
+
+
+# --- One rank, in its own process.
+
+
+def wrong(torch: Any, got: Any, expected: Any, what: str) -> str:
+    """How a result differs from what it must be, in words; "": it does not."""
+    bad = got != expected
+    count = int(bad.sum().item())
+    if not count:
+        return ""
+    at = int(bad.reshape(-1).nonzero()[0].item())
+    seen, right = (one.reshape(-1)[at].item() for one in (got, expected))
+    of = f"{count} of {bad.numel()} numbers are wrong"
+    return f"{what}: {of}, number {at} is {seen}, not {right}"
+
+
+class Trial:
+    """The rank's work. say: sends a dict to the process that forked it"""
+
+    def __init__(self, order: dict[str, Any], index: int, torch: Any, say: Callable[..., None]):
+        self.order, self.torch, self.say = order, torch, say
+        self.dist = importlib.import_module("torch.distributed")
+        self.rank, self.world = order["first"] + index, order["world"]
+        on_gpu = order["backend"] == "nccl" and bool(order["gpus"])
+        self.gpu = order["gpus"][index] if on_gpu else -1
+        self.device = torch.device("cuda", index) if on_gpu else torch.device("cpu")
+        self.deadline = order["deadline"]
+        self.wrong = ""
+        self.ms, self.gbps = 0.0, 0.0
+        self.large_s = 1.0
+        self.store: Any = None
+
+    def left_s(self) -> float:
+        left: float = self.deadline - time.monotonic()
+        return max(0.5, left)
+
+    def run(self) -> None:
+        for phase in ("compute", "init", "barrier", "all_reduce", "all_gather", "send_recv",
+                      "large"):  # fmt: skip
+            self.say(phase=phase)
+            getattr(self, phase)()
+        again = sum(one[3] for one in connections())
+        self.say(phase="done", ms=self.ms, gbps=self.gbps, retransmits=again)
+        self.part()
+
+    def differs(self, what: str) -> None:
+        """Note the first wrong result; the others' work goes on, which needs this rank."""
+        if what and not self.wrong:
+            self.wrong = what
+            self.say(wrong=what)
+
+    def sync(self) -> None:
+        if self.gpu >= 0:
+            self.torch.cuda.synchronize(self.device)
+
+    def compute(self) -> None:
+        """A product of matrices whose numbers are known, exactly; memory there and back."""
+        torch = self.torch
+        if self.gpu >= 0:
+            seen = torch.cuda.device_count()
+            if seen < len(self.order["gpus"]):
+                torch.cuda.init()
+                of = len(self.order["gpus"])
+                raise RuntimeError(f"GPU {self.gpu}: PyTorch sees {seen} of {of} GPUs")
+            torch.cuda.set_device(self.device)
+        side = SIDE if self.gpu >= 0 else SIDE_CPU
+        four = (torch.arange(side) % 4).to(torch.float32)
+        # a[i, k] = i + k, b[k, j] = j - k, all modulo 4; the sums of 0, 1, 2, 3 and of their
+        # squares are 6 and 14. Small integers: exact in float32, and in TF32.
+        left = (four[:, None] + four[None, :]).to(self.device)
+        right = (four[None, :] - four[:, None]).to(self.device)
+        got = (left @ right).cpu()
+        n, s, q = side, side / 4 * 6, side / 4 * 14
+        i, j = four[:, None], four[None, :]
+        self.differs(wrong(torch, got, n * i * j - s * i + s * j - q, "the product of matrices"))
+        if self.gpu >= 0:
+            sent = torch.arange(COPIED // 8, dtype=torch.int64) * 2654435761
+            self.differs(wrong(torch, sent.to(self.device).cpu(), sent, "memory there and back"))
+            self.sync()
+
+    def init(self) -> None:
+        dist, order = self.dist, self.order
+        limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
+        self.store = dist.TCPStore(
+            order["host"], order["port"], self.world, self.rank == 0, timeout=limit
+        )
+        more: dict[str, Any] = {}
+        if order["backend"] == "nccl":
+            # Later than the end: it is killed, and no watchdog of its own is faster.
+            limit = datetime.timedelta(seconds=self.left_s() + 3600)
+            if "device_id" in inspect.signature(dist.init_process_group).parameters:
+                more["device_id"] = self.device
+        else:
+            limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
+        dist.init_process_group(
+            order["backend"], store=self.store, rank=self.rank, world_size=self.world,
+            timeout=limit, **more,
+        )  # fmt: skip
+
+    def barrier(self) -> None:
+        if self.order["backend"] == "nccl":
+            self.dist.barrier(device_ids=[self.device.index])
+        else:
+            self.dist.barrier()
+        self.sync()
+
+    def positions(self, item: int, most: int, dtype: Any) -> Any:
+        """0, 1, 2, ... as many as ``most`` bytes hold."""
+        torch = self.torch
+        return torch.arange(max(1, most // item), dtype=torch.int64, device=self.device).to(dtype)
+
+    def all_reduce(self) -> None:
+        torch, n = self.torch, self.world
+        at = self.positions(8, self.order["small"], torch.int64) + 1
+        got = at * (self.rank + 1)
+        self.dist.all_reduce(got)
+        self.sync()
+        expected = at * (n * (n + 1) // 2)
+        said = wrong(torch, got, expected, "all_reduce of int64")
+        more = int((got - expected)[0].item())
+        if said and 1 <= abs(more) <= n and bool((got - expected == at * more).all()):
+            how = "were missing" if more < 0 else "counted twice"
+            said = f"all_reduce of int64: as if rank {abs(more) - 1} {how}"
+        self.differs(said)
+        # Exact in float32: nothing is larger than 2^24 for up to 160,000 ranks.
+        at = self.positions(4, self.order["small"], torch.float32) % 13 + 1
+        expected = at * sum(one % 8 + 1 for one in range(n))
+        took = []
+        for _ in range(LATENCIES):
+            got = at * (self.rank % 8 + 1)
+            self.sync()
+            began = time.monotonic()
+            self.dist.all_reduce(got)
+            self.sync()
+            took.append(time.monotonic() - began)
+            self.differs(wrong(torch, got, expected, "all_reduce of float32"))
+        self.ms = sorted(took)[len(took) // 2] * 1000
+
+    def all_gather(self) -> None:
+        torch = self.torch
+        at = self.positions(8, self.order["small"], torch.int64)
+        parts = [torch.full_like(at, -1) for _ in range(self.world)]
+        self.dist.all_gather(parts, at + self.rank * 1000003)
+        self.sync()
+        for rank, part in enumerate(parts):
+            what = f"all_gather, the part of rank {rank}"
+            self.differs(wrong(torch, part, at + rank * 1000003, what))
+
+    def send_recv(self) -> None:
+        """To the next rank of the ring, from the one before."""
+        if self.world == 1:
+            return
+        torch, dist = self.torch, self.dist
+        at = self.positions(8, self.order["small"], torch.int64)
+        before, behind = (self.rank - 1) % self.world, (self.rank + 1) % self.world
+        self.say(waits_for=before)
+        sent, got = at + self.rank * 7919, torch.full_like(at, -1)
+        if self.order["backend"] == "nccl":
+            both = [dist.P2POp(dist.isend, sent, behind), dist.P2POp(dist.irecv, got, before)]
+            work = dist.batch_isend_irecv(both)
+        else:
+            work = [dist.isend(sent, behind), dist.irecv(got, before)]
+        for one in work:
+            one.wait()
+        self.sync()
+        self.say(waits_for=-1)
+        self.differs(wrong(torch, got, at + before * 7919, f"what rank {before} sent"))
+
+    def large(self) -> None:
+        """Its bandwidth is the best of some repetitions; all ranks agree on how many."""
+        torch, n = self.torch, self.world
+        at = self.positions(4, self.order["large"], torch.int64)
+        at = (at % 13 + 1).to(torch.float32)
+        got = torch.empty_like(at)
+
+        def once() -> float:
+            torch.mul(at, self.rank % 8 + 1, out=got)
+            self.sync()
+            began = time.monotonic()
+            self.dist.all_reduce(got)
+            self.sync()
+            return time.monotonic() - began
+
+        once()
+        at_end = at * sum(one % 8 + 1 for one in range(n))
+        self.differs(wrong(torch, got, at_end, "the large all_reduce"))
+        times = [once()]
+        slowest = torch.tensor([times[0], -self.left_s()], dtype=torch.float64).to(self.device)
+        self.dist.all_reduce(slowest, op=self.dist.ReduceOp.MAX)
+        self.large_s, left = (float(one) for one in slowest.tolist())
+        most = min(self.order["seconds"] * SHARE, -left / 2)
+        times += [once() for _ in range(min(REPETITIONS, int(most / self.large_s)))]
+        self.differs(wrong(torch, got, at_end, "the large all_reduce"))
+        moved = at.numel() * 4 * 8 * 2 * (n - 1) / n
+        self.gbps = moved / min(times) / 1e9
+
+    def part(self) -> None:
+        """Stay until all are done: a GPU's memory is read by others, rank 0 has the store.
+
+        It has done its work: what goes wrong here is nobody's failure.
+        """
+        until = time.monotonic() + min(self.left_s(), max(1.0, 3 * self.large_s))
+
+        def reached(key: str, count: int) -> None:
+            while self.store.add(key, 0) < count and time.monotonic() < until:
+                time.sleep(0.005)
+
+        if self.world > 1:
+            with contextlib.suppress(Exception):
+                self.store.add("nodeready/done", 1)
+                reached("nodeready/done", self.world)
+                self.store.add("nodeready/left", 1)
+                if self.rank == 0:
+                    reached("nodeready/left", self.world)
+
+
+def visible(gpus: list[int], given: str) -> str:
+    """CUDA_VISIBLE_DEVICES for these GPUs, the driver's numbers, in a session that has ``given``.
+
+    Of a session that may use some GPUs alone, no other is taken: RuntimeError. Where these have
+    names (UUIDs), a number stands for the place in the list.
+    """
+    allowed = [one.strip() for one in given.split(",") if one.strip()]
+    if not allowed:
+        return ",".join(str(one) for one in gpus)
+    named = not all(one.isdigit() for one in allowed)
+    for one in gpus:
+        if one >= len(allowed) if named else str(one) not in allowed:
+            have = f"CUDA_VISIBLE_DEVICES={given[:80]}"
+            raise RuntimeError(f"GPU {one} is not this session's: {have}")
+    return ",".join(allowed[one] if named else str(one) for one in gpus)
+
+
+def prepare(order: dict[str, Any], hip: bool) -> None:
+    """The environment of a rank."""
+    os.environ.setdefault("NCCL_DEBUG", "WARN")
+    os.environ.pop("NCCL_DEBUG_FILE", None)
+    os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = order["host"], str(order["port"])
+    if order["gpus"]:
+        name = "HIP_VISIBLE_DEVICES" if hip else "CUDA_VISIBLE_DEVICES"
+        given = os.environ.get(name) or os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        os.environ[name] = visible(order["gpus"], given)
+        if hip:
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+
+
+def become(limit_s: float, parent: int, output: int) -> None:
+    """This process is now one that ends with its parent, by its alarm, and leaves no core."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+    # Of a limit of 1 byte no core is written, not even through a pipe (fs/coredump.c).
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+
+
+def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, asked: int) -> None:
+    """What a rank's process does; it does not return."""
+
+    def say(**data: Any) -> None:
+        os.write(tell, json.dumps(data).encode("ascii") + b"\n")
+
+    def answer() -> None:
+        # A byte: say what you wait for. The end: whoever forked us is gone.
+        if not os.read(asked, 1):
+            os._exit(1)
+        say(**waiting())
+
+    failed = 0
+    try:
+        torch.set_num_threads(1)
+        threading.Thread(target=answer, daemon=True).start()
+        prepare(order, bool(getattr(torch.version, "hip", None)))
+        Trial(order, index, torch, say).run()
+    except BaseException as problem:  # noqa: BLE001
+        failed = 1
+        again = -1
+        with contextlib.suppress(Exception):
+            again = sum(one[3] for one in connections())
+        said = short(problem)
+        more = {"waits_for": 0} if index + order["first"] and "socket" in said else {}
+        say(said=said, retransmits=again, **more)
+    finally:
+        # Without destructors: a library's may wait for whoever is gone.
+        os._exit(failed)
+
+
+# --- The process that forks them.
+
+
+class Rank:
+    """A rank's process as its parent knows it."""
+
+    def __init__(
+        self, torch: Any, order: dict[str, Any], index: int, others: list[Rank], out: int
+    ) -> None:
+        self.began = time.monotonic()
+        self.index, self.number = index, order["first"] + index
+        self.ended: int | None = None
+        self.seconds = 0.0
+        self.known: dict[str, Any] = {"phase": "start"}
+        self.buffer, self.output = b"", b""
+        self.killed = ""
+        self.files: list[str] = []
+        self.told, tell = os.pipe()
+        asked, self.ask_end = os.pipe()
+        self.log, output = os.pipe()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                for one in (self, *others):
+                    for number in (one.told, one.ask_end, one.log):
+                        if number >= 0:
+                            os.close(number)
+                os.close(out)
+                become(order["seconds"] + 1, parent, output)
+                rank_process(torch, order, index, tell, asked)
+            finally:
+                os._exit(1)
+        for number in (tell, asked, output):
+            os.close(number)
+        for number in (self.told, self.log):
+            os.set_blocking(number, False)
+
+    @property
+    def failed(self) -> bool:
+        return self.known["phase"] != "done" and (
+            self.ended is not None or bool(self.known.get("said"))
+        )
+
+    def hear(self) -> Iterator[dict[str, Any]]:
+        """What it said since it was last heard."""
+        for number, name in ((self.log, "output"), (self.told, "buffer")):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    piece = os.read(number, 65536)
+                    if not piece:
+                        break
+                    kept = getattr(self, name) + piece
+                    setattr(self, name, kept[-KEPT:] if name == "output" else kept)
+        *lines, self.buffer = self.buffer.split(b"\n")
+        for line in lines:
+            data = json.loads(line)
+            self.known.update(data)
+            yield data
+
+    def reap(self) -> bool:
+        """Whether it has ended."""
+        if self.ended is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.seconds = time.monotonic() - self.began
+                self.ended = -(status & 127) if status & 127 else status >> 8
+        return self.ended is not None
+
+    def ask(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self.ask_end, b"?")
+
+    def kill(self) -> None:
+        """Kill it, with all that it started."""
+        if self.ended is not None:
+            return
+        # NCCL's shared memory has a name until all have opened it: nobody else would remove it.
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/maps", "rb") as file:
+            found = re.findall(rb" (/dev/shm/nccl-\S+)$", file.read(), re.M)
+            self.files += [os.fsdecode(one) for one in found]
+        for number in (signal.SIGKILL, signal.SIGCONT):
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, number)
+        # It may not have its own session yet.
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for number in (self.told, self.ask_end, self.log):
+            os.close(number)
+        self.told = self.ask_end = self.log = -1
+        for path in set(self.files):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def answer(self, gpu: int) -> dict[str, Any]:
+        """What became of it, for the answer."""
+        known, output = self.known, self.output.decode("utf-8", "replace")
+        said = known.get("said", "")
+        if known["phase"] == "done":
+            said = ""
+        elif self.ended is None:
+            said = f"hangs in the kernel after SIGKILL (process {self.pid})"
+        elif self.killed:
+            late = known.get("late", "")
+            said = said or "; ".join(one for one in (self.killed, late, warned(output)) if one)
+        elif said:
+            more = warned(output)
+            said += f" ({more})" if more and more not in said else ""
+        else:
+            name = ""
+            if self.ended < 0:
+                with contextlib.suppress(ValueError):
+                    name = signal.Signals(-self.ended).name
+            said = "ended by " + (name or f"signal {-self.ended}")
+            if self.ended >= 0:
+                said = f"ended with status {self.ended}"
+            said += "".join(": " + one for one in (reason(output),) if one)
+        return {
+            "rank": self.number, "gpu": gpu, "phase": known["phase"],
+            "wrong": known.get("wrong", ""), "said": said[:LONGEST],
+            "waits_for": known.get("waits_for", -1) if said else -1,
+            "ms": round(known.get("ms", 0.0), 4), "gbps": round(known.get("gbps", 0.0), 4),
+            "retransmits": known.get("retransmits", -1),
+            "seconds": round(self.seconds or time.monotonic() - self.began, 3),
+        }  # fmt: skip
+
+
+class Forker:
+    """Reads orders, forks ranks, answers."""
+
+    def __init__(self, torch: Any, out: int, mark: str) -> None:
+        self.torch, self.out, self.mark = torch, out, mark
+        self.input = b""
+        #: Killed, and not gone.
+        self.left: list[int] = []
+
+    def say(self, data: dict[str, Any]) -> None:
+        text = (self.mark + " " + json.dumps(data) + "\n").encode("ascii")
+        while text:
+            text = text[os.write(self.out, text) :]
+
+    def lines(self, wait_s: float | None) -> Iterator[dict[str, Any]]:
+        """The orders that came; the end of the input is the end of everything."""
+        if wait_s is not None and not select.select([0], [], [], wait_s)[0]:
+            return
+        piece = os.read(0, 65536)
+        if not piece:
+            raise EOFError
+        *rows, self.input = (self.input + piece).split(b"\n")
+        for row in rows:
+            yield json.loads(row)
+
+    def serve(self) -> None:
+        while True:
+            for order in self.lines(None):
+                if "end" not in order:
+                    self.test(order)
+
+    def test(self, order: dict[str, Any]) -> None:
+        began = time.monotonic()
+        order["deadline"] = began + order["seconds"]
+        ranks: list[Rank] = []
+        error = ""
+        try:
+            try:
+                for index in range(order["ranks"]):
+                    ranks.append(Rank(self.torch, order, index, ranks, self.out))
+            except OSError as problem:
+                error = f"fork: {problem.strerror}"
+            else:
+                self.watch(order, ranks)
+        finally:
+            self.end(ranks)
+        gpus = order["gpus"] or [-1] * len(ranks)
+        answers = [] if error else [one.answer(gpus[one.index]) for one in ranks]
+        self.say({"number": order["number"], "error": error, "ranks": answers})
+
+    def watch(self, order: dict[str, Any], ranks: list[Rank]) -> None:
+        """Until all have ended, or time is over, or we are told to end it."""
+        until, why = order["deadline"] - ASK_S, ""
+        blamed: Rank | None = None
+        while True:
+            running = [one for one in ranks if not one.reap()]
+            for one in ranks:
+                self.hear(order, one)
+            if not running:
+                return
+            if blamed is None:
+                blamed = next((one for one in ranks if one.failed), None)
+                if blamed is not None:
+                    until = min(until, time.monotonic() + AFTER_FAILURE_S)
+                    why = f"ended: rank {blamed.number} had failed"
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            ends = [end for one in running for end in (one.told, one.log)]
+            ready = select.select([0, *ends], [], [], min(left, 0.1))[0]
+            if 0 in ready:
+                for told in self.lines(0):
+                    if told.get("end") == order["number"]:
+                        why, until = why or "ended: others had ended long before", 0.0
+            elif ready:
+                # The end of a pipe comes a moment before that of its process.
+                time.sleep(0.001)
+        for one in running:
+            one.killed = why or f"no end after {time.monotonic() - one.began:.1f} s"
+            if blamed is not None:
+                one.known.setdefault("waits_for", blamed.number)
+            one.ask()
+        until = time.monotonic() + ANSWER_S
+        while time.monotonic() < until and not all("late" in one.known for one in running):
+            select.select([one.told for one in running], [], [], 0.02)
+            for one in running:
+                self.hear(order, one)
+
+    def hear(self, order: dict[str, Any], one: Rank) -> None:
+        """Hear a rank, and pass on which phase it is in."""
+        for data in one.hear():
+            if "phase" in data:
+                phase = {"rank": one.number, "phase": data["phase"]}
+                self.say({"number": order["number"], **phase})
+
+    def end(self, ranks: list[Rank]) -> None:
+        """Kill those that run; wait for their end, not for long."""
+        for one in ranks:
+            one.kill()
+        until = time.monotonic() + REAP_S
+        while sum(not one.reap() for one in ranks) and time.monotonic() < until:
+            time.sleep(0.005)
+        for one in ranks:
+            for _ in one.hear():
+                pass
+            one.close()
+        self.left = [pid for pid in self.left if not os.waitpid(pid, os.WNOHANG)[0]]
+        self.left += [one.pid for one in ranks if one.ended is None]
+
+
+# --- What is here, and the beginning.
+
+
+def library(torch: Any) -> str:
+    """``NCCL 2.28.3``; "": there is none."""
+    version = importlib.import_module("torch.cuda.nccl").version()
+    if isinstance(version, int):
+        version = (version // 1000, version % 1000 // 100, version % 100)
+    name = "RCCL" if getattr(torch.version, "hip", None) else "NCCL"
+    return name + " " + ".".join(str(one) for one in version[:3])
+
+
+def count(torch: Any, tell: int) -> None:
+    """Count the GPUs, in a fork: to ask may initialise CUDA."""
+    found: dict[str, Any] = {"gpus": 0, "why": "", "library": ""}
+    try:
+        with contextlib.suppress(Exception):
+            found["library"] = library(torch)
+        found["gpus"] = torch.cuda.device_count()
+        if not found["gpus"]:
+            torch.cuda.init()
+    except BaseException as problem:  # noqa: BLE001
+        found["why"] = short(problem)
+    os.write(tell, json.dumps(found).encode("ascii"))
+
+
+def counted(torch: Any) -> dict[str, Any]:
+    """How many GPUs this PyTorch sees, why it sees none, and its library for them."""
+    read, write = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read)
+            become(COUNT_S, parent, 2)
+            count(torch, write)
+        finally:
+            os._exit(0)
+    os.close(write)
+    text = b""
+    until = time.monotonic() + COUNT_S
+    while select.select([read], [], [], max(0.0, until - time.monotonic()))[0]:
+        piece = os.read(read, 65536)
+        if not piece:
+            break
+        text += piece
+    os.close(read)
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + 1
+    while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < until:
+        time.sleep(0.005)
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {"gpus": 0, "library": "", "why": f"the driver did not answer in {COUNT_S:.0f} s"}
+    return found
+
+
+def main(mark: str, limit_s: float, environment: dict[str, str]) -> None:
+    """mark: what a line of ours begins with; limit_s: seconds after which all has ended"""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    os.environ.update(environment)
+    # What is printed here by others, is not ours.
+    out = os.dup(1)
+    os.set_inheritable(out, False)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    # -c puts the current directory first; a job's first is that of its script.
+    sys.path[:] = [one for one in sys.path if one]
+    forker = Forker(None, out, mark)
+    try:
+        torch = importlib.import_module("torch")
+        dist = importlib.import_module("torch.distributed")
+        forker.torch = torch
+    except BaseException as problem:  # noqa: BLE001
+        forker.say({"why": short(problem)})
+        os._exit(1)
+    hello: dict[str, Any] = {
+        "python": sys.version.split()[0],
+        "executable": sys.executable or "",
+        "torch": str(torch.__version__),
+        "distributed": bool(dist.is_available()),
+        "hip": bool(getattr(torch.version, "hip", None)),
+        "cuda": bool(getattr(torch.version, "cuda", None)),
+        "nccl": False, "gloo": False,
+    }  # fmt: skip
+    if hello["distributed"]:
+        hello["nccl"] = bool(dist.is_nccl_available())
+        # Only newer ones can be asked.
+        known = getattr(dist, "is_gloo_available", None)
+        hello["gloo"] = bool(known()) if known else hasattr(dist, "ProcessGroupGloo")
+    hello.update(counted(torch))
+    if torch.cuda.is_initialized():
+        hello["why"] = "the import of torch initialises CUDA: no rank can be forked"
+        hello["gpus"] = 0
+    gc.collect()
+    gc.freeze()
+    forker.say(hello)
+    with contextlib.suppress(EOFError):
+        forker.serve()
+    os._exit(0)
