@@ -22,6 +22,14 @@ from typing import Any
 
 from nodeready.node.users_file import Rights
 
+
+def hold_streams() -> None:
+    """A profile may have closed one of 0, 1 and 2: a file of ours would get its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(number)
+
+
 # --- Ending processes with all that they started, also when this process is killed.
 
 
@@ -400,6 +408,10 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, leave)
 
+    def kill(self) -> None:
+        """Kill all that runs now. Whoever started it sees its end, and may start more."""
+        end_all({process.pid for process in [*self._started] if process.returncode is None})
+
     def end(self) -> None:
         """End everything; nothing is started any more."""
         self._over = True
@@ -408,7 +420,7 @@ class Supervisor:
         while self._starting and time.monotonic() < until:
             time.sleep(0.01)
         started = list(self._started)
-        end_all({process.pid for process in started if process.returncode is None})
+        self.kill()
         for process in started:
             self.stop(process)
         for tidy in self._tidy:

@@ -231,6 +231,11 @@ def own_addresses(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
     return tuple(addresses)
 
 
+def addresses_here() -> tuple[str, ...]:
+    """This node's addresses."""
+    return own_addresses(_read("/proc/net/fib_trie"), _read("/proc/net/if_inet6"))
+
+
 def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -333,7 +338,7 @@ def main(config: Config, *, ports: tuple[int, ...]) -> None:
     """
     signal.alarm(config.limit_s)
     listeners = Listeners(ports)
-    own = own_addresses(_read("/proc/net/fib_trie"), _read("/proc/net/if_inet6"))
+    own = addresses_here()
     threading.Thread(target=listeners.serve, daemon=True).start()
     asked: queue.Queue[str] = queue.Queue()
 

@@ -22,9 +22,9 @@ from functools import partial
 from typing import Any
 
 from nodeready.node import payload
-from nodeready.node.payload import NO_PYTHON, Program
+from nodeready.node.payload import Program
 from nodeready.node.proofs import attach, core, peers, session
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import Supervisor, hold_streams
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import BY_WAYS, OTHER_WAYS, Config, User
 
@@ -93,10 +93,7 @@ def _end_with_parent(supervisor: Supervisor) -> None:
 
 def main(config: Config, *, inside: bool = False) -> None:
     """inside: this is the session that root opened for the user."""
-    # A profile may have closed one of 0, 1 and 2: a file of ours would get its number.
-    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
-        pass
-    os.close(number)
+    hold_streams()
     supervisor = Supervisor(config.tag, config.limit_s)
 
     def leave(number: int, frame: object) -> None:
@@ -128,9 +125,9 @@ def _here(
     control: we are root, and try what only root can tell
     inside:  another program of ours opened the session, and tells how the node opens them
     """
-    here, uid = _name(os.geteuid()), os.geteuid()
+    here, uid = session.name_of(os.geteuid()), os.geteuid()
     if config.user and here != config.user:
-        why = f"logged in as {here}, who cannot become {config.user}: log in as root"
+        why = session.cannot_become(here, config.user)
         _say(config, "user", User(config.user, uid, True, why))
         return
     if config.here and session.identity() != config.here:
@@ -163,13 +160,6 @@ def _other_ways(supervisor: Supervisor, config: Config) -> dict[str, Callable[[]
     if session.step_matters(slurmd):
         ways["step"] = partial(session.by_srun, supervisor, config)
     return ways
-
-
-def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _as_user(supervisor: Supervisor, config: Config) -> None:
@@ -214,11 +204,7 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
 
     ended = session.run(supervisor, config.user, made, line)
     if not begun and not (ended.rc is None and config.limit_s < _LOGIN_S):
-        why = ended.first or f"exit status {ended.rc}"
-        if NO_PYTHON in why:
-            why = f"{NO_PYTHON} that {config.user} may run"
-        elif ended.rc is None:
-            why = f"timed out; it said: {ended.first}" if ended.first else "timed out"
-        _say(config, "user", User(config.user, uid, True, f"no session: {why}"))
+        why = session.no_session(ended, config.user)
+        _say(config, "user", User(config.user, uid, True, why))
     for thread in beside:
         thread.join(supervisor.left_s)

@@ -11,6 +11,7 @@ import base64
 import contextlib
 import glob
 import grp
+import itertools
 import os
 import pwd
 import re
@@ -19,7 +20,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,6 +131,19 @@ def prove(supervisor: Supervisor, config: Config) -> SessionLimits:
     return SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, way)
 
 
+def name_of(uid: int) -> str:
+    """The user's name, or the number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def cannot_become(here: str, user: str) -> str:
+    """Why a session as one user cannot be one as another."""
+    return f"logged in as {here}, who cannot become {user}: log in as root"
+
+
 @dataclass(frozen=True)
 class Broken:
     """In place of an observation: the exception of ours that ended the proof."""
@@ -145,11 +159,17 @@ def run(
     user: str,
     made: Callable[[int], tuple[str, str]],
     line: Callable[[str], None],
+    *,
+    more: Iterable[str] = (),
+    begun: tuple[float, Callable[[], bool]] | None = None,
 ) -> Ended:
     """Run a program in a new session of this user, as root; its standard input stays open.
 
-    made: gives the script, and the program's text, which is read at the given file descriptor
-    line: gets each line of its output as it comes
+    made:  gives the script, and the program's text, which is read at the given file descriptor
+    line:  gets each line of its output as it comes
+    more:  lines that follow the text, each written when it is there; then comes the end. With
+           them, the descriptor becomes the program's input (``payload.program(stdin=True)``)
+    begun: as for `Supervisor.run`
 
     Through ``su -``: sudo sets the core limit of what it runs to 0 (since 1.9.9), and setpriv
     gives no limits at all. When we came through sudo ourselves, the limit goes back to what it was
@@ -162,11 +182,13 @@ def run(
     text, source = os.pipe()
     try:
         script, told = made(text)
-        threading.Thread(target=_tell, args=(source, told.encode()), daemon=True).start()
+        pieces = itertools.chain([told], more)
+        threading.Thread(target=_tell, args=(source, pieces), daemon=True).start()
         argv = ["su", "-", user, "-s", "/bin/sh", "-c", script]
         # A second is left to end what hangs, and to say so.
         limit_s = supervisor.left_s - 1
-        return supervisor.run(argv, limit_s, _by_line(line), stdin=read, pass_fds=(text,))
+        how: dict[str, Any] = {"stdin": read, "pass_fds": (text,)}
+        return supervisor.run(argv, limit_s, _by_line(line), begun, **how)
     except OSError as problem:
         return Ended(127, "", f"su: {problem.strerror}", 0.0)
     finally:
@@ -188,10 +210,22 @@ def _by_line(line: Callable[[str], None]) -> Callable[[object, int, bytes], None
     return on_output
 
 
-def _tell(number: int, text: bytes) -> None:
+def no_session(ended: Ended, user: str) -> str:
+    """Why a session came to nothing, in one line."""
+    why = ended.first or f"exit status {ended.rc}"
+    if payload.NO_PYTHON in why:
+        why = f"{payload.NO_PYTHON} that {user} may run"
+    elif ended.rc is None:
+        why = f"timed out; it said: {ended.first}" if ended.first else "timed out"
+    return f"no session: {why}"
+
+
+def _tell(number: int, pieces: Iterable[str]) -> None:
     """Write all of it, as fast as it is read; a reader that is gone is its own trouble."""
     with contextlib.suppress(OSError), os.fdopen(number, "wb") as file:
-        file.write(text)
+        for piece in pieces:
+            file.write(piece.encode())
+            file.flush()
 
 
 def _undo_sudo() -> None:
@@ -303,7 +337,7 @@ def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
     # Its end tells the program there that we are gone.
     read, write = os.pipe()
     try:
-        threading.Thread(target=_tell, args=(os.dup(write), text.encode()), daemon=True).start()
+        threading.Thread(target=_tell, args=(os.dup(write), [text]), daemon=True).start()
         begun = (_BEGIN_S, lambda: "user" in found)
         ended = supervisor.run(argv, limit_s, _by_line(line), begun, stdin=read, env=environment)
         if ended.rc is None:

@@ -1,0 +1,482 @@
+"""The program on the node: hear the control machine's orders, and answer each of them.
+
+Started by root, it opens a session for the job's user (``su -``, through PAM as every login) and
+runs there once more. Root's part hands the orders in, and lets answers out: one to each order, of
+its kind and within the bounds. What is inside is the user's, who can print what he likes there; he
+reaches the row of his own node alone.
+
+Inside, or as whoever logs in, it listens on the job's ports, finds the engines, says hello, and
+works the orders one after the other. The end of the standard input, a signal and the alarm end
+everything at once, in the middle of a test, too: both parts, and all that they started.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NoReturn, Union
+
+from nodeready.node import payload
+from nodeready.node.payload import Program
+from nodeready.node.proofs import session
+from nodeready.node.proofs.mesh import addresses_here
+from nodeready.node.runtime import Ended, Supervisor, hold_streams
+from nodeready.node.smoke import engines, orders, ring
+from nodeready.node.smoke.orders import (
+    RING,
+    Busy,
+    Collective,
+    Config,
+    End,
+    Hello,
+    Pair,
+    Paired,
+    Ran,
+    Rank,
+)
+from nodeready.subjects import wire
+
+# payload.program starts this module's main with this module's Config.
+__all__ = ["Config", "main"]
+
+#: Seconds for a login to come as far as our program, and for the engines to be found.
+_LOGIN_S, _FIND_S = 20, 60
+#: Seconds after a test's limit in which a thread must have answered; another one answers for it.
+_LATE_S = 0.5
+#: Seconds for a port that a rank had to be free again.
+_TAKE_S = 0.3
+#: Seconds for the session to end by itself, with its logout by PAM, before it is killed.
+_LEAVE_S = 1.0
+#: Seconds that a session's program ends before the one that started it.
+_SOONER_S = 2
+#: No test takes longer.
+_MOST_S = 24 * 3600
+#: Characters of an answer: the ranks of a node, each with an error.
+_LONGEST = 128 << 10
+
+_Work = Union[Collective, Pair]
+
+#: The name of an answer -> its type; and the name of the answer to an order.
+_ANSWERS: dict[str, type[Any]] = {"hello": Hello, "ran": Ran, "paired": Paired}
+_ANSWER = {Collective: "ran", Pair: "paired"}
+
+_printing = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What the program inside of a session says first, to root's part alone."""
+
+    user: wire.Name
+
+
+def _say(config: Config, name: str, seen: Any) -> None:
+    text = wire.line(config.nonce, name, seen)
+    with _printing:
+        print(text, flush=True)
+
+
+def _no_hello(user: str, why: str, busy: tuple[Busy, ...] = ()) -> Hello:
+    host = os.uname().nodename
+    return Hello(host, user, "", (), busy, addresses_here(), 0, (), why)
+
+
+def _words(problem: BaseException) -> str:
+    """An exception of ours in one line."""
+    place = traceback.extract_tb(problem.__traceback__)[-1]
+    where = f"{os.path.basename(place.filename)}:{place.lineno}"
+    return " ".join(f"{type(problem).__name__}: {problem} ({where})".split())[:300]
+
+
+def main(config: Config, *, inside: bool = False) -> None:
+    """inside: this is the session that root opened for the user."""
+    hold_streams()
+    os.chdir("/")
+    supervisor = Supervisor(config.tag, config.limit_s)
+    root = os.geteuid() == 0 and config.user not in ("", "root") and not inside
+    part: _Part = (_Session if root else _Node)(supervisor, config)
+
+    def leave(number: int, frame: object) -> None:
+        part.leave(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, leave)
+    signal.setitimer(signal.ITIMER_REAL, config.limit_s)
+    if inside:
+        _say(config, "begun", _Begun(config.user))
+    try:
+        part.begin()
+        for text in _typed():
+            part.take(_order(text))
+    except ValueError as problem:
+        print(problem, file=sys.stderr, flush=True)
+        part.leave(1)
+    except Exception:  # noqa: BLE001 - whatever it is, it must not keep the program from its end
+        traceback.print_exc()
+        part.leave(1)
+    part.leave(0)
+
+
+def _typed() -> Iterator[str]:
+    """The lines of the standard input as they come. One that is cut off is none."""
+    # A profile may have closed it: then Python has no sys.stdin.
+    with open(0, "rb", closefd=False) as file:
+        for row in file:
+            if row.endswith(b"\n"):
+                yield row.decode("utf-8", "replace")
+
+
+def _order(text: str) -> _Work | End:
+    """The order of a line. Raises ValueError for what is none."""
+    try:
+        order = orders.read(text)
+        whole = type(order.number) is int
+        if not whole or (not isinstance(order, End) and not 0 < order.limit_s <= _MOST_S):
+            raise ValueError("its numbers make no sense")
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
+        raise ValueError(f"no order: {type(problem).__name__}: {problem}"[:200]) from None
+    return order
+
+
+class _Part:
+    """What both parts have: orders come in, and everything can end at any moment."""
+
+    def __init__(self, supervisor: Supervisor, config: Config) -> None:
+        self.supervisor, self.config = supervisor, config
+        self.leaving = False
+
+    def begin(self) -> None:
+        """Start, without waiting for anything."""
+        raise NotImplementedError
+
+    def take(self, order: _Work | End) -> None:
+        """An order has come. Raises ValueError for one that nobody can have given."""
+        raise NotImplementedError
+
+    def last(self) -> None:
+        """What is done before everything is killed; it is done twice when a signal comes then."""
+
+    def leave(self, status: int) -> NoReturn:
+        """End everything that was started, and this process, whatever it is doing."""
+        self.leaving = True
+        # From here on nothing is printed. A thread may hang over its line.
+        _printing.acquire(blocking=False)
+        self.last()
+        self.supervisor.end()
+        os._exit(status)
+
+    def refuse(self, user: str, why: str) -> NoReturn:
+        """Nothing can be tested on this node: say so, and leave."""
+        _say(self.config, "hello", _no_hello(user, why))
+        self.leave(0)
+
+
+# --- Root's part.
+
+
+class _Session(_Part):
+    """The session of the job's user, from outside."""
+
+    def __init__(self, supervisor: Supervisor, config: Config) -> None:
+        super().__init__(supervisor, config)
+        self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        #: The number of an order without an answer -> the name of its answer.
+        self._asked: dict[int, str] = {}
+        self._begun = self._greeted = False
+        # Of the lines from inside. Nobody there knows the one by which the control machine reads.
+        self._inner = replace(config, nonce=f"inside-{os.urandom(8).hex()}")
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def begin(self) -> None:
+        user = self.config.user
+        try:
+            pwd.getpwnam(user)
+        except KeyError:
+            self.refuse(user, f"no such user: {user}")
+        self._thread.start()
+
+    def take(self, order: _Work | End) -> None:
+        if not isinstance(order, End):
+            self._asked[order.number] = _ANSWER[type(order)]
+        self._orders.put(f"{orders.line(order)}\n")
+
+    def last(self) -> None:
+        # The end of its input lets the session end as every login does.
+        self._orders.put(None)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(_LEAVE_S)
+
+    def _run(self) -> None:
+        """Have the session, to its end. Without it, this program has no reason to be there."""
+        config, supervisor = self.config, self.supervisor
+        inner = replace(self._inner, limit_s=max(1, int(supervisor.left_s) - _SOONER_S))
+
+        def made(descriptor: int) -> Program:
+            how = {"stdin": True, "first": sys.executable, "descriptor": descriptor}
+            return payload.program(__name__, inner, inside=True, **how)  # type: ignore[arg-type]
+
+        try:
+            ended = session.run(
+                supervisor,
+                config.user,
+                made,
+                self._hear,
+                more=iter(self._orders.get, None),
+                begun=(_LOGIN_S, lambda: self._begun),
+            )
+        except Exception as problem:  # noqa: BLE001 - its files were closed when we left, say
+            ended = Ended(127, "", _words(problem), 0.0)
+        if self.leaving:
+            return
+        if not self._greeted:
+            self.refuse(config.user, session.no_session(ended, config.user))
+        rows = [row.strip() for row in (ended.err or ended.out).splitlines() if row.strip()]
+        how = "timed out" if ended.rc is None else f"exit status {ended.rc}"
+        said = f": {rows[-1][:200]}" if rows else ""
+        print(f"the session of {config.user} ended ({how}){said}", file=sys.stderr, flush=True)
+        self.leave(1)
+
+    def _hear(self, text: str) -> None:
+        """Let a line from inside out when it is what was asked for.
+
+        A profile's noise may stand in front of it; whatever else is printed there is passed over.
+        """
+        try:
+            ((name, data),) = wire.lines(text, self._inner.nonce)
+            if name == "begun":
+                self._begun = True
+                return
+            seen = wire.decode(_ANSWERS[name], data)
+        except (wire.DecodeError, KeyError, ValueError):
+            return
+        if isinstance(seen, Hello):
+            if self._greeted:
+                return
+            # What root knows itself, nobody inside has to say.
+            known = _no_hello(self.config.user, "")
+            seen = replace(seen, host=known.host, user=known.user, addresses=known.addresses)
+        elif self._asked.get(seen.number) != name:
+            return
+        if len(wire.line(self.config.nonce, name, seen)) > _LONGEST:
+            return
+        if isinstance(seen, Hello):
+            self._greeted = True
+        else:
+            del self._asked[seen.number]
+        _say(self.config, name, seen)
+
+
+# --- The node's part: as the job's user, or as whoever logs in.
+
+
+class _Job:
+    """An order on its way. stop: set when its test has to end"""
+
+    def __init__(self, order: _Work) -> None:
+        self.order, self.stop, self.answered = order, threading.Event(), False
+
+
+class _Node(_Part):
+    """The orders of this node, worked one after the other in a thread that may hang."""
+
+    def __init__(self, supervisor: Supervisor, config: Config) -> None:
+        super().__init__(supervisor, config)
+        self._lock = threading.Lock()
+        self._todo: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        #: Without an answer, by number.
+        self._jobs: dict[int, _Job] = {}
+        self._greeted = False
+        self._own: tuple[str, ...] = ()
+        #: Ports that ranks have, or had, in place of our listeners.
+        self._lent: set[int] = set()
+
+    def begin(self) -> None:
+        here, user = session.name_of(os.geteuid()), self.config.user
+        if user not in ("", here):
+            try:
+                uid = pwd.getpwnam(user).pw_uid
+            except KeyError:
+                self.refuse(here, f"no such user: {user}")
+            # A number may have more than one name.
+            if uid != os.geteuid():
+                self.refuse(here, session.cannot_become(here, user))
+        limit_s = min(_FIND_S, self.supervisor.left_s / 2)
+        why = f"the engines were not found in {limit_s:.0f} s"
+        self._in_time(limit_s, lambda: self._greet(_no_hello(here, why)))
+        self._thread(self._first)
+
+    def take(self, order: _Work | End) -> None:
+        if isinstance(order, End):
+            job = self._jobs.get(order.number)
+            if job is not None:
+                job.stop.set()
+            return
+        with self._lock:
+            if order.number in self._jobs:
+                raise ValueError(f"no order: there is a test {order.number}")
+            job = self._jobs[order.number] = _Job(order)
+        self._todo.put(job)
+
+    def _thread(self, work: Callable[[], None]) -> None:
+        def one() -> None:
+            try:
+                work()
+            except BaseException:  # noqa: BLE001 - the connection's end tells the other side
+                traceback.print_exc()
+                self.leave(1)
+
+        threading.Thread(target=one, daemon=True).start()
+
+    def _in_time(self, limit_s: float, act: Callable[[], None]) -> threading.Timer:
+        """Do that after so many seconds, unless what comes back is cancelled."""
+        timer = threading.Timer(limit_s, act)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    # --- Hello.
+
+    def _first(self) -> None:
+        here = session.name_of(os.geteuid())
+        try:
+            hello = self._look(here)
+        except Exception as problem:  # noqa: BLE001 - said by the node that it is about
+            traceback.print_exc()
+            hello = _no_hello(here, _words(problem))
+        self._greet(hello)
+        self._work()
+
+    def _look(self, here: str) -> Hello:
+        """The listeners and the engines of this node."""
+        self._own = addresses_here()
+        self._listeners = listeners = ring.Listeners(self.config.ports)
+        if not listeners.ports:
+            return _no_hello(here, _no_port(self.config.ports, listeners.busy), listeners.busy)
+        threading.Thread(target=listeners.serve, daemon=True).start()
+        self._engines = found = engines.find(self.supervisor, self.config)
+        self.supervisor.at_end(found.close)
+        return Hello(
+            host=os.uname().nodename,
+            user=here,
+            token=listeners.token,
+            ports=tuple(sorted(listeners.ports)),
+            busy=tuple(listeners.busy),
+            addresses=self._own,
+            gpus=found.gpus,
+            engines=found.engines,
+            why="",
+        )
+
+    def _greet(self, hello: Hello) -> None:
+        with self._lock:
+            if self._greeted:
+                return
+            self._greeted = True
+        _say(self.config, "hello", hello)
+        if hello.why:
+            self.leave(0)
+
+    # --- Orders.
+
+    def _work(self) -> None:
+        while True:
+            job = self._todo.get()
+            self._take_back()
+            limit_s = job.order.limit_s
+            timer = self._in_time(limit_s + _LATE_S, partial(self._give_up, job))
+            try:
+                seen = self._worked(job)
+            except Exception as problem:  # noqa: BLE001 - it costs this test alone
+                traceback.print_exc()
+                seen = _nothing(job.order, _words(problem), broken=True)
+            timer.cancel()
+            if not self._claim(job):
+                # Another thread works the orders by now.
+                return
+            _say(self.config, _ANSWER[type(job.order)], seen)
+
+    def _worked(self, job: _Job) -> Ran | Paired:
+        order = job.order
+        if isinstance(order, Pair):
+            return ring.run_pair(order, self._own, self._listeners, job.stop)
+        if order.engine == RING:
+            return Ran(order.number, "", (ring.run_ring(order, self._listeners, job.stop),))
+        port = order.head.port
+        if order.first == 0 and port in self._listeners.ports:
+            # Rank 0 is here, and listens there itself.
+            self._lent.add(port)
+            self._listeners.release(port)
+        try:
+            return Ran(order.number, "", tuple(self._engines.run(order, self._own, job.stop)))
+        finally:
+            if not job.answered:
+                self._take_back(_TAKE_S)
+
+    def _take_back(self, limit_s: float = 0.0) -> None:
+        """Listen again on the ports that ranks had: others' pairs are answered there."""
+        until = time.monotonic() + limit_s
+        for port in sorted(self._lent):
+            while not (taken := self._listeners.take(port)) and time.monotonic() < until:
+                time.sleep(0.02)
+            if taken:
+                self._lent.discard(port)
+
+    def _claim(self, job: _Job) -> bool:
+        """Whether the caller is the one who answers; from then on nobody else is."""
+        with self._lock:
+            if job.answered:
+                return False
+            job.answered = True
+            del self._jobs[job.order.number]
+            return True
+
+    def _give_up(self, job: _Job) -> None:
+        """Answer for a thread that did not, and let another one work the orders."""
+        if not self._claim(job):
+            return
+        order = job.order
+        job.stop.set()
+        if isinstance(order, Collective) and order.engine != RING:
+            self.supervisor.kill()
+        why = f"did not end in {order.limit_s:g} s"
+        _say(self.config, _ANSWER[type(order)], _nothing(order, why))
+        self._thread(self._work)
+
+
+def _nothing(order: _Work, why: str, *, broken: bool = False) -> Ran | Paired:
+    """The answer to an order of which nothing is known.
+
+    broken: it is our own mistake
+    """
+    if isinstance(order, Pair):
+        return Paired(order.number, order.target.name, (), why, "", (), "", 0.0, 0.0, -1, 0)
+    gpus = (*order.gpus, *[-1] * order.ranks)
+    seconds = 0.0 if broken else order.limit_s
+    ranks = (
+        Rank(order.first + at, gpus[at], "start", "", why, -1, 0.0, 0.0, -1, seconds)
+        for at in range(order.ranks)
+    )
+    return Ran(order.number, why if broken else "", tuple(ranks))
+
+
+def _no_port(ports: tuple[int, ...], busy: Iterable[Busy]) -> str:
+    """Why there is no listener, in one line: each error once, with its first port."""
+    if not ports:
+        return "no port to listen on"
+    whole = [*ports] == [*range(ports[0], ports[-1] + 1)]
+    of = f"{ports[0]}-{ports[-1]}" if whole and ports[1:] else ", ".join(map(str, ports[:8]))
+    first: dict[str, int] = {}
+    for one in busy:
+        first.setdefault(one.error, one.port)
+    rows = [f"{port}: {error}" for error, port in first.items()]
+    more = ["…"] if len(ports) > len(rows) else []
+    return f"no port of {of} is free ({'; '.join(rows + more)})"
