@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
 
 from nodeready.node.proofs.mesh import (
     FOREIGN,
@@ -126,7 +127,18 @@ class Owners:
         return " and ".join(filter(None, (", ".join(names[:_NAMED]), *more)))
 
 
-def name_cause(source: str, seen: Round, owners: Owners) -> str:
+class Resolved(Protocol):
+    """What a node says of the way to a target: `Round`, and the smoke test's `Paired`."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def resolved(self) -> tuple[str, ...]: ...
+    @property
+    def error(self) -> str: ...
+
+
+def name_cause(source: str, seen: Resolved, owners: Owners) -> str:
     """Why the target's name led to no address of its own."""
     target = seen.target
     addresses = [one for one in map(address, seen.resolved) if one]

@@ -733,7 +733,7 @@ def _where(seen: Gpus, fault: KernelFault) -> str:
     return fault.pci_address or "an unnamed device"
 
 
-def _listed(seen: Gpus, faults: Iterable[KernelFault]) -> str:
+def faults_in_words(seen: Gpus, faults: Iterable[KernelFault]) -> str:
     """The faults in words: what, on which devices, how often; the gravest action first."""
     groups: dict[str, list[KernelFault]] = {}
     for fault in sorted(faults, key=lambda one: kernel_log.ACTIONS.index(one.action)):
@@ -819,11 +819,13 @@ def kernel_faults(seen: Gpus, want: Policy) -> Result:
     ]
     bad = [fault for fault in faults if fault.action in _NODE and not _over(seen, fault)]
     if bad:
-        return fail(check, wanted, _listed(seen, bad), source, _fix(seen, bad))
+        return fail(check, wanted, faults_in_words(seen, bad), source, _fix(seen, bad))
     watched = [fault for fault in faults if fault.action != kernel_log.APPLICATION]
     if watched:
         stale = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
-        return warn(check, wanted, _listed(seen, watched), source, _RELOAD if stale else _VENDOR)
+        return warn(
+            check, wanted, faults_in_words(seen, watched), source, _RELOAD if stale else _VENDOR
+        )
     if faults:
-        return ok(check, wanted, f"only of applications: {_listed(seen, faults)}", source)
+        return ok(check, wanted, f"only of applications: {faults_in_words(seen, faults)}", source)
     return ok(check, wanted, "none", source)
