@@ -20,6 +20,7 @@ ROOMS = {
     "audit": "peers, history, the document",
     "deploy": "plans and changes",
     "ready": "proofs between nodes",
+    "smoke": "a collective over all nodes",
     "triage": "stacks, cores, logs",
     "reports": "show, a file per format",
     "healthcheck": "the node's own program",

@@ -26,6 +26,7 @@ _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
     "ready": "Go or no-go for every node, proven, before a job.",
+    "smoke": "A collective over all nodes before a job, and who spoils it.",
     "run": "One rank of a job, started so that its hang can be looked into.",
     "deploy": "Make every node as the policy wants it.",
     "cores": "Where each core file's program crashed, on every node.",
@@ -44,7 +45,7 @@ _TOGETHER = {"learn": "audit", "explain": "audit"}
 #: The commands that talk to nodes.
 _TALKING = (
     *("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores"),
-    *("incident", "watch"),
+    *("incident", "watch", "smoke"),
 )
 
 

@@ -148,6 +148,23 @@ def report(
     return lambda command: form(output(command))
 
 
+def hostfile_options(what: str) -> Callable[[Command], Command]:
+    """``--hostfile-out FILE`` and ``--hostfile-format``, for `screen.write_hostfile`.
+
+    what: the nodes that are written
+    """
+    from nodeready.inventory.hostfile import FORMS as forms
+
+    out = option("--hostfile-out", metavar="FILE", help=f"Write the {what} nodes to FILE.")
+    form = option(
+        "--hostfile-format",
+        type=click.Choice(list(forms)),
+        default="hostfile",
+        help="; ".join(f"{name}, for {who}" for name, who in forms.items()) + ".",
+    )
+    return lambda command: out(form(command))
+
+
 def since_option(what: str) -> Callable[[Command], Command]:
     """``--since WHEN``, which ``past`` reads.
 
@@ -158,6 +175,20 @@ def since_option(what: str) -> Callable[[Command], Command]:
         metavar="WHEN",
         help=f"Only {what} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
     )
+
+
+def policy_settings(ports: str | None, user: str | None) -> dict[str, Any]:
+    """The settings of the policy that ``--ports`` and ``--user`` give. Raises Refused."""
+    given: dict[str, Any] = {}
+    if ports is not None:
+        given["port_range"] = read_ports(ports)
+    if user is not None:
+        from nodeready.policy.fields import USER_NAME
+
+        if not re.fullmatch(USER_NAME, user):
+            raise Refused(f"--user {user}: is no user name")
+        given["job_user"] = user
+    return given
 
 
 def trust_option(command: Command) -> Command:
@@ -284,6 +315,12 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("local", "format", "output", "only", "skip", "budget", "user", "ports", "gpus"),
         *("nodes_needed", "hostfile_out", "hostfile_format", "full_mesh"),
     ),
+    "smoke": (
+        *_COMMON,
+        *("job", "format", "output", "budget", "user", "ports", "gpus", "ranks", "engine"),
+        *("python", "prefix", "env", "busy", "full"),
+        *("exclude_out", "hostfile_out", "hostfile_format"),
+    ),
     "stacks": (
         *_COMMON,
         *("local", "source", "job", "user", "pids", "match", "native", "all_threads"),
@@ -306,6 +343,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "learn": (*_COMMON, "output", "force"),
     "deploy": (*_COMMON, "format", "only", "check", "diff", "yes"),
 }
+#: Options that may be given several times: in a file, a list, whose words may have commas.
+_SEVERAL = ("pids", "env")
 
 
 def user_file() -> Path:
@@ -329,12 +368,13 @@ def defaults() -> dict[str, dict[str, Any]]:
             if key not in tables:
                 name = _name(path, key, _COMMON)
                 for options in found.values():
-                    options[name] = _value(value)
+                    options[name] = _value(name, value)
         for command, table in tables.items():
             if command not in OPTIONS:
                 raise Refused(f"{path}: [{command}] is no command of nodeready")
             for key, value in table.items():
-                found[command][_name(path, key, OPTIONS[command])] = _value(value)
+                name = _name(path, key, OPTIONS[command])
+                found[command][name] = _value(name, value)
     return found
 
 
@@ -379,6 +419,8 @@ def _name(path: Path, key: str, known: tuple[str, ...]) -> str:
     return name
 
 
-def _value(value: Any) -> Any:
+def _value(name: str, value: Any) -> Any:
     """A list stands for the comma-separated words of the command line."""
+    if name in _SEVERAL:
+        return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
     return ",".join(map(str, value)) if isinstance(value, list) else value

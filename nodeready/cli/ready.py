@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,12 +12,16 @@ import click
 from nodeready.audit.document import Audit, Ready, ready_code, slots
 from nodeready.audit.run import looked_at
 from nodeready.cli.audit import document, say_partial
-from nodeready.cli.options import Refused, common, option, read_ports, report
-from nodeready.cli.screen import Screen, refuse_unwritable, show
+from nodeready.cli.options import (
+    Refused,
+    common,
+    hostfile_options,
+    option,
+    policy_settings,
+    report,
+)
+from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
 from nodeready.cli.start import Common, Nodes, over_ssh, password, remember_failed
-from nodeready.files import write_atomically
-from nodeready.inventory import hostfile
-from nodeready.policy.fields import USER_NAME
 from nodeready.policy.policy import PolicyError
 from nodeready.reports.nagios import state as nagios_code
 from nodeready.reports.registry import names
@@ -31,20 +33,6 @@ if TYPE_CHECKING:
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
 _RESERVE_S = 3
-
-
-def _given(ports: str | None, gpus: int | None, user: str | None) -> dict[str, Any]:
-    """The settings of the policy for which there is an option."""
-    given: dict[str, Any] = {}
-    if ports is not None:
-        given["port_range"] = read_ports(ports)
-    if gpus is not None:
-        given["gpu_count"] = gpus
-    if user is not None:
-        if not re.fullmatch(USER_NAME, user):
-            raise Refused(f"--user {user}: is no user name")
-        given["job_user"] = user
-    return given
 
 
 def _selected(only: str | None, skip: str | None) -> Selection:
@@ -104,18 +92,6 @@ def _here(given: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
     return here.ready(policy, selection, budget_s).audit
 
 
-def _hostfile(ready: Ready, path: str, form: str, given: dict[str, int]) -> str:
-    """Write the ready nodes; returns what to say when there is nothing to write."""
-    if not ready.go:
-        return f"no node is ready: {path} is left as it is"
-    if not ready.audit.complete:
-        return f"interrupted: {path} is left as it is"
-    found = {node.name: slots(node) for node in ready.audit.nodes}
-    rows = {name: given.get(name, found[name]) for name in ready.go}
-    write_atomically(Path(path), [hostfile.text(form, rows, ready.no_go)])
-    return ""
-
-
 @click.command()
 @click.argument("inventory", required=False)
 @option("--local", is_flag=True, help="This machine, without any connection.")
@@ -129,13 +105,7 @@ def _hostfile(ready: Ready, path: str, form: str, given: dict[str, int]) -> str:
     metavar="N",
     help="Enough when so many are ready; without it, all have to be.",
 )
-@option("--hostfile-out", metavar="FILE", help="Write the ready nodes to FILE.")
-@option(
-    "--hostfile-format",
-    type=click.Choice(list(hostfile.FORMS)),
-    default="hostfile",
-    help="; ".join(f"{name}, for {who}" for name, who in hostfile.FORMS.items()) + ".",
-)
+@hostfile_options("ready")
 @option("--full-mesh", is_flag=True, help="Every node connects to every other, not to some.")
 @option("--only", metavar="CHECK,...", help="Only these checks or subjects: proof,gpus.present.")
 @option("--skip", metavar="CHECK,...", help="Not these.")
@@ -174,7 +144,9 @@ def ready(
       nodeready ready --local
     """
     options = Common(**shared)
-    given = _given(ports, gpus, user)
+    given = policy_settings(ports, user)
+    if gpus is not None:
+        given["gpu_count"] = gpus
     selection = _selected(only, skip)
     if local == (inventory is not None):
         raise Refused("an INVENTORY or --local, one of both")
@@ -199,12 +171,14 @@ def ready(
                 )
             wanted = Wanted.of(selection.checks, full=full_mesh)
             found = Ready(_fleet(over, screen, selection, wanted, budget), budget, nodes_needed)
-            for name in over.policies:
-                data = over.all.get_host(name).data
-                if data.get("slots"):
-                    own_slots[name] = int(data.slots)
+            own_slots = over.slots
     if hostfile_out is not None:
-        problem = _hostfile(found, hostfile_out, hostfile_format, own_slots)
+        seen = {node.name: slots(node) for node in found.audit.nodes}
+        rows = {name: own_slots.get(name, seen[name]) for name in found.go}
+        complete = found.audit.complete
+        problem = write_hostfile(
+            hostfile_out, hostfile_format, rows, found.no_go, complete=complete
+        )
         if problem:
             screen.say(problem)
     silent = screen.quiet and found.enough and not found.no_go

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import click
 
 from nodeready.cli.options import Refused
 from nodeready.files import NotFollowed, check, write_atomically
+from nodeready.inventory import hostfile
 from nodeready.inventory.nodeset import fold
 from nodeready.reports import registry
 from nodeready.reports.registry import PLAIN, Options
@@ -200,6 +201,21 @@ def refuse_unwritable(output: str | None, name: str = "-o") -> None:
         raise Refused(f"{name} {output}: no directory {path.parent}")
     if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
         raise Refused(f"{name} {output}: cannot write to {path.parent}")
+
+
+def write_hostfile(
+    path: str, form: str, ready: Mapping[str, int], others: Iterable[str], *, complete: bool
+) -> str:
+    """Write the file of ``--hostfile-out``; returns what to say when there is nothing to write.
+
+    ready, others: as `hostfile.text` takes them
+    """
+    if not ready:
+        return f"no node is ready: {path} is left as it is"
+    if not complete:
+        return f"interrupted: {path} is left as it is"
+    write_atomically(Path(path), [hostfile.text(form, ready, others)])
+    return ""
 
 
 def show(

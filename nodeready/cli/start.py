@@ -146,6 +146,14 @@ class Nodes:
         assert self.inventory is not None
         return self.inventory
 
+    @property
+    def slots(self) -> dict[str, int]:
+        """The slots that the inventory gives to its nodes, as far as it does."""
+        if self.inventory is None:
+            return {}
+        data = {name: self.inventory.get_host(name).data for name in self.policies}
+        return {name: int(one.slots) for name, one in data.items() if one.get("slots")}
+
 
 # --- Ctrl-C and SIGTERM under gevent: always a KeyboardInterrupt in the command's own greenlet.
 #

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nodeready.audit.document import Audit, NodeReport, Ready
     from nodeready.deploy.document import Deploy, Node
     from nodeready.ready.job_env import Environment, Groups
+    from nodeready.smoke.document import Smoke
     from nodeready.triage.cores import Cores, Crash
     from nodeready.triage.cores import Group as CrashGroup
     from nodeready.triage.incident import Incident
@@ -368,3 +369,31 @@ def env(found: Environment, options: Options = PLAIN) -> Iterator[str]:
         for one in found.variables
     )
     yield '"variables": [\n' + ",\n".join(rows) + "\n]\n}\n"
+
+
+def smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
+    """``nodeready.smoke/1``: the verdict, then a suspect, a node or a class of links per line."""
+    yield _head(
+        "smoke/1",
+        started=found.started,
+        finished=found.finished,
+        verdict=found.verdict,
+        complete=found.complete,
+        stopped=found.stopped,
+        engine=found.engine,
+        proves=found.proves,
+        control=found.control,
+        budget_s=found.budget_s,
+        tests=found.tests,
+        alone=found.alone,
+        rounds=found.rounds,
+        go=list(found.go),
+        exclude=list(found.exclude),
+    )
+    yield '"suspects": '
+    yield from listed(dump(plain(one)) for one in found.suspects)
+    yield ',\n"nodes": '
+    yield from listed(dump(plain(node)) for node in found.nodes)
+    yield ',\n"links": '
+    yield from listed(dump(plain(link)) for link in found.links)
+    yield f',\n"summary": {dump(found.summary)}\n}}\n'

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from nodeready.audit.document import Audit, NodeReport, Outlier
@@ -18,6 +19,9 @@ from nodeready.reports.table import differing
 from nodeready.reports.text import told
 from nodeready.subjects.result import Result
 from nodeready.text import sanitise
+
+if TYPE_CHECKING:
+    from nodeready.smoke.document import Smoke
 
 # What XML 1.0 forbids beside the control characters (section 2.2).
 _FORBIDDEN = re.compile("[\ufffe\uffff]")
@@ -119,3 +123,71 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     for node in audit.nodes:
         yield _suite(node, audit, failing, apart[node.name])
     yield "</testsuites>\n"
+
+
+def smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
+    """A smoke test: a suite per node with one case, and one suite for all of them together.
+
+    A suspect is a failure in the case of each of its nodes; a node that was not tested is an
+    error. What no node alone is to blame for fails in the case of all.
+    """
+    blamed: dict[str, list[tuple[str, str]]] = {}
+    together: list[tuple[str, str]] = []
+    for one in found.suspects:
+        said = (one.kind, "; ".join(one.evidence))
+        if not one.blamed:
+            together.append(said)
+        for name in one.blamed:
+            blamed.setdefault(name, []).append(said)
+    unfinished = found.stopped or ("" if found.complete else "interrupted")
+    suites = [_tested("all nodes", "smoke.together", found, together, why=unfinished)]
+    for node in found.nodes:
+        rows = blamed.get(node.name, [])
+        bad = node.status in ("unreachable", "untested")
+        why = (node.why or node.status) if bad else ""
+        suites.append(
+            _tested(node.name, "smoke.collective", found, rows, why=why, warned=node.warnings)
+        )
+    tag = _tag(
+        "testsuites",
+        name="nodeready smoke" if found.complete else "nodeready smoke (partial: interrupted)",
+        tests=str(len(suites)),
+        failures=str(sum("<failure" in suite for suite in suites)),
+        errors=str(sum("<error" in suite for suite in suites)),
+    )
+    yield f'<?xml version="1.0" encoding="UTF-8"?>\n{tag}>\n'
+    yield from suites
+    yield "</testsuites>\n"
+
+
+def _tested(
+    name: str,
+    case: str,
+    found: Smoke,
+    blamed: list[tuple[str, str]],
+    *,
+    why: str = "",
+    warned: tuple[str, ...] = (),
+) -> str:
+    """A suite with its one case. blamed: (kind, evidence); why: it was not tested"""
+    inside = ""
+    if blamed:
+        kind, message = blamed[0]
+        text = "; ".join(f"{kind}: {said}" for kind, said in blamed[1:])
+        inside = _element("failure", message, kind, text)
+    elif why:
+        inside = _element("error", why, "untested")
+    elif warned:
+        inside = f"<system-out>{_xml('warn: ' + '; '.join(warned))}</system-out>"
+    tag = _tag(
+        "testsuite",
+        name=name,
+        hostname=name,
+        timestamp=found.started,
+        time="0",
+        tests="1",
+        failures=str(int(bool(blamed))),
+        errors=str(int(bool(why) and not blamed)),
+        skipped="0",
+    )
+    return f"  {tag}>\n{_case('smoke', case, inside)}  </testsuite>\n"

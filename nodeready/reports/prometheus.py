@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.table import shown
 from nodeready.subjects.result import STATUSES
 from nodeready.text import sanitise
+
+if TYPE_CHECKING:
+    from nodeready.smoke.document import Smoke
 
 #: The results that have a series of their own.
 _LISTED = ("fail", "warn", "unknown", "waived")
@@ -106,3 +110,35 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
         ("outlier", "A fact in which the node differs from its group.", _outliers(audit)),
     ):
         yield from _metric(f"nodeready_{name}", about, samples)
+
+
+def smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
+    """A smoke test: the verdict, a series for each suspect, and the bandwidth of the links."""
+    finished = _seconds(found.finished)
+    suspects: list[Sample] = [
+        ({"node": name, "kind": one.kind}, 1)
+        for one in found.suspects
+        for name in one.blamed or ("",)
+    ]
+    excluded: list[Sample] = [({"node": name}, 1) for name in found.exclude]
+    counts: list[Sample] = [({"status": s}, n) for s, n in found.summary.items()]
+    rows: list[tuple[str, str, list[Sample]]] = [
+        ("timestamp_seconds", "When it ended, in seconds since 1970.", [({}, finished)]),
+        ("duration_seconds", "How long it took.", [({}, finished - _seconds(found.started))]),
+        ("complete", "0 when it was interrupted.", [({}, found.complete)]),
+        ("go", "1 when every test was made and passed.", [({}, found.good)]),
+        ("info", "What made the collective.", [({"engine": found.engine}, 1)]),
+        ("tests", "Collectives of several nodes.", [({}, found.tests)]),
+        ("nodes", "Nodes by their status.", counts),
+        ("suspect", "Who spoils the collective; scale: no node alone.", suspects),
+        ("excluded", "A node without which the others pass, or that was not tested.", excluded),
+    ]
+    for name, about, value in (
+        ("gbps", "Bus bandwidth in Gbit/s, the median of the tests.", "median_gbps"),
+        ("least_gbps", "The least of the tests.", "least_gbps"),
+        ("floor_gbps", "The least that the policy wants.", "floor_gbps"),
+    ):
+        figures = [({"class": one.name}, getattr(one, value)) for one in found.links]
+        rows.append((name, about, [one for one in figures if one[1] or value != "floor_gbps"]))
+    for name, about, samples in rows:
+        yield from _metric(f"nodeready_smoke_{name}", about, samples)

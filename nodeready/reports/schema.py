@@ -21,6 +21,8 @@ from typing import Annotated, Any, Union
 
 from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier
 from nodeready.deploy import document as deploy
+from nodeready.smoke import document as smoke
+from nodeready.smoke import search
 from nodeready.subjects.result import STATUSES, Result
 from nodeready.triage import incident, logs
 from nodeready.triage.stacks import debuggable
@@ -110,6 +112,75 @@ class Ready(Audit):
     enough: bool
     go: tuple[str, ...]
     no_go: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Who spoils the collective. scale: no node alone, only so many of them together.
+
+    gpus:     of kind gpu, its numbers on the one node
+    evidence: one sentence each, the strongest first
+    """
+
+    kind: Annotated[str, {"enum": search.KINDS}]
+    nodes: tuple[Name, ...]
+    gpus: tuple[Number, ...]
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TestedNode(smoke.Node):
+    """One node.
+
+    status: suspect: it is named by a suspect; unreachable: it was lost or not reached; untested:
+            nothing could be tested there; warned: it passed, and something got worse meanwhile
+    """
+
+    status: Annotated[str, {"enum": smoke.NODE_STATUSES}]
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """What `nodeready smoke --format json` prints. Text is one line without control characters;
+    bytes that are no UTF-8 stand in it as \\xNN.
+
+    started:  when it began, UTC
+    finished: when it ended, UTC
+    verdict:  GO: every test was made, and all passed
+    complete: false when it was interrupted
+    stopped:  why it ended before it was through, such as the budget; "": it was
+    engine:   that made the collectives; "": none was found
+    proves:   what its pass proves
+    control:  the engine of the control arm; "": there was none
+    budget_s: seconds that it was allowed to take
+    tests:    collectives of several nodes
+    alone:    tests of one node
+    rounds:   of tests that ran side by side
+    go:       the nodes that are not excluded, in the inventory's order
+    exclude:  few nodes without which nothing of what was found is left: those that are suspects,
+              were not reached or not tested, and of pairs the nodes in which most of them meet
+    links:    the bandwidth of each class of links
+    summary:  nodes by status
+    """
+
+    started: Moment
+    finished: Moment
+    verdict: Annotated[str, {"enum": ("GO", "NO-GO")}]
+    complete: bool
+    stopped: str
+    engine: str
+    proves: str
+    control: str
+    budget_s: Annotated[int, {"minimum": 1}]
+    tests: Number
+    alone: Number
+    rounds: Number
+    go: tuple[Name, ...]
+    exclude: tuple[Name, ...]
+    suspects: tuple[Suspect, ...]
+    nodes: tuple[TestedNode, ...]
+    links: tuple[smoke.Link, ...]
+    summary: Annotated[Mapping[str, Number], {"keys": smoke.NODE_STATUSES}]
 
 
 @dataclass(frozen=True)
@@ -442,6 +513,7 @@ class Incident:
 DOCUMENTS: dict[str, type] = {
     "audit": Audit,
     "ready": Ready,
+    "smoke": Smoke,
     "deploy": Deploy,
     "stacks": Stacks,
     "debuggable": Debuggable,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
 
 from nodeready.exit_codes import exit_code
+from nodeready.smoke.search import PAIR, SCALE
 
 #: What a node's row says, worst first: it is suspected; it was lost or not reached; nothing could
 #: be tested there; it passed, and something on it got worse meanwhile; it passed.
@@ -32,6 +36,11 @@ class Suspect:
     gpus: tuple[int, ...]
     evidence: tuple[str, ...]
 
+    @property
+    def blamed(self) -> tuple[str, ...]:
+        """Its nodes; of kind scale none: each of them passes among fewer."""
+        return () if self.kind == SCALE else self.nodes
+
 
 @dataclass(frozen=True)
 class Node:
@@ -41,8 +50,9 @@ class Node:
     why:      of a node that was not reached or not tested; ""
     ranks:    that it ran in each test
     gpus:     that its ranks had
-    engine:   such as ``torch 2.13.0, gloo``; "" where none was found
+    engine:   such as ``torch 2.13.0 over gloo``; "" where none was found
     warnings: what got worse during the test (errors of a GPU, of a port), or is slow
+    slots:    the job's processes that it holds: its GPUs, also those that took no part; 0: unknown
     """
 
     name: str
@@ -52,6 +62,7 @@ class Node:
     gpus: tuple[int, ...] = ()
     engine: str = ""
     warnings: tuple[str, ...] = ()
+    slots: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ class Smoke:
 
     started, finished: ISO 8601, UTC, with a Z
     complete:  False when it was interrupted
-    engine:    that was used, such as ``torch 2.13.0, gloo``
+    engine:    that was used, such as ``torch 2.13.0 over gloo``; "": there was none
     proves:    what its pass proves
     control:   the engine of the control arm; ""
     tests:     collective tests of several nodes; alone: tests of one; rounds: of all kinds
@@ -101,9 +112,19 @@ class Smoke:
 
     @property
     def exclude(self) -> tuple[str, ...]:
-        """The fewest nodes without which nothing of what was found is left, in the order of the
-        inventory: suspects, those that were not tested, and of each pair one."""
-        raise NotImplementedError
+        """Few nodes without which nothing of what was found is left, in the order of the
+        inventory: suspects, those that were not reached or not tested, and of pairs the nodes in
+        which most of them meet. What only a number of nodes shows excludes none."""
+        out = {node.name for node in self.nodes if node.status in (UNREACHABLE, UNTESTED)}
+        pairs: list[tuple[str, str]] = []
+        for one in self.suspects:
+            if one.kind == PAIR:
+                pairs += combinations(one.nodes, 2)
+            else:
+                out |= {*one.blamed}
+        names = [node.name for node in self.nodes]
+        out |= _cover((pair for pair in pairs if not out & {*pair}), names)
+        return tuple(name for name in names if name in out)
 
     @property
     def go(self) -> tuple[str, ...]:
@@ -111,13 +132,51 @@ class Smoke:
         out = {*self.exclude}
         return tuple(node.name for node in self.nodes if node.name not in out)
 
+    @property
+    def summary(self) -> dict[str, int]:
+        """How many nodes have each status, with every status."""
+        counts = Counter(node.status for node in self.nodes)
+        return {status: counts[status] for status in NODE_STATUSES}
+
+    @property
+    def good(self) -> bool:
+        """Whether the job may start on all of the nodes: every test was made, and all passed."""
+        through = self.complete and not self.stopped
+        return through and bool(self.nodes) and not self.suspects and not self.exclude
+
+    @property
+    def verdict(self) -> str:
+        """``GO`` or ``NO-GO``."""
+        return "GO" if self.good else "NO-GO"
+
+
+def _cover(pairs: Iterable[tuple[str, str]], names: list[str]) -> set[str]:
+    """Few names of which each pair has one; the fewest where the pairs make no circle.
+
+    names: in the inventory's order; where either will do, the later one goes, since the first of a
+           job's nodes is where its ranks meet
+    """
+    left = {frozenset(pair) for pair in pairs if pair[0] != pair[1]}
+    place = {name: at for at, name in enumerate(names)}
+    out = set()
+    while left:
+        beside: dict[str, set[str]] = {}
+        for one, other in map(tuple, left):
+            beside.setdefault(one, set()).add(other)
+            beside.setdefault(other, set()).add(one)
+        # Of a node with one pair, the other end covers that pair, and perhaps more.
+        better = {name for others in beside.values() if len(others) == 1 for name in others}
+        worst = max(better or beside, key=lambda name: (len(beside[name]), place.get(name, -1)))
+        out.add(worst)
+        left = {pair for pair in left if worst not in pair}
+    return out
+
 
 def code(smoke: Smoke) -> int:
     """The exit code: 0 GO, 3 NO-GO, and the others as everywhere."""
     return exit_code(
         interrupted=not smoke.complete,
         usage=not smoke.nodes,
-        failed=False,
         unreachable=any(node.status == UNREACHABLE for node in smoke.nodes),
-        check=bool(smoke.suspects) or bool(smoke.exclude),
+        check=not smoke.good,
     )

@@ -18,6 +18,7 @@ from tests.builders.fleets import fleet, outcomes
 from tests.builders.stack_fleets import FLEETS as STACKS
 from tests.paths import DOCS
 from tests.unit.reports.test_exports import FLEETS as ENVS
+from tests.unit.reports.test_smoke_table import SMOKES
 from tests.unit.triage.test_cores import FULL as CORES
 from tests.unit.triage.test_stacks_debuggable import judged, rank
 
@@ -29,6 +30,7 @@ MADE: dict[str, dict[str, Any]] = {
     "stacks": {name: make() for name, make in STACKS.items()},
     "cores": {"full": CORES},
     "env": dict(ENVS),
+    "smoke": dict(SMOKES),
     "debuggable": {"mixed": judged(rank(0), rank(1, main=None), rank(None))},
 }
 CASES = [(document, name) for document, found in MADE.items() for name in found]
@@ -89,6 +91,7 @@ def objects(node: Any, whole: dict[str, Any], part: dict[str, Any]) -> Iterator[
         ("stacks", "prefix", 4),
         ("cores", "full", 4),
         ("env", "differs", 4),
+        ("smoke", "mixed", 4),
     ],
 )
 def test_no_object_takes_an_unknown_field_or_misses_one(document, name, parts):

@@ -1,0 +1,263 @@
+"""`nodeready smoke`: one collective over all nodes before the job starts, and who spoils it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nodeready.cli.options import (
+    Refused,
+    common,
+    hostfile_options,
+    option,
+    policy_settings,
+    report,
+)
+from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
+from nodeready.cli.start import Common, Nodes, over_srun, over_ssh, remember_failed
+from nodeready.reports.registry import names
+from nodeready.smoke.document import code
+
+if TYPE_CHECKING:
+    from nodeready.smoke.document import Smoke
+
+#: Seconds of the budget for ending what is left over on the nodes and for the report.
+_RESERVE_S = 3
+#: What --engine takes; auto is the best that all nodes have.
+_ENGINES = ("auto", "torch", "torch:gloo", "torch:nccl", "nccl-tests", "ring")
+#: More GPUs than any node has.
+_MOST_GPUS = 64
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _gpus(words: str) -> tuple[int, ...] | int | None:
+    """``--gpus``: all (None), how many, or which. Raises Refused."""
+    if words == "all":
+        return None
+    if re.fullmatch(r"[0-9]{1,3}", words) and int(words) <= _MOST_GPUS:
+        return int(words)
+    found: list[int] = []
+    for piece in words.split(",") if "," in words or "-" in words else ():
+        match = re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", piece.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < _MOST_GPUS:
+            break
+        found += range(first, last + 1)
+    else:
+        if found and len({*found}) == len(found):
+            return tuple(found)
+    raise Refused(
+        f"--gpus {words}: must be all, how many (4), or the numbers of at least two, each once "
+        "(0,3 or 0-3)"
+    )
+
+
+def _prefix(words: str) -> tuple[str, ...]:
+    """``--prefix``, as a shell splits it. Raises Refused."""
+    try:
+        found = tuple(shlex.split(words))
+    except ValueError as error:
+        raise Refused(f"--prefix {words}: {str(error).lower()}") from None
+    if not found:
+        raise Refused("--prefix: names no command, such as 'apptainer exec --nv job.sif'")
+    return found
+
+
+def _environment(rows: tuple[str, ...]) -> tuple[str, ...]:
+    """``--env``, each once. Raises Refused."""
+    found: dict[str, str] = {}
+    for row in rows:
+        name, equals, _ = row.partition("=")
+        if not equals or not _NAME.fullmatch(name):
+            raise Refused(f"--env {row}: must be NAME=VALUE")
+        if "\n" in row or "\0" in row:
+            raise Refused(f"--env {name}: its value must be one line")
+        if name in found:
+            raise Refused(f"--env {name}: is given twice")
+        found[name] = row
+    return tuple(found.values())
+
+
+def _python(path: str) -> str:
+    """``--python``, "" for none. Raises Refused."""
+    if path and not re.fullmatch(r"/[^\x00-\x1f\x7f]*[^/\x00-\x1f\x7f]", path):
+        raise Refused(
+            f"--python {path}: must be an absolute path: it is started on the nodes, not here"
+        )
+    return path
+
+
+def _nodes(
+    inventory: str | None, job: str | None, options: Common, screen: Screen, given: dict[str, Any]
+) -> Nodes:
+    """The nodes of the inventory, or those of the job by steps of it."""
+    if inventory is not None:
+        return over_ssh(inventory, options, given)
+    assert job is not None
+    nodes, _ = over_srun(job, screen.note)
+    policies = {name: replace(policy, **given) for name, policy in nodes.policies.items()}
+    return replace(nodes, policies=policies)
+
+
+def _keep(
+    found: Smoke, screen: Screen, own_slots: dict[str, int], files: list[tuple[str | None, str]]
+) -> None:
+    """Write the files that were asked for; say what is not written. files: path and form"""
+    slots = {
+        node.name: own_slots.get(node.name) or node.slots or len(node.gpus) or 1
+        for node in found.nodes
+    }
+    good = {name: slots[name] for name in found.go}
+    for path, form in files:
+        if path is not None:
+            problem = write_hostfile(path, form, good, found.exclude, complete=found.complete)
+            if problem:
+                screen.say(problem)
+
+
+@click.command()
+@click.argument("inventory", required=False)
+@option("--user", metavar="NAME", help="Test as this user: the one whose job will run.")
+@option(
+    "--gpus",
+    default="all",
+    metavar="all|N|0,3",
+    general=False,
+    help="GPUs of each node: all, so many, or these; 0: none.",
+)
+@option(
+    "--ranks",
+    type=click.IntRange(1, 256),
+    default=2,
+    metavar="N",
+    help="Ranks of a node without GPUs.",
+)
+@option(
+    "--budget",
+    type=click.IntRange(10, 86400),
+    default=300,
+    metavar="S",
+    general=False,
+    help="Seconds for all.",
+)
+@option("--ports", metavar="FIRST-LAST", help="The ports on which the ranks meet.")
+@option(
+    "--engine",
+    type=click.Choice(_ENGINES),
+    default="auto",
+    help="What makes the collective; auto: the best that the nodes have.",
+)
+@option(
+    "--python",
+    default="",
+    metavar="PATH",
+    takes=lambda path: path.startswith("/"),
+    help="The job's Python on the nodes, whose PyTorch is used.",
+)
+@option(
+    "--prefix",
+    default="",
+    metavar="'WORDS'",
+    general=False,
+    help="Put in front of it: 'apptainer exec --nv job.sif'.",
+)
+@option(
+    "--env",
+    multiple=True,
+    metavar="NAME=VALUE",
+    general=False,
+    help="Set this for the ranks, as the job does: NCCL_IB_HCA=mlx5.",
+)
+@option(
+    "--busy", is_flag=True, general=False, help="Also use GPUs on which somebody's processes are."
+)
+@option("--full", is_flag=True, general=False, help="Every pair of nodes by itself, too.")
+@option("--job", metavar="ID", general=False, help="The nodes of this running job, by srun.")
+@option("--exclude-out", metavar="FILE", help="Write what --exclude takes to FILE.")
+@hostfile_options("good")
+@report(*names("smoke"))
+@common
+def smoke(
+    inventory: str | None,
+    *,
+    user: str | None,
+    gpus: str,
+    ranks: int,
+    budget: int,
+    ports: str | None,
+    engine: str,
+    python: str,
+    prefix: str,
+    env: tuple[str, ...],
+    busy: bool,
+    full: bool,
+    job: str | None,
+    exclude_out: str | None,
+    hostfile_out: str | None,
+    hostfile_format: str,
+    format: str,
+    output: str | None,
+    **shared: Any,
+) -> int:
+    """Run one collective over all nodes of INVENTORY, and name who spoils it.
+
+    The ranks meet, reduce, gather and send as the job's will, with the job's own PyTorch where the
+    nodes have one. When that fails, smaller tests find out whose fault it is: a node, a GPU, a
+    pair of nodes, or nobody but their number. Only idle GPUs are used, and nothing is left.
+
+    \b
+    Examples:
+      nodeready smoke inventories/prod.py --user ada --python /opt/train/bin/python
+      nodeready smoke 'gpu[001-064]' --exclude-out bad && sbatch --exclude="$(cat bad)" job.sh
+      nodeready smoke 'gpu[001-064]' --prefix 'apptainer exec --nv job.sif' --budget 120
+      nodeready smoke inventories/prod.py --gpus 0 --engine ring    # the network alone
+      nodeready smoke --job 4711                                    # in a job, without ssh
+    """
+    options = Common(**shared)
+    given = policy_settings(ports, user)
+    chosen, words = _gpus(gpus), _prefix(prefix) if prefix else ()
+    environment, path = _environment(env), _python(python)
+    if (job is None) == (inventory is None):
+        raise Refused("an INVENTORY or --job ID, one of both")
+    if inventory is None and options.limit is not None:
+        raise Refused("--limit: selects from an INVENTORY, and there is none")
+    for name, file in (
+        ("-o", output),
+        ("--exclude-out", exclude_out),
+        ("--hostfile-out", hostfile_out),
+    ):
+        refuse_unwritable(file, name)
+    screen = options.screen()
+    nodes = _nodes(inventory, job, options, screen, given)
+    # pyinfra, which they import, takes longer to load than anybody waits for --help.
+    from nodeready.inventory.policies import given_addresses
+    from nodeready.smoke import run
+
+    with nodes.carrier:
+        task = run.Task(
+            carrier=nodes.carrier,
+            policies=nodes.policies,
+            deadline=time.monotonic() + budget - min(_RESERVE_S, budget / 4),
+            budget_s=budget,
+            engine="" if engine == "auto" else engine,
+            gpus=chosen,
+            ranks=ranks,
+            busy=busy,
+            full=full,
+            python=path,
+            prefix=words,
+            environment=environment,
+            given=given_addresses(nodes.all) if nodes.inventory is not None else {},
+        )
+        found = run.smoke(task, screen.note, screen.progress)
+        own_slots = nodes.slots
+    files = [(exclude_out, "exclude"), (hostfile_out, hostfile_format)]
+    _keep(found, screen, own_slots, files)
+    show("smoke", format, found, screen, output=output, silent=screen.quiet and found.good)
+    remember_failed(found.exclude)
+    return code(found)

@@ -1,0 +1,275 @@
+"""`nodeready smoke`: what it takes, what it refuses, and how it ends; nobody is tested here."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from nodeready.cli import smoke as command
+from nodeready.cli import start
+from nodeready.cli.options import Refused
+from nodeready.smoke import run as smoke_run
+from nodeready.smoke.document import UNREACHABLE, Node, Smoke
+from nodeready.transport.fake import Fake
+from tests.unit.commands import AWAY
+from tests.unit.reports.test_smoke_table import GPU, NODE, SCALE, made, other
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the command orders, where the runner is not."""
+
+    carrier: Any
+    policies: Any
+    deadline: float
+    budget_s: int
+    engine: str
+    gpus: Any
+    ranks: int
+    busy: bool
+    full: bool
+    python: str
+    prefix: tuple[str, ...]
+    environment: tuple[str, ...]
+    given: Any
+
+
+class Runner:
+    """Stands in for the tests: keeps the task, and returns the document."""
+
+    def __init__(self, found: Smoke) -> None:
+        self.found, self.task = found, None
+
+    def __call__(self, task, tell, progress):
+        self.task = task
+        tell("12 nodes: about 20 tests of 2 s")
+        with progress("testing", ["node01"]) as done:
+            done("node01")
+        return self.found
+
+
+@pytest.fixture
+def smoke(run, monkeypatch, tmp_path):
+    """``smoke(document, *words)``: the command, which finds that, and what it ordered."""
+    monkeypatch.chdir(tmp_path)
+    if not hasattr(smoke_run, "Task"):
+        monkeypatch.setattr(smoke_run, "Task", Task, raising=False)
+
+    def go(found: Smoke, *words: str):
+        runner = Runner(found)
+        monkeypatch.setattr(smoke_run, "smoke", runner, raising=False)
+        nodes = {node.name: AWAY for node in found.nodes}
+        return run(nodes, "smoke", *words), runner.task
+
+    return go
+
+
+GO = made(3)
+NO_GO = made(12, NODE)
+LOST = other(made(3), {"node02": Node("node02", UNREACHABLE, "connection refused")})
+
+
+@pytest.mark.parametrize(
+    ("found", "exit_code", "first"),
+    [
+        (GO, 0, "GO       3 nodes, 6 ranks"),
+        (NO_GO, 3, "NO-GO    1 suspect among 12 nodes"),
+        (made(4, SCALE), 3, "NO-GO    1 suspect among 4 nodes"),
+        (LOST, 4, "NO-GO    1 unreachable of 3 nodes"),
+        (made(3, stopped="the budget of 10 s is over"), 3, "NO-GO    3 nodes"),
+        (made(12, NODE, complete=False), 130, "NO-GO    1 suspect among 12 nodes"),
+    ],
+    ids=["go", "no-go", "scale", "unreachable", "budget", "interrupted"],
+)
+def test_the_verdict_is_the_first_line_and_the_exit_code(smoke, found, exit_code, first):
+    done, _ = smoke(found)
+    assert done.code == exit_code
+    assert done.out.startswith(first)
+    assert done.err.startswith("nodeready: 12 nodes: about 20 tests of 2 s\n")
+
+
+def test_without_options_all_idle_gpus_of_the_policys_user_for_five_minutes(smoke):
+    before = time.monotonic()
+    _, task = smoke(GO)
+    assert (task.engine, task.gpus, task.ranks, task.busy, task.full) == (
+        "",
+        None,
+        2,
+        False,
+        False,
+    )
+    assert (task.python, task.prefix, task.environment) == ("", (), ())
+    assert list(task.policies) == ["node01", "node02", "node03"]
+    assert task.budget_s == 300
+    # Some of the budget is kept for the report.
+    assert before + 290 < task.deadline < time.monotonic() + 300
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        ("--gpus all", "gpus", None),
+        ("--gpus 4", "gpus", 4),
+        ("--gpus 0", "gpus", 0),
+        ("--gpus 0,3", "gpus", (0, 3)),
+        ("--gpus 0-2,5", "gpus", (0, 1, 2, 5)),
+        ("--gpus 3-3", "gpus", (3,)),
+        ("--ranks 3", "ranks", 3),
+        ("--engine auto", "engine", ""),
+        ("--engine torch:gloo", "engine", "torch:gloo"),
+        ("--busy", "busy", True),
+        ("--full", "full", True),
+        ("--python /opt/a/bin/python", "python", "/opt/a/bin/python"),
+        ("--env A=1 --env B=", "environment", ("A=1", "B=")),
+        ("--env NCCL_IB_HCA=mlx5_0,mlx5_1", "environment", ("NCCL_IB_HCA=mlx5_0,mlx5_1",)),
+        ("--budget 60", "budget_s", 60),
+    ],
+)
+def test_an_option_is_in_the_order(smoke, words, field, value):
+    _, task = smoke(GO, *words.split())
+    assert getattr(task, field) == value
+
+
+def test_a_prefix_is_split_as_a_shell_does(smoke):
+    _, task = smoke(GO, "--prefix", "apptainer exec --bind '/my data' job.sif")
+    assert task.prefix == ("apptainer", "exec", "--bind", "/my data", "job.sif")
+
+
+def test_user_and_ports_are_settings_of_the_policy(smoke, monkeypatch):
+    given: list[Any] = []
+    smoke(GO)
+    over = command.over_ssh
+
+    def remember(*words):
+        given.append(words[2])
+        return over(*words)
+
+    runner = Runner(GO)
+    monkeypatch.setattr(smoke_run, "smoke", runner)
+    monkeypatch.setattr(command, "over_ssh", remember)
+    command.smoke.main(["nodes", "--user", "ada", "--ports", "29500-29510"], standalone_mode=False)
+    assert given == [{"job_user": "ada", "port_range": (29500, 29510)}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["n", "--gpus", "x"], "--gpus x: must be all, how many (4), or"),
+        (["n", "--gpus", ""], "--gpus : must be all, how many (4), or"),
+        (["n", "--gpus", "0,"], "--gpus 0,: must be all"),
+        (["n", "--gpus", "0,0"], "--gpus 0,0: must be all"),
+        (["n", "--gpus", "3-1"], "--gpus 3-1: must be all"),
+        (["n", "--gpus", "0,64"], "--gpus 0,64: must be all"),
+        (["n", "--gpus", "65"], "--gpus 65: must be all"),
+        (["n", "--gpus", "-1"], "--gpus -1: must be all"),
+        (["n", "--prefix", "docker exec 'x"], "--prefix docker exec 'x: no closing quotation"),
+        (["n", "--prefix", " "], "--prefix: names no command"),
+        (["n", "--python", "venv/bin/python"], "--python venv/bin/python: must be an absolute"),
+        (["n", "--python", "/opt/venv/"], "--python /opt/venv/: must be an absolute"),
+        (["n", "--env", "A"], "--env A: must be NAME=VALUE"),
+        (["n", "--env", "1A=x"], "--env 1A=x: must be NAME=VALUE"),
+        (["n", "--env", "A=x\ny"], "--env A: its value must be one line"),
+        (["n", "--env", "A=1", "--env", "A=2"], "--env A: is given twice"),
+        (["n", "--user", "-l root"], "--user -l root: is no user name"),
+        (["n", "--ports", "9-1"], "--ports 9-1: "),
+        ([], "an INVENTORY or --job ID, one of both"),
+        (["n", "--job", "7"], "an INVENTORY or --job ID, one of both"),
+        (["--job", "7", "--limit", "n"], "--limit: selects from an INVENTORY, and there is none"),
+        (["n", "-o", "/nosuch/file"], "-o /nosuch/file: no directory /nosuch"),
+        (["n", "--exclude-out", "/"], "--exclude-out /: is a directory"),
+        (["n", "--hostfile-out", "/nosuch/x"], "--hostfile-out /nosuch/x: no directory /nosuch"),
+    ],
+)
+def test_a_mistake_is_one_line_before_any_node(words, said, monkeypatch):
+    def nobody(*given):
+        raise AssertionError("a node was asked")
+
+    for name in ("over_ssh", "over_srun"):
+        monkeypatch.setattr(command, name, nobody)
+    with pytest.raises(Refused) as mistake:
+        command.smoke.main(words, standalone_mode=False)
+    assert mistake.value.exit_code == 2
+    assert mistake.value.message.startswith(said)
+    assert "\n" not in mistake.value.message.replace("A=x\ny", "")
+
+
+def test_quiet_says_nothing_of_go_and_all_of_no_go(smoke):
+    done, _ = smoke(GO, "-q")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    done, _ = smoke(NO_GO, "-q")
+    assert done.code == 3
+    assert done.out.startswith("NO-GO")
+    assert done.err == ""
+    # A program is always told.
+    done, _ = smoke(GO, "-q", "--format", "json")
+    assert json.loads(done.out)["verdict"] == "GO"
+
+
+def test_the_files_are_for_sbatch_and_for_launchers(smoke, tmp_path):
+    words = ("--exclude-out", "bad", "--hostfile-out", "hosts")
+    smoke(NO_GO, *words)
+    assert (tmp_path / "bad").read_text() == "node07\n"
+    lines = (tmp_path / "hosts").read_text().splitlines()
+    assert lines[0] == "node01 slots=1"
+    assert len(lines) == 11
+    smoke(NO_GO, "--hostfile-out", "hosts", "--hostfile-format", "exclude")
+    assert (tmp_path / "hosts").read_text() == "node07\n"
+    # Nobody is to be excluded: an empty file, which sbatch takes.
+    smoke(GO, *words)
+    assert (tmp_path / "bad").read_text() == ""
+
+
+def test_slots_are_the_gpus_of_a_node_also_those_that_took_no_part(smoke, tmp_path):
+    two = tuple(
+        replace(node, gpus=(0, 3), slots=slots)
+        for node, slots in zip(GO.nodes, (0, 8, 8), strict=True)
+    )
+    smoke(replace(GO, nodes=two), "--hostfile-out", "hosts")
+    assert (tmp_path / "hosts").read_text() == ("node01 slots=2\nnode02 slots=8\nnode03 slots=8\n")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (made(12, NODE, complete=False), "interrupted: hosts is left as it is"),
+        (made(1, replace(GPU, nodes=("node01",))), "no node is ready: hosts is left as it is"),
+    ],
+)
+def test_a_file_is_left_as_it_is_where_nothing_is_known(smoke, tmp_path, found, said):
+    (tmp_path / "hosts").write_text("before\n")
+    done, _ = smoke(found, "--hostfile-out", "hosts")
+    assert (tmp_path / "hosts").read_text() == "before\n"
+    assert f"nodeready: {said}\n" in done.err
+
+
+def test_last_failed_are_those_to_exclude(smoke, tmp_path):
+    smoke(NO_GO)
+    kept = tmp_path / "state" / "nodeready" / "last-failed"
+    assert kept.read_text() == "node07\n"
+    smoke(GO)
+    assert kept.read_text() == ""
+
+
+def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
+    smoke(GO)
+    carrier = Fake({"a": AWAY, "b": AWAY})
+    asked: list[str] = []
+
+    def over_srun(job, tell):
+        asked.append(job)
+        return start.Nodes(carrier, dict.fromkeys(carrier.nodes, start.Policy())), "7"
+
+    runner = Runner(GO)
+    monkeypatch.setattr(smoke_run, "smoke", runner)
+    monkeypatch.setattr(command, "over_srun", over_srun)
+    words = ["--job", "7", "--ports", "29600-29610"]
+    assert command.smoke.main(words, standalone_mode=False) == 0
+    assert asked == ["7"]
+    assert runner.task is not None
+    assert runner.task.carrier is carrier
+    assert {policy.port_range for policy in runner.task.policies.values()} == {(29600, 29610)}
+    assert runner.task.given == {}

@@ -1,0 +1,507 @@
+"""A smoke test in every form: one document for each of its ends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from nodeready.reports.registry import PLAIN, Options, find
+from nodeready.reports.smoke_table import show
+from nodeready.reports.text import STYLES
+from nodeready.smoke.document import (
+    PASSED,
+    SUSPECT,
+    UNREACHABLE,
+    UNTESTED,
+    WARNED,
+    Link,
+    Node,
+    Smoke,
+    Suspect,
+    code,
+)
+from tests.builders.fleets import HOSTILE
+
+ENGINE = "torch 2.13.0 over gloo"
+PROVES = "rendezvous, barrier, all_reduce, all_gather and send/recv with right results"
+BETWEEN = Link("between", 14, 1.34, 1.02, ("node02", "node05"))
+INSIDE = Link("inside", 12, 14.21, 11.8, ("node04",))
+
+
+def names(count: int) -> list[str]:
+    return [f"node{number:02d}" for number in range(1, count + 1)]
+
+
+def made(count: int = 12, *suspects: Suspect, **more: object) -> Smoke:
+    """A test of so many nodes of two ranks, in which all but the suspects passed."""
+    blamed = {name for one in suspects for name in one.blamed}
+    given: dict[str, object] = {
+        "started": "2030-01-02T03:04:05Z",
+        "finished": "2030-01-02T03:04:46Z",
+        "complete": True,
+        "engine": ENGINE,
+        "proves": PROVES,
+        "control": "ring",
+        "budget_s": 300,
+        "tests": 19,
+        "alone": 12,
+        "rounds": 11,
+        "nodes": tuple(
+            Node(name, SUSPECT if name in blamed else PASSED, ranks=2, engine=ENGINE)
+            for name in names(count)
+        ),
+        "suspects": suspects,
+        "links": (BETWEEN, INSIDE),
+    }
+    return Smoke(**{**given, **more})  # type: ignore[arg-type]
+
+
+def other(smoke: Smoke, changed: dict[str, Node]) -> Smoke:
+    """The same with other nodes."""
+    return replace(smoke, nodes=tuple(changed.get(node.name, node) for node in smoke.nodes))
+
+
+NODE = Suspect(
+    "node",
+    ("node07",),
+    (),
+    (
+        "hangs in all_reduce with 3 nodes that pass without it (12, 14)",
+        "its ranks 12 and 13 got no data from the ranks of node06",
+        "passes alone (7)",
+    ),
+)
+GPU = Suspect(
+    "gpu",
+    ("node03",),
+    (5,),
+    ("wrong sum in all_reduce: 28.0 in place of 36.0, with this GPU and without the others (9)",),
+)
+PAIR = Suspect(
+    "pair",
+    ("node02", "node09"),
+    (),
+    (
+        "node02 to node09: connected, and 8 MiB did not come back in 10 s (31); 4 KiB did",
+        "both pass with all 10 others",
+    ),
+)
+SCALE = Suspect(
+    "scale",
+    (),
+    (),
+    ("48 nodes pass in any order (17, 18), 64 do not (16, 19)", "all of them wait in init"),
+)
+SWITCH = Suspect(
+    "node",
+    tuple(names(32)[16:]),
+    (),
+    (
+        "these 16 nodes pass among themselves (23), and with none of the others (20, 21)",
+        "what is common to them alone: perhaps their switch",
+    ),
+)
+
+
+def mixed() -> Smoke:
+    """Several suspects, a warning, and nodes that were not tested for two reasons."""
+    found = made(
+        12, NODE, replace(PAIR, nodes=("node02", "node07")), PAIR, replace(GPU, gpus=(5,))
+    )
+    return other(
+        found,
+        {
+            "node04": Node(
+                "node04", WARNED, ranks=2, engine=ENGINE,
+                warnings=("GPU 2: 3 corrected ECC errors more than before",),
+            ),
+            "node10": Node("node10", UNTESTED, "no Python 3.9 or newer"),
+            "node11": Node("node11", UNTESTED, "no Python 3.9 or newer"),
+            "node12": Node("node12", UNREACHABLE, "node12: connection refused: is sshd running?"),
+        },
+    )  # fmt: skip
+
+
+def gpus() -> Smoke:
+    """64 nodes of eight GPUs each, with a floor for the bandwidth."""
+    engine = "torch 2.13.0+cu130 over nccl (NCCL 2.28.3)"
+    fast = Link("between", 9, 381.4, 312.25, ("node033",), 350.0)
+    found = [f"node{number:03d}" for number in range(1, 65)]
+    nodes = [Node(name, PASSED, "", 8, tuple(range(8)), engine) for name in found]
+    return made(
+        0, replace(GPU, nodes=("node033",)), engine=engine, nodes=tuple(nodes), links=(fast,),
+        tests=31, rounds=17, alone=512,
+    )  # fmt: skip
+
+
+def nothing() -> Smoke:
+    why = "no PyTorch in /usr/bin/python3, and no nccl-tests"
+    nodes = tuple(Node(name, UNTESTED, why) for name in names(3))
+    return made(
+        0, nodes=nodes, engine="", proves="", control="", tests=0, alone=0, rounds=0, links=()
+    )
+
+
+def partial() -> Smoke:
+    found = made(12, NODE, complete=False, tests=9, rounds=5, links=(BETWEEN,))
+    unknown = {name: Node(name, UNTESTED, "interrupted") for name in ("node11", "node12")}
+    return other(found, unknown)
+
+
+def hostile() -> Smoke:
+    evil = Suspect("node", ("node01",), (), (HOSTILE, HOSTILE))
+    found = made(3, evil, engine=HOSTILE, proves=HOSTILE, stopped=HOSTILE)
+    return other(
+        found,
+        {
+            "node02": Node("node02", UNTESTED, HOSTILE, engine=HOSTILE, warnings=(HOSTILE,)),
+            "node03": Node("node03", UNREACHABLE, HOSTILE * 40),
+        },
+    )
+
+
+SMOKES = {
+    "go": made(12, tests=8, rounds=4),
+    "node": made(12, NODE),
+    "gpu": gpus(),
+    "pair": made(12, PAIR),
+    "scale": made(64, SCALE),
+    "switch": made(32, SWITCH, tests=27, rounds=14),
+    "mixed": mixed(),
+    "interrupted": partial(),
+    "budget": made(12, stopped="the budget of 30 s is over: 2 rounds of pairs were not made"),
+    "nothing": nothing(),
+    "hostile": hostile(),
+}
+
+TABLES = {
+    "go": """\
+GO       12 nodes, 24 ranks · torch 2.13.0 over gloo · 8 tests, 4 rounds, 41 s
+proves   rendezvous, barrier, all_reduce, all_gather and send/recv with right results
+Gbit/s   between nodes: median 1.34, least 1.02 (node[02,05]); 14 tests
+         inside nodes: median 14.2, least 11.8 (node04); 12 tests
+""",
+    "gpu": """\
+NO-GO    1 suspect among 64 nodes, 512 GPUs
+         torch 2.13.0+cu130 over nccl (NCCL 2.28.3) · 31 tests, 17 rounds, 41 s
+
+gpu      node033  GPU 5
+         wrong sum in all_reduce: 28.0 in place of 36.0, with this GPU and without the others (9)
+
+tried    rendezvous, barrier, all_reduce, all_gather and send/recv with right results
+Gbit/s   between nodes: median 381, least 312 (node033), below the floor 350; 9 tests
+GO       node[001-032,034-064]  63 nodes
+without  --exclude=node033
+""",
+    "pair": """\
+NO-GO    1 suspect among 12 nodes, 24 ranks · torch 2.13.0 over gloo
+         19 tests, 11 rounds, 41 s
+
+pair     node02 with node09
+         node02 to node09: connected, and 8 MiB did not come back in 10 s (31); 4 KiB did
+         both pass with all 10 others
+
+tried    rendezvous, barrier, all_reduce, all_gather and send/recv with right results
+Gbit/s   between nodes: median 1.34, least 1.02 (node[02,05]); 14 tests
+         inside nodes: median 14.2, least 11.8 (node04); 12 tests
+GO       node[01-08,10-12]  11 nodes
+without  --exclude=node09
+""",
+    "scale": """\
+NO-GO    1 suspect among 64 nodes, 128 ranks · torch 2.13.0 over gloo
+         19 tests, 11 rounds, 41 s
+
+scale    no node alone, only so many of them together
+         48 nodes pass in any order (17, 18), 64 do not (16, 19)
+         all of them wait in init
+
+tried    rendezvous, barrier, all_reduce, all_gather and send/recv with right results
+Gbit/s   between nodes: median 1.34, least 1.02 (node[02,05]); 14 tests
+         inside nodes: median 14.2, least 11.8 (node04); 12 tests
+passed   node[01-64]  64 nodes, fewer at a time
+""",
+    "switch": """\
+NO-GO    1 suspect among 32 nodes, 64 ranks · torch 2.13.0 over gloo
+         27 tests, 14 rounds, 41 s
+
+node     node[17-32]  16 nodes
+         these 16 nodes pass among themselves (23), and with none of the others (20, 21)
+         what is common to them alone: perhaps their switch
+
+tried    rendezvous, barrier, all_reduce, all_gather and send/recv with right results
+Gbit/s   between nodes: median 1.34, least 1.02 (node[02,05]); 14 tests
+         inside nodes: median 14.2, least 11.8 (node04); 12 tests
+GO       node[01-16]  16 nodes
+without  --exclude='node[17-32]'
+""",
+    "mixed": """\
+NO-GO    4 suspects among 12 nodes, 18 ranks · torch 2.13.0 over gloo
+         19 tests, 11 rounds, 41 s
+
+node     node07
+         hangs in all_reduce with 3 nodes that pass without it (12, 14)
+         its ranks 12 and 13 got no data from the ranks of node06
+         passes alone (7)
+pair     node02 with node07
+         node02 to node09: connected, and 8 MiB did not come back in 10 s (31); 4 KiB did
+         both pass with all 10 others
+pair     node02 with node09
+         node02 to node09: connected, and 8 MiB did not come back in 10 s (31); 4 KiB did
+         both pass with all 10 others
+gpu      node03  GPU 5
+         wrong sum in all_reduce: 28.0 in place of 36.0, with this GPU and without the others (9)
+warn     node04
+         GPU 2: 3 corrected ECC errors more than before
+unreachable  node12  connection refused: is sshd running?
+untested  node[10-11]  no Python 3.9 or newer
+
+tried    rendezvous, barrier, all_reduce, all_gather and send/recv with right results
+Gbit/s   between nodes: median 1.34, least 1.02 (node[02,05]); 14 tests
+         inside nodes: median 14.2, least 11.8 (node04); 12 tests
+GO       node[01-02,04-06,08]  6 nodes
+without  --exclude='node[03,07,09-12]'
+""",
+    "interrupted": """\
+NO-GO    1 suspect among 12 nodes, 20 ranks · torch 2.13.0 over gloo
+         9 tests, 5 rounds, 41 s
+partial  interrupted: not every test was made
+
+node     node07
+         hangs in all_reduce with 3 nodes that pass without it (12, 14)
+         its ranks 12 and 13 got no data from the ranks of node06
+         passes alone (7)
+untested  node[11-12]  interrupted
+
+tried    rendezvous, barrier, all_reduce, all_gather and send/recv with right results
+Gbit/s   between nodes: median 1.34, least 1.02 (node[02,05]); 14 tests
+passed   node[01-06,08-10]  9 nodes
+without  --exclude='node[07,11-12]'
+""",
+    "budget": """\
+NO-GO    12 nodes, 24 ranks · torch 2.13.0 over gloo · 19 tests, 11 rounds, 41 s
+stopped  the budget of 30 s is over: 2 rounds of pairs were not made
+tried    rendezvous, barrier, all_reduce, all_gather and send/recv with right results
+Gbit/s   between nodes: median 1.34, least 1.02 (node[02,05]); 14 tests
+         inside nodes: median 14.2, least 11.8 (node04); 12 tests
+passed   node[01-12]  12 nodes
+""",
+    "nothing": """\
+NO-GO    nothing was tested on 3 nodes · 0 tests, 0 rounds, 41 s
+
+untested  node[01-03]  no PyTorch in /usr/bin/python3, and no nccl-tests
+""",
+}  # fmt: skip
+
+
+def text(name: str, form: str = "table", options: Options = PLAIN) -> str:
+    return "".join(find("smoke", form).render(SMOKES[name], options))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_table_says_the_verdict_who_spoils_it_and_what_to_paste(name):
+    assert text(name) == TABLES[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "exit_code"),
+    [
+        ("go", "GO", 0), ("node", "NO-GO", 3), ("gpu", "NO-GO", 3), ("pair", "NO-GO", 3),
+        ("scale", "NO-GO", 3), ("switch", "NO-GO", 3), ("mixed", "NO-GO", 4),
+        ("interrupted", "NO-GO", 130), ("budget", "NO-GO", 3), ("nothing", "NO-GO", 3),
+    ],
+)  # fmt: skip
+def test_every_end_has_its_verdict_and_exit_code(name, verdict, exit_code):
+    assert (SMOKES[name].verdict, code(SMOKES[name])) == (verdict, exit_code)
+
+
+def test_a_test_of_no_node_is_no_pass():
+    assert code(made(0)) == 2
+    assert not made(0).good
+
+
+def pairs(*found: str) -> Smoke:
+    """A test of ten nodes, a to j, in which these pairs fail: ``ab``."""
+    suspects = tuple(Suspect("pair", tuple(pair), (), ("",)) for pair in found)
+    nodes = tuple(Node(name, PASSED) for name in "abcdefghij")
+    return made(0, *suspects, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("found", "out"),
+    [
+        (["ab"], "b"),
+        (["ba"], "b"),
+        (["ac", "bc", "cd"], "c"),
+        # Of a path, every second one; the middle alone would leave two pairs.
+        (["ab", "bc", "cd", "de"], "bd"),
+        (["ab", "bc", "cd"], "bc"),
+        (["ab", "cd", "ef"], "bdf"),
+        # All others of a full graph, and half of a circle.
+        (["ab", "ac", "ad", "bc", "bd", "cd"], "bcd"),
+        (["ab", "bc", "cd", "da"], "bd"),
+        # Two stars whose middles meet.
+        (["ab", "ac", "ad", "ae", "ef", "eg", "eh"], "ae"),
+    ],
+)
+def test_few_nodes_are_excluded_for_many_pairs(found, out):
+    for some in itertools.islice(itertools.permutations(found), 24):
+        assert "".join(pairs(*some).exclude) == out
+    assert not {*out} & {*pairs(*found).go}
+
+
+@given(st.sets(st.sampled_from(["".join(p) for p in itertools.combinations("abcdefgh", 2)])))
+def test_no_pair_is_left_whatever_the_pairs(found):
+    out = {*pairs(*sorted(found)).exclude}
+    assert all(out & {*pair} for pair in found)
+    # Nobody is out for nothing.
+    assert all(any(name in pair for pair in found) for name in out)
+
+
+def test_a_pair_with_a_node_that_is_out_anyway_costs_no_other():
+    assert mixed().exclude == ("node03", "node07", "node09", "node10", "node11", "node12")
+    assert mixed().go == ("node01", "node02", "node04", "node05", "node06", "node08")
+
+
+def test_nobody_is_excluded_for_their_number_and_yet_it_is_no_go():
+    found = made(8, replace(SCALE, nodes=tuple(names(8))))
+    assert found.exclude == ()
+    assert (found.verdict, code(found)) == ("NO-GO", 3)
+
+
+def test_on_a_wide_terminal_the_verdict_is_one_line():
+    wide = text("node", options=Options(width=100_000)).splitlines()
+    assert wide[0] == (
+        "NO-GO    1 suspect among 12 nodes, 24 ranks · torch 2.13.0 over gloo · "
+        "19 tests, 11 rounds, 41 s"
+    )
+
+
+def test_what_is_folded_stands_whole_under_v():
+    many = replace(NODE, evidence=tuple(f"reason {number}" for number in range(7)))
+    cut = [line.plain for line in show(made(12, many))]
+    assert "         and 3 more (-v shows them)" in cut
+    whole = [line.plain for line in show(made(12, many), Options(verbose=1))]
+    assert "         reason 6" in whole
+    assert not [line for line in whole if "more (-v" in line]
+    assert "control  ring" in whole
+    assert "engine   node[01-12]  torch 2.13.0 over gloo" in whole
+
+
+def test_nodes_with_the_same_evidence_are_one_row():
+    alike = [replace(NODE, nodes=(name,)) for name in ("node02", "node05")]
+    rows = [line.plain for line in show(made(12, *alike))]
+    assert rows.count("node     node[02,05]  2 nodes") == 1
+    assert rows[0].startswith("NO-GO    2 suspects among 12 nodes")
+
+
+def test_two_versions_are_two_lines_also_when_all_pass():
+    old = Node("node03", PASSED, ranks=2, engine="torch 2.1.0 over gloo")
+    rows = [line.plain for line in show(other(SMOKES["go"], {"node03": old}))]
+    assert "engine   node[01-02,04-12]  torch 2.13.0 over gloo" in rows
+    assert "engine   node03  torch 2.1.0 over gloo" in rows
+
+
+def test_two_hundred_suspects_are_thirty_rows_and_their_number():
+    many = [replace(PAIR, nodes=(f"n{at}", f"n{at + 1}")) for at in range(0, 400, 2)]
+    found = made(0, *many, nodes=tuple(Node(f"n{at}", SUSPECT) for at in range(400)))
+    rows = [line.plain for line in show(found)]
+    assert len([row for row in rows if row.startswith("pair")]) == 30
+    assert "         and 170 more (-v shows them)" in rows
+    assert len(found.exclude) == 200
+    # What is to be pasted is never cut.
+    (without,) = [row for row in rows if row.startswith("without")]
+    assert without.count(",") == 199
+
+
+@pytest.mark.parametrize("form", ["table", "json", "junit", "prometheus"])
+def test_what_a_node_says_is_never_obeyed(form):
+    made = text("hostile", form)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", made)
+    assert r"\x1b[31mred" in made.replace("\\\\", "\\")
+
+
+def test_a_style_is_a_word_that_the_terminal_knows():
+    for found in SMOKES.values():
+        for line in show(found):
+            assert {style for _, style in line.parts} <= {"", "bold", *STYLES.values()}
+
+
+def test_json_has_the_suspects_as_they_were_promised():
+    found = json.loads(text("mixed", "json"))
+    assert found["schema"] == "nodeready.smoke/1"
+    assert found["verdict"] == "NO-GO"
+    assert found["suspects"][3] == {
+        "kind": "gpu", "nodes": ["node03"], "gpus": [5], "evidence": list(GPU.evidence)
+    }  # fmt: skip
+    assert found["exclude"] == ["node03", "node07", "node09", "node10", "node11", "node12"]
+    assert found["summary"] == {
+        "suspect": 4, "unreachable": 1, "untested": 2, "warned": 1, "passed": 4
+    }  # fmt: skip
+
+
+def cases(name: str) -> dict[str, ElementTree.Element]:
+    """Suite -> its one case."""
+    root = ElementTree.fromstring(text(name, "junit"))
+    for total, tag in (("failures", "failure"), ("errors", "error"), ("tests", "testcase")):
+        assert int(root.attrib[total]) == len(root.findall(f".//{tag}"))
+        for suite in root:
+            assert int(suite.attrib[total]) == len(suite.findall(f".//{tag}"))
+    return {suite.attrib["name"]: suite.find("testcase") for suite in root}
+
+
+def test_junit_has_a_case_for_each_node_and_one_for_all():
+    found = cases("mixed")
+    assert list(found) == ["all nodes", *names(12)]
+    inside = {name: [(one.tag, one.get("type")) for one in case] for name, case in found.items()}
+    assert inside["all nodes"] == inside["node01"] == []
+    assert inside["node07"] == [("failure", "node")]
+    assert inside["node02"] == inside["node09"] == [("failure", "pair")]
+    assert inside["node03"] == [("failure", "gpu")]
+    assert inside["node04"] == [("system-out", None)]
+    assert inside["node10"] == inside["node12"] == [("error", "untested")]
+    assert found["node07"][0].attrib["message"].startswith("hangs in all_reduce")
+
+
+@pytest.mark.parametrize(
+    ("name", "tag", "words"),
+    [
+        ("scale", "failure", "48 nodes pass"),
+        ("budget", "error", "the budget of 30 s is over"),
+        ("interrupted", "error", "interrupted"),
+    ],
+)
+def test_what_no_node_is_to_blame_for_stands_in_the_case_of_all(name, tag, words):
+    (inside,) = cases(name)["all nodes"]
+    assert inside.tag == tag
+    assert words in inside.attrib["message"]
+
+
+def series(name: str) -> dict[str, float]:
+    families = text_string_to_metric_families(text(name, "prometheus"))
+    return {
+        f"{one.name}{sorted(one.labels.items())}": one.value
+        for family in families
+        for one in family.samples
+    }
+
+
+def test_prometheus_has_the_verdict_the_suspects_and_the_bandwidth():
+    found = series("mixed")
+    assert found["nodeready_smoke_go[]"] == 0
+    assert found["nodeready_smoke_timestamp_seconds[]"] == 1893553486
+    assert found["nodeready_smoke_suspect[('kind', 'gpu'), ('node', 'node03')]"] == 1
+    assert found["nodeready_smoke_gbps[('class', 'between')]"] == 1.34
+    assert found["nodeready_smoke_nodes[('status', 'untested')]"] == 2
+    assert not [name for name in found if "floor" in name]
+    assert series("go")["nodeready_smoke_go[]"] == 1
+    assert not [name for name in series("go") if "suspect[" in name]
+    assert series("gpu")["nodeready_smoke_floor_gbps[('class', 'between')]"] == 350
+    assert series("scale")["nodeready_smoke_suspect[('kind', 'scale'), ('node', '')]"] == 1
