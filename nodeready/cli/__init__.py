@@ -41,7 +41,7 @@ _COMMANDS = {
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: Subcommands that are read with another one, and are in its module.
-_TOGETHER = {"learn": "audit", "explain": "audit"}
+_TOGETHER = {"learn": "audit", "explain": "audit", "bundle": "audit"}
 #: The commands that talk to nodes.
 _TALKING = (
     *("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores"),

@@ -1,12 +1,12 @@
-"""`nodeready audit`, `learn`, `explain`: what differs, what most nodes share, what a check means.
-
-Neither changes anything."""
+"""`nodeready audit`, `learn`, `explain`, `bundle`: what differs, what most nodes share, what a
+check means, and the node's own program that audits it there. None of them changes a node.
+"""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,17 @@ import click
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
 from nodeready.audit.peers import majority, render
 from nodeready.audit.run import audit_of, combined, looked_at, remember
-from nodeready.cli.options import Refused, common, option, output_file, report
+from nodeready.cli.options import Refused, common, option, output_file, report, trust_option
 from nodeready.cli.screen import Screen, refuse_unwritable, show
-from nodeready.cli.start import Common, Nodes, look, over_ssh, remember_failed
-from nodeready.exit_codes import exit_code
+from nodeready.cli.start import Common, Nodes, declared, look, over_ssh, remember_failed
+from nodeready.exit_codes import OK, exit_code
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
-from nodeready.policy.policy import reason
+from nodeready.policy.policy import as_data, digest, reason
 from nodeready.reports.nagios import state as nagios_code
 from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import Options, names
-from nodeready.reports.text import Line, line
+from nodeready.reports.text import Line, grouped, line
 from nodeready.reports.text import nodes as folded
 from nodeready.subjects.registry import (
     LEARNED,
@@ -38,8 +38,9 @@ from nodeready.subjects.registry import (
     select,
 )
 from nodeready.subjects.result import Page
-from nodeready.text import now
+from nodeready.text import counted, now
 from nodeready.transport.base import INTERRUPTED
+from nodeready.transport.bundle import build
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
@@ -306,3 +307,56 @@ def explain(check: tuple[str, ...], color: str) -> int:
             screen.show([line("")])
         screen.show(rows)
     return 0
+
+
+# --- `bundle`: the node's own audit as one file.
+
+
+def _one(wanted: Mapping[str, Policy]) -> Policy:
+    """The policy that all of these nodes have. Refused, with the keys, when they differ."""
+    if len({*wanted.values()}) == 1:
+        return next(iter(wanted.values()))
+    data = {name: as_data(policy) for name, policy in wanted.items()}
+    keys = [key for key in next(iter(data.values())) if len(_values(data, key)) > 1]
+    told = "; ".join(
+        f"{key} ({', '.join(f'{folded(names)}: {value}' for value, names in _values(data, key))})"
+        for key in keys
+    )
+    raise Refused(f"a bundle has one policy, and these nodes differ: {told}: choose by --limit")
+
+
+def _values(data: Mapping[str, Mapping[str, Any]], key: str) -> list[tuple[str, list[str]]]:
+    """The values of one setting with the nodes that have it, the most common first."""
+    return grouped((repr(settings[key]), name) for name, settings in data.items())
+
+
+@click.command()
+@click.argument("inventory", required=False)
+@output_file("Where the program goes.", default="nodeready.pyz")
+@option("--limit", metavar="NODES", help="The policy of these nodes: gpu[001-004], a group.")
+@trust_option
+def bundle(inventory: str | None, *, output: str, limit: str | None, trust_inventory: bool) -> int:
+    """Write the node's own program: one file that needs Python 3.9 there and nothing else.
+
+    It looks at the node on which it runs, proves it, keeps a verdict and answers a job's prolog.
+    INVENTORY gives the policy that it judges by; without one it is the default. The same content
+    makes the same bytes. No node is contacted.
+
+    \b
+    Examples:
+      nodeready bundle inventories/prod.py --limit h100 -o nodeready.pyz
+      scp nodeready.pyz gpu001: && ssh gpu001 ./nodeready.pyz audit
+    """
+    refuse_unwritable(output)
+    policy, whose = None, "the default policy"
+    if inventory is not None:
+        _, _, wanted = declared(inventory, Common(limit=limit, trust_inventory=trust_inventory))
+        policy = _one(wanted)
+        whose = f"the policy of {counted(len(wanted), 'node')}"
+    elif limit is not None:
+        raise Refused("--limit: of which INVENTORY?")
+    made = build(policy)
+    write_atomically(Path(output), [made], 0o755)
+    known = digest([policy or Policy()])
+    click.echo(f"nodeready: {output}: {len(made) / 1e6:.1f} MB, {whose} ({known})", err=True)
+    return OK
