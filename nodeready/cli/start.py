@@ -105,7 +105,7 @@ def declared(
     Every mistake of the user's ends here. Raises Refused.
     """
     from nodeready.inventory import load as inventory
-    from nodeready.inventory.policies import policies
+    from nodeready.inventory.load import policies
 
     data: dict[str, Any] = {}
     if common.ssh_user:

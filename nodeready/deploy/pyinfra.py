@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from nodeready import shell
 from nodeready.deploy.actions import Change
-from nodeready.inventory.policies import policies
+from nodeready.inventory.load import policies
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
 from nodeready.subjects.context import FleetContext

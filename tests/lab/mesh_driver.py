@@ -20,7 +20,7 @@ import time
 
 from nodeready.cli.start import interrupt_on_signals
 from nodeready.inventory import load as inventory
-from nodeready.inventory.policies import policies
+from nodeready.inventory.load import policies
 from nodeready.policy import Policy
 from nodeready.ready import run as mesh_run
 from nodeready.ready.run import run_mesh

@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 from pyinfra.api import Config, Inventory, State
 
-from nodeready.inventory.load import InventoryError, NodeInventory, limit, load, names
-from nodeready.inventory.policies import endpoint, policies
+from nodeready.inventory.load import (
+    InventoryError,
+    NodeInventory,
+    endpoint,
+    limit,
+    load,
+    names,
+    policies,
+)
 from nodeready.policy.policy import PolicyError
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
 
