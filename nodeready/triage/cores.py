@@ -16,8 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from nodeready.node.cores import gcore, program
 from nodeready.node.cores.gdb import CRASHED, EVERY, PYTHON
-from nodeready.node.cores.listing import File, Listing
-from nodeready.node.cores.program import Core, Done
+from nodeready.node.cores.program import Core, Done, File, Listing
 from nodeready.node.users_file import by_turns
 from nodeready.policy import Policy
 from nodeready.subjects import wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from nodeready.node.cores.listing import File
+from nodeready.node.cores.program import File
 from tests.fake import hangs, interrupts, one_by_one, says
 from tests.unit.commands import AWAY, DIES, program
 

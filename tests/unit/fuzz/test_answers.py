@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nodeready.node.cores import gcore
 from nodeready.node.cores import program as cores
-from nodeready.node.cores.listing import File, Listing
+from nodeready.node.cores.program import File, Listing
 from nodeready.node.logs import tail
 from nodeready.node.proofs import mesh
 from nodeready.node.stacks import program as stacks

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from nodeready.node.cores import program as cores
-from nodeready.node.cores.listing import File, Listing
+from nodeready.node.cores.program import File, Listing
 from nodeready.node.proofs import mesh
 from nodeready.ready.run import run_mesh
 from nodeready.subjects.base import Unknown

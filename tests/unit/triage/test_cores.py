@@ -11,8 +11,7 @@ import pytest
 
 from nodeready.node.cores.core_pattern import STORE_PATTERN, Place
 from nodeready.node.cores.gcore import core_bytes
-from nodeready.node.cores.listing import File, Listing, listing
-from nodeready.node.cores.program import Core
+from nodeready.node.cores.program import Core, File, Listing, listing
 from nodeready.reports import cores_table, json_report
 from nodeready.reports.registry import Options
 from nodeready.triage.cores import (
