@@ -22,7 +22,7 @@ from nodeready.cli.options import (
 from nodeready.cli.screen import refuse_unwritable, show
 from nodeready.cli.start import Common, Nodes, converse, over_ssh, remember_failed, this_machine
 from nodeready.exit_codes import exit_code
-from nodeready.node.logs.tail import Config
+from nodeready.node.tail import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import names
 from nodeready.reports.text import nodes as folded

@@ -14,8 +14,8 @@ from typing import Annotated, NamedTuple
 
 from nodeready.inventory.nodeset import natural
 from nodeready.node import payload
-from nodeready.node.logs.tail import Config
-from nodeready.node.logs.tail import Tail as NodeTail
+from nodeready.node.tail import Config
+from nodeready.node.tail import Tail as NodeTail
 from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -500,7 +500,7 @@ class Fetched:
 def fetch_tail(node: str, config: Config, tag: str) -> Conversation[Fetched]:
     """The conversation with one node. config: its nonce and tag are set here; tag: of the run"""
     own = replace(config, nonce=new_nonce(), tag=tag)
-    answer = yield request(node, "nodeready.node.logs.tail", own)
+    answer = yield request(node, "nodeready.node.tail", own)
     if answer.error:
         return Fetched(error=answer.error, kind=answer.kind)
     try:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeready.node import tail
 from nodeready.node.cores import gcore
 from nodeready.node.cores import program as cores
 from nodeready.node.cores.program import File, Listing
-from nodeready.node.logs import tail
 from nodeready.node.proofs import mesh
 from nodeready.node.stacks import program as stacks
 from nodeready.policy import Policy

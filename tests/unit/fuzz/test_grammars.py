@@ -18,8 +18,8 @@ from pyinfra.api.exceptions import InventoryError
 from nodeready.audit import run as history
 from nodeready.healthcheck import drain, gate, here
 from nodeready.inventory import hostfile, nodeset, slurm
+from nodeready.node import tail
 from nodeready.node.cores import core_pattern
-from nodeready.node.logs import paths as log_paths
 from nodeready.node.stacks import py_spy
 from nodeready.node.stacks.processes import read_and_written
 from nodeready.node.witnesses import flight_recorder, nccl_ras
@@ -280,7 +280,7 @@ PARSERS: dict[str, Parser] = {
         ('{"boot_id": "x", "taken": {"nics": [1.6e9, {"eth0.rx_errors": 5}]}}',),
         (),
     ),
-    "mountinfo": (log_paths.parse, ("36 35 98:0 /a /b rw,noatime - ext3 /dev/root rw\n",), ()),
+    "mountinfo": (tail.parse_mounts, ("36 35 98:0 /a /b rw,noatime - ext3 /dev/root rw\n",), ()),
     "nft's rules": (nft.parse, ((_RULES / "firewalld.nft").read_text(),), (ValueError,)),
     "iptables' rules": (
         lambda text: firewall.parse_iptables_rules(text, 4),

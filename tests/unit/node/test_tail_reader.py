@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.logs import paths
-from nodeready.node.logs.tail import MAX_ANSWER, Config, Tail, packed, read_tail
+from nodeready.node import tail as program
+from nodeready.node.tail import MAX_ANSWER, Config, Tail, packed, read_tail
 from nodeready.triage.logs import read
 
 
@@ -76,7 +76,7 @@ def test_an_answer_has_a_bound(tmp_path):
 
 
 def test_more_names_than_anybody_means(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "MAX_NAMES", 50)
+    monkeypatch.setattr(program, "MAX_NAMES", 50)
     for at in range(60):
         (tmp_path / f"{at}.log").touch()
     seen = tail(f"{tmp_path}/*")
@@ -84,7 +84,7 @@ def test_more_names_than_anybody_means(tmp_path, monkeypatch):
 
 
 def test_a_mistake_in_the_fork_is_told(tree, monkeypatch):
-    monkeypatch.setattr("nodeready.node.logs.tail.Reader.read", lambda *_: 1 / 0)
+    monkeypatch.setattr("nodeready.node.tail.Reader.read", lambda *_: 1 / 0)
     seen = tail(f"{tree}/a/*.log")
     assert seen.error == "its own reader broke off"
     assert [one.why for one in seen.unread] == ["not read within 30 s"]

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import jsonschema
 import pytest
 
-from nodeready.node.logs.tail import File, Tail, Unread
+from nodeready.node.tail import File, Tail, Unread
 from nodeready.node.witnesses.logs import Report
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options

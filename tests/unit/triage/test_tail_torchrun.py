@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.logs.tail import Config, read_tail
+from nodeready.node.tail import Config, read_tail
 from nodeready.reports import tail_table
 from nodeready.reports.registry import Options
 from nodeready.triage.logs import Grouping, Ranks, node_names, normalised, ranks_in

@@ -8,7 +8,7 @@ import pytest
 
 from nodeready.cli import options
 from nodeready.cli.options import Refused, past
-from nodeready.node.logs import paths, tail
+from nodeready.node import tail
 from nodeready.triage import logs as document
 from nodeready.triage.logs import Ranks
 
@@ -173,11 +173,11 @@ broken
     ],
 )
 def test_the_mount_of_a_path_is_known_without_asking_it(path, device):
-    assert paths.Mounts(paths.parse(TABLE)).of(path).device == device
+    assert tail.Mounts(tail.parse_mounts(TABLE)).of(path).device == device
 
 
 def test_without_a_table_everything_is_on_one_mount():
-    assert paths.Mounts(paths.parse("no table")).of("/a/b").path == "/"
+    assert tail.Mounts(tail.parse_mounts("no table")).of("/a/b").path == "/"
 
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)

@@ -1,1 +1,0 @@
-"""LOGS: the last lines of the files on a node whose paths match a pattern; only read."""
