@@ -7,8 +7,15 @@ together up to all nodes, for what only pairs or numbers show; then the pairs th
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from nodeready.ready import localize, mesh
 
 NODE, GPU, PAIR, SCALE = KINDS = ("node", "gpu", "pair", "scale")
 
@@ -102,11 +109,1072 @@ class Found:
 Search = Generator["list[Test]", "Mapping[int, Outcome]", Found]
 
 
-def search(nodes: Sequence[str], gpus: Mapping[str, int], *, full: bool = False) -> Search:
+def _named(nodes: Sequence[str], most: int = 4) -> str:
+    """Nodes in a sentence."""
+    if len(nodes) > most:
+        return f"{', '.join(nodes[: most - 1])} and {len(nodes) - most + 1} more"
+    return " and ".join(filter(None, (", ".join(nodes[:-1]), *nodes[-1:])))
+
+
+def _tests(tests: Iterable[Test]) -> str:
+    """The numbers of tests in a sentence."""
+    numbers = sorted({test.number for test in tests})
+    return f"[{_named([str(number) for number in numbers], 12)}]"
+
+
+def _because(cause: str) -> str:
+    return f": {cause}" if cause else ""
+
+
+class Known:
+    """What a search knows so far, also when nobody goes on asking it.
+
+    most: so many nodes pass together, and one more does not, whoever they are; 0: no such number
+    """
+
+    def __init__(self) -> None:
+        self.place: dict[str, int] = {}
+        self.made: list[tuple[Test, Outcome]] = []
+        self.rounds = 0
+        self.most = 0
+        self.suspects: list[Suspect] = []
+        self.doubts: dict[str, str] = {}
+
+    def sorted(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """These nodes as the inventory has them."""
+        return tuple(sorted({*nodes}, key=self.place.__getitem__))
+
+    def accuse(
+        self, kind: str, nodes: Collection[str], *why: str, gpus: Sequence[int] = ()
+    ) -> None:
+        """Name these, if they are not named already."""
+        if kind == NODE and {*nodes} <= self.out():
+            return
+        self.suspects.append(Suspect(kind, self.sorted(nodes), tuple(sorted(gpus)), why))
+        for name in self.suspects[-1].nodes:
+            self.doubts.pop(name, None)
+
+    def out(self) -> set[str]:
+        """The nodes that take part no more."""
+        return {n for one in self.suspects if one.kind in (NODE, GPU) for n in one.nodes}
+
+    def partners(self, name: str) -> set[str]:
+        """With whom this node does not pass."""
+        pairs = (one.nodes for one in self.suspects if one.kind == PAIR and name in one.nodes)
+        return {other for pair in pairs for other in pair if other != name}
+
+    def _explained(self, test: Test) -> bool:
+        """Whether a suspect is why this test failed."""
+        inside = {*test.nodes}
+        if 0 < self.most < len(inside) and test.purpose != SWEEP:
+            return True
+        for one in self.suspects:
+            here = inside.intersection(one.nodes)
+            if one.kind == PAIR and len(here) == 2:
+                return True
+            if one.kind in (NODE, GPU) and here and (len(one.nodes) == 1 or here != inside):
+                return True
+        return False
+
+    def _left(self) -> list[Suspect]:
+        """Those among whom is what was seen and nobody named so far explains."""
+        found: list[tuple[set[str], list[Test], str]] = []
+        failed = [pair for pair in self.made if not pair[1].ok and not self._explained(pair[0])]
+        for test, outcome in sorted(failed, key=lambda pair: len(pair[0].nodes)):
+            for nodes, tests, _ in found:
+                if nodes & {*test.nodes}:
+                    nodes &= {*test.nodes}
+                    tests.append(test)
+                    break
+            else:
+                found.append(({*test.nodes}, [test], outcome.cause))
+        return [
+            Suspect(
+                SCALE,
+                self.sorted(nodes),
+                (),
+                (
+                    f"failed and could not be pinned down: {_named(self.sorted(nodes))} "
+                    f"{'was' if len(nodes) == 1 else 'were'} in {_tests(tests)}{_because(cause)}",
+                ),
+            )
+            for nodes, tests, cause in found
+        ]
+
+    def found(self) -> Found:
+        """What is known now."""
+        doubted = [
+            Suspect(NODE, (name,), (), (f"not confirmed: {why}",))
+            for name, why in self.doubts.items()
+        ]
+        alone = len(self.place) - len(self.out()) == 1
+        passed = (
+            {
+                name
+                for test, outcome in self.made
+                if outcome.ok and (len(test.nodes) > 1 or alone)
+                for name in test.nodes
+            }
+            - self.out()
+            - {*self.doubts}
+        )
+        suspects = [*self.suspects, *doubted, *self._left()]
+        seen = passed.union(*(one.nodes for one in suspects))
+        suspects.sort(
+            key=lambda one: ([self.place[n] for n in one.nodes[:1]], KINDS.index(one.kind))
+        )
+        return Found(
+            tuple(suspects),
+            self.sorted(passed),
+            sum(test.purpose not in (ALONE, SWEEP) for test, _ in self.made),
+            self.rounds,
+            self.sorted(self.place.keys() - seen),
+        )
+
+
+# --- How a search asks. All of it is written as steps, which yield what they ask for and are sent
+# what came of it; many run side by side, and one place makes rounds of what they ask.
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """A test that is wanted.
+
+    pads:  how many good nodes shall take part beside; never fewer than make a test of two
+    avoid: who shall not be among them
+    gpus:  of the one node, of a test of some of its GPUs
+    """
+
+    purpose: str
+    nodes: tuple[str, ...]
+    pads: int = 0
+    avoid: frozenset[str] = frozenset()
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A test that was made."""
+
+    test: Test
+    outcome: Outcome
+
+    def beside(self, node: str) -> str:
+        """With whom, in words, with the number and the cause."""
+        others = [name for name in self.test.nodes if name != node]
+        return f"{_named(others)} {_tests([self.test])}{_because(self.outcome.cause)}"
+
+
+#: None: nobody is left for the test.
+_Answers = list["_Made | None"]
+_Steps = Generator["list[_Ask]", _Answers, _T]
+#: Returns those that go on from where it ends.
+_Task = Generator["list[_Ask]", _Answers, "list[_Task]"]
+
+#: What a hunt is after: a test that failed, one that was slow, one that failed and then passed.
+_BROKEN, _SLOW, _FLAKY = "broken", "slow", "flaky"
+#: A test is looked into below this part of what the fastest quarter has; a node is accused when
+#: all its turns are at most that part of all others'.
+_LOOK, _ACCUSE = 0.6, 0.7
+#: So many times the quickest quarter's time, and milliseconds more, are looked into; accused.
+_LOOK_TIMES, _ACCUSE_TIMES, _MORE_MS = 4.0, 3.0, 5.0
+#: How often a test is repeated for what fails now and then; turns against such a node.
+_REPEATS, _TURNS, _MOST_TURNS = 3, 3, 6
+#: Of the faults between groups, and of slow pairs of a sweep, so many are looked into.
+_MOST_FAULTS = 16
+#: So many nodes' sweep is of all pairs.
+_ALL_PAIRS = 64
+
+
+_NO_THIRD = "there is no third node to tell which of them it is"
+
+
+def _without(control: _Made | None) -> list[str]:
+    """What the good nodes do among themselves."""
+    return [f"without it these pass together {_tests([control.test])}"] if control else []
+
+
+def _failed(made: _Made | None) -> bool:
+    return made is not None and not made.outcome.ok
+
+
+def _upper(values: Iterable[float]) -> float:
+    """What the highest quarter reaches; 0: there are too few to tell."""
+    known = sorted(value for value in values if value > 0)
+    return known[math.ceil(0.75 * len(known)) - 1] if len(known) > 1 else 0.0
+
+
+def _lower(values: Iterable[float]) -> float:
+    known = sorted(value for value in values if value > 0)
+    return known[math.floor(0.25 * len(known))] if len(known) > 1 else 0.0
+
+
+def _parts(nodes: Sequence[str]) -> list[list[str]]:
+    """Groups of about √N neighbours, none of one node."""
+    count = max(1, min(len(nodes) // 2, round(math.sqrt(len(nodes)))))
+    ends = [len(nodes) * number // count for number in range(count + 1)]
+    return [list(nodes[begin:end]) for begin, end in itertools.pairwise(ends)]
+
+
+def _halves(nodes: Sequence[str], culprits: Collection[str]) -> list[list[str]]:
+    """Those that say themselves that it is they, and the others; else the two halves."""
+    said = [name for name in nodes if name in culprits]
+    if 0 < len(said) <= len(nodes) // 2:
+        return [said, [name for name in nodes if name not in culprits]]
+    middle = (len(nodes) + 1) // 2
+    return [half for half in (list(nodes[:middle]), list(nodes[middle:])) if half]
+
+
+def _circle(nodes: Sequence[str], most: int) -> Iterable[list[tuple[str, str]]]:
+    """Rounds of pairs, in which everybody meets another one each time."""
+    turning: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
+    for _ in range(min(len(turning) - 1, most)):
+        half = len(turning) // 2
+        pairs = zip(turning[:half], reversed(turning[half:]), strict=True)
+        yield [(one, other) for one, other in pairs if one is not None and other is not None]
+        turning = [turning[0], turning[-1], *turning[1:-1]]
+
+
+def _offsets(count: int, full: bool) -> list[int]:
+    """The sweep's: there, and back where not all pairs are among them."""
+    if full or count <= _ALL_PAIRS:
+        return [*mesh.full(count)]
+    return [way for offset in mesh.ring_and_skips(count) for way in (offset, count - offset)]
+
+
+def plan(count: int, *, full: bool = False) -> tuple[int, int]:
+    """How many tests, those of one node alone and of the sweep among them, and how many rounds a
+    fleet of so many nodes takes at best, when nothing is wrong with it."""
+    if count < 2:
+        return count, count
+    groups = len(_parts([""] * count))
+    merges = int(groups > 1)
+    sweeps = len({offset % count for offset in _offsets(count, full)})
+    return count + groups + merges + count * sweeps, 2 + merges + sweeps
+
+
+class _Search:
+    """One search.
+
+    base:  nodes that passed together, beside which others are tested
+    block: the group in which each of them passed
+    size:  of a group
+    fast, quick: bandwidth and time of a good group
+    """
+
+    def __init__(
+        self, nodes: Sequence[str], gpus: Mapping[str, int], full: bool, known: Known
+    ) -> None:
+        self.nodes, self.gpus, self.full, self.known = list(nodes), gpus, full, known
+        known.place = {name: place for place, name in enumerate(nodes)}
+        self.gone: set[str] = set()
+        self.base: list[str] = []
+        self.block: dict[str, int] = {}
+        self.size, self.fast, self.quick = 2, 0.0, 0.0
+        self.leaves: list[tuple[str, _Made, str]] = []
+        self.turns: list[tuple[str, _Made, str]] = []
+        self.confirmed: dict[str, _Made] = {}
+        self.aside: set[str] = set()
+
+    # --- Rounds.
+
+    def run(self) -> Search:
+        """All of it."""
+        steps = self._everything()
+        made: _Answers | None = None
+        while True:
+            try:
+                asks = next(steps) if made is None else steps.send(made)
+            except StopIteration:
+                return self.known.found()
+            made = yield from self._rounds(asks)
+
+    def _rounds(self, asks: list[_Ask]) -> Generator[list[Test], Mapping[int, Outcome], _Answers]:
+        """Make these tests, in as few rounds as their nodes allow. One during which a node was
+        lost is made once more without it."""
+        made: _Answers = [None] * len(asks)
+        waiting = list(enumerate(asks))
+        while waiting:
+            tests, waiting = self._round(waiting)
+            if not tests:
+                break
+            self.known.rounds += 1
+            outcomes = yield [test for _, _, test in tests]
+            for index, ask, test in tests:
+                outcome = outcomes[test.number]
+                self.known.made.append((test, outcome))
+                lost = self._lose(outcome.lost, test)
+                if not lost & {*test.nodes}:
+                    made[index] = _Made(test, outcome)
+                elif test.purpose != SWEEP:
+                    left = tuple(name for name in test.nodes if name not in lost)
+                    waiting.append((index, replace(ask, nodes=left, pads=ask.pads and 1)))
+        return made
+
+    def _lose(self, names: Iterable[str], test: Test) -> set[str]:
+        lost = {name for name in names if name in self.known.place}
+        for name in lost - self.gone:
+            self.known.accuse(NODE, [name], f"its connection ended in test {test.number}")
+        self.gone |= lost
+        return lost
+
+    def _round(
+        self, waiting: list[tuple[int, _Ask]]
+    ) -> tuple[list[tuple[int, _Ask, Test]], list[tuple[int, _Ask]]]:
+        """The tests of the next round, and what waits for a later one."""
+        out = self.known.out()
+        asked = {name for _, ask in waiting for name in ask.nodes}
+        # Others each time: no good node is beside everybody.
+        turn = 7 * self.known.rounds % max(1, len(self.base))
+        free = [n for n in self.base[turn:] + self.base[:turn] if n not in asked | out]
+        wanting = sum(ask.pads > 0 for _, ask in waiting)
+        tests: list[tuple[int, _Ask, Test]] = []
+        later: list[tuple[int, _Ask]] = []
+        busy: set[object] = set()
+        number = len(self.known.made)
+        for index, ask in waiting:
+            nodes = [name for name in ask.nodes if name not in self.gone]
+            seats: set[object] = {*nodes}
+            if ask.purpose == SWEEP:
+                seats = {*enumerate(nodes)}
+            least = 0 if ask.purpose == ALONE else max(0, 2 - len(nodes))
+            if not nodes or (least and not ask.pads):
+                continue
+            if busy & seats:
+                later.append((index, ask))
+                continue
+            pads: list[str] = []
+            if ask.pads:
+                most = self.known.most - len(nodes) if self.known.most else ask.pads
+                wanted = max(least, min(ask.pads, most, len(free) // wanting))
+                wanting -= 1
+                never = ask.avoid.union(*(self.known.partners(name) for name in nodes))
+                pads = [name for name in free if name not in never][:wanted]
+                if len(pads) < least:
+                    later.append((index, ask))
+                    continue
+                free = [name for name in free if name not in pads]
+            busy |= seats | {*pads}
+            number += 1
+            gpus = ((nodes[0], ask.gpus),) if ask.gpus else ()
+            tests.append((index, ask, Test(number, ask.purpose, (*nodes, *pads), gpus)))
+        return tests, later
+
+    def _together(self, tasks: Iterable[_Task]) -> _Steps[None]:
+        """Run tasks side by side, and those that go on from them."""
+        live: list[tuple[_Task, list[_Ask]]] = []
+        for task in tasks:
+            self._advance(task, None, live)
+        while live:
+            made = yield [ask for _, asks in live for ask in asks]
+            before, live = live, []
+            for task, asks in before:
+                mine, made = made[: len(asks)], made[len(asks) :]
+                self._advance(task, mine, live)
+
+    def _advance(
+        self, task: _Task, made: _Answers | None, live: list[tuple[_Task, list[_Ask]]]
+    ) -> None:
+        try:
+            live.append((task, next(task) if made is None else task.send(made)))
+        except StopIteration as end:
+            for other in end.value:
+                self._advance(other, None, live)
+
+    def _everything(self) -> _Steps[None]:
+        yield from self._alone()
+        live = self._live()
+        if len(live) < 2:
+            return
+        yield from self._groups(live)
+        yield from self._join()
+        yield from self._in_turns()
+        yield from self._sweep()
+
+    def _live(self) -> list[str]:
+        out = self.known.out()
+        return [name for name in self.nodes if name not in out]
+
+    # --- Every node alone.
+
+    def _alone(self) -> _Steps[None]:
+        made = yield [_Ask(ALONE, (name,)) for name in self.nodes]
+        yield from self._together(
+            self._one(one.test.nodes[0], one) for one in made if one and not one.outcome.ok
+        )
+
+    def _one(self, node: str, first: _Made) -> _Task:
+        """Which of a node's GPUs it is, or the node."""
+        count = self.gpus.get(node, 0)
+
+        def some(gpus: Sequence[int]) -> _Ask:
+            return _Ask(ALONE, (node,), gpus=tuple(gpus))
+
+        if count > 1:
+            each = yield [some([gpu]) for gpu in range(count)]
+        else:
+            each = yield [some([])]
+        bad = [one for one in each if one and not one.outcome.ok]
+        if node in self.gone or (count < 2 and not bad):
+            return []
+        if len(bad) == len(each):
+            every = (
+                f"each of its {count} GPUs alone does as well" if count > 1 else "so it does again"
+            )
+            why = f"alone it fails {_tests([first.test])}{_because(first.outcome.cause)}; {every}"
+            self.known.accuse(NODE, [node], f"{why} {_tests(one.test for one in bad)}")
+            return []
+        for one in bad:
+            (gpu,) = one.test.gpus[0][1]
+            why = f"GPU {gpu} of {node} fails alone {_tests([one.test])}"
+            self.known.accuse(GPU, [node], why + _because(one.outcome.cause), gpus=[gpu])
+        good = [gpu for gpu, one in enumerate(each) if one and one.outcome.ok]
+        while len(good) > 1:
+            (again,) = yield [some(good)]
+            if again is None or again.outcome.ok:
+                break
+            gpu, other, size = yield from self._smallest(some, good, 1)
+            (both,) = yield [some([gpu, other])]
+            why = f"{_tests([again.test])}{_because(again.outcome.cause)}"
+            if not _failed(both) or both is None:
+                why = f"its GPUs pass alone, and {size} of them together fail {why}"
+                self.known.accuse(NODE, [node], why)
+                break
+            why = f"its GPUs {gpu} and {other} pass alone and fail together {_tests([both.test])}"
+            why += _because(both.outcome.cause)
+            self.known.accuse(GPU, [node], why, gpus=[gpu, other])
+            good.remove(other)
+        return []
+
+    def _smallest(
+        self, ask: Callable[[Sequence[_T]], _Ask], order: Sequence[_T], low: int
+    ) -> _Steps[tuple[_T, _T, int]]:
+        """Two of the fewest that fail together, and how many these are: all of this order fail,
+        the first ``low`` do not."""
+        last = yield from self._shortest(ask, order, low)
+        one = order[last - 1]
+        before = order[: last - 1]
+        first = yield from self._shortest(lambda some: ask([*some, one]), before, 0)
+        return before[first - 1], one, first + 1
+
+    def _shortest(
+        self, ask: Callable[[Sequence[_T]], _Ask], order: Sequence[_T], low: int
+    ) -> _Steps[int]:
+        """How long the shortest beginning is that fails."""
+        high = len(order)
+        while high - low > 1:
+            middle = (low + high) // 2
+            (made,) = yield [ask(order[:middle])]
+            low, high = (low, middle) if _failed(made) else (middle, high)
+        return high
+
+    # --- Groups, and their halves.
+
+    def _groups(self, live: list[str]) -> _Steps[None]:
+        parts = _parts(live)
+        self.size = max(map(len, parts))
+        made = yield [_Ask(GROUP, tuple(part)) for part in parts]
+        passed = [one for one in made if one and one.outcome.ok]
+        if len(passed) > 1:
+            self.fast = _upper(one.outcome.gbps for one in passed)
+            self.quick = _lower(one.outcome.ms for one in passed)
+        slow = [one for one in passed if self._slow(one)]
+        again = yield [_Ask(GROUP, one.test.nodes) for one in slow]
+        slow = [one for one in again if one and self._bad(one)]
+        taken = {name for one in slow for name in one.test.nodes}
+        good = [[*one.test.nodes] for one in passed if not taken & {*one.test.nodes}]
+        bad = [one for one in made if one and not one.outcome.ok]
+        hunts = [self._hunt([*m.test.nodes], m.test, _BROKEN, m.outcome.culprits) for m in bad]
+        hunts += [self._hunt([*m.test.nodes], m.test, _SLOW, m.outcome.culprits) for m in slow]
+        if not good:
+            good, alone = yield from self._any_pair(live)
+            if not good:
+                return
+            hunts = [self._hunt([name], None, _BROKEN) for name in alone]
+        yield from self._merge(good)
+        yield from self._together(hunts)
+        yield from self._confirm()
+        rest = {*self._live()} - {*self.base} - {*self.known.doubts}
+        if rest - self.aside:
+            yield from self._merge([self.base, *([name] for name in self.known.sorted(rest))])
+
+    def _slow(self, made: _Made) -> bool:
+        """Whether a test is so slow that it is worth a look. Larger tests take longer anyway."""
+        ms, gbps = made.outcome.ms, made.outcome.gbps
+        if not made.outcome.ok or len(made.test.nodes) > 1.5 * self.size:
+            return False
+        late = self.quick > 0 and ms > max(_LOOK_TIMES * self.quick, self.quick + _MORE_MS)
+        return late or 0 < gbps < _LOOK * self.fast
+
+    def _bad(self, made: _Made) -> bool:
+        return not made.outcome.ok or self._slow(made)
+
+    def _any_pair(self, live: list[str]) -> _Steps[tuple[list[list[str]], list[str]]]:
+        """No group passed: the pairs that do, and who is in none."""
+        tried: list[_Made] = []
+        for pairs in _circle(live, 3 if len(live) > 16 else len(live)):
+            made = yield [_Ask(HALF, pair) for pair in pairs]
+            tried += [one for one in made if one]
+            good = [[*one.test.nodes] for one in made if one and one.outcome.ok]
+            if good:
+                found = {name for pair in good for name in pair}
+                return good, [name for name in self._live() if name not in found]
+        live = self._live()
+        if tried and len(live) > 1:
+            causes = _because(tried[0].outcome.cause)
+            if len(live) == 2:
+                why = f"each passes alone, together they fail {_tests(one.test for one in tried)}"
+                self.known.accuse(PAIR, live, why + causes, _NO_THIRD)
+            else:
+                tests = _tests(one.test for one in tried)
+                why = f"each passes alone, and no two of them together {tests}"
+                self.known.accuse(SCALE, live, why + causes)
+        return [], []
+
+    def _hunt(
+        self,
+        nodes: list[str],
+        failed: Test | None,
+        mode: str,
+        culprits: Collection[str] = (),
+    ) -> _Task:
+        """Halve nodes that fail together, each half beside good nodes."""
+        halves = _halves(nodes, culprits)
+        made: _Answers = []
+        for _ in range(_REPEATS if mode == _FLAKY else 1):
+            made = yield [self._half(half, mode) for half in halves]
+            if any(one and self._bad(one) for one in made):
+                break
+        tasks: list[_Task] = []
+        found = False
+        for half, one in zip(halves, made, strict=True):
+            if one and self._bad(one):
+                found = True
+                state = _FLAKY if mode == _FLAKY else _SLOW if one.outcome.ok else _BROKEN
+                if len(half) == 1:
+                    self.leaves.append((half[0], one, state))
+                    self.known.doubts[half[0]] = f"fails with {one.beside(half[0])}"
+                else:
+                    tasks.append(self._hunt(half, one.test, state))
+            elif one and len(self.base) < 2 * self.size:
+                # It passed beside good nodes: where these are few, more can be tested at a time.
+                self.base += [name for name in half if name not in self.base]
+        if found or mode != _BROKEN or failed is None:
+            return tasks
+        (again,) = yield [_Ask(HALF, failed.nodes)]
+        if _failed(again):
+            pads = [name for name in failed.nodes if name not in nodes]
+            order = [*pads, *(name for half in halves for name in half)]
+            if (yield from self._pin(order, len(pads) or len(halves[0]))):
+                return []
+        return [self._hunt(nodes, failed, _FLAKY)]
+
+    def _half(self, half: list[str], mode: str) -> _Ask:
+        # One node beside it is the first half of the proof; what is slow is compared with groups.
+        if len(half) == 1 and mode != _SLOW:
+            return _Ask(HALF, tuple(half), 1)
+        return _Ask(HALF, tuple(half), max(0, self.size - len(half)))
+
+    def _confirm(self) -> _Steps[None]:
+        """Each suspect beside a second good node, and these good nodes without it."""
+        self.turns += [leaf for leaf in self.leaves if leaf[2] != _BROKEN]
+        leaves = {node: first for node, first, mode in self.leaves if mode == _BROKEN}
+        self.leaves = []
+        for _ in range(_REPEATS):
+            leaves = {node: one for node, one in leaves.items() if node not in self.known.out()}
+            if not leaves:
+                return
+            made = yield [
+                _Ask(CONFIRM, (node,), 1, frozenset(one.test.nodes))
+                for node, one in leaves.items()
+            ]
+            second = dict(zip(leaves, made, strict=True))
+            beside = {
+                node: self.known.sorted(
+                    {*one.test.nodes, *(also.test.nodes if (also := second[node]) else ())}
+                    - {node}
+                )
+                for node, one in leaves.items()
+            }
+            everybody = self.known.sorted({name for names in beside.values() for name in names})
+            controls = [everybody]
+            if 0 < self.known.most < len(everybody):
+                controls = [*beside.values()]
+            control = yield [_Ask(CONTROL, names) for names in controls]
+            if not any(map(_failed, control)):
+                break
+            # A good node is none any more: who it is, and once more.
+            yield from self._merge([[name] for name in self.base])
+            made = yield [_Ask(CONFIRM, (node,), 1) for node in leaves]
+            leaves = {
+                node: one for node, one in zip(leaves, made, strict=True) if one and _failed(one)
+            }
+        else:
+            return
+        odd: list[tuple[str, _Made]] = []
+        together = _tests(one.test for one in control if one)
+        for node, first in leaves.items():
+            also = second[node]
+            if also and not also.outcome.ok:
+                why = f"fails with {first.beside(node)}, and with {also.beside(node)}"
+                self.known.accuse(NODE, [node], why, f"without it these pass together {together}")
+                self.confirmed[node] = also
+            else:
+                odd.append((node, first))
+        yield from self._together([self._odd(*one) for one in odd])
+
+    def _odd(self, node: str, first: _Made) -> _Task:
+        """A suspect that fails with one node and passes with another."""
+        other = next((name for name in first.test.nodes if name != node), "")
+        if not other or not (yield from self._blame(node, other)):
+            self.turns.append((node, first, _FLAKY))
+        return []
+
+    # --- Two nodes, two sides, or a number.
+
+    def _pin(self, order: Sequence[str], low: int) -> _Steps[bool]:
+        """Search what makes these fail together: True: it is found and told."""
+
+        def ask(some: Sequence[str]) -> _Ask:
+            return _Ask(CONFIRM, tuple(some))
+
+        one, other, size = yield from self._smallest(ask, order, low)
+        (both,) = yield [ask([one, other])]
+        if {one, other} & self.gone:
+            return True
+        if _failed(both):
+            return (yield from self._blame(one, other))
+        return (yield from self._number(order, size))
+
+    def _number(self, order: Sequence[str], size: int) -> _Steps[bool]:
+        """Whether it is the number: others, as many, fail as well, and one less passes."""
+        if 0 < self.known.most < size:
+            return True
+        pool = self.known.sorted({*order, *self.base} & {*self._live()})
+        for turned in (pool[::-1], (*pool[len(pool) // 2 :], *pool[: len(pool) // 2])):
+            many, fewer = yield [
+                _Ask(CONFIRM, turned[:size]),
+                _Ask(CONFIRM, turned[len(turned) - size + 1 :][: size - 1]),
+            ]
+            if many and fewer and _failed(many) and fewer.outcome.ok:
+                self.known.most = size - 1
+                self.known.accuse(
+                    SCALE,
+                    many.test.nodes,
+                    f"any {size} nodes fail together, as these {_tests([many.test])}"
+                    f"{_because(many.outcome.cause)}",
+                    f"any {size - 1} pass {_tests([fewer.test])}",
+                )
+                return True
+        return False
+
+    def _witnesses(self, one: str, other: str) -> list[str]:
+        """Two good nodes, of other groups than these where there are some."""
+        never = self.known.out() | {one, other}
+        never |= self.known.partners(one) | self.known.partners(other)
+        able = [name for name in self.base if name not in never]
+        own = {self.block.get(one, -1), self.block.get(other, -1)}
+        found: list[str] = []
+        while able and len(found) < 2:
+            best = min(able, key=lambda name: self.block.get(name, -2) in own)
+            found.append(best)
+            own.add(self.block.get(best, -2))
+            able.remove(best)
+        return found
+
+    def _blame(self, one: str, other: str) -> _Steps[bool]:
+        """Two nodes fail together: the pair, where each passes with others; else who does not."""
+        witnesses = self._witnesses(one, other)
+        edges = [*itertools.product((one, other), witnesses)]
+        # Those that share no node go into one round.
+        asks = [(one, other), tuple(witnesses), *edges[::3], *edges[1:3]]
+        first, control, *made = yield [
+            _Ask(CONTROL if pair == asks[1] else CONFIRM, pair) for pair in asks
+        ]
+        if {one, other} & self.gone:
+            return True
+        if first is None or first.outcome.ok or _failed(control):
+            return False
+        bad = {
+            end: [m for m in made if m and _failed(m) and end in m.test.nodes] for end in asks[0]
+        }
+        among = any(bad.values()) and {one, other} <= self.block.keys()
+        if among and (yield from self._sides(one, other)):
+            return True
+        for end, failed in bad.items():
+            if failed and len(failed) == len(witnesses):
+                beside = " and ".join(m.beside(end) for m in [first, *failed])
+                self.known.accuse(NODE, [end], f"fails with {beside}", *_without(control))
+        out = self.known.out()
+        again = [m.test.nodes for m in [*bad[one], *bad[other]] if not {*m.test.nodes} & out]
+        doubtful = yield [_Ask(CONFIRM, pair) for pair in again]
+        for m in [first, *doubtful]:
+            if m and _failed(m) and not {*m.test.nodes} & out:
+                self._pair(m, [m for m in made if m and m.outcome.ok])
+        return True
+
+    def _pair(self, failed: _Made, passed: Sequence[_Made]) -> None:
+        one, other = failed.test.nodes
+        if other in self.known.partners(one):
+            return
+        why = f"fail together {_tests([failed.test])}{_because(failed.outcome.cause)}"
+        good = [m.test for m in passed if {one, other} & {*m.test.nodes}]
+        more = f"each passes with others {_tests(good)}" if good else _NO_THIRD
+        self.known.accuse(PAIR, (one, other), why, more)
+
+    def _sides(self, one: str, other: str) -> _Steps[bool]:
+        """Whether these two are of two sets that pass among themselves, and not together; the
+        smaller set is named."""
+        blocks: dict[int, list[str]] = defaultdict(list)
+        for name in self.base:
+            blocks[self.block[name]].append(name)
+        here, there = self.block[one], self.block[other]
+        if here == there:
+            return False
+        ours = [name for name in blocks[here] if name != one] or [one]
+        theirs = [name for name in blocks[there] if name != other] or [other]
+        made = yield [
+            *(_Ask(CONFIRM, tuple(blocks[b])) for b in (here, there) if len(blocks[b]) > 1),
+            _Ask(CONFIRM, (ours[-1], theirs[-1])),
+        ]
+        if any(map(_failed, made[:-1])) or not _failed(made[-1]):
+            return False
+        others = [block for block in blocks if block not in (here, there)]
+        sides: dict[int, list[int]] = {here: [here], there: [there]}
+        for side in (here, there):
+            asks = [
+                _Ask(CONFIRM, (blocks[side][n % len(blocks[side])], *blocks[block]))
+                for n, block in enumerate(others)
+            ]
+            made = yield asks
+            sides[side] += [b for b, m in zip(others, made, strict=True) if m and m.outcome.ok]
+            others = [b for b in others if b not in sides[side]]
+        nodes = {side: [n for b in of for n in blocks[b]] for side, of in sides.items()}
+        small = min((there, here), key=lambda side: len(nodes[side]))
+        main = nodes[here if small == there else there]
+        asks = [
+            _Ask(CONFIRM, (blocks[block][n % len(blocks[block])], main[-1 - n % len(main)]))
+            for block in sides[small]
+            for n in range(2)
+        ]
+        crossing = yield asks
+        cut: list[str] = []
+        for number, block in enumerate(sides[small]):
+            if all(map(_failed, crossing[2 * number : 2 * number + 2])):
+                cut += blocks[block]
+        if not cut:
+            return False
+        among = yield [_Ask(CONFIRM, self.known.sorted(cut))] if len(cut) > 1 else []
+        if any(map(_failed, among)):
+            return False
+        self._set(cut, [m for m in among if m], [m for m in crossing if m], len(main))
+        return True
+
+    def _set(
+        self,
+        nodes: Collection[str],
+        among: Sequence[_Made],
+        crossing: Sequence[_Made],
+        others: int,
+    ) -> None:
+        why = []
+        if among:
+            why.append(f"pass among themselves {_tests(m.test for m in among)}")
+        if crossing:
+            cause = _because(crossing[0].outcome.cause)
+            why.append(f"fail with the others {_tests(m.test for m in crossing)}{cause}")
+        if others == len(nodes):
+            why.append("the others are as many: it may be they")
+        self.known.accuse(NODE, nodes, *why)
+
+    def _merge(self, blocks: list[list[str]]) -> _Steps[None]:
+        """Put groups together, each of which passed, up to all; those that then pass together are
+        the base. What fails between them is searched and told, one after the other."""
+        aside: set[str] = set()
+        for _ in range(_MOST_FAULTS):
+            nodes = {name for block in blocks for name in block} - self.known.out()
+            for one in self.known.suspects:
+                if one.kind == PAIR and {*one.nodes} <= nodes - aside:
+                    aside.add(one.nodes[1])
+            nodes -= aside
+            blocks = [left for block in blocks if (left := [n for n in block if n in nodes])]
+            self.block = {name: number for number, block in enumerate(blocks) for name in block}
+            self.base = [*self.known.sorted(self.block)]
+            if len(blocks) < 2 or 0 < self.known.most < len(self.base):
+                break
+            (made,) = yield [_Ask(MERGE, tuple(self.base))]
+            if made is None or made.outcome.ok:
+                break
+            (again,) = yield [_Ask(MERGE, made.test.nodes)]
+            low = sum(
+                1
+                for n, name in enumerate(self.base)
+                if all(self.block[b] == self.block[self.base[0]] for b in self.base[: n + 1])
+            )
+            if not _failed(again) or not (yield from self._pin(self.base, low)):
+                yield from self._together([self._hunt([*self.base], made.test, _FLAKY)])
+                break
+        self.aside |= aside
+        for name in self.known.sorted(aside):
+            yield from self._rest(name)
+
+    def _rest(self, name: str) -> _Steps[None]:
+        """With whom else a node of a pair does not pass."""
+        for _ in range(_MOST_FAULTS):
+            never = self.known.partners(name) | self.known.out()
+            order = [*(other for other in self.base if other not in never), name]
+            if name in never or 0 < self.known.most < len(order):
+                return
+            (made,) = yield [_Ask(MERGE, tuple(order))]
+            if not _failed(made) or not (yield from self._pin(order, len(order) - 1)):
+                return
+
+    def _join(self) -> _Steps[None]:
+        """Nodes that are accused, one by one or as a set, and pass among themselves: one set."""
+        known = self.known
+        sets = [[*one.nodes] for one in known.suspects if one.kind == NODE and len(one.nodes) > 1]
+        single = [name for name in known.sorted(self.confirmed) if name not in self.gone]
+        many = [[name] for name in single]
+        links: list[_Made] = []
+        if sets and many:
+            made = yield [
+                _Ask(CONFIRM, (*one, part[n % len(part)]))
+                for part in sets
+                for n, one in enumerate(many)
+            ]
+            links += [m for m in made if m and m.outcome.ok]
+        elif len(many) > 1:
+            (all_of_them,) = yield [_Ask(CONFIRM, tuple(single))]
+            if all_of_them and all_of_them.outcome.ok:
+                links = [all_of_them]
+            elif len(many) > 2:
+                made = yield [_Ask(CONFIRM, pair) for pair in itertools.pairwise(single)]
+                links = [m for m in made if m and m.outcome.ok]
+        whole = [{*part} for part in (*sets, *many)]
+        for link in links:
+            touched = [part for part in whole if part & {*link.test.nodes}]
+            whole = [part for part in whole if part not in touched] + [set().union(*touched)]
+        for part in whole:
+            mine = [link for link in links if part & {*link.test.nodes}]
+            if not mine:
+                continue
+            old = [one for one in known.suspects if one.kind == NODE and {*one.nodes} <= part]
+            known.suspects = [one for one in known.suspects if one not in old]
+            crossing = [
+                self.confirmed[name] for name in known.sorted(part & self.confirmed.keys())
+            ]
+            self._set(part, mine, crossing, -1)
+
+    # --- In turns.
+
+    def _in_turns(self) -> _Steps[None]:
+        for node, seen, mode in self.turns:
+            others = self._witnesses(node, node)
+            if node in self.known.out() or self.known.partners(node) or len(others) < 2:
+                self.known.doubts.pop(node, None)
+                continue
+            one, other = others
+            found = yield from self._turns((node, one), (other, one), CONFIRM, mode == _FLAKY)
+            self.known.doubts.pop(node, None)
+            if found:
+                why = f"as in {_tests([seen.test])}" if seen else ""
+                self.known.accuse(NODE, [node], *found, *filter(None, [why]))
+
+    def _turns(
+        self, suspects: tuple[str, ...], good: tuple[str, ...], purpose: str, flaky: bool
+    ) -> _Steps[tuple[str, ...]]:
+        """Suspects and good nodes in turns, nothing else at the same time: why they are to blame;
+        (): they are not."""
+        mine: list[_Made] = []
+        others: list[_Made] = []
+        control = SWEEP if purpose == SWEEP else CONTROL
+        for turn in range(_MOST_TURNS if flaky else _TURNS):
+            for asked, made in (((purpose, suspects), mine), ((control, good), others)):
+                (one,) = yield [_Ask(*asked)]
+                if one is None:
+                    return ()
+                made.append(one)
+            if any(map(_failed, others)):
+                return ()
+            worse = _worse(mine, others)
+            failed = [one for one in mine if not one.outcome.ok]
+            if worse and turn + 1 >= _TURNS:
+                return (worse,)
+            if len(failed) > 1 and turn + 1 >= _TURNS:
+                return (
+                    f"fails now and then, {len(failed)} of {turn + 1} times "
+                    f"{_tests(m.test for m in failed)}{_because(failed[0].outcome.cause)}; "
+                    f"{_named(good)} never {_tests(m.test for m in others)}",
+                )
+            if not worse and not flaky:
+                return ()
+        return ()
+
+    # --- Sweeps.
+
+    def _sweep(self) -> _Steps[None]:
+        """The plain paths between the nodes that are left."""
+        live = self._live()
+        last: dict[tuple[str, str], _Made] = {}
+        every: dict[tuple[str, str], list[_Made]] = defaultdict(list)
+        for pairs in mesh.rounds(live, _offsets(len(live), self.full)):
+            asks = [
+                _Ask(SWEEP, pair) for pair in pairs if pair[1] not in self.known.partners(pair[0])
+            ]
+            for one in (yield asks):
+                if one:
+                    source, target = one.test.nodes
+                    last[source, target] = one
+                    every[source, target].append(one)
+        for _ in range(2):
+            # What failed is tried again, and what then passes a third time.
+            failed = [
+                edge
+                for edge, made in every.items()
+                if _failed(made[0]) and sum(map(_failed, made)) < 2
+            ]
+            for one in (yield [_Ask(SWEEP, edge) for edge in failed]):
+                if one:
+                    source, target = one.test.nodes
+                    every[source, target].append(one)
+        attempts = [
+            localize.Attempt(*edge, "", sum(map(_failed, made)) < 2, made[0].outcome.cause)
+            for edge, made in every.items()
+            if not {*edge} & self.gone
+        ]
+        for found in localize.attribute(attempts):
+            self._unreached(found, every)
+        yield from self._slow_sweeps(last)
+
+    def _unreached(
+        self, found: localize.Finding, every: Mapping[tuple[str, str], Sequence[_Made]]
+    ) -> None:
+        edges = [edge for peer in found.peers for edge in ((peer, found.node), (found.node, peer))]
+        tests = _tests(m.test for edge in edges for m in every.get(edge, ()) if _failed(m))
+        cause = _because(found.cause)
+        if found.kind == localize.PAIR:
+            (peer,) = found.peers
+            ways: dict[bool | None, str] = {
+                True: "; the way back works",
+                False: "; nor the way back",
+            }
+            why = f"{found.node} does not reach {peer} {tests}{cause}{ways.get(found.back, '')}"
+            self.known.accuse(PAIR, (found.node, peer), why)
+            return
+        how = {
+            localize.TARGET: "is not reached by",
+            localize.SOURCE: "does not reach",
+            localize.BOTH: "neither reaches nor is reached by",
+        }
+        why = (
+            f"{how[found.kind]} {len(found.peers)} of {found.tried} others: {_named(found.peers)}"
+        )
+        self.known.accuse(NODE, [found.node], f"{why} {tests}{cause}")
+
+    def _slow_sweeps(self, made: Mapping[tuple[str, str], _Made]) -> _Steps[None]:
+        """Nodes, then pairs, whose sweeps are slow: confirmed in turns."""
+        of: dict[str, list[Outcome]] = defaultdict(list)
+        out = self.known.out()
+        good = {
+            edge: m.outcome
+            for edge, m in made.items()
+            if m.outcome.ok and not {*edge} & out and edge[1] not in self.known.partners(edge[0])
+        }
+        for edge, outcome in good.items():
+            for name in edge:
+                of[name].append(outcome)
+        fast, quick = _upper(o.gbps for o in good.values()), _lower(o.ms for o in good.values())
+        medians = {
+            name: Outcome(
+                True,
+                ms=statistics.median(o.ms for o in seen),
+                gbps=statistics.median(o.gbps for o in seen),
+            )
+            for name, seen in of.items()
+        }
+        slow = [name for name, median in medians.items() if _looks_slow(median, fast, quick)]
+        for name in sorted(slow, key=lambda name: medians[name].gbps or -medians[name].ms):
+            able = [
+                n for n in self._live() if n not in slow and n not in self.known.partners(name)
+            ]
+            if len(able) < 2:
+                continue
+            found = yield from self._turns((name, able[0]), (able[1], able[0]), SWEEP, False)
+            if found:
+                self.known.accuse(NODE, [name], *found)
+        out = self.known.out()
+        pairs = {
+            edge: o
+            for edge, o in good.items()
+            if not {*edge} & out
+            and _looks_slow(
+                o, *(min(medians[n].gbps for n in edge), max(medians[n].ms for n in edge))
+            )
+        }
+        again = yield [_Ask(SWEEP, edge) for edge in pairs]
+        still = [
+            (*m.test.nodes,)
+            for m in again
+            if m
+            and m.outcome.ok
+            and _looks_slow(
+                m.outcome,
+                min(medians[n].gbps for n in m.test.nodes),
+                max(medians[n].ms for n in m.test.nodes),
+            )
+        ]
+        for source, target in still[:_MOST_FAULTS]:
+            able = [
+                n
+                for n in self._live()
+                if n not in (source, target)
+                and n not in self.known.partners(target)
+                and (source, n) not in pairs
+                and (n, target) not in pairs
+            ]
+            if not able or target in self.known.partners(source):
+                continue
+            found = yield from self._turns((source, target), (able[0], target), SWEEP, False)
+            if found:
+                self.known.accuse(PAIR, (source, target), *found)
+
+
+def _looks_slow(outcome: Outcome, fast: float, quick: float) -> bool:
+    late = quick > 0 and outcome.ms > max(_LOOK_TIMES * quick, quick + _MORE_MS)
+    return late or 0 < outcome.gbps < _LOOK * fast
+
+
+def _worse(mine: Sequence[_Made], others: Sequence[_Made]) -> str:
+    """In what all of these are worse than all others; "": they are not."""
+    tests = f"{_tests(m.test for m in mine)} against {_tests(m.test for m in others)}"
+    with_whom = f"{_named(mine[0].test.nodes)} in turns with {_named(others[0].test.nodes)}"
+    if not any(m.outcome.ok for m in mine):
+        return f"{with_whom}: fails each time {tests}{_because(mine[0].outcome.cause)}"
+    most = max(m.outcome.gbps if m.outcome.ok else 0.0 for m in mine)
+    least = min(m.outcome.gbps for m in others)
+    if 0 < most <= _ACCUSE * least:
+        return f"slow: {with_whom}: at most {most:.3g} against at least {least:.3g} Gbit/s {tests}"
+    soonest = min(m.outcome.ms if m.outcome.ok else math.inf for m in mine)
+    latest = max(m.outcome.ms for m in others)
+    if latest > 0 and soonest >= max(_ACCUSE_TIMES * latest, latest + _MORE_MS):
+        return f"slow: {with_whom}: at least {soonest:.3g} against at most {latest:.3g} ms {tests}"
+    return ""
+
+
+def search(
+    nodes: Sequence[str],
+    gpus: Mapping[str, int],
+    *,
+    full: bool = False,
+    known: Known | None = None,
+) -> Search:
     """Search among these nodes.
 
     nodes: in the inventory's order
     gpus:  how many GPUs each node's ranks have; 0: ranks without GPUs
     full:  all pairs in the sweep, not only ring and skips
+    known: is told what is found meanwhile, for whoever stops before the end
     """
-    raise NotImplementedError
+    return _Search(nodes, gpus, full, known if known is not None else Known()).run()

@@ -1,0 +1,173 @@
+"""Simulated fleets: nodes with faults that answer the tests of a search, by the rules that the
+driver keeps."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from nodeready.smoke.search import ALONE, SWEEP, Found, Known, Outcome, Test, search
+
+GBPS, MS = 90.0, 2.0
+
+
+def names(count: int) -> list[str]:
+    return [f"n{number:04}" for number in range(count)]
+
+
+@dataclass
+class Fleet:
+    """A fleet and its faults.
+
+    bad:      fail with whomever, and pass alone
+    dead:     fail alone as well
+    gpus:     GPUs of each node; bad_gpus: (node, GPU); gpu_pairs: (node, GPU, GPU)
+    pairs:    fail together wherever both are; ring_pairs: only as neighbours among the ranks
+    paths:    fail in a sweep only, from the first to the second
+    sets:     pass among themselves, and with no other
+    limit:    more nodes than this fail together
+    slow:     node -> what is left of its bandwidth; slow_pairs likewise
+    late:     node -> so many times slower in ms
+    noise:    every figure is off by up to this part, any way
+    flaky:    node -> it fails every so manieth test
+    lossy:    nodes of which a third of the tests fail and the others are slow
+    lost:     node -> the number of its test during which it is lost
+    freezes:  node -> its tests before it begins to fail all
+    says:     node -> whom it calls the culprit whenever its test fails; "" itself
+    """
+
+    nodes: list[str]
+    bad: tuple[str, ...] = ()
+    dead: tuple[str, ...] = ()
+    gpus: int = 0
+    bad_gpus: tuple[tuple[str, int], ...] = ()
+    gpu_pairs: tuple[tuple[str, int, int], ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
+    ring_pairs: tuple[tuple[str, str], ...] = ()
+    paths: tuple[tuple[str, str], ...] = ()
+    sets: tuple[tuple[str, ...], ...] = ()
+    limit: int = 0
+    slow: dict[str, float] = field(default_factory=dict)
+    slow_pairs: dict[tuple[str, str], float] = field(default_factory=dict)
+    late: dict[str, float] = field(default_factory=dict)
+    noise: float = 0.0
+    flaky: dict[str, int] = field(default_factory=dict)
+    lossy: tuple[str, ...] = ()
+    lost: dict[str, int] = field(default_factory=dict)
+    freezes: dict[str, int] = field(default_factory=dict)
+    says: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.count: Counter[str] = Counter()
+        self.gone: set[str] = set()
+        self.numbers: set[int] = set()
+        self.known = Known()
+        self.rounds: list[list[Test]] = []
+
+    # --- What a test comes to.
+
+    def cause(self, test: Test) -> str:
+        """Why this test fails; "": it does not."""
+        inside = {*test.nodes}
+        if test.purpose == ALONE:
+            return self.cause_alone(test)
+        bad = inside.intersection(self.bad)
+        bad |= {n for n in inside & self.freezes.keys() if self.count[n] > self.freezes[n]}
+        bad |= {n for n in inside & self.flaky.keys() if self.count[n] % self.flaky[n] == 0}
+        bad |= {n for n in inside.intersection(self.lossy) if self.chance.random() < 1 / 3}
+        if bad:
+            return "timed out"
+        if any({*pair} <= inside for pair in self.pairs):
+            return "timed out"
+        ring = {
+            frozenset(pair)
+            for pair in zip(test.nodes, (*test.nodes[1:], test.nodes[0]), strict=True)
+        }
+        if any({*pair} in ring for pair in self.ring_pairs):
+            return "timed out"
+        if test.purpose == SWEEP:
+            return "refused" if test.nodes in self.paths else ""
+        if any(0 < len(inside & {*one}) < len(inside) for one in self.sets):
+            return "unreachable"
+        if self.limit and len(inside) > self.limit:
+            return "out of memory"
+        return ""
+
+    def cause_alone(self, test: Test) -> str:
+        (node,) = test.nodes
+        gpus = {*(test.gpus[0][1] if test.gpus else range(self.gpus))}
+        if any(one == node and gpu in gpus for one, gpu in self.bad_gpus):
+            return "wrong sum"
+        if any(one == node and {*pair} <= gpus for one, *pair in self.gpu_pairs):
+            return "timed out"
+        return "rank died" if node in self.dead else ""
+
+    def figures(self, test: Test) -> tuple[float, float]:
+        """Milliseconds and Gbit/s of a test that passes."""
+        inside = {*test.nodes}
+        left = [self.slow[n] for n in inside & self.slow.keys()]
+        left += [part for pair, part in self.slow_pairs.items() if {*pair} <= inside]
+        left += [0.1 for _ in inside.intersection(self.lossy)]
+        times = [self.late[n] for n in inside & self.late.keys()]
+        ms = MS * max([1.0, *times]) * self.off()
+        return ms, GBPS * min([1.0, *left]) * self.off()
+
+    def off(self) -> float:
+        return 1 + self.noise * (2 * self.chance.random() - 1)
+
+    def outcome(self, test: Test) -> Outcome:
+        self.count.update(test.nodes)
+        lost = tuple(n for n in test.nodes if n in self.lost and self.count[n] >= self.lost[n])
+        if lost:
+            self.gone.update(lost)
+            return Outcome(False, "lost", lost=lost)
+        cause = self.cause(test)
+        if cause:
+            said = tuple(self.says[n] or n for n in test.nodes if n in self.says)
+            return Outcome(False, cause, culprits=said)
+        return Outcome(True, "", *self.figures(test))
+
+    # --- A whole search.
+
+    def check(self, tests: list[Test]) -> None:
+        """The rules of a round."""
+        seats: set[object] = set()
+        assert tests
+        for test in tests:
+            assert test.number not in self.numbers
+            self.numbers.add(test.number)
+            assert len({*test.nodes}) == len(test.nodes)
+            assert not self.gone & {*test.nodes}
+            assert (len(test.nodes) == 1) == (test.purpose == ALONE)
+            assert test.purpose != SWEEP or len(test.nodes) == 2
+            mine = {*enumerate(test.nodes)} if test.purpose == SWEEP else {*test.nodes}
+            assert not seats & mine
+            seats |= mine
+
+    def search(self, *, full: bool = False, rounds: int = 0) -> Found:
+        """What a search finds; after so many rounds, when it is stopped."""
+        gpus = dict.fromkeys(self.nodes, self.gpus)
+        running = search(self.nodes, gpus, full=full, known=self.known)
+        tests = next(running)
+        while True:
+            self.check(tests)
+            self.rounds.append(tests)
+            outcomes = {test.number: self.outcome(test) for test in tests}
+            if len(self.rounds) == rounds:
+                running.close()
+                return self.known.found()
+            try:
+                tests = running.send(outcomes)
+            except StopIteration as end:
+                return end.value
+
+
+def told(found: Found) -> set[tuple[object, ...]]:
+    """The suspects: kind, nodes, and GPUs where there are some."""
+    return {
+        (one.kind, one.nodes, one.gpus) if one.gpus else (one.kind, one.nodes)
+        for one in found.suspects
+    }
