@@ -11,10 +11,12 @@ import contextlib
 import errno
 import ipaddress
 import json
+import math
 import os
 import queue
 import re
 import secrets
+import select
 import selectors
 import signal
 import socket
@@ -22,8 +24,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.subjects import wire
@@ -36,10 +38,12 @@ from nodeready.subjects.proof.facts import Busy, Config
 #: A busy port is tried once more: what holds it may be a connection that is just ending.
 _AGAIN_S = 0.5
 #: Connections that are open at once, and how long each may be.
-_MOST, _OPEN_S = 64, 5.0
+MOST, OPEN_S = 64, 5.0
+#: That wait to be taken: one that finds no room comes again after a second, which looks slow.
+_WAITING = 1024
 
 
-def _listener(port: int) -> socket.socket:
+def listener(port: int) -> socket.socket:
     """Listen as torchrun's TCPStore does: on all addresses, of both families where there are two.
 
     Raises OSError.
@@ -60,7 +64,7 @@ def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.sock
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         made.bind((address, port))
-        made.listen(_MOST)
+        made.listen(_WAITING)
         made.setblocking(False)
     except OSError:
         made.close()
@@ -81,17 +85,18 @@ class Listeners:
         self.token = secrets.token_hex(8)
         self.came = 0
         self.sockets: dict[int, socket.socket] = {}
-        errors = self._listen(ports)
+        errors = self.listen(ports)
         if errors:
             time.sleep(_AGAIN_S)
-            errors = self._listen(errors)
+            errors = self.listen(errors)
         self.busy = tuple(Busy(port, error) for port, error in sorted(errors.items()))
 
-    def _listen(self, ports: Iterable[int]) -> dict[int, str]:
+    def listen(self, ports: Iterable[int]) -> dict[int, str]:
+        """Open these; those that could not be opened, with the kernel's words."""
         errors = {}
         for port in ports:
             try:
-                self.sockets[port] = _listener(port)
+                self.sockets[port] = listener(port)
             except OSError as problem:
                 errors[port] = problem.strerror or str(problem)
         return errors
@@ -111,7 +116,7 @@ class Listeners:
             self.came += 1
             one.setblocking(False)
             reset_on_close(one)
-            opened[one] = time.monotonic() + _OPEN_S
+            opened[one] = time.monotonic() + OPEN_S
             waiting.register(one, selectors.EVENT_READ)
             with contextlib.suppress(OSError):
                 one.send(self.token.encode())
@@ -131,7 +136,7 @@ class Listeners:
                     close(one)
             now = time.monotonic()
             late = [one for one, until in opened.items() if until < now]
-            for one in late + [*opened][: max(0, len(opened) - _MOST)]:
+            for one in late + [*opened][: max(0, len(opened) - MOST)]:
                 if one in opened:
                     close(one)
 
@@ -244,9 +249,26 @@ def _read(path: str) -> str:
         return ""
 
 
-def _resolve(name: str) -> tuple[tuple[str, ...], str]:
+#: Whether a socket is ready for these events of poll(2) within so many seconds. It may raise, to
+#: end what waits.
+Ready = Callable[[socket.socket, int, float], bool]
+
+
+def ready(one: socket.socket, events: int, seconds: float) -> bool:
+    """Wait for the socket, and for nothing else."""
+    poll = select.poll()
+    poll.register(one, events)
+    return bool(poll.poll(max(0, math.ceil(seconds * 1000))))
+
+
+def resolve(
+    name: str, wait: Callable[[threading.Thread, float], None] = threading.Thread.join
+) -> tuple[tuple[str, ...], str]:
     """The addresses of a name, in the resolver's order, or why there are none. Bounded: a name
-    service that hangs is left behind in its thread."""
+    service that hangs is left behind in its thread.
+
+    wait: waits for the thread, so many seconds; it may raise
+    """
     found: list[tuple[tuple[str, ...], str]] = []
 
     def ask() -> None:
@@ -259,75 +281,109 @@ def _resolve(name: str) -> tuple[tuple[str, ...], str]:
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(RESOLVE_S)
+    wait(asking, RESOLVE_S)
     return found[0] if found else ((), f"no answer in {RESOLVE_S:.0f} s")
 
 
-def _connect(address: str, port: int, token: bytes) -> Try:
-    """One connection to a listener of ours, and whether it is one."""
+def meet(
+    address: str, port: int, token: bytes, ready: Ready = ready, connect_s: float = CONNECT_S
+) -> tuple[Try, socket.socket | None]:
+    """One connection to a listener of ours, and whether it is one: then the open connection, too.
+
+    It does not block, and close() resets it.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as one:
-        one.settimeout(CONNECT_S)
-        began = time.monotonic()
-        try:
-            one.connect((address, port))
-        except socket.timeout:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setblocking(False)
+        found = _handshake(one, address, port, ready, connect_s)
+        if found.outcome == OK:
+            found = _met(one, found, token, ready)
+    except BaseException:
+        one.close()
+        raise
+    if found.outcome != OK:
+        one.close()
+        return found, None
+    reset_on_close(one)
+    return found, one
+
+
+def _handshake(one: socket.socket, address: str, port: int, ready: Ready, connect_s: float) -> Try:
+    began = time.monotonic()
+    problem = one.connect_ex((address, port))
+    if problem == errno.EINPROGRESS:
+        if not ready(one, select.POLLOUT, connect_s):
             return Try(port, TIMEOUT, 0.0, "")
-        except OSError as problem:
-            return Try(port, _outcome(problem), 0.0, problem.strerror or str(problem))
-        ms = round((time.monotonic() - began) * 1000, 3)
-        one.settimeout(TOKEN_S)
-        heard = b""
+        problem = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if problem:
+        return Try(port, _OUTCOMES.get(problem, FAILED), 0.0, os.strerror(problem))
+    return Try(port, OK, round((time.monotonic() - began) * 1000, 3), "")
+
+
+def _met(one: socket.socket, made: Try, token: bytes, ready: Ready) -> Try:
+    """What became of a connection that was made: whether the token comes."""
+    until = time.monotonic() + TOKEN_S
+    heard = b""
+    while len(heard) < len(token):
+        if not ready(one, select.POLLIN, until - time.monotonic()):
+            return replace(made, outcome=SILENT)
         try:
-            while len(heard) < len(token) and token.startswith(heard):
-                piece = one.recv(len(token) - len(heard))
-                if not piece:
-                    break
-                heard += piece
-        except socket.timeout:
-            return Try(port, SILENT, ms, "")
-        except OSError as problem:
-            return Try(port, FOREIGN, ms, problem.strerror or str(problem))
-        if heard != token:
-            return Try(port, FOREIGN, ms, "")
-        reset_on_close(one)
-        return Try(port, OK, ms, "")
-
-
-def _outcome(problem: OSError) -> str:
-    if problem.errno == errno.ECONNREFUSED:
-        return REFUSED
-    if problem.errno == errno.ETIMEDOUT:
-        return TIMEOUT
-    if problem.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
-        return UNREACHABLE
-    return FAILED
-
-
-def _tries(address: str, ports: Iterable[int], token: str, until: float) -> tuple[Try, ...]:
-    """The ports one after the other: never more than one connection of ours at a time."""
-    found: list[Try] = []
-    for port in ports:
-        if time.monotonic() > until:
-            break
-        if [one.outcome for one in found[:IN_A_ROW]] == [TIMEOUT] * IN_A_ROW:
-            found.append(Try(port, SKIPPED, 0.0, ""))
+            piece = one.recv(len(token) - len(heard))
+        except BlockingIOError:
             continue
-        found.append(_connect(address, port, token.encode()))
-    return tuple(found)
+        except OSError as error:
+            return replace(made, outcome=FOREIGN, said=error.strerror or str(error))
+        heard += piece
+        if not piece or not token.startswith(heard):
+            return replace(made, outcome=FOREIGN)
+    return made
+
+
+_OUTCOMES = {
+    errno.ECONNREFUSED: REFUSED,
+    errno.ETIMEDOUT: TIMEOUT,
+    errno.EHOSTUNREACH: UNREACHABLE,
+    errno.ENETUNREACH: UNREACHABLE,
+}
+
+
+def tries(
+    address: str, ports: Iterable[int], token: bytes, until: float, ready: Ready = ready
+) -> Iterator[Try]:
+    """The ports one after the other: never more than one connection of ours at a time."""
+    timeouts = 0
+    for number, port in enumerate(ports):
+        if time.monotonic() > until:
+            return
+        if timeouts == IN_A_ROW:
+            yield Try(port, SKIPPED, 0.0, "")
+            continue
+        found, met = meet(address, port, token, ready)
+        if met is not None:
+            met.close()
+        timeouts += found.outcome == TIMEOUT and timeouts == number
+        yield found
+
+
+def theirs(resolved: Iterable[str], addresses: Iterable[str], own: Iterable[str]) -> str:
+    """The first that is the target's own; "": none is.
+
+    An address that this node has, too (a container bridge's, say) leads back here.
+    """
+    return next((one for one in resolved if one in addresses and one not in own), "")
 
 
 def _round(asked: dict[str, Any], own: tuple[str, ...], listeners: Listeners) -> Round:
     began = time.monotonic()
     name = asked["target"]
-    resolved, error = _resolve(name)
-    # An address that this node has, too (a container bridge's, say) leads back here.
-    theirs = [one for one in resolved if one in asked["addresses"] and one not in own]
-    address = theirs[0] if theirs else ""
-    tries: tuple[Try, ...] = ()
+    resolved, error = resolve(name)
+    address = theirs(resolved, asked["addresses"], own)
+    found: tuple[Try, ...] = ()
     if address:
-        tries = _tries(address, asked["ports"], asked["token"], began + asked["limit_s"])
-    return Round(asked["round"], name, resolved, error, address, tries, listeners.came)
+        token = asked["token"].encode()
+        found = tuple(tries(address, asked["ports"], token, began + asked["limit_s"]))
+    return Round(asked["round"], name, resolved, error, address, found, listeners.came)
 
 
 def main(config: Config, *, ports: tuple[int, ...]) -> None:
