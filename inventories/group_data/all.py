@@ -97,5 +97,13 @@ from __future__ import annotations
 # swap = "any"
 # numa_balancing = None
 
+# What `nodeready smoke` tests with, and the bus bandwidth in Gbit/s that it must reach (0: only
+# peers are compared): ("apptainer", "exec", "--nv", "/images/job.sif"), ("NCCL_DEBUG=WARN",).
+# smoke_min_gbps = 0
+# smoke_min_node_gbps = 0
+# smoke_python = ""
+# smoke_prefix = ()
+# smoke_environment = ()
+
 # Findings that are known and accepted: {"nics.mtu": "until the switch is replaced, ticket 4711"}.
 # waivers = ()

@@ -290,7 +290,15 @@ WAIVERS = Kind(_waivers, "check ids and reasons: `{'ID': 'WHY'}`", dict)
 
 USERS = each(USER_NAME, "user name")
 PATHS = each(r"/[^:\s'\"]*", "absolute path")
+PATH = Kind(
+    lambda value: value if value == "" else PATHS.check((value,))[0], 'an absolute path, or `""`'
+)
 LINES = Kind(each(r".+", "line").check, "lines of text")
+WORDS = Kind(each(r".+", "word").check, "the words of a command")
+# What bash exports (a function's name has signs that are none of these).
+VARIABLES = Kind(
+    each(r"[A-Za-z_][A-Za-z0-9_]*=.*", "variable (NAME=VALUE)").check, "`NAME=VALUE`s"
+)
 DOMAINS = each(r"\*|@?[A-Za-z_][A-Za-z0-9_.-]{0,31}", "limits.conf domain")
 # With ".service.d" it is one component of a path, of 255 bytes.
 UNITS = each(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}", "service name")

@@ -21,6 +21,7 @@ from nodeready.policy.fields import (
     LINE,
     LINES,
     PACKAGES,
+    PATH,
     PATHS,
     PATTERNS,
     PORT_RANGE,
@@ -28,8 +29,10 @@ from nodeready.policy.fields import (
     UNITS,
     USER,
     USERS,
+    VARIABLES,
     VERSION,
     WAIVERS,
+    WORDS,
     Invalid,
     Kind,
     Names,
@@ -338,6 +341,36 @@ class Policy:
         "kernel.numa_balancing; None: 0 where AMD Instinct GPUs are (ROCm asks for it), any "
         "elsewhere.",
     )
+    smoke_min_gbps: int = setting(
+        0,
+        whole(0, 1_000_000),
+        "Gbit/s of bus bandwidth that a collective between nodes must reach in `nodeready smoke` "
+        "(nccl-tests' busbw in GB/s, times eight); 0: only peers are compared. In use: 370 on one "
+        "port of 400 Gbit/s, 2000 on eight.",
+    )
+    smoke_min_node_gbps: int = setting(
+        0,
+        whole(0, 1_000_000),
+        "The same inside of a node; 0: only peers are compared. In use: 1200 over NVLink, 120 "
+        "over PCIe.",
+    )
+    smoke_python: str = setting(
+        "",
+        PATH,
+        "The Python of the job, for the PyTorch that `nodeready smoke` tests; '': python3 of the "
+        "job's user's session.",
+    )
+    smoke_prefix: Names = setting(
+        (),
+        WORDS,
+        "The words in front of that Python where the job runs in a container: "
+        "('apptainer', 'exec', '--nv', '/images/job.sif').",
+    )
+    smoke_environment: Names = setting(
+        (),
+        VARIABLES,
+        "The job's environment in such a test: what NCCL_* chooses decides what is tested.",
+    )
     waivers: tuple[tuple[str, str], ...] = setting(
         (),
         WAIVERS,
@@ -368,7 +401,7 @@ class Expected(Policy):
 #: The first words of our settings: an unknown key that begins with one of them is misspelt.
 _PREFIXES = (
     "ptrace_", "core_", "limit_", "pdshrc_", "ssh_client_", "iommu_", "py_spy_", "gpu_", "xid_",
-    "rdma_", "gate_",
+    "rdma_", "gate_", "smoke_",
 )  # fmt: skip
 _FIELDS: dict[str, Field[Any]] = {f.name: f for f in fields(Policy)}
 

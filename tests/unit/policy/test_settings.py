@@ -15,6 +15,20 @@ GOOD = [
     ({"limit_domains": ["*", "root", "@ml"]}, Policy(limit_domains=("*", "root", "@ml"))),
     ({"iommu_args": ["iommu=pt"]}, Policy(iommu_args=("iommu=pt",))),
     ({"core_pattern": "/" + "a" * 120 + "/%e.%P"}, None),
+    (
+        {
+            "smoke_min_gbps": 370,
+            "smoke_python": "/opt/conda/bin/python",
+            "smoke_prefix": ["apptainer", "exec", "--nv", "/images/a b.sif"],
+            "smoke_environment": ["NCCL_SOCKET_IFNAME==eth0", "EMPTY="],
+        },
+        Policy(
+            smoke_min_gbps=370,
+            smoke_python="/opt/conda/bin/python",
+            smoke_prefix=("apptainer", "exec", "--nv", "/images/a b.sif"),
+            smoke_environment=("NCCL_SOCKET_IFNAME==eth0", "EMPTY="),
+        ),
+    ),
     ({"_sudo": True, "our_own_data": {"x": 1}, "ssh_user": "root"}, Policy()),
 ]
 
@@ -58,6 +72,17 @@ BAD = [
     ({"iommu_args": ["iommu=pt init=/bin/sh"]}, ["is no kernel argument"]),
     ({"ssh_client_hosts": ["gpu* -o ProxyCommand=x"]}, ["is no ssh host pattern"]),
     ({"py_spy_version": "latest"}, ["version such as"]),
+    ({"smoke_python": "python3"}, ["is no absolute path"]),
+    ({"smoke_prefix": "apptainer exec"}, ["must be a list", "('apptainer exec',)?"]),
+    ({"smoke_prefix": ["apptainer", ""]}, ["is no word"]),
+    ({"smoke_environment": ["NCCL_DEBUG"]}, ["is no variable (NAME=VALUE)"]),
+    ({"smoke_environment": ["1X=2"]}, ["is no variable (NAME=VALUE)"]),
+    ({"smoke_environment": ["A=1\nB=2"]}, ["one line"]),
+    ({"smoke_environment": {"A": "1"}}, ["must be a list"]),
+    ({"smoke_min_gbps": -1}, ["between 0 and 1000000"]),
+    ({"smoke_min_gbps": 370.5}, ["whole number"]),
+    ({"smoke_min_gbp": 1}, ["did you mean smoke_min_gbps?"]),
+    ({"smoke_gpus": 1}, ["the settings are smoke_min_gbps"]),
     # Ports.
     ({"port_range": (29510, 29500)}, ["wrong way round: (29500, 29510)?"]),
     ({"port_range": (0, 70000)}, ["between 1 and 65535"]),
