@@ -48,58 +48,63 @@ from nodeready.transport.look import Look
 _MOST_GBPS, _MOST_MS = 1e6, 3.6e6
 #: Characters of a rank's words in a cause.
 _SAID = 200
-_NO_ANSWER = "no answer"
 #: Phases in which a rank needs no other one.
 _OWN_PHASES = ("start", "compute")
 
 #: A rank did not find another one: words of our ring, of the kernel, of PyTorch's store, of gloo
 #: and of NCCL's sockets.
 _UNCONNECTED = re.compile(
-    r"(?i)no connection|connect(?:ing)? to|unreachable|no route|refused|resolve|resolution"
-    r"|name or service|clients joined"
+    r"(?i)no connection|not answered|connect(?:ing)? to|unreachable|no route|refused|resolve"
+    r"|resolution|name or service|clients joined"
 )
-#: It had found the other one, and nothing came: gloo's pair.cc, PyTorch's TCPStore and watchdog,
-#: NCCL's ncclRemoteError and the retries of its InfiniBand part.
+#: Its own name service leads it astray.
+_ASTRAY = re.compile(r"(?i)resolve|resolution|name or service")
+#: It had found the other one, and too little came: words of our ring and of TCP's counters.
+_PATH = re.compile(r"acknowledge|small messages pass|bit/s from|something|bytes in \w+, not")
+#: Nothing came: gloo's pair.cc, PyTorch's TCPStore and watchdog, NCCL's ncclRemoteError and the
+#: retries of its InfiniBand part; or it was ended by us.
 _WAITED = re.compile(
     r"(?i)\btime[sd]?[ -]?out|connection (?:was )?(?:closed|reset|aborted)|closed the connection"
     r"|broken pipe|end of file|\bEOF\b|failed to recv|remote process|remote ?error|network error"
     r"|retry (?:counter )?exceeded|communicator was aborted|did not (?:end|finish|come)|no data"
-    r"|(?:limit of|after) [0-9.]+ m?s"
+    r"|(?:limit of|after) [0-9.]+ m?s|others had ended"
 )
+#: The ring's own word for a node that did not run for a while.
+_STILL = "this node stood still"
+_RANK = re.compile(r"\brank (\d{1,9})\b")
 
 
 @dataclass(frozen=True)
 class _One:
-    """One rank. who: ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests."""
+    """One rank. who: ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests.
+
+    said, wrong: what it says, with other ranks by such names
+    """
 
     node: str
     who: str
     rank: Rank
+    said: str
+    wrong: str
 
     @property
-    def said(self) -> str:
-        return sanitise(self.rank.said, _SAID)
+    def alone(self) -> bool:
+        """Whether it came no further than where it needs no other rank, so that none is why."""
+        return self.rank.phase in _OWN_PHASES and not self.wrong
 
     @property
     def own(self) -> str:
         """What it failed of by itself, in words; "": it passed, or needed another one."""
-        rank = self.rank
-        if rank.wrong:
-            return f"{self.who}: {sanitise(rank.wrong, _SAID)}"
-        if rank.phase in _OWN_PHASES:
-            return f"{self.who}: {self.said or f'does not get beyond {rank.phase}'}"
-        if rank.said and not self.blames(_UNCONNECTED, _WAITED):
-            return f"{self.who}: {self.said}"
-        return ""
-
-    @property
-    def certain(self) -> bool:
-        """Whether no other rank can be why it failed."""
-        return bool(self.own) and self.rank.phase in _OWN_PHASES
-
-    def blames(self, *words: re.Pattern[str]) -> bool:
-        """Whether it says one of these."""
-        return any(one.search(self.rank.said) for one in words)
+        said = self.said
+        if self.alone:
+            said = said or f"does not get beyond {self.rank.phase}"
+        elif not said.startswith(_STILL) and (
+            self.rank.waits_for >= 0
+            or any(one.search(said) for one in (_UNCONNECTED, _PATH, _WAITED))
+        ):
+            said = ""
+        said = self.wrong or said
+        return f"{self.who}: {said}" if said else ""
 
 
 def ran(
@@ -113,61 +118,80 @@ def ran(
     orders:  what the nodes were ordered: whose each rank is; without a node's, its ranks have to
              follow each other and be nobody else's
     """
-    came = {name: one for name in test.nodes if isinstance(one := answers.get(name), Ran)}
+    given = {name: answers[name] for name in test.nodes if name in answers}
+    came = {name: answer for name, answer in given.items() if isinstance(answer, Ran)}
     lost = tuple(name for name in test.nodes if name not in came)
-    strange = _strange(test, came, orders)
-    seen = [
-        _One(name, _who(name, place, answer, orders.get(name)), rank)
+    gone = f"{lost[0]} is lost: {_line(str(given.get(lost[0], 'no answer')))}" if lost else ""
+    certain = _strange(test, came, orders)
+    ranks = {
+        rank.rank: (name, rank)
         for name, answer in came.items()
-        if name not in strange
-        for place, rank in enumerate(sorted(answer.ranks, key=lambda one: one.rank))
+        if name not in certain
+        for rank in answer.ranks
+    }
+    home = {number: name for number, (name, _) in ranks.items()}
+    for name, order in orders.items():
+        home |= dict.fromkeys(range(order.first, order.first + order.ranks), name)
+    whos = _whos(home, orders)
+
+    def line(text: str) -> str:
+        return _line(_RANK.sub(lambda found: whos.get(int(found[1]), found[0]), text))
+
+    seen = [
+        _One(name, whos[number], rank, line(rank.said), line(rank.wrong))
+        for number, (name, rank) in sorted(ranks.items())
     ]
-    certain = dict(strange)
     for name, answer in came.items():
         if answer.error:
-            certain.setdefault(name, f"{name}: {sanitise(answer.error, _SAID)}")
+            certain.setdefault(name, f"{name}: {_line(answer.error)}")
     likely: dict[str, str] = {}
-    for rank in seen:
-        if rank.own:
-            (certain if rank.certain else likely).setdefault(rank.node, rank.own)
-    if certain:
-        named = [name for name in test.nodes if name in certain]
-        return Outcome(False, certain[named[0]], lost=lost, culprits=tuple(named))
-    if likely:
-        return _likely(test, likely, lost)
+    for one in seen:
+        if one.own:
+            (certain if one.alone else likely).setdefault(one.node, one.own)
     failed = [one for one in seen if not one.rank.ok]
+
+    def fails(cause: str, culprits: Iterable[str]) -> Outcome:
+        named = {*culprits}
+        ordered = tuple(name for name in test.nodes if name in named and name not in lost)
+        return Outcome(False, cause, lost=lost, culprits=ordered)
+
+    if certain:
+        return fails(next(certain[name] for name in test.nodes if name in certain), certain)
+    if likely:
+        cause = next(likely[name] for name in test.nodes if name in likely)
+        # It can be of what others sent: a wrong sum goes around.
+        few = 2 * len(likely) <= len(test.nodes) or len(test.nodes) == 1
+        return fails(cause, _accused(seen, home) or (likely if few else ()))
     if failed:
-        awaited = _awaited(seen, {**_homes(orders), **{one.rank.rank: one.node for one in seen}})
-        named = [name for name in test.nodes if name in awaited and name not in lost]
+        awaited = _awaited(failed, home)
         cause = _waiting(failed, [name for name in test.nodes if name in awaited])
         if lost:
-            cause = f"{_lost(lost[0], answers)}; then it {cause}"
-        culprits = tuple(named or ([] if lost else _behind(test, seen)))
-        return Outcome(False, cause, lost=lost, culprits=culprits)
+            return fails(f"{gone}; then it {cause}", awaited)
+        astray = {one.node for one in failed if _ASTRAY.search(one.said)}
+        return fails(cause, awaited or astray or _behind(seen))
     if lost:
-        return Outcome(False, _lost(lost[0], answers), lost=lost)
+        return fails(gone, ())
     rates = [one.rank.gbps for one in seen if one.rank.gbps > 0]
     slowest = max((one.rank.ms for one in seen), default=0.0)
     return Outcome(True, ms=slowest, gbps=min(rates, default=0.0))
 
 
-def _lost(name: str, answers: Mapping[str, Ran | str]) -> str:
-    why = answers.get(name, _NO_ANSWER)
-    return f"{name} is lost: {sanitise(str(why), _SAID)}"
+def _line(text: str) -> str:
+    return sanitise(text, _SAID)
 
 
-def _homes(orders: Mapping[str, Collective]) -> dict[int, str]:
-    return {
-        rank: name
-        for name, order in orders.items()
-        for rank in range(order.first, order.first + order.ranks)
-    }
-
-
-def _who(name: str, place: int, answer: Ran, order: Collective | None) -> str:
-    if order is not None and place < len(order.gpus):
-        return f"{name} GPU {order.gpus[place]}"
-    return name if len(answer.ranks) == 1 else f"{name} local rank {place}"
+def _whos(home: Mapping[int, str], orders: Mapping[str, Collective]) -> dict[int, str]:
+    """Rank -> its name: the node's, with the GPU or the place among the node's ranks."""
+    by_node: dict[str, list[int]] = {}
+    for number in sorted(home):
+        by_node.setdefault(home[number], []).append(number)
+    found = {}
+    for name, numbers in by_node.items():
+        gpus = orders[name].gpus if name in orders else ()
+        for place, number in enumerate(numbers):
+            more = f" GPU {gpus[place]}" if place < len(gpus) else f" local rank {place}"
+            found[number] = name if len(numbers) == 1 and not gpus else name + more
+    return found
 
 
 def _strange(
@@ -183,14 +207,15 @@ def _strange(
         if order is not None:
             own = range(order.first, order.first + order.ranks)
         twice = order is None and any(claimed[number] > 1 for number in numbers)
-        none_started = bool(answer.error) and not numbers
         if answer.number != test.number:
             found[name] = f"{name} answers another test"
-        elif set(numbers) - {*own} or len({*numbers}) < len(numbers) or twice:
+        elif {*numbers} - {*own} or len({*numbers}) < len(numbers) or twice:
             found[name] = f"{name} answers for ranks that are not its own"
-        elif (numbers != [*own] or not numbers) and not none_started:
+        elif (numbers != [*own] or not numbers) and not (answer.error and not numbers):
             found[name] = f"{name} does not answer for all of its ranks"
-        elif any(_made_up(rank) for rank in answer.ranks):
+        elif any(
+            rank.phase not in PHASES or not _figures(rank.ms, rank.gbps) for rank in answer.ranks
+        ):
             found[name] = f"{name} answers with figures that cannot be"
     return found
 
@@ -199,32 +224,39 @@ def _figures(ms: float, gbps: float) -> bool:
     return 0 <= ms <= _MOST_MS and 0 <= gbps <= _MOST_GBPS
 
 
-def _made_up(rank: Rank) -> bool:
-    return rank.phase not in PHASES or not _figures(rank.ms, rank.gbps)
-
-
-def _likely(test: Test, found: Mapping[str, str], lost: tuple[str, ...]) -> Outcome:
-    """Ranks failed, and it can be of what others sent them: a wrong sum goes around."""
-    named = [name for name in test.nodes if name in found]
-    culprits = named if 2 * len(named) <= len(test.nodes) or len(test.nodes) == 1 else []
-    return Outcome(False, found[named[0]], lost=lost, culprits=tuple(culprits))
-
-
 def _waiting(failed: list[_One], awaited: list[str]) -> str:
-    """What ranks that need others failed of: no connection, or how far they came."""
-    apart = Counter(one.said for one in failed if one.blames(_UNCONNECTED))
-    if apart:
-        return min(apart, key=lambda said: (-apart[said], said))
+    """What ranks that need others failed of: no connection, too little, or how far they came."""
+    for words in (_UNCONNECTED, _PATH):
+        told = Counter(one.said for one in failed if words.search(one.said))
+        if told:
+            return min(told, key=lambda said: (-told[said], said))
     phases = Counter(one.rank.phase for one in failed)
     phase = min(phases, key=lambda name: (-phases[name], PHASES.index(name)))
     where = "at its end" if phase == "done" else f"in {phase}"
     return f"hangs {where}" + (f", waiting for {some(awaited, ', ')}" if awaited else "")
 
 
-def _awaited(seen: list[_One], home: Mapping[int, str]) -> set[str]:
-    """The nodes for which ranks of two other nodes or more wait: through others, too, which wait
-    themselves. One node alone accuses nobody, and ranks that wait in a circle do not either."""
-    waits = {one.rank.rank: one.rank.waits_for for one in seen if not one.rank.ok}
+def _by_two(named: Iterable[tuple[str | None, str]]) -> set[str]:
+    """Of (node, who names it), those that two others or more name: one alone accuses nobody."""
+    by: dict[str, set[str]] = {}
+    for name, source in named:
+        if name is not None and name != source:
+            by.setdefault(name, set()).add(source)
+    return {name for name, sources in by.items() if len(sources) > 1}
+
+
+def _accused(seen: list[_One], home: Mapping[int, str]) -> set[str]:
+    """The nodes whose ranks' numbers are wrong for others."""
+    return _by_two(
+        (home.get(int(number)), one.node)
+        for one in seen
+        for number in _RANK.findall(one.rank.wrong)
+    )
+
+
+def _awaited(failed: list[_One], home: Mapping[int, str]) -> set[str]:
+    """The nodes for which others wait, also through each other; not those of a circle."""
+    waits = {one.rank.rank: one.rank.waits_for for one in failed}
     end: dict[int, int | None] = {}
     for start in waits:
         at, path = start, dict[int, None]()
@@ -234,23 +266,20 @@ def _awaited(seen: list[_One], home: Mapping[int, str]) -> set[str]:
         last = end.get(at, None if at in path else at)
         end.update(dict.fromkeys(path, last))
         end.setdefault(at, last)
-    by: dict[str, set[str]] = {}
-    for rank in waits:
-        last = end[rank]
-        if last is not None and home.get(last) not in (None, home[rank]):
-            by.setdefault(home[last], set()).add(home[rank])
-    return {name for name, nodes in by.items() if len(nodes) > 1}
+    return _by_two(
+        (home.get(last), home[rank]) for rank in waits if (last := end[rank]) is not None
+    )
 
 
-def _behind(test: Test, seen: list[_One]) -> list[str]:
-    """The few nodes with a rank in an earlier phase than all ranks of most nodes."""
+def _behind(seen: list[_One]) -> set[str]:
+    """The nodes with a rank in an earlier phase than all ranks of most nodes."""
     first: dict[str, int] = {}
     for one in seen:
         place = PHASES.index(one.rank.phase)
         first[one.node] = min(place, first.get(one.node, place))
     earliest = min(first.values())
-    named = [name for name in test.nodes if first.get(name) == earliest]
-    return named if 2 * len(named) < len(first) else []
+    named = {name for name, place in first.items() if place == earliest}
+    return named if 2 * len(named) < len(first) else set()
 
 
 # --- What came of a test of the plain path between two nodes.
@@ -266,7 +295,7 @@ def paired(
     """
     source, target = test.nodes
     if isinstance(answer, str):
-        return Outcome(False, _lost(source, {source: answer}), lost=(source,))
+        return Outcome(False, f"{source} is lost: {_line(answer)}", lost=(source,))
     if (answer.number, answer.target) != (test.number, target):
         return Outcome(False, f"{source} answers another test", culprits=(source,))
     if not _figures(answer.ms, answer.gbps) or answer.outcome not in _DATA:

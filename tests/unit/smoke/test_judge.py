@@ -176,6 +176,50 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
         "hangs in large",
         (),
     ),
+    "all say whose number is missing": (
+        {"every": {"wrong": "all_reduce of int64: as if rank 5 were missing"}},
+        "gpu01 local rank 0: all_reduce of int64: as if gpu03 local rank 1 were missing",
+        ("gpu03",),
+    ),
+    "one alone says whose number is missing": (
+        {"r0": {"wrong": "what came is not what rank 5 gave"}},
+        "gpu01 local rank 0: what came is not what gpu03 local rank 1 gave",
+        ("gpu01",),
+    ),
+    "a node that did not run": (
+        {
+            "every": {**STUCK, "said": "rank 3 closed the connection in large", "waits_for": 3},
+            "r4": {**STUCK, "said": "this node stood still for 5.0 s; not through after 9 s"},
+        },
+        "gpu03 local rank 0: this node stood still for 5.0 s; not through after 9 s",
+        ("gpu03",),
+    ),
+    "full packets do not pass": (
+        {
+            "every": {"phase": "large", "said": "rank 2 closed the connection in large"},
+            "r2": {"phase": "large", "said": "to gpu03 small messages pass, 64 KiB do not: MTU?"},
+        },
+        "to gpu03 small messages pass, 64 KiB do not: MTU?",
+        (),
+    ),
+    "a rank is ended because another one of its node failed": (
+        {
+            "every": {"phase": "init", "said": "ended: others had ended long before"},
+            "r4": {"phase": "init", "said": "ended: rank 5 had failed", "waits_for": 5},
+            "r5": {"phase": "init", "said": "ended by SIGSEGV"},
+        },
+        "gpu03 local rank 1: ended by SIGSEGV",
+        ("gpu03",),
+    ),
+    "the name of the head leads one node astray": (
+        {
+            "every": {"phase": "init", "said": "no end after 9.0 s"},
+            "r6": {"phase": "init", "said": "gpu01 resolves to 10.0.0.9, which is not gpu01's"},
+            "r7": {"phase": "init", "said": "gpu01 resolves to 10.0.0.9, which is not gpu01's"},
+        },
+        "gpu01 resolves to 10.0.0.9, which is not gpu01's",
+        ("gpu04",),
+    ),
     "an error after the end": (
         {"r0": {"said": "destroy_process_group: CUDA error"}},
         "gpu01 local rank 0: destroy_process_group: CUDA error",
