@@ -84,8 +84,8 @@ def _environment(rows: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _python(path: str) -> str:
-    """``--python``, "" for none. Raises Refused."""
-    if path and not re.fullmatch(r"/[^\x00-\x1f\x7f]*[^/\x00-\x1f\x7f]", path):
+    """``--python``. Raises Refused."""
+    if not re.fullmatch(r"/[^\x00-\x1f\x7f]*[^/\x00-\x1f\x7f]", path):
         raise Refused(
             f"--python {path}: must be an absolute path: it is started on the nodes, not here"
         )
@@ -154,14 +154,12 @@ def _keep(
 )
 @option(
     "--python",
-    default="",
     metavar="PATH",
     takes=lambda path: path.startswith("/"),
     help="The job's Python on the nodes, whose PyTorch is used.",
 )
 @option(
     "--prefix",
-    default="",
     metavar="'WORDS'",
     general=False,
     help="Put in front of it: 'apptainer exec --nv job.sif'.",
@@ -178,7 +176,7 @@ def _keep(
 )
 @option("--full", is_flag=True, general=False, help="Every pair of nodes by itself, too.")
 @option("--job", metavar="ID", general=False, help="The nodes of this running job, by srun.")
-@option("--exclude-out", metavar="FILE", help="Write what --exclude takes to FILE.")
+@option("--exclude-out", metavar="FILE", help="Write the nodes to leave out to FILE, for sbatch.")
 @hostfile_options("good")
 @report(*names("smoke"))
 @common
@@ -191,8 +189,8 @@ def smoke(
     budget: int,
     ports: str | None,
     engine: str,
-    python: str,
-    prefix: str,
+    python: str | None,
+    prefix: str | None,
     env: tuple[str, ...],
     busy: bool,
     full: bool,
@@ -213,15 +211,16 @@ def smoke(
     \b
     Examples:
       nodeready smoke inventories/prod.py --user ada --python /opt/train/bin/python
-      nodeready smoke 'gpu[001-064]' --exclude-out bad && sbatch --exclude="$(cat bad)" job.sh
+      nodeready smoke 'gpu[001-064]' --exclude-out bad    # then sbatch --exclude="$(cat bad)"
       nodeready smoke 'gpu[001-064]' --prefix 'apptainer exec --nv job.sif' --budget 120
       nodeready smoke inventories/prod.py --gpus 0 --engine ring    # the network alone
       nodeready smoke --job 4711                                    # in a job, without ssh
     """
     options = Common(**shared)
     given = policy_settings(ports, user)
-    chosen, words = _gpus(gpus), _prefix(prefix) if prefix else ()
-    environment, path = _environment(env), _python(python)
+    chosen, environment = _gpus(gpus), _environment(env)
+    words = () if prefix is None else _prefix(prefix)
+    path = "" if python is None else _python(python)
     if (job is None) == (inventory is None):
         raise Refused("an INVENTORY or --job ID, one of both")
     if inventory is None and options.limit is not None:

@@ -39,6 +39,20 @@ def test_a_list_is_words_and_a_dash_is_an_underscore(write):
 
 
 @pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('env = ["NCCL_IB_HCA=mlx5_0,mlx5_1", "A=1"]', ("NCCL_IB_HCA=mlx5_0,mlx5_1", "A=1")),
+        ('env = "A=1"', ("A=1",)),
+    ],
+)
+def test_what_may_be_given_several_times_is_a_list_whose_words_may_have_commas(
+    write, text, values
+):
+    write("", f"[smoke]\n{text}\n")
+    assert options.defaults()["smoke"] == {"env": values}
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ('lmit = "a"', "unknown option lmit: did you mean limit?"),

@@ -168,6 +168,8 @@ def test_user_and_ports_are_settings_of_the_policy(smoke, monkeypatch):
         (["n", "--gpus", "-1"], "--gpus -1: must be all"),
         (["n", "--prefix", "docker exec 'x"], "--prefix docker exec 'x: no closing quotation"),
         (["n", "--prefix", " "], "--prefix: names no command"),
+        (["n", "--prefix", ""], "--prefix: names no command"),
+        (["n", "--python", ""], "--python : must be an absolute"),
         (["n", "--python", "venv/bin/python"], "--python venv/bin/python: must be an absolute"),
         (["n", "--python", "/opt/venv/"], "--python /opt/venv/: must be an absolute"),
         (["n", "--env", "A"], "--env A: must be NAME=VALUE"),
