@@ -234,7 +234,7 @@ def smoke(
     screen = options.screen()
     nodes = _nodes(inventory, job, options, screen, given)
     # pyinfra, which they import, takes longer to load than anybody waits for --help.
-    from nodeready.inventory.policies import given_addresses
+    from nodeready.inventory.load import given_addresses
     from nodeready.smoke import run
 
     with nodes.carrier:
