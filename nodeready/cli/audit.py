@@ -25,9 +25,8 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import as_data, digest, reason
 from nodeready.reports.nagios import state as nagios_code
 from nodeready.reports.plan import show_errors
-from nodeready.reports.registry import Options, names
-from nodeready.reports.text import Line, grouped, line
-from nodeready.reports.text import nodes as folded
+from nodeready.reports.registry import Line, Options, grouped, line, names
+from nodeready.reports.registry import nodes as folded
 from nodeready.subjects.registry import (
     LEARNED,
     SUBJECTS,

@@ -21,8 +21,7 @@ from nodeready.files import NotFollowed, check, write_atomically
 from nodeready.inventory import hostfile
 from nodeready.inventory.nodeset import fold
 from nodeready.reports import registry
-from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.text import Line
+from nodeready.reports.registry import PLAIN, Line, Options
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from nodeready.cli.start import (
 )
 from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
-from nodeready.reports.registry import FORMATS, names
-from nodeready.reports.text import nodes
+from nodeready.reports.registry import FORMATS, names, nodes
 from nodeready.text import now
 from nodeready.transport.base import Carrier
 from nodeready.triage.stacks import archive, debuggable, group

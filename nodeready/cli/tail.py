@@ -25,7 +25,7 @@ from nodeready.exit_codes import exit_code
 from nodeready.node.tail import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import names
-from nodeready.reports.text import nodes as folded
+from nodeready.reports.registry import nodes as folded
 from nodeready.text import now
 from nodeready.transport.base import Conversation
 from nodeready.triage.logs import Fetched, Grouping, Tail, fetch_tail, fetched

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.text import STYLES, Line, Part, grouped, line, nodes
+from nodeready.reports.registry import PLAIN, STYLES, Line, Options, Part, grouped, line, nodes
 from nodeready.text import counted, sanitise
 from nodeready.triage.cores import Cores, Crash, Group, crashed_in, signal_name
 from nodeready.triage.stacks.document import fold_ranks

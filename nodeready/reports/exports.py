@@ -14,8 +14,7 @@ from nodeready import shell
 from nodeready.ready.job_env import Environment, Variable
 from nodeready.reports import stacks_table
 from nodeready.reports.json_report import dump
-from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.text import nodes
+from nodeready.reports.registry import PLAIN, Options, nodes
 from nodeready.text import counted, sanitise
 from nodeready.triage.stacks.document import Frame, Stacks
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit
-from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.registry import PLAIN, Options, nodes
 from nodeready.reports.table import Finding, errors, findings, told_outlier
-from nodeready.reports.text import nodes
 from nodeready.subjects.result import STATUSES
 from nodeready.text import counted, sanitise
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from nodeready.deploy.document import Deploy, Node
-from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.text import STYLES, Line, grouped, line, nodes, told
+from nodeready.reports.registry import PLAIN, STYLES, Line, Options, grouped, line, nodes, told
 from nodeready.text import counted
 
 

@@ -1,4 +1,5 @@
-"""The formats of every command's document, a row each: a format is a file and its rows here.
+"""The formats of every command's document, a row each: a format is a file and its rows here; and
+the pieces that they are made of on a terminal.
 
 A row's module is imported when its format is used: ``--help`` imports none of them, and a node
 needs only the modules of its own formats.
@@ -7,11 +8,105 @@ needs only the modules of its own formats.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, Union
 
-from nodeready.reports.text import Line
+from nodeready.subjects.result import Result
+from nodeready.text import cut, sanitise
+
+# --- Pieces of a terminal report: sanitised, aligned, the meaning never carried by colour alone.
+#
+# A style is a word here, which the control machine hands to rich; a node shows the plain text.
+
+STYLES = {
+    "fail": "bold red",
+    "warn": "yellow",
+    "unknown": "magenta",
+    "unreachable": "bold red",
+    "failed": "bold red",
+    "changed": "green",
+    "change": "cyan",
+    "ok": "green",
+    "na": "dim",
+    "waived": "dim",
+    # Groups of ranks, by their verdict or kind: see nodeready.triage.stacks.document.
+    "missing": "bold red",
+    "dead": "bold red",
+    "no-data": "bold red",
+    "uninterruptible": "bold red",
+    "stopped": "red",
+    "traced": "magenta",
+    "blocked": "yellow",
+    "spinning": "yellow",
+    "unsure": "magenta",
+    "suspect": "bold red",
+    "victim": "cyan",
+    "progressing": "green",
+    "stack": "bold",
+}
+
+Key = TypeVar("Key", bound=Hashable)
+#: A text, or a text with its style.
+Part = Union[str, tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a report: pieces of safe text, each with its style, or ""."""
+
+    parts: tuple[tuple[str, str], ...]
+
+    @property
+    def plain(self) -> str:
+        """The text alone."""
+        return "".join(text for text, _ in self.parts)
+
+    def cut(self, limit: int) -> Line:
+        """This line, cut after ``limit`` characters, with ``...``."""
+        kept, room = [], limit
+        for text, style in self.parts:
+            kept.append((text[:room], style))
+            room -= len(text)
+            if room < 0:
+                return Line((*kept, ("...", "")))
+        return self
+
+
+def grouped(pairs: Iterable[tuple[Key, str]]) -> list[tuple[Key, list[str]]]:
+    """Equal keys with the names of all their nodes, the most common key first."""
+    found: dict[Key, list[str]] = {}
+    for key, name in pairs:
+        found.setdefault(key, []).append(name)
+    return sorted(found.items(), key=lambda item: -len(item[1]))
+
+
+def nodes(names: Iterable[str], limit: int = 60) -> str:
+    """A folded node set; a very long one is cut, with the count."""
+    names = list(names)
+    if len(names) == 1:
+        return cut(sanitise(names[0]), limit, 1)
+    # A node has no ClusterShell, and knows one name only: its own.
+    from nodeready.inventory.nodeset import folded
+
+    return folded(names, limit)
+
+
+def line(*parts: Part) -> Line:
+    """One line of parts, each a text or (text, style); everything is sanitised."""
+    pairs = ((part, "") if isinstance(part, str) else part for part in parts)
+    return Line(tuple((sanitise(text), style) for text, style in pairs))
+
+
+def told(result: Result) -> str:
+    """What was observed, what is wanted, and the source, in one clause."""
+    text = result.actual
+    if result.expected and result.status in ("fail", "warn") and result.expected != result.actual:
+        text = f"{text} (want {result.expected})"
+    return f"{text}  [{result.source}]" if result.source else text
+
+
+# --- The formats.
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from jinja2.ext import Extension
 from markupsafe import Markup
 
 from nodeready.reports import stacks_table
-from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.registry import PLAIN, Options, nodes
 from nodeready.reports.stacks_table import Branch, branches
-from nodeready.reports.text import nodes
 from nodeready.text import counted, sanitise
 from nodeready.triage.stacks.document import Group, Rank, Stacks, Statement, fold_ranks
 

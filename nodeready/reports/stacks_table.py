@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.text import STYLES, Line, Part, grouped, line, nodes
+from nodeready.reports.registry import PLAIN, STYLES, Line, Options, Part, grouped, line, nodes
 from nodeready.text import counted, sanitise
 from nodeready.triage import incident as kept
 from nodeready.triage.stacks.debuggable import Debuggable

@@ -13,8 +13,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nodeready.audit.document import Audit, NodeReport, Outlier
-from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.text import STYLES, Line, Part, grouped, line, nodes, told
+from nodeready.reports.registry import (
+    PLAIN,
+    STYLES,
+    Line,
+    Options,
+    Part,
+    grouped,
+    line,
+    nodes,
+    told,
+)
 from nodeready.subjects.registry import OBSERVED, SUBJECTS, check_ids
 from nodeready.text import counted
 

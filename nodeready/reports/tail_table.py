@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.registry import PLAIN, STYLES, Line, Options, Part, grouped, line, nodes
 from nodeready.reports.stacks_table import ranks
-from nodeready.reports.text import STYLES, Line, Part, grouped, line, nodes
 from nodeready.text import counted
 from nodeready.triage.logs import Group, Report, Tail
 

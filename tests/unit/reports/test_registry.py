@@ -58,7 +58,7 @@ def test_no_command_names_a_renderer_of_its_own():
 def test_the_node_carries_its_formats_and_no_other():
     carried = {name for name in bundle.modules() if name.startswith("nodeready.reports.")}
     wanted = {row.module for row in ROWS if row.on_node}
-    shared = {"nodeready.reports.registry", "nodeready.reports.text"}
+    shared = {"nodeready.reports.registry"}
     assert carried == wanted | shared
 
 
