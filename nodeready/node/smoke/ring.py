@@ -378,31 +378,24 @@ class _Until:
             thread.join(_SLICE_S)
 
 
-#: The kernel's struct tcp_info (linux/tcp.h): time-outs in a row, segments that are not
-#: acknowledged, ms since the last acknowledgement, segments sent again, bytes acknowledged.
-_TCP_INFO = struct.Struct("=2xB21xI28xI40xI16xQ")
+#: Of the kernel's struct tcp_info (linux/tcp.h): packets that are not acknowledged, ms since the
+#: last acknowledgement, packets sent again, bytes acknowledged, packets that came twice (0 from a
+#: kernel that is too old).
+_TCP_INFO = struct.Struct("=24xI28xI40xI16xQ88xI")
 
 
-@dataclass(frozen=True)
-class _Tcp:
-    timeouts: int
-    unacknowledged: int
-    last_ms: int
-    retransmits: int
-    acknowledged: int
-
-
-def _tcp(one: socket.socket) -> _Tcp | None:
+def _tcp(one: socket.socket) -> tuple[int, ...]:
     try:
         data = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        return _Tcp(*_TCP_INFO.unpack(data))
-    except (OSError, struct.error):
-        return None
+    except OSError:
+        return ()
+    return _TCP_INFO.unpack(data.ljust(_TCP_INFO.size, b"\0"))
 
 
 def _retransmits(sockets: Iterable[socket.socket]) -> int:
-    found = [info.retransmits for info in map(_tcp, sockets) if info is not None]
-    return sum(found) if found else -1
+    """Packets that were lost. The kernel also sends some again to ask whether they were."""
+    found = [seen for seen in map(_tcp, sockets) if seen]
+    return sum(max(0, seen[2] - seen[4]) for seen in found) if found else -1
 
 
 def _greet(
@@ -484,8 +477,9 @@ _CAME_S = 15.0
 _ROUNDS = 100
 #: A node that did not run for so long stood still.
 _STILL_S = 2.0
-#: Time-outs in a row after which a link is looked at, and no acknowledgement for so long.
-_TIMEOUTS, _STUCK_MS = 2, 2500
+#: Without an acknowledgement for so long, the next one is given up: before it gives up itself, for
+#: this side knows more.
+_STUCK_S = 2.5
 
 
 def _number(rank: int, at: int) -> int:
@@ -514,24 +508,25 @@ class _Ring:
         self._order, self._listeners, self._until = order, listeners, until
         alone = order.next is None
         self._world, self.rank = (1, 0) if alone else (order.world, order.first)
-        self.before, self._after = ((self.rank + way) % self._world for way in (-1, 1))
-        self._silent_s = min(SILENT_S, 0.4 * order.limit_s)
+        self.before, self.after = ((self.rank + way) % self._world for way in (-1, 1))
+        self._patience_s = 0.0
         self.phase, self.wrong = "init", ""
         self.ms = self.gbps = 0.0
         self.sockets: list[socket.socket] = []
-        self._names = {"before": f"rank {self.before}", "after": f"rank {self._after}"}
+        self._names = {"before": f"rank {self.before}", "after": f"rank {self.after}"}
         # Of what is sent and received now.
         self._frames: Iterator[bytes] = iter(())
         self._pending = b""
         self._box = bytearray(_HEAD.size + BLOCK)
         self._have, self._index, self._step, self._last = 0, 0, 0, _ROUNDS
-        self._receives = False
+        self._waits = False
         # Times: of the last bytes from the rank before, of ours to the next, of its last beat.
         self._heard = self._said = self._beat = self._looked = 0.0
         self._root = self.before
         self.still = 0.0
-        # Of the way to the next one: whether it is stuck, bytes acknowledged, and before large.
-        self._stuck, self._acknowledged, self._earlier = False, 0, 0
+        # Of the way to the next one: since when nothing is acknowledged (0: nothing is to be), the
+        # bytes that are, and those before large.
+        self._stuck, self._acknowledged, self._earlier = 0.0, 0, 0
         # Of the large part: its begin, bytes that are to come and came, and of the step that comes
         # in: when it began, its bytes, and all of them.
         self._began, self._to_come, self._came = 0.0, 0, 0
@@ -574,10 +569,10 @@ class _Ring:
         resolved, error = mesh.resolve(peer.name, self._until.join)
         address = mesh.theirs(resolved, peer.addresses, ())
         if not resolved:
-            raise _Failed(f"{peer.name} does not resolve ({error or 'no address'})", self._after)
+            raise _Failed(f"{peer.name} does not resolve ({error or 'no address'})", self.after)
         if not address:
             said = f"{peer.name} resolves to {resolved[0]}, which is not {peer.name}'s"
-            raise _Failed(said, self._after)
+            raise _Failed(said, self.after)
         if address != peer.name:
             self._names["after"] = f"{peer.name} ({address})"
         what = (self._order.number, self.rank, _RING)
@@ -585,23 +580,19 @@ class _Ring:
         if made is None:
             why = _CAUSES.get(one.outcome) or one.said or "failed"
             to = self._names["after"]
-            raise _Failed(f"no connection to {to} port {peer.port}: {why}", self._after)
+            raise _Failed(f"no connection to {to} port {peer.port}: {why}", self.after)
         self._out = made
         self.sockets.append(made)
 
     def _from(self, expected: _Expected) -> None:
-        limit_s = min(_CAME_S, self._order.limit_s / 2)
-        until = self._until.began + limit_s
-        while True:
-            came = expected.take()
-            if came is not None:
-                break
-            if time.monotonic() > until:
-                raise _Failed(
-                    f"rank {self.before} did not connect in {limit_s:.1f} s", self.before
-                )
+        self._patience_s = min(_CAME_S, self._order.limit_s / 2)
+        self._heard, self._waits = self._until.began, True
+        came = expected.take()
+        while came is None:
             self._push()
             self._wait(expected)
+            came = expected.take()
+        self._patience_s = min(SILENT_S, 0.4 * self._order.limit_s)
         self._in = came
         self.sockets.append(came)
         with contextlib.suppress(OSError):
@@ -616,7 +607,7 @@ class _Ring:
         """Send these messages and take so many of the rank before, of this step."""
         self._step, self._index = step, 0
         self._frames = iter(frames)
-        self._receives = count > 0
+        self._waits = count > 0
         self._heard = time.monotonic()
         while True:
             sent = self._push()
@@ -624,11 +615,11 @@ class _Ring:
             if body is not None:
                 take(body)
                 self._index += 1
-            self._receives = self._index < count
-            if sent and not self._receives:
+            self._waits = self._index < count
+            if sent and not self._waits:
                 return
             if body is None:
-                self._wait(self._in if self._receives else None)
+                self._wait(self._in if self._waits else None)
 
     def _push(self) -> bool:
         """Send what the connection takes. Whether all is sent."""
@@ -642,7 +633,7 @@ class _Ring:
             except BlockingIOError:
                 return False
             except OSError as problem:
-                raise self._lost("after", self._after, problem) from None
+                raise self._lost("after", self.after, problem) from None
             self._pending = self._pending[sent:]
             self._said = time.monotonic()
 
@@ -723,16 +714,17 @@ class _Ring:
         self._until.check()
         if found.get(out, 0) & ~select.POLLOUT:
             self._listen_to_next()
-        if self._receives and self.phase == "large":
+        if self._waits and self.phase == "large":
             self._check_rate(now)
-        quiet = source is None or source.fileno() not in found
-        if quiet and self._receives and now - self._heard > self._silent_s:
-            who = self._names["before"]
-            said = f"{who} sent nothing for {self._silent_s:.1f} s in {self.phase}"
-            raise _Failed(said, self.before)
+        if source is None or source.fileno() not in found:
+            said = self.silent(self._patience_s)
+            if said:
+                raise _Failed(said, self.before)
         if now > self._looked + _SLICE_S:
-            self._looked = now
-            self._look()
+            self._look(now)
+            said = self.stuck(_STUCK_S)
+            if said:
+                raise _Failed(said, self.after)
         if not self._pending and now > self._said + _BEAT_S:
             root = self.waits_for()
             self._pending = _HEAD.pack(_BEAT, max(0, root), 0, 0, 0)
@@ -740,8 +732,8 @@ class _Ring:
 
     def waits_for(self) -> int:
         """The rank whose data this one waits for, as far as it has been told; -1: its own."""
-        if not self.sockets or (self._pending and not self._receives):
-            return self._after
+        if not self.sockets or (self._pending and not self._waits):
+            return self.after
         # Whoever is told that it waits for itself does not know.
         fresh = time.monotonic() < self._beat + _FRESH_S
         root = self._root if fresh else self.before
@@ -751,37 +743,52 @@ class _Ring:
         """The next one sends nothing on our connection: it can only end it."""
         try:
             if not self._out.recv(1):
-                raise self._lost("after", self._after, None)
+                raise self._lost("after", self.after, None)
         except BlockingIOError:
             return
         except OSError as problem:
-            raise self._lost("after", self._after, problem) from None
-        raise _Failed(f"{self._names['after']} sent something that it must not", self._after)
+            raise self._lost("after", self.after, problem) from None
+        raise _Failed(f"{self._names['after']} sent something that it must not", self.after)
 
     def _lost(self, which: str, rank: int, problem: OSError | None) -> _Failed:
+        """Why the test is over: this connection has ended, or what we have waited for so far."""
         who = self._names[which]
-        if which == "after" and self._stuck:
-            return _Failed(self._why_stuck(), rank)
+        if which == "after":
+            stuck, silent = self.stuck(), self.silent()
+            if stuck or silent:
+                return _Failed(stuck or silent, rank if stuck else self.before)
         if problem is None or isinstance(problem, (ConnectionResetError, BrokenPipeError)):
             return _Failed(f"{who} closed the connection in {self.phase}", rank)
         return _Failed(f"connection to {who} in {self.phase}: {problem.strerror}", rank)
 
-    def _look(self) -> None:
-        """What the kernel knows of the way to the next one."""
-        seen = _tcp(self._out)
-        if seen is None:
-            return
-        lost = seen.unacknowledged > 0 and seen.timeouts >= _TIMEOUTS
-        self._stuck = lost and seen.last_ms > _STUCK_MS / 2
-        self._acknowledged = seen.acknowledged
-        if self._stuck and seen.last_ms > _STUCK_MS:
-            raise _Failed(self._why_stuck(), self._after)
+    def silent(self, least_s: float = _FRESH_S) -> str:
+        """In words, that the rank before has sent nothing for so long; "": it has."""
+        who, seconds = self._names["before"], time.monotonic() - self._heard
+        if not self._waits or seconds < least_s:
+            return ""
+        if self.phase == "init":
+            return f"{who} did not connect in {seconds:.1f} s"
+        return f"{who} sent nothing for {seconds:.1f} s in {self.phase}"
 
-    def _why_stuck(self) -> str:
-        who = self._names["after"]
+    def _look(self, now: float) -> None:
+        """What the kernel knows of the way to the next one."""
+        self._looked = now
+        seen = _tcp(self._out)
+        if not seen:
+            return
+        pending, last_ms, _, acknowledged, _ = seen
+        if not pending or acknowledged != self._acknowledged or last_ms < _SLICE_S * 1000:
+            self._stuck = now if pending else 0.0
+        self._acknowledged = acknowledged
+
+    def stuck(self, least_s: float = 1.0) -> str:
+        """In words, that the next one has acknowledged nothing for so long; "": it has."""
+        who, seconds = self._names["after"], time.monotonic() - self._stuck
+        if not self._stuck or seconds < least_s:
+            return ""
         if self._whole and self._acknowledged - self._earlier < min(BLOCK, self._whole):
             return f"to {who} small messages pass, {_size(BLOCK)} do not: MTU?"
-        return f"{who} acknowledged nothing for {_STUCK_MS / 1000:.1f} s in {self.phase}"
+        return f"{who} acknowledged nothing for {seconds:.1f} s in {self.phase}"
 
     def _check_rate(self, now: float) -> None:
         left_s = self._until.end - now
@@ -803,7 +810,7 @@ class _Ring:
         gbps = self._flow(now)
         if not gbps:
             return ""
-        self.gbps = gbps
+        self.gbps = round(gbps, 6)
         return (
             f"{_rate(gbps)} from {self._names['before']} after {now - self._began:.1f} s of large"
         )
@@ -908,7 +915,7 @@ class _Ring:
         steps = max(1, 2 * (world - 1))
         self._whole = max(1, math.ceil(order.large / world))
         self._to_come, self._began = steps * self._whole, time.monotonic()
-        self._look()
+        self._look(self._began)
         self._earlier = self._acknowledged
         count = math.ceil(self._whole / BLOCK)
 
@@ -961,9 +968,12 @@ def run_ring(order: Collective, listeners: Listeners, stop: threading.Event) -> 
         waits_for = ring.waits_for()
         how = "ended from outside" if stop.is_set() else "not through"
         said = f"{how} in {ring.phase} after {time.monotonic() - until.began:.1f} s"
-        slow = ring.slow()
-        if slow:
-            said, waits_for = f"{said}: {slow}", ring.before
+        why, stuck = ring.slow() or ring.silent(), ring.stuck()
+        if stuck:
+            why, waits_for = stuck, ring.after
+        elif why:
+            waits_for = ring.before
+        said = f"{said}: {why}" if why else said
     except OSError as problem:
         said = problem.strerror or str(problem)
     finally:
@@ -995,7 +1005,7 @@ class _Echo:
 
     def __init__(self, one: socket.socket, order: Pair, until: _Until) -> None:
         self._one, self._order, self._until = one, order, until
-        self._data = memoryview(_random(order.number))
+        self._data = memoryview(2 * _random(order.number)[:BLOCK])
         self.outcome, self.ms, self.gbps = "small", 0.0, 0.0
 
     def run(self) -> None:
@@ -1032,7 +1042,7 @@ class _Echo:
                     return False
                 came, heard = came + len(piece), now
             if measure and came:
-                self.gbps = came * 8e-9 / max(1e-6, now - began)
+                self.gbps = round(came * 8e-9 / max(1e-6, now - began), 6)
             if now - heard > SILENT_S or (measure and self._too_slow(began, now, size - came)):
                 return False
         if measure:
