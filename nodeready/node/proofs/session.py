@@ -213,6 +213,9 @@ def _by_line(line: Callable[[str], None]) -> Callable[[object, int, bytes], None
 def no_session(ended: Ended, user: str) -> str:
     """Why a session came to nothing, in one line."""
     why = ended.first or f"exit status {ended.rc}"
+    if why.startswith("Traceback"):
+        # A program of ours: what it cannot do in the user's limits stands in the last line.
+        why = ended.err.strip().splitlines()[-1][:200]
     if payload.NO_PYTHON in why:
         why = f"{payload.NO_PYTHON} that {user} may run"
     elif ended.rc is None:

@@ -48,10 +48,13 @@ from nodeready.subjects import wire
 # payload.program starts this module's main with this module's Config.
 __all__ = ["Config", "main"]
 
-#: Seconds for a login to come as far as our program, and for the engines to be found.
-_LOGIN_S, _FIND_S = 20, 60
+#: Seconds for a login to come as far as our program.
+_LOGIN_S = 20
+#: Seconds for the engines to be found, more than they take by their own limits; and of the whole
+#: time, what that may be.
+_FIND_S, _FIND_SHARE = 120, 0.75
 #: Seconds after a test's limit in which a thread must have answered; another one answers for it.
-_LATE_S = 0.5
+_LATE_S = 0.9
 #: Seconds for a port that a rank had to be free again.
 _TAKE_S = 0.3
 #: Seconds for the session to end by itself, with its logout by PAM, before it is killed.
@@ -237,6 +240,9 @@ class _Session(_Part):
             ended = Ended(127, "", _words(problem), 0.0)
         if self.leaving:
             return
+        if ended.rc == 128 + signal.SIGALRM:
+            # The alarm of the program inside.
+            ended = replace(ended, rc=None)
         if not self._greeted:
             self.refuse(config.user, session.no_session(ended, config.user))
         rows = [row.strip() for row in (ended.err or ended.out).splitlines() if row.strip()]
@@ -309,7 +315,7 @@ class _Node(_Part):
             # A number may have more than one name.
             if uid != os.geteuid():
                 self.refuse(here, session.cannot_become(here, user))
-        limit_s = min(_FIND_S, self.supervisor.left_s / 2)
+        limit_s = min(_FIND_S, self.supervisor.left_s * _FIND_SHARE)
         why = f"the engines were not found in {limit_s:.0f} s"
         self._in_time(limit_s, lambda: self._greet(_no_hello(here, why)))
         self._thread(self._first)
@@ -416,7 +422,7 @@ class _Node(_Part):
             self._lent.add(port)
             self._listeners.release(port)
         try:
-            return Ran(order.number, "", tuple(self._engines.run(order, self._own, job.stop)))
+            return Ran(order.number, "", self._engines.run(order, order.head.addresses, job.stop))
         finally:
             if not job.answered:
                 self._take_back(_TAKE_S)
@@ -445,10 +451,14 @@ class _Node(_Part):
             return
         order = job.order
         job.stop.set()
-        if isinstance(order, Collective) and order.engine != RING:
+        ranks = isinstance(order, Collective) and order.engine != RING
+        if ranks:
             self.supervisor.kill()
         why = f"did not end in {order.limit_s:g} s"
         _say(self.config, _ANSWER[type(order)], _nothing(order, why))
+        if ranks:
+            # What it had running for the next test, too, was killed.
+            self._engines.close()
         self._thread(self._work)
 
 

@@ -118,7 +118,7 @@ def find(supervisor, config):
 
 
 @pytest.fixture(scope="module")
-def text() -> Iterator[None]:
+def stand_ins() -> Iterator[None]:
     """The program as it travels, with the stand-ins in it."""
     found = payload.closure([MAIN, "nodeready.node.payload"])
     found |= {"nodeready.node.smoke.ring": RING, "nodeready.node.smoke.engines": ENGINES}
@@ -132,12 +132,14 @@ def text() -> Iterator[None]:
 class Node:
     """The running program: what it says comes in time, or the test fails."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, login: str) -> None:
         self.config = config
         made = payload.program(MAIN, config, stdin=True)
         command = shell.command(made.script, config.limit_s + 2, config.tag, made.text)
         self.process = subprocess.Popen(
-            ["sh", "-c", command.line],
+            ["su", login, "-s", "/bin/sh", "-c", command.line]
+            if login
+            else ["sh", "-c", command.line],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -199,6 +201,19 @@ class Node:
         return within(limit_s, lambda: not self.pids())
 
 
+def of(user: str) -> set[int]:
+    """All processes of a user. One that has ended has no command line any more."""
+    uid, found = pwd.getpwnam(user).pw_uid, set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if (
+                os.stat(f"/proc/{name}").st_uid == uid
+                and Path(f"/proc/{name}/cmdline").read_bytes()
+            ):
+                found.add(int(name))
+    return found
+
+
 def within(limit_s: float, holds: Callable[[], bool]) -> bool:
     until = time.monotonic() + limit_s
     while not (held := holds()) and time.monotonic() < until:
@@ -213,13 +228,13 @@ def port() -> int:
 
 
 @pytest.fixture
-def start(text, port) -> Iterator[Callable[..., Node]]:
+def start(stand_ins, port) -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
-    def start(**how: object) -> Node:
+    def start(login: str = "", **how: object) -> Node:
         word = secrets.token_hex(8)
         config = Config(f"nodeready-{word}", f"nodeready:{word}", ports=(port,), limit_s=60)
-        made.append(Node(replace(config, **how)))
+        made.append(Node(replace(config, **how), login))
         return made[-1]
 
     yield start
@@ -415,7 +430,7 @@ def test_no_port_is_free(start):
 
 @pytest.mark.parametrize(("python", "why", "limit_s"), [
     ("raises", "ValueError: what is this (", 60),
-    ("hangs", "the engines were not found in 2 s", 4),
+    ("hangs", "the engines were not found in 3 s", 4),
 ])  # fmt: skip
 def test_engines_that_are_not_found(start, python, why, limit_s):
     node = start(python=python, limit_s=limit_s)
@@ -470,3 +485,177 @@ def test_a_session_of_the_user(start, user, port):
     node.process.stdin.close()
     assert node.wait() == (0, "")
     assert node.gone()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("how", ENDS)
+def test_a_session_ends_in_the_middle_of_a_test(start, user, port, how, stopped):
+    """Also one whose processes the user has stopped."""
+    node = start(user=user, limit_s=6 if how == "alarm" else 60)
+    node.says()
+    node.order(torch(1, "trap '' TERM INT HUP; setsid sh -c 'sleep 300; :' $0 & sleep 301", 50))
+    assert within(5, lambda: len(node.pids("sleep 30")) >= 2)
+    outer = node.pythons()[0]
+    uid = pwd.getpwnam(user).pw_uid
+    for pid in node.pids() if stopped else ():
+        if os.stat(f"/proc/{pid}").st_uid == uid:
+            os.kill(pid, signal.SIGSTOP)
+    end(node, how, outer)
+    assert node.says() is None
+    assert node.gone()
+    assert not of(user)
+    socket.create_server(("", port)).close()
+
+
+def test_the_user_kills_his_own_part(start, user):
+    node = start(user=user)
+    node.says()
+    node.order(torch(1, "sleep 300", 50))
+    assert within(5, lambda: bool(node.pids("sleep 300")))
+    inner = min(pid for pid in node.pythons() if pid in of(user))
+    os.kill(inner, signal.SIGKILL)
+    assert node.says() is None
+    status, said = node.wait()
+    assert (status, said.count("\n")) == (1, 1)
+    assert said.startswith(f"the session of {user} ended (exit status 137)")
+    assert node.gone()
+    assert not of(user)
+
+
+@pytest.mark.parametrize(("text", "why"), [
+    ("echo go away; exit 3", "go away"),
+    ("echo going; sleep 300 & setsid sleep 301 & exec sleep 302", "timed out; it said: going"),
+    ("read x", "timed out"),
+    ("exec 1>&-", "timed out"),
+    ("yes", "timed out; it said: y"),
+    ("ulimit -p 2", "can't start new thread"),
+])  # fmt: skip
+def test_no_session(start, user, profile, text, why):
+    """The reason is one line, within the time, whatever the profile does."""
+    profile(f"{text}\n")
+    node = start(user=user, limit_s=5)
+    began = time.monotonic()
+    hello = node.says()
+    assert hello.why.startswith("no session: ")
+    assert why in hello.why
+    assert (hello.user, hello.ports, hello.engines) == (user, (), ())
+    assert time.monotonic() - began < 6
+    assert node.says() is None
+    assert node.wait() == (0, "")
+    assert node.gone()
+    assert within(2, lambda: not of(user))
+
+
+def test_an_account_that_has_expired(start, user):
+    subprocess.run(["usermod", "-e", "1970-01-02", user], check=True)
+    try:
+        why = start(user=user).says().why
+    finally:
+        subprocess.run(["usermod", "-e", "", user], check=True)
+    assert why.startswith("no session: ")
+    assert "expired" in why
+
+
+def test_nobody_of_that_name(start, user):
+    node = start(user="nobodysuch")
+    assert node.says().why == "no such user: nobodysuch"
+    assert node.says() is None
+
+
+@pytest.mark.parametrize(("wanted", "why"), [
+    ("nobodysuch", "no such user: nobodysuch"),
+    ("daemon", "logged in as {}, who cannot become daemon: log in as root"),
+    ("{}", ""),
+    ("", ""),
+])  # fmt: skip
+def test_the_user_logs_in(start, user, wanted, why):
+    node = start(login=user, user=wanted.format(user))
+    hello = node.says()
+    assert (hello.user, hello.why) == (user, why.format(user))
+    node.process.stdin.close()
+    assert node.says() is None
+    assert node.gone()
+
+
+@pytest.mark.parametrize("text", [
+    "exec <&-; exec 2>&-; cd /nowhere; set -u; trap '' TERM",
+    "exec </dev/null; echo noise; echo more >&2; printf 'half a line'",
+    "head -c 300000000 /dev/zero; head -c 3000000 /dev/zero >&2",
+    "PATH=/nowhere; LC_ALL=de_DE.ISO-8859-1; export PATH LC_ALL",
+    "(sleep 300 >/dev/null 2>&1 & echo $! >sleeps)",
+])  # fmt: skip
+def test_an_odd_profile_is_no_trouble(start, user, profile, text):
+    profile(f"{text}\n")
+    node = start(user=user)
+    assert not node.says().why
+    node.order(ring(1))
+    assert node.says().ranks[0].ok
+    node.process.stdin.close()
+    assert node.wait() == (0, "")
+    assert node.gone()
+    # Of what the profile has started, as of every login's, nobody knows whether it may end.
+    subprocess.run(["pkill", "-KILL", "-u", user], check=False)
+
+
+# --- The user attacks.
+
+#: What stands in place of our program: it knows the nonce of its session.
+EVIL = """
+import json, os, re, select, sys, time
+text = b""
+fifos = [n for n in range(3, 64) if os.path.exists("/proc/self/fd/%%d" %% n)
+         and os.readlink("/proc/self/fd/%%d" %% n).startswith("pipe:")]
+while select.select(fifos[:1], [], [], 1)[0]:
+    text += os.read(fifos[0], 1 << 20)
+nonce = re.search(rb"'nonce': '([^']+)'", text)[1].decode()
+def say(name, nonce=nonce, **data):
+    print(nonce, name, json.dumps(data), flush=True)
+HELLO = dict(host="other", user="root", token="t", ports=[1], busy=[], addresses=["10.9.9.9"],
+             gpus=0, engines=[], why="")
+RAN = dict(number=1, error="", ranks=[])
+PAIRED = dict(number=1, target="x", resolved=[], error="", address="", tries=[], outcome="ok",
+              ms=1, gbps=1, retransmits=0, came=0)
+say("begun")
+%s
+while True:
+    time.sleep(60)
+"""
+
+HONEST = "say('hello', **HELLO)\ntime.sleep(1.5)\n"
+ANSWERS = "say('hello', **HELLO)\nsay('paired', **PAIRED)\nsay('ran', **RAN)\nsay('ran', **RAN)\n"
+
+
+@pytest.mark.parametrize("attack", [
+    "say('hello', **dict(HELLO, host='x' * (1 << 20)))",
+    "say('hello', **dict(HELLO, why='ü' * 9000))",
+    "say('hello', **dict(HELLO, ports=[1] * 50_000))",
+    "say('hello', **dict(HELLO, ports=[-1]))",
+    "say('hello', **dict(HELLO, more=1))",
+    "say('hello', **dict(HELLO, gpus=1e400))",
+    "print('x' * (1 << 20), end='')\nprint()",
+    "for at in range(10_000): say('ran', **RAN); say('paired', **PAIRED)",
+    "for name in ('user', 'round', 'listening', 'hello ' * 9): say(name, **HELLO)",
+    "say('hello', nonce='nodeready-0123456789abcdef', **HELLO)",
+    "print(nonce, 'hello', json.dumps(HELLO), nonce, 'hello', json.dumps(HELLO))",
+    "print(nonce, 'hello', '[' * 100_000)",
+    "os.write(1, bytes(range(256)) * 1000 + b'\\n')",
+    "os.write(1, (nonce + ' ran {\"number\": 1, ').encode() + b'\\n')",
+])  # fmt: skip
+def test_only_what_was_asked_for_comes_out(start, user, profile, attack):
+    """One hello, one answer to the order; nothing of it says what root knows itself."""
+    home = Path(pwd.getpwnam(user).pw_dir)
+    (home / "evil.py").write_text(EVIL % f"{attack}\n{HONEST}{attack}\n{ANSWERS}")
+    profile(f"exec /usr/bin/python3 {home}/evil.py\n")
+    node = start(user=user)
+    hello = node.says()
+    assert (hello.host, hello.user, hello.token) == (os.uname().nodename, user, "t")
+    assert "10.9.9.9" not in hello.addresses
+    assert not hello.why
+    node.order(ring(1))
+    assert node.says() == Ran(1, "", ())
+    assert node.silent(2.5)
+    node.process.stdin.close()
+    assert node.wait() == (0, "")
+    assert [row.count("\n") for row in node.seen] == [1, 1]
+    assert node.gone()
+    assert not of(user)
