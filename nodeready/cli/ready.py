@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection, Selectio
 from nodeready.text import counted, now
 
 if TYPE_CHECKING:
-    from nodeready.ready.run import Wanted
+    from nodeready.ready.run import Task, Wanted
+    from nodeready.subjects.proof.facts import Collective
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
 _RESERVE_S = 3
@@ -58,7 +60,6 @@ def _fleet(
     subjects = tuple(name for name in looked_at(selection) if name in LOOKED_AT)
     deadline = time.monotonic() + time_s
     given = given_addresses(nodes.all) if nodes.inventory is not None else {}
-    task = Task(nodes.carrier, nodes.policies, subjects, wanted, budget_s, deadline, given)
     left = {"look": set(nodes.policies), "proofs": set(nodes.policies)}
     with ExitStack() as after:
         done = {"look": after.enter_context(screen.progress("looking", left["look"]))}
@@ -75,10 +76,26 @@ def _fleet(
             after.close()
             return password(nodes.carrier, names)
 
+        def together(names: tuple[str, ...]) -> Mapping[str, Collective]:
+            after.close()
+            return _collective(task, names, screen)
+
+        task = Task(
+            nodes.carrier, nodes.policies, subjects, wanted, budget_s, deadline, given, together
+        )
         looks = prove(task, heard, ask)
     if nodes.carrier.interrupted:
         say_partial(screen, looks)
     return document(nodes, screen, selection, looks, started)
+
+
+def _collective(task: Task, names: tuple[str, ...], screen: Screen) -> Mapping[str, Collective]:
+    """What a smoke test of these nodes shows of each, until the same deadline."""
+    from nodeready.smoke import judge, run
+
+    policies = {name: task.policies[name] for name in names}
+    wanted = run.Task(task.carrier, policies, task.deadline, task.budget_s, given=task.given)
+    return judge.proved(run.smoke(wanted, screen.note, screen.progress))
 
 
 def _here(given: dict[str, Any], selection: Selection, budget_s: int) -> Audit:

@@ -16,7 +16,16 @@ from nodeready.subjects import snapshot, wire
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.debug_tools.facts import PY_SPY
 from nodeready.subjects.proof import facts as proof
-from nodeready.subjects.proof.facts import MESH, SESSION, Config, Mesh, Peers, Proved
+from nodeready.subjects.proof.facts import (
+    COLLECTIVE,
+    MESH,
+    SESSION,
+    Collective,
+    Config,
+    Mesh,
+    Peers,
+    Proved,
+)
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.transport.base import (
     INTERRUPTED,
@@ -50,18 +59,21 @@ class Wanted:
     session: the proofs of facts.SESSION
     mesh:    connect the nodes over the job's ports
     full:    every node with every other, not only with some
+    collective: make one over all nodes
     """
 
     session: tuple[str, ...] = tuple(SESSION)
     mesh: bool = True
     full: bool = False
+    collective: bool = False
 
     @classmethod
     def of(cls, checks: Iterable[str], *, full: bool = False) -> Wanted:
         """What has to run for these checks."""
         wanted = {*checks}
         needed = {one.proof for one in SUBJECTS["proof"].checks if one.id in wanted}
-        return cls(tuple(name for name in SESSION if name in needed), MESH in needed, full)
+        session = tuple(name for name in SESSION if name in needed)
+        return cls(session, MESH in needed, full, COLLECTIVE in needed)
 
 
 #: The two conversations with a node.
@@ -79,6 +91,8 @@ class Task:
     budget_s: what the user allowed, for the words about what it cut off; deadline: the moment of
               time.monotonic() at which everything has ended
     given:    address -> the node to which the inventory gives it
+    together: makes a collective over these nodes, until the deadline: the smoke test, which knows
+              this room, and not the other way round
     """
 
     carrier: Carrier
@@ -88,6 +102,7 @@ class Task:
     budget_s: int
     deadline: float
     given: Mapping[str, str] = field(default_factory=dict)
+    together: Callable[[tuple[str, ...]], Mapping[str, Collective]] | None = None
 
     @property
     def left_s(self) -> float:
@@ -135,7 +150,7 @@ def prove(
     if asking and not task.carrier.interrupted and password(asking):
         waiting |= {*asking}
         _round(task, asking, add, found)
-    return _with_proofs(task, found, meshes)
+    return _with_proofs(task, found, meshes, _together(task, found))
 
 
 def _round(
@@ -211,6 +226,17 @@ def _meshes(task: Task, reached: Iterable[str]) -> Meshes:
     return found
 
 
+def _together(
+    task: Task, found: Mapping[Key, Look | Proved | Failure]
+) -> Mapping[str, Collective]:
+    """What a collective shows of each node: when all else has ended, which would slow it down and
+    has the same ports."""
+    if not task.wanted.collective or task.together is None or task.carrier.interrupted:
+        return {}
+    names = tuple(look.name for look in _looks(task, found) if look.reached)
+    return task.together(names) if len(names) > 1 else dict.fromkeys(names, Collective(1))
+
+
 def _asked(peers: Peers, names: tuple[str, ...]) -> Peers:
     """What the node says of the peers that it was asked to try, and of no other."""
     run = peers.pdsh
@@ -220,7 +246,10 @@ def _asked(peers: Peers, names: tuple[str, ...]) -> Peers:
 
 
 def _with_proofs(
-    task: Task, found: Mapping[Key, Look | Proved | Failure], meshes: Meshes
+    task: Task,
+    found: Mapping[Key, Look | Proved | Failure],
+    meshes: Meshes,
+    together: Mapping[str, Collective],
 ) -> list[Look]:
     """The looks, each with its proofs and what only all nodes tell as the subject "proof"."""
     looks, session, peers = _looks(task, found), task.wanted.session, task.peers
@@ -244,6 +273,8 @@ def _with_proofs(
             one = replace(one, reach=reach.get(look.name, late_too))
         if task.wanted.mesh:
             one = replace(one, mesh=meshes.get(look.name, late))
+        if task.wanted.collective:
+            one = replace(one, collective=together.get(look.name, late))
         subjects = {**look.snapshot.subjects, "proof": one}
         made.append(replace(look, snapshot=replace(look.snapshot, subjects=subjects)))
     return made

@@ -29,12 +29,13 @@ from nodeready.node.smoke.orders import (
     Rank,
 )
 from nodeready.ready import mesh
-from nodeready.smoke.document import Link
-from nodeready.smoke.search import CONTROL, SWEEP, Outcome, Test
+from nodeready.smoke.document import UNREACHABLE, UNTESTED, Link, Smoke
+from nodeready.smoke.search import CONTROL, GPU, PAIR, SCALE, SWEEP, Outcome, Test
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus import health, kernel_log
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.ports.checks import folded
+from nodeready.subjects.proof.facts import Collective as Proved
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import some
 from nodeready.subjects.snapshot import Snapshot
@@ -434,7 +435,11 @@ def _lack(hello: Hello, kind: _Kind) -> str:
     seen = _find(hello, kind, usable=False)
     why = seen.why if seen else next((one.why for one in hello.engines if one.name == kind[0]), "")
     words = _TITLES.get(kind[0], kind[0]) + ("" if kind[0] == RING else f" over {kind[1]}")
-    return f"no {words.removeprefix('the ')}: {sanitise(why, _SAID) or 'it was not found'}"
+    return f"no {words.removeprefix('the ')}: {_line(why) or 'it was not found'}"
+
+
+#: How a reason begins that no engine is there.
+_LACKS = tuple(f"no {words.removeprefix('the ')}" for words in _TITLES.values())
 
 
 def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
@@ -827,3 +832,34 @@ def below(made: Made, floors: Floors, without: Iterable[str] = ()) -> dict[str, 
                 )
                 found[node] = (*found.get(node, ()), words)
     return found
+
+
+# --- The document as a proof of `nodeready ready`.
+
+
+def proved(found: Smoke) -> dict[str, Proved]:
+    """What the test showed of each node; one that ended early proves nothing."""
+    against: dict[str, list[str]] = {}
+    for one in found.suspects:
+        for name in one.nodes:
+            others = some((other for other in one.nodes if other != name), ", ")
+            start = {
+                PAIR: f"with {others}: ",
+                GPU: f"GPU {_listed([*one.gpus])}: " if one.gpus else "",
+                SCALE: f"only together with {others}: ",
+            }.get(one.kind, "")
+            against.setdefault(name, []).append(start + "; ".join(one.evidence))
+    made = {}
+    for node in found.nodes:
+        out = node.status in (UNTESTED, UNREACHABLE)
+        why = (node.why or "not tested") if out else found.stopped
+        made[node.name] = Proved(
+            nodes=len(found.nodes),
+            engine=found.engine,
+            proves=found.proves,
+            against=tuple(against.get(node.name, ())),
+            untested=why,
+            lacking=out and not found.engine and why.startswith(_LACKS),
+            warnings=node.warnings,
+        )
+    return made

@@ -115,6 +115,11 @@ def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
             continue
         pattern = f"{word}.*" if word in subjects else word
         matched = {check for check in ids if fnmatchcase(check, pattern)}
+        if option == "--only" and word not in matched:
+            whole = matched & _named(subjects)
+            matched -= whole
+            if whole and not matched:
+                raise SelectionError(f"--only {word}: name it whole: {', '.join(sorted(whole))}")
         if not matched:
             named = SUBJECTS.get(word.partition(".")[0])
             if named is not None and named.name not in (*subjects, *CHANGED):
@@ -131,6 +136,11 @@ def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
     return found
 
 
+def _named(subjects: Iterable[str]) -> set[str]:
+    """The ids of the checks that are only made when they are named."""
+    return {check.id for name in subjects for check in SUBJECTS[name].checks if check.named}
+
+
 def _ids(subjects: Iterable[str]) -> list[str]:
     return [check for name, one in SUBJECTS.items() if name in subjects for check in one.ids()]
 
@@ -138,13 +148,16 @@ def _ids(subjects: Iterable[str]) -> list[str]:
 def select(
     only: str | None = None, skip: str | None = None, subjects: Iterable[str] = LOOKED_AT
 ) -> Selection:
-    """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas.
+    """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas. Checks that
+    want to be named (`Check.named`) are in it with their whole id alone.
 
     subjects: those that the command can judge
     Raises SelectionError for a word that means nothing, and when nothing is left.
     """
     subjects = tuple(subjects)
-    chosen = set(_ids(subjects)) if only is None else _matching("--only", only, subjects)
+    chosen = {*_ids(subjects)} - _named(subjects)
+    if only is not None:
+        chosen = _matching("--only", only, subjects)
     if skip is not None:
         chosen -= _matching("--skip", skip, subjects)
     if not chosen:

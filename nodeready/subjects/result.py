@@ -176,14 +176,16 @@ class Check(Page):
     """A check: its page, and the pure function that judges.
 
     proof:  what has to run on the node before this check can judge: one of
-            `proof.facts.SESSION`, or `proof.facts.MESH`; "": the look alone
+            `proof.facts.SESSION`, `proof.facts.MESH` or COLLECTIVE; "": the look alone
     writes: the files that the repair writes: where a deploy would not write them, a person has to
             act first; None: all files of the subject
+    named:  made only where ``--only`` has its whole id: neither by default, nor with its subject
     """
 
     judge: Judge
     proof: str = ""
     writes: Writes | None = None
+    named: bool = False
 
     def __call__(self, seen: Any, want: Policy) -> Result:
         """The result for what was observed of the subject on one node."""
@@ -198,6 +200,7 @@ def check(
     fix: Iterable[str | Act] = (),
     proof: str = "",
     writes: Writes | None = None,
+    named: bool = False,
 ) -> Callable[[Judge], Check]:
     """Make a Check of a function whose docstring is the check's page.
 
@@ -207,7 +210,7 @@ def check(
 
     def wrap(judge: Judge) -> Check:
         meaning = inspect.cleandoc(judge.__doc__ or "")
-        return Check(id, meaning, settings, fixed_by, acts, judge, proof, writes)
+        return Check(id, meaning, settings, fixed_by, acts, judge, proof, writes, named)
 
     return wrap
 

@@ -39,7 +39,7 @@ from nodeready.subjects.proof.facts import (
     User,
     Way,
 )
-from nodeready.subjects.proof.reach import mesh, pdsh, ports, ssh, unseen
+from nodeready.subjects.proof.reach import collective, mesh, pdsh, ports, ssh, unseen
 from nodeready.subjects.result import (
     Result,
     Subject,
@@ -881,5 +881,6 @@ SUBJECT = Subject(
         pdsh,
         ports,
         mesh,
+        collective,
     ),
 )

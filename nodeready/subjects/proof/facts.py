@@ -536,6 +536,31 @@ class Mesh:
     crowd: int = 0
 
 
+# --- A collective over all nodes (`nodeready smoke`).
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What a collective over all nodes showed of one.
+
+    nodes:    how many were to take part; 1: this one alone
+    engine:   that made the collective, ``torch 2.13.0 over nccl``; "": none
+    proves:   what its pass proves
+    against:  the evidence against this node, a sentence for each finding; (): there is none
+    untested: why nothing can be said of the node; "": something can
+    lacking:  that is because it has no engine
+    warnings: what got worse on the node meanwhile, or is slow
+    """
+
+    nodes: int
+    engine: str = ""
+    proves: str = ""
+    against: tuple[str, ...] = ()
+    untested: str = ""
+    lacking: bool = False
+    warnings: tuple[str, ...] = ()
+
+
 # --- All proofs of one node, and the reader of its answer.
 
 #: The reason of a proof without an answer.
@@ -550,8 +575,8 @@ SESSION: dict[str, type[Any]] = {
     "core": Core,
     "peers": Peers,
 }
-#: The proof that runs between the nodes.
-MESH = "mesh"
+#: The proofs that run between the nodes.
+MESH, COLLECTIVE = "mesh", "collective"
 #: What the user's session tells beside that: the other ways in, when one of `BY_WAYS` is wanted.
 OTHER_WAYS: dict[str, type[Any]] = {"ssh": Way, "step": Way}
 #: The proofs that are made in each way.
@@ -599,6 +624,7 @@ class Proved:
     peers:   ssh and pdsh from this node to its peers, as this node saw them
     reach:   ssh and pdsh between the nodes, as all nodes together saw them
     mesh:    the job's ports between the nodes, as all nodes together saw them
+    collective: what a collective over all nodes showed of this one
     """
 
     user: User | Unknown
@@ -613,6 +639,7 @@ class Proved:
     peers: Peers | Unknown | None = None
     reach: Reach | Unknown | None = None
     mesh: Mesh | Unknown | None = None
+    collective: Collective | Unknown | None = None
 
 
 class Asked(Protocol):

@@ -9,6 +9,7 @@ from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import folded
 from nodeready.subjects.ports.firewall import shown
 from nodeready.subjects.proof.facts import (
+    COLLECTIVE,
     MESH,
     Blocked,
     Mesh,
@@ -341,3 +342,43 @@ def mesh(seen: Proved, want: Policy) -> Result:
         fix = "look for lost packets (nics.*, nstat TcpRetransSegs) and for the route"
         return warn(check, expected, actual, "", fix)
     return ok(check, expected, tried)
+
+
+# --- A collective over all nodes.
+
+
+@check(
+    "proof.collective",
+    proof=COLLECTIVE,
+    named=True,
+    fix=(
+        "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out",
+        "look at what these count with gpus.*, nics.* and rdma.*",
+    ),
+)
+def collective(seen: Proved, want: Policy) -> Result:
+    """A collective over all nodes passes, with right results, as `nodeready smoke` makes one.
+
+    It takes minutes and the idle GPUs, so that only its own name asks for it: ``--only
+    proof.collective``, and a budget to match (``--budget 300``); ``--only proof`` does not. The
+    engine is the best that most nodes have: the job's own PyTorch (policy smoke_python,
+    smoke_prefix, smoke_environment), else a plain ring over TCP. A node fails with the evidence
+    against it, also when it fails only with one other node, or only in so large a number. What got
+    worse on a node that passed (errors of a GPU, of a port) is a warning.
+    """
+    check, expected, found = "proof.collective", "all nodes together pass", seen.collective
+    if isinstance(found, Unknown):
+        return unknown(check, found.reason)
+    if found is None or found.nodes < 2:
+        return na(check, "one node alone")
+    if found.against:
+        fix = (
+            "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out"
+        )
+        return fail(check, expected, some(found.against), found.engine, fix)
+    if found.untested:
+        return (na if found.lacking else unknown)(check, found.untested)
+    if found.warnings:
+        fix = "look at what these count with gpus.*, nics.* and rdma.*"
+        return warn(check, expected, some(found.warnings), found.engine, fix)
+    return ok(check, expected, f"{found.engine}: {found.proves}")

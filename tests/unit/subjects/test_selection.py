@@ -17,7 +17,8 @@ from nodeready.subjects.result import fail, unknown
 
 
 def test_nothing_said_is_everything_in_the_order_of_the_reports():
-    assert select(subjects=SUBJECTS).checks == tuple(check_ids())
+    named = {"proof.collective"}
+    assert select(subjects=SUBJECTS).checks == tuple(id for id in check_ids() if id not in named)
     assert select().checks == tuple(id for id in check_ids() if not id.startswith("proof."))
     assert select().subjects == LOOKED_AT
 
@@ -34,6 +35,30 @@ def test_nothing_said_is_everything_in_the_order_of_the_reports():
 )
 def test_words_select(only, skip, checks):
     assert list(select(only, skip).checks) == checks
+
+
+@pytest.mark.parametrize(
+    ("only", "skip", "there"),
+    [
+        (None, None, False),
+        ("proof", None, False),
+        ("proof.*", None, False),
+        ("*", None, False),
+        ("proof,proof.collective", None, True),
+        ("proof.collective", None, True),
+        ("proof.user,proof.collective", "proof.collective", False),
+        (None, "proof.collective", False),
+    ],
+)
+def test_what_takes_minutes_is_made_where_it_is_named_alone(only, skip, there):
+    chosen = select(only, skip, SUBJECTS).checks
+    assert ("proof.collective" in chosen) == there
+    assert ("proof.user" in chosen) == (only != "proof.collective")
+
+
+def test_a_glob_of_it_alone_says_its_name():
+    with pytest.raises(SelectionError, match=r"proof\.coll\*: name it whole: proof\.collective"):
+        select("proof.coll*", None, SUBJECTS)
 
 
 @pytest.mark.parametrize(
