@@ -19,7 +19,7 @@ from nodeready.cli.options import (
     report,
 )
 from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
-from nodeready.cli.start import Common, Nodes, over_srun, over_ssh, remember_failed
+from nodeready.cli.start import Common, Nodes, over_srun, over_ssh, password, remember_failed
 from nodeready.reports.registry import names
 from nodeready.smoke.document import code
 
@@ -253,7 +253,9 @@ def smoke(
             environment=environment,
             given=given_addresses(nodes.all) if nodes.inventory is not None else {},
         )
-        found = run.smoke(task, screen.note, screen.progress)
+        found = run.smoke(
+            task, screen.note, screen.progress, lambda names: password(nodes.carrier, names)
+        )
         own_slots = nodes.slots
     files = [(exclude_out, "exclude"), (hostfile_out, hostfile_format)]
     _keep(found, screen, own_slots, files)

@@ -97,8 +97,8 @@ class _Table:
         for row in rows[1:]:
             yield self.below(row)
         if not found.complete:
-            yield self.head("partial", "warn", "interrupted: not every test was made")
-        if found.stopped:
+            yield self.head("partial", "warn", found.stopped or "interrupted")
+        elif found.stopped:
             yield self.head("stopped", "warn", found.stopped)
 
     def suspect(self, one: Suspect, names: tuple[str, ...]) -> Iterator[Line]:

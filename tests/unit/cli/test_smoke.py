@@ -44,7 +44,7 @@ class Runner:
     def __init__(self, found: Smoke) -> None:
         self.found, self.task = found, None
 
-    def __call__(self, task, tell, progress):
+    def __call__(self, task, tell, progress, password):
         self.task = task
         tell("12 nodes: about 20 tests of 2 s")
         with progress("testing", ["node01"]) as done:
