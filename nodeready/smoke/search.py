@@ -277,13 +277,18 @@ _Task = Generator["list[_Ask]", _Answers, "list[_Task]"]
 _BROKEN, _SLOW, _FLAKY = "broken", "slow", "flaky"
 #: A test is looked into below this part of what the fastest quarter has; a node is accused when
 #: all its turns are at most that part of all others'.
-_LOOK, _ACCUSE = 0.6, 0.7
-#: So many times the quickest quarter's time, and milliseconds more, are looked into; accused.
+_LOOK, _ACCUSE = 0.55, 0.7
+#: Below that part, which no noise makes of it, after fewer turns.
+_AT_ONCE = 0.4
+#: So many times the quickest quarter's time are looked into and accused, and milliseconds more.
 _LOOK_TIMES, _ACCUSE_TIMES, _MORE_MS = 4.0, 3.0, 5.0
 #: How often a test is repeated for what fails now and then; turns against such a node.
 _REPEATS, _TURNS, _MOST_TURNS = 3, 3, 6
 #: Of the faults between groups, and of slow pairs of a sweep, so many are looked into.
 _MOST_FAULTS = 16
+#: So many accused are tried with each other; of more, each with the next one, and where that shows
+#: a set, so many pairs.
+_FEW, _MOST_PAIRS = 4, 64
 #: So many nodes' sweep is of all pairs.
 _ALL_PAIRS = 64
 
@@ -300,6 +305,10 @@ def _failed(made: _Made | None) -> bool:
     return made is not None and not made.outcome.ok
 
 
+def _neighbours(items: Sequence[_T], _: int) -> Iterable[tuple[_T, _T]]:
+    return itertools.pairwise(items)
+
+
 def _upper(values: Iterable[float]) -> float:
     """What the highest quarter reaches; 0: there are too few to tell."""
     known = sorted(value for value in values if value > 0)
@@ -309,6 +318,12 @@ def _upper(values: Iterable[float]) -> float:
 def _lower(values: Iterable[float]) -> float:
     known = sorted(value for value in values if value > 0)
     return known[math.floor(0.25 * len(known))] if len(known) > 1 else 0.0
+
+
+def _looks_slow(outcome: Outcome, fast: float, quick: float) -> bool:
+    """Whether this is worth a look, beside what good ones have."""
+    late = quick > 0 and outcome.ms > max(_LOOK_TIMES * quick, quick + _MORE_MS)
+    return outcome.ok and (late or 0 < outcome.gbps < _LOOK * fast)
 
 
 def _parts(nodes: Sequence[str]) -> list[list[str]]:
@@ -600,27 +615,31 @@ class _Search:
         if rest - self.aside:
             yield from self._merge([self.base, *([name] for name in self.known.sorted(rest))])
 
-    def _slow(self, made: _Made) -> bool:
+    def _slow(self, made: _Made | None) -> bool:
         """Whether a test is so slow that it is worth a look. Larger tests take longer anyway."""
-        ms, gbps = made.outcome.ms, made.outcome.gbps
-        if not made.outcome.ok or len(made.test.nodes) > 1.5 * self.size:
+        if made is None or len(made.test.nodes) > 1.5 * self.size:
             return False
-        late = self.quick > 0 and ms > max(_LOOK_TIMES * self.quick, self.quick + _MORE_MS)
-        return late or 0 < gbps < _LOOK * self.fast
+        return _looks_slow(made.outcome, self.fast, self.quick)
 
-    def _bad(self, made: _Made) -> bool:
-        return not made.outcome.ok or self._slow(made)
+    def _bad(self, made: _Made | None) -> bool:
+        return _failed(made) or self._slow(made)
 
     def _any_pair(self, live: list[str]) -> _Steps[tuple[list[list[str]], list[str]]]:
         """No group passed: the pairs that do, and who is in none."""
         tried: list[_Made] = []
-        for pairs in _circle(live, 3 if len(live) > 16 else len(live)):
-            made = yield [_Ask(HALF, pair) for pair in pairs]
+        good: list[list[str]] = []
+        alone = live
+        # Of a few nodes all pairs, if need be, until most have met one with whom they pass.
+        for pairs in _circle(live, len(live) if len(live) <= 16 else 4):
+            if 2 * len(alone) <= len(live):
+                break
+            made = yield [_Ask(HALF, pair) for pair in pairs if {*pair} <= {*alone}]
             tried += [one for one in made if one]
-            good = [[*one.test.nodes] for one in made if one and one.outcome.ok]
-            if good:
-                found = {name for pair in good for name in pair}
-                return good, [name for name in self._live() if name not in found]
+            good += [[*one.test.nodes] for one in made if one and one.outcome.ok]
+            found = {name for pair in good for name in pair}
+            alone = [name for name in self._live() if name not in found]
+        if good:
+            return good, alone
         live = self._live()
         if tried and len(live) > 1:
             causes = _because(tried[0].outcome.cause)
@@ -645,12 +664,17 @@ class _Search:
         made: _Answers = []
         for _ in range(_REPEATS if mode == _FLAKY else 1):
             made = yield [self._half(half, mode) for half in halves]
-            if any(one and self._bad(one) for one in made):
+            if any(map(self._bad, made)):
                 break
+        slow = [m.test.nodes for m in made if m and self._slow(m)]
+        again = yield [_Ask(HALF, both) for both in slow]
+        noise = {m.test.nodes for m in again if m and not self._bad(m)}
         tasks: list[_Task] = []
         found = False
         for half, one in zip(halves, made, strict=True):
-            if one and self._bad(one):
+            if one is None:
+                continue
+            if self._bad(one) and one.test.nodes not in noise:
                 found = True
                 state = _FLAKY if mode == _FLAKY else _SLOW if one.outcome.ok else _BROKEN
                 if len(half) == 1:
@@ -658,7 +682,7 @@ class _Search:
                     self.known.doubts[half[0]] = f"fails with {one.beside(half[0])}"
                 else:
                     tasks.append(self._hunt(half, one.test, state))
-            elif one and len(self.base) < 2 * self.size:
+            elif len(half) < len(one.test.nodes) and len(self.base) < 2 * self.size:
                 # It passed beside good nodes: where these are few, more can be tested at a time.
                 self.base += [name for name in half if name not in self.base]
         if found or mode != _BROKEN or failed is None:
@@ -740,13 +764,13 @@ class _Search:
         def ask(some: Sequence[str]) -> _Ask:
             return _Ask(CONFIRM, tuple(some))
 
+        before = len(self.gone)
         one, other, size = yield from self._smallest(ask, order, low)
         (both,) = yield [ask([one, other])]
-        if {one, other} & self.gone:
-            return True
         if _failed(both):
             return (yield from self._blame(one, other))
-        return (yield from self._number(order, size))
+        # A node that was lost meanwhile may have been all of it.
+        return len(self.gone) > before or (yield from self._number(order, size))
 
     def _number(self, order: Sequence[str], size: int) -> _Steps[bool]:
         """Whether it is the number: others, as many, fail as well, and one less passes."""
@@ -795,18 +819,22 @@ class _Search:
         ]
         if {one, other} & self.gone:
             return True
-        if first is None or first.outcome.ok or _failed(control):
+        if first is None or first.outcome.ok:
             return False
         bad = {
             end: [m for m in made if m and _failed(m) and end in m.test.nodes] for end in asks[0]
         }
-        among = any(bad.values()) and {one, other} <= self.block.keys()
-        if among and (yield from self._sides(one, other)):
+        grouped = {one, other} <= self.block.keys()
+        odd = any(bad.values()) or _failed(control)
+        if odd and grouped and (yield from self._sides(one, other)):
             return True
+        if _failed(control):
+            return False
         for end, failed in bad.items():
             if failed and len(failed) == len(witnesses):
                 beside = " and ".join(m.beside(end) for m in [first, *failed])
                 self.known.accuse(NODE, [end], f"fails with {beside}", *_without(control))
+                self.confirmed[end] = failed[0]
         out = self.known.out()
         again = [m.test.nodes for m in [*bad[one], *bad[other]] if not {*m.test.nodes} & out]
         doubtful = yield [_Ask(CONFIRM, pair) for pair in again]
@@ -869,25 +897,19 @@ class _Search:
         among = yield [_Ask(CONFIRM, self.known.sorted(cut))] if len(cut) > 1 else []
         if any(map(_failed, among)):
             return False
-        self._set(cut, [m for m in among if m], [m for m in crossing if m], len(main))
+        self.confirmed |= {m.test.nodes[0]: m for m in crossing if m and m.test.nodes[0] in cut}
+        self._set(cut, [m for m in among if m], len(main))
         return True
 
-    def _set(
-        self,
-        nodes: Collection[str],
-        among: Sequence[_Made],
-        crossing: Sequence[_Made],
-        others: int,
-    ) -> None:
-        why = []
-        if among:
-            why.append(f"pass among themselves {_tests(m.test for m in among)}")
-        if crossing:
-            cause = _because(crossing[0].outcome.cause)
-            why.append(f"fail with the others {_tests(m.test for m in crossing)}{cause}")
-        if others == len(nodes):
-            why.append("the others are as many: it may be they")
-        self.known.accuse(NODE, nodes, *why)
+    def _set(self, nodes: Collection[str], among: Sequence[_Made], others: int = 0) -> None:
+        crossing = [self.confirmed[n] for n in self.known.sorted(nodes) if n in self.confirmed]
+        cause = _because(crossing[0].outcome.cause) if crossing else ""
+        why = [
+            f"pass among themselves {_tests(m.test for m in among)}" if among else "",
+            f"fail with the others {_tests(m.test for m in crossing)}{cause}" if crossing else "",
+            "the others are as many: it may be they" if others == len(nodes) else "",
+        ]
+        self.known.accuse(NODE, nodes, *filter(None, why))
 
     def _merge(self, blocks: list[list[str]]) -> _Steps[None]:
         """Put groups together, each of which passed, up to all; those that then pass together are
@@ -908,13 +930,12 @@ class _Search:
             if made is None or made.outcome.ok:
                 break
             (again,) = yield [_Ask(MERGE, made.test.nodes)]
-            low = sum(
-                1
-                for n, name in enumerate(self.base)
-                if all(self.block[b] == self.block[self.base[0]] for b in self.base[: n + 1])
+            order = made.test.nodes
+            low = next(
+                (n for n, name in enumerate(order) if self.block[name] != self.block[order[0]]), 1
             )
-            if not _failed(again) or not (yield from self._pin(self.base, low)):
-                yield from self._together([self._hunt([*self.base], made.test, _FLAKY)])
+            if not _failed(again) or not (yield from self._pin(order, low)):
+                yield from self._together([self._hunt([*order], made.test, _FLAKY)])
                 break
         self.aside |= aside
         for name in self.known.sorted(aside):
@@ -932,40 +953,33 @@ class _Search:
                 return
 
     def _join(self) -> _Steps[None]:
-        """Nodes that are accused, one by one or as a set, and pass among themselves: one set."""
-        known = self.known
-        sets = [[*one.nodes] for one in known.suspects if one.kind == NODE and len(one.nodes) > 1]
-        single = [name for name in known.sorted(self.confirmed) if name not in self.gone]
-        many = [[name] for name in single]
-        links: list[_Made] = []
-        if sets and many:
-            made = yield [
-                _Ask(CONFIRM, (*one, part[n % len(part)]))
-                for part in sets
-                for n, one in enumerate(many)
-            ]
-            links += [m for m in made if m and m.outcome.ok]
-        elif len(many) > 1:
-            (all_of_them,) = yield [_Ask(CONFIRM, tuple(single))]
-            if all_of_them and all_of_them.outcome.ok:
-                links = [all_of_them]
-            elif len(many) > 2:
-                made = yield [_Ask(CONFIRM, pair) for pair in itertools.pairwise(single)]
-                links = [m for m in made if m and m.outcome.ok]
-        whole = [{*part} for part in (*sets, *many)]
-        for link in links:
-            touched = [part for part in whole if part & {*link.test.nodes}]
-            whole = [part for part in whole if part not in touched] + [set().union(*touched)]
-        for part in whole:
+        """Nodes that are accused, one by one or as sets, and pass among themselves: one set."""
+        known, links = self.known, list[_Made]()
+        parts = [{*one.nodes} for one in known.suspects if one.kind == NODE and one.nodes[1:]]
+        single = self.confirmed.keys() - self.gone - set().union(*parts)
+        parts += [{name} for name in single]
+        parts.sort(key=lambda part: min(map(known.place.__getitem__, part)))
+        tried: set[tuple[str, ...]] = set()
+        for few in (False, True):
+            firsts = [known.sorted(part)[0] for part in parts]
+            every = few or len(parts) <= _FEW
+            pairs = [*(itertools.combinations if every else _neighbours)(firsts, 2)]
+            made = yield [_Ask(CONFIRM, pair) for pair in pairs[:_MOST_PAIRS] if pair not in tried]
+            tried.update(pairs)
+            passed = [m for m in made if m and m.outcome.ok]
+            for link in passed:
+                both = [part for part in parts if part & {*link.test.nodes}]
+                parts = [part for part in parts if part not in both] + [set().union(*both)]
+            links += passed
+            if not passed:
+                break
+        for part in parts:
             mine = [link for link in links if part & {*link.test.nodes}]
-            if not mine:
-                continue
-            old = [one for one in known.suspects if one.kind == NODE and {*one.nodes} <= part]
-            known.suspects = [one for one in known.suspects if one not in old]
-            crossing = [
-                self.confirmed[name] for name in known.sorted(part & self.confirmed.keys())
-            ]
-            self._set(part, mine, crossing, -1)
+            if mine:
+                known.suspects = [
+                    one for one in known.suspects if one.kind != NODE or not part & {*one.nodes}
+                ]
+                self._set(part, mine)
 
     # --- In turns.
 
@@ -990,27 +1004,26 @@ class _Search:
         mine: list[_Made] = []
         others: list[_Made] = []
         control = SWEEP if purpose == SWEEP else CONTROL
-        for turn in range(_MOST_TURNS if flaky else _TURNS):
-            for asked, made in (((purpose, suspects), mine), ((control, good), others)):
-                (one,) = yield [_Ask(*asked)]
+        why = ""
+        for turn in range(1, _MOST_TURNS + 1):
+            for ask, kept in ((_Ask(purpose, suspects), mine), (_Ask(control, good), others)):
+                (one,) = yield [ask]
                 if one is None:
                     return ()
-                made.append(one)
-            if any(map(_failed, others)):
+                kept.append(one)
+            why = _worse(mine, others, _ACCUSE)
+            if any(map(_failed, others)) or not (why or flaky):
                 return ()
-            worse = _worse(mine, others)
-            failed = [one for one in mine if not one.outcome.ok]
-            if worse and turn + 1 >= _TURNS:
-                return (worse,)
-            if len(failed) > 1 and turn + 1 >= _TURNS:
-                return (
-                    f"fails now and then, {len(failed)} of {turn + 1} times "
-                    f"{_tests(m.test for m in failed)}{_because(failed[0].outcome.cause)}; "
-                    f"{_named(good)} never {_tests(m.test for m in others)}",
-                )
-            if not worse and not flaky:
-                return ()
-        return ()
+            if turn == _TURNS and _worse(mine, others, _AT_ONCE):
+                break
+        failed = [one for one in mine if _failed(one)]
+        if not why and len(failed) > 1:
+            why = (
+                f"fails now and then, {len(failed)} of {len(mine)} times "
+                f"{_tests(m.test for m in failed)}{_because(failed[0].outcome.cause)}; "
+                f"{_named(good)} never {_tests(m.test for m in others)}"
+            )
+        return (why,) if why else ()
 
     # --- Sweeps.
 
@@ -1141,24 +1154,20 @@ class _Search:
                 self.known.accuse(PAIR, (source, target), *found)
 
 
-def _looks_slow(outcome: Outcome, fast: float, quick: float) -> bool:
-    late = quick > 0 and outcome.ms > max(_LOOK_TIMES * quick, quick + _MORE_MS)
-    return late or 0 < outcome.gbps < _LOOK * fast
-
-
-def _worse(mine: Sequence[_Made], others: Sequence[_Made]) -> str:
-    """In what all of these are worse than all others; "": they are not."""
+def _worse(mine: Sequence[_Made], others: Sequence[_Made], part: float) -> str:
+    """In what all of these are worse than all others, whose ``part`` they have at most; "": they
+    are not."""
     tests = f"{_tests(m.test for m in mine)} against {_tests(m.test for m in others)}"
     with_whom = f"{_named(mine[0].test.nodes)} in turns with {_named(others[0].test.nodes)}"
     if not any(m.outcome.ok for m in mine):
         return f"{with_whom}: fails each time {tests}{_because(mine[0].outcome.cause)}"
     most = max(m.outcome.gbps if m.outcome.ok else 0.0 for m in mine)
     least = min(m.outcome.gbps for m in others)
-    if 0 < most <= _ACCUSE * least:
+    if 0 < most <= part * least:
         return f"slow: {with_whom}: at most {most:.3g} against at least {least:.3g} Gbit/s {tests}"
     soonest = min(m.outcome.ms if m.outcome.ok else math.inf for m in mine)
     latest = max(m.outcome.ms for m in others)
-    if latest > 0 and soonest >= max(_ACCUSE_TIMES * latest, latest + _MORE_MS):
+    if latest > 0 and soonest >= max(2.1 / part * latest, latest + _MORE_MS):
         return f"slow: {with_whom}: at least {soonest:.3g} against at most {latest:.3g} ms {tests}"
     return ""
 
