@@ -33,12 +33,15 @@ from nodeready.node.smoke.orders import PHASES, Collective, Pair, Paired, Peer, 
 #
 # Whoever connects gets a mark made of the token, and a number for this connection. Whoever belongs
 # to the test knows the token from its order, and answers with what it is here for, sealed with the
-# token and that number. So a stranger neither takes part nor learns the token.
+# token and that number; then it is told that it is welcome. So a stranger neither takes part nor
+# learns the token.
 
 _RING, _PAIR = range(2)
 #: What a connection is for: the test, the rank that connects, its kind; and the seal.
 _GREETING = struct.Struct("!QIB16s")
-_NONCE = 16
+_NONCE, _WELCOME = 16, b"+"
+#: Connections that have said nothing yet.
+_MOST = 256
 
 
 def _mark(token: str) -> bytes:
@@ -197,7 +200,10 @@ class Listeners(mesh.Listeners):
             self._serving = True
         swept = 0.0
         while True:
-            for key, _ in self._waiting.select(1):
+            listening = {listener.fileno() for listener in self.sockets.values()}
+            # Those that come after those that speak: their number must not push these out.
+            ready = [key for key, _ in self._waiting.select(1)]
+            for key in sorted(ready, key=lambda key: key.fd in listening):
                 one = key.fileobj
                 # An event may be of a socket that an earlier one's has closed.
                 if isinstance(one, socket.socket) and one.fileno() >= 0:
@@ -223,7 +229,7 @@ class Listeners(mesh.Listeners):
         with self._lock:
             while self._early:
                 (key, (one, until)) = next(iter(self._early.items()))
-                if until > now and len(self._early) <= mesh.MOST:
+                if until > now and len(self._early) <= _MOST:
                     break
                 del self._early[key]
                 one.close()
@@ -256,7 +262,7 @@ class Listeners(mesh.Listeners):
             self._waiting.register(one, selectors.EVENT_READ, self._greeted)
             with contextlib.suppress(OSError):
                 one.send(self._mark + guest.nonce)
-        self._make_room(mesh.MOST)
+        self._make_room(_MOST)
         if self._crowd > _CROWD:
             # The threads that test come first: Python runs one at a time.
             time.sleep(0.001)
@@ -287,6 +293,7 @@ class Listeners(mesh.Listeners):
             self._close(one)
             return
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        one.send(_WELCOME)
         if kind == _PAIR:
             guest.kind, guest.until = kind, time.monotonic() + _IDLE_S
             self._waiting.modify(one, selectors.EVENT_READ, self._echo)
@@ -371,6 +378,11 @@ class _Until:
             if left <= 0:
                 return False
 
+    def pause(self, seconds: float) -> None:
+        """Raises _Over."""
+        self._stop.wait(seconds)
+        self.check()
+
     def join(self, thread: threading.Thread, seconds: float) -> None:
         until = time.monotonic() + seconds
         while thread.is_alive() and time.monotonic() < until:
@@ -379,9 +391,9 @@ class _Until:
 
 
 #: Of the kernel's struct tcp_info (linux/tcp.h): packets that are not acknowledged, ms since the
-#: last acknowledgement, packets sent again, bytes acknowledged, packets that came twice (0 from a
-#: kernel that is too old).
-_TCP_INFO = struct.Struct("=24xI28xI40xI16xQ88xI")
+#: last acknowledgement, packets sent again, bytes acknowledged, bytes not sent yet, packets that
+#: came twice (0 from a kernel that is too old).
+_TCP_INFO = struct.Struct("=24xI28xI40xI16xQ16xI68xI")
 
 
 def _tcp(one: socket.socket) -> tuple[int, ...]:
@@ -395,37 +407,52 @@ def _tcp(one: socket.socket) -> tuple[int, ...]:
 def _retransmits(sockets: Iterable[socket.socket]) -> int:
     """Packets that were lost. The kernel also sends some again to ask whether they were."""
     found = [seen for seen in map(_tcp, sockets) if seen]
-    return sum(max(0, seen[2] - seen[4]) for seen in found) if found else -1
+    return sum(max(0, seen[2] - seen[-1]) for seen in found) if found else -1
 
 
 def _greet(
     peer: Peer, to: tuple[str, int], until: _Until, what: tuple[int, int, int]
 ) -> tuple[Try, socket.socket | None]:
-    """A connection to the peer's listener, at this address and port.
+    """A connection to the peer's listener, at this address and port, that is welcome there.
 
     what: what it is for: number, rank, kind
     """
-    found, one = mesh.meet(*to, _mark(peer.token), until.ready, _CONNECT_S)
-    if one is None:
-        return found, None
-    try:
-        nonce = b""
-        while len(nonce) < _NONCE and until.ready(one, select.POLLIN, mesh.TOKEN_S):
-            piece = one.recv(_NONCE - len(nonce))
+    end = time.monotonic() + _CONNECT_S
+    while True:
+        found, one = mesh.meet(*to, _mark(peer.token), until.ready, _CONNECT_S)
+        if one is not None:
+            if _welcome(one, peer.token, until, what):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return found, one
+            found = replace(found, outcome=mesh.FOREIGN)
+        # A crowd of strangers may have pushed it out.
+        if found.outcome != mesh.FOREIGN or time.monotonic() > end:
+            return found, None
+        until.pause(0.05)
+
+
+def _welcome(one: socket.socket, token: str, until: _Until, what: tuple[int, int, int]) -> bool:
+    def read(count: int) -> bytes:
+        heard = b""
+        while len(heard) < count and until.ready(one, select.POLLIN, mesh.TOKEN_S):
+            piece = one.recv(count - len(heard))
             if not piece:
                 break
-            nonce += piece
+            heard += piece
+        return heard
+
+    welcome = b""
+    try:
+        nonce = read(_NONCE)
         if len(nonce) == _NONCE:
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            one.send(_greeting(peer.token, nonce, *what))
-            return found, one
+            one.send(_greeting(token, nonce, *what))
+            welcome = read(len(_WELCOME))
     except OSError:
         pass
-    except BaseException:
-        one.close()
-        raise
-    one.close()
-    return replace(found, outcome=mesh.FOREIGN), None
+    finally:
+        if welcome != _WELCOME:
+            one.close()
+    return welcome == _WELCOME
 
 
 _CAUSES: Mapping[str, str] = MappingProxyType(
@@ -472,6 +499,8 @@ def _size(count: int) -> str:
 _HEAD = struct.Struct("!BIIII")
 #: The phase of a message that says: I wait, for the rank that stands in place of the step.
 _BEAT, _BEAT_S, _FRESH_S = 0, 0.5, 1.5
+#: Who keeps us waiting for so long is named when the test is over.
+_LONG_S = 1.5
 #: For the rank before to have come.
 _CAME_S = 15.0
 _ROUNDS = 100
@@ -524,9 +553,10 @@ class _Ring:
         self._heard = self._said = self._beat = self._looked = 0.0
         self._root = self.before
         self.still = 0.0
-        # Of the way to the next one: since when nothing is acknowledged (0: nothing is to be), the
-        # bytes that are, and those before large.
-        self._stuck, self._acknowledged, self._earlier = 0.0, 0, 0
+        # Of the way to the next one: since when no byte is acknowledged though some are to be (0:
+        # none are), since when no packet is, the bytes that are, and those before large.
+        self._stuck = self._dark = 0.0
+        self._acknowledged = self._earlier = 0
         # Of the large part: its begin, bytes that are to come and came, and of the step that comes
         # in: when it began, its bytes, and all of them.
         self._began, self._to_come, self._came = 0.0, 0, 0
@@ -691,9 +721,8 @@ class _Ring:
         came = b"".join(found)
         if len(came) != expected:
             who = self._names["before"]
-            raise _Failed(
-                f"{who} sent {len(came)} bytes in {self.phase}, not {expected}", self.before
-            )
+            said = f"{who} sent {len(came)} bytes in {self.phase}, not {expected}"
+            raise _Failed(said, self.before)
         return came
 
     # Waiting, and giving up.
@@ -705,29 +734,36 @@ class _Ring:
         poll.register(out, select.POLLIN | (select.POLLOUT if self._pending else 0))
         if source is not None:
             poll.register(source.fileno(), select.POLLIN)
+        else:
+            # Only its end by a reset.
+            poll.register(self._in.fileno(), 0)
         began = time.monotonic()
         found = dict(poll.poll(_SLICE_S * 1000))
         now = time.monotonic()
         if now - began > _STILL_S:
             self.still += now - began
-            self._heard = now
+            self._heard, self._stuck = now, 0.0
         self._until.check()
+        if source is None and self._in.fileno() in found:
+            raise self._lost("before", self.before, None)
         if found.get(out, 0) & ~select.POLLOUT:
             self._listen_to_next()
-        if self._waits and self.phase == "large":
-            self._check_rate(now)
+        patience_s = max(_SLOW_S, (self._until.end - self._began) / 3)
+        said = self.slow() if now - self._began > patience_s else ""
+        if said:
+            raise _Failed(said, self.before)
         if source is None or source.fileno() not in found:
-            said = self.silent(self._patience_s)
+            said = self._silent(self._patience_s)
             if said:
                 raise _Failed(said, self.before)
         if now > self._looked + _SLICE_S:
             self._look(now)
-            said = self.stuck(_STUCK_S)
+            said = self._nothing_acknowledged(_STUCK_S)
             if said:
                 raise _Failed(said, self.after)
         if not self._pending and now > self._said + _BEAT_S:
             root = self.waits_for()
-            self._pending = _HEAD.pack(_BEAT, max(0, root), 0, 0, 0)
+            self._pending = _HEAD.pack(_BEAT, self.rank if root < 0 else root, 0, 0, 0)
             self._push()
 
     def waits_for(self) -> int:
@@ -751,17 +787,27 @@ class _Ring:
         raise _Failed(f"{self._names['after']} sent something that it must not", self.after)
 
     def _lost(self, which: str, rank: int, problem: OSError | None) -> _Failed:
-        """Why the test is over: this connection has ended, or what we have waited for so far."""
+        """Why the test is over: what we have waited for so far, or that this connection ended."""
+        why = self.why()
+        if why is not None:
+            return why
         who = self._names[which]
-        if which == "after":
-            stuck, silent = self.stuck(), self.silent()
-            if stuck or silent:
-                return _Failed(stuck or silent, rank if stuck else self.before)
         if problem is None or isinstance(problem, (ConnectionResetError, BrokenPipeError)):
             return _Failed(f"{who} closed the connection in {self.phase}", rank)
         return _Failed(f"connection to {who} in {self.phase}: {problem.strerror}", rank)
 
-    def silent(self, least_s: float = _FRESH_S) -> str:
+    def why(self) -> _Failed | None:
+        """Which neighbour has kept us waiting so far; None: neither, for long."""
+        for said, rank in (
+            (self._nothing_acknowledged(), self.after),
+            (self._silent(), self.before),
+            (self._nothing_taken(), self.after),
+        ):
+            if said:
+                return _Failed(said, rank)
+        return None
+
+    def _silent(self, least_s: float = _LONG_S) -> str:
         """In words, that the rank before has sent nothing for so long; "": it has."""
         who, seconds = self._names["before"], time.monotonic() - self._heard
         if not self._waits or seconds < least_s:
@@ -776,44 +822,40 @@ class _Ring:
         seen = _tcp(self._out)
         if not seen:
             return
-        pending, last_ms, _, acknowledged, _ = seen
-        if not pending or acknowledged != self._acknowledged or last_ms < _SLICE_S * 1000:
-            self._stuck = now if pending else 0.0
-        self._acknowledged = acknowledged
+        on_the_way, last_ms, _, acknowledged, unsent, _ = seen
+        waits = bool(on_the_way or unsent or self._pending)
+        if not waits or not self._stuck or acknowledged != self._acknowledged:
+            self._stuck = now if waits else 0.0
+        self._acknowledged, self._dark = acknowledged, now - last_ms / 1000
 
-    def stuck(self, least_s: float = 1.0) -> str:
-        """In words, that the next one has acknowledged nothing for so long; "": it has."""
-        who, seconds = self._names["after"], time.monotonic() - self._stuck
+    def _nothing_taken(self) -> str:
+        """In words, that the next one takes nothing though its kernel answers; "": it does."""
+        seconds = time.monotonic() - self._stuck
+        if not self._stuck or seconds < _LONG_S:
+            return ""
+        return f"{self._names['after']} took nothing for {seconds:.1f} s in {self.phase}"
+
+    def _nothing_acknowledged(self, least_s: float = _LONG_S) -> str:
+        """In words, that not even the next one's kernel has answered for so long; "": it has."""
+        who, seconds = self._names["after"], time.monotonic() - max(self._stuck, self._dark)
         if not self._stuck or seconds < least_s:
             return ""
         if self._whole and self._acknowledged - self._earlier < min(BLOCK, self._whole):
             return f"to {who} small messages pass, {_size(BLOCK)} do not: MTU?"
         return f"{who} acknowledged nothing for {seconds:.1f} s in {self.phase}"
 
-    def _check_rate(self, now: float) -> None:
-        left_s = self._until.end - now
-        if now - self._began > max(_SLOW_S, (self._until.end - self._began) / 3):
-            gbps = self._flow(now)
-            if gbps and (self._to_come - self._came) * 8e-9 / gbps > left_s:
-                raise _Failed(self.slow(), self.before)
-
-    def _flow(self, now: float) -> float:
-        """The rate of the step that is coming in; 0: none is, or not for long."""
-        part, seconds = self._part + self._have, now - self._since
-        if not 0 < part < self._whole or seconds < _RATE_S:
-            return 0.0
-        return part * 8e-9 / seconds
-
     def slow(self) -> str:
-        """In words, the rate of what is coming in; "": nothing is."""
-        now = time.monotonic()
-        gbps = self._flow(now)
-        if not gbps:
+        """In words, the rate of the step that is coming in, when the rest cannot come in time; "":
+        it can, or nothing is coming in, or not for long."""
+        now, part = time.monotonic(), self._part + self._have
+        if not 0 < part < self._whole or now - self._since < _RATE_S:
+            return ""
+        gbps = part * 8e-9 / (now - self._since)
+        if (self._to_come - self._came) * 8e-9 / gbps < self._until.end - now:
             return ""
         self.gbps = round(gbps, 6)
-        return (
-            f"{_rate(gbps)} from {self._names['before']} after {now - self._began:.1f} s of large"
-        )
+        who, seconds = self._names["before"], now - self._began
+        return f"{_rate(gbps)} from {who} after {seconds:.1f} s of large"
 
     # The phases.
 
@@ -968,12 +1010,10 @@ def run_ring(order: Collective, listeners: Listeners, stop: threading.Event) -> 
         waits_for = ring.waits_for()
         how = "ended from outside" if stop.is_set() else "not through"
         said = f"{how} in {ring.phase} after {time.monotonic() - until.began:.1f} s"
-        why, stuck = ring.slow() or ring.silent(), ring.stuck()
-        if stuck:
-            why, waits_for = stuck, ring.after
-        elif why:
-            waits_for = ring.before
-        said = f"{said}: {why}" if why else said
+        slow = ring.slow()
+        why = _Failed(slow, ring.before) if slow else ring.why()
+        if why is not None:
+            said, waits_for = f"{said}: {why.said}", why.waits_for
     except OSError as problem:
         said = problem.strerror or str(problem)
     finally:
@@ -1028,7 +1068,8 @@ class _Echo:
         sent = came = 0
         while came < size:
             events = select.POLLIN | (select.POLLOUT if sent < size else 0)
-            if not self._until.ready(self._one, events, SILENT_S):
+            left_s = heard + SILENT_S - time.monotonic()
+            if left_s < 0 or not self._until.ready(self._one, events, left_s):
                 return False
             now = time.monotonic()
             with contextlib.suppress(BlockingIOError):
@@ -1043,7 +1084,7 @@ class _Echo:
                 came, heard = came + len(piece), now
             if measure and came:
                 self.gbps = round(came * 8e-9 / max(1e-6, now - began), 6)
-            if now - heard > SILENT_S or (measure and self._too_slow(began, now, size - came)):
+            if measure and self._too_slow(began, now, size - came):
                 return False
         if measure:
             self.gbps = round(size * 8e-9 / max(1e-6, time.monotonic() - began), 6)
@@ -1089,8 +1130,9 @@ def run_pair(
                     outcome, ms, gbps = echo.outcome, echo.ms, echo.gbps
                     retransmits = _retransmits([made])
                     made.close()
-    except (_Over, OSError) as problem:
-        error = error or getattr(problem, "strerror", None) or ""
+    except (_Over, OSError):
+        # What there is, is the answer.
+        pass
     return Paired(
         number=order.number,
         target=peer.name,

@@ -138,6 +138,7 @@ def test_tests_one_after_the_other_on_the_same_listeners(listen):
 # --- On nodes of their own network, with its faults.
 
 _PORT = 29500
+GONE = ("STOP", "KILL")
 _ADDRESS = "10.0.0.{}".format
 
 
@@ -201,13 +202,14 @@ def stage(play: dict[str, Any]) -> None:
             order = collective(at, peers, **play.get("order", {}))
             print(orders.line(order), file=one.stdin, flush=True)
         asked = nodes
-    for after_s, at, what in play.get("later", []):
+    later = play.get("later", [])
+    for after_s, at, what in later:
         time.sleep(max(0, began + after_s - time.monotonic()))
-        if what in ("STOP", "KILL"):
+        if what in ("STOP", "CONT", "KILL"):
             os.kill(pids[at], getattr(signal, f"SIG{what}"))
         else:
             _sh(pids[at], what)
-    frozen = {at for _, at, what in play.get("later", []) if what in ("STOP", "KILL")}
+    frozen = {at for at, what in {at: what for _, at, what in later}.items() if what in GONE}
     for at, one in enumerate(asked):
         answer = "null" if at in frozen else one.stdout.readline().strip()
         print(answer, round(time.monotonic() - began, 2), sep="\t", flush=True)
