@@ -221,6 +221,7 @@ class _Python:
         """One test. Afterwards `ended` says whether this Python is good for another one."""
         told = {
             "number": order.number, "host": order.head.name, "port": order.head.port,
+            "token": order.head.token,
             "backend": order.backend, "world": order.world, "first": order.first,
             "ranks": order.ranks, "gpus": list(order.gpus), "small": order.small,
             "large": order.large, "seconds": max(limit_s, 1.0),
@@ -246,23 +247,24 @@ class _Python:
             if stop.is_set() and not asked:
                 asked, until = True, min(until, time.monotonic() + 2)
                 self._write(json.dumps({"end": order.number}).encode() + b"\n")
-        said = f"{self.name}: " + (
-            "ended in the test" if self.ended else "did not answer, and was ended"
-        )
-        self.stop()
+        how = "ended in the test" if self.ended else "did not answer, and was ended"
+        said = f"{os.path.basename(self.name)} {how}"
+        self.stop(at_once=True)
         return _lost(order, "start", said, phases)
 
-    def stop(self) -> None:
+    def stop(self, *, at_once: bool = False) -> None:
         """End it with its ranks; by its input's end, else by force."""
         self.ended = True
-        if self.process.returncode is None:
+        if at_once:
+            # Its ranks have sessions of their own.
+            end_all({self.process.pid})
+        elif self.process.returncode is None:
             with contextlib.suppress(OSError, ValueError):
                 assert self.process.stdin is not None
                 self.process.stdin.close()
             try:
                 self.process.wait(timeout=0.5)
             except subprocess.TimeoutExpired:
-                # Its ranks have sessions of their own.
                 end_all({self.process.pid})
         self._supervisor.stop(self.process)
 
@@ -314,13 +316,14 @@ _PLACES = (
 _REPETITIONS, _WARM = 5, 2
 _VERSION = re.compile(r"^#? *([nr]ccl-tests)(?: version|: Version) (\S+)", re.M)
 _LIBRARY = re.compile(r"\b([nr])ccl-library=(\d+)")
-# size count type redop root, then twice: time algbw busbw #wrong, which is N/A unchecked.
+# size count type redop root (old ones have none), then twice: time algbw busbw #wrong; that is N/A
+# unchecked, and the largest difference in old ones.
 _ROW = re.compile(
-    r"^ *(\d+) +\d+ +\w+ +\w+ +-?\d+"
+    r"^ *(\d+) +\d+ +\w+ +\w+(?: +-?\d+)?"
     r" +([\d.e+]+) +([\d.e+]+) +([\d.e+]+) +(\S+) +([\d.e+]+) +([\d.e+]+) +([\d.e+]+) +(\S+)\s*$",
     re.M,
 )
-_OUT_OF_BOUNDS = re.compile(r"^# Out of bounds values : (\d+) (\w+)", re.M)
+_OUT_OF_BOUNDS = re.compile(r"^#? *Out of bounds values : (\d+) (\w+)", re.M)
 _FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure \S+ '(.*?)(?: / )?'", re.S)
 
 
@@ -358,7 +361,7 @@ def performance(text: str) -> Performance:
     wrong = ""
     for size, row in rows:
         for count in (row[5], row[9]):
-            if not wrong and count not in ("0", "N/A"):
+            if not wrong and count.isdigit() and int(count):
                 wrong = f"all_reduce of {size} bytes: {count} numbers are wrong"
     bounds = _OUT_OF_BOUNDS.search(text)
     if bounds and bounds[2] != "OK":
@@ -551,9 +554,11 @@ class Engines:
         except _Failed as problem:
             return _lost(order, "start", str(problem))
         text, why = _watch(process, began + order.limit_s - 0.5, stop)
-        end_all({process.pid} if process.returncode is None else set())
         rc = process.returncode
+        files = torch_ranks.shared(process.pid) if rc is None else []
+        end_all({process.pid} if rc is None else set())
         self._supervisor.stop(process)
+        torch_ranks.remove(files)
         seen = performance(text)
         said = seen.said or why
         if not said and not seen.wrong and (rc or not seen.whole):
@@ -600,7 +605,7 @@ def _watch(
             process.wait(timeout=1)
         return text, ""
     if stop.is_set():
-        return text, "ended: others had ended long before"
+        return text, "ended: others had passed in less time"
     return text, f"no end after {time.monotonic() - began:.1f} s"
 
 

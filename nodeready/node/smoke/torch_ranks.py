@@ -55,6 +55,8 @@ REAP_S = 0.3
 COUNT_S = 25.0
 #: By how much the store's time-out is shorter than the test: the rank then says who is missing.
 STORE_S = 1.0
+#: A program of ours says its token faster; seconds for one connection to the store.
+SILENT_S, CONNECT_S = 0.05, 3.0
 #: Of the whole time, what the repetitions of the large all_reduce may take.
 SHARE = 0.2
 REPETITIONS, LATENCIES = 5, 5
@@ -75,12 +77,14 @@ _ADVICE = re.compile(
     r"Device-side assert|frame #|Last error:$|\(?Triggered internally|terminate called|"
     r"This may indicate a possible application crash"
 )
+_COUNSEL = re.compile(r"\.? (This is typically caused by|Please check that|See the inner) .*")
 _WHERE = re.compile(r"^\[[^\]]*\.(cc|cpp|cu|h|hpp):\d+\] ")
 
 
 def last_line(text: str) -> str:
     """The line of an error's text that says what happened."""
     text = re.split(r"\n?Exception raised from ", text)[0]
+    text = _COUNSEL.sub("", text)
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not _ADVICE.match(line)]
     return _WHERE.sub("", lines[-1])[:LONGEST] if lines else ""
@@ -149,6 +153,23 @@ def waiting() -> dict[str, Any]:
     return {"late": "; ".join(dict.fromkeys(said))[:LONGEST], "retransmits": total}
 
 
+def absent(host: str, port: int, token: bytes, wait_s: float) -> str:
+    """Why there is no store yet; "": there is one. A store says nothing first; the program of the
+    node that will have it listens there before, and sends its token."""
+    try:
+        with socket.create_connection((host, port), max(0.1, wait_s)) as one:
+            one.settimeout(SILENT_S)
+            try:
+                heard = one.recv(256)
+            except socket.timeout:
+                return ""
+            return f"{host}:{port}: rank 0 has not come" if token.startswith(heard) else ""
+    except socket.timeout:
+        return f"{host}:{port} does not answer"
+    except OSError as problem:
+        return f"{host}:{port}: {problem.strerror or problem}"
+
+
 # --- One rank, in its own process.
 
 
@@ -204,7 +225,10 @@ class Trial:
             self.torch.cuda.synchronize(self.device)
 
     def compute(self) -> None:
-        """A product of matrices whose numbers are known, exactly; memory there and back."""
+        """A product of matrices whose numbers are known, exactly; memory there and back.
+
+        Raises RuntimeError for a GPU that is not there.
+        """
         torch = self.torch
         if self.gpu >= 0:
             seen = torch.cuda.device_count()
@@ -230,10 +254,14 @@ class Trial:
 
     def init(self) -> None:
         dist, order = self.dist, self.order
+        if order["first"]:
+            self.reach()
         limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
         self.store = dist.TCPStore(
-            order["host"], order["port"], self.world, self.rank == 0, timeout=limit
-        )
+            order["host"], order["port"], self.world, self.rank == 0, timeout=limit,
+            wait_for_workers=False,
+        )  # fmt: skip
+        self.join()
         more: dict[str, Any] = {}
         if order["backend"] == "nccl":
             # Later than the end: it is killed, and no watchdog of its own is faster.
@@ -246,6 +274,40 @@ class Trial:
             order["backend"], store=self.store, rank=self.rank, world_size=self.world,
             timeout=limit, **more,
         )  # fmt: skip
+
+    def reach(self) -> None:
+        """Wait for the store of another node, which may be a moment behind.
+
+        Raises RuntimeError where there is none.
+        """
+        host, port = self.order["host"], self.order["port"]
+        while True:
+            left = self.left_s() - STORE_S
+            why = absent(host, port, self.order["token"].encode(), min(CONNECT_S, left))
+            if not why:
+                return
+            if left <= 0:
+                self.say(waits_for=0)
+                raise RuntimeError(why)
+            time.sleep(0.02)
+
+    def join(self) -> None:
+        """Rank 0 waits for all, as its store would, and says who is missing."""
+        self.store.add(f"nodeready/rank{self.rank}", 1)
+        self.store.add("nodeready/ranks", 1)
+        if self.rank:
+            return
+        while self.store.add("nodeready/ranks", 0) < self.world:
+            if self.left_s() <= STORE_S:
+                ranks = range(self.world)
+                missing = [one for one in ranks if not self.store.add(f"nodeready/rank{one}", 0)]
+                some = ", ".join(str(one) for one in missing[:8])
+                more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+                who = "rank" if len(missing) == 1 else "ranks"
+                self.say(said=f"timed out: {who} {some}{more} did not come", waits_for=missing[0])
+                # The others still have their store: what they say is their own reason.
+                time.sleep(self.left_s() + 5)
+            time.sleep(0.005)
 
     def barrier(self) -> None:
         if self.order["backend"] == "nccl":
@@ -335,11 +397,12 @@ class Trial:
         at_end = at * sum(one % 8 + 1 for one in range(n))
         self.differs(wrong(torch, got, at_end, "the large all_reduce"))
         times = [once()]
-        slowest = torch.tensor([times[0], -self.left_s()], dtype=torch.float64).to(self.device)
-        self.dist.all_reduce(slowest, op=self.dist.ReduceOp.MAX)
-        self.large_s, left = (float(one) for one in slowest.tolist())
-        most = min(self.order["seconds"] * SHARE, -left / 2)
-        times += [once() for _ in range(min(REPETITIONS, int(most / self.large_s)))]
+        self.large_s = times[0]
+        # Agreed on by the store: a library that sums wrongly would have each do another number.
+        if self.rank == 0:
+            most = min(self.order["seconds"] * SHARE, self.left_s() / 2)
+            self.store.set("nodeready/more", str(min(REPETITIONS, int(most / self.large_s))))
+        times += [once() for _ in range(int(self.store.get("nodeready/more")))]
         self.differs(wrong(torch, got, at_end, "the large all_reduce"))
         moved = at.numel() * 4 * 8 * 2 * (n - 1) / n
         self.gbps = moved / min(times) / 1e9
@@ -367,8 +430,8 @@ class Trial:
 def visible(gpus: list[int], given: str) -> str:
     """CUDA_VISIBLE_DEVICES for these GPUs, the driver's numbers, in a session that has ``given``.
 
-    Of a session that may use some GPUs alone, no other is taken: RuntimeError. Where these have
-    names (UUIDs), a number stands for the place in the list.
+    Where the session's have names (UUIDs), a number stands for the place in its list. Raises
+    RuntimeError for a GPU that is not the session's.
     """
     allowed = [one.strip() for one in given.split(",") if one.strip()]
     if not allowed:
@@ -439,14 +502,29 @@ def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, asked
         with contextlib.suppress(Exception):
             again = sum(one[3] for one in connections())
         said = short(problem)
-        more = {"waits_for": 0} if index + order["first"] and "socket" in said else {}
-        say(said=said, retransmits=again, **more)
+        say(said=said, retransmits=again)
     finally:
         # Without destructors: a library's may wait for whoever is gone.
         os._exit(failed)
 
 
 # --- The process that forks them.
+
+
+def shared(pid: int) -> list[str]:
+    """The files of NCCL's shared memory that a process has open. They have a name until all ranks
+    have opened them; of a rank that is killed before, nobody else removes them."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+        found = re.findall(rb" (/dev/shm/nccl-\S+)$", file.read(), re.M)
+        return [os.fsdecode(one) for one in found]
+    return []
+
+
+def remove(files: list[str]) -> None:
+    """Remove these, as far as they are there."""
+    for path in set(files):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 class Rank:
@@ -486,9 +564,25 @@ class Rank:
 
     @property
     def failed(self) -> bool:
-        return self.known["phase"] != "done" and (
-            self.ended is not None or bool(self.known.get("said"))
-        )
+        """Whether it failed, and not for having waited in vain: then the others do, too."""
+        said = self.known.get("said", "")
+        if self.known["phase"] == "done" or re.search("timed? ?out", said, re.I):
+            return False
+        return self.ended is not None or bool(said)
+
+    @property
+    def own_fault(self) -> bool:
+        """Whether it failed where no other rank has a part in it, or died."""
+        return self.known["phase"] in ("start", "compute") or not self.known.get("said")
+
+    def state(self) -> str:
+        """What the kernel says of it, when that says why it does not go on."""
+        with contextlib.suppress(OSError, IndexError):
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                letter = file.read().rpartition(b") ")[2][:1].decode()
+            states = {"T": "it is stopped", "t": "it is being traced", "D": "it is in state D"}
+            return states.get(letter, "")
+        return ""
 
     def hear(self) -> Iterator[dict[str, Any]]:
         """What it said since it was last heard."""
@@ -523,10 +617,7 @@ class Rank:
         """Kill it, with all that it started."""
         if self.ended is not None:
             return
-        # NCCL's shared memory has a name until all have opened it: nobody else would remove it.
-        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/maps", "rb") as file:
-            found = re.findall(rb" (/dev/shm/nccl-\S+)$", file.read(), re.M)
-            self.files += [os.fsdecode(one) for one in found]
+        self.files += shared(self.pid)
         for number in (signal.SIGKILL, signal.SIGCONT):
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, number)
@@ -538,9 +629,7 @@ class Rank:
         for number in (self.told, self.ask_end, self.log):
             os.close(number)
         self.told = self.ask_end = self.log = -1
-        for path in set(self.files):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        remove(self.files)
 
     def answer(self, gpu: int) -> dict[str, Any]:
         """What became of it, for the answer."""
@@ -551,7 +640,7 @@ class Rank:
         elif self.ended is None:
             said = f"hangs in the kernel after SIGKILL (process {self.pid})"
         elif self.killed:
-            late = known.get("late", "")
+            late = known.get("state") or known.get("late", "it does not answer")
             said = said or "; ".join(one for one in (self.killed, late, warned(output)) if one)
         elif said:
             more = warned(output)
@@ -590,7 +679,7 @@ class Forker:
             text = text[os.write(self.out, text) :]
 
     def lines(self, wait_s: float | None) -> Iterator[dict[str, Any]]:
-        """The orders that came; the end of the input is the end of everything."""
+        """The orders that came. Raises EOFError at the input's end: that of everything."""
         if wait_s is not None and not select.select([0], [], [], wait_s)[0]:
             return
         piece = os.read(0, 65536)
@@ -648,14 +737,15 @@ class Forker:
             if 0 in ready:
                 for told in self.lines(0):
                     if told.get("end") == order["number"]:
-                        why, until = why or "ended: others had ended long before", 0.0
+                        why, until = why or "ended: others had passed in less time", 0.0
             elif ready:
                 # The end of a pipe comes a moment before that of its process.
                 time.sleep(0.001)
         for one in running:
             one.killed = why or f"no end after {time.monotonic() - one.began:.1f} s"
-            if blamed is not None:
-                one.known.setdefault("waits_for", blamed.number)
+            one.known["state"] = one.state()
+            if blamed is not None and blamed.own_fault:
+                one.known["waits_for"] = blamed.number
             one.ask()
         until = time.monotonic() + ANSWER_S
         while time.monotonic() < until and not all("late" in one.known for one in running):
