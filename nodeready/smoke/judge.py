@@ -68,7 +68,7 @@ _WAITED = re.compile(
     r"(?i)\btime[sd]?[ -]?out|connection (?:was )?(?:closed|reset|aborted)|closed the connection"
     r"|broken pipe|end of file|\bEOF\b|failed to recv|remote process|remote ?error|network error"
     r"|retry (?:counter )?exceeded|communicator was aborted|did not (?:end|finish|come)|no data"
-    r"|(?:limit of|after) [0-9.]+ m?s|others had ended"
+    r"|sent nothing|(?:limit of|after) [0-9.]+ m?s|others had ended"
 )
 #: The ring's own word for a node that did not run for a while.
 _STILL = "this node stood still"

@@ -236,6 +236,51 @@ def test_what_fails_is_told_apart_from_what_waits(name):
     assert (found.ms, found.gbps) == (0, 0)
 
 
+#: What libraries print of a rank that only misses another one; the first ones were seen with
+#: PyTorch 1.13 when a rank had died, stood still or never came.
+MISSED = [
+    "Socket Timeout",
+    "Read error [127.0.0.1]:43937: Connection reset by peer",
+    "Timed out waiting 5000ms for send operation to complete",
+    "Timed out waiting 5000ms for recv operation to complete",
+    "wait timeout after 300000ms, keys: /default_pg/0//cpu//0/rank_3",
+    "failed to recv, got 0 bytes",
+    "NCCL error: remote process exited or there was a network error, NCCL version 2.28.3",
+    "socketProgress: Connection closed by remote peer gpu03<43210>",
+    "NET/IB : Got completion from peer 10.0.0.3 with status=12 (transport retry exceeded)",
+    "rank 3 closed the connection in all_reduce",
+    "rank 3 sent nothing for 3.0 s in barrier",
+    "not through in all_reduce after 9.7 s",
+    "ended: others had ended long before",
+    "no end after 9.0 s",
+]
+APART = [
+    "The client socket has timed out after 5s while trying to connect to (10.0.0.1, 29501).",
+    "Timed out after 6 seconds waiting for clients. 1/3 clients joined.",
+    "no connection to gpu03 (10.0.0.3) port 29501: refused",
+    "no end after 9.0 s; a connection is not answered",
+    "connection to gpu03 in barrier: No route to host",
+]
+#: What a rank says of itself.
+OWN = [
+    "ended by SIGKILL",
+    "ended with status 1: No module named 'numpy'",
+    "CUDA error: an illegal memory access was encountered",
+    "hangs in the kernel after SIGKILL (process 4711)",
+    "this node stood still for 5.0 s; not through in large after 9.0 s",
+]
+
+
+@pytest.mark.parametrize("said", [*MISSED, *APART, *OWN])
+def test_the_words_of_libraries(said):
+    found = ran(TEST, answered(every=STUCK, r4={**STUCK, "said": said}), ordered())
+    if said in OWN:
+        assert (found.cause, found.culprits) == (f"gpu03 local rank 0: {said}", ("gpu03",))
+    else:
+        assert found.cause == (said if said in APART else "hangs in all_reduce")
+        assert found.culprits == ()
+
+
 def test_a_rank_with_a_gpu_is_called_by_it_in_every_test():
     changed = {"r5": {"wrong": "wrong product"}}
     found = ran(TEST, answered(**changed), ordered(gpus=True))
