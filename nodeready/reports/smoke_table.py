@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from nodeready.inventory.nodeset import fold
-from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.text import STYLES, Line, Part, grouped, line, nodes
+from nodeready.reports.registry import PLAIN, STYLES, Line, Options, Part, grouped, line, nodes
 from nodeready.shell import quote
 from nodeready.smoke.document import UNREACHABLE, UNTESTED, Link, Smoke, Suspect
 from nodeready.smoke.search import PAIR, SCALE

@@ -687,8 +687,8 @@ class _Search:
                 self.base += [name for name in half if name not in self.base]
         if found or mode != _BROKEN or failed is None:
             return tasks
-        (again,) = yield [_Ask(HALF, failed.nodes)]
-        if _failed(again):
+        (repeated,) = yield [_Ask(HALF, failed.nodes)]
+        if _failed(repeated):
             pads = [name for name in failed.nodes if name not in nodes]
             order = [*pads, *(name for half in halves for name in half)]
             if (yield from self._pin(order, len(pads) or len(halves[0]))):

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nodeready.node.proofs.mesh import _resolve
+from nodeready.node.proofs.mesh import resolve
 from nodeready.node.runtime import Supervisor, end_all
 from nodeready.node.smoke import torch_ranks
 from nodeready.node.smoke.orders import (
@@ -512,7 +512,7 @@ class Engines:
         if order.engine != TORCH:
             return _lost(order, "start", f"no engine {order.engine}")
         own = addresses or order.head.addresses
-        why = misled(order.head.name, self._own(order, own), *_resolve(order.head.name))
+        why = misled(order.head.name, self._own(order, own), *resolve(order.head.name))
         if why:
             ranks = _lost(order, "init", why)
             return tuple(replace(one, seconds=time.monotonic() - began) for one in ranks)
