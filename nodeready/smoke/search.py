@@ -148,8 +148,14 @@ class Known:
         self, kind: str, nodes: Collection[str], *why: str, gpus: Sequence[int] = ()
     ) -> None:
         """Name these, if they are not named already."""
-        if kind == NODE and {*nodes} <= self.out():
-            return
+        if kind == NODE:
+            if {*nodes} <= self.out():
+                return
+            # What fails with somebody who fails with all is no pair.
+            whole = {*nodes}
+            self.suspects = [
+                one for one in self.suspects if one.kind != PAIR or not whole & {*one.nodes}
+            ]
         self.suspects.append(Suspect(kind, self.sorted(nodes), tuple(sorted(gpus)), why))
         for name in self.suspects[-1].nodes:
             self.doubts.pop(name, None)
@@ -163,10 +169,10 @@ class Known:
         pairs = (one.nodes for one in self.suspects if one.kind == PAIR and name in one.nodes)
         return {other for pair in pairs for other in pair if other != name}
 
-    def _explained(self, test: Test) -> bool:
+    def _explained(self, test: Test, number: bool = True) -> bool:
         """Whether a suspect is why this test failed."""
         inside = {*test.nodes}
-        if 0 < self.most < len(inside) and test.purpose != SWEEP:
+        if number and 0 < self.most < len(inside):
             return True
         for one in self.suspects:
             here = inside.intersection(one.nodes)
@@ -203,6 +209,11 @@ class Known:
 
     def found(self) -> Found:
         """What is known now."""
+        many = [t for t, o in self.made if not o.ok and 0 < self.most < len(t.nodes)]
+        if many and all(self._explained(test, False) for test in many):
+            # It was not the number: who is named since was in all of them.
+            self.most = 0
+            self.suspects = [one for one in self.suspects if one.kind != SCALE]
         doubted = [
             Suspect(NODE, (name,), (), (f"not confirmed: {why}",))
             for name, why in self.doubts.items()
@@ -296,9 +307,10 @@ _ALL_PAIRS = 64
 _NO_THIRD = "there is no third node to tell which of them it is"
 
 
-def _without(control: _Made | None) -> list[str]:
+def _without(controls: Sequence[_Made]) -> list[str]:
     """What the good nodes do among themselves."""
-    return [f"without it these pass together {_tests([control.test])}"] if control else []
+    tests = _tests(m.test for m in controls)
+    return [f"without it these pass together {tests}"] if controls else []
 
 
 def _failed(made: _Made | None) -> bool:
@@ -678,7 +690,7 @@ class _Search:
                 found = True
                 state = _FLAKY if mode == _FLAKY else _SLOW if one.outcome.ok else _BROKEN
                 if len(half) == 1:
-                    self.leaves.append((half[0], one, state))
+                    (self.leaves if state == _BROKEN else self.turns).append((half[0], one, state))
                     self.known.doubts[half[0]] = f"fails with {one.beside(half[0])}"
                 else:
                     tasks.append(self._hunt(half, one.test, state))
@@ -687,8 +699,8 @@ class _Search:
                 self.base += [name for name in half if name not in self.base]
         if found or mode != _BROKEN or failed is None:
             return tasks
-        (repeated,) = yield [_Ask(HALF, failed.nodes)]
-        if _failed(repeated):
+        once_more = yield [_Ask(HALF, failed.nodes)]
+        if any(map(_failed, once_more)):
             pads = [name for name in failed.nodes if name not in nodes]
             order = [*pads, *(name for half in halves for name in half)]
             if (yield from self._pin(order, len(pads) or len(halves[0]))):
@@ -703,51 +715,46 @@ class _Search:
 
     def _confirm(self) -> _Steps[None]:
         """Each suspect beside a second good node, and these good nodes without it."""
-        self.turns += [leaf for leaf in self.leaves if leaf[2] != _BROKEN]
-        leaves = {node: first for node, first, mode in self.leaves if mode == _BROKEN}
-        self.leaves = []
+        firsts = {node: first for node, first, _ in self.leaves}
         for _ in range(_REPEATS):
-            leaves = {node: one for node, one in leaves.items() if node not in self.known.out()}
-            if not leaves:
-                return
-            made = yield [
-                _Ask(CONFIRM, (node,), 1, frozenset(one.test.nodes))
-                for node, one in leaves.items()
+            out = self.known.out()
+            firsts = {node: first for node, first in firsts.items() if node not in out}
+            asks = [
+                _Ask(CONFIRM, (node,), 1, frozenset(first.test.nodes))
+                for node, first in firsts.items()
             ]
-            second = dict(zip(leaves, made, strict=True))
-            beside = {
-                node: self.known.sorted(
-                    {*one.test.nodes, *(also.test.nodes if (also := second[node]) else ())}
-                    - {node}
-                )
-                for node, one in leaves.items()
-            }
-            everybody = self.known.sorted({name for names in beside.values() for name in names})
-            controls = [everybody]
-            if 0 < self.known.most < len(everybody):
-                controls = [*beside.values()]
-            control = yield [_Ask(CONTROL, names) for names in controls]
-            if not any(map(_failed, control)):
+            seconds = dict(zip(firsts, (yield asks), strict=True))
+            beside = [
+                {name for made in (first, seconds[node]) if made for name in made.test.nodes}
+                - {node}
+                for node, first in firsts.items()
+            ]
+            everybody = set[str]().union(*beside)
+            most = self.known.most or len(everybody)
+            groups = [everybody] if len(everybody) <= most else beside
+            controls = yield [_Ask(CONTROL, self.known.sorted(group)) for group in groups]
+            if not any(map(_failed, controls)):
                 break
-            # A good node is none any more: who it is, and once more.
+            # A good node is none any more: who it is, and once more without it.
             yield from self._merge([[name] for name in self.base])
-            made = yield [_Ask(CONFIRM, (node,), 1) for node in leaves]
-            leaves = {
-                node: one for node, one in zip(leaves, made, strict=True) if one and _failed(one)
-            }
+            again = yield [_Ask(CONFIRM, (node,), 1) for node in firsts]
+            firsts = {m.test.nodes[0]: m for m in again if m and _failed(m)}
         else:
-            return
-        odd: list[tuple[str, _Made]] = []
-        together = _tests(one.test for one in control if one)
-        for node, first in leaves.items():
-            also = second[node]
-            if also and not also.outcome.ok:
-                why = f"fails with {first.beside(node)}, and with {also.beside(node)}"
-                self.known.accuse(NODE, [node], why, f"without it these pass together {together}")
-                self.confirmed[node] = also
+            seconds = {}
+        without = _without([m for m in controls if m])
+        odd: list[_Task] = []
+        for node, first in firsts.items():
+            second = seconds.get(node)
+            if second and _failed(second):
+                why = f"fails with {first.beside(node)}, and with {second.beside(node)}"
+                self.known.accuse(NODE, [node], why, *without)
+                self.confirmed[node] = second
             else:
-                odd.append((node, first))
-        yield from self._together([self._odd(*one) for one in odd])
+                odd.append(self._odd(node, first))
+        yield from self._together(odd)
+        self.leaves = []
+        waiting = {node for node, _, _ in self.turns}
+        self.known.doubts = {n: why for n, why in self.known.doubts.items() if n in waiting}
 
     def _odd(self, node: str, first: _Made) -> _Task:
         """A suspect that fails with one node and passes with another."""
@@ -777,22 +784,20 @@ class _Search:
         if 0 < self.known.most < size:
             return True
         pool = self.known.sorted({*order, *self.base} & {*self._live()})
-        for turned in (pool[::-1], (*pool[len(pool) // 2 :], *pool[: len(pool) // 2])):
-            many, fewer = yield [
-                _Ask(CONFIRM, turned[:size]),
-                _Ask(CONFIRM, turned[len(turned) - size + 1 :][: size - 1]),
-            ]
-            if many and fewer and _failed(many) and fewer.outcome.ok:
-                self.known.most = size - 1
-                self.known.accuse(
-                    SCALE,
-                    many.test.nodes,
-                    f"any {size} nodes fail together, as these {_tests([many.test])}"
-                    f"{_because(many.outcome.cause)}",
-                    f"any {size - 1} pass {_tests([fewer.test])}",
-                )
-                return True
-        return False
+        half = len(pool) // 2
+        made = yield [
+            _Ask(CONFIRM, some)
+            for turned in (pool[::-1], (*pool[half:], *pool[:half]))
+            for some in (turned[:size], turned[len(turned) - size + 1 :])
+        ]
+        many, fewer = [m for m in made[::2] if m], [m for m in made[1::2] if m]
+        if not all(map(_failed, many)) or any(map(_failed, fewer)) or not (many and fewer):
+            return False
+        self.known.most = size - 1
+        why = f"any {size} nodes fail together, as these {_tests(m.test for m in many)}"
+        more = f"any {size - 1} pass {_tests(m.test for m in fewer)}"
+        self.known.accuse(SCALE, many[0].test.nodes, why + _because(many[0].outcome.cause), more)
+        return True
 
     def _witnesses(self, one: str, other: str) -> list[str]:
         """Two good nodes, of other groups than these where there are some."""
@@ -833,7 +838,9 @@ class _Search:
         for end, failed in bad.items():
             if failed and len(failed) == len(witnesses):
                 beside = " and ".join(m.beside(end) for m in [first, *failed])
-                self.known.accuse(NODE, [end], f"fails with {beside}", *_without(control))
+                self.known.accuse(
+                    NODE, [end], f"fails with {beside}", *_without([control] if control else [])
+                )
                 self.confirmed[end] = failed[0]
         out = self.known.out()
         again = [m.test.nodes for m in [*bad[one], *bad[other]] if not {*m.test.nodes} & out]
@@ -902,14 +909,16 @@ class _Search:
         return True
 
     def _set(self, nodes: Collection[str], among: Sequence[_Made], others: int = 0) -> None:
-        crossing = [self.confirmed[n] for n in self.known.sorted(nodes) if n in self.confirmed]
+        nodes = self.known.sorted(nodes)
+        crossing = [self.confirmed[n] for n in nodes if n in self.confirmed]
         cause = _because(crossing[0].outcome.cause) if crossing else ""
-        why = [
-            f"pass among themselves {_tests(m.test for m in among)}" if among else "",
-            f"fail with the others {_tests(m.test for m in crossing)}{cause}" if crossing else "",
-            "the others are as many: it may be they" if others == len(nodes) else "",
-        ]
-        self.known.accuse(NODE, nodes, *filter(None, why))
+        why = [f"pass among themselves {_tests(m.test for m in among)}"] if among else []
+        if crossing:
+            fail = "fails" if len(nodes) == 1 else "fail"
+            why.append(f"{fail} with the others {_tests(m.test for m in crossing)}{cause}")
+        if others == len(nodes):
+            why.append("the others are as many: it may be they")
+        self.known.accuse(NODE, nodes, *why)
 
     def _merge(self, blocks: list[list[str]]) -> _Steps[None]:
         """Put groups together, each of which passed, up to all; those that then pass together are
@@ -974,7 +983,10 @@ class _Search:
             if not passed:
                 break
         for part in parts:
-            mine = [link for link in links if part & {*link.test.nodes}]
+            if not any(part & {*link.test.nodes} for link in links):
+                continue
+            whole = yield [_Ask(CONFIRM, known.sorted(part))]
+            mine = [m for m in whole if m and m.outcome.ok]
             if mine:
                 known.suspects = [
                     one for one in known.suspects if one.kind != NODE or not part & {*one.nodes}
@@ -990,23 +1002,30 @@ class _Search:
                 self.known.doubts.pop(node, None)
                 continue
             one, other = others
-            found = yield from self._turns((node, one), (other, one), CONFIRM, mode == _FLAKY)
+            found = yield from self._turns(
+                ((node, one), (node, other)), (one, other), CONFIRM, mode == _FLAKY
+            )
             self.known.doubts.pop(node, None)
             if found:
                 why = f"as in {_tests([seen.test])}" if seen else ""
                 self.known.accuse(NODE, [node], *found, *filter(None, [why]))
 
     def _turns(
-        self, suspects: tuple[str, ...], good: tuple[str, ...], purpose: str, flaky: bool
+        self,
+        suspects: Sequence[tuple[str, ...]],
+        good: tuple[str, ...],
+        purpose: str,
+        flaky: bool = False,
     ) -> _Steps[tuple[str, ...]]:
-        """Suspects and good nodes in turns, nothing else at the same time: why they are to blame;
-        (): they are not."""
+        """Suspects (a node beside one, beside another) and good nodes in turns, nothing else at
+        the same time: why they are to blame; (): they are not."""
         mine: list[_Made] = []
         others: list[_Made] = []
         control = SWEEP if purpose == SWEEP else CONTROL
         why = ""
         for turn in range(1, _MOST_TURNS + 1):
-            for ask, kept in ((_Ask(purpose, suspects), mine), (_Ask(control, good), others)):
+            suspect = suspects[turn % len(suspects)]
+            for ask, kept in ((_Ask(purpose, suspect), mine), (_Ask(control, good), others)):
                 (one,) = yield [ask]
                 if one is None:
                     return ()
@@ -1017,7 +1036,8 @@ class _Search:
             if turn == _TURNS and _worse(mine, others, _AT_ONCE):
                 break
         failed = [one for one in mine if _failed(one)]
-        if not why and len(failed) > 1:
+        # With each of its partners: else it may be one of them.
+        if not why and len({one.test.nodes for one in failed}) == len(suspects) > 1:
             why = (
                 f"fails now and then, {len(failed)} of {len(mine)} times "
                 f"{_tests(m.test for m in failed)}{_because(failed[0].outcome.cause)}; "
@@ -1057,9 +1077,20 @@ class _Search:
             for edge, made in every.items()
             if not {*edge} & self.gone
         ]
+        blamed: dict[str, set[str]] = {}
         for found in localize.attribute(attempts):
+            if found.kind != localize.PAIR:
+                blamed[found.node] = {*found.peers}
+            elif {found.node, *found.peers} & self.known.out():
+                continue
             self._unreached(found, every)
+        self._now_and_then(every)
         yield from self._slow_sweeps(last)
+        # Who did not reach only those that are to blame themselves is not.
+        for name, peers in blamed.items():
+            out = self.known.out() - blamed.keys()
+            if peers <= out:
+                self.known.suspects = [one for one in self.known.suspects if one.nodes != (name,)]
 
     def _unreached(
         self, found: localize.Finding, every: Mapping[tuple[str, str], Sequence[_Made]]
@@ -1085,6 +1116,23 @@ class _Search:
             f"{how[found.kind]} {len(found.peers)} of {found.tried} others: {_named(found.peers)}"
         )
         self.known.accuse(NODE, [found.node], f"{why} {tests}{cause}")
+
+    def _now_and_then(self, every: Mapping[tuple[str, str], Sequence[_Made]]) -> None:
+        """Nodes of which some sweeps fail, and pass when they are made again."""
+        beside: dict[str, dict[str, list[_Made]]] = defaultdict(lambda: defaultdict(list))
+        out = self.known.out()
+        for edge, made in every.items():
+            if any(map(_failed, made)) and not {*edge} & out:
+                for name, other in (edge, edge[::-1]):
+                    beside[name][other] += made
+        for name, of in sorted(beside.items(), key=lambda item: -len(item[1])):
+            left = {o: made for o, made in of.items() if o not in self.known.out()}
+            made = [m for o in left for m in left[o]]
+            if len(left) > 2 and not all(map(_failed, made)):
+                failed = [m for m in made if _failed(m)]
+                why = f"does not always reach {_named([*left])}, or they it"
+                cause = _because(failed[0].outcome.cause)
+                self.known.accuse(NODE, [name], f"{why} {_tests(m.test for m in failed)}{cause}")
 
     def _slow_sweeps(self, made: Mapping[tuple[str, str], _Made]) -> _Steps[None]:
         """Nodes, then pairs, whose sweeps are slow: confirmed in turns."""
@@ -1114,7 +1162,9 @@ class _Search:
             ]
             if len(able) < 2:
                 continue
-            found = yield from self._turns((name, able[0]), (able[1], able[0]), SWEEP, False)
+            found = yield from self._turns(
+                ((name, able[0]), (name, able[1])), (able[0], able[1]), SWEEP
+            )
             if found:
                 self.known.accuse(NODE, [name], *found)
         out = self.known.out()
@@ -1149,7 +1199,7 @@ class _Search:
             ]
             if not able or target in self.known.partners(source):
                 continue
-            found = yield from self._turns((source, target), (able[0], target), SWEEP, False)
+            found = yield from self._turns(((source, target),), (able[0], target), SWEEP)
             if found:
                 self.known.accuse(PAIR, (source, target), *found)
 
