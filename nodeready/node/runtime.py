@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,13 @@ def hold_streams() -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         pass
     os.close(number)
+
+
+def mistake(problem: BaseException) -> str:
+    """An exception of ours in one line, with its place."""
+    place = traceback.extract_tb(problem.__traceback__)[-1]
+    where = f"{os.path.basename(place.filename)}:{place.lineno}"
+    return " ".join(f"{type(problem).__name__}: {problem} ({where})".split())[:300]
 
 
 # --- Ending processes with all that they started, also when this process is killed.

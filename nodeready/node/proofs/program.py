@@ -15,7 +15,6 @@ import signal
 import stat
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from typing import Any
 from nodeready.node import payload
 from nodeready.node.payload import Program
 from nodeready.node.proofs import attach, core, peers, session
-from nodeready.node.runtime import Supervisor, hold_streams
+from nodeready.node.runtime import Supervisor, hold_streams, mistake
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import BY_WAYS, OTHER_WAYS, Config, User
 
@@ -52,9 +51,7 @@ def _observe(config: Config, name: str, look: Callable[[], Any]) -> None:
     try:
         seen = look()
     except Exception as problem:  # noqa: BLE001
-        place = traceback.extract_tb(problem.__traceback__)[-1]
-        where = f"{os.path.basename(place.filename)}:{place.lineno}"
-        seen = session.Broken(f"{type(problem).__name__}: {problem} ({where})"[:300])
+        seen = session.Broken(mistake(problem))
     _say(config, name, seen)
 
 

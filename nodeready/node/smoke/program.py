@@ -15,13 +15,13 @@ from __future__ import annotations
 import os
 import pwd
 import queue
+import resource
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Union
 
@@ -29,20 +29,9 @@ from nodeready.node import payload
 from nodeready.node.payload import Program
 from nodeready.node.proofs import session
 from nodeready.node.proofs.mesh import addresses_here
-from nodeready.node.runtime import Ended, Supervisor, hold_streams
+from nodeready.node.runtime import Ended, Supervisor, hold_streams, mistake
 from nodeready.node.smoke import engines, orders, ring
-from nodeready.node.smoke.orders import (
-    RING,
-    Busy,
-    Collective,
-    Config,
-    End,
-    Hello,
-    Pair,
-    Paired,
-    Ran,
-    Rank,
-)
+from nodeready.node.smoke.orders import Collective, Config, End, Hello, Pair, Paired, Ran
 from nodeready.subjects import wire
 
 # payload.program starts this module's main with this module's Config.
@@ -75,29 +64,15 @@ _ANSWER = {Collective: "ran", Pair: "paired"}
 _printing = threading.Lock()
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """What the program inside of a session says first, to root's part alone."""
-
-    user: wire.Name
-
-
 def _say(config: Config, name: str, seen: Any) -> None:
     text = wire.line(config.nonce, name, seen)
     with _printing:
         print(text, flush=True)
 
 
-def _no_hello(user: str, why: str, busy: tuple[Busy, ...] = ()) -> Hello:
+def _no_hello(user: str, why: str, busy: tuple[orders.Busy, ...] = ()) -> Hello:
     host = os.uname().nodename
     return Hello(host, user, "", (), busy, addresses_here(), 0, (), why)
-
-
-def _words(problem: BaseException) -> str:
-    """An exception of ours in one line."""
-    place = traceback.extract_tb(problem.__traceback__)[-1]
-    where = f"{os.path.basename(place.filename)}:{place.lineno}"
-    return " ".join(f"{type(problem).__name__}: {problem} ({where})".split())[:300]
 
 
 def main(config: Config, *, inside: bool = False) -> None:
@@ -106,7 +81,7 @@ def main(config: Config, *, inside: bool = False) -> None:
     os.chdir("/")
     supervisor = Supervisor(config.tag, config.limit_s)
     root = os.geteuid() == 0 and config.user not in ("", "root") and not inside
-    part: _Part = (_Session if root else _Node)(supervisor, config)
+    part = _Session(supervisor, config) if root else _Node(supervisor, config)
 
     def leave(number: int, frame: object) -> None:
         part.leave(128 + number)
@@ -115,16 +90,14 @@ def main(config: Config, *, inside: bool = False) -> None:
         signal.signal(number, leave)
     signal.setitimer(signal.ITIMER_REAL, config.limit_s)
     if inside:
-        _say(config, "begun", _Begun(config.user))
+        # To root's part alone: the login has come this far.
+        print(f"{config.nonce} begun {{}}", flush=True)
     try:
         part.begin()
         for text in _typed():
             part.take(_order(text))
-    except ValueError as problem:
-        print(problem, file=sys.stderr, flush=True)
-        part.leave(1)
-    except Exception:  # noqa: BLE001 - whatever it is, it must not keep the program from its end
-        traceback.print_exc()
+    except Exception as problem:  # noqa: BLE001 - it must not keep the program from its end
+        print(problem if isinstance(problem, ValueError) else mistake(problem), file=sys.stderr)
         part.leave(1)
     part.leave(0)
 
@@ -151,19 +124,11 @@ def _order(text: str) -> _Work | End:
 
 
 class _Part:
-    """What both parts have: orders come in, and everything can end at any moment."""
+    """What both parts have: everything can end at any moment."""
 
     def __init__(self, supervisor: Supervisor, config: Config) -> None:
         self.supervisor, self.config = supervisor, config
         self.leaving = False
-
-    def begin(self) -> None:
-        """Start, without waiting for anything."""
-        raise NotImplementedError
-
-    def take(self, order: _Work | End) -> None:
-        """An order has come. Raises ValueError for one that nobody can have given."""
-        raise NotImplementedError
 
     def last(self) -> None:
         """What is done before everything is killed; it is done twice when a signal comes then."""
@@ -194,12 +159,13 @@ class _Session(_Part):
         self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         #: The number of an order without an answer -> the name of its answer.
         self._asked: dict[int, str] = {}
-        self._begun = self._greeted = False
+        self._begun = self._greeted = self._refused = False
         # Of the lines from inside. Nobody there knows the one by which the control machine reads.
         self._inner = replace(config, nonce=f"inside-{os.urandom(8).hex()}")
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def begin(self) -> None:
+        """Start, without waiting for anything."""
         user = self.config.user
         try:
             pwd.getpwnam(user)
@@ -208,6 +174,7 @@ class _Session(_Part):
         self._thread.start()
 
     def take(self, order: _Work | End) -> None:
+        """Hand an order in."""
         if not isinstance(order, End):
             self._asked[order.number] = _ANSWER[type(order)]
         self._orders.put(f"{orders.line(order)}\n")
@@ -237,7 +204,7 @@ class _Session(_Part):
                 begun=(_LOGIN_S, lambda: self._begun),
             )
         except Exception as problem:  # noqa: BLE001 - its files were closed when we left, say
-            ended = Ended(127, "", _words(problem), 0.0)
+            ended = Ended(127, "", mistake(problem), 0.0)
         if self.leaving:
             return
         if ended.rc == 128 + signal.SIGALRM:
@@ -245,11 +212,12 @@ class _Session(_Part):
             ended = replace(ended, rc=None)
         if not self._greeted:
             self.refuse(config.user, session.no_session(ended, config.user))
-        rows = [row.strip() for row in (ended.err or ended.out).splitlines() if row.strip()]
-        how = "timed out" if ended.rc is None else f"exit status {ended.rc}"
-        said = f": {rows[-1][:200]}" if rows else ""
-        print(f"the session of {config.user} ended ({how}){said}", file=sys.stderr, flush=True)
-        self.leave(1)
+        if not self._refused:
+            rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
+            how = "timed out" if ended.rc is None else f"exit status {ended.rc}"
+            said = f": {rows[-1][:200]}" if rows else ""
+            print(f"the session of {config.user} ended ({how}){said}", file=sys.stderr, flush=True)
+        self.leave(0 if self._refused else 1)
 
     def _hear(self, text: str) -> None:
         """Let a line from inside out when it is what was asked for.
@@ -269,13 +237,15 @@ class _Session(_Part):
                 return
             # What root knows itself, nobody inside has to say.
             known = _no_hello(self.config.user, "")
-            seen = replace(seen, host=known.host, user=known.user, addresses=known.addresses)
+            ports = tuple(one for one in self.config.ports if one in seen.ports)
+            known = replace(known, token=seen.token, ports=ports, busy=seen.busy)
+            seen = replace(known, gpus=seen.gpus, engines=seen.engines, why=seen.why)
         elif self._asked.get(seen.number) != name:
             return
         if len(wire.line(self.config.nonce, name, seen)) > _LONGEST:
             return
         if isinstance(seen, Hello):
-            self._greeted = True
+            self._greeted, self._refused = True, bool(seen.why)
         else:
             del self._asked[seen.number]
         _say(self.config, name, seen)
@@ -306,6 +276,7 @@ class _Node(_Part):
         self._lent: set[int] = set()
 
     def begin(self) -> None:
+        """Start, without waiting for anything."""
         here, user = session.name_of(os.geteuid()), self.config.user
         if user not in ("", here):
             try:
@@ -315,16 +286,19 @@ class _Node(_Part):
             # A number may have more than one name.
             if uid != os.geteuid():
                 self.refuse(here, session.cannot_become(here, user))
+        # Of 1 byte no core is written, not even through a pipe (fs/coredump.c).
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
         limit_s = min(_FIND_S, self.supervisor.left_s * _FIND_SHARE)
         why = f"the engines were not found in {limit_s:.0f} s"
-        self._in_time(limit_s, lambda: self._greet(_no_hello(here, why)))
+        _later(limit_s, partial(self._greet, _no_hello(here, why)))
         self._thread(self._first)
 
     def take(self, order: _Work | End) -> None:
+        """Have an order worked. Raises ValueError for one that is being worked."""
         if isinstance(order, End):
-            job = self._jobs.get(order.number)
-            if job is not None:
-                job.stop.set()
+            if order.number in (jobs := dict(self._jobs)):
+                jobs[order.number].stop.set()
             return
         with self._lock:
             if order.number in self._jobs:
@@ -336,18 +310,11 @@ class _Node(_Part):
         def one() -> None:
             try:
                 work()
-            except BaseException:  # noqa: BLE001 - the connection's end tells the other side
-                traceback.print_exc()
+            except Exception as problem:  # noqa: BLE001 - the end tells the other side
+                print(mistake(problem), file=sys.stderr, flush=True)
                 self.leave(1)
 
         threading.Thread(target=one, daemon=True).start()
-
-    def _in_time(self, limit_s: float, act: Callable[[], None]) -> threading.Timer:
-        """Do that after so many seconds, unless what comes back is cancelled."""
-        timer = threading.Timer(limit_s, act)
-        timer.daemon = True
-        timer.start()
-        return timer
 
     # --- Hello.
 
@@ -356,8 +323,7 @@ class _Node(_Part):
         try:
             hello = self._look(here)
         except Exception as problem:  # noqa: BLE001 - said by the node that it is about
-            traceback.print_exc()
-            hello = _no_hello(here, _words(problem))
+            hello = _no_hello(here, mistake(problem))
         self._greet(hello)
         self._work()
 
@@ -398,12 +364,11 @@ class _Node(_Part):
             job = self._todo.get()
             self._take_back()
             limit_s = job.order.limit_s
-            timer = self._in_time(limit_s + _LATE_S, partial(self._give_up, job))
+            timer = _later(limit_s + _LATE_S, partial(self._give_up, job))
             try:
                 seen = self._worked(job)
             except Exception as problem:  # noqa: BLE001 - it costs this test alone
-                traceback.print_exc()
-                seen = _nothing(job.order, _words(problem), broken=True)
+                seen = _nothing(job.order, mistake(problem), broken=True)
             timer.cancel()
             if not self._claim(job):
                 # Another thread works the orders by now.
@@ -414,7 +379,7 @@ class _Node(_Part):
         order = job.order
         if isinstance(order, Pair):
             return ring.run_pair(order, self._own, self._listeners, job.stop)
-        if order.engine == RING:
+        if order.engine == orders.RING:
             return Ran(order.number, "", (ring.run_ring(order, self._listeners, job.stop),))
         port = order.head.port
         if order.first == 0 and port in self._listeners.ports:
@@ -451,7 +416,7 @@ class _Node(_Part):
             return
         order = job.order
         job.stop.set()
-        ranks = isinstance(order, Collective) and order.engine != RING
+        ranks = isinstance(order, Collective) and order.engine != orders.RING
         if ranks:
             self.supervisor.kill()
         why = f"did not end in {order.limit_s:g} s"
@@ -460,6 +425,14 @@ class _Node(_Part):
             # What it had running for the next test, too, was killed.
             self._engines.close()
         self._thread(self._work)
+
+
+def _later(limit_s: float, act: Callable[[], None]) -> threading.Timer:
+    """Do that after so many seconds, unless what comes back is cancelled."""
+    timer = threading.Timer(limit_s, act)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _nothing(order: _Work, why: str, *, broken: bool = False) -> Ran | Paired:
@@ -472,13 +445,13 @@ def _nothing(order: _Work, why: str, *, broken: bool = False) -> Ran | Paired:
     gpus = (*order.gpus, *[-1] * order.ranks)
     seconds = 0.0 if broken else order.limit_s
     ranks = (
-        Rank(order.first + at, gpus[at], "start", "", why, -1, 0.0, 0.0, -1, seconds)
+        orders.Rank(order.first + at, gpus[at], "start", "", why, -1, 0.0, 0.0, -1, seconds)
         for at in range(order.ranks)
     )
     return Ran(order.number, why if broken else "", tuple(ranks))
 
 
-def _no_port(ports: tuple[int, ...], busy: Iterable[Busy]) -> str:
+def _no_port(ports: tuple[int, ...], busy: Iterable[orders.Busy]) -> str:
     """Why there is no listener, in one line: each error once, with its first port."""
     if not ports:
         return "no port to listen on"
