@@ -6,6 +6,7 @@ fresh_nodes    a factory: `fresh_nodes(2, files={...}, profile="mi300x")` gives 
 fresh_node     one of them
 slurm_lab      three nodes with a real Slurm that all tests of the session share: who drains a node
                or calls `slurm_configure` puts that back
+login          a user's session there: `login("sbatch", …)`, and an environment with that `srun`
 own_lab        the name of a lab that is ended after the test, for tests of `lab up` itself
 inventory      a factory: `inventory(nodes, core_pattern="x")` writes a pyinfra inventory of them
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from nodeready.lab.processes import Content
 from nodeready.lab.state import check_kernel, check_needs
 from nodeready.subjects.result import Check
 from tests import declared
-from tests.command import fleet, tool
+from tests.command import fleet, ours, tool, wait_for
 from tests.paths import ROOT
 
 __all__ = ["fleet", "tool"]
@@ -139,6 +141,42 @@ def slurm_lab(lab_machine: None) -> Iterator[Lab]:
         yield Lab.up(_lab_name("slurm"), nodes=3, slurm=True)
     finally:
         down(_lab_name("slurm"))
+
+
+class Login:
+    """`srun` and the others as an ordinary user on a node of a lab with Slurm."""
+
+    def __init__(self, node: Node, directory: Path) -> None:
+        self.directory, self.node = directory, node
+        for name in ("srun", "squeue", "scontrol", "sbatch", "scancel"):
+            # When the one here is ended, the one there gets a TERM.
+            line = (
+                f"exec nsenter -t {node.pid} -m -p -n -u -i -- setpriv --reuid=ml --regid=ml "
+                f'--init-groups --pdeathsig=TERM {name} "$@"'
+            )
+            path = directory / name
+            path.write_text(f"#!/bin/sh\n{line}\n")
+            path.chmod(0o755)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"PATH": f"{self.directory}:{os.environ['PATH']}"}
+
+    def __call__(self, *words: str) -> str:
+        argv = [str(self.directory / words[0]), *words[1:]]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def login(slurm_lab: Lab, tmp_path: Path) -> Iterator[Login]:
+    """A user's session on the first node of `slurm_lab`; the user's jobs end with the test."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    made = Login(slurm_lab.nodes[0], directory)
+    yield made
+    made("scancel", "--user=ml")
+    wait_for(lambda: not made("squeue", "-h"))
+    assert not [row for node in slurm_lab.nodes for row in ours(node)]
 
 
 class NodePool:

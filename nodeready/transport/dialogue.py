@@ -31,7 +31,7 @@ class Stream(Protocol):
     """The two directions of a running command.
 
     Each raises TimeoutError when it takes longer than that, and OSError or EOFError when the
-    connection is lost.
+    connection is lost; `read` a ValueError with the reason when it knows why the command ended.
     """
 
     def read(self, limit_s: float) -> bytes: ...
@@ -128,6 +128,9 @@ class Dialogue(Channel):
             return
         except (OSError, EOFError) as problem:
             self._lost(problem)
+            return
+        except ValueError as problem:
+            self._end(str(problem))
             return
         self._kept += piece
         self._total += len(piece)

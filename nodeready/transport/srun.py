@@ -1,8 +1,8 @@
 """srun as the carrier: one script to every node of a running job, as a step that takes nothing.
 
 For users who have neither ssh to the nodes nor root there. The step overlaps with the job's own
-(srun(1), --overlap): it waits for no resources and takes none. Its script goes over srun's
-standard input to all of its tasks.
+(srun(1), --overlap): it waits for no resources and takes none. What is asked goes to all nodes in
+one step; what is spoken with is a step on one node, over srun's standard input and output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shutil import which
 from typing import Any, cast
 
 import gevent
-from gevent import subprocess
+from gevent import select, subprocess
 from gevent.queue import Empty, Queue
 from pyinfra.api.exceptions import InventoryError
 
@@ -52,12 +52,16 @@ from nodeready.transport.base import (
     mistake,
     node_of,
 )
-from nodeready.transport.dialogue import Dialogue, Stream
+from nodeready.transport.dialogue import Dialogue
 
 #: Seconds beyond the script's own limit: slurmd starts a step within moments, and srun gives up a
 #: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
 STARTING_S = 15
 _PIECE = 64 << 10
+#: Bytes that a pipe which is ready takes without waiting (PIPE_BUF, pipe(7)).
+_PIPE_BUF = 4096
+#: Seconds for a step to end with its input.
+_PATIENCE_S = 2.0
 #: The variables in which the nodes' input travels, by number. srun forwards its own standard
 #: input only when every node has begun: one that cannot would keep all others waiting until
 #: srun gives up. Nobody but the job's user and root can read the environment of its processes
@@ -126,12 +130,18 @@ def _own_name() -> str:
 class Srun(Carrier):
     """The nodes of one job, asked by steps of the job.
 
-    tell: gets one line when an older Slurm has to be asked in another way
+    tell:  gets one line when an older Slurm has to be asked in another way
+    works: what `open` starts does the job's own work: it has the GPUs, the CPUs and the memory
+           that the job has on the node, beside the job's steps. Else it has no GPU, as what
+           `converse` asks: Slurm shows a step the devices that were given to that step alone
+           (cgroup.conf(5), ConstrainDevices)
     """
 
-    def __init__(self, job: Job, tell: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, job: Job, tell: Callable[[str], None] = lambda text: None, *, works: bool = False
+    ) -> None:
         super().__init__(job.nodes)
-        self.job, self.tell = job, tell
+        self.job, self.tell, self.works = job, tell, works
         self._overlap: tuple[str, ...] = ("--overlap",)
         self._gres = "none"
 
@@ -229,10 +239,9 @@ class Srun(Carrier):
             step.give_up(asked.limit_s, whole)
 
     def open(self, request: Request) -> Channel:
-        def begin() -> Stream:
-            raise ValueError("needs ssh")
-
-        return Dialogue(begin, "", request.mark)
+        """See Carrier. A step on the one node; it ends with its input, and that with us."""
+        line, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
+        return Dialogue(lambda: _Step(self, request.node, line), stdin, request.mark)
 
     def _step(
         self,
@@ -246,43 +255,59 @@ class Srun(Carrier):
             step = StepOutput(nonce, nodes, on_answer, asked.max_bytes)
             script, limit_s = step.script(asked.script), asked.limit_s
             command = shell.command(script, limit_s, self.tag, asked.payload)
-            whole = self._run(step, self._argv(command, nodes), command.stdin, limit_s)
+            argv = self._argv(command, nodes)
+            whole = self._run(step, argv, command.stdin, limit_s)
             if step.names:
                 return step, whole
-            if self._overlap and step.has_no_overlap:
+            if not self.adapted(step, argv):
+                return step, whole
+
+    def adapted(self, step: StepOutput, argv: Sequence[str]) -> bool:
+        """Whether srun refused an option of these words that the next step does without."""
+        if "--overlap" in argv and step.has_no_overlap:
+            if self._overlap:
                 # There, steps overlap unless the job's own is --exclusive.
                 self.tell("srun has no --overlap (Slurm before 20.11): asking without it")
-                self._overlap = ()
-            elif self._gres == "none" and step.has_no_gres:
-                self._gres = "gpu:0"
-            else:
-                return step, whole
+            self._overlap = ()
+            return True
+        if "--gres=none" in argv and step.has_no_gres:
+            self._gres = "gpu:0"
+            return True
+        return False
 
     def _argv(self, command: shell.Command, nodes: Sequence[str]) -> list[str]:
         parts = len(_parts(command.stdin))
         return [
-            "srun", f"--jobid={self.job.number}", *self._overlap, f"--gres={self._gres}",
-            f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
-            f"--nodelist={fold(nodes)}", "--label", f"--input={'none' if parts else 'all'}",
-            "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--chdir=/",
+            *self._options(nodes), f"--gres={self._gres}",
+            "--label", f"--input={'none' if parts else 'all'}",
             "sh", "-c", f"{_from_environment(parts)}{command.line}" if parts else command.line,
+        ]  # fmt: skip
+
+    def spoken(self, node: str, line: str) -> list[str]:
+        """The words of a step on one node that is spoken with, and runs this line."""
+        # Without --gres a step has the job's GPUs; with --overlap it shares them since 22.05.
+        # Before, it would wait for the job's own step to end: no longer than for a node to begin.
+        # Its one task has one CPU to itself, unless it is bound to none.
+        has = (
+            (f"--immediate={STARTING_S}", "--cpu-bind=none", "--mem=0")
+            if self.works
+            else (f"--gres={self._gres}",)
+        )
+        return [*self._options([node]), *has, "--input=0", "sh", "-c", line]
+
+    def _options(self, nodes: Sequence[str]) -> list[str]:
+        """srun and what every step has."""
+        return [
+            "srun", f"--jobid={self.job.number}", *self._overlap,
+            f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
+            f"--nodelist={fold(nodes)}",
+            "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--chdir=/",
         ]  # fmt: skip
 
     def _run(self, step: StepOutput, argv: list[str], stdin: str, limit_s: int) -> bool:
         """Run srun and give its output to the step; whether srun came to its own end."""
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            env={**_environment(), **_parts(stdin)},
-            # Ctrl-C must not reach srun, which would wait for a second one: `_end` sends TERM.
-            start_new_session=True,
-        )
-        to, out, error_lines = (
-            cast("BufferedIOBase", s) for s in (process.stdin, process.stdout, process.stderr)
-        )
+        process = _started(argv, _parts(stdin))
+        to, out, error_lines = _streams(process)
 
         def stderr() -> None:
             while piece := error_lines.read1(_PIECE):
@@ -312,6 +337,116 @@ class Srun(Carrier):
             for stream in (to, out, error_lines):
                 with contextlib.suppress(OSError):
                     stream.close()
+
+
+def _started(argv: Sequence[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """srun, running. more: of its environment"""
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        env={**_environment(), **more},
+        # Ctrl-C must not reach srun, which would wait for a second one: `_end` sends TERM.
+        start_new_session=True,
+    )
+
+
+def _streams(process: subprocess.Popen[bytes]) -> tuple[BufferedIOBase, ...]:
+    """Its input, its output, its standard error."""
+    streams = (process.stdin, process.stdout, process.stderr)
+    return tuple(cast("BufferedIOBase", one) for one in streams)
+
+
+class _Step:
+    """A step on one node as a Stream. No other node waits until this one has begun, so that
+    everything goes over srun's standard input, which srun forwards when the task is there.
+    """
+
+    def __init__(self, carrier: Srun, node: str, line: str) -> None:
+        self._carrier, self._node, self._line = carrier, node, line
+        #: What the task is told, until it has said something: an older srun is told it again.
+        self._sent, self._heard = bytearray(), False
+        self._start()
+
+    def _start(self) -> None:
+        self._argv = self._carrier.spoken(self._node, self._line)
+        self._process = _started(self._argv, {})
+        self._to, self._out, self._err = _streams(self._process)
+        self._told = StepOutput("", [self._node], lambda name, answer: None)
+        self._reading, self._left = [self._out, self._err], bytes(self._sent)
+
+    def read(self, limit_s: float) -> bytes:
+        """See Stream. Raises TimeoutError, OSError, and ValueError with why the step ended."""
+        until = time.monotonic() + limit_s
+        while self._out in self._reading:
+            ready = self._wait(until)
+            if self._err in ready:
+                self._add_error()
+            if self._out in ready:
+                piece = os.read(self._out.fileno(), _PIECE)
+                if piece:
+                    self._heard = True
+                    self._sent.clear()
+                    return piece
+                self._reading.remove(self._out)
+        # srun's last words may come after its last output.
+        while self._err in self._reading:
+            self._wait(until)
+            self._add_error()
+        if not self._heard and self._carrier.adapted(self._told, self._argv):
+            self.close()
+            self._start()
+            return self.read(max(0.0, until - time.monotonic()))
+        raise ValueError(self._told.ended(self._node, self._process.wait() == 0))
+
+    def _add_error(self) -> None:
+        piece = os.read(self._err.fileno(), _PIECE)
+        self._told.add_error(piece)
+        if not piece:
+            self._reading.remove(self._err)
+
+    def _wait(self, until: float) -> list[Any]:
+        """What can be read; meanwhile srun takes of what is left to say. Raises TimeoutError."""
+        while True:
+            writing = [self._to] if self._left else []
+            limit_s = max(0.0, until - time.monotonic())
+            ready, takes, _ = select.select(self._reading, writing, [], limit_s)
+            if takes:
+                # The task may have ended without reading its input: its words tell why.
+                try:
+                    self._left = self._left[os.write(self._to.fileno(), self._left[:_PIPE_BUF]) :]
+                except OSError:
+                    self._left = b""
+            if ready:
+                return ready
+            if not takes:
+                raise TimeoutError
+
+    def write(self, data: bytes, limit_s: float) -> None:
+        """See Stream. Raises TimeoutError, OSError. A task that has not begun takes it later."""
+        self._left += data
+        if not self._heard:
+            self._sent += data
+            return
+        until = time.monotonic() + limit_s
+        while self._left:
+            left_s = max(0.0, until - time.monotonic())
+            if not select.select([], [self._to], [], left_s)[1]:
+                raise TimeoutError
+            self._left = self._left[os.write(self._to.fileno(), self._left[:_PIPE_BUF]) :]
+
+    def close(self) -> None:
+        """End the task's input, which ends the task; else srun ends the step."""
+        with contextlib.suppress(OSError):
+            self._to.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_PATIENCE_S)
+        _end(self._process)
+        for stream in (self._out, self._err):
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -358,6 +493,8 @@ _LINE_BYTES = 1024
 #: srun's words where it has no --overlap (before 20.11), or no Gres with the name "none".
 _NO_OVERLAP = re.compile(r"unrecognized option .*overlap")
 _NO_GRES = re.compile(r"(?i)invalid generic resource|gres\S* .*(invalid|unknown)")
+#: The lines of standard error that are no task's.
+_SRUNS = re.compile(r"^\s*[0-9]*:? ?(srun|slurmstepd(-\S+)?): (error: )?")
 _LAUNCH = re.compile(r"launch\b.* failed on node (\S+): (.+)", re.IGNORECASE)
 
 
@@ -446,7 +583,7 @@ class StepOutput:
     def error_lines(self) -> list[str]:
         """The lines of srun's standard error, without the program's name in front."""
         rows = self._errors.decode("utf-8", "replace").splitlines()
-        stripped = (re.sub(r"^\s*[0-9]*:? ?(srun|slurmstepd): (error: )?", "", r) for r in rows)
+        stripped = (_SRUNS.sub("", row) for row in rows)
         return [row.strip() for row in stripped if row.strip()]
 
     @property
@@ -464,6 +601,19 @@ class StepOutput:
         """The nodes on which the step could not be started, and why."""
         found = [match for row in self.error_lines if (match := _LAUNCH.search(row))]
         return {match[1]: match[2] for match in found}
+
+    def ended(self, node: str, well: bool) -> str:
+        """Why the step on this one node ended, from what srun and the task said.
+
+        well: the task's exit status was 0
+        """
+        if node in self.unlaunched:
+            return f"srun could not start there: {self.unlaunched[node]}"
+        rows = self._errors.decode("utf-8", "replace").splitlines()
+        own = [row.strip() for row in rows if row.strip() and not _SRUNS.match(row)]
+        if own or well:
+            return f"ended by itself: {own[-1][:200]}" if own else "ended by itself"
+        return f"srun: {self.last()}"
 
     def last(self) -> str:
         """The last line of standard error that tells something: srun's closing words do not."""

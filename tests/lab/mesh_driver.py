@@ -1,6 +1,6 @@
 """Run the mesh over the nodes of an inventory, as a command would, and print what came of it.
 
-    mesh_driver.py INVENTORY FIRST LAST SECONDS [full]
+    mesh_driver.py INVENTORY FIRST LAST SECONDS [full] [job NUMBER: over srun]
 
 One JSON object: ``nodes`` (name -> mesh or unknown), ``results`` (name -> the checks' results),
 ``connections`` (made, as the sources count them), ``came`` (as the listeners do), ``rounds``,
@@ -28,6 +28,7 @@ from nodeready.subjects.proof import reach
 from nodeready.subjects.proof.facts import Mesh, Proved, User
 from nodeready.transport.base import collect
 from nodeready.transport.look import look_at
+from nodeready.transport.srun import Srun, job
 from nodeready.transport.ssh import Fleet
 
 runs = []
@@ -53,9 +54,12 @@ def main(path, first, last, seconds, *how):
     loaded = inventory.load(path)
     hosts = list(loaded)
     wanted = policies(loaded, hosts)
-    with Fleet(loaded, hosts) as carrier:
-        conversations = {name: look_at(name, wanted[name], ("ptrace",)) for name in carrier.nodes}
-        nodes = [name for name, seen in collect(carrier, conversations).items() if seen.kind == ""]
+    steps = Srun(job(how[how.index("job") + 1])) if "job" in how else None
+    with steps or Fleet(loaded, hosts) as carrier:
+        names = () if steps else carrier.nodes
+        conversations = {name: look_at(name, wanted[name], ("ptrace",)) for name in names}
+        seen = collect(carrier, conversations).items()
+        nodes = carrier.nodes if steps else [name for name, one in seen if one.kind == ""]
         began = time.monotonic()
         ports = int(first), int(last)
         deadline = began + float(seconds)

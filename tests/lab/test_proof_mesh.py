@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import Lab, Node
 from tests.command import ours, wait_for
+from tests.conftest import Login
 
 FIRST, LAST = 29500, 29510
 SPAN = f"{FIRST}-{LAST}"
@@ -40,7 +41,10 @@ def start(
     running: list[subprocess.Popen[str]] = []
 
     def begin(
-        nodes: Sequence[Node], *how: str, own: dict[str, Any] | None = None
+        nodes: Sequence[Node],
+        *how: str,
+        own: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         hosts = [node.inventory_data() for node in nodes]
         path = tmp_path / "inventory.py"
@@ -51,7 +55,11 @@ def start(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={"PYTHONPATH": str(DRIVER.parents[2]), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
+            env={
+                "PYTHONPATH": str(DRIVER.parents[2]),
+                "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+                **(env or {}),
+            },
         )
         running.append(process)
         return process
@@ -246,3 +254,48 @@ def test_when_the_command_is_ended_nothing_is_left(
     process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
     wait_for(lambda: nothing_left(nodes))
+
+
+def test_over_srun_as_an_ordinary_user(
+    slurm_lab: Lab, login: Login, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """A step on each node, spoken with; the job and its own step go on."""
+    nodes = slurm_lab.nodes
+    job = login("sbatch", "--parsable", "-N3", "-D", "/tmp", "--wrap", "srun sleep 600")
+    wait_for(lambda: len(login("squeue", "-h", "-s", "-j", job).splitlines()) == 2)
+    drop(nodes[1], "input", "tcp dport 29505")
+    try:
+        done = end(start(nodes, "job", job, env=login.env))
+        assert done["unknown"] == []
+        named = not_ok(done, "proof.mesh")
+        assert list(named) == [nodes[1].name], named
+        assert "29505 unreachable from all 2 peers" in named[nodes[1].name][1]
+        assert nothing_left(nodes)
+        # Killed, it leaves nothing either: the steps end with their input.
+        drop(nodes[0], "input", f"tcp dport {SPAN}")
+        process = start(nodes, "job", job, env=login.env)
+        rounds_began(process)
+        assert all(listening(node) == {*range(FIRST, LAST + 1)} for node in nodes)
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+        wait_for(lambda: nothing_left(nodes))
+        wait_for(lambda: len(login("squeue", "-h", "-s", "-j", job).splitlines()) == 2)
+    finally:
+        for node in nodes[:2]:
+            node.enter(["nft", "delete", "table", "inet", "test"], check=False)
+
+
+def test_over_srun_a_node_whose_slurmd_is_silent_costs_itself(
+    slurm_lab: Lab, login: Login, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    nodes = slurm_lab.nodes
+    job = login("sbatch", "--parsable", "-N3", "-D", "/tmp", "--wrap", "sleep 600")
+    wait_for(lambda: login("squeue", "-h", "-o", "%T", "-j", job) == "RUNNING")
+    nodes[2].enter(["sh", "-c", "kill -STOP $(cat /run/slurmd.pid)"])
+    try:
+        done = end(start(nodes, "job", job, env=login.env))
+    finally:
+        nodes[2].enter(["sh", "-c", "kill -CONT $(cat /run/slurmd.pid)"])
+    assert done["unknown"] == [nodes[2].name]
+    assert set(not_ok(done, "proof.mesh")) == {nodes[2].name}
+    assert nothing_left(nodes[:2])

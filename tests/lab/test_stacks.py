@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, Node, down
+from nodeready.lab import Lab, down
 from tests.command import Done, ours, wait_for
+from tests.conftest import Login
 from tests.lab.stacks_job import HERE, PY_SPY, TRAIN, Job
 
 QUICK = ("--interval", "0.3")
@@ -247,42 +248,6 @@ def test_bad_input_is_one_line_and_two(words, said, tool, tmp_path):
     assert done.status == 2, done
     assert said in done.err
     assert len([line for line in done.lines if not line.startswith("Try ")]) == 1
-
-
-class Login:
-    """`srun` and the others as an ordinary user on a node of a lab with Slurm."""
-
-    def __init__(self, node: Node, directory: Path) -> None:
-        self.directory, self.node = directory, node
-        for name in ("srun", "squeue", "scontrol", "sbatch", "scancel"):
-            # When the one here is ended, the one there gets a TERM.
-            line = (
-                f"exec nsenter -t {node.pid} -m -p -n -u -i -- setpriv --reuid=ml --regid=ml "
-                f'--init-groups --pdeathsig=TERM {name} "$@"'
-            )
-            path = directory / name
-            path.write_text(f"#!/bin/sh\n{line}\n")
-            path.chmod(0o755)
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {"PATH": f"{self.directory}:{os.environ['PATH']}"}
-
-    def __call__(self, *words: str) -> str:
-        argv = [str(self.directory / words[0]), *words[1:]]
-        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
-
-
-@pytest.fixture
-def login(slurm_lab: Lab, tmp_path: Path) -> Iterator[Login]:
-    """A user's session on the first node; the jobs of the user end with the test."""
-    directory = tmp_path / "bin"
-    directory.mkdir()
-    made = Login(slurm_lab.nodes[0], directory)
-    yield made
-    made("scancel", "--user=ml")
-    wait_for(lambda: not made("squeue", "-h"))
-    assert not [row for node in slurm_lab.nodes for row in ours(node)]
 
 
 @pytest.fixture

@@ -160,3 +160,82 @@ def test_a_slurm_that_is_older_than_overlap_is_asked_without_it(
         assert (name, heard.ok) == ("gpu1", True)
         assert heard.stdout.split() == ["here"]
     assert told == ["srun has no --overlap (Slurm before 20.11): asking without it"]
+
+
+@pytest.mark.parametrize(
+    ("said", "well", "why"),
+    [
+        (
+            "srun: error: Task launch for StepId=1.4 failed on node gpu1: Socket timed out\n"
+            "srun: error: Application launch failed: Socket timed out\nsrun: Job step aborted",
+            False,
+            "srun could not start there: Socket timed out",
+        ),
+        (
+            "srun: error: Unable to create step for job 1: Requested nodes are busy\n",
+            False,
+            "srun: Unable to create step for job 1: Requested nodes are busy",
+        ),
+        # What the program said itself tells more than how it ended.
+        (
+            "oops\nsrun: error: gpu1: task 0: Exited with exit code 3\n",
+            False,
+            "ended by itself: oops",
+        ),
+        (
+            "slurmstepd-gpu1: error: *** STEP 1.4 ON gpu1 CANCELLED DUE TO NODE FAILURE ***\n",
+            False,
+            "srun: *** STEP 1.4 ON gpu1 CANCELLED DUE TO NODE FAILURE ***",
+        ),
+        ("srun: warning: no support for cpu binding\n", True, "ended by itself"),
+        ("", True, "ended by itself"),
+    ],
+)
+def test_why_a_step_that_was_spoken_with_ended(said: str, well: bool, why: str) -> None:
+    output, _ = step("gpu1")
+    output.add_error(said.encode())
+    assert output.ended("gpu1", well) == why
+
+
+SPOKEN = """#!/bin/sh
+echo "$*" >>{log}
+case " $* " in *" --overlap "*)
+    echo "srun: unrecognized option '--overlap'" >&2; exit 1;;
+esac
+case " $* " in *" --gres=none "*)
+    echo "srun: error: Invalid generic resource (gres) specification" >&2; exit 1;;
+esac
+for word; do last=$word; done
+exec sh -c "$last"
+"""
+ECHO = 'while read -r line <&3; do echo "M $line"; done; echo over >&2'
+
+
+@pytest.mark.parametrize(
+    ("works", "steps"),
+    [(False, ["--gres=none", "--gres=none", "--gres=gpu:0"]), (True, ["--mem=0", "--mem=0"])],
+)
+def test_an_older_slurm_is_told_everything_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool, steps: list[str]
+) -> None:
+    """A stand-in, as above: each refusal ends a srun, and nothing of what was said is lost."""
+    srun, log = tmp_path / "srun", tmp_path / "log"
+    srun.write_text(SPOKEN.format(log=log))
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with Srun(Job("1", ("gpu1",)), works=works) as carrier:
+        channel = carrier.open(Request("gpu1", ECHO, 20, "first\n", "M "))
+        long = "x" * 100_000
+        channel.send_line(long)
+        assert channel.read_line(20) == "M first"
+        assert channel.read_line(20) == f"M {long}"
+        channel.send_line("last")
+        assert channel.read_line(20) == "M last"
+        assert channel.error == ""
+        channel.close()
+    words = [row.split() for row in log.read_text().splitlines()]
+    assert [[word for word in row if word.startswith(("--gres", "--mem"))] for row in words] == [
+        [one] for one in steps
+    ]
+    assert "--overlap" in words[0]
+    assert not [row for row in words[1:] if "--overlap" in row]
