@@ -337,11 +337,13 @@ class Listeners(mesh.Listeners):
 
 
 class _Failed(Exception):
-    """waits_for: the rank whose data was waited for, -1: nobody knows"""
+    """waits_for: the rank whose data was waited for, -1: nobody knows
+    told: by another rank, that it waits for that one: (for whom, by whom)
+    """
 
-    def __init__(self, said: str, waits_for: int = -1) -> None:
+    def __init__(self, said: str, waits_for: int, told: tuple[int, int] | None = None) -> None:
         super().__init__(said)
-        self.said, self.waits_for = said, waits_for
+        self.said, self.waits_for, self.told = said, waits_for, told
 
 
 class _Over(Exception):
@@ -420,13 +422,14 @@ def _greet(
     end = time.monotonic() + _CONNECT_S
     while True:
         found, one = mesh.meet(*to, _mark(peer.token), until.ready, _CONNECT_S)
+        # A crowd of strangers may push it out, by a reset.
+        again = one is not None or (found.outcome == mesh.FOREIGN and found.said)
         if one is not None:
             if _welcome(one, peer.token, until, what):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return found, one
             found = replace(found, outcome=mesh.FOREIGN)
-        # A crowd of strangers may have pushed it out.
-        if found.outcome != mesh.FOREIGN or time.monotonic() > end:
+        if not again or time.monotonic() > end:
             return found, None
         until.pause(0.05)
 
@@ -486,19 +489,15 @@ def _rate(gbps: float) -> str:
     return f"{gbps * 1e6:.1f} kbit/s"
 
 
-def _size(count: int) -> str:
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.4g} {name}"
-    return f"{count} bytes"
-
-
 # --- The ring.
 
 #: A message: its phase, step and number, the step at which the rounds end, bytes that follow.
 _HEAD = struct.Struct("!BIIII")
 #: The phase of a message that says: I wait, for the rank that stands in place of the step.
 _BEAT, _BEAT_S, _FRESH_S = 0, 0.5, 1.5
+#: Such a message with this at its end is the last one: I give up, for I wait for that rank; or for
+#: the rank whose number it is, this rank waits. To the rank before it is the only one.
+_GONE = 0x676F6E65
 #: Who keeps us waiting for so long is named when the test is over.
 _LONG_S = 1.5
 #: For the rank before to have come.
@@ -545,14 +544,16 @@ class _Ring:
         self._names = {"before": f"rank {self.before}", "after": f"rank {self.after}"}
         # Of what is sent and received now.
         self._frames: Iterator[bytes] = iter(())
-        self._pending = b""
+        self._pending, self._cut = b"", False
+        self._told: tuple[int, int] | None = None
         self._box = bytearray(_HEAD.size + BLOCK)
         self._have, self._index, self._step, self._last = 0, 0, 0, _ROUNDS
         self._waits = False
         # Times: of the last bytes from the rank before, of ours to the next, of its last beat.
         self._heard = self._said = self._beat = self._looked = 0.0
+        # At which this process ran last, and for how long it did not.
+        self._ticked, self.still = until.began, 0.0
         self._root = self.before
-        self.still = 0.0
         # Of the way to the next one: since when no byte is acknowledged though some are to be (0:
         # none are), since when no packet is, the bytes that are, and those before large.
         self._stuck = self._dark = 0.0
@@ -563,9 +564,18 @@ class _Ring:
         self._since, self._part, self._whole = 0.0, 0, 0
         self.retransmits = -1
 
-    def close(self) -> None:
-        if self.phase != "done":
+    def close(self, failed: _Failed | None) -> None:
+        """End both connections, and say for whom all wait."""
+        if failed is not None:
             self.retransmits = _retransmits(self.sockets)
+            own = self.rank if failed.waits_for < 0 else failed.waits_for
+            whom, by = failed.told or (own, self.rank)
+            last = _HEAD.pack(_BEAT, whom, by, _GONE, 0)
+            for one in self.sockets:
+                # In the middle of a message it would be a part of it.
+                if one is not self._out or not self._cut:
+                    with contextlib.suppress(OSError):
+                        one.send(last)
         for one in self.sockets:
             one.close()
 
@@ -579,7 +589,6 @@ class _Ring:
             with self._listeners.expected(self._order.number, self.before) as expected:
                 self._to(self._order.next)
                 self._from(expected)
-        self._heard = time.monotonic()
 
     def _alone(self) -> None:
         """Both ends are ours, over loopback."""
@@ -593,6 +602,8 @@ class _Ring:
             mesh.reset_on_close(one)
             one.setblocking(False)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ticked = time.monotonic()
+        self._patience_s = SILENT_S
 
     def _to(self, peer: Peer) -> None:
         self._names["after"] = peer.name
@@ -616,6 +627,8 @@ class _Ring:
 
     def _from(self, expected: _Expected) -> None:
         self._patience_s = min(_CAME_S, self._order.limit_s / 2)
+        # Until here it did something else, with limits of its own.
+        self._ticked = time.monotonic()
         self._heard, self._waits = self._until.began, True
         came = expected.take()
         while came is None:
@@ -638,7 +651,7 @@ class _Ring:
         self._step, self._index = step, 0
         self._frames = iter(frames)
         self._waits = count > 0
-        self._heard = time.monotonic()
+        self._heard = self._tick()
         while True:
             sent = self._push()
             body = self._pull() if self._index < count else None
@@ -663,9 +676,10 @@ class _Ring:
             except BlockingIOError:
                 return False
             except OSError as problem:
-                raise self._lost("after", self.after, problem) from None
+                raise self._lost("after", problem) from None
             self._pending = self._pending[sent:]
-            self._said = time.monotonic()
+            self._cut = bool(self._pending)
+            self._said = self._tick()
 
     def _pull(self) -> bytes | None:
         """One message, when all of it has come. Beats are no messages."""
@@ -679,10 +693,10 @@ class _Ring:
             except BlockingIOError:
                 return None
             except OSError as problem:
-                raise self._lost("before", self.before, problem) from None
+                raise self._lost("before", problem) from None
             if not count:
-                raise self._lost("before", self.before, None)
-            self._heard = time.monotonic()
+                raise self._lost("before", None)
+            self._heard = self._tick()
             if not self._have and not self._index:
                 self._since = self._heard
             self._have += count
@@ -698,6 +712,8 @@ class _Ring:
         phase, step, index, last, self._length = _HEAD.unpack_from(self._box)
         if phase == _BEAT and not self._length:
             self._root, self._beat = step, self._heard
+            if last == _GONE:
+                self._told = step, index
             return False
         expected = (PHASES.index(self.phase), self._step, self._index)
         if (phase, step, index) != expected or self._length > BLOCK:
@@ -737,15 +753,12 @@ class _Ring:
         else:
             # Only its end by a reset.
             poll.register(self._in.fileno(), 0)
-        began = time.monotonic()
+        self._tick()
         found = dict(poll.poll(_SLICE_S * 1000))
-        now = time.monotonic()
-        if now - began > _STILL_S:
-            self.still += now - began
-            self._heard, self._stuck = now, 0.0
+        now = self._tick()
         self._until.check()
         if source is None and self._in.fileno() in found:
-            raise self._lost("before", self.before, None)
+            raise self._lost("before", None)
         if found.get(out, 0) & ~select.POLLOUT:
             self._listen_to_next()
         patience_s = max(_SLOW_S, (self._until.end - self._began) / 3)
@@ -766,6 +779,15 @@ class _Ring:
             self._pending = _HEAD.pack(_BEAT, self.rank if root < 0 else root, 0, 0, 0)
             self._push()
 
+    def _tick(self) -> float:
+        """The time. What passed while this process did not run is nobody else's silence."""
+        now = time.monotonic()
+        if now - self._ticked > _STILL_S:
+            self.still += now - self._ticked
+            self._heard, self._stuck = now, 0.0
+        self._ticked = now
+        return now
+
     def waits_for(self) -> int:
         """The rank whose data this one waits for, as far as it has been told; -1: its own."""
         if not self.sockets or (self._pending and not self._waits):
@@ -776,22 +798,41 @@ class _Ring:
         return -1 if root == self.rank else root
 
     def _listen_to_next(self) -> None:
-        """The next one sends nothing on our connection: it can only end it."""
-        try:
-            if not self._out.recv(1):
-                raise self._lost("after", self.after, None)
-        except BlockingIOError:
-            return
-        except OSError as problem:
-            raise self._lost("after", self.after, problem) from None
-        raise _Failed(f"{self._names['after']} sent something that it must not", self.after)
+        """The next one sends nothing on our connection but its last words, and ends it."""
+        problem = self._hear_last(self._out)
+        if not isinstance(problem, BlockingIOError):
+            raise self._lost("after", problem)
 
-    def _lost(self, which: str, rank: int, problem: OSError | None) -> _Failed:
+    def _hear_last(self, one: socket.socket) -> OSError | None:
+        """Take all that this connection still has: its last message may say for whom all wait."""
+        tail = b""
+        try:
+            for _ in range(64):
+                piece = one.recv(BLOCK)
+                if not piece:
+                    return None
+                tail = (tail + piece)[-_HEAD.size :]
+            return None
+        except OSError as problem:
+            return problem
+        finally:
+            if len(tail) == _HEAD.size:
+                phase, whom, by, last, length = _HEAD.unpack(tail)
+                if (phase, last, length) == (_BEAT, _GONE, 0):
+                    self._told = whom, by
+
+    def _lost(self, which: str, problem: OSError | None) -> _Failed:
         """Why the test is over: what we have waited for so far, or that this connection ended."""
+        self._tick()
         why = self.why()
         if why is not None:
             return why
-        who = self._names[which]
+        who, rank = self._names[which], self.after if which == "after" else self.before
+        self._hear_last(self._out if which == "after" else self._in)
+        if self._told and max(self._told) < self._world:
+            rank = self._told[self._told[0] == self.rank]
+            said = f"{who} closed the connection in {self.phase}"
+            return _Failed(said, -1 if rank == self.rank else rank, self._told)
         if problem is None or isinstance(problem, (ConnectionResetError, BrokenPipeError)):
             return _Failed(f"{who} closed the connection in {self.phase}", rank)
         return _Failed(f"connection to {who} in {self.phase}: {problem.strerror}", rank)
@@ -841,7 +882,7 @@ class _Ring:
         if not self._stuck or seconds < least_s:
             return ""
         if self._whole and self._acknowledged - self._earlier < min(BLOCK, self._whole):
-            return f"to {who} small messages pass, {_size(BLOCK)} do not: MTU?"
+            return f"to {who} small messages pass, {BLOCK >> 10} KiB do not: MTU?"
         return f"{who} acknowledged nothing for {seconds:.1f} s in {self.phase}"
 
     def slow(self) -> str:
@@ -856,6 +897,15 @@ class _Ring:
         self.gbps = round(gbps, 6)
         who, seconds = self._names["before"], now - self._began
         return f"{_rate(gbps)} from {who} after {seconds:.1f} s of large"
+
+    def over(self, said: str) -> _Failed:
+        """The time is over."""
+        slow = self.slow()
+        why = _Failed(slow, self.before) if slow else self.why()
+        said = f"{said} {time.monotonic() - self._until.began:.1f} s"
+        if why is None:
+            return _Failed(said, self.waits_for())
+        return _Failed(f"{said}: {why.said}", why.waits_for)
 
     # The phases.
 
@@ -1000,34 +1050,29 @@ def run_ring(order: Collective, listeners: Listeners, stop: threading.Event) -> 
     """This node's rank of the ring. Returns within the order's time, or when ``stop`` is set."""
     until = _Until(order.limit_s, stop)
     ring = _Ring(order, listeners, until)
-    said, waits_for = "", -1
+    failed: _Failed | None = None
     try:
         ring.connect()
         ring.run()
     except _Failed as problem:
-        said, waits_for = problem.said, problem.waits_for
+        failed = problem
     except _Over:
-        waits_for = ring.waits_for()
-        how = "ended from outside" if stop.is_set() else "not through"
-        said = f"{how} in {ring.phase} after {time.monotonic() - until.began:.1f} s"
-        slow = ring.slow()
-        why = _Failed(slow, ring.before) if slow else ring.why()
-        if why is not None:
-            said, waits_for = f"{said}: {why.said}", why.waits_for
+        if ring.phase != "done":
+            how = "ended from outside" if stop.is_set() else "not through"
+            failed = ring.over(f"{how} in {ring.phase} after")
     except OSError as problem:
-        said = problem.strerror or str(problem)
-    finally:
-        ring.close()
-    if said and ring.still:
+        failed = _Failed(f"{problem.strerror or problem} in {ring.phase}", -1)
+    if failed is not None and ring.still:
         # It is this node that the others waited for.
-        said, waits_for = f"this node stood still for {ring.still:.1f} s; {said}", -1
+        failed = _Failed(f"this node stood still for {ring.still:.1f} s; {failed.said}", -1)
+    ring.close(failed)
     return Rank(
         rank=ring.rank,
         gpu=-1,
         phase=ring.phase,
         wrong=ring.wrong,
-        said=said,
-        waits_for=waits_for,
+        said=failed.said if failed else "",
+        waits_for=failed.waits_for if failed else -1,
         ms=ring.ms,
         gbps=ring.gbps,
         retransmits=ring.retransmits,
