@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,32 +14,13 @@ from nodeready.cli import start
 from nodeready.cli.options import Refused
 from nodeready.smoke import run as smoke_run
 from nodeready.smoke.document import UNREACHABLE, Node, Smoke
-from nodeready.transport.fake import Fake
+from tests.fake import Fake
 from tests.unit.commands import AWAY
 from tests.unit.reports.test_smoke_table import GPU, NODE, SCALE, made, other
 
 
-@dataclass(frozen=True)
-class Task:
-    """What the command orders, where the runner is not."""
-
-    carrier: Any
-    policies: Any
-    deadline: float
-    budget_s: int
-    engine: str
-    gpus: Any
-    ranks: int
-    busy: bool
-    full: bool
-    python: str
-    prefix: tuple[str, ...]
-    environment: tuple[str, ...]
-    given: Any
-
-
 class Runner:
-    """Stands in for the tests: keeps the task, and returns the document."""
+    """Stands in for the run: keeps the task, and returns the document."""
 
     def __init__(self, found: Smoke) -> None:
         self.found, self.task = found, None
@@ -56,12 +37,10 @@ class Runner:
 def smoke(run, monkeypatch, tmp_path):
     """``smoke(document, *words)``: the command, which finds that, and what it ordered."""
     monkeypatch.chdir(tmp_path)
-    if not hasattr(smoke_run, "Task"):
-        monkeypatch.setattr(smoke_run, "Task", Task, raising=False)
 
     def go(found: Smoke, *words: str):
         runner = Runner(found)
-        monkeypatch.setattr(smoke_run, "smoke", runner, raising=False)
+        monkeypatch.setattr(smoke_run, "smoke", runner)
         nodes = {node.name: AWAY for node in found.nodes}
         return run(nodes, "smoke", *words), runner.task
 

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeready.reports.registry import PLAIN, Options, find
+from nodeready.reports.registry import PLAIN, STYLES, Options, find
 from nodeready.reports.smoke_table import show
-from nodeready.reports.text import STYLES
 from nodeready.smoke.document import (
     PASSED,
     SUSPECT,
