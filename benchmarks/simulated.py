@@ -21,7 +21,7 @@ from nodeready.audit import peers as outliers
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.lab import Lab, down
 from nodeready.policy import Policy
-from nodeready.reports import json_report, junit, nagios, prometheus
+from nodeready.reports import json_report, junit, monitoring
 from nodeready.reports.table import show_audit
 from nodeready.subjects import snapshot
 from nodeready.subjects.registry import SUBJECTS
@@ -30,8 +30,8 @@ NONCE = "0" * 16
 FORMATS = {
     "json": json_report.audit,
     "junit": junit.render,
-    "nagios": nagios.render,
-    "prometheus": prometheus.render,
+    "nagios": monitoring.nagios,
+    "prometheus": monitoring.prometheus,
 }
 
 

@@ -23,7 +23,7 @@ from nodeready.exit_codes import OK, exit_code
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.policy import as_data, digest, reason
-from nodeready.reports.nagios import state as nagios_code
+from nodeready.reports.monitoring import nagios_code
 from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import Line, Options, grouped, line, names
 from nodeready.reports.registry import nodes as folded

@@ -24,7 +24,7 @@ from nodeready.cli.options import (
 from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
 from nodeready.cli.start import Common, Nodes, over_ssh, password, remember_failed
 from nodeready.policy.policy import PolicyError
-from nodeready.reports.nagios import state as nagios_code
+from nodeready.reports.monitoring import nagios_code
 from nodeready.reports.registry import names
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection, SelectionError, select
 from nodeready.text import counted, now

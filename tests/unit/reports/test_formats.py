@@ -10,7 +10,7 @@ import pytest
 import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeready.reports import json_report, junit, nagios, prometheus
+from nodeready.reports import json_report, junit, monitoring
 from nodeready.reports.registry import Options
 from nodeready.reports.table import show_audit
 from tests.builders.fleets import HOSTILE, Ptrace, audit, crowd, fleet, node, outcomes
@@ -99,7 +99,7 @@ def test_what_fails_the_run_fails_in_junit_too():
 
 def samples(made):
     found = {}
-    for family in text_string_to_metric_families("".join(prometheus.render(made))):
+    for family in text_string_to_metric_families("".join(monitoring.prometheus(made))):
         assert (family.type, bool(family.documentation)) == ("gauge", True)
         for sample in family.samples:
             key = (sample.name, tuple(sorted(sample.labels.items())))
@@ -126,7 +126,7 @@ def test_prometheus_gives_back_what_was_escaped():
 
 @pytest.mark.parametrize("name", AUDITS)
 def test_nagios_finds_its_performance_data_and_no_other(name):
-    text = "".join(nagios.render(AUDITS[name]))
+    text = "".join(monitoring.nagios(AUDITS[name]))
     first, *below = text.splitlines()
     assert first.startswith("NODEREADY ")
     assert first.count("|") == 1
@@ -139,7 +139,7 @@ def test_nagios_finds_its_performance_data_and_no_other(name):
 
 @pytest.mark.parametrize("made", [fleet(1000), crowd(300, 50), HURT], ids=["1000", "300", "hurt"])
 def test_nagios_never_says_more_than_nagios_reads(made):
-    text = "".join(nagios.render(made))
+    text = "".join(monitoring.nagios(made))
     assert len(text.encode()) < 8192
     assert len(text.splitlines()) > 3
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from nodeready.audit.document import Audit, audit_code
-from nodeready.reports import json_report, junit, nagios, prometheus
-from nodeready.reports.nagios import state as nagios_code
+from nodeready.reports import json_report, junit, monitoring
+from nodeready.reports.monitoring import nagios_code
 from nodeready.reports.registry import Options
 from nodeready.reports.table import show_audit
 from tests.builders.fleets import outcomes
@@ -25,8 +25,8 @@ FORMATS = {
     "verbose": lambda audit: (f"{line.plain}\n" for line in show_audit(audit, Options(1, 80))),
     "json": json_report.audit,
     "junit": junit.render,
-    "prometheus": prometheus.render,
-    "nagios": nagios.render,
+    "prometheus": monitoring.prometheus,
+    "nagios": monitoring.nagios,
 }
 
 

@@ -71,7 +71,7 @@ def test_help_imports_no_renderer():
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
     )
     assert "nodeready.reports.registry" in ran.stdout
-    heavy = ("junit", "prometheus", "stacks_html", "exports")
+    heavy = ("junit", "stacks_html", "exports")
     assert not [name for name in ran.stdout.split() if name.endswith(heavy)]
 
 
