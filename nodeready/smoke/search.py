@@ -129,7 +129,10 @@ def _because(cause: str) -> str:
 class Known:
     """What a search knows so far, also when nobody goes on asking it.
 
-    most: so many nodes pass together, and one more does not, whoever they are; 0: no such number
+    place:    of each node in the inventory
+    most:     so many nodes pass together, one more does not, whoever they are; 0: no such number
+    doubts:   nodes that may be to blame, with the reason: nobody has confirmed it yet
+    finished: the search is through
     """
 
     def __init__(self) -> None:
@@ -139,6 +142,7 @@ class Known:
         self.most = 0
         self.suspects: list[Suspect] = []
         self.doubts: dict[str, str] = {}
+        self.finished = False
 
     def sorted(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """These nodes as the inventory has them."""
@@ -147,18 +151,24 @@ class Known:
     def accuse(
         self, kind: str, nodes: Collection[str], *why: str, gpus: Sequence[int] = ()
     ) -> None:
-        """Name these, if they are not named already."""
+        """Name these, where nobody named explains them."""
+        whole = {*nodes}
+        if whole <= self.out() or (kind == PAIR and (whole & self.out() or self._paired(whole))):
+            return
         if kind == NODE:
-            if {*nodes} <= self.out():
-                return
             # What fails with somebody who fails with all is no pair.
-            whole = {*nodes}
-            self.suspects = [
-                one for one in self.suspects if one.kind != PAIR or not whole & {*one.nodes}
-            ]
+            self.drop(one for one in self.suspects if one.kind == PAIR and whole & {*one.nodes})
         self.suspects.append(Suspect(kind, self.sorted(nodes), tuple(sorted(gpus)), why))
-        for name in self.suspects[-1].nodes:
+        for name in nodes:
             self.doubts.pop(name, None)
+
+    def drop(self, suspects: Iterable[Suspect]) -> None:
+        """Take back what others explain."""
+        dropped = [*suspects]
+        self.suspects = [one for one in self.suspects if one not in dropped]
+
+    def _paired(self, nodes: set[str]) -> bool:
+        return any(one.kind == PAIR and {*one.nodes} == nodes for one in self.suspects)
 
     def out(self) -> set[str]:
         """The nodes that take part no more."""
@@ -194,18 +204,13 @@ class Known:
                     break
             else:
                 found.append(({*test.nodes}, [test], outcome.cause))
-        return [
-            Suspect(
-                SCALE,
-                self.sorted(nodes),
-                (),
-                (
-                    f"failed and could not be pinned down: {_named(self.sorted(nodes))} "
-                    f"{'was' if len(nodes) == 1 else 'were'} in {_tests(tests)}{_because(cause)}",
-                ),
-            )
-            for nodes, tests, cause in found
-        ]
+        what = "could not be pinned down" if self.finished else "was not searched to the end"
+        suspects = []
+        for nodes, tests, cause in found:
+            names = self.sorted(nodes)
+            among = f"what failed {_tests(tests)}{_because(cause)}, {what}"
+            suspects.append(Suspect(SCALE, names, (), (f"{among}: among {_named(names)}",)))
+        return suspects
 
     def found(self) -> Found:
         """What is known now."""
@@ -213,22 +218,15 @@ class Known:
         if many and all(self._explained(test, False) for test in many):
             # It was not the number: who is named since was in all of them.
             self.most = 0
-            self.suspects = [one for one in self.suspects if one.kind != SCALE]
+            self.drop(one for one in self.suspects if one.kind == SCALE)
         doubted = [
             Suspect(NODE, (name,), (), (f"not confirmed: {why}",))
             for name, why in self.doubts.items()
         ]
         alone = len(self.place) - len(self.out()) == 1
-        passed = (
-            {
-                name
-                for test, outcome in self.made
-                if outcome.ok and (len(test.nodes) > 1 or alone)
-                for name in test.nodes
-            }
-            - self.out()
-            - {*self.doubts}
-        )
+        out = self.out() | self.doubts.keys()
+        ok = (t.nodes for t, o in self.made if o.ok and (len(t.nodes) > 1 or alone))
+        passed = {name for nodes in ok for name in nodes} - out
         suspects = [*self.suspects, *doubted, *self._left()]
         seen = passed.union(*(one.nodes for one in suspects))
         suspects.sort(
@@ -315,6 +313,11 @@ def _without(controls: Sequence[_Made]) -> list[str]:
 
 def _failed(made: _Made | None) -> bool:
     return made is not None and not made.outcome.ok
+
+
+def _firm(made: Sequence[_Made]) -> bool:
+    """Whether it failed again."""
+    return sum(map(_failed, made)) > 1
 
 
 def _neighbours(items: Sequence[_T], _: int) -> Iterable[tuple[_T, _T]]:
@@ -415,6 +418,7 @@ class _Search:
             try:
                 asks = next(steps) if made is None else steps.send(made)
             except StopIteration:
+                self.known.finished = True
                 return self.known.found()
             made = yield from self._rounds(asks)
 
@@ -452,10 +456,10 @@ class _Search:
     ) -> tuple[list[tuple[int, _Ask, Test]], list[tuple[int, _Ask]]]:
         """The tests of the next round, and what waits for a later one."""
         out = self.known.out()
-        asked = {name for _, ask in waiting for name in ask.nodes}
+        never = out | {name for _, ask in waiting for name in ask.nodes}
         # Others each time: no good node is beside everybody.
         turn = 7 * self.known.rounds % max(1, len(self.base))
-        free = [n for n in self.base[turn:] + self.base[:turn] if n not in asked | out]
+        free = [name for name in self.base[turn:] + self.base[:turn] if name not in never]
         wanting = sum(ask.pads > 0 for _, ask in waiting)
         tests: list[tuple[int, _Ask, Test]] = []
         later: list[tuple[int, _Ask]] = []
@@ -477,8 +481,8 @@ class _Search:
                 most = self.known.most - len(nodes) if self.known.most else ask.pads
                 wanted = max(least, min(ask.pads, most, len(free) // wanting))
                 wanting -= 1
-                never = ask.avoid.union(*(self.known.partners(name) for name in nodes))
-                pads = [name for name in free if name not in never][:wanted]
+                shun = ask.avoid.union(*(self.known.partners(name) for name in nodes))
+                pads = [name for name in free if name not in shun][:wanted]
                 if len(pads) < least:
                     later.append((index, ask))
                     continue
@@ -697,13 +701,13 @@ class _Search:
             elif len(half) < len(one.test.nodes) and len(self.base) < 2 * self.size:
                 # It passed beside good nodes: where these are few, more can be tested at a time.
                 self.base += [name for name in half if name not in self.base]
-        if found or mode != _BROKEN or failed is None:
+        if found or mode != _BROKEN or failed is None or 0 < self.known.most < len(failed.nodes):
             return tasks
         once_more = yield [_Ask(HALF, failed.nodes)]
         if any(map(_failed, once_more)):
-            pads = [name for name in failed.nodes if name not in nodes]
-            order = [*pads, *(name for half in halves for name in half)]
-            if (yield from self._pin(order, len(pads) or len(halves[0]))):
+            # In the same order: who begins may matter.
+            low = len(halves[0]) if [*failed.nodes[: len(halves[0])]] == halves[0] else 1
+            if (yield from self._pin(failed.nodes, low)):
                 return []
         return [self._hunt(nodes, failed, _FLAKY)]
 
@@ -816,18 +820,22 @@ class _Search:
     def _blame(self, one: str, other: str) -> _Steps[bool]:
         """Two nodes fail together: the pair, where each passes with others; else who does not."""
         witnesses = self._witnesses(one, other)
-        edges = [*itertools.product((one, other), witnesses)]
-        # Those that share no node go into one round.
-        asks = [(one, other), tuple(witnesses), *edges[::3], *edges[1:3]]
+        # Each keeps its place: it may fail only as the first, or only after another. Those that
+        # share no node go into one round.
+        ours, theirs = [(one, w) for w in witnesses], [(w, other) for w in witnesses[::-1]]
+        edges = [edge for both in zip(ours, theirs, strict=True) for edge in both]
         first, control, *made = yield [
-            _Ask(CONTROL if pair == asks[1] else CONFIRM, pair) for pair in asks
+            _Ask(CONFIRM, (one, other)),
+            _Ask(CONTROL, tuple(witnesses)),
+            *(_Ask(CONFIRM, edge) for edge in edges),
         ]
         if {one, other} & self.gone:
             return True
         if first is None or first.outcome.ok:
             return False
         bad = {
-            end: [m for m in made if m and _failed(m) and end in m.test.nodes] for end in asks[0]
+            end: [m for m in made if m and _failed(m) and end in m.test.nodes]
+            for end in (one, other)
         }
         grouped = {one, other} <= self.block.keys()
         odd = any(bad.values()) or _failed(control)
@@ -846,14 +854,12 @@ class _Search:
         again = [m.test.nodes for m in [*bad[one], *bad[other]] if not {*m.test.nodes} & out]
         doubtful = yield [_Ask(CONFIRM, pair) for pair in again]
         for m in [first, *doubtful]:
-            if m and _failed(m) and not {*m.test.nodes} & out:
+            if m and _failed(m):
                 self._pair(m, [m for m in made if m and m.outcome.ok])
         return True
 
     def _pair(self, failed: _Made, passed: Sequence[_Made]) -> None:
         one, other = failed.test.nodes
-        if other in self.known.partners(one):
-            return
         why = f"fail together {_tests([failed.test])}{_because(failed.outcome.cause)}"
         good = [m.test for m in passed if {one, other} & {*m.test.nodes}]
         more = f"each passes with others {_tests(good)}" if good else _NO_THIRD
@@ -985,12 +991,11 @@ class _Search:
         for part in parts:
             if not any(part & {*link.test.nodes} for link in links):
                 continue
-            whole = yield [_Ask(CONFIRM, known.sorted(part))]
+            # The other way round: one that fails only as the first may have been the last.
+            whole = yield [_Ask(CONFIRM, known.sorted(part)[::-1])]
             mine = [m for m in whole if m and m.outcome.ok]
             if mine:
-                known.suspects = [
-                    one for one in known.suspects if one.kind != NODE or not part & {*one.nodes}
-                ]
+                known.drop(o for o in known.suspects if o.kind == NODE and part & {*o.nodes})
                 self._set(part, mine)
 
     # --- In turns.
@@ -1007,8 +1012,7 @@ class _Search:
             )
             self.known.doubts.pop(node, None)
             if found:
-                why = f"as in {_tests([seen.test])}" if seen else ""
-                self.known.accuse(NODE, [node], *found, *filter(None, [why]))
+                self.known.accuse(NODE, [node], *found, f"first seen {_tests([seen.test])}")
 
     def _turns(
         self,
@@ -1049,51 +1053,36 @@ class _Search:
 
     def _sweep(self) -> _Steps[None]:
         """The plain paths between the nodes that are left."""
-        live = self._live()
-        last: dict[tuple[str, str], _Made] = {}
-        every: dict[tuple[str, str], list[_Made]] = defaultdict(list)
-        for pairs in mesh.rounds(live, _offsets(len(live), self.full)):
-            asks = [
-                _Ask(SWEEP, pair) for pair in pairs if pair[1] not in self.known.partners(pair[0])
-            ]
-            for one in (yield asks):
-                if one:
-                    source, target = one.test.nodes
-                    last[source, target] = one
-                    every[source, target].append(one)
+        live, out = self._live(), self.known.out()
+        pairs = {one.nodes for one in self.known.suspects if one.kind == PAIR}
+        every: dict[tuple[str, ...], list[_Made]] = {}
+        for edges in mesh.rounds(live, _offsets(len(live), self.full)):
+            asks = [_Ask(SWEEP, edge) for edge in edges if not {edge, edge[::-1]} & pairs]
+            every |= {m.test.nodes: [m] for m in (yield asks) if m}
+        # What failed is tried again, and what then passes a third time.
         for _ in range(2):
-            # What failed is tried again, and what then passes a third time.
-            failed = [
-                edge
-                for edge, made in every.items()
-                if _failed(made[0]) and sum(map(_failed, made)) < 2
-            ]
-            for one in (yield [_Ask(SWEEP, edge) for edge in failed]):
-                if one:
-                    source, target = one.test.nodes
-                    every[source, target].append(one)
-        attempts = [
-            localize.Attempt(*edge, "", sum(map(_failed, made)) < 2, made[0].outcome.cause)
-            for edge, made in every.items()
-            if not {*edge} & self.gone
-        ]
+            again = [edge for edge, of in every.items() if _failed(of[0]) and not _firm(of)]
+            for m in (yield [_Ask(SWEEP, edge) for edge in again]):
+                if m:
+                    every[m.test.nodes].append(m)
+        every = {edge: of for edge, of in every.items() if not {*edge} & self.gone}
         blamed: dict[str, set[str]] = {}
-        for found in localize.attribute(attempts):
+        for found in localize.attribute(
+            localize.Attempt(edge[0], edge[1], "", not _firm(of), of[0].outcome.cause)
+            for edge, of in every.items()
+        ):
             if found.kind != localize.PAIR:
                 blamed[found.node] = {*found.peers}
-            elif {found.node, *found.peers} & self.known.out():
-                continue
             self._unreached(found, every)
         self._now_and_then(every)
-        yield from self._slow_sweeps(last)
+        yield from self._slow_sweeps([of[0] for of in every.values() if of[0].outcome.ok])
         # Who did not reach only those that are to blame themselves is not.
-        for name, peers in blamed.items():
-            out = self.known.out() - blamed.keys()
-            if peers <= out:
-                self.known.suspects = [one for one in self.known.suspects if one.nodes != (name,)]
+        out = self.known.out() - blamed.keys()
+        excused = {name for name, peers in blamed.items() if peers <= out}
+        self.known.drop(one for one in self.known.suspects if {*one.nodes} <= excused)
 
     def _unreached(
-        self, found: localize.Finding, every: Mapping[tuple[str, str], Sequence[_Made]]
+        self, found: localize.Finding, every: Mapping[tuple[str, ...], Sequence[_Made]]
     ) -> None:
         edges = [edge for peer in found.peers for edge in ((peer, found.node), (found.node, peer))]
         tests = _tests(m.test for edge in edges for m in every.get(edge, ()) if _failed(m))
@@ -1117,108 +1106,87 @@ class _Search:
         )
         self.known.accuse(NODE, [found.node], f"{why} {tests}{cause}")
 
-    def _now_and_then(self, every: Mapping[tuple[str, str], Sequence[_Made]]) -> None:
+    def _now_and_then(self, every: Mapping[tuple[str, ...], Sequence[_Made]]) -> None:
         """Nodes of which some sweeps fail, and pass when they are made again."""
         beside: dict[str, dict[str, list[_Made]]] = defaultdict(lambda: defaultdict(list))
-        out = self.known.out()
         for edge, made in every.items():
-            if any(map(_failed, made)) and not {*edge} & out:
-                for name, other in (edge, edge[::-1]):
+            for name, other in (edge, edge[::-1]):
+                if _failed(made[0]):
                     beside[name][other] += made
         for name, of in sorted(beside.items(), key=lambda item: -len(item[1])):
-            left = {o: made for o, made in of.items() if o not in self.known.out()}
-            made = [m for o in left for m in left[o]]
-            if len(left) > 2 and not all(map(_failed, made)):
-                failed = [m for m in made if _failed(m)]
-                why = f"does not always reach {_named([*left])}, or they it"
+            peers = [other for other in of if other not in self.known.out()]
+            tried = [m for other in peers for m in of[other]]
+            failed = [m for m in tried if _failed(m)]
+            if len(peers) > 2 and len(failed) < len(tried):
+                why = f"does not always reach {_named(peers)}, or they it"
                 cause = _because(failed[0].outcome.cause)
                 self.known.accuse(NODE, [name], f"{why} {_tests(m.test for m in failed)}{cause}")
 
-    def _slow_sweeps(self, made: Mapping[tuple[str, str], _Made]) -> _Steps[None]:
+    def _slow_sweeps(self, made: Sequence[_Made]) -> _Steps[None]:
         """Nodes, then pairs, whose sweeps are slow: confirmed in turns."""
-        of: dict[str, list[Outcome]] = defaultdict(list)
-        out = self.known.out()
-        good = {
-            edge: m.outcome
-            for edge, m in made.items()
-            if m.outcome.ok and not {*edge} & out and edge[1] not in self.known.partners(edge[0])
-        }
-        for edge, outcome in good.items():
-            for name in edge:
-                of[name].append(outcome)
-        fast, quick = _upper(o.gbps for o in good.values()), _lower(o.ms for o in good.values())
-        medians = {
-            name: Outcome(
-                True,
-                ms=statistics.median(o.ms for o in seen),
-                gbps=statistics.median(o.gbps for o in seen),
+        known, of = self.known, defaultdict[str, list[Outcome]](list)
+        good = [m for m in made if not {*m.test.nodes} & known.out()]
+        for m in good:
+            for name in m.test.nodes:
+                of[name].append(m.outcome)
+        usual: dict[str, Outcome] = {}
+        for name, seen in of.items():
+            ms, gbps = (
+                statistics.median(each)
+                for each in zip(*((o.ms, o.gbps) for o in seen), strict=True)
             )
-            for name, seen in of.items()
-        }
-        slow = [name for name, median in medians.items() if _looks_slow(median, fast, quick)]
-        for name in sorted(slow, key=lambda name: medians[name].gbps or -medians[name].ms):
-            able = [
-                n for n in self._live() if n not in slow and n not in self.known.partners(name)
-            ]
-            if len(able) < 2:
-                continue
-            found = yield from self._turns(
-                ((name, able[0]), (name, able[1])), (able[0], able[1]), SWEEP
+            usual[name] = Outcome(True, "", ms, gbps)
+        fast, quick = _upper(m.outcome.gbps for m in good), _lower(m.outcome.ms for m in good)
+        slow = [name for name in usual if _looks_slow(usual[name], fast, quick)]
+        able = [name for name in usual if name not in slow]
+        for name in sorted(slow, key=lambda name: usual[name].gbps):
+            others = [other for other in able if other not in known.partners(name)][:2]
+            if len(others) == 2:
+                why = yield from self._turns([(name, o) for o in others], tuple(others), SWEEP)
+                if why:
+                    known.accuse(NODE, [name], *why)
+
+        def odd(m: _Made | None) -> bool:
+            ends = [usual[name] for name in m.test.nodes] if m else []
+            return m is not None and _looks_slow(
+                m.outcome, min(end.gbps for end in ends), max(end.ms for end in ends)
             )
-            if found:
-                self.known.accuse(NODE, [name], *found)
-        out = self.known.out()
-        pairs = {
-            edge: o
-            for edge, o in good.items()
-            if not {*edge} & out
-            and _looks_slow(
-                o, *(min(medians[n].gbps for n in edge), max(medians[n].ms for n in edge))
+
+        pairs = [m.test.nodes for m in good if not {*m.test.nodes} & known.out() and odd(m)]
+        again = yield [_Ask(SWEEP, pair) for pair in pairs]
+        for pair in [m.test.nodes for m in again if m and odd(m)][:_MOST_FAULTS]:
+            other = next(
+                (
+                    name
+                    for name in able
+                    if name not in {*pair} | known.out() | known.partners(pair[1])
+                    and (name, pair[1]) not in pairs
+                ),
+                None,
             )
-        }
-        again = yield [_Ask(SWEEP, edge) for edge in pairs]
-        still = [
-            (*m.test.nodes,)
-            for m in again
-            if m
-            and m.outcome.ok
-            and _looks_slow(
-                m.outcome,
-                min(medians[n].gbps for n in m.test.nodes),
-                max(medians[n].ms for n in m.test.nodes),
-            )
-        ]
-        for source, target in still[:_MOST_FAULTS]:
-            able = [
-                n
-                for n in self._live()
-                if n not in (source, target)
-                and n not in self.known.partners(target)
-                and (source, n) not in pairs
-                and (n, target) not in pairs
-            ]
-            if not able or target in self.known.partners(source):
-                continue
-            found = yield from self._turns(((source, target),), (able[0], target), SWEEP)
-            if found:
-                self.known.accuse(PAIR, (source, target), *found)
+            if other is not None:
+                why = yield from self._turns([pair], (other, pair[1]), SWEEP)
+                if why:
+                    known.accuse(PAIR, pair, *why)
 
 
 def _worse(mine: Sequence[_Made], others: Sequence[_Made], part: float) -> str:
     """In what all of these are worse than all others, whose ``part`` they have at most; "": they
     are not."""
+    who = set(mine[0].test.nodes).intersection(*(m.test.nodes for m in mine))
+    partner = "" if len(who) > 1 else " beside good nodes"
+    told = f"{_named(sorted(who))}{partner}, in turns with {_named(others[0].test.nodes)}:"
     tests = f"{_tests(m.test for m in mine)} against {_tests(m.test for m in others)}"
-    with_whom = f"{_named(mine[0].test.nodes)} in turns with {_named(others[0].test.nodes)}"
     if not any(m.outcome.ok for m in mine):
-        return f"{with_whom}: fails each time {tests}{_because(mine[0].outcome.cause)}"
+        return f"{told} fails each time {tests}{_because(mine[0].outcome.cause)}"
     most = max(m.outcome.gbps if m.outcome.ok else 0.0 for m in mine)
     least = min(m.outcome.gbps for m in others)
     if 0 < most <= part * least:
-        return f"slow: {with_whom}: at most {most:.3g} against at least {least:.3g} Gbit/s {tests}"
+        return f"slow: {told} at most {most:.3g} against {least:.3g} Gbit/s {tests}"
     soonest = min(m.outcome.ms if m.outcome.ok else math.inf for m in mine)
     latest = max(m.outcome.ms for m in others)
     if latest > 0 and soonest >= max(2.1 / part * latest, latest + _MORE_MS):
-        return f"slow: {with_whom}: at least {soonest:.3g} against at most {latest:.3g} ms {tests}"
+        return f"slow: {told} at least {soonest:.3g} against {latest:.3g} ms {tests}"
     return ""
 
 

@@ -25,6 +25,7 @@ class Fleet:
     gpus:     GPUs of each node; bad_gpus: (node, GPU); gpu_pairs: (node, GPU, GPU)
     pairs:    fail together wherever both are; ring_pairs: only as neighbours among the ranks
     paths:    fail in a sweep only, from the first to the second
+    heads:    fail where theirs is the first rank of several; tails: where it is not
     sets:     pass among themselves, and with no other
     limit:    more nodes than this fail together
     slow:     node -> what is left of its bandwidth; slow_pairs likewise
@@ -46,6 +47,8 @@ class Fleet:
     pairs: tuple[tuple[str, str], ...] = ()
     ring_pairs: tuple[tuple[str, str], ...] = ()
     paths: tuple[tuple[str, str], ...] = ()
+    heads: tuple[str, ...] = ()
+    tails: tuple[str, ...] = ()
     sets: tuple[tuple[str, ...], ...] = ()
     limit: int = 0
     slow: dict[str, float] = field(default_factory=dict)
@@ -78,7 +81,7 @@ class Fleet:
         bad |= {n for n in inside & self.freezes.keys() if self.count[n] > self.freezes[n]}
         bad |= {n for n in inside & self.flaky.keys() if self.count[n] % self.flaky[n] == 0}
         bad |= {n for n in inside.intersection(self.lossy) if self.chance.random() < 1 / 3}
-        if bad:
+        if bad or test.nodes[0] in self.heads or {*test.nodes[1:]} & {*self.tails}:
             return "timed out"
         if any({*pair} <= inside for pair in self.pairs):
             return "timed out"
