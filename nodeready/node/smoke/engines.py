@@ -124,7 +124,7 @@ _IMPORT_S = 90.0
 #: Of the whole time, what the import may take.
 _IMPORT_SHARE = 0.5
 #: Seconds after its limit in which a test is answered, before its Python is given up.
-_GRACE_S = 0.4
+_GRACE_S = 0.6
 _OUTPUT = 1 << 20
 
 

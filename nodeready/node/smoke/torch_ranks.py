@@ -50,7 +50,7 @@ ASK_S, ANSWER_S = 0.6, 0.25
 #: Seconds that the others of this node have when one rank has failed.
 AFTER_FAILURE_S = 2.0
 #: Seconds in which a killed process is gone, unless it hangs in the kernel.
-REAP_S = 0.3
+REAP_S = 0.6
 #: Seconds for the driver to count its GPUs.
 COUNT_S = 25.0
 #: By how much the store's time-out is shorter than the test: the rank then says who is missing.
@@ -78,7 +78,7 @@ _ADVICE = re.compile(
     r"This may indicate a possible application crash"
 )
 _COUNSEL = re.compile(r"\.? (This is typically caused by|Please check that|See the inner) .*")
-_WHERE = re.compile(r"^\[[^\]]*\.(cc|cpp|cu|h|hpp):\d+\] ")
+_WHERE = re.compile(r"\[[^\]\s]*\.(cc|cpp|cu|h|hpp):\d+\] ")
 
 
 def last_line(text: str) -> str:
@@ -122,7 +122,8 @@ def warned(output: str) -> str:
 
 
 def connections() -> Iterator[tuple[str, int, int, int]]:
-    """Of each: the peer, the state, segments not acknowledged, and those sent again."""
+    """Of each: the peer, the state, segments that nobody acknowledges however often they are sent,
+    and all that were sent again."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError, ValueError):
             if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
@@ -132,24 +133,46 @@ def connections() -> Iterator[tuple[str, int, int, int]]:
                 if one.family not in families or one.type != socket.SOCK_STREAM:
                     continue
                 info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
-                peer = ""
-                with contextlib.suppress(OSError):
+                try:
                     peer = one.getpeername()[0]
-                # linux/tcp.h: eight bytes, then numbers of 32 bits: unacked is the fifth,
-                # total_retrans the 24th. A SYN has no peer's name yet.
+                except OSError:
+                    peer = remote(str(os.fstat(one.fileno()).st_ino))
+                # linux/tcp.h: eight bytes, of which the third counts the time-outs since the last
+                # acknowledgement; then numbers of 32 bits: unacked is the fifth, total_retrans
+                # the 24th. After one time-out a connection is slow, after two it hangs.
                 unacked, again = (struct.unpack_from("=I", info, 8 + 4 * at)[0] for at in (4, 23))
-                yield peer.rpartition("::ffff:")[2], info[0], unacked, again
+                stuck = unacked if info[2] > 1 else 0
+                yield peer.rpartition("::ffff:")[2], info[0], stuck, again
+
+
+def remote(inode: str) -> str:
+    """Where a socket connects to that has no answer yet: only the kernel's table tells."""
+    for path in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            for words in (row.split() for row in file):
+                if len(words) > 9 and words[9] == inode:
+                    return address(bytes.fromhex(words[2].partition(":")[0]))
+    return "somebody"
+
+
+def address(number: bytes) -> str:
+    """An address of the kernel's table: numbers of 32 bits in the machine's order."""
+    parts = [number[at : at + 4] for at in range(0, len(number), 4)]
+    if sys.byteorder == "little":
+        parts = [part[::-1] for part in parts]
+    family = socket.AF_INET if len(number) == 4 else socket.AF_INET6
+    return socket.inet_ntop(family, b"".join(parts))
 
 
 def waiting() -> dict[str, Any]:
     """What this process waits for: connections without an answer, and its retransmits."""
     said, total = [], 0
-    for peer, state, unacked, again in connections():
+    for peer, state, stuck, again in connections():
         total += again
         if state == _SYN_SENT:
-            said.append("a connection is not answered")
-        elif state == _ESTABLISHED and unacked and again:
-            said.append(f"{peer} does not acknowledge {unacked} segments")
+            said.append(f"{peer} does not answer")
+        elif state == _ESTABLISHED and stuck:
+            said.append(f"{peer} does not acknowledge {stuck} segment{'s' * (stuck > 1)}")
     return {"late": "; ".join(dict.fromkeys(said))[:LONGEST], "retransmits": total}
 
 
@@ -274,6 +297,13 @@ class Trial:
             order["backend"], store=self.store, rank=self.rank, world_size=self.world,
             timeout=limit, **more,
         )  # fmt: skip
+        # In init gloo says whom it does not reach; later it only says that time is over, and
+        # closes the connections that tell more.
+        c10d = importlib.import_module("torch.distributed.distributed_c10d")
+        later = getattr(dist, "set_timeout", None) or getattr(c10d, "_set_pg_timeout", None)
+        if later is not None and order["backend"] != "nccl":
+            with contextlib.suppress(Exception):
+                later(datetime.timedelta(seconds=self.left_s() + 3600))
 
     def reach(self) -> None:
         """Wait for the store of another node, which may be a moment behind.
@@ -296,6 +326,7 @@ class Trial:
         self.store.add(f"nodeready/rank{self.rank}", 1)
         self.store.add("nodeready/ranks", 1)
         if self.rank:
+            self.wait()
             return
         while self.store.add("nodeready/ranks", 0) < self.world:
             if self.left_s() <= STORE_S:
@@ -308,6 +339,17 @@ class Trial:
                 # The others still have their store: what they say is their own reason.
                 time.sleep(self.left_s() + 5)
             time.sleep(0.005)
+        self.store.set("nodeready/all", "1")
+
+    def wait(self) -> None:
+        """Until rank 0 has seen all. Raises RuntimeError when it does not."""
+        try:
+            limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
+            self.store.wait(["nodeready/all"], limit)
+        except RuntimeError:
+            if self.left_s() > STORE_S + 0.5:
+                raise
+            raise RuntimeError("timed out: other ranks did not come") from None
 
     def barrier(self) -> None:
         if self.order["backend"] == "nccl":
@@ -381,8 +423,9 @@ class Trial:
     def large(self) -> None:
         """Its bandwidth is the best of some repetitions; all ranks agree on how many."""
         torch, n = self.torch, self.world
-        at = self.positions(4, self.order["large"], torch.int64)
-        at = (at % 13 + 1).to(torch.float32)
+        most = max(1, self.order["large"] // 4)
+        few = torch.arange(1, 14, dtype=torch.float32, device=self.device)
+        at = few.repeat(most // 13 + 1)[:most]
         got = torch.empty_like(at)
 
         def once() -> float:
@@ -400,8 +443,8 @@ class Trial:
         self.large_s = times[0]
         # Agreed on by the store: a library that sums wrongly would have each do another number.
         if self.rank == 0:
-            most = min(self.order["seconds"] * SHARE, self.left_s() / 2)
-            self.store.set("nodeready/more", str(min(REPETITIONS, int(most / self.large_s))))
+            share = min(self.order["seconds"] * SHARE, self.left_s() / 2)
+            self.store.set("nodeready/more", str(min(REPETITIONS, int(share / self.large_s))))
         times += [once() for _ in range(int(self.store.get("nodeready/more")))]
         self.differs(wrong(torch, got, at_end, "the large all_reduce"))
         moved = at.numel() * 4 * 8 * 2 * (n - 1) / n
@@ -638,7 +681,8 @@ class Rank:
         if known["phase"] == "done":
             said = ""
         elif self.ended is None:
-            said = f"hangs in the kernel after SIGKILL (process {self.pid})"
+            left = f"process {self.pid} does not end after SIGKILL"
+            said = "; ".join(one for one in (self.killed, left, self.state()) if one)
         elif self.killed:
             late = known.get("state") or known.get("late", "it does not answer")
             said = said or "; ".join(one for one in (self.killed, late, warned(output)) if one)
