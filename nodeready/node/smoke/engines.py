@@ -167,14 +167,18 @@ class _Python:
 
     def _greeting(self, limit_s: float) -> dict[str, Any]:
         until = time.monotonic() + limit_s
+        imported = False
         while time.monotonic() < until:
             for data in self.lines(until - time.monotonic()):
+                imported = imported or "imported" in data
                 if "why" in data and "torch" not in data:
                     raise _Failed(f"{self.name}: {data['why']}"[:_LONGEST])
                 if "torch" in data:
                     return data
             if self.ended:
                 raise _Failed(self._end())
+        if imported:
+            raise _Failed(f"{self.name}: the GPUs' driver did not answer in {limit_s:.0f} s")
         raise _Failed(f"{self.name}: no import of torch in {limit_s:.0f} s")
 
     def _end(self) -> str:
@@ -539,7 +543,7 @@ class Engines:
         environment.pop("NCCL_DEBUG_FILE", None)
         gpus = list(order.gpus)
         try:
-            name = "CUDA_VISIBLE_DEVICES"
+            name = "HIP_VISIBLE_DEVICES" if os.path.exists("/dev/kfd") else "CUDA_VISIBLE_DEVICES"
             environment[name] = torch_ranks.visible(gpus, environment.get(name, ""))
         except RuntimeError as problem:
             return _lost(order, "start", str(problem))

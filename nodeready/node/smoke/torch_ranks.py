@@ -455,19 +455,17 @@ class Trial:
 
         It has done its work: what goes wrong here is nobody's failure.
         """
-        until = time.monotonic() + min(self.left_s(), max(1.0, 3 * self.large_s))
-
-        def reached(key: str, count: int) -> None:
-            while self.store.add(key, 0) < count and time.monotonic() < until:
-                time.sleep(0.005)
-
+        limit = datetime.timedelta(seconds=min(self.left_s(), max(1.0, 3 * self.large_s)))
         if self.world > 1:
+            # Nobody asks again and again: there may be thousands.
             with contextlib.suppress(Exception):
-                self.store.add("nodeready/done", 1)
-                reached("nodeready/done", self.world)
-                self.store.add("nodeready/left", 1)
+                if self.store.add("nodeready/done", 1) == self.world:
+                    self.store.set("nodeready/over", "1")
+                self.store.wait(["nodeready/over"], limit)
+                if self.store.add("nodeready/left", 1) == self.world:
+                    self.store.set("nodeready/gone", "1")
                 if self.rank == 0:
-                    reached("nodeready/left", self.world)
+                    self.store.wait(["nodeready/gone"], limit)
 
 
 def visible(gpus: list[int], given: str) -> str:
@@ -660,7 +658,8 @@ class Rank:
         """Kill it, with all that it started."""
         if self.ended is not None:
             return
-        self.files += shared(self.pid)
+        if not self.state():
+            self.files += shared(self.pid)
         for number in (signal.SIGKILL, signal.SIGCONT):
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, number)
@@ -880,7 +879,10 @@ def counted(torch: Any) -> dict[str, Any]:
 
 def main(mark: str, limit_s: float, environment: dict[str, str]) -> None:
     """mark: what a line of ours begins with; limit_s: seconds after which all has ended"""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    # What is ignored or blocked is inherited.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGALRM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     os.environ.update(environment)
     # What is printed here by others, is not ours.
@@ -898,6 +900,7 @@ def main(mark: str, limit_s: float, environment: dict[str, str]) -> None:
     except BaseException as problem:  # noqa: BLE001
         forker.say({"why": short(problem)})
         os._exit(1)
+    forker.say({"imported": True})
     hello: dict[str, Any] = {
         "python": sys.version.split()[0],
         "executable": sys.executable or "",

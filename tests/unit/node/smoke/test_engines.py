@@ -651,6 +651,15 @@ def test_a_torch_that_hangs_is_waited_for_no_longer_than_its_share(package):
     assert one.why == f"{sys.executable}: no import of torch in 2 s"
 
 
+def test_a_driver_that_hangs_is_told_from_an_import_that_does(package):
+    words = package(
+        TORCH_OF_TEXT.format(**{**BUILT, "cuda": "13.0", "gpus": "__import__('time').sleep(60)"})
+    )
+    with Supervisor("nodeready:test", 6) as short:
+        one, _ = found(short, python=sys.executable, environment=words)
+    assert one.why == f"{sys.executable}: the GPUs' driver did not answer in 3 s"
+
+
 def test_a_python_that_is_too_old_says_its_version(supervisor, pythons):
     old = {version: path for version, path in pythons.items() if version < (3, 8)}
     if not old:
@@ -724,6 +733,43 @@ def test_the_program_runs_on_python_3_8(pythons):
             done = subprocess.run([path, "-c", ask], input=text, capture_output=True, text=True,
                                   check=False)  # fmt: skip
             assert done.stdout == "b\n", done.stderr
+
+
+# --- What a rank waits for.
+
+WAITING = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+name = listener.getsockname()
+kept = []
+for _ in range(4):
+    one = socket.socket()
+    one.setblocking(False)
+    one.connect_ex(name)
+    kept.append(one)
+print(waiting())
+"""
+
+
+def test_a_connection_that_nobody_answers_is_told_with_its_address():
+    """A listener whose queue is full does not answer: the kernel drops what comes (listen(2))."""
+    text = Path(torch_ranks.__file__).read_text() + WAITING
+    done = subprocess.run(
+        [sys.executable, "-"], input=text, capture_output=True, text=True, check=True
+    )
+    assert ast.literal_eval(done.stdout) == {"late": "127.0.0.1 does not answer", "retransmits": 0}
+
+
+@pytest.mark.parametrize(
+    ("row", "address"),
+    [("0200A00A", "10.160.0.2"), ("B80D01200000000000000000 01000000".replace(" ", ""),
+      "2001:db8::1")],
+)  # fmt: skip
+def test_addresses_of_the_kernels_table(row, address):
+    number = bytes.fromhex(row)
+    if sys.byteorder == "big":
+        number = b"".join(number[at : at + 4][::-1] for at in range(0, len(number), 4))
+    assert torch_ranks.address(number) == address
 
 
 # --- Errors of libraries, in one line.
