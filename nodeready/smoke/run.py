@@ -84,16 +84,17 @@ _LARGE, _LARGE_GPU = 8 << 20, 256 << 20
 #: Bytes of a pair's large message: in a sweep all nodes send at once, and full packets are all
 #: that a path must show.
 _LARGE_PAIR = 1 << 20
-#: Seconds of a pair: its name (3 s), time-outs of three ports and a token (7.5 s), and the data.
-_PAIR_S = 14.0
+#: Seconds of a pair: its name (3 s), time-outs of three ports and a token (7.5 s), and the data;
+#: the name and the ports are waited for, however fast other pairs are.
+_PAIR_S, _PAIR_LEAST_S = 14.0, 8.0
 
 #: Seconds beyond its limit that a node's answer may take: it ends its ranks, and the way here.
 _MARGIN_S = 6.0
 #: After a node of a test has failed or is lost, the others hear nothing any more: seconds for them
 #: to say so themselves before they are told to end.
 _GRACE_S = 3.0
-#: When most tests of a round have passed, the others have so many times as long, and at least so
-#: many seconds.
+#: When most tests of a round have passed, or others like one before, it has so many times as long,
+#: and at least so many seconds; after half of the tests, or before the round, twice as many.
 _TIMES, _LEAST_S = 5, 3.0
 #: Of the time that is left, at most so much for a look afterwards.
 _AFTER_S = 8.0
@@ -186,13 +187,13 @@ def smoke(
         nodes.join()
         run.drive()
         run.control()
-        nodes.channels.close()
+        nodes.close()
         nodes.look_again()
     except KeyboardInterrupt:
         run.interrupt()
     finally:
-        nodes.channels.close()
-    return run.document(started)
+        nodes.close()
+    return run.result(started)
 
 
 # --- Who takes part, and with what.
@@ -345,6 +346,12 @@ class _Nodes:
                     whose
                 )
 
+    def close(self) -> None:
+        """End the programs on the nodes, and whatever waits for them."""
+        gevent.killall([job for _, job in self._starting.values()], block=False)
+        self._starting.clear()
+        self.channels.close()
+
     def say_out(self) -> None:
         """Name who takes no part and was not named yet: a line for each reason."""
         lost = {name: one.reason for name, one in self.channels.lost.items()}
@@ -393,19 +400,32 @@ class _Asked:
 
 @dataclass
 class _Round:
-    """Tests side by side. end_at: the others have shown how long it takes: then all end"""
+    """Tests side by side.
+
+    least_s: that every test has, however fast the others are
+    took_s:  until half of them had passed
+    end_at:  the moment at which those still running are ended
+    heard:   the tests' queues: something in them wakes their test
+    """
 
     total: int
+    least_s: float
     began: float = field(default_factory=time.monotonic)
     passed: int = 0
+    took_s: float = 0.0
     end_at: float = math.inf
     heard: list[Queue[_Heard]] = field(default_factory=list)
 
     def passes(self) -> None:
-        """A test passed: perhaps it was the one that made them most."""
+        """A test passed: half of them, or most, show how long it takes."""
         self.passed += 1
-        if 2 * self.passed > self.total and self.end_at == math.inf:
-            self.end_at = self.began + max(_LEAST_S, _TIMES * (time.monotonic() - self.began))
+        if not 2 * self.passed >= self.total > 1:
+            return
+        self.took_s = self.took_s or time.monotonic() - self.began
+        least_s = 2 * self.least_s if 2 * self.passed == self.total else self.least_s
+        end_at = self.began + max(least_s, _TIMES * self.took_s)
+        if end_at < self.end_at:
+            self.end_at = end_at
             for heard in self.heard:
                 heard.put(("", ""))
 
@@ -418,8 +438,8 @@ class _Run:
     """The tests of one run.
 
     known: what the search knows
-    turn:  counts the rounds in which all passed. It chooses the ports: while the search looks for
-           a node, a port that fails stays the same
+    turn:  counts the rounds in which all passed, and chooses the ports: one that fails stays while
+           the search looks for its node
     """
 
     def __init__(self, nodes: _Nodes) -> None:
@@ -605,7 +625,9 @@ class _Run:
         took = [s for one in ready for s in self._took.get(one.like, {}).values()]
         if room_s < max(_LEAST_S, 2 * max(took, default=0.0)):
             raise _Stopped
-        together, found = _Round(len(ready)), dict[int, Outcome | None]()
+        sweep = tests[0].purpose == SWEEP
+        together = _Round(len(ready), _PAIR_LEAST_S if sweep else _LEAST_S)
+        found: dict[int, Outcome | None] = {}
 
         def make(one: _Asked) -> None:
             found[one.test.number] = self._test(one, together, done)
@@ -618,7 +640,7 @@ class _Run:
             except BaseException:
                 gevent.killall(jobs, block=False)
                 raise
-        if any(t.purpose == SWEEP and (o := found.get(t.number)) and not o.ok for t in tests):
+        if sweep and not all(one and one.ok for one in found.values()):
             # A target has no order: nobody would notice that it is gone.
             self.channels.drop_dead()
         self.rounds += 1
@@ -635,7 +657,7 @@ class _Run:
         passed = sum(one.ok for one in kept.values())
         if passed < len(kept):
             self.nodes.tell(f"{what}: {passed} of {len(kept)} passed")
-        else:
+        elif tests[0].purpose not in (HALF, CONFIRM, CONTROL):
             self.turn += 1
         return kept
 
@@ -763,11 +785,11 @@ class _Run:
         carrier = self.task.carrier
         ended, carrier.interrupted = carrier.interrupted, True
         self.stopped = f"interrupted in round {self.rounds + 1}"
-        self.channels.close()
+        self.nodes.close()
         if not ended:
             carrier.end()
 
-    def document(self, started: str) -> document.Smoke:
+    def result(self, started: str) -> document.Smoke:
         """All of it as the document."""
         nodes, task, choice = self.nodes, self.task, self.nodes.choice
         found = self.known.found()
@@ -776,7 +798,7 @@ class _Run:
                 one.kind,
                 one.nodes,
                 tuple(nodes.gpus[one.nodes[0]][place] for place in one.gpus),
-                tuple(filter(None, (*one.why, self.beside.get(one), self.everywhere))),
+                self._evidence(one),
             )
             for one in found.suspects
         )
@@ -823,6 +845,12 @@ class _Run:
             links=judge.links(self.known.made, floors),
             stopped=self.stopped,
         )
+
+    def _evidence(self, suspect: Suspect) -> tuple[str, ...]:
+        """Why it is suspected: what was lost, what the search says, what another engine does."""
+        lost = [self.channels.lost[n].reason for n in suspect.nodes if n in self.channels.lost]
+        beside = (self.beside.get(suspect, ""), self.everywhere)
+        return (*(f"lost: {why}" for why in lost), *suspect.why, *filter(None, beside))
 
     def _status(self, name: str, blamed: set[str], found: Found) -> tuple[str, str]:
         """A node's status; and why, of one that was not reached or not tested."""
