@@ -321,7 +321,13 @@ def paired(
     if not tries:
         return Outcome(False, f"no connection to {target} was tried in time")
     cause = _DATA[answer.outcome]
-    return Outcome(not cause, cause and f"{target}: {cause}", ms=answer.ms, gbps=answer.gbps)
+    return Outcome(
+        not cause,
+        cause and f"{target}: {cause}",
+        ms=answer.ms,
+        gbps=answer.gbps,
+        again=max(0, answer.retransmits),
+    )
 
 
 #: What a `Paired` says of the data -> why it is no pass.

@@ -56,6 +56,7 @@ class Outcome:
     ok:       everybody came to the end with the right results
     cause:    why not, in words that two tests of the same fault share
     ms, gbps: of the test as a whole: the slowest rank's; 0: unknown
+    again:    TCP segments that the source of a sweep had to send again; 0 where nobody knows
     lost:     nodes that are gone (their connection ended): they are tested no more, and blame none
     culprits: nodes that say themselves that it is they (a rank that died at start, a wrong sum of
               one's own, a GPU that is missing): the search begins with them; never believed
@@ -68,6 +69,7 @@ class Outcome:
     gbps: float = 0.0
     lost: tuple[str, ...] = ()
     culprits: tuple[str, ...] = ()
+    again: int = 0
 
 
 @dataclass(frozen=True)
@@ -293,6 +295,10 @@ _AT_ONCE = 0.4
 _LOOK_TIMES, _ACCUSE_TIMES, _MORE_MS = 4.0, 3.0, 5.0
 #: How often a test is repeated for what fails now and then; turns against such a node.
 _REPEATS, _TURNS, _MOST_TURNS = 3, 3, 6
+#: Packets are lost of a node whose sweeps send so many segments again on average, and so many
+#: times as many as most nodes' do: of 5 in 100, a sweep loses about three. In turns with good
+#: nodes it has to show in most turns, and in all together.
+_AGAIN, _AGAIN_TIMES, _AGAIN_TURNS = 1.0, 5.0, 4
 #: Of the faults between groups, and of slow pairs of a sweep, so many are looked into.
 _MOST_FAULTS = 16
 #: So many accused are tried with each other; of more, each with the next one, and where that shows
@@ -1066,6 +1072,8 @@ class _Search:
                 if m:
                     every[m.test.nodes].append(m)
         every = {edge: of for edge, of in every.items() if not {*edge} & self.gone}
+        yield from self._lossy([of[0] for of in every.values() if any(m.outcome.ok for m in of)])
+        every = {edge: of for edge, of in every.items() if not {*edge} & self.known.out()}
         blamed: dict[str, set[str]] = {}
         for found in localize.attribute(
             localize.Attempt(edge[0], edge[1], "", not _firm(of), of[0].outcome.cause)
@@ -1121,6 +1129,56 @@ class _Search:
                 why = f"does not always reach {_named(peers)}, or they it"
                 cause = _because(failed[0].outcome.cause)
                 self.known.accuse(NODE, [name], f"{why} {_tests(m.test for m in failed)}{cause}")
+
+    def _lossy(self, made: Sequence[_Made]) -> _Steps[None]:
+        """Nodes of which packets are lost on the way, to them or from them: whoever sends knows.
+        Confirmed in turns, with nothing else on the way."""
+        for place, way in enumerate(("from", "to")):
+            of = defaultdict[str, list[int]](list)
+            for m in made:
+                of[m.test.nodes[place]].append(m.outcome.again)
+            often = {name: statistics.fmean(seen) for name, seen in of.items()}
+            usual = statistics.median(often.values()) if often else 0.0
+            odd = [
+                name
+                for name, seen in of.items()
+                if often[name] >= max(_AGAIN, _AGAIN_TIMES * usual)
+                and 2 * sum(again > 0 for again in seen) >= len(seen)
+            ]
+            for name in sorted(odd, key=lambda name: -often[name]):
+                out = {*odd} | self.known.out() | self.known.partners(name)
+                others = [other for other in of if other not in out][:2]
+                if len(others) == 2:
+                    why = yield from self._lost_in_turns(name, others, place, way)
+                    if why:
+                        self.known.accuse(NODE, [name], why)
+
+    def _lost_in_turns(
+        self, name: str, others: Sequence[str], place: int, way: str
+    ) -> _Steps[str]:
+        """Why packets of this node are lost; "": they are not."""
+        mine: list[_Made] = []
+        good: list[_Made] = []
+        for turn in range(_AGAIN_TURNS):
+            other = others[turn % 2]
+            for edge, kept in (
+                ((other, name) if place else (name, other), mine),
+                ((others[0], others[1]), good),
+            ):
+                (one,) = yield [_Ask(SWEEP, edge)]
+                if one is None:
+                    return ""
+                kept.append(one)
+        lost = sum(m.outcome.again for m in mine)
+        usual = sum(m.outcome.again for m in good)
+        shown = sum(_failed(m) or m.outcome.again > 0 for m in mine)
+        if 2 * shown <= len(mine) or lost < max(len(mine) * _AGAIN, _AGAIN_TIMES * usual):
+            return ""
+        return (
+            f"packets are lost on the way {way} it: {lost} TCP segments sent again in "
+            f"{_named(others)}'s turns with it {_tests(m.test for m in mine)}, {usual} between "
+            f"these {_tests(m.test for m in good)}"
+        )
 
     def _slow_sweeps(self, made: Sequence[_Made]) -> _Steps[None]:
         """Nodes, then pairs, whose sweeps are slow: confirmed in turns."""
