@@ -128,6 +128,16 @@ def _because(cause: str) -> str:
     return f": {cause}" if cause else ""
 
 
+def _explains(suspect: Suspect, test: Test) -> bool:
+    """Whether this suspect lets a test fail, of any number of nodes."""
+    here = {*test.nodes}.intersection(suspect.nodes)
+    if suspect.kind == PAIR:
+        return len(here) == 2
+    if suspect.kind in (NODE, GPU):
+        return bool(here) and (len(suspect.nodes) == 1 or len(here) < len(test.nodes))
+    return False
+
+
 class Known:
     """What a search knows so far, also when nobody goes on asking it.
 
@@ -181,18 +191,22 @@ class Known:
         pairs = (one.nodes for one in self.suspects if one.kind == PAIR and name in one.nodes)
         return {other for pair in pairs for other in pair if other != name}
 
-    def _explained(self, test: Test, number: bool = True) -> bool:
+    def _explained(self, test: Test) -> bool:
         """Whether a suspect is why this test failed."""
-        inside = {*test.nodes}
-        if number and 0 < self.most < len(inside):
-            return True
-        for one in self.suspects:
-            here = inside.intersection(one.nodes)
-            if one.kind == PAIR and len(here) == 2:
-                return True
-            if one.kind in (NODE, GPU) and here and (len(one.nodes) == 1 or here != inside):
-                return True
-        return False
+        return 0 < self.most < len(test.nodes) or any(
+            _explains(one, test) for one in self.suspects
+        )
+
+    def _recount(self) -> None:
+        """Take the number back, where others explain all that failed above it: they fail below it
+        as well."""
+        failed = [t for t, o in self.made if not o.ok and t.purpose not in (ALONE, SWEEP)]
+        above = [test for test in failed if 0 < self.most < len(test.nodes)]
+        below = [test for test in failed if len(test.nodes) <= self.most]
+        able = [one for one in self.suspects if any(_explains(one, test) for test in below)]
+        if above and all(any(_explains(one, test) for one in able) for test in above):
+            self.most = 0
+            self.drop(one for one in self.suspects if one.kind == SCALE)
 
     def _left(self) -> list[Suspect]:
         """Those among whom is what was seen and nobody named so far explains."""
@@ -216,11 +230,7 @@ class Known:
 
     def found(self) -> Found:
         """What is known now."""
-        many = [t for t, o in self.made if not o.ok and 0 < self.most < len(t.nodes)]
-        if many and all(self._explained(test, False) for test in many):
-            # It was not the number: who is named since was in all of them.
-            self.most = 0
-            self.drop(one for one in self.suspects if one.kind == SCALE)
+        self._recount()
         doubted = [
             Suspect(NODE, (name,), (), (f"not confirmed: {why}",))
             for name, why in self.doubts.items()
@@ -633,9 +643,10 @@ class _Search:
         yield from self._merge(good)
         yield from self._together(hunts)
         yield from self._confirm()
-        rest = {*self._live()} - {*self.base} - {*self.known.doubts}
+        rest = {*self._live()} - self.block.keys() - self.known.doubts.keys()
         if rest - self.aside:
-            yield from self._merge([self.base, *([name] for name in self.known.sorted(rest))])
+            base = [name for name in self.base if name in self.block]
+            yield from self._merge([base, *([name] for name in self.known.sorted(rest))])
 
     def _slow(self, made: _Made | None) -> bool:
         """Whether a test is so slow that it is worth a look. Larger tests take longer anyway."""
@@ -917,19 +928,25 @@ class _Search:
         if any(map(_failed, among)):
             return False
         self.confirmed |= {m.test.nodes[0]: m for m in crossing if m and m.test.nodes[0] in cut}
-        self._set(cut, [m for m in among if m], len(main))
+        self._set(cut, [m for m in among if m], main)
         return True
 
-    def _set(self, nodes: Collection[str], among: Sequence[_Made], others: int = 0) -> None:
-        nodes = self.known.sorted(nodes)
-        crossing = [self.confirmed[n] for n in nodes if n in self.confirmed]
+    def _set(self, nodes: Collection[str], among: Sequence[_Made], others: Sequence[str]) -> None:
+        """Accuse these, who pass among themselves and not with the others; where the others are
+        fewer, them."""
+        crossing = [self.confirmed[n] for n in self.known.sorted(nodes) if n in self.confirmed]
         cause = _because(crossing[0].outcome.cause) if crossing else ""
         why = [f"pass among themselves {_tests(m.test for m in among)}"] if among else []
         if crossing:
             fail = "fails" if len(nodes) == 1 else "fail"
             why.append(f"{fail} with the others {_tests(m.test for m in crossing)}{cause}")
-        if others == len(nodes):
+        if len(others) == len(nodes):
             why.append("the others are as many: it may be they")
+        if 0 < len(others) < len(nodes):
+            # The base was the few: nobody knew so when the first pairs passed.
+            why = [f"{len(nodes)} others {text}" for text in why]
+            self.base, nodes = [*self.known.sorted(nodes)], others
+            self.block = dict.fromkeys(self.base, 0)
         self.known.accuse(NODE, nodes, *why)
 
     def _merge(self, blocks: list[list[str]]) -> _Steps[None]:
@@ -998,11 +1015,13 @@ class _Search:
             if not any(part & {*link.test.nodes} for link in links):
                 continue
             # The other way round: one that fails only as the first may have been the last.
-            whole = yield [_Ask(CONFIRM, known.sorted(part)[::-1])]
-            mine = [m for m in whole if m and m.outcome.ok]
+            asks = [_Ask(CONFIRM, known.sorted(part)[::-1])]
+            whole = yield asks if not 0 < known.most < len(part) else []
+            mine = [m for m in whole or links if m and m.outcome.ok and {*m.test.nodes} <= part]
             if mine:
                 known.drop(o for o in known.suspects if o.kind == NODE and part & {*o.nodes})
-                self._set(part, mine)
+                others = [name for name in self._live() if name not in part]
+                self._set(part, mine, others)
 
     # --- In turns.
 
