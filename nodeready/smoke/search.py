@@ -133,9 +133,9 @@ def _explains(suspect: Suspect, test: Test) -> bool:
     here = {*test.nodes}.intersection(suspect.nodes)
     if suspect.kind == PAIR:
         return len(here) == 2
-    if suspect.kind in (NODE, GPU):
-        return bool(here) and (len(suspect.nodes) == 1 or len(here) < len(test.nodes))
-    return False
+    if suspect.kind == SCALE:
+        return len(here) == len(test.nodes)
+    return bool(here) and (len(suspect.nodes) == 1 or len(here) < len(test.nodes))
 
 
 class Known:
@@ -165,7 +165,9 @@ class Known:
     ) -> None:
         """Name these, where nobody named explains them."""
         whole = {*nodes}
-        if whole <= self.out() or (kind == PAIR and (whole & self.out() or self._paired(whole))):
+        if (kind != GPU and whole <= self.out()) or (
+            kind == PAIR and (whole & self.out() or self._paired(whole))
+        ):
             return
         if kind == NODE:
             # What fails with somebody who fails with all is no pair.
@@ -193,9 +195,10 @@ class Known:
 
     def _explained(self, test: Test) -> bool:
         """Whether a suspect is why this test failed."""
-        return 0 < self.most < len(test.nodes) or any(
-            _explains(one, test) for one in self.suspects
-        )
+        if 0 < self.most < len(test.nodes):
+            return True
+        named = (one for one in self.suspects if one.kind != SCALE or not self.most)
+        return any(_explains(one, test) for one in named)
 
     def _recount(self) -> None:
         """Take the number back, where others explain all that failed above it: they fail below it
@@ -203,7 +206,8 @@ class Known:
         failed = [t for t, o in self.made if not o.ok and t.purpose not in (ALONE, SWEEP)]
         above = [test for test in failed if 0 < self.most < len(test.nodes)]
         below = [test for test in failed if len(test.nodes) <= self.most]
-        able = [one for one in self.suspects if any(_explains(one, test) for test in below)]
+        named = [one for one in self.suspects if one.kind != SCALE]
+        able = [one for one in named if any(_explains(one, test) for test in below)]
         if above and all(any(_explains(one, test) for one in able) for test in above):
             self.most = 0
             self.drop(one for one in self.suspects if one.kind == SCALE)
@@ -538,7 +542,8 @@ class _Search:
         yield from self._groups(live)
         yield from self._join()
         yield from self._in_turns()
-        yield from self._sweep()
+        if self.base:
+            yield from self._sweep()
 
     def _live(self) -> list[str]:
         out = self.known.out()
@@ -1091,6 +1096,12 @@ class _Search:
                 if m:
                     every[m.test.nodes].append(m)
         every = {edge: of for edge, of in every.items() if not {*edge} & self.gone}
+        if every and all(map(_firm, every.values())):
+            failed = [m for of in every.values() for m in of]
+            why = "they pass together, and no plain path works between any two of them "
+            why += f"{_tests(m.test for m in failed)}{_because(failed[0].outcome.cause)}"
+            self.known.accuse(SCALE, live, why)
+            return
         yield from self._lossy([of[0] for of in every.values() if any(m.outcome.ok for m in of)])
         every = {edge: of for edge, of in every.items() if not {*edge} & self.known.out()}
         blamed: dict[str, set[str]] = {}

@@ -3,6 +3,7 @@ driver keeps."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ class Fleet:
     limit:    more nodes than this fail together
     slow:     node -> what is left of its bandwidth; slow_pairs likewise
     late:     node -> so many times slower in ms
+    unreached: in a sweep nobody reaches them
+    once:     the number of a test that fails, and nothing is wrong
     noise:    every figure is off by up to this part, any way
     flaky:    node -> it fails every so manieth test
     lossy:    nodes of which a third of the tests fail and the others are slow
@@ -54,6 +57,8 @@ class Fleet:
     slow: dict[str, float] = field(default_factory=dict)
     slow_pairs: dict[tuple[str, str], float] = field(default_factory=dict)
     late: dict[str, float] = field(default_factory=dict)
+    unreached: tuple[str, ...] = ()
+    once: int = 0
     noise: float = 0.0
     flaky: dict[str, int] = field(default_factory=dict)
     lossy: tuple[str, ...] = ()
@@ -75,6 +80,8 @@ class Fleet:
     def cause(self, test: Test) -> str:
         """Why this test fails; "": it does not."""
         inside = {*test.nodes}
+        if test.number == self.once:
+            return "timed out"
         if test.purpose == ALONE:
             return self.cause_alone(test)
         bad = inside.intersection(self.bad)
@@ -92,7 +99,8 @@ class Fleet:
         if any({*pair} in ring for pair in self.ring_pairs):
             return "timed out"
         if test.purpose == SWEEP:
-            return "refused" if test.nodes in self.paths else ""
+            gone = test.nodes[1] in self.unreached or test.nodes in self.paths
+            return "refused" if gone else ""
         if any(0 < len(inside & {*one}) < len(inside) for one in self.sets):
             return "unreachable"
         if self.limit and len(inside) > self.limit:
@@ -150,22 +158,29 @@ class Fleet:
             assert not seats & mine
             seats |= mine
 
-    def search(self, *, full: bool = False, rounds: int = 0) -> Found:
-        """What a search finds; after so many rounds, when it is stopped."""
-        gpus = dict.fromkeys(self.nodes, self.gpus)
-        running = search(self.nodes, gpus, full=full, known=self.known)
+    def search(self, *, full: bool = False, rounds: int = -1, until: str = "") -> Found:
+        """What a search finds; when it is stopped after so many rounds, or before a round of tests
+        for that purpose, what it knows then."""
+        running = search(
+            self.nodes, dict.fromkeys(self.nodes, self.gpus), full=full, known=self.known
+        )
         tests = next(running)
         while True:
+            if tests[0].purpose == until or len(self.rounds) == rounds:
+                running.close()
+                return self.known.found()
             self.check(tests)
             self.rounds.append(tests)
             outcomes = {test.number: self.outcome(test) for test in tests}
-            if len(self.rounds) == rounds:
-                running.close()
-                return self.known.found()
             try:
                 tests = running.send(outcomes)
             except StopIteration as end:
-                return end.value
+                found: Found = end.value
+                return found
+
+    def made(self, *purposes: str) -> list[Test]:
+        """The tests that were made for these purposes."""
+        return [test for tests in self.rounds for test in tests if test.purpose in purposes]
 
 
 def told(found: Found) -> set[tuple[object, ...]]:
@@ -174,3 +189,67 @@ def told(found: Found) -> set[tuple[object, ...]]:
         (one.kind, one.nodes, one.gpus) if one.gpus else (one.kind, one.nodes)
         for one in found.suspects
     }
+
+
+#: Faults that fail the same each time, and of them those that need two nodes.
+STEADY = (
+    "bad", "dead", "heads", "tails", "bad_gpus", "gpu_pairs", "pairs", "ring_pairs", "paths",
+    "sets", "limit", "slow", "late", "lost", "unreached",
+)  # fmt: skip
+_TWO = ("pairs", "ring_pairs", "paths")
+
+
+def placed(seed: int, count: int, kinds: tuple[str, ...], most: int) -> tuple[Fleet, set[object]]:
+    """A fleet with up to so many faults at random places, and the suspects that it must have.
+
+    More nodes are good than not, and no two faults share a node: else two faults can be one (pairs
+    that share a node are that node where it has few others). No set beside a number, which keeps
+    the set's nodes from being tested together.
+    """
+    choose = random.Random(seed)
+    nodes = names(count)
+    free = choose.sample(nodes, count)
+    faults: dict[str, list[object]] = {}
+    maps: dict[str, dict[str, float]] = {}
+    expected: set[object] = set()
+    limit = 0
+    for _ in range(choose.randint(0, most)):
+        kind = choose.choice(kinds)
+        size = choose.randint(2, 6) if kind == "sets" else 1 + (kind in _TWO)
+        if kind == "limit":
+            limit = 0 if "sets" in faults else choose.randint(2, count)
+            continue
+        if len(free) - size < max(4, count - len(free) + size + 1) or (kind == "sets" and limit):
+            continue
+        mine = tuple(sorted(free[:size]))
+        if kind == "ring_pairs":
+            rows = [pair for pair in itertools.pairwise(nodes) if {*pair} <= {*free}]
+            if not rows:
+                continue
+            mine = choose.choice(rows)
+        free = [name for name in free if name not in mine]
+        gpus: tuple[int, ...] = ()
+        if kind in ("slow", "late", "lost", "flaky", "freezes"):
+            values = {"slow": (0.5, 0.3, 0.01), "late": (5, 50), "lost": (1, 2, 3, 4, 5)}
+            maps.setdefault(kind, {})[mine[0]] = choose.choice(values.get(kind, (3,)))
+        elif kind in ("bad_gpus", "gpu_pairs"):
+            gpus = tuple(sorted(choose.sample(range(8), 1 + (kind == "gpu_pairs"))))
+            faults.setdefault(kind, []).append((*mine, *gpus))
+        else:
+            faults.setdefault(kind, []).append(mine if size > 1 else mine[0])
+        what = "gpu" if gpus else "pair" if kind in _TWO else "node"
+        expected.add((what, mine, gpus) if gpus else (what, mine))
+    lists = {kind: tuple(found) for kind, found in faults.items()}
+    noise = choose.choice((0.0, 0.15))
+    fleet = Fleet(nodes, gpus=8, limit=limit, noise=noise, seed=seed, **lists, **maps)  # type: ignore[arg-type]
+    # A number is seen where so many can be tested together: one of each pair cannot.
+    out = sum(one[0] in ("node", "gpu") for one in expected)  # type: ignore[index]
+    apart = len(lists.get("pairs", ())) + len(lists.get("ring_pairs", ()))
+    if 0 < limit < count - out - apart:
+        expected.add(("scale", limit))
+    return fleet, expected
+
+
+def counted(found: Found) -> set[object]:
+    """The suspects, as `placed` has them: of kind scale the number that still passes."""
+    return {(one[0], len(one[1]) - 1) if one[0] == "scale" else one for one in told(found)}  # type: ignore[arg-type]
