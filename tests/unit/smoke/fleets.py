@@ -58,7 +58,7 @@ class Fleet:
     slow_pairs: dict[tuple[str, str], float] = field(default_factory=dict)
     late: dict[str, float] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
-    once: int = 0
+    once: int = -1
     noise: float = 0.0
     flaky: dict[str, int] = field(default_factory=dict)
     lossy: tuple[str, ...] = ()
