@@ -392,10 +392,10 @@ class _Until:
             thread.join(_SLICE_S)
 
 
-#: Of the kernel's struct tcp_info (linux/tcp.h): packets that are not acknowledged, ms since the
-#: last acknowledgement, packets sent again, bytes acknowledged, bytes not sent yet, packets that
-#: came twice (0 from a kernel that is too old).
-_TCP_INFO = struct.Struct("=24xI28xI40xI16xQ16xI68xI")
+#: Of the kernel's struct tcp_info (linux/tcp.h): questions in a row whether there is room that were
+#: not answered, packets that are not acknowledged, ms since the last acknowledgement, packets sent
+#: again, bytes acknowledged, bytes not sent yet, packets that came twice. 0: the kernel is too old.
+_TCP_INFO = struct.Struct("=3xB20xI28xI40xI16xQ16xI68xI")
 
 
 def _tcp(one: socket.socket) -> tuple[int, ...]:
@@ -409,7 +409,7 @@ def _tcp(one: socket.socket) -> tuple[int, ...]:
 def _retransmits(sockets: Iterable[socket.socket]) -> int:
     """Packets that were lost. The kernel also sends some again to ask whether they were."""
     found = [seen for seen in map(_tcp, sockets) if seen]
-    return sum(max(0, seen[2] - seen[-1]) for seen in found) if found else -1
+    return sum(max(0, seen[3] - seen[-1]) for seen in found) if found else -1
 
 
 def _greet(
@@ -863,11 +863,13 @@ class _Ring:
         seen = _tcp(self._out)
         if not seen:
             return
-        on_the_way, last_ms, _, acknowledged, unsent, _ = seen
+        asked, on_the_way, last_ms, _, acknowledged, unsent, _ = seen
         waits = bool(on_the_way or unsent or self._pending)
         if not waits or not self._stuck or acknowledged != self._acknowledged:
             self._stuck = now if waits else 0.0
-        self._acknowledged, self._dark = acknowledged, now - last_ms / 1000
+        # A node without room answers, seldom: it is no dark one.
+        dark = on_the_way > 0 or asked > 1
+        self._acknowledged, self._dark = acknowledged, now - (last_ms / 1000 if dark else 0)
 
     def _nothing_taken(self) -> str:
         """In words, that the next one takes nothing though its kernel answers; "": it does."""
