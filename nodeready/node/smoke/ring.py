@@ -392,9 +392,10 @@ class _Until:
             thread.join(_SLICE_S)
 
 
-#: Of the kernel's struct tcp_info (linux/tcp.h): questions in a row whether there is room that were
-#: not answered, packets that are not acknowledged, ms since the last acknowledgement, packets sent
-#: again, bytes acknowledged, bytes not sent yet, packets that came twice. 0: the kernel is too old.
+#: Of the kernel's struct tcp_info (linux/tcp.h): questions in a row whether there is room that
+#: were not answered, packets that are not acknowledged, ms since the last acknowledgement, packets
+#: sent again, bytes acknowledged, bytes not sent yet, packets that came twice. 0: the kernel is
+#: too old.
 _TCP_INFO = struct.Struct("=3xB20xI28xI40xI16xQ16xI68xI")
 
 
@@ -522,11 +523,11 @@ def _sum(world: int, at: int) -> int:
 
 def _pack(numbers: Iterable[int]) -> bytes:
     found = [*numbers]
-    return struct.pack(f"!{len(found)}q", *found)
+    return struct.pack(f"!{len(found)}Q", *found)
 
 
-def _unpack(data: bytes) -> list[int]:
-    return [*struct.unpack(f"!{len(data) // 8}q", data)]
+def _numbers(data: bytes) -> list[int]:
+    return [*struct.unpack(f"!{len(data) // 8}Q", data)]
 
 
 class _Ring:
@@ -948,12 +949,12 @@ class _Ring:
         own = [[_number(rank, at) for at in piece] for piece in pieces]
         for step in range(world - 1):
             to, of = (rank - step) % world, (rank - step - 1) % world
-            came = _unpack(self._small(step, _pack(own[to]), 8 * len(own[of])))
-            own[of] = [one + other for one, other in zip(own[of], came)]
+            came = _numbers(self._small(step, _pack(own[to]), 8 * len(own[of])))
+            own[of] = [(one + other) % (1 << 64) for one, other in zip(own[of], came)]
         for step in range(world - 1):
             to, of = (rank + 1 - step) % world, (rank - step) % world
             data = self._small(world + step, _pack(own[to]), 8 * len(own[of]))
-            own[of] = _unpack(data)
+            own[of] = _numbers(data)
         for piece, found in zip(pieces, own):
             for at, seen in zip(piece, found):
                 if seen != _sum(world, at):
