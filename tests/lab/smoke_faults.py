@@ -1,0 +1,209 @@
+"""What spoils a collective, put on nodes of the lab: who must be named for it, and its undoing.
+
+A fault is a function ``(nodes, choose) -> Placed``: `choose` says where, so a seed is a place. It
+touches neither ssh nor what a node says to itself, and `Placed.undo` leaves nothing of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from nodeready.lab import Node
+
+#: The job's ports: the policy's default.
+FIRST, LAST = 29500, 29510
+#: What no fault drops: ssh, and what stays on the node. Rules of their own: Debian 12's nft makes
+#: one wrong comparison of "sport != 22 dport != 22".
+_SPARED = {"input": 'iifname "lo"', "output": 'oifname "lo"'}
+#: Where the patches of the job's Python lie, which its PYTHONPATH names on every node.
+PATCHES = "/opt/smoke"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A fault that is there.
+
+    suspects: (kind, names) of all that must be named, and nobody else may be
+    where:    in words, for whoever reads that a test failed
+    says:     a word of the evidence; "": the words are free
+    undo:     takes it back
+    """
+
+    suspects: tuple[tuple[str, tuple[str, ...]], ...]
+    where: str
+    undo: Callable[[], object]
+    says: str = ""
+    untested: tuple[str, ...] = field(default=())
+
+
+Fault = Callable[[Sequence[Node], Random], Placed]
+
+
+def _filtered(node: Node, hook: str, rule: str = "") -> Callable[[], object]:
+    """Drop this of the node's TCP, with one table of the packet filter; "": all."""
+    spared = [f"{one} accept;" for one in (_SPARED[hook], "tcp sport 22", "tcp dport 22")]
+    chain = f"type filter hook {hook} priority 0; {' '.join(spared)} meta l4proto tcp {rule} drop;"
+    node.enter(["nft", f"table inet smoke {{ chain {hook} {{ {chain} }}; }}"])
+    return lambda: node.enter(["nft", "delete", "table", "inet", "smoke"])
+
+
+def _way(choose: Random) -> str:
+    """A direction: the hook of the packet filter."""
+    return choose.choice(("input", "output"))
+
+
+def _node(node: Node) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return (("node", (node.name,)),)
+
+
+def _pair(one: Node, other: Node) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return (("pair", tuple(sorted((one.name, other.name)))),)
+
+
+def one_direction(nodes: Sequence[Node], choose: Random) -> Placed:
+    """Everything that comes to the node, or everything that goes out, is dropped."""
+    node, hook = choose.choice(nodes), _way(choose)
+    return Placed(_node(node), f"{hook} of {node.name}", _filtered(node, hook))
+
+
+def one_port(nodes: Sequence[Node], choose: Random) -> Placed:
+    """One of the job's ports is dropped on the way in."""
+    node, port = choose.choice(nodes), choose.randint(FIRST, LAST)
+    undo = _filtered(node, "input", f"tcp dport {port}")
+    return Placed(_node(node), f"{port} of {node.name}", undo, says=str(port))
+
+
+def a_pair(nodes: Sequence[Node], choose: Random) -> Placed:
+    """Two nodes do not hear each other, and all others do."""
+    one, other = choose.sample(nodes, 2)
+    undo = _filtered(one, "input", f"ip saddr {other.address}")
+    return Placed(_pair(one, other), f"{one.name} and {other.name}", undo)
+
+
+def black_hole(nodes: Sequence[Node], choose: Random) -> Placed:
+    """Full packets are dropped, and no ICMP says so: an MTU that is too large."""
+    node, hook = choose.choice(nodes), _way(choose)
+    undo = _filtered(node, hook, "ip length > 1000")
+    return Placed(_node(node), f"{hook} of {node.name}", undo)
+
+
+def loss(nodes: Sequence[Node], choose: Random) -> Placed:
+    """5 % of the packets are lost."""
+    node, hook = choose.choice(nodes), _way(choose)
+    undo = _filtered(node, hook, "numgen random mod 100 < 5")
+    return Placed(_node(node), f"{hook} of {node.name}", undo)
+
+
+def slow(nodes: Sequence[Node], choose: Random) -> Placed:
+    """1 Mbit/s on the way out; ssh goes there, too, and needs little."""
+    node = choose.choice(nodes)
+    words = ["root", "tbf", "rate", "1mbit", "burst", "32k", "latency", "400ms"]
+    node.enter(["tc", "qdisc", "replace", "dev", "eth0", *words])
+    return Placed(
+        _node(node), node.name, lambda: node.enter(["tc", "qdisc", "del", "dev", "eth0", "root"])
+    )
+
+
+def wrong_name(nodes: Sequence[Node], choose: Random) -> Placed:
+    """On one node, the name of a second leads to a third."""
+    one, other, third = choose.sample(nodes, 3)
+    old = one.read("/etc/hosts")
+    kept = [row for row in old.splitlines() if other.name not in row.split()]
+    one.write("/etc/hosts", "\n".join([*kept, f"{third.address} {other.name}", ""]))
+    return Placed(
+        _pair(one, other),
+        f"on {one.name}, {other.name} is {third.name}",
+        lambda: one.write("/etc/hosts", old),
+        says=third.address,
+    )
+
+
+def freezes(nodes: Sequence[Node], choose: Random) -> Placed:
+    """Seconds after the run has come to the node, all of its processes stop."""
+    node, after_s, over = choose.choice(nodes), choose.uniform(1.0, 4.0), threading.Event()
+
+    def signal(name: str) -> None:
+        look = f"for pid in $(pgrep -f 'nodeready[:]'); do kill -{name} $pid; done"
+        node.enter(["sh", "-c", look], check=False)
+
+    def stop() -> None:
+        while not over.wait(0.1):
+            if node.enter(["pgrep", "-f", "nodeready[:]"], check=False).returncode == 0:
+                if not over.wait(after_s):
+                    signal("STOP")
+                return
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+
+    def undo() -> None:
+        over.set()
+        thread.join()
+        signal("CONT")
+
+    return Placed(_node(node), f"{node.name} after {after_s:.1f} s", undo)
+
+
+# --- What is wrong with the job's own Python, on one node.
+
+#: Every process that PyTorch's ranks fork ends at once.
+_DIES = """
+import os, sys
+os.register_at_fork(after_in_child=lambda: "torch" in sys.modules and os._exit(3))
+"""
+#: Every sum of the node's ranks is one too large.
+_WRONG = """
+import importlib.abc, importlib.util, sys
+
+class Patched(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "torch.distributed":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def loaded(module):
+            load(module)
+            right = module.all_reduce
+
+            def wrong(tensor, *words, **given):
+                work = right(tensor, *words, **given)
+                tensor.add_(1)
+                return work
+
+            module.all_reduce = wrong
+
+        spec.loader.exec_module = loaded
+        return spec
+
+sys.meta_path.insert(0, Patched())
+"""
+
+
+def _patched(nodes: Sequence[Node], choose: Random, code: str) -> Placed:
+    node = choose.choice(nodes)
+    node.write(f"{PATCHES}/sitecustomize.py", code)
+    undo = ["rm", "-rf", PATCHES]
+    return Placed(_node(node), node.name, lambda: node.enter(undo))
+
+
+def rank_dies(nodes: Sequence[Node], choose: Random) -> Placed:
+    """Each rank of the node dies at its start."""
+    return _patched(nodes, choose, _DIES)
+
+
+def wrong_sum(nodes: Sequence[Node], choose: Random) -> Placed:
+    """The sums of the node's ranks are wrong, and nothing else is."""
+    return _patched(nodes, choose, _WRONG)
+
+
+#: What any engine finds, and what only the job's own PyTorch does.
+PATHS: tuple[Fault, ...] = (
+    *(one_direction, one_port, a_pair, black_hole, loss, slow),
+    *(wrong_name, freezes),
+)
+LIBRARY: tuple[Fault, ...] = (rank_dies, wrong_sum)
