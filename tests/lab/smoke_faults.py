@@ -6,9 +6,9 @@ touches neither ssh nor what a node says to itself, and `Placed.undo` leaves not
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from nodeready.lab import Node
@@ -28,15 +28,16 @@ class Placed:
 
     suspects: (kind, names) of all that must be named, and nobody else may be
     where:    in words, for whoever reads that a test failed
-    says:     a word of the evidence; "": the words are free
     undo:     takes it back
+    says:     a word of the evidence; "": the words are free
+    meanwhile: called when the tests begin
     """
 
     suspects: tuple[tuple[str, tuple[str, ...]], ...]
     where: str
     undo: Callable[[], object]
     says: str = ""
-    untested: tuple[str, ...] = field(default=())
+    meanwhile: Callable[[], object] = lambda: None
 
 
 Fault = Callable[[Sequence[Node], Random], Placed]
@@ -122,29 +123,19 @@ def wrong_name(nodes: Sequence[Node], choose: Random) -> Placed:
 
 
 def freezes(nodes: Sequence[Node], choose: Random) -> Placed:
-    """Seconds after the run has come to the node, all of its processes stop."""
-    node, after_s, over = choose.choice(nodes), choose.uniform(1.0, 4.0), threading.Event()
+    """In the middle of the tests, everything of the run on one node stops."""
+    node, after_s = choose.choice(nodes), choose.uniform(0.0, 3.0)
 
     def signal(name: str) -> None:
         look = f"for pid in $(pgrep -f 'nodeready[:]'); do kill -{name} $pid; done"
         node.enter(["sh", "-c", look], check=False)
 
     def stop() -> None:
-        while not over.wait(0.1):
-            if node.enter(["pgrep", "-f", "nodeready[:]"], check=False).returncode == 0:
-                if not over.wait(after_s):
-                    signal("STOP")
-                return
+        time.sleep(after_s)
+        signal("STOP")
 
-    thread = threading.Thread(target=stop)
-    thread.start()
-
-    def undo() -> None:
-        over.set()
-        thread.join()
-        signal("CONT")
-
-    return Placed(_node(node), f"{node.name} after {after_s:.1f} s", undo)
+    where = f"{node.name} after {after_s:.1f} s"
+    return Placed(_node(node), where, lambda: signal("CONT"), meanwhile=stop)
 
 
 # --- What is wrong with the job's own Python, on one node.

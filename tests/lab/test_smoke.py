@@ -124,16 +124,32 @@ def begin(tool: Tool, where: Path, *words: object, **how: Any) -> subprocess.Pop
     return tool.start("smoke", where, "--budget", BUDGET_S, "--format", "json", *words, **how)
 
 
-def end(started: subprocess.Popen[bytes]) -> Found:
+def planned(started: subprocess.Popen[bytes]) -> bytes:
+    """What it has said when the tests begin: its plan is the last of that."""
+    assert started.stderr is not None
+    said = b""
+    while b"when all is well" not in said:
+        row = started.stderr.readline()
+        assert row, said
+        said += row
+    return said
+
+
+def end(started: subprocess.Popen[bytes], said: bytes = b"") -> Found:
     out, err = started.communicate(timeout=LIMIT_S)
-    return Found(started.returncode, out.decode(), err.decode())
+    return Found(started.returncode, out.decode(), (said + err).decode())
 
 
-def named_alone(fault: Fault, seed: int, nodes: Sequence[Node], run: Callable[[], Found]) -> None:
+def named_alone(
+    fault: Fault, seed: int, nodes: Sequence[Node], start: Callable[[], subprocess.Popen[bytes]]
+) -> None:
     """The fault is put somewhere: who is named, for what reason, and who may get the job."""
     placed = fault(nodes, Random(f"{fault.__name__} {seed}"))
     try:
-        found = run()
+        started = start()
+        said = planned(started)
+        placed.meanwhile()
+        found = end(started, said)
     finally:
         placed.undo()
     assert found.suspects == placed.suspects, (placed.where, found)
@@ -150,7 +166,7 @@ def named_alone(fault: Fault, seed: int, nodes: Sequence[Node], run: Callable[[]
 @pytest.mark.parametrize("seed", range(PLACES))
 @pytest.mark.parametrize("fault", smoke_faults.PATHS, ids=lambda one: one.__name__)
 def test_the_ring_names_the_culprit_alone(fault, seed, nodes, tool, fleet):
-    named_alone(fault, seed, nodes, lambda: end(begin(tool, fleet(nodes), *RING)))
+    named_alone(fault, seed, nodes, lambda: begin(tool, fleet(nodes), *RING))
 
 
 @pytest.mark.parametrize("seed", range(PLACES))
@@ -161,4 +177,4 @@ def test_the_ring_names_the_culprit_alone(fault, seed, nodes, tool, fleet):
 )
 def test_the_jobs_own_pytorch_names_the_culprit_alone(fault, seed, torch_nodes, tool, fleet):
     where = fleet(torch_nodes)
-    named_alone(fault, seed, torch_nodes, lambda: end(begin(tool, where, *TORCH)))
+    named_alone(fault, seed, torch_nodes, lambda: begin(tool, where, *TORCH))
