@@ -353,6 +353,7 @@ class Choice:
     alone:   engine and backend of the tests of one node
     control: engine and backend of the control arm; None: there is no other that all nodes have
     out:     the nodes that cannot take part -> why, one line
+    instead: why it is not a better one, which nobody asked for by name; ""
     """
 
     engine: str = ""
@@ -362,6 +363,7 @@ class Choice:
     alone: tuple[str, str] = ("", "")
     control: tuple[str, str] | None = None
     out: Mapping[str, str] = field(default_factory=dict)
+    instead: str = ""
 
 
 _Kind = tuple[str, str]
@@ -396,7 +398,10 @@ def choose(hellos: Mapping[str, Hello], wanted: str = "", gpus: bool = False) ->
     having = {kind: _having(there, kind) for kind in known}
     kind = next((one for one in known if 2 * len(having[one]) > len(there)), None)
     kind = kind or max(known, key=lambda one: len(having[one]))
-    usable = having[kind]
+    usable, instead = having[kind], ""
+    if kind != known[0]:
+        lacks = Counter(_lack(hello, known[0]) for hello in there.values())
+        instead = lacks.most_common(1)[0][0]
     out |= {one: _lack(hello, kind) for one, hello in there.items() if one not in usable}
     if not usable:
         return Choice(out=out)
@@ -423,6 +428,7 @@ def choose(hellos: Mapping[str, Hello], wanted: str = "", gpus: bool = False) ->
         alone=alone,
         control=next(common, None),
         out={one: out[one] for one in order},
+        instead=instead,
     )
 
 

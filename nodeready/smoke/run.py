@@ -36,6 +36,7 @@ from nodeready.smoke.search import (
     GROUP,
     HALF,
     MERGE,
+    NODE,
     SCALE,
     SWEEP,
     Found,
@@ -710,14 +711,17 @@ class _Run:
         kind = choice.engine, choice.backend
         ranks = sorted({self._ranks(Test(0, ALONE, (name,)), kind)[1] for name in names})
         many = counted(ranks[0], "rank") if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
-        tests, rounds = plan(len(names), full=self.task.full)
-        # Alone, in groups, all together; then the sweep.
-        usual = min(rounds, 3) * _USUAL_S.get(kind, _USUAL_RING_S)
-        seconds = max(1, round(usual + max(0, rounds - 3) * _USUAL_RING_S))
+        best = plan(len(names), full=self.task.full)
+        # Alone, in groups, all together; then the pairs.
+        usual = best.rounds * _USUAL_S.get(kind, _USUAL_RING_S) + best.sweeps * _USUAL_RING_S
+        if choice.instead:
+            self.nodes.tell(f"{choice.name}, for there is {choice.instead}")
+        together = [f"{counted(best.tests, 'test')} of several"] * bool(best.tests)
+        pairs = [counted(best.sweeps, "round") + " of pairs"] * bool(best.sweeps)
+        steps = ", ".join(["each alone", *together, *pairs])
         self.nodes.tell(
-            f"{counted(len(names), 'node')} with {many} each, {choice.name}; about "
-            f"{counted(tests, 'test')} in {counted(rounds, 'round')}, {seconds} s when all is "
-            f"well; budget {self.task.budget_s} s"
+            f"{counted(len(names), 'node')} with {many} each, {choice.name}: {steps}; "
+            f"{max(1, round(usual))} s when all is well, budget {self.task.budget_s} s"
         )
 
     def control(self) -> None:
@@ -808,12 +812,13 @@ class _Run:
             for name, policy in task.policies.items()
         }
         slow = judge.below(self.known.made, floors, blamed)
+        suspects += tuple(document.Suspect(NODE, (name,), (), why) for name, why in slow.items())
+        blamed |= slow.keys()
         rows = []
         for name in task.policies:
             status, why = self._status(name, blamed, found)
-            warnings = [*slow.get(name, ())]
-            if len(seen := nodes.snapshots(name)) == 2:
-                warnings += judge.worse(*seen)
+            seen = nodes.snapshots(name)
+            warnings = judge.worse(*seen) if len(seen) == 2 else ()
             if warnings and status == document.PASSED:
                 status = document.WARNED
             kind, there = (choice.engine, choice.backend), name in nodes.names
@@ -825,7 +830,7 @@ class _Run:
                     ranks=self._ranks(Test(0, ALONE, (name,)), kind)[1] if there else 0,
                     gpus=nodes.gpus.get(name, ()) if there else (),
                     engine=nodes.engine(name, kind),
-                    warnings=tuple(warnings),
+                    warnings=warnings,
                     slots=nodes.slots(name),
                 )
             )

@@ -13,7 +13,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from nodeready.ready import localize, mesh
 
@@ -47,6 +47,9 @@ class Test:
     purpose: str
     nodes: tuple[str, ...]
     gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    # It is none of pytest's.
+    __test__ = False
 
 
 @dataclass(frozen=True)
@@ -394,15 +397,26 @@ def _offsets(count: int, full: bool) -> list[int]:
     return [way for offset in mesh.ring_and_skips(count) for way in (offset, count - offset)]
 
 
-def plan(count: int, *, full: bool = False) -> tuple[int, int]:
-    """How many tests, those of one node alone and of the sweep among them, and how many rounds a
-    fleet of so many nodes takes at best, when nothing is wrong with it."""
+class Plan(NamedTuple):
+    """What a fleet takes when nothing is wrong with it.
+
+    tests:  of several nodes together; those of one node alone and the sweep are not counted
+    rounds: with those before them; sweeps: rounds of pairs after them
+    """
+
+    tests: int
+    rounds: int
+    sweeps: int
+
+
+def plan(count: int, *, full: bool = False) -> Plan:
+    """What a fleet of so many nodes takes at best."""
     if count < 2:
-        return count, count
+        return Plan(0, count, 0)
     groups = len(_parts([""] * count))
     merges = int(groups > 1)
     sweeps = len({offset % count for offset in _offsets(count, full)})
-    return count + groups + merges + count * sweeps, 2 + merges + sweeps
+    return Plan(groups + merges, 2 + merges, sweeps)
 
 
 class _Search:

@@ -543,6 +543,18 @@ def test_nccl_tests_test_each_node_alone_where_pytorch_is_not():
     assert choose(fleet(3, TESTS, RING), "", False).alone == ("ring", "tcp")
 
 
+@pytest.mark.parametrize(
+    ("hellos", "wanted", "why"),
+    [
+        (fleet(3, NO_TORCH, RING), "", "no PyTorch over gloo: No module named 'torch'"),
+        (fleet(3, NO_TORCH, RING), "ring", ""),
+        (fleet(3, GLOO, RING), "", ""),
+    ],
+)
+def test_why_a_better_engine_is_not_used(hellos, wanted, why):
+    assert choose(hellos, wanted).instead == why
+
+
 def test_an_engine_says_its_version_and_what_it_proves():
     found = choose(fleet(3, GLOO, RING))
     assert (found.name, found.proves) == ("torch 2.13.0 over gloo", "PyTorch works")

@@ -271,8 +271,8 @@ def test_nodes_that_are_well(count):
     }
     (plan,) = told.lines
     assert plan.startswith(f"{count} node")
-    assert "with 2 ranks each, torch 2.13.0 over gloo; about " in plan
-    assert plan.endswith("budget 60 s")
+    assert "with 2 ranks each, torch 2.13.0 over gloo: each alone" in plan
+    assert plan.endswith("s when all is well, budget 60 s")
     assert all(names == done for _, names, done in told.rounds)
     assert [what for what, *_ in told.rounds][:3] == ["looking", "starting", "alone"]
 
@@ -575,6 +575,17 @@ def test_an_answer_that_makes_no_sense_costs_its_node_alone(lie, monkeypatch):
     assert {*rows(found, "passed")} == {*cluster.names} - {"n03"}
     (node,) = [one for one in found.nodes if one.name == "n03"]
     assert "makes no sense" in node.why
+
+
+def test_below_the_policys_floor_is_no_go():
+    """However alike the nodes are: each is judged by its best test."""
+    cluster = Cluster(named(3))
+    policies = dict.fromkeys(cluster.names, Policy(port_range=(29500, 29502)))
+    policies["n02"] = replace(policies["n02"], smoke_min_gbps=400)
+    found, _ = smoke_of(cluster, policies=policies)
+    assert suspects(found) == [("node", ("n02",))]
+    assert "the policy wants 400 (smoke_min_gbps)" in found.suspects[0].evidence[0]
+    assert document.code(found) == 3
 
 
 # --- Afterwards.
