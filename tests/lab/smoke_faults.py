@@ -198,3 +198,36 @@ PATHS: tuple[Fault, ...] = (
     *(wrong_name, freezes),
 )
 LIBRARY: tuple[Fault, ...] = (rank_dies, wrong_sum)
+
+
+#: PyTorch is not installed; it is another version: what `tests/lab/test_smoke.py` puts on a node.
+ABSENT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+OTHER = """
+import importlib.util, sys
+
+class Other:
+    def find_spec(self, name, path, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def loaded(module):
+            load(module)
+            module.__version__ = "9.9.9"
+
+        spec.loader.exec_module = loaded
+        return spec
+
+sys.meta_path.insert(0, Other())
+"""

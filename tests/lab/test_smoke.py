@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -178,3 +179,147 @@ def test_the_ring_names_the_culprit_alone(fault, seed, nodes, tool, fleet):
 def test_the_jobs_own_pytorch_names_the_culprit_alone(fault, seed, torch_nodes, tool, fleet):
     where = fleet(torch_nodes)
     named_alone(fault, seed, torch_nodes, lambda: begin(tool, where, *TORCH))
+
+
+# --- Nodes that are well.
+
+
+@pytest.fixture(params=[RING, TORCH], ids=["ring", "torch"])
+def engine(
+    request: pytest.FixtureRequest, nodes: list[Node]
+) -> tuple[list[Node], tuple[str, ...]]:
+    """The nodes of an engine, and its words."""
+    if request.param == RING:
+        return nodes, RING
+    return request.getfixturevalue("torch_nodes"), TORCH
+
+
+@pytest.mark.parametrize("seed", range(50 if ASKED else 1))
+def test_nobody_is_accused_among_nodes_that_are_well(seed, engine, tool, fleet):
+    these, words = engine
+    found = end(begin(tool, fleet(these), *words))
+    assert (found.status, found.suspects) == (0, ()), found
+    assert (found.data["verdict"], len(found.data["go"])) == ("GO", len(these))
+    assert not found.of("warned"), found
+
+
+# --- What ends in the middle.
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_when_the_command_is_ended_nothing_is_left(number, engine, tool, fleet):
+    """The ranks hang at that moment: one node hears nobody."""
+    these, words = engine[0][:4], engine[1]
+    placed = smoke_faults.one_direction(these, Random(str(number)))
+    try:
+        started = begin(tool, fleet(these), *words)
+        said = planned(started)
+        wait_for(lambda: any(left(these)))
+        started.send_signal(number)
+        out, err = started.communicate(timeout=60)
+        wait_for(lambda: not left(these))
+    finally:
+        placed.undo()
+    if number != signal.SIGKILL:
+        found = Found(started.returncode, out.decode(), (said + err).decode())
+        assert (found.status, found.data["complete"]) == (130, False), found
+        assert found.data["stopped"].startswith("interrupted")
+
+
+def test_a_node_that_is_lost_in_the_middle_costs_itself(nodes, tool, fleet):
+    lost, others = nodes[5], [*nodes[:5], *nodes[6:]]
+    try:
+        started = begin(tool, fleet(nodes), *RING)
+        said = planned(started)
+        lost.kill()
+        found = end(started, said)
+        assert not left(others)
+    finally:
+        lost.reboot()
+    # Whether it was lost in its own test, which then has failed, or between two of them.
+    away, accused = found.of("unreachable"), found.of("suspect")
+    assert [*away, *accused] == [lost.name], found
+    assert {**away, **accused}[lost.name].startswith("lost: "), found
+    assert found.status == (4 if away else 3), found
+    assert found.suspects in ((), (("node", (lost.name,)),)), found
+    assert found.data["exclude"] == [lost.name]
+    assert sorted(found.data["go"]) == sorted(node.name for node in others)
+
+
+# --- Who cannot take part, in one line.
+
+
+def only_untested(found: Found, node: Node, *words: str) -> None:
+    """This node alone could not be tested, for a reason with these words."""
+    assert (found.status, found.suspects) == (3, ()), found
+    assert list(found.of("untested")) == [node.name], found
+    why = found.of("untested")[node.name]
+    assert "\n" not in why
+    for word in words:
+        assert word in why, why
+    assert found.data["exclude"] == [node.name]
+
+
+HOLDER = """
+import os, socket, sys, time
+held = [socket.create_server(("", port)) for port in range(int(sys.argv[1]), int(sys.argv[2]) + 1)]
+open("/run/held", "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+def test_no_port_of_the_range_is_free_on_a_node(nodes, tool, fleet):
+    """Whoever has them keeps them."""
+    these, full = nodes[:4], nodes[2]
+    full.write("/run/hold.py", HOLDER)
+    full.enter(["sh", "-c", f"setsid python3 /run/hold.py {FIRST} {LAST} >/dev/null 2>&1 &"])
+    try:
+        wait_for(lambda: full.enter(["test", "-s", "/run/held"], check=False).returncode == 0)
+        found = end(begin(tool, fleet(these), *RING))
+        assert listening(full) == {*range(FIRST, LAST + 1)}
+    finally:
+        full.enter(["sh", "-c", "kill $(cat /run/held); rm -f /run/held /run/hold.py"])
+    only_untested(found, full, "port")
+
+
+@pytest.mark.parametrize(
+    ("patch", "words"),
+    [(smoke_faults.ABSENT, ("No module named 'torch'",)), (smoke_faults.OTHER, ("9.9.9",))],
+    ids=["absent", "another version"],
+)
+def test_a_node_without_the_pytorch_of_the_others(patch, words, torch_nodes, tool, fleet):
+    these, odd = torch_nodes[:4], torch_nodes[1]
+    odd.write(f"{PATCHES}/sitecustomize.py", patch)
+    try:
+        found = end(begin(tool, fleet(these), *TORCH))
+    finally:
+        odd.enter(["rm", "-rf", PATCHES])
+    only_untested(found, odd, *words)
+
+
+def test_a_node_with_other_gpus_than_the_others(fresh_nodes, tool, fleet):
+    these = fresh_nodes(4, profile="h100")
+    these[3].reboot(fault="gpu-unplugged")
+    for words, why in (((), "7 GPUs, 8 on 3 nodes"), (("--gpus", "8"), "7 GPUs, 8 wanted")):
+        only_untested(end(begin(tool, fleet(these), *words)), these[3], why)
+    assert not left(these)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--user", "nosuch"), "nosuch"),
+        (("--user", "root", "--ssh-user", "ml"), "root"),
+        (("--user", "ml", "--engine", "torch", "--python", "/root/python"), "/root/python"),
+    ],
+    ids=["unknown", "no rights", "no such Python"],
+)
+def test_whoever_cannot_run_it_is_told_so_in_one_line(words, why, nodes, tool, fleet):
+    these = nodes[:3]
+    found = end(begin(tool, fleet(these), *words))
+    assert (found.status, found.suspects) == (3, ()), found
+    reasons = found.of("untested")
+    assert sorted(reasons) == sorted(node.name for node in these), found
+    for reason in reasons.values():
+        assert why in reason, reason
+        assert "\n" not in reason
