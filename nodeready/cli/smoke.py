@@ -99,7 +99,7 @@ def _nodes(
     if inventory is not None:
         return over_ssh(inventory, options, given)
     assert job is not None
-    nodes, _ = over_srun(job, screen.note)
+    nodes, _ = over_srun(job, screen.note, works=True)
     policies = {name: replace(policy, **given) for name, policy in nodes.policies.items()}
     return replace(nodes, policies=policies)
 

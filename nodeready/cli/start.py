@@ -209,9 +209,12 @@ def this_machine(policy: Policy, *, sudo: bool = False) -> Nodes:
     return Nodes(carrier, dict.fromkeys(carrier.nodes, policy))
 
 
-def over_srun(job: str, tell: Callable[[str], None]) -> tuple[Nodes, str]:
+def over_srun(job: str, tell: Callable[[str], None], *, works: bool = False) -> tuple[Nodes, str]:
     """The nodes of a running job of Slurm's, and the number by which its processes know it: a task
-    of an array has one of its own. Raises Refused."""
+    of an array has one of its own. Raises Refused.
+
+    works: what is spoken with has the job's GPUs (`transport.srun.Srun`)
+    """
     from nodeready.transport.srun import Srun, SrunError
     from nodeready.transport.srun import job as running_job
 
@@ -220,7 +223,7 @@ def over_srun(job: str, tell: Callable[[str], None]) -> tuple[Nodes, str]:
         found = running_job(job)
     except SrunError as problem:
         raise Refused(str(problem)) from None
-    carrier = Srun(found, tell)
+    carrier = Srun(found, tell, works=works)
     return Nodes(carrier, dict.fromkeys(carrier.nodes, Policy())), found.number
 
 

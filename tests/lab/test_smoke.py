@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from nodeready.lab import Lab, Node, down
+from nodeready.transport import srun
+from nodeready.transport.base import Request
 from tests.command import Tool, ours, wait_for, written
 from tests.lab import smoke_faults
 from tests.lab.smoke_faults import FIRST, LAST, PATCHES, Fault
@@ -323,3 +325,61 @@ def test_whoever_cannot_run_it_is_told_so_in_one_line(words, why, nodes, tool, f
     for reason in reasons.values():
         assert why in reason, reason
         assert "\n" not in reason
+
+
+# --- In a job of Slurm's, without ssh.
+
+
+def test_in_a_job_by_its_own_user(slurm_lab, login, tool):
+    """A step on each node, beside the job's own, which goes on."""
+    these, bad = slurm_lab.nodes, slurm_lab.nodes[1]
+    job = login("sbatch", "--parsable", "-N3", "-D", "/tmp", "--wrap", "srun sleep 900")
+    wait_for(lambda: len(login("squeue", "-h", "-s", "-j", job).splitlines()) == 2)
+    words = ("smoke", "--job", job, "--budget", BUDGET_S, "--format", "json", *RING)
+    well = end(tool.start(*words, env=login.env))
+    assert (well.status, well.suspects) == (0, ()), well
+    assert sorted(well.data["go"]) == sorted(node.name for node in these)
+    # Not all of a direction: srun and slurmd talk over TCP, too.
+    placed = smoke_faults.one_port([bad], Random(0))
+    try:
+        found = end(tool.start(*words, env=login.env))
+    finally:
+        placed.undo()
+    assert (found.status, found.suspects) == (3, placed.suspects), found
+    wait_for(lambda: not [row for node in these for row in (*ours(node), *listening(node))])
+    assert len(login("squeue", "-h", "-s", "-j", job).splitlines()) == 2
+
+
+@pytest.fixture
+def with_gpus(slurm_lab: Lab) -> Iterator[None]:
+    """Slurm gives two GPUs of each node to jobs: device files are all that it asks for."""
+    make = "for n in 0 1; do mknod -m 666 /dev/nvidia$n c 195 $n; done; cat >/etc/slurm/gres.conf"
+    machines = [*slurm_lab.nodes, slurm_lab.controller]
+    for machine in machines:
+        machine.enter(["sh", "-c", make], input="Name=gpu File=/dev/nvidia[0-1]\n")
+    try:
+        slurm_lab.slurm_configure("GresTypes=gpu", "NodeName=DEFAULT Gres=gpu:2")
+        yield
+    finally:
+        for machine in machines:
+            machine.enter(["sh", "-c", "rm -f /dev/nvidia[01] /etc/slurm/gres.conf"])
+        slurm_lab.slurm_configure()
+
+
+@pytest.mark.usefixtures("with_gpus")
+@pytest.mark.parametrize(("works", "seen"), [(True, "0,1"), (False, "")])
+def test_a_step_has_the_jobs_gpus_where_it_works(works, seen, slurm_lab, login, monkeypatch):
+    """Also while the job's own step has them all."""
+    wrap = "srun --gres=gpu:2 sleep 900"
+    job = login("sbatch", "--parsable", "-N3", "--gres=gpu:2", "-D", "/tmp", "--wrap", wrap)
+    wait_for(lambda: len(login("squeue", "-h", "-s", "-j", job).splitlines()) == 2)
+    monkeypatch.setenv("PATH", login.env["PATH"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with srun.Srun(srun.job(job), works=works) as carrier:
+        asked = 'echo "M <$CUDA_VISIBLE_DEVICES>"; cat <&3 >/dev/null'
+        channel = carrier.open(Request(slurm_lab.nodes[2].name, asked, 30, "", "M "))
+        try:
+            assert channel.read_line(30) == f"M <{seen}>", channel.error
+        finally:
+            channel.close()
+    login("scancel", job)

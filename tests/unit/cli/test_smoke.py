@@ -238,10 +238,10 @@ def test_last_failed_are_those_to_exclude(smoke, tmp_path):
 def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
     smoke(GO)
     carrier = Fake({"a": AWAY, "b": AWAY})
-    asked: list[str] = []
+    asked: list[tuple[str, bool]] = []
 
-    def over_srun(job, tell):
-        asked.append(job)
+    def over_srun(job, tell, *, works=False):
+        asked.append((job, works))
         return start.Nodes(carrier, dict.fromkeys(carrier.nodes, start.Policy())), "7"
 
     runner = Runner(GO)
@@ -249,7 +249,8 @@ def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
     monkeypatch.setattr(command, "over_srun", over_srun)
     words = ["--job", "7", "--ports", "29600-29610"]
     assert command.smoke.main(words, standalone_mode=False) == 0
-    assert asked == ["7"]
+    # Its ranks have the job's GPUs.
+    assert asked == [("7", True)]
     assert runner.task is not None
     assert runner.task.carrier is carrier
     assert {policy.port_range for policy in runner.task.policies.values()} == {(29600, 29610)}
