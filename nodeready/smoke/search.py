@@ -1,8 +1,13 @@
 """Which nodes are tested together, and who spoils it. Pure: a generator of rounds of tests.
 
-Everything alone first; then groups of about √N, side by side; a group that fails is halved, each
-half beside nodes that passed; a suspect is confirmed beside nodes that passed; then groups are put
-together up to all nodes, for what only pairs or numbers show; then the pairs themselves.
+Everything alone first; then groups of about √N, side by side. The groups that passed are put
+together: where they fail, it is two nodes, two sets of nodes, or the number. A group that failed
+is halved, each half beside nodes that passed; a suspect is confirmed beside two of these, and they
+without it. Then all that is left together, and the plain paths between them.
+
+A node is accused when it fails beside nodes that pass without it; a pair, when each of the two
+passes with those; what is slow, in turns with good nodes and nothing else running. What failed
+and was none of these is told with the nodes that it was among.
 """
 
 from __future__ import annotations
@@ -82,7 +87,8 @@ class Suspect:
     kind:  ``node``; ``gpu``: of one node, ``gpus`` says which; ``pair``: two nodes that pass with
            others and not with each other; ``scale``: nobody alone, only so many together
     nodes: sorted as the inventory has them; several of kind node: they pass among themselves, and
-           with no other
+           with no other; of kind scale the fewest that failed, one more than pass, or all those
+           among whom is what could not be pinned down
     why:   one sentence for each piece of evidence, with the numbers of the tests in brackets
     """
 
@@ -812,6 +818,10 @@ class _Search:
             return _Ask(CONFIRM, tuple(some))
 
         before = len(self.gone)
+        low -= len(self.gone.intersection(order[:low]))
+        order = [name for name in order if name not in self.gone]
+        if len(order) < 2:
+            return True
         one, other, size = yield from self._smallest(ask, order, low)
         (both,) = yield [ask([one, other])]
         if _failed(both):
@@ -824,19 +834,31 @@ class _Search:
         if 0 < self.known.most < size:
             return True
         pool = self.known.sorted({*order, *self.base} & {*self._live()})
-        half = len(pool) // 2
-        made = yield [
-            _Ask(CONFIRM, some)
-            for turned in (pool[::-1], (*pool[half:], *pool[:half]))
-            for some in (turned[:size], turned[len(turned) - size + 1 :])
-        ]
-        many, fewer = [m for m in made[::2] if m], [m for m in made[1::2] if m]
-        if not all(map(_failed, many)) or any(map(_failed, fewer)) or not (many and fewer):
+        many: list[_Made] = []
+        fewer: list[_Made] = []
+        for quarter in (4, 2, 3, 1):
+            # The first time from the end; two choices of nodes have to say the same.
+            first = len(pool) * quarter // 4
+            turned = pool[::-1] if quarter == 4 else (*pool[first:], *pool[:first])
+            asks = [_Ask(CONFIRM, turned[:size]), _Ask(CONFIRM, turned[len(pool) - size + 1 :])]
+            more, less = yield asks
+            if self.gone.intersection(pool):
+                # A test was made without one that was lost meanwhile: not of so many nodes.
+                return True
+            if more is None or less is None or more.outcome.ok:
+                return False
+            # Fewer that fail may have another fault among them: no proof, and none against it.
+            if less.outcome.ok:
+                many.append(more)
+                fewer.append(less)
+            if len(fewer) == 2:
+                break
+        else:
             return False
         self.known.most = size - 1
         why = f"any {size} nodes fail together, as these {_tests(m.test for m in many)}"
-        more = f"any {size - 1} pass {_tests(m.test for m in fewer)}"
-        self.known.accuse(SCALE, many[0].test.nodes, why + _because(many[0].outcome.cause), more)
+        below = f"any {size - 1} pass {_tests(m.test for m in fewer)}"
+        self.known.accuse(SCALE, many[0].test.nodes, why + _because(many[0].outcome.cause), below)
         return True
 
     def _witnesses(self, one: str, other: str) -> list[str]:

@@ -1086,6 +1086,8 @@ def run_ring(order: Collective, listeners: Listeners, stop: threading.Event) -> 
 # --- A pair.
 
 _ECHOES = 50
+#: Seconds in which the large message is repeated: the best time counts.
+_REPEAT_S = 0.05
 
 
 class _Echo:
@@ -1107,8 +1109,17 @@ class _Echo:
             times.append(time.monotonic() - began)
             self.ms = round(1000 * statistics.median(times), 3)
         self.outcome = "large"
-        if self._there_and_back(self._order.large, measure=True):
-            self.outcome = "ok"
+        began = time.monotonic()
+        if not self._there_and_back(self._order.large, measure=True):
+            return
+        self.outcome, best = "ok", self.gbps
+        # The first one alone shows how the connection began: the kernel remembers for each peer
+        # how the last one went (tcp_no_metrics_save in tcp(7)).
+        while time.monotonic() - began < _REPEAT_S:
+            if not self._there_and_back(self._order.large, measure=True):
+                break
+            best = max(best, self.gbps)
+        self.gbps = best
 
     def _there_and_back(self, size: int, *, measure: bool = False) -> bool:
         """Both ways at once. Whether all came back, and as it was."""

@@ -428,6 +428,7 @@ ELSEWHERE = {
     "node/cores/gcore.py:_read": "a file of /proc",
     "node/proofs/mesh.py:_read": "a file of /proc",
     "node/witnesses/nccl_ras.py:_read": "a file of /proc",
+    "node/smoke/orders.py:read": "an order of the control machine's; test_program.py",
     "node/stacks/processes.py:_read": "a file of /proc",
     "node/stacks/program.py:unpack": "test_answers.py",
     "ready/localize.py:_answers": "what peers said, decoded already",
