@@ -501,8 +501,8 @@ class _Run:
         chosen, world, rows = dict(test.gpus), 0, []
         for name in test.nodes:
             gpus = self.nodes.gpus.get(name, ()) if kind[1] == "nccl" else ()
-            if gpus and name in chosen:
-                gpus = tuple(gpus[place] for place in chosen[name])
+            if gpus:
+                gpus = chosen.get(name, gpus)
             ranks = 1 if kind[0] == RING else len(gpus) or self.task.ranks
             rows.append((name, world, ranks, gpus))
             world += ranks
@@ -686,7 +686,7 @@ class _Run:
         if not names:
             self.stopped = "no node could take part"
             return
-        gpus = {name: len(self.nodes.gpus.get(name, ())) for name in names}
+        gpus = {name: self.nodes.gpus.get(name, ()) for name in names}
         self._tell_plan()
         going = search(names, gpus, full=task.full, known=self.known)
         try:
@@ -801,7 +801,7 @@ class _Run:
             document.Suspect(
                 one.kind,
                 one.nodes,
-                tuple(nodes.gpus[one.nodes[0]][place] for place in one.gpus),
+                one.gpus,
                 self._evidence(one),
             )
             for one in found.suspects

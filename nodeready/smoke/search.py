@@ -44,8 +44,8 @@ class Test:
     number:  unique in the run
     purpose: one of ALONE … CONTROL
     nodes:   in the order of their ranks; of a sweep (source, target)
-    gpus:    nodes with the GPUs that take part there, as positions in the node's own list of the
-             run's GPUs; a node that is not here takes part with all
+    gpus:    nodes with the numbers of the GPUs that take part there; a node that is not here takes
+             part with all that the run has there
     """
 
     number: int
@@ -435,7 +435,7 @@ class _Search:
     """
 
     def __init__(
-        self, nodes: Sequence[str], gpus: Mapping[str, int], full: bool, known: Known
+        self, nodes: Sequence[str], gpus: Mapping[str, Sequence[int]], full: bool, known: Known
     ) -> None:
         self.nodes, self.gpus, self.full, self.known = list(nodes), gpus, full, known
         known.place = {name: place for place, name in enumerate(nodes)}
@@ -562,6 +562,7 @@ class _Search:
         yield from self._groups(live)
         yield from self._join()
         yield from self._in_turns()
+        yield from self._gpus_beside()
         if self.base:
             yield from self._sweep()
 
@@ -579,13 +580,14 @@ class _Search:
 
     def _one(self, node: str, first: _Made) -> _Task:
         """Which of a node's GPUs it is, or the node."""
-        count = self.gpus.get(node, 0)
+        numbers = self.gpus.get(node, ())
+        count = len(numbers)
 
         def some(gpus: Sequence[int]) -> _Ask:
             return _Ask(ALONE, (node,), gpus=tuple(gpus))
 
         if count > 1:
-            each = yield [some([gpu]) for gpu in range(count)]
+            each = yield [some([gpu]) for gpu in numbers]
         else:
             each = yield [some([])]
         bad = [one for one in each if one and not one.outcome.ok]
@@ -602,7 +604,7 @@ class _Search:
             (gpu,) = one.test.gpus[0][1]
             why = f"GPU {gpu} of {node} fails alone {_tests([one.test])}"
             self.known.accuse(GPU, [node], why + _because(one.outcome.cause), gpus=[gpu])
-        good = [gpu for gpu, one in enumerate(each) if one and one.outcome.ok]
+        good = [one.test.gpus[0][1][0] for one in each if one and one.outcome.ok]
         while len(good) > 1:
             (again,) = yield [some(good)]
             if again is None or again.outcome.ok:
@@ -1064,6 +1066,34 @@ class _Search:
                 others = [name for name in self._live() if name not in part]
                 self._set(part, mine, others)
 
+    # --- Which GPU of a node that fails with others only: each may have a port of its own.
+
+    def _gpus_beside(self) -> _Steps[None]:
+        nodes = [node for node in self.confirmed if len(self.gpus.get(node, ())) > 1]
+        yield from self._together(self._gpu_beside(node) for node in nodes)
+
+    def _gpu_beside(self, node: str) -> _Task:
+        """Halve its GPUs beside good nodes, as long as one half fails and the other passes."""
+        left, passed = list(self.gpus[node]), list[_Made]()
+        last: _Made | None = None
+        while len(left) > 1:
+            middle = (len(left) + 1) // 2
+            halves = [left[:middle], left[middle:]]
+            made = yield [_Ask(CONFIRM, (node,), 1, gpus=tuple(half)) for half in halves]
+            bad = [(half, m) for half, m in zip(halves, made, strict=True) if _failed(m)]
+            if len(bad) != 1 or None in made or node in self.gone:
+                return []
+            ((left, last),) = bad
+            passed += [m for m in made if m and m.outcome.ok]
+        mine = [one for one in self.known.suspects if (one.kind, one.nodes) == (NODE, (node,))]
+        if last is not None and mine:
+            self.known.drop(mine)
+            why = f"GPU {left[0]} of {node} fails beside {last.beside(node)}"
+            rest = f"its others pass with good nodes {_tests(m.test for m in passed)}"
+            before = [f"all of them: {text}" for one in mine for text in one.why[:1]]
+            self.known.accuse(GPU, [node], why, rest, *before, gpus=left)
+        return []
+
     # --- In turns.
 
     def _in_turns(self) -> _Steps[None]:
@@ -1316,7 +1346,7 @@ def _worse(mine: Sequence[_Made], others: Sequence[_Made], part: float) -> str:
 
 def search(
     nodes: Sequence[str],
-    gpus: Mapping[str, int],
+    gpus: Mapping[str, Sequence[int]],
     *,
     full: bool = False,
     known: Known | None = None,
@@ -1324,7 +1354,7 @@ def search(
     """Search among these nodes.
 
     nodes: in the inventory's order
-    gpus:  how many GPUs each node's ranks have; 0: ranks without GPUs
+    gpus:  the numbers of the GPUs that each node's ranks have; none: ranks without GPUs
     full:  all pairs in the sweep, not only ring and skips
     known: is told what is found meanwhile, for whoever stops before the end
     """

@@ -24,6 +24,7 @@ class Fleet:
     bad:      fail with whomever, and pass alone
     dead:     fail alone as well
     gpus:     GPUs of each node; bad_gpus: (node, GPU); gpu_pairs: (node, GPU, GPU)
+    rails:    (node, GPU) that fail with other nodes only
     pairs:    fail together wherever both are; ring_pairs: only as neighbours among the ranks
     paths:    fail in a sweep only, from the first to the second
     heads:    fail where theirs is the first rank of several; tails: where it is not
@@ -47,6 +48,7 @@ class Fleet:
     gpus: int = 0
     bad_gpus: tuple[tuple[str, int], ...] = ()
     gpu_pairs: tuple[tuple[str, int, int], ...] = ()
+    rails: tuple[tuple[str, int], ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
     ring_pairs: tuple[tuple[str, str], ...] = ()
     paths: tuple[tuple[str, str], ...] = ()
@@ -85,6 +87,9 @@ class Fleet:
         if test.purpose == ALONE:
             return self.cause_alone(test)
         bad = inside.intersection(self.bad)
+        if test.purpose != SWEEP:
+            chosen = dict(test.gpus)
+            bad |= {n for n, gpu in self.rails if n in inside and gpu in chosen.get(n, (gpu,))}
         bad |= {n for n in inside & self.freezes.keys() if self.count[n] > self.freezes[n]}
         bad |= {n for n in inside & self.flaky.keys() if self.count[n] % self.flaky[n] == 0}
         bad |= {n for n in inside.intersection(self.lossy) if self.chance.random() < 1 / 3}
@@ -162,7 +167,7 @@ class Fleet:
         """What a search finds; when it is stopped after so many rounds, or before a round of tests
         for that purpose, what it knows then."""
         running = search(
-            self.nodes, dict.fromkeys(self.nodes, self.gpus), full=full, known=self.known
+            self.nodes, dict.fromkeys(self.nodes, range(self.gpus)), full=full, known=self.known
         )
         tests = next(running)
         while True:

@@ -68,6 +68,11 @@ N = names(300)
         ({"tails": (N[1],)}, {(NODE, (N[1],))}),
         ({"gpus": 8, "bad_gpus": ((N[3], 5),)}, {(GPU, (N[3],), (5,))}),
         ({"gpus": 8, "gpu_pairs": ((N[3], 2, 7),)}, {(GPU, (N[3],), (2, 7))}),
+        # With other nodes only: a GPU's own port, and a node whose GPUs all fail there.
+        (
+            {"gpus": 8, "rails": ((N[3], 5),), "bad": (N[1],)},
+            {(GPU, (N[3],), (5,)), (NODE, (N[1],))},
+        ),
         # One GPU of one, or all of them: it is the node.
         ({"gpus": 1, "bad_gpus": ((N[3], 0),)}, {(NODE, (N[3],))}),
         ({"gpus": 2, "bad_gpus": ((N[3], 0), (N[3], 1))}, {(NODE, (N[3],))}),
