@@ -97,6 +97,22 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     assert good.name not in again.out
 
 
+def test_a_collective_is_proved_where_it_is_named(fresh_nodes, fleet, tool):
+    nodes = fresh_nodes(4)
+    where = fleet(nodes)
+    words = ("ready", where, "--user", "root", "--budget", 150, "--format", "json")
+    well = tool(*words, "--only", "proof.collective")
+    assert well.status == 0, well
+    assert {proofs["proof.collective"] for proofs in told(well).values()} == {"ok"}
+    deaf = nodes[2]
+    deaf.enter(["iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "29500:29510", "-j", "DROP"])
+    done = tool(*words, "--only", "proof.collective")
+    assert done.status == 3, done
+    failed = {name for name, proofs in told(done).items() if proofs["proof.collective"] != "ok"}
+    assert failed == {deaf.name}, done
+    assert not any(ours(node) for node in nodes)
+
+
 def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
     """A node that hangs after its connection, and a py-spy that hangs: the others are ready."""
     (good, slow, frozen), where = prepared(3)
