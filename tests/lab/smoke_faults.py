@@ -6,6 +6,7 @@ touches neither ssh nor what a node says to itself, and `Placed.undo` leaves not
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from nodeready.lab import Node
 
 #: The job's ports: the policy's default.
 FIRST, LAST = 29500, 29510
-#: What no fault drops: ssh, and what stays on the node. Rules of their own: Debian 12's nft makes
-#: one wrong comparison of "sport != 22 dport != 22".
-_SPARED = {"input": 'iifname "lo"', "output": 'oifname "lo"'}
+#: The directions in which a node's packets can be dropped.
+WAYS = IN, OUT = ("in", "out")
+#: ssh is not dropped. Two rules: Debian 12's nft makes one wrong comparison of "sport != 22 tcp
+#: dport != 22".
+_SPARED = "tcp sport 22 accept; tcp dport 22 accept;"
 #: Where the patches of the job's Python lie, which its PYTHONPATH names on every node.
 PATCHES = "/opt/smoke"
 
@@ -43,17 +46,30 @@ class Placed:
 Fault = Callable[[Sequence[Node], Random], Placed]
 
 
-def _filtered(node: Node, hook: str, rule: str = "") -> Callable[[], object]:
-    """Drop this of the node's TCP, with one table of the packet filter; "": all."""
-    spared = [f"{one} accept;" for one in (_SPARED[hook], "tcp sport 22", "tcp dport 22")]
-    chain = f"type filter hook {hook} priority 0; {' '.join(spared)} meta l4proto tcp {rule} drop;"
-    node.enter(["nft", f"table inet smoke {{ chain {hook} {{ {chain} }}; }}"])
-    return lambda: node.enter(["nft", "delete", "table", "inet", "smoke"])
+def _filtered(node: Node, way: str, rule: str = "") -> Callable[[], object]:
+    """Drop this of the node's TCP on its way in or out, by one table of a packet filter.
+
+    rule: what; "": all
+
+    What goes out is dropped at the other end of the wire: a kernel that drops its own packets
+    knows it, sends them again at once and loses nothing.
+    """
+    if way == IN:
+        kind, spared = "inet", f'iifname "lo" accept; {_SPARED}'
+        where, pid = "type filter hook input priority 0;", node.pid
+    else:
+        kind, spared, pid = "netdev", _SPARED, node.lab._state.switch
+        where = f'type filter hook ingress device "n{node.number}" priority 0;'
+    chain = f"{where} {spared} ip protocol tcp {rule} drop;"
+    _nft(pid, f"table {kind} smoke {{ chain one {{ {chain} }}; }}")
+    return lambda: _nft(pid, f"delete table {kind} smoke")
 
 
-def _way(choose: Random) -> str:
-    """A direction: the hook of the packet filter."""
-    return choose.choice(("input", "output"))
+def _nft(pid: int, words: str) -> None:
+    """A line for the packet filter of a process's network."""
+    argv = ["nsenter", "-t", str(pid), "-n", "nft", words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
 
 
 def _node(node: Node) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -66,36 +82,36 @@ def _pair(one: Node, other: Node) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 def one_direction(nodes: Sequence[Node], choose: Random) -> Placed:
     """Everything that comes to the node, or everything that goes out, is dropped."""
-    node, hook = choose.choice(nodes), _way(choose)
-    return Placed(_node(node), f"{hook} of {node.name}", _filtered(node, hook))
+    node, way = choose.choice(nodes), choose.choice(WAYS)
+    return Placed(_node(node), f"{way} of {node.name}", _filtered(node, way))
 
 
 def one_port(nodes: Sequence[Node], choose: Random) -> Placed:
     """One of the job's ports is dropped on the way in."""
     node, port = choose.choice(nodes), choose.randint(FIRST, LAST)
-    undo = _filtered(node, "input", f"tcp dport {port}")
+    undo = _filtered(node, IN, f"tcp dport {port}")
     return Placed(_node(node), f"{port} of {node.name}", undo, says=str(port))
 
 
 def a_pair(nodes: Sequence[Node], choose: Random) -> Placed:
     """Two nodes do not hear each other, and all others do."""
     one, other = choose.sample(nodes, 2)
-    undo = _filtered(one, "input", f"ip saddr {other.address}")
+    undo = _filtered(one, IN, f"ip saddr {other.address}")
     return Placed(_pair(one, other), f"{one.name} and {other.name}", undo)
 
 
 def black_hole(nodes: Sequence[Node], choose: Random) -> Placed:
     """Full packets are dropped, and no ICMP says so: an MTU that is too large."""
-    node, hook = choose.choice(nodes), _way(choose)
-    undo = _filtered(node, hook, "ip length > 1000")
-    return Placed(_node(node), f"{hook} of {node.name}", undo)
+    node, way = choose.choice(nodes), choose.choice(WAYS)
+    undo = _filtered(node, way, "ip length > 1000")
+    return Placed(_node(node), f"{way} of {node.name}", undo)
 
 
 def loss(nodes: Sequence[Node], choose: Random) -> Placed:
     """5 % of the packets are lost."""
-    node, hook = choose.choice(nodes), _way(choose)
-    undo = _filtered(node, hook, "numgen random mod 100 < 5")
-    return Placed(_node(node), f"{hook} of {node.name}", undo)
+    node, way = choose.choice(nodes), choose.choice(WAYS)
+    undo = _filtered(node, way, "numgen random mod 100 < 5")
+    return Placed(_node(node), f"{way} of {node.name}", undo)
 
 
 def slow(nodes: Sequence[Node], choose: Random) -> Placed:
