@@ -12,6 +12,7 @@ from nodeready.subjects.proof.facts import (
     COLLECTIVE,
     MESH,
     Blocked,
+    Collective,
     Mesh,
     Peers,
     Proved,
@@ -366,10 +367,13 @@ def collective(seen: Proved, want: Policy) -> Result:
     against it, also when it fails only with one other node, or only in so large a number. What got
     worse on a node that passed (errors of a GPU, of a port) is a warning.
     """
-    check, expected, found = "proof.collective", "all nodes together pass", seen.collective
-    if isinstance(found, Unknown):
-        return unknown(check, found.reason)
-    if found is None or found.nodes < 2:
+    check, expected = "proof.collective", "all nodes together pass"
+    missing = unseen(check, seen, "collective")
+    if missing is not None:
+        return missing
+    assert isinstance(seen.collective, Collective)
+    found = seen.collective
+    if found.nodes < 2:
         return na(check, "one node alone")
     if found.against:
         fix = (

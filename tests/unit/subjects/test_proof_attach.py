@@ -175,7 +175,6 @@ def test_what_was_not_seen_is_not_ok():
     none = replace(WELL.attach, error="python3 does not run", blocking=None)
     found = judged(replace(WELL, attach=none))
     assert found["attach"] == ("unknown", "no process to look at: python3 does not run")
-    # The collective says itself why there is none: a node alone has nobody for it.
-    assert judged(Proved(WELL.user)).keys() == {"user", "collective"}
+    assert judged(Proved(WELL.user)).keys() == {"user"}
     found = judged(Proved(User("ml", 2000, True, "no session: go away")))
     assert {found[check] for check in FIVE} == {("na", "no session: see proof.user")}

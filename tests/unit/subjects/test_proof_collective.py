@@ -41,7 +41,7 @@ LEFT_OUT = "nodeready smoke INVENTORY --exclude-out FILE looks longer, and write
     [
         (WELL, "ok", "torch 2.13.0 over gloo: sums of the job's PyTorch"),
         (Collective(1), "na", "one node alone"),
-        (None, "na", "one node alone"),
+        (None, "na", "not proved"),
         (Unknown(facts.UNFINISHED), "unknown", "did not finish in time"),
         (
             Collective(12, "torch", against=("fails in all groups [3]", "dies alone [1]")),
