@@ -51,7 +51,11 @@ def remove(directory: Path) -> None:
 
 def remove_empty(directory: Path) -> None:
     """Remove the lab's directory if nothing is in it, and those above if this was the last."""
-    for path in (directory, state.ROOT, state.ROOT.parent):
+    with contextlib.suppress(OSError):
+        directory.rmdir()
+    if not state.names():
+        network.give_room_back()
+    for path in (state.ROOT, state.ROOT.parent):
         with contextlib.suppress(OSError):
             path.rmdir()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import socket
@@ -10,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodeready.lab.state import LabError, environment
+from nodeready.lab.state import ROOT, LabError, environment, locked, write
 
 # Private (RFC 1918), and away from what Docker, libvirt and home routers take by default.
 _RANGE = ipaddress.IPv4Network("10.213.0.0/16")
@@ -24,6 +25,10 @@ MAX_NODES = 500
 # A route as wide as this is somebody's "everything private goes there" (a VPN's 10.0.0.0/8),
 # and ours, being narrower, wins for its own addresses. A narrower one is a network in use.
 _BROAD = 12
+
+# The hard limit of the kernel's table of neighbours; a container may not see it. What it was.
+_NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
+_NEIGHBOURS_BEFORE = ROOT / ".neighbours"
 
 
 def subnet(index: int) -> ipaddress.IPv4Network:
@@ -82,6 +87,31 @@ def free_index(taken: Iterable[int]) -> int:
         if not any(candidate.overlaps(network) for network in used):
             return index
     raise LabError(f"no free subnet in {_RANGE}; `nodeready lab down --all` ends all labs")
+
+
+def make_room(nodes: int) -> None:
+    """Let this machine's kernel know as many neighbours (ARP) as such a lab has, each node all.
+
+    That table is one for all network namespaces, and 1,024 entries by default: in a lab of more
+    than 32 nodes packets were lost as if a wire did it. The last lab's end puts the limit back.
+    """
+    with locked(ROOT), contextlib.suppress(OSError):
+        known = int(_NEIGHBOURS.read_text())
+        # Half of it is for other labs and for the machine itself.
+        wanted = 2 * nodes * nodes
+        if known < wanted:
+            if not _NEIGHBOURS_BEFORE.exists():
+                write(_NEIGHBOURS_BEFORE, f"{known}\n")
+            _NEIGHBOURS.write_text(f"{wanted}\n")
+
+
+def give_room_back() -> None:
+    """The limit of neighbours that was there before the first lab."""
+    with contextlib.suppress(FileNotFoundError):
+        before = _NEIGHBOURS_BEFORE.read_text()
+        with contextlib.suppress(OSError):
+            _NEIGHBOURS.write_text(before)
+        _NEIGHBOURS_BEFORE.unlink()
 
 
 def delete_interface(index: int) -> None:

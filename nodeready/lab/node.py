@@ -88,6 +88,7 @@ def grow(
     node has one. On an exception the missing ones are missing again.
     """
     _end_strays(lab)
+    network.make_room(count)
     if processes.started_at(lab.switch) != lab.switch_started:
         # Without its switch no node can be reached: they get a new one, and new wires.
         lab.switch = 0

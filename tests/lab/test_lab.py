@@ -279,3 +279,26 @@ def test_wrong_arguments_are_usage_errors(words: list[str]) -> None:
     done = nodeready("lab", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
+
+
+def test_the_kernel_knows_all_neighbours_of_a_large_lab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One table of them for all namespaces, of 1,024 by default."""
+    limit, before = tmp_path / "gc_thresh3", tmp_path / "before"
+    limit.write_text("1024\n")
+    monkeypatch.setattr(network, "_NEIGHBOURS", limit)
+    monkeypatch.setattr(network, "_NEIGHBOURS_BEFORE", before)
+    seen = []
+    for nodes in (20, 64, 32, 100):
+        network.make_room(nodes)
+        seen.append(int(limit.read_text()))
+    assert seen == [1024, 8192, 8192, 20000]
+    for _ in range(2):
+        network.give_room_back()
+        assert (limit.read_text(), before.exists()) == ("1024\n", False)
+    # In a container that has no such file nothing is changed, and nothing is wrong.
+    limit.unlink()
+    network.make_room(100)
+    assert not limit.exists()
+    assert not before.exists()
