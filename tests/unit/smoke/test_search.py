@@ -9,7 +9,22 @@ import re
 
 import pytest
 
-from nodeready.smoke.search import ALONE, CONFIRM, GPU, NODE, PAIR, SCALE, SWEEP, plan, search
+from nodeready.smoke.search import (
+    _ACCUSE,
+    ALONE,
+    CONFIRM,
+    GPU,
+    NODE,
+    PAIR,
+    SCALE,
+    SWEEP,
+    Outcome,
+    Test,
+    _Made,
+    _worse,
+    plan,
+    search,
+)
 from tests.unit.smoke.fleets import STEADY, Fleet, counted, names, placed, told
 
 
@@ -229,3 +244,24 @@ def test_a_sweep_leaves_out_who_is_accused_and_tries_both_ways():
     assert not any(N[5] in edge for edge in swept)
     assert {edge[::-1] for edge in swept} == swept
     assert len(fleet.made(ALONE)) == 70
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "slow"),
+    [
+        ((12.0,) * 6, (24.0,) * 6, True),
+        ((10.2, 13.8, 12.0, 11.0, 12.4, 13.0), (23.0, 25.0, 20.5, 27.6, 24.0, 22.0), True),
+        # Always the slower, and not by half: so were nodes that share one machine's memory.
+        ((15.6, 15.2, 15.5, 15.6, 15.1, 15.4), (24.0, 24.6, 24.9, 25.1, 24.2, 24.4), False),
+        ((16.1,) * 6, (23.9,) * 6, False),
+        # Once as quick as they.
+        ((6.0, 6.0, 6.0, 6.0, 6.0, 22.0), (24.0,) * 6, False),
+    ],
+)
+def test_slow_is_half_of_the_rate_in_each_turn(mine, theirs, slow):
+    def made(nodes: tuple[str, str], each: tuple[float, ...]) -> list[_Made]:
+        test = Test(1, SWEEP, nodes)
+        return [_Made(test, Outcome(True, gbps=one)) for one in each]
+
+    said = _worse(made(("a", "b"), mine), made(("c", "b"), theirs), _ACCUSE)
+    assert said.startswith("slow: ") is slow
