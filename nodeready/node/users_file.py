@@ -122,11 +122,15 @@ def give_up(rights: Rights | None) -> None:
             ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
 
 
-def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0) -> None:
+def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0, *, executes: bool = False) -> None:
     """Limits of this process and all that it starts (setrlimit(2)); it leaves no core.
 
-    memory_bytes: of address space; file_bytes: of a file that it writes
+    memory_bytes: of address space, beyond what a fork has from the process that it is a copy of:
+                  there every thread has set 64 MiB aside (glibc's arenas), used or not
+    file_bytes:   of a file that it writes
+    executes:     another program takes this process's place, with an address space of its own
     """
+    memory_bytes += 0 if executes else _address_space()
     for number, wanted in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, memory_bytes),
@@ -136,6 +140,13 @@ def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0) -> None:
         hard = resource.getrlimit(number)[1]
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(number, (most, most))
+
+
+def _address_space() -> int:
+    """Bytes that this process has (proc_pid_statm(5))."""
+    # As bytes: whose rights are given up may not be able to import a codec.
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 # --- Names: links followed by hand, and known by whom they are.

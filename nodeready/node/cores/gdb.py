@@ -99,7 +99,7 @@ def _libc() -> Any:
 def _alone() -> None:
     """In the child, before gdb: its limits."""
     with contextlib.suppress(Exception):
-        confine(memory_bytes(), LIMIT_S, _WRITTEN_BYTES)
+        confine(memory_bytes(), LIMIT_S, _WRITTEN_BYTES, executes=True)
     with contextlib.suppress(Exception):
         _libc().prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
 
@@ -192,7 +192,7 @@ def _confined(core: int, rights: Rights | None) -> dict[str, object]:
 def _limited() -> None:
     """In the child, before what gives up root's rights and starts gdb."""
     with contextlib.suppress(Exception):
-        confine(memory_bytes(), LIMIT_S, 0)
+        confine(memory_bytes(), LIMIT_S, 0, executes=True)
 
 
 def _sealed(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:

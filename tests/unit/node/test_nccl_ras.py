@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -130,6 +131,11 @@ def test_no_rank_is_no_question():
 
 
 # --- What the port says, and how.
+
+
+def test_what_the_program_has_set_aside_for_its_threads_is_no_part_of_the_answer(tmp_path):
+    with running(tmp_path, answer=healthy()) as port, mmap.mmap(-1, 2 << 30):
+        assert asked(port).absent == ""
 
 
 def test_what_is_said_to_the_port(tmp_path):
