@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import command, report, table
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.contenders import BIN, Contender, yardstick
+from benchmarks.contenders import BIN, EXEC, Contender, yardstick
 from benchmarks.measure import BenchmarkError, Sample, median, run
 from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node
@@ -29,7 +29,7 @@ from nodeready.policy import Policy
 RANKS = 4
 ONE, ALL = "py-spy dump, one rank per node (Y)", "py-spy dump, all ranks"
 ONCE, STACKS = "nodeready stacks --samples 1", "nodeready stacks"
-ORDER = (report.EXEC, ONE, ALL, ONCE, STACKS)
+ORDER = (EXEC, ONE, ALL, ONCE, STACKS)
 
 _SPY = "/usr/local/bin/py-spy"
 # Argument 1: calls below the first one; argument 2: a module to have, "": none.
@@ -192,9 +192,7 @@ def _run(nodes: Cluster, contender: Contender) -> Sample:
         nodes,
         contender.argv,
         contender.environ(),
-        lambda status, output: (
-            status == 0 and (contender.name == report.EXEC or "layer" in output)
-        ),
+        lambda status, output: status == 0 and (contender.name == EXEC or "layer" in output),
         contender.cwd,
     )
 

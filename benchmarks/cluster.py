@@ -45,11 +45,18 @@ class Cluster:
         """Every node as fresh as on its first day."""
         self.lab.restart(self.lab.nodes, keep_disk=False, files=FILES)
 
+    def _logs(self) -> list[str]:
+        return [node.log.read_text(errors="replace") for node in self.lab.nodes]
+
+    def logins(self) -> list[int]:
+        """How often each node was logged in to since it started."""
+        return [_logins(log) for log in self._logs()]
+
     def traffic(self) -> Traffic:
         """The counts of all nodes since they started."""
-        logs = [node.log.read_text(errors="replace") for node in self.lab.nodes]
+        logs = self._logs()
         return Traffic(
-            sum(log.count("Accepted publickey for ") for log in logs),
+            sum(map(_logins, logs)),
             sum(len(re.findall(r"^Starting session: ", log, re.M)) for log in logs),
         )
 
@@ -76,11 +83,17 @@ class Cluster:
         return path
 
 
+def _logins(log: str) -> int:
+    return log.count("Accepted publickey for ")
+
+
 @contextmanager
-def cluster(size: int, directory: Path, name: str = NAME) -> Iterator[Cluster]:
-    """A lab of this many nodes, gone afterwards whatever happens."""
+def cluster(
+    size: int, directory: Path, name: str = NAME, *, slurm: bool = False
+) -> Iterator[Cluster]:
+    """A lab of this many nodes, gone afterwards whatever happens. slurm: with a real Slurm"""
     down(name)
     try:
-        yield Cluster(Lab.up(name, nodes=size, files=FILES), directory)
+        yield Cluster(Lab.up(name, nodes=size, files=FILES, slurm=slurm), directory)
     finally:
         down(name)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import report
 from benchmarks.cluster import Cluster
+from benchmarks.measure import Sample, run
 from benchmarks.settings import by_hand, policy_data
 from nodeready import shell
 from nodeready.policy import Policy
@@ -22,6 +22,10 @@ from nodeready.subjects.snapshot import make_script
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
+#: Names of the contenders that a budget speaks of.
+EXEC, NODEREADY, PYINFRA = "pyinfra exec -- true (E)", "nodeready deploy", "pyinfra deploy.py"
+LOOK = "pyinfra exec -- the same look"
+STOCK, ANSIBLE = "stock pyinfra operations", "Ansible playbook"
 #: Below it, Ansible gets an environment of its own: it must not share versions with pyinfra.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "nodeready")
 
@@ -49,6 +53,12 @@ class Contender:
         keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         return {**keep, "LC_ALL": "C.UTF-8", "TERM": "dumb", **self.environment}
 
+    def run(self, cluster: Cluster) -> Sample:
+        """Run it once. Raises BenchmarkError unless its exit status is a good one."""
+        return run(
+            cluster, self.argv, self.environ(), lambda status, _: status in self.good, self.cwd
+        )
+
     def did_nothing(self, output: str) -> bool:
         """Whether this output is that of a run that changed nothing."""
         return re.search(self.unchanged, output) is not None
@@ -57,7 +67,7 @@ class Contender:
 def yardstick(inventory: Path) -> Contender:
     """E: one command on every node, by the engine that we use."""
     argv = [str(BIN / "pyinfra"), str(inventory), "exec", "--", "true"]
-    return Contender(report.EXEC, argv, r"Disconnecting")
+    return Contender(EXEC, argv, r"Disconnecting")
 
 
 def look(inventory: Path, policy: Policy) -> Contender:
@@ -68,13 +78,13 @@ def look(inventory: Path, policy: Policy) -> Contender:
     packed = base64.b64encode(made.stdin.encode()).decode("ascii")
     command = f"echo {packed}|base64 -d|{made.line} >/dev/null"
     argv = [str(BIN / "pyinfra"), str(inventory), "exec", "--", command]
-    return Contender(report.LOOK, argv, r"Disconnecting")
+    return Contender(LOOK, argv, r"Disconnecting")
 
 
 def nodeready(inventory: Path) -> Contender:
     """The product's own command."""
     argv = [str(BIN / "nodeready"), "deploy", str(inventory), "--yes"]
-    return Contender(report.NODEREADY, argv, r"(?m)^0 changed .* 0 failed, 0 unreachable", (0, 3))
+    return Contender(NODEREADY, argv, r"(?m)^0 changed .* 0 failed, 0 unreachable", (0, 3))
 
 
 # pyinfra's last line of results: operations, and of them changed, attempted, without change.
@@ -84,13 +94,13 @@ _PYINFRA_NOTHING = r"(?m)^\s*Grand total\s+\d+\s+-\s+-\s+\d+\s*$"
 def pyinfra(inventory: Path) -> Contender:
     """The same operations by pyinfra's command."""
     argv = [str(BIN / "pyinfra"), str(inventory), str(ROOT / "deploy.py"), "-y"]
-    return Contender(report.PYINFRA, argv, _PYINFRA_NOTHING)
+    return Contender(PYINFRA, argv, _PYINFRA_NOTHING)
 
 
 def stock(inventory: Path) -> Contender:
     """The same settings as pyinfra's own operations."""
     argv = [str(BIN / "pyinfra"), str(inventory), str(HERE / "stock" / "deploy.py"), "-y"]
-    return Contender(report.STOCK, argv, _PYINFRA_NOTHING, cwd=HERE / "stock")
+    return Contender(STOCK, argv, _PYINFRA_NOTHING, cwd=HERE / "stock")
 
 
 def ansible_environment() -> Path:
@@ -135,7 +145,7 @@ def ansible(inventory: Path, commands: Path, forks: int, scratch: Path) -> Conte
     environment = _ansible_settings(commands, forks, scratch)
     argv = [str(commands / "ansible-playbook"), "-i", str(inventory)]
     argv.append(str(HERE / "ansible" / "playbook.yml"))
-    return Contender(report.ANSIBLE, argv, r"(?s)\A(?!.*changed=[1-9])", (0,), environment)
+    return Contender(ANSIBLE, argv, r"(?s)\A(?!.*changed=[1-9])", (0,), environment)
 
 
 def ansible_setup(inventory: Path, commands: Path, forks: int, scratch: Path) -> Contender:

@@ -15,6 +15,9 @@ from pathlib import Path
 from benchmarks import command, report
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.contenders import (
+    ANSIBLE,
+    NODEREADY,
+    PYINFRA,
     Contender,
     contenders,
     look,
@@ -58,14 +61,14 @@ class Benchmark:
         slow: Ansible takes part
         """
         for contender in self.contenders:
-            if contender.name == report.ANSIBLE and not slow:
+            if contender.name == ANSIBLE and not slow:
                 continue
             self.cluster.reset()
             self._run(contender, report.FIRST)
-            turns = TURNS if contender.name in (report.NODEREADY, report.PYINFRA) else 1
+            turns = TURNS if contender.name in (NODEREADY, PYINFRA) else 1
             for _ in range(turns):
                 self._run(self.yardstick, report.RUN)
-                if contender.name == report.NODEREADY:
+                if contender.name == NODEREADY:
                     self._run(self.look, report.RUN)
                 self._run(contender, report.NOTHING)
 
@@ -98,8 +101,7 @@ def measure(
                 made.sizes[size] = benchmark.medians()
                 made.runs[size] = {key: len(found) for key, found in benchmark.samples.items()}
                 if size == sizes[-1]:
-                    node = nodes.lab.nodes[0]
-                    made.probe = probe_cost(node, Policy(**policy_data(f"{name}*")))
+                    made.probe = probe_cost(nodes.lab, Policy(**policy_data(f"{name}*")))
     return made
 
 

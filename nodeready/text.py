@@ -46,6 +46,19 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
+def span(seconds: float) -> str:
+    """``12 s``, ``4 min 10 s``, ``3 h 5 min``, ``2 days``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    if whole < 48 * 3600:
+        rest = whole % 3600 // 60
+        return f"{whole // 3600} h" + (f" {rest} min" if rest else "")
+    return f"{whole // 86400} days"
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """``1 node``, ``3 nodes``."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"

@@ -12,7 +12,8 @@ if [ "$what" = test ]; then
         cpio:cpio busybox:busybox-static nft:nftables iptables:iptables
         ipset:ipset fish:fish tcsh:tcsh man:man-db
         slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge
-        chromium:chromium chromedriver:chromium-driver mpirun:openmpi-bin"
+        chromium:chromium chromedriver:chromium-driver mpirun:openmpi-bin
+        prometheus:prometheus prometheus-node-exporter:prometheus-node-exporter"
 fi
 
 missing=

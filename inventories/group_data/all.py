@@ -60,6 +60,7 @@ from __future__ import annotations
 # gate_max_age_s = 900
 # gate_budget_s = 10
 # gate_textfile = "/var/lib/prometheus/node-exporter/nodeready.prom"
+# gate_directory = ""
 # gate_drain = False
 
 # What the nodes are looked at for, beside what a deploy sets up. `nodeready learn` writes these

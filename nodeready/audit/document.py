@@ -7,7 +7,7 @@ and never kept, so that 10,000 nodes fit in memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -37,6 +37,10 @@ class NodeReport:
     seconds: wall time of its look, connection included; 0 when there was none
     error:   one line when it could not be looked at, else ""
     groups:  of the inventory that it is in
+    age_s:   of a recorded verdict: how old it is; None: the node was asked, or there is none
+    counts:  of a recorded verdict: status -> how many more results have it, of which nothing else
+             is known
+    told:    gives the facts in the words of the run's format, where another process made them
     """
 
     name: str
@@ -46,6 +50,9 @@ class NodeReport:
     groups: tuple[str, ...] = ()
     results: tuple[Result, ...] = ()
     snapshot: Snapshot | None = field(default=None, repr=False)
+    age_s: float | None = None
+    counts: tuple[tuple[str, int], ...] = ()
+    told: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -65,6 +72,13 @@ class NodeReport:
         if error:
             status = UNREACHABLE if unreachable else FAILED
         return cls(name, status, seconds, error, tuple(groups), results, snapshot)
+
+    @property
+    def statuses(self) -> Counter[str]:
+        """Status -> how many of its results have it."""
+        found = Counter(result.status for result in self.results)
+        found.update(dict(self.counts))
+        return found
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -94,6 +108,27 @@ class Outlier:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """From where the verdicts are that the nodes gave themselves, when none was asked.
+
+    source:   the directory, or the address of Prometheus
+    texts:    whether the results have their texts: metrics have none
+    believed: nodes with a verdict that is believed
+    stale:    nodes whose verdict is too old, or from the future
+    missing:  nodes of which there is none
+    newest_s, oldest_s: the ages of those that are believed; None: there is none
+    """
+
+    source: str
+    texts: bool
+    believed: Annotated[int, {"minimum": 0}]
+    stale: Annotated[int, {"minimum": 0}]
+    missing: Annotated[int, {"minimum": 0}]
+    newest_s: Annotated[float | None, {"minimum": 0}]
+    oldest_s: Annotated[float | None, {"minimum": 0}]
+
+
+@dataclass(frozen=True)
 class Audit:
     """What one audit found.
 
@@ -101,20 +136,24 @@ class Audit:
     policy_digest:     of the nodes' policies: equal digests, equal expectations
     complete:          False when it was interrupted: nodes that were not looked at are there with
                        the status FAILED and the error NOT_LOOKED_AT
+    recorded:          None: the nodes were asked
     """
 
     started: str
     finished: str
     policy_digest: str
-    nodes: tuple[NodeReport, ...]
+    nodes: Sequence[NodeReport]
     outliers: tuple[Outlier, ...] = ()
     complete: bool = True
+    recorded: Recorded | None = None
 
     @cached_property
     def summary(self) -> dict[str, dict[str, int]]:
         """``{"nodes": {status: count}, "results": {status: count}}``, with every status."""
         nodes = Counter(node.status for node in self.nodes)
-        results = Counter(result.status for node in self.nodes for result in node.results)
+        results: Counter[str] = Counter()
+        for node in self.nodes:
+            results.update(node.statuses)
         return {
             "nodes": {status: nodes[status] for status in NODE_STATUSES},
             "results": {status: results[status] for status in STATUSES},

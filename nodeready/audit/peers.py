@@ -40,21 +40,43 @@ def compared(snapshot: Snapshot, subjects: Iterable[str]) -> dict[str, dict[str,
     return found
 
 
-def _in_group(group: str, facts: Mapping[str, dict[str, dict[str, Any]]]) -> Iterator[Outlier]:
-    """The outliers among these nodes; facts: node -> subject -> fact -> value."""
+#: Subject -> its facts. Of thousands of nodes, equal ones are one object, and are counted at once.
+Facts = Mapping[str, Mapping[str, Any]]
+
+
+def _in_group(group: str, facts: Mapping[str, Facts]) -> Iterator[Outlier]:
+    """The outliers among these nodes, by name."""
+    names = list(facts)
     for subject in SUBJECTS:
+        kinds: dict[int, tuple[Mapping[str, Any], list[int]]] = {}
+        for number, found in enumerate(facts.values()):
+            own = found.get(subject)
+            if own:
+                kinds.setdefault(id(own), (own, []))[1].append(number)
         # A fact that a node does not tell is no difference: the checks judge that.
-        told: dict[str, dict[str, Any]] = {}
-        for node, found in facts.items():
-            for fact, value in found.get(subject, {}).items():
-                told.setdefault(fact, {})[node] = value
-        for fact, values in told.items():
-            (most, count), *_ = Counter(values.values()).most_common(1)
-            if len(values) < FEWEST or count * 2 <= len(values):
+        for fact in dict.fromkeys(fact for own, _ in kinds.values() for fact in own):
+            counts: Counter[Any] = Counter()
+            for own, numbers in kinds.values():
+                if fact in own:
+                    counts[own[fact]] += len(numbers)
+            (most, count), *_ = counts.most_common(1)
+            total = sum(counts.values())
+            if total < FEWEST or count * 2 <= total:
                 continue
-            differs = {node: value for node, value in values.items() if value != most}
+            differs = sorted(
+                (number, own[fact])
+                for own, numbers in kinds.values()
+                if fact in own and own[fact] != most
+                for number in numbers
+            )
             if differs:
-                yield Outlier(f"{subject}.{fact}", group, most, count, differs)
+                told = {names[number]: value for number, value in differs}
+                yield Outlier(f"{subject}.{fact}", group, most, count, told)
+
+
+def differing(peers: Mapping[str, Mapping[str, Facts]]) -> tuple[Outlier, ...]:
+    """What nodes of a group do not have in common with most of it; by group, then by name."""
+    return tuple(outlier for group in peers for outlier in _in_group(group, peers[group]))
 
 
 def find(nodes: Iterable[NodeReport], subjects: Iterable[str]) -> tuple[Outlier, ...]:
@@ -64,12 +86,21 @@ def find(nodes: Iterable[NodeReport], subjects: Iterable[str]) -> tuple[Outlier,
     more than half of the peers that tell it have one value.
     """
     chosen = tuple(subjects)
-    peers: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    same: dict[Any, Mapping[str, Any]] = {}
+    peers: dict[str, dict[str, Facts]] = {}
     for node in nodes:
         if node.snapshot is not None:
             group = ",".join(node.groups) or ALL
-            peers.setdefault(group, {})[node.name] = compared(node.snapshot, chosen)
-    return tuple(outlier for group in peers for outlier in _in_group(group, peers[group]))
+            peers.setdefault(group, {})[node.name] = {
+                subject: same.setdefault((subject, key_of(facts)), facts)
+                for subject, facts in compared(node.snapshot, chosen).items()
+            }
+    return differing(peers)
+
+
+def key_of(facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What equal facts have in common: True is none of 1."""
+    return (*facts.items(), *map(type, facts.values()))
 
 
 # --- `nodeready learn`: the majority as a group_data file for a person to review.

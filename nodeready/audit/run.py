@@ -4,6 +4,7 @@ look at each node, kept on this machine for the next look.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -12,11 +13,11 @@ import stat
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from nodeready.audit import peers
 from nodeready.audit.document import Audit, NodeReport
@@ -24,8 +25,7 @@ from nodeready.files import make_directory, write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.subjects import wire
-from nodeready.subjects.context import Counted, counted
-from nodeready.subjects.nics.facts import Nics
+from nodeready.subjects.context import Counted, addresses_of, counted
 from nodeready.subjects.registry import COUNTING, Selection
 from nodeready.text import now
 from nodeready.transport.base import Met
@@ -51,30 +51,29 @@ def combined(
 
     met: what this run's connections saw; an address there stays its node's, whoever claims it
     """
-    told: list[set[str]] = []
-    counting = []
+    counting, told = [], []
     for one in looks:
-        subjects = one.snapshot.subjects if one.snapshot else {}
-        if any(name in subjects for name in COUNTING):
-            counting.append(one.name)
-        nics = subjects.get("nics")
-        if isinstance(nics, Nics):
-            told.append(
-                {
-                    address.partition("/")[0]
-                    for found in nics.interfaces.values()
-                    for address in found.addresses or ()
-                }
-            )
+        if one.snapshot is not None:
+            if any(name in one.snapshot.subjects for name in COUNTING):
+                counting.append(one.name)
+            addresses = addresses_of(one.snapshot)
+            if addresses is not None:
+                told.append(addresses)
+    return replace(completed_by(context, told, met), earlier=previous(counting))
+
+
+def completed_by(
+    context: FleetContext, told: Sequence[Set[str]], met: Mapping[str, Met]
+) -> FleetContext:
+    """The context of this moment, with the addresses that the nodes told, each node's own."""
     return replace(
         context,
         addresses=_addresses(told, met) if len(told) > 1 else None,
-        earlier=previous(counting),
         moment=time.time(),
     )
 
 
-def _addresses(told: list[set[str]], met: Mapping[str, Met]) -> tuple[str, ...]:
+def _addresses(told: Sequence[Set[str]], met: Mapping[str, Met]) -> tuple[str, ...]:
     """The addresses that exactly one of the nodes has.
 
     told: what each node says that it has. An address that several have, such as a container
@@ -173,16 +172,26 @@ def _shards(names: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
+def _opened(path: Path) -> IO[bytes] | None:
+    """The file; None when it is no such file. Raises OSError."""
+    # Not even the opening may wait: somebody could have put a pipe here.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = open(handle, "rb", buffering=0)  # noqa: SIM115 - the caller closes it
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_FILE_BYTES:
+        return file
+    file.close()
+    return None
+
+
 def _lines(path: Path) -> Iterator[tuple[str, str, str]]:
     """The (name as JSON, time, counters as JSON) of a file; none when it is no such file."""
     try:
-        # Not even the opening may wait: somebody could have put a pipe here.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(handle, encoding="utf-8", errors="replace", newline="\n") as file:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
-                return
-            text = file.read(MAX_FILE_BYTES)
+        file = _opened(path)
+        if file is None:
+            return
+        with file:
+            text = file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
     except OSError:
         return
     # A last line without its end was cut off.
@@ -200,7 +209,7 @@ def _time(text: str) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-def _read(text: str) -> Counted | None:
+def read_counted(text: str) -> Counted | None:
     """The look of its JSON; None when anything in it is not as we write it."""
     try:
         data = wire.load_json(text)
@@ -218,46 +227,102 @@ def _read(text: str) -> Counted | None:
     return Counted(boot_id, taken) if sound else None
 
 
+class Earlier:
+    """The last looks at these nodes, as far as there are any, in the files that held them when
+    they were asked for. Use as a context manager. Never raises.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        directory = _directory()
+        self._files: list[IO[bytes]] = []
+        self._places: dict[str, tuple[int, int, int]] = {}
+        for shard, here in _shards(names).items():
+            with contextlib.suppress(OSError):
+                file = _opened(directory / shard)
+                if file is not None:
+                    self._files.append(file)
+                    self._find(file, {json.dumps(name).encode(): name for name in here})
+
+    def _find(self, file: IO[bytes], wanted: Mapping[bytes, str]) -> None:
+        at = 0
+        for line in file.read(MAX_FILE_BYTES).split(b"\n")[:-1]:
+            parts = line.split(b"\t")
+            if len(parts) == 3 and parts[0] in wanted:
+                start = at + len(line) - len(parts[2])
+                self._places[wanted[parts[0]]] = len(self._files) - 1, start, len(parts[2])
+            at += len(line) + 1
+
+    def text(self, name: str) -> str:
+        """The counters of this node as JSON, or ""."""
+        if name not in self._places:
+            return ""
+        file, start, size = self._places[name]
+        try:
+            data = os.pread(self._files[file].fileno(), size, start)
+        except OSError:
+            return ""
+        return data.decode("utf-8", "replace")
+
+    def __enter__(self) -> Earlier:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for file in self._files:
+            file.close()
+
+
 def previous(names: Iterable[str]) -> dict[str, Counted]:
     """The last looks at these nodes, as far as there are any. Never raises."""
     directory, found = _directory(), {}
     for shard, here in _shards(names).items():
         wanted = {json.dumps(name): name for name in here}
         for key, _, text in _lines(directory / shard):
-            earlier = _read(text) if key in wanted else None
+            earlier = read_counted(text) if key in wanted else None
             if earlier is not None:
                 found[wanted[key]] = earlier
     return found
 
 
-def _joined(new: Counted, old: str) -> Counted:
+def counted_text(one: Counted) -> str:
+    """The look as JSON, as its line has it."""
+    return json.dumps({"boot_id": one.boot_id, "taken": one.taken}, separators=(",", ":"))
+
+
+def _joined(new: str, old: str) -> str:
     """The new look, with the subjects of an old one at the same boot that it lacks."""
-    earlier = None if {*COUNTING} <= {*new.taken} else _read(old)
-    if earlier is None or earlier.boot_id != new.boot_id:
+    # Nothing else in it is a list.
+    if all(f'"{subject}":[' in new for subject in COUNTING):
         return new
-    return Counted(new.boot_id, {**earlier.taken, **new.taken})
+    earlier, later = read_counted(old), read_counted(new)
+    if earlier is None or later is None or earlier.boot_id != later.boot_id:
+        return new
+    return counted_text(Counted(later.boot_id, {**earlier.taken, **later.taken}))
 
 
 def keep(looks: Mapping[str, Counted]) -> str:
     """Keep these looks. Returns why some could not be kept (a full home is no error), or ""."""
+    newest = max((one.time for one in looks.values()), default=0.0)
+    return keep_texts(looks, lambda name: counted_text(looks[name]), newest)
+
+
+def keep_texts(names: Iterable[str], text: Callable[[str], str], moment: float) -> str:
+    """The same, of looks at this time whose texts are elsewhere, as `counted_text` makes them."""
     directory, problem = _directory(), ""
-    oldest = max((one.time for one in looks.values()), default=0.0) - KEPT_S
+    oldest = moment - KEPT_S
     try:
         make_directory(directory, 0o700)
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-    for shard, names in _shards(looks).items():
+    for shard, here in _shards(names).items():
         path = directory / shard
-        new = {json.dumps(name): looks[name] for name in names}
+        new = {json.dumps(name): text(name) for name in sorted(here)}
         kept = []
-        for key, moment, text in _lines(path):
+        for key, when, old in _lines(path):
             if key in new:
-                new[key] = _joined(new[key], text)
-            elif _time(moment) >= oldest:
-                kept.append(f"{key}\t{moment}\t{text}\n")
-        for key, one in new.items():
-            data = {"boot_id": one.boot_id, "taken": one.taken}
-            kept.append(f"{key}\t{one.time:.0f}\t{json.dumps(data, separators=(',', ':'))}\n")
+                new[key] = _joined(new[key], old)
+            elif _time(when) >= oldest:
+                kept.append(f"{key}\t{when}\t{old}\n")
+        kept += [f"{key}\t{moment:.0f}\t{one}\n" for key, one in new.items()]
         try:
             if path.exists() and not path.is_file():
                 raise FileExistsError(17, "is no file of ours", str(path))

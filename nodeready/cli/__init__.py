@@ -41,7 +41,7 @@ _COMMANDS = {
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: Subcommands that are read with another one, and are in its module.
-_TOGETHER = {"learn": "audit", "explain": "audit", "bundle": "audit"}
+_TOGETHER = {"learn": "audit", "explain": "audit", "bundle": "audit", "env": "ready"}
 #: The commands that talk to nodes.
 _TALKING = (
     *("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores"),
@@ -217,3 +217,11 @@ def main(arguments: list[str] | None = None) -> Any:
     except OSError as error:
         complain(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
         sys.exit(exit_code(failed=True))
+    except Exception as error:
+        # Imported here: it takes longer than anybody waits for --help.
+        from nodeready.transport.base import NoWay
+
+        if not isinstance(error, NoWay):
+            raise
+        complain(str(error))
+        sys.exit(exit_code(usage=True))

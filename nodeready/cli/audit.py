@@ -4,8 +4,11 @@ check means, and the node's own program that audits it there. None of them chang
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import textwrap
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -13,19 +16,48 @@ from typing import Any
 
 import click
 
+from nodeready import __version__
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
 from nodeready.audit.peers import majority, render
-from nodeready.audit.run import audit_of, combined, looked_at, remember
-from nodeready.cli.options import Refused, common, option, output_file, report, trust_option
+from nodeready.audit.reading import Reading, readers
+from nodeready.audit.recorded import (
+    NO_TEXT,
+    OF_VERDICTS,
+    Asked,
+    Source,
+    SourceError,
+    collect,
+    reports,
+    sorted_out,
+    source,
+)
+from nodeready.audit.run import audit_of, combined, groups, looked_at, remember
+from nodeready.cli.options import (
+    Refused,
+    asking,
+    option,
+    output_file,
+    report,
+    steps_option,
+    trust_option,
+)
 from nodeready.cli.screen import Screen, refuse_unwritable, show
-from nodeready.cli.start import Common, Nodes, declared, look, over_ssh, remember_failed
+from nodeready.cli.start import (
+    Common,
+    Nodes,
+    declared,
+    interrupt_on_signals,
+    look,
+    nodes_of,
+    remember_failed,
+)
 from nodeready.exit_codes import OK, exit_code
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.policy import as_data, digest, reason
 from nodeready.reports.monitoring import nagios_code
 from nodeready.reports.plan import show_errors
-from nodeready.reports.registry import Line, Options, grouped, line, names
+from nodeready.reports.registry import Line, Options, find, grouped, line, names
 from nodeready.reports.registry import nodes as folded
 from nodeready.subjects.registry import (
     LEARNED,
@@ -40,7 +72,8 @@ from nodeready.subjects.result import Page
 from nodeready.text import counted, now
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.bundle import build
-from nodeready.transport.look import PROBE_TIMEOUT_S, Look
+from nodeready.transport.local import Local
+from nodeready.transport.look import PROBE_TIMEOUT_S, Look, SnapshotQuestion
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "warn", "unknown")
@@ -53,15 +86,35 @@ def say_partial(screen: Screen, looks: Iterable[Look]) -> None:
 
 
 def document(
-    nodes: Nodes, screen: Screen, selection: Selection, looks: list[Look], started: str
+    nodes: Nodes,
+    screen: Screen,
+    selection: Selection,
+    looks: list[Look],
+    started: str,
+    *,
+    reading: Reading | None = None,
 ) -> Audit:
-    """The audit of these looks: completed by what all nodes tell, judged, and compared."""
+    """The audit of these looks: completed by what all nodes tell, judged, and compared.
+
+    reading: has their snapshots; None: the looks have
+    """
     from nodeready.subjects.context import FleetContext, judged
     from nodeready.transport.ssh import fleet_context
 
+    looks = looks if reading is None else reading.settled(looks)
     context = FleetContext(nodes.policies)
     if all(one.kind != INTERRUPTED for one in looks):
         context = fleet_context(nodes.carrier, nodes.policies, looks, nodes.all)
+    if reading is not None:
+        context = reading.combined(context, nodes.carrier.met())
+        found, problem = reading.audit(
+            *(looks, context, selection, started),
+            lambda name: groups(nodes.all, name, len(nodes.all)),
+            complete=not nodes.carrier.interrupted,
+        )
+        if problem and screen.verbose:
+            screen.say(problem)
+        return found
     context = combined(context, looks, nodes.carrier.met())
     problem = remember(looks, context)
     if problem and screen.verbose:
@@ -92,9 +145,23 @@ def document(
     type=click.IntRange(1, 3600),
     default=PROBE_TIMEOUT_S,
     metavar="S",
-    help="Seconds for the look at one node, once it is connected.",
+    help="Seconds for the look at one node, once it is connected; or for SOURCE.",
 )
-@common
+@option(
+    "--recorded",
+    metavar="SOURCE",
+    help="Ask no node: its gate's last verdict, from Prometheus (a URL) or a directory.",
+    general=False,
+)
+@option(
+    "--token-file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="With --recorded: the token (bearer) for Prometheus is in FILE.",
+    general=False,
+)
+@steps_option
+@asking
 def audit(
     inventory: str,
     *,
@@ -104,6 +171,9 @@ def audit(
     skip: str | None,
     fail_on: str,
     timeout: int,
+    recorded: str | None,
+    token_file: str | None,
+    job: str | None,
     **shared: Any,
 ) -> int:
     """Say for every node of INVENTORY what differs from the policy. Never writes to a node.
@@ -116,8 +186,10 @@ def audit(
       nodeready audit inventories/prod.py -q --fail-on warn        # from cron
       nodeready audit inventories/prod.py --format prometheus \\
           -o /var/lib/prometheus/node-exporter/nodeready.prom
+      nodeready audit inventories/prod.py --recorded http://prometheus:9090
     """
     options = Common(**shared)
+    place = _source(recorded, token_file) if recorded else None
     try:
         selection = select(only, skip)
     except SelectionError as error:
@@ -125,30 +197,142 @@ def audit(
     refuse_unwritable(output)
     screen = options.screen()
     started = now()
-    nodes = over_ssh(inventory, options)
-    with nodes.carrier:
-        seen = look(nodes, screen, looked_at(selection), timeout)
-        if nodes.carrier.interrupted:
-            say_partial(screen, seen)
-        found = document(nodes, screen, selection, seen, started)
-    code = audit_code(found, fail_on)
-    failing = [node.name for node in found.nodes if node.status in FAILING]
-    show(
-        *("audit", format, found, screen),
-        output=output,
-        silent=screen.quiet and not failing,
-        options=Options(fail_on=fail_on),
+    with contextlib.ExitStack() as after:
+        if place is not None:
+            found, nodes = _collected(
+                inventory, options, place, timeout, selection, part=bool(only or skip)
+            )
+        else:
+            nodes = nodes_of(inventory, options, job=job, tell=screen.note)
+            reading = None
+            if readers(len(nodes.policies)):
+                # The readers are made before any connection is.
+                reading = after.enter_context(Reading(nodes.policies, find("audit", format).tell))
+            with nodes.carrier:
+                read = SnapshotQuestion.read if reading is None else reading.read
+                seen = look(nodes, screen, looked_at(selection), timeout, read=read)
+                if nodes.carrier.interrupted:
+                    say_partial(screen, seen)
+                found = document(nodes, screen, selection, seen, started, reading=reading)
+        code = audit_code(found, fail_on)
+        failing = [node.name for node in found.nodes if node.status in FAILING]
+        show(
+            *("audit", format, found, screen),
+            output=output,
+            silent=screen.quiet and not failing,
+            options=Options(fail_on=fail_on),
+        )
+        remember_failed(nodes, failing)
+        return nagios_code(found) if format == "nagios" else code
+
+
+# --- `audit --recorded`: the verdicts that the nodes gave themselves.
+
+#: The options that say how a node is asked.
+_ASKING = (
+    *("sudo", "ssh_user", "ssh_key"),
+    *("via", "job", "salloc", "topology", "ssh_processes"),
+)
+
+
+def _source(words: str, token_file: str | None) -> Source:
+    """What ``--recorded`` names. Raises Refused, also for options that ask a node."""
+    context = click.get_current_context()
+    given = {
+        name
+        for name in context.params
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    for name in _ASKING:
+        if name in given:
+            raise Refused(f"--{name.replace('_', '-')}: no node is asked with --recorded")
+    if "recorded" in given and re.match(r"[A-Za-z]+://[^/]*@", words):
+        raise Refused(
+            "--recorded: a password on the command line is seen by everybody: put the URL into "
+            "NODEREADY_AUDIT_RECORDED or config.toml, or a token into --token-file"
+        )
+    try:
+        return source(words, _token(token_file))
+    except ValueError as error:
+        raise Refused(f"--recorded: {error}") from None
+
+
+def _token(path: str | None) -> str:
+    """The token in a file, or "". Raises Refused."""
+    if path is None:
+        return ""
+    try:
+        with open(path, "rb") as file:
+            token = file.read(_MOST_TOKEN + 1).decode("ascii").strip()
+    except OSError as error:
+        raise Refused(f"--token-file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        token = ""
+    if not re.fullmatch(r"[\x21-\x7e]+", token) or len(token) > _MOST_TOKEN:
+        raise Refused(f"--token-file {path}: has no token: one word")
+    return token
+
+
+#: Bytes of a file with a token.
+_MOST_TOKEN = 16384
+
+
+def _collected(
+    words: str, options: Common, place: Source, limit_s: int, selection: Selection, *, part: bool
+) -> tuple[Audit, Nodes]:
+    """The audit that the nodes' last verdicts make, and the nodes, whom nobody asked.
+
+    part: --only or --skip left checks out
+
+    Raises Refused, and ClickException where the verdicts cannot be collected.
+    """
+    from nodeready.inventory.load import endpoint
+    from nodeready.subjects.gate.files import own
+    from nodeready.subjects.ssh_client.known_hosts import Names
+
+    alone = {check for one in SUBJECTS.values() if one.alone for check in one.ids()}
+    if not {*selection.checks} & {*alone, *OF_VERDICTS}:
+        raise Refused("--only: no node judges its own gate: ask the nodes, without --recorded")
+    interrupt_on_signals()
+    started, screen = now(), options.screen()
+    loaded, _, policies = declared(words, options)
+    endpoints = {host.name: endpoint(host) for host in loaded}
+    for name, one in endpoints.items():
+        if one.local:
+            endpoints[name] = one._replace(names=(*one.names, os.uname().nodename))
+    asked = Asked(policies, own, selection, everything=not part, version=__version__)
+    names, total = Names(endpoints), len(loaded)
+    try:
+        heard, partial = collect(place, names, len(policies), limit_s)
+    except SourceError as problem:
+        raise click.ClickException(str(problem)) from None
+    found, strangers = sorted_out(heard, names)
+    moment = time.time()
+    reports_, about = reports(
+        found, asked, lambda name: groups(loaded, name, total), place, moment
     )
-    remember_failed(failing)
-    return nagios_code(found) if format == "nagios" else code
+    if partial:
+        screen.say(f"{place.shown}: says that its answer is partial: verdicts may be missing")
+    if strangers:
+        screen.note(
+            f"verdicts of {counted(len(strangers), 'host')} that are no node of the inventory:"
+            f" {folded(strangers)}"
+        )
+    if any(one.actual == NO_TEXT for node in reports_ for one in node.results):
+        screen.note(
+            "metrics have no texts: nodeready audit INVENTORY --limit @last-failed has them"
+        )
+    audit_ = Audit(started, now(), digest(policies.values()), reports_, recorded=about)
+    return audit_, Nodes(Local(), policies, loaded)
 
 
 @click.command()
 @click.argument("inventory")
 @output_file("Write it to FILE, which must not exist yet.")
 @option("--force", is_flag=True, help="Replace FILE when it exists.")
-@common
-def learn(inventory: str, output: str | None, force: bool, **shared: Any) -> int:
+@steps_option
+@asking
+def learn(inventory: str, output: str | None, force: bool, job: str | None, **shared: Any) -> int:
     """Write what most nodes of INVENTORY have in common as a group_data file to review.
 
     GPU model and count, driver, VBIOS, NIC names and speeds, RDMA ports, kernel, mounts: each
@@ -164,13 +348,14 @@ def learn(inventory: str, output: str | None, force: bool, **shared: Any) -> int
     if output is not None and Path(output).exists() and not force:
         raise Refused(f"{output} exists: choose another name, or --force to replace it")
     screen = options.screen()
-    nodes = over_ssh(inventory, options)
+    nodes = nodes_of(inventory, options, job=job, tell=screen.note)
     with nodes.carrier:
         looks = look(nodes, screen, LEARNED)
         if nodes.carrier.interrupted:
             raise KeyboardInterrupt
         seen = {one.name: one.snapshot for one in looks if one.snapshot and not one.error}
         screen.tell(show_errors(looks))
+        remember_failed(nodes, [one.name for one in looks if one.error], lost=True)
         if seen:
             text = render(majority(seen), list(seen), now())
             if output is None:

@@ -10,7 +10,7 @@ import click
 
 from nodeready.cli.options import (
     Refused,
-    common,
+    asking,
     format_option,
     option,
     output_directory,
@@ -23,8 +23,9 @@ from nodeready.cli.start import (
     Common,
     Nodes,
     ask_with_progress,
-    over_ssh,
+    nodes_of,
     remember_failed,
+    running_job,
     this_machine,
 )
 from nodeready.exit_codes import OK, exit_code
@@ -65,6 +66,19 @@ def _here() -> Nodes:
         return this_machine(here.load(None))
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
+
+
+def _nodes(inventory: str | None, options: Common, job: str | None, screen: Screen) -> Nodes:
+    """The nodes of INVENTORY. By srun in the job, when it still runs; a job whose cores are looked
+    for often does not."""
+    steps = job if options.via == "srun" else None
+    if steps is not None and inventory is not None:
+        try:
+            running_job(steps)
+        except Refused as why:
+            screen.note(f"{why.message}; an allocation of our own asks the nodes")
+            steps = None
+    return nodes_of(inventory, options, job=steps, tell=screen.note)
 
 
 def _code(cores: Cores) -> int:
@@ -120,7 +134,7 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
 @output_directory("Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json.")
 @format_option(*names("cores"))
 @option("--yes", is_flag=True, help="Do not ask before --gcore pauses the process.")
-@common
+@asking
 def cores(
     inventory: str | None,
     *,
@@ -146,12 +160,14 @@ def cores(
       nodeready cores inventories/prod.py --limit gpu007 --gcore 12345
     """
     options, seconds = Common(**shared), past(since, seconds_ago)
-    if local == (inventory is not None):
+    if options.via == "ssh" and local == (inventory is not None):
         raise Refused("an INVENTORY or --local, one of both")
-    if inventory is None and options.limit is not None:
+    if local and options.via != "ssh":
+        raise Refused(f"--via {options.via}: --local is about this machine alone")
+    if local and options.limit is not None:
         raise Refused("--limit: --local is about this machine alone")
     screen = options.screen()
-    nodes = _here() if inventory is None else over_ssh(inventory, options)
+    nodes = _here() if local else _nodes(inventory, options, job, screen)
     with nodes.carrier as carrier:
         ask = ask_with_progress(carrier, screen)
         if pid is not None:
@@ -173,5 +189,6 @@ def cores(
         screen.note(summary(found))
     else:
         show("cores", format, found, screen, silent=screen.quiet and not trouble)
-    remember_failed([*found.errors, *(crash.found.reader for crash in found.unread)])
+    failed = [*found.errors, *(crash.found.reader for crash in found.unread)]
+    remember_failed(nodes, failed, lost=True, asked=None if found.complete else failed)
     return _code(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,11 +120,14 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
     if check:
         return report.tell(planned.values())
     asks = any(made.changes for made in plans.values()) and not yes
+    options = replace(
+        report.options, verbose=screen.verbose, width=screen.width, lines=screen.lines
+    )
     if report.styled:
         if not screen.quiet:
-            screen.show(show_plan(planned.values(), report.options))
+            screen.show(show_plan(planned.values(), options))
     elif asks and sys.stdin.isatty():
-        screen.tell(show_plan(planned.values(), report.options))
+        screen.tell(show_plan(planned.values(), options))
     if asks:
         agreed = _agreed(screen, plans)
         if agreed is None:
@@ -148,7 +151,7 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
         _with_outcome(planned[name], runs[name]) if name in runs else planned[name]
         for name in nodes_judged
     ]
-    return (_partial if nodes.carrier.interrupted else _finish)(report, done)
+    return (_partial if nodes.carrier.interrupted else _finish)(report, done, nodes)
 
 
 def _seen(one: Look) -> Node:
@@ -208,13 +211,12 @@ def _nothing_done(report: _Report, nodes: Iterable[Node]) -> int:
     return code
 
 
-def _partial(report: _Report, nodes: Iterable[Node]) -> int:
+def _partial(report: _Report, found: Sequence[Node], nodes: Nodes) -> int:
     """Ctrl-C or SIGTERM: no new work, remote commands ended, what was done is shown."""
-    nodes = list(nodes)
-    code = report.tell(nodes, complete=False)
-    planned = [node for node in nodes if node.outcome is not None]
+    code = report.tell(found, complete=False)
+    planned = [node for node in found if node.outcome is not None]
     undone = [node.name for node in planned if node.outcome and not node.outcome.complete]
-    remember_failed(undone)
+    remember_failed(nodes, [*undone, *_again(found)])
     report.screen.say(
         f"partial: {len(planned) - len(undone)} of {len(planned)} nodes were completed"
         + (f"; not {folded(undone)} (--limit @last-failed)" if undone else "")
@@ -222,12 +224,16 @@ def _partial(report: _Report, nodes: Iterable[Node]) -> int:
     return code
 
 
-def _finish(report: _Report, nodes: Iterable[Node]) -> int:
+def _again(found: Sequence[Node]) -> list[str]:
+    """The nodes to try again."""
+    return [n.name for n in found if n.failed] + [n.name for n in found if n.unreachable]
+
+
+def _finish(report: _Report, found: Sequence[Node], nodes: Nodes) -> int:
     """Tell what became of the plan, and remember the nodes to try again."""
-    nodes = list(nodes)
-    code = report.tell(nodes)
-    again = [n.name for n in nodes if n.failed] + [n.name for n in nodes if n.unreachable]
-    remember_failed(again)
+    code = report.tell(found)
+    again = _again(found)
+    remember_failed(nodes, again)
     if again:
         report.screen.say("again on these alone: --limit @last-failed")
     return code

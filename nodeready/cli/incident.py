@@ -19,15 +19,15 @@ import click
 
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.cli.audit import document as audit_document
-from nodeready.cli.options import Refused, common, format_option, option, output_directory
+from nodeready.cli.options import Refused, asking, format_option, option, output_directory
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.start import (
     Common,
     Nodes,
     ask_with_progress,
     converse,
-    over_srun,
-    over_ssh,
+    nodes_of,
+    remember_failed,
     this_machine,
 )
 from nodeready.healthcheck import here
@@ -244,7 +244,9 @@ class Taker:
             carrier,
             self.screen,
             "looking",
-            lambda name: look_at(name, policies[name], selection.subjects, PROBE_TIMEOUT_S),
+            lambda name: look_at(
+                name, policies[name], selection.subjects, PROBE_TIMEOUT_S, nonce=carrier.nonce
+            ),
             self._of_the_job,
         )
         looks = [Look.of(name, value) for name, value in found.items()]
@@ -319,20 +321,20 @@ def take_incident(taker: Taker, directory: Directory, reason: str) -> tuple[Inci
 # --- The way to the nodes.
 
 
-def nodes_of(
-    inventory: str | None, job: str, options: Common, *, local: bool, via: str
+def nodes_of_job(
+    inventory: str | None, job: str, options: Common, *, local: bool
 ) -> tuple[Nodes, str]:
     """The nodes, and the job by the name that its processes know. Raises Refused."""
-    if via == "srun" and (inventory or local):
-        raise Refused("--via srun: the job's own nodes are asked; name no others")
-    if via == "ssh" and local == (inventory is not None):
+    if local and (inventory is not None or options.via != "ssh"):
+        raise Refused("--local: this machine alone, without INVENTORY or --via")
+    if not local and inventory is None and options.via == "ssh":
         raise Refused("an INVENTORY, --local, or --via srun: one of these")
-    if options.limit is not None and inventory is None:
+    if local and options.limit is not None:
         raise Refused("--limit: selects from an INVENTORY, and there is none")
-    if inventory is not None:
-        return over_ssh(inventory, options), job
-    if via == "srun":
-        return over_srun(job, options.screen().note)
+    if not local:
+        steps = job if options.via == "srun" or inventory is None else None
+        found = nodes_of(inventory, options, job=steps, tell=options.screen().note)
+        return found, found.job or job
     try:
         policy = here.load(None)
     except PolicyError as error:
@@ -365,12 +367,6 @@ JOB = option(
     "--job", metavar="ID", required=True, help="The job: of Slurm, torchrun, or ADDRESS:PORT."
 )
 USER = option("--user", metavar="NAME", help="Only this user's ranks, whatever others claim.")
-VIA = option(
-    "--via",
-    type=click.Choice(["ssh", "srun"]),
-    default="ssh",
-    help="srun: as a step of the job, without ssh and INVENTORY.",
-)
 TIMEOUT = option(
     "--timeout",
     type=click.IntRange(1, 3600),
@@ -385,18 +381,16 @@ TIMEOUT = option(
 @LOCAL
 @JOB
 @USER
-@VIA
 @TIMEOUT
 @output_directory("A new directory for all of it; DIR.tar.gz holds the same.", general=False)
 @format_option(*names("incident"), help="The index for people, or another form.", general=False)
-@common
+@asking
 def incident(
     inventory: str | None,
     *,
     local: bool,
     job: str,
     user: str | None,
-    via: str,
     timeout: int,
     output: str | None,
     format: str,
@@ -420,11 +414,13 @@ def incident(
         raise Refused("where to? Name a new directory with -o DIR")
     checked(timeout, job, user)
     screen = options.screen()
-    nodes, name = nodes_of(inventory, job, options, local=local, via=via)
+    nodes, name = nodes_of_job(inventory, job, options, local=local)
     directory = _directory(Path(output))
     with nodes.carrier:
         taker = Taker(nodes, screen, name, user or "", timeout)
         found, problem = take_incident(taker, directory, "somebody asked for it")
+    lost = {node for part in found.parts for node in part.unreached}
+    remember_failed(nodes, sorted(lost), lost=True, asked=None if found.complete else lost)
     if problem:
         screen.say(f"no archive: {problem}")
     code = kept.incident_code(found)

@@ -234,6 +234,48 @@ def common(command: Command) -> Command:
     return command
 
 
+#: Ways to the nodes of an INVENTORY, or of a job.
+WAYS = ("ssh", "srun", "clush", "auto")
+
+
+def asking(command: Command) -> Command:
+    """The options of every command that asks nodes and changes none: `common`, and the ways."""
+    for decorate in reversed(
+        (
+            option(
+                "--via",
+                type=click.Choice(WAYS),
+                default="ssh",
+                help="The way to the nodes: ssh; srun, Slurm's steps; clush, ClusterShell; auto.",
+            ),
+            option(
+                "--salloc",
+                metavar="'WORDS'",
+                help="With --via srun: more options for salloc: '--reservation=maint -A ops'.",
+            ),
+            option(
+                "--topology",
+                metavar="FILE",
+                help="With --via clush: its topology.conf, where it is not in its place.",
+            ),
+            option(
+                "--ssh-processes",
+                type=click.IntRange(1, 64),
+                metavar="N",
+                help="With --via ssh: share the nodes between so many processes.",
+            ),
+            common,
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+def steps_option(command: Command) -> Command:
+    """``--job`` of a command that is not about a job."""
+    return option("--job", metavar="ID", help="With --via srun: in this running job.")(command)
+
+
 # --- What a person writes for a span of time, a moment, or ports, and its value.
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -307,40 +349,45 @@ def read_ports(words: str) -> tuple[int, int]:
 SYSTEM = Path("/etc/nodeready/config.toml")
 
 _COMMON = ("limit", "sudo", "trust_inventory", "ssh_user", "ssh_key", "color", "quiet", "verbose")
+_ASKING = (*_COMMON, "via", "salloc", "topology", "ssh_processes")
 #: command -> the options that a file may set
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "audit": (*_COMMON, "format", "output", "only", "skip", "fail_on", "timeout"),
+    "audit": (
+        *_ASKING,
+        *("job", "format", "output", "only", "skip", "fail_on", "timeout", "recorded"),
+        "token_file",
+    ),
     "ready": (
-        *_COMMON,
-        *("local", "format", "output", "only", "skip", "budget", "user", "ports", "gpus"),
+        *_ASKING,
+        *("local", "job", "format", "output", "only", "skip", "budget", "user", "ports", "gpus"),
         *("nodes_needed", "hostfile_out", "hostfile_format", "full_mesh"),
     ),
     "smoke": (
-        *_COMMON,
+        *_ASKING,
         *("job", "format", "output", "budget", "user", "ports", "gpus", "ranks", "engine"),
         *("python", "prefix", "env", "busy", "full"),
         *("exclude_out", "hostfile_out", "hostfile_format"),
     ),
     "stacks": (
-        *_COMMON,
+        *_ASKING,
         *("local", "source", "job", "user", "pids", "match", "native", "all_threads"),
         *("locals", "dump", "ras", "check"),
         "samples",
-        *("interval", "via", "timeout", "output", "format"),
+        *("interval", "timeout", "output", "format"),
     ),
-    "cores": (*_COMMON, "local", "format", "output", "since", "job", "pid", "yes"),
-    "incident": (*_COMMON, "local", "job", "user", "via", "timeout", "output", "format"),
+    "cores": (*_ASKING, "local", "format", "output", "since", "job", "pid", "yes"),
+    "incident": (*_ASKING, "local", "job", "user", "timeout", "output", "format"),
     "watch": (
-        *_COMMON,
-        *("local", "job", "user", "via", "timeout", "output", "every", "confirm", "then", "once"),
+        *_ASKING,
+        *("local", "job", "user", "timeout", "output", "every", "confirm", "then", "once"),
     ),
     "bundle": ("limit", "trust_inventory", "output"),
-    "env": (*_COMMON, "format", "output", "ports", "debug", "python", "directory"),
+    "env": (*_ASKING, "job", "format", "output", "ports", "debug", "python", "directory"),
     "tail": (
-        *_COMMON,
-        *("local", "format", "output", "lines", "grep", "newer", "since", "max_files"),
+        *_ASKING,
+        *("local", "job", "format", "output", "lines", "grep", "newer", "since", "max_files"),
     ),
-    "learn": (*_COMMON, "output", "force"),
+    "learn": (*_ASKING, "job", "output", "force"),
     "deploy": (*_COMMON, "format", "only", "check", "diff", "yes"),
 }
 #: Options that may be given several times: in a file, a list, whose words may have commas.

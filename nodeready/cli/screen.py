@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from nodeready.files import NotFollowed, check, write_atomically
 from nodeready.inventory import hostfile
 from nodeready.inventory.nodeset import fold
 from nodeready.reports import registry
-from nodeready.reports.registry import PLAIN, Line, Options
+from nodeready.reports.registry import PLAIN, SCREEN, Line, Options
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
 
 #: Seconds between two plain progress lines where there is no terminal (with -v).
 PLAIN_EVERY_S = 5.0
+#: How often the line on a terminal is drawn, in a second.
+REDRAWN_HZ = 5
+#: Nodes of which a pace says something; seconds after which it does; seconds without any node
+#: after which that is said.
+_MANY, _SURE_S, _STILL_S = 64, 2.0, 10.0
+#: Nodes that are worked on at once: when fewer are left, all of them have begun.
+_AT_ONCE = 256
 #: Columns of a result in a pipe: nothing wraps there.
 UNLIMITED = 100_000
 
@@ -87,6 +95,11 @@ class Screen:
         """Columns for a result: the terminal's, at least 80; no limit in a pipe."""
         return max(80, self.out.width) if sys.stdout.isatty() else UNLIMITED
 
+    @property
+    def lines(self) -> int:
+        """Lines for a result: those of the terminal, at least 40; 0, no limit, in a pipe."""
+        return max(SCREEN, self.out.height - 2) if sys.stdout.isatty() else 0
+
     def show(self, lines: Iterable[Line]) -> None:
         """Results, to standard output. On a terminal, a long line goes on below its own text."""
         from rich.text import Text
@@ -121,8 +134,7 @@ class Screen:
     def _tell(self, waiting: Waiting) -> None:
         """A plain line every few seconds: how many are done, and which are not."""
         while not waiting.over.wait(PLAIN_EVERY_S):
-            done = waiting.total - len(waiting.left)
-            self.say(f"{waiting.what}: {done} of {waiting.total} nodes. {waiting.last(200)}")
+            self.say(waiting.sentence())
 
     @contextmanager
     def progress(self, what: str, names: Iterable[str]) -> Iterator[Waiting]:
@@ -140,46 +152,109 @@ class Screen:
                 waiting.over.set()
                 telling.join()
         else:
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                TextColumn,
-                TimeElapsedColumn,
-            )
+            from rich.live import Live
+            from rich.text import Text
 
-            with Progress(
-                TextColumn(f"{what:<8}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[left]}"),
+            def drawn() -> Text:
+                return Text(waiting.line(self.err.width - 1), no_wrap=True, overflow="crop")
+
+            with Live(
+                get_renderable=drawn,
                 console=self.err,
                 transient=True,
-            ) as bar:
-                task = bar.add_task(what, total=len(waiting.left), left="")
-                waiting.update = lambda: bar.update(task, advance=1, left=waiting.last(36))
+                refresh_per_second=REDRAWN_HZ,
+            ):
                 yield waiting
 
 
 class Waiting:
-    """The nodes that are not done yet."""
+    """The nodes that are not done yet. That one is done costs nothing but a look-up: what is shown
+    is made when it is drawn.
 
-    def __init__(self, what: str, left: set[str]) -> None:
+    clock: seconds, as `time.monotonic` has them
+    """
+
+    def __init__(
+        self, what: str, left: set[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.what, self.left, self.total = what, left, len(left)
+        self.failed = 0
+        self.clock = clock
+        self.began = self.moved = clock()
         self.over = threading.Event()
-        self.update: Callable[[], None] = lambda: None
+
+    def __call__(self, name: str, failed: bool = False) -> None:
+        """The node is done; failed: it gave no answer."""
+        if name in self.left:
+            self.left.discard(name)
+            self.failed += failed
+            self.moved = self.clock()
+
+    @property
+    def done(self) -> int:
+        return self.total - len(self.left)
+
+    @property
+    def few(self) -> bool:
+        """Whether those that are left are the slow ones, and not those whose turn has not come."""
+        return 0 < len(self.left) <= max(8, min(_AT_ONCE, self.total // 10))
 
     def last(self, width: int) -> str:
-        """The slowest nodes, once few are left."""
-        if not self.left or len(self.left) > max(8, self.total // 10):
+        """The slowest nodes, once few are left, and how long nothing has come from them."""
+        if not self.few:
             return ""
-        text = "waiting for " + fold(sorted(self.left))
-        return text if len(text) <= width else text[: width - 3] + "..."
+        names = sorted(self.left)
+        still = self.clock() - self.moved
+        since = f", {still:.0f} s" if still >= _STILL_S else ""
+        many = f"{len(names)}: " if len(names) > 1 else ""
+        text = fold(names)
+        room = width - len(f"waiting for {many}{since}")
+        if len(text) > room:
+            text = f"{text[: max(0, room - 3)]}..."
+        return f"waiting for {many}{text}{since}"[:width]
 
-    def __call__(self, name: str) -> None:
-        self.left.discard(name)
-        self.update()
+    def _pace(self) -> tuple[str, str]:
+        """Nodes a second, and how long the others take at this pace; "" while nobody knows."""
+        took = self.clock() - self.began
+        if self.total < _MANY or took < _SURE_S or not self.done:
+            return "", ""
+        rate = self.done / took
+        shown = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
+        return shown, "" if self.few or not self.left else f"{_clock(len(self.left) / rate)} left"
+
+    def line(self, width: int) -> str:
+        """For a terminal: as much as has room, what matters most first."""
+        pace, left = self._pace()
+        shown = {
+            "count": f"{self.what:<8} {self.done}/{self.total}",
+            "share": f"{100 * self.done // self.total} %" if self.total >= _MANY else "",
+            "pace": pace,
+            "failed": f"{self.failed} failed" if self.failed else "",
+            "time": ", ".join(filter(None, (_clock(self.clock() - self.began), left))),
+        }
+        beside = sum(len(shown[key]) + 2 for key in ("count", "failed", "time"))
+        shown["last"] = self.last(max(24, min(60, width - beside)))
+        chosen, room = {"count"}, width - len(shown["count"])
+        for key in ("last", "failed", "time", "share", "pace"):
+            if shown[key] and len(shown[key]) + 2 <= room:
+                chosen.add(key)
+                room -= len(shown[key]) + 2
+        return "  ".join(text for key, text in shown.items() if key in chosen)[:width]
+
+    def sentence(self) -> str:
+        """For a log: a line of its own."""
+        more = ", ".join(filter(None, self._pace()))
+        if self.failed:
+            more = ", ".join(filter(None, (f"{self.failed} failed", more)))
+        text = f"{self.what}: {self.done} of {self.total} nodes{more and f', {more}'}."
+        return f"{text} {self.last(200)}".rstrip()
+
+
+def _clock(seconds: float) -> str:
+    """``0:41``, ``12:05``, ``1:02:03``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def refuse_unwritable(output: str | None, name: str = "-o") -> None:
@@ -237,11 +312,11 @@ def show(
     Raises OSError when FILE cannot be written.
     """
     found = registry.find(document, form)
-    asked = replace(options, verbose=screen.verbose, width=PLAIN.width)
+    asked = replace(options, verbose=screen.verbose, width=PLAIN.width, lines=0)
     if output is not None:
         write_atomically(Path(output), found.render(made, asked), mode)
     elif not found.styled:
         for piece in found.render(made, asked):
             click.echo(piece, nl=False)
     elif not silent:
-        screen.show(found.lines(made, replace(asked, width=screen.width)))
+        screen.show(found.lines(made, replace(asked, width=screen.width, lines=screen.lines)))

@@ -12,14 +12,14 @@ import click
 
 from nodeready.cli.options import (
     Refused,
-    common,
+    asking,
     hostfile_options,
     option,
     policy_settings,
     report,
 )
 from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
-from nodeready.cli.start import Common, Nodes, over_srun, over_ssh, password, remember_failed
+from nodeready.cli.start import Common, nodes_of, password, remember_failed
 from nodeready.reports.registry import names
 from nodeready.smoke.document import code
 
@@ -90,18 +90,6 @@ def _python(path: str) -> str:
             f"--python {path}: must be an absolute path: it is started on the nodes, not here"
         )
     return path
-
-
-def _nodes(
-    inventory: str | None, job: str | None, options: Common, screen: Screen, given: dict[str, Any]
-) -> Nodes:
-    """The nodes of the inventory, or those of the job by steps of it."""
-    if inventory is not None:
-        return over_ssh(inventory, options, given)
-    assert job is not None
-    nodes, _ = over_srun(job, screen.note, works=True)
-    policies = {name: replace(policy, **given) for name, policy in nodes.policies.items()}
-    return replace(nodes, policies=policies)
 
 
 def _keep(
@@ -179,7 +167,7 @@ def _keep(
 @option("--exclude-out", metavar="FILE", help="Write the nodes to leave out to FILE, for sbatch.")
 @hostfile_options("good")
 @report(*names("smoke"))
-@common
+@asking
 def smoke(
     inventory: str | None,
     *,
@@ -221,10 +209,12 @@ def smoke(
     chosen, environment = _gpus(gpus), _environment(env)
     words = () if prefix is None else _prefix(prefix)
     path = "" if python is None else _python(python)
-    if (job is None) == (inventory is None):
+    if job is None and inventory is None:
         raise Refused("an INVENTORY or --job ID, one of both")
-    if inventory is None and options.limit is not None:
-        raise Refused("--limit: selects from an INVENTORY, and there is none")
+    if job is not None and options.via == "ssh":
+        if inventory is not None:
+            raise Refused("--job: its steps ask the nodes of INVENTORY with --via srun")
+        options = replace(options, via="srun")
     for name, file in (
         ("-o", output),
         ("--exclude-out", exclude_out),
@@ -232,7 +222,7 @@ def smoke(
     ):
         refuse_unwritable(file, name)
     screen = options.screen()
-    nodes = _nodes(inventory, job, options, screen, given)
+    nodes = nodes_of(inventory, options, given, job=job, tell=screen.note, works=True)
     # pyinfra, which they import, takes longer to load than anybody waits for --help.
     from nodeready.inventory.load import given_addresses
     from nodeready.smoke import run
@@ -260,5 +250,5 @@ def smoke(
     files = [(exclude_out, "exclude"), (hostfile_out, hostfile_format)]
     _keep(found, screen, own_slots, files)
     show("smoke", format, found, screen, output=output, silent=screen.quiet and found.good)
-    remember_failed(found.exclude)
+    remember_failed(nodes, found.exclude)
     return code(found)

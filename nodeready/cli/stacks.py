@@ -9,20 +9,21 @@ from typing import Any
 
 import click
 
-from nodeready.cli.options import Refused, common, format_option, option, output_directory
+from nodeready.cli.options import Refused, asking, format_option, option, output_directory
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.start import (
     Common,
+    Nodes,
     ask_with_progress,
-    over_srun,
-    over_ssh,
+    nodes_of,
+    remember_failed,
     this_machine,
 )
 from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
-from nodeready.reports.registry import FORMATS, names, nodes
+from nodeready.reports.registry import FORMATS, names
+from nodeready.reports.registry import nodes as folded
 from nodeready.text import now
-from nodeready.transport.base import Carrier
 from nodeready.triage.stacks import archive, debuggable, group
 from nodeready.triage.stacks.collect import (
     Captured,
@@ -37,12 +38,14 @@ from nodeready.triage.stacks.document import Stacks, stacks_code
 from nodeready.triage.stacks.trace import TraceError
 
 
-def _one_way(inventory: str | None, local: bool, source: str | None, via: str) -> None:
+def _one_way(inventory: str | None, local: bool, source: str | None, options: Common) -> None:
     """Refuse what does not say once where to look."""
-    if via == "srun" and (inventory or local or source):
-        raise Refused("--via srun: the job's own nodes are asked; name no others")
-    if via == "ssh" and sum((inventory is not None, local, source is not None)) != 1:
+    if options.via == "ssh" and sum((inventory is not None, local, source is not None)) != 1:
         raise Refused("an INVENTORY, --local, --from DIR, or --via srun --job ID: one of these")
+    if options.via != "ssh" and (local or source):
+        raise Refused(f"--via {options.via}: asks the nodes of INVENTORY, or of --job")
+    if options.limit is not None and inventory is None:
+        raise Refused("--limit: selects from an INVENTORY, and there is none")
 
 
 def _grouped(found: Captured, all_threads: bool, started: str, directory: Path | None) -> Stacks:
@@ -60,7 +63,7 @@ def _grouped(found: Captured, all_threads: bool, started: str, directory: Path |
 
 
 def _captured(
-    carrier: Carrier,
+    nodes: Nodes,
     config: Config,
     screen: Screen,
     *,
@@ -70,18 +73,17 @@ def _captured(
 ) -> tuple[Stacks, int]:
     """Both rounds, the document, and the exit code."""
     started = now()
-    ask = ask_with_progress(carrier, screen)
-    found = capture(ask, carrier.nodes, config)
+    found = _asked(nodes, config, screen)
     native = native and found.complete
     stacks = _grouped(found, all_threads, started, None if native else directory)
     if native:
-        for problem in unwind(found, ask, stacks):
+        for problem in unwind(found, ask_with_progress(nodes.carrier, screen), stacks):
             screen.say(problem)
         stacks = _grouped(found, all_threads, started, directory)
     stacks = with_launchers(stacks, found)
     if not found.complete:
         missing = [name for name in found.asked if name not in found.answers]
-        screen.say(f"interrupted: the results are partial; not {nodes(missing)}")
+        screen.say(f"interrupted: the results are partial; not {folded(missing)}")
     if not stacks.processes and len(found.errors) < len(found.asked):
         if not found.errors:
             raise Refused(nothing(found))
@@ -101,11 +103,11 @@ def _for_a_check(source: str | None, form: str, output: str | None) -> None:
         raise Refused("--check: keeps no stacks; take -o out")
 
 
-def _checked(carrier: Carrier, config: Config, screen: Screen, form: str) -> int:
+def _checked(nodes: Nodes, config: Config, screen: Screen, form: str) -> int:
     """What the job has for whoever debugs it, shown, and the exit code."""
     started = now()
     config = replace(config, check=True, samples=1)
-    found = capture(ask_with_progress(carrier, screen), carrier.nodes, config)
+    found = _asked(nodes, config, screen)
     made = debuggable.judge(
         found.traces(), found.errors, started=started, finished=now(), complete=found.complete
     )
@@ -150,19 +152,26 @@ def _own_directory(output: str | None) -> Path | None:
     return directory
 
 
-def _carrier(
-    inventory: str | None, via: str, options: Common, config: Config, screen: Screen
-) -> tuple[Carrier, Config]:
+def _nodes(
+    inventory: str | None, local: bool, options: Common, config: Config, screen: Screen
+) -> tuple[Nodes, Config]:
     """The way to the nodes, and what is asked for there."""
-    carrier: Carrier
-    if inventory is not None:
-        carrier = over_ssh(inventory, options).carrier
-    elif via == "srun":
-        found, number = over_srun(config.job, screen.note)
-        carrier, config = found.carrier, replace(config, job=number)
+    if local:
+        nodes = this_machine(Policy())
     else:
-        carrier = this_machine(Policy()).carrier
-    return carrier, replace(config, tag=carrier.tag)
+        steps = options.via == "srun" or inventory is None
+        nodes = nodes_of(
+            inventory, options, job=(config.job or None) if steps else None, tell=screen.note
+        )
+    return nodes, replace(config, job=nodes.job or config.job, tag=nodes.carrier.tag)
+
+
+def _asked(nodes: Nodes, config: Config, screen: Screen) -> Captured:
+    """Both rounds; the nodes that gave no answer are kept for ``--limit @last-failed``."""
+    found = capture(ask_with_progress(nodes.carrier, screen), nodes.carrier.nodes, config)
+    failed = [*found.unreached, *found.mistaken]
+    remember_failed(nodes, failed, lost=True, asked=None if found.complete else found.answers)
+    return found
 
 
 @click.command()
@@ -197,12 +206,6 @@ def _carrier(
     help="Seconds from one look to the next.",
 )
 @option(
-    "--via",
-    type=click.Choice(["ssh", "srun"]),
-    default="ssh",
-    help="srun: as a step of the job, without ssh; needs --job, and no INVENTORY.",
-)
-@option(
     "--timeout",
     type=click.IntRange(1, 3600),
     default=60,
@@ -211,7 +214,7 @@ def _carrier(
 )
 @output_directory("Keep the traces and every form of the result.", general=False)
 @format_option(*names("stacks"), help="A table for people, or another form.", general=False)
-@common
+@asking
 def stacks(
     inventory: str | None,
     *,
@@ -229,7 +232,6 @@ def stacks(
     all_threads: bool,
     samples: int,
     interval: float,
-    via: str,
     timeout: int,
     output: str | None,
     format: str,
@@ -250,11 +252,7 @@ def stacks(
       nodeready stacks inventories/prod.py --job 4711 --check
     """
     options = Common(**shared)
-    _one_way(inventory, local, source, via)
-    if via == "srun" and job is None:
-        raise Refused("--via srun: of which job? Name it with --job ID")
-    if options.limit is not None and inventory is None:
-        raise Refused("--limit: selects from an INVENTORY, and there is none")
+    _one_way(inventory, local, source, options)
     try:
         config = program_config(
             timeout,
@@ -274,19 +272,19 @@ def stacks(
     screen = options.screen()
     if check:
         _for_a_check(source, format, output)
-        carrier, wanted = _carrier(inventory, via, options, config, screen)
-        with carrier:
-            return _checked(carrier, wanted, screen, format)
+        asked, wanted = _nodes(inventory, local, options, config, screen)
+        with asked.carrier:
+            return _checked(asked, wanted, screen, format)
     if source is not None and (native or locals or dump or ras):
         raise Refused("--from: no node is asked; take --native, --locals, --dump and --ras out")
     directory = _own_directory(output)
     if source is not None:
         found, code = _from(source, all_threads, directory)
     else:
-        carrier, wanted = _carrier(inventory, via, options, config, screen)
-        with carrier:
+        asked, wanted = _nodes(inventory, local, options, config, screen)
+        with asked.carrier:
             found, code = _captured(
-                carrier,
+                asked,
                 wanted,
                 screen,
                 native=native,

@@ -11,23 +11,24 @@ import click
 
 from nodeready.cli.options import (
     Refused,
-    common,
+    asking,
     epoch_seconds,
     option,
     past,
     report,
     since_option,
     span,
+    steps_option,
 )
 from nodeready.cli.screen import refuse_unwritable, show
-from nodeready.cli.start import Common, Nodes, converse, over_ssh, remember_failed, this_machine
+from nodeready.cli.start import Common, Nodes, converse, nodes_of, remember_failed, this_machine
 from nodeready.exit_codes import exit_code
 from nodeready.node.tail import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import names
 from nodeready.reports.registry import nodes as folded
 from nodeready.text import now
-from nodeready.transport.base import Conversation
+from nodeready.transport.base import INTERRUPTED, Conversation, new_nonce
 from nodeready.triage.logs import Fetched, Grouping, Tail, fetch_tail, fetched
 
 #: Characters of a path on Linux (PATH_MAX).
@@ -62,6 +63,8 @@ def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
     """All nodes' answers, or as many as there are when it is interrupted."""
     grouping, started, screen = Grouping(), now(), options.screen()
     carrier = nodes.carrier
+    if carrier.one_text:
+        config = replace(config, nonce=new_nonce())
 
     def reading(name: str) -> Conversation[Fetched]:
         found = yield from fetch_tail(name, config, carrier.tag)
@@ -77,8 +80,8 @@ def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
         left = [name for name, one in found.items() if one.kind]
         screen.say(f"interrupted: the results are partial; not {folded(left)}")
     errors = {name: one for name, one in found.items() if one.error}
-    if nodes.inventory is not None:
-        remember_failed(errors)
+    asked = [name for name, one in found.items() if one.kind != INTERRUPTED]
+    remember_failed(nodes, errors, lost=True, asked=asked)
     return grouping.done(
         started=started,
         finished=now(),
@@ -126,7 +129,8 @@ def _nothing(tail: Tail) -> str:
     help="Of each node, those that were written last.",
 )
 @report(*names("tail"), general=False)
-@common
+@steps_option
+@asking
 def tail(
     words: tuple[str, ...],
     *,
@@ -138,6 +142,7 @@ def tail(
     max_files: int,
     format: str,
     output: str | None,
+    job: str | None,
     **shared: Any,
 ) -> int:
     """Show the last lines of all files that match PATTERN on the nodes of INVENTORY.
@@ -170,7 +175,10 @@ def tail(
         max_files=max_files,
     )
     refuse_unwritable(output)
-    nodes = this_machine(Policy(), sudo=options.sudo) if local else over_ssh(words[0], options)
+    if local:
+        nodes = this_machine(Policy(), sudo=options.sudo)
+    else:
+        nodes = nodes_of(words[0], options, job=job, tell=options.screen().note)
     with nodes.carrier:
         found = _gathered(nodes, options, config)
     if why := _nothing(found):

@@ -19,13 +19,12 @@ from nodeready.cli.incident import (
     LOCAL,
     TIMEOUT,
     USER,
-    VIA,
     Taker,
     checked,
-    nodes_of,
+    nodes_of_job,
     take_incident,
 )
-from nodeready.cli.options import Refused, common, option, output_directory
+from nodeready.cli.options import Refused, asking, option, output_directory
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, Nodes, ask_with_progress
 from nodeready.exit_codes import INTERRUPTED, exit_code
@@ -161,7 +160,6 @@ class _Watcher:
 @LOCAL
 @JOB
 @USER
-@VIA
 @TIMEOUT
 @option(
     "--every",
@@ -180,14 +178,13 @@ class _Watcher:
 @option("--then", metavar="COMMAND", help="Run this after an incident, once for each hang.")
 @option("--once", is_flag=True, help="End after the first incident, with exit status 3.")
 @output_directory("Where incidents go: DIR/JOB-TIME.", general=False)
-@common
+@asking
 def watch(
     inventory: str | None,
     *,
     local: bool,
     job: str,
     user: str | None,
-    via: str,
     timeout: int,
     every: float,
     confirm: float,
@@ -218,7 +215,7 @@ def watch(
     if then is not None and not words:
         raise Refused("--then: there is no command in it")
     screen = options.screen()
-    nodes, name = nodes_of(inventory, job, options, local=local, via=via)
+    nodes, name = nodes_of_job(inventory, job, options, local=local)
     place = Path(output) if output is not None else _default_place()
     watcher = _Watcher(
         nodes,
@@ -229,7 +226,7 @@ def watch(
         watching.Watch(confirm),
         place,
         words,
-        over=(lambda: _ended(job)) if via == "srun" else (lambda: False),
+        over=(lambda: _ended(job)) if nodes.job else (lambda: False),
     )
     with nodes.carrier:
         try:
@@ -240,8 +237,8 @@ def watch(
 
 def _ended(job: str) -> bool:
     """Whether Slurm says that the job does not run any more: no step can be started in it."""
-    from nodeready.transport.srun import SrunError
-    from nodeready.transport.srun import job as running_job
+    from nodeready.transport.allocation import SrunError
+    from nodeready.transport.allocation import running as running_job
 
     try:
         running_job(job)

@@ -7,17 +7,16 @@ drains or undrains the node by it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nodeready import exit_codes
+from nodeready.audit.recorded import Verdict, parse
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.text import sanitise
@@ -30,53 +29,9 @@ BEGAN = time.monotonic()
 
 # --- The verdict and its file, which the next boot removes: a prolog has no time for a whole look.
 
-SCHEMA = "nodeready.verdict/1"
 PATH = "/run/nodeready/verdict.json"
 #: The most that is read of the file; a verdict is far shorter.
 MAX_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether the node may get a job.
-
-    time:    when the node was judged, in seconds since 1970
-    boot_id: the boot for which the verdict holds
-    reasons: why the node may get no job, a short line each
-    """
-
-    time: float
-    boot_id: str
-    policy_digest: str
-    go: bool
-    reasons: tuple[str, ...] = ()
-
-    def text(self) -> str:
-        """The verdict as a JSON object on one line."""
-        data = {"schema": SCHEMA, **vars(self), "time": round(self.time, 3)}
-        return json.dumps(data) + "\n"
-
-
-def parse(text: bytes) -> Verdict | None:
-    """The verdict that a file holds; None for a file of another schema."""
-    try:
-        data: Any = json.loads(text)
-        if data.pop("schema") != SCHEMA:
-            return None
-        found = Verdict(**data)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
-    sound = (
-        type(found.time) in (int, float)
-        and isinstance(found.boot_id, str)
-        and isinstance(found.policy_digest, str)
-        and isinstance(found.go, bool)
-        and isinstance(found.reasons, list)
-        and all(isinstance(reason, str) for reason in found.reasons)
-        # A no-go says why.
-        and found.go is not bool(found.reasons)
-    )
-    return Verdict(**{**data, "reasons": tuple(found.reasons)}) if sound else None
 
 
 def fresh(
@@ -164,7 +119,9 @@ def told(go: bool, reasons: Iterable[str]) -> str:
 
 def judged(audit: Audit, policy: Policy) -> Verdict:
     """The verdict that an audit of this machine comes to."""
+    from nodeready import __version__
     from nodeready.audit.document import go, reasons
+    from nodeready.audit.recorded import told as rows
 
     (node,) = audit.nodes
     return Verdict(
@@ -173,6 +130,9 @@ def judged(audit: Audit, policy: Policy) -> Verdict:
         digest([policy]),
         go(node.results),
         tuple(reasons(node.results)),
+        node=node.name,
+        version=__version__,
+        **rows(node.results),
     )
 
 
@@ -198,6 +158,25 @@ def keep(audit: Audit, policy: Policy) -> tuple[Verdict, list[str]]:
     return found, problems
 
 
+def share(verdict: Verdict, policy: Policy) -> list[str]:
+    """Write the timer's verdict into the nodes' directory, last of all: its server may be gone.
+
+    Returns a line when it could not be written.
+    """
+    directory = policy.gate_directory
+    if not directory:
+        return []
+    from nodeready.audit.recorded import SourceError, keep
+
+    try:
+        keep(verdict, directory, policy.gate_max_age_s)
+    except SourceError as error:
+        return [str(error)]
+    except OSError as error:
+        return [_problem(error, directory)]
+    return []
+
+
 def _problem(error: OSError, path: str) -> str:
     return f"{error.strerror or error}: {error.filename or path}"
 
@@ -210,6 +189,7 @@ def record(policy: Policy, given: Namespace) -> int:
     audit = here.audit(policy, select(subjects=here.SEEN))
     found, problems = keep(audit, policy)
     print(told(found.go, found.reasons))
+    problems += share(found, policy)
     for problem in problems:
         print(f"nodeready: {problem}", file=sys.stderr)
     return exit_codes.exit_code(failed=bool(problems), check=not found.go)

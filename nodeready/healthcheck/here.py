@@ -301,14 +301,14 @@ def of_audit(audit: Audit, form: str, verbose: int = 0) -> Iterator[str]:
     """The report of an audit in this format, in pieces."""
     from nodeready.reports.registry import Options, find
 
-    return find("audit", form).render(audit, Options(verbose))
+    return find("audit", form).render(audit, Options(verbose, lines=0))
 
 
 def of_ready(ready: Ready, form: str, verbose: int = 0) -> Iterator[str]:
     """The report of a go or no-go in this format, in pieces."""
     from nodeready.reports.registry import Options, find
 
-    return find("ready", form).render(ready, Options(verbose))
+    return find("ready", form).render(ready, Options(verbose, lines=0))
 
 
 def write(pieces: Iterable[str], output: str | None) -> None:

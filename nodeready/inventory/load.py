@@ -2,8 +2,9 @@
 is made.
 
 An inventory is a Python file (pyinfra's own form, with group_data beside it), a hostfile, or a
-comma list of names, node sets (``gpu[001-064]``) and pyinfra connectors (``@local``). It is never
-empty, and every name in it is safe to hand to ssh, to a shell and to a file.
+comma list of names, node sets (``gpu[001-064]``), ClusterShell's groups (``@rack1``) and pyinfra
+connectors (``@local``). It is never empty, and every name in it is safe to hand to ssh, to a shell
+and to a file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import glob
 import importlib.abc
 import os
 import re
@@ -22,7 +24,7 @@ from fnmatch import fnmatchcase
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyinfra import logger
 from pyinfra.api import Host, Inventory, State
@@ -32,14 +34,15 @@ from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import ctx_inventory
 
 from nodeready import files
-from nodeready.inventory import hostfile
+from nodeready.inventory import hostfile, nodeset
 from nodeready.inventory.nodeset import NodeSetError, expand_one, fold, host_name, split, unique
 from nodeready.policy import Policy
 from nodeready.policy.fields import shown
 from nodeready.policy.policy import PolicyError, check_settings
 from nodeready.subjects import snapshot
+from nodeready.subjects.base import Line
 from nodeready.subjects.registry import check_ids
-from nodeready.subjects.ssh_client.facts import clean_address
+from nodeready.subjects.ssh_client.facts import clean_address, directive
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 from nodeready.text import sanitise
 
@@ -259,6 +262,7 @@ __all__ = [
     "load",
     "names",
     "policies",
+    "ssh_lines",
 ]
 
 _USAGE = "name a file, @local, host1,host2 or a node set such as gpu[001-064]"
@@ -297,9 +301,10 @@ class NodeInventory(Inventory):
     group_files: the group_data files that set each group's data, in the order in which they
         apply, for messages that name the file; "all" for the data of all nodes
     note: what was read that may not have been meant, one line; "": nothing
+    file: the inventory's own file; "": the command line lists the nodes
     """
 
-    note = ""
+    note = file = ""
     group_files: dict[str, list[Path]]
     longest_name: int
 
@@ -343,6 +348,7 @@ def load(
     _add_group_data(inventory, [*folders, *map(Path, group_data)], trusted)
     for file in _ssh_files(inventory):
         _refuse_strangers(file, trusted)
+    inventory.file = "" if path is None else str(path.resolve())
     if path is not None and _is_like_a_node(argument):
         inventory.note = (
             f"{argument}: read as the hostfile ./{argument}; write ./{argument} to say so, and "
@@ -401,9 +407,16 @@ def _visible(text: str) -> str:
 def _listed(argument: str) -> list[str]:
     """The nodes of a comma list, in the order in which they are written."""
     try:
-        return unique(name for part in split(argument) for name in expand_one(part))
+        return unique(name for part in split(argument) for name in _members(part))
     except NodeSetError as error:
         raise InventoryError(f"{error}; {_USAGE}") from None
+
+
+def _members(part: str) -> list[str]:
+    """The nodes of one part of a list: ``@word`` is a connector of pyinfra's, else a group of
+    ClusterShell's. Raises NodeSetError."""
+    found = None if part[1:] in get_all_connectors() else nodeset.group(part)
+    return expand_one(part) if found is None else found
 
 
 def _from_file(path: Path, trusted: bool) -> dict[str, Group]:
@@ -468,13 +481,81 @@ _SSH_FILES = {
 
 
 def _ssh_files(inventory: NodeInventory) -> set[Path]:
-    """The files that decide how, and to whom, we connect."""
+    """The files that decide how, and to whom, we connect, with what they include."""
     told = [inventory.data, inventory.override_data]
     told += [*inventory.group_data.values(), *inventory.host_data.values()]
-    named = {str(one) for data in told for key in _SSH_FILES if (one := data.get(key))}
-    # Everybody may write to that one, and nothing of it is ever read.
-    named.discard(os.devnull)
-    return {Path(os.path.expanduser(one)) for one in {*named, *_SSH_FILES.values()}}
+    found = set()
+    for key, usual in _SSH_FILES.items():
+        named = {str(one) for data in told if (one := data.get(key))} | {usual}
+        # Everybody may write to that one, and nothing of it is ever read.
+        named.discard(os.devnull)
+        found |= {Path(os.path.expanduser(one)) for one in named}
+        if key == "ssh_config_file":
+            for one in named:
+                # ssh_config(5): relative names are those of ~/.ssh.
+                list(ssh_lines(os.path.expanduser(one), "~/.ssh", read=found))
+    return found
+
+
+class SshLine(NamedTuple):
+    """A line of ssh_config, and for whom it counts.
+
+    when:    criteria as a Match line has them, all of which must hold; () for everybody
+    keyword: in small letters
+    text:    the line
+    """
+
+    when: tuple[str, ...]
+    keyword: str
+    text: str
+
+    @property
+    def value(self) -> str:
+        said = directive(Line("", 0, self.text))
+        return said.value if said else ""
+
+
+#: ssh itself gives up at this depth of Include (READCONF_MAX_DEPTH).
+_MAX_DEPTH = 16
+
+
+def ssh_lines(
+    path: str,
+    below: str,
+    when: tuple[str, ...] = (),
+    depth: int = 0,
+    read: set[Path] | None = None,
+) -> Iterator[SshLine]:
+    """The lines of an ssh_config file in the order in which ssh takes them, without Host, Match
+    and Include. What cannot be read has none.
+
+    below: where the files are that an Include names without a directory
+    read:  gets the files
+    """
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    if read is not None:
+        read.add(Path(path))
+    here = when
+    for text in lines:
+        said = directive(Line(path, 0, text))
+        if said is None:
+            continue
+        if said.keyword == "host":
+            here = (*when, f"originalhost {','.join(said.value.split())}")
+        elif said.keyword == "match":
+            every = said.value.strip().lower() == "all"
+            here = when if every else (*when, text.strip().partition(" ")[2].strip())
+        elif said.keyword == "include":
+            for word in said.value.split() if depth < _MAX_DEPTH else ():
+                inside = os.path.join(os.path.expanduser(below), os.path.expanduser(word))
+                for name in sorted(glob.glob(inside)):
+                    yield from ssh_lines(name, below, here, depth + 1, read)
+        else:
+            yield SshLine(here, said.keyword, text.strip())
 
 
 def names(hosts: Iterable[Host]) -> list[str]:
@@ -489,8 +570,8 @@ def limit(
 ) -> list[Host]:
     """The hosts that a ``--limit`` selects, in the inventory's order.
 
-    expression: a comma list of names, node sets, groups (``h100``, or ``@h100``), ``all``, and
-        globs over names (``gpu*``)
+    expression: a comma list of names, node sets, groups (``h100``, or ``@h100``), ``all``, globs
+        over names (``gpu*``), and ClusterShell's groups (``@rack1``, ``@slurm:debug``)
     named: what further words stand for (``{"@last-failed": [...]}``); names among them that have
         left the inventory are passed over
     Raises InventoryError for a node or group that is not there, with the closest one that is,
@@ -507,8 +588,17 @@ def limit(
             chosen.update(members)
             continue
         try:
+            if part.startswith("@") and part not in inventory.hosts:
+                # Of a group of the whole cluster's, those that are in the inventory.
+                known = [name for name in _members(part) if name in inventory.hosts]
+                chosen.update(known)
+                missing.extend([] if known else [part])
+                continue
             wanted = expand_one(part, globs=True)
         except NodeSetError as error:
+            if part.startswith("@") and ":" not in part:
+                missing.append(part)
+                continue
             raise InventoryError(f"--limit: {error}") from None
         for name in wanted:
             if name in inventory.hosts:
@@ -547,7 +637,7 @@ def _not_there(inventory: Inventory, missing: Sequence[str]) -> str:
     else:
         hint = f"its nodes are {_visible(fold(inventory.hosts))}"
         hint += f"; its groups are {_visible(', '.join(groups))}" if groups else ""
-    return f"--limit: no node or group {fold(missing)} in the inventory; {hint}"
+    return f"--limit: no node or group {_visible(fold(missing))} in the inventory; {hint}"
 
 
 # --- The nodes' policies, as pyinfra merges group and host data, and where their sshd is.

@@ -1,8 +1,9 @@
 """Node sets: ``gpu[001-064]`` as names, and names as ``gpu[001-064]``.
 
 A thin edge over ClusterShell. Group sources of this machine (/etc/clustershell/groups.conf) are
-never asked: a node set means the same on every machine. ClusterShell's operators (``!``, ``&``,
-``^``) are refused: they are shell characters, and a list of names says the same.
+asked by `group` alone, for a word of the command line: a node set means the same everywhere.
+ClusterShell's operators (``!``, ``&``, ``^``) are refused: they are shell characters, and a list
+of names says the same.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from ClusterShell.Defaults import config_paths
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+from ClusterShell.NodeUtils import GroupResolverError
 
+from nodeready.files import distrust
 from nodeready.text import cut, sanitise
 
 #: More names than the largest Slurm cluster has nodes (MAX_SLURM_NODES is 65,536): a typing error.
@@ -28,9 +32,8 @@ _CONNECTOR = re.compile(r"@[A-Za-z0-9_]+(/[A-Za-z0-9_./][A-Za-z0-9_./:@%+=-]*)?"
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?:/([1-9][0-9]{0,8}))?)?")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _NUMBER = re.compile(r"([0-9]+)")
-#: Folding names with three and more varying numbers (addresses) is exact in all of them only at
-#: a cost that grows with the square of the names: 4 s for 1,000 random addresses.
-_MAX_FOLDED_NUMBERS = 2
+#: Digits of a number that a node set can count.
+_DIGITS = 18
 
 
 class NodeSetError(ValueError):
@@ -172,6 +175,33 @@ def _reason(error: NodeSetException) -> str:
     return " ".join(str(error).split(": ")[0].split()) if str(error) else "not understood"
 
 
+_GROUP = re.compile(r"@(?:([A-Za-z0-9_.-]+):)?([A-Za-z0-9_.*-]+)")
+
+
+def group(word: str) -> list[str] | None:
+    """The names in ClusterShell's group ``@group`` or ``@source:group``; None: no such word.
+
+    Its sources are ClusterShell's configuration here (groups.conf(5)): files, or programs such as
+    sinfo, which it runs. ``@*`` is every node of the default source. Raises NodeSetError when no
+    source has the group, one line.
+    """
+    if not _GROUP.fullmatch(word):
+        return None
+    wrong = next((why for path in config_paths("groups.conf") if (why := distrust(path))), "")
+    if wrong:
+        raise NodeSetError(wrong)
+    try:
+        names = list(NodeSet(word))
+    except (NodeSetException, GroupResolverError, OSError) as error:
+        why = sanitise(" ".join(str(error).split())[:120]) or type(error).__name__
+        raise NodeSetError(f"no group {_shown(word)} in ClusterShell's sources: {why}") from error
+    if not names:
+        raise NodeSetError(f"no group {_shown(word)} in ClusterShell's sources")
+    if len(names) > MAX_NODES:
+        raise NodeSetError(f"group {_shown(word)} has more than {MAX_NODES:,} nodes")
+    return sorted((host_name(name) for name in names), key=natural)
+
+
 def natural(name: str) -> list[tuple[str, int, str, str]]:
     """The sort key that puts ``gpu9`` before ``gpu10``, however many digits there are."""
     parts = _NUMBER.split(name)
@@ -221,41 +251,76 @@ def fold(names: Iterable[str]) -> str:
     """``names`` as short as it can be said: ``gpu[001-063],login1``; "" for none.
 
     What is no plain host name (``@local``, IPv6 addresses) stands at the end, joined by commas.
+    ClusterShell compares each name of two numbers with each other one: 27 s for 10,000 that do not
+    fold. Here the cost grows with the names, and a set is no more than a product of ranges.
     """
-    shapes: defaultdict[tuple[str, ...], list[list[str]]] = defaultdict(list)
+    shapes: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
     others: list[str] = []
     for name in unique(names):
-        if len(name) <= MAX_NAME and _NAME.fullmatch(name):
-            parts = _NUMBER.split(name)
-            shapes[tuple(parts[0::2])].append(parts)
-        else:
+        if len(name) > MAX_NAME or not _NAME.fullmatch(name):
             others.append(name)
-    whole: list[str] = []
-    folded: list[str] = []
-    for shape in shapes.values():
-        varying = [i for i in range(1, len(shape[0]), 2) if len({parts[i] for parts in shape}) > 1]
-        if len(varying) <= _MAX_FOLDED_NUMBERS:
-            whole.extend("".join(parts) for parts in shape)
             continue
-        rows: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-        last = varying[-1]
-        for parts in shape:
-            key = (*parts[:last], "", *parts[last + 1 :])
-            rows[key].append("".join(parts))
-        folded.extend(_fold(row) for row in rows.values())
-    head = [_fold(whole)] if whole else []
-    return ",".join([*head, *sorted(folded, key=natural), *others])
+        parts = _NUMBER.split(name)
+        if any(len(number) > _DIGITS for number in parts[1::2]):
+            shapes[(name,)].append(())
+        else:
+            shapes[tuple(parts[0::2])].append(tuple(parts[1::2]))
+    pieces = [
+        (natural(_joined(words, first)), _joined(words, ranges))
+        for words, rows in shapes.items()
+        for first, ranges in _blocks(rows)
+    ]
+    return ",".join([*(text for _, text in sorted(pieces)), *others])
 
 
-def _fold(names: list[str]) -> str:
-    try:
-        return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
-    except NodeSetException:
-        # A number of a hundred digits is none of ClusterShell's.
-        return ",".join(names)
+def _joined(words: Sequence[str], numbers: Sequence[str]) -> str:
+    shown = (f"[{one}]" if "-" in one or "," in one else one for one in numbers)
+    return "".join(piece for pair in zip(words, [*shown, ""], strict=True) for piece in pair)
+
+
+def _blocks(rows: list[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Tuples of numbers as products of ranges: the first tuple of each, and its ranges."""
+    made = {row: row for row in rows}
+    for at in reversed(range(len(rows[0]))):
+        if len({row[at] for row in made}) == 1:
+            continue
+        alike: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
+        for row in made:
+            alike[row[:at] + row[at + 1 :]].append(row)
+        joined = {}
+        for key, some in alike.items():
+            of = {row[at]: row for row in some}
+            numbers = _ascending(of)
+            whole = (*key[:at], _ranges(numbers), *key[at:])
+            joined[whole] = made[of[numbers[0]]]
+        made = joined
+    return ((first, ranges) for ranges, first in made.items())
+
+
+def _ascending(numbers: Collection[str]) -> list[str]:
+    """Those without zeros in front, then those of each width that has some: 9, 10, 008, 010."""
+    padded = {len(number) for number in numbers if number[0] == "0" and number != "0"}
+    ordered = sorted(numbers, key=int)
+    if not padded:
+        return ordered
+    return sorted(ordered, key=lambda number: len(number) if len(number) in padded else 0)
+
+
+def _ranges(numbers: Sequence[str]) -> str:
+    """``001-063,070`` of ascending numbers. ``9-10`` is one range, ``09-100`` is none."""
+    runs: list[list[str]] = []
+    for number in numbers:
+        first, last = runs[-1] if runs else ("", "")
+        grows = len(number) > len(last) and number[0] != "0" and (first == "0" or first[:1] != "0")
+        if last and int(number) == int(last) + 1 and (len(number) == len(last) or grows):
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(first if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def folded(names: Iterable[str], limit: int = 60) -> str:
     """`fold` for a person: safe to print; a very long node set is cut, with the count."""
     names = list(names)
-    return cut(sanitise(fold(names)), limit, len(names))
+    text = fold(names)
+    return cut(sanitise(text, len(text)), limit, len(names))

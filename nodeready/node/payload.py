@@ -25,17 +25,25 @@ __all__ = ["NO_PYTHON", "Program", "closure", "imports", "is_package", "program"
 # --- The modules that a program needs, found by their imports; from files or out of a zip.
 
 
-def _file(name: str) -> Any:
-    """The source of a module of ours by its dotted name; None when there is no such module."""
-    words = name.split(".")[1:]
+def _place(name: str) -> Any:
+    """Where a package of ours is, by its dotted name."""
     path: Any = resources.files("nodeready")
-    for word in words[:-1]:
+    for word in name.split(".")[1:]:
         path = path.joinpath(word)
-    package = path.joinpath(words[-1]) if words else path
-    for found in (package.joinpath("__init__.py"), path.joinpath(f"{(words or [''])[-1]}.py")):
-        if found.is_file():
-            return found
-    return None
+    return path
+
+
+def _source(name: str) -> str | None:
+    """The source of a module of ours; None when there is no such module."""
+    parent, _, last = name.rpartition(".")
+    files = [_place(name).joinpath("__init__.py")]
+    if parent:
+        files.append(_place(parent).joinpath(f"{last}.py"))
+    for file in files:
+        if file.is_file():
+            text: str = file.read_text("utf-8")
+            return text
+    return "" if is_package(name) else None
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
@@ -79,16 +87,17 @@ def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]
         for name in _parents(wanted):
             if name.partition(".")[0] != "nodeready" or name in found:
                 continue
-            file = _file(name)
-            if file is not None:
-                found[name] = file.read_text("utf-8")
-                todo += imports(found[name])
+            source = _source(name)
+            if source is not None:
+                found[name] = source
+                todo += imports(source)
     return dict(sorted(found.items()))
 
 
 def is_package(name: str) -> bool:
-    """Whether a module of ours is a package."""
-    return str(_file(name)).endswith("__init__.py")
+    """Whether a module of ours is a package: a folder with modules in it."""
+    place = _place(name)
+    return place.is_dir() and any(one.name.endswith(".py") for one in place.iterdir())
 
 
 # --- The program as one text, and the script that starts it.

@@ -258,6 +258,15 @@ def _textfile(value: Any) -> str:
     return text
 
 
+def _directory(value: Any) -> str:
+    text = PATHS.check((value,))[0] if value != "" else ""
+    if text and ("/../" in f"{text}/" or _no_core_directory(text)):
+        raise Invalid(
+            "must name a directory for this alone, none of the system's own, without '..'"
+        )
+    return text
+
+
 def _port_range(value: Any) -> tuple[int, int]:
     if not (isinstance(value, (tuple, list)) and len(value) == 2):
         raise Invalid("must be two port numbers: (first, last)")
@@ -313,6 +322,7 @@ KERNEL_ARGS = Kind(
 USER = Kind(
     lambda value: value if value == "" else USERS.check((value,))[0], 'a user name, or `""`'
 )
+DIRECTORY = Kind(_directory, 'an absolute path of a directory, or `""`')
 TEXTFILE = Kind(_textfile, 'an absolute path of a file `*.prom`, or `""`')
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from nodeready.policy.fields import (
     CORE_PATTERN,
+    DIRECTORY,
     DOMAINS,
     FLAG,
     KERNEL_ARGS,
@@ -202,6 +203,13 @@ class Policy:
         TEXTFILE,
         "The file for node_exporter's textfile collector, written where its directory exists; "
         "'': none.",
+    )
+    gate_directory: str = setting(
+        "",
+        DIRECTORY,
+        "A directory that the nodes share, into which each writes its verdict as NODE.json, for "
+        "`audit --recorded`; '': none. Where Prometheus reads gate_textfile, it is not "
+        "needed.",
     )
     gate_drain: bool = setting(
         False,

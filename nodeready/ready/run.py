@@ -163,7 +163,9 @@ def _round(
     conversations: dict[Key, Conversation[Any]] = {}
     for name in names:
         policy = task.policies[name]
-        conversations[name, _LOOK] = look_at(name, policy, task.subjects, task.budget_s)
+        conversations[name, _LOOK] = look_at(
+            name, policy, task.subjects, task.budget_s, nonce=task.carrier.nonce
+        )
         conversations[name, _PROOFS] = _prove_node(task, name, peers.get(name, ()))
     found.update(collect(task.carrier, conversations, add, task.deadline))
 

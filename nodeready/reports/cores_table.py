@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from nodeready.reports.registry import PLAIN, STYLES, Line, Options, Part, grouped, line, nodes
+from nodeready.reports.registry import (
+    PLAIN,
+    STYLES,
+    Alike,
+    Line,
+    Options,
+    Part,
+    Section,
+    alike,
+    fits,
+    fitted,
+    line,
+    nodes,
+    reasons,
+)
 from nodeready.text import counted, sanitise
 from nodeready.triage.cores import Cores, Crash, Group, crashed_in, signal_name
 from nodeready.triage.stacks.document import fold_ranks
 
 #: Groups, frames and lines of Python's own stack that are shown without -v.
 _GROUPS, _FRAMES, _PYTHON = 20, 14, 6
+#: So many kinds of crashes, reasons and notes are shown whole, however long they are.
+_FEW = 4
 #: Columns of the words on the left; at most of a function, and of a node set.
 _INDENT, _NAME, _NODES = 9, 44, 120
 #: Characters of a text that are shown without -v.
@@ -44,18 +60,19 @@ def process(crash: Crash) -> str:
 class _Table:
     """The layout of one table."""
 
-    def __init__(self, verbose: int, width: int) -> None:
-        self.verbose, self.width = verbose, width
+    def __init__(self, options: Options) -> None:
+        self.verbose, self.width = options.verbose, options.width
+        self.whole = bool(options.verbose) or not options.lines
 
     def head(self, word: str, style: str, text: str, names: Iterable[str]) -> Line:
         start = f"{word:<{_INDENT - 1}} "
         room = max(20, min(self.width - len(start) - len(text) - 2, _NODES))
-        who = nodes(names, _WHOLE if self.verbose else room)
+        who = nodes(names, _WHOLE if self.whole else room)
         return line((start, STYLES[style]), text, "  " if text else "", (who, "bold"))
 
     def below(self, *parts: Part) -> Line:
         text = line(" " * _INDENT, *parts)
-        return text if self.verbose else text.cut(_TEXT)
+        return text if self.whole else text.cut(_TEXT)
 
     def group(self, group: Group) -> Iterator[Line]:
         """What crashed where, its frames, and one core to look at."""
@@ -81,6 +98,15 @@ class _Table:
         yield from self.python(first)
         for crash in group.crashes if self.verbose else group.crashes[:1]:
             yield self.core(crash)
+        yield line("")
+
+    def short(self, group: Group) -> Line:
+        """A kind of crash in one line."""
+        return next(self.group(group)).with_(f"  {counted(len(group.crashes), 'core')}")
+
+    def more(self, count: int) -> Line:
+        more = counted(count, "more kind of crash", "more kinds of crash")
+        return line((f"and {more} (-v shows them)", "bold"))
 
     def core(self, crash: Crash) -> Line:
         """The core file, its process, and what is doubtful about the core."""
@@ -108,15 +134,66 @@ class _Table:
         for row in rows if self.verbose else rows[:_PYTHON]:
             yield self.below(row)
 
-    def unread(self, crashes: Iterable[Crash]) -> Iterator[Line]:
-        """Cores without a backtrace, cores with the same reason together."""
-        for why, names in grouped((crash.core.unread, crash.node) for crash in crashes):
-            same = [crash for crash in crashes if crash.core.unread == why]
-            count = counted(len(same), "core")
-            yield self.head("unread", "unknown", count, list(dict.fromkeys(names)))
-            yield self.below(why)
-            for crash in same if self.verbose else same[:1]:
+    def unread(self, crashes: Sequence[Crash]) -> Section:
+        """Cores without a backtrace, cores with nearly the same reason together."""
+        # A number is no word of a reason: what is alike has no node of its own.
+        pairs = (((one.core.unread,), f"\0{at}") for at, one in enumerate(crashes))
+
+        def head(row: Alike) -> tuple[Line, list[Crash]]:
+            some = [crashes[int(name[1:])] for name in row.names]
+            names = list(dict.fromkeys(crash.node for crash in some))
+            return self.head("unread", "unknown", counted(len(some), "core"), names), some
+
+        def full(row: Alike) -> Iterator[Line]:
+            first, some = head(row)
+            yield first
+            yield self.below((row.said or row.instance)[0])
+            for crash in some if self.verbose else some[:1]:
                 yield self.core(crash)
+
+        def short(row: Alike) -> Line:
+            return head(row)[0].with_(f"  {(row.said or row.instance)[0]}")
+
+        rows = alike(pairs, _WHOLE if self.verbose else 3)
+        return Section(rows, full, short, self.more_rows)
+
+    def more_rows(self, count: int) -> Line:
+        return self.below((f"and {count} more (-v shows them)", "bold"))
+
+    def lost(self, cores: Cores, kind: str) -> Section:
+        """The nodes that gave no answer."""
+        found = [
+            (node, why)
+            for node, why in cores.errors.items()
+            if (node in cores.unreachable) == (kind == "unreachable")
+        ]
+
+        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
+            yield line((f"{kind:<{_INDENT - 1}} ", STYLES[kind]), (self.names(row[1]), "bold"))
+            yield self.below(row[0])
+
+        def short(row: tuple[str, list[str]]) -> Line:
+            start = (f"{kind:<{_INDENT - 1}} ", STYLES[kind])
+            return line(start, (fits(row[1], 30), "bold"), f"  {row[0]}")
+
+        return Section(reasons(found, self.verbose), full, short, self.more_rows)
+
+    def names(self, names: list[str]) -> str:
+        return nodes(names, _WHOLE if self.whole else 60)
+
+    def notes(self, cores: Cores) -> Section:
+        """What kept nodes from looking somewhere."""
+        found = ((node, one) for node, rows in cores.notes.items() for one in rows)
+
+        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
+            yield self.head("note", "warn", "", row[1])
+            yield self.below(row[0])
+
+        def short(row: tuple[str, list[str]]) -> Line:
+            start = (f"{'note':<{_INDENT - 1}} ", STYLES["warn"])
+            return line(start, (fits(row[1], 30), "bold"), f"  {row[0]}")
+
+        return Section(reasons(found, self.verbose), full, short, self.more_rows)
 
 
 def show(cores: Cores, options: Options = PLAIN) -> Iterator[Line]:
@@ -124,22 +201,16 @@ def show(cores: Cores, options: Options = PLAIN) -> Iterator[Line]:
 
     With ``verbose`` every frame and every core is shown.
     """
-    table = _Table(options.verbose, options.width)
-    most = len(cores.groups) if options.verbose else _GROUPS
-    for group in cores.groups[:most]:
-        yield from table.group(group)
-        yield line("")
-    if cores.groups[most:]:
-        more = counted(len(cores.groups) - most, "more kind of crash", "more kinds of crash")
-        yield line((f"and {more} (-v shows them)", "bold"))
-    yield from table.unread(cores.unread)
-    for why, names in grouped((why, node) for node, why in cores.errors.items()):
-        kind = "unreachable" if cores.unreachable.issuperset(names) else "failed"
-        yield line((f"{kind:<{_INDENT - 1}} ", STYLES[kind]), (nodes(names), "bold"))
-        yield table.below(why)
-    for note, names in grouped((n, node) for node, rows in cores.notes.items() for n in rows):
-        yield table.head("note", "warn", "", names)
-        yield table.below(note)
+    table = _Table(options)
+    sections = [
+        Section(cores.groups, table.group, table.short, table.more, _GROUPS),
+        table.unread(cores.unread),
+        table.lost(cores, "unreachable"),
+        table.lost(cores, "failed"),
+        table.notes(cores),
+    ]
+    room = 0 if table.whole else options.lines - 3
+    yield from fitted(sections, room, options.width, _FEW)
     older = sum(cores.more.values())
     if older:
         text = f"{counted(older, 'older core')} not read (--since, --limit: fewer at once)"

@@ -14,7 +14,7 @@ from nodeready import shell
 from nodeready.ready.job_env import Environment, Variable
 from nodeready.reports import stacks_table
 from nodeready.reports.json_report import dump
-from nodeready.reports.registry import PLAIN, Options, nodes
+from nodeready.reports.registry import PLAIN, Options, nodes, reasons
 from nodeready.text import counted, sanitise
 from nodeready.triage.stacks.document import Frame, Stacks
 
@@ -86,7 +86,8 @@ def troubles(found: Environment) -> Iterator[str]:
                 f"{v or _NONE} on {nodes(n, 40)}" for v, n in one.nodes_by_value[:3]
             )
             yield f"{one.name} is not set: {one.reason}" + (f": {shares}" if shares else "")
-        for why, names in one.unknown:
+        lost = ((name, why) for why, names in one.unknown for name in names)
+        for why, names in reasons(lost):
             yield f"{one.name} is unknown on {nodes(names)}: {why}"
 
 

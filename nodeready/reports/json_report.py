@@ -7,14 +7,21 @@ escapes (``\\x1b``), as in every other report; tabs stay.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
+from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nodeready.reports.registry import PLAIN, Options
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
-from nodeready.subjects.wire import plain
+from nodeready.subjects.wire import field_names, plain
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:
@@ -52,6 +59,108 @@ def dump(data: Any) -> str:
     return _ESCAPE.sub(_safe, text) if "\\" in text else text
 
 
+# --- Observations. Those of thousands of nodes are most of a document: their text is made at once,
+# without plain data in between, and that of what many nodes share is made once.
+
+_QUOTED: dict[str, str] = {}
+_MOST_QUOTED, _LONGEST_QUOTED = 20_000, 160
+#: What was met -> itself, and its text once it was met again. By its id: a part of an observation
+#: is one object where nodes share it.
+_SHARED: dict[int, tuple[Any, str]] = {}
+_MOST_SHARED, _LEAST_SHARED = 512, 4
+_Text = Callable[[Any], str]
+
+
+def _quoted(text: str) -> str:
+    known = _QUOTED.get(text)
+    if known is not None:
+        return known
+    made = encode_basestring_ascii(text)
+    made = _ESCAPE.sub(_safe, made) if "\\" in made else made
+    if len(text) <= _LONGEST_QUOTED:
+        if len(_QUOTED) >= _MOST_QUOTED:
+            _QUOTED.clear()
+        _QUOTED[text] = made
+    return made
+
+
+def _once(make: _Text) -> _Text:
+    """The text of something that many nodes may share, and that nobody can change."""
+
+    def text(seen: Any) -> str:
+        if len(seen) < _LEAST_SHARED:
+            return make(seen)
+        known = _SHARED.get(id(seen))
+        met = known is not None and known[0] is seen
+        if known is not None and met and known[1]:
+            return known[1]
+        made = make(seen)
+        if len(_SHARED) >= _MOST_SHARED:
+            _SHARED.clear()
+        _SHARED[id(seen)] = seen, made if met else ""
+        return made
+
+    return text
+
+
+def _of_list(seen: Iterable[Any]) -> str:
+    return f"[{','.join([shown(one) for one in seen])}]"
+
+
+def _of_fields(names: tuple[str, ...]) -> _Text:
+    (first, *more), texts = names, _TEXTS
+    values = attrgetter(*names) if more else lambda seen: (getattr(seen, first),)
+    # Each name, and room for its value.
+    form = [part for name in names for part in (f',"{name}":', "")] + ["}"]
+    form[0] = f'{{"{first}":'
+
+    def text(seen: Any) -> str:
+        row = form[:]
+        row[1::2] = [texts.get(type(value), shown)(value) for value in values(seen)]
+        return "".join(row)
+
+    return text
+
+
+def _of_mapping(seen: Mapping[Any, Any]) -> str:
+    rows = [f"{_quoted(str(key))}:{shown(value)}" for key, value in seen.items()]
+    return f"{{{','.join(rows)}}}"
+
+
+_TEXTS: dict[type, _Text] = {
+    str: _quoted,
+    int: int.__repr__,
+    bool: lambda seen: "true" if seen else "false",
+    type(None): lambda seen: "null",
+    float: lambda seen: float.__repr__(seen) if math.isfinite(seen) else "null",
+    tuple: _once(_of_list),
+    dict: _of_mapping,
+    MappingProxyType: _once(_of_mapping),
+}
+
+
+def shown(seen: Any) -> str:
+    """An observation as `dump` shows it as plain data."""
+    made = _TEXTS.get(type(seen))
+    if made is None:
+        kind = type(seen)
+        names = field_names(kind)
+        if issubclass(kind, (str, int, Unknown)) or not names:
+            return dump(plain(seen))
+        made = _TEXTS[kind] = _of_fields(names)
+    return made(seen)
+
+
+@lru_cache(maxsize=8192)
+def _result_text(result: Result) -> str:
+    return dump(_result(result))
+
+
+def facts(subjects: Mapping[str, Any]) -> str:
+    """What was observed on one node, by subject, as the documents show it."""
+    return _of_mapping({name: subjects[name] for name in SUBJECTS if name in subjects})
+
+
 def _head(schema: str, **more: Any) -> str:
     """The document's beginning: its schema, and the fields that are one line each."""
     known = {"schema": f"nodeready.{schema}", **more}
@@ -72,20 +181,24 @@ def _result(result: Result) -> dict[str, str]:
     return {name: getattr(result, name) for name in _RESULT}
 
 
-def _node(node: NodeReport) -> dict[str, Any]:
-    return {
+def _node(node: NodeReport) -> str:
+    seen = node.snapshot.subjects if node.snapshot else {}
+    told = facts(seen) if node.told is None else node.told()
+    head = {
         "name": node.name,
         "status": node.status,
         "seconds": round(node.seconds, 3),
         "error": node.error,
-        "facts": node.facts,
-        "results": [_result(result) for result in node.results],
+        **({} if node.age_s is None else {"age_seconds": node.age_s}),
     }
+    results = ",".join(map(_result_text, node.results))
+    return f'{dump(head)[:-1]},"facts":{told},"results":[{results}]}}'
 
 
 def audit(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     """``nodeready.audit/1``. A node's facts are in memory only while its line is written."""
-    return _audit("audit/1", audit)
+    recorded = {} if audit.recorded is None else {"recorded": plain(audit.recorded)}
+    return _audit("audit/1", audit, **recorded)
 
 
 def ready(ready: Ready, options: Options = PLAIN) -> Iterator[str]:
@@ -111,7 +224,7 @@ def _audit(schema: str, audit: Audit, **more: Any) -> Iterator[str]:
         **more,
     )
     yield '"nodes": '
-    yield from listed(dump(_node(node)) for node in audit.nodes)
+    yield from listed(map(_node, audit.nodes))
     yield ',\n"outliers": '
     yield from listed(dump(plain(outlier)) for outlier in audit.outliers)
     yield f',\n"summary": {dump(audit.summary)}\n}}\n'

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
@@ -54,6 +55,12 @@ def _outcome(result: Result, failing: tuple[str, ...]) -> str:
     return _element("skipped", told(result), "na") if result.status == "na" else ""
 
 
+@lru_cache(maxsize=8192)
+def _judged(result: Result, failing: tuple[str, ...]) -> str:
+    """A check's case. Most nodes of a fleet have most results in common."""
+    return _case(result.check.partition(".")[0], result.check, _outcome(result, failing))
+
+
 def _case(classname: str, name: str, inside: str) -> str:
     tag = _tag("testcase", classname=classname, name=name)
     return f"    {tag}>{inside}</testcase>\n" if inside else f"    {tag}/>\n"
@@ -61,10 +68,7 @@ def _case(classname: str, name: str, inside: str) -> str:
 
 def _suite(node: NodeReport, audit: Audit, failing: tuple[str, ...], apart: list[Outlier]) -> str:
     statuses = [result.status for result in node.results]
-    cases = [
-        _case(result.check.partition(".")[0], result.check, _outcome(result, failing))
-        for result in node.results
-    ]
+    cases = [_judged(result, failing) for result in node.results]
     for outlier in apart:
         cases.append(_case("outliers", outlier.fact, _differs(outlier, node.name, failing)))
     if node.error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+import nodeready
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit
 from nodeready.reports.registry import PLAIN, Options, nodes
 from nodeready.reports.table import Finding, errors, findings, shown, told_outlier
@@ -65,7 +65,7 @@ def _nodes(audit: Audit) -> Iterator[Sample]:
 
 def _results(audit: Audit) -> Iterator[Sample]:
     for node in audit.nodes:
-        counts = Counter(result.status for result in node.results)
+        counts = node.statuses
         for status in STATUSES:
             if node.results:
                 yield {"node": node.name, "status": status}, counts[status]
@@ -76,6 +76,12 @@ def _checks(audit: Audit) -> Iterator[Sample]:
         for result in node.results:
             if result.status in _LISTED:
                 yield {"node": node.name, "check": result.check, "status": result.status}, 1
+
+
+def _ages(audit: Audit) -> Iterator[Sample]:
+    for node in audit.nodes:
+        if node.age_s is not None:
+            yield {"node": node.name}, node.age_s
 
 
 def _outliers(audit: Audit) -> Iterator[Sample]:
@@ -100,17 +106,21 @@ def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     duration: list[Sample] = [({}, round(finished - _seconds(audit.started), 3))]
     complete: list[Sample] = [({}, audit.complete)]
     digest: list[Sample] = [({"policy_digest": audit.policy_digest}, 1)]
+    build: list[Sample] = [({"version": nodeready.__version__}, 1)]
+    ages = list(_ages(audit))
     counts: list[Sample] = [({"status": s}, n) for s, n in audit.summary["nodes"].items()]
     for name, about, samples in (
         ("audit_timestamp_seconds", "When the audit ended, in seconds since 1970.", moments),
         ("audit_duration_seconds", "How long the audit took.", duration),
         ("audit_complete", "0 when it was interrupted: nodes are missing.", complete),
         ("audit_info", "The digest of the policy that was judged by.", digest),
+        ("build_info", "The version of nodeready that judged.", build),
         ("nodes", "Nodes by their worst status.", counts),
         ("node_up", "0 when the node could not be looked at.", _nodes(audit)),
         ("node_results", "Results of one node by status.", _results(audit)),
         ("check_status", "A check that is not ok; those that are have no series.", _checks(audit)),
         ("outlier", "A fact in which the node differs from its group.", _outliers(audit)),
+        *([("verdict_age_seconds", "The age of a recorded verdict.", ages)] if ages else ()),
     ):
         yield from _metric(f"nodeready_{name}", about, samples)
 
@@ -212,19 +222,20 @@ def _performance(audit: Audit) -> str:
     return " ".join([*of_nodes, *of_checks, f"outliers={len(audit.outliers)};;;0"])
 
 
+def _said(finding: Finding) -> str:
+    return finding.text or f"e.g. {finding.example}"
+
+
 def _told(finding: Finding) -> str:
-    example = f"e.g. {finding.example}: " if finding.example else ""
     fix = f" (fix: {finding.fix})" if finding.fix else ""
     return (
-        f"{finding.status.upper()} {finding.title} {nodes(finding.names)}: "
-        f"{example}{finding.text}{fix}"
+        f"{finding.status.upper()} {finding.title} {nodes(finding.names)}: {_said(finding)}{fix}"
     )
 
 
 def _below(audit: Audit) -> Iterator[str]:
     for error in errors(audit):
-        example = f"e.g. {error.example}: " if error.example else ""
-        yield f"{error.status.upper()} {nodes(error.names)}: {example}{error.text}"
+        yield f"{error.status.upper()} {nodes(error.names)}: {_said(error)}"
     yield from (_told(finding) for finding in findings(audit, ("fail", "unknown", "warn")))
     yield from (_told(finding) for finding in findings(audit, ("waived",)))
     yield from (f"DIFFERS {told_outlier(outlier)}" for outlier in audit.outliers)

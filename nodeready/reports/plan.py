@@ -1,14 +1,37 @@
-"""A deploy on a terminal: its plan and its outcome, nodes with the same plan shown once."""
+"""A deploy on a terminal: its plan and its outcome, nodes with the same plan shown once.
+
+Plans, results and errors that differ by numbers alone are one row, and on a terminal all of it
+fits on a screen; the files' differences are shown whole.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from nodeready.deploy.document import Deploy, Node
-from nodeready.reports.registry import PLAIN, STYLES, Line, Options, grouped, line, nodes, told
+from nodeready.reports.registry import (
+    PLAIN,
+    STYLES,
+    Alike,
+    Line,
+    Options,
+    Section,
+    Texts,
+    alike,
+    fits,
+    fitted,
+    line,
+    nodes,
+    told,
+)
 from nodeready.text import counted
+
+#: So many plans, results and errors are shown whole, however long they are.
+_FEW = 10
+#: Columns of a node set; none under -v and in a pipe.
+_NODES, _WHOLE = 60, 1_000_000
 
 
 class Missed(Protocol):
@@ -24,78 +47,170 @@ class Missed(Protocol):
     def unreachable(self) -> bool: ...
 
 
-def _key(node: Node) -> tuple[object, ...]:
-    """Equal keys: plans that read the same."""
-    whys = tuple((result.check, told(result)) for one in node.changes for result in one.checks)
-    texts = tuple(action.text for one in node.changes for action in one.actions)
-    diffs = tuple(one.diff for one in node.changes)
-    return (whys, texts, diffs, tuple(node.refused.items()))
+#: Kinds of lines in a plan: a step, what it repairs, what it does, a difference, no plan.
+_STEP, _CHECK, _ACTION, _DIFF, _REFUSED = "step", "check", "action", "diff", "refused"
+#: The kinds of a plan's lines, each with the step or the check that it is of.
+_Kinds = tuple[tuple[str, str], ...]
+
+
+def _plan(node: Node, options: Options) -> tuple[_Kinds, Texts]:
+    """What a plan says: the kinds of its lines, and their texts."""
+    rows: list[tuple[tuple[str, str], str]] = []
+    for change in node.changes:
+        rows.append(((_STEP, change.step), ""))
+        rows += [((_CHECK, one.check), told(one)) for one in change.checks]
+        rows += [((_ACTION, ""), action.text) for action in change.actions]
+        rows += [((_DIFF, ""), row) for row in (change.diff if options.diff else ())]
+    rows += [((_REFUSED, step), why) for step, why in node.refused.items()]
+    return tuple(kind for kind, _ in rows), tuple(text for _, text in rows)
+
+
+class _Table:
+    """The layout of one table."""
+
+    def __init__(self, options: Options) -> None:
+        self.whole = bool(options.verbose) or not options.lines
+        self.options = options
+
+    def nodes(self, names: Sequence[str]) -> str:
+        return nodes(names, _WHOLE if self.whole else _NODES)
+
+    def alike(self, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False) -> list[Alike]:
+        """Rows of nodes that say the same, under -v, or nearly the same."""
+        return alike(pairs, _WHOLE if self.options.verbose else 3, reasons=reasons)
+
+    def more(self, count: int) -> Line:
+        return line((f"and {count} more (-v shows them)", "bold"))
+
+    def fitted(self, sections: Sequence[Section]) -> Iterator[Line]:
+        # A line is left to the counts. What --diff asks for is the differences, however long.
+        room = 0 if self.whole or self.options.diff else self.options.lines - 1
+        return fitted(sections, room, self.options.width, _FEW)
+
+    # --- Plans.
+
+    def plans(self, found: Iterable[Node]) -> Section:
+        """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
+        kinds: dict[_Kinds, list[tuple[Texts, str]]] = {}
+        for node in found:
+            if node.planned:
+                kind, texts = _plan(node, self.options)
+                kinds.setdefault(kind, []).append((texts, node.name))
+        rows = [(kind, row) for kind, pairs in kinds.items() for row in self.alike(pairs)]
+        rows.sort(key=lambda pair: -len(pair[1].names))
+        return Section(rows, self.plan, self.short_plan, self.more)
+
+    def plan(self, found: tuple[_Kinds, Alike]) -> Iterator[Line]:
+        kinds, row = found
+        example = f", e.g. of {row.example}" if not row.said else ""
+        changes = counted(sum(kind == _STEP for kind, _ in kinds), "change")
+        yield line((self.nodes(row.names), "bold"), f": {changes}{example}")
+        for (kind, name), text in zip(kinds, row.said or row.instance):
+            if kind == _CHECK:
+                yield line("  ", (f"{name:<26}", STYLES["change"]), f" {text}")
+            elif kind == _REFUSED:
+                yield line("  ", (f"{name:<26}", STYLES["fail"]), f" cannot be planned: {text}")
+            elif kind == _ACTION:
+                yield line(("    + ", STYLES["change"]), text)
+            elif kind == _DIFF:
+                style = {"+": "green", "-": "red", "@": "cyan"}.get(text[:1], "")
+                yield line("      ", (text, style))
+
+    def short_plan(self, found: tuple[_Kinds, Alike]) -> Line:
+        kinds, row = found
+        steps = ", ".join(name for kind, name in kinds if kind == _STEP)
+        return line((fits(row.names, 40), "bold"), f": {steps or 'cannot be planned'}")
+
+    # --- What is left, and what went wrong.
+
+    def left(self, found: Iterable[Node]) -> Section:
+        """The results that no step of the run repairs: a reboot, a restart, a file of somebody."""
+        kinds: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
+        for node in found:
+            for one in node.for_a_person:
+                pairs = kinds.setdefault((one.status, one.check), [])
+                pairs.append(((told(one), one.fix), node.name))
+        rows = [(*key, row) for key, pairs in kinds.items() for row in self.alike(pairs)]
+        rows.sort(key=lambda one: -len(one[2].names))
+        title = line(("for a person:", "bold"))
+        return Section(rows, self.person, self.short_person, self.more, title=title)
+
+    def person(self, found: tuple[str, str, Alike]) -> Iterator[Line]:
+        status, check, row = found
+        text, fix = row.said or row.instance
+        start = (f"{status:<8}", STYLES[status])
+        yield line("  ", start, f"{check}  ", self.nodes(row.names))
+        yield line(f"          {f'e.g. {row.example}: ' if not row.said else ''}{text}")
+        if fix:
+            yield line("          fix: ", (fix, "bold"))
+
+    def short_person(self, found: tuple[str, str, Alike]) -> Line:
+        status, check, row = found
+        text = (row.said or row.instance)[0]
+        names = fits(row.names, 30)
+        return line("  ", (f"{status:<8}", STYLES[status]), f"{check}  {names}  {text}")
+
+    def rows(
+        self, word: str, style: str, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False
+    ) -> Section:
+        """Rows of one line each: the word, the nodes, and what they say."""
+
+        def one(row: Alike) -> Line:
+            example = f"e.g. {row.example}: " if not row.said else ""
+            said = ": ".join(row.said or row.instance)
+            start = (f"{word:<12}", STYLES[style])
+            # Who was cut off is told in full, where it is one.
+            lone = word == "partial" and len(row.names) == 1
+            who = row.names[0] if lone else self.nodes(row.names)
+            return line(start, who, f": {example}{said}")
+
+        return Section(self.alike(pairs, reasons=reasons), lambda row: [one(row)], one, self.more)
+
+    def errors(self, found: Iterable[Missed]) -> list[Section]:
+        """The nodes that could not be looked at, nodes with the same reason on one line."""
+        lost = [(one.unreachable, (one.error.removeprefix(f"{one.name}: "),), one.name)
+                for one in found if one.error]  # fmt: skip
+        kinds = list(dict.fromkeys(gone for gone, *_ in lost))
+        return [
+            self.rows(
+                "unreachable" if kind else "failed",
+                "fail",
+                ((text, name) for gone, text, name in lost if gone == kind),
+                reasons=True,
+            )
+            for kind in kinds
+        ]
+
+    def outcomes(self, found: Iterable[Node]) -> list[Section]:
+        """The outcomes, node sets folded: failed steps first, each with its reason."""
+        done = [(node, node.outcome) for node in found if node.outcome is not None]
+        failed = [((step, why), n.name) for n, one in done for step, why in one.failed.items()]
+        cut = [((f"stopped in {one.cut}",), n.name) for n, one in done if one.cut and not n.error]
+        left = [
+            ((result.check, told(result)), node.name)
+            for node, one in done
+            if not one.failed
+            for result in one.left
+        ]
+        changed = [((", ".join(one.done),), node.name) for node, one in done if one.done]
+        return [
+            self.rows("failed", "fail", failed),
+            self.rows("partial", "warn", cut),
+            self.rows("not fixed", "fail", left),
+            self.rows("changed", "changed", changed),
+        ]
 
 
 def show_plan(found: Iterable[Node], options: Options = PLAIN) -> Iterator[Line]:
     """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
-    planned = {node.name: node for node in found if node.planned}
-    for _, names in grouped((_key(node), name) for name, node in planned.items()):
-        node = planned[names[0]]
-        yield line((nodes(names), "bold"), f": {counted(len(node.changes), 'change')}")
-        for change in node.changes:
-            for result in change.checks:
-                yield line("  ", (f"{result.check:<26}", STYLES["change"]), f" {told(result)}")
-            for action in change.actions:
-                yield line(("    + ", STYLES["change"]), action.text)
-            for row in change.diff if options.diff else ():
-                style = {"+": "green", "-": "red", "@": "cyan"}.get(row[:1], "")
-                yield line("      ", (row, style))
-        for step, reason in node.refused.items():
-            yield line("  ", (f"{step:<26}", STYLES["fail"]), f" cannot be planned: {reason}")
-
-
-def show_left(found: Iterable[Node]) -> Iterator[Line]:
-    """The results that no step of the run repairs: a reboot, a restart, a file of somebody."""
-    rows = grouped(
-        ((result.status, result.check, told(result), result.fix), node.name)
-        for node in found
-        for result in node.for_a_person
-    )
-    if rows:
-        yield line(("for a person:", "bold"))
-    for (status, check, text, fix), names in rows:
-        yield line("  ", (f"{status:<8}", STYLES[status]), f"{check}  {nodes(names)}")
-        yield line(f"          {text}")
-        if fix:
-            yield line("          fix: ", (fix, "bold"))
+    table = _Table(options)
+    return table.fitted([table.plans(found)])
 
 
 def show_errors(found: Iterable[Missed]) -> Iterator[Line]:
     """The nodes that could not be looked at, nodes with the same reason on one line."""
-    for (unreachable, error), names in grouped(
-        ((node.unreachable, node.error), node.name) for node in found if node.error
-    ):
-        word = "unreachable" if unreachable else "failed"
-        yield line((f"{word:<12}", STYLES["fail"]), f"{nodes(names)}: {error}")
-
-
-def show_outcomes(found: Iterable[Node]) -> Iterator[Line]:
-    """The outcomes, node sets folded: failed steps first, each with its reason."""
-    done = [(node, node.outcome) for node in found if node.outcome is not None]
-    failures = grouped(
-        ((step, why), node.name) for node, one in done for step, why in one.failed.items()
-    )
-    for (step, why), names in failures:
-        yield line((f"{'failed':<12}", STYLES["fail"]), f"{nodes(names)}: {step}: {why}")
-    for node, one in done:
-        if one.cut and not node.error:
-            yield line((f"{'partial':<12}", STYLES["warn"]), f"{node.name}: stopped in {one.cut}")
-    left = grouped(
-        ((result.check, told(result)), node.name)
-        for node, one in done
-        if not one.failed
-        for result in one.left
-    )
-    for (check, text), names in left:
-        yield line((f"{'not fixed':<12}", STYLES["fail"]), f"{nodes(names)}: {check}: {text}")
-    for steps, names in grouped((one.done, node.name) for node, one in done if one.done):
-        yield line((f"{'changed':<12}", STYLES["changed"]), f"{nodes(names)}: {', '.join(steps)}")
+    table = _Table(PLAIN)
+    return table.fitted(table.errors(found))
 
 
 def _word(node: Node) -> str:
@@ -106,9 +221,9 @@ def _word(node: Node) -> str:
 
 
 def _planned(deploy: Deploy, options: Options) -> Iterator[Line]:
-    yield from show_plan(deploy.nodes, options)
-    yield from show_left(deploy.nodes)
-    yield from show_errors(deploy.nodes)
+    table = _Table(options)
+    found = deploy.nodes
+    yield from table.fitted([table.plans(found), table.left(found), *table.errors(found)])
     counts = Counter(map(_word, deploy.nodes))
     always = ("to change", "ok", "unknown", "unreachable")
     rest = [word for word in ("failed", "for a person") if counts[word]]
@@ -117,12 +232,12 @@ def _planned(deploy: Deploy, options: Options) -> Iterator[Line]:
 
 
 def _result(deploy: Deploy, options: Options) -> Iterator[Line]:
-    yield from show_outcomes(deploy.nodes)
-    if not deploy.complete:
-        return
-    yield from show_errors(deploy.nodes)
-    yield from show_left(deploy.nodes)
-    if options.quiet:
+    table = _Table(options)
+    sections = table.outcomes(deploy.nodes)
+    if deploy.complete:
+        sections += [*table.errors(deploy.nodes), table.left(deploy.nodes)]
+    yield from table.fitted(sections)
+    if not deploy.complete or options.quiet:
         return
     failed = sum(node.failed for node in deploy.nodes)
     lost = sum(node.unreachable for node in deploy.nodes)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Union
 
-from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier
+from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier, Recorded
 from nodeready.deploy import document as deploy
 from nodeready.smoke import document as smoke
 from nodeready.smoke import search
@@ -37,6 +37,8 @@ Name = Annotated[str, {"minLength": 1}]
 Names = Annotated[tuple[Name, ...], {"minItems": 1}]
 #: The value of a fact; null: the node has no such thing.
 Value = Annotated[Any, {"type": ["string", "number", "boolean", "null", "array", "object"]}]
+#: A field that is only there where it says something.
+OPTIONAL = {"optional": True}
 #: What was observed of one subject.
 Observed = Annotated[Any, {"type": ["object", "array", "string", "number", "boolean", "null"]}]
 
@@ -49,6 +51,8 @@ class Node:
              on the way; failed: it could not be looked at for another reason
     seconds: wall time of its look, connection included; 0: there was none
     error:   why it could not be looked at; empty when it could
+    age_seconds: how old its verdict is, by the clock of the machine that collected it; only in an
+             audit of recorded verdicts, where there is one
     facts:   subject -> what was observed. The fields are those of the subject's observation; a
              subject that could not be observed has the field unknown alone, with the reason
     """
@@ -57,6 +61,7 @@ class Node:
     status: Annotated[str, {"enum": NODE_STATUSES}]
     seconds: Annotated[float, {"minimum": 0}]
     error: str
+    age_seconds: Annotated[float, OPTIONAL]
     facts: Annotated[Mapping[str, Observed], {"propertyNames": {"pattern": "^[a-z][a-z0-9_]*$"}}]
     results: tuple[Result, ...]
 
@@ -82,6 +87,7 @@ class Audit:
     finished:      when it ended, UTC
     policy_digest: of the nodes' policies: equal digests, equal expectations
     complete:      false when it was interrupted: some nodes were not looked at
+    recorded:      from where the verdicts are; only in an audit of recorded verdicts
     outliers:      facts in which some nodes differ from most of their group
     """
 
@@ -89,6 +95,7 @@ class Audit:
     finished: Moment
     policy_digest: Annotated[str, {"pattern": "^[0-9a-f]*$"}]
     complete: bool
+    recorded: Annotated[Recorded, OPTIONAL]
     nodes: tuple[Node, ...]
     outliers: tuple[Outlier, ...]
     summary: Summary
@@ -645,8 +652,11 @@ class _Writer:
         hints = _hints(kind)
         about, meanings = _meanings(kind, hints)
         fields: dict[str, Any] = {"schema": {"const": schema}} if schema else {}
+        optional = set()
         for name, hint in hints.items():
             fields[name] = self.of(hint)
+            if fields[name].pop("optional", False):
+                optional.add(name)
             if meanings.get(name):
                 fields[name]["description"] = meanings[name]
         rules = _RULES.get(kind, [])
@@ -654,7 +664,7 @@ class _Writer:
             **({"description": about} if about else {}),
             "type": "object",
             "properties": fields,
-            "required": list(fields),
+            "required": [name for name in fields if name not in optional],
             "additionalProperties": False,
             **({"allOf": rules} if rules else {}),
         }

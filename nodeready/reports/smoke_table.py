@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
 
 from nodeready.inventory.nodeset import fold
-from nodeready.reports.registry import PLAIN, STYLES, Line, Options, Part, grouped, line, nodes
+from nodeready.reports.registry import (
+    PLAIN,
+    STYLES,
+    Line,
+    Options,
+    Part,
+    Safe,
+    Section,
+    alike,
+    fits,
+    fitted,
+    grouped,
+    line,
+    nodes,
+    reasons,
+)
 from nodeready.shell import quote
 from nodeready.smoke.document import UNREACHABLE, UNTESTED, Link, Smoke, Suspect
-from nodeready.smoke.search import PAIR, SCALE
-from nodeready.text import counted
+from nodeready.smoke.search import NODE, PAIR, SCALE
+from nodeready.text import counted, sanitise
 
 #: Columns of the words on the left.
 _INDENT = 9
@@ -18,6 +34,10 @@ _INDENT = 9
 _WIDEST, _WHOLE = 160, 1_000_000
 #: Suspects, pieces of evidence of one, and reasons why nodes were not tested, without -v.
 _SUSPECTS, _EVIDENCE, _REASONS = 30, 4, 8
+#: So many suspects, warnings and reasons are shown whole, however long they are.
+_FEW = 5
+#: Characters of the list of nodes to leave out that are shown without -v: some lines to paste.
+_PASTED = 1200
 #: Characters of a text that are shown without -v.
 _TEXT = 500
 _CLASSES = {"inside": "inside nodes", "between": "between nodes"}
@@ -39,14 +59,32 @@ def _figure(gbps: float) -> str:
     return f"{gbps:.1f}" if gbps >= 10 else f"{gbps:.2f}" if gbps >= 0.1 else f"{gbps:.2g}"
 
 
+def _alike(
+    rows: list[tuple[Suspect, tuple[str, ...]]],
+) -> list[tuple[Suspect, tuple[str, ...]]]:
+    """The same with one row for nodes against which nearly the same speaks."""
+    nodes_ = {names[0]: one for one, names in rows if one.kind == NODE and len(names) == 1}
+    found = alike((one.evidence, name) for name, one in nodes_.items())
+    merged = {row.names[0]: row for row in found}
+    made: list[tuple[Suspect, tuple[str, ...]]] = []
+    for one, names in rows:
+        row = merged.get(names[0])
+        if nodes_.get(names[0]) is not one:
+            made.append((one, names))
+        elif row is not None:
+            made.append((replace(one, evidence=row.said or row.instance), tuple(row.names)))
+    return made
+
+
 class _Table:
     def __init__(self, found: Smoke, options: Options) -> None:
         self.found, self.verbose = found, options.verbose
         self.width = min(options.width, _WIDEST)
+        self.whole = bool(options.verbose) or not options.lines
 
     def names(self, names: Iterable[str], beside: int = _INDENT) -> tuple[str, str]:
         """A node set, cut where it does not fit beside so many columns of other text."""
-        room = _WHOLE if self.verbose else max(20, self.width - beside)
+        room = _WHOLE if self.whole else max(20, self.width - beside)
         return nodes(names, room), "bold"
 
     def head(self, word: str, style: str, *parts: Part) -> Line:
@@ -54,7 +92,7 @@ class _Table:
 
     def below(self, *parts: Part) -> Line:
         text = line(" " * _INDENT, *parts)
-        return text if self.verbose else text.cut(_TEXT)
+        return text if self.whole else text.cut(_TEXT)
 
     def more(self, count: int) -> Line:
         return self.below((f"and {count} more (-v shows them)", "bold"))
@@ -100,9 +138,11 @@ class _Table:
         elif found.stopped:
             yield self.head("stopped", "warn", found.stopped)
 
-    def suspect(self, one: Suspect, names: tuple[str, ...]) -> Iterator[Line]:
+    def suspect(self, found: tuple[Suspect, tuple[str, ...]]) -> Iterator[Line]:
         """A suspect: its kind and names, then what speaks against it."""
-        who: list[Part] = [self.names(names)]
+        one, names = found
+        count = f"  {counted(len(names), 'node')}"
+        who: list[Part] = [self.names(names, _INDENT + len(count))]
         if one.kind == PAIR and len(names) == 2:
             who = [self.names(names[:1]), " with ", self.names(names[1:])]
         elif one.gpus:
@@ -111,55 +151,62 @@ class _Table:
         elif one.kind == SCALE:
             who = ["no node alone, only so many of them together"]
         elif len(names) > 1:
-            who.append(f"  {counted(len(names), 'node')}")
+            who.append(count)
         yield self.head(one.kind, "suspect", *who)
-        most = len(one.evidence) if self.verbose else _EVIDENCE
+        most = len(one.evidence) if self.whole else _EVIDENCE
         for text in one.evidence[:most]:
             yield self.below(text)
         if one.evidence[most:]:
             yield self.more(len(one.evidence) - most)
 
-    def suspects(self) -> Iterator[Line]:
+    def short(self, found: tuple[Suspect, tuple[str, ...]]) -> Line:
+        """A suspect in one line, with what speaks against it most."""
+        return next(self.suspect(found)).with_(f"  {'; '.join(found[0].evidence[:1])}")
+
+    def suspects(self) -> Section:
         """All of them; nodes with the same evidence are one."""
-        alike: dict[object, tuple[Suspect, tuple[str, ...]]] = {}
+        equal: dict[object, tuple[Suspect, tuple[str, ...]]] = {}
         for place, one in enumerate(self.found.suspects):
             key = (one.kind, one.gpus, one.evidence) if one.kind not in (PAIR, SCALE) else place
-            _, names = alike.get(key, (one, ()))
-            alike[key] = (one, names + one.nodes)
-        rows = list(alike.values())
-        most = len(rows) if self.verbose else _SUSPECTS
-        for one, names in rows[:most]:
-            yield from self.suspect(one, names)
-        if rows[most:]:
-            yield self.more(len(rows) - most)
+            first, names = equal.get(key, (one, ()))
+            equal[key] = (first, names + one.nodes)
+        rows = list(equal.values())
+        if len(rows) > _SUSPECTS and not self.verbose:
+            rows = _alike(rows)
+        return Section(rows, self.suspect, self.short, self.more, _SUSPECTS)
 
-    def warnings(self) -> Iterator[Line]:
+    def warnings(self) -> Section:
         """What got worse on nodes meanwhile, equal warnings once."""
-        pairs = ((text, node.name) for node in self.found.nodes for text in node.warnings)
-        rows = grouped(pairs)
-        most = len(rows) if self.verbose else _SUSPECTS
-        for text, names in rows[:most]:
-            yield self.head("warn", "warn", self.names(names))
-            yield self.below(text)
-        if rows[most:]:
-            yield self.more(len(rows) - most)
 
-    def untested(self) -> Iterator[Line]:
+        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
+            yield self.head("warn", "warn", self.names(row[1]))
+            yield self.below(row[0])
+
+        def short(row: tuple[str, list[str]]) -> Line:
+            return self.head("warn", "warn", (fits(row[1], 30), "bold"), f"  {row[0]}")
+
+        pairs = [(node.name, text) for node in self.found.nodes for text in node.warnings]
+        return Section(reasons(pairs, self.verbose), full, short, self.more, _SUSPECTS)
+
+    def untested(self) -> Iterator[Section]:
         """The nodes of which nothing is known, and why; equal reasons once."""
         for status, style in ((UNREACHABLE, "unreachable"), (UNTESTED, "unknown")):
-            rows = grouped(
-                (node.why.removeprefix(f"{node.name}: "), node.name)
-                for node in self.found.nodes
-                if node.status == status
+            yield self.unknown(
+                (f"{status}  ", STYLES[style]),
+                [(one.name, one.why) for one in self.found.nodes if one.status == status],
             )
-            most = len(rows) if self.verbose else _REASONS
-            for why, names in rows[:most]:
-                word = f"{status}  "
-                shown = self.names(names, len(word) + min(len(why) + 2, self.width // 2))
-                text = line((word, STYLES[style]), shown, f"  {why}" if why else "")
-                yield text if self.verbose else text.cut(_TEXT)
-            if rows[most:]:
-                yield self.more(len(rows) - most)
+
+    def unknown(self, word: tuple[str, str], found: list[tuple[str, str]]) -> Section:
+        """A line for each reason."""
+
+        def one(row: tuple[str, list[str]]) -> Line:
+            why, names = row
+            beside = len(word[0]) + min(len(why) + 2, self.width // 2)
+            text = line(word, self.names(names, beside), f"  {why}" if why else "")
+            return text if self.whole else text.cut(_TEXT)
+
+        rows = reasons(found, self.verbose)
+        return Section(rows, lambda row: [one(row)], one, self.more, _REASONS)
 
     def engines(self) -> Iterator[Line]:
         """What the nodes have, where they differ; what a pass proves."""
@@ -205,14 +252,21 @@ class _Table:
         yield self.head(word, "ok", names, f"  {count}")
         if found.exclude:
             words = f"--exclude={quote(fold(found.exclude))}"
-            yield self.head("without", "na", (words, "bold"))
+            if len(words) > _PASTED and not self.whole:
+                words = counted(len(found.exclude), "node")
+                words += ": --exclude-out FILE writes them, --limit @last-failed tests them again"
+            yield self.head("without", "na", (Safe(sanitise(words, len(words))), "bold"))
 
 
 def show(found: Smoke, options: Options = PLAIN) -> Iterator[Line]:
     """The verdict; then suspects, warnings and nodes that were not tested, and what is left."""
     table = _Table(found, options)
-    yield from table.verdict()
-    middle = [*table.suspects(), *table.warnings(), *table.untested()]
+    head = list(table.verdict())
     end = [*table.engines(), *table.links(), *table.result()]
+    sections = [table.suspects(), table.warnings(), *table.untested()]
+    # Room for every suspect that is shown, and for the number of the others.
+    room = max(_SUSPECTS + 1, options.lines - len(head) - len(end) - 2)
+    middle = list(fitted(sections, 0 if table.whole else room, options.width, _FEW))
+    yield from head
     yield from (line(""), *middle) if middle else ()
     yield from (line(""), *end) if middle and end else end

@@ -7,9 +7,20 @@ stacks. In the tree, calls that the same processes share are one row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from nodeready.reports.registry import PLAIN, STYLES, Line, Options, Part, grouped, line, nodes
+from nodeready.reports.registry import (
+    PLAIN,
+    STYLES,
+    Line,
+    Options,
+    Part,
+    alike,
+    line,
+    nodes,
+    reasons,
+)
 from nodeready.text import counted, sanitise
 from nodeready.triage import incident as kept
 from nodeready.triage.stacks.debuggable import Debuggable
@@ -483,16 +494,20 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
 
     With ``verbose`` all groups, all frames and all processes are shown, and no set is cut.
     """
-    table = _Table(stacks, options)
     head = headline(stacks)
+    stacks = stacks if options.verbose else _without_data_alike(stacks)
+    table = _Table(stacks, options)
     when = f"  {stacks.started}" if stacks.started else ""
     fits = len(head) + len(when) <= options.width
     yield line((head, "bold"), (when if fits else "", "dim"))
     yield from _verdict(stacks, table)
     yield line("")
     yield from table.groups(stacks.groups)
-    for node, why in silent(stacks):
-        yield line((f"{'no data':<{_INDENT}}", STYLES["no-data"]), (node, "bold"))
+    for why, names in reasons(silent(stacks), options.verbose):
+        shown = nodes(
+            names, _WHOLE if table.verbose else max(20, min(options.width, 160) - _INDENT)
+        )
+        yield line((f"{'no data':<{_INDENT}}", STYLES["no-data"]), (shown, "bold"))
         yield table.below(why)
     if not stacks.complete:
         partial = (f"{'partial':<{_INDENT}}", STYLES["warn"])
@@ -505,6 +520,42 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
         yield line("")
     for text in stacks.advice:
         yield line((f"{'next':<{_INDENT}}", STYLES["change"]), text)
+
+
+def _without_data_alike(stacks: Stacks) -> Stacks:
+    """The same with one group for the nodes that gave no answer for nearly the same reason.
+
+    Otherwise 10,000 nodes that tell their own addresses would hide every other group.
+    """
+    lost = {
+        f"\0{at}": group
+        for at, group in enumerate(stacks.groups)
+        if group.kind == "no-data" and not group.processes and not group.ranks
+    }
+    if len(lost) < 2:
+        return stacks
+    rows = alike((((group.why,), name) for name, group in lost.items()), 3, reasons=True)
+    made = {
+        int(row.names[0][1:]): replace(
+            lost[row.names[0]],
+            nodes=tuple(dict.fromkeys(node for name in row.names for node in lost[name].nodes)),
+            why=(row.said or row.instance)[0],
+        )
+        for row in rows
+    }
+    kept = [
+        (at, made.get(at, group))
+        for at, group in enumerate(stacks.groups)
+        if at in made or f"\0{at}" not in lost
+    ]
+    places = {at: new for new, (at, _) in enumerate(kept)}
+    return replace(
+        stacks,
+        groups=tuple(group for _, group in kept),
+        processes=tuple(
+            one._replace(group=places.get(one.group, one.group)) for one in stacks.processes
+        ),
+    )
 
 
 # --- ``--check``: what a job has for whoever debugs it.
@@ -531,8 +582,9 @@ def debuggable(found: Debuggable, options: Options = PLAIN) -> Iterator[Line]:
         yield line(word_, f"{one.item:<13}{whose}{sanitise(one.found)[:_TEXT]}")
         if one.fix and one.result != "ok":
             yield line(" " * 22, f"{sanitise(one.fix)[:_TEXT]}")
-    for node, why in found.errors.items():
-        yield line(("unknown  ", STYLES["unknown"]), f"{sanitise(node)}: {sanitise(why)[:_TEXT]}")
+    for why, names in reasons(found.errors.items(), options.verbose):
+        who_ = nodes(names, _WHOLE if options.verbose or not options.lines else _NODES)
+        yield line(("unknown  ", STYLES["unknown"]), f"{who_}: {sanitise(why)[:_TEXT]}")
 
 
 # --- The verdict on top, and what the witnesses beside the stacks say.
@@ -660,5 +712,5 @@ def _part(part: kept.Part, directory: str, options: Options) -> Iterator[Line]:
             ", ".join(name.partition("/")[2] for name in few),
             f" and {counted(more, 'more file')}" if more else "",
         )
-    for why, names in grouped((error, name) for name, error in part.errors.items()):
+    for why, names in reasons(part.errors.items(), options.verbose):
         yield line(" " * _PART, (nodes(names), "bold"), f": {why}")

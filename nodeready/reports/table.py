@@ -1,67 +1,69 @@
 """An audit on a terminal: failures first with their fix, healthy nodes folded into one line.
 
-Equal findings stand once with all their nodes, and findings that differ by numbers alone stand as
-one example: a thousand nodes with a thousand numbers in one check are one row. `ready` shows its
-go and no-go above the findings.
+Equal findings stand once with all their nodes, and findings that differ by numbers alone are one
+row with the least and the most: a thousand nodes with a thousand numbers in one check. On a
+terminal the table fits on a screen. `ready` shows its go and no-go above the findings.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from nodeready.audit.document import Audit, NodeReport, Outlier
+from nodeready.audit.document import Audit, NodeReport, Outlier, Recorded
 from nodeready.reports.registry import (
     PLAIN,
     STYLES,
+    Alike,
     Line,
     Options,
     Part,
+    Safe,
+    Section,
+    Texts,
+    alike,
+    fits,
+    fitted,
     grouped,
     line,
     nodes,
     told,
 )
 from nodeready.subjects.registry import OBSERVED, SUBJECTS, check_ids
-from nodeready.text import counted
+from nodeready.text import counted, sanitise, span
 
 if TYPE_CHECKING:
     from nodeready.audit.document import Ready
 
-#: Findings, and outliers, that are shown without -v.
-MOST = 30
 #: Values of one outlier that are shown without -v.
 _VALUES = 4
 #: Columns beyond which a node set is cut even where nothing wraps; none under -v.
 _WIDEST, _WHOLE = 160, 1_000_000
+#: So many findings of one node are shown whole.
+_ALONE = 30
+#: Lines of findings in any case.
+_LEAST = 12
+#: Where the rest of a table is that was cut.
+REST = "all of it: -v, | less, or --format json; these nodes again: --limit @last-failed"
 #: Columns of the words on the left, and at most of the names of checks.
 _INDENT, _NAME = 9, 26
 #: Characters of a text that are shown without -v.
 _TEXT = 500
-#: So many different texts of one check are all shown; of more, an example.
-_APART = 3
 #: So many different reasons why nodes could not be looked at are all shown; of more, an example.
 _REASONS = 6
 #: Reasons of no-go that are told without -v.
 _WHYS = 8
-_WORD = re.compile(r"[\w.:]+")
-_DIGIT = re.compile(r"\d")
-
-#: The text of a finding, and its fix.
-Said = tuple[str, str]
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
 class Finding:
     """One row of a report.
 
-    text:    what is, what should be, where it comes from
+    text:    what is, what should be, where it comes from; where the nodes differ in numbers, the
+             least and the most; "" where they differ in more
     names:   the nodes
-    example: the node whose text this is, where other nodes have a similar text; "": all nodes
-             have just this text
+    example: one of the nodes, and its text, where ``text`` does not tell what one node says; ""
     also:    how many more checks of the subject have the same text
     """
 
@@ -88,51 +90,49 @@ def _places() -> dict[str, float]:
     return places
 
 
-def _shape(said: Said) -> tuple[str, ...]:
-    """The texts with a ``#`` for every word that has a digit in it: numbers, devices, lines."""
-    return tuple(
-        _WORD.sub(lambda word: "#" if _DIGIT.search(word[0]) else word[0], text) for text in said
-    )
+def _found(status: str, check: str, row: Alike) -> Finding:
+    """The row of nodes that say the same, or nearly the same, of one check."""
+    text, fix = row.said or ("", row.instance[1])
+    example = f"{row.example}: {row.instance[0]}" if row.example else ""
+    if not row.said:
+        example += f" (one of {row.texts} texts)"
+    return Finding(status, check, text, fix, tuple(row.names), example)
 
 
-def _folded(
-    said: dict[Said, list[str]], apart: int, every: bool
-) -> Iterator[tuple[Said, list[str], str]]:
-    """The findings of one check in few rows: (text and fix, nodes, example)."""
-    rows = sorted(said.items(), key=lambda row: -len(row[1]))
-    if every or len(rows) <= apart:
-        yield from ((one, names, "") for one, names in rows)
-        return
-    alike: dict[tuple[str, ...], list[tuple[Said, list[str]]]] = {}
-    for row in rows:
-        alike.setdefault(_shape(row[0]), []).append(row)
-    groups = list(alike.values()) if len(alike) <= apart else [rows]
-    for group in groups:
-        first, names = group[0]
-        example = names[0] if len(group) > 1 else ""
-        yield first, [name for _, some in group for name in some], example
+def _rows(pairs: list[tuple[Texts, str]], every: bool, reasons: int = 0) -> list[Alike]:
+    """The findings of one check in few rows; ``reasons``: that many different ones stay apart."""
+    if every:
+        return [Alike(said, names) for said, names in grouped(pairs)]
+    return alike(pairs, reasons, reasons=True) if reasons else alike(pairs)
 
 
 def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list[Finding]:
-    """The results of these statuses, in that order, then in the order of the subjects.
+    """The results of these statuses, in that order; the most nodes first, but of what is well, in
+    the order of the subjects.
 
     every: fold only what is equal
     """
     wanted = {status: rank for rank, status in enumerate(statuses)}
-    found: dict[tuple[str, str], dict[Said, list[str]]] = {}
+    found: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
     for node in audit.nodes:
         for result in node.results:
             if result.status in wanted:
-                said = found.setdefault((result.status, result.check), {})
-                said.setdefault((told(result), result.fix), []).append(node.name)
+                pairs = found.setdefault((result.status, result.check), [])
+                pairs.append(((told(result), result.fix), node.name))
     places = _places()
     order = sorted(
-        found, key=lambda key: (wanted[key[0]], places.get(key[1], len(places)), key[1])
+        found,
+        key=lambda key: (
+            wanted[key[0]],
+            0 if key[0] in ("ok", "na") else -len(found[key]),
+            places.get(key[1], len(places)),
+            key[1],
+        ),
     )
     rows = [
-        Finding(status, check, text, fix, tuple(names), example)
+        _found(status, check, row)
         for status, check in order
-        for (text, fix), names, example in _folded(found[status, check], _APART, every)
+        for row in _rows(found[status, check], every)
     ]
     return rows if every else _together(rows)
 
@@ -153,18 +153,15 @@ def _together(rows: list[Finding]) -> list[Finding]:
 
 def errors(audit: Audit, every: bool = False) -> list[Finding]:
     """The nodes that could not be looked at, with the reason; the most nodes first."""
-    pairs = (
-        ((node.status, node.error.removeprefix(f"{node.name}: ")), node.name)
-        for node in audit.nodes
-        if node.error
-    )
-    found: dict[str, dict[Said, list[str]]] = {}
-    for (status, text), names in grouped(pairs):
-        found.setdefault(status, {})[text, ""] = names
+    found: dict[str, list[tuple[Texts, str]]] = {}
+    for node in audit.nodes:
+        if node.error:
+            text = node.error.removeprefix(f"{node.name}: ")
+            found.setdefault(node.status, []).append(((text, ""), node.name))
     return [
-        Finding(status, "", text, "", tuple(names), example)
+        _found(status, "", row)
         for status in sorted(found, reverse=True)
-        for (text, _), names, example in _folded(found[status], _REASONS, every)
+        for row in _rows(found[status], every, _REASONS)
     ]
 
 
@@ -201,28 +198,47 @@ class _Table:
 
     room:  columns for the names of checks and facts
     alone: the audit has one node, which no row names
+    cut:   a row of the table does not name all its nodes
     """
 
     def __init__(self, audit: Audit, names: Iterable[str], options: Options) -> None:
         self.room = min(max(map(len, names), default=0), _NAME)
         self.alone = len(audit.nodes) == 1
         self.verbose, self.width = options.verbose, min(options.width, _WIDEST)
+        self.whole = bool(options.verbose) or not options.lines
+        self.cut = False
 
     def nodes(self, names: Iterable[str], beside: int) -> str:
         """A node set, cut where it does not fit beside so many columns of other text."""
-        return nodes(names, _WHOLE if self.verbose else max(20, self.width - beside))
+        return nodes(names, _WHOLE if self.whole else max(20, self.width - beside))
 
-    def head(self, word: str, name: str, names: Iterable[str], style: str = "") -> Line:
+    def bad(self, names: Sequence[str], beside: int) -> str:
+        """The same of nodes that are not well."""
+        text = self.nodes(names, beside)
+        self.cut = self.cut or text.endswith(f"({len(names)} nodes)")
+        return text
+
+    def head(self, word: str, name: str, names: Sequence[str], style: str = "") -> Line:
         """``fail     gpus.ecc_errors  gpu[007,019]``."""
         start = (f"{word:<{_INDENT}}", STYLES[style or word])
         if self.alone:
             return line(start, name)
         name = f"{name:<{self.room}}  "
-        return line(start, name, (self.nodes(names, _INDENT + len(name)), "bold"))
+        return line(start, name, (self.bad(names, _INDENT + len(name)), "bold"))
+
+    def short(
+        self, word: str, name: str, names: Sequence[str], text: str, style: str = ""
+    ) -> Line:
+        """A row in one line: its nodes, as far as half of the line goes, and what they say."""
+        self.cut = True
+        start = (f"{word:<{_INDENT - 2}}  ", STYLES[style or word])
+        name = f"{name:<{self.room}}  " if name else ""
+        room = max(20, (self.width - _INDENT - len(name)) // 2)
+        return line(start, name, (fits(names, room), "bold"), f"  {text}")
 
     def below(self, *parts: Part) -> Line:
         text = line(" " * _INDENT, *parts)
-        return text if self.verbose else text.cut(_TEXT)
+        return text if self.whole else text.cut(_TEXT)
 
     def finding(self, one: Finding) -> Iterator[Line]:
         """A finding: its row, what was observed, and the fix or the reason of the waiver."""
@@ -231,50 +247,77 @@ class _Table:
             yield line(start, f"{one.check:<{self.room}}  {one.text}".rstrip())
             return
         yield self.head(one.status, one.title, one.names)
-        if one.text:
-            yield self.below(f"e.g. {one.example}: " if one.example else "", one.text)
+        yield from self.said(one)
         if one.status == "waived":
             yield self.below((one.fix, "dim"))
         elif one.fix:
             yield self.below("fix: ", (one.fix, "cyan"))
 
+    def said(self, one: Finding) -> Iterator[Line]:
+        if one.text:
+            yield self.below(one.text)
+        if one.example:
+            yield self.below("e.g. ", one.example)
+
+    def brief(self, one: Finding) -> Line:
+        """A finding in one line."""
+        return self.short(one.status, one.title, one.names, one.text or f"e.g. {one.example}")
+
     def error(self, one: Finding) -> Iterator[Line]:
         """Nodes that could not be looked at, and why."""
         word = f"{one.status:<{_INDENT - 2}}  "
-        yield line((word, STYLES[one.status]), (self.nodes(one.names, len(word)), "bold"))
-        yield self.below(f"e.g. {one.example}: " if one.example else "", one.text)
+        yield line((word, STYLES[one.status]), (self.bad(one.names, len(word)), "bold"))
+        yield from self.said(one)
 
     def outlier(self, one: Outlier) -> Iterator[Line]:
         """An outlier: the fact with the nodes that differ, then the value of the others."""
-        yield self.head("differs", one.fact, one.nodes, "warn")
-        rows = list(who(one))
-        most = len(rows) if self.verbose or len(rows) <= _VALUES else _VALUES
-        said = "; ".join(f"{nodes(names)}: {value}" for names, value in rows[:most])
-        more = f"; and {len(rows) - most} more values" if rows[most:] else ""
-        yield self.below(rows[0][1] if len(rows) == 1 else f"{said}{more}")
+        yield self.head("differs", one.fact, list(one.nodes), "warn")
+        yield self.below(self.values(one))
         yield self.below(majority(one))
 
-    def capped(self, rows: list[Row], show: Callable[[Row], Iterable[Line]]) -> Iterator[Line]:
-        """Every row, or the first ones with the number of the others."""
-        most = len(rows) if self.verbose else MOST
-        for row in rows[:most]:
-            yield from show(row)
-        if rows[most:]:
-            yield self.below((f"and {len(rows) - most} more (-v shows them)", "bold"))
+    def values(self, one: Outlier) -> str:
+        """The values of those that differ: of many, the first ones."""
+        rows = list(who(one))
+        most = len(rows) if self.whole or len(rows) <= _VALUES else _VALUES
+        said = "; ".join(f"{self.nodes(names, 20)}: {value}" for names, value in rows[:most])
+        more = f"; and {len(rows) - most} more values" if rows[most:] else ""
+        text = rows[0][1] if len(rows) == 1 else f"{said}{more}"
+        return Safe(sanitise(text, len(text))) if self.whole else text
+
+    def apart(self, one: Outlier) -> Line:
+        """An outlier in one line."""
+        text = f"not {shown(one.majority)}: {self.values(one)}"
+        return self.short("differs", one.fact, list(one.nodes), text, "warn")
+
+    def more(self, count: int) -> Line:
+        self.cut = True
+        return self.below((f"and {count} more (-v shows them)", "bold"))
+
+    def section(self, rows: Sequence[Any], kind: str = "") -> Section:
+        """Rows of one kind: findings, errors or outliers."""
+        if kind == "differs":
+            return Section(rows, self.outlier, self.apart, self.more)
+        if kind == "error":
+            return Section(rows, self.error, self.brief, self.more)
+        return Section(rows, self.finding, self.brief, self.more)
 
     def healthy(self, all_nodes: Iterable[NodeReport]) -> Iterator[Line]:
         """One line for the nodes without a finding, one for those to which nothing applies."""
-        fine = [node for node in all_nodes if node.status in ("ok", "waived")]
-        passed = [sum(result.status == "ok" for result in node.results) for node in fine]
+        fine, passed, idle = list[str](), set[int](), list[str]()
+        for node in all_nodes:
+            if node.status in ("ok", "waived"):
+                fine.append(node.name)
+                passed.add(node.statuses["ok"])
+            elif node.status == "na":
+                idle.append(node.name)
         least, most = min(passed, default=0), max(passed, default=0)
         some = counted(most, "check") if least == most else f"{least} to {most} checks"
-        idle = [node for node in all_nodes if node.status == "na"]
         for word, row, text in (
             ("ok", fine, f"  {some} passed"),
             ("na", idle, "  nothing applies here"),
         ):
             if row:
-                names = self.nodes((node.name for node in row), _INDENT + len(text))
+                names = self.nodes(row, _INDENT + len(text))
                 yield line((f"{word:<{_INDENT}}", STYLES[word]), (names, "bold"), text)
 
 
@@ -295,52 +338,85 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[Line]:
     rest = findings(audit, ("na", "ok")) if every else []
     names = [one.title for one in (*found, *waived, *rest)]
     table = _Table(audit, [*names, *(one.fact for one in audit.outliers)], options)
-    yield from table.capped(lost, table.error)
-    yield from table.capped(found, table.finding)
-    yield from table.capped(list(audit.outliers), table.outlier)
-    yield from table.capped(waived, table.finding)
-    yield from table.capped(rest, table.finding)
-    if names or lost or audit.outliers:
-        yield line("")
-    yield from table.healthy(audit.nodes)
+    tail = [line("")] if names or lost or audit.outliers else []
+    tail += table.healthy(audit.nodes)
     if not audit.complete:
-        yield line(("partial  ", STYLES["warn"]), "interrupted: not all nodes were looked at")
-    yield line(_counts("node", audit.summary["nodes"]))
-    yield line(_counts("result", audit.summary["results"]))
+        tail.append(
+            line(("partial  ", STYLES["warn"]), "interrupted: not all nodes were looked at")
+        )
+    if audit.recorded is not None:
+        tail += _recorded(audit, audit.recorded, options.verbose)
+    tail.append(line(_counts("node", audit.summary["nodes"])))
+    tail.append(line(_counts("result", audit.summary["results"])))
+    sections = [
+        table.section(lost, "error"),
+        table.section(found),
+        table.section(audit.outliers, "differs"),
+        table.section(waived),
+        table.section(rest),
+    ]
+    room = 0 if every or not options.lines else max(_LEAST, options.lines - len(tail) - 1)
+    # One node's findings are all worth their lines.
+    yield from fitted(sections, room, options.width, _ALONE if table.alone else 0)
+    yield from tail
+    if table.cut:
+        yield line((REST, "dim"))
+
+
+def _recorded(audit: Audit, found: Recorded, verbose: int) -> Iterator[Line]:
+    """From where the verdicts are, and how old; with ``verbose`` that of each node."""
+    if verbose:
+        ages = (
+            (span(max(0.0, node.age_s)), node) for node in audit.nodes if node.age_s is not None
+        )
+        for age, names in grouped((age, node.name) for age, node in ages):
+            yield line((f"{'age':<{_INDENT}}", "bold"), f"{age}  ", (nodes(names, _WHOLE), "bold"))
+    said = f"recorded: {counted(found.believed, 'node')} of {len(audit.nodes)} in {found.source}"
+    if found.newest_s is not None and found.oldest_s is not None:
+        said += f", newest {span(found.newest_s)}, oldest {span(found.oldest_s)} old"
+    rest = len(audit.nodes) - found.believed - found.stale - found.missing
+    more = ((found.stale, "stale"), (found.missing, "without a verdict"), (rest, "not believed"))
+    bad = ", ".join(f"{number} {word}" for number, word in more if number)
+    yield line(f"{said}; {bad}" if bad else said)
 
 
 def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[Line]:
     """The nodes that are ready, the others with their reasons, then the findings of the audit."""
-    room = options.width - _INDENT
-    if ready.go:
-        count = counted(len(ready.go), "node")
-        names = nodes(ready.go, max(20, room - len(count) - 2))
-        yield line((f"{'GO':<{_INDENT}}", STYLES["ok"]), (names, "bold"), f"  {count}")
+    head = list(_go(ready, options))
+    yield from head
+    left = max(_LEAST, options.lines - len(head)) if options.lines else 0
+    yield from show_audit(ready.audit, replace(options, lines=left))
+
+
+def _go(ready: Ready, options: Options) -> Iterator[Line]:
+    """Who is ready, who is not, and whether that is enough."""
+    whole = bool(options.verbose) or not options.lines
+    room = _WHOLE if whole else min(options.width, _WIDEST) - _INDENT
+    for word, style, names in (("GO", "ok", ready.go), ("NO-GO", "fail", ready.no_go)):
+        if names:
+            count = counted(len(names), "node")
+            text = nodes(names, max(20, room - len(count) - 2))
+            yield line((f"{word:<{_INDENT}}", STYLES[style]), (text, "bold"), f"  {count}")
     if ready.no_go:
-        count = counted(len(ready.no_go), "node")
-        names = nodes(ready.no_go, max(20, room - len(count) - 2))
-        yield line((f"{'NO-GO':<{_INDENT}}", STYLES["fail"]), (names, "bold"), f"  {count}")
-        yield from _why(ready, options.verbose, room)
+        yield from _why(ready, whole, room)
     if ready.needed is not None:
         word, style = ("enough", "ok") if ready.enough else ("too few", "fail")
         yield line((f"{word:<{_INDENT}}", STYLES[style]), f"{ready.needed} needed")
     yield line("")
-    yield from show_audit(ready.audit, options)
 
 
-def _why(ready: Ready, verbose: int, room: int) -> Iterator[Line]:
+def _why(ready: Ready, whole: bool, room: int) -> Iterator[Line]:
     """A line for each set of checks that stops nodes; the findings below have their texts."""
     pairs = (
         (", ".join(dict.fromkeys(reason.partition(":")[0] for reason in reasons)), name)
         for name, reasons in ready.no_go.items()
     )
     rows = grouped(pairs)
-    most = len(rows) if verbose else _WHYS
+    most = len(rows) if whole else _WHYS
     for checks, names in rows[:most]:
-        shown = nodes(names, max(20, room // 3))
-        if len(rows) == 1:
-            yield line(" " * _INDENT, checks)
-        else:
-            yield line(" " * _INDENT, (shown, "bold"), f"  {checks}")
+        shown = nodes(names, _WHOLE) if whole else fits(names, max(20, room // 3))
+        who_: list[Part] = [] if len(rows) == 1 else [(shown, "bold"), "  "]
+        text = line(" " * _INDENT, *who_, checks)
+        yield text if whole or len(rows) == 1 else text.cut(_INDENT + room - 3)
     if rows[most:]:
         yield line(" " * _INDENT, (f"and {len(rows) - most} more (-v shows them)", "bold"))

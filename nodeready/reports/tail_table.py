@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nodeready.reports.registry import PLAIN, STYLES, Line, Options, Part, grouped, line, nodes
+from nodeready.reports.registry import (
+    PLAIN,
+    STYLES,
+    Line,
+    Options,
+    Part,
+    Section,
+    fits,
+    fitted,
+    line,
+    nodes,
+    reasons,
+)
 from nodeready.reports.stacks_table import ranks
-from nodeready.text import counted
+from nodeready.text import counted, span
 from nodeready.triage.logs import Group, Report, Tail
 
 #: Columns of the words on the left; groups that are shown without -v.
@@ -19,38 +31,54 @@ _WORDS = {"no-file": ("no file", "fail"), "unreadable": ("unreadable", "fail"),
           "stopped": ("stopped", "fail"), "skipped": ("skipped", "na")}  # fmt: skip
 
 
-def span(seconds: float) -> str:
-    """``12 s``, ``4 min 10 s``, ``3 h 5 min``, ``2 days``."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
-    if whole < 48 * 3600:
-        rest = whole % 3600 // 60
-        return f"{whole // 3600} h" + (f" {rest} min" if rest else "")
-    return f"{whole // 86400} days"
-
-
 class _Table:
-    def __init__(self, tail: Tail, verbose: int) -> None:
-        self.tail, self.verbose = tail, verbose
+    def __init__(self, tail: Tail, options: Options) -> None:
+        self.tail, self.verbose = tail, options.verbose
+        self.whole = bool(options.verbose) or not options.lines
 
     def head(self, word: str, style: str, *parts: Part) -> Line:
         return line((f"{word:<{_INDENT}}", style), *parts)
 
     def below(self, *parts: Part) -> Line:
         text = line(" " * _INDENT, *parts)
-        return text if self.verbose else text.cut(_TEXT)
+        return text if self.whole else text.cut(_TEXT)
 
     def names(self, names: tuple[str, ...] | list[str]) -> tuple[str, str]:
-        return nodes(names, _WHOLE if self.verbose else _NODES), "bold"
+        return nodes(names, _WHOLE if self.whole else _NODES), "bold"
 
-    def trouble(self, word: str, style: str, found: Mapping[str, str]) -> Iterator[Line]:
+    def trouble(self, word: str, style: str, found: Mapping[str, str]) -> Section:
         """The nodes that have no whole answer, nodes with the same reason together."""
-        for why, names in grouped((why, node) for node, why in found.items()):
-            yield self.head(word, STYLES[style], self.names(names))
-            yield self.below(why)
+
+        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
+            yield self.head(word, STYLES[style], self.names(row[1]))
+            yield self.below(row[0])
+
+        def short(row: tuple[str, list[str]]) -> Line:
+            return self.head(word, STYLES[style], (fits(row[1], 30), "bold"), f"  {row[0]}")
+
+        return Section(reasons(found.items(), self.verbose), full, short, self.more)
+
+    def more(self, count: int) -> Line:
+        return self.below((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
+
+    def short(self, group: Group) -> Line:
+        """A group in one line: its last line of all."""
+        last = group.lines[-1] if group.lines else group.why
+        return next(self.whole_of(group)).with_(f"  {last}" if last else "")
+
+    def whole_of(self, group: Group) -> Iterator[Line]:
+        return self.lines(group) if group.kind in ("stopped", "lines") else self.unread(group)
+
+    def groups(self, *kinds: str) -> list[Section]:
+        """The groups of these kinds; the largest one of files that were read stands apart: the
+        others are compared with it, and it is shown in any case."""
+        rows = [group for group in self.tail.groups if group.kind in kinds]
+        last = rows[-1:] if "lines" in kinds else []
+        rest = rows[: len(rows) - len(last)]
+        return [
+            Section(some, self.whole_of, self.short, self.more, _MOST - len(last))
+            for some in (rest, last)
+        ]
 
     def who(self, group: Group) -> str:
         """The ranks of a group's files, as far as the paths name them."""
@@ -144,28 +172,20 @@ def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
 
     With ``verbose`` nothing is cut or left out.
     """
-    verbose = options.verbose
-    table = _Table(tail, verbose)
-    yield from table.trouble("unreachable", "unreachable", tail.unreachable)
-    yield from table.trouble("failed", "failed", tail.failed)
-    yield from table.trouble("partial", "warn", tail.notes)
-    for group in tail.groups:
-        if group.kind in ("no-file", "unreadable"):
-            yield from table.unread(group)
-    rows = [group for group in tail.groups if group.kind in ("stopped", "lines")]
-    hidden = 0 if verbose else max(0, len(rows) - _MOST)
-    for at, group in enumerate(rows):
-        # The largest group is shown in any case: the others are compared with it.
-        if hidden and _MOST - 1 <= at < len(rows) - 1:
-            if at == _MOST - 1:
-                yield table.below((f"and {hidden} more groups (-v shows them)", "bold"))
-            continue
-        yield from table.lines(group)
-    for group in tail.groups:
-        if group.kind == "skipped":
-            yield from table.unread(group)
-    yield from table.reports()
-    yield from _end(tail, len(rows))
+    table = _Table(tail, options)
+    rows = sum(group.kind in ("stopped", "lines") for group in tail.groups)
+    after = [*table.reports(), *_end(tail, rows)]
+    sections = [
+        table.trouble("unreachable", "unreachable", tail.unreachable),
+        table.trouble("failed", "failed", tail.failed),
+        table.trouble("partial", "warn", tail.notes),
+        *table.groups("no-file", "unreadable"),
+        *table.groups("stopped", "lines"),
+        *table.groups("skipped"),
+    ]
+    room = 0 if table.whole else max(_MOST, options.lines - len(after))
+    yield from fitted(sections, room, options.width)
+    yield from after
 
 
 def _end(tail: Tail, groups: int) -> Iterator[Line]:

@@ -54,18 +54,81 @@ nr_said() {
     set +f
 }
 
-# nr_lines FILE...: FILE:LINE:TEXT of every line of the files that are there.
+# nr_lines KIND FILE...: FILE:LINE:TEXT of the lines of the files that are there. KIND: all; raw:
+# all, without their numbers; set: without comments and empty lines; few: those with one of the
+# patterns that nr_few PATTERN adds, for any section; routes: of /proc/net, without numbers and
+# without link-local and multicast networks, routes to this node itself and to containers, and all
+# of fib_trie but its leaves and this node's own addresses. In the shell of many sections, one process reads the files of all of them
+# at the end (NR_LATER): until then, what the section says of its files is a mark.
 nr_lines() {
-    grep -asHn '' "$@" /dev/null
+    nr_kind=$1
+    shift
+    if [ -n "${NR_LATER:-}" ] && nr_later "$@"; then return; fi
+    nr_grep "$@"
     :
 }
+# (What $NR_LATER has in it is among the few.)
+nr_few='^Linux$'
+nr_few() {
+    nr_few="$nr_few
+$1"
+}
+# Nothing of $nr_beside is like a line of a file that somebody writes.
+nr_comment='^[[:space:]]*([#;]|$)'
+nr_beside='^f[ef][0-9a-f]{30}|^(cali|veth|lxc|gke|azv)[^[:space:]]*([[:space:]][0-9A-F]{8}){2}'
+nr_beside="$nr_beside|^[0-9a-f]{32} .*[[:space:]]lo\$|^ *\\+-- |^ +/[0-9]+ .*(UNI|BROAD|MULTI)CAST\$"
+# A status above 125: it was not run.
+nr_grep() {
+    case $nr_kind in
+    all) grep -asHn '' "$@" /dev/null ;;
+    raw) grep -asH '' "$@" /dev/null ;;
+    set) grep -asHnvE -e "$nr_comment" -e "$nr_beside" "$@" /dev/null ;;
+    routes) grep -asHvE -e "$nr_beside" "$@" /dev/null ;;
+    few) grep -asHn -e "$nr_few" "$@" /dev/null ;;
+    esac
+    [ $? -le 125 ]
+}
+# nr_later FILE...: the files are noted for NR_LATER, with a file of one line in front that tells
+# the sections apart. Fails for a name that would not be one word in the list.
+nr_later_all='' nr_later_set='' nr_later_few=''
+nr_later() {
+    set -f
+    IFS='
+'
+    nr_joined=$*
+    nr_count=$#
+    # shellcheck disable=SC2086 # one word per file
+    nr_is_count $nr_joined
+    nr_is=$?
+    unset IFS
+    set +f
+    if [ "$nr_is" != 0 ] || [ ! -r "$NR_LATER" ]; then return 1; fi
+    nr_joined="
+$NR_LATER
+$nr_joined"
+    case $nr_kind in
+    all | raw) nr_later_all="$nr_later_all$nr_joined" ;;
+    set | routes) nr_later_set="$nr_later_set$nr_joined" ;;
+    few) nr_later_few="$nr_later_few$nr_joined" ;;
+    esac
+    printf '\n@%s later %s\n' "$NR" "$nr_kind"
+}
+nr_is_count() {
+    [ $# = "$nr_count" ]
+}
 
-# nr_exact FILE...: the bytes of each file, in base64, between two lines of ours.
+# nr_exact FILE...: the bytes of each file, in base64, between two lines of ours. Of a small file
+# whose size is known, its size and its lines, which need no process of their own.
 nr_exact() {
     for nr_file in "$@"; do
         if [ -f "$nr_file" ] && [ -r "$nr_file" ]; then
             printf '\n@%s file %s\n' "$NR" "$nr_file"
-            base64 "$nr_file"
+            if [ -n "${NR_LATER:-}" ] && nr_seen_at "$nr_file" && [ "$nr_size" -le 8192 ]; then
+                printf 'size=%s\n' "$nr_size"
+                nr_lines all "$nr_file"
+            elif [ -s "$nr_file" ]; then
+                base64 "$nr_file"
+            fi
             printf '\n@%s eof\n' "$NR"
         fi
     done

@@ -251,7 +251,8 @@ class _Nodes:
         task, names = self.task, list(names)
         limit_s = max(1, int(min(_LOOK_S, task.left_s / 2)))
         looks: dict[Key, Conversation[Look]] = {
-            name: look_at(name, task.policies[name], _SUBJECTS, limit_s) for name in names
+            name: look_at(name, task.policies[name], _SUBJECTS, limit_s, nonce=task.carrier.nonce)
+            for name in names
         }
         with self.progress("looking", names) as done:
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from nodeready.subjects.base import Output, Section
+from nodeready.subjects.base import Output, Section, frozen
 
 if TYPE_CHECKING:
     from nodeready.policy import Policy
@@ -29,6 +30,7 @@ OPEN_FILES = (
     "/usr/etc/ssh/ssh_config.d/*.conf",
     "/etc/profile.d/*nodeready*",
     "/etc/pdsh/rcmd_default",
+    "/etc/environment",
     *(f"{parent}/pdsh/sshcmd.so" for parent in ("/usr/lib", "/usr/lib64", "/usr/lib/*")),
 )
 #: The directories of the files that a deploy writes, beside the policy's directory of cores; a
@@ -273,8 +275,12 @@ def stuck(access: Access, program: str) -> Stuck | None:
 def parse_access(outputs: Mapping[str, Output]) -> Access:
     """The modes; none where nobody asked. Raises ProbeError when the section did not end well."""
     output = outputs.get(ACCESS.name)
-    if output is None:
-        return Access()
+    return Access() if output is None else _access(output)
+
+
+@lru_cache(maxsize=64)
+def _access(output: Output) -> Access:
+    # Three subjects read it, and thousands of nodes print the same.
     seen, links = dict[str, Inode](), dict[str, str]()
     for row in output.all("at"):
         match = _AT.fullmatch(row)
@@ -287,7 +293,8 @@ def parse_access(outputs: Mapping[str, Output]) -> Access:
     said = dict(row.partition(" ")[::2] for row in output.all("unloaded"))
     # Of a script the loader says that the script itself is no ELF file.
     unloaded = {path: why for path, why in said.items() if not why.startswith(f"{path}:")}
-    return Access(seen, links, unloaded)
+    found: Access = frozen(Access(seen, links, unloaded))
+    return found
 
 
 ACCESS = Section("access", _access_script, first=True)

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copyreg
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable
+from dataclasses import dataclass, is_dataclass
+from functools import wraps
+from itertools import compress, count
+from operator import ne
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar
 
 if TYPE_CHECKING:
     # The proofs travel to the nodes with this module, and need no policy there.
     from nodeready.policy import Policy
+
+
+Made = TypeVar("Made")
 
 
 class ProbeError(Exception):
@@ -47,6 +56,8 @@ class Section:
     beside:    the section starts a program that may be slow or hang for good (a vendor's tool, a
                mount): it runs beside the other sections, and a program that cannot be ended is
                left behind, not waited for
+    quick:     of a section that runs beside: mostly it needs no longer than the other sections, so
+               it is first tried in one shell with them, as one of the last
     first:     the section runs before all others that run together: they use what it has seen
     when:      for a section that runs beside: a shell command that says whether there is anything
                to run (``command -v nvidia-smi >/dev/null``); when not, the section is empty
@@ -57,6 +68,7 @@ class Section:
     timeout_s: int = 5
     cap_bytes: int = 262144
     beside: bool = False
+    quick: bool = False
     first: bool = False
     when: str = ":"
 
@@ -64,6 +76,10 @@ class Section:
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 #: Characters of a path; more than the kernel takes (PATH_MAX).
 _PATH = 8192
+
+
+#: What ends a line for str.splitlines, beside a newline, of ASCII.
+_OTHER_ENDS = ("\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e")
 
 
 @dataclass(frozen=True)
@@ -102,25 +118,72 @@ class Output:
 
     def all(self, name: str) -> list[str]:
         """Every VALUE of the ``NAME=VALUE`` lines of this name, in order."""
-        start = f"{name}="
-        return [
-            line[len(start) :] for line in self.require().splitlines() if line.startswith(start)
-        ]
+        start, text = f"{name}=", self.require()
+        if not text.isascii() or any(one in text for one in _OTHER_ENDS):
+            return [line[len(start) :] for line in text.splitlines() if line.startswith(start)]
+        # A line is mostly another one.
+        found, at = [], 0 if text.startswith(start) else text.find(f"\n{start}") + 1
+        while at or text.startswith(start, at):
+            begin = at + len(start)
+            end = text.find("\n", begin)
+            found.append(text[begin : end if end >= 0 else len(text)])
+            at = text.find(f"\n{start}", end) + 1 if end >= 0 else 0
+            if not at:
+                break
+        return found
 
     def files(self) -> dict[str, bytes]:
         """The files that nr_exact printed, path -> the bytes as they are on the node."""
+        found = dict[str, bytes]()
+        for path, said, _ in self._blocks():
+            if path.startswith("/"):
+                size = re.match(r"size=(\d{1,9})\n", said)
+                if size:
+                    found[path] = _of_size(path, int(size[1]), said[size.end() :])
+                else:
+                    found[path] = decoded(said)
+        return found
+
+    def lines(self) -> Iterator[Line]:
+        """The lines that nr_lines printed, without those of the files of nr_exact."""
+        text, at = f"\n{self.require()}\n", 0
+        for _, _, (begin, end) in self._blocks():
+            yield from file_lines(text[at:begin])
+            at = end
+        yield from file_lines(text[at:])
+
+    def _blocks(self) -> Iterator[tuple[str, str, tuple[int, int]]]:
+        """Of each file of nr_exact its path, what was printed of it, and where in the text, which
+        has a line's end before and after it."""
         begin, end = f"\n@{self.nonce} file ", f"\n@{self.nonce} eof\n"
-        text, found, at = f"\n{self.require()}\n", dict[str, bytes](), 0
-        while (at := text.find(begin, at)) >= 0:
-            path, _, _ = text[at + len(begin) : at + len(begin) + _PATH].partition("\n")
-            start = at + len(begin) + len(path)
+        text, at = f"\n{self.require()}\n", 0
+        while (first := text.find(begin, at)) >= 0:
+            path, _, _ = text[first + len(begin) : first + len(begin) + _PATH].partition("\n")
+            start = first + len(begin) + len(path)
             until = text.find(end, start)
             if until < 0:
                 break
-            if path.startswith("/"):
-                found[path] = decoded(text[start + 1 : max(until, start + 1)])
             at = until + len(end) - 1
-        return found
+            yield path, text[start + 1 : max(until, start + 1)], (first, at)
+
+
+def _of_size(path: str, size: int, text: str) -> bytes:
+    """The bytes of a file in its lines as nr_lines printed them. Raises ProbeError.
+
+    The size tells whether the last line has an end.
+    """
+    count, lines = 0, []
+    for line in text.split("\n"):
+        front = f"{path}:{count + 1}:"
+        if line.startswith(front):
+            count += 1
+            lines.append(line[len(front) :])
+    data = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+    if len(data) == size + 1:
+        return data[:-1]
+    if len(data) != size:
+        raise ProbeError("a file that is not whole", text)
+    return data
 
 
 def decoded(text: str) -> bytes:
@@ -152,6 +215,10 @@ _FILE_LINE = re.compile(
 )
 
 
+#: The numbers of most lines.
+_NUMBERS = {str(number): number for number in range(1, 1000)}
+
+
 def file_lines(text: str) -> Iterator[Line]:
     """The lines that nr_lines printed (``/path:number:text``); other lines are passed over.
 
@@ -159,6 +226,14 @@ def file_lines(text: str) -> Iterator[Line]:
     colons (``/etc/a:1:b.conf``) is not: its lines pass for lines of ``/etc/a``.
     """
     for raw in text.split("\n"):
+        if not raw.startswith("/"):
+            continue
+        # Mostly there is no colon in the path, and no PCI address: that is seen sooner.
+        path, _, rest = raw.partition(":")
+        number, colon, line = rest.partition(":")
+        if colon and number in _NUMBERS and path[-5:-4] != "/":
+            yield Line(path, _NUMBERS[number], line)
+            continue
         match = _FILE_LINE.match(raw)
         if match:
             yield Line(match[1], int(match[2]), match[3])
@@ -187,6 +262,140 @@ def number(text: str, what: str) -> int:
         return int(text.strip())
     except ValueError:
         raise ProbeError(f"{what} is no number", text) from None
+
+
+def of_one_node(make: Callable[[Any], Made]) -> Callable[[Any], Made]:
+    """The function, made once of the observation that several checks give it one after another."""
+    last: list[tuple[Any, Made]] = []
+
+    @wraps(make)
+    def made(seen: Any) -> Made:
+        if not last or last[0][0] is not seen:
+            last[:] = [(seen, make(seen))]
+        return last[0][1]
+
+    return made
+
+
+def of_all_nodes(make: Callable[[tuple[str, ...]], Made]) -> Callable[[tuple[str, ...]], Made]:
+    """The function, made once of the tuple that is given for every node of a run.
+
+    By its identity: that of a large fleet takes milliseconds to be hashed, and has so for each
+    node.
+    """
+    last: list[tuple[tuple[str, ...], Made]] = []
+
+    def made(given: tuple[str, ...]) -> Made:
+        if not last or last[0][0] is not given:
+            last[:] = [(given, make(given))]
+        return last[0][1]
+
+    return made
+
+
+def frozen(seen: Any) -> Any:
+    """An observation, or a part of one, that many nodes may share: nobody can change it."""
+    if isinstance(seen, Mapping):
+        return MappingProxyType({key: frozen(value) for key, value in seen.items()})
+    if isinstance(seen, tuple) and type(seen) is tuple:
+        return tuple(map(frozen, seen))
+    if isinstance(seen, (list, set)):
+        return tuple(map(frozen, seen)) if isinstance(seen, list) else frozenset(seen)
+    if is_dataclass(seen):
+        for name, value in vars(seen).items():
+            made = frozen(value)
+            if made is not value:
+                object.__setattr__(seen, name, made)
+    return seen
+
+
+def _read_only(found: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(found)
+
+
+# So that another process can be given it.
+copyreg.pickle(MappingProxyType, lambda shared: (_read_only, (dict(shared),)))  # type: ignore
+
+
+# --- A text like one that was read before: thousands of nodes differ by a few values.
+
+
+def changed(one: Made, **fields: Any) -> Made:
+    """The frozen dataclass with these fields. `dataclasses.replace` takes thirty times as long."""
+    made: Made = object.__new__(type(one))
+    vars(made).update(vars(one), **fields)
+    return made
+
+
+def unequal(lines: Iterable[str], others: Iterable[str]) -> list[int]:
+    """The numbers of the lines, of as many, that are not the same."""
+    return [*compress(count(), map(ne, lines, others))]
+
+
+@dataclass(frozen=True, eq=False)
+class Alike(Generic[Made]):
+    """A text of lines ``PATH:VALUE`` that was read in full.
+
+    read:   what was read of it
+    varies: number of a line -> its ``PATH:``, where another value changes no more than what is
+            made of that value
+    """
+
+    lines: tuple[str, ...]
+    read: Made
+    varies: Mapping[int, str]
+
+    @classmethod
+    def of(cls, lines: list[str], read: Made, varies: Callable[[str], bool]) -> Alike[Made]:
+        """varies: whether the value of a path is such a one; one with several lines is none."""
+        starts = [line[: line.find(":") + 1] for line in lines]
+        counts = Counter(starts)
+        found = {
+            at: start
+            for at, start in enumerate(starts)
+            if start and counts[start] == 1 and varies(start[:-1])
+        }
+        return cls(tuple(lines), read, found)
+
+    def differing(self, lines: list[str]) -> dict[str, str] | None:
+        """Path -> the other value, of as many lines as here; None where more than this differs."""
+        found: dict[str, str] = {}
+        for at in unequal(lines, self.lines):
+            start = self.varies.get(at)
+            if start is None or not lines[at].startswith(start):
+                return None
+            found[start[:-1]] = lines[at][len(start) :]
+        return found
+
+
+class Known(Generic[Made]):
+    """The texts of one section that were read in full, the latest of each length."""
+
+    #: Lengths, texts of one length, characters of a text that is kept.
+    _LENGTHS, _EACH, _LONGEST = 64, 4, 1 << 16
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], list[Alike[Made]]] = {}
+
+    def of(self, lines: list[str]) -> tuple[Alike[Made], ...]:
+        """Those of as many lines; the one that was of use last comes first."""
+        return tuple(self._known.get((len(lines), lines[0]), ()))
+
+    def used(self, one: Alike[Made]) -> None:
+        """This one was like a node's: what odd nodes print does not drive it out."""
+        known = self._known[len(one.lines), one.lines[0]]
+        if known[0] is not one:
+            known.remove(one)
+            known.insert(0, one)
+
+    def keep(self, one: Alike[Made]) -> None:
+        if sum(map(len, one.lines)) > self._LONGEST:
+            return
+        key = len(one.lines), one.lines[0]
+        known = self._known.pop(key, [])
+        if len(self._known) >= self._LENGTHS:
+            del self._known[next(iter(self._known))]
+        self._known[key] = [*known[: self._EACH - 1], one]
 
 
 #: Where PAM looks for a service's file, the first one counts (Linux-PAM's pam_handlers.c: its own
@@ -304,7 +513,7 @@ def _own_files_script(patterns: tuple[str, ...]) -> str:
         elif [ -e "$nr_file" ]; then printf 'special=%s\n' "$nr_file"
         fi
     done
-    if [ $# != 0 ]; then nr_lines "$@"; fi
+    if [ $# != 0 ]; then nr_lines all "$@"; fi
     set --
     for nr_file in {" ".join(parents)}; do
         # A pattern of directories that names none stands for its parent.

@@ -7,12 +7,13 @@ runs, tell about each node. A look and the context make a node `Judged`, once.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nodeready.policy import Policy
 from nodeready.policy.policy import Expected
+from nodeready.subjects.access import Access
 from nodeready.subjects.base import Counters, Unknown
 from nodeready.subjects.nics.facts import Nics, with_peers
 from nodeready.subjects.ports import facts as ports
@@ -21,6 +22,7 @@ from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client import known_hosts
+from nodeready.subjects.ssh_client.facts import SshClient
 
 # --- What is kept of a look for the next one: the counters.
 
@@ -82,6 +84,33 @@ def with_counters(snapshot: Snapshot, earlier: Counted | None, now: float) -> Sn
         if observed is not None and now > seen:
             subjects[name] = replace(observed, before=Counters(now - seen, values))
     return replace(snapshot, subjects=subjects)
+
+
+# --- What all nodes need of each look before any can be judged.
+
+#: The subjects whose results are not told by the node's own look and declared policy alone: see
+#: `FleetContext.completed` and `expectations`.
+COMPLETED = frozenset({"ssh_client", "gate", "nics", "ports", "proof", *_COUNTING})
+
+
+def addresses_of(snapshot: Snapshot) -> frozenset[str] | None:
+    """The addresses that a node says that it has; None: its interfaces were not observed."""
+    nics = snapshot.subjects.get("nics")
+    if not isinstance(nics, Nics):
+        return None
+    return frozenset(
+        address.partition("/")[0]
+        for found in nics.interfaces.values()
+        for address in found.addresses or ()
+    )
+
+
+def identity_of(snapshot: Snapshot) -> SshClient | None:
+    """Of the observation of ssh, what the fleet's known hosts are made of."""
+    seen = snapshot.subjects.get("ssh_client")
+    if not isinstance(seen, SshClient):
+        return None
+    return replace(seen, config={}, files={}, own=(), asked=(), access=Access())
 
 
 # --- What is known beside the looks, and the one place where looks are judged.
@@ -186,7 +215,7 @@ def expectations(
     endpoints: Mapping[str, known_hosts.Endpoint],
     program: Callable[[], bytes],
     fetch: Callable[[str], str],
-) -> dict[str, Policy]:
+) -> Mapping[str, Policy]:
     """The policies, completed by the host keys of all nodes and the digests of the gate's files.
 
     endpoints: of all nodes of the inventory, those of this run and the others
@@ -195,23 +224,50 @@ def expectations(
                only called for blocks that were too large to come along and differ from what is
                wanted
     """
-    # Imported here, because it imports the templates: a command that only looks needs none.
-    from nodeready.subjects.gate.files import complete
-
     lines: dict[tuple[str, ...], Callable[[str], tuple[str, ...]]] = {}
-    made: dict[str, Policy] = {}
-    for name, policy in wanted.items():
-        if policy.ssh_client_mode != "known_hosts":
-            made[name] = complete(policy, policy, program)
-            continue
+    for policy in wanted.values():
         extra = policy.ssh_known_hosts
-        if extra not in lines:
+        if policy.ssh_client_mode == "known_hosts" and extra not in lines:
             lines[extra] = _known_hosts(snapshots, extra, endpoints, fetch)
-        told = replace(policy, ssh_known_hosts=lines[extra](name))
-        done = complete(told, policy, program)
-        key = endpoints[name].key if name in endpoints else ""
-        made[name] = Expected.completing(done, host_key=key) if key else done
-    return made
+    return _Expectations(wanted, lines, endpoints, program)
+
+
+class _Expectations(Mapping[str, Policy]):
+    """The completed policies, each made when it is asked for: all of them fill the memory."""
+
+    def __init__(
+        self,
+        wanted: Mapping[str, Policy],
+        lines: Mapping[tuple[str, ...], Callable[[str], tuple[str, ...]]],
+        endpoints: Mapping[str, known_hosts.Endpoint],
+        program: Callable[[], bytes],
+    ) -> None:
+        self._wanted, self._lines = wanted, lines
+        self._endpoints, self._program = endpoints, program
+        self._made: dict[tuple[int, int], Policy] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._wanted)
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def __getitem__(self, name: str) -> Policy:
+        # Imported here, because it imports the templates: a command that only looks needs none.
+        from nodeready.subjects.gate.files import complete
+
+        policy = self._wanted[name]
+        if policy.ssh_client_mode != "known_hosts":
+            return complete(policy, policy, self._program)
+        lines = self._lines[policy.ssh_known_hosts](name)
+        # Without the node's own key, one for all nodes of a policy. Both are kept by others.
+        key = id(policy), id(lines)
+        if key not in self._made:
+            told = replace(policy, ssh_known_hosts=lines)
+            self._made[key] = complete(told, policy, self._program)
+        done = self._made[key]
+        host_key = self._endpoints[name].key if name in self._endpoints else ""
+        return Expected.completing(done, host_key=host_key) if host_key else done
 
 
 def _known_hosts(

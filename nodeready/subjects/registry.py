@@ -28,6 +28,7 @@ from nodeready.subjects.proof.checks import SUBJECT as proof
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from nodeready.subjects.result import OBSERVED as OBSERVED, Page, Subject
 from nodeready.policy.fields import closest
@@ -102,8 +103,13 @@ class Selection:
 
     def of(self, results: Iterable[Result]) -> list[Result]:
         """The results of these checks. A subject that could not be observed stays."""
-        ids = {*self.checks, *(f"{subject}.{OBSERVED}" for subject in self.subjects)}
+        ids = self.results
         return [result for result in results if result.check in ids]
+
+    @cached_property
+    def results(self) -> frozenset[str]:
+        """The ids of their results."""
+        return frozenset((*self.checks, *(f"{one}.{OBSERVED}" for one in self.subjects)))
 
 
 def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import base64
 import fnmatch
+import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +28,7 @@ from nodeready.subjects.base import (
     Refusal,
     Section,
     Unknown,
+    frozen,
 )
 from nodeready.subjects.registry import OBSERVED, PROBES, SUBJECTS
 from nodeready.subjects.result import ADMIN, Result, unknown
@@ -52,8 +55,18 @@ MARGIN_S = 3
 #: more where one of them may wait for longer: for a home directory.
 TOGETHER_S = 5
 
+#: Seconds for that shell where sections run in it that are mostly quick: a hung network mount
+#: costs five of them. It is no more than this part of the whole look's, so that there is time to
+#: run them beside the others when the shell did not come to its end.
+QUICK_S, _QUICK_PART = 10, 2 / 3
+
+_STATUS = re.compile(r"[0-9]{1,3}\n?")
 #: Characters in front of each line of a section that ran in a shell of its own.
 _IN_FRONT = 7
+
+#: Among the files that are read for many sections at once, this one of one line stands before
+#: those of each section. Nothing else is spelt so.
+_BETWEEN = "//proc/sys/kernel/ostype"
 
 # First all sections run in one shell, one after the other, as functions: a process costs more than
 # what most sections do. When that shell does not end well (a section hangs, prints without end, or
@@ -71,6 +84,15 @@ _IN_FRONT = 7
 # taken, within a limit. So nothing waits for a program in state D, which no signal ends and for
 # which `timeout` would wait: the program is left behind with a pipe that nobody reads. This needs
 # no file, and a section with nothing to run costs no process.
+#
+# All that costs seven processes, more than most sections that run beside the others. So those
+# that are mostly quick run as the last ones in the one shell, each in a subshell with a pipe of
+# its own: when a program hangs there, it holds that pipe and not the shell's output, which
+# therefore ends with the shell. Only when the shell did not end well do they run beside the
+# others.
+#
+# The files that the sections of the one shell want to see (nr_lines) are noted, and read at the
+# end: a process for all of a kind. Its lines stand in a section of their own, =KIND.
 _RUN = r"""
 nr_timeout=
 IFS=:
@@ -80,7 +102,11 @@ for nr_dir in $PATH; do
 done
 unset IFS
 nr_limit="$nr_timeout -k 1"
-if [ -z "$nr_timeout" ] || [ "$nr_timeout" -ef /bin/busybox ]; then nr_limit=nr_session; fi
+nr_front='cat -n'
+if [ -z "$nr_timeout" ] || [ "$nr_timeout" -ef /bin/busybox ]; then
+    nr_limit=nr_session
+    nr_front='sed s/^/------|/'
+fi
 nr_session() {
     nr_seconds=$1
     shift
@@ -103,27 +129,27 @@ nr_shell() {
 }
 nr_section() {
     printf '\n@%s piped %s\n' "$NR" "$1"
-    nr_shell "$2" "$NR_LIB
+    nr_soon "$2"
+    nr_shell "$nr_soon" "$NR_LIB
 nr_trap
-$4" 2>&1 | head -c "$3" | sed 's/^/      |/'
+$NR_BODIES
+nr_in_$1" 2>&1 | head -c "$3" | sed 's/^/      |/'
     printf '\n@%s end\n' "$NR"
 }
-nr_join() {
-    NR_TOGETHER="$NR_TOGETHER
-nr_it() {
-:
-$2
-}
-printf '\n@%s begin %s\n' $NR $1
-nr_it
-printf '\n@%s rc %s\n\n@%s end\n' $NR \$? $NR"
+# nr_soon SECONDS: nr_soon, so many, but no more than the whole look has left.
+nr_soon() {
+    read -r nr_up nr_x </proc/uptime
+    nr_soon=$((nr_end - ${nr_up%%.*}))
+    if [ "$1" -lt "$nr_soon" ]; then nr_soon=$1; fi
+    if [ "$nr_soon" -lt 1 ]; then nr_soon=1; fi
 }
 nr_start() {
     NR_TEXT="$NR_LIB
 nr_trap
 $2"
     export NR_TEXT
-    $nr_limit "$1" sh -c "$nr_eval" </dev/null 2>&1 &
+    nr_soon "$1"
+    $nr_limit "$nr_soon" sh -c "$nr_eval" </dev/null 2>&1 &
 }
 nr_take() {
     printf '\n@%s piped %s\n' "$NR" "$1"
@@ -142,8 +168,44 @@ nr_empty() {
     printf '\n@%s begin %s\n\n@%s rc 0\n\n@%s end\n' "$NR" "$1" "$NR" "$NR"
 }
 nr_together() {
-    { { nr_shell "$1" "$NR_LIB$NR_TOGETHER" 2>&1 4>&- 5>&-; echo $? >&4; } |
+    { { nr_shell "$1" "$NR_LIB$NR_BODIES
+nr_front='$nr_front'
+$NR_CALLS" 2>&1 4>&- 5>&-; echo $? >&4; } |
         head -c "$2" >&5; } 4>&1
+}
+"""
+# In the one shell: a section, and one that is mostly quick. The latter's trap prints its status.
+# This shell's own trap keeps it there as long as a program does not heed TERM, so that `timeout`
+# kills both. `exec`: a redirection of dash's keeps what was there before, the shell's output.
+_CALLS = r"""
+trap 'exit 143' TERM
+nr_run() {
+    printf '\n@%s begin %s\n' "$NR" "$1"
+    "nr_in_$1"
+    printf '\n@%s rc %s\n\n@%s end\n' "$NR" $? "$NR"
+}
+nr_read() {
+    if [ $# = 1 ]; then return; fi
+    nr_kind=$1
+    shift
+    printf '\n@%s begin =%s\n' "$NR" "$nr_kind"
+    nr_grep "$@" "$NR_LATER" || exit 1
+    printf '\n@%s end\n' "$NR"
+}
+nr_read_later() {
+    set -f
+    IFS='
+'
+    # shellcheck disable=SC2086 # one word per file
+    { nr_read all $nr_later_all; nr_read set $nr_later_set; nr_read few $nr_later_few; }
+    unset IFS
+    set +f
+    NR_LATER=
+}
+nr_quick() {
+    printf '\n@%s piped %s\n' "$NR" "$1"
+    { exec </dev/null 2>&1; nr_trap; "nr_in_$1"; } | $nr_front
+    printf '\n@%s end\n' "$NR"
 }
 """
 _PACK = r"""
@@ -178,44 +240,76 @@ def make_script(
     rest = max(1, limit_s - margin_s)
     sections = tuple(replace(s, timeout_s=min(s.timeout_s, rest)) for s in sections)
     together = [section for section in sections if not section.beside]
-    beside = [section for section in sections if section.beside]
+    quick = [section for section in sections if section.quick]
+    slow = [section for section in sections if section.beside and not section.quick]
+    texts = {section.name: shell.minify(section.script(policy)) for section in sections}
+    for section in quick:
+        if section.when != ":":
+            texts[section.name] = f"if {section.when}; then\n{texts[section.name]}fi\n"
     # A policy can leave a section nothing to do.
-    idle = {section.name for section in sections if section.script(policy).strip() == ":"}
-    bodies = {s.name: shell.quote(shell.minify(s.script(policy))) for s in (*together, *beside)}
+    idle = {name for name, text in texts.items() if text.strip() == ":"}
+    shared = [s for s in (*together, *quick) if s.name not in idle]
+    bodies = "".join(f"nr_in_{s.name}() {{\n:\n{texts[s.name]}}}\n" for s in (*together, *quick))
+    calls = [
+        f"NR_LATER={_BETWEEN}",
+        *(f"nr_run {s.name}" for s in together),
+        "nr_read_later",
+        *(f"nr_quick {s.name}" for s in quick),
+    ]
+    limit = min(rest, max([TOGETHER_S, *(s.timeout_s for s in shared if not s.quick)]))
+    if quick:
+        limit = max(1, min(int(rest * _QUICK_PART), max(limit, QUICK_S)))
     lines = [
         f"NR={nonce}",
         "exec 3<&-",
         f"NR_LIB={shell.quote(f'NR={nonce}' + chr(10) + shell.library('probe'))}",
-        *(f"nr_body_{name}={body}" for name, body in bodies.items()),
+        f"NR_BODIES={shell.quote(bodies)}",
+        f"NR_CALLS={shell.quote(shell.minify(_CALLS) + chr(10).join(calls))}",
+        *(f"nr_body_{s.name}={shell.quote(texts[s.name])}" for s in slow),
         shell.minify(_RUN),
-        "NR_TOGETHER=",
-        *(f'nr_join {s.name} "$nr_body_{s.name}"' for s in together),
         "read -r nr_begin nr_x </proc/uptime",
         "nr_begin=${nr_begin%%.*}",
+        f"nr_end=$((nr_begin + {rest}))",
+        "nr_again_0() {",
+        ":",
+        *(f"nr_section {_limits(s)}" for s in together),
+        "}",
+        *_levels("nr_again", quick, idle),
+        "nr_level_0() {",
+        # Twice the size, for the numbers of lines.
+        f"nr_ended=$(nr_together {limit} {sum(s.cap_bytes * (1 + s.quick) for s in shared)})",
+        'if [ "$nr_ended" != 0 ]; then',
+        "(read -r nr_begin nr_x </proc/uptime",
+        "nr_begin=${nr_begin%%.*}",
+        # What is left behind must not hold the answer's pipe.
+        f"nr_again_{len(quick)}) 5>&-",
+        "fi",
+        "} 5>&1",
+        *_levels("nr_level", slow, idle),
     ]
-    busy = [section for section in together if section.name not in idle]
-    cap = sum(section.cap_bytes for section in busy)
-    limit = min(rest, max([TOGETHER_S, *(section.timeout_s for section in busy)]))
-    lines += ["nr_level_0() {", f"nr_ended=$(nr_together {limit} {cap})"]
-    lines += ['if [ "$nr_ended" != 0 ]; then', ":"]
-    lines += [f'nr_section {_limits(s)} "$nr_body_{s.name}"' for s in together]
-    lines += ["fi", "} 5>&1"]
+    lines += [f"nr_all() {{ nr_level_{len(slow)}; }}", shell.minify(_PACK)]
+    return "\n".join(lines)
+
+
+def _levels(name: str, beside: list[Section], idle: set[str]) -> Iterator[str]:
+    """The shell functions NAME_1 and so on: each runs a section beside the function before."""
     for level, section in enumerate(beside):
-        lines += [
-            f"nr_level_{level + 1}() {{",
+        text = f'"$nr_body_{section.name}"'
+        if section.quick:
+            text = f'"$NR_BODIES\nnr_in_{section.name}"'
+        yield from (
+            f"{name}_{level + 1}() {{",
             f"if {'false' if section.name in idle else section.when}; then",
-            f'nr_start {section.timeout_s} "$nr_body_{section.name}" </dev/null | {{',
-            f"nr_level_{level} </dev/null",
+            f"nr_start {section.timeout_s} {text} </dev/null | {{",
+            f"{name}_{level} </dev/null",
             f"nr_take {_limits(section)}",
             "}",
             "else",
             f"nr_empty {section.name}",
-            f"nr_level_{level}",
+            f"{name}_{level}",
             "fi",
             "}",
-        ]
-    lines += [f"nr_all() {{ nr_level_{len(beside)}; }}", shell.minify(_PACK)]
-    return "\n".join(lines)
+        )
 
 
 def _limits(section: Section) -> str:
@@ -227,25 +321,59 @@ def mark(nonce: str) -> str:
     return f"nodeready/1 {nonce}"
 
 
+def _marked(text: str, start: int, words: tuple[str, ...]) -> tuple[str, int]:
+    """The first of these words that stands at ``start``, alone until the line's end, and where
+    its line goes on; "" when none does.
+    """
+    for word in words:
+        if text.startswith(word, start):
+            end = text.find("\n", start)
+            after = text[start + len(word) : end if end >= 0 else len(text)]
+            return (word, start + len(word)) if not after.strip() else ("", start)
+    return "", start
+
+
 def _unpack(text: str, nonce: str) -> bytes:
     """The bytes between our two lines; what a login printed around the lines is passed over."""
-    start = re.escape(mark(nonce))
+    # A regular expression with a nonce in it is compiled for one answer alone, which takes longer
+    # than to use it.
+    start, how, first = f"{mark(nonce)} ", "", -1
     # The mark may stand inside of a line: what a login prints can end without a newline.
-    begin = re.search(rf"{start} (gzip|plain|nobase64)\s*$", text, re.M)
-    if begin is None:
+    while not how and (first := text.find(start, first + 1)) >= 0:
+        how, begin = _marked(text, first + len(start), ("gzip", "plain", "nobase64"))
+    if not how:
         raise ProbeError("no answer from the node's shell", text.strip())
-    if begin[1] == "nobase64":
+    if how == "nobase64":
         raise ProbeError("base64 is not installed")
-    end = re.compile(rf"^{start} end\s*$", re.M).search(text, begin.end())
-    if end is None:
+    ended, last = "", begin - 1
+    while not ended and (last := text.find(f"\n{start}", last + 1)) >= 0:
+        ended, _ = _marked(text, last + 1 + len(start), ("end",))
+    if not ended:
         raise ProbeError("the answer was cut off")
     try:
-        packed = base64.b64decode(text[begin.end() : end.start()], validate=False)
-        if begin[1] == "plain":
+        packed = base64.b64decode(text[begin:last], validate=False)
+        if how == "plain":
             return packed[:MAX_ANSWER_BYTES]
         return zlib.decompressobj(31).decompress(packed, MAX_ANSWER_BYTES)
     except (ValueError, zlib.error) as error:
         raise ProbeError(f"the answer is damaged: {error}") from None
+
+
+def _sections(body: bytes, nonce: str) -> Iterator[tuple[bytes, str, str]]:
+    """How each section was printed, its name, and what stands behind that, up to the next one."""
+    start, at = f"\n@{nonce} ".encode(), 0
+    found: list[tuple[bytes, str, int, int]] = []
+    body = b"\n" + body
+    while (at := body.find(start, at)) >= 0:
+        word = at + len(start)
+        end = body.find(b"\n", word) if body[word : word + 6] in (b"begin ", b"piped ") else -1
+        if end >= 0:
+            name = body[word + 6 : end].decode("utf-8", "surrogateescape")
+            found.append((body[word : word + 5], name, at, end + 1))
+        at = word if end < 0 else end + 1
+    until = [first for _, _, first, _ in found[1:]]
+    for (how, name, _, begin), end in zip(found, (*until, len(body))):
+        yield how, name, body[begin:end].decode("utf-8", "surrogateescape")
 
 
 def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str, Output]:
@@ -254,34 +382,89 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
     Raises ProbeError when there is no answer at all. A section that is missing, was cut off or
     timed out is an Output whose ``require`` raises.
     """
-    body = _unpack(text, nonce).decode("utf-8", "surrogateescape")
     caps = {section.name: section.cap_bytes for section in sections}
     outputs: dict[str, Output] = {}
-    pieces = re.split(rf"\n@{re.escape(nonce)} (begin|piped) ([^\n]*)\n", f"\n{body}")
-    for how, name, rest in zip(pieces[1::3], pieces[2::3], pieces[3::3]):
+    files: dict[str, list[str]] = {}
+    waiting: dict[str, Output] = {}
+    for how, name, rest in _sections(_unpack(text, nonce), nonce):
+        content = rest.partition(f"\n@{nonce} end\n")[0]
+        if name[:1] == "=":
+            # What stands before the first of them is nobody's.
+            files[name[1:]] = f"\n{content}".split(f"\n{_BETWEEN}:1:")[1:]
         if name not in caps:
             continue
-        content = rest.partition(f"\n@{nonce} end\n")[0]
         most = max(caps[name], SECTION_BYTES)
         came = content
-        if how == "piped" and len(came) <= 2 * most:
-            content = "\n".join(line[_IN_FRONT:] for line in came.split("\n"))
+        if how == b"piped" and len(came) <= 2 * most:
+            content = "\n".join([line[_IN_FRONT:] for line in came.split("\n")])
         if len(content) > most:
             outputs[name] = Output(content[:most], None, truncated=True, nonce=nonce)
             continue
         printed, ended, status = content.rpartition(f"\n@{nonce} rc ")
         # A section can print such a line itself: only the last one tells the status.
-        if ended and re.fullmatch(r"[0-9]{1,3}\n?", status):
+        if ended and _STATUS.fullmatch(status):
             outputs[name] = Output(printed, int(status), nonce=nonce)
+            if how == b"begin" and f"\n@{nonce} later " in printed:
+                waiting[name] = outputs[name]
         else:
             size, whole = (
                 len(text.encode("utf-8", "surrogateescape")) for text in (content, came)
             )
             cut = size >= caps[name] or whole >= 2 * caps[name]
             outputs[name] = Output(content, None, truncated=cut, nonce=nonce)
+    for name, complete in _with_files(waiting, files):
+        if outputs[name] is waiting[name]:
+            outputs[name] = complete
     for name in caps:
         outputs.setdefault(name, Output("", None))
     return outputs
+
+
+#: Kind of nr_lines -> the kind as which its files are read together, and whether with numbers.
+_LATER = {
+    "all": ("all", True),
+    "raw": ("all", False),
+    "set": ("set", True),
+    "routes": ("set", False),
+    "few": ("few", True),
+}
+#: A line's path, which is kept, and its number.
+_NUMBER = re.compile(r"^(/[^:\n]*:)[0-9]+:", re.M)
+
+
+def _with_files(
+    waiting: Mapping[str, Output], files: Mapping[str, list[str]]
+) -> Iterator[tuple[str, Output]]:
+    """These outputs by name, with the lines of a section's files in the place of its marks.
+
+    waiting: in the order in which the sections have noted their files
+    files:   kind -> the lines of the files of each section in that order, and an end. Where one is
+             missing, nobody can tell whose the others are.
+    """
+    parts = {name: one.text.split(f"\n@{one.nonce} later ") for name, one in waiting.items()}
+    marks = [part.partition("\n")[0] for found in parts.values() for part in found[1:]]
+    noted = Counter(_LATER.get(mark, ("", False))[0] for mark in marks)
+    left = {
+        kind: iter(lines) for kind, lines in files.items() if len(lines) == noted.get(kind, 0) + 1
+    }
+    for name, (first, *rest) in parts.items():
+        text, whole = first, True
+        for part in rest:
+            kind, _, after = part.partition("\n")
+            read, numbered = _LATER.get(kind, ("", False))
+            # Its first line is what tells the sections apart.
+            came = next(left.get(read, iter(())), None)
+            whole = whole and came is not None
+            lines = (came or "").partition("\n")[2]
+            if not numbered:
+                lines = "".join(_NUMBER.split(lines))
+            text += f"\n{lines}\n{after}"
+        cut = len(text) > SECTION_BYTES
+        if whole and not cut:
+            one = waiting[name]
+            yield name, Output(text, one.rc, one.truncated, one.nonce)
+        else:
+            yield name, Output(text[:SECTION_BYTES], None, cut, waiting[name].nonce)
 
 
 # --- The snapshot and its results.
@@ -334,6 +517,59 @@ def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any
         return Unknown(_nonsense(error), evidence)
 
 
+# Most nodes of a fleet print the same in most sections, and are read once for all of them. What is
+# shared cannot be changed by anybody. A node has no way to another one's observation: what it
+# printed is compared in full, and it cannot know the word that stands for each run's nonce.
+
+_OURS = os.urandom(8).hex()
+#: Texts that were met once, by their hash: most are one node's own, and are not kept.
+_MET: dict[int, None] = {}
+_MOST_MET = 8192
+_Key = tuple[Any, ...]
+#: What was printed, by whose policy it was read -> the observation, and that policy.
+_SHARED: dict[_Key, tuple[Any, Policy]] = {}
+_MOST_SHARED, _MOST_BYTES = 1024, 16 << 20
+_shared_bytes = 0
+
+
+def _without_nonce(output: Output) -> Output:
+    """The same output, as it would be with one nonce for all nodes."""
+    if not output.nonce or output.nonce == _OURS:
+        return output
+    text = output.text.replace(output.nonce, _OURS) if output.nonce in output.text else output.text
+    return Output(text, output.rc, output.truncated, _OURS)
+
+
+def _size(key: _Key) -> int:
+    return sum(len(text) for text, _, _ in key[2:])
+
+
+def _seen(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
+    """The observation; a shared one where the same was printed before."""
+    global _shared_bytes  # noqa: PLW0603 - one store for the process
+    own = [outputs[section.name] for section in probe.sections]
+    key = (probe.subject, id(policy), *((one.text, one.rc, one.truncated) for one in own))
+    known = _SHARED.get(key)
+    if known is not None:
+        return known[0]
+    seen = _observe(probe, outputs, policy)
+    met = hash(key)
+    if met not in _MET:
+        _MET[met] = None
+        if len(_MET) > _MOST_MET:
+            del _MET[next(iter(_MET))]
+        return seen
+    size = _size(key)
+    if size <= _MOST_BYTES >> 3:
+        _SHARED[key] = (seen := frozen(seen)), policy
+        _shared_bytes += size
+        while len(_SHARED) > _MOST_SHARED or _shared_bytes > _MOST_BYTES:
+            oldest = next(iter(_SHARED))
+            del _SHARED[oldest]
+            _shared_bytes -= _size(oldest)
+    return seen
+
+
 def _nonsense(error: Exception) -> str:
     return f"makes no sense ({type(error).__name__}: {error})"
 
@@ -342,11 +578,12 @@ def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> 
     """The snapshot in a node's answer. Never raises: a subject that cannot be read is Unknown."""
     seen: dict[str, Any] = {}
     try:
-        outputs = parse_answer(answer, sections(chosen), nonce)
+        printed = parse_answer(answer, sections(chosen), nonce)
     except ProbeError as error:
         return nothing(error.reason, chosen, error.evidence)
+    outputs = {name: _without_nonce(output) for name, output in printed.items()}
     for probe in chosen:
-        seen[probe.subject] = _observe(probe, outputs, policy)
+        seen[probe.subject] = _seen(probe, outputs, policy)
     ours: OwnFiles | Unknown = seen.get("ours", Unknown(""))
     return (
         Snapshot(seen) if isinstance(ours, Unknown) else Snapshot(seen, ours.files, ours.refused)

@@ -104,9 +104,7 @@ def _script(policy: Policy) -> str:
         nr_names="$nr_names $nr_next"
         nr_names=${{nr_names#"${{nr_names%%[! ]*}}"}}
     done
-    grep -asHnv -e '^[[:space:]]*[#;]' -e '^[[:space:]]*$' {globs} {SYSCTL_CONF} \
-        {UFW} {_UFW_CONF} "$@" /dev/null
-    :
+    nr_lines set {globs} {SYSCTL_CONF} {UFW} {_UFW_CONF} "$@"
     """
 
 

@@ -405,7 +405,8 @@ def _short(data: Any) -> str:
 _FIELDS: dict[type, tuple[str, ...]] = {}
 
 
-def _names(kind: Any) -> tuple[str, ...]:
+def field_names(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass that are shown; () of another type."""
     if kind not in _FIELDS:
         found = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
         _FIELDS[kind] = tuple(field.name for field in found if field.repr)
@@ -423,7 +424,7 @@ def plain(observed: Any) -> Any:
         return observed
     if isinstance(observed, Unknown):
         return {"unknown": observed.reason}
-    names = _names(type(observed))
+    names = field_names(type(observed))
     if names:
         return {name: plain(getattr(observed, name)) for name in names}
     if isinstance(observed, Mapping):

@@ -16,7 +16,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar, Union
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, Union
+from weakref import WeakSet
 
 from nodeready import shell
 from nodeready.node import payload
@@ -45,6 +46,11 @@ ERROR_BYTES = 64 << 10
 TIMED_OUT = (124, 137, None)
 
 
+class NoWay(Exception):
+    """A way to the nodes that cannot be taken: for none of them, and not as it was asked for; one
+    line."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What one node is asked to do.
@@ -55,6 +61,7 @@ class Request:
     payload: what the script finds at its file descriptor 3; None: nothing
     mark:    the text with which the answer begins, whatever a login prints before it; "": unknown
     max_bytes: of the answer; a node that prints more has failed
+    reads:   it only reads: it may be asked again when the way was cut off in the middle
     """
 
     node: str
@@ -63,6 +70,7 @@ class Request:
     payload: str | None = None
     mark: str = ""
     max_bytes: int = ANSWER_BYTES
+    reads: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,9 +239,12 @@ class Carrier(ABC):
     nodes:       their names
     run:         a word for this run; ``tag`` marks its processes on the nodes
     interrupted: the user has interrupted the run, and what ran on the nodes was ended
+    one_text:    it brings one text to many nodes at once: whoever asks many nodes the same uses
+                 ``nonce`` in all their questions
     """
 
     nodes: tuple[str, ...]
+    one_text = False
 
     def __init__(self, nodes: Iterable[str], run: str = "") -> None:
         self.nodes = tuple(nodes)
@@ -244,6 +255,14 @@ class Carrier(ABC):
     def tag(self) -> str:
         """The word that marks this run's processes on the nodes."""
         return f"nodeready:{self.run}"
+
+    @property
+    def nonce(self) -> str:
+        """A random word for the marks of an answer; one for all nodes where ``one_text`` is."""
+        if not self.one_text:
+            return os.urandom(8).hex()
+        self._nonce = getattr(self, "_nonce", "") or os.urandom(8).hex()
+        return self._nonce
 
     @abstractmethod
     def converse(
@@ -424,3 +443,30 @@ def no_answer_reason(answer: Answer, config: Any, what: str) -> str:
     if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
         return f"{payload.NO_PYTHON}: {what}"
     return answer.error or "no answer from the node's Python"
+
+
+# --- What a copy of this process has no use for: the ends of others' sockets and pipes. A child
+# that kept one would keep that other from noticing the end of the parent.
+
+
+class Own(Protocol):
+    """An end of ours. forget: closes it here, and leaves what is at the other end alone."""
+
+    def forget(self) -> None: ...
+
+
+OneEnd = TypeVar("OneEnd", bound=Own)
+_OWNED: WeakSet[Any] = WeakSet()
+
+
+def own(end: OneEnd) -> OneEnd:
+    """This end is this process's alone."""
+    _OWNED.add(end)
+    return end
+
+
+def forget_others() -> None:
+    """In a copy of the process that had these ends: close them."""
+    for end in list(_OWNED):
+        end.forget()
+    _OWNED.clear()

@@ -1,25 +1,50 @@
-"""paramiko's connection within bounds: a node's sshd is a stranger, before and after the login.
+"""A connection to a node's sshd: what it goes over, its bounds, and why there is none.
 
-All connections of a run share one thread (gevent). paramiko reads for as long as there is
-something to read, and believes lengths and counts: an sshd that never stops talking, or one packet
-with a large number in it, would stop the connections to all other nodes, and no deadline would
-come. Here a connection reads for a moment, then the others have their turn; and what is no answer
-to a question of ours has an end.
+A node's sshd is a stranger, before and after the login. All connections of a run share one thread
+(gevent). paramiko reads for as long as there is something to read, and believes lengths and
+counts: an sshd that never stops talking, or one packet with a large number in it, would stop the
+connections to all other nodes, and no deadline would come. Here a connection reads for a moment,
+then the others have their turn; and what is no answer to a question of ours has an end.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import math
+import os
 import re
 import secrets
+import shutil
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import tempfile
+import threading
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import gevent
 from paramiko import Message, SSHException, Transport
-from paramiko.common import MSG_EXT_INFO, MSG_KEXINIT, MSG_USERAUTH_INFO_REQUEST
+from paramiko.channel import Channel
+from paramiko.common import (
+    MSG_CHANNEL_OPEN,
+    MSG_EXT_INFO,
+    MSG_KEXINIT,
+    MSG_USERAUTH_INFO_REQUEST,
+    byte_chr,
+)
 from paramiko.kex_gex import KexGex, KexGexSHA256
 from paramiko.packet import Packetizer
 from paramiko.ssh_exception import AuthenticationException
+
+from nodeready import shell
+from nodeready.transport.ssh_config import Settings, Unusable
+
+# --- paramiko's connection, within bounds.
 
 #: Seconds that a connection with more to read may keep the others waiting.
 TURN_S = 0.005
@@ -46,7 +71,8 @@ class _Socket:
     """A connection's socket for paramiko: bounded, and fair to the other connections."""
 
     def __init__(self, sock: Any) -> None:
-        self._sock, self.left = sock, UNASKED_BYTES
+        self._sock = sock
+        self.left: float = UNASKED_BYTES
         self._turn = time.monotonic()
 
     def __getattr__(self, name: str) -> Any:
@@ -114,6 +140,14 @@ class _GroupSHA256(_Group, KexGexSHA256):
     """The same, with the other digest."""
 
 
+class Refusal(Exception):
+    """A jump host's sshd did not open a way on. code: RFC 4254, section 5.1; text: its words"""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class Bounded(Transport):
     """An SSH connection of paramiko's within bounds. `SSHClient.connect` takes it as its
     ``transport_factory``."""
@@ -125,6 +159,58 @@ class Bounded(Transport):
 
     def __init__(self, sock: Any, **how: Any) -> None:
         super().__init__(sock, packetizer_class=_Packets, **how)
+        #: Algorithms of the sshd's host key, best first; () for paramiko's own order.
+        self.host_key_order: tuple[str, ...] = ()
+        self._refused: dict[int, tuple[int, str]] = {}
+
+    @property
+    def preferred_keys(self) -> Any:
+        """The algorithms of the sshd's host key that we ask for."""
+        return self.host_key_order or super().preferred_keys
+
+    def forward(self, host: str, port: int, limit_s: float) -> Channel:
+        """A connection from the sshd's machine to ``host``. `open_channel` would not keep apart
+        what the sshd says of several at once.
+
+        Raises Refusal with the sshd's words, TimeoutError, EOFError, SSHException.
+        """
+        mine: Any = self
+        with self.lock:
+            number = mine._next_channel()
+            message = Message()
+            message.add_byte(byte_chr(MSG_CHANNEL_OPEN))
+            message.add_string("direct-tcpip")
+            message.add_int(number)
+            message.add_int(self.default_window_size)
+            message.add_int(self.default_max_packet_size)
+            for place, at in ((host, port), ("127.0.0.1", 0)):
+                message.add_string(place)
+                message.add_int(at)
+            channel: Any = Channel(number)
+            mine._channels.put(number, channel)
+            opened = self.channel_events[number] = threading.Event()
+            self.channels_seen[number] = True
+            channel._set_transport(self)
+            channel._set_window(self.default_window_size, self.default_max_packet_size)
+        mine._send_user_message(message)
+        until = time.monotonic() + limit_s
+        while not opened.wait(0.2):
+            if not self.active:
+                raise EOFError("connection lost")
+            if time.monotonic() > until:
+                raise TimeoutError("timed out")
+        if number in self._refused:
+            raise Refusal(*self._refused.pop(number))
+        if not self.active:
+            raise EOFError("connection lost")
+        return cast("Channel", channel)
+
+    def _parse_channel_open_failure(self, message: Message) -> Any:
+        number, code, text = message.get_int(), message.get_int(), message.get_text()
+        if number in self.channel_events:
+            self._refused[number] = code, text[:200]
+        message.rewind()
+        return super()._parse_channel_open_failure(message)  # type: ignore[misc]
 
     def auth_interactive_dumb(self, *how: Any, **more: Any) -> Any:
         """Raises AuthenticationException: paramiko would print what the sshd says, and send it
@@ -139,13 +225,227 @@ def allow(transport: Any, count: int) -> None:
         bounds.left = min(bounds.left + count, UNASKED_BYTES + 4 * count)
 
 
+def carries_others(transport: Any) -> None:
+    """From now on the sshd may say anything: what comes is bounded at those who read it."""
+    transport.packetizer.bounds.left = math.inf
+
+
 def endless(transport: Any) -> bool:
     """Whether the connection ended because the sshd never stopped."""
     bounds = getattr(getattr(transport, "packetizer", None), "bounds", None)
     return bounds is not None and bounds.left < 0
 
 
+#: ssh_config's keyword -> paramiko's list of algorithms.
+_LISTS = {
+    "ciphers": "ciphers",
+    "macs": "macs",
+    "kexalgorithms": "kex",
+    "hostkeyalgorithms": "keys",
+}
+
+
+def restrict(transport: Any, settings: Settings) -> None:
+    """Leave the algorithms that ssh_config allows, in its order. Raises Unusable for none."""
+    for key, name in _LISTS.items():
+        if key in settings.said:
+            have = getattr(transport, f"_preferred_{name}")
+            wanted = settings.one(key).split(",")
+            # The newer name of the same (RFC 8731).
+            wanted += [f"{one}@libssh.org" for one in wanted if one == "curve25519-sha256"]
+            left = tuple(one for one in wanted if one in have)
+            if not left:
+                raise Unusable(
+                    f"{settings.name}: nodeready has none of the {key} that the ssh configuration "
+                    "here allows"
+                )
+            setattr(transport, f"_preferred_{name}", left)
+
+
+#: A node that dies in the middle is noticed after this: unacknowledged data or keepalives for
+#: this long end the connection (TCP_USER_TIMEOUT, tcp(7)); TCP's own limit is 15 minutes.
+DEAD_AFTER_S = 25
+KEEPALIVE_S = 5
+
+
+def keep(transport: Any) -> None:
+    """Have the connection end when the other side has died."""
+    transport.set_keepalive(KEEPALIVE_S)
+    sock = getattr(transport, "sock", None)
+    if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
+
+
+# --- What a connection goes over: TCP, a ProxyCommand, a connection that ssh has already.
+
+
+def connected(places: list[tuple[int, Any]], settings: Settings, limit_s: float) -> socket.socket:
+    """A TCP connection to the first of the addresses that takes one. Raises OSError."""
+    own = settings.one("connecttimeout")
+    limit_s = min(limit_s, float(own)) if own.isdigit() and int(own) else limit_s
+    problem: OSError = OSError("no address")
+    for family, place in places:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(limit_s)
+            if address := settings.one("bindaddress"):
+                sock.bind((address, 0))
+            if interface := settings.one("bindinterface"):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+            sock.connect(place)
+            return sock
+        except OSError as found:
+            sock.close()
+            problem = found
+        except BaseException:
+            sock.close()
+            raise
+    raise problem
+
+
+class Proxy:
+    """A ProxyCommand, which talks over a socket as over a connection.
+
+    blame: the words for it when it fails
+    """
+
+    def __init__(self, command: str, blame: str) -> None:
+        self.blame = blame
+        self.sock, other = socket.socketpair()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        user_shell = os.environ.get("SHELL") or "/bin/sh"
+        environment = dict(os.environ)
+        environment["PATH"] = shell.search_path(os.environ.get("PATH", ""))
+        try:
+            self._process = subprocess.Popen(
+                [user_shell, "-c", f"exec {command}"],
+                stdin=other.fileno(),
+                stdout=other.fileno(),
+                stderr=self._said.fileno(),
+                start_new_session=True,
+                cwd="/",
+                env=environment,
+            )
+        except BaseException:
+            self.sock.close()
+            self._said.close()
+            raise
+        finally:
+            other.close()
+
+    def words(self) -> str:
+        """That it fails, with the last line of its standard error."""
+        said = ""
+        with contextlib.suppress(OSError, ValueError):
+            self._said.seek(0)
+            rows = self._said.read(64 << 10).decode("utf-8", "replace").split("\n")
+            said = next((row.strip() for row in reversed(rows) if row.strip()), "")
+        return f"{self.blame} ({said[:200]})" if said else self.blame
+
+    def close(self) -> None:
+        self.sock.close()
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._said.close()
+
+
+def master(settings: Settings) -> str:
+    """The socket of ssh's own connection to the node that is alive (ControlMaster); "": none."""
+    path = settings.files("controlpath")[0] if settings.one("controlpath") else ""
+    try:
+        status = os.stat(path)
+        ours = stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
+    except (OSError, ValueError):
+        return ""
+    return path if ours and answers(path) else ""
+
+
+def by_socket(settings: Settings, path: str) -> list[str]:
+    """The words of ssh over a master's connection, which never makes one of its own."""
+    search = shell.search_path(os.environ.get("PATH", ""))
+    words = [shutil.which("ssh", path=search) or "ssh", "-F", "/dev/null", "-T", "-a", "-x"]
+    for option in ("ControlMaster=no", "BatchMode=yes", "ProxyCommand=false"):
+        words += ["-o", option]
+    words += ["-S", path.replace("%", "%%"), "-l", settings.user, "-p", str(settings.port)]
+    return words
+
+
+def answers(path: str) -> bool:
+    """Whether somebody listens at this socket."""
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(2)
+            sock.connect(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+# --- What this machine can hold.
+
+
+class Neighbours:
+    """Nodes on this machine's own networks, each of which has a row in its neighbour table."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell, self._met, self._limit = tell, set[str](), 0
+        self._networks: list[tuple[ipaddress.IPv4Network, bool]] = []
+        with contextlib.suppress(OSError, ValueError):
+            with open("/proc/sys/net/ipv4/neigh/default/gc_thresh3", encoding="ascii") as file:
+                self._limit = int(file.read())
+            with open("/proc/net/route", encoding="ascii") as file:
+                self._networks = routes(file.read())
+
+    def meet(self, address: str) -> None:
+        """An address will be connected to; says so once, near the limit."""
+        if not self._limit or address in self._met or not on_link(self._networks, address):
+            return
+        self._met.add(address)
+        if len(self._met) > 0.8 * self._limit:
+            self._tell(
+                f"{len(self._met)} nodes and more are on this machine's own networks, and its "
+                f"neighbour table holds {self._limit}: raise net.ipv4.neigh.default.gc_thresh3 "
+                f"(sysctl -w net.ipv4.neigh.default.gc_thresh3={4 * self._limit}) before "
+                "connections fail"
+            )
+            self._limit = 0
+
+
+def routes(text: str) -> list[tuple[ipaddress.IPv4Network, bool]]:
+    """/proc/net/route: each network, and whether its nodes are reached without a gateway."""
+    found = []
+    for row in text.splitlines()[1:]:
+        words = row.split()
+        place, gateway, mask = (
+            socket.inet_ntoa(struct.pack("=L", int(words[at], 16))) for at in (1, 2, 7)
+        )
+        found.append((ipaddress.IPv4Network((place, mask)), gateway == "0.0.0.0"))
+    return sorted(found, key=lambda one: -one[0].prefixlen)
+
+
+def on_link(networks: list[tuple[ipaddress.IPv4Network, bool]], address: str) -> bool:
+    """Whether packets to the address go straight to its machine."""
+    try:
+        place = ipaddress.IPv4Address(address)
+    except ValueError:
+        return False
+    if place.is_loopback:
+        return False
+    return next((straight for network, straight in networks if place in network), False)
+
+
 # --- Why there is no connection, in one line.
+
+#: How far a connection has come, where it ends.
+CONNECTING, BANNER, TALKING = "timed out", "banner", "stopped during the handshake"
+#: The same, before there is a connection to make.
+ASKING = "asking ssh"
 
 
 def connect_error(
@@ -161,6 +461,10 @@ def connect_error(
             f"host key of {address} changed; refused. If the node was re-imaged: "
             f"ssh-keygen -f {known_hosts} -R {address}"
         )
+    if "(revoked)" in lowered:
+        return f"host key of {address} is revoked in {known_hosts}; refused"
+    if match := re.search(r"\(certificate (.*)\)", text):
+        return f"host key of {address} is refused: its certificate {match[1]}"
     if "no host key for" in lowered:
         return f"host key of {address} is not in {known_hosts}; refused (ssh-keyscan adds it)"
     for pattern, words in (
@@ -172,7 +476,8 @@ def connect_error(
         if re.search(pattern, lowered):
             return f"{address}: {words} ({text})"
     if "authentication" in lowered:
-        return f"{address} refused user {user} with {key}"
+        lacks = re.search(r"; nodeready has no [^)]*", text)
+        return f"{address} refused user {user} with {key}{lacks[0] if lacks else ''}"
     if "private key file" in lowered:
         if "is encrypted" in lowered:
             return f"{key} is encrypted: unlock it in an ssh agent"
@@ -185,6 +490,10 @@ def connect_error(
         (r"during the handshake", f"stopped during the SSH handshake, within {limit_s} s"),
         (r"connection refused", "connection refused: is sshd running?"),
         (r"no route to host|unreachable", "no route to the node"),
+        (r"too many open files", "too many open files here: raise the limit (ulimit -n)"),
+        (r"no buffer space|errno 22", "is the neighbour table here full? See gc_thresh3"),
+        (ASKING, "ssh -G does not end: look at Match exec in the ssh configuration here"),
+        (r"assign requested address", "the BindAddress of ssh is not this machine's"),
         (r"timed? ?out", f"no answer in {limit_s} s"),
         (r"reset by peer|eof", "the node closed the connection"),
     ):

@@ -6,7 +6,7 @@ A node that cannot be asked costs itself; a subject that cannot be read costs th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from nodeready.policy import Policy
@@ -94,22 +94,28 @@ class SnapshotQuestion:
         return snapshot.read(answer.stdout, self.probes, self.policy, self.nonce)
 
 
+Read = Callable[[SnapshotQuestion, Answer], Snapshot]
+
+
 def question(
     node: str,
     policy: Policy,
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
     margin_s: int = snapshot.MARGIN_S,
+    *,
+    nonce: str = "",
 ) -> SnapshotQuestion:
     """The question for a snapshot.
 
     subjects: what to look at; None: all
     limit_s:  seconds after which the look is ended on the node
     margin_s: of these, for the rest of the answer when a slow section was ended
+    nonce:    a random word (`Carrier.nonce`); "": one of its own
     """
-    chosen, nonce = snapshot.probes(subjects), os.urandom(8).hex()
+    chosen, nonce = snapshot.probes(subjects), nonce or os.urandom(8).hex()
     text = snapshot.make_script(snapshot.sections(chosen), policy, nonce, limit_s, margin_s)
-    request = Request(node, text, limit_s, mark=snapshot.mark(nonce))
+    request = Request(node, text, limit_s, mark=snapshot.mark(nonce), reads=True)
     return SnapshotQuestion(request, policy, chosen, nonce)
 
 
@@ -118,10 +124,16 @@ def look_at(
     policy: Policy,
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
+    read: Read = SnapshotQuestion.read,
+    *,
+    nonce: str = "",
 ) -> Conversation[Look]:
-    """The conversation of a look at one node; see `question`."""
-    asked = question(node, policy, subjects, limit_s)
+    """The conversation of a look at one node; see `question`.
+
+    read: makes the snapshot of the answer
+    """
+    asked = question(node, policy, subjects, limit_s, nonce=nonce)
     answer = yield asked.request
     if isinstance(answer, Failure) and answer.kind in OVER - {HUNG}:
         return Look.failed(node, answer)
-    return Look(node, asked.read(answer), seconds=answer.seconds)
+    return Look(node, read(asked, answer), seconds=answer.seconds)

@@ -1,15 +1,16 @@
-"""srun as the carrier: one script to every node of a running job, as a step that takes nothing.
+"""srun as the carrier: one script to every node of a job, as a step that takes nothing.
 
-For users who have neither ssh to the nodes nor root there. The step overlaps with the job's own
-(srun(1), --overlap): it waits for no resources and takes none. What is asked goes to all nodes in
-one step; what is spoken with is a step on one node, over srun's standard input and output.
+For users who have neither ssh to the nodes nor root there, and for thousands of nodes, to which
+Slurm's own tree carries the step. The step overlaps with the job's own (srun(1), --overlap): it
+waits for no resources and takes none. What is asked goes to all nodes in one step; what is spoken
+with is a step on one node, over srun's standard input and output.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import pwd
 import re
 import secrets
 import signal
@@ -17,17 +18,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
-from shutil import which
 from typing import Any, cast
 
 import gevent
 from gevent import select, subprocess
 from gevent.queue import Empty, Queue
-from pyinfra.api.exceptions import InventoryError
 
 from nodeready import shell
-from nodeready.inventory import slurm
 from nodeready.inventory.nodeset import fold
+from nodeready.transport.allocation import Job, allocate, release, unusable
 from nodeready.transport.base import (
     ANSWER_BYTES,
     ERROR_BYTES,
@@ -51,6 +50,8 @@ from nodeready.transport.base import (
     interrupted,
     mistake,
     node_of,
+    sudo_error,
+    with_sudo,
 )
 from nodeready.transport.dialogue import Dialogue
 
@@ -58,6 +59,11 @@ from nodeready.transport.dialogue import Dialogue
 #: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
 STARTING_S = 15
 _PIECE = 64 << 10
+#: Steps at a time: each is a process here, and slurmctld makes them one after the other.
+_STEPS = 8
+#: Seconds in which nodes that have answered are waited for, so that their next question, when it
+#: is the same, goes in one step.
+_GATHER_S = 0.3
 #: Bytes that a pipe which is ready takes without waiting (PIPE_BUF, pipe(7)).
 _PIPE_BUF = 4096
 #: Seconds for a step to end with its input.
@@ -70,61 +76,6 @@ _INPUT = "NODEREADY_INPUT_"
 #: Bytes of each: one string of execve(2) has 128 KiB; and how many, of the quarter of a stack that
 #: all of them may take.
 _PART, _PARTS = 120 << 10, 6
-#: A job, a task of an array, a component of a heterogeneous one (squeue(1), --jobs).
-_JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
-
-
-class SrunError(Exception):
-    """srun cannot be used, or not for this job; one line."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A running job. number: what Slurm calls SLURM_JOB_ID."""
-
-    number: str
-    nodes: tuple[str, ...]
-
-
-def job(words: str, environ: dict[str, str] | None = None) -> Job:
-    """The running job of ``--job``. Raises SrunError when there is none, and without Slurm."""
-    if not _JOB.fullmatch(words):
-        raise SrunError(f"--job {words}: is no number of a Slurm job")
-    path = (environ or dict(os.environ)).get("PATH", os.defpath)
-    for tool in ("srun", "squeue"):
-        if not which(tool, path=path):
-            raise SrunError(
-                f"{tool} is not installed here: --via srun is for where jobs are submitted"
-            )
-    argv = ["squeue", "-h", "-a", "-t", "all", "-j", words, "-o", "%A|%T|%u|%N"]
-    try:
-        rows = slurm.ask(argv, path, slurm.TIMEOUT_S).split()
-        found = [tuple(row.split("|")) for row in rows if row.count("|") == 3]
-        running = [one for one in found if one[1] == "RUNNING"]
-        if len(running) == 1:
-            number, _, user, nodes = running[0]
-            if os.geteuid() and user not in (_own_name(), str(os.geteuid())):
-                raise SrunError(
-                    f"--job {words}: is {user}'s: Slurm starts a step in it for nobody but {user} "
-                    f"and root; ask as {user}, or over ssh as root"
-                )
-            return Job(number, tuple(slurm.job_nodes(nodes, path, slurm.TIMEOUT_S)))
-    except InventoryError as error:
-        if "Invalid job id" in str(error):
-            raise SrunError(f"--job {words}: Slurm knows no such job") from None
-        raise SrunError(str(error)) from None
-    if running:
-        raise SrunError(f"--job {words}: is an array; name one of its tasks, such as {words}_0")
-    state = f"does not run: it is {found[0][1]}" if found else "does not run any more"
-    raise SrunError(f"--job {words}: {state}")
-
-
-def _own_name() -> str:
-    """Our name, as squeue has it."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 class Srun(Carrier):
@@ -135,59 +86,75 @@ class Srun(Carrier):
            that the job has on the node, beside the job's steps. Else it has no GPU, as what
            `converse` asks: Slurm shows a step the devices that were given to that step alone
            (cgroup.conf(5), ConstrainDevices)
+    sudo:  what is asked runs as root, by sudo without a password
     """
 
+    one_text = True
+
     def __init__(
-        self, job: Job, tell: Callable[[str], None] = lambda text: None, *, works: bool = False
+        self,
+        job: Job,
+        tell: Callable[[str], None] = lambda text: None,
+        *,
+        works: bool = False,
+        sudo: bool = False,
     ) -> None:
-        super().__init__(job.nodes)
-        self.job, self.tell, self.works = job, tell, works
+        super().__init__((*job.nodes, *job.refused))
+        self.job, self.tell, self.works, self.sudo = job, tell, works, sudo
         self._overlap: tuple[str, ...] = ("--overlap",)
-        self._gres = "none"
+        self._gres: tuple[str, ...] = ("--gres=none",)
 
     def converse(
         self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
     ) -> Iterator[tuple[Key, Found | Failure]]:
-        """See Carrier. One step for all nodes that are asked the same, one step at a time.
+        """See Carrier. One step for all nodes that are asked the same, a few steps at a time.
 
-        An interrupt ends the step, and nothing else of the job.
+        An interrupt ends the steps, and nothing else of the job.
         """
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
-        running: Any = None
+        turns: _Turns = _Turns(self)
         try:
-            for one in exchanges.values():
+            for key, one in list(exchanges.items()):
                 one.begin()
-            while exchanges:
-                over = [key for key, one in exchanges.items() if one.over]
-                for key in over:
+                if not one.over and (why := self.job.refused.get(node_of(key))):
+                    one.end(Failure(kind=UNREACHABLE, error=why))
+                if one.over:
                     yield key, exchanges.pop(key).value
-                if over:
+                else:
+                    turns.wait_for(key)
+            while exchanges:
+                came = turns.next(exchanges, deadline)
+                if came is None:
                     continue
-                keys = self._next(exchanges)
-                answers: Queue[tuple[str, Answer]] = Queue()
-                first = cast("Request", exchanges[next(iter(keys.values()))].request)
-                running = gevent.spawn(self._carry, first, tuple(keys), answers.put)
-                while keys:
-                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    name, answer = answers.get(timeout=left)
-                    key = keys.pop(name)
-                    exchanges[key].answer(answer)
-                    if exchanges[key].over:
-                        yield key, exchanges.pop(key).value
+                key, answer = came
+                exchanges[key].answer(answer)
+                if exchanges[key].over:
+                    yield key, exchanges.pop(key).value
+                else:
+                    turns.wait_for(key)
         except Empty:
             for key, one in exchanges.items():
                 one.end(Failure(kind=LATE, error=LATE_WORDS))
                 yield key, one.value
         except KeyboardInterrupt:
             self.interrupted = True
-            if running is not None:
-                running.kill()
+            turns.end()
             for key, one in exchanges.items():
                 one.end(interrupted())
                 yield key, one.value
         finally:
-            if running is not None:
-                running.kill()
+            turns.end()
+
+    def begin(
+        self, waiting: Mapping[Key, Exchange[Any]], put: Callable[[tuple[str, Answer]], object]
+    ) -> _Going:
+        """A step for the first of these conversations, and for all that ask the same.
+
+        put: gets each node's answer, once
+        """
+        keys = self._next(waiting)
+        first = cast("Request", waiting[next(iter(keys.values()))].request)
+        return _Going(keys, gevent.spawn(self._carry, first, tuple(keys), put))
 
     def _next(self, exchanges: Mapping[Key, Exchange[Found]]) -> dict[str, Key]:
         """Node -> its conversation: all whose question is the same as the first conversation's, in
@@ -227,11 +194,18 @@ class Srun(Carrier):
         self, asked: Request, nodes: Sequence[str], on_answer: Callable[[str, Answer], None]
     ) -> None:
         waiting = nodes
-        # When one node cannot be started, srun ends the others with it: those get a second try.
+        # When one node cannot be started, srun ends the others with it. When Slurm has lost one,
+        # none is started, and those that have begun are ended. The others get a second try.
         for last in (False, True):
             step, whole = self._step(asked, on_answer, waiting)
-            waiting = [name for name in step.waiting if name not in step.unlaunched]
-            if last or not waiting or not step.unlaunched:
+            bad = dict(step.unlaunched)
+            if whole and step.waiting and not bad:
+                bad = step.lost = unusable(self.job, tuple(step.waiting))
+                if bad and not asked.reads:
+                    began = {*step.names.values()} - bad.keys()
+                    bad = {**bad, **dict.fromkeys(began, "")}
+            waiting = [name for name in step.waiting if name not in bad]
+            if last or not waiting or not bad:
                 step.give_up(asked.limit_s, whole)
                 return
             for name in waiting:
@@ -240,8 +214,18 @@ class Srun(Carrier):
 
     def open(self, request: Request) -> Channel:
         """See Carrier. A step on the one node; it ends with its input, and that with us."""
-        line, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
-        return Dialogue(lambda: _Step(self, request.node, line), stdin, request.mark)
+        line, stdin = self._command(request.script, request.limit_s, request.payload)
+
+        def begin() -> _Step:
+            if why := self.job.refused.get(request.node):
+                raise ValueError(why)
+            return _Step(self, request.node, line)
+
+        return Dialogue(begin, stdin, request.mark, sudo=self.sudo)
+
+    def _command(self, script: str, limit_s: int, payload: str | None) -> shell.Command:
+        made = shell.command(script, limit_s, self.tag, payload)
+        return made._replace(line=with_sudo(made.line, "")) if self.sudo else made
 
     def _step(
         self,
@@ -254,7 +238,7 @@ class Srun(Carrier):
             nonce = f"nodeready-{secrets.token_hex(8)}"
             step = StepOutput(nonce, nodes, on_answer, asked.max_bytes)
             script, limit_s = step.script(asked.script), asked.limit_s
-            command = shell.command(script, limit_s, self.tag, asked.payload)
+            command = self._command(script, limit_s, asked.payload)
             argv = self._argv(command, nodes)
             whole = self._run(step, argv, command.stdin, limit_s)
             if step.names:
@@ -271,14 +255,14 @@ class Srun(Carrier):
             self._overlap = ()
             return True
         if "--gres=none" in argv and step.has_no_gres:
-            self._gres = "gpu:0"
+            self._gres = ("--gres=gpu:0",)
             return True
         return False
 
     def _argv(self, command: shell.Command, nodes: Sequence[str]) -> list[str]:
         parts = len(_parts(command.stdin))
         return [
-            *self._options(nodes), f"--gres={self._gres}",
+            *self._options(nodes), *self._gres,
             "--label", f"--input={'none' if parts else 'all'}",
             "sh", "-c", f"{_from_environment(parts)}{command.line}" if parts else command.line,
         ]  # fmt: skip
@@ -291,7 +275,7 @@ class Srun(Carrier):
         has = (
             (f"--immediate={STARTING_S}", "--cpu-bind=none", "--mem=0")
             if self.works
-            else (f"--gres={self._gres}",)
+            else self._gres
         )
         return [*self._options([node]), *has, "--input=0", "sh", "-c", line]
 
@@ -337,6 +321,96 @@ class Srun(Carrier):
             for stream in (to, out, error_lines):
                 with contextlib.suppress(OSError):
                     stream.close()
+
+
+@dataclass(frozen=True)
+class _Going:
+    """A step that runs. keys: node -> its conversation, of those that have not answered"""
+
+    keys: dict[str, Key]
+    greenlet: Any
+
+
+class _Turns:
+    """The steps of one call of `Srun.converse`, and the conversations that wait for one."""
+
+    def __init__(self, carrier: Srun) -> None:
+        self._carrier = carrier
+        self._waiting: dict[Key, None] = {}
+        self._since = 0.0
+        self._steps: dict[int, _Going] = {}
+        self._numbers = itertools.count()
+        self._answers: Queue[tuple[int, str, Answer]] = Queue()
+
+    def wait_for(self, key: Key) -> None:
+        """This conversation has a question."""
+        if not self._waiting:
+            self._since = time.monotonic()
+        self._waiting[key] = None
+
+    def next(
+        self, exchanges: Mapping[Key, Exchange[Any]], deadline: float | None
+    ) -> tuple[Key, Answer] | None:
+        """The next answer; None: try again. Raises Empty at the deadline."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if self._waiting and len(self._steps) < _STEPS:
+            # Those that have just answered may all ask the same soon.
+            soon = self._since + _GATHER_S - time.monotonic() if self._steps else 0.0
+            if soon <= 0:
+                self._begin(exchanges)
+                return None
+            left = soon if left is None else min(left, soon)
+        try:
+            number, name, answer = self._answers.get(timeout=left)
+        except Empty:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise
+            return None
+        key = self._steps[number].keys.pop(name)
+        if not self._steps[number].keys:
+            del self._steps[number]
+        return key, answer
+
+    def _begin(self, exchanges: Mapping[Key, Exchange[Any]]) -> None:
+        number = next(self._numbers)
+        waiting = {key: exchanges[key] for key in self._waiting}
+        going = self._carrier.begin(waiting, lambda told: self._answers.put((number, *told)))
+        self._steps[number] = going
+        for key in going.keys.values():
+            del self._waiting[key]
+
+    def end(self) -> None:
+        """End the steps, and nothing else of the job."""
+        gevent.killall([going.greenlet for going in self._steps.values()])
+
+
+class OwnJob(Srun):
+    """Nodes in an allocation of our own, which Slurm gives on entering, and gets back on leaving.
+
+    nodes: that are wanted; those that Slurm cannot give now fail with its reason
+    given: more options for salloc(1)
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[str],
+        given: str = "",
+        tell: Callable[[str], None] = lambda text: None,
+        *,
+        works: bool = False,
+        sudo: bool = False,
+    ) -> None:
+        super().__init__(Job("", tuple(nodes)), tell, works=works, sudo=sudo)
+        self._given = given
+
+    def __enter__(self) -> OwnJob:
+        self.job = allocate(self.nodes, self._given, self.tell)
+        # Nobody else has a step in it: ours may have what the job has.
+        self._gres = ()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        release(self.job, self.tell)
 
 
 def _started(argv: Sequence[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -521,8 +595,9 @@ class StepOutput:
     ) -> None:
         self.nonce = nonce.encode()
         self.on_answer, self._max_bytes = on_answer, max_bytes
-        #: The nodes that have not answered.
+        #: The nodes that have not answered, and those that Slurm has lost, with the reason.
         self.waiting = dict.fromkeys(nodes)
+        self.lost: Mapping[str, str] = {}
         self._node_of = tuple(self.waiting)
         self.names: dict[bytes, str] = {}
         self._texts: dict[bytes, bytearray] = {}
@@ -615,6 +690,12 @@ class StepOutput:
             return f"ended by itself: {own[-1][:200]}" if own else "ended by itself"
         return f"srun: {self.last()}"
 
+    def _said_by(self, name: str) -> list[str]:
+        """What a node's task said on standard error."""
+        label = f"{self._node_of.index(name)}: "
+        rows = self._errors.decode("utf-8", "replace").splitlines()
+        return [row.strip()[len(label) :] for row in rows if row.strip().startswith(label)]
+
     def last(self) -> str:
         """The last line of standard error that tells something: srun's closing words do not."""
         rows = [row for row in self.error_lines if not row.startswith("Job step aborted")]
@@ -628,8 +709,13 @@ class StepOutput:
         unlaunched, began = self.unlaunched, set(self.names.values())
         for name in list(self.waiting):
             about = [row for row in self.error_lines if re.search(rf"\b{re.escape(name)}: ", row)]
+            refused = sudo_error("\n".join(self._said_by(name)))
             if name in unlaunched:
                 why, kind = f"srun could not start there: {unlaunched[name]}", UNREACHABLE
+            elif name in self.lost:
+                why, kind = self.lost[name], UNREACHABLE
+            elif refused[0]:
+                why, kind = refused
             elif name in began and not whole:
                 why, kind = f"no answer in {limit_s} s", TIMEOUT
             else:

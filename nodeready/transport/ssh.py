@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import os
+import re
+import resource
+import select
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import gevent
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 from gevent.pool import Pool
 from gevent.queue import Empty, Queue
-from paramiko import SSHException
+from paramiko import AuthenticationException, SSHException
+from paramiko.agent import AgentRequestHandler
 from paramiko.ssh_exception import NoValidConnectionsError
 from pyinfra.api import Config, Host, Inventory, State, StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
@@ -36,7 +44,7 @@ from nodeready.policy import Policy
 from nodeready.shell import KILL_AFTER_S, quote
 from nodeready.subjects.context import FleetContext, expectations
 from nodeready.subjects.ssh_client import known_hosts
-from nodeready.transport import bundle, connection, local
+from nodeready.transport import bundle, connection, local, logins
 from nodeready.transport.base import (
     ANSWER_BYTES,
     ERROR_BYTES,
@@ -68,6 +76,8 @@ from nodeready.transport.base import (
 from nodeready.transport.dialogue import PIECE, SEND_S, Dialogue, Stream
 from nodeready.transport.local import Pipes
 from nodeready.transport.look import Look
+from nodeready.transport.processes import Peer, Processes, forked
+from nodeready.transport.ssh_config import Login, Unusable
 
 #: Nodes worked on at once. Each costs one socket and little memory; beyond this the controller's
 #: own CPU is the limit.
@@ -75,10 +85,6 @@ MAX_PARALLEL = 256
 
 #: One deadline over name resolution, TCP, banner, authentication and channel.
 CONNECT_TIMEOUT_S = 15
-#: A node that dies in the middle is noticed after this: unacknowledged data or keepalives for
-#: this long end the connection (TCP_USER_TIMEOUT, tcp(7)); TCP's own limit is 15 minutes.
-DEAD_AFTER_S = 25
-KEEPALIVE_S = 5
 #: sshd's port (RFC 4253, section 4.1).
 _SSH = 22
 
@@ -95,7 +101,8 @@ _AROUND = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
 
 
 def set_timeouts(inventory: Inventory) -> None:
-    """Give every node's connection a deadline (paramiko's own can wait up to an hour), and bounds.
+    """Give every node's connection a deadline (paramiko's own can wait up to an hour), bounds, and
+    the ways of ssh.
 
     Must be called before pyinfra's State takes the inventory.
     """
@@ -103,27 +110,95 @@ def set_timeouts(inventory: Inventory) -> None:
     limits: dict[str, Any] = dict.fromkeys(
         ("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), CONNECT_TIMEOUT_S + 5
     )
-    limits["transport_factory"] = connection.Bounded
     for host in inventory:
         own = host.data.get("ssh_paramiko_connect_kwargs") or {}
         host.data.ssh_paramiko_connect_kwargs = {**limits, **own}
+        if host.connector_cls is SSHConnector:
+            host.connector_cls = Connector
+
+
+class Connector(SSHConnector):
+    """pyinfra's connector, whose connections are made as ssh makes them.
+
+    master: the socket of ssh's own connection to the node, which is used instead of one of ours
+    """
+
+    ways: logins.Ways
+    patience: logins.Patience
+    client: Any = None
+    master = ""
+
+    def login(self) -> Login:
+        """What the inventory says about the way to the node."""
+        data, own = self.data, self.host.data
+        return Login(
+            name=str(data["ssh_hostname"] or self.host.name),
+            config=str(data["ssh_config_file"] or ""),
+            user=str(data["ssh_user"] or ""),
+            port=int(data["ssh_port"] or 0),
+            key=self._key_file(str(data["ssh_key"] or "")),
+            phrase=str(data["ssh_key_password"] or ""),
+            password=str(data["ssh_password"] or ""),
+            agent=bool(data["ssh_allow_agent"]),
+            usual=bool(data["ssh_look_for_keys"]),
+            known=str(data["ssh_known_hosts_file"] or ""),
+            # pyinfra's own default would hide what ssh_config says.
+            strict=str(own.get("ssh_strict_host_key_checking") or ""),
+        )
+
+    def _key_file(self, path: str) -> str:
+        """The path of a key, which may be relative to where the deploy is."""
+        there = os.path.expanduser(path)
+        beside = os.path.join(self.state.cwd or "", there)
+        return beside if path and not os.path.exists(there) and os.path.exists(beside) else path
+
+    def _connect(self) -> None:
+        self.client = logins.Client()
+        self.client.stage = connection.ASKING
+        self.master = connection.master(self.ways.settings(self.login()))
+        if self.master:
+            self.client = None
+        else:
+            self.connect_ourselves()
+
+    def connect_ourselves(self) -> None:
+        """A connection of our own. Raises ConnectError, SSHException, OSError, EOFError."""
+        self.master, self.client = "", logins.Client()
+        how = self.data["ssh_paramiko_connect_kwargs"] or {}
+        try:
+            self.ways.connect(self.client, self.login(), self.patience, **how)
+        except AuthenticationException as problem:
+            raise ConnectError(f"Authentication error ({problem})") from None
+        transport = self.client.get_transport()
+        connection.keep(transport)
+        if self.data["ssh_forward_agent"]:
+            AgentRequestHandler(transport.open_session())
+
+    def words(self, text: str) -> str:
+        """Why there is no connection, in one line."""
+        return self.ways.words(self.client or logins.Client(), self.login(), text)
 
 
 def connect(host: Host) -> Failure | None:
-    """Connect, or say why not. Never raises for a node's fault, and takes CONNECT_TIMEOUT_S."""
+    """Connect, or say why not. Never raises for a node's fault, and takes CONNECT_TIMEOUT_S, but
+    for the time in which others have their turn."""
+    patience = logins.Patience(CONNECT_TIMEOUT_S)
+    if isinstance(host.connector, Connector):
+        host.connector.patience = patience
     try:
-        with gevent.Timeout(CONNECT_TIMEOUT_S):
+        with patience:
             host.connect(show_errors=False, raise_exceptions=True)
-    except gevent.Timeout:
+    except gevent.Timeout as timeout:
+        if not patience.owns(timeout):
+            raise
         return _unreachable(host, _stage(host))
+    except Unusable as problem:
+        return _unreachable(host, "", str(problem))
     except (ConnectError, PyinfraError, SSHException, OSError, EOFError, ValueError) as error:
         return _unreachable(host, _words(error))
     transport = transport_of(host)
-    if transport is not None:
-        transport.set_keepalive(KEEPALIVE_S)
-        sock = getattr(transport, "sock", None)
-        if isinstance(sock, socket.socket):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
+    if transport is not None and not isinstance(host.connector, Connector):
+        connection.keep(transport)
     return None
 
 
@@ -140,7 +215,7 @@ def _met(host: Host) -> Met | None:
         return None
     address = ""
     sock = getattr(transport, "sock", None)
-    if isinstance(sock, socket.socket):
+    if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         with contextlib.suppress(OSError):
             found, port = sock.getpeername()[:2]
             # Of another port, the address may be that of a machine in front of many nodes.
@@ -158,29 +233,40 @@ def _words(error: BaseException) -> str:
 
 def _stage(host: Host) -> str:
     """What the node had done when the time was up."""
+    client = getattr(host.connector, "client", None)
+    if isinstance(client, logins.Client):
+        transport = client.get_transport()
+        talked = transport is not None and transport.remote_version
+        return "stopped during the handshake" if talked else client.stage
     transport = transport_of(host)
     if transport is None:
         return "timed out"
     return "stopped during the handshake" if transport.remote_version else "banner"
 
 
-def _unreachable(host: Host, text: str) -> Failure:
-    """A connection that was not made: in words, and without what is left of it."""
+def _unreachable(host: Host, text: str, error: str = "") -> Failure:
+    """A connection that was not made: in words, and without what is left of it.
+
+    error: the words, where they are known
+    """
     data, client = host.data, getattr(host.connector, "client", None)
-    # What ssh_config added to the inventory's data.
-    config = getattr(client, "_ssh_config", {})
-    port = int(data.get("ssh_port") or config.get("port") or 22)
-    address = str(data.get("ssh_hostname") or host.name)
-    files = data.get("ssh_key") or config.get("key_filename") or "any key of the agent or ~/.ssh"
-    known_hosts = data.get("ssh_known_hosts_file") or getattr(client, "_host_keys_filename", None)
-    error = connection.connect_error(
-        text,
-        address if port == 22 else f"[{address}]:{port}",
-        user=str(data.get("ssh_user") or config.get("username") or getpass.getuser()),
-        key=", ".join(files) if isinstance(files, list) else str(files),
-        known_hosts=str(known_hosts or "~/.ssh/known_hosts"),
-        limit_s=CONNECT_TIMEOUT_S,
-    )
+    if not error and isinstance(host.connector, Connector):
+        error = host.connector.words(text)
+    if not error:
+        # What ssh_config added to the inventory's data.
+        config = getattr(client, "_ssh_config", {})
+        port = int(data.get("ssh_port") or config.get("port") or 22)
+        address = str(data.get("ssh_hostname") or host.name)
+        files = data.get("ssh_key") or config.get("key_filename") or "any key of the agent"
+        known = data.get("ssh_known_hosts_file") or getattr(client, "_host_keys_filename", None)
+        error = connection.connect_error(
+            text,
+            address if port == 22 else f"[{address}]:{port}",
+            user=str(data.get("ssh_user") or config.get("username") or getpass.getuser()),
+            key=", ".join(files) if isinstance(files, list) else str(files),
+            known_hosts=str(known or "~/.ssh/known_hosts"),
+            limit_s=CONNECT_TIMEOUT_S,
+        )
     if client is not None:
         client.close()
     return Failure(kind=UNREACHABLE, error=error)
@@ -292,6 +378,135 @@ def over_ssh(
     return Output(status if status >= 0 else None, _text(buffer.data), _text(errors))
 
 
+# --- The same over a connection of ssh's own, which a master holds (ControlMaster).
+
+
+class _NoMaster(OSError):
+    """The master does not take the command, which has not begun."""
+
+
+#: What ssh says when it cannot use the master's connection, and may make none of its own.
+_NOT_BEGUN = re.compile(r"UNKNOWN port|kex_exchange_identification|Connection closed by remote")
+
+
+class _OverMaster:
+    """A command over the connection of a master, by `ssh`, as a Stream.
+
+    apart: standard error has a pipe of its own
+    """
+
+    def __init__(self, connector: Connector, command: str, *, apart: bool = False) -> None:
+        settings = connector.ways.settings(connector.login())
+        self._master = connector.master
+        self._process = subprocess.Popen(
+            [*connection.by_socket(settings, self._master), "--", settings.name, command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if apart else subprocess.STDOUT,
+            start_new_session=True,
+            cwd="/",
+        )
+        self._to, self.out = (
+            cast("IO[bytes]", one) for one in (self._process.stdin, self._process.stdout)
+        )
+        self.err = self._process.stderr
+
+    def read(self, limit_s: float) -> bytes:
+        """See Stream."""
+        piece = self._piece(self.out, limit_s)
+        if not piece and (why := self.lost("")):
+            raise EOFError(why)
+        return piece
+
+    @staticmethod
+    def _piece(file: IO[bytes], limit_s: float | None) -> bytes:
+        if not select.select([file], [], [], limit_s)[0]:
+            raise TimeoutError
+        return os.read(file.fileno(), _PIECE)
+
+    def read_out(self, _: int) -> bytes:
+        return self._piece(self.out, None)
+
+    def read_err(self, _: int) -> bytes:
+        assert self.err is not None
+        return self._piece(self.err, None)
+
+    def write(self, data: bytes, limit_s: float | None) -> None:
+        """See Stream."""
+        until = None if limit_s is None else time.monotonic() + limit_s
+        left = memoryview(data)
+        while left:
+            wait = None if until is None else max(0.0, until - time.monotonic())
+            if not select.select([], [self._to], [], wait)[1]:
+                raise TimeoutError
+            left = left[os.write(self._to.fileno(), left[:4096]) :]
+
+    def end_input(self) -> None:
+        with contextlib.suppress(OSError):
+            self._to.close()
+
+    def status(self) -> int:
+        return self._process.wait()
+
+    def lost(self, said: str) -> str:
+        """Why ssh itself ended; "" when its command did."""
+        if self._process.wait() != _SSH_FAILED:
+            return ""
+        if _NOT_BEGUN.search(said):
+            raise _NoMaster(said.strip().splitlines()[-1])
+        return "" if connection.answers(self._master) else "the master of ssh has ended"
+
+    def close(self) -> None:
+        self.end_input()
+        try:
+            self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for file in (self.out, self.err):
+            if file is not None:
+                file.close()
+
+
+#: ssh's exit status for what goes wrong with ssh itself.
+_SSH_FAILED = 255
+
+
+def over_master(
+    connector: Connector, command: str, stdin: bytes, mark: bytes, max_bytes: int
+) -> Output:
+    """As `over_ssh`. Raises TooMuchOutput, EOFError when the master ends, _NoMaster."""
+    stream = _OverMaster(connector, command, apart=True)
+    buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
+    endless: list[bytes] = []
+
+    def stderr() -> None:
+        if not _read_errors(stream.read_err, errors):
+            endless.append(bytes(errors[:200]))
+            stream.close()
+
+    def feed() -> None:
+        with contextlib.suppress(OSError):
+            stream.write(stdin, None)
+        stream.end_input()
+
+    helpers = [gevent.spawn(feed), gevent.spawn(stderr)]
+    try:
+        while piece := stream.read_out(_PIECE):
+            buffer.add(piece)
+        helpers[1].join()
+        if endless:
+            raise TooMuchOutput(endless[0])
+        if why := stream.lost(_text(errors)):
+            raise EOFError(why)
+        status = stream.status()
+    finally:
+        gevent.killall(helpers, block=False)
+        stream.close()
+    return Output(status if status >= 0 else None, _text(buffer.data), _text(errors))
+
+
 # --- The rights with which a command runs on a node, and one request with its answer.
 
 
@@ -337,9 +552,16 @@ def _speak(host: Host, line: str, stdin: str, request: Request, others: dict[str
     connector = host.connector
     if isinstance(connector, SSHConnector):
         data, mark = stdin.encode("utf-8", "surrogateescape"), request.mark.encode()
-        said = over_ssh(
-            transport_of(host), _around(host, line, others), data, mark, request.max_bytes
-        )
+        words, said = _around(host, line, others), None
+        if isinstance(connector, Connector) and connector.master:
+            try:
+                said = over_master(connector, words, data, mark, request.max_bytes)
+            except _NoMaster:
+                connector.patience = logins.Patience(CONNECT_TIMEOUT_S)
+                with connector.patience:
+                    connector.connect_ourselves()
+        if said is None:
+            said = over_ssh(transport_of(host), words, data, mark, request.max_bytes)
         return Reply(said.stdout, said.stderr, rc=said.status)
     if isinstance(connector, LocalConnector):
         command = shell.Command(_around(host, line, others), stdin)
@@ -371,13 +593,14 @@ def carry(host: Host, request: Request, tag: str, rights: Become | None = None) 
         first = problem.first.decode("utf-8", "replace")
         return Failure(kind=OUTPUT, error=f"{problem}, beginning with {first!r}")
     except (PyinfraError, SSHException, OSError, EOFError) as problem:
-        why = str(problem) or type(problem).__name__
+        why = _jump_words(host) or str(problem) or type(problem).__name__
         return Failure(kind=LOST, error=f"connection lost ({why})")
     seconds = time.monotonic() - started
     if not isinstance(said, Reply):
         return said
     if said.rc is None and _gone(host):
         why = f": {connection.ENDLESS}" if connection.endless(transport_of(host)) else ""
+        why = f" ({_jump_words(host)})" if _jump_words(host) else why
         return Failure(said.stdout, said.stderr, seconds, LOST, f"connection lost{why}")
     if said.rc in TIMED_OUT and seconds >= limit_s:
         return Failure(said.stdout, said.stderr, seconds, TIMEOUT, f"ended after {limit_s} s")
@@ -396,6 +619,14 @@ def _gone(host: Host) -> bool:
     # paramiko's reader closes the channels first, and marks the transport as ended after that.
     transport.join(0.5)
     return not transport.is_active()
+
+
+def _jump_words(host: Host) -> str:
+    """That the jump host is the one that is lost; "" when it is not."""
+    client = getattr(host.connector, "client", None)
+    if isinstance(client, logins.Client) and client.jump and client.jump_is_gone:
+        return f"jump host {client.jump.name}: connection lost"
+    return ""
 
 
 class _OverSsh:
@@ -443,11 +674,17 @@ def _as_lost() -> Iterator[None]:
 
 @dataclass
 class _Link:
-    """A node and its connection, which the first conversation with the node makes."""
+    """A node and its connection, which the first conversation with the node makes.
+
+    met:   what that connection saw
+    users: conversations and channels that go on over it
+    """
 
     host: Host
     rights: Become | None = None
     failure: Failure | None = None
+    met: Met | None = None
+    users: int = 0
     making: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
     def connect(self, again: bool = True) -> Failure | None:
@@ -458,10 +695,80 @@ class _Link:
         with self.making:
             if self.failure is not None and not again:
                 return self.failure
-            self.failure = None if self.host.connected else connect(self.host)
+            if not self.host.connected:
+                self.failure = connect(self.host)
+                self.met = _met(self.host) if self.failure is None else None
+            else:
+                self.failure = None
             if self.failure is None and self.rights is None:
                 self.rights = become(self.host)
             return self.failure
+
+
+#: The answer of a node that this machine has no descriptor for.
+_NO_ROOM = Failure(
+    kind=UNREACHABLE, error="too many open files here: raise the limit (ulimit -n), or take fewer"
+)
+
+
+class _Room:
+    """How many nodes may be connected at once; idle ones make room for others.
+
+    most: the number
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._inside: dict[int, _Link] = {}
+        self._left = Event()
+
+    def enter(self, link: _Link, *, wait: bool = True) -> bool:
+        """Count a conversation with the node, as soon as there is room for the connection.
+
+        wait: until one of the others is idle; else False when none is
+        """
+        link.users += 1
+        while id(link) not in self._inside and len(self._inside) >= self.most:
+            idle = next((key for key, one in self._inside.items() if not one.users), None)
+            if idle is not None:
+                one = self._inside.pop(idle)
+                _disconnect(one.host)
+                one.host.connected = False
+            elif wait:
+                self._left.clear()
+                self._left.wait()
+            else:
+                link.users -= 1
+                return False
+        self._inside.setdefault(id(link), link)
+        return True
+
+    def leave(self, link: _Link) -> None:
+        """The conversation is over; the connection stays while nobody else wants its room."""
+        link.users -= 1
+        if not link.users:
+            # The idle one that was used last is the last to go.
+            self._inside.pop(id(link), None)
+            if link.host.connected:
+                self._inside[id(link)] = link
+        self._left.set()
+
+
+class _Held:
+    """A Stream that says when it is closed."""
+
+    def __init__(self, stream: Stream, closed: Callable[[], None]) -> None:
+        self._stream, self._closed, self._over = stream, closed, False
+        self.read, self.write = stream.read, stream.write
+
+    def close(self) -> None:
+        """See Stream."""
+        try:
+            self._stream.close()
+        finally:
+            if not self._over:
+                self._over = True
+                self._closed()
 
 
 class Connected(Carrier):
@@ -476,6 +783,7 @@ class Connected(Carrier):
         super().__init__(self._links, run)
         # How many nodes are asked at once, over all calls of `converse`.
         self._slots = BoundedSemaphore(MAX_PARALLEL)
+        self._room = _Room(len(self._links) + 1)
 
     def _connected(self) -> list[_Link]:
         return [link for link in self._links.values() if link.host.connected]
@@ -536,6 +844,8 @@ class Connected(Carrier):
             else:
                 first.wait()
             began = time.monotonic()
+            self._room.enter(link)
+            after.callback(self._room.leave, link)
             try:
                 failure = link.connect(again=connects_first)
                 first.set()
@@ -558,7 +868,7 @@ class Connected(Carrier):
     def open(self, request: Request) -> Dialogue:
         """See Carrier. The node is connected when it was not."""
         link = self._links[request.node]
-        failure = link.connect()
+        failure = link.connect() if self._room.enter(link, wait=False) else _NO_ROOM
         rights = link.rights or Become(False, "", {})
         line, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
 
@@ -567,17 +877,27 @@ class Connected(Carrier):
                 raise ValueError(failure.error)
             with ctx_host.use(link.host):
                 words = with_rights(link.host, line, rights)
+            if isinstance(link.host.connector, Connector) and link.host.connector.master:
+                return _OverMaster(link.host.connector, words)
             if isinstance(link.host.connector, SSHConnector):
                 return _OverSsh(transport_of(link.host), words)
             if isinstance(link.host.connector, LocalConnector):
                 return Pipes(words)
             raise ValueError("needs ssh")
 
+        def held() -> Stream:
+            try:
+                return _Held(begin(), partial(self._room.leave, link))
+            except BaseException:
+                if failure is not _NO_ROOM:
+                    self._room.leave(link)
+                raise
+
         first = f"{rights.password}\n{stdin}" if rights.sudo and rights.password else stdin
-        return Dialogue(begin, first, request.mark, sudo=rights.sudo)
+        return Dialogue(held, first, request.mark, sudo=rights.sudo)
 
     def met(self) -> Mapping[str, Met]:
-        found = {name: _met(link.host) for name, link in self._links.items()}
+        found = {name: link.met or _met(link.host) for name, link in self._links.items()}
         return {name: one for name, one in found.items() if one is not None}
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
@@ -605,16 +925,33 @@ class Fleet(Connected):
 
     inventory: pyinfra's, not yet used by a State
     hosts:     the selected ones
+    run:       the word for the run; "": a new one
+    tell:      says one line to the user; None: on standard error
     """
 
     def __init__(
-        self, inventory: Inventory, hosts: Iterable[Host], config: Config | None = None
+        self,
+        inventory: Inventory,
+        hosts: Iterable[Host],
+        config: Config | None = None,
+        run: str = "",
+        *,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         set_timeouts(inventory)
-        super().__init__(hosts)
+        super().__init__(hosts, run)
+        tell = tell or _say
+        parallel = max(1, min(len(self.nodes), MAX_PARALLEL))
+        if any(issubclass(one.host.connector_cls, SSHConnector) for one in self._links.values()):
+            self._room, parallel = _room_for(len(self.nodes), parallel, tell)
+            self._slots = BoundedSemaphore(parallel)
         config = config or Config()
-        config.PARALLEL = max(1, min(len(self.nodes), MAX_PARALLEL))
+        config.PARALLEL = parallel
         self._state = State(inventory, config, check_for_changes=False)
+        self._ways = logins.Ways(CONNECT_TIMEOUT_S, tell)
+        for link in self._links.values():
+            if isinstance(link.host.connector, Connector):
+                link.host.connector.ways = self._ways
 
     def __enter__(self) -> Fleet:
         self._context = ctx_state.use(self._state)
@@ -626,7 +963,69 @@ class Fleet(Connected):
         for link in self._connected():
             closing.spawn(_disconnect, link.host)
         closing.join(timeout=5)
+        self._ways.close()
         self._context.__exit__(None, None, None)
+
+
+#: Descriptors of one connection: its socket, and what a ProxyCommand has beside it.
+_PER_NODE = 2
+#: Descriptors that this process needs besides: pipes of what it starts, DNS, files it writes.
+_BESIDES = 24
+
+
+def _say(line: str) -> None:
+    print(f"nodeready: {line}", file=sys.stderr)
+
+
+def _room_for(nodes: int, parallel: int, tell: Callable[[str], None]) -> tuple[_Room, int]:
+    """Room for as many nodes as this machine lets us have descriptors, and how many at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd")) + _BESIDES
+    wanted = used + _PER_NODE * nodes
+    top = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < top:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
+            soft = top
+    if soft == resource.RLIM_INFINITY or wanted <= soft:
+        return _Room(nodes + 1), parallel
+    most = max(1, (soft - used) // _PER_NODE)
+    if most < parallel:
+        tell(
+            f"{most} nodes at once and not {parallel}: this machine allows {soft} open files; "
+            f"raise the limit (ulimit -n {wanted})"
+        )
+    return _Room(most), min(parallel, most)
+
+
+def _nothing(line: str) -> None:
+    """Say nothing."""
+
+
+class Sharded(Processes):
+    """The same nodes, shared between processes: a Fleet in each.
+
+    count: of the processes
+    """
+
+    def __init__(
+        self, inventory: Inventory, hosts: Iterable[Host], config: Config | None, count: int
+    ) -> None:
+        self._inventory, self._config = inventory, config
+        self._hosts = tuple(hosts)
+        self._count = count
+        super().__init__(str(host.name) for host in self._hosts)
+
+    def start(self) -> list[Peer]:
+        peers: list[Peer] = []
+        for at in range(self._count):
+            share = self._hosts[at :: self._count]
+            names = [str(host.name) for host in share]
+            # What one of them has to say about this machine is said once.
+            tell = _nothing if at else None
+            made = partial(Fleet, self._inventory, share, self._config, self.run, tell=tell)
+            peers.append(forked(names, made))
+        return peers
 
 
 def _put(over: Queue[Key], key: Key, _: object) -> None:

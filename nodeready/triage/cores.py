@@ -436,7 +436,8 @@ def collect_cores(
     """
     started = now()
     errors: dict[str, str] = {}
-    asked = {name: _list_config(tag, policy, since_s) for name, policy in policies.items()}
+    nonce = new_nonce()
+    asked = {name: _list_config(nonce, tag, policy, since_s) for name, policy in policies.items()}
     said = _asked(ask, "looking", asked)
     complete = not any(answer.kind == INTERRUPTED for answer in said.values())
     listings = {}
@@ -480,9 +481,9 @@ def _asked(ask: Asks, what: str, configs: Mapping[str, program.Config]) -> Mappi
     return ask(what, {n: request(n, program.__name__, c) for n, c in configs.items()})
 
 
-def _list_config(tag: str, policy: Policy, since_s: float) -> program.Config:
+def _list_config(nonce: str, tag: str, policy: Policy, since_s: float) -> program.Config:
     patterns = (policy.core_pattern,) if policy.core_handler == "path" else ()
-    return program.Config(new_nonce(), tag, _LIST_S, patterns, since_s)
+    return program.Config(nonce, tag, _LIST_S, patterns, since_s)
 
 
 def _read(

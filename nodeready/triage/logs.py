@@ -498,8 +498,11 @@ class Fetched:
 
 
 def fetch_tail(node: str, config: Config, tag: str) -> Conversation[Fetched]:
-    """The conversation with one node. config: its nonce and tag are set here; tag: of the run"""
-    own = replace(config, nonce=new_nonce(), tag=tag)
+    """The conversation with one node.
+
+    config: gets the run's tag here, and a nonce where it has none
+    """
+    own = replace(config, nonce=config.nonce or new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.node.tail", own)
     if answer.error:
         return Fetched(error=answer.error, kind=answer.kind)

@@ -31,10 +31,15 @@ def run(sections: list[Section], runner: list[str] = SHELLS[0], before: str = ""
 
 
 def exact(path: str, content: str | bytes, nonce: str = NONCE) -> str:
-    """A file as nr_exact prints it."""
+    """A file as nr_exact prints it: a small one by its size and its lines."""
     raw = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    packed = base64.encodebytes(raw).decode("ascii")
-    return f"\n@{nonce} file {path}\n{packed}\n@{nonce} eof\n"
+    said = base64.encodebytes(raw).decode("ascii")
+    if len(raw) <= 8192:
+        text = raw.decode("utf-8", "surrogateescape")
+        lines = text.removesuffix("\n").split("\n") if raw else []
+        numbered = (f"{path}:{at}:{line}\n" for at, line in enumerate(lines, 1))
+        said = f"size={len(raw)}\n{''.join(numbered)}"
+    return f"\n@{nonce} file {path}\n{said}\n@{nonce} eof\n"
 
 
 def home(name: str, said: str | bytes, path: str = "") -> str:

@@ -40,6 +40,11 @@ def fields(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
 
 
+def runs(pid: int) -> bool:
+    """Whether a thread of the process runs, or would if it got the processor. Raises OSError."""
+    return any(fields(int(task.name))[0] == "R" for task in Path(f"/proc/{pid}/task").iterdir())
+
+
 def cpu_ticks(pid: int) -> int:
     """Of the processor's time; -1: it has ended."""
     try:
@@ -187,8 +192,8 @@ class Play:
         if used() != before:
             return False
         try:
-            # On a full machine a process may not get the processor for half a second.
-            return all(fields(pid)[0] != "R" for pid in before)
+            # On a full machine a thread may not get the processor for half a second.
+            return not any(map(runs, before))
         except OSError:
             return False
 

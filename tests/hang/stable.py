@@ -63,10 +63,14 @@ class Stable:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
+                ended = self.ranks.pop(pid, None)
                 # The place may be gone: nobody wants to know any more.
-                ended = self.ranks.pop(pid, os.devnull)
-                with contextlib.suppress(FileNotFoundError), open(ended, "w") as file:
-                    file.write(str(os.waitstatus_to_exitcode(status)))
+                if ended is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        # Under its name when it is whole: who waits for it reads it at once.
+                        with open(f"{ended}.new", "w") as file:
+                            file.write(str(os.waitstatus_to_exitcode(status)))
+                        os.replace(f"{ended}.new", ended)
 
     def fork(self, order):
         # The name of its last words is known before it can end.

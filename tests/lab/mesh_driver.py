@@ -26,9 +26,10 @@ from nodeready.ready import run as mesh_run
 from nodeready.ready.run import run_mesh
 from nodeready.subjects.proof import reach
 from nodeready.subjects.proof.facts import Mesh, Proved, User
+from nodeready.transport.allocation import running
 from nodeready.transport.base import collect
 from nodeready.transport.look import look_at
-from nodeready.transport.srun import Srun, job
+from nodeready.transport.srun import Srun
 from nodeready.transport.ssh import Fleet
 
 runs = []
@@ -54,7 +55,7 @@ def main(path, first, last, seconds, *how):
     loaded = inventory.load(path)
     hosts = list(loaded)
     wanted = policies(loaded, hosts)
-    steps = Srun(job(how[how.index("job") + 1])) if "job" in how else None
+    steps = Srun(running(how[how.index("job") + 1])) if "job" in how else None
     with steps or Fleet(loaded, hosts) as carrier:
         names = () if steps else carrier.nodes
         conversations = {name: look_at(name, wanted[name], ("ptrace",)) for name in names}

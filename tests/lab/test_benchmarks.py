@@ -51,8 +51,8 @@ def test_the_audit_benchmark_reports_everybody(own_lab: str, tmp_path: Path) -> 
     text = document.read_text()
     for name in ("nodeready audit", "pyinfra fact, one by one", "pdsh true", "clush true"):
         assert sum(line.startswith(f"| {name} ") for line in text.splitlines()) == 1, name
-    for profile in ("20 (cpu)", "20 (h100)"):
-        assert f"| {profile} " in text
+    for row in ("20 cpu, ", "20 h100, "):
+        assert f"| {row}" in text
     (look,) = [line for line in text.splitlines() if line.startswith("| nodeready audit ")]
     assert look.rstrip(" |").split("|")[-2].strip() == "1"
 

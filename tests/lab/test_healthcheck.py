@@ -159,7 +159,7 @@ def test_a_full_disk_keeps_the_old_verdict_and_is_one_line(fresh_node, put):
     run("record")
     old = fresh_node.read(gate.PATH)
     full = (
-        "mkdir -p /tmp/keep; cp -a /run/nodeready/. /tmp/keep; "
+        "rm -rf /var/lib/prometheus; mkdir -p /tmp/keep; cp -a /run/nodeready/. /tmp/keep; "
         "mount -t tmpfs -o size=64k,mode=755 none /run/nodeready; "
         "cp -a /tmp/keep/. /run/nodeready; dd if=/dev/zero of=/run/nodeready/fill 2>/dev/null; :"
     )

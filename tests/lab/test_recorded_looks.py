@@ -26,8 +26,8 @@ def legible(text: str, name: str) -> str:
     """What a section printed, its files as they are on the node, and the node called gpu001."""
 
     def plain(match: re.Match[str]) -> str:
-        content = snapshot.base64.b64decode(match[2]).decode("utf-8", "surrogateescape")
-        return f"{match[1]}{content}{match[3]}"
+        (content,) = Output(match[0], 0, nonce=RECORDED).files().values()
+        return f"{match[1]}{content.decode('utf-8', 'surrogateescape')}{match[3]}"
 
     lab = re.sub(r"/run/nodeready/lab/[\w.-]+/fs", "/run/nodeready/lab/lab/fs", text)
     return _FILE.sub(plain, lab).replace(name, "gpu001")

@@ -19,6 +19,7 @@ import pytest
 
 from nodeready.lab import Lab, Node, down
 from nodeready.transport import srun
+from nodeready.transport.allocation import running
 from nodeready.transport.base import Request
 from tests.command import Tool, ours, wait_for, written
 from tests.lab import smoke_faults
@@ -375,7 +376,7 @@ def test_a_step_has_the_jobs_gpus_where_it_works(works, seen, slurm_lab, login, 
     wait_for(lambda: len(login("squeue", "-h", "-s", "-j", job).splitlines()) == 2)
     monkeypatch.setenv("PATH", login.env["PATH"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with srun.Srun(srun.job(job), works=works) as carrier:
+    with srun.Srun(running(job), works=works) as carrier:
         asked = 'echo "M <$CUDA_VISIBLE_DEVICES>"; cat <&3 >/dev/null'
         channel = carrier.open(Request(slurm_lab.nodes[2].name, asked, 30, "", "M "))
         try:

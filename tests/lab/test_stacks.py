@@ -231,7 +231,7 @@ def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
         (("--local", "--timeout", "5"), "--timeout 5: 2 samples every 2 s need 12 s at least"),
         (("--local", "--samples", "0"), "'--samples'"),
         (("--via", "srun"), "Name it with --job ID"),
-        (("--via", "srun", "--job", "1", "gpu001"), "name no others"),
+        (("--via", "srun", "--job", "1", "gpu001"), "srun is not installed here"),
         (("--via", "srun", "--job", "--x"), "is no number of a Slurm job"),
         (("--via", "srun", "--job", "1"), "srun is not installed here"),
         (("--from", "nosuch"), "--from nosuch: No such file"),

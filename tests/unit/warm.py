@@ -24,7 +24,7 @@ from tests.paths import ROOT
 
 #: Those that talk to nodes.
 WARM = ("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores")
-_MODULES = [name for name in WARM if name != "learn"]
+_MODULES = [name for name in WARM if name not in ("learn", "env")]
 
 _SERVER = f"""
 import importlib, json, os, socket, sys, traceback

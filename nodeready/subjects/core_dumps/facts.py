@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
-from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, file_lines
+from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section
 
 KEY = "kernel.core_pattern"
 #: Services that rewrite core_pattern when they start, after the sysctl files: Ubuntu's apport,
@@ -97,8 +97,9 @@ def _script(policy: Policy) -> str:
     for nr_file in /usr/lib/systemd/systemd-coredump /lib/systemd/systemd-coredump; do
         if [ -x "$nr_file" ]; then printf 'coredump=%s\n' "$nr_file"; fi
     done
-    grep -asHn -e {pattern} -e '^[[:space:]]*[[A-Z]' {tmpfiles} {" ".join(_COREDUMP)} /dev/null
-    :
+    nr_few {pattern}
+    nr_few '^[[:space:]]*[[A-Z]'
+    nr_lines few {tmpfiles} {" ".join(_COREDUMP)}
     """
 
 
@@ -195,7 +196,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
     if theirs:
         blocked.insert(0, (theirs[2], "link", int(theirs[1])))
     files = sysctl.parse(outputs["sysctl"])
-    lines = tuple(file_lines(output.require()))
+    lines = tuple(output.lines())
     packaged = [
         sysctl.Setting(line.text.partition("=")[2].strip(), line.where)
         for path in files.order

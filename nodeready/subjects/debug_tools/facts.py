@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from nodeready import shell
 from nodeready.policy import Policy
@@ -366,17 +367,21 @@ def _dpkg(text: str) -> dict[str, str]:
 def parse_versions(text: str) -> dict[str, str]:
     """Software -> the version of its package; without what is not installed. Never raises."""
     match = re.search(r"^packages=(dpkg|apk|rpm)\n(.*?)(?:^packages=end$|\Z)", text, re.M | re.S)
-    if match is None:
-        return {}
-    if match[1] == "dpkg":
-        found = _dpkg(match[2])
-    elif match[1] == "apk":
-        found = dict(re.findall(r"^P:(\S+)\nV:(\S+)$", match[2], re.M))
+    return dict(_versions(match[1], match[2])) if match else {}
+
+
+@lru_cache(maxsize=64)
+def _versions(how: str, text: str) -> tuple[tuple[str, str], ...]:
+    # Thousands of nodes have the same packages.
+    if how == "dpkg":
+        found = _dpkg(text)
+    elif how == "apk":
+        found = dict(re.findall(r"^P:(\S+)\nV:(\S+)$", text, re.M))
     else:
         # Several versions of one package may be installed: the last that rpm names is the newest.
-        found = dict(re.findall(r"^(\S+) (\S+)$", match[2], re.M))
-    return {
-        what: next(found[name] for name in names if name in found)
+        found = dict(re.findall(r"^(\S+) (\S+)$", text, re.M))
+    return tuple(
+        (what, next(found[name] for name in names if name in found))
         for what, names in PACKAGES.items()
         if any(name in found for name in names)
-    }
+    )

@@ -227,7 +227,8 @@ def verdict(seen: Gate, want: Policy) -> Result:
     """The node's last verdict is young enough: its timer runs.
 
     Old is what the prolog does not believe any more (gate_max_age_s), and what three intervals of
-    the timer should have renewed.
+    the timer should have renewed. Where the verdict itself is collected (audit --recorded), old is
+    what the prolog does not believe, and then all of the node is unknown.
     """
     check = "gate.verdict"
     if not want.gate:

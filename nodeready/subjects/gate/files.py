@@ -31,8 +31,8 @@ from nodeready.subjects.templates import render
 #: The settings that all nodes of a run complete, and that one node cannot judge by.
 _FLEET = ("ssh_known_hosts",)
 #: Seconds for a look of the timer, for which nobody waits: more than the look's own limit
-#: (healthcheck/here.py).
-RECORD_S = 75
+#: (healthcheck/here.py) and that of a file server (audit/recorded.py).
+RECORD_S = 85
 #: Seconds of the health check for asking and telling Slurm.
 SLURM_S = 10
 #: Slurm ends a health check after 60 s, whatever HealthCheckTimeout says in newer ones.
@@ -53,8 +53,14 @@ def complete(policy: Policy, declared: Policy, program: Callable[[], bytes]) -> 
 
 def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
     """Path -> the bytes of that file under this policy."""
-    declared = {f.name: getattr(policy, f.name) for f in fields(Policy) if f.name not in _FLEET}
-    return _contents(Policy(**declared), program)
+    return _contents(own(policy), program)
+
+
+def own(policy: Policy) -> Policy:
+    """The policy by which the node judges itself: what is left of this one there."""
+    return Policy(
+        **{f.name: getattr(policy, f.name) for f in fields(Policy) if f.name not in _FLEET}
+    )
 
 
 @lru_cache(maxsize=256)

@@ -433,9 +433,12 @@ def _apart(seen: Gpus) -> list[tuple[Gpu, str]]:
 def _speeds(seen: Gpus) -> list[tuple[Gpu, str]]:
     """The GPUs with a link that is slower than the model's, or the fastest of the model here."""
     found = []
+    most: dict[str | None, float] = {}
     for gpu in seen.gpus:
-        peers = [peer for peer in seen.gpus if peer.model == gpu.model]
-        fastest = max((x.speed_gbps or 0.0 for peer in peers for x in peer.links), default=0.0)
+        speeds = [link.speed_gbps or 0.0 for link in gpu.links]
+        most[gpu.model] = max((*speeds, most.get(gpu.model, 0.0)))
+    for gpu in seen.gpus:
+        fastest = most[gpu.model]
         told = [(x, x.speed_gbps) for x in gpu.links if x.speed_gbps is not None]
         nominal = _nominal(seen, gpu)
         slow = [x for x, speed in told if speed < fastest or speed < nominal]

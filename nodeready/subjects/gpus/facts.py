@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Output, Probe, Section
+from nodeready.subjects.base import Output, Probe, Section, changed
 from nodeready.subjects.gpus import amd, kernel_log, nvidia
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
 from nodeready.subjects.gpus.nvidia import NvidiaSmi, NvLinks
@@ -158,7 +159,12 @@ def _gpu(address: str, values: Mapping[str, str], errors: Mapping[str, list[str]
 
 def parse_pci(output: Output) -> Pci:
     """The bus as the section showed it. Raises ProbeError when the section did not end well."""
-    text = output.require()
+    return _parse_pci(output.require())
+
+
+@lru_cache(maxsize=16)
+def _parse_pci(text: str) -> Pci:
+    # The bus of thousands of nodes is the same.
     lines = text.split("\n")
     devices: dict[str, dict[str, str]] = {}
     errors: dict[str, dict[str, list[str]]] = {}
@@ -206,16 +212,18 @@ def _fabric_manager(pci: Pci, smi: NvidiaSmi) -> str:
     return "running" if smi.fabric_manager else "not running"
 
 
-def _linked(gpu: Gpu, links: NvLinks, gpus: Iterable[Gpu]) -> Gpu:
-    """The GPU with its links; unread where they are not shown and must be there."""
+def _linked(gpu: Gpu, links: NvLinks, shown: Container[str | None]) -> Gpu:
+    """The GPU with its links; unread where they are not shown and must be there.
+
+    shown: the models of which a GPU shows links
+    """
     uuid = gpu.uuid or ""
     said = links.unread.get(uuid, "")
-    shown = {one.model for one in gpus if links.links.get(one.uuid or "")}
     answered = links.tool.works or links.tool.state == "missing"
     if answered and uuid not in links.links and (gpu.model in shown or nvidia.on_board(gpu)):
         said = "nvidia-smi nvlink does not show it"
     unread = (("links", said),) if said else ()
-    return replace(gpu, links=links.links.get(uuid, ()), unread=gpu.unread + unread)
+    return changed(gpu, links=links.links.get(uuid, ()), unread=gpu.unread + unread)
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
@@ -223,12 +231,13 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
     pci = parse_pci(outputs[SECTION.name])
     smi = nvidia.parse(outputs[nvidia.SECTION.name])
     links = nvidia.parse_nvlink(outputs[nvidia.NVLINK_SECTION.name])
+    shown = {one.model for one in smi.gpus if links.links.get(one.uuid or "")}
     amd_gpus, amd_tool, amd_driver = amd.parse(outputs[amd.SECTION.name])
     faults, log = kernel_log.parse(outputs[kernel_log.SECTION.name])
     return Gpus(
         pci=pci.gpus,
         nvswitches=pci.nvswitches,
-        nvidia=tuple(_linked(gpu, links, smi.gpus) for gpu in smi.gpus),
+        nvidia=tuple(_linked(gpu, links, shown) for gpu in smi.gpus),
         amd=amd.beside(amd_gpus, pci.gpus),
         nvidia_tool=smi.tool,
         nvlink_tool=links.tool,

@@ -155,7 +155,8 @@ class Tool:
     """A source of facts, such as nvidia-smi or the kernel's log, and how it fared.
 
     state:  ``ok``, ``missing``, ``stuck`` (an earlier process of the tool hangs in the kernel),
-            ``timed out``, ``failed`` or ``nonsense`` (its output makes no sense)
+            ``timed out``, ``failed``, ``nonsense`` (its output makes no sense) or ``hidden`` (the
+            look itself may not open the GPUs)
     detail: the tool's version, or its message
     """
 

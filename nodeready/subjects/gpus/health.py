@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from nodeready.policy import Policy
+from nodeready.subjects.base import of_one_node
 from nodeready.subjects.gpus import kernel_log
 from nodeready.subjects.gpus.amd import AmdGpu, integrated
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, KernelFault, PciGpu, Tool
@@ -44,9 +45,14 @@ def expected(seen: Gpus, vendor: str = "") -> list[PciGpu]:
     GPUs of guests do not count. A display adapter without its vendor's tool and driver only serves
     a screen, like the graphics of a processor: without AMD's tool, only an Instinct counts.
     """
+    return [gpu for gpu in _expected(seen) if vendor in ("", gpu.vendor)]
+
+
+@of_one_node
+def _expected(seen: Gpus) -> list[PciGpu]:
     found = []
     for gpu in seen.pci:
-        if guest(gpu) or vendor not in ("", gpu.vendor):
+        if guest(gpu):
             continue
         wanted = tool(seen, gpu.vendor).state != "missing"
         if gpu.vendor == "nvidia":

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from nodeready.subjects.base import Output, Section
+from nodeready.subjects.base import Output, Section, changed, unequal
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Link, Tool
 
 if TYPE_CHECKING:
@@ -273,11 +273,27 @@ STUCK_AFTER_S = 30
 # Without the driver, nvidia-smi would make the kernel load it, and a look changes nothing. An
 # nvidia-smi that hangs in the kernel holds a lock on which the next one would hang, too. Start
 # times in /proc/PID/stat count hundredths of a second (USER_HZ of all Linux ports with such GPUs).
+# Slurm lets a step open no GPUs but those that it gave to the step (cgroup.conf(5),
+# ConstrainDevices): there, what nvidia-smi does not show is no fault of the node's.
 PREPARE = rf"""
     if [ ! -e /proc/driver/nvidia/version ] && [ ! -d /sys/module/nvidia ] &&
         [ ! -d /sys/bus/pci/drivers/nvidia ]; then
         printf 'nr_driver=none\n'
         exit 0
+    fi
+    while read -r nr_line; do
+        case $nr_line in *slurm*) nr_step=1 ;; esac
+    done 2>/dev/null </proc/self/cgroup
+    if [ -n "${{nr_step-}}" ]; then
+        nr_hidden=0
+        for nr_file in /dev/nvidia[0-9]*; do
+            # Not every file can be opened: only the refusal of a permission counts.
+            case $({{ : <"$nr_file"; }} 2>&1) in *ermi*) nr_hidden=$((nr_hidden + 1)) ;; esac
+        done
+        if [ "$nr_hidden" -gt 0 ]; then
+            printf 'nr_hidden=%s\n' "$nr_hidden"
+            exit 0
+        fi
     fi
     nr_up=0
     {{ read -r nr_up nr_x </proc/uptime; }} 2>/dev/null
@@ -681,33 +697,26 @@ def _genuine(root: ElementTree.Element, told: int | None) -> list[ElementTree.El
     return [node for node in nodes if node in longest]
 
 
-def parse(output: Output) -> NvidiaSmi:
-    """The GPUs in what the section ``nvidia_smi`` printed; a tool that failed is a `Tool`."""
-    text = output.text
-    manager: bool | None = None
-    if re.match("nr_scanned=1$", text, re.M):
-        manager = re.search("^nr_fabric_manager=[0-9]", text, re.M) is not None
-    if not text.strip() and output.rc == 0:
-        return NvidiaSmi((), Tool(NAME, "missing"))
-    if text.startswith("nr_driver=none"):
-        return NvidiaSmi((), Tool(NAME, "failed", "the driver is not loaded"))
-    stuck = re.search(r"^nr_stuck=([0-9]{1,9}) ([0-9]{1,9})$", text, re.M)
-    if stuck:
-        words = f"pid {stuck[1]} hangs in the kernel for {stuck[2]} s"
-        return NvidiaSmi((), Tool(NAME, "stuck", words), fabric_manager=manager)
-    root = tree(text)
-    if root is None:
-        # The values of an answer that was cut off are no message.
-        said = message(re.split(r"<\?xml|<nvidia_smi_log", text, maxsplit=1)[0])
-        if output.truncated:
-            tool = Tool(NAME, "nonsense", "its answer was cut off")
-        elif output.rc is None:
-            tool = Tool(NAME, "timed out", said or f"after {SECTION.timeout_s} s")
-        elif output.rc != 0 or said.startswith("No devices"):
-            tool = Tool(NAME, "failed", said or f"exit status {output.rc}")
-        else:
-            tool = Tool(NAME, "nonsense", f"no whole XML: {text.strip()[:100]!r}")
-        return NvidiaSmi((), tool, fabric_manager=manager)
+def _hidden(text: str) -> str:
+    """Why the look may not open all GPUs; "": it may."""
+    found = re.match(r"nr_hidden=([0-9]{1,4})$", text, re.M)
+    if found is None:
+        return ""
+    return f"{found[1]} GPUs were not given to the step of Slurm's that looks (ConstrainDevices)"
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What stands above the GPUs. unread: what makes no sense of it, or ""."""
+
+    driver: str | None
+    cuda: str | None
+    major: int | None
+    told: int | None
+    unread: str
+
+
+def _head(root: ElementTree.Element) -> _Head:
     log = Element(root)
     driver, cuda = (
         log.read(name, _version, name, other)
@@ -718,14 +727,253 @@ def parse(output: Output) -> NvidiaSmi:
     )
     major = number((driver or "").partition(".")[0])
     told = log.number("attached_gpus", "attached_gpus", since=_LATER, among=range(_MAX_GPUS + 1))
-    nodes = _genuine(root, told)
-    found = [_gpu(index, Element(node, major)) for index, node in enumerate(nodes)]
+    unread = log.unread.get("driver") or log.unread.get("attached_gpus") or ""
+    return _Head(driver, cuda, major, told, unread)
+
+
+def _whole(text: str) -> tuple[_Head, list[Gpu | None]] | None:
+    """The head and the GPUs of an answer; None when it holds no whole XML."""
+    root = tree(text)
+    if root is None:
+        return None
+    head = _head(root)
+    nodes = _genuine(root, head.told)
+    return head, [_gpu(index, Element(node, head.major)) for index, node in enumerate(nodes)]
+
+
+# --- The same, of a GPU whose like was read before.
+#
+# Reading the XML of eight GPUs takes 5 ms, and thousands of nodes have the same GPUs, which differ
+# by their names and by what is measured. So the lines of a GPU are held against those of one that
+# was read in full: where no other line differs than that of such a value, and that value is a
+# plain one, only the fields that are made of it are made anew. Anything else is read in full.
+
+#: Path of an element -> the plain values that it can have, and the field that is made of it; "":
+#: none is. A number is within the bounds of its field.
+_VARIES: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "uuid": (re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "uuid"),
+    "serial": (re.compile(r"[0-9]{4,20}"), "serial"),
+    "temperature/gpu_temp": (re.compile(r"1?[0-9]?[0-9] C"), "temperature_c"),
+    "temperature/gpu_temp_tlimit": (re.compile(r"-?1?[0-9]?[0-9] C"), "temperature_left_c"),
+    "temperature/memory_temp": (re.compile(r"1?[0-9]?[0-9] C"), "memory_temperature_c"),
+    "fb_memory_usage/used": (re.compile(r"[0-9]{1,8} MiB"), "memory_used_mb"),
+    **{
+        path: (re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,3})? (?:W|MHz|MiB|%|KB/s|mV)"), "")
+        for path in (
+            *("fb_memory_usage/free", "bar1_memory_usage/used", "bar1_memory_usage/free"),
+            *(f"gpu_power_readings/{one}power_draw" for one in ("", "average_", "instant_")),
+            "power_readings/power_draw",
+            *("pci/tx_util", "pci/rx_util", "voltage/graphics_volt"),
+            *(f"clocks/{one}_clock" for one in ("graphics", "sm", "mem", "video")),
+            *(
+                f"utilization/{one}_util"
+                for one in ("gpu", "memory", "encoder", "decoder", "jpeg", "ofa")
+            ),
+        )
+    },
+}
+#: The processes of a GPU as the tool prints them, with names that are no markup.
+_PLAIN_PROCESSES = re.compile(
+    r"<processes>(?:\s*<process_info>"
+    + "".join(
+        rf"(?:\s*<{name}>[^<>&]{{0,200}}</{name}>)?"
+        for name in (
+            *("gpu_instance_id", "compute_instance_id"),
+            *("pid", "type", "process_name", "used_memory"),
+        )
+    )
+    + r"\s*</process_info>)+\s*</processes>"
+)
+_NO_PROCESSES = "<processes>\n\t\t</processes>"
+_LEAF = re.compile(r"\s*<([a-z0-9_]+)>([^<>&]*)</\1>\s*")
+_OPENING, _CLOSING = re.compile(r"\s*<([a-z0-9_]+)>\s*"), re.compile(r"\s*</([a-z0-9_]+)>\s*")
+_STRANGE = re.compile(r"[^\t\n\x20-\x7e]")
+#: GPUs whose likes are known: by place, driver and address; of one such, the latest that differ.
+_MOST_KNOWN, _MOST_ALIKE = 1024, 4
+#: Characters of a GPU's text that is kept: some 6,000 are usual.
+_MOST_KEPT = 32768
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """A GPU that was read in full.
+
+    lines:  of its text
+    varies: number of a line -> what stands before and behind its value, and what the value can be
+    limit:  the temperature at which it slows down follows from the limit of temperature
+    """
+
+    lines: tuple[str, ...]
+    gpu: Gpu
+    varies: Mapping[int, tuple[str, str, re.Pattern[str], str]]
+    limit: bool
+
+    def like(self, lines: list[str]) -> Gpu | None:
+        """The GPU of these lines, as many as there are here; None where more than this differs."""
+        made: dict[str, Any] = {}
+        for at in unequal(lines, self.lines):
+            line, found = lines[at], self.varies.get(at)
+            if found is None:
+                return None
+            before, behind, plain, name = found
+            value = line[len(before) : len(line) - len(behind)]
+            if line != f"{before}{value}{behind}" or not plain.fullmatch(value):
+                return None
+            if name:
+                made[name] = value if name in ("uuid", "serial") else number(value)
+        one = self.gpu
+        if self.limit and ("temperature_c" in made or "temperature_left_c" in made):
+            now, left, slow = one.temperature_c, one.temperature_left_c, one.temperature_slowdown_c
+            if now is not None and left is not None and slow is not None:
+                later = made.get("temperature_c", now) + made.get("temperature_left_c", left)
+                made["temperature_slowdown_c"] = later - (now + left - slow)
+        return changed(one, **made)
+
+
+_KNOWN: dict[tuple[object, ...], list[_Known]] = {}
+
+
+def _varying(lines: list[str], gpu: Gpu) -> dict[int, tuple[str, str, re.Pattern[str], str]]:
+    """The lines of a GPU in which a value stands that may differ; none where its form is strange.
+
+    Only the first element of a path is read. A value that was not plain here is read in full.
+    """
+    found: dict[int, tuple[str, str, re.Pattern[str], str]] = {}
+    inside: list[str] = []
+    seen: set[str] = set()
+    for at, line in enumerate(lines):
+        leaf, opening, closing = (one.fullmatch(line) for one in (_LEAF, _OPENING, _CLOSING))
+        if leaf:
+            path = "/".join((*inside, leaf[1]))
+            row = _VARIES.get(path)
+            if row and path not in seen and row[0].fullmatch(leaf[2]):
+                found[at] = (line[: leaf.start(2)], line[leaf.end(2) :], *row)
+            seen.add(path)
+        elif opening:
+            inside.append(opening[1])
+            # Of two parents with one name, the first one is read.
+            path = "/".join(inside)
+            if path in seen:
+                return {}
+            seen.add(path)
+        elif closing and inside and inside[-1] == closing[1]:
+            inside.pop()
+        elif "<" in line and at:
+            return {}
+    return found if not inside else {}
+
+
+def _block(index: int, major: int | None, text: str) -> Gpu | None:
+    """One GPU, of ``<gpu id=...>`` to what stands before ``</gpu>``. Raises ParseError."""
+    from xml.etree import ElementTree
+
+    processes: tuple[GpuProcess, ...] = ()
+    if "<process_info>" in text:
+        match = _PLAIN_PROCESSES.search(text)
+        if match is None or text.count("<process_info>") != match[0].count("<process_info>"):
+            raise ElementTree.ParseError
+        below = Element(ElementTree.fromstring(f"<gpu>{match[0]}</gpu>"))
+        processes = tuple(_processes(below))
+        if below.unread:
+            raise ElementTree.ParseError
+        text = f"{text[: match.start()]}{_NO_PROCESSES}{text[match.end() :]}"
+    lines = text.split("\n")
+    key = (index, major, len(lines), lines[0])
+    known = _KNOWN.get(key, [])
+    for one in known:
+        gpu = one.like(lines)
+        if gpu is not None:
+            if known[0] is not one:
+                # What odd GPUs print does not drive out what most are like.
+                known.remove(one)
+                known.insert(0, one)
+            return changed(gpu, processes=processes) if processes else gpu
+    if _STRANGE.search(text):
+        raise ElementTree.ParseError
+    gpu = _gpu(index, Element(ElementTree.fromstring(f"{text}</gpu>"), major))
+    if gpu is not None and len(text) <= _MOST_KEPT:
+        if key not in _KNOWN and len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.pop(next(iter(_KNOWN)))
+        limit = "<gpu_temp_slow_threshold>" not in text
+        made = _Known(tuple(lines), gpu, _varying(lines, gpu), limit)
+        _KNOWN[key] = [*known[: _MOST_ALIKE - 1], made]
+    return gpu if gpu is None or not processes else changed(gpu, processes=processes)
+
+
+@lru_cache(maxsize=64)
+def _known_head(text: str) -> _Head | None:
+    from xml.etree import ElementTree
+
+    if _STRANGE.search(text):
+        return None
+    try:
+        root = ElementTree.fromstring(f"{text}</nvidia_smi_log>")
+        return None if root.find("gpu") is not None else _head(root)
+    except (ElementTree.ParseError, ValueError):
+        return None
+
+
+def _by_block(text: str) -> tuple[_Head, list[Gpu | None]] | None:
+    """As `_whole`, GPU by GPU; None for whatever has to be read as a whole."""
+    start, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
+    if start < 0 or end < start:
+        return None
+    above, *blocks = text[start:end].split("<gpu id=")
+    above = re.sub(r"<timestamp>[A-Za-z0-9: ]{0,40}</timestamp>", "<timestamp></timestamp>", above)
+    head = _known_head(above)
+    if head is None or len(blocks) > (head.told or _MAX_GPUS):
+        return None
+    from xml.etree import ElementTree
+
+    found = []
+    for index, block in enumerate(blocks):
+        inner, ended, rest = block.partition("</gpu>")
+        if not ended or rest.strip():
+            return None
+        try:
+            found.append(_block(index, head.major, f"<gpu id={inner}"))
+        except (ElementTree.ParseError, ValueError):
+            return None
+    return head, found
+
+
+def parse(output: Output) -> NvidiaSmi:
+    """The GPUs in what the section ``nvidia_smi`` printed; a tool that failed is a `Tool`."""
+    text = output.text
+    manager: bool | None = None
+    # Our own lines stand before anything of the tool's.
+    ours = text[: text.find("<")] if "<" in text else text
+    if re.match("nr_scanned=1$", ours, re.M):
+        manager = re.search("^nr_fabric_manager=[0-9]", ours, re.M) is not None
+    if not text.strip() and output.rc == 0:
+        return NvidiaSmi((), Tool(NAME, "missing"))
+    if text.startswith("nr_driver=none"):
+        return NvidiaSmi((), Tool(NAME, "failed", "the driver is not loaded"))
+    if hidden := _hidden(text):
+        return NvidiaSmi((), Tool(NAME, "hidden", hidden))
+    stuck = re.search(r"^nr_stuck=([0-9]{1,9}) ([0-9]{1,9})$", ours, re.M)
+    if stuck:
+        words = f"pid {stuck[1]} hangs in the kernel for {stuck[2]} s"
+        return NvidiaSmi((), Tool(NAME, "stuck", words), fabric_manager=manager)
+    said = _by_block(text) or _whole(text)
+    if said is None:
+        # The values of an answer that was cut off are no message.
+        words = message(re.split(r"<\?xml|<nvidia_smi_log", text, maxsplit=1)[0])
+        if output.truncated:
+            tool = Tool(NAME, "nonsense", "its answer was cut off")
+        elif output.rc is None:
+            tool = Tool(NAME, "timed out", words or f"after {SECTION.timeout_s} s")
+        elif output.rc != 0 or words.startswith("No devices"):
+            tool = Tool(NAME, "failed", words or f"exit status {output.rc}")
+        else:
+            tool = Tool(NAME, "nonsense", f"no whole XML: {text.strip()[:100]!r}")
+        return NvidiaSmi((), tool, fabric_manager=manager)
+    head, found = said
+    driver = head.driver
     gpus = tuple(gpu for gpu in found if gpu is not None)
     tool = Tool(NAME, "ok", driver or "")
-    if "driver" in log.unread:
-        tool = Tool(NAME, "nonsense", log.unread["driver"])
-    elif "attached_gpus" in log.unread:
-        tool = Tool(NAME, "nonsense", log.unread["attached_gpus"])
+    if head.unread:
+        tool = Tool(NAME, "nonsense", head.unread)
     if output.rc != 0 or len(gpus) < len(found):
         around = text[: text.find("<nvidia_smi_log")] + text[text.rfind("</nvidia_smi_log>") :]
         words = f"exit status {output.rc}"
@@ -734,7 +982,7 @@ def parse(output: Output) -> NvidiaSmi:
         tool = Tool(NAME, "failed", message(around) or words)
         if output.rc is None:
             tool = Tool(NAME, "timed out", f"after {SECTION.timeout_s} s, its answer was whole")
-    return NvidiaSmi(gpus, tool, driver, cuda, manager)
+    return NvidiaSmi(gpus, tool, driver, head.cuda, manager)
 
 
 # --- The links between the GPUs: ``nvidia-smi nvlink --status``.
@@ -807,6 +1055,39 @@ def _link(number: str, text: str) -> Link | None:
     return None if state is None else Link(int(number), state)
 
 
+@lru_cache(maxsize=256)
+def _links(text: str) -> tuple[tuple[Link, ...], str, bool]:
+    """The links of one GPU; the first whose state cannot be told; whether other lines are there.
+
+    The GPUs of thousands of nodes have the same links.
+    """
+    found, unread, strange = [], "", False
+    for line in text.splitlines():
+        link = _LINK.match(line)
+        if link:
+            made = _link(link[1], link[2].strip())
+            if made is not None:
+                found.append(made)
+            else:
+                unread = unread or f"link {link[1]}: {link[2].strip()[:60]}"
+        elif line.strip() and not line.startswith("nr_"):
+            strange = True
+            if line[:1].isspace() and not _NO_LINKS.search(line):
+                unread = unread or line.strip()[:60]
+    return tuple(found[:_MAX_LINKS]), unread, strange
+
+
+def _pieces(text: str) -> Iterator[tuple[str, str]]:
+    """The lines that begin with a GPU, each with the lines below it; the text above them first."""
+    text = "\n".join(text.splitlines())
+    above, *pieces = re.split(r"^(?=GPU [0-9])", text, flags=re.M)
+    if above:
+        yield "", above
+    for piece in pieces:
+        first, _, below = piece.partition("\n")
+        yield first, below
+
+
 def parse_nvlink(output: Output) -> NvLinks:
     """The links in what the section ``nvlink`` printed.
 
@@ -819,26 +1100,24 @@ def parse_nvlink(output: Output) -> NvLinks:
         return NvLinks(Tool(NVLINK, "missing"))
     if text.startswith("nr_driver=none"):
         return NvLinks(Tool(NVLINK, "failed", "the driver is not loaded"))
+    if hidden := _hidden(text):
+        return NvLinks(Tool(NVLINK, "hidden", hidden))
     if re.search("^nr_stuck=", text, re.M):
         return NvLinks(Tool(NVLINK, "stuck", "an earlier nvidia-smi hangs in the kernel"))
-    found: dict[str, list[Link]] = {}
+    found: dict[str, tuple[Link, ...]] = {}
     unread: dict[str, str] = {}
     uuid, others = "", False
-    for line in text.splitlines():
-        gpu, link = _GPU.match(line), _LINK.match(line)
-        if gpu:
-            uuid = gpu[1]
-            found.setdefault(uuid, [])
-        elif link and uuid:
-            made = _link(link[1], link[2].strip())
-            if made is None:
-                unread.setdefault(uuid, f"link {link[1]}: {link[2].strip()[:60]}")
-            elif len(found[uuid]) < _MAX_LINKS:
-                found[uuid].append(made)
-        elif line.strip() and not line.startswith("nr_"):
-            if uuid and line[:1].isspace() and not _NO_LINKS.search(line):
-                unread.setdefault(uuid, line.strip()[:60])
-            others = others or not uuid
+    for first, below in _pieces(text):
+        match = _GPU.match(first)
+        uuid = match[1] if match else uuid
+        lines = below if match else f"{first}\n{below}"
+        read = _links if len(lines) <= _MOST_KEPT >> 3 else _links.__wrapped__
+        links, why, strange = read(lines)
+        if uuid:
+            found[uuid] = (*found[uuid], *links)[:_MAX_LINKS] if uuid in found else links
+            if why:
+                unread.setdefault(uuid, why)
+        others = others or (bool(strange or links or why) and not uuid)
     tool = Tool(NVLINK, "ok")
     if output.truncated:
         tool = Tool(NVLINK, "nonsense", "its answer was cut off")
@@ -847,4 +1126,4 @@ def parse_nvlink(output: Output) -> NvLinks:
     elif not found and (output.rc != 0 or others):
         state = "nonsense" if output.rc == 0 else "failed"
         tool = Tool(NVLINK, state, message(text) or f"exit status {output.rc}")
-    return NvLinks(tool, {uuid: tuple(links) for uuid, links in found.items()}, unread)
+    return NvLinks(tool, found, unread)

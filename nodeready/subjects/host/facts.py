@@ -230,7 +230,7 @@ def _script(policy: Policy) -> str:
     fi
     if [ -e /etc/os-release ]; then nr_file=/etc/os-release; else nr_file=/usr/lib/os-release; fi
     {mounts.table_script(policy)}
-    nr_lines "$nr_file" {" ".join(_FILES)}
+    nr_lines all "$nr_file" {" ".join(_FILES)}
     """
 
 
@@ -240,7 +240,7 @@ def _slow_script(policy: Policy) -> str:
 
 
 SECTION = Section("host", _script)
-SLOW = Section("host_slow", _slow_script, timeout_s=14, cap_bytes=1048576, beside=True)
+SLOW = Section("host_slow", _slow_script, timeout_s=14, cap_bytes=1048576, beside=True, quick=True)
 
 
 @dataclass(frozen=True)
@@ -381,11 +381,17 @@ def _lsm(files: _Texts) -> str:
     return "apparmor" if files["/sys/module/apparmor/parameters/enabled"] == "Y" else "none"
 
 
+_MEMORY = frozenset(
+    ("MemTotal", "MemAvailable", "SwapTotal", "HugePages_Total", "HugePages_Free", "Hugepagesize")
+)
+
+
 def _meminfo(files: _Texts) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for line in files.of("/proc/meminfo"):
         name, _, value = line.text.partition(":")
-        found[name] = _number(value.replace("kB", ""))
+        if name in _MEMORY:
+            found[name] = _number(value.replace("kB", ""))
     return found
 
 

@@ -68,19 +68,20 @@ def unescaped(text: str) -> str:
 _READ = rf"""awk '
 $3 ~ /^fuse(\.|$)/ && ("," $4) ~ /,user_id=[1-9][0-9][0-9][0-9]/ &&
     !index(ENVIRON["NR_WANTED"], " " $2 " ") {{ next }}
-{{ print @FRONT@ substr($1, 1, 1024), $2, $3, substr($4, 1, 256) }}' {TABLE}
-"""
+{{ print FILENAME ":" FNR ":" substr($1, 1, 1024), $2, $3, substr($4, 1, 256) }}' {TABLE}"""
 
 
-def _read(policy: Policy, front: str = "") -> str:
-    """The shell command that prints the table's lines; front: an awk expression before each."""
+def _read(policy: Policy) -> str:
+    """The shell text that reads the table into nr_table, in the form in which nr_lines prints a
+    file; what an earlier section of the same shell has read is not read again.
+    """
     wanted = shell.quote(f" {' '.join(map(escaped, policy.mounts))} ")
-    return f"NR_WANTED={wanted} {_READ.replace('@FRONT@', front)}"
+    return f'if [ -z "$nr_table" ]; then nr_table=$(NR_WANTED={wanted} {_READ}); fi\n'
 
 
 def table_script(policy: Policy) -> str:
-    """The shell text that prints the kernel's table as nr_lines prints a file."""
-    return _read(policy, 'FILENAME ":" FNR ":"')
+    """The shell text that prints the kernel's table."""
+    return f"{_read(policy)}printf '%s\\n' \"$nr_table\"\n"
 
 
 # A file system may be mounted in many places: a local one is asked once. A mount that lies below a
@@ -90,7 +91,12 @@ set -f
 nr_local=' '
 nr_net=' '
 nr_seen=' '
-while read -r nr_dev nr_path nr_type nr_opts nr_rest; do
+IFS='
+'
+for nr_row in $nr_table; do
+    unset IFS
+    set -- ${{nr_row#{TABLE}:*:}}
+    nr_dev=${{1:-}} nr_path=${{2:-}} nr_type=${{3:-}} nr_opts=${{4:-}}
     nr_kind=
     nr_wanted=
     case $nr_path in @WANTED@) nr_wanted=1 ;; esac
@@ -132,6 +138,7 @@ while read -r nr_dev nr_path nr_type nr_opts nr_rest; do
     esac
     if [ $nr_kind = net ]; then nr_net="$nr_net$nr_path "; else nr_local="$nr_local$nr_path "; fi
 done
+unset IFS
 """
 
 # The processes of the network mounts hold a pipe of their own. It is read until all processes have
@@ -179,7 +186,7 @@ def script(policy: Policy) -> str:
     nr_hung.
     """
     wanted = "|".join(shell.quote(escaped(path)) for path in policy.mounts) or "''"
-    return f"{_read(policy).rstrip()} | {{{_CHOOSE.replace('@WANTED@', wanted)}{_ASK}}}\n"
+    return f"{_read(policy)}{_CHOOSE.replace('@WANTED@', wanted)}{_ASK}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from nodeready.subjects.base import (
     ProbeError,
     Section,
     by_path,
-    file_lines,
     kernel_arguments,
 )
 
@@ -523,7 +522,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     values = output.values()
     if "live" not in values:
         return Iommu(devices=tuple(sorted(output.all("device"))))
-    files = by_path(file_lines(output.require()))
+    files = by_path(output.lines())
     family = _family(files.get("/etc/os-release", ()))
     # Only Debian's grub-mkconfig reads grub.d.
     dropins = tuple(output.all("dropin")) if family == "debian" else ()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from nodeready import shell
 from nodeready.policy import Policy
+from nodeready.policy.fields import Names
 from nodeready.subjects import sysctl
 from nodeready.subjects.base import (
     PAM_DIRECTORIES,
@@ -19,7 +21,7 @@ from nodeready.subjects.base import (
     Section,
     beatable,
     by_path,
-    file_lines,
+    frozen,
     number,
 )
 
@@ -486,7 +488,7 @@ def parse_defaults(lines: Iterable[Line], there: Iterable[str] = ()) -> dict[str
 # --- The look at a node's limits, and the processes that have some already.
 
 NR_OPEN = "fs.nr_open"
-# A number of /proc/sys has to be read at once, and dash reads byte by byte: so grep reads it.
+# A number of /proc/sys has to be read at once, and dash reads byte by byte: so nr_lines reads it.
 _NR_OPEN_FILE = "/proc/sys/fs/nr_open"
 _PROC_NAMES = {
     "Max core file size": "core",
@@ -565,10 +567,14 @@ _CEILING = r"""
         { read -r nr_pid </run/sshd.pid; } 2>/dev/null
         printf 'ceiling=%s\n' "$nr_pid"
         set -- "$@" "/proc/$nr_pid/limits"
-        grep -asHE '^-?session[[:space:]]+requi.*pam_limits' /etc/pam.d/* /usr/lib/pam.d/*
+        nr_few '^-\{0,1\}session[[:space:]]\{1,\}requi.*pam_limits'
+        nr_lines few /etc/pam.d/* /usr/lib/pam.d/*
         ;;
     esac
 """
+
+
+_STRICT = re.compile(r"-?session[ \t\v\f\r]+requi.*pam_limits")
 
 
 def _script(policy: Policy) -> str:
@@ -611,9 +617,7 @@ def _script(policy: Policy) -> str:
     {"".join(_service_script(service) for service in services)}
     {scan if services else ""}
     {_CEILING}
-    grep -asHnv -e '^[[:space:]]*[#;]' -e '^[[:space:]]*$' {limits} {manager} {pam} {sshd} \
-        "$@" {_NR_OPEN_FILE}
-    :
+    nr_lines set {limits} {manager} {pam} {sshd} "$@" {_NR_OPEN_FILE}
     """
 
 
@@ -671,20 +675,34 @@ def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
     return found
 
 
+_CEILING_PID = re.compile("^ceiling=([0-9]+)$", re.M)
+
+
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
     """The observation. Raises ProbeError when a value of the kernel is no number."""
     output = outputs["limits"]
+    pid = _CEILING_PID.search(output.text)
+    if pid and "process=" not in output.text:
+        # The number of a process is all that differs between most nodes.
+        text = output.text.replace(f"/proc/{pid[1]}/limits:", "/proc/0/limits:")
+        output = replace(output, text=f"{text[: pid.start(1)]}0{text[pid.end(1) :]}")
+    return _parse(output, outputs["sysctl"], policy.limit_services)
+
+
+@lru_cache(maxsize=64)
+def _parse(output: Output, kernel: Output, services: Names) -> Limits:
     values = output.values()
-    files = by_path(file_lines(output.require()))
+    # Of a container, PAM's files come twice.
+    files = by_path(dict.fromkeys(output.lines()))
     lines = [line for found in files.values() for line in found]
     there = output.all("there")
     units: dict[str, Unit] = {}
     for text in output.all("unit"):
         service, _, path = text.partition(" ")
-        if service not in policy.limit_services or not path.startswith("/"):
+        if service not in services or not path.startswith("/"):
             raise ProbeError("a unit that was not asked for", text)
         units[service] = parse_unit_limits(service, path, lines, there)
-    by_name = {service[:15]: service for service in policy.limit_services}
+    by_name = {service[:15]: service for service in services}
     running = []
     for text in dict.fromkeys(output.all("process")):
         name, _, pid = text.partition(" ")
@@ -694,23 +712,26 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
                 raise ProbeError("a process that was not asked for", text)
             running.append(Running(by_name[name[:15]], number(pid, "a process id"), limits))
     own = _proc_limits(files.get(f"/proc/{values.get('ceiling')}/limits", ()))
-    strict = re.search(r"^/[^:]*/pam\.d/[^:]*:(?!\d+:)", output.text, re.M)
+    strict = any("/pam.d/" in line.path and _STRICT.match(line.text) for line in lines)
     stacks = {name: found for name in SERVICES if (found := parse_stack(name, files))}
     confs = {stack.conf for stack in stacks.values()} & {*files, *there}
     nr_open = files.get(_NR_OPEN_FILE, ())
-    return Limits(
-        pam=parse_pam_limits(lines, there),
-        units=units,
-        running=tuple(running),
-        ceiling={item: hard for item, (_, hard) in own.items()} if strict else {},
-        nr_open=number(nr_open[0].text, NR_OPEN) if nr_open else None,
-        nr_open_boot=sysctl.boot_value(sysctl.parse(outputs["sysctl"]), NR_OPEN),
-        systemd="systemd" in values,
-        defaults=parse_defaults(lines, there),
-        stacks=stacks,
-        confs={path: parse_pam_limits(files.get(path, ()), conf=path) for path in confs},
-        no_pam=uses_pam(files),
+    observed: Limits = frozen(
+        Limits(
+            pam=parse_pam_limits(lines, there),
+            units=units,
+            running=tuple(running),
+            ceiling={item: hard for item, (_, hard) in own.items()} if strict else {},
+            nr_open=number(nr_open[0].text, NR_OPEN) if nr_open else None,
+            nr_open_boot=sysctl.boot_value(sysctl.parse(kernel), NR_OPEN),
+            systemd="systemd" in values,
+            defaults=parse_defaults(lines, there),
+            stacks=stacks,
+            confs={path: parse_pam_limits(files.get(path, ()), conf=path) for path in confs},
+            no_pam=uses_pam(files),
+        )
     )
+    return observed
 
 
 PROBE = Probe("limits", (Section("limits", _script), sysctl.SECTION), parse)

@@ -13,7 +13,19 @@ from dataclasses import dataclass, replace
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
-from nodeready.subjects.base import Counters, Output, Probe, ProbeError, Section, number
+from nodeready.subjects.base import (
+    Alike,
+    Counters,
+    Known,
+    Output,
+    Probe,
+    ProbeError,
+    Section,
+    changed,
+    frozen,
+    number,
+    of_one_node,
+)
 from nodeready.subjects.nics import nic
 from nodeready.subjects.nics.nic import Nic, Route
 
@@ -106,7 +118,7 @@ def parse_bonding(attributes: Mapping[str, Mapping[str, str]]) -> dict[str, Bond
     """Name -> bond, from the attributes of all interfaces; an empty attribute is None."""
     found = {}
     for name, values in attributes.items():
-        if not any(key.startswith("bonding/") for key in values):
+        if not any(key[:8] == "bonding/" for key in values):
             continue
         slaves = values.get("bonding/slaves", "").split()
         mode = values.get("bonding/mode", "").partition(" ")[0] or None
@@ -186,8 +198,7 @@ def _script(policy: Policy) -> str:
         done
     done
     printf 'ends=%s\n' "$nr_ends"
-    grep -asH '' $nr_files /dev/null
-    :
+    nr_lines raw $nr_files
     """
 
 
@@ -226,22 +237,28 @@ class Nics:
         names in ``also``. Where no port or bond has an address, as in a container, also a virtual
         interface that has one.
         """
-        named = {*also, *self.peers_via, self.default_interface}
-        named |= {name for name, bond in self.bonds.items() if bond.slaves}
-        named |= {slave.name for bond in self.bonds.values() for slave in bond.slaves}
-        ports = {
-            n: one for n, one in self.interfaces.items() if one.physical or one.kind == "bond"
-        }
-        if not any(one.addressed for one in ports.values()):
-            named |= {
-                name
-                for name, one in self.interfaces.items()
-                if one.kind == "virtual" and one.addressed and not _NOT_FOR_PEERS.match(name)
-            }
-        named |= {name for name, one in ports.items() if one.addressed or one.upper}
-        on_top = {name for one in ports.values() for name in one.upper}
-        named |= {n for n in on_top if n in self.interfaces and self.interfaces[n].addressed}
+        named = {*also, *_tasked(self)}
         return {name: one for name, one in self.interfaces.items() if name in named}
+
+
+@of_one_node
+def _tasked(seen: Nics) -> frozenset[str | None]:
+    """The names of the configured interfaces, whatever a policy names."""
+    named = {*seen.peers_via, seen.default_interface}
+    named |= {name for name, bond in seen.bonds.items() if bond.slaves}
+    named |= {slave.name for bond in seen.bonds.values() for slave in bond.slaves}
+    ports = {n: one for n, one in seen.interfaces.items() if one.physical or one.kind == "bond"}
+    addressed = {name for name, one in ports.items() if one.addressed}
+    if not addressed:
+        named |= {
+            name
+            for name, one in seen.interfaces.items()
+            if one.kind == "virtual" and one.addressed and not _NOT_FOR_PEERS.match(name)
+        }
+    named |= addressed | {name for name, one in ports.items() if one.upper}
+    on_top = {name for one in ports.values() for name in one.upper}
+    named |= {n for n in on_top if n in seen.interfaces and seen.interfaces[n].addressed}
+    return frozenset(named)
 
 
 def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
@@ -253,34 +270,60 @@ def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
-    """The observation. Raises ProbeError without any interface: every node has lo."""
-    output, table = outputs["nics"], outputs[nic.SECTION.name]
+#: What the section ``nics`` alone tells: the interfaces without their addresses, the bonds, and
+#: how many ends of containers' interfaces there are.
+_Alone = tuple[Mapping[str, Nic], Mapping[str, Bond], int]
+_KNOWN: Known[_Alone] = Known()
+
+
+def _alone(output: Output) -> _Alone:
+    """Raises ProbeError without any interface: every node has lo."""
     text = output.require()
-    if not table.truncated:
-        table.require()
+    lines = text.split("\n")
+    for known in _KNOWN.of(lines):
+        differing = known.differing(lines)
+        if differing is not None:
+            _KNOWN.used(known)
+            interfaces, bonds, ends = known.read
+            return nic.like(interfaces, differing), bonds, ends
     attributes = nic.attributes(text)
     if not attributes:
         raise ProbeError(f"no interface in {nic.NET}", text.strip())
-    known, own = nic.parse_section(table)
-    placed = nic.addresses(own)
-    used = {route.interface for route in known if not nic.link_local(route.destination)}
     uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
-    interfaces = {}
-    for name, values in attributes.items():
-        listed = placed.get(name, [])
-        interfaces[name] = nic.parse(
+    found = {
+        name: nic.parse(
             name,
             values,
             master=next(iter(masters.get(name, ())), None),
             upper=tuple(uppers.get(name, ())),
-            addresses=None if listed is None else tuple(listed),
-            routed=name in used,
         )
+        for name, values in attributes.items()
+    }
+    ends = number((*output.all("ends"), "0")[0], "a number of interfaces")
+    made: _Alone = frozen((found, parse_bonding(attributes), ends))
+    _KNOWN.keep(Alike.of(lines, made, nic.varying(lines)))
+    return made
+
+
+def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
+    """The observation. Raises ProbeError without any interface: every node has lo."""
+    output, table = outputs["nics"], outputs[nic.SECTION.name]
+    output.require()
+    if not table.truncated:
+        table.require()
+    alone, bonds, ends = _alone(output)
+    known, own = nic.parse_section(table)
+    placed = nic.addresses(own)
+    used = {route.interface for route in known if not nic.link_local(route.destination)}
+    interfaces = {}
+    for name, one in alone.items():
+        listed = placed.get(name, [])
+        addresses = None if listed is None else tuple(listed)
+        interfaces[name] = changed(one, addresses=addresses, routed=name in used)
     seen = Nics(
         interfaces=interfaces,
-        bonds=parse_bonding(attributes),
-        container_ends=number(output.values().get("ends", "0"), "a number of interfaces"),
+        bonds=bonds,
+        container_ends=ends,
         routes=known,
         routes_cut=table.truncated,
         default_interface=nic.default_interface(known),
@@ -303,7 +346,7 @@ def reaching(seen: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
     known = nic.known(addresses)
     listed = [text for one in seen.interfaces.values() for text in one.addresses or ()]
     own = tuple(text for text in listed if text.partition("/")[0] in known)
-    for name, count in nic.reached(seen.routes, own).items():
+    for name, count in nic.reached(seen.routes, own, own=True).items():
         counts[name] = counts.get(name, 0) - count
     names = [
         name

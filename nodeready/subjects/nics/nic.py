@@ -11,11 +11,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nodeready.subjects.base import Output, Section
+from nodeready.subjects.base import Output, Section, changed, of_all_nodes
 
 #: Where the kernel shows the interfaces.
 NET = "/sys/class/net"
@@ -95,44 +96,71 @@ def link_local(network: str) -> bool:
 def by_path(text: str, start: str) -> dict[str, list[str]]:
     """Path behind ``start`` -> its lines, as ``grep -H`` printed the files of that directory."""
     found: dict[str, list[str]] = {}
+    length = len(start)
     for line in text.split("\n"):
-        path, colon, rest = line.partition(":")
-        if colon and path.startswith(start):
-            found.setdefault(path[len(start) :], []).append(rest.rstrip("\r"))
+        if line.startswith(start):
+            path, colon, rest = line.partition(":")
+            if colon:
+                found.setdefault(path[length:], []).append(rest.rstrip("\r"))
     return found
+
+
+@lru_cache(maxsize=16384)
+def _named_by(path: str) -> tuple[str, str]:
+    """The interface and the attribute of a path below `NET`; "uevent": each line is one."""
+    name, _, attribute = path.partition("/")
+    if attribute.startswith("device/infiniband/"):
+        return name, "firmware"
+    if attribute.endswith("uevent"):
+        return name, "device.uevent" if attribute.startswith("device/") else "uevent"
+    key = attribute.rpartition("/")[2]
+    if attribute.startswith("bonding"):
+        key = attribute
+    return name, "device.numa_node" if key == "numa_node" else key
 
 
 def attributes(text: str) -> dict[str, dict[str, str]]:
     """Interface -> attribute -> value. Every line of a uevent file is an attribute: "DEVTYPE"."""
     found: dict[str, dict[str, str]] = {}
-    # No path here contains a PCI address, and so none contains a colon.
-    for path, lines in by_path(text, f"{NET}/").items():
-        name, _, attribute = path.partition("/")
+    start = f"{NET}/"
+    length, met = len(start), set[str]()
+    for line in text.split("\n"):
+        # No path here contains a PCI address, and so none contains a colon.
+        path, colon, value = line.partition(":")
+        if not colon or not path.startswith(start):
+            continue
+        # The same paths on thousands of nodes; a long one is none of these.
+        read = _named_by if len(path) < 200 else _named_by.__wrapped__
+        name, key = read(path[length:])
         values = found.setdefault(name, {})
-        if attribute.startswith("device/infiniband/"):
-            values["firmware"] = lines[0]
-        elif attribute.endswith("uevent"):
-            prefix = "device." if attribute.startswith("device/") else ""
-            values.setdefault(f"{prefix}uevent", "")
-            for line in lines:
-                key, equals, value = line.partition("=")
-                if equals:
-                    values.setdefault(prefix + key, value)
-        else:
-            key = attribute.rpartition("/")[2]
-            if attribute.startswith("bonding"):
-                key = attribute
-            values["device.numa_node" if key == "numa_node" else key] = lines[0]
+        if key in _EVENTS:
+            values.setdefault(key, "")
+            word, equals, value = value.rstrip("\r").partition("=")
+            if equals:
+                values.setdefault(_EVENTS[key] + word, value)
+        elif path not in met:
+            # The first line of a file, and the last file of an attribute.
+            met.add(path)
+            values[key] = value.rstrip("\r")
     return found
 
 
+#: An attribute of which each line is one -> what stands before that one's name.
+_EVENTS = {"uevent": "", "device.uevent": "device."}
+_NUMBER = re.compile(r"-?[0-9]{1,20}")
+
+
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and re.fullmatch(r"-?[0-9]{1,20}", text) else None
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
 
 def _above(number: int | None, least: int) -> int | None:
     """The number; None for a smaller one than ``least``: the kernel's -1 is "unknown"."""
     return number if number is not None and number >= least else None
+
+
+def _count(text: str | None) -> int | None:
+    return _above(_number(text), 0)
 
 
 #: phys_port_name of a representor: the virtual function or subfunction at its other end
@@ -162,15 +190,14 @@ def parse(
     *,
     master: str | None,
     upper: tuple[str, ...],
-    addresses: tuple[str, ...] | None,
-    routed: bool,
 ) -> Nic:
     """The interface of these attributes: "mtu", "DEVTYPE" of uevent, "device.DRIVER" and so on.
+    Its addresses are told elsewhere.
 
     An attribute that is missing or makes no sense is None: the kernel refuses some attributes
     while the interface is down (EINVAL), and has -1 for a speed that it does not know.
     """
-    hardware = any(key.startswith("device.") for key in values)
+    hardware = "device.uevent" in values or any(key.startswith("device.") for key in values)
     flags, carrier, duplex = values.get("flags", ""), values.get("carrier"), values.get("duplex")
     speed = _above(_number(values.get("speed")), 1)
     return Nic(
@@ -185,19 +212,58 @@ def parse(
         mac=values.get("address"),
         driver=values.get("device.DRIVER"),
         firmware=values.get("firmware"),
-        carrier_changes=_above(_number(values.get("carrier_changes")), 0),
+        carrier_changes=_count(values.get("carrier_changes")),
         pci_address=values.get("device.PCI_SLOT_NAME"),
         numa_node=_above(_number(values.get("device.numa_node")), 0),
         master=master,
         upper=upper,
-        addresses=addresses,
-        routed=routed,
-        rx_errors=_above(_number(values.get("rx_errors")), 0),
-        tx_errors=_above(_number(values.get("tx_errors")), 0),
-        rx_dropped=_above(_number(values.get("rx_dropped")), 0),
-        tx_dropped=_above(_number(values.get("tx_dropped")), 0),
-        rx_crc_errors=_above(_number(values.get("rx_crc_errors")), 0),
+        rx_errors=_count(values.get("rx_errors")),
+        tx_errors=_count(values.get("tx_errors")),
+        rx_dropped=_count(values.get("rx_dropped")),
+        tx_dropped=_count(values.get("tx_dropped")),
+        rx_crc_errors=_count(values.get("rx_crc_errors")),
     )
+
+
+#: The files whose values are each interface's own, and no more than a field is made of them.
+_VARIES = {
+    "address": "mac",
+    "carrier_changes": "carrier_changes",
+    **{
+        f"statistics/{name}": name
+        for name in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors")
+    },
+}
+
+
+def varying(lines: Iterable[str]) -> Callable[[str], bool]:
+    """Whether the value of a file in this section is one that differs between interfaces that are
+    alike, and no other file is taken for it.
+    """
+    start = f"{NET}/"
+    paths = {line.partition(":")[0] for line in lines if line.startswith(start)}
+    places = Counter(_named_by.__wrapped__(path[len(start) :]) for path in paths)
+
+    def varies(path: str) -> bool:
+        below = path.removeprefix(start)
+        name, slash, file = below.partition("/")
+        known = path != below and bool(name and slash) and file in _VARIES
+        return known and places[_named_by.__wrapped__(below)] == 1
+
+    return varies
+
+
+def like(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> dict[str, Nic]:
+    """The interfaces with other values in these files."""
+    made: dict[str, dict[str, object]] = {}
+    for path, text in differing.items():
+        name, _, file = path[len(NET) + 1 :].partition("/")
+        value, field = text.rstrip("\r"), _VARIES[file]
+        made.setdefault(name, {})[field] = value if field == "mac" else _count(value)
+    return {
+        name: changed(one, **made[name]) if name in made else one
+        for name, one in interfaces.items()
+    }
 
 
 #: At most so many routes are kept, the widest first: wide routes lead to nodes. The narrow ones,
@@ -210,14 +276,9 @@ _LOCAL_V6, _ANYCAST_V6 = 0x80000000, 0x100000
 #: day, and tentative, which is not proven to be this node's alone.
 _TEMPORARY, _TENTATIVE = 0x01, 0x40
 
-# Left out: link-local and multicast networks, routes to this node itself and to containers, and
-# all of fib_trie but its leaves and this node's own addresses. The files that may be long and cut
-# off come last.
+# The files that may be long and cut off come last.
 _SCRIPT = r"""
-    grep -asHvE -e '^f[ef][0-9a-f]{30}|^(cali|veth|lxc|gke|azv)|[[:space:]]lo$' \
-        -e '\+-- | (UNI|BROAD|MULTI)CAST$' \
-        /proc/net/if_inet6 /proc/net/route /proc/net/ipv6_route /proc/net/fib_trie
-    :
+    nr_lines routes /proc/net/if_inet6 /proc/net/route /proc/net/ipv6_route /proc/net/fib_trie
 """
 
 SECTION = Section("nic_routes", lambda policy: _SCRIPT)
@@ -316,7 +377,6 @@ def default_interface(routes: Iterable[Route]) -> str | None:
     return defaults[0].interface if defaults else None
 
 
-@lru_cache(maxsize=8)
 def _sorted(addresses: tuple[str, ...]) -> dict[int, list[int]]:
     """IP version -> the addresses as sorted numbers, without loopback, link-local and names."""
     found: dict[int, list[int]] = {4: [], 6: []}
@@ -330,22 +390,25 @@ def _sorted(addresses: tuple[str, ...]) -> dict[int, list[int]]:
     return {version: sorted(numbers) for version, numbers in found.items()}
 
 
-@lru_cache(maxsize=2)
-def known(addresses: tuple[str, ...]) -> frozenset[str]:
-    """The addresses as a set, which is made once for all nodes."""
-    return frozenset(addresses)
+known = of_all_nodes(frozenset)
+_sorted_fleet = of_all_nodes(_sorted)
 
 
-def reached(routes: Iterable[Route], addresses: tuple[str, ...]) -> dict[str, int]:
+def reached(
+    routes: Iterable[Route], addresses: tuple[str, ...], *, own: bool = False
+) -> dict[str, int]:
     """Interface -> how many of the addresses it reaches; the narrowest route takes an address.
 
     Give the same tuple for every node: it is sorted once, and each route is a slice of it.
+
+    own: they are this node's, and no other one's
     """
+    by_version = _sorted(addresses) if own else _sorted_fleet(addresses)
     counts: dict[str, int] = {}
     taken: dict[int, list[tuple[int, int]]] = {4: [], 6: []}
     for route in sorted(routes, key=lambda route: (-_prefix(route), route.metric)):
         version, first, last = _bounds(route.destination)
-        numbers = _sorted(addresses)[version]
+        numbers = by_version[version]
         low, high = bisect_left(numbers, first), bisect_right(numbers, last)
         # Networks are nested or apart: a slice that a narrower route took is inside or outside.
         inside = [piece for piece in taken[version] if low <= piece[0] and piece[1] <= high]

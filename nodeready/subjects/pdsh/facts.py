@@ -16,7 +16,6 @@ from nodeready.subjects.base import (
     ProbeError,
     Section,
     decoded,
-    file_lines,
     number,
 )
 
@@ -58,8 +57,8 @@ def _script(policy: Policy) -> str:
         if [ -e "$nr_file" ]; then printf 'module=%s\n' "$nr_file"; fi
     done
     nr_exact {RCMD_DEFAULT} {ENVIRONMENT}
-    grep -asHn {VARIABLE} {" ".join(_SHELL_FILES)} {PROFILE_D}/*.sh {PROFILE_D}/*.csh /dev/null
-    :
+    nr_few {VARIABLE}
+    nr_lines few {" ".join(_SHELL_FILES)} {PROFILE_D}/*.sh {PROFILE_D}/*.csh
     """
 
 
@@ -326,7 +325,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
         csh="csh=1" in output.require().splitlines(),
         rcmd_default=files.get(RCMD_DEFAULT),
         environment=files.get(ENVIRONMENT),
-        settings=tuple(_settings(file_lines(output.require()))),
+        settings=tuple(_settings(output.lines())),
         users=users,
         users_unknown=why,
         access=parse_access(outputs),
@@ -334,8 +333,10 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
 
 
 def _settings(lines: Iterable[Line]) -> Iterable[Line]:
-    """The lines that are no comment."""
-    return (line for line in lines if not line.text.lstrip().startswith("#"))
+    """The lines about the variable that are no comment."""
+    return (
+        line for line in lines if VARIABLE in line.text and not line.text.lstrip().startswith("#")
+    )
 
 
 #: A home directory may be slow.

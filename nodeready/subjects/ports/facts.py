@@ -49,9 +49,20 @@ _STATES = {
     "0C": "syn received",
 }
 
+# For each table the kernel goes through all of its hash buckets, 2 ms and more, and once more for
+# the read that finds the end of the file. One read brings what fits into a page, in whole lines
+# (fs/seq_file.c, seq_read_iter; net/ipv4/tcp_ipv4.c, tcp_seq_start): a table that came with room
+# for one more line in the smallest page is whole, and only a longer one is read to its end.
+_ONE_READ = 3584
+
 # Ports are four hexadecimal digits, so that texts compare as numbers do. The line of a socket ends
 # with the inode by which the socket's process is found.
 _AWK = rf"""
+sockets {{
+    if (/^table=/) kind = substr($0, 7)
+    else if ($0 != "") {{ bytes[kind] += length($0) + 1; rows[kind, ++lines[kind]] = $0 }}
+    next
+}}
 FILENAME ~ /ip_local_port_range$/ {{ print "ephemeral=" $1 " " $2; next }}
 FILENAME ~ /ip_local_reserved_ports$/ {{ print "reserved=" $0; next }}
 FILENAME ~ /ip_unprivileged_port_start$/ {{ print "privileged=" $1; next }}
@@ -80,16 +91,27 @@ FILENAME ~ /\/route$/ {{
         print "network=" $1 " " $2 " " $8
     next
 }}
-FNR == 1 {{ kind = FILENAME; sub(/.*\//, "", kind); print "read=" kind; next }}
-{{
-    port = substr($2, length($2) - 3) ""
+function socket(kind, line,  word, port, inside, name) {{
+    split(line, word, " ")
+    port = substr(word[2], length(word[2]) - 3) ""
     inside = port >= first "" && port <= last ""
-    if (!inside && $4 != "0A" || $4 == "06") next
+    if (!inside && word[4] != "0A" || word[4] == "06") return
     name = inside ? "held" : "socket"
     if (count[name]++ < {MOST})
-        print name "=" kind " " $2 " " $3 " " $4 " " $8 " " $10
+        print name "=" kind " " word[2] " " word[3] " " word[4] " " word[8] " " word[10]
+}}
+function table(kind,  n, line) {{
+    if (!lines[kind]) return
+    print "read=" kind
+    if (bytes[kind] <= {_ONE_READ}) {{
+        for (n = 2; n <= lines[kind]; n++) socket(kind, rows[kind, n])
+        return
+    }}
+    while ((getline line < ("/proc/net/" kind)) > 0) if (n++) socket(kind, line)
 }}
 END {{
+    table("tcp")
+    table("tcp6")
     if (count["held"] > {MOST} || count["socket"] > {MOST})
         print "more=" count["held"] + count["socket"]
 }}
@@ -98,8 +120,7 @@ END {{
 _FILES = (
     "/proc/sys/net/ipv4/ip_local_port_range /proc/sys/net/ipv4/ip_local_reserved_ports "
     "/proc/sys/net/ipv4/ip_unprivileged_port_start /etc/hosts "
-    "/proc/net/if_inet6 /proc/net/fib_trie "
-    "/proc/net/route /proc/net/tcp /proc/net/tcp6"
+    "/proc/net/if_inet6 /proc/net/fib_trie /proc/net/route"
 )
 
 # Only when a port of the range is held: the process of the socket. Unlike cmdline, /proc/PID/fd
@@ -164,7 +185,10 @@ def script(policy: Policy) -> str:
     for nr_file in {_FILES}; do
         if [ -r "$nr_file" ]; then set -- "$@" "$nr_file"; fi
     done
-    nr_found=$(awk -v first={first} -v last={last} '{_AWK}' "$@" </dev/null)
+    nr_found=$(for nr_name in tcp tcp6; do
+        printf '\ntable=%s\n' "$nr_name"
+        if [ -r "/proc/net/$nr_name" ]; then dd bs=4096 count=1 <"/proc/net/$nr_name"; fi
+    done 2>/dev/null | awk -v first={first} -v last={last} '{_AWK}' "$@" sockets=1 -)
     printf '%s\n' "$nr_found"
     case $nr_found in
     *held=*)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import shlex
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Output, Section
+from nodeready.subjects.base import Output, Section, changed, of_all_nodes
 from nodeready.subjects.ports import nft
 from nodeready.subjects.ports.netfilter import (
     ALWAYS,
@@ -735,7 +735,7 @@ def script(policy: Policy) -> str:
 
 
 #: A section that runs beside the others: nft waits for its lock, and a node can have many rules.
-SECTION = Section("firewall", script, timeout_s=5, cap_bytes=1 << 20, beside=True)
+SECTION = Section("firewall", script, timeout_s=5, cap_bytes=1 << 20, beside=True, quick=True)
 
 
 @dataclass(frozen=True)
@@ -1001,6 +1001,13 @@ class _Seen:
     few: str = ""
 
 
+def _spans_of(peers: tuple[str, ...]) -> list[tuple[int, int, int]]:
+    return [span for peer in peers if (span := span_of(peer))]
+
+
+_spans = of_all_nodes(_spans_of)
+
+
 @dataclass(frozen=True)
 class Filter:
     """A node's rules, the policy's ports, the node's addresses and networks.
@@ -1030,11 +1037,17 @@ class Filter:
         sure: these are the fleet's nodes, and no others
         """
         manager = _manager(self.rules)
-        known = [span for peer in peers if (span := span_of(peer)) and span not in self.own]
+        spans = _spans(peers) if sure else _spans_of(peers)
+
+        @cache
+        def known() -> list[tuple[int, int, int]]:
+            # Mostly nobody asks: the rules let everybody in.
+            return [span for span in spans if span not in self.own]
+
         families = [one for one in (4, 6) if any(span and span[0] == one for span in self.own)]
         found = self._family(families[0] if families else 4, known, sure)
         if found.verdict == "open" and families == [4, 6]:
-            by_name = {family for family, first, _ in known if self._near(family, first)}
+            by_name = {family for family, first, _ in known() if self._near(family, first)}
             over_ipv6 = self._family(6, known, sure)
             if over_ipv6.verdict == "dropped" and by_name != {4}:
                 found = replace(over_ipv6, verdict="cannot tell",
@@ -1043,7 +1056,7 @@ class Filter:
 
     def _packet(self, family: int) -> Packet:
         packet = Packet(family, *self.ports, self.addresses)
-        return replace(packet, ephemeral=self.ephemeral) if self.ephemeral else packet
+        return changed(packet, ephemeral=self.ephemeral) if self.ephemeral else packet
 
     def _near(self, family: int, address: int) -> int | None:
         """The network, by its number, that an address is in: the smallest."""
@@ -1054,13 +1067,15 @@ class Filter:
         ]
         return min(inside)[1] if inside else None
 
-    def _family(self, family: int, known: list[tuple[int, int, int]], sure: bool) -> Firewall:
+    def _family(
+        self, family: int, known: Callable[[], list[tuple[int, int, int]]], sure: bool
+    ) -> Firewall:
         """The verdict for one version of IP."""
         anybody = self._packet(family)
         generic = self._one(anybody)
         if generic.verdict == "open":
             return self._firewall(generic)
-        peers = [first for version, first, _ in known if version == family]
+        peers = [first for version, first, _ in known() if version == family]
         mine = [index for index, one in enumerate(self.networks) if one[2][0] == family]
         near: dict[int, list[int]] = {}
         for peer in peers:
@@ -1073,7 +1088,7 @@ class Filter:
             seen[f"{text} on {name}"] = self._network(index, anybody, near.get(index, []), sure)
         if not seen and peers:
             name = self.networks[mine[0]][0] if len(mine) == 1 else ""
-            packet = replace(anybody, interface=name, near=False)
+            packet = changed(anybody, interface=name, near=False)
             seen["other networks"] = self._hosts(packet, self._apart(family, peers), sure)
         if not seen:
             return self._firewall(generic)
@@ -1100,7 +1115,7 @@ class Filter:
         own = [span[1] for span in self.own if span and span[0] == family]
         inside = [address for address in own if first <= address <= last]
         others = tuple(one for one, _, _ in self.networks if one != name)
-        packet = replace(anybody, interface=name, own=inside[0] if inside else None, others=others)
+        packet = changed(anybody, interface=name, own=inside[0] if inside else None, others=others)
         if peers:
             return self._hosts(packet, self._apart(family, peers), sure)
         hosts = self._any_hosts(family, first, last, own)

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Union
 
+from nodeready.subjects.base import changed
+
 # --- The packets of a connection, and the conditions that they meet.
 #
 # Certain are: TCP and its flags, the ports, what connection tracking makes of the packet, that it
@@ -928,7 +930,7 @@ def fates(rules: Ruleset, packet: Packet, inbound: bool = False) -> Iterable[Fat
     if len(found) > MOST_PIECES:
         many = Cause("", f"{len(found)} pieces of it", False)
         return (Fate(packet.first, packet.last, "cannot tell", many),)
-    return [_piece(rules, replace(packet, first=a, last=b), inbound) for a, b in found]
+    return [_piece(rules, changed(packet, first=a, last=b), inbound) for a, b in found]
 
 
 def _piece(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
@@ -937,7 +939,7 @@ def _piece(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
     for kind in PACKETS[: 1 if inbound else None]:
         if kind.first:
             lost, mark = False, State().ct_mark
-        one = replace(packet, kind=kind, lost=lost, state=State(ct_mark=mark))
+        one = changed(packet, kind=kind, lost=lost, state=State(ct_mark=mark))
         fate, states = _fate(rules, one)
         if fate.verdict == "dropped":
             return fate

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
+from nodeready.subjects.base import of_one_node
 from nodeready.subjects.rdma.facts import (
     PMA_COUNTERS,
     PROBE,
@@ -62,6 +63,11 @@ def hardware(seen: Rdma) -> Ports:
 
     A virtual function beside its physical one waits for a virtual machine, without a link.
     """
+    return dict(_hardware(seen))
+
+
+@of_one_node
+def _hardware(seen: Rdma) -> Ports:
     return {
         port.name: (device, port)
         for device in seen.devices.values()
@@ -111,14 +117,18 @@ def configured(seen: Rdma, want: Policy) -> Ports:
     port, another one may be without a cable, unless it sees a port at the other end. A card whose
     ports are all switched off is not in use.
     """
-    known = hardware(seen)
     if want.rdma_ports:
         named = rows(want.rdma_ports)
         # An idle virtual function is judged when the policy names it.
         every = {p.name: (d, p) for d in seen.devices.values() for p in d.ports}
         return {name: every[name] for name in named if name in every}
+    return dict(_in_use(seen))
+
+
+@of_one_node
+def _in_use(seen: Rdma) -> Ports:
     cards: dict[str, Ports] = {}
-    for name, (device, port) in known.items():
+    for name, (device, port) in _hardware(seen).items():
         cards.setdefault(device.slot, {})[name] = (device, port)
     found: Ports = {}
     for card in cards.values():

@@ -9,9 +9,20 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Counters, Output, Probe, ProbeError, Section
+from nodeready.subjects.base import (
+    Alike,
+    Counters,
+    Known,
+    Output,
+    Probe,
+    ProbeError,
+    Section,
+    changed,
+    frozen,
+)
 
 # --- One RDMA device and its ports, from /sys/class/infiniband or /sys/class/cxi.
 #
@@ -215,14 +226,24 @@ _LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link
 
 
 def _pcie(files: Files) -> PcieLink | None:
-    """The link of the device's PCI function.
+    """The link of the device's PCI function; the adapters of thousands of nodes have the same."""
+    values, above = files.get("device", {}), files.get("device/..", {})
+    if not any(name in values for name in _LINK):
+        return None
+    return _link(
+        tuple((name, values[name]) for name in _LINK if name in values),
+        tuple((name, above[name]) for name in _LINK if name in above),
+    )
+
+
+@lru_cache(maxsize=256)
+def _link(function: tuple[tuple[str, str], ...], port: tuple[tuple[str, str], ...]) -> PcieLink:
+    """The link of these attributes of the PCI function, and of the port above it.
 
     A function that fell off the bus reads all ones, 63 lanes. A kernel that is older than the
     speed of the card knows neither speed; a link that says one value of two is in trouble.
     """
-    values, above = files.get("device", {}), files.get("device/..", {})
-    if not any(name in values for name in _LINK):
-        return None
+    values, above = dict(function), dict(port)
     unread: list[str] = []
 
     def lanes(given: Mapping[str, str], name: str) -> int | None:
@@ -439,8 +460,7 @@ _SCRIPT = rf"""
     if [ -d {_CXI} ]; then
         set -- "$@" {_globs(f"{_CXI}/*", f"{_FUNCTION} {_SLINGSHOT}")}
     fi
-    if [ $# != 0 ]; then grep -asH '' "$@" /dev/null; fi
-    :
+    if [ $# != 0 ]; then nr_lines raw "$@"; fi
 """
 
 
@@ -473,22 +493,36 @@ class Rdma:
         return {port.name: port for device in self.devices.values() for port in device.ports}
 
 
-def _devices(lines: Iterable[str], root: str) -> Mapping[str, Files]:
-    """Device -> directory below its own -> file -> first line. A key of uevent is "DRIVER="."""
-    found: dict[str, dict[str, dict[str, str]]] = {}
-    length = len(root)
+@lru_cache(maxsize=16384)
+def _place(path: str) -> tuple[str, str, str, str] | None:
+    """Root, device, directory below the device's own, and file; None for another path."""
+    for root in (_IB, _CXI, _VERBS):
+        if path.startswith(f"{root}/"):
+            name, _, below = path[len(root) + 1 :].partition("/")
+            directory, _, file = below.rpartition("/")
+            return root, name, directory, file
+    return None
+
+
+def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, str]]]]:
+    """Root -> device -> directory below its own -> file -> first line. A key of uevent is
+    "DRIVER=".
+    """
+    found: dict[str, dict[str, dict[str, dict[str, str]]]] = {_IB: {}, _CXI: {}, _VERBS: {}}
     for line in lines:
-        if not line.startswith(root):
-            continue
         # No path here contains a colon: the PCI address stands behind links only.
-        path, _, value = line[length:].partition(":")
-        name, _, path = path.partition("/")
-        directory, _, file = path.rpartition("/")
+        path, _, value = line.partition(":")
+        # The same paths on thousands of nodes; a long one is none of these.
+        place = _place(path) if len(path) < 200 else _place.__wrapped__(path)
+        if place is None:
+            continue
+        root, name, directory, file = place
         if file == "uevent":
             key, _, value = value.partition("=")
             file = f"{key}="
-        if name in found or len(found) < MAX_DEVICES:
-            files = found.setdefault(sys.intern(name), {}).setdefault(directory, {})
+        devices = found[root]
+        if name in devices or len(devices) < MAX_DEVICES:
+            files = devices.setdefault(name, {}).setdefault(directory, {})
             # Ports of thousands of nodes have the same words: equal words are one object.
             files.setdefault(file, sys.intern(value.strip()))
     return found
@@ -502,14 +536,78 @@ def _openable(devices: Mapping[str, Files], verbs: Mapping[str, Files]) -> set[s
     return named
 
 
+_KNOWN: Known[Rdma] = Known()
+_OWN = {"node_guid": "node_guid", "sys_image_guid": "image_guid"}
+
+
+def _varies(path: str) -> bool:
+    """Whether the value of this file is a node's own, and nothing else is made of it."""
+    place = _place(path)
+    if place is None or place[0] != _IB:
+        return False
+    _, _, directory, file = place
+    port, _, below = directory.removeprefix("ports/").partition("/")
+    if not directory:
+        return file in _OWN
+    if not directory.startswith("ports/") or not port.isdecimal():
+        return False
+    names = {"": ("lid", "sm_lid"), "counters": PMA_COUNTERS, "hw_counters": HW_COUNTERS}
+    return below == "gids" or file in names.get(below, ())
+
+
+def _like(known: Rdma, differing: Mapping[str, str]) -> Rdma | None:
+    """The observation with these values; None where they change more than themselves."""
+    devices = dict(known.devices)
+    for path, text in differing.items():
+        place, value = _place(path), sys.intern(text.strip())
+        assert place is not None
+        _, name, directory, file = place
+        device = devices.get(name)
+        if device is None:
+            return None
+        if not directory:
+            devices[name] = changed(device, **{_OWN[file]: value})
+            continue
+        words = directory.split("/")
+        made = [
+            _port_like(port, words[2:], file, value) if str(port.port) == words[1] else port
+            for port in device.ports
+        ]
+        ports = [port for port in made if port is not None]
+        if len(ports) < len(made) or ports == list(device.ports):
+            return None
+        devices[name] = changed(device, ports=tuple(ports))
+    return changed(known, devices=devices)
+
+
+def _port_like(port: RdmaPort, below: list[str], file: str, value: str) -> RdmaPort | None:
+    if not below:
+        return changed(port, **{file: number(value)})
+    if below == ["gids"]:
+        index = number(file)
+        gids = tuple(replace(gid, gid=value) if gid.index == index else gid for gid in port.gids)
+        same = gids == port.gids or _EMPTY_GID.match(value)
+        return None if same else changed(port, gids=gids)
+    if file not in port.counters:
+        return None
+    return changed(port, counters={**port.counters, file: number(value)})
+
+
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
     """The observation; values that a device does not show are empty. Raises ProbeError when the
     look was cut off.
     """
     output = outputs["rdma"]
     lines = output.require().split("\n")
-    infiniband, cxi = _devices(lines, f"{_IB}/"), _devices(lines, f"{_CXI}/")
-    verbs = _openable(infiniband, _devices(lines, f"{_VERBS}/"))
+    for known in _KNOWN.of(lines):
+        differing = known.differing(lines)
+        made = None if differing is None else _like(known.read, differing)
+        if made is not None:
+            _KNOWN.used(known)
+            return made
+    found = _devices(lines)
+    infiniband, cxi = found[_IB], found[_CXI]
+    verbs = _openable(infiniband, found[_VERBS])
     virtual = set(output.all("virtual"))
     devices = {
         name: parse_device(name, files, of is cxi, name in virtual, name in verbs)
@@ -524,8 +622,10 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
             raise ProbeError("an adapter that makes no sense", text)
         if address not in addresses:
             without.append(Adapter(address, state == "bound"))
-    seen = Rdma(devices, tuple(without))
-    return replace(seen, nccl_ib_hca=hcas(seen)[0])
+    alone = Rdma(devices, tuple(without))
+    seen: Rdma = frozen(replace(alone, nccl_ib_hca=hcas(alone)[0]))
+    _KNOWN.keep(Alike.of(lines, seen, lambda path: len(path) < 200 and _varies(path)))
+    return seen
 
 
 PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT, cap_bytes=1 << 20),), parse)

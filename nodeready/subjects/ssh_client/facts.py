@@ -18,7 +18,7 @@ from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import ACCESS, Access, parse_access
-from nodeready.subjects.base import Line, Output, Probe, Section, file_lines
+from nodeready.subjects.base import Line, Output, Probe, Section, file_lines, frozen
 from nodeready.subjects.nics import nic
 from nodeready.subjects.nics.nic import Address
 from nodeready.subjects.sysctl import Setting
@@ -520,6 +520,19 @@ def _mode(policy: Policy) -> str:
     return policy.ssh_client_mode
 
 
+def _conf(policy: Policy) -> str:
+    """The shell text that prints the lines of ssh's files, and has them in nr_conf where the
+    policy has hosts that those lines may name."""
+    dropins = " ".join(f"{folder}/*.conf" for folder in DROPIN_FOLDERS)
+    own = '${nr_own:+"$nr_own"}'
+    if not samples(policy):
+        return f"nr_lines all {dropins} {own}"
+    return (
+        f"nr_conf=$(grep -asHn '' {dropins} {MAIN} {VENDOR} {own} /dev/null)\n"
+        "printf '%s\\n' \"$nr_conf\""
+    )
+
+
 def _script(policy: Policy) -> str:
     begin, end = (mark.decode() for mark in (managed_block.BEGIN, managed_block.END))
     return rf"""
@@ -528,9 +541,7 @@ def _script(policy: Policy) -> str:
     for nr_file in ~root/.ssh/config "$HOME/.ssh/config"; do
         if [ -s "$nr_file" ]; then nr_own=$nr_file; fi
     done
-    nr_conf=$(grep -asHn '' {" ".join(f"{folder}/*.conf" for folder in DROPIN_FOLDERS)} \
-        {MAIN} {VENDOR} ${{nr_own:+"$nr_own"}} /dev/null)
-    printf '%s\n' "$nr_conf"
+    {_conf(policy)}
     nr_size=0
     if nr_seen_at {KNOWN_HOSTS}; then :
     elif [ -s {KNOWN_HOSTS} ]; then nr_size=$(wc -c <{KNOWN_HOSTS}); fi
@@ -657,6 +668,13 @@ def _known_hosts(values: Mapping[str, str], files: Mapping[str, bytes]) -> Known
 
 
 def _asked(head: str) -> tuple[Asked, ...]:
+    """What ssh says that it would do; what stands above that is the node's own."""
+    start = head.find("ask=")
+    return _said(head[start:]) if start >= 0 else ()
+
+
+@lru_cache(maxsize=64)
+def _said(head: str) -> tuple[Asked, ...]:
     found = []
     asked, said = None, list[str]()
     for row in head.split("\n"):
@@ -677,7 +695,8 @@ def _asked(head: str) -> tuple[Asked, ...]:
             error = next((line.strip() for line in said if line.strip()), f"status {ended[1]}")
         found.append(Asked(asked[2], asked[1] == "own", values, error))
         asked = None
-    return tuple(found)
+    shared: tuple[Asked, ...] = frozen(tuple(found))
+    return shared
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:

@@ -230,8 +230,9 @@ class Fleet:
         owners = {target: node for node in self._nodes for target in self._names.of.get(node, ())}
         claims: dict[str, list[str]] = {}
         for node, seen in self._nodes.items():
-            for target in self._own(node, seen, endpoints[node]) - self._names.given.keys():
-                claims.setdefault(target, []).append(node)
+            for target in self._own(node, seen, endpoints[node]):
+                if target not in self._names.given:
+                    claims.setdefault(target, []).append(node)
         for target, nodes in claims.items():
             keys = self._nodes[nodes[0]].identity.keys
             if len(nodes) == 1 and self._may_have(target, keys):

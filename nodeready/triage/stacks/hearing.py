@@ -198,9 +198,11 @@ class Calls(Bench):
         first, waiting = found.first, found.waiting
         entries: dict[int, Entry] = {}
         kinds: dict[str, list[int]] = defaultdict(list)
-        for (_, number), ranks in members.states.items():
-            entry = self.seen.entries.all[number] if number >= 0 else None
-            if entry is not None and entry.sequence == first:
+        for (_, calls), ranks in members.states.items():
+            # An earlier call may have ended, and not be marked so yet.
+            known = (self.seen.entries.all[number] for number in calls)
+            entry = next((one for one in known if one.sequence == first), None)
+            if entry is not None:
                 kinds[entry.operation] += ranks
                 entries.update(dict.fromkeys(ranks, entry))
                 if entry.state != "scheduled":
@@ -500,8 +502,9 @@ class _Members:
         self.name = (group.desc or group.name or "a group")[:NAME]
         if group.desc in ("", "undefined"):
             self.name = f"group {group.name[:NAME]}"
-        #: How far, and the number of the entry there, or -1 -> the ranks that are so far.
-        self.states: dict[tuple[Call, int], list[int]] = {}
+        #: How far, and the numbers of the entries not completed, the oldest first -> the ranks
+        #: that are so far.
+        self.states: dict[tuple[Call, tuple[int, ...]], list[int]] = {}
 
     @property
     def whole(self) -> bool:
@@ -516,8 +519,8 @@ class _Members:
 
     def waits(self, entries: Sequence[Entry]) -> str:
         """``all_reduce #1 of tp (train.py:31 main)``: what the first that waits is in."""
-        number = min((at for _, at in self.states if at >= 0), default=-1)
-        if number < 0:
+        number = min((calls[0] for _, calls in self.states if calls), default=None)
+        if number is None:
             return ""
         one = entries[number]
         site = f" ({one.site[:LINE]})" if one.site else ""
@@ -531,13 +534,13 @@ class _Members:
         Entries are more than the status: that counts sends and receives in with the rest.
         """
         calls = [number for number in numbers if not entries[number].is_p2p]
+        calls.sort(key=lambda number: entries[number].sequence)
         if calls:
-            first = min(calls, key=lambda number: entries[number].sequence)
-            top = max(entries[number].sequence for number in calls)
-            return self.states.setdefault((Call(top, entries[first].sequence), first), [])
+            top, first = entries[calls[-1]].sequence, entries[calls[0]].sequence
+            return self.states.setdefault((Call(top, first), tuple(calls)), [])
         # -1: nothing was enqueued yet.
         known = None if group.enqueued is None or numbers else max(0, group.enqueued)
-        return self.states.setdefault((Call(known, None), -1), [])
+        return self.states.setdefault((Call(known, None), ()), [])
 
 
 #: Operations in which sizes legitimately differ between ranks.

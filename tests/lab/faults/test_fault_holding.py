@@ -146,8 +146,8 @@ def test_interrupted_while_changing(number, fresh_nodes, fleet, tool):
     wait_for(lambda: not ours(good))
     done = interrupted(tool, running, number)
     assert re.search(rf"^changed +{good.name}: ptrace\.scope$", done.out, re.M), done
-    for node in (slow, installing):
-        assert f"partial     {node.name}: stopped in ptrace.scope\n" in done.out
+    stopped = fold([slow.name, installing.name])
+    assert f"partial     {stopped}: stopped in ptrace.scope\n" in done.out
     assert f"partial: 1 of 3 nodes were completed; not {slow.name[:-3]}[" in done.err
     left = tool("deploy", where, "--check", "--only", "ptrace", "--limit", "@last-failed")
     assert f"{good.name}" not in left.out

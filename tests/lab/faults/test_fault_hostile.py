@@ -219,7 +219,8 @@ def test_a_missing_tool(fresh_nodes, fleet, tool):
     good, *others = fresh_nodes(1 + len(MUTE))
     for node, (script, _) in zip(others, MUTE.values(), strict=True):
         node.enter(["sh", "-c", _CHSH + script])
-    done = tool("deploy", fleet([good, *others]), "--yes", "--only", "ptrace,limits")
+    # -v: each of the four reasons on a row of its own.
+    done = tool("deploy", fleet([good, *others]), "-v", "--yes", "--only", "ptrace,limits")
     assert done.status == 3, done
     for node, (_, reason) in zip(others, MUTE.values(), strict=True):
         told = rf"unknown +ptrace\.observed +{node.name}\n +{reason}"

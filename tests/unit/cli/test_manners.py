@@ -7,6 +7,8 @@ import re
 import pytest
 
 import nodeready
+from nodeready.cli import screen
+from nodeready.cli.screen import Waiting
 from tests.command import Terminal
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -61,3 +63,82 @@ def test_colours(environment, options, on_terminal, coloured, tool):
     assert "1 node: " in plain
     if environment.get("TERM") == "dumb":
         assert "\x1b" not in text
+
+
+# --- Progress: what is shown of 10,000 nodes while they are asked.
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asked(total: int, left: list[int], seconds: float, failed: int = 0) -> Waiting:
+    """So many nodes, of which all but these are done after so many seconds."""
+    clock = Clock()
+    names = [f"gpu{number:05d}" for number in range(total)]
+    waiting = Waiting("looking", set(names), clock)
+    clock.now = seconds
+    for number, name in enumerate(names):
+        if number not in left:
+            waiting(name, failed > 0)
+            failed -= 1
+    return waiting
+
+
+LATE = [17, 231, 9998]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "width", "line"),
+    [
+        ((2, [1], 1, 0), 79, "looking  1/2  0:01  waiting for gpu00001"),
+        ((10_000, range(4000), 10, 12), 79,
+         "looking  6000/10000  60 %  600/s  12 failed  0:10, 0:07 left"),
+        ((10_000, range(4000), 10, 12), 39, "looking  6000/10000  60 %  12 failed"),
+        ((10_000, range(9960), 30, 0), 79,
+         "looking  40/10000  0 %  1.3/s  0:30, 2:04:30 left"),
+        ((10_000, LATE, 44, 12), 79,
+         "looking  9997/10000  12 failed  0:44  waiting for 3: gpu[00017,00231,09998]"),
+        ((10_000, LATE, 44, 12), 59,
+         "looking  9997/10000  12 failed  waiting for 3: gpu[00..."),
+        ((10_000, LATE, 44, 12), 24, "looking  9997/10000"),
+        ((10_000, [], 44, 12), 79, "looking  10000/10000  100 %  227/s  12 failed  0:44"),
+    ],
+)  # fmt: skip
+def test_the_line_of_progress_has_what_matters_in_its_width(nodes, width, line):
+    total, left, seconds, failed = nodes
+    shown = asked(total, [*left], seconds, failed).line(width)
+    assert shown == line
+    assert len(shown) <= width
+
+
+def test_how_long_the_last_nodes_are_silent_is_said():
+    waiting = asked(10_000, LATE, 44)
+    waiting.clock.now = 85.0
+    assert waiting.last(60) == "waiting for 3: gpu[00017,00231,09998], 41 s"
+    assert waiting.line(79).endswith("  1:25  waiting for 3: gpu[00017,00231,09998], 41 s")
+    assert waiting.sentence() == (
+        "looking: 9997 of 10000 nodes, 118/s. waiting for 3: gpu[00017,00231,09998], 41 s"
+    )
+    # A node that is told twice is one, and of another question none.
+    for name in ("gpu00000", "login1"):
+        waiting(name, failed=True)
+    assert (waiting.done, waiting.failed) == (9997, 0)
+
+
+def test_no_node_is_named_while_others_have_not_had_their_turn():
+    assert asked(10_000, [*range(300)], 9).last(60) == ""
+    assert asked(10_000, [*range(0, 400, 2)], 9).last(40) == (
+        "waiting for 200: gpu[00000,00002,0000..."
+    )
+
+
+def test_ten_thousand_nodes_that_are_done_draw_nothing(monkeypatch):
+    """Names are folded when the line is drawn, not for every node."""
+    folded = []
+    monkeypatch.setattr(screen, "fold", lambda names: folded.append(names) or "")
+    asked(10_000, [], 9)
+    assert folded == []

@@ -14,6 +14,7 @@ from nodeready.cli import start
 from nodeready.cli.options import Refused
 from nodeready.smoke import run as smoke_run
 from nodeready.smoke.document import UNREACHABLE, Node, Smoke
+from nodeready.transport.allocation import Job
 from tests.fake import Fake
 from tests.unit.commands import AWAY
 from tests.unit.reports.test_smoke_table import GPU, NODE, SCALE, made, other
@@ -121,15 +122,15 @@ def test_a_prefix_is_split_as_a_shell_does(smoke):
 def test_user_and_ports_are_settings_of_the_policy(smoke, monkeypatch):
     given: list[Any] = []
     smoke(GO)
-    over = command.over_ssh
+    over = command.nodes_of
 
-    def remember(*words):
+    def remember(*words, **how):
         given.append(words[2])
-        return over(*words)
+        return over(*words, **how)
 
     runner = Runner(GO)
     monkeypatch.setattr(smoke_run, "smoke", runner)
-    monkeypatch.setattr(command, "over_ssh", remember)
+    monkeypatch.setattr(command, "nodes_of", remember)
     command.smoke.main(["nodes", "--user", "ada", "--ports", "29500-29510"], standalone_mode=False)
     assert given == [{"job_user": "ada", "port_range": (29500, 29510)}]
 
@@ -158,7 +159,7 @@ def test_user_and_ports_are_settings_of_the_policy(smoke, monkeypatch):
         (["n", "--user", "-l root"], "--user -l root: is no user name"),
         (["n", "--ports", "9-1"], "--ports 9-1: "),
         ([], "an INVENTORY or --job ID, one of both"),
-        (["n", "--job", "7"], "an INVENTORY or --job ID, one of both"),
+        (["n", "--job", "7"], "--job: its steps ask the nodes of INVENTORY with --via srun"),
         (["--job", "7", "--limit", "n"], "--limit: selects from an INVENTORY, and there is none"),
         (["n", "-o", "/nosuch/file"], "-o /nosuch/file: no directory /nosuch"),
         (["n", "--exclude-out", "/"], "--exclude-out /: is a directory"),
@@ -169,8 +170,8 @@ def test_a_mistake_is_one_line_before_any_node(words, said, monkeypatch):
     def nobody(*given):
         raise AssertionError("a node was asked")
 
-    for name in ("over_ssh", "over_srun"):
-        monkeypatch.setattr(command, name, nobody)
+    monkeypatch.setattr(start, "declared", nobody)
+    monkeypatch.setattr(start, "running_job", nobody)
     with pytest.raises(Refused) as mistake:
         command.smoke.main(words, standalone_mode=False)
     assert mistake.value.exit_code == 2
@@ -239,14 +240,16 @@ def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
     smoke(GO)
     carrier = Fake({"a": AWAY, "b": AWAY})
     asked: list[tuple[str, bool]] = []
+    monkeypatch.setattr(command, "nodes_of", start.nodes_of)
+    monkeypatch.setattr(start, "running_job", lambda words: Job("7", ("a", "b")))
 
-    def over_srun(job, tell, *, works=False):
-        asked.append((job, works))
-        return start.Nodes(carrier, dict.fromkeys(carrier.nodes, start.Policy())), "7"
+    def steps(job, tell, *, works=False, sudo=False):
+        asked.append((job.number, works))
+        return carrier
 
+    monkeypatch.setattr("nodeready.transport.srun.Srun", steps)
     runner = Runner(GO)
     monkeypatch.setattr(smoke_run, "smoke", runner)
-    monkeypatch.setattr(command, "over_srun", over_srun)
     words = ["--job", "7", "--ports", "29600-29610"]
     assert command.smoke.main(words, standalone_mode=False) == 0
     # Its ranks have the job's GPUs.

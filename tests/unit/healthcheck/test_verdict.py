@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from nodeready.audit.recorded import Verdict
 from nodeready.healthcheck import gate
-from nodeready.healthcheck.gate import Verdict
 
 GOOD = Verdict(1000.0, "boot", "policy", True)
 BAD = Verdict(1000.0, "boot", "policy", False, ("gpus.present: 7",))

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ClusterShell.NodeSet
 import pytest
+from ClusterShell.NodeUtils import GroupResolverConfig
 from pyinfra.api import Config, Inventory, State
 
+from nodeready.inventory import nodeset
 from nodeready.inventory.load import (
     InventoryError,
     NodeInventory,
@@ -362,3 +365,52 @@ def test_a_file_with_a_files_name_is_no_surprise(tmp_path, monkeypatch):
         (tmp_path / name).write_text("login1\n")
         assert load(name).note == ""
     assert load("gpu001").note == ""
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """ClusterShell's groups: one source, of two groups, as a file of this machine's says."""
+    text = '[Main]\ndefault: racks\n[racks]\nmap: grep "^$GROUP " GROUPS | cut -d" " -f2\n'
+    (tmp_path / "groups").write_text("rack1 gpu[1-3]\nrack9 far[1-2]\nbad -oProxyCommand=x\n")
+    (tmp_path / "groups.conf").write_text(text.replace("GROUPS", str(tmp_path / "groups")))
+    monkeypatch.setattr(nodeset, "config_paths", lambda name: [str(tmp_path / name)])
+    resolver = GroupResolverConfig([str(tmp_path / "groups.conf")])
+    monkeypatch.setattr(ClusterShell.NodeSet, "RESOLVER_STD_GROUP", resolver)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("argument", "found"),
+    [
+        ("@rack1", ["gpu1", "gpu2", "gpu3"]),
+        ("@racks:rack1,x", ["gpu1", "gpu2", "gpu3", "x"]),
+        ("@local", ["@local"]),
+        ("@ssh/host", ["@ssh/host"]),
+    ],
+)
+def test_a_group_of_clustershells_is_its_nodes(
+    groups: Path, argument: str, found: list[str]
+) -> None:
+    assert names(load(argument, cwd=groups)) == found
+
+
+def test_a_group_of_clustershells_selects_what_the_inventory_has(groups: Path) -> None:
+    inventory = load("gpu[2-5]", cwd=groups)
+    assert names(limit(inventory, "@rack1")) == ["gpu2", "gpu3"]
+    assert names(limit(inventory, "@racks:rack1,gpu5")) == ["gpu2", "gpu3", "gpu5"]
+    for words in ("@rack9", "@nosuch"):
+        with pytest.raises(InventoryError, match=f"no node or group {words} in the inventory"):
+            limit(inventory, words)
+
+
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ("@nosuch", "no group '@nosuch' in ClusterShell's sources"),
+        ("@other:rack1", "no group '@other:rack1' in ClusterShell's sources"),
+        ("@bad", "is no host name"),
+    ],
+)
+def test_a_group_that_names_no_nodes_is_told(groups: Path, argument: str, why: str) -> None:
+    with pytest.raises(InventoryError, match=why):
+        load(argument, cwd=groups)

@@ -113,3 +113,40 @@ def test_ten_thousand_names_survive_folding(shape: str) -> None:
 
 def test_the_largest_set_is_taken() -> None:
     assert len(expand(f"n[1-{MAX_NODES}]")) == MAX_NODES
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        # 9 and 10 are one range, 09 and 100 are none, and each keeps its digits.
+        (["a9", "a10", "a09", "a010"], "a[9,09-10,010]"),
+        (["a99", "a100", "a099"], "a[99,099-100]"),
+        (["a0", "a1", "a10", "a00"], "a[0-1,00,10]"),
+        # Two and three numbers are products of ranges, as far as they are.
+        ([f"r{a}n{b}" for a in (1, 2, 4) for b in (7, 8)], "r[1-2,4]n[7-8]"),
+        (["r1n1", "r1n2", "r2n2"], "r1n[1-2],r2n2"),
+        ([f"c{a}r{b}n{c}" for a in (0, 1) for b in (0, 1) for c in (5, 6)], "c[0-1]r[0-1]n[5-6]"),
+        ([f"g{a}.rack{a // 2}" for a in range(4)], "g[0-1].rack0,g[2-3].rack1"),
+        # In the order that a person reads, whatever shape the names have.
+        (["n2", "n1-ib", "m", "n", "n10", "1n"], "1n,m,n,n1-ib,n[2,10]"),
+        # No node set counts so far.
+        ([f"n{'1' * 30}", f"n{'1' * 29}2"], f"n{'1' * 30},n{'1' * 29}2"),
+    ],
+)
+def test_folds_numbers_of_any_width(names: list[str], folded: str) -> None:
+    assert fold(names) == folded
+    assert set(expand(folded)) == set(names)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_whatever_is_folded_unfolds_to_the_same_names(seed: int) -> None:
+    draw = random.Random(seed)
+    shapes = draw.choice([["a{}"], ["a{}b{}", "a{}"], ["{}.{}.{}", "x{}"], ["c{}r{}n{}", "{}z"]])
+    names = {
+        draw.choice(shapes).format(
+            *("".join(draw.choices("019", k=draw.randrange(1, 4))) for _ in range(3))
+        )
+        for _ in range(draw.randrange(1, 40))
+    }
+    assert set(expand(fold(names))) == names
+    assert fold(sorted(names)) == fold(sorted(names, reverse=True))

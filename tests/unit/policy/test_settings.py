@@ -15,6 +15,8 @@ GOOD = [
     ({"limit_domains": ["*", "root", "@ml"]}, Policy(limit_domains=("*", "root", "@ml"))),
     ({"iommu_args": ["iommu=pt"]}, Policy(iommu_args=("iommu=pt",))),
     ({"core_pattern": "/" + "a" * 120 + "/%e.%P"}, None),
+    ({"gate_directory": "/srv/nodeready"}, None),
+    ({"gate_directory": ""}, None),
     (
         {
             "smoke_min_gbps": 370,
@@ -53,6 +55,10 @@ BAD = [
     ({"limit_core": "lots"}, ["'unlimited' or a number of KiB"]),
     ({"core_handler": "apport"}, ["path, systemd-coredump"]),
     ({"ssh_client_mode": "yes"}, ["known_hosts, accept-new, no"]),
+    ({"gate_directory": "/etc/nodeready"}, ["a directory for this alone"]),
+    ({"gate_directory": "/srv"}, ["a directory for this alone"]),
+    ({"gate_directory": "/srv/x/.."}, ["a directory for this alone"]),
+    ({"gate_directory": "srv/x"}, ["absolute path"]),
     # The kernel's rules for core_pattern.
     ({"core_pattern": "/var/crash/" + "x" * 128}, ["127 bytes"]),
     ({"core_pattern": "/var/crash/core.%e.%Z"}, ["unknown specifier %Z"]),

@@ -840,3 +840,45 @@ def test_a_whole_gpu_that_is_an_error(word: str) -> None:
     assert {name for name in seen if results[name].status in HEALTHY} == set()
     if "lost" in word.lower() or "reset" in word.lower():
         assert results["recovery"].status == "fail"
+
+
+# --- A GPU like one that was read before: what its lines tell is what the whole XML tells.
+
+_VALUES = (
+    *("31 C", "-5 C", "200 C", "0 C", "N/A", "[N/A]", "Unknown Error", "", "99999 MiB", "12.5 W"),
+    *("GPU is lost", "4294967295", "-1", "2 C</gpu_temp><gpu_temp>3 C", "&amp;", "<x/>", "1 C\n"),
+    *("</gpu><gpu id='0'>", "GPU-00000000-0000-0000-0000-000000000001", "1650522003999", "Yes"),
+)
+_PROCESS = (
+    "<process_info><pid>{}</pid><type>C</type><process_name>{}</process_name>"
+    "<used_memory>9 MiB</used_memory></process_info>"
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_what_the_lines_tell_is_what_the_whole_xml_tells(data: st.DataObject) -> None:
+    name, driver = data.draw(st.sampled_from(list(combinations())))
+    text = node(name, driver).smi.text
+    nvidia._by_block(text)
+    for _ in range(data.draw(st.integers(1, 6))):
+        lines = text.split("\n")
+        at = data.draw(st.integers(0, len(lines) - 1))
+        leaf = re.fullmatch(r"(\s*<(\w+)>)[^<]*(</\2>)", lines[at])
+        step = data.draw(st.sampled_from(("value", "value", "value", "drop", "twice", "process")))
+        if step == "value" and leaf:
+            value = data.draw(st.sampled_from(_VALUES))
+            lines[at] = f"{leaf[1]}{value}{leaf[3]}"
+        elif step == "drop":
+            del lines[at]
+        elif step == "twice":
+            lines.insert(at, lines[at])
+        elif step == "process":
+            inside = data.draw(
+                st.sampled_from(("python", "a<b", "</process_name>", "&", "x</gpu>"))
+            )
+            made = _PROCESS.format(data.draw(st.sampled_from(("7", "", "x"))), inside)
+            lines = "\n".join(lines).replace("<processes>", f"<processes>{made}", 1).split("\n")
+        text = "\n".join(lines)
+        by_lines = nvidia._by_block(text)
+        assert by_lines is None or by_lines == nvidia._whole(text)

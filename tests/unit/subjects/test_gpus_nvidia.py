@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,8 @@ BOMB = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&
         ("nr_driver=none\n", 0, False, "failed", "the driver is not loaded"),
         ("nr_scanned=1\nnr_stuck=77 3600\n", 0, False, "stuck",
          "pid 77 hangs in the kernel for 3600 s"),
+        ("nr_hidden=6\n", 0, False, "hidden",
+         "6 GPUs were not given to the step of Slurm's that looks (ConstrainDevices)"),
         ("nr_scanned=1\n", None, False, "timed out", "after 20 s"),
         (GOOD[:9000], None, True, "nonsense", "its answer was cut off"),
         (GOOD[:9000], 0, False, "nonsense", "no whole XML: "),
@@ -197,6 +201,7 @@ def test_nvlinks_that_are_all_down_or_not_supported() -> None:
         ("", 0, False, "missing"),
         ("nr_driver=none\n", 0, False, "failed"),
         ("nr_scanned=1\nnr_stuck=77 3600\n", 0, False, "stuck"),
+        ("nr_hidden=6\n", 0, False, "hidden"),
         (nvidia_smi.nvlink_status(8)[:1500], None, False, "timed out"),
         (nvidia_smi.nvlink_status(8)[:1500], None, True, "nonsense"),
         ("Failed to initialize NVML: Unknown Error\n", 255, False, "failed"),
@@ -251,6 +256,45 @@ def test_the_script_sees_what_runs(shell_name: str, tmp_path: Path) -> None:
     (tmp_path / "sys/module/nvidia/version").unlink()
     (tmp_path / "sys/module/nvidia").rmdir()
     assert run().stdout == "nr_driver=none\n"
+
+
+@pytest.mark.parametrize("shell_name", ["dash", "busybox ash", "bash --posix"])
+def test_the_script_knows_what_a_step_of_slurms_may_not_open(shell_name: str) -> None:
+    """A permission that is refused counts, and in a step alone: for root, that is a cgroup's."""
+    with tempfile.TemporaryDirectory(prefix="nr-gpus-") as made:
+        root = Path(made)
+        root.chmod(0o755)
+        for path, text in {
+            "proc/uptime": "5000.10 1.0\n",
+            "proc/self/cgroup": "9:devices:/slurm_n1/uid_0/job_7\n1:name=systemd:/\n",
+            "sys/module/nvidia/version": "535.1\n",
+            "dev/nvidia0": "",
+            "dev/nvidia1": "",
+            "dev/nvidiactl": "",
+            "bin/nvidia-smi": "#!/bin/sh\necho called $*\n",
+        }.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+        (root / "bin/nvidia-smi").chmod(0o755)
+        script = nvidia.SECTION.script(Policy())
+        for name in ("proc", "sys", "dev/nvidia["):
+            script = script.replace(f"/{name}", f"{root}/{name}")
+        text = f"{shell.library('probe')}\nPATH={root}/bin:$PATH\n{shell.minify(script)}"
+
+        def run() -> str:
+            argv = [*shell_name.split(), "-c", text]
+            # Root may open what it likes, but for what a cgroup says.
+            user = {"user": 65534} if os.geteuid() == 0 else {}
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, **user)
+            assert done.stderr == ""
+            return done.stdout
+
+        assert run().endswith("called -q -x\n")
+        for name in ("nvidia1", "nvidiactl"):
+            (root / "dev" / name).chmod(0)
+        assert run() == "nr_hidden=1\n"
+        (root / "proc/self/cgroup").write_text("0::/user.slice\n")
+        assert run().endswith("called -q -x\n")
 
 
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="no recorded samples beside the checkout")

@@ -67,6 +67,8 @@ SEEN_BY_TOOL = {
         (Output(f"{PREFIX}Failed to initialize NVML: Unknown Error\n", 255), "fail",
          "nvidia-smi failed: Failed to initialize NVML: Unknown Error"),
         (Output("", 0), "warn", "nvidia-smi is not installed"),
+        (Output("nr_hidden=8\n", 0), "unknown",
+         "nvidia-smi: hidden: 8 GPUs were not given to the step of Slurm's that looks"),
         (Output(f"{PREFIX}<nvidia_smi_log>", 0), "unknown", "nvidia-smi: nonsense: no whole XML"),
         (Output("x" * 70000, None, truncated=True), "unknown", "nvidia-smi: nonsense: its answer"),
     ],

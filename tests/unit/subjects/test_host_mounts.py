@@ -22,10 +22,8 @@ def asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[str]:
     path.write_text(table)
     text = shell.minify(mounts.script(policy)).replace(mounts.TABLE, str(path))
     quiet = "stat() { :; }\ntimeout() { :; }\n"
-    # What was chosen is known to the shell that asks alone.
-    text, brace, _ = text.rpartition("}")
     tell = 'set -f; printf "%s\\n" $nr_net; printf "+%s\\n" $nr_local'
-    text = f"{quiet}nr_hung=\n{text}{tell}\n{brace}"
+    text = f"{quiet}nr_hung=\n{text}{tell}\n"
     done = subprocess.run([sh, "-c", text], capture_output=True, text=True, check=True)
     return [line for line in done.stdout.splitlines() if line.startswith(("/", "+/"))]
 

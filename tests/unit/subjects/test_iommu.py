@@ -22,7 +22,7 @@ _GRUB = """GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=soft"
 live=not an answer of ours
 have=grubby
 """
-UBUNTU = f"""device=0x74a1
+_BESIDE_GRUB = """device=0x74a1
 device=0x74a1
 cpus=0-191
 live=BOOT_IMAGE=/vmlinuz-6.8 root=UUID=4a3c ro quiet
@@ -38,7 +38,8 @@ have=grub-mkconfig
 /etc/default/grub.d/50-cloud.cfg:4:GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0 iommu=soft"
 /boot/grub/grub.cfg:139:\tlinux\t/vmlinuz-6.8 root=UUID=4a3c ro  console=ttyS0 iommu=soft
 /boot/grub/grub.cfg:158:\t\tlinux\t/vmlinuz-6.8 root=UUID=4a3c ro recovery nomodeset
-{exact("/etc/default/grub", _GRUB, "n")}"""
+"""
+UBUNTU = _BESIDE_GRUB + exact("/etc/default/grub", _GRUB, "n")
 ROCKY = """device=0x75a3
 cpus=0-255
 live=BOOT_IMAGE=(hd0,gpt2)/vmlinuz-5.14 root=/dev/mapper/r ro
@@ -253,8 +254,9 @@ def test_a_list_of_cpus_that_makes_no_sense(text):
 
 def test_hostile_values_stay_data():
     evil = '";reboot;\x1b[2J$(reboot)'
-    text = UBUNTU.replace("iommu=soft", f"x={evil} iommu={evil}")
-    seen = parse(text)
+    words = f"x={evil} iommu={evil}"
+    file = exact("/etc/default/grub", _GRUB.replace("iommu=soft", words), "n")
+    seen = parse(_BESIDE_GRUB.replace("iommu=soft", words) + file)
     write, run = plan(seen)
     assert isinstance(write, WriteFile)
     assert evil.encode() not in write.content

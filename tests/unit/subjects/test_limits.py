@@ -399,7 +399,7 @@ def test_our_own_line_that_breaks_logins_is_taken_back() -> None:
 
 
 def test_a_container_that_cannot_raise_limits_is_not_locked_out() -> None:
-    strict = "/etc/pam.d/sshd:session required pam_limits.so"
+    strict = "/etc/pam.d/sshd:3:session required pam_limits.so"
     seen = node({"/proc/1/limits": proc(nofile="512")}, strict, "ceiling=1")
     assert judged(seen)["limits.nofile"].status == "fail"
     seen = node({"/proc/9/limits": proc().replace("1048576", "4096")}, strict, "ceiling=9")

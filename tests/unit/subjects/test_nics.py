@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,7 @@ from nodeready.subjects.base import Counters, Output, ProbeError
 from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.wire import plain
+from tests.builders.hostile import recorded
 from tests.builders.judging import by_name
 from tests.builders.nics import (
     BOND,
@@ -246,3 +249,41 @@ def test_a_name_from_a_node_is_one_word_of_a_command_to_paste() -> None:
     name = "x;id>y$(id)"
     seen = replace(gpu_node({name: OFF}), peers_via=(name,))
     assert by_name(checks, seen, Policy())["link"].fix == f"ip link set '{name}' up"
+
+
+@pytest.mark.parametrize("profile", ["h100", "mi300x"])
+def test_a_look_like_an_earlier_one_is_read_as_if_it_were_the_first(profile, monkeypatch):
+    draw = random.Random(profile)
+    values = ("0", "1", "-1", "18446744073709551615", "", "x", "00:00:00:00:00:00", "7\r", " 7")
+    routes = Output(recorded(profile)["nic_routes"], 0)
+
+    def shown(text):
+        try:
+            return nics.parse({"nics": Output(text, 0), "nic_routes": routes}, Policy())
+        except ProbeError as error:
+            return error.reason
+
+    again = 0
+    for _ in range(400):
+        lines = recorded(profile)["nics"].split("\n")
+        own = [n for n, line in enumerate(lines) if re.search("address|errors:|_changes", line)]
+        for _ in range(draw.choice((1, 1, 2, 4))):
+            at = draw.choice(own) if draw.random() < 0.7 else draw.randrange(len(lines))
+            at = min(at, len(lines) - 1)
+            path, colon, value = lines[at].partition(":")
+            step = draw.random()
+            if step < 0.92:
+                lines[at] = f"{path}{colon}{draw.choice((*values, value[::-1]))}"
+            elif step < 0.96:
+                lines.insert(at, draw.choice((lines[at], path.replace("/address", "/x/address"))))
+            else:
+                del lines[at]
+        text = "\n".join(lines)
+        before = nics._KNOWN
+        known = [one for one in before.of(lines) if one.differing(lines) is not None]
+        outcome = shown(text)
+        monkeypatch.setattr(nics, "_KNOWN", type(before)())
+        assert shown(text) == outcome
+        monkeypatch.setattr(nics, "_KNOWN", before)
+        again += bool(known)
+    assert again > 80

@@ -133,6 +133,8 @@ def test_each_kind_of_shell_is_repaired(text: str, actual: str, source: str) -> 
     seen = node(MODULE + text)
     result = judged(seen)["pdsh.rcmd"]
     assert (result.fixable, result.actual, result.source) == (True, actual, source)
+    # The lines of /etc/environment are no others that somebody wrote elsewhere.
+    assert judged(seen)["pdsh.conflicts"].status == "ok"
     change = steps.rcmd.plan(Snapshot({"pdsh": seen}), POLICY)
     assert change is not None
     written = {a.path: a.content.decode() for a in change.actions if isinstance(a, WriteFile)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 import subprocess
 import tarfile
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ from nodeready.subjects.rdma import checks
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.rdma.facts import Rdma
 from tests import paths
+from tests.builders.hostile import recorded
 from tests.builders.judging import by_name, judge_all
 
 POLICY = Policy()
@@ -339,3 +342,42 @@ def test_the_recorded_h100(tmp_path: Path) -> None:
     found = statuses(replace(seen, before=Counters(3600, rdma.counters(seen))))
     assert {found[name] for name in ("state", "rate", "firmware")} == {"ok"}
     assert found["errors"] == "warn"  # link_downed of mlx5_1 has long been full
+
+
+# --- A look like one that was read before.
+
+
+@pytest.mark.parametrize("profile", ["h100", "mi300x"])
+def test_a_look_like_an_earlier_one_is_read_as_if_it_were_the_first(profile, monkeypatch):
+    draw = random.Random(profile)
+    values = ("0", "1", "65535", "0x2a1", "", "x", "-1", "0000:0000", "fe80::1", " 7 ", "4: DOWN")
+    read = again = 0
+    for _ in range(400):
+        lines = recorded(profile)["rdma"].split("\n")
+        for _ in range(draw.choice((1, 1, 2, 4))):
+            own = [n for n, line in enumerate(lines) if re.search("counters|guid|lid:|gids", line)]
+            at = draw.choice(own) if draw.random() < 0.7 else draw.randrange(len(lines))
+            path, colon, value = lines[at].partition(":")
+            step = draw.random()
+            if step < 0.96:
+                lines[at] = f"{path}{colon}{draw.choice((*values, value[::-1]))}"
+            elif step < 0.98:
+                lines.insert(at, lines[at])
+            else:
+                del lines[at]
+        text = "\n".join(lines)
+        before = rdma._KNOWN
+        known = [one for one in before.of(lines) if one.differing(lines) is not None]
+        outcome = shown(text)
+        monkeypatch.setattr(rdma, "_KNOWN", type(before)())
+        assert shown(text) == outcome
+        monkeypatch.setattr(rdma, "_KNOWN", before)
+        read, again = read + 1, again + bool(known)
+    assert again > read // 5
+
+
+def shown(text):
+    try:
+        return rdma.parse({"rdma": Output(text, 0)}, Policy())
+    except ProbeError as error:
+        return error.reason

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeready import shell as shell_text
 from nodeready.lab.hardware import h100, ib_tree, mi300x
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
@@ -45,7 +46,7 @@ def make(sys: Path, files: dict[str, str]) -> None:
 def look(shell: list[str], sys: Path) -> tuple[Rdma, str]:
     """What is seen of this /sys, and what the script printed."""
     (section,) = rdma.PROBE.sections
-    text = section.script(Policy()).replace("/sys/", f"{sys}/")
+    text = shell_text.library("probe") + section.script(Policy()).replace("/sys/", f"{sys}/")
     done = subprocess.run(
         [*shell, "-c", text], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
     )

@@ -6,6 +6,7 @@ import base64
 import gzip
 import re
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -215,3 +216,101 @@ def test_without_gzip_the_answer_is_plain(tmp_path):
     assert f"nodeready/1 {NONCE} plain" in done.stdout
     outputs = parse_answer(done.stdout, [section("good", "")], NONCE)
     assert outputs["good"].values() == {"a": "1"}
+
+
+@pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
+def test_one_process_reads_the_files_of_many_sections(runner, tmp_path):
+    """Each section gets the lines of its own files, however many another one names, or none; what
+    cannot be read costs no other file, and neither does a name that is no one word."""
+    (tmp_path / "a").write_text("# a\n\nb = 1\nLinux\n")
+    (tmp_path / "b:1").write_text("c=2\n")
+    (tmp_path / "two words").write_text("d=3\n")
+    (tmp_path / "two\nlines").write_text("e=4\n")
+    (tmp_path / "bytes").write_bytes(b"f=\xff\r\nno end")
+    (tmp_path / "directory").mkdir()
+    odd = f"'{tmp_path}/two words' '{tmp_path}/two\nlines' {tmp_path}/missing {tmp_path}/directory"
+    sections = [
+        section("first", f"nr_lines all {tmp_path}/a; echo z=1; nr_lines set {tmp_path}/a"),
+        section("none", f"nr_lines all {tmp_path}/missing/*.conf"),
+        section("odd", f"nr_lines set {odd}"),
+        # A file of the kernel's that refuses to be read: grep goes on with the next one.
+        section("refused", f"nr_lines raw /proc/self/mem {tmp_path}/bytes"),
+        section("few", f"nr_few '^b'; nr_lines few {tmp_path}/a"),
+        section("plain", "echo y=1"),
+    ]
+    answer = run(sections, runner)
+    outputs = parse_answer(answer, sections, NONCE)
+    found = {
+        name: output.require().replace(f"{tmp_path}/", "") for name, output in outputs.items()
+    }
+    lines = {name: [line for line in text.split("\n") if line] for name, text in found.items()}
+    assert lines["first"] == ["a:1:# a", "a:2:", "a:3:b = 1", "a:4:Linux", "z=1", "a:3:b = 1",
+                              "a:4:Linux"]  # fmt: skip
+    assert lines["none"] == []
+    assert lines["odd"] == ["two words:1:d=3", "two", "lines:1:e=4"]
+    assert lines["refused"] == ["bytes:f=\udcff\r", "bytes:no end"]
+    assert "a:3:b = 1" in lines["few"]
+    assert lines["plain"] == ["y=1"]
+    body = snapshot._unpack(answer, NONCE).decode("utf-8", "surrogateescape")
+    # All in one shell: the name with a newline in it had a process of its own there.
+    assert "piped" not in body
+    # Where the lines of one section are missing, none passes for another's.
+    cut = body.replace(f"{snapshot._BETWEEN}:1:", "x", 1).encode("utf-8", "surrogateescape")
+    packed = base64.b64encode(gzip.compress(cut)).decode()
+    damaged = parse_answer(
+        f"nodeready/1 {NONCE} gzip\n{packed}\nnodeready/1 {NONCE} end\n", sections, NONCE
+    )
+    for name in ("first", "none", "refused"):
+        with pytest.raises(ProbeError):
+            damaged[name].require()
+    assert damaged["plain"].values() == {"y": "1"}
+
+
+@pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
+def test_a_small_file_of_known_size_keeps_every_byte(runner, tmp_path):
+    contents = {
+        "plain": b"a\n",
+        "bare": b"a",
+        "crlf": b"a\r\n\r\nb\xe9",
+        "empty": b"",
+        "nl": b"\n",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    files = " ".join(str(tmp_path / name) for name in contents)
+    sections = [section("files", f"nr_rights {files}; nr_exact {files}")]
+    output = parse_answer(run(sections, runner), sections, NONCE)["files"]
+    assert output.files() == {str(tmp_path / name): raw for name, raw in contents.items()}
+    assert output.text.count("size=") == len(contents)
+    with pytest.raises(ProbeError, match="not whole"):
+        replace(output, text=output.text.replace("plain:1:a\n", "")).files()
+
+
+@pytest.mark.parametrize("runner", SHELLS, ids=["dash", "busybox", "bash"])
+def test_what_is_mostly_quick_runs_in_the_one_shell(runner):
+    """In a pipe of its own: its lines are no marks of ours, and a hung one costs itself."""
+    forged = f"\n@{NONCE} end\n\n@{NONCE} begin good\nc=4\n@{NONCE} rc 0\n\n@{NONCE} end\n"
+    sections = [
+        section("quick", f"printf '%s\\n' a=1; cat <<'E'\n{forged}\nE", beside=True, quick=True),
+        section("ends", "echo b=2; exit 3", beside=True, quick=True),
+        section("absent", "echo never", beside=True, quick=True, when="[ -e /nonexistent ]"),
+        section("good", "echo c=3"),
+    ]
+    answer = run(sections, runner)
+    outputs = parse_answer(answer, sections, NONCE)
+    assert outputs["quick"].values() == {"a": "1", "c": "4"}
+    assert outputs["ends"].rc == 3
+    assert outputs["absent"].require() == ""
+    assert outputs["good"].values() == {"c": "3"}
+    body = snapshot._unpack(answer, NONCE).decode("utf-8", "surrogateescape")
+    assert body.count(f"\n@{NONCE} piped ") == 3
+    sections[1] = section("ends", "echo b=2; sleep 30", beside=True, quick=True, timeout_s=1)
+    command = shell.command(make_script(sections, Policy(), NONCE, 6), 6, "nodeready:test")
+    done = subprocess.run(
+        [*runner, command.line], input=command.stdin, capture_output=True, text=True, check=True
+    )
+    outputs = parse_answer(done.stdout, sections, NONCE)
+    assert outputs["quick"].values() == {"a": "1", "c": "4"}
+    assert outputs["good"].values() == {"c": "3"}
+    with pytest.raises(ProbeError, match="timed out"):
+        outputs["ends"].require()

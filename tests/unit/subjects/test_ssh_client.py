@@ -147,7 +147,7 @@ def test_each_pattern_is_tried_by_a_host_that_it_means() -> None:
 def test_an_old_openssh_has_no_accept_new() -> None:
     want = Policy(ssh_client_hosts=("gpu*",), ssh_client_mode="accept-new")
     version = "version=OpenSSH_7.4p1, OpenSSL 1.0.2k-fips\n"
-    found = options(parse(RECORDED.replace("size=", f"{version}size=")), want)
+    found = options(parse(RECORDED.replace("\nsize=", f"\n{version}size=", 1)), want)
     assert (found.status, found.fixable) == ("fail", False)
     assert "OpenSSH 7.4 has no accept-new" in found.actual
 

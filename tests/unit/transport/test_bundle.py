@@ -53,7 +53,7 @@ def test_nothing_is_missing_and_nothing_of_the_control_machine_is_in_it(bundle_f
             first = found.partition(".")[0]
             if first != "nodeready":
                 assert first in sys.stdlib_module_names, f"{name} imports {found}"
-            elif found not in bundle._LEFT_OUT and payload._file(found) is not None:
+            elif found not in bundle._LEFT_OUT and payload._source(found) is not None:
                 assert found in inside, f"{name} imports {found}"
     outside = ("cli", "lab", "operations", "inventory", "nodesets")
     assert not {name for name in inside if name.split(".")[1:2] and name.split(".")[1] in outside}

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from nodeready.transport import srun
-from nodeready.transport.srun import SrunError
+from nodeready.transport import allocation
+from nodeready.transport.allocation import SrunError, running
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def test_why_a_job_cannot_be_asked(slurm, monkeypatch, said, why):
     directory, environ = slurm
     (directory / "said").write_text(said)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(srun, "_own_name", lambda: "ada")
+    monkeypatch.setattr(allocation, "_own_name", lambda: "ada")
     with pytest.raises(SrunError) as caught:
-        srun.job("7", environ)
+        running("7", environ)
     assert str(caught.value).startswith(why)
 
 
@@ -50,5 +50,5 @@ def test_ones_own_job_and_every_job_for_root(slurm, monkeypatch, uid, user):
     directory, environ = slurm
     (directory / "said").write_text(f"7|RUNNING|{user}|n[1-2]\n")
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    monkeypatch.setattr(srun, "_own_name", lambda: "ada")
-    assert srun.job("7", environ).number == "7"
+    monkeypatch.setattr(allocation, "_own_name", lambda: "ada")
+    assert running("7", environ).number == "7"

@@ -197,6 +197,11 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("a loader's worker in its own code", job({3: {**process(3, LOAD, LOAD), "below": [worker()]}}), "loader", (3,), ("rank 3", "loader worker"), ()),
     ("idle loader workers of one in its own code", job({3: {**process(3, SLEEP, SLEEP), "below": [worker(), worker(pid=2001)]}}), "late", (3,), ("preprocess data.py:12",), ("loader",)),
     ("a loader's worker in state D", job({3: {**process(3, LOAD, LOAD), "below": [worker(state="D", wait_channel="rpc_wait_bit_killable")]}}), "storage", (3,), ("loader worker", "rpc_wait_bit_killable"), ()),
+    ("another collective, behind one whose end is not recorded yet", job(said={
+        **{r: waits() for r in range(1, 8)},
+        0: recording(process_group(42, 40), entries=[entry(41), entry(42)]),
+        3: recording(process_group(42, 40), entries=[entry(41), entry(42, "broadcast")]),
+    }), "disagree", (3,), ("broadcast",), ()),
     ("other sizes", job(said={r: waits(sizes="[[8]]" if r == 2 else "[[9]]") for r in range(8)}), "disagree", (2,), ("sizes",), ()),
     ("other types are a sign", job(said={r: waits(types="Half" if r == 2 else "Float") for r in range(8)}), "unclear", (2,), ("only sign", "types Half"), ()),
     ("uneven sizes are legitimate", job(said={r: waits(operation="all_to_all", sizes=f"[[{r}]]") for r in range(8)}), "quiet", (), (), ("rank 2",)),

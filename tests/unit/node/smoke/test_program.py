@@ -337,7 +337,7 @@ def test_an_end_is_for_its_test(start):
     assert node.silent(0.5)
     node.order(End(2))
     assert node.says().ranks[0].said == "ended"
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("line", [
@@ -388,7 +388,7 @@ def test_a_thread_that_hangs_is_answered_for(start, order):
     began = time.monotonic()
     node.order(order)
     answer = node.says()
-    assert 1 <= time.monotonic() - began < 2.5
+    assert 1 <= time.monotonic() - began < 20
     if isinstance(answer, Paired):
         assert answer.error == "did not end in 1 s"
     else:
@@ -466,7 +466,7 @@ def test_everything_ends_in_the_middle_of_a_test(start, port, how):
     end(node, how, node.pythons()[0])
     assert node.says() is None
     assert node.gone()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     socket.create_server(("", port)).close()
 
 
@@ -552,7 +552,7 @@ def test_no_session(start, user, profile, text, why):
     assert hello.why.startswith("no session: ")
     assert why in hello.why
     assert (hello.user, hello.ports, hello.engines) == (user, (), ())
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 15
     assert node.says() is None
     assert node.wait() == (0, "")
     assert node.gone()

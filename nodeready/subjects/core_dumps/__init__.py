@@ -1,1 +1,0 @@
-"""Where a crash leaves its core, and for how long."""

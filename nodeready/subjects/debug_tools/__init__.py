@@ -1,1 +1,0 @@
-"""The debugging tools of a node: packages, and one py-spy."""

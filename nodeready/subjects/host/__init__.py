@@ -1,1 +1,0 @@
-"""The node itself: its system, memory, clock, mounts and processes."""

@@ -1,1 +1,0 @@
-"""The kernel's arguments for the IOMMU, in force and at the next boot."""

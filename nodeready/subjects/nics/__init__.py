@@ -1,1 +1,0 @@
-"""The network interfaces of a node, its bonds and its routes."""

@@ -1,1 +1,0 @@
-"""pdsh: its remote command, and the ~/.pdshrc of the policy's users."""

@@ -1,1 +1,0 @@
-"""The ports on which jobs meet: who holds them, and what a packet filter drops."""

@@ -1,1 +1,0 @@
-"""Who may attach a debugger to a process: Yama and SELinux."""

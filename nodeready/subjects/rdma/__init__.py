@@ -1,1 +1,0 @@
-"""The RDMA devices of a node and their ports."""

@@ -1,1 +1,0 @@
-"""ssh between the nodes: host keys, and the options that answer its questions."""

@@ -1,0 +1,295 @@
+"""A Slurm job in whose nodes steps can be started: one that runs, or one of our own.
+
+Our own is an allocation without a program (salloc(1), --no-shell), of one CPU on every node that
+Slurm can give now. It ends with us, and by itself after a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from shutil import which
+
+import gevent
+from gevent import subprocess
+from pyinfra.api.exceptions import InventoryError
+
+from nodeready.inventory import slurm
+from nodeready.inventory.nodeset import fold
+from nodeready.text import sanitise
+from nodeready.transport.base import NoWay
+
+#: A job, a task of an array, a component of a heterogeneous one (squeue(1), --jobs).
+_JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
+#: Seconds that Slurm has to give nodes that it says are free (salloc(1), --immediate).
+_IMMEDIATE_S = 20
+#: Seconds for giving them back.
+_RELEASE_S = 5
+#: Minutes after which Slurm takes the nodes back by itself, should we no longer do that.
+_LIMIT_MIN = 60
+#: sinfo's words for a node that can start a job at once, without the signs behind them
+#: (sinfo(1), NODE STATE CODES).
+_FREE, _PARTLY = "idle", "mixed"
+#: What is at the end of a state: it does not answer, is powered down, is to be rebooted, ...
+_SIGNS = "*~#!%$@^+-"
+#: The states of nodes that have no slurmd which answers.
+_DEAD = ("down", "unknown", "powered_down", "powering_down", "future", "inval")
+#: The states of nodes that only jobs of a reservation get.
+_RESERVED = ("reserved", "maint", "planned")
+
+
+class SrunError(NoWay):
+    """srun cannot be used, or not for this job; one line."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A running job.
+
+    number:  what Slurm calls SLURM_JOB_ID
+    refused: node that was wanted -> why the job does not have it
+    """
+
+    number: str
+    nodes: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, names: Iterable[str]) -> Job:
+        """The job as the way to these nodes, which stay in the job's own order."""
+        wanted = dict.fromkeys(names)
+        here = tuple(name for name in self.nodes if name in wanted)
+        others = wanted.keys() - {*here} - self.refused.keys()
+        refused = {**self.refused, **dict.fromkeys(others, f"is not in job {self.number}")}
+        return replace(self, nodes=here, refused=refused)
+
+
+def running(words: str, environ: dict[str, str] | None = None) -> Job:
+    """The running job of ``--job``. Raises SrunError when there is none, and without Slurm."""
+    if not _JOB.fullmatch(words):
+        raise SrunError(f"--job {words}: is no number of a Slurm job")
+    path = (environ or dict(os.environ)).get("PATH", os.defpath)
+    for tool in ("srun", "squeue"):
+        if not which(tool, path=path):
+            raise SrunError(
+                f"{tool} is not installed here: --via srun is for where jobs are submitted"
+            )
+    argv = ["squeue", "-h", "-a", "-t", "all", "-j", words, "-o", "%A|%T|%u|%N"]
+    try:
+        rows = slurm.ask(argv, path, slurm.TIMEOUT_S).split()
+        found = [tuple(row.split("|")) for row in rows if row.count("|") == 3]
+        running = [one for one in found if one[1] == "RUNNING"]
+        if len(running) == 1:
+            number, _, user, nodes = running[0]
+            if os.geteuid() and user not in (_own_name(), str(os.geteuid())):
+                raise SrunError(
+                    f"--job {words}: is {user}'s: Slurm starts a step in it for nobody but {user} "
+                    f"and root; ask as {user}, or over ssh as root"
+                )
+            return Job(number, tuple(slurm.job_nodes(nodes, path, slurm.TIMEOUT_S)))
+    except InventoryError as error:
+        if "Invalid job id" in str(error):
+            raise SrunError(f"--job {words}: Slurm knows no such job") from None
+        raise SrunError(str(error)) from None
+    if running:
+        raise SrunError(f"--job {words}: is an array; name one of its tasks, such as {words}_0")
+    state = f"does not run: it is {found[0][1]}" if found else "does not run any more"
+    raise SrunError(f"--job {words}: {state}")
+
+
+def _own_name() -> str:
+    """Our name, as squeue has it."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+# --- An allocation of our own.
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What Slurm says of a node. partitions: of those that are up, the names"""
+
+    state: str
+    idle_cpus: int
+    reason: str
+    partitions: tuple[str, ...]
+
+    def refusal(self) -> str:
+        """Why the node cannot start a job now; "": it can."""
+        if not self.partitions:
+            return "is in no partition that is up"
+        bare = self.state.strip(_SIGNS)
+        if self.state in (_FREE, _PARTLY) and self.idle_cpus:
+            return ""
+        if bare in (_FREE, _PARTLY, "allocated", "completing") and bare == self.state:
+            return f"is {bare}: no CPU is free there; --job ID asks inside of a job"
+        why = "" if self.reason == "none" else f" ({self.reason})"
+        return f"is {self.state}{why}"
+
+
+def _state_of(nodes: Sequence[str], path: str) -> dict[str, _Seen]:
+    """Node -> what Slurm says of it; nodes that Slurm does not know are missing."""
+    argv = ["sinfo", "-h", "-a", "-N", "-n", fold(nodes), "-o", "%N|%R|%a|%T|%C|%E"]
+    found: dict[str, _Seen] = {}
+    for row in slurm.ask(argv, path, slurm.TIMEOUT_S).splitlines():
+        name, partition, up, state, cpus, reason = (*row.split("|", 5), *[""] * 6)[:6]
+        idle = (*cpus.split("/"), "", "")[1]
+        earlier = found[name].partitions if name in found else ()
+        mine = (partition,) if up == "up" else ()
+        number = int(idle) if idle.isdigit() else 0
+        found[name] = _Seen(state, number, sanitise(reason, 200), (*earlier, *mine))
+    return found
+
+
+def unusable(job: Job, nodes: Sequence[str]) -> dict[str, str]:
+    """Those of a job's nodes on which Slurm can start no step any more, and why; none where Slurm
+    does not answer. A node that Slurm has lost leaves the job."""
+    path = os.environ.get("PATH", os.defpath)
+    try:
+        here = {*running(job.number).nodes}
+        seen = _state_of(nodes, path)
+    except SrunError as problem:
+        return dict.fromkeys(nodes, str(problem).removeprefix("--"))
+    except InventoryError:
+        return {}
+    found = {}
+    for name in nodes:
+        state = seen[name].state if name in seen else "gone"
+        if name not in here or state.strip(_SIGNS) in _DEAD or "*" in state:
+            why = seen[name].reason if name in seen else "none"
+            said = "" if why == "none" else f" ({why})"
+            left = "" if name in here else f"has left job {job.number}, "
+            found[name] = f"Slurm: {left}is {state}{said}"
+    return found
+
+
+def allocate(
+    nodes: Sequence[str], given: str = "", tell: Callable[[str], None] = lambda text: None
+) -> Job:
+    """A job of our own on those of these nodes that Slurm can give now. End it with `release`.
+
+    given: more options for salloc(1): ``--reservation=maintenance --account=ops``
+    tell:  gets a line when Slurm needs long
+
+    Raises SrunError when there is none: Slurm does not answer, or refuses the options.
+    """
+    path = os.environ.get("PATH", os.defpath)
+    for tool in ("srun", "salloc", "sinfo", "scancel"):
+        if not which(tool, path=path):
+            raise SrunError(f"{tool} is not installed here: --via srun needs Slurm's commands")
+    try:
+        more = shlex.split(given)
+    except ValueError as problem:
+        raise SrunError(f"--salloc {given}: {str(problem).lower()}") from None
+    number, error = "", ""
+    try:
+        refused, partition = _offer(nodes, more, path)
+        more += [f"--partition={partition}"] if partition else []
+        free = [name for name in nodes if name not in refused]
+        if free:
+            number, error = _granted(free, more, tell)
+        if "Unable to allocate" in error:
+            # Somebody was faster, or waits for the nodes: those that nobody uses are tried again.
+            seen = _state_of(free, path)
+            for name in free:
+                state = seen[name].state if name in seen else "gone"
+                if state != _FREE:
+                    refused[name] = f"is {state}: salloc: {error}"
+            free = [name for name in free if name not in refused]
+            if free:
+                number, error = _granted(free, more, tell)
+        told = {name: f"Slurm: {why}" for name, why in refused.items()}
+        if not free:
+            return Job("", (), told)
+        if not number:
+            raise SrunError(f"salloc: {error}")
+        return replace(running(number), refused=told)
+    except InventoryError as problem:
+        raise SrunError(str(problem)) from None
+
+
+def _offer(nodes: Sequence[str], more: Sequence[str], path: str) -> tuple[dict[str, str], str]:
+    """The nodes that Slurm cannot give now, each with the reason, and the partition of the others;
+    "": it is named in the options."""
+    seen = _state_of(nodes, path)
+    refused = {name: "knows no node of this name" for name in nodes if name not in seen}
+    reserved = any(word.startswith("--reservation") for word in more)
+    for name, one in seen.items():
+        why = one.refusal()
+        if why and not (reserved and one.state.strip(_SIGNS) in _RESERVED):
+            refused[name] = why
+    partitions = {name: one.partitions for name, one in seen.items() if name not in refused}
+    if not partitions or any(re.match(r"--partition\b|--reservation\b|-p", w) for w in more):
+        return refused, ""
+    counts = Counter(part for parts in partitions.values() for part in parts)
+    ((most, _),) = counts.most_common(1)
+    why = f"is not in Slurm's partition {most}: --salloc '--partition=...'"
+    return refused | {name: why for name, own in partitions.items() if most not in own}, most
+
+
+def _granted(
+    nodes: Sequence[str], more: Sequence[str], tell: Callable[[str], None]
+) -> tuple[str, str]:
+    """The number of the new job, or why there is none."""
+    argv = [
+        "salloc", "--no-shell", "--no-kill", f"--nodes={len(nodes)}", f"--nodelist={fold(nodes)}",
+        f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--time={_LIMIT_MIN}",
+        "--job-name=nodeready", f"--immediate={_IMMEDIATE_S}", *more,
+    ]  # fmt: skip
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        env={**os.environ, "LC_ALL": "C"},
+        start_new_session=True,
+    )
+    slow = gevent.spawn_later(3, tell, f"waiting for Slurm to give {len(nodes)} nodes")
+    said = b""
+    try:
+        with gevent.Timeout(_IMMEDIATE_S + slurm.TIMEOUT_S):
+            _, said = child.communicate()
+    except gevent.Timeout:
+        return "", f"gave no answer in {_IMMEDIATE_S + slurm.TIMEOUT_S} s"
+    finally:
+        slow.kill()
+        if child.poll() is None:
+            # At TERM, salloc takes its request back.
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, said = child.communicate(timeout=3)
+        text = said.decode("utf-8", "replace")
+        granted = re.search(r"Granted job allocation ([0-9]+)", text)
+        if granted and child.returncode:
+            release(Job(granted[1], ()), tell)
+    if granted and not child.returncode:
+        return granted[1], ""
+    rows = [row.removeprefix("salloc: ").removeprefix("error: ") for row in text.splitlines()]
+    return "", sanitise(rows[-1], 200) if rows else f"ended with exit status {child.returncode}"
+
+
+def release(job: Job, tell: Callable[[str], None] = lambda text: None) -> None:
+    """End a job of our own. tell: gets a line when Slurm does not answer: the job ends later."""
+    if not job.number:
+        return
+    path = os.environ.get("PATH", os.defpath)
+    try:
+        # A slurmctld that hangs would find the request when it wakes up, while slurmd still waits
+        # to tell it how the steps ended: it would take them for unkillable, and drain the nodes.
+        slurm.ask(["squeue", "-h", "-j", job.number, "-o", "%A"], path, _RELEASE_S)
+        slurm.ask(["scancel", job.number], path, _RELEASE_S)
+    except InventoryError as problem:
+        if "Invalid job id" not in str(problem):
+            tell(
+                f"job {job.number} is not given back ({problem}): it ends by itself in at most "
+                f"{_LIMIT_MIN} minutes, or with scancel {job.number}"
+            )

@@ -1,0 +1,201 @@
+"""ClusterShell as the carrier: its workers, its tree of gateways (topology.conf), over ssh.
+
+ClusterShell's event loop does not run under gevent: it runs in a process of its own (`child`),
+whose one thread does all that is done there. What is asked of many nodes in the same words is one
+worker of ClusterShell's, and each node's answer is handed on when that node's command ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from shutil import which
+from typing import TYPE_CHECKING, Any, cast
+
+import gevent
+import gevent.socket
+from gevent.queue import Empty, Queue
+
+from nodeready import shell
+from nodeready.transport.base import NoWay, Request
+from nodeready.transport.clush.ways import (
+    Plan,
+    Way,
+    absolute,
+    topology_file,
+    way,
+    without_own_keys,
+)
+from nodeready.transport.dialogue import Dialogue, Stream
+from nodeready.transport.processes import Peer, Processes
+
+if TYPE_CHECKING:
+    from pyinfra.api import Config, Host
+
+#: Seconds without a word from ClusterShell's process after which it is taken for hung.
+_SILENT_S = 30.0
+
+
+class ClushError(NoWay):
+    """ClusterShell cannot be used here; one line."""
+
+
+class Clush(Processes):
+    """The nodes of an inventory, asked by ClusterShell.
+
+    hosts:    pyinfra's, the selected ones
+    config:   pyinfra's configuration, whose SUDO asks for root's rights; None: host data alone
+    others:   further hosts of the inventory, of which some may be gateways
+    topology: topology.conf; None: the one that ClusterShell finds; "": no tree
+    fanout:   how many nodes are asked at once, by us and by each gateway; 0: as ClusterShell's
+              defaults.conf says, 64 without it, and on a gateway never more than 64
+    tell:     gets one line about each gateway that is not used
+
+    What a connection sees of sshd's host keys stays in ssh: `met` is empty.
+    Raises ClushError without an ssh program, and for a ``topology`` that cannot be read.
+    """
+
+    what = "ClusterShell's process"
+    one_text = True
+
+    def __init__(
+        self,
+        hosts: Iterable[Host],
+        config: Config | None = None,
+        *,
+        others: Iterable[Host] = (),
+        topology: str | None = None,
+        fanout: int = 0,
+        tell: Callable[[str], object] = lambda text: None,
+        run: str = "",
+    ) -> None:
+        sudo = bool(config is not None and config.SUDO)
+        self._ways = without_own_keys(way(host, sudo) for host in hosts)
+        super().__init__((one.name for one in self._ways), run)
+        if not which("ssh"):
+            raise ClushError("ssh is not installed here: --via clush is ClusterShell's own ssh")
+        found = topology_file() if topology is None else topology
+        if topology:
+            try:
+                with open(topology, "rb"):
+                    pass
+            except OSError as problem:
+                raise ClushError(f"{topology}: {problem.strerror}") from None
+        gateways = (*self._ways, *(way(host) for host in others))
+        self._plan = Plan(
+            tuple(self._ways), gateways, self.tag, absolute(found) if found else "", fanout
+        )
+        self._way_of = {one.name: one for one in self._ways}
+        self._tell = tell
+        self._watching: Any = None
+
+    def start(self) -> list[Peer]:
+        """A fresh interpreter, in a session of its own: Ctrl-C is for us to hand on."""
+        ours, theirs = gevent.socket.socketpair()
+        os.set_inheritable(theirs.fileno(), True)
+        # The current directory is nobody's place to import from: its path is as ours is.
+        path = [one for one in sys.path if one.startswith("/")]
+        code = (
+            f"import sys; sys.path[:] = {path!r}; "
+            f"from nodeready.transport.clush.child import main; main({theirs.fileno()})"
+        )
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-c", code],
+            {**os.environ, "LC_ALL": "C"},
+            setsid=True,
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
+        )
+        theirs.close()
+        peer = Peer(self.nodes, ours, pid)
+        peer.send("begin", self._plan)
+        return [peer]
+
+    def note(self, text: str) -> None:
+        """A line of the child's for the user."""
+        self._tell(text)
+
+    def __enter__(self) -> Clush:
+        super().__enter__()
+        self._watching = gevent.spawn(self._watch)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._watching.kill()
+        super().__exit__(*problem)
+
+    def _watch(self) -> None:
+        """End a child that says nothing any more: whoever waits for it learns that."""
+        (peer,) = self._peers
+        while not peer.gone:
+            gevent.sleep(_SILENT_S / 3)
+            if self.question(peer, "met", limit_s=_SILENT_S) is None and not peer.gone:
+                peer.fault = f"gave no sign for {_SILENT_S:.0f} s, and was ended"
+                with contextlib.suppress(OSError):
+                    os.kill(peer.pid, signal.SIGKILL)
+                return
+
+    def use_password(self, password: str, nodes: Iterable[str]) -> None:
+        names = tuple(nodes)
+        super().use_password(password, names)
+        for name in names:
+            self._way_of[name] = Way(**{**self._way_of[name].__dict__, "password": password})
+
+    def open(self, request: Request) -> Dialogue:
+        """See Carrier. ClusterShell's worker for this node alone, whose input stays open."""
+        known = self._way_of[request.node]
+        _, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
+        first = f"{known.password}\n{stdin}" if known.sudo and known.password else stdin
+        return Dialogue(
+            lambda: cast("Stream", _Far(self, request)), first, request.mark, sudo=known.sudo
+        )
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[tuple[int, Queue[Any]]]:
+        """A number, and what the child says with it."""
+        with self._wait() as one:
+            yield one
+
+    def say(self, *frame: Any) -> None:
+        self._peers[0].send(*frame)
+
+    @property
+    def gone(self) -> str:
+        """Why the child answers no more; "": it does."""
+        return self._peers[0].gone
+
+
+class _Far:
+    """A command that ClusterShell runs on one node, as a Stream."""
+
+    def __init__(self, carrier: Clush, request: Request) -> None:
+        self._carrier = carrier
+        self._open = contextlib.ExitStack()
+        self._number, self._frames = self._open.enter_context(carrier.heard())
+        carrier.say("open", self._number, request)
+
+    def read(self, limit_s: float) -> bytes:
+        """See Stream. Raises TimeoutError, and ValueError with why the command ended."""
+        try:
+            _, what, *rest = self._frames.get(timeout=max(0.0, limit_s))
+        except Empty:
+            raise TimeoutError from None
+        if what == "gone":
+            raise ValueError(self._carrier.gone or "no answer from the process that asks it")
+        if what == "over":
+            if rest[1]:
+                raise ValueError(rest[1])
+            return b""
+        return cast("bytes", rest[1])
+
+    def write(self, data: bytes, limit_s: float) -> None:
+        """See Stream."""
+        self._carrier.say("line", self._number, data)
+
+    def close(self) -> None:
+        """The command's input ends, and with that the command."""
+        self._carrier.say("close", self._number)
+        self._open.close()

@@ -1,0 +1,432 @@
+"""ClusterShell's process: one thread, its event loop, which does what the parent says."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import socket
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ClusterShell import Communication
+from ClusterShell.Defaults import DEFAULTS
+from ClusterShell.Event import EventHandler
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, set_std_group_resolver
+from ClusterShell.Task import task_self
+from ClusterShell.Worker.Worker import FANOUT_UNLIMITED
+
+from nodeready import shell
+from nodeready.shell import quote
+from nodeready.text import sanitise
+from nodeready.transport.base import (
+    LATE,
+    LATE_WORDS,
+    REFUSED,
+    UNREACHABLE,
+    Answer,
+    Failure,
+    Key,
+    Request,
+    mistake,
+    node_of,
+)
+from nodeready.transport.clush.command import Ask, Job, Ssh, Talk
+from nodeready.transport.clush.gateway import (
+    BOUNDS,
+    Gate,
+    Hold,
+    bound,
+    decoded,
+    gateway_command,
+    remedy,
+)
+from nodeready.transport.clush.ways import COMMON, CONNECT_S, LOGIN_S, Plan, Way, rows, tree_of
+from nodeready.transport.processes import Frames
+
+#: ssh programs at once on one gateway, unless the user says how many.
+GATEWAY_FANOUT = 64
+#: Seconds in which more questions may come that are put together with the first.
+_GATHER_S = 0.02
+
+
+class _Inbox(EventHandler):  # type: ignore[misc]
+    """Runs what other threads and timers want run."""
+
+    def __init__(self, go: Callable[[Any], object]) -> None:
+        self._go = go
+
+    def ev_msg(self, port: Any, msg: Any) -> None:
+        self._go(msg)
+
+    def ev_timer(self, timer: Any) -> None:
+        self._go(None)
+
+
+class Child:
+    """ClusterShell's process."""
+
+    def __init__(self, frames: Frames, plan: Plan) -> None:
+        self._frames = frames
+        self._ways = {one.name: one for one in plan.ways}
+        self._gateway_ways = {one.name: one for one in plan.gateways}
+        self.tag, self._fanout = plan.tag, plan.fanout
+        self.invoke = gateway_command(os.environ)
+        self.jobs: set[Job] = set()
+        self.talks: dict[int, Talk] = {}
+        self.gates: dict[str, Gate] = {}
+        #: The nodes on which something of this run may run.
+        self.reached: set[str] = set()
+        #: Node -> the gateways of which any leads there; and how many nodes want one.
+        self._row_of: dict[str, tuple[str, ...]] = {}
+        self._wanted: Counter[tuple[str, ...]] = Counter()
+        self._calls: dict[int, tuple[float | None, dict[Key, Ask]]] = {}
+        self._waiting: list[Ask | Talk] = []
+        self._gathering = False
+        self._timers: list[Any] = []
+        #: Gateways that the user has been told of.
+        self._bad: set[str] = set()
+        self._planned: Counter[str] = Counter()
+        self.task = task_self()
+        self._prepare(plan)
+
+    def _prepare(self, plan: Plan) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # An ssh has three pipes.
+        self.room = max(1, (soft - 64) // 4)
+        fanout = self._fanout or int(DEFAULTS.fanout)
+        self.task.set_info("fanout", max(1, min(fanout, self.room)))
+        self.task.set_info("debug", False)
+        self.task.set_info("grooming_delay", 0.0)
+        self.task.set_default("stdout_msgtree", False)
+        self.task.set_default("stderr_msgtree", False)
+        self.task.set_default("distant_worker", Ssh)
+        if plan.topology:
+            self._read_topology(plan.topology)
+        set_std_group_resolver(RESOLVER_NOGROUP)
+        Communication.Message.data_decode = decoded
+        bound(*BOUNDS)
+
+    def _read_topology(self, path: str) -> None:
+        """The gateways and what is behind them. One that cannot be read: a line, and no tree."""
+        try:
+            tree = tree_of(path)
+            self._row_of.update(rows(tree))
+            self.task.topology = tree
+        except Exception as problem:  # noqa: BLE001 - its parser raises what it meets
+            why = sanitise(" ".join(str(problem).split())) or type(problem).__name__
+            self.say("note", -1, f"{path}: {why}: asking every node directly")
+
+    def gateway_fanout(self) -> int:
+        """ssh programs at once on one gateway: those that are spoken with take no place away."""
+        base = min(self._fanout or GATEWAY_FANOUT, max(GATEWAY_FANOUT, self._fanout))
+        return base + sum(1 for one in self.talks.values() if one.by)
+
+    def gateway_way(self, name: str) -> Way:
+        """How a gateway is reached: as the inventory says, else as ssh's configuration does."""
+        if name in self._gateway_ways:
+            return self._gateway_ways[name]
+        usual = Counter((one.user, one.key) for one in self._ways.values()).most_common(1)
+        user, key = usual[0][0] if usual else ("", "")
+        options = [*COMMON, "-oStrictHostKeyChecking=accept-new"]
+        options += [f"-oUser={user}"] if user else []
+        options += [f"-oIdentityFile={key}"] if key else []
+        return Way(name, name, tuple(options), user, key)
+
+    # The parent.
+
+    def run(self) -> None:
+        """Do what the parent says, until it says that all is done, or is gone."""
+        port = self.task.port(handler=_Inbox(self._frame), autoclose=False)
+
+        def read() -> None:
+            while True:
+                frame = self._frames.receive()
+                port.msg_send(frame)
+                if frame is None or frame[0] == "quit":
+                    return
+
+        threading.Thread(target=read, daemon=True).start()
+        self.later(1.0, self._tick, 1.0)
+        self.task.resume()
+
+    def say(self, *frame: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._frames.send(*frame)
+
+    def later(self, seconds: float, go: Callable[[], object], interval: float = -1.0) -> None:
+        self.task.timer(seconds, _Inbox(lambda _: go()), interval=interval)
+
+    def _frame(self, frame: tuple[Any, ...] | None) -> None:
+        does: dict[str, Callable[..., None]] = {
+            "converse": self._converse, "next": self._next, "stop": self._stop,
+            "open": self._open, "line": self._line, "close": self._close,
+            "password": self._password, "end": self._end, "met": self._met,
+        }  # fmt: skip
+        if frame is None:
+            # The parent is gone: nothing of it stays on the nodes.
+            for call in list(self._calls):
+                self._stop(call)
+            self._on_all(5, lambda: self._leave(1))
+        elif frame[0] == "quit":
+            self._leave(0)
+        else:
+            does[frame[0]](*frame[1:])
+
+    def _leave(self, status: int) -> None:
+        """End every ssh here; a gateway ends its own with the connection."""
+        self._bad.update(self.gates)
+        with contextlib.suppress(Exception):
+            self.task._engine.clear()
+        os._exit(status)
+
+    def _met(self, number: int) -> None:
+        self.say("met", number, {})
+
+    def _password(self, password: str, names: Iterable[str]) -> None:
+        for name in names:
+            self._ways[name] = Way(**{**self._ways[name].__dict__, "password": password})
+
+    # Questions.
+
+    def _converse(
+        self, call: int, deadline: float | None, pairs: Iterable[tuple[Key, Request]]
+    ) -> None:
+        self._calls[call] = (deadline, {})
+        for key, request in pairs:
+            self._ask(call, key, request)
+        self._go()
+
+    def _next(self, call: int, key: Key, request: Request | None) -> None:
+        if call not in self._calls:
+            return
+        _, asks = self._calls[call]
+        asks.pop(key, None)
+        if request is not None:
+            self._ask(call, key, request)
+            if not self._gathering:
+                self._gathering = True
+                self.later(_GATHER_S, self._go)
+
+    def _ask(self, call: int, key: Key, request: Request) -> None:
+        deadline, asks = self._calls[call]
+
+        def put(answer: Answer) -> None:
+            self.say("answer", call, key, answer)
+
+        one = asks[key] = Ask(request, self._ways[node_of(key)], self.tag, put, call)
+        if one.to.refused:
+            one.answer(Failure(kind=REFUSED, error=one.to.refused))
+        elif deadline is not None and time.monotonic() > deadline:
+            one.answer(Failure(kind=LATE, error=LATE_WORDS))
+        else:
+            self._waiting.append(one)
+
+    def _stop(self, call: int) -> None:
+        """Nobody waits for these answers any more."""
+        _, asks = self._calls.pop(call, (None, {}))
+        self._give_up(asks.values(), lambda one: Failure(kind=LATE, error=LATE_WORDS), False)
+
+    def _give_up(self, asks: Iterable[Ask], failure: Callable[[Ask], Failure], tell: bool) -> None:
+        of: dict[Job | None, list[Ask]] = defaultdict(list)
+        for one in asks:
+            if not one.over:
+                if not tell:
+                    one.put = lambda answer: None
+                of[one.job].append(one)
+        for job, mine in of.items():
+            if job is not None:
+                job.end(mine, failure)
+            for one in mine:
+                one.answer(failure(one))
+        self._waiting = [one for one in self._waiting if not getattr(one, "over", False)]
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for job in list(self.jobs):
+            job.look(now)
+        for gate in list(self.gates.values()):
+            if gate.state == "asked" and now > gate.since + CONNECT_S + LOGIN_S:
+                gate.why = f"no answer in {CONNECT_S + LOGIN_S} s"
+                gate._close(abort=True)
+        for call, (deadline, asks) in list(self._calls.items()):
+            left = [one for one in asks.values() if not one.over]
+            if deadline is not None and now > deadline and left:
+                self._give_up(left, _late, True)
+                self._on_all(2, lambda: None)
+            elif not asks:
+                del self._calls[call]
+
+    def judged(self) -> None:
+        """A gateway turned out fit, or not: perhaps somebody waited for that."""
+        if self._waiting:
+            self._go()
+
+    def gate_closed(self, gate: Gate, fit: bool) -> None:
+        """Tell of a gateway once, in one line."""
+        if gate.name not in self._bad:
+            self._bad.add(gate.name)
+            then = "nodes behind it are asked in another way"
+            todo = "" if fit else f"; {remedy(gate.why)}"
+            self.say("note", -1, f"gateway {gate.name} is not used: {gate.why}{todo}; {then}")
+        self.judged()
+
+    def _go(self) -> None:
+        """Ask all whose way is known; open the gateways of the others."""
+        self._gathering = False
+        waiting, self._waiting = self._waiting, []
+        names = {one.to.name for one in waiting}
+        self._wanted = Counter(self._row_of[name] for name in names if name in self._row_of)
+        ready: defaultdict[Any, list[Ask]] = defaultdict(list)
+        for one in waiting:
+            by = self._by(one)
+            if by is None:
+                self._waiting.append(one)
+            elif isinstance(one, Talk):
+                one.start(by)
+            else:
+                one.by = by
+                if by:
+                    self._planned[by] += 1
+                request = one.request
+                same = (
+                    request.script, request.payload, request.limit_s, request.max_bytes, one.tag,
+                    one.to.sudo, one.to.password, bool(by), one.to.user if by else "",
+                )  # fmt: skip
+                ready[same].append(one)
+        self._planned.clear()
+        for batch in ready.values():
+            self._start(batch)
+
+    def _start(self, batch: list[Ask]) -> None:
+        # A node that is asked the same twice is two commands.
+        first = {one.to.name: one for one in reversed(batch)}
+        job = Job(self, list(reversed(first.values())))
+        self.jobs.add(job)
+        job.start(batch[0].tag != self.tag and len(batch) < self.room // 2)
+        rest = [one for one in batch if first[one.to.name] is not one]
+        if rest:
+            self._start(rest)
+
+    def _by(self, one: Ask | Talk) -> str | None:
+        """The gateway for a node; "": none; None: that is not known yet."""
+        to = one.to
+        row = self._row_of.get(to.name)
+        if row is None or to.alone or (to.sudo and to.password):
+            return ""
+        gates = [gate for name in row if (gate := self.gates.get(name)) and gate.state]
+        # One node needs no more than one of them.
+        for name in row:
+            if len(gates) < self._wanted[row] and name not in self.gates:
+                gates.append(self._open_gate(name))
+        if any(gate.state == "asked" for gate in gates):
+            return None
+        fit = [gate for gate in gates if gate.state == "fit"]
+        if not fit:
+            return ""
+        return min(fit, key=lambda gate: gate.load + self._planned[gate.name]).name
+
+    def _open_gate(self, name: str) -> Gate:
+        gate = self.gates[name] = Gate(self, name)
+        to = self.gateway_way(name)
+        worker = Ssh({name: to}, gate, None, self.invoke)
+        worker.nodes = NodeSet(name)
+        worker._update_task_rc = False
+        worker._fanout = FANOUT_UNLIMITED
+        worker.SNAME_STDIN, worker.SNAME_STDOUT = gate.SNAME_WRITER, gate.SNAME_READER
+        worker.SNAME_STDERR = gate.SNAME_ERROR
+        self.task.gateways[name] = (worker, {Hold()})
+        self.task.schedule(worker)
+        return gate
+
+    # What is spoken with.
+
+    def _open(self, number: int, request: Request) -> None:
+        to = self._ways[request.node]
+        talk = self.talks[number] = Talk(self, number, request, to)
+        if to.refused:
+            talk.end(to.refused)
+            return
+        if len(self.talks) > self.room // 2:
+            talk.end(f"more than {self.room // 2} nodes spoken with at once: raise ulimit -n here")
+            return
+        self._waiting.append(talk)
+        self._go()
+
+    def _line(self, number: int, data: bytes) -> None:
+        if talk := self.talks.get(number):
+            talk.write(data)
+
+    def _close(self, number: int) -> None:
+        if talk := self.talks.get(number):
+            self._waiting = [one for one in self._waiting if one is not talk]
+            talk.close()
+
+    # The end.
+
+    def _end(self, number: int, limit_s: float) -> None:
+        self._on_all(limit_s, lambda: self.say("ended", number, True))
+
+    def _on_all(self, limit_s: float, done: Callable[[], object]) -> None:
+        """End by its tag what this run has running on the nodes that it reached."""
+        # In brackets, so that the search does not find its own command line.
+        run = self.tag.removeprefix("nodeready:")
+        script = f"{shell.library('end')}nr_end {quote(f'[n]odeready:{run}')}"
+        left = set(self.reached)
+        told = False
+
+        def over(name: str) -> Callable[[Answer], None]:
+            def put(answer: Answer) -> None:
+                left.discard(name)
+                if not left:
+                    finish()
+
+            return put
+
+        def finish() -> None:
+            nonlocal told
+            if not told:
+                told = True
+                done()
+
+        if not left:
+            finish()
+            return
+        for name in sorted(left):
+            request = Request(name, script, 3)
+            self._waiting.append(Ask(request, self._ways[name], "nodeready:end", over(name)))
+        self._go()
+        self.later(limit_s, finish)
+
+
+def _late(one: Ask) -> Failure:
+    return Failure(kind=LATE if one.began else UNREACHABLE, error=LATE_WORDS)
+
+
+def main(number: int) -> None:
+    """The child. number: its end of the socket."""
+    logging.disable(logging.CRITICAL)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)
+    os.set_inheritable(number, False)
+    ours = socket.socket(fileno=number)
+    # gevent has made it one that never waits.
+    ours.setblocking(True)
+    frames = Frames(ours, threading.Lock())
+    begin = frames.receive()
+    if begin is None:
+        return
+    try:
+        Child(frames, begin[1]).run()
+    except Exception as problem:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
+        with contextlib.suppress(OSError):
+            frames.send("mistake", -1, mistake(problem))
+        os._exit(1)

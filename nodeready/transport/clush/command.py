@@ -1,0 +1,476 @@
+"""A command on nodes: its line, what they say to it, and ClusterShell's worker that runs it."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from ClusterShell.Event import EventHandler
+from ClusterShell.NodeSet import NodeSet
+from ClusterShell.Worker.Exec import ExecClient, ExecWorker
+from ClusterShell.Worker.Tree import TreeWorker
+from ClusterShell.Worker.Worker import FANOUT_UNLIMITED
+
+from nodeready import shell
+from nodeready.shell import KILL_AFTER_S, quote
+from nodeready.transport.base import (
+    ERROR_BYTES,
+    FAILED,
+    HUNG,
+    LOST,
+    OUTPUT,
+    REFUSED,
+    SUDO,
+    TIMED_OUT,
+    TIMEOUT,
+    UNREACHABLE,
+    Answer,
+    Failure,
+    Reply,
+    Request,
+    sudo_error,
+    with_sudo,
+)
+from nodeready.transport.clush.gateway import FLOOD, GATEWAY_GONE
+from nodeready.transport.clush.ways import CONNECT_S, LOGIN_S, SSH_SAYS, Way
+
+if TYPE_CHECKING:
+    from nodeready.transport.clush.child import Child
+
+#: Characters of base64 in one line.
+_WIDTH = 32 << 10
+
+
+# --- The line that travels, and what comes back.
+
+
+def framed(line: str, nonce: str, max_bytes: int) -> str:
+    """``line`` so that its output can be told from a login's, is bounded on the node, and has few
+    lines: ClusterShell hands output on line by line, through a gateway as a message for each.
+
+    Standard output goes as base64 between two lines that begin with the nonce: that the line runs,
+    and its exit status, with a word before it when a signal ended it. Standard error goes as it
+    is.
+    """
+    inner = (
+        f"exec 4>&1 5>&2; echo; echo {nonce} b; "
+        # A shell says by a word of its own on its standard error that a signal ended a command.
+        f"nr=$({{ {{ (exec {line} 2>&5 3>&- 4>&- 5>&-); echo $? >&3; }} 2>&3 | "
+        f"head -c {max_bytes + 1} 3>&- 4>&- | "
+        # An older busybox has no -w, and says so before it reads.
+        f"{{ base64 -w {_WIDTH} 2>/dev/null || base64; }} 3>&- >&4; }} 3>&1); "
+        f"echo {nonce} z $nr"
+    )
+    return f"sh -c {quote(inner)}"
+
+
+def command(request: Request, tag: str, to: Way) -> tuple[str, bytes]:
+    """The line that runs a request on a node, without frames, and its input.
+
+    The tag is in no process's command line but those on the node: not in that of an ssh, which
+    runs on a machine that may be a node, too.
+    """
+    line, stdin = shell.command(request.script, request.limit_s, tag, request.payload)
+    if to.sudo:
+        line = with_sudo(line, to.password)
+        if to.password:
+            stdin = f"{to.password}\n{stdin}"
+    hidden = line.removesuffix(tag) + tag.replace(":", '":"')
+    return hidden, stdin.encode("utf-8", "surrogateescape")
+
+
+@dataclass
+class Heard:
+    """What a node said to one request, line by line.
+
+    began: of time.monotonic(): the line runs; 0: not yet
+    flood: it printed more than anybody keeps
+    """
+
+    nonce: bytes
+    began: float = 0.0
+    flood: bool = False
+    status: int | None = None
+    whole: bool = False
+    _text: list[bytes] = field(default_factory=list)
+    _noise: bytearray = field(default_factory=bytearray)
+    _errors: bytearray = field(default_factory=bytearray)
+
+    def out(self, row: bytes) -> None:
+        """A line of standard output."""
+        if row == FLOOD:
+            self.flood = True
+        elif row.startswith(self.nonce):
+            words = row[len(self.nonce) :].split()
+            if words[:1] == [b"b"]:
+                self.began = time.monotonic()
+            elif words[:1] == [b"z"]:
+                self.whole = True
+                self.status = int(words[1]) if len(words) == 2 and words[1].isdigit() else None
+        elif self.began and not self.whole:
+            self._text.append(row)
+        else:
+            self._noise += row[: ERROR_BYTES - len(self._noise)] + b"\n"
+
+    def error(self, row: bytes) -> None:
+        """A line of standard error."""
+        if row == FLOOD:
+            self.flood = True
+        elif row or self._errors:
+            self._errors += (row + b"\n")[: ERROR_BYTES - len(self._errors)]
+
+    @property
+    def stderr(self) -> str:
+        return self._errors.decode("utf-8", "surrogateescape")
+
+    @property
+    def noise(self) -> str:
+        return self._noise.decode("utf-8", "surrogateescape")
+
+    def stdout(self) -> bytes:
+        """Raises ValueError when something else was written in between."""
+        return base64.b64decode(b"".join(self._text), validate=True)
+
+    def answer(
+        self, request: Request, to: Way, status: int | None, seconds: float, by: str = ""
+    ) -> Answer:
+        """The node's answer, when its ssh has ended.
+
+        status: ssh's; by: the gateway; seconds: since the question
+        """
+        if self.flood:
+            return self._too_much(bytes(self._noise.strip() or self._errors), seconds)
+        if not self.began:
+            if status == 255:
+                return Failure("", "", seconds, UNREACHABLE, to.words(self.stderr, by))
+            # A login that runs nothing: its own words are the answer.
+            return Reply(self.noise.lstrip("\n"), self.stderr, seconds, status)
+        if not self.whole:
+            return Failure("", self.stderr, seconds, LOST, "connection lost")
+        try:
+            data = self.stdout()
+        except ValueError:
+            error = "the answer cannot be read: something else was written into it"
+            return Failure("", self.stderr, seconds, FAILED, error)
+        if len(data) > request.max_bytes:
+            return self._too_much(data, seconds)
+        text = data.decode("utf-8", "surrogateescape")
+        if self.status in TIMED_OUT and seconds >= request.limit_s:
+            error = f"ended after {request.limit_s} s"
+            return Failure(text, self.stderr, seconds, TIMEOUT, error)
+        if to.sudo and self.status:
+            error, kind = sudo_error(self.stderr)
+            if kind == SUDO and by:
+                error = (
+                    f"sudo wants a password, which goes through no gateway ({by}): "
+                    "allow NOPASSWD, or ask with --via ssh"
+                )
+                kind = REFUSED
+            if error:
+                return Failure(text, self.stderr, seconds, kind, error)
+        return Reply(text, self.stderr, seconds, self.status)
+
+    def _too_much(self, data: bytes, seconds: float) -> Failure:
+        first = data.lstrip(b"\n")[:40].decode("utf-8", "replace")
+        error = f"too much output, beginning with {first!r}"
+        return Failure("", self.stderr, seconds, OUTPUT, error)
+
+
+# --- ClusterShell's workers, and who hears them.
+
+
+class Ssh(ExecWorker):  # type: ignore[misc]
+    """ssh to some nodes, each with the options that its way has."""
+
+    class SHELL_CLASS(ExecClient):  # type: ignore[misc]
+        def _build_cmd(self) -> tuple[list[str], None]:
+            to = self.worker.ways[self.key]
+            return ["ssh", *to.options, "--", to.to, self.command], None
+
+    def __init__(
+        self, ways: Mapping[str, Way], handler: EventHandler, timeout: float | None, line: str
+    ) -> None:
+        self.ways = ways
+        # ClusterShell folds a set of nodes, which takes long for names of many numbers.
+        super().__init__(NodeSet(), handler, timeout, command=line, stderr=True)
+
+    def _create_clients(self, timeout: float | None = None, **how: Any) -> None:
+        for name in self.ways:
+            self._add_client(name, rank=None, timeout=timeout, stderr=True)
+
+    def _on_node_timeout(self, node: str) -> None:
+        super()._on_node_timeout(node)
+        self.eh.timed_out(node)
+
+    def end(self, nodes: Iterable[str]) -> None:
+        """End the ssh of these nodes."""
+        chosen = set(nodes)
+        for client in list(self._clients):
+            if client.key in chosen:
+                client.abort()
+
+
+class Tree(TreeWorker):  # type: ignore[misc]
+    """Nodes behind gateways, each already given to one.
+
+    through: gateway -> its nodes
+    """
+
+    def __init__(
+        self,
+        through: Mapping[str, list[str]],
+        handler: EventHandler,
+        timeout: float | None,
+        line: str,
+        invoke: str,
+    ) -> None:
+        self._through = through
+        super().__init__(NodeSet(), handler, timeout, command=line, stderr=True)
+        self.invoke_gateway = invoke
+
+    def _distribute(self, fanout: int, nodes: Any) -> tuple[tuple[NodeSet, NodeSet], ...]:
+        return tuple(
+            (NodeSet(gateway), NodeSet.fromlist(names)) for gateway, names in self._through.items()
+        )
+
+    def _on_remote_node_timeout(self, node: str, gateway: str) -> None:
+        super()._on_remote_node_timeout(node, gateway)
+        self.eh.timed_out(node)
+
+    def end(self, nodes: Iterable[str]) -> None:
+        """End the ssh of these nodes, which run on the gateways."""
+        chosen = set(nodes)
+        for gateway, targets in list(self.gwtargets.items()):
+            mine = sorted(targets & chosen)
+            if mine and gateway in self.task.gateways:
+                self.task.gateways[gateway][0].eh.end(mine, self)
+            for name in mine:
+                self._on_remote_node_close(name, GATEWAY_GONE, gateway)
+
+
+@dataclass(eq=False)
+class Ask:
+    """One question to one node, and what came of it until now.
+
+    put:   gets the answer, once
+    by:    the gateway; "": directly
+    until: of time.monotonic(), when its connection has no time left any more
+    """
+
+    request: Request
+    to: Way
+    tag: str
+    put: Callable[[Answer], None]
+    call: int = -1
+    asked: float = field(default_factory=time.monotonic)
+    by: str = ""
+    began: bool = False
+    until: float = 0.0
+    over: bool = False
+    job: Any = None
+
+    def answer(self, answer: Answer) -> None:
+        if not self.over:
+            self.over = True
+            self.put(answer)
+
+
+class Job(EventHandler):  # type: ignore[misc]
+    """One worker of ClusterShell's: the same line and input for all its nodes."""
+
+    def __init__(self, child: Child, asks: list[Ask]) -> None:
+        self._child = child
+        self.asks = {one.to.name: one for one in asks}
+        first = asks[0]
+        self.user = first.to.user
+        nonce = f"nodeready-{secrets.token_hex(8)}"
+        self.heard = {name: Heard(nonce.encode()) for name in self.asks}
+        line, self.stdin = command(first.request, first.tag, first.to)
+        self.line = framed(line, nonce, first.request.max_bytes)
+        self.worker: Any = None
+        for one in asks:
+            one.job = self
+
+    def start(self, unlimited: bool) -> None:
+        """Give the command to ClusterShell. unlimited: whatever the fanout"""
+        asks = list(self.asks.values())
+        limit_s = CONNECT_S + LOGIN_S + asks[0].request.limit_s + 2 * KILL_AFTER_S
+        if asks[0].by:
+            through: dict[str, list[str]] = {}
+            for one in asks:
+                through.setdefault(one.by, []).append(one.to.name)
+                self._child.reached.add(one.to.name)
+            for gateway, names in through.items():
+                gate = self._child.gates[gateway]
+                gate.load += len(names)
+                turns = -(-gate.load // self._child.gateway_fanout())
+                for name in names:
+                    self.asks[name].until = time.monotonic() + (limit_s + LOGIN_S) * turns
+            self.worker = Tree(through, self, limit_s, self.line, self._child.invoke)
+        else:
+            ways = {name: one.to for name, one in self.asks.items()}
+            self.worker = Ssh(ways, self, limit_s, self.line)
+            if unlimited:
+                self.worker._fanout = FANOUT_UNLIMITED
+        self._child.task.schedule(self.worker)
+        self.worker.write(self.stdin)
+        self.worker.set_write_eof()
+
+    def ev_pickup(self, worker: Any, node: str) -> None:
+        self._child.reached.add(node)
+
+    def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
+        heard = self.heard.get(node)
+        if heard is None:
+            return
+        if sname == worker.SNAME_STDERR:
+            heard.error(msg)
+            return
+        heard.out(msg)
+        if heard.began and not self.asks[node].began:
+            self.asks[node].began = True
+
+    def ev_hup(self, worker: Any, node: str, rc: int) -> None:
+        one, heard = self.asks[node], self.heard.get(node)
+        if heard is None:
+            return
+        seconds = time.monotonic() - one.asked
+        if one.by and rc == GATEWAY_GONE and not heard.whole:
+            gate = self._child.gates.get(one.by)
+            why = gate.why if gate is not None and gate.why else "connection lost"
+            error = f"gateway {one.by}: {why}"
+            self._over(node, Failure("", heard.stderr, seconds, LOST, error))
+        else:
+            self._over(node, heard.answer(one.request, one.to, rc, seconds, one.by))
+
+    def timed_out(self, node: str) -> None:
+        """ClusterShell's own limit on an ssh has ended it."""
+        if node in self.heard:
+            self._over(node, self._hung(node))
+
+    def _hung(self, node: str) -> Failure:
+        one, heard = self.asks[node], self.heard[node]
+        seconds = time.monotonic() - one.asked
+        if heard.began:
+            error = f"no answer in {one.request.limit_s} s"
+            return Failure("", heard.stderr, seconds, HUNG, error)
+        return Failure("", "", seconds, UNREACHABLE, one.to.words("timed out", one.by))
+
+    def _over(self, node: str, answer: Answer) -> None:
+        one = self.asks[node]
+        del self.heard[node]
+        if one.by:
+            gate = self._child.gates.get(one.by)
+            if gate is not None:
+                gate.load -= 1
+        one.answer(answer)
+
+    def ev_close(self, worker: Any, timedout: bool) -> None:
+        for name in list(self.heard):
+            self._over(name, self._hung(name))
+        for gate in self._child.gates.values():
+            gate.forget(worker)
+        self._child.jobs.discard(self)
+
+    def look(self, now: float) -> None:
+        """End what has no time left."""
+        late = []
+        for name, heard in self.heard.items():
+            one = self.asks[name]
+            if heard.began and now > heard.began + one.request.limit_s + 2 * KILL_AFTER_S:
+                late.append((name, self._hung(name)))
+            elif one.by and not heard.began and now > one.until:
+                error = f"gateway {one.by}: no answer in {one.until - one.asked:.0f} s"
+                late.append((name, Failure(kind=LOST, error=error)))
+        for name, answer in late:
+            self._over(name, answer)
+        if late:
+            self.worker.end([name for name, _ in late])
+
+    def end(self, asks: Iterable[Ask], failure: Callable[[Ask], Failure]) -> None:
+        """Stop waiting for these."""
+        names = [name for name, one in self.asks.items() if one in asks and name in self.heard]
+        for name in names:
+            self._over(name, failure(self.asks[name]))
+        self.worker.end(names)
+
+
+class Talk(EventHandler):  # type: ignore[misc]
+    """A command that is spoken with: its lines go to the parent."""
+
+    def __init__(self, child: Child, number: int, request: Request, to: Way) -> None:
+        self._child, self._number, self.to = child, number, to
+        self.request, self.user, self.by = request, to.user, ""
+        self._said, self._worker, self._early = bytearray(), cast("Any", None), list[bytes]()
+        self._closed = self._over = False
+        line, _ = command(request, child.tag, to)
+        begins = f"nodeready-{secrets.token_hex(8)} b"
+        self._line = f"sh -c {quote(f'exec 2>&1; echo; echo {begins}; exec {line}')}"
+
+    def start(self, by: str) -> None:
+        name, self.by = self.to.name, by
+        if by:
+            self._child.gates[by].load += 1
+            self._worker = Tree({by: [name]}, self, None, self._line, self._child.invoke)
+        else:
+            self._worker = Ssh({name: self.to}, self, None, self._line)
+            self._worker._fanout = FANOUT_UNLIMITED
+        self._child.reached.add(name)
+        self._child.task.schedule(self._worker)
+        for data in self._early:
+            self._worker.write(data)
+        if self._closed:
+            self._worker.set_write_eof()
+
+    def write(self, data: bytes) -> None:
+        if self._worker is None:
+            self._early.append(data)
+        elif not self._closed and not self._over:
+            self._worker.write(data)
+
+    def close(self) -> None:
+        """End the command's input; an ssh that does not end with that is ended."""
+        if self._worker is None:
+            self.end("ended")
+        elif not self._closed and not self._over:
+            self._worker.set_write_eof()
+            self._child.later(2, lambda: self._over or self._worker.end([self.to.name]))
+        self._closed = True
+
+    def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
+        if sname == worker.SNAME_STDERR or len(self._said) < ERROR_BYTES:
+            self._said += msg + b"\n"
+        self._child.say("data", self._number, msg + b"\n")
+
+    def ev_hup(self, worker: Any, node: str, rc: int) -> None:
+        said = self._said.decode("utf-8", "replace")
+        if self.by and rc == GATEWAY_GONE:
+            gate = self._child.gates.get(self.by)
+            self.end(f"gateway {self.by}: {(gate and gate.why) or 'connection lost'}")
+        elif rc == 255:
+            known = any(pattern.search(said) for pattern, _ in SSH_SAYS)
+            self.end(self.to.words(said, self.by) if known else "connection lost")
+        else:
+            self.end("")
+
+    def timed_out(self, node: str) -> None:
+        self.end("no answer in time")
+
+    def ev_close(self, worker: Any, timedout: bool) -> None:
+        self.end("ended")
+        for gate in self._child.gates.values():
+            gate.forget(worker)
+
+    def end(self, why: str) -> None:
+        """Tell the parent that the command is over, and why."""
+        if self._over:
+            return
+        self._over = True
+        if self.by and self.by in self._child.gates:
+            self._child.gates[self.by].load -= 1
+        self._child.talks.pop(self._number, None)
+        self._child.say("over", self._number, why)

@@ -1,0 +1,254 @@
+"""The host keys of sshds: known_hosts as ssh reads it, certificates of hosts, what is revoked."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hmac
+import os
+import re
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import gevent
+from paramiko import Message, MissingHostKeyPolicy, PKey, SSHException
+from pyinfra.connectors.sshuserclient.client import AskPolicy
+
+from nodeready.subjects.ssh_client.facts import matches
+from nodeready.transport.ssh_config import Unusable
+
+# --- What known_hosts files say.
+
+
+class _Known(NamedTuple):
+    """A line of known_hosts. mark: ``@cert-authority``, ``@revoked`` or ``""``"""
+
+    mark: str
+    hosts: str
+    kind: str
+    blob: bytes
+
+
+class KnownHosts:
+    """What these files know; a file that is not there knows nothing.
+
+    shared: those that ssh passes over where they cannot be read
+    Raises Unusable for another file that cannot be read: a known key would be taken for a new one.
+    """
+
+    def __init__(self, files: Iterable[str], shared: Iterable[str] = ()) -> None:
+        self.files, others = tuple(files), {*shared}
+        self._plain: dict[str, list[_Known]] = {}
+        self._others: list[_Known] = []
+        self._hashed: list[tuple[bytes, bytes, _Known]] = []
+        for path in self.files:
+            try:
+                with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                    rows = file.read().splitlines()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as problem:
+                if path in others:
+                    continue
+                raise Unusable(f"known hosts {path}: {problem.strerror}") from None
+            for row in rows:
+                self.add(row)
+
+    def add(self, row: str) -> None:
+        words = row.split()
+        mark = words.pop(0) if words and words[0].startswith("@") else ""
+        if len(words) < 3 or words[0].startswith("#"):
+            return
+        try:
+            one = _Known(mark, words[0], words[1], base64.b64decode(words[2], validate=True))
+        except (binascii.Error, ValueError):
+            return
+        if one.hosts.startswith("|1|"):
+            with contextlib.suppress(binascii.Error, ValueError):
+                salt, _, digest = one.hosts[3:].partition("|")
+                self._hashed.append((base64.b64decode(salt), base64.b64decode(digest), one))
+        elif set(one.hosts) & set("*?!"):
+            self._others.append(one)
+        else:
+            for name in one.hosts.lower().split(","):
+                self._plain.setdefault(name, []).append(one)
+
+    def about(self, name: str) -> list[_Known]:
+        """The lines about a host, ``host`` or ``[host]:port``."""
+        name = name.lower()
+        found = list(self._plain.get(name, ()))
+        found += [one for one in self._others if matches(one.hosts.lower().split(","), name)]
+        text = name.encode("utf-8", "surrogateescape")
+        for at, (salt, digest, one) in enumerate(self._hashed):
+            if hmac.digest(salt, text, "sha1") == digest:
+                found.append(one)
+            if at % 2000 == 1999:
+                gevent.sleep(0)
+        return found
+
+
+# --- Certificates of hosts.
+
+
+class _Certificate(NamedTuple):
+    """PROTOCOL.certkeys of OpenSSH, as far as a host's certificate is judged by it."""
+
+    kind: int
+    principals: tuple[str, ...]
+    after: int
+    before: int
+    critical: bytes
+    authority: bytes
+    signature: bytes
+    signed: bytes
+
+
+#: How many numbers stand in a certificate between the nonce and the serial number.
+NUMBERS = {"ssh-ed25519": 1, "ssh-rsa": 2, "rsa-sha2-256": 2, "rsa-sha2-512": 2}
+
+
+def _certificate(blob: bytes) -> _Certificate:
+    """Raises ValueError, struct.error, IndexError for what is none."""
+    message = Message(blob)
+    kind = message.get_text().partition("-cert-")[0]
+    message.get_binary()
+    for _ in range(NUMBERS.get(kind, 2)):
+        message.get_binary()
+    message.get_int64()
+    role, _name = message.get_int(), message.get_binary()
+    inner, principals = Message(message.get_binary()), []
+    while len(inner.get_remainder()):
+        principals.append(inner.get_text())
+    after, before = message.get_int64(), message.get_int64()
+    critical, _extensions, _reserved = (message.get_binary() for _ in range(3))
+    authority = message.get_binary()
+    signed = blob[: len(blob) - len(message.get_remainder())]
+    signature = message.get_binary()
+    return _Certificate(
+        role, tuple(principals), after, before, critical, authority, signature, signed
+    )
+
+
+#: CASignatureAlgorithms of ssh: nothing with SHA-1.
+_SIGNATURES = re.compile(r"ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|rsa-sha2-(256|512)")
+
+
+def _wrong_certificate(one: _Certificate, name: str) -> str:
+    """Why a host's certificate does not hold for this name; "" when it does."""
+    now = time.time()
+    if one.kind != 2:
+        return "is no host's certificate"
+    if not one.after <= now:
+        return "is not valid yet"
+    if not now < one.before:
+        return "has expired"
+    if one.principals and not any(matches([each], name) for each in one.principals):
+        return f"is for {', '.join(one.principals)[:100]}"
+    if one.critical:
+        return "has options that are not known"
+    kind = Message(one.signature).get_text()
+    authority = PKey.from_type_string(Message(one.authority).get_text(), one.authority)
+    if not _SIGNATURES.fullmatch(kind):
+        return f"is signed with {kind}"
+    if not authority.verify_ssh_sig(one.signed, Message(one.signature)):
+        return "is not signed by its authority"
+    return ""
+
+
+# --- The judge of a host key.
+
+
+def _algorithms(kind: str) -> tuple[str, ...]:
+    """The signature algorithms of a kind of key."""
+    return ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa") if kind == "ssh-rsa" else (kind,)
+
+
+class HostKeyError(SSHException):
+    """The sshd has another host key than the one that is known, or one that is not to be taken."""
+
+
+class HostKey(MissingHostKeyPolicy):
+    """The one judge of an sshd's host key.
+
+    name:   as known_hosts has it; bare: without the port
+    strict: ``yes``, ``ask``, ``accept-new``, ``no``
+    """
+
+    def __init__(self, known: KnownHosts, name: str, bare: str, strict: str) -> None:
+        self.known, self.name, self.bare, self.strict = known, name, bare, strict
+        self.lines = known.about(name)
+        if not self.lines and bare != name:
+            # As ssh does: the same key known for the host at its usual port is the host's.
+            self.spare = known.about(bare)
+        else:
+            self.spare = []
+
+    def order(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        """The algorithms to ask the sshd for: those whose keys are known first."""
+        with_authority = any(one.mark == "@cert-authority" for one in self.lines)
+        plain = [one for one in wanted if "-cert-" not in one]
+        certified = [f"{one}-cert-v01@openssh.com" for one in plain] if with_authority else []
+        kinds = [one.kind for one in self.lines or self.spare if not one.mark]
+        first = [one for kind in kinds for one in _algorithms(kind) if one in plain]
+        return tuple(dict.fromkeys([*certified, *first, *plain]))
+
+    def missing_host_key(self, client: Any, hostname: str, key: PKey) -> None:
+        """Raises HostKeyError, SSHException."""
+        blob = key.asbytes()
+        revoked = {one.blob for one in self.lines if one.mark == "@revoked"}
+        if blob in revoked:
+            raise HostKeyError("revoked")
+        why, public = "", getattr(key, "public_blob", None)
+        if public is not None and "-cert-" in public.key_type:
+            try:
+                shown = _certificate(public.key_blob)
+                marks = {one.mark for one in self.lines if one.blob == shown.authority}
+                if "@revoked" in marks:
+                    raise HostKeyError("revoked")
+                if "@cert-authority" in marks:
+                    why = _wrong_certificate(shown, self.bare)
+                    if not why:
+                        return
+                else:
+                    why = "is of an authority that is not known"
+            except (ValueError, IndexError, struct.error, SSHException) as problem:
+                if isinstance(problem, HostKeyError):
+                    raise
+                why = "cannot be read"
+        plain = [one for one in self.lines if not one.mark]
+        if any(one.blob == blob for one in [*plain, *self.spare] if not one.mark):
+            return
+        if plain:
+            raise HostKeyError("does not match")
+        if why:
+            raise HostKeyError(f"certificate {why}")
+        self._unknown(client, key)
+
+    def _unknown(self, client: Any, key: PKey) -> None:
+        if self.strict == "yes":
+            raise SSHException(f"No host key for {self.name} found in known_hosts")
+        if self.strict == "no":
+            return
+        if self.strict == "ask":
+            # pyinfra's own question, which also writes the answer down.
+            client._host_keys_filename = self.known.files[0] if self.known.files else None
+            AskPolicy().missing_host_key(client, self.name, key)
+            return
+        row = f"{self.name} {key.get_name()} {key.get_base64()}"
+        self.known.add(row)
+        # As ssh does: a file that cannot be written is no reason to stay away.
+        with contextlib.suppress(OSError):
+            _append(self.known.files[0] if self.known.files else os.devnull, row)
+
+
+def _append(path: str, row: str) -> None:
+    if os.path.dirname(path) == os.path.expanduser("~/.ssh"):
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with open(number, "r+b", buffering=0) as file:
+        size = os.fstat(number).st_size
+        whole = not size or os.pread(number, 1, size - 1) == b"\n"
+        file.write(f"{'' if whole else chr(10)}{row}\n".encode())

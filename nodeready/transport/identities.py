@@ -1,0 +1,296 @@
+"""What to log in with: keys and certificates of files and of agents, in the order of ssh."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+from gevent.lock import RLock
+from paramiko import Message, PasswordRequiredException, PKey, SSHException, Transport
+from paramiko.agent import AgentKey, AgentSSH
+from paramiko.pkey import PublicBlob
+from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType
+from pyinfra.api.exceptions import ConnectError
+
+from nodeready.transport.host_keys import NUMBERS
+from nodeready.transport.ssh_config import Login, Settings, Unusable, expand
+
+# --- What files hold.
+
+
+class Identity(NamedTuple):
+    """What an IdentityFile holds. public: its public key; b"": not known"""
+
+    path: str
+    key: PKey | None = None
+    public: bytes = b""
+    certificate: PublicBlob | None = None
+    locked: bool = False
+
+
+def _public_file(path: str) -> PublicBlob | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return PublicBlob.from_string(file.read(64 << 10))
+    except (OSError, ValueError, SSHException, IndexError, struct.error):
+        return None
+
+
+def _inside(data: bytes) -> bytes:
+    """The public key that stands in front of a locked private one (PROTOCOL.key of OpenSSH)."""
+    try:
+        body = b"".join(row for row in data.splitlines() if not row.startswith(b"-----"))
+        message = Message(base64.b64decode(body))
+        message.get_bytes(15)
+        for _ in range(3):
+            message.get_binary()
+        message.get_int()
+        return message.get_binary()
+    except (binascii.Error, ValueError, IndexError, struct.error, SSHException):
+        return b""
+
+
+@lru_cache(maxsize=256)
+def identity(path: str, passphrase: str = "") -> Identity | None:
+    """What the file holds; None: it is not there. Raises ConnectError for what is no key."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(1 << 20)
+    except FileNotFoundError:
+        # Only the public half is here, the other one in an agent.
+        public = _public_file(f"{path}.pub")
+        certificate = _public_file(f"{path}-cert.pub")
+        if public is None and certificate is None:
+            return None
+        return Identity(path, None, public.key_blob if public else b"", certificate)
+    except OSError as problem:
+        raise ConnectError(f"{path}: {problem.strerror}") from None
+    stem = path.removesuffix(".pub")
+    certificate = _public_file(f"{stem}-cert.pub") or _public_file(f"{path}-cert.pub")
+    public = _public_file(path)
+    if public is not None:
+        return Identity(path, None, public.key_blob, certificate)
+    try:
+        key = PKey.from_path(path, passphrase.encode() or None)
+    except (PasswordRequiredException, TypeError):
+        beside = _public_file(f"{path}.pub")
+        return Identity(
+            path, None, _inside(data) or (beside.key_blob if beside else b""), certificate, True
+        )
+    except Exception as problem:  # noqa: BLE001 - whatever the library says of a file that is none
+        if "encrypted" in str(problem).lower() or "passphrase" in str(problem).lower():
+            return Identity(path, None, _inside(data), certificate, True)
+        raise ConnectError(f"Invalid private key file: {path}") from None
+    # A certificate that lies beside the key is offered on its own, before the key.
+    key.public_blob = None
+    return Identity(path, key, key.asbytes(), certificate)
+
+
+# --- What an agent holds.
+
+
+class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
+    """An ssh agent, which all connections of a run ask over one socket, one after the other."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._conn: Any = None
+        self._path, self._turn, self._listed = path, RLock(), False
+
+    def keys(self) -> tuple[AgentKey, ...]:
+        """Its keys; none when nobody answers there."""
+        with self._turn:
+            if not self._listed:
+                with contextlib.suppress(OSError, SSHException, IndexError, struct.error):
+                    self._connect(self._reach())
+                self._listed = True
+            return tuple(self._keys)
+
+    def _reach(self) -> socket.socket:
+        conn = socket.socket(socket.AF_UNIX)
+        try:
+            # Long enough for a person who confirms the use of a key.
+            conn.settimeout(60)
+            conn.connect(self._path)
+        except BaseException:
+            conn.close()
+            raise
+        return conn
+
+    def _send_message(self, message: Any) -> Any:
+        with self._turn:
+            if self._conn is None:
+                self._conn = self._reach()
+            try:
+                return super()._send_message(message)
+            except BaseException:
+                # Somebody's answer may still come over it.
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Hang up; its keys stay known."""
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+
+# --- What is offered to an sshd, and in which order.
+
+
+def _key_of(certificate: PublicBlob) -> bytes:
+    """The public key that a certificate is about; b"" for what is none."""
+    try:
+        plain = certificate.key_type.partition("-cert-")[0]
+        message = Message(certificate.key_blob)
+        message.get_text()
+        message.get_binary()
+        made = Message()
+        made.add_string(plain)
+        for _ in range(NUMBERS.get(plain, 2)):
+            made.add_string(message.get_binary())
+        return made.asbytes()
+    except (IndexError, struct.error, ValueError, SSHException):
+        return b""
+
+
+def offered(
+    identities: Sequence[Identity],
+    certificates: Sequence[PublicBlob],
+    agent: Sequence[AgentKey],
+    only: bool,
+) -> Iterator[PKey]:
+    """Keys in the order of ssh (pubkey_prepare of OpenSSH): certificates, keys of the agent that
+    are named, the others of the agent, keys of files.
+
+    only: IdentitiesOnly, nothing of the agent but what is named
+    """
+    held = {key.asbytes(): key for key in agent}
+    files = {one.public: one for one in identities if one.key is not None}
+    said = [*certificates, *(one.certificate for one in identities if one.certificate)]
+    used = set()
+    for certificate in said:
+        if certificate.key_blob in held:
+            used.add(certificate.key_blob)
+            yield held[certificate.key_blob]
+            continue
+        public = _key_of(certificate)
+        if public in held:
+            one: Any = held[public]
+            other: Any = AgentKey(one.agent, one.blob, one.comment)
+            other.public_blob = certificate
+            yield other
+        elif public in files and (path := files[public].path):
+            copy: Any = PKey.from_path(path)
+            copy.public_blob = certificate
+            yield copy
+    named = {one.public for one in identities if one.public}
+    for blob, held_key in held.items():
+        mine = blob in named or _key_of(PublicBlob(held_key.name, blob)) in named
+        if mine and blob not in used:
+            used.add(blob)
+            yield held_key
+    for blob, held_key in held.items():
+        if blob not in used and not only:
+            used.add(blob)
+            yield held_key
+    for each in identities:
+        if each.key is not None and each.public not in used:
+            used.add(each.public)
+            yield each.key
+
+
+class Keys:
+    """Tries the identities at one sshd (paramiko's auth_strategy)."""
+
+    def __init__(self, agent: Callable[[str], Agent], login: Login, settings: Settings) -> None:
+        self._agent_at, self._login, self._settings = agent, login, settings
+        self.names: list[str] = []
+        self._locked = ""
+
+    def _identities(self) -> list[Identity]:
+        settings, login = self._settings, self._login
+        if login.key:
+            one = identity(os.path.expanduser(login.key), login.phrase)
+            if one is None:
+                raise ConnectError(f"No such private key file: {login.key}")
+            self._locked = one.path if one.locked else ""
+            return [one]
+        if not login.usual and "identityfile" not in settings.said:
+            return []
+        found = []
+        for path in settings.files("identityfile"):
+            # As ssh does, a file that is no key is passed over.
+            with contextlib.suppress(ConnectError):
+                one = identity(path)
+                if one is not None:
+                    found.append(one)
+                    if one.locked and not self._locked:
+                        self._locked = path
+        if "identityfile" in settings.said:
+            self.names = list(settings.files("identityfile"))
+        return found
+
+    def _agent(self) -> tuple[AgentKey, ...]:
+        path = self._settings.one("identityagent")
+        if not self._login.agent or self._settings.values.get("identityagent") == ("none",):
+            return ()
+        if path.startswith("$") and not path.startswith("${"):
+            path = os.environ.get(path[1:], "")
+        elif path and path != "SSH_AUTH_SOCK":
+            path = expand(path, self._settings.tokens())
+        else:
+            path = os.environ.get("SSH_AUTH_SOCK", "")
+        return self._agent_at(path).keys() if path else ()
+
+    def authenticate(self, transport: Transport) -> Any:
+        """Raises AuthenticationException, ConnectError, SSHException, Unusable."""
+        settings, login = self._settings, self._login
+        identities = self._identities()
+        only = bool(login.key) or settings.one("identitiesonly") == "yes"
+        files = () if login.key else settings.files("certificatefile")
+        certificates = [one for one in map(_public_file, files) if one is not None]
+        keys = offered(identities, certificates, self._agent(), only)
+        if settings.one("pubkeyauthentication") in ("no", "false"):
+            keys = iter(())
+            if not login.password:
+                raise Unusable(
+                    f"{login.name}: PubkeyAuthentication no in the ssh configuration here, and "
+                    "nodeready logs in with keys"
+                )
+        user, more = settings.user, ["publickey"]
+        for key in keys:
+            if "publickey" not in more:
+                break
+            try:
+                more = transport.auth_publickey(user, key)
+            except BadAuthenticationType as problem:
+                more = list(problem.allowed_types)
+            except AuthenticationException:
+                if not transport.is_active():
+                    raise
+            else:
+                if not more:
+                    return []
+        if login.password:
+            return transport.auth_password(user, login.password)
+        if self._locked:
+            raise ConnectError(f"Private key file ({self._locked}) is encrypted")
+        raise AuthenticationException(f"refused{self._hint()}")
+
+    def _hint(self) -> str:
+        for key, name in _CANNOT.items():
+            if key in self._settings.said:
+                return f"; nodeready has no {name}: load the key in an ssh agent"
+        return ""
+
+
+#: What ssh has to log in with, and paramiko has not.
+_CANNOT = {"pkcs11provider": "PKCS11Provider", "securitykeyprovider": "SecurityKeyProvider"}

@@ -1,0 +1,534 @@
+"""Nodes that processes of ours ask, each its share of them: the parent's end, and the child's.
+
+One process has one core: a login costs some milliseconds of it, so that thousands of nodes are
+shared between as many processes as there are cores. Another engine's own loop runs in a process
+of its own, too. Conversations and their answers stay in the parent; requests go to the child, and
+answers come back. The two speak in frames over a socket: a length and a pickle. Both ends are ours
+and of one run; what nodes say is text in them.
+
+A child ends with the parent's end of the socket, whatever became of the parent, and ends before
+that what it has running on the nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import signal
+import socket
+import struct
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import gevent
+import gevent.os
+import gevent.socket
+from gevent.lock import BoundedSemaphore
+from gevent.queue import Empty, Queue
+
+from nodeready.transport.base import (
+    FAILED,
+    INTERRUPTED,
+    LATE,
+    LATE_WORDS,
+    Answer,
+    Carrier,
+    Channel,
+    Conversation,
+    Exchange,
+    Failure,
+    Found,
+    Key,
+    Met,
+    Request,
+    forget_others,
+    interrupted,
+    mistake,
+    node_of,
+    own,
+)
+
+_LENGTH = struct.Struct("!I")
+#: Bytes of one frame. An answer is at most `base.ANSWER_BYTES` and its standard error; the first
+#: questions to all nodes of a child are one frame, 100 KB for each node that is asked its own.
+_MOST = 1 << 30
+#: Seconds beyond its own limit for a child to say that it is done.
+_GRACE_S = 3.0
+
+
+class Frames:
+    """Frames over a socket, whole, one after the other.
+
+    lock: keeps the frames of several senders apart; None: gevent's
+    """
+
+    def __init__(self, sock: socket.socket, lock: Any = None) -> None:
+        self._sock, self._sending = sock, lock or BoundedSemaphore()
+
+    def send(self, *frame: Any) -> None:
+        """Raises OSError when nobody is at the other end."""
+        data = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
+        with self._sending:
+            self._sock.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> tuple[Any, ...] | None:
+        """The next frame; None: the other end is gone."""
+        head = self._take(_LENGTH.size)
+        if head is None:
+            return None
+        (size,) = _LENGTH.unpack(head)
+        data = self._take(size) if size <= _MOST else None
+        return None if data is None else cast("tuple[Any, ...]", pickle.loads(data))
+
+    def _take(self, count: int) -> bytes | None:
+        data = bytearray(count)
+        view, have = memoryview(data), 0
+        while have < count:
+            try:
+                came = self._sock.recv_into(view[have:])
+            except OSError:
+                came = 0
+            if not came:
+                return None
+            have += came
+        return bytes(data)
+
+    def close(self) -> None:
+        """Nobody waits at this socket any more, neither here nor at the other end."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self.forget()
+
+    def forget(self) -> None:
+        """This process has no use for the socket; another that has it goes on with it."""
+        self._sock.close()
+
+
+# --- The parent's end.
+
+
+class Peer:
+    """A child and the way to it.
+
+    nodes: that it asks
+    pid:   of the child, which is nobody else's
+    """
+
+    def __init__(self, nodes: Iterable[str], sock: socket.socket, pid: int) -> None:
+        self.nodes, self.pid, self.frames = tuple(nodes), pid, own(Frames(sock))
+        #: Why it answers no more; "": it does.
+        self.gone = ""
+        #: What we ended it for, as it is said of it; "": we did not.
+        self.fault = ""
+
+    def send(self, *frame: Any) -> None:
+        """A child that is gone is told nothing: who waits for it learns that by its frame."""
+        with contextlib.suppress(OSError):
+            self.frames.send(*frame)
+
+    def ended(self) -> str:
+        """How the child ended, once its end of the socket is closed.
+
+        gevent's own subprocesses, where this process has some, take the status of every child.
+        """
+        if self.fault:
+            return self.fault
+        for _ in range(50):
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if not pid:
+                    gevent.sleep(0.02)
+                    continue
+                if os.WIFSIGNALED(status):
+                    return f"was ended by signal {os.WTERMSIG(status)}"
+                return f"ended with exit status {os.WEXITSTATUS(status)}"
+            break
+        return "ended"
+
+
+class Processes(Carrier):
+    """Nodes that children ask. The children live from entering to leaving.
+
+    what: the word for a child in the words of a failure
+    """
+
+    what = "the process that asked it"
+
+    def __init__(self, nodes: Iterable[str], run: str = "") -> None:
+        super().__init__(nodes, run)
+        self._peers: list[Peer] = []
+        self._peer_of: dict[str, Peer] = {}
+        self._numbers = itertools.count()
+        # What each call, channel and question waits for.
+        self._waiting: dict[int, Queue[Any]] = {}
+        self._readers: list[Any] = []
+
+    @abstractmethod
+    def start(self) -> list[Peer]:
+        """Start the children. Every node has one."""
+
+    def __enter__(self) -> Processes:
+        self._peers = self.start()
+        self._peer_of = {name: peer for peer in self._peers for name in peer.nodes}
+        self._readers = [gevent.spawn(self._read, peer) for peer in self._peers]
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for peer in self._peers:
+            peer.send("quit")
+        until = time.monotonic() + _GRACE_S
+        gevent.joinall(self._readers, timeout=_GRACE_S)
+        for peer in self._peers:
+            peer.frames.close()
+            _reap(peer.pid, until)
+
+    def note(self, text: str) -> None:
+        """A child has a line for the user."""
+        return
+
+    def _read(self, peer: Peer) -> None:
+        """Hand on what the child says, until it ends."""
+        why = ""
+        while (frame := peer.frames.receive()) is not None:
+            waits = self._waiting.get(frame[1])
+            if frame[0] == "mistake":
+                why = frame[2]
+            elif frame[0] == "note":
+                self.note(frame[2])
+            elif waits is not None:
+                waits.put((peer, *frame))
+        peer.gone = why or f"{self.what} {peer.ended()}"
+        for waits in list(self._waiting.values()):
+            waits.put((peer, "gone"))
+
+    @contextlib.contextmanager
+    def _wait(self) -> Iterator[tuple[int, Queue[Any]]]:
+        """A number, and the queue into which everything goes that a child says with it."""
+        number = next(self._numbers)
+        self._waiting[number] = Queue()
+        try:
+            yield number, self._waiting[number]
+        finally:
+            del self._waiting[number]
+
+    def converse(
+        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
+    ) -> Iterator[tuple[Key, Found | Failure]]:
+        """See Carrier. The children have the same deadline, and end what runs on the nodes."""
+        exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
+        stopped = False
+        with self._wait() as (call, frames):
+            try:
+                yield from self._begin(call, exchanges, deadline)
+                while exchanges:
+                    left = None if deadline is None else deadline + _GRACE_S - time.monotonic()
+                    peer, what, *rest = frames.get(timeout=None if left is None else max(0, left))
+                    if what == "gone":
+                        yield from self._gone(peer, exchanges)
+                        continue
+                    _, key, answer = rest
+                    one = exchanges.get(key)
+                    if one is None:
+                        continue
+                    one.answer(answer)
+                    peer.send("next", call, key, None if one.over else one.request)
+                    if one.over:
+                        yield key, exchanges.pop(key).value
+            except Empty:
+                # The children have the same deadline, and are late themselves.
+                for key in list(exchanges):
+                    yield key, _last(exchanges.pop(key), Failure(kind=LATE, error=LATE_WORDS))
+            except KeyboardInterrupt:
+                self.interrupted = stopped = True
+                self._stop(call)
+                for key in list(exchanges):
+                    yield key, _last(exchanges.pop(key), interrupted())
+            finally:
+                if exchanges and not stopped:
+                    stopped = True
+                    self._stop(call)
+                if stopped:
+                    self.end()
+
+    def _stop(self, call: int) -> None:
+        """The children end what they have going on for this call."""
+        for peer in self._peers:
+            peer.send("stop", call)
+
+    def _begin(
+        self, call: int, exchanges: dict[Key, Exchange[Found]], deadline: float | None
+    ) -> Iterator[tuple[Key, Found | Failure]]:
+        """Put every conversation's first question; yields those that have none."""
+        asked: dict[Peer, list[tuple[Key, Request]]] = {}
+        for key, one in list(exchanges.items()):
+            one.begin()
+            if one.over:
+                yield key, exchanges.pop(key).value
+                continue
+            peer = self._peer_of[node_of(key)]
+            asked.setdefault(peer, []).append((key, cast("Request", one.request)))
+        for peer, pairs in asked.items():
+            peer.send("converse", call, deadline, pairs)
+        for peer in self._peers:
+            if peer.gone:
+                yield from self._gone(peer, exchanges)
+
+    @staticmethod
+    def _gone(
+        peer: Peer, exchanges: dict[Key, Exchange[Found]]
+    ) -> Iterator[tuple[Key, Found | Failure]]:
+        """Every conversation of a child that is gone fails with the reason."""
+        mine = set(peer.nodes)
+        for key in [key for key in exchanges if node_of(key) in mine]:
+            yield key, _last(exchanges.pop(key), Failure(kind=FAILED, error=peer.gone))
+
+    def open(self, request: Request) -> Channel:
+        """See Carrier."""
+        return _RemoteChannel(self, request)
+
+    def question(self, peer: Peer, *words: Any, limit_s: float) -> Any:
+        """What the child answers to this; None: nothing in this time."""
+        with self._wait() as (number, frames):
+            peer.send(words[0], number, *words[1:])
+            until = time.monotonic() + limit_s
+            while not peer.gone:
+                try:
+                    who, *frame = frames.get(timeout=max(0.0, until - time.monotonic()))
+                except Empty:
+                    break
+                if who is peer:
+                    return None if frame[0] == "gone" else frame[2]
+        return None
+
+    def peer_of(self, name: str) -> Peer:
+        """The child that asks this node."""
+        return self._peer_of[name]
+
+    def _each(self, *words: Any, limit_s: float) -> list[Any]:
+        """What all children answer to this, at once."""
+        jobs = [gevent.spawn(self.question, one, *words, limit_s=limit_s) for one in self._peers]
+        gevent.joinall(jobs, timeout=limit_s)
+        return [job.value for job in jobs if job.value is not None]
+
+    def end(self, limit_s: float = 5) -> None:
+        self._each("end", limit_s, limit_s=limit_s + _GRACE_S)
+
+    def met(self) -> Mapping[str, Met]:
+        found: dict[str, Met] = {}
+        for seen in self._each("met", limit_s=_GRACE_S):
+            found.update(seen)
+        return found
+
+    def use_password(self, password: str, nodes: Iterable[str]) -> None:
+        of: dict[Peer, list[str]] = {}
+        for name in nodes:
+            of.setdefault(self._peer_of[name], []).append(name)
+        for peer, names in of.items():
+            peer.send("password", password, names)
+
+
+class _RemoteChannel(Channel):
+    """A channel that a child holds."""
+
+    def __init__(self, carrier: Processes, request: Request) -> None:
+        self.error = ""
+        self._carrier, self._peer = carrier, carrier.peer_of(request.node)
+        self._name = os.urandom(8).hex()
+        self._peer.send("open", self._name, request)
+
+    def send_line(self, line: str) -> None:
+        self._peer.send("line", self._name, line)
+
+    def read_line(self, limit_s: float) -> str | None:
+        if self.error:
+            return None
+        # The child waits for so long, and may still have to connect.
+        said = self._carrier.question(
+            self._peer, "read", self._name, limit_s, limit_s=limit_s + 60
+        )
+        if said is None:
+            self.error = self._peer.gone or "no answer from the process that asks it"
+            return None
+        line, self.error = said
+        return cast("str | None", line)
+
+    def close(self) -> None:
+        self._peer.send("close", self._name)
+
+
+def _last(one: Exchange[Any], failure: Failure) -> Any:
+    """What a conversation returns that gets this for its last answer."""
+    if not one.over:
+        one.end(failure)
+    return one.value
+
+
+def _reap(pid: int, until: float) -> None:
+    """Wait for a child's end, and no longer."""
+    for number in (0, signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(OSError):
+            if number:
+                os.kill(pid, number)
+            while True:
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    return
+                if time.monotonic() > until:
+                    break
+                gevent.sleep(0.01)
+        until = time.monotonic() + 1
+
+
+# --- The child's end, of a carrier that works under gevent.
+
+
+def forked(nodes: Sequence[str], made: Callable[[], Carrier]) -> Peer:
+    """A child that is a copy of this process, in a session of its own, and asks these nodes.
+
+    made: makes the child's carrier, in the child
+    """
+    ours, theirs = gevent.socket.socketpair()
+    pid = gevent.os.fork_gevent()
+    if pid:
+        theirs.close()
+        return Peer(nodes, ours, pid)
+    status, frames = 1, Frames(theirs)
+    try:
+        # Ctrl-C is for the parent, which tells us.
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        ours.close()
+        forget_others()
+        with made() as carrier:
+            serve(carrier, frames)
+        status = 0
+    except Exception as error:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
+        with contextlib.suppress(OSError):
+            frames.send("mistake", -1, mistake(error))
+    finally:
+        os._exit(status)
+
+
+def serve(carrier: Carrier, frames: Frames) -> None:
+    """Do what the parent's frames say, until it says that all is done, or is gone."""
+    _Served(carrier, frames).serve()
+
+
+class _Served:
+    """The carrier of a child, and what the parent has going on with it."""
+
+    def __init__(self, carrier: Carrier, frames: Frames) -> None:
+        self._carrier, self._frames = carrier, frames
+        self._calls: dict[int, Any] = {}
+        self._stopped: set[int] = set()
+        # What a conversation, or a channel, gets from the parent next.
+        self._questions: dict[tuple[int, Key], Queue[Request | None]] = {}
+        self._channels: dict[str, _Held] = {}
+
+    def serve(self) -> None:
+        does: dict[str, Callable[..., None]] = {
+            "converse": self._converse, "next": self._next, "stop": self._stop,
+            "open": self._open, "line": self._line, "read": self._read, "close": self._close,
+            "password": self._carrier.use_password, "end": self._end, "met": self._met,
+        }  # fmt: skip
+        while (frame := self._frames.receive()) is not None:
+            if frame[0] == "quit":
+                return
+            does[frame[0]](*frame[1:])
+        for call in list(self._calls):
+            self._stop(call)
+        self._carrier.end()
+
+    def _say(self, *frame: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._frames.send(*frame)
+
+    def _converse(
+        self, call: int, deadline: float | None, pairs: Sequence[tuple[Key, Request]]
+    ) -> None:
+        mine = {key: self._hold(call, key, request) for key, request in pairs}
+        self._questions.update({(call, key): Queue() for key in mine})
+
+        def hold() -> None:
+            # The interrupt comes once, and what runs on the nodes is being ended when it is over.
+            with contextlib.suppress(KeyboardInterrupt):
+                for _ in self._carrier.converse(mine, deadline):
+                    pass
+
+        def over(_: object) -> None:
+            del self._calls[call]
+            for key in mine:
+                del self._questions[call, key]
+
+        self._calls[call] = gevent.spawn(hold)
+        self._calls[call].link(over)
+
+    def _hold(self, call: int, key: Key, first: Request) -> Conversation[None]:
+        """A conversation whose questions are the parent's, and whose answers go there."""
+        request: Request | None = first
+        while request is not None:
+            answer: Answer = yield request
+            self._say("answer", call, key, answer)
+            if answer.kind in (LATE, INTERRUPTED):
+                return
+            request = self._questions[call, key].get()
+
+    def _next(self, call: int, key: Key, request: Request | None) -> None:
+        if asked := self._questions.get((call, key)):
+            asked.put(request)
+
+    def _stop(self, call: int) -> None:
+        if call not in self._stopped and (going := self._calls.get(call)):
+            self._stopped.add(call)
+            going.kill(KeyboardInterrupt, block=False)
+
+    def _open(self, name: str, request: Request) -> None:
+        self._channels[name] = _Held(self._carrier, request)
+
+    def _line(self, name: str, line: str) -> None:
+        self._channels[name].lines.put(line)
+
+    def _read(self, number: int, name: str, limit_s: float) -> None:
+        held = self._channels[name]
+        gevent.spawn(lambda: self._say("line", number, held.read(limit_s)))
+
+    def _close(self, name: str) -> None:
+        if held := self._channels.pop(name, None):
+            held.lines.put(None)
+
+    def _end(self, number: int, limit_s: float) -> None:
+        def end() -> None:
+            self._carrier.end(limit_s)
+            self._say("ended", number, True)
+
+        gevent.spawn(end)
+
+    def _met(self, number: int) -> None:
+        self._say("met", number, dict(self._carrier.met()))
+
+
+class _Held:
+    """A channel of the parent's: lines go out in their order, and reading waits beside that.
+
+    lines: what is to be sent; None: close it
+    """
+
+    def __init__(self, carrier: Carrier, request: Request) -> None:
+        self.lines: Queue[str | None] = Queue()
+        self._opened = gevent.spawn(carrier.open, request)
+        gevent.spawn(self._send)
+
+    def _send(self) -> None:
+        channel = self._opened.get()
+        while (line := self.lines.get()) is not None:
+            channel.send_line(line)
+        channel.close()
+
+    def read(self, limit_s: float) -> tuple[str | None, str]:
+        """The next line, and the channel's error."""
+        channel = self._opened.get()
+        return channel.read_line(limit_s), channel.error

@@ -1,0 +1,371 @@
+"""The newest release of pyinfra that PyPI has, whatever it is, on nodes of the lab.
+
+pyproject.toml keeps pyinfra below a version (docs/architecture.md, "pyinfra, gevent and asyncio").
+Here that bound is left out: the release, with the newest of what it needs, is installed into a
+directory of its own, which stands in front of the locked packages. These are the only tests that
+run code which no lock names: wheels alone, so that nothing of it runs before.
+
+NODEREADY_PYINFRA   another version, which may be a pre-release (4.0b1); empty: none is tried
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from tests.command import LIMIT_S, Terminal, Tool, hang, hangs, ours, wait_for
+from tests.helpers import Done
+from tests.paths import DOCS, ROOT
+from tests.unit.test_dependencies import declared
+
+# One worker installs it, once.
+pytestmark = pytest.mark.xdist_group("newest_pyinfra")
+
+SECTION = "pyinfra, gevent and asyncio"
+#: The libraries whose newest releases are tried, and of which we use more than their commands.
+LIBRARIES = ("pyinfra", "paramiko", "gevent")
+
+#: What we call of pyinfra and paramiko -> a call as we write it, with all that we give. None of
+#: it may be a coroutine. What is overridden here has to be called with that by the library.
+CALLS = {
+    # The inventory and its hosts: nodeready/inventory/load.py.
+    "pyinfra.api:Inventory": "(names_data, override_data, group=(names, data))",
+    "pyinfra.api:Inventory.make_hosts_and_groups": "(self, names, groups)",
+    "pyinfra.api:Inventory.get_data": "(self)",
+    "pyinfra.api:Inventory.get_override_data": "(self)",
+    "pyinfra.api:Inventory.get_group_data": "(self, group)",
+    "pyinfra.api:Inventory.get_host_data": "(self, name)",
+    "pyinfra.api:Inventory.get_host": "(self, name)",
+    "pyinfra.api:Host.init": "(self, state)",
+    "pyinfra.api.connectors:get_all_connectors": "()",
+    "pyinfra.context:ctx_inventory.use": "(inventory)",
+    # The connections: nodeready/transport/ssh.py.
+    "pyinfra.api:Config": "()",
+    "pyinfra.api:State": "(inventory, config, check_for_changes=False)",
+    "pyinfra.api:Host.connect": "(self, show_errors=False, raise_exceptions=True)",
+    "pyinfra.api:Host.run_shell_command": "(self, command, _sudo=True, _stdin=text)",
+    "pyinfra.api.arguments:pop_global_arguments": "(state, host, kwargs)",
+    "pyinfra.connectors.ssh:SSHConnector": "(state, host)",
+    "pyinfra.connectors.ssh:SSHConnector.disconnect": "(self)",
+    "pyinfra.connectors.local:LocalConnector": "(state, host)",
+    "pyinfra.connectors.local:LocalConnector.disconnect": "(self)",
+    "pyinfra.connectors.util:extract_control_arguments": "(arguments)",
+    "pyinfra.connectors.util:make_unix_command_for_host": "(state, host, command, _env=env)",
+    "pyinfra.context:ctx_state.use": "(state)",
+    "pyinfra.context:ctx_host.use": "(host)",
+    "paramiko:SSHClient.connect": "(self, name, timeout=1, banner_timeout=1, auth_timeout=1,"
+    " channel_timeout=1, transport_factory=Bounded)",
+    "paramiko:SSHClient.get_transport": "(self)",
+    "paramiko:SSHClient.close": "(self)",
+    "paramiko:Transport.set_keepalive": "(self, seconds)",
+    "paramiko:Transport.join": "(self, seconds)",
+    "paramiko:Transport.is_active": "(self)",
+    "paramiko:Transport.open_session": "(self, timeout=1)",
+    "paramiko:Channel.settimeout": "(self, seconds)",
+    "paramiko:Channel.set_combine_stderr": "(self, combine)",
+    "paramiko:Channel.exec_command": "(self, command)",
+    "paramiko:Channel.sendall": "(self, data)",
+    "paramiko:Channel.shutdown_write": "(self)",
+    "paramiko:Channel.recv": "(self, count)",
+    "paramiko:Channel.recv_stderr": "(self, count)",
+    "paramiko:Channel.recv_exit_status": "(self)",
+    "paramiko:Channel.close": "(self)",
+    "paramiko:PKey.get_name": "(self)",
+    "paramiko:PKey.get_base64": "(self)",
+    # Their bounds: nodeready/transport/connection.py.
+    "paramiko:Transport": "(sock, packetizer_class=_Packets)",
+    "paramiko:Transport.auth_interactive_dumb": "(self, username, handler)",
+    "paramiko.packet:Packetizer": "(sock)",
+    "paramiko.packet:Packetizer.read_all": "(self, count, check_rekey)",
+    "paramiko.packet:Packetizer.read_message": "(self)",
+    "paramiko.kex_gex:KexGex._generate_x": "(self)",
+    "paramiko.kex_gex:KexGexSHA256._generate_x": "(self)",
+    "paramiko:Message.get_string": "(self)",
+    "paramiko:Message.get_int": "(self)",
+    "paramiko:Message.rewind": "(self)",
+    # The way in for pyinfra's own command: nodeready/deploy/.
+    "pyinfra.api:operation": "()",
+    "pyinfra.api:StringCommand": "(text, _stdin=text, _sudo=False, _sudo_password=text)",
+    "pyinfra.api:StringCommand.get_raw_value": "(self)",
+    "pyinfra.api:FactBase.default": "()",
+    "pyinfra.api:FactBase.process": "(self, output)",
+    "pyinfra.api:Host.noop": "(self, text)",
+    "pyinfra.api:Inventory.get_active_hosts": "(self)",
+    "pyinfra.context:ctx_host.get": "()",
+}
+#: What we read or set of a library's objects, when pyinfra has tried to connect to a host.
+ATTRIBUTES = {
+    "inventory": "hosts groups data group_data host_data override_data state",
+    "config": "SUDO PARALLEL",
+    "state": "inventory",
+    "host": "name state inventory groups data connected connector connector_cls connector_data"
+    " print_prefix_padding current_op_global_arguments",
+    "connector": "client data_meta",
+    # The host keys and the settings of ssh_config that were read for this connection.
+    "client": "_ssh_config _host_keys_filename",
+    "transport": "host_key sock remote_version packetizer _kex_info",
+}
+#: The data of a host that we set, or read ourselves.
+DATA = (
+    *("ssh_hostname", "ssh_port", "ssh_user", "ssh_key"),
+    *("ssh_config_file", "ssh_known_hosts_file", "ssh_paramiko_connect_kwargs"),
+)
+
+#: Says what is not there, or is another way, one line each. Runs on the newest release.
+_PROBE = """
+import ast, importlib, inspect, json, socket, sys
+
+asked, wrong = json.load(sys.stdin), []
+
+
+def found(name):
+    module, _, path = name.partition(":")
+    value = importlib.import_module(module)
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+for module, name, file in asked["imports"]:
+    try:
+        if not hasattr(importlib.import_module(module), name):
+            importlib.import_module(f"{module}.{name}")
+    except ImportError as error:
+        wrong.append(f"{file}: from {module} import {name}: {error}")
+
+for name, call in asked["calls"].items():
+    made = ast.parse("f" + call, mode="eval").body
+    given = [None] * len(made.args), {word.arg: None for word in made.keywords}
+    try:
+        value = found(name)
+        inspect.signature(value).bind(*given[0], **given[1])
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        wrong.append(f"{name}{call}: {error}")
+        continue
+    if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value):
+        wrong.append(f"{name}{call}: it has to be awaited")
+
+
+def reached():
+    import paramiko
+    from pyinfra.api import Config, Inventory, State
+    from pyinfra.api.exceptions import ConnectError
+
+    # Nobody listens there.
+    data = {"ssh_hostname": "127.0.0.1", "ssh_port": 1, "ssh_config_file": "/dev/null"}
+    inventory, config = Inventory(([("node", data)], {})), Config()
+    state = State(inventory, config, check_for_changes=False)
+    host = inventory.get_host("node")
+    try:
+        host.connect(show_errors=False, raise_exceptions=True)
+    except ConnectError:
+        pass
+    connector = host.connector
+    transport = paramiko.Transport(socket.socketpair()[0])
+    known = {**locals(), "client": connector.client}
+    for name, attributes in asked["attributes"].items():
+        for one in attributes.split():
+            if not hasattr(known[name], one):
+                wrong.append(f"{name}.{one} ({type(known[name]).__name__}) is not there")
+    for key in asked["data"]:
+        if key not in connector.data_meta:
+            wrong.append(f"{key} is no data of {type(connector).__name__}")
+
+
+try:
+    reached()
+except Exception as error:
+    wrong.append(f"a connection: {type(error).__name__}: {error}")
+import pyinfra
+json.dump({"file": pyinfra.__file__, "wrong": wrong}, sys.stdout)
+"""
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The release, and the directory that stands in front of the locked packages."""
+
+    directory: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": f"{self.directory}:{ROOT}"}
+
+    def __str__(self) -> str:
+        found = {one.name: one.version for one in distributions(path=[str(self.directory)])}
+        pyinfra, *others = (f"{name} {found.get(name, 'none')}" for name in LIBRARIES)
+        return f"{pyinfra} ({', '.join(others)})"
+
+    def pyinfra(self, tool: Tool, *words: object) -> Done:
+        """Run its own command in the checkout, as `pyinfra INVENTORY deploy.py` is run."""
+        return subprocess.run(
+            [sys.executable, str(self.directory / "bin/pyinfra"), *map(str, words)],
+            env=tool.environment(**self.environment),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """What fails in here is told with the release, and where it stands what to do then."""
+        try:
+            yield
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            raise AssertionError(
+                f'with {self}; see "{SECTION}" in docs/architecture.md\n{error}'
+            ) from error
+
+
+def wanted() -> list[str]:
+    """What is installed: pyinfra without our bound, the others within our ranges."""
+    version = os.environ.get("NODEREADY_PYINFRA")
+    if version == "":
+        pytest.skip("NODEREADY_PYINFRA is empty: no other pyinfra is tried")
+    others = [line for name, line in declared().items() if name in LIBRARIES[1:]]
+    assert len(others) == len(LIBRARIES) - 1
+    return [f"pyinfra=={version}" if version else "pyinfra", *others]
+
+
+@pytest.fixture(scope="session")
+def newest(tmp_path_factory: pytest.TempPathFactory) -> Newest:
+    """Installed from PyPI. Skips where that cannot be reached; in CI that is a failure."""
+    directory = tmp_path_factory.mktemp("newest") / "packages"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--upgrade"),
+            *("--only-binary", ":all:", "--python", sys.executable, "--target", str(directory)),
+            *wanted(),
+        ],
+        cwd=directory.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if done.returncode and re.search("Failed to fetch|network was disabled", done.stderr):
+        reason = f"PyPI cannot be reached: {' '.join(done.stderr.split())}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    assert done.returncode == 0, done.stderr
+    return Newest(directory)
+
+
+def imports() -> list[tuple[str, str, str]]:
+    """What our files import of these libraries: module, name, file."""
+    found = []
+    for path in [*(ROOT / "nodeready").rglob("*.py"), *(ROOT / "operations").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+                continue
+            if node.module.partition(".")[0] in LIBRARIES:
+                file = str(path.relative_to(ROOT))
+                found += [(node.module, alias.name, file) for alias in node.names]
+    return found
+
+
+def test_all_that_we_use_of_it_is_there(newest):
+    assert f"\n## {SECTION}\n" in (DOCS / "architecture.md").read_text()
+    asked = {
+        "imports": imports(),
+        "calls": CALLS,
+        "attributes": ATTRIBUTES,
+        "data": DATA,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        input=json.dumps(asked),
+        env={**os.environ, **newest.environment},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    with newest.named():
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert Path(told["file"]).is_relative_to(newest.directory)
+        assert not told["wrong"], "\n".join(told["wrong"])
+
+
+#: The nodes that an operation changed, as pyinfra's own command says it.
+_CHANGED = re.compile(r"^ +\[(.*)\] +Success", re.M)
+
+
+def test_both_ways_in_make_nodes_ready_and_agree(newest, fresh_nodes, fleet, tool):
+    nodes = fresh_nodes(2)
+    where = fleet(nodes)
+    with newest.named():
+        audit = tool("audit", where, env=newest.environment)
+        assert audit.status == 3, audit
+        assert re.search(r"^fail +ptrace\.scope", audit.out, re.M), audit
+        deployed = tool("deploy", where, "--yes", env=newest.environment)
+        assert deployed.status == 0, deployed
+        assert re.search(r"^2 changed .* 0 failed, 0 unreachable$", deployed.out, re.M), deployed
+        same = newest.pyinfra(tool, "-y", where, "deploy.py")
+        assert same.returncode == 0, same.stderr
+        assert not _CHANGED.findall(same.stderr), same.stderr
+
+        # pyinfra's own command repairs what is broken by hand.
+        nodes[1].enter(["sysctl", "-qw", "kernel.yama.ptrace_scope=1"])
+        repaired = newest.pyinfra(tool, "-y", where, "deploy.py")
+        assert repaired.returncode == 0, repaired.stderr
+        assert _CHANGED.findall(repaired.stderr) == [nodes[1].name], repaired.stderr
+        assert nodes[1].run("sysctl -n kernel.yama.ptrace_scope").stdout == "0\n"
+        check = tool("deploy", where, "--check", env=newest.environment)
+        assert check.status == 0, check
+        assert check.out.splitlines()[-1] == "0 to change, 2 ok, 0 unknown, 0 unreachable"
+
+
+def test_a_fact_is_asked_by_its_own_command(newest, lab, fleet, tool):
+    done = newest.pyinfra(tool, fleet(lab.nodes), "fact", "nodeready.deploy.pyinfra.Ptrace")
+    read = "sysctl -n kernel.yama.ptrace_scope"
+    with newest.named():
+        assert done.returncode == 0, done.stderr
+        shown = re.search(r"^\{$.*?^\}$", done.stderr + done.stdout, re.M | re.S)
+        assert shown, done.stderr
+        seen = {name: fact.get("live") for name, fact in json.loads(shown[0]).items()}
+        assert seen == {node.name: int(node.run(read).stdout) for node in lab.nodes}
+
+
+def test_an_unreachable_node_costs_itself(newest, fresh_node, fleet, tool):
+    gone = {"gone": {"ssh_hostname": "127.0.0.1", "ssh_port": 1}}
+    # pyinfra puts the environment around our commands.
+    where = fleet([fresh_node], gone, _env={"LC_ALL": "C"})
+    done = tool("deploy", where, "--yes", "--only", "ptrace", env=newest.environment)
+    with newest.named():
+        assert done.status == 4, done
+        assert "1 changed (1 change), 0 ok, 0 failed, 1 unreachable" in done.out, done
+        assert "[127.0.0.1]:1: connection refused: is sshd running?" in done.out, done
+        assert fresh_node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "0\n"
+
+
+def test_ctrl_c_ends_what_runs_on_the_nodes(newest, fresh_nodes, fleet, tool):
+    fast, slow = fresh_nodes(2)
+    hang(slow)
+    words = ("deploy", fleet([fast, slow]), "--yes", "--only", "ptrace")
+    with newest.named():
+        terminal = Terminal(tool, *words, **newest.environment)
+        wait_for(lambda: hangs(slow))
+        terminal.expect("1/2")
+        terminal.send("\x03")
+        done = terminal.end()
+        assert done.status == 130, done
+        assert f"partial: 1 of 2 nodes were completed; not {slow.name}" in done.out, done
+        wait_for(lambda: not ours(slow))
+        assert slow.enter(["pgrep", "-f", "[s]leep 600"], check=False).stdout == ""

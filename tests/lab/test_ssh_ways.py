@@ -1,0 +1,630 @@
+"""The ways to a node are those of ssh: its configuration, its jump hosts, its masters, its limits.
+
+What ssh itself does with the same words is the judge, wherever ssh can be asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from nodeready.lab import Node
+from tests.command import Done, Tool, hang, hangs, wait_for
+from tests.paths import ROOT
+
+AUDIT = ("--only", "ptrace", "--format", "json")
+
+
+def reached(done: Done) -> dict[str, str]:
+    """Each node of an audit: "" when it was reached, else why not."""
+    return {one["name"]: one["error"] or "" for one in json.loads(done.out)["nodes"]}
+
+
+class Logins:
+    """How often somebody has logged in since now, by the node's sshd."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self._before = node, 0
+        self._before = self()
+
+    def __call__(self) -> int:
+        text = self.node.log.read_text(errors="replace")
+        return text.count("Accepted publickey") - self._before
+
+
+class Site:
+    """Keys, authorities and an agent of one user, and the files for them."""
+
+    def __init__(self, directory: Path, node: Node) -> None:
+        self.directory, self.node = directory, node
+        self.words: dict[str, str] = {
+            "d": str(directory),
+            "a": node.address,
+            "key": str(node.lab.ssh_key),
+            "known": str(node.lab.known_hosts),
+        }
+
+    def keygen(self, *words: str) -> None:
+        subprocess.run(["ssh-keygen", "-q", *words], check=True, cwd=self.directory)
+
+    def key(self, name: str, kind: str = "ed25519", phrase: str = "") -> Path:
+        self.keygen("-t", kind, "-N", phrase, "-f", name)
+        return self.directory / name
+
+    def file(self, name: str, text: str) -> Path:
+        path = self.directory / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+        return path
+
+    def config(self, name: str, text: str) -> Path:
+        for word, value in self.words.items():
+            text = text.replace(f"<{word}>", value)
+        return self.file(f"config.{name}", text)
+
+
+@pytest.fixture
+def site(tmp_path: Path, fresh_node: Node) -> Site:
+    directory = tmp_path / "site"
+    directory.mkdir()
+    return Site(directory, fresh_node)
+
+
+@pytest.fixture
+def agent(site: Site) -> Iterator[Callable[..., str]]:
+    """An ssh-agent with these keys; its socket."""
+    running = []
+
+    def start(*keys: str | Path) -> str:
+        path = str(site.directory / f"agent{len(running)}")
+        running.append(subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=-3))
+        wait_for(lambda: os.path.exists(path))
+        for key in keys:
+            env = {**os.environ, "SSH_AUTH_SOCK": path}
+            subprocess.run(["ssh-add", "-q", str(key)], check=True, env=env, stderr=-3)
+        return path
+
+    yield start
+    for one in running:
+        one.kill()
+        one.wait()
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose name leaves room for that of a socket (unix(7))."""
+    with tempfile.TemporaryDirectory(prefix="nr") as path:
+        yield Path(path)
+
+
+USUAL = "IdentityFile <key>\nIdentitiesOnly yes\nUserKnownHostsFile <known>\n"
+STRICT = "User root\nBatchMode yes\nStrictHostKeyChecking yes\nGlobalKnownHostsFile /dev/null\n"
+ENOUGH = f"{USUAL}{STRICT}"
+HERE = f"HostName <a>\n{ENOUGH}"
+KEYS = f"HostName <a>\n{STRICT}UserKnownHostsFile <known>\n"
+HOSTS = f"HostName <a>\n{STRICT}IdentityFile <key>\n"
+
+#: What a user's file can say about `target`. ssh tells whether that is a way to the node.
+WAYS = {
+    "include": "Include <d>/inc/*.conf\n",
+    "include-in-block": "Host target\nInclude <d>/plain.conf\nHost other\nInclude <d>/bad.conf\n",
+    "include-then-block-goes-on": f"Host target\nInclude <d>/hosts.conf\n{HERE}",
+    "match-originalhost": f"Match originalhost target\n{HERE}",
+    "match-host": f"Host target\nHostName <a>\nMatch host <a>\n{ENOUGH}",
+    "match-user": f"Host target\n{HERE}Match user root\nPort 22\nMatch all\nPort 1\n",
+    "match-exec": f'Match exec "test %h = target"\n{HERE}',
+    "match-exec-no": f'Match exec "false"\nPort 1\nMatch all\n{HERE}',
+    "match-exec-wrong": f'Match exec "true"\nPort 1\nMatch all\n{HERE}',
+    "match-final": f"Host target\n{HERE}Match final host <a>\nPort 1\n",
+    "first-wins": f"Host target\nPort 22\nHost *\nPort 1\n{HERE}",
+    "first-wins-wrong": f"Host *\nPort 1\nHost target\nPort 22\n{HERE}",
+    "negation": f"Host * !target\nPort 1\nHost t*\n{HERE}",
+    "negation-of-all": f"Host t* !ta?get\n{HERE}",
+    "hostname-token": f"Host target\nHostName <prefix>.%h\n{ENOUGH}",
+    "equals-and-quotes": f'Host="target"\nHostName = "<a>"\nport=22\n{ENOUGH}',
+    "port": f"Host target\nPort 2222\n{HERE}",
+    "port-of-nobody": f"Host target\nPort 2223\n{HERE}",
+    "user": f"Host target\nUser nobody\n{HERE}",
+    "identities": f"IdentityFile <d>/wrong\nIdentityFile <d>/none\nHost target\n{HERE}",
+    "identity-tokens": f"{KEYS}IdentityFile <d>/k_%h_%r_%n\nIdentitiesOnly yes\n",
+    "identity-variable": f"{KEYS}IdentityFile ${{NR_TEST_DIR}}/k2\nIdentitiesOnly yes\n",
+    "identity-wrong": f"{KEYS}IdentityFile <d>/wrong\nIdentitiesOnly yes\n",
+    "identity-locked": f"{KEYS}IdentityFile <d>/locked\nIdentitiesOnly yes\n",
+    "identity-locked-in-agent": f"{KEYS}IdentityFile <d>/locked\nIdentitiesOnly yes\n"
+    "IdentityAgent <locked_agent>\n",
+    "agent": f"{KEYS}IdentityAgent <agent>\nIdentityFile <d>/wrong\n",
+    "agent-only-named": f"{KEYS}IdentityAgent <agent>\nIdentityFile <d>/wrong\n"
+    "IdentitiesOnly yes\n",
+    "agent-public-file": f"{KEYS}IdentityAgent <agent>\nIdentityFile <d>/k2.pub\n"
+    "IdentitiesOnly yes\n",
+    "agent-none": f"{KEYS}IdentityAgent none\nIdentityFile <d>/wrong\n",
+    "agent-of-environment": f"{KEYS}IdentityAgent SSH_AUTH_SOCK\nIdentityFile <d>/wrong\n",
+    "agent-by-default": f"{KEYS}IdentityFile <d>/wrong\n",
+    "agent-of-variable": f"{KEYS}IdentityAgent $NR_TEST_AGENT\nIdentityFile <d>/wrong\n",
+    "agent-gone": f"{KEYS}IdentityAgent <d>/nobody\nIdentityFile <key>\n",
+    "certificate-file": f"{KEYS}IdentityFile <d>/user\nIdentitiesOnly yes\n"
+    "CertificateFile <d>/elsewhere-cert.pub\n",
+    "certificate-beside": f"{KEYS}IdentityFile <d>/beside\nIdentitiesOnly yes\n",
+    "certificate-in-agent": f"{KEYS}IdentityAgent <cert_agent>\nIdentityFile <d>/wrong\n",
+    "certificate-of-rsa": f"{KEYS}IdentityFile <d>/rsa\nIdentitiesOnly yes\n",
+    "certificate-key-in-agent": f"{KEYS}IdentityAgent <user_agent>\nIdentitiesOnly yes\n"
+    "IdentityFile <d>/user.pub\nCertificateFile <d>/elsewhere-cert.pub\n",
+    "certificate-expired": f"{KEYS}IdentityFile <d>/user\nIdentitiesOnly yes\n"
+    "CertificateFile <d>/expired-cert.pub\n",
+    "known-two-files": f"{HOSTS}UserKnownHostsFile <d>/empty <known>\n",
+    "known-global": f"GlobalKnownHostsFile <known>\n{HOSTS}UserKnownHostsFile <d>/empty\n",
+    "known-hashed": f"{HOSTS}UserKnownHostsFile <d>/hashed\n",
+    "known-nowhere": f"{HOSTS}UserKnownHostsFile <d>/empty\n",
+    "known-other-key": f"{HOSTS}UserKnownHostsFile <d>/changed\n",
+    "known-pattern": f"{HOSTS}UserKnownHostsFile <d>/pattern\n",
+    "known-not-pattern": f"{HOSTS}UserKnownHostsFile <d>/not_pattern\n",
+    "known-by-rsa-alone": f"{HOSTS}UserKnownHostsFile <d>/rsa_known\n",
+    "known-revoked": f"{HOSTS}UserKnownHostsFile <d>/revoked\n",
+    "known-alias": f"{HOSTS}HostKeyAlias alias-%n\nUserKnownHostsFile <d>/alias\n",
+    "known-alias-with-port": f"{HOSTS}HostKeyAlias alias-target\nPort 2222\n"
+    "UserKnownHostsFile <d>/alias\n",
+    "known-without-port": f"{HOSTS}Port 2222\nUserKnownHostsFile <d>/portless\n",
+    "authority": f"{HOSTS}HostKeyAlias certified\nUserKnownHostsFile <d>/authority\n",
+    "authority-other-name": f"{HOSTS}HostKeyAlias other\nUserKnownHostsFile <d>/authority\n",
+    "authority-unknown": f"{HOSTS}HostKeyAlias certified\n"
+    "UserKnownHostsFile <d>/other_authority\n",
+    "authority-revoked": f"{HOSTS}HostKeyAlias certified\nUserKnownHostsFile <d>/bad_authority\n",
+    "strict-accept-new": "StrictHostKeyChecking accept-new\nUserKnownHostsFile <d>/new\n"
+    f"{HOSTS}",
+    "changed-and-accept-new": "StrictHostKeyChecking accept-new\n"
+    f"UserKnownHostsFile <d>/changed\n{HOSTS}",
+    "bind-address": f"BindAddress <gateway>\n{HERE}",
+    "bind-address-wrong": f"BindAddress 192.0.2.1\n{HERE}",
+    "family": f"AddressFamily inet\n{HERE}",
+    "family-wrong": f"AddressFamily inet6\n{HERE}",
+    "ciphers": f"Ciphers aes256-ctr\nKexAlgorithms ecdh-sha2-nistp256\nMACs hmac-sha2-512\n{HERE}",
+    "host-key-algorithms": f"HostKeyAlgorithms rsa-sha2-512\n{HOSTS}"
+    "UserKnownHostsFile <d>/rsa_known\n",
+    "no-public-keys": f"PubkeyAuthentication no\n{HERE}",
+    "bad-option": f"{HERE}Bogus yes\n",
+    "canonicalize": f"CanonicalizeHostname yes\nCanonicalDomains invalid\n{HERE}",
+    "proxy-command": f"ProxyCommand python3 <d>/relay.py %h %p\n{HERE}",
+    "proxy-command-shell": f"ProxyCommand python3 '<d>/relay.py' '%h' \"%p\"\n{HERE}",
+    "proxy-command-fails": f"ProxyCommand echo no way >&2; false\n{HERE}",
+    "proxy-none": f"ProxyJump none\n{HERE}Host *\nProxyJump nobody.invalid\n",
+}  # fmt: skip
+
+RELAY = """
+import os, select, socket, sys
+sock = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+while True:
+    for one in select.select([0, sock], [], [])[0]:
+        data = os.read(0, 65536) if one == 0 else sock.recv(65536)
+        if not data:
+            sys.exit()
+        sock.sendall(data) if one == 0 else os.write(1, data)
+"""
+
+
+def furnish(site: Site, agent: Callable[..., str]) -> dict[str, str]:
+    """Everything that WAYS names; the environment for it."""
+    node, d = site.node, site.directory
+    for name in ("wrong", "user", "beside", "k2"):
+        site.key(name)
+    site.key("rsa", "rsa")
+    site.key("locked", phrase="secret")
+    for name in ("user_ca", "host_ca", "other_ca"):
+        site.key(name)
+    site.keygen("-s", "user_ca", "-I", "u", "-n", "root", "user.pub")
+    (d / "user-cert.pub").rename(d / "elsewhere-cert.pub")
+    site.keygen("-s", "user_ca", "-I", "u", "-n", "root", "-V", "20200101:20200201", "user.pub")
+    (d / "user-cert.pub").rename(d / "expired-cert.pub")
+    for name in ("beside", "rsa"):
+        site.keygen("-s", "user_ca", "-I", "u", "-n", "root", f"{name}.pub")
+    (d / "k_<a>_root_target".replace("<a>", node.address)).write_bytes((d / "k2").read_bytes())
+    (d / f"k_{node.address}_root_target").chmod(0o600)
+    # The node: one more key of its own, a certificate for the other; authorities of users.
+    site.key("host_rsa", "rsa")
+    site.file("host.pub", node.read("/etc/ssh/ssh_host_ed25519_key.pub"))
+    site.keygen("-s", "host_ca", "-I", "h", "-h", "-n", "certified", "host.pub")
+    for name in ("host_rsa", "host-cert.pub"):
+        node.write(f"/etc/ssh/{name}", (d / name).read_text(), 0o600)
+    node.write("/etc/ssh/user_ca.pub", (d / "user_ca.pub").read_text())
+    mine = "HostKey /etc/ssh/ssh_host_ed25519_key\nHostKey /etc/ssh/host_rsa\n"
+    node.write(
+        "/etc/ssh/sshd_config.d/10-ways.conf",
+        f"Port 22\nPort 2222\nTrustedUserCAKeys /etc/ssh/user_ca.pub\n{mine}"
+        "HostCertificate /etc/ssh/host-cert.pub\n"
+        "MaxAuthTries 20\n",
+    )
+    allowed = "".join((d / f"{name}.pub").read_text() for name in ("k2", "locked"))
+    node.enter(["sh", "-c", "cat >>/root/.ssh/authorized_keys"], input=allowed)
+    node.stop_sshd()
+    node.resume_sshd()
+    known_hosts(site)
+    site.file("relay.py", RELAY)
+    site.words |= {
+        "prefix": node.address.rpartition(".")[0],
+        "gateway": f"{node.address.rpartition('.')[0]}.1",
+        "agent": agent(d / "k2"),
+        "cert_agent": agent(d / "beside"),
+        "user_agent": agent(d / "user"),
+    }
+    for name, text in {"inc/a": f"Host target\n{HERE}", "plain": HERE, "bad": "Port 1\n"}.items():
+        site.config(name.rpartition("/")[2], text).rename(site.file(f"{name}.conf", ""))
+    site.config("hosts", "Host nobody\nPort 1\n").rename(site.file("hosts.conf", ""))
+    opened = site.file("unlocked", (d / "locked").read_text())
+    opened.chmod(0o600)
+    site.keygen("-p", "-P", "secret", "-N", "", "-f", "unlocked")
+    site.words["locked_agent"] = agent(opened)
+    return {
+        "NR_TEST_DIR": str(d),
+        "NR_TEST_AGENT": site.words["agent"],
+        "SSH_AUTH_SOCK": site.words["agent"],
+    }
+
+
+def known_hosts(site: Site) -> None:
+    """The known_hosts files that WAYS names."""
+    node, d = site.node, site.directory
+    own = " ".join(node.read("/etc/ssh/ssh_host_ed25519_key.pub").split()[:2])
+    rsa, other = ((d / f"{name}.pub").read_text() for name in ("host_rsa", "wrong"))
+    a, ca = node.address, (d / "host_ca.pub").read_text()
+    site.file("empty", "")
+    site.file("new", "")
+    site.file("hashed", f"{a} {own}\n")
+    site.keygen("-H", "-f", "hashed")
+    site.file("changed", f"{a} {other}")
+    prefix = a.rpartition(".")[0]
+    site.file("pattern", f"{prefix}.* {own}\n")
+    site.file("not_pattern", f"{prefix}.*,!{a} {own}\n")
+    site.file("rsa_known", f"{a} {rsa}")
+    site.file("revoked", f"@revoked * {own}\n{a} {own}\n")
+    site.file("alias", f"alias-target {own}\n")
+    site.file("portless", f"{a} {own}\n")
+    site.file("authority", f"@cert-authority certified,other {ca}")
+    site.file("other_authority", f"@cert-authority * {(d / 'other_ca.pub').read_text()}")
+    site.file("bad_authority", f"@cert-authority * {ca}@revoked * {ca}")
+    known = Path(site.words["known"]).read_text()
+    site.words["known"] = str(site.file("known", f"{known}[{a}]:2222 {own}\n"))
+
+
+def ssh(config: Path, name: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    words = ["ssh", "-F", str(config), "-o", "ConnectTimeout=8", "--", name, "true"]
+    return subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, **env}, check=False, stdin=-3
+    )
+
+
+def test_each_setting_means_what_it_means_to_ssh(
+    site: Site, agent: Callable[..., str], fleet: Callable[..., Path], tool: Tool
+) -> None:
+    env = furnish(site, agent)
+    hosts = {}
+    for case, text in WAYS.items():
+        alias = site.node.address.rpartition(".")[2] if case == "hostname-token" else "target"
+        config = site.config(case, text.replace("Host target", f"Host {alias}"))
+        hosts[case] = {"ssh_hostname": alias, "ssh_config_file": str(config)}
+    # In front of ssh, which would make the new key a known one.
+    done = tool("audit", fleet([], hosts), *AUDIT, env=env)
+    ours = reached(done)
+    assert (
+        "target" in (site.directory / "new").read_text()
+        or site.node.address in (site.directory / "new").read_text()
+    )
+    (site.directory / "new").write_text("")
+    theirs = {
+        case: ssh(Path(data["ssh_config_file"]), data["ssh_hostname"], env)
+        for case, data in hosts.items()
+    }
+    wrong = {
+        case: (ours[case], found.returncode, found.stderr)
+        for case, found in theirs.items()
+        if (ours[case] == "") != (found.returncode == 0)
+    }
+    assert wrong == {}
+    # Both ways of each kind were seen.
+    assert 15 < sum(not why for why in ours.values()) < len(ours) - 15, ours
+
+
+#: What ssh can do and nodeready cannot, or what can never be a way: the reason names it.
+REASONS = {
+    "no-cipher": (f"Ciphers chacha20-poly1305@openssh.com\n{HERE}", "none of the ciphers"),
+    "fdpass": (f"ProxyCommand true\nProxyUseFdpass yes\n{HERE}", "has no ProxyUseFdpass"),
+    "pkcs11": (f"PKCS11Provider /usr/lib/x.so\nUser nobody\n{HERE}", "has no PKCS11Provider"),
+    "circle": (
+        f"Host a target\nProxyJump b\nHost b\nProxyJump a\nHost *\n{HERE}",
+        "in a circle",
+    ),
+    "no-bind": (f"BindAddress 192.0.2.1\n{HERE}", "BindAddress of ssh is not this machine's"),
+    "bad-exec": (f'Match exec "exit 3" host x user\n{HERE}', "the ssh configuration here: "),
+    "exec-hangs": ('Match exec "sleep 4747"\nPort 22\n', "ssh -G does not end"),
+    "no-file": (None, "nowhere cannot be read"),
+}
+
+
+def test_what_cannot_be_done_is_named(site: Site, fleet: Callable[..., Path], tool: Tool) -> None:
+    hosts = {}
+    for case, (text, _) in REASONS.items():
+        config = site.config(case, text) if text else site.directory / "nowhere"
+        hosts[case] = {"ssh_hostname": "target", "ssh_config_file": str(config)}
+    ours = reached(tool("audit", fleet([], hosts), *AUDIT))
+    for case, (_, words) in REASONS.items():
+        assert words in ours[case], (case, ours[case])
+        assert "\n" not in ours[case]
+    # Of what was started here, nothing is left.
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert "sleep 4747" not in running.stdout
+
+
+def test_the_inventory_stands_before_the_configuration(
+    site: Site, fleet: Callable[..., Path], tool: Tool
+) -> None:
+    config = site.config("all", "Host *\nPort 1\nUser nobody\nIdentityFile <d>/none\n")
+    changed = site.file("changed", f"{site.node.address} {site.key('other')}")
+    config.write_text(f"{config.read_text()}UserKnownHostsFile {changed}\n")
+    own = {"ssh_config_file": str(config), "ssh_port": 22}
+    done = tool("audit", fleet([site.node], {site.node.name: own}), *AUDIT)
+    assert reached(done) == {site.node.name: ""}
+    # The user's own file, by $HOME, as everything else of the user's here.
+    (tool.home / ".ssh").mkdir()
+    inner = site.config("inner", f"Host target\n{HERE}")
+    (tool.home / ".ssh" / "more").write_text(inner.read_text())
+    (tool.home / ".ssh" / "config").write_text("Include more\n")
+    assert reached(tool("audit", "target", *AUDIT)) == {"target": ""}
+    # A new key becomes a known one, in a file that may end in the middle of a line.
+    known = tool.home / ".ssh" / "known_hosts"
+    known.write_text("# mine")
+    (tool.home / ".ssh" / "config").write_text(
+        site.config(
+            "new", "Host target\nHostName <a>\nUser root\nIdentityFile <key>\n"
+        ).read_text()
+    )
+    assert reached(tool("audit", "target", *AUDIT)) == {"target": ""}
+    key = site.node.read("/etc/ssh/ssh_host_ed25519_key.pub").split()[:2]
+    rows = known.read_text().splitlines()
+    assert rows[0] == "# mine"
+    assert rows[1:] == [" ".join([site.node.address, *key])]
+
+
+STINGY = "MaxStartups 2:100:3\nMaxSessions 2\n"
+BEHIND = "Host jump\nHostName <a>\nHost behind*\nProxyJump jump\nHost *\n" + ENOUGH
+
+
+def sshd(node: Node, text: str) -> None:
+    node.write("/etc/ssh/sshd_config.d/10-ways.conf", f"LogLevel VERBOSE\n{text}")
+
+    def begun() -> int:
+        return node.log.read_text(errors="replace").count("Server listening")
+
+    # It reads its files again, and goes on writing into the same log.
+    before = begun()
+    node.enter(["sh", "-c", 'kill -HUP "$(cat /run/sshd.pid)"'])
+    wait_for(lambda: begun() >= before + 2)
+
+
+def behind(
+    site: Site, nodes: list[Node], text: str = BEHIND
+) -> tuple[dict[str, dict[str, object]], Path]:
+    """Names of these nodes, each behind the jump host of ``text``."""
+    names = "".join(f"Host behind{n}\nHostName {one.address}\n" for n, one in enumerate(nodes))
+    config = site.config("jump", f"{names}{text}")
+    data: dict[str, object] = {"ssh_config_file": str(config)}
+    return {f"behind{n}": data for n in range(len(nodes))}, config
+
+
+def test_many_nodes_behind_a_jump_host_share_a_login_there(
+    site: Site, fresh_nodes: Callable[..., list[Node]], fleet: Callable[..., Path], tool: Tool
+) -> None:
+    nodes = fresh_nodes(21)
+    sshd(site.node, STINGY)
+    jump, targets = Logins(site.node), [Logins(node) for node in nodes]
+    hosts, _ = behind(site, nodes)
+    done = tool("audit", fleet([], hosts), *AUDIT)
+    assert set(reached(done).values()) == {""}, done
+    assert jump() == 1
+    assert [count() for count in targets] == [1] * len(nodes)
+    # By the jump host, and not past it.
+    assert f"from {site.node.address} " in nodes[0].log.read_text(errors="replace")
+    # A connection carries so many and no more: here four.
+    few = "import nodeready.transport.logins as l; l.FORWARDS = 4\n"
+    jump = Logins(site.node)
+    done = tool.end(tool.start("audit", fleet([], hosts), *AUDIT, first=few))
+    assert set(reached(done).values()) == {""}, done
+    assert 3 < jump() < 8
+    # The older way to say it, another name of the same, and a jump host in front of the jump host.
+    ways = {
+        "-W": "ProxyCommand ssh -q -F <d>/config.jump -W %h:%p jump",
+        "user and port": f"ProxyJump root@{site.node.address}:22",
+        "two hops": f"ProxyJump jump,root@{nodes[0].address}",
+    }
+    for text in ways.values():
+        jump = Logins(site.node)
+        hosts, config = behind(site, nodes[1:5], BEHIND.replace("ProxyJump jump", text))
+        done = tool("audit", fleet([], hosts), *AUDIT)
+        assert set(reached(done).values()) == {""}, (text, done)
+        assert jump() == 1, text
+        # ssh itself is dropped there, now and then.
+        wait_for(lambda config=config: ssh(config, "behind1", {}).returncode == 0)
+
+
+def test_a_jump_host_that_is_down_is_the_cause_and_found_once(
+    site: Site, fresh_nodes: Callable[..., list[Node]], fleet: Callable[..., Path], tool: Tool
+) -> None:
+    nodes = fresh_nodes(9)
+    hosts, _ = behind(site, nodes)
+    inventory = fleet([], hosts)
+    # One after the other, nine times the deadline would be longer than the tests wait.
+    faults = (
+        (
+            lambda: sshd(site.node, "AllowTcpForwarding no\n"),
+            lambda: sshd(site.node, ""),
+            "jump host jump: lets nobody through to",
+        ),
+        (site.node.freeze, site.node.thaw, "jump host jump: (no answer in 15 s|no route)"),
+        (site.node.stop_sshd, site.node.resume_sshd, "jump host jump: connection refused"),
+        (site.node.pause_sshd, site.node.resume_sshd, "jump host jump: .* no SSH banner"),
+    )
+    for fault, repair, words in faults:
+        fault()
+        done = tool("audit", inventory, *AUDIT)
+        repair()
+        found = reached(done)
+        assert len(found) == len(nodes)
+        assert all(re.match(words, why) for why in found.values()), (words, found)
+    # A node behind it that is down is that node's own trouble.
+    nodes[0].stop_sshd()
+    found = reached(tool("audit", inventory, *AUDIT))
+    nodes[0].resume_sshd()
+    assert "connection refused: is sshd running?" in found["behind0"], found
+    assert [why for why in found.values() if why] == [found["behind0"]]
+    # An unknown key of the jump host's is refused as a node's is.
+    config = next(iter(hosts.values()))["ssh_config_file"]
+    text = Path(str(config)).read_text().replace(site.words["known"], str(site.file("none", "")))
+    Path(str(config)).write_text(text)
+    found = reached(tool("audit", inventory, *AUDIT))
+    assert all("jump host jump: host key of" in why for why in found.values()), found
+
+
+def test_a_jump_host_that_dies_in_the_middle_is_the_cause(
+    site: Site, fresh_nodes: Callable[..., list[Node]], fleet: Callable[..., Path], tool: Tool
+) -> None:
+    nodes = fresh_nodes(2)
+    hosts, _ = behind(site, nodes)
+    for node in nodes:
+        hang(node)
+    running = tool.start("deploy", fleet([], hosts), "--yes", "--only", "core_dumps")
+    wait_for(lambda: all(map(hangs, nodes)))
+    site.node.enter(["sh", "-c", "kill -9 $(pgrep -x sshd)"])
+    done = tool.end(running)
+    assert done.status == 4, done
+    assert "connection lost (jump host jump: connection lost) in core_dumps.pattern" in done.out
+
+
+def test_many_names_of_one_address_do_not_storm_its_sshd(
+    site: Site, fleet: Callable[..., Path], tool: Tool
+) -> None:
+    sshd(site.node, STINGY)
+    logins = Logins(site.node)
+    _, data = site.node.inventory_data()
+    done = tool("audit", fleet([], {f"name{n}": dict(data) for n in range(20)}), *AUDIT)
+    assert set(reached(done).values()) == {""}, done
+    assert logins() == 20
+
+
+#: A dialogue, after a question: what a run says and asks over one connection.
+TALK = """
+import sys
+from nodeready.cli import patch
+patch()
+from nodeready.inventory import load
+from nodeready.transport.base import Request, collect, once
+from nodeready.transport.ssh import Fleet
+found = load.load(sys.argv[1])
+with Fleet(found, list(found)) as fleet:
+    (name,) = fleet.nodes
+    print(collect(fleet, {name: once(Request(name, "echo one; exit 7", 20))})[name])
+    script = "exec <&3\\necho MARK $PPID; while read -r it; do echo MARK got $it; done"
+    channel = fleet.open(Request(name, script, 60, "", "MARK"))
+    print(channel.read_line(10))
+    channel.send_line("two")
+    print(channel.read_line(10), flush=True)
+    if len(sys.argv) > 2:
+        sys.stdin.readline()
+        print(channel.read_line(20), channel.error)
+        print(collect(fleet, {name: once(Request(name, "echo three", 20))})[name])
+    channel.close()
+"""
+
+
+def test_a_masters_connection_is_used_instead_of_a_login(
+    site: Site, fleet: Callable[..., Path], tool: Tool, short: Path
+) -> None:
+    node = site.node
+    control = f"ControlPath {short}/cm-%r@%h:%p\nControlMaster auto\n"
+    config = site.config("master", f"Host target\n{control}{HERE}")
+    inventory = fleet([], {"target": {"ssh_config_file": str(config)}})
+    sshd(node, "")
+    logins = Logins(node)
+    # Without a master we log in, and make none.
+    assert reached(tool("audit", inventory, *AUDIT)) == {"target": ""}
+    assert (logins(), list(short.glob("cm-*"))) == (1, [])
+    master = subprocess.Popen(["ssh", "-F", str(config), "-MN", "target"], stdin=-3)
+    try:
+        wait_for(lambda: bool(list(short.glob("cm-*"))))
+        assert reached(tool("audit", inventory, *AUDIT)) == {"target": ""}
+        talk = [sys.executable, "-c", TALK, str(inventory)]
+        said = subprocess.run(talk, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        assert "Reply(stdout='one\\n'" in said, said
+        assert "rc=7" in said
+        assert "MARK got two" in said
+        assert logins() == 2
+        # It dies in the middle: what was said over it is lost, the next question has a login.
+        with subprocess.Popen(
+            [*talk, "middle"], stdin=-1, stdout=-1, text=True, cwd=ROOT
+        ) as running:
+            assert running.stdin is not None
+            assert running.stdout is not None
+            while "got two" not in running.stdout.readline():
+                pass
+            master.kill()
+            master.wait()
+            said = running.communicate("\n")[0]
+        assert "None connection lost (the master of ssh has ended)" in said, said
+        assert "three" in said
+        assert logins() == 3
+    finally:
+        master.kill()
+        master.wait()
+    # Its socket is left, and nobody is there.
+    assert list(short.glob("cm-*"))
+    assert reached(tool("audit", inventory, *AUDIT)) == {"target": ""}
+    assert logins() == 4
+
+
+def test_a_masters_connection_to_a_jump_host_is_used_instead_of_a_login(
+    site: Site,
+    fresh_nodes: Callable[..., list[Node]],
+    fleet: Callable[..., Path],
+    tool: Tool,
+    short: Path,
+) -> None:
+    """Such as to a bastion that asks a person for a second factor."""
+    nodes = fresh_nodes(4)
+    hosts, config = behind(site, nodes, f"{BEHIND}ControlPath {short}/cm-%n\n")
+    with subprocess.Popen(["ssh", "-F", str(config), "-MN", "jump"], stdin=-3) as master:
+        wait_for(lambda: bool(list(short.glob("cm-*"))))
+        jump, targets = Logins(site.node), [Logins(node) for node in nodes]
+        done = tool("audit", fleet([], hosts), *AUDIT)
+        master.kill()
+    assert set(reached(done).values()) == {""}, done
+    assert (jump(), [count() for count in targets]) == (0, [1] * 4)
+    # Nobody is there any more: a login of ours.
+    assert set(reached(tool("audit", fleet([], hosts), *AUDIT)).values()) == {""}
+    assert jump() == 1
+
+
+def test_few_open_files_cost_no_node(
+    fresh_nodes: Callable[..., list[Node]], fleet: Callable[..., Path], tool: Tool
+) -> None:
+    nodes = fresh_nodes(21)
+    more = {f"again-{node.name}": node.inventory_data()[1] for node in nodes}
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+    inventory = fleet(nodes, more)
+
+    def run(soft: int, hard: int) -> Done:
+        started = tool.start("audit", inventory, *AUDIT, first=few.format(soft=soft, hard=hard))
+        return tool.end(started)
+
+    done = run(64, 64)
+    assert set(reached(done).values()) == {""}, done
+    assert len(reached(done)) == 42
+    (line,) = [one for one in done.lines if "open files" in one]
+    assert re.match(r"nodeready: \d+ nodes at once and not 42: this machine allows 64 open", line)
+    # The soft limit is only where the system begins.
+    done = run(64, 4096)
+    assert set(reached(done).values()) == {""}, done
+    assert not [one for one in done.lines if "open files" in one]

@@ -1,0 +1,273 @@
+"""The ways to the nodes beside plain ssh: Slurm's steps, and ssh shared between processes.
+
+Whoever carries, a node that cannot be asked is named once, with its cause, and costs itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import gevent
+import pytest
+
+from nodeready.transport.base import UNREACHABLE, Request
+from nodeready.transport.srun import OwnJob
+from tests.command import ours, wait_for
+
+ONLY = ("--only", "ptrace.scope", "--format", "json")
+
+
+def slurm(lab, *words):
+    """A command of Slurm's as root of this machine; its output."""
+    env = {**os.environ, "SLURM_CONF": str(lab.slurm_conf)}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def root_slurm(slurm_lab, monkeypatch):
+    """Slurm's commands for root of this machine; every node is as before afterwards."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm_lab.slurm_conf))
+    yield lambda *words: slurm(slurm_lab, *words)
+    slurm(slurm_lab, "scancel", "--user=root")
+    for node in slurm_lab.nodes:
+        state = slurm(slurm_lab, "sinfo", "-h", "-n", node.name, "-o", "%T")
+        if "drain" in state or "down" in state:
+            slurm(slurm_lab, "scontrol", "update", f"nodename={node.name}", "state=resume")
+    wait_for(lambda: slurm(slurm_lab, "sinfo", "-h", "-o", "%T") == "idle")
+    assert slurm(slurm_lab, "squeue", "-h") == ""
+
+
+def statuses(done):
+    """Node -> (status, error) of an audit's document."""
+    data = json.loads(done.out)
+    assert len({node["name"] for node in data["nodes"]}) == len(data["nodes"])
+    return {node["name"]: (node["status"], node["error"] or "") for node in data["nodes"]}
+
+
+def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm, fleet, tool):
+    """Drained, busy, unknown to Slurm; the rest is asked, and Slurm has everything back."""
+    first, drained, busy = (node.name for node in slurm_lab.nodes)
+    where = fleet(slurm_lab.nodes)
+    whole = tool("audit", where, "--via", "srun", *ONLY, env={"SLURM_CONF": slurm_lab.slurm_conf})
+    over_ssh = tool("audit", where, *ONLY)
+    assert whole.status == over_ssh.status
+    assert {name: one["status"] for name, one in _results(whole).items()} == {
+        name: one["status"] for name, one in _results(over_ssh).items()
+    }
+    root_slurm("scontrol", "update", f"nodename={drained}", "state=drain", "reason=disk | swap")
+    root_slurm("sbatch", "-D", "/tmp", "-w", busy, "--exclusive", "--wrap", "sleep 900")
+    wait_for(lambda: root_slurm("sinfo", "-h", "-n", busy, "-o", "%T") == "allocated")
+    found = statuses(
+        tool(
+            "audit", f"{first},{drained},{busy},nosuch9", "--via", "srun", *ONLY,
+            env={"SLURM_CONF": slurm_lab.slurm_conf},
+        )
+    )  # fmt: skip
+    assert found.pop(first)[1] == ""
+    assert {name: status for name, (status, _) in found.items()} == dict.fromkeys(
+        (drained, busy, "nosuch9"), "unreachable"
+    )
+    assert found[drained][1] == "Slurm: is drained (disk | swap)"
+    assert found[busy][1].startswith("Slurm: is allocated: no CPU is free there")
+    assert found["nosuch9"][1] == "Slurm: knows no node of this name"
+    assert root_slurm("squeue", "-h", "--name=nodeready") == ""
+
+
+def _results(done):
+    return {node["name"]: node for node in json.loads(done.out)["nodes"]}
+
+
+def test_in_a_running_job_as_its_user(slurm_lab, login, fleet, tool):
+    """Those of INVENTORY that it has, by the inventory's policy, and nothing of the job ends."""
+    here = [node.name for node in slurm_lab.nodes[:2]]
+    job = login("sbatch", "--parsable", "-w", ",".join(here), "-D", "/tmp", "--wrap", "sleep 900")
+    wait_for(lambda: login("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING")
+    done = tool(
+        "audit", fleet(slurm_lab.nodes, ptrace_scope=1), "--via", "srun", "--job", job, "-v",
+        *ONLY, env=login.env,
+    )  # fmt: skip
+    assert {name: status for name, (status, _) in statuses(done).items()} == dict.fromkeys(
+        here, "fail"
+    ), done
+    assert f"job {job} has 2 of these nodes; 1 are not asked" in done.err
+    assert _results(done)[here[0]]["results"][0]["expected"].startswith("1")
+    assert login("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING"
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slurm, reads):
+    """What only reads is asked again on the others; what may change something never is."""
+    names = [node.name for node in slurm_lab.nodes]
+    count = "echo x >>/tmp/way-count; sleep 4; echo ok"
+    for node in slurm_lab.nodes:
+        node.run("rm -f /tmp/way-count")
+    with OwnJob(names) as carrier:
+        gevent.spawn_later(
+            1.5, root_slurm, "scontrol", "update", f"nodename={names[1]}", "state=down", "reason=x"
+        )
+        answers = list(carrier.ask([Request(name, count, 20, reads=reads) for name in names]))
+        assert sorted(name for name, _ in answers) == sorted(names)
+        said = dict(answers)
+        assert said[names[1]].kind in (UNREACHABLE, "lost")
+        assert re.search(r"Slurm: has left job|Killed|down", said[names[1]].error)
+        again = dict(carrier.ask([Request(name, "echo again", 20) for name in names]))
+    for node in (slurm_lab.nodes[0], slurm_lab.nodes[2]):
+        runs = node.run("cat /tmp/way-count").stdout.count("x")
+        assert runs == 1 or (reads and runs == 2)
+        assert said[node.name].ok or not reads
+        assert again[node.name].stdout.strip() == "again"
+    assert again[names[1]].kind == UNREACHABLE
+
+
+def test_a_slurm_that_hangs_is_named_for_every_node(slurm_lab, root_slurm, fleet, tool):
+    """slurmctld stops: one cause for all, in a minute; afterwards nothing is left or drained."""
+    names = [node.name for node in slurm_lab.nodes]
+    with OwnJob(names) as carrier:
+        controller = int(slurm_lab.controller.run("pgrep -x slurmctld").stdout)
+        slurm_lab.controller.run(f"kill -STOP {controller}")
+        try:
+            began = time.monotonic()
+            said = dict(carrier.ask([Request(name, "echo ok", 5) for name in names]))
+            assert time.monotonic() - began < 60
+        finally:
+            slurm_lab.controller.run(f"kill -CONT {controller}")
+    assert {one.error for one in said.values()} == {
+        "squeue -h -a gave no answer in 15 s: is slurmctld up? (scontrol ping)"
+    }
+    wait_for(lambda: root_slurm("squeue", "-h") == "")
+    assert not [row for node in slurm_lab.nodes for row in ours(node)]
+
+
+def test_an_interrupt_gives_the_allocation_back(slurm_lab, root_slurm, fleet, tool):
+    """Ctrl-C in the middle: partial, 130, and neither a step nor a job nor a process is left."""
+    where = fleet(slurm_lab.nodes)
+    env = {"SLURM_CONF": slurm_lab.slurm_conf}
+    process = tool.start("ready", where, "--user", "root", "--via", "srun", env=env)
+    wait_for(lambda: root_slurm("squeue", "-h", "-s", "-o", "%i").count(".") > 0)
+    process.send_signal(signal.SIGINT)
+    done = tool.end(process)
+    assert done.status == 130, done
+    assert "interrupted: the results are partial" in done.err
+    wait_for(lambda: root_slurm("squeue", "-h") == "")
+    assert not [row for node in slurm_lab.nodes for row in ours(node)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--via", "srun", "--salloc", "-p nosuch"],
+            "salloc: Job submit/allocate failed",
+        ),
+        (["--via", "srun", "--salloc", "-A 'x"], "--salloc -A 'x: no closing quotation"),
+        (["--via", "srun", "--job", "99999"], "--job 99999: Slurm knows no such job"),
+        (["--job", "7"], "--job: is for --via srun"),
+        (["--salloc", "-p x"], "--salloc: is for --via srun"),
+        (["--ssh-processes", "2", "--via", "srun"], "--ssh-processes: is for --via ssh"),
+    ],
+)
+def test_a_mistake_is_one_line(words, said, slurm_lab, fleet, tool):
+    env = {"SLURM_CONF": slurm_lab.slurm_conf}
+    done = tool("audit", fleet(slurm_lab.nodes), *words, env=env)
+    assert (done.status, done.out) == (2, ""), done
+    assert done.err.startswith(f"nodeready: {said}")
+    assert done.err.count("\n") == 1
+
+
+# --- ssh, shared between processes.
+
+
+def children(process):
+    """The processes that this one has started, by pid."""
+    path = f"/proc/{process.pid}/task/{process.pid}/children"
+    with open(path, encoding="utf-8") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def test_shared_between_processes_the_document_is_the_same(lab, fleet, tool):
+    where = fleet(lab.nodes)
+    # The errors of ports are judged by their change since the look before.
+    tool("audit", where, "-q")
+    one, two = (
+        tool("audit", where, "--format", "json", "--ssh-processes", str(count)) for count in (1, 2)
+    )
+    assert one.status == two.status == 3
+    first, second = (_results(done) for done in (one, two))
+    assert first.keys() == second.keys() == {node.name for node in lab.nodes}
+    for name, node in first.items():
+        mine, other = (
+            {r["check"]: r["status"] for r in n["results"]} for n in (node, second[name])
+        )
+        assert mine == other
+
+
+def test_ready_speaks_with_nodes_of_several_processes(lab, fleet, tool):
+    """Its mesh holds a channel with every node while the nodes connect to each other."""
+    where = fleet(lab.nodes)
+    done = tool(
+        "ready", where, "--user", "root", "--only", "proof.mesh,proof.ports", "--format", "json",
+        "--ssh-processes", "3",
+    )  # fmt: skip
+    found = {
+        node["name"]: {one["check"]: one["status"] for one in node["results"]}
+        for node in json.loads(done.out)["nodes"]
+    }
+    assert {node.name: found[node.name]["proof.mesh"] for node in lab.nodes} == dict.fromkeys(
+        (node.name for node in lab.nodes), "ok"
+    ), done
+
+
+def test_a_process_that_is_killed_costs_its_own_nodes(lab, fleet, tool):
+    """Named once, with what became of the process; the others are proven; nothing is left."""
+    process = tool.start(
+        "ready", fleet(lab.nodes), "--user", "root", "--format", "json", "--ssh-processes", "3"
+    )
+    # The looks and proofs are under way.
+    wait_for(lambda: any(ours(node) for node in lab.nodes))
+    os.kill(next(pid for pid in children(process) if _is_ours(pid)), signal.SIGKILL)
+    done = tool.end(process)
+    found = statuses(done)
+    lost = {name: error for name, (_, error) in found.items() if error}
+    assert len(lost) <= 1
+    assert len(found) == len(lab.nodes)
+    for error in lost.values():
+        assert error.startswith("the process that asked it was ended by signal 9"), error
+    assert lost or "signal 9" in done.out
+    assert done.status in (1, 3)
+    wait_for(lambda: not [row for node in lab.nodes for row in ours(node)])
+
+
+def _is_ours(pid):
+    """Whether this is a copy of the command: what it starts else is another program."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"nodeready" in file.read()
+    except OSError:
+        return False
+
+
+def test_an_interrupt_reaches_the_nodes_of_all_processes(lab, fleet, tool):
+    process = tool.start("ready", fleet(lab.nodes), "--user", "root", "--ssh-processes", "2")
+    wait_for(lambda: any(ours(node) for node in lab.nodes))
+    kept = children(process)
+    process.send_signal(signal.SIGINT)
+    done = tool.end(process)
+    assert done.status == 130, done
+    wait_for(lambda: not [row for node in lab.nodes for row in ours(node)])
+    wait_for(lambda: not [pid for pid in kept if os.path.exists(f"/proc/{pid}")])
+
+
+def test_children_end_with_a_parent_that_was_killed(lab, fleet, tool):
+    process = tool.start("ready", fleet(lab.nodes), "--user", "root", "--ssh-processes", "2")
+    wait_for(lambda: any(ours(node) for node in lab.nodes))
+    kept = children(process)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not [pid for pid in kept if os.path.exists(f"/proc/{pid}")])
+    wait_for(lambda: not [row for node in lab.nodes for row in ours(node)])
