@@ -682,11 +682,14 @@ class Target:
 
     @property
     def settled(self) -> Facts | None:
-        """The latest facts outside of state D, else the latest: every process is in state D for a
-        moment now and then."""
-        awake = [facts for facts in self.facts if facts.state != "D"]
-        known = awake or self.facts
-        return known[-1] if known else None
+        """The latest facts that hold for longer than a moment: every process is in state D now and
+        then, and one that looks every few ms for others, as TCPStore's first rank, in state R."""
+        if not self.facts:
+            return None
+        latest = self.facts[-1]
+        longer = {"R": "S", "D": "SR"}.get(latest.state, "")
+        back = self.facts[::-1]
+        return next((one for state in longer for one in back if one.state == state), latest)
 
     def plain(self, table: StackTable, main: bool, threads: bool) -> dict[str, Any]:
         """The rank's part of the trace. main, threads: with these stacks."""

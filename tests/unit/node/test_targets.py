@@ -54,6 +54,30 @@ def test_who_is_looked_into(facts, native, euid, why):
     assert target(*facts).refusal(euid, native) == why
 
 
+RUNS = replace(FACTS, state="R", wait_channel="", kernel_stack=())
+STOPPED = replace(FACTS, state="T", wait_channel="do_signal_stop")
+
+
+@pytest.mark.parametrize(
+    ("facts", "settled"),
+    [
+        ((), None),
+        ((FACTS, RUNS), FACTS),
+        ((RUNS, FACTS, ASLEEP), FACTS),
+        ((FACTS, RUNS, ASLEEP), FACTS),
+        ((RUNS, ASLEEP), RUNS),
+        ((RUNS, RUNS), RUNS),
+        ((ASLEEP, ASLEEP), ASLEEP),
+        ((FACTS, STOPPED), STOPPED),
+        # Somebody has sent SIGCONT since.
+        ((STOPPED, RUNS), RUNS),
+        ((STOPPED, ASLEEP), ASLEEP),
+    ],
+)
+def test_a_state_of_a_moment_is_not_told_where_another_was_seen(facts, settled):
+    assert target(*facts).settled is settled
+
+
 def test_py_spy_is_not_left_hanging_twice():
     again = target(FACTS, dumps=[Dump(error=HUNG)])
     assert again.refusal(0) == "not tried again: py-spy did not finish"
