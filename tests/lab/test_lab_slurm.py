@@ -195,6 +195,9 @@ def test_a_node_with_a_fault_has_slurm_too(slurm_lab: Lab) -> None:
         await_state(node, "IDLE")
         tried = node.run(f"srun -w {node.name} touch /etc/x", check=False)
         assert "Read-only file system" in tried.stderr
+        # A reset that meets slurmd before it has told the controller of the job's end leaves the
+        # node COMPLETING until the controller asks again, minutes later.
+        await_state(node, "IDLE")
     finally:
         node.reset()
     await_state(node, "IDLE")

@@ -156,13 +156,13 @@ def named_alone(
         found = end(started, said)
     finally:
         placed.undo()
-    assert found.suspects == placed.suspects, (placed.where, found)
-    assert placed.says in found.evidence, (placed.where, found)
-    assert found.status == 3, (placed.where, found)
+    assert found.suspects == placed.suspects, f"{placed.where}\n{found!r}"
+    assert placed.says in found.evidence, f"{placed.where}\n{found!r}"
+    assert found.status == 3, f"{placed.where}\n{found!r}"
     assert (found.data["verdict"], found.data["complete"]) == ("NO-GO", True)
     # Without the node, or without one of the two, the others may run.
     ((_, accused),) = placed.suspects
-    assert len(found.data["exclude"]) == 1, found
+    assert len(found.data["exclude"]) == 1, repr(found)
     assert {*found.data["exclude"]} <= {*accused}
     assert len(found.data["go"]) == len(nodes) - 1
 
