@@ -1,287 +1,45 @@
-"""The nodes' own last verdicts, kept by each node and collected without asking one of them.
+"""The nodes' own last verdicts, collected without asking one of them.
 
-The node writes its `Verdict` where its prolog reads it, into a directory that the nodes share,
-and as metrics for node_exporter. `nodeready audit --recorded SOURCE` reads them from that
-directory, or from Prometheus. A verdict is believed while it is young; a node without one is
-unknown, never ok. Whoever is root on a node decides what that node's verdict says. Whose verdict
-it is tells the file's name, or the label that Prometheus itself gives to the target.
-
-This module is also the node's: the standard library, Python 3.9, and quick to import.
+`nodeready audit --recorded SOURCE` reads them (`audit/verdict.py`) from a directory that the nodes
+share, or from Prometheus. A verdict is believed while it is young; a node without one is unknown,
+never ok. Whose verdict it is tells the file's name, or the label that Prometheus itself gives to
+the target.
 """
 
 from __future__ import annotations
 
+import base64
+import codecs
 import contextlib
 import json
 import math
 import os
 import re
-import select
-import signal
-import stat
-import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from nodeready.exit_codes import SIGNALS
+from nodeready.audit.document import STOPPING, NodeReport, Recorded
+from nodeready.audit.verdict import (
+    CHECK,
+    LISTED,
+    NODE,
+    Say,
+    SourceError,
+    Verdict,
+    beside,
+    content,
+    parse,
+)
+from nodeready.policy import Policy
+from nodeready.policy.policy import digest
+from nodeready.subjects.registry import SUBJECTS, Selection, check_ids
+from nodeready.subjects.result import ADMIN, NODEREADY, Result, fixable, na, ok
+from nodeready.subjects.snapshot import waive
+from nodeready.subjects.ssh_client.facts import clean_address, clean_name
+from nodeready.subjects.ssh_client.known_hosts import Names
 from nodeready.text import redact, sanitise, span
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nodeready.audit.document import NodeReport, Recorded
-    from nodeready.policy import Policy
-    from nodeready.subjects.registry import Selection
-    from nodeready.subjects.result import Result
-    from nodeready.subjects.ssh_client.known_hosts import Names
-
-# --- The verdict: what the node writes.
-
-SCHEMA = "nodeready.verdict/1"
-#: The statuses that a verdict tells with their texts, the worst first; of the others the ids.
-LISTED = ("fail", "warn", "unknown", "waived")
-#: Those that keep a job away (audit.document.STOPPING, which costs a prolog an import).
-_STOPPING = ("fail", "unknown")
-#: Characters of one text, and bytes of all results with their texts.
-_TEXT, _ROOM = 400, 40 << 10
-#: What stands in place of the texts for which there was no room.
-LEFT_OUT = "(left out: the verdict is full)"
-#: A host name that is the name of a file, too. A prolog compiles no pattern that it does not use.
-_NODE = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,248}"
-_CHECK = re.compile(r"[a-z0-9_]{1,80}\.[a-z0-9_]{1,80}")
-_ROW = ("check", "status", "expected", "actual", "source", "fix", "owner")
-#: No verdict was given before, or will be after (seconds since 1970).
-_LATEST_S = 1e11
-
-Row = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether the node may get a job, and what its checks found.
-
-    time:    when the node was judged, in seconds since 1970
-    boot_id: the boot for which the verdict holds
-    reasons: why the node may get no job, a short line each
-    node:    the node's own host name
-    version: of the nodeready that judged; "": of one that wrote no results
-    results: of LISTED, with the fields of a Result that are not empty
-    ok, na:  the ids of the other checks
-    """
-
-    time: float
-    boot_id: str
-    policy_digest: str
-    go: bool
-    reasons: tuple[str, ...] = ()
-    node: str = ""
-    version: str = ""
-    results: tuple[Row, ...] = ()
-    ok: tuple[str, ...] = ()
-    na: tuple[str, ...] = ()
-
-    def text(self) -> str:
-        """The verdict as a JSON object on one line."""
-        data = {"schema": SCHEMA, **vars(self), "time": round(self.time, 3)}
-        return json.dumps(data) + "\n"
-
-
-def parse(text: bytes) -> Verdict | None:
-    """The verdict that a file holds; None for a file of another schema."""
-    try:
-        data: Any = json.loads(text)
-        if data.pop("schema") != SCHEMA:
-            return None
-        found = Verdict(**data)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
-    lists = (found.reasons, found.ok, found.na)
-    sound = (
-        type(found.time) in (int, float)
-        and 0 <= found.time < _LATEST_S
-        and all(
-            isinstance(text, str)
-            for text in (found.boot_id, found.policy_digest, found.node, found.version)
-        )
-        and isinstance(found.go, bool)
-        and all(isinstance(one, (list, tuple)) for one in (*lists, found.results))
-        and all(isinstance(text, str) for one in lists for text in one)
-        and all(_CHECK.fullmatch(check) for check in (*found.ok, *found.na))
-        and all(map(_sound, found.results))
-        # A no-go says why.
-        and found.go is not bool(found.reasons)
-    )
-    if not sound:
-        return None
-    fields: dict[str, Any] = {}
-    for key, value in data.items():
-        fields[key] = tuple(value) if isinstance(value, list) else value
-    return Verdict(**fields)
-
-
-def _sound(row: Any) -> bool:
-    """Whether this is a result of a verdict."""
-    return (
-        isinstance(row, dict)
-        and all(key in _ROW and isinstance(value, str) for key, value in row.items())
-        and row.get("status") in LISTED
-        and bool(_CHECK.fullmatch(row.get("check", "")))
-    )
-
-
-def told(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
-    """The fields `results`, `ok` and `na` of a verdict, within their bounds; no status is lost."""
-    found: dict[str, list[Any]] = {"results": [], "ok": [], "na": []}
-    left = _ROOM
-    for result in sorted(results, key=lambda one: (*LISTED, "ok", "na").index(one.status)):
-        if result.status not in LISTED:
-            found[result.status].append(result.check)
-            continue
-        row = {key: sanitise(text, _TEXT) for key in _ROW if (text := getattr(result, key))}
-        size = len(json.dumps(row))
-        if size > left:
-            row = {key: row[key] for key in ("check", "status", "owner") if key in row}
-            row["actual"] = LEFT_OUT
-        else:
-            left -= size
-        found["results"].append(row)
-    return {key: tuple(values) for key, values in found.items()}
-
-
-# --- Work that may hang for ever (a file server that is gone): in a process beside this one,
-# which is left behind when its time is over. A thread that hangs in the kernel would keep this
-# process from ending.
-
-
-class SourceError(Exception):
-    """The verdicts could not be collected, in one line."""
-
-
-#: What such a process may say: a piece of its kind, a letter, and bytes.
-Say = Callable[[bytes, bytes], None]
-#: Kinds: the work is done; it failed, with one line why.
-_DONE, _FAILED = b".", b"!"
-
-
-def _close(number: int) -> None:
-    """Close a descriptor. gevent's os.close asks its hub first, which is not there in a child."""
-    os.closerange(number, number + 1)
-
-
-def _start(work: Callable[[Say], None], kept: Iterable[int] | None) -> tuple[int, int]:
-    """Begin this work in a process of its own: (its pid, the pipe from which its pieces come).
-
-    What it holds open stays open for as long as it hangs: neither who reads our output nor who
-    waits for a lock that we were given (cron's) may wait for it.
-    """
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return pid, reading
-    status = 1
-    try:
-        _close(reading)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number in range(3):
-            os.dup2(nothing, number)
-        if kept is not None:
-            needed = {0, 1, 2, writing, *kept}
-            for number in {int(name) for name in os.listdir("/proc/self/fd")} - needed:
-                _close(number)
-        for name in SIGNALS:
-            if signal.getsignal(name) is not signal.SIG_IGN:
-                signal.signal(name, signal.SIG_DFL)
-        with open(writing, "wb") as out:
-
-            def say(kind: bytes, data: bytes) -> None:
-                out.write(kind + len(data).to_bytes(4, "big") + data)
-
-            try:
-                work(say)
-                say(_DONE, b"")
-            except SourceError as error:
-                say(_FAILED, str(error).encode("utf-8", "backslashreplace"))
-            except OSError as error:
-                where = f": {error.filename}" if error.filename else ""
-                say(_FAILED, f"{error.strerror or error}{where}".encode("utf-8", "replace"))
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def beside(
-    works: Iterable[Callable[[Say], None]],
-    limit_s: float,
-    what: str,
-    kept: Iterable[int] | None = (),
-) -> Iterator[tuple[bytes, bytes]]:
-    """The pieces (kind, data) of these works, each in a process of its own, as they come.
-
-    what: whom we wait for, in the error
-    kept: descriptors that they hold open; None: all, for work that a signal ends
-    Raises SourceError for a work that failed, and for one that has not ended after limit_s.
-    """
-    deadline = time.monotonic() + limit_s
-    pids: dict[int, int] = {}
-    try:
-        for work in works:
-            pid, pipe = _start(work, kept)
-            pids[pipe] = pid
-        yield from _pieces(pids, deadline, f"{what}: no answer within {limit_s:g} s", what)
-    finally:
-        for pipe, pid in pids.items():
-            os.close(pipe)
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-            _reap(pid)
-
-
-def _reap(pid: int) -> None:
-    """Take the end of a process that was killed; one that hangs in the kernel is left."""
-    for _ in range(20):
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(pid, os.WNOHANG) == (0, 0):
-                time.sleep(0.01)
-                continue
-        return
-
-
-def _pieces(
-    pids: Mapping[int, int], deadline: float, late: str, what: str
-) -> Iterator[tuple[bytes, bytes]]:
-    poll = select.poll()
-    buffers = {pipe: bytearray() for pipe in pids}
-    for pipe in pids:
-        poll.register(pipe, select.POLLIN)
-    while buffers:
-        left = deadline - time.monotonic()
-        ready = poll.poll(max(0, int(left * 1000) + 1)) if left > 0 else []
-        if not ready:
-            if left > 0:
-                continue
-            raise SourceError(late)
-        for pipe, _ in ready:
-            data = os.read(pipe, 1 << 16)
-            if not data:
-                raise SourceError(f"{what}: its reader was ended")
-            buffer = buffers[pipe]
-            buffer += data
-            while len(buffer) >= 5:
-                size = int.from_bytes(buffer[1:5], "big")
-                if len(buffer) < 5 + size:
-                    break
-                kind, piece = bytes(buffer[:1]), bytes(buffer[5 : 5 + size])
-                del buffer[: 5 + size]
-                if kind == _FAILED:
-                    raise SourceError(piece.decode("utf-8", "replace"))
-                if kind == _DONE:
-                    poll.unregister(pipe)
-                    del buffers[pipe]
-                    break
-                yield kind, piece
-
 
 # --- What a source holds, whichever it is.
 
@@ -309,106 +67,14 @@ class Heard(NamedTuple):
 
 # --- A directory: DIRECTORY/NODE.json, written by the node that has this host name.
 
-#: Bytes of a file of a verdict; `told` stays below it.
-MAX_BYTES = 64 << 10
-#: Seconds that a node waits for its file server.
-WRITE_S = 10.0
-#: A write that hangs has this directory locked: no second one begins to hang beside it.
-LOCK = "/run/nodeready"
 #: Processes that read a directory, where it has many files: a file server answers each in turn.
 _READERS, _FEW = 8, 256
-
-
-def keep(verdict: Verdict, directory: str, max_age_s: float) -> None:
-    """Write the verdict into the directory, within WRITE_S, whatever hangs.
-
-    max_age_s: a verdict of another machine that is older than that is replaced
-    Raises SourceError, one line, and OSError.
-    """
-    from pathlib import Path
-
-    from nodeready.files import make_directory, write_atomically
-
-    if not re.fullmatch(_NODE, verdict.node):
-        raise SourceError(f"{directory}: no file of the host name {verdict.node!a} can be there")
-    path = Path(directory, f"{verdict.node}.json")
-
-    def write(say: Say) -> None:
-        there = twin(path, verdict, max_age_s, time.clock_gettime(time.CLOCK_BOOTTIME))
-        if there is not None:
-            raise SourceError(
-                f"{path}: another machine wrote it {span(max(0.0, verdict.time - there.time))} "
-                "ago: two have this host name"
-            )
-        write_atomically(path, [verdict.text()], 0o644, keep_mode=False)
-
-    import fcntl
-
-    make_directory(Path(LOCK), 0o755)
-    lock = os.open(LOCK, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise SourceError(f"{directory}: an earlier write still waits for it") from None
-    else:
-        # The process beside us has the lock, too, as long as it lives.
-        for _ in beside([write], WRITE_S, directory, [lock]):
-            pass
-    finally:
-        _close(lock)
-
-
-def twin(path: Path, verdict: Verdict, max_age_s: float, uptime_s: float) -> Verdict | None:
-    """What another machine of the same host name has lately written there.
-
-    Since our boot, our own verdicts have our boot's id.
-    """
-    at = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _, text = _content(at, path.name)
-    except OSError:
-        return None
-    finally:
-        _close(at)
-    there = parse(text)
-    if there is None or there.boot_id == verdict.boot_id:
-        return None
-    age = verdict.time - there.time
-    return there if abs(age) <= max_age_s and age < uptime_s else None
-
-
-def _content(at: int, name: str, owners: frozenset[int] | None = None) -> tuple[str, bytes]:
-    """(why the file is not read or "", its content). at: its directory. Raises OSError."""
-    place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-    try:
-        status = os.fstat(place)
-        if not stat.S_ISREG(status.st_mode):
-            return "no regular file", b""
-        if owners is not None and status.st_uid not in owners:
-            return (
-                f"belongs to uid {status.st_uid}, which is neither root nor the directory's",
-                b"",
-            )
-        if owners is not None and status.st_mode & 0o022:
-            return "others can write it", b""
-        handle = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    finally:
-        _close(place)
-    try:
-        text = bytearray()
-        while len(text) <= MAX_BYTES and (more := os.read(handle, MAX_BYTES + 1 - len(text))):
-            text += more
-    finally:
-        _close(handle)
-    return ("larger than a verdict", b"") if len(text) > MAX_BYTES else ("", bytes(text))
 
 
 def _reader(directory: str, number: int, total: int) -> Callable[[Say], None]:
     """Reads each file of the directory that falls to this one of so many readers."""
 
     def read(say: Say) -> None:
-        import zlib
-
         at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         # Whoever owns the directory decides what is in it anyway: an NFS server that takes root's
         # files as a user's own (root_squash) makes both that user's.
@@ -418,10 +84,10 @@ def _reader(directory: str, number: int, total: int) -> Callable[[Say], None]:
         for name in names:
             host = name[: -len(".json")]
             raw = os.fsencode(name)
-            if zlib.crc32(raw) % total != number or not re.fullmatch(_NODE, host):
+            if zlib.crc32(raw) % total != number or not re.fullmatch(NODE, host):
                 continue
             try:
-                problem, text = _content(at, name, owners)
+                problem, text = content(at, name, owners)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -446,14 +112,12 @@ def _of_file(host: str, problem: str, text: bytes) -> Heard:
 
 def of_verdict(host: str, found: Verdict) -> Heard:
     """What a verdict says."""
-    from nodeready.subjects.result import Result, na, ok
-
     if not found.version:
         return Heard(host, problem="an older nodeready wrote its verdict: deploy the gate")
     # Healthy nodes say the same: equal results are one object.
     results = (*(Result(**row) for row in found.results), *map(ok, found.ok))
     results = (*results, *(na(check, "") for check in found.na))
-    if found.go is any(result.status in _STOPPING for result in results):
+    if found.go is any(result.status in STOPPING for result in results):
         return Heard(host, problem="its verdict contradicts its results")
     return Heard(host, found.time, found.policy_digest, found.version, results)
 
@@ -530,7 +194,6 @@ def source(words: str, token: str = "") -> Source:
 
     token: for ``Authorization: Bearer``; a directory has no use for it
     """
-    import base64
     from urllib.parse import parse_qsl, unquote, urlsplit
 
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", words):
@@ -631,8 +294,6 @@ class _Answer:
     """The samples of an answer while it comes: a large one is never there as a whole."""
 
     def __init__(self, shown: str) -> None:
-        import codecs
-
         self.shown, self.warnings = shown, False
         self._text = ""
         self._head: str | None = None
@@ -741,13 +402,11 @@ class _Target:
 
     def heard(self, host: str, labels: Iterable[tuple[str, str]]) -> Heard:
         """What that says. labels: of the target, beside job and instance."""
-        from nodeready.subjects.result import Result
-
         if self.time is None:
             return Heard(host, problem="its metrics have no time of a verdict")
         if len(self.nodes) > 1:
             return Heard(host, problem=f"its metrics are of {len(self.nodes)} nodes: an audit's")
-        sound = all(_CHECK.fullmatch(check) and status in LISTED for check, status in self.found)
+        sound = all(CHECK.fullmatch(check) and status in LISTED for check, status in self.found)
         came = {status: sum(one == status for _, one in self.found) for status in LISTED}
         whole = all(self.counts.get(status, 0) == came[status] for status in LISTED)
         problem = "" if self.complete else "its look was interrupted"
@@ -849,8 +508,6 @@ def owner(names: Names, host: str) -> tuple[str, bool]:
 
     ("", False): none has it, or several have
     """
-    from nodeready.subjects.ssh_client.facts import clean_address, clean_name
-
     clean = clean_name(host) or clean_address(host)
     if host and host in names.of:
         return host, True
@@ -906,9 +563,6 @@ def reports(
     now: float,
 ) -> tuple[tuple[NodeReport, ...], Recorded]:
     """The reports of the nodes by what was heard of them, and what is said about all of them."""
-    from nodeready.audit.document import NodeReport, Recorded
-    from nodeready.policy.policy import digest
-
     digests = {policy: digest([asked.own(policy)]) for policy in {*asked.policies.values()}}
     chosen = _chosen(asked.selection)
     nodes: list[NodeReport] = []
@@ -947,8 +601,6 @@ def _why_not(
     one: Heard | None, age: float | None, policy: Policy, source: Source
 ) -> Result | None:
     """What stands in place of a verdict that cannot be believed; None: it can."""
-    from nodeready.subjects.result import ADMIN, NODEREADY, Result
-
     most, fix = policy.gate_max_age_s, _RUN
     if one is None:
         why = "no verdict is recorded"
@@ -978,20 +630,15 @@ def _why_not(
 
 def _chosen(selection: Selection) -> Callable[[str], bool]:
     """Whether a result of this check is shown. What this nodeready does not know is."""
-    from nodeready.subjects.registry import SUBJECTS, check_ids
-
     hidden = {*check_ids(), *(subject.observed.id for subject in SUBJECTS.values())}
     hidden -= {*selection.checks, *(SUBJECTS[name].observed.id for name in selection.subjects)}
     return lambda check: check not in hidden
 
 
 def _results(
-    one: Heard, policy: Policy, digest: str, asked: Asked, chosen: Callable[[str], bool]
+    one: Heard, policy: Policy, own: str, asked: Asked, chosen: Callable[[str], bool]
 ) -> list[Result]:
     """The results of a verdict that is believed, and by what it was judged where that differs."""
-    from nodeready.subjects.result import fixable, ok
-    from nodeready.subjects.snapshot import waive
-
     found = []
     for result in one.results:
         if result.check in OF_VERDICTS or not chosen(result.check):
@@ -1003,9 +650,9 @@ def _results(
             found.append(result)
     found.append(ok(VERDICT, f"at most {policy.gate_max_age_s} s old"))
     other = []
-    if one.policy_digest != digest:
+    if one.policy_digest != own:
         said = sanitise(one.policy_digest, 40) or "none"
-        other.append(fixable(POLICY, f"policy {digest}", f"judged by policy {said}"))
+        other.append(fixable(POLICY, f"policy {own}", f"judged by policy {said}"))
     if one.version and one.version != asked.version:
         said = sanitise(one.version, 40)
         other.append(fixable(BUNDLE, f"nodeready {asked.version}", f"judged by nodeready {said}"))

@@ -25,13 +25,13 @@ from nodeready.audit.recorded import (
     OF_VERDICTS,
     Asked,
     Source,
-    SourceError,
     collect,
     reports,
     sorted_out,
     source,
 )
 from nodeready.audit.run import audit_of, combined, groups, looked_at, remember
+from nodeready.audit.verdict import SourceError
 from nodeready.cli.options import (
     Refused,
     asking,

@@ -25,7 +25,7 @@ from nodeready.shell import search_path
 from nodeready.text import now, redacted, sanitise
 
 if TYPE_CHECKING:
-    from nodeready.audit.recorded import Verdict
+    from nodeready.audit.verdict import Verdict
 
 #: The first word of our reasons. A drain with another reason is never overwritten or taken back.
 PREFIX = "nodeready:"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from nodeready import exit_codes
-from nodeready.audit.recorded import Verdict, parse
+from nodeready.audit.verdict import Verdict, parse
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.text import sanitise
@@ -121,7 +121,7 @@ def judged(audit: Audit, policy: Policy) -> Verdict:
     """The verdict that an audit of this machine comes to."""
     from nodeready import __version__
     from nodeready.audit.document import go, reasons
-    from nodeready.audit.recorded import told as rows
+    from nodeready.audit.verdict import told as rows
 
     (node,) = audit.nodes
     return Verdict(
@@ -166,7 +166,7 @@ def share(verdict: Verdict, policy: Policy) -> list[str]:
     directory = policy.gate_directory
     if not directory:
         return []
-    from nodeready.audit.recorded import SourceError, keep
+    from nodeready.audit.verdict import SourceError, keep
 
     try:
         keep(verdict, directory, policy.gate_max_age_s)

@@ -42,6 +42,7 @@ from paramiko.packet import Packetizer
 from paramiko.ssh_exception import AuthenticationException
 
 from nodeready import shell
+from nodeready.transport.local import end_session
 from nodeready.transport.ssh_config import Settings, Unusable
 
 # --- paramiko's connection, within bounds.
@@ -346,12 +347,7 @@ class Proxy:
         self.sock.close()
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGTERM)
-        try:
-            self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        end_session(self._process)
         self._said.close()
 
 

@@ -62,6 +62,16 @@ def _start(line: str, stderr: int) -> subprocess.Popen[bytes]:
     )
 
 
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """Wait a second for a process that leads a session of its own, then end all of the session."""
+    try:
+        process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 class Child:
     """A command that runs on this machine. `end` must be called in the end."""
 
@@ -296,40 +306,50 @@ class Local(Carrier):
 
     def open(self, request: Request) -> Dialogue:
         command = self._command(request)
-        return Dialogue(lambda: Pipes(command.line), command.stdin, request.mark, sudo=self._sudo)
+        return Dialogue(lambda: piped(command.line), command.stdin, request.mark, sudo=self._sudo)
 
 
 class Pipes:
-    """A command on this machine as a Stream."""
+    """A command on this machine as a Stream.
 
-    def __init__(self, line: str) -> None:
-        self._process = _start(line, subprocess.STDOUT)
-        self._to, self._out = (
-            cast("IO[bytes]", one) for one in (self._process.stdin, self._process.stdout)
-        )
+    process: begun with pipes, in a session of its own
+    """
 
-    def read(self, limit_s: float) -> bytes:
-        """See Stream. Raises TimeoutError, OSError."""
-        if not select.select([self._out], [], [], limit_s)[0]:
-            raise TimeoutError
-        return os.read(self._out.fileno(), PIECE)
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._to, self._out = (cast("IO[bytes]", one) for one in (process.stdin, process.stdout))
 
-    def write(self, data: bytes, limit_s: float) -> None:
-        """See Stream. Raises TimeoutError, OSError."""
-        until, left = time.monotonic() + limit_s, memoryview(data)
+    def read(self, limit_s: float | None) -> bytes:
+        """See Stream; None: without a limit. Raises TimeoutError, OSError."""
+        return read_piece(self._out, limit_s)
+
+    def write(self, data: bytes, limit_s: float | None) -> None:
+        """See Stream; None: without a limit. Raises TimeoutError, OSError."""
+        until = None if limit_s is None else time.monotonic() + limit_s
+        left = memoryview(data)
         while left:
-            wait = max(0.0, until - time.monotonic())
+            wait = None if until is None else max(0.0, until - time.monotonic())
             if not select.select([], [self._to], [], wait)[1]:
                 raise TimeoutError
             left = left[os.write(self._to.fileno(), left[:_PIPE_BUF]) :]
 
-    def close(self) -> None:
+    def end_input(self) -> None:
         with contextlib.suppress(OSError):
             self._to.close()
-        try:
-            self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+
+    def close(self) -> None:
+        self.end_input()
+        end_session(self._process)
         self._out.close()
+
+
+def read_piece(file: IO[bytes], limit_s: float | None) -> bytes:
+    """What stands in a pipe. Raises TimeoutError when nothing does for so long."""
+    if not select.select([file], [], [], limit_s)[0]:
+        raise TimeoutError
+    return os.read(file.fileno(), PIECE)
+
+
+def piped(line: str) -> Pipes:
+    """A command line of this machine's shell as a Stream."""
+    return Pipes(_start(line, subprocess.STDOUT))

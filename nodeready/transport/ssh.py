@@ -11,8 +11,6 @@ import getpass
 import os
 import re
 import resource
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -74,7 +72,7 @@ from nodeready.transport.base import (
     with_sudo,
 )
 from nodeready.transport.dialogue import PIECE, SEND_S, Dialogue, Stream
-from nodeready.transport.local import Pipes
+from nodeready.transport.local import Pipes, piped, read_piece
 from nodeready.transport.look import Look
 from nodeready.transport.processes import Peer, Processes, forked
 from nodeready.transport.ssh_config import Login, Unusable
@@ -91,7 +89,6 @@ _SSH = 22
 #: Output in front of the answer: a login that prints more than this is broken. Small, because
 #: hundreds of nodes may do so at once.
 NOISE_BYTES = 1 << 20
-_PIECE = 64 << 10
 
 #: Arguments of pyinfra's that put something around a command; without them it goes as it is.
 _AROUND = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
@@ -321,7 +318,7 @@ def _text(data: bytes | bytearray) -> str:
 def _read_errors(read: Callable[[int], bytes], buffer: bytearray) -> bool:
     """Read standard error to its end, keeping its first bytes; False when it has no end."""
     total = 0
-    while piece := read(_PIECE):
+    while piece := read(PIECE):
         total += len(piece)
         if total > ANSWER_BYTES:
             return False
@@ -366,7 +363,7 @@ def over_ssh(
         # Both streams share the channel's window: one that nobody reads would stop the other.
         drain = gevent.spawn(stderr)
         helpers.append(drain)
-        while piece := channel.recv(_PIECE):
+        while piece := channel.recv(PIECE):
             buffer.add(piece)
         drain.join()
         if endless:
@@ -389,7 +386,7 @@ class _NoMaster(OSError):
 _NOT_BEGUN = re.compile(r"UNKNOWN port|kex_exchange_identification|Connection closed by remote")
 
 
-class _OverMaster:
+class _OverMaster(Pipes):
     """A command over the connection of a master, by `ssh`, as a Stream.
 
     apart: standard error has a pipe of its own
@@ -398,52 +395,30 @@ class _OverMaster:
     def __init__(self, connector: Connector, command: str, *, apart: bool = False) -> None:
         settings = connector.ways.settings(connector.login())
         self._master = connector.master
-        self._process = subprocess.Popen(
-            [*connection.by_socket(settings, self._master), "--", settings.name, command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if apart else subprocess.STDOUT,
-            start_new_session=True,
-            cwd="/",
+        super().__init__(
+            subprocess.Popen(
+                [*connection.by_socket(settings, self._master), "--", settings.name, command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if apart else subprocess.STDOUT,
+                start_new_session=True,
+                cwd="/",
+            )
         )
-        self._to, self.out = (
-            cast("IO[bytes]", one) for one in (self._process.stdin, self._process.stdout)
-        )
-        self.err = self._process.stderr
 
-    def read(self, limit_s: float) -> bytes:
+    def read(self, limit_s: float | None) -> bytes:
         """See Stream."""
-        piece = self._piece(self.out, limit_s)
+        piece = super().read(limit_s)
         if not piece and (why := self.lost("")):
             raise EOFError(why)
         return piece
 
-    @staticmethod
-    def _piece(file: IO[bytes], limit_s: float | None) -> bytes:
-        if not select.select([file], [], [], limit_s)[0]:
-            raise TimeoutError
-        return os.read(file.fileno(), _PIECE)
-
-    def read_out(self, _: int) -> bytes:
-        return self._piece(self.out, None)
+    def read_out(self) -> bytes:
+        """What the command printed; b"": its output has ended, whyever."""
+        return super().read(None)
 
     def read_err(self, _: int) -> bytes:
-        assert self.err is not None
-        return self._piece(self.err, None)
-
-    def write(self, data: bytes, limit_s: float | None) -> None:
-        """See Stream."""
-        until = None if limit_s is None else time.monotonic() + limit_s
-        left = memoryview(data)
-        while left:
-            wait = None if until is None else max(0.0, until - time.monotonic())
-            if not select.select([], [self._to], [], wait)[1]:
-                raise TimeoutError
-            left = left[os.write(self._to.fileno(), left[:4096]) :]
-
-    def end_input(self) -> None:
-        with contextlib.suppress(OSError):
-            self._to.close()
+        return read_piece(cast("IO[bytes]", self._process.stderr), None)
 
     def status(self) -> int:
         return self._process.wait()
@@ -457,16 +432,9 @@ class _OverMaster:
         return "" if connection.answers(self._master) else "the master of ssh has ended"
 
     def close(self) -> None:
-        self.end_input()
-        try:
-            self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        for file in (self.out, self.err):
-            if file is not None:
-                file.close()
+        super().close()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
 
 
 #: ssh's exit status for what goes wrong with ssh itself.
@@ -493,7 +461,7 @@ def over_master(
 
     helpers = [gevent.spawn(feed), gevent.spawn(stderr)]
     try:
-        while piece := stream.read_out(_PIECE):
+        while piece := stream.read_out():
             buffer.add(piece)
         helpers[1].join()
         if endless:
@@ -882,7 +850,7 @@ class Connected(Carrier):
             if isinstance(link.host.connector, SSHConnector):
                 return _OverSsh(transport_of(link.host), words)
             if isinstance(link.host.connector, LocalConnector):
-                return Pipes(words)
+                return piped(words)
             raise ValueError("needs ssh")
 
         def held() -> Stream:

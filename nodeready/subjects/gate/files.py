@@ -31,7 +31,7 @@ from nodeready.subjects.templates import render
 #: The settings that all nodes of a run complete, and that one node cannot judge by.
 _FLEET = ("ssh_known_hosts",)
 #: Seconds for a look of the timer, for which nobody waits: more than the look's own limit
-#: (healthcheck/here.py) and that of a file server (audit/recorded.py).
+#: (healthcheck/here.py) and that of a file server (audit/verdict.py).
 RECORD_S = 85
 #: Seconds of the health check for asking and telling Slurm.
 SLURM_S = 10

@@ -19,7 +19,19 @@ import pytest
 
 from nodeready import __version__
 from nodeready.audit import recorded
-from nodeready.audit.recorded import Asked, Heard, SourceError, Verdict, source
+from nodeready.audit.recorded import Asked, Heard, source
+from nodeready.audit.verdict import (
+    LEFT_OUT,
+    MAX_BYTES,
+    Say,
+    SourceError,
+    Verdict,
+    beside,
+    content,
+    parse,
+    told,
+    twin,
+)
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.reports.monitoring import prometheus
@@ -42,7 +54,7 @@ def verdict(name: str = "gpu001", results: Any = RESULTS, age_s: float = 12.0) -
         *(time.time() - age_s, "boot", digest([own(POLICY)]), not stop, tuple(stop)),
         node=name,
         version=__version__,
-        **recorded.told(results),
+        **told(results),
     )
 
 
@@ -70,7 +82,7 @@ def why(node: Any) -> str:
 
 def test_what_is_written_is_heard_with_its_texts():
     written = verdict()
-    read = recorded.parse(written.text().encode())
+    read = parse(written.text().encode())
     assert read == replace(written, time=round(written.time, 3))
     heard = recorded.of_verdict("gpu001", read)
     assert not heard.problem
@@ -85,24 +97,24 @@ def test_no_status_is_lost_however_long_the_texts_are():
     results = [fail(f"a.b{n}", HOSTILE * 30, "\U0001f525" * 4000, "s", "f") for n in range(90)]
     results += [unknown("a.late", "hung"), warn("a.warned", "x", "y" * 5000)]
     text = verdict(results=results).text().encode()
-    assert len(text) < recorded.MAX_BYTES
-    heard = recorded.of_verdict("gpu001", recorded.parse(text))
+    assert len(text) < MAX_BYTES
+    heard = recorded.of_verdict("gpu001", parse(text))
     statuses = {one.check: one.status for one in heard.results}
     assert statuses == {one.check: one.status for one in results}
-    assert recorded.LEFT_OUT in {one.actual for one in heard.results}
+    assert LEFT_OUT in {one.actual for one in heard.results}
     assert "\x1b" not in json.dumps(text.decode()) + str(heard.results[0].expected)
 
 
 def test_one_without_results_is_that_of_an_older_nodeready():
     old = Verdict(time.time(), "boot", digest([own(POLICY)]), True)
-    assert recorded.parse(old.text().encode()) == replace(old, time=round(old.time, 3))
+    assert parse(old.text().encode()) == replace(old, time=round(old.time, 3))
     assert "older nodeready" in recorded.of_verdict("gpu001", old).problem
 
 
 def test_a_machine_of_the_same_name_is_noticed_and_a_reboot_is_none(tmp_path):
     path, now = tmp_path / "gpu001.json", time.time()
     ours = replace(verdict(), time=now, boot_id="ours")
-    assert recorded.twin(path, ours, 900, 1e6) is None
+    assert twin(path, ours, 900, 1e6) is None
     for age, boot, uptime, twins in (
         (60, "another", 1e6, True),
         (60, "ours", 1e6, False),  # our own last one
@@ -110,7 +122,7 @@ def test_a_machine_of_the_same_name_is_noticed_and_a_reboot_is_none(tmp_path):
         (1000, "another", 1e6, False),  # it is gone for long
     ):
         path.write_text(replace(verdict(), time=now - age, boot_id=boot).text())
-        assert (recorded.twin(path, ours, 900, uptime) is not None) is twins, (age, boot, uptime)
+        assert (twin(path, ours, 900, uptime) is not None) is twins, (age, boot, uptime)
 
 
 # --- A directory.
@@ -134,7 +146,7 @@ def place(directory: Path, what: str) -> None:
                 "no JSON": good[:-9],
                 "another's": verdict("gpu002").text(),
                 "nobody's": good.replace('"gpu001"', '""'),
-                "huge": good + " " * recorded.MAX_BYTES,
+                "huge": good + " " * MAX_BYTES,
                 "deep": "[" * 60_000,
                 "another schema": good.replace("verdict/1", "verdict/2"),
                 "a number without end": good.replace('"time": ', '"time": 1' + "0" * 400),
@@ -187,7 +199,7 @@ def test_a_file_of_somebody_elses_is_not_read(tmp_path):
     (tmp_path / "gpu001.json").write_text(verdict().text())
     at = os.open(tmp_path, os.O_RDONLY)
     try:
-        problem, text = recorded._content(at, "gpu001.json", frozenset({os.geteuid() + 1}))
+        problem, text = content(at, "gpu001.json", frozenset({os.geteuid() + 1}))
     finally:
         os.close(at)
     assert "belongs to uid" in problem
@@ -215,18 +227,18 @@ def test_a_directory_that_is_none_is_one_line(tmp_path):
 
 
 def test_what_hangs_is_left_behind_in_its_time():
-    def hang(say: recorded.Say) -> None:
+    def hang(say: Say) -> None:
         say(b"f", b"one")
         os.read(os.pipe()[0], 1)
 
     got = []
     with pytest.raises(SourceError, match=r"^/srv/x: no answer within 0\.5 s$"):
-        got.extend(recorded.beside([hang, lambda say: None], 0.5, "/srv/x"))
+        got.extend(beside([hang, lambda say: None], 0.5, "/srv/x"))
 
 
 def test_a_reader_that_is_killed_is_no_empty_directory():
     with pytest.raises(SourceError, match="reader was ended"):
-        list(recorded.beside([lambda say: os.kill(os.getpid(), 9)], 20, "/srv/x"))
+        list(beside([lambda say: os.kill(os.getpid(), 9)], 20, "/srv/x"))
 
 
 # --- Ages, and by what it was judged.
@@ -753,6 +765,6 @@ def test_a_source_that_does_not_answer_is_our_failure_in_one_line(tool):
 
 def test_ten_thousand_healthy_nodes_are_few_objects():
     text = verdict(results=RESULTS[:2]).text().encode()
-    first, second = (recorded.of_verdict("gpu001", recorded.parse(text)) for _ in range(2))
+    first, second = (recorded.of_verdict("gpu001", parse(text)) for _ in range(2))
     assert [a is b for a, b in zip(first.results, second.results, strict=True)] == [True, True]
     assert fleet(4).recorded is None

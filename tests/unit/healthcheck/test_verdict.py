@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.audit.recorded import Verdict
+from nodeready.audit.verdict import Verdict
 from nodeready.healthcheck import gate
 
 GOOD = Verdict(1000.0, "boot", "policy", True)
