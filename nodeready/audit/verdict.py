@@ -146,7 +146,7 @@ def told(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
 
 
 class SourceError(Exception):
-    """The verdicts could not be collected, in one line."""
+    """A verdict could not be kept, or the nodes' could not be collected: why, in one line."""
 
 
 #: What such a process may say: a piece of its kind, a letter, and bytes.
