@@ -12,9 +12,10 @@ inventory      a factory: `inventory(nodes, core_pattern="x")` writes a pyinfra 
 
 tool, fleet    the command as a user runs it, and inventories for it: tests/command.py
 
-The folder of a test says what it needs: tests/unit nothing, not even root; tests/lab nodes of the
-lab; tests/attacks the same and somebody hostile on them; tests/vm the virtual machine; tests/hang
-a real training on nodes of the lab.
+The folder of a test says what it needs: tests/unit nothing beyond Python and sh, not even root;
+tests/lifecycle nodes of the lab, and no program beyond those of `make demo`; tests/lab nodes of
+the lab; tests/attacks the same and somebody hostile on them; tests/vm the virtual machine;
+tests/hang a real training on nodes of the lab. It says the tier, too: tests/tiers.py.
 """
 
 from __future__ import annotations
@@ -35,31 +36,12 @@ from nodeready.lab.state import check_kernel, check_needs
 from nodeready.subjects.result import Check
 from tests import declared
 from tests.command import fleet, ours, tool, wait_for
-from tests.paths import ROOT
 
 __all__ = ["fleet", "tool"]
 
+pytest_plugins = ["tests.tiers"]
+
 Files = Mapping[str, Content]
-
-#: folder -> the marks of all tests in it.
-MARKS = {
-    "unit": [],
-    "lab": [pytest.mark.lab],
-    "attacks": [pytest.mark.lab],
-    "vm": [pytest.mark.vm],
-    "hang": [pytest.mark.lab, pytest.mark.torch, pytest.mark.xdist_group("torch")],
-}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder. Raises UsageError for a unit test that wants a node."""
-    for item in items:
-        folder = item.path.relative_to(ROOT / "tests").parts[0]
-        for mark in MARKS[folder]:
-            item.add_marker(mark)
-        if folder == "unit" and "lab_machine" in getattr(item, "fixturenames", ()):
-            raise pytest.UsageError(f"{item.nodeid} wants nodes of the lab: move it to tests/lab")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+"""How many small faults in the product the tests notice.
+
+    scripts/mutation.py map MAP [PYTEST ARGUMENTS...]
+    scripts/mutation.py run MAP [--seed WORD] [--count N] [--only PATH]... [--jobs N] [-o FILE]
+    scripts/mutation.py compare FILE FILE
+
+`map` runs the tests once and writes to MAP which test executes which line, also in the processes
+that a test starts. `run` breaks one place at a time in a copy of the checkout (a comparison, a
+constant, a boolean operator, a removed statement, two swapped arguments), runs the tests that
+execute that line, the quickest first, and counts the faults that no test notices. The places are
+drawn by WORD and stay the same when lines move, so that two states can be compared.
+
+A line that the map does not know (a program sent to a node as text) is tried with the tests whose
+folder or file is named as its room or module. Python files of nodeready/ and operations/ only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import concurrent.futures
+import contextlib
+import copy
+import hashlib
+import io
+import json
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+#: A mutant's tests may take this many times as long as they took unchanged, and 60 s more.
+SLOWER, GRACE_S = 3, 60
+#: Tests of one mutant: enough for 3 minutes, the quickest first.
+LIMIT_S = 180
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+
+
+# --- Places to break -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: this text in place of what stands from `start` to `end` (bytes of the file)."""
+
+    path: str
+    line: int
+    last_line: int
+    kind: str
+    start: int
+    end: int
+    text: str
+    before: str
+
+    def key(self, seed: str) -> str:
+        words = (seed, self.path, self.kind, self.before, self.text)
+        return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.kind}: {self.before!r} -> {self.text!r}"
+
+
+def mutate_expression(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """The kinds of fault that fit an expression, each with the expression in its place."""
+    broken: Any = copy.deepcopy(node)
+    match node:
+        case ast.Compare(ops=[operator, *_]) if type(operator) in COMPARISONS:
+            broken.ops[0] = COMPARISONS[type(operator)]()
+            yield "comparison", broken
+        case ast.BoolOp():
+            broken.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+            yield "boolean", broken
+        case ast.UnaryOp(op=ast.Not()):
+            yield "boolean", broken.operand
+        case ast.Constant(value=bool(value)):
+            yield "constant", ast.Constant(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield "constant", ast.Constant(value + 1)
+        case ast.Constant(value=str(value)) if re.fullmatch(r"\S+", value):
+            yield "constant", ast.Constant(value + "_")
+        case ast.Call(args=[first, second, *_]) if ast.dump(first) != ast.dump(second):
+            broken.args[:2] = broken.args[1::-1]
+            yield "arguments", broken
+
+
+REMOVABLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.Return, ast.Continue, ast.Raise, ast.Delete)
+
+
+def is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def nodes_of(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node that can be broken: no annotation, docstring or part of an f-string."""
+    if is_docstring(node) or isinstance(node, ast.JoinedStr):
+        return
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        return
+    yield node
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "type_params"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from nodes_of(child)
+
+
+def mutants_of(path: str, source: str) -> Iterator[Mutant]:
+    """Every fault of one file.
+
+    >>> [str(mutant) for mutant in mutants_of("a.py", "x = y < 3")]
+    ["a.py:1: removed: 'x = y < 3' -> 'pass'", "a.py:1: comparison: 'y < 3' -> 'y <= 3'", \
+"a.py:1: constant: '3' -> '4'"]
+    """
+    data = source.encode()
+    offsets = [0]
+    for row in data.splitlines(keepends=True):
+        offsets.append(offsets[-1] + len(row))
+    for node in nodes_of(ast.parse(source)):
+        if not hasattr(node, "lineno"):
+            continue
+        place: Any = node
+        start = offsets[place.lineno - 1] + place.col_offset
+        end = offsets[place.end_lineno - 1] + place.end_col_offset
+        before = data[start:end].decode()
+        faults = [(kind, ast.unparse(broken)) for kind, broken in mutate_expression(node)]
+        if isinstance(node, REMOVABLE):
+            faults.append(("removed", "pass"))
+        for kind, text in faults:
+            yield Mutant(path, place.lineno, place.end_lineno, kind, start, end, text, before)
+
+
+def draw(seed: str, count: int, only: list[str]) -> list[Mutant]:
+    """`count` faults of the product's files below `only`."""
+    mutants = []
+    for top in ("nodeready", "operations"):
+        for file in sorted((ROOT / top).rglob("*.py")):
+            path = str(file.relative_to(ROOT))
+            if file.parent.is_symlink() or path.startswith("nodeready/operations"):
+                continue
+            if not only or any(path.startswith(prefix) for prefix in only):
+                mutants += mutants_of(path, file.read_text())
+    return sorted(mutants, key=lambda mutant: mutant.key(seed))[:count]
+
+
+# --- The map: line -> tests ----------------------------------------------------------------------
+
+
+def make_map(output: Path, arguments: list[str]) -> int:
+    """Run pytest with these arguments; write which test executes which line."""
+    with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
+        rc = Path(directory, "coveragerc")
+        rc.write_text(
+            "[run]\nbranch = true\nparallel = true\n"
+            f"data_file = {directory}/data\nsource = {ROOT}/nodeready,{ROOT}/operations\n"
+            "core = ctrace\nconcurrency = thread,gevent\npatch = _exit,fork\n"
+            "context = ${PYTEST_CURRENT_TEST-}\ndisable_warnings = no-data-collected\n"
+            "  module-not-measured\n  couldnt-parse\n"
+        )
+        environment = {**os.environ, "COVERAGE_PROCESS_START": str(rc), "NODEREADY_COLD": "1"}
+        words = ["-p", "mutation_plugin", *arguments]
+        status = subprocess.run(
+            [sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, check=False
+        ).returncode
+        import coverage
+
+        measured = coverage.Coverage(data_file=f"{directory}/data", config_file=False)
+        measured.combine([directory], keep=True)
+        measured.save()
+        data = measured.get_data()
+        lines: dict[str, dict[int, list[str]]] = {}
+        for path in data.measured_files():
+            if not Path(path).is_relative_to(ROOT):
+                continue
+            by_line = lines.setdefault(str(Path(path).relative_to(ROOT)), {})
+            for line, contexts in data.contexts_by_lineno(path).items():
+                tests = {re.sub(r" \((setup|call|teardown)\)$", "", word) for word in contexts}
+                by_line[line] = sorted(test for test in tests if "::" in test)
+        durations = {}
+        for part in Path(directory).glob("durations-*.json"):
+            durations.update(json.loads(part.read_text()))
+        output.write_text(json.dumps({"lines": lines, "seconds": durations}))
+        total = measured.report(file=io.StringIO())
+        print(f"{len(durations)} tests; {total:.1f} % of lines and branches; {output}")
+    return status
+
+
+def related(mutant: Mutant, tests: dict[str, float]) -> list[str]:
+    """Tests whose path names the mutant's module, or its folder."""
+    parts = Path(mutant.path).with_suffix("").parts
+    for word in (parts[-1].strip("_"), *reversed(parts[1:-1])):
+        found = [
+            test for test in tests if re.search(rf"[/_]{word}(?=[/_.s])", test.split("::")[0])
+        ]
+        if found:
+            return found
+    return []
+
+
+def chosen(mutant: Mutant, known: dict[str, Any]) -> list[str]:
+    """The tests to run: those of its lines, else related ones; the quickest first."""
+    seconds = known["seconds"]
+    by_line = known["lines"].get(mutant.path, {})
+    tests = {
+        test
+        for line in range(mutant.line, mutant.last_line + 1)
+        for test in by_line.get(str(line), ())
+        if test in seconds
+    } or set(related(mutant, seconds))
+    taken, total = [], 0.0
+    for test in sorted(tests, key=lambda test: seconds[test]):
+        total += seconds[test]
+        if total > LIMIT_S:
+            break
+        taken.append(test)
+    return taken
+
+
+# --- Trying --------------------------------------------------------------------------------------
+
+
+def copy_of_checkout(target: Path) -> None:
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split("\0")  # fmt: skip
+    for name in filter(None, names):
+        source = ROOT / name
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            (target / name).symlink_to(os.readlink(source))
+        elif source.exists():
+            shutil.copy2(source, target / name)
+    (target / ".venv").symlink_to(ROOT / ".venv")
+
+
+def attempt(mutant: Mutant, known: dict[str, Any], checkout: Path) -> str:
+    """`noticed`, `late` (its tests do not end), `survived`, or `untested`."""
+    tests = chosen(mutant, known)
+    if not tests:
+        return "untested"
+    file = checkout / mutant.path
+    data = file.read_bytes()
+    file.write_bytes(data[: mutant.start] + mutant.text.encode() + data[mutant.end :])
+    arguments = checkout / "mutant-tests"
+    arguments.write_text("\n".join(tests))
+    expected_s = sum(known["seconds"][test] for test in tests)
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
+    words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"@{arguments}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *words], cwd=checkout, env=environment,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        status = process.wait(timeout=SLOWER * expected_s + GRACE_S)
+    except subprocess.TimeoutExpired:
+        return "late"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
+        file.write_bytes(data)
+    return "survived" if status == 0 else "noticed"
+
+
+def run(known: dict[str, Any], mutants: list[Mutant], jobs: int, output: Path | None) -> None:
+    """Try each; print it as it ends, and the counts at the end."""
+    counts: collections.Counter[str] = collections.Counter()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
+        free: queue.Queue[Path] = queue.Queue()
+        for number in range(jobs):
+            copy_of_checkout(Path(directory, str(number)))
+            free.put(Path(directory, str(number)))
+
+        def one(mutant: Mutant) -> str:
+            checkout = free.get()
+            try:
+                return attempt(mutant, known, checkout)
+            finally:
+                free.put(checkout)
+
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            futures = {pool.submit(one, mutant): mutant for mutant in mutants}
+            for future in concurrent.futures.as_completed(futures):
+                mutant, outcome = futures[future], future.result()
+                counts[outcome] += 1
+                rows.append({"place": str(mutant), "outcome": outcome})
+                if outcome in ("survived", "untested"):
+                    print(f"{outcome}: {mutant}", flush=True)
+                if output:
+                    output.write_text(json.dumps(rows, indent=0))
+    noticed = counts["noticed"] + counts["late"]
+    share = 100 * noticed / max(1, len(mutants))
+    parts = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+    print(f"{noticed} of {len(mutants)} noticed ({share:.0f} %): {parts}")
+
+
+def compare(first: Path, second: Path) -> None:
+    """The places that only one of the two noticed."""
+    both = [
+        {row["place"]: row["outcome"] in ("noticed", "late") for row in json.loads(p.read_text())}
+        for p in (first, second)
+    ]
+    # A line number moves; the rest of a place does not.
+    before, after = (
+        {re.sub(r":[0-9]+:", ":", place, count=1): seen for place, seen in rows.items()}
+        for rows in both
+    )
+    for place in sorted(before.keys() & after.keys()):
+        if before[place] != after[place]:
+            print(f"{'only before' if before[place] else 'only after'}: {place}")
+    print(f"{sum(before.values())} of {len(before)} before, {sum(after.values())} of {len(after)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    mapping = commands.add_parser("map")
+    mapping.add_argument("map", type=Path)
+    running = commands.add_parser("run")
+    running.add_argument("map", type=Path)
+    running.add_argument("--seed", default="1")
+    running.add_argument("--count", type=int, default=300)
+    running.add_argument("--only", action="append", default=[])
+    running.add_argument("--jobs", type=int, default=1)
+    running.add_argument("-o", "--output", type=Path)
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("files", type=Path, nargs=2)
+    arguments, rest = parser.parse_known_args()
+    if arguments.command == "map":
+        sys.exit(make_map(arguments.map, rest))
+    if rest:
+        parser.error(f"unknown: {' '.join(rest)}")
+    if arguments.command == "compare":
+        compare(*arguments.files)
+    else:
+        mutants = draw(arguments.seed, arguments.count, arguments.only)
+        run(json.loads(arguments.map.read_text()), mutants, arguments.jobs, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
