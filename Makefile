@@ -1,9 +1,12 @@
 # Everything a contributor types. `make demo` and `make test` prepare what they need.
-.PHONY: help demo test lint format pages docs pictures house dist bench lock clean
+.PHONY: help demo test test-lab test-all mutation lint format pages docs pictures house dist bench lock clean
 
 help:
 	@echo 'make demo      a lab of three nodes: audit, deploy, deploy again, audit, ready'
-	@echo 'make test      all tests, with the lab and the virtual machine'
+	@echo 'make test      the unit tests, and each command on nodes of the lab (minutes)'
+	@echo 'make test-lab  the rest of the lab, attacks, Slurm, the virtual machine, torch'
+	@echo 'make test-all  all tests: every fault, every hang, on every Python (hours)'
+	@echo 'make mutation  how many small faults in the product make test notices (hours)'
 	@echo 'make lint      formatting, lint, types, shell scripts, generated pages'
 	@echo 'make format    format the code'
 	@echo 'make docs      the documentation as a site with a search, in site/'
@@ -17,21 +20,35 @@ help:
 demo:
 	@scripts/demo.sh
 
+# TESTS: what to run instead, as pytest takes it: `make test TESTS=tests/unit/subjects`.
 test:
 	@scripts/setup.sh test
-	@scripts/test.sh $(TESTS)
+	@scripts/test.sh $(if $(TESTS),all $(TESTS),test)
+
+test-lab:
+	@scripts/setup.sh lab
+	@scripts/test.sh $(if $(TESTS),all $(TESTS),lab)
+
+test-all:
+	@scripts/setup.sh all
+	@scripts/test.sh all $(TESTS)
+
+mutation:
+	@scripts/setup.sh test
+	.venv/bin/python scripts/mutation.py map build/mutation-map.json --tier test -n 2 --dist loadgroup
+	.venv/bin/python scripts/mutation.py run build/mutation-map.json --jobs 2 -o build/mutation.json
 
 lint:
-	@scripts/setup.sh test
+	@scripts/setup.sh python
 	@scripts/lint.sh
 
 format:
-	@scripts/setup.sh test
+	@scripts/setup.sh python
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
 pages:
-	@scripts/setup.sh test
+	@scripts/setup.sh python
 	.venv/bin/python scripts/make_docs.py
 
 docs: pages
@@ -39,11 +56,11 @@ docs: pages
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 
 house:
-	@scripts/setup.sh test
+	@scripts/setup.sh python
 	.venv/bin/python scripts/draw_house.py
 
 pictures:
-	@scripts/setup.sh test
+	@scripts/setup.sh demo
 	.venv/bin/python scripts/pictures.py
 
 dist:
@@ -51,7 +68,7 @@ dist:
 	@scripts/dist.sh
 
 bench:
-	@scripts/setup.sh test
+	@scripts/setup.sh lab
 	@benchmarks/run
 
 # The extra ones are held to the versions of the first, so that all fit into one environment. Every

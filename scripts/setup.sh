@@ -1,18 +1,33 @@
 #!/bin/sh
-# Prepare a checkout: system packages (when root, else name them) and the locked Python packages.
-# Usage: scripts/setup.sh demo|test|docs|dist
+# Prepare a checkout: the locked Python packages in .venv and, for what needs them, system packages
+# (when root, else they are named).
+# Usage: scripts/setup.sh python|demo|test|lab|all|docs|dist
 set -eu
 cd "$(dirname "$0")/.."
 
 what=${1:-demo}
-commands="sshd:openssh-server ssh:openssh-client ip:iproute2 unshare:util-linux sysctl:procps
-    sudo:sudo gdb:gdb strace:strace pdsh:pdsh"
-if [ "$what" = test ]; then
+commands=
+case $what in
+demo | test | lab | all)
+    commands="sshd:openssh-server ssh:openssh-client ip:iproute2 unshare:util-linux sysctl:procps
+        sudo:sudo gdb:gdb strace:strace pdsh:pdsh"
+    ;;
+python | docs | dist) ;;
+*)
+    echo "setup: no part $what; there are python, demo, test, lab, all, docs and dist" >&2
+    exit 2
+    ;;
+esac
+case $what in
+lab | all)
     commands="$commands qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mke2fs:e2fsprogs
         cpio:cpio busybox:busybox-static nft:nftables iptables:iptables
         ipset:ipset fish:fish tcsh:tcsh man:man-db
-        slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge
-        chromium:chromium chromedriver:chromium-driver mpirun:openmpi-bin
+        slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge"
+    ;;
+esac
+if [ "$what" = all ]; then
+    commands="$commands chromium:chromium chromedriver:chromium-driver mpirun:openmpi-bin
         prometheus:prometheus prometheus-node-exporter:prometheus-node-exporter"
 fi
 
@@ -21,9 +36,11 @@ for pair in $commands; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
 # No program of its own: for jobs that really hang.
-if [ "$what" = test ] && [ ! -e /usr/lib/python3/dist-packages/torch/__init__.py ]; then
-    missing="$missing python3-torch"
-fi
+case $what in
+lab | all)
+    [ -e /usr/lib/python3/dist-packages/torch/__init__.py ] || missing="$missing python3-torch"
+    ;;
+esac
 python=${PYTHON:-python3}
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
     if [ -n "${PYTHON:-}" ]; then
@@ -34,6 +51,16 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
 fi
 "$python" -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
 
+if [ -n "$missing" ] && [ "$(id -u)" != 0 ]; then
+    case $what:$missing in
+    *python3*) ;;
+    # The unit tests need none of them.
+    test:*)
+        echo "setup: not root: tests on nodes of the lab will be skipped (they need$missing)" >&2
+        missing=
+        ;;
+    esac
+fi
 if [ -n "$missing" ]; then
     if [ "$(id -u)" != 0 ]; then
         echo "setup: not root; please install:$missing" >&2
@@ -48,7 +75,7 @@ if [ -n "$missing" ]; then
     apt-get update -qq
     # What the packages bring along as services shall not run here (invoke-rc.d(8)).
     no_services=/usr/sbin/policy-rc.d
-    if [ "$what" = test ] && [ ! -e "$no_services" ]; then
+    if [ ! -e "$no_services" ]; then
         trap 'rm -f "$no_services"' EXIT
         trap 'exit 130' HUP INT TERM
         printf '#!/bin/sh\nexit 101\n' >"$no_services"
@@ -81,10 +108,9 @@ case $what in
 docs | dist) install "requirements-$what.lock" ".nodeready-lock-$what" ;;
 esac
 
-# The newest torch, for jobs that really hang: an environment for each Python that is here (the
-# newest that there is a torch for; with NODEREADY_HANGS=all each of them). Three gigabytes come over
-# the network once, and are hard links into uv's cache from then on. Where they cannot be had, the
-# tests say what was left out; in CI that is a failure.
+# The newest torch, for jobs that really hang: an environment for each Python that is here. Three
+# gigabytes come over the network once, and are hard links into uv's cache from then on. Where they
+# cannot be had, the tests say what was left out; in CI that is a failure.
 one_torch() {
     at=.venv-torch/$1
     cmp -s requirements-torch.lock "$at/.nodeready-lock" 2>/dev/null && return
@@ -104,11 +130,10 @@ torches() {
             found=yes
             break
         done
-        [ -z "$found" ] || [ "${NODEREADY_HANGS:-}" = all ] || break
     done
     [ -n "$found" ]
 }
-if [ "$what" = test ] && [ -z "${NODEREADY_TORCH+x}" ]; then
+if [ "$what" = all ] && [ -z "${NODEREADY_TORCH+x}" ]; then
     torches || {
         echo "setup: no new torch: its hangs are not tried" >&2
         [ -z "${CI:-}" ]

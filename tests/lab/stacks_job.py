@@ -35,14 +35,14 @@ train()
 class Job:
     """The ranks, and what can be done to them. ``pids``: rank -> its process."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Node], train: str = TRAIN) -> None:
         self.nodes = nodes
         self.size = len(nodes) * PER_NODE
         self.pids: dict[int, int] = {}
         tool = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
         for node in nodes:
             node.write(PY_SPY, tool, 0o755)
-            node.write(f"{HERE}/train.py", TRAIN)
+            node.write(f"{HERE}/train.py", train)
         for rank in range(self.size):
             self.start(rank)
 

@@ -23,6 +23,7 @@ from nodeready.triage.stacks.trace import (
     only_regular,
     parse,
 )
+from nodeready.triage.stacks.trace import read as checked
 
 # --- Texts of ``py-spy dump``, as pdsh or ``srun -l`` collected them, as raw traces.
 #
@@ -353,16 +354,19 @@ def _listed(path: Path) -> list[Path]:
 def _from_texts(texts: Iterable[Path], errors: dict[str, str], alone: bool) -> Iterator[Trace]:
     """alone: this is all that there is: what is wrong with it is raised."""
     for path in texts:
+        # As `srun --output=trace-%N.out` names it, and as a trace of ours.
+        node = path.stem.removeprefix("trace-")
         try:
             data = _content(path, alone)
             if path.suffix == ".json":
                 yield parse(data, path.name)
             else:
-                yield from parse_dump(data.decode("utf-8", "replace"), path.stem)
+                for trace in parse_dump(data.decode("utf-8", "replace"), node):
+                    yield checked(trace, path.name)
         except TraceError as problem:
             if alone:
                 raise
-            errors[path.stem] = str(problem)
+            errors[node] = str(problem)
 
 
 def _content(path: Path, alone: bool) -> bytes:

@@ -1,0 +1,183 @@
+"""Fresh nodes become ready and stay so: audit, deploy, ready, and the node's own gate.
+
+The tests are the steps of one life: they run in this order on the same nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeready.lab import Node, down
+from nodeready.subjects.gate import facts as gate
+from tests.command import Tool, ours, written
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.xdist_group("lifecycle-deploy")
+
+#: A lab shares the machine's kernel, which names cores as it likes: inventories/lab.py.
+WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
+
+
+def test_check_shows_what_deploy_does_and_writes_nothing(nodes, where, tool):
+    before = [written(node) for node in nodes]
+    audit = tool("audit", where)
+    assert audit.status == 3, audit
+    assert re.search(r"^fail +ptrace\.scope", audit.out, re.M)
+    check = tool("deploy", where, "--check", "--diff")
+    assert check.status == 3, check
+    assert check.out.splitlines()[-1] == "3 to change, 0 ok, 0 unknown, 0 unreachable"
+    assert "+-kernel.yama.ptrace_scope = 0" in check.out
+    assert [written(node) for node in nodes] == before
+
+    deployed = tool("deploy", where, "--yes")
+    assert deployed.status == 0, deployed
+    assert commands(deployed.out) == commands(check.out)
+
+
+def commands(text: str) -> set[str]:
+    """What a plan runs and writes."""
+    return set(re.findall(r"^    \+ (.*)$", text, re.M))
+
+
+def test_the_nodes_own_tools_say_that_they_are_debuggable(nodes):
+    names = [node.name for node in nodes]
+    for node in nodes:
+        host = node.testinfra()
+        assert host.sysctl("kernel.yama.ptrace_scope") == 0
+        assert host.sysctl("kernel.core_pattern") == "/var/crash/core.%e.%P.%h.%t"
+        assert "0.4.3" in node.run("/usr/local/bin/py-spy --version", user="ml").stdout
+    assert host.file("/etc/sysctl.d/99-zz-nodeready-ptrace.conf").mode == 0o644
+    assert host.file("/var/crash").mode == 0o1777
+    for user in ("root", "ml"):
+        limits = node.run("ulimit -Sc; ulimit -Hc; ulimit -l; ulimit -n", user=user)
+        assert limits.stdout.split() == ["unlimited", "unlimited", "4096", "16384"], user
+    answers = node.run(f"pdsh -w {','.join(names)} hostname", user="ml").stdout.split()
+    assert sorted(answers[1::2]) == sorted(names)
+    ssh = node.run(f"ssh -o BatchMode=yes {names[0]} hostname", user="ml")
+    assert ssh.stdout.strip() == names[0]
+
+
+def test_a_second_deploy_changes_nothing_and_makes_one_round_trip(nodes, where, tool):
+    with counted(nodes) as counts:
+        again = tool("deploy", where, "--yes")
+        assert "0 changed (0 changes), 3 ok, 0 failed, 0 unreachable" in again.out
+        assert (again.status, counts()) == (0, [1, 1, 1]), again
+        by_pyinfra = pyinfra("-y", where, "deploy.py")
+        assert (by_pyinfra.returncode, counts()) == (0, [1, 1, 1]), by_pyinfra.stderr
+        assert not re.search(r"^ +\[.*\] +Success", by_pyinfra.stderr, re.M)
+
+
+class counted:
+    """Meanwhile each node's sshd notes the commands of root; `counts()` since the last call."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes = nodes
+        self.keys = [node.run("cat /root/.ssh/authorized_keys").stdout for node in nodes]
+
+    def __enter__(self) -> Callable[[], list[int]]:
+        force = 'command="echo x >>/run/commands; exec /bin/sh -c \\"$SSH_ORIGINAL_COMMAND\\""'
+        for node, keys in zip(self.nodes, self.keys, strict=True):
+            node.write("/root/.ssh/authorized_keys", f"{force} {keys.strip()}\n")
+        read = "test -e /run/commands && wc -l </run/commands; rm -f /run/commands"
+        return lambda: [int(node.enter(["sh", "-c", read]).stdout or 0) for node in self.nodes]
+
+    def __exit__(self, *exception: object) -> None:
+        for node, keys in zip(self.nodes, self.keys, strict=True):
+            node.write("/root/.ssh/authorized_keys", keys)
+
+
+def pyinfra(*words: object) -> subprocess.CompletedProcess[str]:
+    argv = [Path(sys.executable).parent / "pyinfra", *map(str, words)]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_audit_names_what_drifted_and_deploy_repairs_only_that(nodes, where, tool):
+    broken = nodes[1]
+    broken.enter(["sysctl", "-qw", "kernel.yama.ptrace_scope=1"])
+    before = [written(node) for node in nodes]
+    audit = tool("audit", where, "--format", "json")
+    document = json.loads(audit.out)
+    failing = {
+        node["name"]: [row["check"] for row in node["results"] if row["status"] == "fail"]
+        for node in document["nodes"]
+    }
+    assert audit.status == 3, audit
+    assert failing == {node.name: ["ptrace.scope"] * (node is broken) for node in nodes}
+
+    repaired = tool("deploy", where, "--yes")
+    assert f"changed     {broken.name}: ptrace.scope\n" in repaired.out
+    assert "1 changed (1 change), 2 ok, 0 failed, 0 unreachable" in repaired.out
+    assert broken.testinfra().sysctl("kernel.yama.ptrace_scope") == 0
+    assert [written(node) for node in nodes] == before
+    assert tool("audit", where).out.startswith("ok ")
+
+
+def test_ready_lets_good_nodes_go_and_names_the_bad_one(nodes, fleet, tool, tmp_path):
+    where, hosts = fleet(nodes, waivers=WAIVERS), tmp_path / "hosts"
+    words = ("ready", where, "--user", "ml", "--hostfile-out", hosts, "--format", "json")
+    good = tool(*words)
+    assert good.status == 0, good
+    document = json.loads(good.out)
+    proofs = {
+        row["check"]: row["status"]
+        for row in document["nodes"][0]["results"]
+        if row["check"].startswith("proof.")
+    }
+    # The proofs that every job needs were made, and none of them fails.
+    needed = ("proof.user", "proof.attach", "proof.mesh", "proof.ssh", "proof.pdsh")
+    assert {name: proofs.get(name) for name in needed} == dict.fromkeys(needed, "ok"), proofs
+    assert hosts.read_text() == "".join(f"{node.name} slots=1\n" for node in nodes)
+    assert not [row for node in nodes for row in ours(node)]
+
+    nodes[2].run("rm /etc/pdsh/rcmd_default /etc/profile.d/*nodeready*")
+    bad = tool(*words)
+    assert bad.status == 3, bad
+    assert hosts.read_text() == "".join(f"{node.name} slots=1\n" for node in nodes[:2])
+    assert tool("deploy", where, "--yes", "-q").status == 0
+
+
+def test_the_gate_decides_on_the_node_itself_without_us(nodes, fleet, tool):
+    node = nodes[0]
+    node.write("/etc/slurm/slurm.conf", "ClusterName=x\n")
+    where = fleet([node], gate=True, waivers=WAIVERS)
+    assert tool("deploy", where, "--yes", "--only", "gate").status == 0
+    host = node.testinfra()
+    assert (host.file(gate.CRON).user, host.file(gate.CRON).mode) == ("root", 0o644)
+    # As Slurm starts it: without a PATH.
+    assert node.run(f"env -i {gate.RECORD}").stdout == "nodeready: go\n"
+    assert node.run(f"env -i {gate.PROLOG}", check=False).returncode == 0
+    node.enter(["sysctl", "-qw", "kernel.yama.ptrace_scope=2"])
+    record = node.run(f"env -i {gate.RECORD}", check=False)
+    assert "ptrace.scope" in record.stdout, record
+    verdict = json.loads(node.run(f"cat {gate.VERDICT}").stdout)
+    assert verdict["go"] is False
+
+    off = fleet([node], gate=False)
+    assert tool("deploy", off, "--yes").status == 0
+    assert not host.file(gate.CRON).exists
+    assert not host.file(gate.PROLOG).exists
+    assert not host.file(gate.BUNDLE).exists
+
+
+@pytest.fixture
+def lab_name() -> Iterator[str]:
+    name = "test-lifecycle"
+    yield name
+    down(name)
+
+
+def test_a_lab_starts_shows_itself_and_leaves_nothing(lab_name: str, tool: Tool) -> None:
+    up = tool("lab", "up", "--name", lab_name, "--nodes", "1")
+    assert up.status == 0, up
+    status = tool("lab", "status")
+    assert f"{lab_name}001" in status.out
+    assert tool("lab", "down", "--name", lab_name).status == 0
+    assert not Path("/run/nodeready/lab", lab_name).exists()
+    assert lab_name not in Path("/proc/self/mounts").read_text()

@@ -1,0 +1,173 @@
+"""A job on three nodes hangs, crashes and is looked into: stacks, tail, incident, cores, smoke.
+
+Plain Python ranks, nothing of torch. Each test leaves the job as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeready.lab import Node
+from tests.command import Tool, ours, written
+from tests.lab.stacks_job import HERE, Job
+
+pytestmark = pytest.mark.xdist_group("lifecycle-job")
+
+LATE = 3
+LOGS = "/var/log/train"
+
+
+#: A stand-in for PyTorch: its file and function, in which ranks wait for each other.
+TORCH = {
+    "__init__.py": "",
+    "distributed/__init__.py": "",
+    "distributed/distributed_c10d.py": (
+        "import time\ndef all_reduce(mark):\n    mark()\n    time.sleep(600)\n"
+    ),
+}
+TRAIN = f"""
+import os, sys, time
+from torch.distributed import distributed_c10d
+def mark():
+    open("{HERE}/at-" + os.environ["RANK"], "w").close()
+def all_reduce():
+    distributed_c10d.all_reduce(mark)
+def load_batch():
+    mark()
+    time.sleep(600)
+def train():
+    globals()[sys.argv[1]]()
+train()
+"""
+
+
+@pytest.fixture(scope="module")
+def job(nodes: list[Node]) -> Job:
+    """Six ranks that wait in `all_reduce`."""
+    for node in nodes:
+        for path, text in TORCH.items():
+            node.write(f"{HERE}/torch/{path}", text)
+    return Job(nodes, TRAIN)
+
+
+@pytest.fixture
+def late_rank(job: Job) -> Iterator[int]:
+    """This rank still loads its batch; afterwards nobody was touched and nothing of ours runs."""
+    with job.elsewhere(LATE):
+        yield LATE
+        assert set(job.states()) == {"S"}
+        assert not [row for node in job.nodes for row in ours(node)]
+
+
+def test_stacks_names_the_late_rank_first(late_rank, job, where, tool, tmp_path):
+    kept = tmp_path / "hang"
+    done = tool("stacks", where, "--interval", "0.3", "-o", kept)
+    assert done.status == 0, done
+    assert re.search(rf"^late +rank {late_rank}", done.out, re.M), done
+    assert done.out.index("load_batch") < done.out.index("all_reduce")
+    document = json.loads((kept / "stacks.json").read_text())
+    verdict, groups = document["verdict"], document["groups"]
+    assert [suspect["ranks"] for suspect in verdict["suspects"]] == [[late_rank]]
+    assert [group["ranks"] for group in groups] == [[3], [0, 1, 2, 4, 5]]
+    assert (document["world_size"], document["complete"]) == (6, True)
+    # The same again, without the nodes.
+    again = tool("stacks", "--from", kept, "--format", "json")
+    assert json.loads(again.out)["groups"] == groups
+
+
+def test_incident_keeps_the_evidence_in_one_archive(late_rank, job, where, tool, tmp_path):
+    done = tool("incident", where, "--job", job.name, "-o", tmp_path / "kept")
+    assert done.status == 0, done
+    (archive,) = tmp_path.glob("kept*.tar.gz")
+    assert archive.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(archive) as tar:
+        names = [name.partition("/")[2] for name in tar.getnames()]
+        (stacks,) = [name for name in tar.getnames() if name.endswith("stacks/stacks.json")]
+        member = tar.extractfile(stacks)
+        assert member is not None
+        suspects = json.load(member)["verdict"]["suspects"]
+    assert [suspect["ranks"] for suspect in suspects] == [[late_rank]]
+    assert "README.txt" in names or "index.html" in names or "incident.json" in names, names
+
+
+def test_tail_shows_the_odd_log_before_the_equal_ones(nodes, where, tool):
+    for index, node in enumerate(nodes):
+        steps = "".join(f"[rank{index}]: step {step}\n" for step in range(30))
+        node.write(f"{LOGS}/rank_{index}.log", steps)
+    nodes[1].write(f"{LOGS}/rank_1.log", "[rank1]: step 29\nNCCL error\x1b[2J\n")
+    before = [written(node) for node in nodes]
+    done = tool("tail", where, f"{LOGS}/rank_*.log", "-n", "2", "--format", "json")
+    assert done.status == 0, done
+    groups = json.loads(done.out)["groups"]
+    assert [[file["rank"] for file in group["files"]] for group in groups] == [[1], [0, 2]]
+    table = tool("tail", where, f"{LOGS}/rank_*.log", "-n", "2")
+    assert "\x1b" not in table.out
+    assert [written(node) for node in nodes] == before
+
+
+def test_cores_groups_a_crash_by_where_it_happened(nodes, where, tool):
+    for node in nodes:
+        node.write("/proc/sys/kernel/core_pattern", "/var/crash/core.%e.%P.%h.%t\n")
+        node.enter(["install", "-d", "-m", "1777", "/var/crash"])
+    crash(nodes[0], 4)
+    crash(nodes[2], 5)
+    done = tool("cores", where, "--format", "json")
+    assert done.status == 0, done
+    (group,) = json.loads(done.out)["groups"]
+    assert (group["signal_name"], group["ranks"]) == ("SIGSEGV", [4, 5])
+    assert group["nodes"] == sorted([nodes[0].name, nodes[2].name])
+    assert "strlen" in group["frames"][0]["function"]
+    node_file = nodes[0].run("ls /var/crash").stdout
+    assert node_file.count("core.") == 1
+
+
+def crash(node: Node, rank: int) -> None:
+    """Crash a rank; its core gets the name that the node's own pattern gives it.
+
+    The kernel of the lab is this machine's, and its core_pattern a plain `core`.
+    """
+    program = shlex.quote("import ctypes; ctypes.string_at(0)")
+    script = f"""
+        set -eu
+        mkdir -m 777 /var/crash/now; cd /var/crash/now; ulimit -c unlimited
+        env RANK={rank} SLURM_JOB_ID=88 /usr/bin/python3 -c {program} & pid=$!
+        wait $pid || :
+        mv core* /var/crash/core.python3.$pid.$(uname -n).{1000 + rank}
+        rmdir /var/crash/now
+    """
+    node.enter(["sh", "-c", script])
+
+
+def test_smoke_lets_the_others_go_without_a_lost_node(nodes, where, tool, tmp_path):
+    exclude = tmp_path / "exclude"
+    words = ("smoke", where, "--engine", "ring", "--ranks", "1", "--exclude-out", exclude)
+    good = tool(*words, "--format", "json")
+    assert good.status == 0, good
+    assert json.loads(good.out)["verdict"] == "GO"
+    lost = nodes[2]
+    lost.stop_sshd()
+    try:
+        done = tool(*words, "--format", "json")
+    finally:
+        lost.resume_sshd()
+    document = json.loads(done.out)
+    assert done.status == 4, done
+    assert document["go"] == [node.name for node in nodes[:2]]
+    assert exclude.read_text().strip() == lost.name
+    assert not [row for node in nodes for row in ours(node)]
+
+
+def test_run_keeps_a_ranks_log_and_its_exit_status(tool: Tool, tmp_path: Path) -> None:
+    words = ("run", "--log-dir", tmp_path, "--", "sh", "-c", "echo step 1; exit 7")
+    done = tool(*words, env={"RANK": "2", "WORLD_SIZE": "4"})
+    assert done.status == 7, done
+    assert "rank2" in done.out or ":2]" in done.out, done
+    (log,) = tmp_path.glob("*rank2*.log")
+    assert "step 1" in log.read_text()
