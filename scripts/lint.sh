@@ -19,7 +19,7 @@ for part in "$@"; do
         mypy --no-error-summary || status=1
         ;;
     shell)
-        shellcheck scripts/*.sh .ci/run benchmarks/run || status=1
+        shellcheck scripts/*.sh .ci/run .ci/nightly benchmarks/run || status=1
         # The libraries are pieces of one script: unused names and missing shebangs are how they are.
         shellcheck --shell=sh --exclude=SC2034,SC2154,SC2317 nodeready/sh/*.sh || status=1
         ;;
