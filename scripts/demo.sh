@@ -29,7 +29,7 @@ expect() {
 
 finish() {
     trap - EXIT INT TERM
-    nodeready lab down --name demo >/dev/null 2>&1 || :
+    nodeready lab down >/dev/null 2>&1 || :
 }
 trap finish EXIT
 trap 'finish; exit 130' INT TERM
@@ -38,10 +38,10 @@ if [ "$(id -u)" != 0 ]; then
     echo "demo: the lab makes network namespaces: run as root" >&2
     exit 1
 fi
-expect 0 nodeready lab up --name demo --nodes 3
+expect 0 nodeready lab up --nodes 3
 expect 3 nodeready audit inventories/lab.py
 expect 0 nodeready deploy inventories/lab.py --yes
 expect 0 nodeready deploy inventories/lab.py --yes
 expect 0 nodeready audit inventories/lab.py
 expect 0 nodeready ready inventories/lab.py --user root
-expect 0 nodeready lab down --name demo
+expect 0 nodeready lab down

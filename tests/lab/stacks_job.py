@@ -35,8 +35,9 @@ train()
 class Job:
     """The ranks, and what can be done to them. ``pids``: rank -> its process."""
 
-    def __init__(self, nodes: Sequence[Node], train: str = TRAIN) -> None:
+    def __init__(self, nodes: Sequence[Node], train: str = TRAIN, slurm_job: str = "") -> None:
         self.nodes = nodes
+        self.environment = f"SLURM_JOB_ID={slurm_job} " if slurm_job else ""
         self.size = len(nodes) * PER_NODE
         self.pids: dict[int, int] = {}
         tool = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
@@ -58,7 +59,7 @@ class Job:
         node, own = self.node(rank), rank % PER_NODE
         at = f"{HERE}/at-{rank}"
         words = (
-            f"RANK={rank} LOCAL_RANK={own} WORLD_SIZE={self.size} "
+            f"{self.environment}RANK={rank} LOCAL_RANK={own} WORLD_SIZE={self.size} "
             f"MASTER_ADDR={self.nodes[0].name} MASTER_PORT={PORT}"
         )
         line = f"/usr/bin/python3 {HERE}/train.py {where} </dev/null >/dev/null 2>&1"
