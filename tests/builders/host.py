@@ -42,6 +42,8 @@ Reference ID    : 0A000001 (10.0.0.1)
 Stratum         : 3
 System time     : 0.000123456 seconds slow of NTP time
 Last offset     : -0.000012345 seconds
+Root delay      : 0.000500000 seconds
+Root dispersion : 0.001200000 seconds
 Leap status     : Normal
 """
 PACKAGES = """\
