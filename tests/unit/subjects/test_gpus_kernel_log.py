@@ -1,4 +1,4 @@
-"""Lines of the kernel's log, chosen by the node's own awk, and the verdict that an expert gives."""
+"""Lines of the kernel's log, chosen by the node's own awk, and the verdict of an expert."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_sources_codes_and_counts(scan: Scan) -> None:
     lines = (
         f"[ T1234] {xid.format(4711)}",
         xid.format(4712),
-        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore MCTO",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore",
         "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 32 egress PRIV error",
         "NVRM: GPU 0000:5e:00.0: GPU has fallen off the bus.",
         "amdgpu: qcm fence wait loop timeout expired",
