@@ -13,65 +13,43 @@ from nodeready.lab import nvidia as nvidia_smi
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import nvidia
-from nodeready.subjects.gpus.gpu import Gpu, GpuProcess
+from nodeready.subjects.gpus.gpu import GpuProcess
 from tests import paths
+from tests.builders.gpus import node, trees_of
 from tests.builders.sections import run_on
 
-DATA = Path(__file__).parent / "data" / "gpus"
 SAMPLES = paths.SAMPLES / "nvidia-smi"
 GOOD = nvidia_smi.query([{"address": "0000:1b:00.0"}, {"address": "0000:43:00.0"}])
 
 
-def gpus(name: str) -> tuple[Gpu, ...]:
-    found = nvidia.parse(Output((DATA / name).read_text(), 0))
-    assert found.tool.works
-    return found.gpus
-
-
-def test_v11_of_a_t4() -> None:
-    busy, idle = gpus("nvidia-t4-v11.xml")
-    assert busy == Gpu(
-        index=0,
-        vendor="nvidia",
-        pci_address="0000:3b:00.0",
-        model="Tesla T4",
-        uuid="GPU-d37e67a5-91dd-3774-a5cb-990962496010",
-        serial="1320220000000",
-        vbios="90.04.84.00.06",
-        memory_total_mb=15360,
-        memory_used_mb=1032,
-        ecc="on",
-        ecc_pending="on",
-        ecc_uncorrectable_volatile=0,
-        ecc_uncorrectable_aggregate=1,
-        ecc_correctable_volatile=3,
-        retired_pending=False,
-        pcie_generation=3,
-        pcie_generation_max=3,
-        pcie_width=16,
-        pcie_width_max=16,
-        temperature_c=40,
-        temperature_slowdown_c=93,
-        persistence="on",
-        processes=(
-            GpuProcess(675, "/usr/lib/xorg/Xorg", 22, "G"),
-            GpuProcess(5762, "python", 1005, "C"),
-        ),
-        performance_state="P0",
-        idle=False,
-        throttled=False,
-        retired_pages=0,
+def test_every_field_of_an_answer() -> None:
+    """An A100 that says something in each place; the texts in which recordings differ are rows."""
+    tree = trees_of("NVIDIA A100-SXM4-80GB", "535.183.06")[0]
+    tree["processes"] = (
+        "<process_info><pid>5762</pid><type>C</type><process_name>python</process_name>"
+        "<used_memory>1005 MiB</used_memory></process_info>"
     )
-    assert (idle.idle, idle.performance_state, idle.pcie_generation) == (True, "P8", 1)
-
-
-def test_v13_of_an_rtx() -> None:
-    (gpu,) = gpus("nvidia-rtx-v13.xml")
-    assert (gpu.ecc, gpu.ecc_pending) == ("on", "off")
-    assert (gpu.ecc_uncorrectable_volatile, gpu.ecc_uncorrectable_aggregate) == (7, 8)
-    assert gpu.temperature_slowdown_c == 41 + 46 + 2
-    assert (gpu.remap_pending, gpu.repair_pending, gpu.recovery) == (False, False, "none")
-    assert (gpu.retired_pending, gpu.mig, gpu.serial, gpu.fabric_state) == (None,) * 4
+    tree["fb_memory_usage"] = {"total": "15360 MiB", "used": "1032 MiB"}
+    tree["ecc_mode"]["pending_ecc"] = "Disabled"
+    tree["ecc_errors"]["volatile"] |= {"dram_uncorrectable": "7", "dram_correctable": "3"}
+    tree["ecc_errors"]["aggregate"]["dram_uncorrectable"] = "8"
+    answer = node("NVIDIA A100-SXM4-80GB", "535.183.06", [tree]).smi
+    (gpu,) = nvidia.parse(answer).gpus
+    fields = {name: value for name, value in vars(gpu).items() if value not in (None, ())}
+    assert fields == {
+        "index": 0, "vendor": "nvidia", "pci_address": "0000:1b:00.0",
+        "model": "NVIDIA A100-SXM4-80GB", "uuid": nvidia_smi.uuid(0), "serial": "1650522003820",
+        "vbios": "96.00.89.00.01", "memory_total_mb": 15360, "memory_used_mb": 1032, "ecc": "on",
+        "ecc_pending": "off", "ecc_uncorrectable_volatile": 7, "ecc_uncorrectable_aggregate": 8,
+        "ecc_correctable_volatile": 3, "remap_pending": False, "remap_failed": False,
+        "remapped_uncorrectable": 0, "pcie_generation": 4, "pcie_generation_max": 4,
+        "pcie_width": 16, "pcie_width_max": 16, "temperature_c": 31, "temperature_slowdown_c": 93,
+        "memory_temperature_c": 38, "memory_temperature_max_c": 95, "persistence": "on",
+        "mig": "off", "mig_pending": "off", "performance_state": "P0", "idle": True,
+        "virtual": False, "recovery": "none", "recovery_named": False, "throttled": False,
+        "spareless_banks": 0, "compute_mode": "default", "power_limit_w": 700,
+        "processes": (GpuProcess(5762, "python", 1005, "C"),),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
