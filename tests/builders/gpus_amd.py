@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from nodeready.lab import amd
 from nodeready.subjects.base import Output
 from nodeready.subjects.result import Result
 from tests.builders.gpus import Node, pci
@@ -67,76 +68,31 @@ def unit(value: float | str, word: str) -> Any:
     return {"value": value, "unit": word} if not isinstance(value, str) else value
 
 
-def static_25(part: Part, index: int) -> Json:
+def documents_25(part: Part) -> dict[str, list[Json]]:
+    """amd-smi 25 as the lab's stand-in prints it, with what this part has of it."""
     na = "N/A"
-    return {
-        "gpu": index,
-        "asic": {
-            "market_name": part.name,
-            "device_id": part.device,
-            "asic_serial": f"0x5F1CC6AB32BB1B8{index}",
-        },
-        "bus": {
-            "bdf": f"0000:{BUSES[index]}:00.0",
-            "max_pcie_width": max(part.width, 16) if part.width else 0,
-            "max_pcie_speed": unit(part.speed, "GT/s"),
-        },
-        "vbios": {"name": na, "part_number": "113-M3000100-103", "version": na},
-        "limit": {
-            "socket_power": unit(750, "W"),
-            "slowdown_edge_temperature": unit(100, "C") if part.edge else na,
-            "slowdown_hotspot_temperature": unit(100, "C"),
-            "slowdown_vram_temperature": unit(105, "C"),
-        },
-        "driver": {"name": "amdgpu", "version": "6.12.12"},
-        "board": {"product_serial": f"69232000{index:04}", "product_name": part.name},
-        "ras": {"ecc_block_state": dict.fromkeys(BLOCKS, "ENABLED") if part.ras else na},
-        "partition": {
-            "compute_partition": "SPX" if part.speed == 32 else na,
-            "memory_partition": "NPS1" if part.speed == 32 else na,
-            "partition_id": 0,
-        },
-        "vram": {"type": "HBM", "size": unit(part.gigabytes * 1024, "MB")},
+    static: Json = {
+        "asic": {"market_name": part.name, "device_id": part.device},
+        "bus": {"max_pcie_width": max(part.width, 16) if part.width else 0,
+                "max_pcie_speed": unit(part.speed, "GT/s")},
+        "limit": {"slowdown_edge_temperature": unit(100, "C") if part.edge else na},
+        "vram": {"size": unit(part.gigabytes * 1024, "MB")},
+    }  # fmt: skip
+    metric: Json = {
+        "temperature": {"edge": unit(44, "C") if part.edge else na},
+        "pcie": {"width": part.width, "speed": unit(part.speed if part.ras else 2.5, "GT/s")},
+        "mem_usage": {"total_vram": unit(part.gigabytes * 1024, "MB")},
     }
-
-
-def metric_25(part: Part, index: int) -> Json:
-    na = "N/A"
-    none = {"correctable_count": 0, "uncorrectable_count": 0, "deferred_count": 0}
-    violations = ("prochot", "ppt", "socket_thermal", "vr_thermal", "hbm_thermal")
-    return {
-        "gpu": index,
-        "usage": {"gfx_activity": unit(0, "%"), "umc_activity": unit(0, "%")},
-        "power": {"socket_power": unit(138, "W"), "throttle_status": na},
-        "temperature": {
-            "edge": unit(44, "C") if part.edge else na,
-            "hotspot": unit(45, "C"),
-            "mem": unit(38, "C"),
-        },
-        "pcie": {
-            "width": part.width,
-            "speed": unit(2.5 if not part.ras else part.speed, "GT/s"),
-        },
-        "ecc": {
-            f"total_{kind}_count": 0 if part.ras else na
-            for kind in ("correctable", "uncorrectable", "deferred")
-        },
-        "ecc_blocks": {name: dict(none) for name in BLOCKS} if part.ras else na,
-        "perf_level": "AMDSMI_DEV_PERF_LEVEL_AUTO",
-        "xgmi_err": na,
-        "mem_usage": {
-            "total_vram": unit(part.gigabytes * 1024, "MB"),
-            "used_vram": unit(283, "MB"),
-        },
-        "throttle": {
-            f"{kind}_violation_{word}": value
-            for kind in violations
-            for word, value in (
-                ("status", "NOT ACTIVE" if part.speed == 32 else na),
-                ("activity", unit(0, "%") if part.speed == 32 else na),
-            )
-        },
-    }
+    if not part.ras:
+        static["ras"] = {"ecc_block_state": na}
+        totals = (f"total_{kind}_count" for kind in ("correctable", "uncorrectable", "deferred"))
+        metric |= {"ecc": dict.fromkeys(totals, na), "ecc_blocks": na}
+    if part.speed < 32:
+        static["partition"] = {"accelerator_partition": na, "memory_partition": na}
+        metric["throttle"] = na
+    changes = {index: {"static": static, "metric": metric} for index in range(len(BUSES))}
+    printed = amd.outputs(changes, buses=BUSES)
+    return {call: json.loads(printed[call])["gpu_data"] for call in ("static", "metric")}
 
 
 def static_23(part: Part, index: int) -> Json:
@@ -226,15 +182,20 @@ class Answer:
         self.xgmi = link_status(len(BUSES))
         if not self.part.links:
             self.xgmi, self.status["xgmi"] = "Error: Feature not supported", 2
-        calls: dict[str, Any] = {"static": static_25, "metric": metric_25}
+        calls: dict[str, Any] = {"static": static_23, "metric": metric_23}
         if version.startswith("rocm"):
             calls = {"rocm": lambda part, index: card(part, index, int(version[-1]))}
-        elif version == "23":
-            calls = {"static": static_23, "metric": metric_23}
         self.documents: dict[str, list[Json]] = {
             name: [make(self.part, index) for index in range(len(BUSES))]
             for name, make in calls.items()
         }
+        if version in ("24", "25"):
+            self.documents = documents_25(self.part)
+        if version == "24":
+            for gpu in self.documents["static"]:
+                gpu["partition"]["compute_partition"] = gpu["partition"].pop(
+                    "accelerator_partition"
+                )
 
     def place(self, path: str, gpu: int = 0) -> tuple[Json, str]:
         """The object, and its key, of ``metric/ecc/correctable`` or ``rocm/NAME``."""
@@ -289,7 +250,7 @@ def ran(texts: dict[str, str], before: str = BEFORE, status: dict[str, int] | in
     return Output(before + "".join(runs), 0, nonce="a1")
 
 
-def node_of(amd: Output, bus: str, kernel_log: Output = LOG) -> Node:
+def node_of(answer: Output, bus: str, kernel_log: Output = LOG) -> Node:
     """A node with AMD's GPUs alone."""
     none = Output("", 0)
-    return Node(bus=bus + FILES, smi=none, links=none, amd=amd, kernel_log=kernel_log)
+    return Node(bus=bus + FILES, smi=none, links=none, amd=answer, kernel_log=kernel_log)
