@@ -80,7 +80,7 @@ class Node:
     amd: Output = Output("", 0)
     kernel_log: Output = Output("", 0)
 
-    def seen(self, policy: Policy = POLICY) -> Gpus:
+    def observed(self, policy: Policy = POLICY) -> Gpus:
         """The observation."""
         outputs = {
             "pci_gpus": Output(self.bus, 0),
@@ -89,13 +89,13 @@ class Node:
             "amd": self.amd,
             "kernel_log": self.kernel_log,
         }
-        seen: Gpus = gpus.PROBE.parse(outputs, policy)
-        return seen
+        observed: Gpus = gpus.PROBE.parse(outputs, policy)
+        return observed
 
     def judged(self, **settings: Any) -> dict[str, Result]:
         """The results by the names of the checks."""
         policy = Policy(**settings)
-        return by_name(checks, self.seen(policy), policy)
+        return by_name(checks, self.observed(policy), policy)
 
 
 def h100(changes: Mapping[int, Mapping[str, Any]] | None = None, **more: Any) -> Node:
@@ -120,13 +120,13 @@ def statuses(results: Mapping[str, Result], status: str) -> set[str]:
     return {name for name, result in results.items() if result.status == status}
 
 
-def one(results: Mapping[str, Result], name: str) -> tuple[str, str]:
+def verdict_of(results: Mapping[str, Result], name: str) -> tuple[str, str]:
     return results[name].status, results[name].actual
 
 
-def judged(seen: Gpus, **settings: Any) -> dict[str, Result]:
+def judged(observed: Gpus, **settings: Any) -> dict[str, Result]:
     """The results for an observation, by the names of the checks."""
-    return by_name(checks, seen, Policy(**settings))
+    return by_name(checks, observed, Policy(**settings))
 
 
 def bad(results: Mapping[str, Result]) -> dict[str, str]:
@@ -249,14 +249,14 @@ def _rows(part: Part, driver: int) -> Any:
 
 
 def _fabric(part: Part, driver: int) -> Tree:
-    def told(word: str) -> str:
+    def if_fabric(word: str) -> str:
         return word if part.fabric else "N/A"
 
-    found: dict[str, Any] = {"state": told("Completed"), "status": told("Success")}
+    elements: dict[str, Any] = {"state": if_fabric("Completed"), "status": if_fabric("Success")}
     if driver >= 550:
-        found |= {
-            "cliqueId": told("32766"),
-            "clusterUuid": told("00000001-0000-0000-0000-000000000001"),
+        elements |= {
+            "cliqueId": if_fabric("32766"),
+            "clusterUuid": if_fabric("00000001-0000-0000-0000-000000000001"),
         }
         health = {
             "bandwidth": "Full",
@@ -267,13 +267,13 @@ def _fabric(part: Part, driver: int) -> Tree:
         if driver >= 580:
             health |= {"summary": "Healthy", "incorrect_configuration": "None"}
         new = part.architecture != "Hopper"
-        health = {name: told(text if new else "N/A") for name, text in health.items()}
+        health = {name: if_fabric(text if new else "N/A") for name, text in health.items()}
         if driver >= 595:
-            health["partition_assigned"] = told("True" if part.bank else "N/A")
+            health["partition_assigned"] = if_fabric("True" if part.bank else "N/A")
         if driver >= 615:
-            health["gfm_state"] = told("Connected")
-        found["health"] = health
-    return found
+            health["gfm_state"] = if_fabric("Connected")
+        elements["health"] = health
+    return elements
 
 
 def _temperature(part: Part, driver: int) -> Tree:
@@ -398,8 +398,8 @@ def _xml(inside: Tree) -> str:
 def answer(trees: Iterable[Tree], driver: str) -> str:
     """``nvidia-smi -q -x`` of these GPUs."""
     shown = [
-        f'<gpu id="0000{address.upper()}">\n{_xml(one)}</gpu>\n'
-        for address, one in zip(ADDRESSES, trees, strict=False)
+        f'<gpu id="0000{address.upper()}">\n{_xml(gpu)}</gpu>\n'
+        for address, gpu in zip(ADDRESSES, trees, strict=False)
     ]
     major = int(driver.partition(".")[0])
     newer = f"<kmd_version>{driver}</kmd_version>\n" if major >= 615 else ""
@@ -450,9 +450,9 @@ def node(name: str, driver: str, trees: Sequence[Tree] | None = None, **more: An
         pci(place, device=f"0x{part.device}", width=part.lanes, most=part.card) for place in places
     )
     bus += "".join(map(switch, SWITCHES[: part.switches])) + DEVICES
-    made = Node(
+    composed = Node(
         bus,
         smi=Output(PREFIX + answer(trees, driver), 0),
         links=Output("nr_scanned=1\n" + nvlinks(part), 0),
     )
-    return replace(made, **more)
+    return replace(composed, **more)

@@ -89,8 +89,8 @@ def route(text: str) -> str:
 
 def text(interfaces: dict[str, dict[str, object]], printed: tuple[str, ...] = ()) -> str:
     """What the section prints of these interfaces."""
-    files = {f"/sys/class/net/{n}/{a}": str(v) for n, one in interfaces.items()
-             for a, v in one.items()}  # fmt: skip
+    files = {f"/sys/class/net/{name}/{attribute}": str(value) for name, values in interfaces.items()
+             for attribute, value in values.items()}  # fmt: skip
     lines = [f"{path}:{line}" for path, value in files.items() for line in value.split("\n")]
     return "\n".join([*printed, "ends=0", *lines]) + "\n"
 
@@ -143,15 +143,15 @@ def gpu_node(
     )  # fmt: skip
 
 
-def judged(seen: Nics, **policy: Any) -> dict[str, tuple[str, str]]:
+def judged(observed: Nics, **policy: Any) -> dict[str, tuple[str, str]]:
     """Check -> (status, actual)."""
-    found = by_name(checks, seen, Policy(**policy))
-    return {name: (result.status, result.actual) for name, result in found.items()}
+    results = by_name(checks, observed, Policy(**policy))
+    return {name: (result.status, result.actual) for name, result in results.items()}
 
 
-def wrong(seen: Nics, **policy: Any) -> dict[str, tuple[str, str]]:
+def wrong(observed: Nics, **policy: Any) -> dict[str, tuple[str, str]]:
     """The checks that say something is wrong or unknown."""
-    return {c: r for c, r in judged(seen, **policy).items() if r[0] not in ("ok", "na")}
+    return {c: r for c, r in judged(observed, **policy).items() if r[0] not in ("ok", "na")}
 
 
 def table(**interfaces: Mapping[str, object]) -> Any:

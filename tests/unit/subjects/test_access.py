@@ -68,11 +68,11 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(("rows", "words", "mend"), PROGRAMS)
 def test_a_program_as_an_ordinary_user_finds_it(rows, words, mend):
-    found = stuck(access(*rows), "gdb")
-    assert (found is None) == (not words)
-    if found:
-        assert words in found.words
-        assert found.mend == mend
+    result = stuck(access(*rows), "gdb")
+    assert (result is None) == (not words)
+    if result:
+        assert words in result.words
+        assert result.mend == mend
 
 
 READABLE = [
@@ -100,12 +100,12 @@ def test_a_section_that_did_not_end_is_no_all_clear():
 
 def test_a_registered_package_without_its_program():
     want = Policy(packages=("gdb", "tools"))
-    seen = DebugTools(
+    observed = DebugTools(
         registered=("gdb", "tools"),
         broken=(Broken("tools", "gone", "/usr/bin/other"), Broken("gdb", "mode", "/usr/bin/gdb")),
     )
-    found = {one.stuck.words: one.stuck.mend for one in unusable(seen, want)}
-    assert found == {
+    result = {fault.stuck.words: fault.stuck.mend for fault in unusable(observed, want)}
+    assert result == {
         "/usr/bin/other is gone": "reinstall",
         "/usr/bin/gdb is not executable": "chmod",
     }
@@ -127,9 +127,9 @@ GOOD = {
 BLOCK = managed_block.put(b"", "".join(f"{line}\n" for line in LINES).encode(), "keep")
 
 
-def client(*asked: Asked, content: bytes = BLOCK) -> SshClient:
+def client(*answers: Asked, content: bytes = BLOCK) -> SshClient:
     known = parse_known_hosts(content)
-    return SshClient(True, (9, 2), Identity(), known, {}, {}, (), asked)
+    return SshClient(True, (9, 2), Identity(), known, {}, {}, (), answers)
 
 
 # Host, what ssh -G says otherwise, for all hosts or for that one -> status (ssh_config(5)).
@@ -162,17 +162,17 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("host", "usual", "said", "status"), SAID)
-def test_what_ssh_says_of_one_peer(host, usual, said, status):
+@pytest.mark.parametrize(("host", "usual", "printed", "status"), SAID)
+def test_what_ssh_says_of_one_peer(host, usual, printed, status):
     want = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=LINES)
-    asked = [
+    answers = [
         Asked("gpux", False, {**GOOD, **usual}),
-        Asked(host, False, {**GOOD, **usual, **said}),
+        Asked(host, False, {**GOOD, **usual, **printed}),
     ]
-    found = options(client(*asked), want)
-    assert found.status == status, found
-    if status != "ok" and said:
-        assert next(iter(said)) in found.actual
+    result = options(client(*answers), want)
+    assert result.status == status, result
+    if status != "ok" and printed:
+        assert next(iter(printed)) in result.actual
 
 
 HASHED = "|1|c2FsdHNhbHRzYWx0c2FsdHNhbHQ=|"
@@ -194,8 +194,8 @@ HASHED = "|1|c2FsdHNhbHRzYWx0c2FsdHNhbHQ=|"
 )
 def test_a_line_that_revokes_a_key_of_the_fleet(line, status):
     want = Policy(ssh_known_hosts=LINES)
-    found = known_hosts(client(content=BLOCK + f"{line}\n".encode()), want)
-    assert found.status == status, found
+    result = known_hosts(client(content=BLOCK + f"{line}\n".encode()), want)
+    assert result.status == status, result
 
 
 def test_hashed_names_are_known():
@@ -208,7 +208,7 @@ def test_hashed_names_are_known():
 
 
 @pytest.mark.parametrize(
-    ("said", "file", "line"),
+    ("printed", "file", "line"),
     [
         ("FILE: line 1: Bad configuration option: bogus", "/etc/ssh/x.conf", ":1"),
         ('FILE line 8: unsupported option "maybe".', "/home/ml/.ssh/config", ":8"),
@@ -220,13 +220,13 @@ def test_hashed_names_are_known():
         ("Host key verification failed.", "the file that ssh names", None),
     ],
 )
-def test_where_a_person_has_to_look(said, file, line):
+def test_where_a_person_has_to_look(printed, file, line):
     """line: None where only the file is known, and not a place to look at."""
-    said = said.replace("FILE", file)
-    assert where_of(said) == ("" if line is None else f"{file}{line}")
-    assert named_file(said) == file
+    printed = printed.replace("FILE", file)
+    assert where_of(printed) == ("" if line is None else f"{file}{line}")
+    assert named_file(printed) == file
 
 
 def test_the_look_asks_once_for_every_directory_that_a_deploy_writes_to():
-    written = {path.rpartition("/")[0] for one in SUBJECTS.values() for path in one.files}
+    written = {path.rpartition("/")[0] for subject in SUBJECTS.values() for path in subject.files}
     assert written == {*WRITTEN_FOLDERS}

@@ -27,11 +27,11 @@ from tests.builders.gpus import (
     bad,
     h100,
     judged,
-    one,
     pci,
     smi,
     statuses,
     trees_of,
+    verdict_of,
 )
 from tests.builders.gpus import node as node_of
 
@@ -45,7 +45,7 @@ def test_a_healthy_node_of_the_lab_is_ready(node: Node) -> None:
     assert set(bad(results)) <= {"kernel_faults"}
     for name in ("present", "tool", "count", "model", "driver", "vbios", "ecc_errors", "pcie"):
         assert results[name].status == "ok", results[name]
-    assert one(results, "nvlink")[0] == one(results, "fabric_manager")[0] == "ok"
+    assert verdict_of(results, "nvlink")[0] == verdict_of(results, "fabric_manager")[0] == "ok"
 
 
 GEFORCE = pci("0000:01:00.0", device="0x1f08", kind="0x030000", driver="nouveau")
@@ -69,7 +69,7 @@ def test_no_gpu_of_this_host_is_no_fault(bus: str, reason: str, count: str) -> N
     results = node.judged()
     assert {result.status for result in results.values()} == {"na"}, bad(results)
     assert results["present"].actual == reason
-    assert one(node.judged(gpu_count=8), "count") == ("fail", count)
+    assert verdict_of(node.judged(gpu_count=8), "count") == ("fail", count)
 
 
 # Fields of GPU 2, which the tool's text cannot have alone -> the only finding.
@@ -87,10 +87,10 @@ def test_no_gpu_of_this_host_is_no_fault(bus: str, reason: str, count: str) -> N
 def test_a_field_is_judged_by_its_check_alone(
     fields: Mapping[str, Any], check: str, words: str | None
 ) -> None:
-    seen = h100().seen()
-    gpus = list(seen.nvidia)
+    observed = h100().observed()
+    gpus = list(observed.nvidia)
     gpus[2] = replace(gpus[2], **fields)
-    results = judged(replace(seen, nvidia=tuple(gpus)))
+    results = judged(replace(observed, nvidia=tuple(gpus)))
     results.pop("kernel_faults")
     expected = {check: f"gpu 2 (0000:52:00.0): {words}"} if check and words else {}
     assert bad(results) == expected
@@ -116,47 +116,50 @@ def t4(**changes: str) -> Node:
         f"<used_memory>{memory} MiB</used_memory></process_info>\n"
         for pid, kind, name, memory in ((675, "G", "Xorg", 22), (5762, "C", "python", 1005))
     )
-    made = node_of("Tesla T4", "515.105.01", [busy, idle])
-    text = made.smi.text
+    composed = node_of("Tesla T4", "515.105.01", [busy, idle])
+    text = composed.smi.text
     for name, value in changes.items():
         text = re.sub(rf"(<{name}>)[^<]*", rf"\g<1>{value}", text)
-    return replace(made, smi=Output(text, 0))
+    return replace(composed, smi=Output(text, 0))
 
 
 def test_cards_without_nvlink_and_an_idle_one_with_a_lower_generation() -> None:
-    seen = t4().seen()
+    observed = t4().observed()
     # A learnt policy fits its node.
-    results = judged(seen, **gpus.learned(seen))
+    results = judged(observed, **gpus.learned(observed))
     results.pop("kernel_faults")
     assert bad(results) == {}
-    assert one(results, "nvlink") == ("na", "these GPUs use no links")
-    assert one(results, "fabric_manager") == ("na", "no NVSwitch")
-    assert one(results, "remapped_rows")[0] == "na"
+    assert verdict_of(results, "nvlink") == ("na", "these GPUs use no links")
+    assert verdict_of(results, "fabric_manager") == ("na", "no NVSwitch")
+    assert verdict_of(results, "remapped_rows")[0] == "na"
     # Xorg only draws.
-    assert one(t4().judged(gpu_idle=True), "processes") == (
+    assert verdict_of(t4().judged(gpu_idle=True), "processes") == (
         "fail", "gpu 0 (0000:1b:00.0): pid 5762 python 1005 MiB",
     )  # fmt: skip
 
 
 def test_the_slot_of_a_guest_is_not_known() -> None:
     guest = t4(virtualization_mode="Pass-Through", current_link_width="8x")
-    assert one(guest.judged(), "pcie") == ("ok", "x8 in a virtual machine")
+    assert verdict_of(guest.judged(), "pcie") == ("ok", "x8 in a virtual machine")
 
 
 def test_facts_to_compare_and_to_learn() -> None:
-    assert gpus.compared(h100().seen()) == {
+    assert gpus.compared(h100().observed()) == {
         "driver": "535.129.03", "cuda": "12.2", "count": 8, "on_bus": 8,
         "model": "NVIDIA H100 80GB HBM3", "vbios": "96.00.89.00.01", "ecc": "on", "mig": "off",
         "persistence": "on", "pcie_width": "16", "links": "18 at 26.562 GB/s",
         "power_limit_w": "700",
     }  # fmt: skip
-    assert gpus.learned(h100({0: {"vbios": "1.2", "ecc": "off"}}).seen()) == {
+    assert gpus.learned(h100({0: {"vbios": "1.2", "ecc": "off"}}).observed()) == {
         "gpu_count": 8, "gpu_driver": "535.129.03", "gpu_vbios": ["1.2", "96.00.89.00.01"],
         "gpu_model": "NVIDIA H100 80GB HBM3", "gpu_mig": "off", "gpu_persistence": "on",
     }  # fmt: skip
-    nothing = Node("", smi=NOTHING, links=NOTHING).seen()
+    nothing = Node("", smi=NOTHING, links=NOTHING).observed()
     assert (gpus.compared(nothing), gpus.learned(nothing)) == ({}, {})
-    assert one(h100().judged(gpu_driver="550.54.15"), "driver") == ("fail", "nvidia 535.129.03")
+    assert verdict_of(h100().judged(gpu_driver="550.54.15"), "driver") == (
+        "fail",
+        "nvidia 535.129.03",
+    )
 
 
 # --- Sources that fail.
@@ -165,9 +168,9 @@ def test_facts_to_compare_and_to_learn() -> None:
 def test_an_instinct_without_its_tool_is_still_a_gpu() -> None:
     bus = pci("0000:05:00.0", "0x1002", "0x74a1", "0x120000", driver="amdgpu")
     results = Node(bus, smi=NOTHING, links=NOTHING).judged()
-    assert one(results, "tool") == ("warn", "amd-smi is not installed")
-    assert one(results, "present")[0] == one(results, "ecc_errors")[0] == "unknown"
-    assert one(results, "driver") == ("ok", "amdgpu loaded")
+    assert verdict_of(results, "tool") == ("warn", "amd-smi is not installed")
+    assert verdict_of(results, "present")[0] == verdict_of(results, "ecc_errors")[0] == "unknown"
+    assert verdict_of(results, "driver") == ("ok", "amdgpu loaded")
 
 
 #: Eight on the bus, seven in the tool's answer.
@@ -180,7 +183,7 @@ SEEN_BY_TOOL = {
 
 def test_one_that_fell_off_the_bus() -> None:
     results = h100(smi=LOST).judged()
-    assert one(results, "present") == ("fail", "0000:df:00.0: nvidia-smi does not show it")
+    assert verdict_of(results, "present") == ("fail", "0000:df:00.0: nvidia-smi does not show it")
     # One fault is one finding: what is shown is judged by itself.
     assert statuses(results, "fail") == {"present"}
     assert statuses(results, "unknown") & SEEN_BY_TOOL == set()
@@ -211,30 +214,30 @@ def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(
     assert results["tool"].status == status
     assert results["tool"].actual.startswith(actual)
     assert {results[name].status for name in SEEN_BY_TOOL} == {"unknown"}
-    assert one(results, "driver") == ("ok", "nvidia 535.129.03")
+    assert verdict_of(results, "driver") == ("ok", "nvidia 535.129.03")
     assert results["present"].status == "unknown"
-    assert one(results, "count") == ("ok", "8")
+    assert verdict_of(results, "count") == ("ok", "8")
     lost = h100(smi=answer, bus=VERSION + "".join(map(pci, ADDRESSES[:7])))
-    assert one(lost.judged(gpu_count=8), "count") == ("fail", "7 on the PCI bus")
+    assert verdict_of(lost.judged(gpu_count=8), "count") == ("fail", "7 on the PCI bus")
     narrow = BUS.replace("current_link_width:16", "current_link_width:8", 1)
     results = h100(smi=answer, bus=VERSION + narrow).judged()
-    assert one(results, "pcie") == ("fail", "0000:1b:00.0: x8, others x16")
+    assert verdict_of(results, "pcie") == ("fail", "0000:1b:00.0: x8, others x16")
 
 
 def test_no_driver() -> None:
     bus = "".join(pci(address, driver="") for address in ADDRESSES)
     none = Output("nr_driver=none\n", 0)
     results = Node(bus, smi=none, links=none).judged()
-    assert one(results, "driver") == ("fail", "nvidia is not loaded")
-    assert one(results, "tool") == ("fail", "nvidia-smi failed: the driver is not loaded")
+    assert verdict_of(results, "driver") == ("fail", "nvidia is not loaded")
+    assert verdict_of(results, "tool") == ("fail", "nvidia-smi failed: the driver is not loaded")
     words = ", ".join(f"{address}: no driver" for address in ADDRESSES[:4])
-    assert one(results, "present") == ("fail", f"{words} and 4 more")
+    assert verdict_of(results, "present") == ("fail", f"{words} and 4 more")
     nouveau = Node(pci("0000:01:00.0", driver="nouveau"), smi=NOTHING, links=NOTHING)
-    assert one(nouveau.judged(), "present") == ("fail", "0000:01:00.0: driver nouveau")
+    assert verdict_of(nouveau.judged(), "present") == ("fail", "0000:01:00.0: driver nouveau")
     # One without a driver is named once.
     alone = "".join(map(pci, ADDRESSES[:7])) + pci(ADDRESSES[7], driver="")
     results = h100(smi=LOST, bus=VERSION + alone).judged()
-    assert one(results, "present") == ("fail", "0000:df:00.0: no driver")
+    assert verdict_of(results, "present") == ("fail", "0000:df:00.0: no driver")
 
 
 def test_a_tool_that_complains_and_shows_all_is_no_reason_to_doubt_the_rest() -> None:
@@ -253,19 +256,19 @@ def test_links_of_amd() -> None:
     links = tuple(Link(n, "active", 64.0) for n in range(7))
     instinct = Gpu(0, "amd", "0000:05:00.0", "AMD Instinct MI300X", links=links)
     bus = pci("0000:05:00.0", "0x1002", "0x74a1", "0x120000", driver="amdgpu")
-    seen = replace(
-        Node(bus, smi=NOTHING, links=NOTHING).seen(),
+    observed = replace(
+        Node(bus, smi=NOTHING, links=NOTHING).observed(),
         amd=(instinct,),
         amd_tool=Tool("amd-smi", "ok"),
     )
-    assert one(judged(seen), "nvlink") == ("ok", "7 per GPU")
+    assert verdict_of(judged(observed), "nvlink") == ("ok", "7 per GPU")
     # AMD's tools do not say that there is no reason, so there is nothing to judge.
-    assert one(judged(seen), "throttle")[0] == "na"
+    assert verdict_of(judged(observed), "throttle")[0] == "na"
     down = replace(instinct, links=(*links[1:], Link(0, "inactive")), throttle=("hw_slowdown",))
-    results = judged(replace(seen, amd=(down,)))
-    assert one(results, "nvlink") == ("fail", "gpu 0 (0000:05:00.0): 1 of 7 links down")
-    assert one(results, "throttle")[0] == "fail"
-    assert one(results, "fabric_manager") == ("na", "no NVIDIA GPU")
+    results = judged(replace(observed, amd=(down,)))
+    assert verdict_of(results, "nvlink") == ("fail", "gpu 0 (0000:05:00.0): 1 of 7 links down")
+    assert verdict_of(results, "throttle")[0] == "fail"
+    assert verdict_of(results, "fabric_manager") == ("na", "no NVIDIA GPU")
 
 
 @pytest.mark.parametrize(
@@ -282,29 +285,29 @@ def test_links_of_amd() -> None:
 )  # fmt: skip
 def test_nvlinks(text: str, rc: int | None, status: str, actual: str) -> None:
     links = Output(PREFIX + text, rc)
-    assert one(h100(links=links).judged(), "nvlink") == (status, actual)
+    assert verdict_of(h100(links=links).judged(), "nvlink") == (status, actual)
 
 
 def test_a_guest_may_have_only_some_of_a_boards_gpus() -> None:
     third = {(gpu, link) for gpu in range(8) for link in range(4)}
     links = Output(PREFIX + nvidia.nvlink_status(8, "a100", third), 0)
-    seen = Node(VERSION + BUS, a100().smi, links).seen()
-    assert one(judged(seen), "nvlink")[0] == "fail"
-    guests = tuple(replace(gpu, virtual=True) for gpu in seen.nvidia)
-    assert one(judged(replace(seen, nvidia=guests)), "nvlink") == ("ok", "8 per GPU")
+    observed = Node(VERSION + BUS, a100().smi, links).observed()
+    assert verdict_of(judged(observed), "nvlink")[0] == "fail"
+    guests = tuple(replace(gpu, virtual=True) for gpu in observed.nvidia)
+    assert verdict_of(judged(replace(observed, nvidia=guests)), "nvlink") == ("ok", "8 per GPU")
 
 
 def test_the_fabric_manager() -> None:
     dead = Output(h100().smi.text.replace("nr_fabric_manager=4711\n", ""), 0)
-    assert one(h100(smi=dead).judged(), "fabric_manager") == (
+    assert verdict_of(h100(smi=dead).judged(), "fabric_manager") == (
         "fail", "4 NVSwitches, but nv-fabricmanager does not run",
     )  # fmt: skip
     unscanned = Output(h100().smi.text.replace("nr_scanned=1\n", ""), 0)
-    assert one(h100(smi=unscanned).judged(), "fabric_manager")[0] == "unknown"
+    assert verdict_of(h100(smi=unscanned).judged(), "fabric_manager")[0] == "unknown"
     # A guest sees no switches: the GPUs' own state counts, and no manager is asked for.
     guest = VERSION + BUS
     late = h100({1: {"fabric_state": "In Progress", "fabric_status": "N/A"}}, bus=guest)
-    assert one(late.judged(), "fabric_manager")[0] == "fail"
-    assert one(h100(smi=dead, bus=guest).judged(), "fabric_manager") == ("ok", "registered")
+    assert verdict_of(late.judged(), "fabric_manager")[0] == "fail"
+    assert verdict_of(h100(smi=dead, bus=guest).judged(), "fabric_manager") == ("ok", "registered")
     never = {n: {"fabric_state": "Not Started", "fabric_status": "N/A"} for n in range(8)}
-    assert one(h100(never, bus=guest).judged(), "fabric_manager")[0] == "na"
+    assert verdict_of(h100(never, bus=guest).judged(), "fabric_manager")[0] == "na"

@@ -60,8 +60,8 @@ def at_99_s(*lines: str) -> str:
 def rows(name: str) -> tuple[tuple[str, str, str], ...]:
     """The table's rows: verdict, source, lines."""
     text = (DATA / name).read_text(encoding="utf-8")
-    found = (line.split(" | ", 2) for line in text.splitlines() if not line.startswith("#"))
-    return tuple((one[0], one[1], one[2].replace("\\n", "\n")) for one in found)
+    cells = (line.split(" | ", 2) for line in text.splitlines() if not line.startswith("#"))
+    return tuple((row[0], row[1], row[2].replace("\\n", "\n")) for row in cells)
 
 
 LINES = rows("kernel_lines.txt")
@@ -96,22 +96,22 @@ def log_of_all() -> str:
 
 def test_each_line_gets_the_verdict_of_its_source(scan: Scan) -> None:
     addresses = [f"{device(index)}.0" for index in range(len(LINES))]
-    seen = node(scan(log_of_all()), addresses)
+    observed = node(scan(log_of_all()), addresses)
     wrong = []
     for address, (wanted, source, text) in zip(addresses, LINES, strict=True):
-        alone = tuple(fault for fault in seen.kernel_faults if fault.pci_address == address)
-        status = kernel_faults(replace(seen, kernel_faults=alone), POLICY).status
+        alone = tuple(fault for fault in observed.kernel_faults if fault.pci_address == address)
+        status = kernel_faults(replace(observed, kernel_faults=alone), POLICY).status
         if status != wanted:
             wrong.append(f"{status}, not {wanted}: {text} ({source})")
     assert wrong == []
     # No line counts for another device.
-    assert {fault.pci_address for fault in seen.kernel_faults} <= {*addresses}
+    assert {fault.pci_address for fault in observed.kernel_faults} <= {*addresses}
 
 
 def test_each_line_without_a_device_gets_its_verdict(scan: Scan) -> None:
     for wanted, source, text in UNNAMED:
-        seen = node(scan(at_99_s(text)), ["0000:05:00.0"])
-        assert kernel_faults(seen, POLICY).status == wanted, f"{text} ({source})"
+        observed = node(scan(at_99_s(text)), ["0000:05:00.0"])
+        assert kernel_faults(observed, POLICY).status == wanted, f"{text} ({source})"
 
 
 def test_a_port_tells_the_error_of_the_device_behind_it(scan: Scan) -> None:
@@ -129,8 +129,8 @@ def test_the_fix_is_that_of_the_fault(scan: Scan) -> None:
          "reboot"),
         (f"{device}: amdgpu: RAS records:300 exceed threshold:256", "open a case"),
     ):  # fmt: skip
-        seen = node(scan(at_99_s(line)), ["0000:05:00.0"])
-        assert words in kernel_faults(seen, POLICY).fix
+        observed = node(scan(at_99_s(line)), ["0000:05:00.0"])
+        assert words in kernel_faults(observed, POLICY).fix
 
 
 FALLEN = (
@@ -395,7 +395,7 @@ def fault(code: int, address: str = "0000:5e:00.0", count: int = 1) -> KernelFau
 
 
 @pytest.mark.parametrize(
-    ("seen", "status", "actual", "fix"),
+    ("observed", "status", "actual", "fix"),
     [
         (gpus(), "ok", "none", ""),
         (gpus(fault(31, count=4)), "ok", "only of applications: Xid 31 GPU memory page fault", ""),
@@ -414,17 +414,17 @@ def fault(code: int, address: str = "0000:5e:00.0", count: int = 1) -> KernelFau
         (Gpus(kernel_log=Tool("kernel log", "failed")), "na", "no GPU on the PCI bus", ""),
     ],
 )  # fmt: skip
-def test_the_worst_fault_decides(seen: Gpus, status: str, actual: str, fix: str) -> None:
-    result = kernel_faults(seen, POLICY)
+def test_the_worst_fault_decides(observed: Gpus, status: str, actual: str, fix: str) -> None:
+    result = kernel_faults(observed, POLICY)
     assert result.status == status
     assert result.actual.startswith(actual)
     assert fix in result.fix
 
 
 def test_a_code_that_the_policy_ignores_is_not_reported() -> None:
-    seen = gpus(fault(119), fault(63))
-    assert kernel_faults(seen, Policy(xid_ignore=(119,))).status == "warn"
-    assert kernel_faults(seen, Policy(xid_ignore=(63, 119))).status == "ok"
+    observed = gpus(fault(119), fault(63))
+    assert kernel_faults(observed, Policy(xid_ignore=(119,))).status == "warn"
+    assert kernel_faults(observed, Policy(xid_ignore=(63, 119))).status == "ok"
 
 
 FORGED = "0000:3b:00): 79, pid=1, GPU has fallen off the bus."

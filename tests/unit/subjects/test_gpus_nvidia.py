@@ -109,21 +109,21 @@ BOMB = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&
 def test_a_tool_that_fails_is_a_result(
     text: str, rc: int | None, truncated: bool, state: str, detail: str
 ) -> None:
-    found = nvidia.parse(Output(text, rc, truncated))
-    assert (found.tool.state, found.tool.detail[: len(detail)]) == (state, detail)
-    assert len(found.tool.detail) <= 300
-    assert bool(found.gpus) == ("infoROM" in text or "?" in text.partition("<pci>")[2])
+    answer = nvidia.parse(Output(text, rc, truncated))
+    assert (answer.tool.state, answer.tool.detail[: len(detail)]) == (state, detail)
+    assert len(answer.tool.detail) <= 300
+    assert bool(answer.gpus) == ("infoROM" in text or "?" in text.partition("<pci>")[2])
 
 
 def test_what_it_shows_counts_although_it_complains() -> None:
-    found = nvidia.parse(Output(f"{GOOD}WARNING: infoROM is corrupted\n", 14))
-    assert [gpu.pci_address for gpu in found.gpus] == ["0000:1b:00.0", "0000:43:00.0"]
+    answer = nvidia.parse(Output(f"{GOOD}WARNING: infoROM is corrupted\n", 14))
+    assert [gpu.pci_address for gpu in answer.gpus] == ["0000:1b:00.0", "0000:43:00.0"]
 
 
 def test_deep_nesting_ends() -> None:
     deep = f"<nvidia_smi_log>{'<gpu>' * 100000}{'</gpu>' * 100000}</nvidia_smi_log>"
-    found = nvidia.parse(Output(deep, 0))
-    assert (found.gpus, found.tool.state) == ((), "failed")
+    answer = nvidia.parse(Output(deep, 0))
+    assert (answer.gpus, answer.tool.state) == ((), "failed")
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_a_process_can_name_itself_what_it_likes(name: str) -> None:
 
 
 def test_nvlinks_by_gpu() -> None:
-    found = nvidia.parse_nvlink(
+    answer = nvidia.parse_nvlink(
         Output("nr_scanned=1\n" + nvidia_smi.nvlink_status(2, "a100", {(1, 3)}), 0)
     )
-    assert found.tool.works
-    first, second = (found.links[nvidia_smi.uuid(index)] for index in (0, 1))
+    assert answer.tool.works
+    first, second = (answer.links[nvidia_smi.uuid(index)] for index in (0, 1))
     assert len(first) == len(second) == 12
     assert {(link.state, link.speed_gbps) for link in first} == {("active", 25.0)}
     assert [link.index for link in second if link.state == "inactive"] == [3]
@@ -152,9 +152,9 @@ def test_nvlinks_that_are_all_down_or_not_supported() -> None:
     down = {(0, link) for link in range(18)}
     text = nvidia_smi.nvlink_status(1, "h100", down)
     for words in (text, text.replace("as all links are inActive", ": Not Supported")):
-        found = nvidia.parse_nvlink(Output(words, 0))
-        assert found.tool.works
-        assert found.links == {nvidia_smi.uuid(0): ()}
+        answer = nvidia.parse_nvlink(Output(words, 0))
+        assert answer.tool.works
+        assert answer.links == {nvidia_smi.uuid(0): ()}
 
 
 @pytest.mark.parametrize(
@@ -238,26 +238,29 @@ def test_the_script_knows_what_a_step_of_slurms_may_not_open(shell: list[str]) -
 
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="no recorded samples beside the checkout")
 def test_recorded_answers_of_real_machines() -> None:
-    found = {
+    answer = {
         path.name: nvidia.parse(Output(path.read_text(), 0)) for path in SAMPLES.glob("*.xml")
     }
-    seen = {name: (one.tool.state, one.driver, len(one.gpus)) for name, one in found.items()}
+    observed = {
+        name: (parsed.tool.state, parsed.driver, len(parsed.gpus))
+        for name, parsed in answer.items()
+    }
     # Whoever adds a recording adds a row: one that is not named here is read all the same.
-    assert seen == {
-        **seen,
+    assert observed == {
+        **observed,
         "a100-sxm4-v12.xml": ("ok", "535.54.03", 1),
         "rtx-3080-v13.xml": ("ok", "595.58.03", 1),
         "tesla-t4.xml": ("ok", "515.105.01", 1),
     }
-    assert all(state == "ok" and count for state, _, count in seen.values())
-    (a100,) = found["a100-sxm4-v12.xml"].gpus
+    assert all(state == "ok" and count for state, _, count in observed.values())
+    (a100,) = answer["a100-sxm4-v12.xml"].gpus
     assert (a100.mig, a100.ecc, a100.temperature_slowdown_c, a100.recovery) == (
         "on", "on", 89, "none",
     )  # fmt: skip
-    (t4,) = found["tesla-t4.xml"].gpus
+    (t4,) = answer["tesla-t4.xml"].gpus
     assert (t4.virtual, t4.pcie_width, t4.pcie_width_max) == (True, 8, 16)
-    (rtx,) = found["rtx-3080-v13.xml"].gpus
+    (rtx,) = answer["rtx-3080-v13.xml"].gpus
     assert (rtx.ecc, rtx.temperature_slowdown_c, rtx.performance_state) == (None, 95, "P2")
     links = nvidia.parse_nvlink(Output((SAMPLES / "nvlink-status-a100.txt").read_text(), 0)).links
-    assert {len(one) for one in links.values()} == {12}
+    assert {len(parsed) for parsed in links.values()} == {12}
     assert len(links) == 8

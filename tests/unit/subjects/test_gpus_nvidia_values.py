@@ -35,9 +35,9 @@ from tests.builders.gpus import (
     combinations,
     node,
     nvlinks,
-    one,
     pci,
     trees_of,
+    verdict_of,
 )
 from tests.cases import cases
 
@@ -309,28 +309,28 @@ def test_a_value_that_each_answer_of_such_a_driver_has_is_missed(part: str, driv
 def test_a_value_of_another_name_is_not_missed() -> None:
     # Between 570 and 575 both stand there, and the old one says that it is no more.
     results = verdicts(node(H100, "575.57.08"))
-    assert one(results, "recovery") == ("ok", "none")
+    assert verdict_of(results, "recovery") == ("ok", "none")
     gone = mutated(H100, "575.57.08", "gpu_recovery_action", None)
-    assert one(verdicts(gone), "recovery")[0] == "unknown"
+    assert verdict_of(verdicts(gone), "recovery")[0] == "unknown"
     # The name that replaces driver_version.
     text = node(RUBIN, "615.23").smi.text.replace("driver_version>", "other>")
-    made = replace(node(RUBIN, "615.23"), smi=Output(text, 0))
-    assert one(verdicts(made), "tool") == ("ok", "nvidia-smi 615.23")
+    variant = replace(node(RUBIN, "615.23"), smi=Output(text, 0))
+    assert verdict_of(verdicts(variant), "tool") == ("ok", "nvidia-smi 615.23")
 
 
 @pytest.mark.parametrize("name", [*ERRORS, *NONE, None])
 def test_a_gpu_without_a_readable_name_is_not_skipped(name: str | None) -> None:
-    made = mutated(H100, LATEST, "product_name", name)
-    assert one(verdicts(made), "model")[0] == "unknown"
+    variant = mutated(H100, LATEST, "product_name", name)
+    assert verdict_of(verdicts(variant), "model")[0] == "unknown"
     # Nor is what is wrong with it, or what it does not say.
-    text = made.smi.text
+    text = variant.smi.text
     start = text.index(f'<gpu id="0000{ADDRESSES[AT].upper()}">')
     sick = text[:start] + text[start:].replace("<gpu_temp>31 C", "<gpu_temp>N/A", 1)
-    results = verdicts(replace(made, smi=Output(sick, 0)))
-    assert one(results, "temperature")[0] == "unknown"
+    results = verdicts(replace(variant, smi=Output(sick, 0)))
+    assert verdict_of(results, "temperature")[0] == "unknown"
     sick = text[:start] + text[start:].replace("row_pending>No", "row_pending>Yes", 1)
-    results = verdicts(replace(made, smi=Output(sick, 0)))
-    assert one(results, "remapped_rows")[0] == "fail"
+    results = verdicts(replace(variant, smi=Output(sick, 0)))
+    assert verdict_of(results, "remapped_rows")[0] == "fail"
 
 
 @pytest.mark.parametrize(
@@ -377,9 +377,9 @@ IMPLAUSIBLE = (
     ("part", "driver"), [(V100, "450.80.02"), (A100, "535.183.06"), (H100, LATEST)]
 )
 def test_a_number_that_a_value_cannot_be_is_unknown(part: str, driver: str) -> None:
-    found, tried, healthy = [*leaves(trees_of(part, driver)[0])], 0, []
+    present, tried, healthy = [*leaves(trees_of(part, driver)[0])], 0, []
     for path, numbers, check in IMPLAUSIBLE:
-        for text in numbers if path in found else ():
+        for text in numbers if path in present else ():
             for make in (mutated, everywhere):
                 if verdicts(make(part, driver, path, text))[check].status != "unknown":
                     healthy.append((make.__name__, path, text))
@@ -390,10 +390,10 @@ def test_a_number_that_a_value_cannot_be_is_unknown(part: str, driver: str) -> N
 
 @pytest.mark.parametrize("text", ["-1", "4294967295", "257", "Unknown Error", "ERR!", "", "x"])
 def test_a_number_of_gpus_that_is_none_is_unknown(text: str) -> None:
-    made = node(H100, LATEST)
-    said = re.sub("(<attached_gpus>)[^<]*", rf"\g<1>{text}", made.smi.text)
-    results = verdicts(replace(made, smi=Output(said, 0)))
-    assert one(results, "tool")[0] == "unknown"
+    variant = node(H100, LATEST)
+    shown = re.sub("(<attached_gpus>)[^<]*", rf"\g<1>{text}", variant.smi.text)
+    results = verdicts(replace(variant, smi=Output(shown, 0)))
+    assert verdict_of(results, "tool")[0] == "unknown"
 
 
 # --- What a process calls itself is its user's.
@@ -434,9 +434,9 @@ def test_a_process_cannot_change_a_verdict_by_its_name(name: str) -> None:
 
 
 def links_of(part: str, driver: str, down: Mapping[int, range], **more: Any) -> dict[str, Result]:
-    made = node(part, driver)
+    variant = node(part, driver)
     text = "nr_scanned=1\n" + nvlinks(PARTS[part], down)
-    return verdicts(replace(made, links=Output(text, 0), **more))
+    return verdicts(replace(variant, links=Output(text, 0), **more))
 
 
 ONE, EVERY = {1: range(2, 3)}, {1: range(18)}
@@ -507,36 +507,38 @@ def test_links_that_are_down(
     ],
 )
 def test_the_state_of_a_link(text: str, status: str, words: str) -> None:
-    made = node(B200, LATEST)
-    lines = made.links.text.split("\n")
+    variant = node(B200, LATEST)
+    lines = variant.links.text.split("\n")
     at = lines.index(next(line for line in lines if lab.uuid(1) in line)) + 3
     lines[at] = f"\t Link 2: {text}"
-    result = verdicts(replace(made, links=Output("\n".join(lines), 0)))["nvlink"]
+    result = verdicts(replace(variant, links=Output("\n".join(lines), 0)))["nvlink"]
     assert (result.status, words in result.actual) == (status, True), result.actual
 
 
 def test_links_that_are_all_slow_or_of_which_nothing_is_told() -> None:
-    made = node(H100, LATEST)
-    slow = made.links.text.replace("26.562", "25")
-    result = verdicts(replace(made, links=Output(slow, 0)))["nvlink"]
+    variant = node(H100, LATEST)
+    slow = variant.links.text.replace("26.562", "25")
+    result = verdicts(replace(variant, links=Output(slow, 0)))["nvlink"]
     assert (result.status, result.actual) == ("fail", "gpus 0-7: link 0 at 25 of 26.562 GB/s")
     # One GPU has an error, or is left out.
     for text in (
-        re.sub(rf"({lab.uuid(1)}\))(\n\s+Link.*)+", r"\1\n\t NVML: GPU is lost", made.links.text),
-        re.sub(r"GPU 1: .*(\n\s+Link.*)+\n", "", made.links.text),
+        re.sub(
+            rf"({lab.uuid(1)}\))(\n\s+Link.*)+", r"\1\n\t NVML: GPU is lost", variant.links.text
+        ),
+        re.sub(r"GPU 1: .*(\n\s+Link.*)+\n", "", variant.links.text),
     ):
-        result = verdicts(replace(made, links=Output(text, 0)))["nvlink"]
+        result = verdicts(replace(variant, links=Output(text, 0)))["nvlink"]
         assert (result.status, result.actual[:6]) == ("unknown", "gpu 1 "), result.actual
 
 
 @pytest.mark.parametrize("text", ["", "nr_scanned=1\n", PREFIX])
 def test_an_empty_answer_on_links_is_that_of_a_card_without_them(text: str) -> None:
     for part in ("NVIDIA A10", "NVIDIA A10G", L40S):
-        made = replace(node(part, "525.147.05"), links=Output(text, 0))
-        assert one(verdicts(made), "nvlink") == ("na", "these GPUs use no links")
+        variant = replace(node(part, "525.147.05"), links=Output(text, 0))
+        assert verdict_of(verdicts(variant), "nvlink") == ("na", "these GPUs use no links")
     for part in (H100, B200):
-        made = replace(node(part, LATEST), links=Output(text, 0))
-        assert one(verdicts(made), "nvlink")[0] == "unknown"
+        variant = replace(node(part, LATEST), links=Output(text, 0))
+        assert verdict_of(verdicts(variant), "nvlink")[0] == "unknown"
 
 
 # --- The bus.
@@ -561,11 +563,11 @@ def aer(kind: str, words: str, above: bool = False) -> str:
     ],
 )
 def test_uncorrected_errors_of_a_link(lines: str, status: str, words: str) -> None:
-    made = node(H100, LATEST)
-    result = verdicts(replace(made, bus=f"{made.bus}\n{lines}"))["pcie"]
+    variant = node(H100, LATEST)
+    result = verdicts(replace(variant, bus=f"{variant.bus}\n{lines}"))["pcie"]
     assert (result.status, words in result.actual) == (status, True), result.actual
     # And where the tool does not answer.
-    silent = replace(made, bus=f"{made.bus}\n{lines}", smi=Output("", None))
+    silent = replace(variant, bus=f"{variant.bus}\n{lines}", smi=Output("", None))
     assert verdicts(silent)["pcie"].status == ("unknown" if status == "ok" else status)
 
 
@@ -598,9 +600,9 @@ def test_lanes(part: str, driver: str, changes: Mapping[str, str], status: str) 
 
 
 def test_cliques_are_compared_between_nodes() -> None:
-    found = facts.compared(node(GB300, "595.58.03").seen())
-    assert found["fabric_clique"] == "32766 of 00000001-0000-0000-0000-000000000001"
-    assert "fabric_clique" not in facts.compared(node(L40S, "595.58.03").seen())
+    present = facts.compared(node(GB300, "595.58.03").observed())
+    assert present["fabric_clique"] == "32766 of 00000001-0000-0000-0000-000000000001"
+    assert "fabric_clique" not in facts.compared(node(L40S, "595.58.03").observed())
 
 
 # --- Recordings: what real machines print.
@@ -666,10 +668,10 @@ def test_no_word_in_the_place_of_a_value_makes_a_node_healthier(data: st.DataObj
     root = ElementTree.fromstring(text)
     gpus = root.findall("gpu")
     gpu = gpus[data.draw(st.integers(0, len(gpus) - 1))]
-    found = {path: element for path in READ if (element := gpu.find(path)) is not None}
-    path = data.draw(st.sampled_from(["", *sorted(found)]))
+    present = {path: element for path in READ if (element := gpu.find(path)) is not None}
+    path = data.draw(st.sampled_from(["", *sorted(present)]))
     inside = [*gpu.iter()]
-    element = found[path] if path else inside[data.draw(st.integers(0, len(inside) - 1))]
+    element = present[path] if path else inside[data.draw(st.integers(0, len(inside) - 1))]
     word = data.draw(st.sampled_from(ERRORS[:-2]))
     for child in list(element):
         element.remove(child)
@@ -685,13 +687,13 @@ def test_a_whole_gpu_that_is_an_error(word: str) -> None:
     text = node(H100, LATEST).smi.text
     start = text.index(f'<gpu id="0000{ADDRESSES[AT].upper()}">')
     end = text.index("</gpu>", start)
-    made = replace(
+    variant = replace(
         node(H100, LATEST),
         smi=Output(text[: text.index(">", start) + 1] + word + text[end:], 0),
     )
-    results = verdicts(made)
-    seen = {READ[path] for path in READ} - {"retired_pages", "nvlink", "tool", "device_access"}
-    assert {name for name in seen if results[name].status in HEALTHY} == set()
+    results = verdicts(variant)
+    observed = {READ[path] for path in READ} - {"retired_pages", "nvlink", "tool", "device_access"}
+    assert {name for name in observed if results[name].status in HEALTHY} == set()
     if "lost" in word.lower() or "reset" in word.lower():
         assert results["recovery"].status == "fail"
 
@@ -729,8 +731,8 @@ def lines_against_whole(data: st.DataObject) -> None:
             inside = data.draw(
                 st.sampled_from(("python", "a<b", "</process_name>", "&", "x</gpu>"))
             )
-            made = _PROCESS.format(data.draw(st.sampled_from(("7", "", "x"))), inside)
-            lines = "\n".join(lines).replace("<processes>", f"<processes>{made}", 1).split("\n")
+            variant = _PROCESS.format(data.draw(st.sampled_from(("7", "", "x"))), inside)
+            lines = "\n".join(lines).replace("<processes>", f"<processes>{variant}", 1).split("\n")
         text = "\n".join(lines)
         by_lines = nvidia._by_block(text)
         assert by_lines is None or by_lines == nvidia._whole(text)

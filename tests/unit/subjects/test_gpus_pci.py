@@ -15,14 +15,14 @@ from tests.builders.sections import run_on
 
 
 def test_what_the_bus_shows() -> None:
-    seen = h100().seen()
-    assert seen.pci[0] == PciGpu(
+    observed = h100().observed()
+    assert observed.pci[0] == PciGpu(
         "0000:1b:00.0", "nvidia", "2330", "nvidia", 0, 16, 16, "32.0 GT/s PCIe", "030200"
     )
-    assert (len(seen.pci), seen.nvswitches, seen.driver) == (8, 4, "535.129.03")
-    assert (seen.cuda, seen.fabric_manager) == ("12.2", "running")
-    assert seen.device_files[-1] == DeviceFile("/dev/nvidiactl", "crw-rw-rw-", 0, 0)
-    assert len(seen.gpus[7].links) == 18
+    assert (len(observed.pci), observed.nvswitches, observed.driver) == (8, 4, "535.129.03")
+    assert (observed.cuda, observed.fabric_manager) == ("12.2", "running")
+    assert observed.device_files[-1] == DeviceFile("/dev/nvidiactl", "crw-rw-rw-", 0, 0)
+    assert len(observed.gpus[7].links) == 18
 
 
 @pytest.mark.parametrize(

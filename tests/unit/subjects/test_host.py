@@ -18,22 +18,31 @@ PCI = "device=0x74a1"
 
 
 def test_a_healthy_node_fails_nothing() -> None:
-    seen = node()
-    assert wrong(seen) == {}
-    assert (seen.os_release, seen.kernel_release) == ("ubuntu 22.04", "5.15.0-113-generic")
-    assert (seen.cpus, seen.numa_nodes, seen.pids, seen.pids_max) == (192, 2, 2594, 4194304)
-    assert (seen.memory_total_mb, seen.hugepage_size_kb) == (2063897, 2048)
-    assert (seen.lsm, seen.transparent_hugepage, seen.uptime_s) == ("apparmor", "madvise", 86400)
+    observed = node()
+    assert wrong(observed) == {}
+    assert (observed.os_release, observed.kernel_release) == ("ubuntu 22.04", "5.15.0-113-generic")
+    assert (observed.cpus, observed.numa_nodes, observed.pids, observed.pids_max) == (
+        192,
+        2,
+        2594,
+        4194304,
+    )
+    assert (observed.memory_total_mb, observed.hugepage_size_kb) == (2063897, 2048)
+    assert (observed.lsm, observed.transparent_hugepage, observed.uptime_s) == (
+        "apparmor",
+        "madvise",
+        86400,
+    )
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/host/kernels.json"))
 def test_what_a_file_says_of_the_kernel(case: dict[str, Any]) -> None:
     policy = Policy(**case.get("policy", {}))
-    seen = node(case.get("files"), policy=policy)
+    observed = node(case.get("files"), policy=policy)
     status, _, actual = case["verdict"].partition(": ")
-    result = judged(seen, policy)[case["check"]]
+    result = judged(observed, policy)[case["check"]]
     assert (result.status, actual or result.actual) == (status, result.actual)
-    assert wrong(seen, policy) == ({case["check"]: status} if result.bad else {})
+    assert wrong(observed, policy) == ({case["check"]: status} if result.bad else {})
     assert status in ("ok", "na", "unknown") or result.fix or "no hugetlbfs" in result.actual
 
 
@@ -58,8 +67,8 @@ def test_numa_balancing_now_and_at_the_next_boot(
     pci: str, policy: Policy, live: str, boot: str, status: str
 ) -> None:
     files = {"/proc/sys/kernel/numa_balancing": live}
-    seen = node(files, pci, sysctl=SYSCTL.format(boot) if boot else "", policy=policy)
-    result = judged(seen, policy)["numa_balancing"]
+    observed = node(files, pci, sysctl=SYSCTL.format(boot) if boot else "", policy=policy)
+    result = judged(observed, policy)["numa_balancing"]
     assert result.status == status
     if result.bad and boot:
         assert result.source == "/etc/sysctl.d/9.conf:3"
@@ -93,12 +102,12 @@ def test_peers_share_what_is_not_one_machines_own() -> None:
 
 
 def test_what_is_learnt_fits_the_node() -> None:
-    seen = node()
-    data = host.learned(seen)
+    observed = node()
+    data = host.learned(observed)
     assert data["mounts"] == ["/home"]
     assert data["memory_min_mb"] == 2015 * 1024
     policy = Policy(**check_settings(data, "learned"))
-    assert wrong(seen, policy) == {}
+    assert wrong(observed, policy) == {}
 
 
 @pytest.mark.parametrize("text", ["", "\x1b[31m" * 999, "/proc/self/mounts:1:x"])
@@ -110,15 +119,17 @@ def test_a_node_that_shows_nothing_is_unknown(text: str) -> None:
 
 def test_files_that_make_no_sense_cost_only_what_they_say() -> None:
     evil = "$(reboot)\x1b[2J\udcff [x] 9" + "9" * 5000
-    seen = node(dict.fromkeys(FILES, evil), evil, policy=Policy(swap="off"))
-    assert (seen.cpus, seen.memory_total_mb, seen.pids_max, seen.load) == (None,) * 4
-    assert {"memory", "file_handles", "pids", "swap"} <= wrong(seen, Policy(swap="off")).keys()
-    host.compared(seen)
-    host.learned(seen)
+    observed = node(dict.fromkeys(FILES, evil), evil, policy=Policy(swap="off"))
+    assert (observed.cpus, observed.memory_total_mb, observed.pids_max, observed.load) == (
+        None,
+    ) * 4
+    assert {"memory", "file_handles", "pids", "swap"} <= wrong(observed, Policy(swap="off")).keys()
+    host.compared(observed)
+    host.learned(observed)
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("printed", "versions"),
     [
         ("", {}),
         ("packages=end\n", {}),
@@ -132,5 +143,5 @@ def test_files_that_make_no_sense_cost_only_what_they_say() -> None:
         ("packages=dpkg\nPackage: python3\nVersion:", {}),
     ],
 )  # fmt: skip
-def test_versions_of_packages(said: str, found: dict[str, str]) -> None:
-    assert packages.parse_versions(said) == found
+def test_versions_of_packages(printed: str, versions: dict[str, str]) -> None:
+    assert packages.parse_versions(printed) == versions

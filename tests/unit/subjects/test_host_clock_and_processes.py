@@ -31,17 +31,17 @@ def tracking(changes: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("case", cases(__file__, "data/host/clocks.json"))
 def test_the_clock(case: dict[str, Any]) -> None:
-    text = case.get("text", "".join(clock(*said) for said in case.get("said", ())))
+    text = case.get("text", "".join(clock(*printed) for printed in case.get("said", ())))
     if "tracking" in case:
         text = tracking(case["tracking"])
     if "ntpq" in case:
         text = clock("ntpq", NTPQ.format(*case["ntpq"]))
-    seen, status = node(clock_said=text), case["status"]
-    assert wrong(seen) == ({} if status == "ok" else {"clock": status})
-    assert wrong(seen, Policy(clock="any")) == {}
-    assert seen.clock.source == case.get("source", seen.clock.source)
-    assert seen.clock.offset_ms == case.get("offset_ms", seen.clock.offset_ms)
-    actual = judged(seen)["clock"].actual
+    observed, status = node(clock_said=text), case["status"]
+    assert wrong(observed) == ({} if status == "ok" else {"clock": status})
+    assert wrong(observed, Policy(clock="any")) == {}
+    assert observed.clock.source == case.get("source", observed.clock.source)
+    assert observed.clock.offset_ms == case.get("offset_ms", observed.clock.offset_ms)
+    actual = judged(observed)["clock"].actual
     assert actual == case.get("actual", actual)
 
 
@@ -72,7 +72,7 @@ STUCK = line(42, "python3 (D) x", "D")
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "actual"),
+    ("printed", "status", "actual"),
     [
         (looked(""), "ok", "none"),
         (looked(STUCK, STUCK, "/proc/42/wchan:rpc_wait_bit_killable\n" + sched(75)), "fail",
@@ -92,8 +92,8 @@ STUCK = line(42, "python3 (D) x", "D")
         (looked("1 (x\n2 (x) D\n3 (x) D 1 2 3\n", "(" * 90000 + "\n"), "ok", "none"),
     ],
 )  # fmt: skip
-def test_processes_that_no_signal_ends(said: str, status: str, actual: str | None) -> None:
-    result = judged(node(processes=said))["stuck"]
+def test_processes_that_no_signal_ends(printed: str, status: str, actual: str | None) -> None:
+    result = judged(node(processes=printed))["stuck"]
     assert result.status == status
     assert actual in (None, result.actual)
 
@@ -147,11 +147,11 @@ def test_what_is_too_much_to_look_at_is_counted() -> None:
 
 
 def test_many_zombies_name_their_parent() -> None:
-    said = "zombies={}\nunseen=0\nreaps_7=40\nreaps_9=10\nparent_7=launcher\n"
-    result = judged(node(processes=looked(said.format(50))))["zombies"]
+    printed = "zombies={}\nunseen=0\nreaps_7=40\nreaps_9=10\nparent_7=launcher\n"
+    result = judged(node(processes=looked(printed.format(50))))["zombies"]
     assert result.status == "warn"
     assert result.actual == "50: 40 of launcher (pid 7); 10 of ? (pid 9)"
-    assert judged(node(processes=looked(said.format(49))))["zombies"].status == "ok"
+    assert judged(node(processes=looked(printed.format(49))))["zombies"].status == "ok"
 
 
 def test_the_marks_of_both_scripts_agree() -> None:

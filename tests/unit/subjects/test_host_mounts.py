@@ -28,7 +28,7 @@ SHM = "nr_fs=4096 262144 262144 262144 262144 262143 /dev/shm\n"
 HOME = "nr_fs=1048576 1000000 200 200 0 0 /home\n"
 
 
-def asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[str]:
+def mounts_asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[str]:
     """The mounts that the script would ask, alone or (+) together, without asking any."""
     path = tmp_path / "mounts"
     path.write_text(table)
@@ -69,7 +69,7 @@ def asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[str]:
 )  # fmt: skip
 def test_which_mounts_are_asked(tmp_path: Path, table: str, chosen: list[str], sh: str) -> None:
     policy = Policy(mounts=("/opt/img", "/data x"))
-    assert asked(tmp_path, table + "\n", policy, sh) == chosen
+    assert mounts_asked(tmp_path, table + "\n", policy, sh) == chosen
 
 
 def test_free_space_is_as_df_counts_it() -> None:
@@ -90,28 +90,28 @@ def test_a_system(case: dict[str, Any]) -> None:
     })  # fmt: skip
     table = TABLE.replace(ROOT_LINE, case.get("root", ROOT_LINE))
     table += "".join(f"\n{line}" for line in case.get("more", "").splitlines())
-    said = MOUNTS
+    answers = MOUNTS
     if "stat" in case:
         path, error = case["stat"]
         answer = f"stat: cannot read file system information for '{path}': {error}\n"
-        said = said.replace(f"asked=/home\n{HOME}", f"asked={path}\n{answer}")
+        answers = answers.replace(f"asked=/home\n{HOME}", f"asked={path}\n{answer}")
     if "local" in case:
         path = case["local"]
-        said = said.replace(ROOT, f"{ROOT}asked={path}\n{ROOT.replace(' /', f' {path}')}")
+        answers = answers.replace(ROOT, f"{ROOT}asked={path}\n{ROOT.replace(' /', f' {path}')}")
     for old, new in case.get("replace", ()):
-        assert old in said
-        said = said.replace(old, new)
+        assert old in answers
+        answers = answers.replace(old, new)
     files = {"/proc/self/mounts": table, "/etc/fstab": case.get("fstab", FILES["/etc/fstab"])}
-    seen = node(files, mounts=said, slow_rc=case.get("rc", 0), policy=policy)
+    observed = node(files, mounts=answers, slow_rc=case.get("rc", 0), policy=policy)
     expected = {name: verdict.partition(": ") for name, verdict in case["wrong"].items()}
-    assert wrong(seen, policy) == {name: status for name, (status, _, _) in expected.items()}
+    assert wrong(observed, policy) == {name: status for name, (status, _, _) in expected.items()}
     for name, (_, _, words) in expected.items():
-        assert words in judged(seen, policy)[name].actual
+        assert words in judged(observed, policy)[name].actual
 
 
-@pytest.mark.parametrize("said", ["", "mounts", "\x1b[2J" * 99, "Segmentation fault\n"])
-def test_a_look_that_never_came_to_the_mounts_is_unknown(said: str) -> None:
-    results = wrong(node(mounts=said, slow_rc=None))
+@pytest.mark.parametrize("answers", ["", "mounts", "\x1b[2J" * 99, "Segmentation fault\n"])
+def test_a_look_that_never_came_to_the_mounts_is_unknown(answers: str) -> None:
+    results = wrong(node(mounts=answers, slow_rc=None))
     assert results == dict.fromkeys(("dead_mounts", "space", "inodes", "shm"), "unknown")
 
 
@@ -138,16 +138,16 @@ def test_a_network_file_system_that_hangs(line: str) -> None:
         ("nr_fs=4096 100 1 1 0 0 /n\n", {}),
         ("", {"dead_mounts": "fail"}),
     ):
-        said = MOUNTS.replace("mounts=end", f"asked=/n\n{answer}mounts=end")
-        assert wrong(node({"/proc/self/mounts": f"{TABLE}\n{line}"}, mounts=said)) == expected
+        answers = MOUNTS.replace("mounts=end", f"asked=/n\n{answer}mounts=end")
+        assert wrong(node({"/proc/self/mounts": f"{TABLE}\n{line}"}, mounts=answers)) == expected
 
 
 def test_shared_memory_that_is_read_only_or_elsewhere() -> None:
     table = TABLE.replace("tmpfs rw,nosuid", "tmpfs ro,nosuid")
-    said = MOUNTS.replace(SHM, "").replace("asked=/dev/shm\n", "")
-    seen = node({"/proc/self/mounts": table}, mounts=said)
-    assert wrong(seen) == {"shm": "fail"}
-    assert judged(seen)["shm"].actual == "read-only"
+    answers = MOUNTS.replace(SHM, "").replace("asked=/dev/shm\n", "")
+    observed = node({"/proc/self/mounts": table}, mounts=answers)
+    assert wrong(observed) == {"shm": "fail"}
+    assert judged(observed)["shm"].actual == "read-only"
     elsewhere = TABLE.replace("/dev/shm", "/run/shm")
     assert wrong(node({"/proc/self/mounts": elsewhere})) == {"shm": "fail"}
 
@@ -167,6 +167,6 @@ def test_a_table_that_cannot_be_read_leaves_no_room_for_a_pass() -> None:
 def test_hostile_answers_stay_data() -> None:
     evil = MOUNTS.replace(HOME, f"nr_fs={'9' * 20} {'9' * 20} 1 1 1 1 /home\n")
     evil += "asked=/$(reboot)\nnr_fs=1 2 3\nnr_fs=0 0 0 0 0 0 /\x1b[2J\n" + "stat: '/'': " * 9999
-    seen = node(mounts=evil)
-    assert {mount.path for mount in seen.mounts} == {"/", "/dev/shm", "/home"}
-    assert wrong(seen) == {}
+    observed = node(mounts=evil)
+    assert {mount.path for mount in observed.mounts} == {"/", "/dev/shm", "/home"}
+    assert wrong(observed) == {}

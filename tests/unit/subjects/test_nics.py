@@ -43,9 +43,9 @@ from tests.cases import cases
 DEFAULT = ("0.0.0.0/0 eth0", "10.1.0.0/16 eth0")
 
 
-def assert_wrong(seen: Nics, expected: dict[str, str], **policy: Any) -> None:
+def assert_wrong(observed: Nics, expected: dict[str, str], **policy: Any) -> None:
     """These checks, and no other, have the status, and the words behind it."""
-    results = wrong(seen, **policy)
+    results = wrong(observed, **policy)
     assert {name: status for name, (status, _) in results.items()} == {
         name: verdict.partition(": ")[0] for name, verdict in expected.items()
     }
@@ -80,34 +80,34 @@ def test_a_node(case: dict[str, Any]) -> None:
 
 
 def test_a_good_node() -> None:
-    seen = gpu_node()
-    assert wrong(seen) == {}
-    assert {c for c, (status, _) in judged(seen).items() if status == "ok"} == {
+    observed = gpu_node()
+    assert wrong(observed) == {}
+    assert {c for c, (status, _) in judged(observed).items() if status == "ok"} == {
         "link", "speed", "duplex", "mtu", "bond",
     }  # fmt: skip
-    assert judged(seen)["bond"][1] == "bond0"
-    assert {name: interface.kind for name, interface in seen.interfaces.items()} == {
+    assert judged(observed)["bond"][1] == "bond0"
+    assert {name: interface.kind for name, interface in observed.interfaces.items()} == {
         "lo": "loopback", "eth0": "ethernet", "eth1": "ethernet", "bond0": "bond",
         "ib0": "infiniband", "eno4": "ethernet", "usb0": "usb", "docker0": "bridge",
     }  # fmt: skip
-    eth0 = seen.interfaces["eth0"]
+    eth0 = observed.interfaces["eth0"]
     assert (eth0.driver, eth0.firmware, eth0.pci_address, eth0.numa_node, eth0.master) == (
         "mlx5_core", "28.39.1002", "0000:5e:00.0", 1, "bond0",
     )  # fmt: skip
-    assert seen.interfaces["bond0"].addresses == ("10.1.0.7/16",)
-    assert [(slave.name, slave.link_failures) for slave in seen.bonds["bond0"].slaves] == [
+    assert observed.interfaces["bond0"].addresses == ("10.1.0.7/16",)
+    assert [(slave.name, slave.link_failures) for slave in observed.bonds["bond0"].slaves] == [
         ("eth0", 3), ("eth1", 3),
     ]  # fmt: skip
-    assert seen.configured().keys() == {"eth0", "eth1", "bond0", "ib0"}
-    assert json.loads(json.dumps(plain(seen)))["nccl_socket_ifname"] == "bond0"
+    assert observed.configured().keys() == {"eth0", "eth1", "bond0", "ib0"}
+    assert json.loads(json.dumps(plain(observed)))["nccl_socket_ifname"] == "bond0"
 
 
 def test_a_node_without_network() -> None:
-    seen = node({})
-    assert {status for status, _ in judged(seen).values()} == {"na"}
-    assert socket_ifname(seen)[0] is None
-    assert nics.compared(seen) == {"interfaces": ""}
-    assert nics.learned(seen) == {}
+    observed = node({})
+    assert {status for status, _ in judged(observed).values()} == {"na"}
+    assert socket_ifname(observed)[0] is None
+    assert nics.compared(observed) == {"interfaces": ""}
+    assert nics.learned(observed) == {}
 
 
 def test_the_empty_bond_of_the_module_is_nobodys() -> None:
@@ -125,10 +125,10 @@ def test_a_port_of_a_container_counts_before_its_wire() -> None:
 def test_a_containers_wire_counts_when_the_default_route_leads_through_it() -> None:
     wire = {"eth0": {**UP, "speed": 10000, "duplex": "full"}}
     routes = ("0.0.0.0/0 eth0", "10.213.0.0/23 eth0")
-    seen = node(wire, routes=routes, own=("10.213.0.2",))
-    assert (seen.interfaces["eth0"].kind, wrong(seen)) == ("virtual", {})
-    assert judged(seen, nics=table(eth0={"mtu": 1500}))["mtu"] == ("ok", "1500 on eth0")
-    assert nics.learned(seen) == {"nics": {"eth0": {"mtu": 1500}}}
+    observed = node(wire, routes=routes, own=("10.213.0.2",))
+    assert (observed.interfaces["eth0"].kind, wrong(observed)) == ("virtual", {})
+    assert judged(observed, nics=table(eth0={"mtu": 1500}))["mtu"] == ("ok", "1500 on eth0")
+    assert nics.learned(observed) == {"nics": {"eth0": {"mtu": 1500}}}
     cut = {"eth0": {**UP, "carrier": 0}}
     assert list(wrong(node(cut, routes=routes))) == ["link"]
     assert wrong(node(cut)) == {}
@@ -188,32 +188,32 @@ def test_no_sense_is_no_observation(output: Output, reason: str) -> None:
 )
 def test_hostile_values_are_none_or_text(value: str) -> None:
     hostile: dict[str, object] = dict.fromkeys([*SLAVE, *BOND], value)
-    seen = node(
+    observed = node(
         {"eth0": hostile, "$(reboot)": hostile, "[red]": dict(PORT)},
         "upper=eth0", f"upper=eth0 {value}", f"master=nosuch {value}",
         routes=DEFAULT[:1],
         before=Counters(1.0, {"eth0.carrier_changes": 1, "eth0.rx_errors": -5}),
     )  # fmt: skip
-    eth0 = seen.interfaces["eth0"]
+    eth0 = observed.interfaces["eth0"]
     assert (eth0.speed_mbps, eth0.mtu, eth0.carrier, eth0.duplex, eth0.numa_node) == (None,) * 5
-    assert judged(seen)["link"][0] == "unknown"
-    assert judged(seen, nics=table(eth0={"mtu": 1500}))["mtu"][0] == "unknown"
-    assert json.dumps([plain(seen), nics.compared(seen), nics.counters(seen)])
-    assert nics.learned(seen)["nics"]["eth0"].keys() <= {"driver"}
+    assert judged(observed)["link"][0] == "unknown"
+    assert judged(observed, nics=table(eth0={"mtu": 1500}))["mtu"][0] == "unknown"
+    assert json.dumps([plain(observed), nics.compared(observed), nics.counters(observed)])
+    assert nics.learned(observed)["nics"]["eth0"].keys() <= {"driver"}
 
 
 def test_what_peers_are_compared_by_and_what_is_learnt() -> None:
-    seen = gpu_node()
-    facts = nics.compared(seen)
+    observed = gpu_node()
+    facts = nics.compared(observed)
     assert facts["interfaces"] == "eno4,eth0,eth1,ib0"
     assert facts.keys() >= {"ib0.mtu", "bond0.speed_mbps", "eth0.firmware", "eno4.driver"}
     assert not {"eno4.mtu", "usb0.mtu", "docker0.mtu"} & facts.keys()
-    learnt = nics.learned(seen)["nics"]
+    learnt = nics.learned(observed)["nics"]
     assert learnt["ib0"] == {"speed_mbps": 400000, "mtu": 2044, "driver": "mlx5_core"}
-    assert wrong(seen, nics=table(**learnt)) == {}
+    assert wrong(observed, nics=table(**learnt)) == {}
 
 
 def test_a_name_from_a_node_is_one_word_of_a_command_to_paste() -> None:
     name = "x;id>y$(id)"
-    seen = replace(gpu_node({name: OFF}), peers_via=(name,))
-    assert by_name(checks, seen, Policy())["link"].fix == f"ip link set '{name}' up"
+    observed = replace(gpu_node({name: OFF}), peers_via=(name,))
+    assert by_name(checks, observed, Policy())["link"].fix == f"ip link set '{name}' up"

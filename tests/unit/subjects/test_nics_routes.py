@@ -45,22 +45,22 @@ PEERS = ("10.1.0.7", "10.1.0.8", "10.1.0.9", "10.9.0.8", "172.30.0.1", "gpu01", 
 def test_the_narrowest_route_reaches_a_peer(
     routes: tuple[str, ...], addresses: tuple[str, ...], via: tuple[str, ...]
 ) -> None:
-    seen = node(dict.fromkeys("abc", PORT), routes=routes)
-    assert nics.reaching(seen, addresses) == via
+    observed = node(dict.fromkeys("abc", PORT), routes=routes)
+    assert nics.reaching(observed, addresses) == via
     if via:
-        assert nics.with_peers(seen, addresses).nccl_socket_ifname == via[0]
+        assert nics.with_peers(observed, addresses).nccl_socket_ifname == via[0]
 
 
 def test_a_nodes_own_networks_are_no_way_to_the_others() -> None:
-    seen = node(
+    observed = node(
         {"eth0": PORT, "usb1": BMC, "br1": CNI, "flannel.1": UP},
         routes=("10.1.0.0/16 eth0", "192.168.31.0/24 usb1", "10.244.7.0/24 br1",
                 "10.244.0.0/16 flannel.1"),
         own=("10.1.0.7", "192.168.31.7", "10.244.7.1"),
     )  # fmt: skip
     everyones = ("10.1.0.7", "192.168.31.7", "10.244.7.1", "10.1.0.8", "10.244.8.1", "10.244.9.1")
-    assert nics.reaching(seen, everyones) == ("eth0",)
-    assert wrong(nics.with_peers(seen, everyones)) == {}
+    assert nics.reaching(observed, everyones) == ("eth0",)
+    assert wrong(nics.with_peers(observed, everyones)) == {}
 
 
 def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
@@ -68,7 +68,7 @@ def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
                 "10.1.2.128/25", "10.2.0.0/16", "10.1.2.3/32", "192.168.0.0/24")  # fmt: skip
     names = {network: f"n{index % 4}" for index, network in enumerate(networks)}
     routes = tuple(f"{network} {name}" for network, name in names.items())
-    seen = node(dict.fromkeys(names.values(), PORT), routes=routes)
+    observed = node(dict.fromkeys(names.values(), PORT), routes=routes)
     addresses = tuple(
         f"{a}.{b}.2.{c}" for a in (10, 11) for b in range(4) for c in range(0, 250, 3)
     )
@@ -81,7 +81,7 @@ def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
         )  # fmt: skip
         name = names[str(narrowest)]
         expected[name] = expected.get(name, 0) + 1
-    assert nic.reached(seen.routes, addresses) == expected
+    assert nic.reached(observed.routes, addresses) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,18 +98,20 @@ def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
 def test_the_interface_for_nccl(
     changed: dict[str, dict[str, object]], peers: tuple[str, ...], name: str | None
 ) -> None:
-    seen = nics.with_peers(gpu_node(changed), peers)
-    found, reason = socket_ifname(seen)
-    assert found == seen.nccl_socket_ifname == name
+    observed = nics.with_peers(gpu_node(changed), peers)
+    chosen, reason = socket_ifname(observed)
+    assert chosen == observed.nccl_socket_ifname == name
     assert reason
 
 
 def test_interfaces_in_one_subnet_cannot_be_told_apart() -> None:
     rails = {f"eth{at}": dict(PORT) for at in range(4)}
-    seen = node(rails, routes=tuple(f"10.1.0.0/16 {name}" for name in rails), own=("10.1.0.7",))
-    assert {seen.interfaces[name].addresses for name in rails} == {None}
-    assert seen.configured().keys() == rails.keys()
-    assert socket_ifname(seen)[0] is None
+    observed = node(
+        rails, routes=tuple(f"10.1.0.0/16 {name}" for name in rails), own=("10.1.0.7",)
+    )
+    assert {observed.interfaces[name].addresses for name in rails} == {None}
+    assert observed.configured().keys() == rails.keys()
+    assert socket_ifname(observed)[0] is None
 
 
 NARROW = route("10.0.0.0/8 eth0")
@@ -143,8 +145,8 @@ def test_what_is_no_route_of_this_node(line: str) -> None:
 
 def test_thousands_of_routes_of_containers_are_cut() -> None:
     lines = tuple(f"10.{a}.{b}.0/26 eth0" for a in range(20) for b in range(200))
-    seen = node({"eth0": dict(PORT)}, routes=("0.0.0.0/0 eth0", *lines))
-    assert (len(seen.routes), seen.default_interface) == (256, "eth0")
+    observed = node({"eth0": dict(PORT)}, routes=("0.0.0.0/0 eth0", *lines))
+    assert (len(observed.routes), observed.default_interface) == (256, "eth0")
     outputs = {
         "nics": Output(text({"eth0": dict(PORT)}), 0),
         "nic_routes": Output(proc((route("0.0.0.0/0 eth0"),)), None, truncated=True),

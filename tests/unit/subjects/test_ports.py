@@ -61,12 +61,12 @@ judged = partial(by_id, checks)
 
 
 def test_a_fresh_node_is_good() -> None:
-    seen = node("socket=tcp 00000000:0016 00000000:0000 0A 0 12")
-    assert {r.status for r in judged(seen).values()} == {"ok"}
-    assert ports.compared(seen) == {
+    observed = node("socket=tcp 00000000:0016 00000000:0000 0A 0 12")
+    assert {r.status for r in judged(observed).values()} == {"ok"}
+    assert ports.compared(observed) == {
         "ephemeral": "32768-60999", "reserved": "none", "firewall": "open",
     }  # fmt: skip
-    assert [(one.port, one.process, one.user) for one in seen.listeners or ()] == [
+    assert [(socket.port, socket.process, socket.user) for socket in observed.listeners or ()] == [
         (22, None, None)
     ]
 
@@ -86,10 +86,9 @@ def test_many_holders_are_counted() -> None:
 
 def test_addresses_are_read_as_the_kernel_writes_them() -> None:
     v6 = "B80D0120000000000000000005000000:733C"
-    seen = node("socket=tcp 0100007F:1F90 00000000:0000 0A 0 1", f"held=tcp6 {v6} {v6} 01 0 1")
-    assert [one.address for one in (*(seen.listeners or ()), *(seen.connections or ()))] == [
-        "127.0.0.1", "2001:db8::5",
-    ]  # fmt: skip
+    observed = node("socket=tcp 0100007F:1F90 00000000:0000 0A 0 1", f"held=tcp6 {v6} {v6} 01 0 1")
+    sockets = (*(observed.listeners or ()), *(observed.connections or ()))
+    assert [socket.address for socket in sockets] == ["127.0.0.1", "2001:db8::5"]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ports/nodes.json", "ephemeral"))
@@ -105,14 +104,14 @@ def test_the_kernel_gives_no_port_of_the_range_away(case: dict[str, Any]) -> Non
 
 def test_a_range_that_only_lives_until_the_next_boot_is_a_warning() -> None:
     policy = Policy(port_range=(40000, 40010))
-    seen = node(sysctls=("ephemeral=50000 60000", "reserved="), policy=policy)
-    result = judged(seen, policy)["ports.ephemeral"]
+    observed = node(sysctls=("ephemeral=50000 60000", "reserved="), policy=policy)
+    result = judged(observed, policy)["ports.ephemeral"]
     assert (result.status, "no sysctl file keeps" in result.actual) == ("warn", True)
 
 
 def test_the_fix_keeps_what_is_reserved_already() -> None:
-    seen = node(sysctls=("ephemeral=1024 65535", "reserved=80,29490-29499,30000-30001"))
-    fix = judged(seen)["ports.ephemeral"].fix
+    observed = node(sysctls=("ephemeral=1024 65535", "reserved=80,29490-29499,30000-30001"))
+    fix = judged(observed)["ports.ephemeral"].fix
     assert fix.startswith(f"{ports.RESERVED} = 80,29490-29510,30000-30001 in")
 
 
@@ -145,12 +144,12 @@ def test_a_network_of_the_node_that_gets_in_is_named() -> None:
 
 
 def test_without_root_the_firewall_alone_is_unknown() -> None:
-    seen = node(rules="\n@ tool nft\n@ status root\n")
-    results = judged(seen)
+    observed = node(rules="\n@ tool nft\n@ status root\n")
+    results = judged(observed)
     assert results["ports.firewall"].status == "unknown"
     assert "root" in results["ports.firewall"].actual
     assert {r.status for check, r in results.items() if check != "ports.firewall"} == {"ok"}
-    assert "firewall" not in ports.compared(seen)
+    assert "firewall" not in ports.compared(observed)
 
 
 def test_a_range_of_privileged_ports_is_roots() -> None:
@@ -163,10 +162,10 @@ def test_a_range_of_privileged_ports_is_roots() -> None:
 
 
 def test_what_cannot_be_read_is_unknown() -> None:
-    seen = node(sysctls=(), read=())
-    unknown = {check for check, result in judged(seen).items() if result.status == "unknown"}
+    observed = node(sysctls=(), read=())
+    unknown = {check for check, result in judged(observed).items() if result.status == "unknown"}
     assert unknown == {"ports.range", "ports.ephemeral"}
-    assert ports.compared(seen) == {"firewall": "open"}
+    assert ports.compared(observed) == {"firewall": "open"}
 
 
 @pytest.mark.parametrize(

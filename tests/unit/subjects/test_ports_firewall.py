@@ -100,12 +100,12 @@ def test_what_the_managers_of_rules_make(case: Case) -> None:
     rules = tool("nft" if case["file"].endswith(".nft") else "iptables-nft", text)
     rules += tool("ipset", case["ipset"]) if "ipset" in case else ""
     if "manager" in case:
-        seen = evaluated(rules)
-        assert (seen.rule, seen.manager) == (case.get("rule", ""), case["manager"])
+        observed = evaluated(rules)
+        assert (observed.rule, observed.manager) == (case.get("rule", ""), case["manager"])
     else:
-        seen = evaluated(rules, networks=NETS)
-        assert case.get("rule", "") in f"{seen.rule} {seen.chain}"
-    assert seen.verdict == case["verdict"]
+        observed = evaluated(rules, networks=NETS)
+        assert case.get("rule", "") in f"{observed.rule} {observed.chain}"
+    assert observed.verdict == case["verdict"]
 
 
 INCOMPATIBLE = "# Table `filter' contains incompatible base-chains, use 'nft' tool.\n"
@@ -126,9 +126,9 @@ INCOMPATIBLE = "# Table `filter' contains incompatible base-chains, use 'nft' to
     ids=["none", "iptables", "legacy", "legacy beside nft", "both", "iptables cannot show it"],
 )  # fmt: skip
 def test_rules_of_two_tools(rules: str, verdict: str, manager: str) -> None:
-    seen = evaluated(rules)
-    assert (seen.verdict, seen.manager) == (verdict, manager)
-    assert seen.rule == ("policy drop" if verdict == "dropped" else "")
+    observed = evaluated(rules)
+    assert (observed.verdict, observed.manager) == (verdict, manager)
+    assert observed.rule == ("policy drop" if verdict == "dropped" else "")
 
 
 @rules_of("drop")
@@ -138,8 +138,11 @@ def test_only_what_surely_lets_everybody_in_opens(case: Case) -> None:
 
 @rules_of("accept")
 def test_a_drop_of_some_ports_is_found(case: Case) -> None:
-    seen = evaluated(nft(*case["name"].split("; "), policy="accept"))
-    assert (seen.verdict, seen.ports) == (case["verdict"], case.get("ports", "29500-29510"))
+    observed = evaluated(nft(*case["name"].split("; "), policy="accept"))
+    assert (observed.verdict, observed.ports) == (
+        case["verdict"],
+        case.get("ports", "29500-29510"),
+    )
 
 
 @rules_of("iptables")
@@ -154,12 +157,12 @@ def test_rules_of_iptables(case: Case) -> None:
 
 @rules_of("networks")
 def test_peers_are_looked_for_in_the_nodes_own_networks(case: Case) -> None:
-    seen, networks = evaluated(dropping(case), networks=NETS), case["networks"]
-    assert seen.verdict == case["verdict"]
+    observed, networks = evaluated(dropping(case), networks=NETS), case["networks"]
+    assert observed.verdict == case["verdict"]
     if isinstance(networks, int):
-        assert len(seen.networks) == networks
+        assert len(observed.networks) == networks
     else:
-        assert [text.partition(" ")[0] for text in seen.networks] == networks
+        assert [text.partition(" ")[0] for text in observed.networks] == networks
     assert evaluated(dropping(case)).verdict == "cannot tell"
 
 
@@ -178,8 +181,8 @@ def test_the_packets_that_are_lost_are_named(case: Case) -> None:
     hook, _, rule = case["name"].partition(" ")
     base = f"type filter hook {hook} priority 0; policy accept;"
     text = f"table inet t {{\n\tchain c {{\n\t\t{base}\n\t\t{rule}\n\t}}\n}}\n"
-    seen = evaluated(tool("nft", text))
-    assert (seen.verdict, seen.what) == ("dropped", case["what"])
+    observed = evaluated(tool("nft", text))
+    assert (observed.verdict, observed.what) == ("dropped", case["what"])
 
 
 def test_every_base_chain_on_the_way_counts() -> None:
@@ -202,14 +205,14 @@ ONLY_IPV6 = tool("nft", f"table ip6 f {{\n\tchain c {{\n\t\t{BASE} drop;\n\t}}\n
 def test_a_drop_of_ipv6_is_seen_beside_networks_that_get_in() -> None:
     rules = nft("meta nfproto ipv6 accept", "ip saddr 10.0.0.0/8 accept") + ONLY_IPV6
     assert evaluated(rules, networks=NETS[:1]).verdict == "open"
-    seen = evaluated(rules, networks=NETS[:1], own=V6)
-    assert (seen.verdict, seen.ports) == ("cannot tell", "29500-29510 over IPv6")
+    observed = evaluated(rules, networks=NETS[:1], own=V6)
+    assert (observed.verdict, observed.ports) == ("cannot tell", "29500-29510 over IPv6")
 
 
 def test_ipv6_counts_where_the_node_has_an_address() -> None:
     assert evaluated(ONLY_IPV6).verdict == "open"
-    seen = evaluated(ONLY_IPV6, own=V6)
-    assert (seen.verdict, seen.ports) == ("cannot tell", "29500-29510 over IPv6")
+    observed = evaluated(ONLY_IPV6, own=V6)
+    assert (observed.verdict, observed.ports) == ("cannot tell", "29500-29510 over IPv6")
     assert evaluated(nft(), own=V6).verdict == "dropped"
 
 
@@ -230,27 +233,29 @@ def test_ipv6_counts_where_the_node_has_an_address() -> None:
     ],
 )  # fmt: skip
 def test_rules_that_cannot_be_seen_are_unknown(rules: str, rc: int | None, reason: str) -> None:
-    seen = evaluated(rules, rc=rc)
-    assert seen.verdict == "unknown"
-    assert reason in seen.reason
+    observed = evaluated(rules, rc=rc)
+    assert observed.verdict == "unknown"
+    assert reason in observed.reason
 
 
 def test_too_many_rules_are_unknown() -> None:
-    seen = firewall.parse(Output("\n@ tool nft\n" + "x" * 99, None, truncated=True), POLICY, OWN)
-    assert (seen.verdict, seen.reason) == ("unknown", "the ruleset is too large")
+    observed = firewall.parse(
+        Output("\n@ tool nft\n" + "x" * 99, None, truncated=True), POLICY, OWN
+    )
+    assert (observed.verdict, observed.reason) == ("unknown", "the ruleset is too large")
 
 
 def test_what_iptables_shows_does_without_nft() -> None:
-    seen = evaluated(tool("nft", "", "missing"), iptables("-A INPUT -j ACCEPT"))
-    assert (seen.verdict, [t.state for t in seen.tools]) == ("open", ["missing", "ok"])
+    observed = evaluated(tool("nft", "", "missing"), iptables("-A INPUT -j ACCEPT"))
+    assert (observed.verdict, [t.state for t in observed.tools]) == ("open", ["missing", "ok"])
 
 
 @pytest.mark.parametrize(
     ("status", "state"), [("none", "no rules"), ("unseen", "no sign of rules")]
 )
 def test_a_node_without_nft_and_without_a_sign_of_rules_is_open(status: str, state: str) -> None:
-    seen = evaluated(tool("nft", "", status))
-    assert (seen.verdict, [t.state for t in seen.tools]) == ("open", [state])
+    observed = evaluated(tool("nft", "", status))
+    assert (observed.verdict, [t.state for t in observed.tools]) == ("open", [state])
     # What another program shows still counts.
     assert evaluated(tool("nft", "", status), iptables()).verdict == "dropped"
     legacy = tool("iptables", "the kernel has the tables filter", "missing")
@@ -258,8 +263,8 @@ def test_a_node_without_nft_and_without_a_sign_of_rules_is_open(status: str, sta
 
 
 def test_a_kernel_without_nf_tables_has_no_rules() -> None:
-    said = "nft: Unable to initialize Netlink socket: Protocol not supported"
-    assert evaluated(tool("nft", said, "3")).verdict == "open"
+    printed = "nft: Unable to initialize Netlink socket: Protocol not supported"
+    assert evaluated(tool("nft", printed, "3")).verdict == "open"
 
 
 @pytest.mark.parametrize(
@@ -282,25 +287,25 @@ def test_hostile_text_is_never_an_error(text: str) -> None:
 def test_rules_for_very_many_ports_are_not_looked_at_one_by_one() -> None:
     rules = [f"tcp dport {port} accept" for port in range(1100, 3000, 2)]
     wide = Policy(port_range=(1024, 65535))
-    seen = evaluated(nft(*rules), policy=wide)
-    assert (seen.verdict, seen.rule) == ("cannot tell", "1901 pieces of it")
+    observed = evaluated(nft(*rules), policy=wide)
+    assert (observed.verdict, observed.rule) == ("cannot tell", "1901 pieces of it")
 
 
 def test_a_node_of_the_fleet_that_is_shut_out_is_no_doubt() -> None:
-    seen = evaluated(nft("ip saddr 10.1.0.11 drop", policy="accept"), networks=NETS)
-    assert seen.verdict == "cannot tell"
-    shut = firewall.among(seen, ("10.1.0.5", "10.1.0.11", "10.1.0.12"))
+    observed = evaluated(nft("ip saddr 10.1.0.11 drop", policy="accept"), networks=NETS)
+    assert observed.verdict == "cannot tell"
+    shut = firewall.among(observed, ("10.1.0.5", "10.1.0.11", "10.1.0.12"))
     assert (shut.verdict, shut.peers, shut.rule) == (
         "dropped",
         "1 of 2",
         "ip saddr 10.1.0.11 drop",
     )
-    assert firewall.among(seen, ("10.1.0.5", "10.1.0.13")).verdict == "open"
+    assert firewall.among(observed, ("10.1.0.5", "10.1.0.13")).verdict == "open"
 
 
 def test_the_rule_that_lets_others_in_is_named_beside_the_drop() -> None:
-    seen = evaluated(nft(*STATEFUL, "ip saddr 172.20.0.0/16 accept"), networks=NETS)
-    assert (seen.rule, seen.beside) == ("policy drop", "ip saddr 172.20.0.0/16 accept")
+    observed = evaluated(nft(*STATEFUL, "ip saddr 172.20.0.0/16 accept"), networks=NETS)
+    assert (observed.rule, observed.beside) == ("policy drop", "ip saddr 172.20.0.0/16 accept")
 
 
 def test_nat_that_was_cut_off_is_not_judged() -> None:
@@ -329,8 +334,8 @@ def test_the_mesh_decides_what_the_rules_leave_open(
     rules = evaluated(nft("limit rate 3/minute accept"), networks=NETS)
     held = ports(firewall=rules)
     mesh = Mesh(4, 29500, 29510, (29500,), (), 3, 3, 3, reached, blocked, 1.0, 1.0, "b")
-    seen = Snapshot({"ports": held, "proof": Proved(Unknown("x"), mesh=mesh)})
-    done = FleetContext({}).completed("a", seen)
+    observed = Snapshot({"ports": held, "proof": Proved(Unknown("x"), mesh=mesh)})
+    done = FleetContext({}).completed("a", observed)
     result = by_id(checks, done.subjects["ports"])["ports.firewall"]
     assert result.status == status, result
     assert "limit rate 3/minute accept" in result.actual

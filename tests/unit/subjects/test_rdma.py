@@ -56,8 +56,8 @@ def parsed(files: Mapping[str, str], more: str = "", root: str = IB_CLASS) -> Rd
     text = "".join(
         f"{root}/{path}:{line}\n" for path, text in files.items() for line in text.splitlines()
     )
-    seen: Rdma = rdma.parse({"rdma": Output(text + more, 0)}, POLICY)
-    return seen
+    observed: Rdma = rdma.parse({"rdma": Output(text + more, 0)}, POLICY)
+    return observed
 
 
 def node(devices: tuple[Device, ...], **changes: Mapping[str, Any]) -> Rdma:
@@ -72,12 +72,12 @@ def fields(row: Any) -> dict[str, Any]:
     return result
 
 
-def assert_wrong(seen: Rdma, expected: Mapping[str, str], policy: Policy = POLICY) -> None:
+def assert_wrong(observed: Rdma, expected: Mapping[str, str], policy: Policy = POLICY) -> None:
     """These checks, and no other, have the status, and the words behind it."""
     statuses = {name: verdict.partition(": ")[0] for name, verdict in expected.items()}
-    assert wrong(checks, seen, policy) == statuses
+    assert wrong(checks, observed, policy) == statuses
     for name, verdict in expected.items():
-        assert verdict.partition(": ")[2] in judged(seen, policy)[name].actual
+        assert verdict.partition(": ")[2] in judged(observed, policy)[name].actual
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/rdma/ports.json"))
@@ -119,17 +119,17 @@ def test_drivers(case: Case) -> None:
 def test_counters_since_the_last_look(case: Case) -> None:
     before = rdma.counters(node(h100()))
     before |= {f"mlx5_3/1.{name}": value for name, value in case["before"].items()}
-    seen = node(h100(), mlx5_3={"counters": case["now"]})
-    assert judged(seen)["errors"].status == "na"
+    observed = node(h100(), mlx5_3={"counters": case["now"]})
+    assert judged(observed)["errors"].status == "na"
     seconds = case.get("seconds", 600)
-    assert_wrong(replace(seen, before=Counters(seconds, before)), case["wrong"])
+    assert_wrong(replace(observed, before=Counters(seconds, before)), case["wrong"])
 
 
 def test_a_quiet_hour_is_said_in_minutes_and_hours() -> None:
-    seen = node(h100())
+    observed = node(h100())
     for seconds, words in ((3600, "none in 60 min"), (7200, "none in 2.0 h")):
-        counters = Counters(seconds, rdma.counters(seen))
-        assert judged(replace(seen, before=counters))["errors"].actual == words
+        counters = Counters(seconds, rdma.counters(observed))
+        assert judged(replace(observed, before=counters))["errors"].actual == words
 
 
 LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed",
@@ -198,21 +198,21 @@ def test_an_adapter_in_two_slots_has_the_bandwidth_of_both() -> None:
 
 
 def test_what_a_pcie_finding_says() -> None:
-    seen = node(h100(), mlx5_3={"lanes": 8})
-    result = judged(seen)["pcie"]
+    observed = node(h100(), mlx5_3={"lanes": 8})
+    result = judged(observed)["pcie"]
     assert result.actual == "mlx5_3: 8 lanes at 32 GT/s, able to do 16 lanes"
     assert result.source == "/sys/class/infiniband/mlx5_3/device/current_link_width"
     assert "mlx5_3 at 0000:5e:00.0" in result.fix
-    assert rdma.compared(seen)["mlx5_3.pcie"] == "8 lanes at 32 GT/s"
+    assert rdma.compared(observed)["mlx5_3.pcie"] == "8 lanes at 32 GT/s"
 
 
 def test_a_good_node_has_nothing_to_say() -> None:
     for devices in (h100(), a100(), mi300x()):
-        seen = node(devices)
-        learnt = make_policy(rdma.learned(seen))
-        assert wrong(checks, seen) == wrong(checks, seen, learnt) == {}
-        assert judged(seen)["state"].status == judged(seen)["devices"].status == "ok"
-        assert judged(seen)["gids"].status == ("na" if devices == a100() else "ok")
+        observed = node(devices)
+        learnt = make_policy(rdma.learned(observed))
+        assert wrong(checks, observed) == wrong(checks, observed, learnt) == {}
+        assert judged(observed)["state"].status == judged(observed)["devices"].status == "ok"
+        assert judged(observed)["gids"].status == ("na" if devices == a100() else "ok")
     named = make_policy({"rdma_ports": {"mlx5_0/1": BASES["ROW"]}})
     results = judged(node(h100()), named)
     assert {results[name].status for name in ("rate", "link_layer", "firmware")} == {"ok"}
@@ -220,19 +220,21 @@ def test_a_good_node_has_nothing_to_say() -> None:
 
 
 def test_what_is_observed() -> None:
-    seen = node(h100(), mlx5_0={"counters": {"symbol_error": "3", "link_downed": "N/A (no PMA)"}})
-    device = seen.devices["mlx5_0"]
+    observed = node(
+        h100(), mlx5_0={"counters": {"symbol_error": "3", "link_downed": "N/A (no PMA)"}}
+    )
+    device = observed.devices["mlx5_0"]
     assert (device.kind, device.driver, device.hca_type) == ("mlx5", "mlx5_core", "MT4129")
     assert (device.pci_address, device.slot, device.numa_node, device.uverbs) == (
         "0000:18:00.0", "0000:18:00", 0, True,
     )  # fmt: skip
     assert [netdev.name for netdev in device.netdevs] == ["ib0"]
-    port = seen.ports["mlx5_0/1"]
+    port = observed.ports["mlx5_0/1"]
     assert (port.state, port.phys_state, port.link_layer) == ("ACTIVE", "LinkUp", "InfiniBand")
     assert (port.rate_gbps, port.rate_text) == (400.0, "400 Gb/sec (4X NDR)")
     assert (port.lid, port.sm_lid) == (0x2A0, 1)
     assert (port.counters["symbol_error"], port.counters["link_downed"]) == (3, None)
-    bond = seen.ports["mlx5_bond_0/1"]
+    bond = observed.ports["mlx5_bond_0/1"]
     assert bond.netdev == "bond0"
     assert [gid.type for gid in bond.gids] == ["IB/RoCE v1", "RoCE v2"] * 2
 
@@ -265,9 +267,9 @@ def test_rates(rate: str, gbps: float | None) -> None:
     ],
 )
 def test_one_cable_in_a_card_of_two_ports(first: Case, second: Case, status: str) -> None:
-    one, two = h100()[:2]
+    first_port, two = h100()[:2]
     card = (
-        replace(one, pci_address="0000:18:00.0", **first),
+        replace(first_port, pci_address="0000:18:00.0", **first),
         replace(two, pci_address="0000:18:00.1", **second),
     )
     assert judged(node(card))["state"].status == status
@@ -288,17 +290,17 @@ def test_a_virtual_function_and_software_are_not_judged(lid: str, state: str) ->
     for name in ("rxe0", "siw0"):
         files[f"{name}/ports/1/state"] = "1: DOWN"
         files[f"{name}/ports/1/link_layer"] = "Ethernet"
-    seen = parsed(files, "virtual=mlx5_7\n")
-    assert wrong(checks, seen) == {}
-    assert seen.devices["rxe0"].kind == "software"
-    assert "rxe0" not in rdma.compared(seen)["devices"]  # type: ignore[operator]
+    observed = parsed(files, "virtual=mlx5_7\n")
+    assert wrong(checks, observed) == {}
+    assert observed.devices["rxe0"].kind == "software"
+    assert "rxe0" not in rdma.compared(observed)["devices"]  # type: ignore[operator]
 
 
 def test_efa_always_says_active_so_its_state_is_not_judged() -> None:
     files = function("efa", 6, link_layer="Unknown", netdev="")
-    seen = parsed(files)
-    assert (seen.devices["efa6"].kind, seen.nccl_ib_hca) == ("efa", ())
-    assert (judged(seen)["state"].status, judged(seen)["devices"].status) == ("na", "ok")
+    observed = parsed(files)
+    assert (observed.devices["efa6"].kind, observed.nccl_ib_hca) == ("efa", ())
+    assert (judged(observed)["state"].status, judged(observed)["devices"].status) == ("na", "ok")
     down = parsed({**files, "efa6/device/net/ens6/operstate": "down\n"})
     assert "ens6 is down" in judged(down)["state"].actual
 
@@ -318,8 +320,10 @@ def test_slingshot() -> None:
         values = {
             f"cxi0/device/{n}": t or "" for n, t in link(width, "16", "Gen4", "Gen4").items()
         }
-        seen = parsed({**files, **values, "cxi0/device/port/link": state}, root="/sys/class/cxi")
-        assert wrong(checks, seen) == expected
+        observed = parsed(
+            {**files, **values, "cxi0/device/port/link": state}, root="/sys/class/cxi"
+        )
+        assert wrong(checks, observed) == expected
     device = parsed(files, root="/sys/class/cxi").devices["cxi0"]
     assert (device.kind, device.firmware) == ("cxi", "1.5.41")
     assert (device.ports[0].state, device.ports[0].rate_gbps) == ("ACTIVE", 200.0)
@@ -335,26 +339,26 @@ def test_an_adapter_without_a_device() -> None:
 
 
 def test_nothing_there() -> None:
-    seen = parsed({})
-    assert {result.status for result in judged(seen).values()} == {"na"}
-    assert rdma.compared(seen) == rdma.learned(seen) == {}
+    observed = parsed({})
+    assert {result.status for result in judged(observed).values()} == {"na"}
+    assert rdma.compared(observed) == rdma.learned(observed) == {}
 
 
 def test_what_nodes_share() -> None:
-    seen = node(h100(), mlx5_1=POLLING)
-    facts = rdma.compared(seen)
+    observed = node(h100(), mlx5_1=POLLING)
+    facts = rdma.compared(observed)
     assert facts["mlx5_0/1.rate_gbps"] == 400.0
     assert facts["mlx5_0.firmware"] == "28.41.1000"
     assert facts["mlx5_0/1.link_layer"] == "InfiniBand"
     assert facts["mlx5_0.pcie"] == "16 lanes at 32 GT/s"
     assert "mlx5_1/1.rate_gbps" not in facts
-    assert "mlx5_1/1" not in rdma.learned(seen)["rdma_ports"]
+    assert "mlx5_1/1" not in rdma.learned(observed)["rdma_ports"]
 
 
 def test_a_fix_names_the_adapters_address() -> None:
     policy = make_policy({"rdma_ports": {"mlx5_0/1": BASES["ROW"]}})
-    seen = node(h100(), mlx5_0={"link_layer": "Ethernet"})
-    assert "0000:18:00.0" in judged(seen, policy)["link_layer"].fix
+    observed = node(h100(), mlx5_0={"link_layer": "Ethernet"})
+    assert "0000:18:00.0" in judged(observed, policy)["link_layer"].fix
 
 
 def network(default: str | None, *interfaces: Nic, peers: tuple[str, ...] = ()) -> Nics:
@@ -411,10 +415,10 @@ HOSTILE = (
 
 @pytest.mark.parametrize("cut", [0, 40, 97, 141, len(HOSTILE)])
 def test_hostile_and_truncated_text_raises_nothing_else(cut: int) -> None:
-    seen = parsed({}, HOSTILE[: len(HOSTILE) - cut])
-    results = judge_all(checks, replace(seen, before=Counters(1, {"b/1.x": 1})), POLICY)
+    observed = parsed({}, HOSTILE[: len(HOSTILE) - cut])
+    results = judge_all(checks, replace(observed, before=Counters(1, {"b/1.x": 1})), POLICY)
     assert "ok" not in {r.status for r in results if r.check in ("rdma.state", "rdma.rate")}
-    rdma.compared(seen), rdma.learned(seen), rdma.counters(seen)
+    rdma.compared(observed), rdma.learned(observed), rdma.counters(observed)
 
 
 @pytest.mark.parametrize(
@@ -445,9 +449,9 @@ def test_the_recorded_h100(tmp_path: Path) -> None:
     text = subprocess.run(
         ["grep", "-rasH", ""], cwd=tmp_path, capture_output=True, text=True, check=True
     ).stdout
-    seen = parsed({}, "".join(f"{IB_CLASS}/{line}\n" for line in text.splitlines()))
-    assert len(seen.ports) == 9
-    assert sorted(seen.nccl_ib_hca) == [f"mlx5_{at}" for at in (0, 1, 4, 5, 6, 7, 8, 9)]
-    results = judged(replace(seen, before=Counters(3600, rdma.counters(seen))))
+    observed = parsed({}, "".join(f"{IB_CLASS}/{line}\n" for line in text.splitlines()))
+    assert len(observed.ports) == 9
+    assert sorted(observed.nccl_ib_hca) == [f"mlx5_{at}" for at in (0, 1, 4, 5, 6, 7, 8, 9)]
+    results = judged(replace(observed, before=Counters(3600, rdma.counters(observed))))
     assert {results[name].status for name in ("state", "rate", "firmware")} == {"ok"}
     assert results["errors"].status == "warn"  # link_downed of mlx5_1 has long been full

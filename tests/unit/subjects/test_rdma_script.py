@@ -30,8 +30,8 @@ PCI = {
 
 
 def parse(text: str) -> Rdma:
-    seen: Rdma = rdma.parse({"rdma": Output(text, 0)}, Policy())
-    return seen
+    observed: Rdma = rdma.parse({"rdma": Output(text, 0)}, Policy())
+    return observed
 
 
 def look(shell: list[str], root: Path, files: dict[str, str]) -> str:
@@ -49,21 +49,21 @@ IB_CLASS = "sys/class/infiniband"
 @in_each_shell
 def test_it_reads_what_is_there(shell: list[str], tmp_path: Path) -> None:
     files = below(IB_CLASS, ib_tree(h100()))
-    seen = parse(look(shell, tmp_path, files))
+    observed = parse(look(shell, tmp_path, files))
     lines = (f"/{path}:{line}\n" for path, text in files.items() for line in text.splitlines())
     expected = parse("".join(lines))
-    assert seen.nccl_ib_hca == expected.nccl_ib_hca
-    assert seen.devices["mlx5_bond_0"] == expected.devices["mlx5_bond_0"]
-    assert len(seen.devices) == 9
+    assert observed.nccl_ib_hca == expected.nccl_ib_hca
+    assert observed.devices["mlx5_bond_0"] == expected.devices["mlx5_bond_0"]
+    assert len(observed.devices) == 9
     # The GIDs of an InfiniBand port cost much and say nothing.
-    assert seen.ports["mlx5_0/1"].gids == ()
+    assert observed.ports["mlx5_0/1"].gids == ()
 
 
 @in_each_shell
 def test_gids_beyond_the_first_16_are_not_read(shell: list[str], tmp_path: Path) -> None:
     gids = {f"mlx5_0/ports/1/gids/{at}": f"fe80::{at}\n" for at in range(16, 40)}
-    seen = parse(look(shell, tmp_path, below(IB_CLASS, {**ib_tree(mi300x()), **gids})))
-    assert [gid.index for gid in seen.ports["mlx5_0/1"].gids] == [0, 1, 2, 3]
+    observed = parse(look(shell, tmp_path, below(IB_CLASS, {**ib_tree(mi300x()), **gids})))
+    assert [gid.index for gid in observed.ports["mlx5_0/1"].gids] == [0, 1, 2, 3]
 
 
 @in_each_shell
@@ -81,11 +81,11 @@ def test_adapters_without_a_device_and_virtual_functions(shell: list[str], tmp_p
         "sys/bus/pci/drivers/vfio-pci/0000:78:00.0",
     ):
         (tmp_path / path).mkdir(parents=True)
-    seen = parse(look(shell, tmp_path, {**pci, **below(IB_CLASS, pair)}))
-    assert [(adapter.pci_address, adapter.bound) for adapter in seen.without] == [
+    observed = parse(look(shell, tmp_path, {**pci, **below(IB_CLASS, pair)}))
+    assert [(adapter.pci_address, adapter.bound) for adapter in observed.without] == [
         ("0000:00:06.0", False), ("0000:77:00.0", True),
     ]  # fmt: skip
-    assert {name: device.virtual for name, device in seen.devices.items()} == {
+    assert {name: device.virtual for name, device in observed.devices.items()} == {
         "mlx5_0": False, "mlx5_1": True,
     }  # fmt: skip
 

@@ -57,14 +57,14 @@ def test_what_takes_minutes_is_made_where_it_is_named_alone(only, skip, there):
 
 
 def test_a_subject_that_could_not_be_observed_stays_with_any_of_its_checks():
-    seen = [
+    observed = [
         fail("ptrace.scope", "0", "1"),
         unknown("ptrace.observed", "timed out"),
         unknown("limits.observed", "timed out"),
         fail("limits.core", "unlimited", "0"),
     ]
-    kept = select("ptrace.selinux,limits.core").of(seen)
-    assert kept == seen[1:]
+    selected = select("ptrace.selinux,limits.core").of(observed)
+    assert selected == observed[1:]
 
 
 @pytest.mark.parametrize(

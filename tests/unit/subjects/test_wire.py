@@ -53,7 +53,7 @@ class Row:
     name: Name
     size: int
     share: float
-    said: str
+    text: str
     flag: bool
     maybe: Inner | None
     many: tuple[Inner, ...]
@@ -61,18 +61,18 @@ class Row:
 
 GOOD: dict[str, Any] = {
     "pid": 1, "port": None, "count": 0, "after_s": 0.5, "name": "n", "size": -1, "share": 2,
-    "said": "", "flag": False, "maybe": None, "many": [{"port": 65535, "text": ""}],
+    "text": "", "flag": False, "maybe": None, "many": [{"port": 65535, "text": ""}],
 }  # fmt: skip
 TEXT = Inner(0, "a\n\x1b[31m \udcff é")
 FULL = Row(1 << 22, 65535, (1 << 31) - 1, 0.5, "x" * 1024, 1 << 64, 0.5, "", True, TEXT, (TEXT,))
 
 
-@pytest.mark.parametrize("seen", [FULL, WELL.attach, LIMITS], ids=["all", "attach", "limits"])
-def test_what_was_seen_is_what_is_read(seen: Any) -> None:
-    line = wire.line(NONCE, "name", seen)
+@pytest.mark.parametrize("observed", [FULL, WELL.attach, LIMITS], ids=["all", "attach", "limits"])
+def test_what_was_seen_is_what_is_read(observed: Any) -> None:
+    line = wire.line(NONCE, "name", observed)
     assert "\n" not in line
-    assert [(name, decode(type(seen), data)) for name, data in lines(line, NONCE)] == [
-        ("name", seen)
+    assert [(name, decode(type(observed), data)) for name, data in lines(line, NONCE)] == [
+        ("name", observed)
     ]
 
 
@@ -100,7 +100,7 @@ def test_lines(text: str, names: list[str]) -> None:
         {"pid": None}, {"port": 65536}, {"count": -1}, {"count": 1 << 31}, {"after_s": -0.1},
         {"after_s": float("nan")}, {"after_s": float("inf")}, {"after_s": 10**400},
         {"after_s": True}, {"name": "x" * 1025}, {"size": (1 << 64) + 1}, {"size": 1.5},
-        {"share": 1e300}, {"share": "nan"}, {"flag": 1}, {"said": "x" * 65537}, {"said": None},
+        {"share": 1e300}, {"share": "nan"}, {"flag": 1}, {"text": "x" * 65537}, {"text": None},
         {"maybe": {"text": 1}}, {"maybe": {"port": 1, "text": "", "more": ""}}, {"maybe": "text"},
         {"many": [{"port": -1}]}, {"many": {"port": 1}}, {"many": [[]]}, {"many": [None]},
         {"more": 1},
@@ -133,13 +133,13 @@ def test_an_answer_is_read_as_far_as_it_came() -> None:
         f'{config.nonce} limits {{"core": 1}}',
         wire.line(config.nonce, "what", user),
     ]
-    seen = proved.read("\n".join(rows), config)
-    assert seen.user == user
-    assert seen.attach == Unknown("ended with an error", "KeyError: 'x' (attach.py:1)")
-    assert isinstance(seen.limits, Unknown)
-    assert seen.limits.evidence == "{'core': 1}"
-    assert seen.tracers == Unknown(UNFINISHED)
-    assert (seen.control, seen.core) == (None, None)
+    observed = proved.read("\n".join(rows), config)
+    assert observed.user == user
+    assert observed.attach == Unknown("ended with an error", "KeyError: 'x' (attach.py:1)")
+    assert isinstance(observed.limits, Unknown)
+    assert observed.limits.evidence == "{'core': 1}"
+    assert observed.tracers == Unknown(UNFINISHED)
+    assert (observed.control, observed.core) == (None, None)
 
 
 def test_without_a_session_nothing_else_is_read() -> None:
@@ -148,8 +148,8 @@ def test_without_a_session_nothing_else_is_read() -> None:
         wire.line(config.nonce, "user", User("x", -1, True, "no such user: x")),
         wire.line(config.nonce, "limits", LIMITS),
     ]
-    seen = proved.read("\n".join(rows), config)
-    assert (seen.limits, seen.attach) == (None, None)
+    observed = proved.read("\n".join(rows), config)
+    assert (observed.limits, observed.attach) == (None, None)
 
 
 def packed(raw: bytes) -> str:
@@ -249,9 +249,9 @@ def test_what_would_fill_the_memory_is_never_made(
 def test_a_line_that_makes_no_sense_costs_itself() -> None:
     good = json.dumps(GOOD)
     text = f"N a {'[' * 100_000}\nN b {good}\nN c NaN\nN d {good[:-9]}"
-    found = dict(lines(text, "N"))
-    assert list(found) == ["a", "b", "c"]
-    assert decode(Row, found["b"]).pid == 1
+    rows = dict(lines(text, "N"))
+    assert list(rows) == ["a", "b", "c"]
+    assert decode(Row, rows["b"]).pid == 1
     for name, why in (("a", "nested too deep"), ("c", "NaN is no number")):
         with pytest.raises(DecodeError, match=why):
-            decode(Row, found[name])
+            decode(Row, rows[name])
