@@ -89,9 +89,12 @@ def route(text: str) -> str:
 
 def text(interfaces: dict[str, dict[str, object]], printed: tuple[str, ...] = ()) -> str:
     """What the section prints of these interfaces."""
-    files = {f"/sys/class/net/{name}/{attribute}": str(value) for name, values in interfaces.items()
-             for attribute, value in values.items()}  # fmt: skip
-    lines = [f"{path}:{line}" for path, value in files.items() for line in value.split("\n")]
+    lines = [
+        f"/sys/class/net/{name}/{attribute}:{line}"
+        for name, attributes in interfaces.items()
+        for attribute, value in attributes.items()
+        for line in str(value).split("\n")
+    ]
     return "\n".join([*printed, "ends=0", *lines]) + "\n"
 
 
