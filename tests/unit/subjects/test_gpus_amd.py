@@ -35,7 +35,7 @@ SAMPLES = paths.SAMPLES / "rocm-smi"
 POLICY = Policy()
 
 
-def observed(printed: dict[str, str], before: str = BEFORE) -> tuple[AmdGpu, ...]:
+def parse_gpus(printed: dict[str, str], before: str = BEFORE) -> tuple[AmdGpu, ...]:
     gpus, tool, _ = amd.parse(ran(printed, before))
     assert tool.works
     return gpus
@@ -57,14 +57,14 @@ def test_a_healthy_node_of_eight() -> None:
 
 
 def test_a_link_that_is_down_and_a_gpu_that_is_gone() -> None:
-    gpus = observed(amd_smi.outputs(changes={0: {"down": (2,)}}, missing=(7,)))
+    gpus = parse_gpus(amd_smi.outputs(changes={0: {"down": (2,)}}, missing=(7,)))
     assert len(gpus) == 7
     assert [link.index for link in gpus[0].links if link.state == "inactive"] == [2]
 
 
 def test_an_old_amd_smi_and_values_that_are_none() -> None:
     static, metric = (DATA / "amd_smi_23_mi210.json").read_text().split("\n]\n", 1)
-    (gpu,) = observed({"static": f"{static}\n]", "metric": metric})
+    (gpu,) = parse_gpus({"static": f"{static}\n]", "metric": metric})
     assert (gpu.pci_address, gpu.ecc, gpu.vbios, gpu.serial) == ("0000:c1:00.0", "off", None, None)
     assert (gpu.pcie_width, gpu.pcie_generation, gpu.pcie_generation_max) == (8, 3, 4)
     assert (gpu.ecc_correctable_volatile, gpu.ecc_uncorrectable_volatile) == (4, 1)
@@ -79,7 +79,7 @@ def test_the_partitions_of_a_gpu_are_one_gpu() -> None:
     static = json.loads(printed["static"])["gpu_data"]
     second = {**static[0], "gpu": 1, "bus": {"bdf": "0000:05:00.1"}}
     second["partition"] = {"partition_id": "1"}
-    assert len(observed({**printed, "static": json.dumps([static[0], second])})) == 1
+    assert len(parse_gpus({**printed, "static": json.dumps([static[0], second])})) == 1
 
 
 def test_rocm_smi_with_words_around_its_json() -> None:
@@ -102,7 +102,7 @@ def test_rocm_smi_with_words_around_its_json() -> None:
 
 
 def test_the_kernel_names_processes_and_bad_pages() -> None:
-    gpus = observed(amd_smi.outputs(), (DATA / "amd_kfd.txt").read_text())
+    gpus = parse_gpus(amd_smi.outputs(), (DATA / "amd_kfd.txt").read_text())
     assert gpus[0].processes == (GpuProcess(4711, "python3 train", 8192),)
     assert [gpu.idle for gpu in gpus[:3]] == [False, True, None]
     assert [gpu.retired_pending for gpu in gpus[:3]] == [False, True, None]
@@ -210,8 +210,8 @@ def test_errors_of_xgmi_fail_and_a_tool_that_hangs_is_no_zero() -> None:
         )
         return Gpus(pci=pci, amd=gpus, amd_tool=Tool("amd-smi", tool))
 
-    good = observed(amd_smi.outputs())
-    bad = observed(amd_smi.outputs(changes={4: {"xgmi_uncorrectable": 2}}))
+    good = parse_gpus(amd_smi.outputs())
+    bad = parse_gpus(amd_smi.outputs(changes={4: {"xgmi_uncorrectable": 2}}))
     silent = tuple(replace(gpu, xgmi_errors=None) for gpu in good)
     assert xgmi_errors(on(good), POLICY).status == "ok"
     result = xgmi_errors(on(bad), POLICY)
@@ -246,7 +246,7 @@ def test_the_recorded_outputs_are_wholly_well() -> None:
         )  # fmt: skip
         output = ran({"rocm": path.read_text()}, "have=rocm-smi\n")
         assert bad(node_of(output, bus).judged()) == {}, path.name
-        for gpu in observed({"rocm": path.read_text()}, "have=rocm-smi\n"):
+        for gpu in parse_gpus({"rocm": path.read_text()}, "have=rocm-smi\n"):
             assert gpu.pci_address
             assert gpu.model
             assert gpu.temperature_c
