@@ -89,7 +89,7 @@ def lines(files: Mapping[str, str]) -> str:
 def node(
     files: Mapping[str, str] | None = None,
     *printed: str,
-    clock_said: str = clock("chronyc", TRACKING),
+    clock_text: str = clock("chronyc", TRACKING),
     packages: str = PACKAGES,
     processes: str = PROCESSES,
     mounts: str = MOUNTS,
@@ -98,9 +98,9 @@ def node(
     policy: Policy = POLICY,
 ) -> Host:
     """The observation of a node with these files and slow answers instead of the healthy ones."""
-    said = ("localtime=/usr/share/zoneinfo/Etc/UTC", *printed)
-    text = "\n".join(said) + "\n" + lines({**FILES, **(files or {})})
-    slow = packages + clock_said + processes + mounts
+    first = "\n".join(("localtime=/usr/share/zoneinfo/Etc/UTC", *printed))
+    text = f"{first}\n{lines({**FILES, **(files or {})})}"
+    slow = packages + clock_text + processes + mounts
     outputs = {
         "host": Output(text, 0),
         "host_slow": Output(slow, slow_rc),

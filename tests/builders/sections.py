@@ -61,18 +61,18 @@ def run_on(
 def exact(path: str, content: str | bytes, nonce: str = NONCE) -> str:
     """A file as nr_exact prints it: a small one by its size and its lines."""
     raw = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    said = base64.encodebytes(raw).decode("ascii")
+    shown = base64.encodebytes(raw).decode("ascii")
     if len(raw) <= 8192:
         text = raw.decode("utf-8", "surrogateescape")
         lines = text.removesuffix("\n").split("\n") if raw else []
         numbered = (f"{path}:{at}:{line}\n" for at, line in enumerate(lines, 1))
-        said = f"size={len(raw)}\n{''.join(numbered)}"
-    return f"\n@{nonce} file {path}\n{said}\n@{nonce} eof\n"
+        shown = f"size={len(raw)}\n{''.join(numbered)}"
+    return f"\n@{nonce} file {path}\n{shown}\n@{nonce} eof\n"
 
 
-def home(name: str, said: str | bytes, path: str = "") -> str:
-    """What the section pdshrc prints about a user whose process said this."""
-    raw = said.encode("utf-8", "surrogateescape") if isinstance(said, str) else said
+def home(name: str, answer: str | bytes, path: str = "") -> str:
+    """What the section pdshrc prints about a user whose process printed this."""
+    raw = answer.encode("utf-8", "surrogateescape") if isinstance(answer, str) else answer
     packed = base64.encodebytes(raw).decode("ascii")
     user = f"uid={name} {0 if name == 'root' else 1000}\nuser={name} {path or f'/home/{name}'}"
     return f"{user}\nread={name}\n{packed}"

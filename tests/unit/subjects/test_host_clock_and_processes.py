@@ -31,12 +31,12 @@ def tracking(changes: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("case", cases(__file__, "data/host/clocks.json"))
 def test_the_clock(case: dict[str, Any]) -> None:
-    text = case.get("text", "".join(clock(*printed) for printed in case.get("said", ())))
+    text = case.get("text", "".join(clock(*printed) for printed in case.get("printed", ())))
     if "tracking" in case:
         text = tracking(case["tracking"])
     if "ntpq" in case:
         text = clock("ntpq", NTPQ.format(*case["ntpq"]))
-    observed, status = node(clock_said=text), case["status"]
+    observed, status = node(clock_text=text), case["status"]
     assert wrong(observed) == ({} if status == "ok" else {"clock": status})
     assert wrong(observed, Policy(clock="any")) == {}
     assert observed.clock.source == case.get("source", observed.clock.source)
