@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from nodeready.lab import nvidia
@@ -78,7 +80,7 @@ class Node:
     amd: Output = Output("", 0)
     kernel_log: Output = Output("", 0)
 
-    def seen(self, policy: Policy = POLICY) -> Gpus:
+    def observed(self, policy: Policy = POLICY) -> Gpus:
         """The observation."""
         outputs = {
             "pci_gpus": Output(self.bus, 0),
@@ -87,13 +89,13 @@ class Node:
             "amd": self.amd,
             "kernel_log": self.kernel_log,
         }
-        seen: Gpus = gpus.PROBE.parse(outputs, policy)
-        return seen
+        observed: Gpus = gpus.PROBE.parse(outputs, policy)
+        return observed
 
     def judged(self, **settings: Any) -> dict[str, Result]:
         """The results by the names of the checks."""
         policy = Policy(**settings)
-        return by_name(checks, self.seen(policy), policy)
+        return by_name(checks, self.observed(policy), policy)
 
 
 def h100(changes: Mapping[int, Mapping[str, Any]] | None = None, **more: Any) -> Node:
@@ -118,13 +120,13 @@ def statuses(results: Mapping[str, Result], status: str) -> set[str]:
     return {name for name, result in results.items() if result.status == status}
 
 
-def one(results: Mapping[str, Result], name: str) -> tuple[str, str]:
+def verdict_of(results: Mapping[str, Result], name: str) -> tuple[str, str]:
     return results[name].status, results[name].actual
 
 
-def judged(seen: Gpus, **settings: Any) -> dict[str, Result]:
+def judged(observed: Gpus, **settings: Any) -> dict[str, Result]:
     """The results for an observation, by the names of the checks."""
-    return by_name(checks, seen, Policy(**settings))
+    return by_name(checks, observed, Policy(**settings))
 
 
 def bad(results: Mapping[str, Result]) -> dict[str, str]:
@@ -152,7 +154,6 @@ DRIVERS = {
     "595.58.03": "nvsmi_device_v13.dtd",
     "615.23": "nvsmi_device_v13.dtd",
 }
-_ALL_DOWN = "NVML: Unable to retrieve NVLink information as all links are inActive"
 _MOVED = "Requested functionality has been deprecated"
 
 
@@ -189,70 +190,14 @@ class Part:
     c2c: str = "N/A"
 
 
-PARTS = {
-    part.name: part
-    for part in (
-        Part("Tesla P100-SXM2-16GB", "15f9", 450, 3, "Pascal", 4, (3, 1), "19.394", "pages",
-             tlimit=False, mig=False),
-        Part("Tesla V100-SXM2-32GB", "1db5", 450, 3, "Volta", 8, (6, 0), "25.781", "pages",
-             tlimit=False, mig=False),
-        Part("Tesla V100-PCIE-16GB", "1db4", 450, 3, "Volta", 4, (0, 0), "", "pages",
-             tlimit=False, mig=False, state="P8"),
-        Part("Tesla T4", "1eb8", 450, 3, "Turing", 4, (0, 0), "", "pages", tlimit=False,
-             mig=False, state="P8"),
-        Part("NVIDIA A10", "2236", 470, 4, "Ampere", 2, None, tlimit=False, mig=False, state="P8"),
-        Part("NVIDIA A10G", "2237", 470, 4, "Ampere", 1, None, tlimit=False, mig=False,
-             lanes=8, virtual="Pass-Through", state="P8"),
-        Part("NVIDIA A2", "25b6", 470, 4, "Ampere", 2, None, tlimit=False, mig=False, lanes=8,
-             card=8, state="P8"),
-        Part("NVIDIA A40", "2235", 470, 4, "Ampere", 4, (4, 0), "14.062", tlimit=False,
-             mig=False, state="P8"),
-        Part("NVIDIA RTX A6000", "2230", 470, 4, "Ampere", 2, (4, 0), "14.062", tlimit=False,
-             mig=False, state="P8"),
-        Part("NVIDIA A100-PCIE-40GB", "20f1", 450, 4, "Ampere", 4, (12, 0), "25", tlimit=False),
-        Part("NVIDIA A100 80GB PCIe", "20b5", 470, 4, "Ampere", 4, (0, 12), "25", tlimit=False),
-        Part("NVIDIA A100-SXM4-40GB", "20b0", 450, 4, "Ampere", 8, (12, 0), "25", tlimit=False,
-             switches=6),
-        Part("NVIDIA A100-SXM4-80GB", "20b2", 450, 4, "Ampere", 4, (12, 0), "25", tlimit=False),
-        Part("NVIDIA A800-SXM4-80GB", "20bd", 470, 4, "Ampere", 8, (8, 0), "25", tlimit=False,
-             switches=6),
-        Part("NVIDIA L4", "27b8", 525, 4, "Ada Lovelace", 8, (0, 0), "", mig=False, state="P8"),
-        Part("NVIDIA L40S", "26b9", 525, 4, "Ada Lovelace", 8, (0, 0), "", mig=False,
-             state="P8"),
-        Part("NVIDIA RTX 6000 Ada Generation", "26b1", 525, 4, "Ada Lovelace", 4, (0, 0), "",
-             mig=False, state="P8"),
-        Part("NVIDIA GeForce RTX 3080", "2216", 470, 4, "Ampere", 1, (0, 0), "", "none",
-             tlimit=False, mig=False, state="P2"),
-        Part("NVIDIA GeForce GTX 1650", "1f82", 450, 3, "Turing", 1, (0, 0), "", "none",
-             tlimit=False, mig=False, state="P8", lanes=8, card=8),
-        Part("NVIDIA GeForce RTX 4090", "2684", 525, 4, "Ada Lovelace", 8, (0, 0), "", "none",
-             mig=False, state="P8"),
-        Part("NVIDIA GeForce RTX 5090", "2b85", 570, 5, "Blackwell", 8, (0, 0), "", "none",
-             mig=False, state="P8"),
-        Part("NVIDIA RTX PRO 6000 Blackwell Server Edition", "2bb5", 570, 5, "Blackwell", 8,
-             (0, 0), "", peer="Direct Connected", state="P8"),
-        Part("NVIDIA H100 PCIe", "2331", 525, 5, count=4, links=(12, 6), gbps="26.562"),
-        Part("NVIDIA H100 NVL", "2321", 535, 5, count=4, links=(12, 6)),
-        Part("NVIDIA H100 80GB HBM3", "2330", 525, 5, links=(18, 0), fabric=True, switches=4),
-        Part("NVIDIA H800", "2324", 525, 5, links=(8, 0), fabric=True, switches=4),
-        Part("NVIDIA H20", "2329", 550, 5, links=(18, 0), fabric=True, switches=4),
-        Part("NVIDIA H200", "2335", 550, 5, links=(18, 0), fabric=True, switches=4),
-        Part("NVIDIA H200 NVL", "233b", 550, 5, count=4, links=(18, 0)),
-        Part("NVIDIA GH200 480GB", "2342", 535, 5, count=1, links=(0, 18), c2c="Enabled"),
-        Part("NVIDIA B200", "2901", 570, 5, "Blackwell", links=(18, 0), gbps="53.125",
-             fabric=True, peer="Switch Connected", c2c="Disabled"),
-        Part("NVIDIA B300 SXM6 AC", "3182", 575, 6, "Blackwell", links=(18, 0), gbps="53.125",
-             fabric=True, peer="Switch Connected", c2c="Disabled"),
-        Part("NVIDIA GB200", "2941", 570, 6, "Blackwell", 4, (18, 0), "53.125", fabric=True,
-             peer="Switch Connected", c2c="Enabled"),
-        Part("NVIDIA GB300", "31c2", 580, 6, "Blackwell", 4, (18, 0), "53.125", fabric=True,
-             peer="Switch Connected", c2c="Enabled"),
-        Part("NVIDIA Graphics Device", "307f", 615, 6, "Rubin", 4, (36, 0), "53.125",
-             fabric=True, peer="Switch Connected", bank=True, state="P5", lanes=2,
-             c2c="Enabled"),
-        Part("NVIDIA Thor", "2b00", 580, 5, "Blackwell", 1, None, "", "none", mig=False),
-    )
-}  # fmt: skip
+def _parts() -> dict[str, Part]:
+    rows = json.loads(Path(__file__).with_name("gpus_nvidia.json").read_text())
+    for row in rows:
+        row["links"] = tuple(row["links"]) if row.get("links") else row.get("links", (0, 0))
+    return {row["name"]: Part(**row) for row in rows}
+
+
+PARTS = _parts()
 
 
 def combinations() -> list[tuple[str, str]]:
@@ -281,8 +226,6 @@ def _ecc(part: Part, driver: int) -> Tree:
     counts = {f"sram_{name}": count for name in ("correctable", *parts)}
     counts |= {"dram_correctable": count, "dram_uncorrectable": count}
     later: dict[str, Any] = {}
-    if driver >= 550:
-        later["aggregate_uncorrectable_sram_sources"] = {"sram_l2": count, "sram_other": count}
     if driver >= 570:
         later |= {"channel_repair_pending": "No", "tpc_repair_pending": "No"}
     if driver >= 590:
@@ -294,8 +237,8 @@ def _ecc(part: Part, driver: int) -> Tree:
 def _rows(part: Part, driver: int) -> Any:
     if part.memory != "rows":
         return "N/A"
-    histogram = {f"row_remapper_histogram_{name}": "0 bank(s)" for name in (
-        "high", "partial", "low", "none")}  # fmt: skip
+    names = ("high", "partial", "low", "none")
+    histogram = {f"row_remapper_histogram_{name}": "0 bank(s)" for name in names}
     return {
         "remapped_row_corr": "0",
         "remapped_row_unc": "0",
@@ -306,31 +249,31 @@ def _rows(part: Part, driver: int) -> Any:
 
 
 def _fabric(part: Part, driver: int) -> Tree:
-    def told(word: str, since: int = 0) -> str:
-        return word if part.fabric and driver >= since else "N/A"
+    def if_fabric(word: str) -> str:
+        return word if part.fabric else "N/A"
 
-    found: dict[str, Any] = {"state": told("Completed"), "status": told("Success")}
+    elements: dict[str, Any] = {"state": if_fabric("Completed"), "status": if_fabric("Success")}
     if driver >= 550:
-        found |= {
-            "cliqueId": told("32766"),
-            "clusterUuid": told("00000001-0000-0000-0000-000000000001"),
+        elements |= {
+            "cliqueId": if_fabric("32766"),
+            "clusterUuid": if_fabric("00000001-0000-0000-0000-000000000001"),
         }
-        new = part.architecture != "Hopper"
         health = {
-            "bandwidth": told("Full" if new else "N/A"),
-            "route_recovery_in_progress": told("False" if new else "N/A"),
-            "route_unhealthy": told("False" if new else "N/A"),
-            "access_timeout_recovery": told("False" if new else "N/A"),
+            "bandwidth": "Full",
+            "route_recovery_in_progress": "False",
+            "route_unhealthy": "False",
+            "access_timeout_recovery": "False",
         }
         if driver >= 580:
-            health = {"summary": told("Healthy" if new else "N/A"), **health}
-            health["incorrect_configuration"] = told("None" if new else "N/A")
+            health |= {"summary": "Healthy", "incorrect_configuration": "None"}
+        new = part.architecture != "Hopper"
+        health = {name: if_fabric(text if new else "N/A") for name, text in health.items()}
         if driver >= 595:
-            health["partition_assigned"] = told("True" if part.bank else "N/A")
+            health["partition_assigned"] = if_fabric("True" if part.bank else "N/A")
         if driver >= 615:
-            health["gfm_state"] = told("Connected")
-        found["health"] = health
-    return found
+            health["gfm_state"] = if_fabric("Connected")
+        elements["health"] = health
+    return elements
 
 
 def _temperature(part: Part, driver: int) -> Tree:
@@ -341,8 +284,6 @@ def _temperature(part: Part, driver: int) -> Tree:
             "gpu_temp_tlimit": "55 C",
             "gpu_temp_max_tlimit_threshold": "-5 C",
             "gpu_temp_slow_tlimit_threshold": "-2 C",
-            "gpu_temp_max_gpu_tlimit_threshold": "0 C",
-            "gpu_target_temperature": "N/A",
             **memory,
             "gpu_temp_max_mem_tlimit_threshold": "N/A",
         }
@@ -351,8 +292,6 @@ def _temperature(part: Part, driver: int) -> Tree:
         **({"gpu_temp_tlimit": "N/A"} if driver >= 535 else {}),
         "gpu_temp_max_threshold": "96 C",
         "gpu_temp_slow_threshold": "93 C",
-        "gpu_temp_max_gpu_threshold": "85 C",
-        "gpu_target_temperature": "N/A",
         **memory,
         "gpu_temp_max_mem_threshold": "95 C" if part.memory == "rows" else "N/A",
     }
@@ -397,16 +336,10 @@ def tree(part: Part, driver: str, index: int, address: str) -> dict[str, Any]:
     return {
         "product_name": part.name,
         "product_brand": "NVIDIA",
-        **({"product_architecture": part.architecture} if major >= 510 else {}),
-        "display_mode": "Enabled" if major < 570 else _MOVED,
         "persistence_mode": "Enabled",
-        **({"addressing_mode": "None" if major < 570 else "HMM"} if major >= 535 else {}),
         "mig_mode": {"current_mig": mode, "pending_mig": mode},
-        "mig_devices": "None",
-        "accounting_mode": "Disabled",
         "serial": "N/A" if part.memory == "none" else f"165052200382{index}",
         "uuid": nvidia.uuid(index),
-        "minor_number": str(index),
         "vbios_version": "N/A" if thor else "96.00.89.00.01",
         **({"platformInfo": {"chassis_serial_number": "", "peer_type": part.peer}}
            if major >= 570 else {}),
@@ -420,7 +353,6 @@ def tree(part: Part, driver: str, index: int, address: str) -> dict[str, Any]:
             "pci_gpu_link_info": {"pcie_gen": links, "link_widths": widths},
             "replay_counter": "150",
         },
-        "fan_speed": "N/A",
         "performance_state": part.state,
         f"clocks_{kind}_reasons": {
             f"clocks_{kind}_reason_gpu_idle": idle,
@@ -466,8 +398,8 @@ def _xml(inside: Tree) -> str:
 def answer(trees: Iterable[Tree], driver: str) -> str:
     """``nvidia-smi -q -x`` of these GPUs."""
     shown = [
-        f'<gpu id="0000{address.upper()}">\n{_xml(one)}</gpu>\n'
-        for address, one in zip(ADDRESSES, trees, strict=False)
+        f'<gpu id="0000{address.upper()}">\n{_xml(gpu)}</gpu>\n'
+        for address, gpu in zip(ADDRESSES, trees, strict=False)
     ]
     major = int(driver.partition(".")[0])
     newer = f"<kmd_version>{driver}</kmd_version>\n" if major >= 615 else ""
@@ -518,9 +450,9 @@ def node(name: str, driver: str, trees: Sequence[Tree] | None = None, **more: An
         pci(place, device=f"0x{part.device}", width=part.lanes, most=part.card) for place in places
     )
     bus += "".join(map(switch, SWITCHES[: part.switches])) + DEVICES
-    made = Node(
+    composed = Node(
         bus,
         smi=Output(PREFIX + answer(trees, driver), 0),
         links=Output("nr_scanned=1\n" + nvlinks(part), 0),
     )
-    return replace(made, **more)
+    return replace(composed, **more)

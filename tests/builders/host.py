@@ -42,6 +42,8 @@ Reference ID    : 0A000001 (10.0.0.1)
 Stratum         : 3
 System time     : 0.000123456 seconds slow of NTP time
 Last offset     : -0.000012345 seconds
+Root delay      : 0.000500000 seconds
+Root dispersion : 0.001200000 seconds
 Leap status     : Normal
 """
 PACKAGES = """\
@@ -87,7 +89,7 @@ def lines(files: Mapping[str, str]) -> str:
 def node(
     files: Mapping[str, str] | None = None,
     *printed: str,
-    clock_said: str = clock("chronyc", TRACKING),
+    clock_text: str = clock("chronyc", TRACKING),
     packages: str = PACKAGES,
     processes: str = PROCESSES,
     mounts: str = MOUNTS,
@@ -96,9 +98,9 @@ def node(
     policy: Policy = POLICY,
 ) -> Host:
     """The observation of a node with these files and slow answers instead of the healthy ones."""
-    said = ("localtime=/usr/share/zoneinfo/Etc/UTC", *printed)
-    text = "\n".join(said) + "\n" + lines({**FILES, **(files or {})})
-    slow = packages + clock_said + processes + mounts
+    first = "\n".join(("localtime=/usr/share/zoneinfo/Etc/UTC", *printed))
+    text = f"{first}\n{lines({**FILES, **(files or {})})}"
+    slow = packages + clock_text + processes + mounts
     outputs = {
         "host": Output(text, 0),
         "host_slow": Output(slow, slow_rc),

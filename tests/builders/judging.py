@@ -14,23 +14,23 @@ from nodeready.subjects.result import Result
 POLICY = Policy()
 
 
-def judge_all(checks: Any, seen: Any, policy: Policy = POLICY) -> list[Result]:
+def judge_all(checks: Any, observed: Any, policy: Policy = POLICY) -> list[Result]:
     """The results in the order of the reports."""
-    return [check(seen, policy) for check in checks.SUBJECT.checks]
+    return [check(observed, policy) for check in checks.SUBJECT.checks]
 
 
-def by_id(checks: Any, seen: Any, policy: Policy = POLICY) -> dict[str, Result]:
+def by_id(checks: Any, observed: Any, policy: Policy = POLICY) -> dict[str, Result]:
     """The results by id: `limits.nofile`."""
-    return {result.check: result for result in judge_all(checks, seen, policy)}
+    return {result.check: result for result in judge_all(checks, observed, policy)}
 
 
-def by_name(checks: Any, seen: Any, policy: Policy = POLICY) -> dict[str, Result]:
+def by_name(checks: Any, observed: Any, policy: Policy = POLICY) -> dict[str, Result]:
     """The results by what an id says after its subject: `nofile`."""
-    results = judge_all(checks, seen, policy)
+    results = judge_all(checks, observed, policy)
     return {result.check.partition(".")[2]: result for result in results}
 
 
-def wrong(checks: Any, seen: Any, policy: Policy = POLICY) -> dict[str, str]:
+def wrong(checks: Any, observed: Any, policy: Policy = POLICY) -> dict[str, str]:
     """The statuses of the checks that are not satisfied, by name."""
-    found = by_name(checks, seen, policy)
+    found = by_name(checks, observed, policy)
     return {name: result.status for name, result in found.items() if result.bad}

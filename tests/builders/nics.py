@@ -44,39 +44,57 @@ BOND = {
     "bonding/active_slave": "", "bonding/ad_aggregator": 1,
     "bonding/ad_partner_mac": "44:38:39:00:00:01",
 }  # fmt: skip
+#: Attributes of interfaces by a name, for rows of cases.
+BASES: dict[str, dict[str, object]] = {
+    "LO": LO, "UP": UP, "PORT": PORT, "OFF": OFF,
+    "CUT": {"carrier": 0, "operstate": "down"},
+    "ETH": {**PORT, "speed": 25000},
+    "VLAN": {**UP, "uevent": "DEVTYPE=vlan\nINTERFACE=eth0.100", "speed": 25000},
+    "BRIDGE": {**UP, "uevent": "DEVTYPE=bridge\nINTERFACE=br0"},
+    "VIRTIO": {**UP, "device/uevent": "DRIVER=virtio_net", "speed": -1, "duplex": "unknown"},
+    "XEN": {**UP, "device/uevent": "DRIVER=vif"},
+    "ENA": {**UP, "device/uevent": "DRIVER=ena\nPCI_SLOT_NAME=0000:00:05.0"},
+    "REPRESENTOR": {**PORT, "carrier": 0, "operstate": "down", "phys_port_name": "pf0vf0",
+                    "speed": -1},
+}  # fmt: skip
 
 
-def v4(interface: str, network: str, gateway: str = "", metric: int = 0, flags: int = 1) -> str:
-    """A line of /proc/net/route: numbers in the byte order of the machine."""
+def attributes(row: Any) -> dict[str, object]:
+    """The attributes of an interface in a row: `["PORT", {"speed": 10}]`, later ones win."""
+    result: dict[str, object] = {}
+    for part in row if isinstance(row, list) else [row]:
+        result |= BASES[part] if isinstance(part, str) else part
+    return result
 
-    def number(text: str) -> str:
-        return ipaddress.IPv4Address(text).packed[::-1].hex().upper()
 
+def route(text: str) -> str:
+    """A line of /proc/net/route or ipv6_route for "NETWORK INTERFACE [METRIC [FLAGS]]"."""
+    network, interface, *numbers = text.split()
+    metric, flags = (*numbers, *("0", "1")[len(numbers) :])
+    if ":" in network:
+        v6 = ipaddress.IPv6Network(network)
+        return (
+            f"{int(v6.network_address):032x} {v6.prefixlen:02x} {0:032x} 00 {0:032x} "
+            f"{int(metric):08x} 00000001 00000000 {int(flags, 0):08x} {interface:>8}"
+        )
     net = ipaddress.IPv4Network(network)
-    words = (
-        interface, number(str(net.network_address)), number(gateway or "0.0.0.0"),
-        f"{flags:04X}", 0, 0, metric, number(str(net.netmask)), 0, 0, 0,
-    )  # fmt: skip
-    return "\t".join(map(str, words)) + "   "
-
-
-def v6(interface: str, network: str, metric: int = 256, flags: int = 1) -> str:
-    """A line of /proc/net/ipv6_route."""
-    net = ipaddress.IPv6Network(network)
-    return (
-        f"{int(net.network_address):032x} {net.prefixlen:02x} {0:032x} 00 {0:032x} "
-        f"{metric:08x} 00000001 00000000 {flags:08x} {interface:>8}"
+    gateway = ipaddress.IPv4Address("0.0.0.0" if net.prefixlen else "10.1.0.1")
+    # Numbers in the byte order of the machine.
+    start, via, mask = (
+        address.packed[::-1].hex().upper()
+        for address in (net.network_address, gateway, net.netmask)
     )
+    return f"{interface}\t{start}\t{via}\t{int(flags, 0):04X}\t0\t0\t{metric}\t{mask}\t0\t0\t0   "
 
 
-def text(
-    interfaces: dict[str, dict[str, object]],
-    printed: tuple[str, ...] = (),
-) -> str:
+def text(interfaces: dict[str, dict[str, object]], printed: tuple[str, ...] = ()) -> str:
     """What the section prints of these interfaces."""
-    files = {f"/sys/class/net/{n}/{a}": str(v) for n, one in interfaces.items()
-             for a, v in one.items()}  # fmt: skip
-    lines = [f"{path}:{line}" for path, value in files.items() for line in value.split("\n")]
+    lines = [
+        f"/sys/class/net/{name}/{attribute}:{line}"
+        for name, attributes in interfaces.items()
+        for attribute, value in attributes.items()
+        for line in str(value).split("\n")
+    ]
     return "\n".join([*printed, "ends=0", *lines]) + "\n"
 
 
@@ -99,10 +117,10 @@ def node(
     own: tuple[str, ...] = (),
     before: Counters | None = None,
 ) -> Nics:
-    """The observation of a node with these interfaces, routes and addresses."""
+    """The observation of a node with these interfaces, routes (see `route`) and addresses."""
     outputs = {
         "nics": Output(text({"lo": LO, **interfaces}, printed), 0),
-        "nic_routes": Output(proc(routes, own), 0),
+        "nic_routes": Output(proc(tuple(map(route, routes)), own), 0),
     }
     return replace(nics.parse(outputs, POLICY), before=before)
 
@@ -113,40 +131,30 @@ def gpu_node(
 ) -> Nics:
     """Two bonded ports to the nodes, one InfiniBand port, an unused one, and the usual company."""
     interfaces = {
-        "eth0": SLAVE,
-        "eth1": SLAVE,
-        "bond0": BOND,
-        "ib0": {**PORT, "type": 32, "mtu": 2044},
-        "eno4": OFF,
-        "usb0": BMC,
-        "docker0": CNI,
-    }
+        "eth0": SLAVE, "eth1": SLAVE, "bond0": BOND, "ib0": {**PORT, "type": 32, "mtu": 2044},
+        "eno4": OFF, "usb0": BMC, "docker0": CNI,
+    }  # fmt: skip
     for name, attributes in (changed or {}).items():
         interfaces[name] = {**interfaces.get(name, {}), **attributes}
     return node(
         interfaces,
         *(f"{key}={name} bond0" for name in ("eth0", "eth1") for key in ("upper", "master")),
-        routes=(
-            v4("bond0", "0.0.0.0/0", "10.1.0.1"),
-            v4("bond0", "10.1.0.0/16"),
-            v4("ib0", "10.9.0.0/16"),
-            v4("docker0", "172.17.0.0/16"),
-            v4("usb0", "169.254.0.0/16"),
-        ),
+        routes=("0.0.0.0/0 bond0", "10.1.0.0/16 bond0", "10.9.0.0/16 ib0",
+                "172.17.0.0/16 docker0", "169.254.0.0/16 usb0"),
         own=("10.1.0.7", "10.9.0.7", "172.17.0.1", "169.254.3.1", "10.1.0.7"),
         before=before,
-    )
+    )  # fmt: skip
 
 
-def judged(seen: Nics, **policy: Any) -> dict[str, tuple[str, str]]:
+def judged(observed: Nics, **policy: Any) -> dict[str, tuple[str, str]]:
     """Check -> (status, actual)."""
-    found = by_name(checks, seen, Policy(**policy))
-    return {name: (result.status, result.actual) for name, result in found.items()}
+    results = by_name(checks, observed, Policy(**policy))
+    return {name: (result.status, result.actual) for name, result in results.items()}
 
 
-def wrong(seen: Nics, **policy: Any) -> dict[str, tuple[str, str]]:
+def wrong(observed: Nics, **policy: Any) -> dict[str, tuple[str, str]]:
     """The checks that say something is wrong or unknown."""
-    return {c: r for c, r in judged(seen, **policy).items() if r[0] not in ("ok", "na")}
+    return {c: r for c, r in judged(observed, **policy).items() if r[0] not in ("ok", "na")}
 
 
 def table(**interfaces: Mapping[str, object]) -> Any:

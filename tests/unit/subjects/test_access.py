@@ -35,12 +35,10 @@ def row(mode: int, path: str, owner: str = "0 0", size: int = ELF, kind: int = 0
 # Rows -> what is wrong with gdb, and what mends it (path_resolution(7), execvp(3)).
 PROGRAMS = [
     ([row(0o755, "/usr/bin/gdb")], "", ""),
-    ([row(0o755, "/usr/bin/gdb", "1000 1000")], "", ""),
     ([row(0o4755, "/usr/bin/gdb")], "", ""),
     ([row(0o711, "/usr/bin/gdb")], "", ""),
     ([row(0o711, "/usr/bin/gdb", size=SCRIPT)], "mode 711", "chmod"),
     ([row(0o700, "/usr/bin/gdb")], "mode 700: users cannot run it", "chmod"),
-    ([row(0o750, "/usr/bin/gdb")], "mode 750: users cannot run it", "chmod"),
     ([row(0o744, "/usr/bin/gdb")], "mode 744", "chmod"),
     ([row(0o754, "/usr/bin/gdb", "0 2000")], "only members of gid 2000", ""),
     ([row(0o700, "/usr/bin/gdb", "1000 1000")], "of uid 1000 has mode 700", ""),
@@ -51,7 +49,6 @@ PROGRAMS = [
     ([row(0o755, "/usr/bin/gdb"), "link=/usr/local/bin/gdb "], "", ""),
     ([row(0o755, "/usr/local/bin/gdb", size=0), row(0o755, "/usr/bin/gdb")], "is empty", ""),
     (["link=/usr/bin/gdb "], "a link that leads nowhere", "reinstall"),
-    (["link=/usr/local/bin/gdb "], "a link that leads nowhere", ""),
     ([row(0o700, "/usr/bin", kind=0o040000), row(0o755, "/usr/bin/gdb")], "/usr/bin has", "chmod"),
     ([row(0o750, "/usr", "0 2000", kind=0o040000), row(0o755, "/usr/bin/gdb")], "gid 2000", ""),
     ([row(0o711, "/usr/bin", kind=0o040000), row(0o755, "/usr/bin/gdb")], "", ""),
@@ -71,19 +68,17 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(("rows", "words", "mend"), PROGRAMS)
 def test_a_program_as_an_ordinary_user_finds_it(rows, words, mend):
-    found = stuck(access(*rows), "gdb")
-    assert (found is None) == (not words)
-    if found:
-        assert words in found.words
-        assert found.mend == mend
+    result = stuck(access(*rows), "gdb")
+    assert (result is None) == (not words)
+    if result:
+        assert words in result.words
+        assert result.mend == mend
 
 
 READABLE = [
     (row(0o644, "/etc/ssh/x"), ""),
-    (row(0o444, "/etc/ssh/x"), ""),
     (row(0o604, "/etc/ssh/x"), ""),
     (row(0o600, "/etc/ssh/x"), "mode 600: users cannot read it"),
-    (row(0o640, "/etc/ssh/x"), "mode 640"),
     (row(0o640, "/etc/ssh/x", "0 100"), "only members of gid 100 can read it"),
     (row(0o000, "/etc/ssh/x"), "mode 0"),
     (row(0o700, "/etc/ssh", kind=0o040000), "/etc/ssh has mode 700: users cannot enter it"),
@@ -105,12 +100,12 @@ def test_a_section_that_did_not_end_is_no_all_clear():
 
 def test_a_registered_package_without_its_program():
     want = Policy(packages=("gdb", "tools"))
-    seen = DebugTools(
+    observed = DebugTools(
         registered=("gdb", "tools"),
         broken=(Broken("tools", "gone", "/usr/bin/other"), Broken("gdb", "mode", "/usr/bin/gdb")),
     )
-    found = {one.stuck.words: one.stuck.mend for one in unusable(seen, want)}
-    assert found == {
+    result = {fault.stuck.words: fault.stuck.mend for fault in unusable(observed, want)}
+    assert result == {
         "/usr/bin/other is gone": "reinstall",
         "/usr/bin/gdb is not executable": "chmod",
     }
@@ -132,9 +127,9 @@ GOOD = {
 BLOCK = managed_block.put(b"", "".join(f"{line}\n" for line in LINES).encode(), "keep")
 
 
-def client(*asked: Asked, content: bytes = BLOCK) -> SshClient:
+def client(*answers: Asked, content: bytes = BLOCK) -> SshClient:
     known = parse_known_hosts(content)
-    return SshClient(True, (9, 2), Identity(), known, {}, {}, (), asked)
+    return SshClient(True, (9, 2), Identity(), known, {}, {}, (), answers)
 
 
 # Host, what ssh -G says otherwise, for all hosts or for that one -> status (ssh_config(5)).
@@ -143,7 +138,6 @@ SAID = [
     ("gpu001", {}, {"port": "2222"}, "fail"),
     ("gpu003", {}, {"port": "2222"}, "ok"),
     ("gpu001", {"port": "2200"}, {}, "warn"),
-    ("gpu001", {"port": "2222"}, {}, "ok"),
     ("gpu001", {"user": "ml"}, {}, "ok"),
     ("gpu001", {}, {"user": "ml"}, "fail"),
     ("gpu001", {"proxycommand": "/usr/bin/sss_ssh_knownhostsproxy -p %p %h"}, {}, "ok"),
@@ -161,7 +155,6 @@ SAID = [
     ("gpu001", {"remotecommand": "none"}, {}, "ok"),
     ("gpu001", {}, {"remotecommand": "top"}, "fail"),
     ("gpu001", {"sessiontype": "none"}, {}, "fail"),
-    ("gpu001", {"userknownhostsfile": "/dev/null"}, {}, "ok"),
     ("gpu001", {"batchmode": "yes", "checkhostip": "yes", "hashknownhosts": "yes"}, {}, "ok"),
     ("gpu001", {"stricthostkeychecking": "ask"}, {}, "fail"),
     ("gpu001", {}, {"stricthostkeychecking": "false"}, "fail"),
@@ -169,17 +162,17 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("host", "usual", "said", "status"), SAID)
-def test_what_ssh_says_of_one_peer(host, usual, said, status):
+@pytest.mark.parametrize(("host", "usual", "printed", "status"), SAID)
+def test_what_ssh_says_of_one_peer(host, usual, printed, status):
     want = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=LINES)
-    asked = [
+    answers = [
         Asked("gpux", False, {**GOOD, **usual}),
-        Asked(host, False, {**GOOD, **usual, **said}),
+        Asked(host, False, {**GOOD, **usual, **printed}),
     ]
-    found = options(client(*asked), want)
-    assert found.status == status, found
-    if status != "ok" and said:
-        assert next(iter(said)) in found.actual
+    result = options(client(*answers), want)
+    assert result.status == status, result
+    if status != "ok" and printed:
+        assert next(iter(printed)) in result.actual
 
 
 HASHED = "|1|c2FsdHNhbHRzYWx0c2FsdHNhbHQ=|"
@@ -189,7 +182,6 @@ HASHED = "|1|c2FsdHNhbHRzYWx0c2FsdHNhbHQ=|"
     ("line", "status"),
     [
         (f"@revoked * {key(2)}", "fail"),
-        (f"@revoked gpu00? {key(2)} somebody", "fail"),
         (f"@revoked gpu002,x {key(2)}", "fail"),
         (f"@revoked *,!gpu002 {key(2)}", "ok"),
         (f"@revoked * {key(7)}", "ok"),
@@ -202,8 +194,8 @@ HASHED = "|1|c2FsdHNhbHRzYWx0c2FsdHNhbHQ=|"
 )
 def test_a_line_that_revokes_a_key_of_the_fleet(line, status):
     want = Policy(ssh_known_hosts=LINES)
-    found = known_hosts(client(content=BLOCK + f"{line}\n".encode()), want)
-    assert found.status == status, found
+    result = known_hosts(client(content=BLOCK + f"{line}\n".encode()), want)
+    assert result.status == status, result
 
 
 def test_hashed_names_are_known():
@@ -216,28 +208,25 @@ def test_hashed_names_are_known():
 
 
 @pytest.mark.parametrize(
-    ("said", "where", "file"),
+    ("printed", "file", "line"),
     [
-        ("/etc/ssh/x.conf: line 1: Bad configuration option: bogus", "/etc/ssh/x.conf:1",
-         "/etc/ssh/x.conf"),
-        ("/home/ml/.ssh/config line 8: unsupported option \"maybe\".", "/home/ml/.ssh/config:8",
-         "/home/ml/.ssh/config"),
-        ("Bad owner or permissions on /home/ml/.ssh/config", "/home/ml/.ssh/config",
-         "/home/ml/.ssh/config"),
-        ("Can't open user config file /etc/ssh/y.conf: Permission denied", "/etc/ssh/y.conf",
-         "/etc/ssh/y.conf"),
-        ("Permissions 0644 for '/home/ml/.ssh/id_rsa' are too open.", "", "/home/ml/.ssh/id_rsa"),
-        ('Load key "/home/ml/.ssh/id_rsa": bad permissions', "", "/home/ml/.ssh/id_rsa"),
-        ("Offending ED25519 key in /etc/ssh/ssh_known_hosts:3", "/etc/ssh/ssh_known_hosts:3",
-         "/etc/ssh/ssh_known_hosts"),
-        ("Host key verification failed.", "", "the file that ssh names"),
+        ("FILE: line 1: Bad configuration option: bogus", "/etc/ssh/x.conf", ":1"),
+        ('FILE line 8: unsupported option "maybe".', "/home/ml/.ssh/config", ":8"),
+        ("Bad owner or permissions on FILE", "/home/ml/.ssh/config", ""),
+        ("Can't open user config file FILE: Permission denied", "/etc/ssh/y.conf", ""),
+        ("Permissions 0644 for 'FILE' are too open.", "/home/ml/.ssh/id_rsa", None),
+        ('Load key "FILE": bad permissions', "/home/ml/.ssh/id_rsa", None),
+        ("Offending ED25519 key in FILE:3", "/etc/ssh/ssh_known_hosts", ":3"),
+        ("Host key verification failed.", "the file that ssh names", None),
     ],
-)  # fmt: skip
-def test_where_a_person_has_to_look(said, where, file):
-    assert where_of(said) == where
-    assert named_file(said) == file
+)
+def test_where_a_person_has_to_look(printed, file, line):
+    """line: None where only the file is known, and not a place to look at."""
+    printed = printed.replace("FILE", file)
+    assert where_of(printed) == ("" if line is None else f"{file}{line}")
+    assert named_file(printed) == file
 
 
 def test_the_look_asks_once_for_every_directory_that_a_deploy_writes_to():
-    written = {path.rpartition("/")[0] for one in SUBJECTS.values() for path in one.files}
+    written = {path.rpartition("/")[0] for subject in SUBJECTS.values() for path in subject.files}
     assert written == {*WRITTEN_FOLDERS}

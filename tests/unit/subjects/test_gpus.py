@@ -1,10 +1,13 @@
-"""GPUs that are good, absent or broken, and what is judged, compared and learnt of them."""
+"""GPUs that are good, absent or broken, and what is judged, compared and learnt of them.
+
+What one source of facts does not show is judged by the others, and nothing is guessed.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +15,11 @@ import pytest
 from nodeready.lab import nvidia
 from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import facts as gpus
-from nodeready.subjects.gpus.gpu import Link
+from nodeready.subjects.gpus.gpu import Gpu, Link, Tool
 from tests.builders.gpus import (
+    ADDRESSES,
     BUS,
-    DEVICES,
+    PREFIX,
     SERVER,
     VERSION,
     Node,
@@ -23,127 +27,73 @@ from tests.builders.gpus import (
     bad,
     h100,
     judged,
-    one,
     pci,
+    smi,
+    statuses,
+    trees_of,
+    verdict_of,
 )
+from tests.builders.gpus import node as node_of
 
-DATA = Path(__file__).parent / "data" / "gpus"
+NOTHING = Output("", 0)
 
 
 @pytest.mark.parametrize("node", [h100(), a100()], ids=["h100", "a100"])
-def test_a_healthy_node_is_ready(node: Node) -> None:
+def test_a_healthy_node_of_the_lab_is_ready(node: Node) -> None:
     results = node.judged(gpu_count=8, gpu_mig="off", gpu_idle=True)
     # The kernel's log is another module's, here it is empty.
     assert set(bad(results)) <= {"kernel_faults"}
     for name in ("present", "tool", "count", "model", "driver", "vbios", "ecc_errors", "pcie"):
         assert results[name].status == "ok", results[name]
-    assert one(results, "nvlink")[0] == one(results, "fabric_manager")[0] == "ok"
+    assert verdict_of(results, "nvlink")[0] == verdict_of(results, "fabric_manager")[0] == "ok"
 
 
 GEFORCE = pci("0000:01:00.0", device="0x1f08", kind="0x030000", driver="nouveau")
 RADEON = pci("0000:0a:00.0", "0x1002", "0x164e", "0x030000", driver="amdgpu")
+VIRTUAL = BUS.replace("DRIVER=nvidia", "DRIVER=vfio-pci")
 
 
 @pytest.mark.parametrize(
-    ("bus", "reason"),
+    ("bus", "reason", "count"),
     [
-        ("", "no GPU on the PCI bus"),
-        (SERVER, "no GPU on the PCI bus"),
-        (RADEON, "display adapters only"),
-        (GEFORCE, "display adapters only"),
-        (BUS.replace("DRIVER=nvidia", "DRIVER=vfio-pci"),
-         "the GPUs (8) belong to virtual machines"),
+        ("", "no GPU on the PCI bus", "0 on the PCI bus"),
+        (SERVER, "no GPU on the PCI bus", "0 on the PCI bus"),
+        (RADEON, "display adapters only", "0 on the PCI bus"),
+        (GEFORCE, "display adapters only", "0 on the PCI bus"),
+        (VIRTUAL, "the GPUs (8) belong to virtual machines",
+         "0 on the PCI bus, and 8 of virtual machines"),
     ],
 )  # fmt: skip
-def test_no_gpu_of_this_host_is_no_fault(bus: str, reason: str) -> None:
-    node = Node(bus, smi=Output("", 0), links=Output("", 0))
+def test_no_gpu_of_this_host_is_no_fault(bus: str, reason: str, count: str) -> None:
+    node = Node(bus, smi=NOTHING, links=NOTHING)
     results = node.judged()
     assert {result.status for result in results.values()} == {"na"}, bad(results)
     assert results["present"].actual == reason
-    assert one(node.judged(gpu_count=8), "count") == (
-        "fail",
-        "0 on the PCI bus" + (", and 8 of virtual machines" if "virtual" in reason else ""),
-    )
+    assert verdict_of(node.judged(gpu_count=8), "count") == ("fail", count)
 
 
-# What differs on GPU 2 of a good node -> the check that sees it, its status and its words.
-@pytest.mark.parametrize(
-    ("change", "check", "status", "actual"),
-    [
-        ({"ecc_uncorrectable": 2}, "ecc_errors", "fail", "2 uncorrectable ECC errors"),
-        ({"ecc_correctable": 99, "ecc_uncorrectable_aggregate": 3}, "", "", ""),
-        ({"remap_pending": True}, "remapped_rows", "fail", "remap pending"),
-        ({"remap_failed": True}, "remapped_rows", "fail", "remapping failed"),
-        ({"retired_pending": True}, "retired_pages", "fail", "page retirement pending"),
-        ({"reset_required": True}, "recovery", "fail", "asks for reset"),
-        ({"pcie_width": 8}, "pcie", "fail", "x8 of x16"),
-        ({"pcie_generation": 3}, "pcie", "warn", "generation 3 of "),
-        ({"pcie_generation": 3, "throttle": ("sw_power_cap",)}, "pcie", "fail", "generation 3 of"),
-        ({"throttle": ("hw_slowdown", "hw_power_brake_slowdown")}, "throttle", "fail",
-         "hw_slowdown, hw_power_brake_slowdown"),
-        ({"throttle": ("sw_thermal_slowdown",)}, "throttle", "warn", "sw_thermal_slowdown"),
-        ({"throttle": ("sw_power_cap",)}, "", "", ""),
-        ({"temperature_c": 85}, "", "", ""),
-        ({"temperature_c": 89}, "temperature", "fail", "89 C, limit 8"),
-        ({"ecc": "off"}, "ecc_mode", "fail", "off"),
-        ({"persistence": "off"}, "persistence", "fail", "off"),
-        ({"mig": "on"}, "mig", "fail", "on"),
-        ({"processes": ((4711, "python", 900),)}, "processes", "fail", "pid 4711 python 900 MiB"),
-        ({"product": "NVIDIA H200"}, "model", "fail", "NVIDIA H200"),
-        ({"vbios": "1.2"}, "vbios", "fail", "1.2"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("kind", ["h100", "a100"])
-def test_a_fault_is_seen_by_its_check_alone(
-    kind: str, change: Mapping[str, Any], check: str, status: str, actual: str
-) -> None:
-    node = (h100 if kind == "h100" else a100)({2: change})
-    board = nvidia.BOARDS[kind]
-    results = node.judged(
-        gpu_count=8, gpu_model=board.product, gpu_vbios=(board.vbios,), gpu_driver="535.129.03",
-        gpu_mig="off", gpu_idle=True,
-    )  # fmt: skip
-    results.pop("kernel_faults")
-    assert set(bad(results)) == ({check} if check else set()), bad(results)
-    if check:
-        assert results[check].status == status
-        assert results[check].actual.startswith(f"gpu 2 (0000:52:00.0): {actual}")
-        assert results[check].fix or check == "model"
-
-
-# The same for what the stand-in of nvidia-smi does not show: fields of GPU 2 -> the only finding.
+# Fields of GPU 2, which the tool's text cannot have alone -> the only finding.
 @pytest.mark.parametrize(
     ("fields", "check", "words"),
     [
-        ({"memory_temperature_c": 95, "memory_temperature_max_c": 95}, "temperature",
-         "memory 95 C, limit 95 C"),
-        ({"memory_temperature_c": 94, "memory_temperature_max_c": 95}, "", ""),
-        ({"repair_pending": True}, "remapped_rows", "repair pending"),
-        ({"remap_pending": None, "remap_failed": None}, "remapped_rows", "its tool does not say"),
-        ({"remap_pending": None, "remap_failed": None, "mig": "on"}, "", ""),
         ({"links": (), "mig": "on"}, "", ""),
         ({"links": ()}, "nvlink", "all links inactive"),
         ({"pcie_generation": 3, "idle": False, "virtual": True}, "", ""),
-        ({"fabric_status": "failure"}, "fabric_manager", "fabric completed: failure"),
-        ({"recovery": "drain p2p"}, "recovery", "asks for drain p2p"),
-        ({"ecc_pending": "off"}, "ecc_mode", "on, off after a reset"),
+        # Another model may have other links.
         ({"model": "NVIDIA H200", "links": (Link(0, "active", 50.0),)}, "nvlink", None),
         ({"mig_pending": "on"}, "", ""),
     ],
-)  # fmt: skip
+)
 def test_a_field_is_judged_by_its_check_alone(
     fields: Mapping[str, Any], check: str, words: str | None
 ) -> None:
-    seen = h100().seen()
-    gpus = list(seen.nvidia)
+    observed = h100().observed()
+    gpus = list(observed.nvidia)
     gpus[2] = replace(gpus[2], **fields)
-    results = judged(replace(seen, nvidia=tuple(gpus)))
+    results = judged(replace(observed, nvidia=tuple(gpus)))
     results.pop("kernel_faults")
-    if words is None:
-        # Another model may have other links.
-        assert bad(results) == {}
-    else:
-        assert bad(results) == ({check: f"gpu 2 (0000:52:00.0): {words}"} if check else {})
+    expected = {check: f"gpu 2 (0000:52:00.0): {words}"} if check and words else {}
+    assert bad(results) == expected
 
 
 def test_equal_findings_stand_together() -> None:
@@ -156,81 +106,208 @@ def test_equal_findings_stand_together() -> None:
     )
 
 
-def test_policy_any_and_pending_modes() -> None:
-    assert one(h100({2: {"ecc": "off"}}).judged(gpu_ecc="any"), "ecc_mode")[0] == "na"
-    text = h100().smi.text.replace("<pending_ecc>Enabled", "<pending_ecc>Disabled")
-    results = replace(Node(), smi=Output(text, 0)).judged()
-    assert one(results, "ecc_mode") == ("fail", "gpus 0-7: on, off after a reset")
-    results = h100({2: {"temperature_c": 75}}).judged(gpu_max_temperature_c=70)
-    assert one(results, "temperature") == ("fail", "gpu 2 (0000:52:00.0): 75 C, limit 70 C")
-    assert one(h100().judged(gpu_driver="550.54.15"), "driver") == ("fail", "nvidia 535.129.03")
-
-
-def t4(old: str = "", new: str = "") -> Node:
-    text = (DATA / "nvidia-t4-v11.xml").read_text().replace(old, new)
-    places = ("0000:3b:00.0", "0000:d8:00.0")
-    bus = VERSION + "".join(pci(address, device="0x1eb8") for address in places) + DEVICES
-    lines = [
-        f"GPU {n}: Tesla T4 (UUID: GPU-d37e67a5-91dd-3774-a5cb-99096249601{n})" for n in (0, 1)
-    ]
-    return Node(bus, smi=Output(text, 0), links=Output("\n".join(lines), 0))
+def t4(**changes: str) -> Node:
+    """Two T4, of which the first is busy and the second rests."""
+    busy, idle = trees_of("Tesla T4", "515.105.01")[:2]
+    busy["performance_state"] = "P0"
+    busy["pci"]["pci_gpu_link_info"]["pcie_gen"]["current_link_gen"] = "3"
+    busy["processes"] = "".join(
+        f"<process_info><pid>{pid}</pid><type>{kind}</type><process_name>{name}</process_name>"
+        f"<used_memory>{memory} MiB</used_memory></process_info>\n"
+        for pid, kind, name, memory in ((675, "G", "Xorg", 22), (5762, "C", "python", 1005))
+    )
+    composed = node_of("Tesla T4", "515.105.01", [busy, idle])
+    text = composed.smi.text
+    for name, value in changes.items():
+        text = re.sub(rf"(<{name}>)[^<]*", rf"\g<1>{value}", text)
+    return replace(composed, smi=Output(text, 0))
 
 
 def test_cards_without_nvlink_and_an_idle_one_with_a_lower_generation() -> None:
-    results = t4().judged()
+    observed = t4().observed()
+    # A learnt policy fits its node.
+    results = judged(observed, **gpus.learned(observed))
     results.pop("kernel_faults")
     assert bad(results) == {}
-    assert one(results, "nvlink") == ("na", "these GPUs use no links")
-    assert one(results, "fabric_manager") == ("na", "no NVSwitch")
-    assert one(results, "remapped_rows")[0] == "na"
+    assert verdict_of(results, "nvlink") == ("na", "these GPUs use no links")
+    assert verdict_of(results, "fabric_manager") == ("na", "no NVSwitch")
+    assert verdict_of(results, "remapped_rows")[0] == "na"
     # Xorg only draws.
-    assert one(t4().judged(gpu_idle=True), "processes") == (
-        "fail",
-        "gpu 0 (0000:3b:00.0): pid 5762 python 1005 MiB",
-    )
+    assert verdict_of(t4().judged(gpu_idle=True), "processes") == (
+        "fail", "gpu 0 (0000:1b:00.0): pid 5762 python 1005 MiB",
+    )  # fmt: skip
 
 
 def test_the_slot_of_a_guest_is_not_known() -> None:
-    virtual = "virtualization_mode>Pass-Through<"
-    node = t4("virtualization_mode>None<", virtual)
-    text = node.smi.text.replace("current_link_width>16x", "current_link_width>8x")
-    guest = replace(node, smi=Output(text, 0))
-    assert one(guest.judged(), "pcie") == ("ok", "x8 in a virtual machine")
-    text = node.smi.text.replace("current_link_width>16x", "current_link_width>8x", 1)
-    guest = replace(node, smi=Output(text, 0))
-    assert one(guest.judged(), "pcie") == ("fail", "gpu 0 (0000:3b:00.0): x8 of x16")
+    guest = t4(virtualization_mode="Pass-Through", current_link_width="8x")
+    assert verdict_of(guest.judged(), "pcie") == ("ok", "x8 in a virtual machine")
 
 
 def test_facts_to_compare_and_to_learn() -> None:
-    assert gpus.compared(h100().seen()) == {
-        "driver": "535.129.03",
-        "cuda": "12.2",
-        "count": 8,
-        "on_bus": 8,
-        "model": "NVIDIA H100 80GB HBM3",
-        "vbios": "96.00.89.00.01",
-        "ecc": "on",
-        "mig": "off",
-        "persistence": "on",
-        "pcie_width": "16",
-        "links": "18 at 26.562 GB/s",
+    assert gpus.compared(h100().observed()) == {
+        "driver": "535.129.03", "cuda": "12.2", "count": 8, "on_bus": 8,
+        "model": "NVIDIA H100 80GB HBM3", "vbios": "96.00.89.00.01", "ecc": "on", "mig": "off",
+        "persistence": "on", "pcie_width": "16", "links": "18 at 26.562 GB/s",
         "power_limit_w": "700",
-    }
-    learned = gpus.learned(h100({0: {"vbios": "1.2", "ecc": "off"}}).seen())
-    assert learned == {
-        "gpu_count": 8,
-        "gpu_driver": "535.129.03",
-        "gpu_vbios": ["1.2", "96.00.89.00.01"],
-        "gpu_model": "NVIDIA H100 80GB HBM3",
-        "gpu_mig": "off",
-        "gpu_persistence": "on",
-    }
-    nothing = Node("", smi=Output("", 0), links=Output("", 0)).seen()
+    }  # fmt: skip
+    assert gpus.learned(h100({0: {"vbios": "1.2", "ecc": "off"}}).observed()) == {
+        "gpu_count": 8, "gpu_driver": "535.129.03", "gpu_vbios": ["1.2", "96.00.89.00.01"],
+        "gpu_model": "NVIDIA H100 80GB HBM3", "gpu_mig": "off", "gpu_persistence": "on",
+    }  # fmt: skip
+    nothing = Node("", smi=NOTHING, links=NOTHING).observed()
     assert (gpus.compared(nothing), gpus.learned(nothing)) == ({}, {})
+    assert verdict_of(h100().judged(gpu_driver="550.54.15"), "driver") == (
+        "fail",
+        "nvidia 535.129.03",
+    )
 
 
-def test_a_learnt_policy_fits_its_node() -> None:
-    seen = t4().seen()
-    results = t4().judged(**{**gpus.learned(seen), "gpu_vbios": ("90.04.84.00.06",)})
+# --- Sources that fail.
+
+
+def test_an_instinct_without_its_tool_is_still_a_gpu() -> None:
+    bus = pci("0000:05:00.0", "0x1002", "0x74a1", "0x120000", driver="amdgpu")
+    results = Node(bus, smi=NOTHING, links=NOTHING).judged()
+    assert verdict_of(results, "tool") == ("warn", "amd-smi is not installed")
+    assert verdict_of(results, "present")[0] == verdict_of(results, "ecc_errors")[0] == "unknown"
+    assert verdict_of(results, "driver") == ("ok", "amdgpu loaded")
+
+
+#: Eight on the bus, seven in the tool's answer.
+LOST = smi(ADDRESSES[:7], {})
+SEEN_BY_TOOL = {
+    "model", "vbios", "recovery", "ecc_mode", "ecc_errors", "remapped_rows", "retired_pages",
+    "pcie", "throttle", "temperature", "persistence", "mig", "processes", "nvlink",
+}  # fmt: skip
+
+
+def test_one_that_fell_off_the_bus() -> None:
+    results = h100(smi=LOST).judged()
+    assert verdict_of(results, "present") == ("fail", "0000:df:00.0: nvidia-smi does not show it")
+    # One fault is one finding: what is shown is judged by itself.
+    assert statuses(results, "fail") == {"present"}
+    assert statuses(results, "unknown") & SEEN_BY_TOOL == set()
+    assert statuses(h100(smi=smi([], {})).judged(), "ok") & SEEN_BY_TOOL == set()
+    sick = smi(ADDRESSES[:7], {0: {"ecc_uncorrectable": 1}})
+    assert h100(smi=sick).judged()["ecc_errors"].status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "actual"),
+    [
+        (Output(f"{PREFIX}nr_stuck=77 3600\n", 0), "fail",
+         "nvidia-smi stuck: pid 77 hangs in the kernel for 3600 s"),
+        (Output(PREFIX, None), "fail", "nvidia-smi timed out: after 20 s"),
+        (Output(f"{PREFIX}Failed to initialize NVML: Unknown Error\n", 255), "fail",
+         "nvidia-smi failed: Failed to initialize NVML: Unknown Error"),
+        (NOTHING, "warn", "nvidia-smi is not installed"),
+        (Output("nr_hidden=8\n", 0), "unknown",
+         "nvidia-smi: hidden: 8 GPUs were not given to the step of Slurm's that looks"),
+        (Output(f"{PREFIX}<nvidia_smi_log>", 0), "unknown", "nvidia-smi: nonsense: no whole XML"),
+        (Output("x" * 70000, None, truncated=True), "unknown", "nvidia-smi: nonsense: its answer"),
+    ],
+)  # fmt: skip
+def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(
+    answer: Output, status: str, actual: str
+) -> None:
+    results = h100(smi=answer).judged(gpu_mig="off", gpu_idle=True, gpu_count=8)
+    assert results["tool"].status == status
+    assert results["tool"].actual.startswith(actual)
+    assert {results[name].status for name in SEEN_BY_TOOL} == {"unknown"}
+    assert verdict_of(results, "driver") == ("ok", "nvidia 535.129.03")
+    assert results["present"].status == "unknown"
+    assert verdict_of(results, "count") == ("ok", "8")
+    lost = h100(smi=answer, bus=VERSION + "".join(map(pci, ADDRESSES[:7])))
+    assert verdict_of(lost.judged(gpu_count=8), "count") == ("fail", "7 on the PCI bus")
+    narrow = BUS.replace("current_link_width:16", "current_link_width:8", 1)
+    results = h100(smi=answer, bus=VERSION + narrow).judged()
+    assert verdict_of(results, "pcie") == ("fail", "0000:1b:00.0: x8, others x16")
+
+
+def test_no_driver() -> None:
+    bus = "".join(pci(address, driver="") for address in ADDRESSES)
+    none = Output("nr_driver=none\n", 0)
+    results = Node(bus, smi=none, links=none).judged()
+    assert verdict_of(results, "driver") == ("fail", "nvidia is not loaded")
+    assert verdict_of(results, "tool") == ("fail", "nvidia-smi failed: the driver is not loaded")
+    words = ", ".join(f"{address}: no driver" for address in ADDRESSES[:4])
+    assert verdict_of(results, "present") == ("fail", f"{words} and 4 more")
+    nouveau = Node(pci("0000:01:00.0", driver="nouveau"), smi=NOTHING, links=NOTHING)
+    assert verdict_of(nouveau.judged(), "present") == ("fail", "0000:01:00.0: driver nouveau")
+    # One without a driver is named once.
+    alone = "".join(map(pci, ADDRESSES[:7])) + pci(ADDRESSES[7], driver="")
+    results = h100(smi=LOST, bus=VERSION + alone).judged()
+    assert verdict_of(results, "present") == ("fail", "0000:df:00.0: no driver")
+
+
+def test_a_tool_that_complains_and_shows_all_is_no_reason_to_doubt_the_rest() -> None:
+    text = f"{h100().smi.text}WARNING: infoROM is corrupted at gpu 0000:1B:00.0\n"
+    results = h100(smi=Output(text, 14)).judged()
     results.pop("kernel_faults")
-    assert bad(results) == {}
+    assert bad(results) == {
+        "tool": "nvidia-smi failed: WARNING: infoROM is corrupted at gpu 0000:1B:00.0"
+    }
+
+
+# --- Links, and the manager of their switches.
+
+
+def test_links_of_amd() -> None:
+    links = tuple(Link(n, "active", 64.0) for n in range(7))
+    instinct = Gpu(0, "amd", "0000:05:00.0", "AMD Instinct MI300X", links=links)
+    bus = pci("0000:05:00.0", "0x1002", "0x74a1", "0x120000", driver="amdgpu")
+    observed = replace(
+        Node(bus, smi=NOTHING, links=NOTHING).observed(),
+        amd=(instinct,),
+        amd_tool=Tool("amd-smi", "ok"),
+    )
+    assert verdict_of(judged(observed), "nvlink") == ("ok", "7 per GPU")
+    # AMD's tools do not say that there is no reason, so there is nothing to judge.
+    assert verdict_of(judged(observed), "throttle")[0] == "na"
+    down = replace(instinct, links=(*links[1:], Link(0, "inactive")), throttle=("hw_slowdown",))
+    results = judged(replace(observed, amd=(down,)))
+    assert verdict_of(results, "nvlink") == ("fail", "gpu 0 (0000:05:00.0): 1 of 7 links down")
+    assert verdict_of(results, "throttle")[0] == "fail"
+    assert verdict_of(results, "fabric_manager") == ("na", "no NVIDIA GPU")
+
+
+@pytest.mark.parametrize(
+    ("text", "rc", "status", "actual"),
+    [
+        (nvidia.nvlink_status(8), 0, "ok", "18 per GPU"),
+        (nvidia.nvlink_status(8).replace("26.562", "13.281", 1), 0, "fail",
+         "gpu 0 (0000:1b:00.0): link 0 at 13.281 of 26.562 GB/s"),
+        ("", None, "unknown", "nvidia-smi nvlink timed out: after 20 s"),
+        ("NVML is broken", 3, "unknown", "nvidia-smi nvlink failed: NVML is broken"),
+        ("nr_stuck=7 99", 0, "unknown",
+         "nvidia-smi nvlink stuck: an earlier nvidia-smi hangs in the kernel"),
+    ],
+)  # fmt: skip
+def test_nvlinks(text: str, rc: int | None, status: str, actual: str) -> None:
+    links = Output(PREFIX + text, rc)
+    assert verdict_of(h100(links=links).judged(), "nvlink") == (status, actual)
+
+
+def test_a_guest_may_have_only_some_of_a_boards_gpus() -> None:
+    third = {(gpu, link) for gpu in range(8) for link in range(4)}
+    links = Output(PREFIX + nvidia.nvlink_status(8, "a100", third), 0)
+    observed = Node(VERSION + BUS, a100().smi, links).observed()
+    assert verdict_of(judged(observed), "nvlink")[0] == "fail"
+    guests = tuple(replace(gpu, virtual=True) for gpu in observed.nvidia)
+    assert verdict_of(judged(replace(observed, nvidia=guests)), "nvlink") == ("ok", "8 per GPU")
+
+
+def test_the_fabric_manager() -> None:
+    dead = Output(h100().smi.text.replace("nr_fabric_manager=4711\n", ""), 0)
+    assert verdict_of(h100(smi=dead).judged(), "fabric_manager") == (
+        "fail", "4 NVSwitches, but nv-fabricmanager does not run",
+    )  # fmt: skip
+    unscanned = Output(h100().smi.text.replace("nr_scanned=1\n", ""), 0)
+    assert verdict_of(h100(smi=unscanned).judged(), "fabric_manager")[0] == "unknown"
+    # A guest sees no switches: the GPUs' own state counts, and no manager is asked for.
+    guest = VERSION + BUS
+    late = h100({1: {"fabric_state": "In Progress", "fabric_status": "N/A"}}, bus=guest)
+    assert verdict_of(late.judged(), "fabric_manager")[0] == "fail"
+    assert verdict_of(h100(smi=dead, bus=guest).judged(), "fabric_manager") == ("ok", "registered")
+    never = {n: {"fabric_state": "Not Started", "fabric_status": "N/A"} for n in range(8)}
+    assert verdict_of(h100(never, bus=guest).judged(), "fabric_manager")[0] == "na"

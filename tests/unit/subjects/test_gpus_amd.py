@@ -1,15 +1,21 @@
-"""What is made of amd-smi, rocm-smi and the kernel's own word of AMD's GPUs."""
+"""What is made of amd-smi, rocm-smi and the kernel's own word of AMD's GPUs.
+
+Each field with a wrong value: the rows are from ROCm/amdsmi, amdsmi_commands.py, where no other
+source is named. No word in the place of a value may make a node look healthier.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from nodeready import shell
 from nodeready.lab import amd as amd_smi
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
@@ -17,21 +23,19 @@ from nodeready.subjects.gpus import amd
 from nodeready.subjects.gpus.amd import AmdGpu
 from nodeready.subjects.gpus.gpu import DeviceFile, GpuProcess, Gpus, PciGpu, Tool
 from nodeready.subjects.gpus.health import device_access, xgmi_errors
+from nodeready.subjects.result import Result
 from tests import paths
+from tests.builders.gpus import bad, pci
+from tests.builders.gpus_amd import BEFORE, BUSES, DRIVER, PARTS, UNSUPPORTED, Answer, node_of, ran
+from tests.builders.sections import NONCE, run_on
+from tests.cases import cases
 
 DATA = Path(__file__).parent / "data" / "gpus"
 SAMPLES = paths.SAMPLES / "rocm-smi"
 POLICY = Policy()
-BEFORE = "have=amd-smi\nhave=rocm-smi\nversion=6.12.12\n"
 
 
-def ran(printed: dict[str, str], before: str = BEFORE, status: int = 0) -> Output:
-    """The section's output when the tool printed this for each of its calls."""
-    runs = [f"\n@a1 run {name}\n{text}\n@a1 ran {status}\n" for name, text in printed.items()]
-    return Output(before + "".join(runs), 0, nonce="a1")
-
-
-def seen(printed: dict[str, str], before: str = BEFORE) -> tuple[AmdGpu, ...]:
+def parse_gpus(printed: dict[str, str], before: str = BEFORE) -> tuple[AmdGpu, ...]:
     gpus, tool, _ = amd.parse(ran(printed, before))
     assert tool.works
     return gpus
@@ -52,39 +56,15 @@ def test_a_healthy_node_of_eight() -> None:
     assert [link.state for link in gpu.links] == ["active"] * 7
 
 
-@pytest.mark.parametrize(
-    ("change", "field", "value"),
-    [
-        ({"uncorrectable": 2}, "ecc_uncorrectable_volatile", 2),
-        ({"correctable": 7}, "ecc_correctable_volatile", 7),
-        ({"deferred": 1}, "ecc_deferred", 1),
-        ({"ecc": "DISABLED"}, "ecc", "off"),
-        ({"pcie_width": 8}, "pcie_width", 8),
-        ({"pcie_speed": 16}, "pcie_generation", 4),
-        ({"xgmi_uncorrectable": 3}, "xgmi_errors", 3),
-        ({"violation": "prochot"}, "throttle", ("hw_slowdown",)),
-        ({"violation": "hbm_thermal"}, "throttle", ("hw_thermal_slowdown",)),
-        ({"violation": "ppt"}, "throttle", ()),
-        ({"hotspot": 101}, "temperature_c", 101),
-        ({"vbios": "113-OLD"}, "vbios", "113-OLD"),
-    ],
-)
-def test_a_fault_shows_on_its_gpu_alone(change: dict, field: str, value: object) -> None:
-    gpus = seen(amd_smi.outputs(changes={3: change}))
-    healthy = seen(amd_smi.outputs())
-    assert getattr(gpus[3], field) == value
-    assert (*gpus[:3], *gpus[4:]) == (*healthy[:3], *healthy[4:])
-
-
 def test_a_link_that_is_down_and_a_gpu_that_is_gone() -> None:
-    gpus = seen(amd_smi.outputs(changes={0: {"down": (2,)}}, missing=(7,)))
+    gpus = parse_gpus(amd_smi.outputs(changes={0: {"down": (2,)}}, missing=(7,)))
     assert len(gpus) == 7
     assert [link.index for link in gpus[0].links if link.state == "inactive"] == [2]
 
 
 def test_an_old_amd_smi_and_values_that_are_none() -> None:
     static, metric = (DATA / "amd_smi_23_mi210.json").read_text().split("\n]\n", 1)
-    (gpu,) = seen({"static": f"{static}\n]", "metric": metric})
+    (gpu,) = parse_gpus({"static": f"{static}\n]", "metric": metric})
     assert (gpu.pci_address, gpu.ecc, gpu.vbios, gpu.serial) == ("0000:c1:00.0", "off", None, None)
     assert (gpu.pcie_width, gpu.pcie_generation, gpu.pcie_generation_max) == (8, 3, 4)
     assert (gpu.ecc_correctable_volatile, gpu.ecc_uncorrectable_volatile) == (4, 1)
@@ -99,7 +79,7 @@ def test_the_partitions_of_a_gpu_are_one_gpu() -> None:
     static = json.loads(printed["static"])["gpu_data"]
     second = {**static[0], "gpu": 1, "bus": {"bdf": "0000:05:00.1"}}
     second["partition"] = {"partition_id": "1"}
-    assert len(seen({**printed, "static": json.dumps([static[0], second])})) == 1
+    assert len(parse_gpus({**printed, "static": json.dumps([static[0], second])})) == 1
 
 
 def test_rocm_smi_with_words_around_its_json() -> None:
@@ -121,17 +101,8 @@ def test_rocm_smi_with_words_around_its_json() -> None:
     assert nothing == AmdGpu(1, "amd", "")
 
 
-@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.json")), ids=lambda path: path.name)
-def test_every_recorded_output_is_read(path: Path) -> None:
-    for gpu in seen({"rocm": path.read_text()}, "have=rocm-smi\n"):
-        assert gpu.pci_address
-        assert gpu.model
-        assert gpu.temperature_c
-        assert gpu.memory_total_mb
-
-
 def test_the_kernel_names_processes_and_bad_pages() -> None:
-    gpus = seen(amd_smi.outputs(), (DATA / "amd_kfd.txt").read_text())
+    gpus = parse_gpus(amd_smi.outputs(), (DATA / "amd_kfd.txt").read_text())
     assert gpus[0].processes == (GpuProcess(4711, "python3 train", 8192),)
     assert [gpu.idle for gpu in gpus[:3]] == [False, True, None]
     assert [gpu.retired_pending for gpu in gpus[:3]] == [False, True, None]
@@ -183,15 +154,14 @@ def test_hostile_output_harms_nothing(text: str, call: str) -> None:
 
 
 def test_the_script_asks_the_tool_three_times_and_no_more(tmp_path: Path) -> None:
-    tool = tmp_path / "amd-smi"
-    tool.write_text(amd_smi.stand_in(amd_smi.outputs()))
-    tool.chmod(0o755)
-    script = amd.SECTION.script(POLICY).replace("/sys/module/amdgpu ]", "/sys/module ]")
-    text = f"PATH={tmp_path}:$PATH NR=a1\n{shell.library('probe')}\n{shell.minify(script)}"
-    done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True)
-    assert done.stdout.count("@a1 run ") == 3
-    gpus, tool_seen, _ = amd.parse(Output(done.stdout, 0, nonce="a1"))
-    assert (len(gpus), tool_seen.state) == (8, "ok")
+    files = {
+        "bin/amd-smi": amd_smi.stand_in(amd_smi.outputs()),
+        "sys/module/amdgpu/version": "6\n",
+    }
+    done = run_on(tmp_path, amd.SECTION.script(POLICY), ["sh"], files)
+    assert done.stdout.count(" run ") == 3
+    gpus, tool, _ = amd.parse(Output(done.stdout, 0, nonce=NONCE))
+    assert (len(gpus), tool.state) == (8, "ok")
 
 
 def node(*files: DeviceFile, vendor: str = "amd", device: str = "74a1") -> Gpus:
@@ -209,7 +179,7 @@ RENDER = "/dev/dri/renderD128"
 
 
 @pytest.mark.parametrize(
-    ("seen", "status", "actual"),
+    ("observed", "status", "actual"),
     [
         (node(file("/dev/kfd", OPEN), file(RENDER, OPEN)), "ok", "for everybody"),
         (node(file("/dev/kfd", GROUP), file(RENDER, OPEN)), "ok", "group 109 only"),
@@ -225,8 +195,10 @@ RENDER = "/dev/dri/renderD128"
         (Gpus(), "na", "no GPU"),
     ],
 )  # fmt: skip
-def test_jobs_must_be_able_to_open_the_device_files(seen: Gpus, status: str, actual: str) -> None:
-    result = device_access(seen, POLICY)
+def test_jobs_must_be_able_to_open_the_device_files(
+    observed: Gpus, status: str, actual: str
+) -> None:
+    result = device_access(observed, POLICY)
     assert (result.status, actual in result.actual) == (status, True)
 
 
@@ -238,8 +210,8 @@ def test_errors_of_xgmi_fail_and_a_tool_that_hangs_is_no_zero() -> None:
         )
         return Gpus(pci=pci, amd=gpus, amd_tool=Tool("amd-smi", tool))
 
-    good = seen(amd_smi.outputs())
-    bad = seen(amd_smi.outputs(changes={4: {"xgmi_uncorrectable": 2}}))
+    good = parse_gpus(amd_smi.outputs())
+    bad = parse_gpus(amd_smi.outputs(changes={4: {"xgmi_uncorrectable": 2}}))
     silent = tuple(replace(gpu, xgmi_errors=None) for gpu in good)
     assert xgmi_errors(on(good), POLICY).status == "ok"
     result = xgmi_errors(on(bad), POLICY)
@@ -247,3 +219,253 @@ def test_errors_of_xgmi_fail_and_a_tool_that_hangs_is_no_zero() -> None:
     assert xgmi_errors(on(silent), POLICY).status == "na"
     assert xgmi_errors(on((), "stuck"), POLICY).status == "unknown"
     assert xgmi_errors(Gpus(), POLICY).status == "na"
+
+
+VERSIONS = ("23", "24", "25", "rocm5", "rocm6")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_healthy_node_is_wholly_well(part: str, version: str) -> None:
+    name = PARTS[part].name
+    results = Answer(part, version).judged(gpu_count=4, gpu_model=name)
+    assert bad(results) == {}
+    assert results["present"].status == results["count"].status == "ok"
+    assert (results["model"].status, results["model"].actual) == ("ok", name)
+
+
+def test_the_recorded_outputs_are_wholly_well() -> None:
+    if not SAMPLES.is_dir():
+        pytest.skip("no recorded outputs here")
+    for path in sorted(SAMPLES.glob("*.json")):
+        cards = {k: v for k, v in json.loads(path.read_text()).items() if k.startswith("card")}
+        bus = "".join(
+            pci(card["PCI Bus"].lower(), "0x1002", card.get("Device ID") or card["GPU ID"],
+                "0x038000", driver="amdgpu")
+            for card in cards.values()
+        )  # fmt: skip
+        output = ran({"rocm": path.read_text()}, "have=rocm-smi\n")
+        assert bad(node_of(output, bus).judged()) == {}, path.name
+        for gpu in parse_gpus({"rocm": path.read_text()}, "have=rocm-smi\n"):
+            assert gpu.pci_address
+            assert gpu.model
+            assert gpu.temperature_c
+            assert gpu.memory_total_mb
+
+
+def test_the_graphics_of_a_processor_are_no_accelerator() -> None:
+    answer = Answer("MI300X", "25")
+    own = copy.deepcopy(answer.documents["static"][0])
+    own |= {"gpu": 4, "bus": {"bdf": "0000:0e:00.0"}, "asic": {"device_id": "0x164e"}}
+    answer.documents["static"].append(own)
+    answer.documents["metric"].append({"gpu": 4, "temperature": "N/A", "ecc": "N/A"})
+    bus = "".join(
+        pci(f"0000:{bus}:00.0", "0x1002", "0x74a1", "0x120000", driver="amdgpu") for bus in BUSES
+    ) + pci("0000:0e:00.0", "0x1002", "0x164e", "0x030000", driver="amdgpu")
+    log = (
+        "scan=dmesg\nstatus=0\nlines=9\nbegins=0\nfault=1 5 amdgpu 0000:0e:00.0: amdgpu: ring"
+        " gfx_0.0.0 timeout, signaled seq=1, emitted seq=3\nend=dmesg\n"
+    )
+    results = node_of(answer.output(), bus, Output(log, 0)).judged(gpu_count=4)
+    assert bad(results) == {}
+    assert results["count"].status == "ok"
+
+
+LIMITS = "".join(
+    f"{DRIVER}/0000:{bus}:00.0/hwmon/hwmon4/temp{number}_{kind}:{value}\n"
+    for bus in BUSES
+    for number, label, crit in ((1, "edge", 100000), (2, "junction", 105000), (3, "mem", 94000))
+    for kind, value in (("label", label), ("crit", crit))
+)
+
+
+def answer_of(part: str, version: str) -> Answer:
+    """With the kernel's own limits where rocm-smi has none."""
+    answer = Answer(part, version)
+    answer.before += LIMITS if version.startswith("rocm") else ""
+    return answer
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/gpus/amd_values.json"))
+def test_a_wrong_value_gets_the_verdict_of_its_source(case: dict[str, Any]) -> None:
+    """The name of a row is PART VERSION: PATH: what it is about."""
+    form, path = case["name"].split(": ")[:2]
+    part, version = form.rsplit(" ", 1)
+    name, check = PARTS[part].name, case["check"]
+    status, _, words = case["verdict"].partition(": ")
+    policy = {"ecc_mode": {"gpu_ecc": "on"}, "vbios": {"gpu_vbios": ("113-M3000100-103",)},
+              "model": {"gpu_model": name}}.get(check, {})  # fmt: skip
+    assert not answer_of(part, version).judged(**policy)[check].bad
+    for value in case["values"]:
+        results = answer_of(part, version).set(path, value).judged(**policy)
+        assert results[check].status == status, (value, results[check].actual)
+        assert words in results[check].actual
+        # No other GPU; and no other check, but of what is counted or missing twice.
+        assert bad(results).keys() <= {check, "tool", "ecc_errors"}
+        assert all("gpu 0 " in actual for actual in bad(results).values()), value
+
+
+@pytest.mark.parametrize("part", ["MI50", "MI100", "MI210"])
+def test_rocm_smi_has_the_kernels_own_counts(part: str) -> None:
+    answer = Answer(part, "rocm5")
+    answer.before += f"{DRIVER}/0000:05:00.0/ras/umc_err_count:ue: 2\n"
+    result = answer.judged()["ecc_errors"]
+    assert (result.status, "2 uncorrectable" in result.actual) == ("fail", True)
+    radeon = Answer("RX 7900", "rocm5")
+    radeon.before += f"{DRIVER}/0000:05:00.0/ras/umc_err_count:ue: 1048560\n"
+    assert radeon.judged()["ecc_errors"].status == "na"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_bus_tells_lanes_that_the_tool_does_not(version: str) -> None:
+    """The tool may show the link inside of the board."""
+    results = Answer("MI210", version).judged(lanes=(8, 16, 16, 16))
+    assert results["pcie"].status == "fail"
+    assert "x8 of x16" in results["pcie"].actual
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "wanted"),
+    [
+        ("AMDSMI_STATUS_NO_PERM - Permission Denied", 255, "unknown"),
+        ("Traceback (most recent call last):\nValueError: x", 1, "unknown"),
+        ("amd-smi: error: argument: invalid choice: 'xgmi'", 2, "na"),
+        ("AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported", 2, "na"),
+        ("[]", 0, "na"),
+    ],
+)
+def test_links_that_could_not_be_asked_are_not_up(text: str, status: int, wanted: str) -> None:
+    answer = Answer("MI300X", "25")
+    answer.xgmi, answer.status["xgmi"] = text, status
+    assert answer.judged()["nvlink"].status == wanted
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [("U", "ok"), ("N/A", "ok"), ("X", "ok"), ("D", "fail"), ("ERR!", "fail"), ("None", "fail")],
+)
+def test_a_link_of_which_the_tool_says_something_else_is_not_up(word: str, wanted: str) -> None:
+    answer = Answer("MI300X", "25")
+    rows = json.loads(answer.xgmi)
+    rows[0]["link_status"] = ["X", "U", "U", word]
+    # The other end says the same.
+    rows[3]["link_status"] = [word, "U", "U", "X"]
+    answer.xgmi = json.dumps(rows)
+    result = answer.judged()["nvlink"]
+    # Unequal numbers of links are a warning of their own.
+    assert result.status == (wanted if word in ("U", "D") or wanted == "fail" else "warn")
+
+
+def test_rocm_smi_complains_and_shows_all() -> None:
+    answer = Answer("MI100", "rocm5")
+    answer.status["rocm"] = 1
+    assert answer.judged()["tool"].status == "ok"
+    answer.documents["rocm"] = []
+    assert answer.judged()["tool"].status == "fail"
+
+
+#: Words in the place of a value; those of `ABSENT` say that the device has no such value.
+WORDS = (
+    "Failed to retrieve value",
+    "Unknown Error",
+    "ERR!",
+    "None",
+    "AMDSMI_STATUS_NO_PERM - Permission Denied",
+    "AMDSMI_STATUS_INTERNAL_EXCEPTION -  Internal error",
+    "AMDSMI_STATUS_UNKNOWN_ERROR - An unknown error occurred",
+    "AMDSMI_STATUS_TIMEOUT - Timeout in API call",
+    "RSMI_STATUS_UNKNOWN_ERROR: An unknown error occurred",
+    "Unable to get value",
+    "Insufficient Permissions",
+)
+ABSENT = ("N/A", "Not supported", UNSUPPORTED)
+#: The statuses, the healthiest first; what does not apply is no better than what is well.
+RANK = {"ok": 0, "na": 0, "warn": 1, "unknown": 1, "fail": 2}
+
+
+def places(value: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if isinstance(value, dict) and "value" not in value:
+        return [place for name, inner in value.items() for place in places(inner, (*above, name))]
+    return [above]
+
+
+def part_of(version: str) -> str:
+    return "MI300X" if version in ("24", "25") else "MI210"
+
+
+FIELDS = {
+    version: [
+        "/".join((document, *place))
+        for document, gpus in Answer(part_of(version), version).documents.items()
+        for place in places(gpus[0])
+        if place != ("gpu",)
+    ]
+    for version in VERSIONS
+}
+#: Faults of the second GPU, which no word on the first may hide.
+FAULTS: dict[str, list[tuple[str, Any]]] = {
+    "25": [("metric/ecc/total_uncorrectable_count", 2), ("metric/pcie/width", 8),
+           ("metric/temperature/mem", 110),
+           ("metric/throttle/prochot_violation_status", "ACTIVE")],
+    "23": [("metric/ecc/uncorrectable", 2)],
+    "rocm5": [("rocm/pcie clock level", "0 (8.0GT/s x8)")],
+}  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_a_word_in_the_place_of_a_value_makes_nothing_healthier(data: st.DataObject) -> None:
+    version = data.draw(st.sampled_from(VERSIONS))
+    path = data.draw(st.sampled_from(FIELDS[version]))
+    word = data.draw(st.sampled_from(WORDS + ABSENT))
+    fault = data.draw(st.sampled_from([*FAULTS.get(version, []), None]))
+
+    def judged(change: bool) -> dict[str, Result]:
+        answer = answer_of(part_of(version), version)
+        if fault:
+            answer.set(*fault, gpu=1)
+        if change:
+            answer.set(path, word)
+        return answer.judged(gpu_model=answer.part.name)
+
+    before, after = judged(False), judged(True)
+    for name, result in after.items():
+        assert RANK[result.status] >= RANK[before[name].status], (name, path, word)
+        if word in WORDS:
+            # What was seen before and is not seen now is unknown, and never not applicable.
+            assert (before[name].status, result.status) != ("ok", "na"), (name, path, word)
+
+
+#: Version -> check -> the fields that it rests on.
+JUDGED = {
+    "25": {
+        "ecc_errors": ["metric/ecc/total_uncorrectable_count"],
+        "temperature": ["metric/temperature/hotspot", "metric/temperature/mem",
+                        "static/limit/slowdown_hotspot_temperature"],
+        "pcie": ["metric/pcie/width", "static/bus/max_pcie_width"],
+        "throttle": ["metric/throttle/socket_thermal_violation_status"],
+        "xgmi_errors": ["metric/xgmi_err"],
+        "model": ["static/asic/market_name"],
+    },
+    "23": {
+        "ecc_errors": ["metric/ecc/uncorrectable", "metric/ecc"],
+        "temperature": ["metric/temperature/hotspot"],
+        "pcie": ["metric/pcie"],
+        "model": ["static/asic/market_name"],
+    },
+    "rocm6": {
+        "pcie": ["rocm/pcie clock level"],
+        "temperature": ["rocm/Temperature (Sensor junction) (C)"],
+        "model": ["rocm/Card Series"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("version", JUDGED)
+def test_each_judged_field_with_an_error_in_its_place_is_unknown(version: str, word: str) -> None:
+    for check, fields in JUDGED[version].items():
+        for path in fields:
+            answer = answer_of(part_of(version), version).set(path, word)
+            result = answer.judged(gpu_model=answer.part.name)[check]
+            assert result.status == "unknown", (path, word, result.actual)

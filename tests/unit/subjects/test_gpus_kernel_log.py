@@ -1,58 +1,256 @@
-"""What is made of the kernel's log: on the node by its own awk, and here."""
+"""Lines of the kernel's log, chosen by the node's own awk, and the verdict of an expert."""
 
 from __future__ import annotations
 
-import os
-import subprocess
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import kernel_log
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.gpus.health import kernel_faults
 from tests import paths
+from tests.builders.sections import NONCE, run_on
 
+POLICY = Policy()
+BOOT = "[    0.000000] Linux version 6.8\n"
 DATA = Path(__file__).parent / "data" / "gpus"
 SAMPLES = paths.SAMPLES / "kmsg"
-BOOT = "[    0.000000] Linux version 6.8\n"
-POLICY = Policy()
+Scan = Callable[..., Output]
 
 
-@pytest.fixture(params=["awk", "busybox awk"])
-def scan(request: pytest.FixtureRequest, tmp_path: Path):
+@pytest.fixture
+def scan(tmp_path: Path) -> Scan:
     """Run the section's own script; dmesg and journalctl print what the test says."""
-    if request.param != "awk" and not Path("/bin/busybox").exists():
-        pytest.skip("no busybox here")
+    return scanner(tmp_path)
 
-    def program(name: str, text: str) -> None:
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+
+def scanner(root: Path, awk: str = "") -> Scan:
+    """awk: the program in its place; tests/lab/test_units_busybox.py asks the same of busybox."""
 
     def run(dmesg: str = "", status: int = 0, journal: str | None = None) -> Output:
-        (tmp_path / "log").write_text(dmesg)
-        program("dmesg", f"#!/bin/sh\ncat {tmp_path}/log\nexit {status}\n")
-        program("journalctl", "#!/bin/sh\nexit 1\n")
-        if journal is not None:
-            (tmp_path / "journal").write_text(journal)
-            program("journalctl", f"#!/bin/sh\ncat {tmp_path}/journal\n")
-        if request.param != "awk":
-            program("awk", '#!/bin/sh\nexec /bin/busybox awk "$@"\n')
-        done = subprocess.run(
-            ["sh", "-c", shell.minify(kernel_log.SECTION.script(POLICY))],
-            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "NR": "a1b2", "LC_ALL": "C"},
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            check=False,
-        )
-        assert done.stderr == ""
-        return Output(done.stdout, done.returncode, nonce="a1b2")
+        files = {"log": dmesg, "journal": journal or ""}
+        files["bin/dmesg"] = f"#!/bin/sh\ncat {root}/log\nexit {status}\n"
+        files["bin/journalctl"] = f"#!/bin/sh\ncat {root}/journal\n"
+        if journal is None:
+            files["bin/journalctl"] = "#!/bin/sh\nexit 1\n"
+        if awk:
+            files["bin/awk"] = f'#!/bin/sh\nexec {awk} "$@"\n'
+        done = run_on(root, kernel_log.SECTION.script(POLICY), ["sh"], files)
+        return Output(done.stdout, done.returncode, nonce=NONCE)
 
     return run
+
+
+def at_99_s(*lines: str) -> str:
+    """A log with these lines, all in one moment."""
+    return BOOT + "".join(f"[   99.000001] {line}\n" for line in lines)
+
+
+# --- Tables of lines: every line has a device of its own, and all of them stand in one log.
+
+
+def rows(name: str) -> tuple[tuple[str, str, str], ...]:
+    """The table's rows: verdict, source, lines."""
+    text = (DATA / name).read_text(encoding="utf-8")
+    cells = (line.split(" | ", 2) for line in text.splitlines() if not line.startswith("#"))
+    return tuple((row[0], row[1], row[2].replace("\\n", "\n")) for row in cells)
+
+
+LINES = rows("kernel_lines.txt")
+#: Lines that name no GPU, each in a log of its own.
+UNNAMED = rows("kernel_lines_unnamed.txt")
+
+
+def device(index: int) -> str:
+    return f"{index >> 8:04x}:{index & 255:02x}:00"
+
+
+def node(output: Output, addresses: list[str]) -> Gpus:
+    faults, log = kernel_log.parse(output)
+    pci = tuple(PciGpu(a, "amd", "74a1", "amdgpu", pci_class="120000") for a in addresses)
+    return Gpus(
+        pci=pci,
+        amd=tuple(Gpu(n, "amd", a) for n, a in enumerate(addresses)),
+        amd_tool=Tool("amd-smi", "ok"),
+        kernel_faults=kernel_log.of_gpus(faults, addresses),
+        kernel_log=log,
+    )
+
+
+def log_of_all() -> str:
+    lines, at = [BOOT], 10.0
+    for index, (_, _, text) in enumerate(LINES):
+        for line in text.replace("DEVICE", device(index)).split("\n"):
+            at += 0.5
+            lines.append(f"[ {at:11.6f}] {line}\n")
+    return "".join(lines)
+
+
+def test_each_line_gets_the_verdict_of_its_source(scan: Scan) -> None:
+    addresses = [f"{device(index)}.0" for index in range(len(LINES))]
+    observed = node(scan(log_of_all()), addresses)
+    wrong = []
+    for address, (wanted, source, text) in zip(addresses, LINES, strict=True):
+        alone = tuple(fault for fault in observed.kernel_faults if fault.pci_address == address)
+        status = kernel_faults(replace(observed, kernel_faults=alone), POLICY).status
+        if status != wanted:
+            wrong.append(f"{status}, not {wanted}: {text} ({source})")
+    assert wrong == []
+    # No line counts for another device.
+    assert {fault.pci_address for fault in observed.kernel_faults} <= {*addresses}
+
+
+def test_each_line_without_a_device_gets_its_verdict(scan: Scan) -> None:
+    for wanted, source, text in UNNAMED:
+        observed = node(scan(at_99_s(text)), ["0000:05:00.0"])
+        assert kernel_faults(observed, POLICY).status == wanted, f"{text} ({source})"
+
+
+def test_a_port_tells_the_error_of_the_device_behind_it(scan: Scan) -> None:
+    line = "pcieport 0000:3a:00.0: DPC: containment event, status:0x1f07 source:0x3b00"
+    result = kernel_faults(node(scan(at_99_s(line)), ["0000:3b:00.0"]), POLICY)
+    assert (result.status, "gpu 0 (0000:3b:00.0)" in result.actual) == ("fail", True)
+
+
+def test_the_fix_is_that_of_the_fault(scan: Scan) -> None:
+    device = "amdgpu 0000:05:00.0"
+    for line, words in (
+        ("NVRM: API mismatch: the client has the version 570.133.20, but", "load the driver's"),
+        (f"{device}: PCIe Bus Error: severity=Uncorrectable (Fatal), x", "amd-smi reset"),
+        ("NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
+         "reboot"),
+        (f"{device}: amdgpu: RAS records:300 exceed threshold:256", "open a case"),
+    ):  # fmt: skip
+        observed = node(scan(at_99_s(line)), ["0000:05:00.0"])
+        assert words in kernel_faults(observed, POLICY).fix
+
+
+FALLEN = (
+    "NVRM: The NVIDIA GPU 0000:b3:00.0",
+    "NVRM: (PCI ID: 10de:26b5) installed in this system has",
+    "NVRM: fallen off the bus and is not responding to commands.",
+)
+
+
+def test_a_sentence_of_three_lines_names_its_device(scan: Scan) -> None:
+    """In the journal, the lines of one record are indented behind its first."""
+    pad = "\n" + " " * 28
+    record = f"[   99.000001] gpu1 kernel: {pad.join(FALLEN)}\n"
+    boot = BOOT.replace("] ", "] gpu1 kernel: ")
+    assert actions(scan(status=1, journal=boot + record)) == {
+        ("nvidia", None, "0000:b3:00.0"): "REBOOT"
+    }
+    # Behind another's line, the same words are a user's.
+    forged = record.replace("kernel: ", f"kernel: process '/x{pad}", 1)
+    assert actions(scan(status=1, journal=boot + forged)) == {}
+
+
+#: NVIDIA's Xid catalog: verdict -> codes, without a later word of the driver.
+XIDS = {
+    "ok": "8,11,13-14,25,31-32,39-41,43,45,60,68-72,75-77,80,82-86,88-89,96-108,126-135,137,139",
+    "warn": "37-38,44,61,63,66-67,78,92-94,121,123,141-142,144-150,152-153,157,159-170,999",
+    "fail": "46,48,54,62,64,74,79,95,109-110,119-120,136,140,143,151,155-156,158,171-172",
+}
+#: Those whose fault is over when the driver asks for nothing (column "Xid 154 linkage").
+LINKED = {48, 62, 74, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 171, 172}
+
+
+def codes(text: str) -> list[int]:
+    """The numbers in ``8,11-14``."""
+    ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    return [code for pair in ends for code in range(pair[0], pair[-1] + 1)]
+
+
+CODES = [(code, wanted) for wanted, text in XIDS.items() for code in codes(text)]
+
+
+def after(code: int, recovery: str | None, named: bool, driver: str | None = "575.57.08") -> str:
+    """The verdict on a node whose log has this Xid."""
+    fault = KernelFault("xid", code, "0000:5e:00.0", "", kernel_log.action_of(code, "text"))
+    gpu = Gpu(3, "nvidia", "0000:5e:00.0", recovery=recovery, recovery_named=named)
+    return kernel_faults(replace(gpus(fault), nvidia=(gpu,), driver=driver), POLICY).status
+
+
+def test_every_code_of_the_catalog() -> None:
+    for code, wanted in CODES:
+        assert after(code, None, False) == wanted, code
+        # Schema v12: `reset_required` says No.
+        assert after(code, "none", False) == wanted, code
+        # Schema v13: the driver names its action.
+        answered = "warn" if code in LINKED else wanted
+        assert after(code, "none", True) == answered, code
+    assert {code for code, _ in CODES} >= set(kernel_log.XIDS) - {154}
+    assert len(CODES) == len({code for code, _ in CODES}) > 100
+
+
+@pytest.mark.parametrize(
+    ("code", "driver", "wanted"),
+    [
+        (109, "565.57.01", "fail"),
+        (109, "570.86.15", "warn"),
+        (143, "570.86.15", "fail"),
+        (143, "575.51.03", "warn"),
+        (95, "550.54.15", "fail"),
+        (95, "", "warn"),
+    ],
+)
+def test_a_driver_answers_only_for_the_codes_that_it_links(
+    code: int, driver: str, wanted: str
+) -> None:
+    assert after(code, "none", True, driver) == wanted
+
+
+NAMES = st.text(st.characters(codec="ascii", exclude_characters="\n\0"), max_size=15)
+
+
+@settings(max_examples=60, deadline=None)
+@given(NAMES, st.sampled_from(("Fatal", "Nonfatal")))
+def test_no_name_of_a_process_changes_the_severity(name: str, severity: str) -> None:
+    text = (
+        f"NVRM: Xid (PCI:0000:5e:00): 145, pid=7, name={name}, RLW_REMAP {severity} XC1 i0 Link 02"
+        " (0x00000082 0x00000001)"
+    )
+    wanted = {"Fatal": "RESET", "Nonfatal": "MONITOR"}[severity]
+    assert kernel_log.action_of(145, text) == wanted
+    assert re.search(kernel_log._FATAL, text) is None or severity == "Fatal"
+
+
+@settings(max_examples=60, deadline=None)
+@given(NAMES)
+def test_no_name_of_a_process_takes_the_drivers_demand_back(name: str) -> None:
+    text = (
+        f"NVRM: Xid (PCI:0000:5e:00): 154, pid=7, name={name}, GPU recovery action changed from"
+        " 0x0 (None) to 0x2 (Node Reboot Required)"
+    )
+    assert kernel_log.action_of(154, text) == "REBOOT"
+
+
+def test_the_lines_of_amds_own_scraper(scan: Scan) -> None:
+    """Recorded with another format of the time."""
+    sample = SAMPLES / "dmesg-amd-node-scraper.txt"
+    text = (
+        "kern  :info  : 2026-01-07T10:00:00,123456-06:00 Linux version 5.15.0\n"
+        "kern  :err   : 2026-01-07T10:02:00,123456-06:00 amdgpu 0000:01:00.0: {14}poison is"
+        " consumed by client 12, kick off gpu reset flow\n"
+        "kern  :err   : 2026-01-07T10:02:01,345678-06:00 amdgpu 0000:02:00.0: amdgpu: Saved"
+        " bad pages 150 reaches threshold value 128\n"
+    )
+    for log in (text, sample.read_text() if sample.exists() else text):
+        worst = {address: action for (_, _, address), action in actions(scan(log)).items()}
+        assert {address: action for address, action in worst.items() if action != "MONITOR"} == {
+            "0000:01:00.0": "RESET", "0000:02:00.0": "ISOLATE",
+        }  # fmt: skip
+
+
+# --- The scan of a log.
 
 
 def actions(output: Output) -> dict[tuple[str, int | None, str | None], str]:
@@ -62,32 +260,32 @@ def actions(output: Output) -> dict[tuple[str, int | None, str | None], str]:
     return {(f.source, f.code, f.pci_address): f.action for f in worst_last}
 
 
-def test_each_line_gets_the_action_that_its_text_asks_for(scan) -> None:
-    output = scan((DATA / "kmsg_faults.txt").read_text())
+def test_sources_codes_and_counts(scan: Scan) -> None:
+    xid = "NVRM: Xid (PCI:0000:3b:00): 31, pid={}, name=python3, Ch 00000008, intr 00000000"
+    lines = (
+        f"[ T1234] {xid.format(4711)}",
+        xid.format(4712),
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 32 egress PRIV error",
+        "NVRM: GPU 0000:5e:00.0: GPU has fallen off the bus.",
+        "amdgpu: qcm fence wait loop timeout expired",
+        "INFO: task nvidia-smi:4711 blocked for more than 120 seconds.",
+        'audit: type=1400 comm="NVRM: Xid (PCI:0000:01:00): 79, amdgpu 0000:01:00.0: GPU hang"',
+    )
+    output = scan(at_99_s(*lines))
     assert actions(output) == {
-        ("xid", 79, "0000:5e:00.0"): "REBOOT",
-        ("nvidia", None, "0000:5e:00.0"): "REBOOT",
         ("xid", 31, "0000:3b:00.0"): "APPLICATION",
-        ("xid", 999, "0000:af:00.0"): "MONITOR",
-        ("xid", 149, "0000:d8:00.0"): "MONITOR",
-        ("xid", 149, "0000:d9:00.0"): "RESET",
-        ("xid", 154, "0000:da:00.0"): "REBOOT",
         ("sxid", 28006, "0000:c1:00.0"): "MONITOR",
         ("sxid", 12028, "0000:c1:00.0"): "RESET",
-        ("amdgpu", None, "0000:05:00.0"): "MONITOR",  # its reset succeeded
-        ("amdgpu", None, None): "MONITOR",  # before it
-        ("amdgpu", None, "0000:c5:00.0"): "MONITOR",  # its ring was reset
-        ("amdgpu", None, "0000:29:00.0"): "REBOOT",  # its reset failed
-        ("amdgpu", None, "0000:49:00.0"): "RESET",
-        ("amdgpu", None, "0000:85:00.0"): "ISOLATE",
-        ("amdgpu", None, "0000:a5:00.0"): "APPLICATION",
+        ("nvidia", None, "0000:5e:00.0"): "REBOOT",
+        ("amdgpu", None, None): "RESET",
     }
     faults, tool = kernel_log.parse(output)
     assert tool == Tool("kernel log", "ok", "dmesg")
-    assert {f.count for f in faults if f.code == 31} == {2}
+    assert {fault.count for fault in faults if fault.code == 31} == {2}
 
 
-def test_a_storm_is_counted_and_hides_nothing(scan) -> None:
+def test_a_storm_is_counted_and_hides_nothing(scan: Scan) -> None:
     line = "[   10.000000] amdgpu 0000:05:00.0: amdgpu: [gfxhub0] no-retry page fault (pasid:{})\n"
     storm = "".join(line.format(number) for number in range(20_000))
     fatal = "[   11.000000] NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.\n"
@@ -97,7 +295,7 @@ def test_a_storm_is_counted_and_hides_nothing(scan) -> None:
     assert {f.source: f.count for f in faults} == {"amdgpu": 20_000, "xid": 1}
 
 
-def test_a_new_load_of_the_driver_ends_what_a_reset_would_have(scan) -> None:
+def test_a_new_load_of_the_driver_ends_what_a_reset_would_have(scan: Scan) -> None:
     load = "[  300.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20\n"
     lines = "".join(
         f"[  {at}.000000] NVRM: Xid (PCI:0000:5e:00): {code}, pid=1\n"
@@ -108,7 +306,7 @@ def test_a_new_load_of_the_driver_ends_what_a_reset_would_have(scan) -> None:
     assert {code for _, code, _ in actions(scan(BOOT + lines + load + after))} == {79, 95}
 
 
-def test_what_the_ring_has_lost_comes_from_the_journal(scan) -> None:
+def test_what_the_ring_has_lost_comes_from_the_journal(scan: Scan) -> None:
     journal = "[    0.000000] node7 kernel: Linux version\n" + (
         "[   10.000000] node7 kernel: NVRM: Xid (PCI:0000:5e:00): 79, pid=1\n"
     )
@@ -121,7 +319,7 @@ def test_what_the_ring_has_lost_comes_from_the_journal(scan) -> None:
 
 
 @pytest.mark.parametrize("journal", [None, ""])
-def test_a_log_that_may_not_be_read_is_not_an_empty_one(scan, journal: str | None) -> None:
+def test_a_log_that_may_not_be_read_is_not_an_empty_one(scan: Scan, journal: str | None) -> None:
     refused = "dmesg: read kernel buffer failed: Operation not permitted\n"
     faults, tool = kernel_log.parse(scan(refused, 1, journal))
     assert (faults, tool) == ((), Tool("kernel log", "failed", "needs root"))
@@ -169,7 +367,7 @@ def test_a_log_that_begins_again_and_again_is_read_once() -> None:
     assert (faults, tool.state, tool.detail) == ((), "ok", "dmesg")
 
 
-def test_every_recorded_log_is_read(scan) -> None:
+def test_every_recorded_log_is_read(scan: Scan) -> None:
     if not SAMPLES.is_dir():
         pytest.skip("no recorded logs here")
     log = (SAMPLES / "dmesg-xid-119.txt").read_text()
@@ -182,7 +380,7 @@ def test_the_table_has_an_action_and_a_source_for_each_code() -> None:
     assert kernel_log.lookup(77777).action == "MONITOR"
 
 
-def node(*faults: KernelFault, log: str = "ok", detail: str = "dmesg", recovery: str = "") -> Gpus:
+def gpus(*faults: KernelFault, log: str = "ok", detail: str = "dmesg", recovery: str = "") -> Gpus:
     return Gpus(
         pci=(PciGpu("0000:5e:00.0", "nvidia", "2330", "nvidia", pci_class="030200"),),
         nvidia=(Gpu(3, "nvidia", "0000:5e:00.0", recovery=recovery or None, recovery_named=True),),
@@ -197,40 +395,36 @@ def fault(code: int, address: str = "0000:5e:00.0", count: int = 1) -> KernelFau
 
 
 @pytest.mark.parametrize(
-    ("seen", "status", "actual", "fix"),
+    ("observed", "status", "actual", "fix"),
     [
-        (node(), "ok", "none", ""),
-        (node(fault(31, count=4)), "ok", "only of applications: Xid 31 GPU memory page fault", ""),
-        (node(fault(63)), "warn", "Xid 63 GPU memory remapping event: gpu 3", "open a case"),
-        (node(fault(400)), "warn", "unknown Xid 400: gpu 3 (0000:5e:00.0)", "open a case"),
-        (node(fault(54)), "fail", "Xid 54 auxiliary power is not connected", "open a case"),
-        (
-            node(fault(63), fault(119, count=2), fault(79, "0000:9b:00.0")),
-            "fail",
-            "Xid 79 GPU has fallen off the bus: 0000:9b:00.0, "
-            "Xid 119 GSP RPC timeout: gpu 3 (0000:5e:00.0), 2 times",
-            "drain and reboot",
-        ),
-        (node(fault(119)), "fail", "Xid 119", "nvidia-smi --gpu-reset -i 0000:5e:00.0"),
-        (node(fault(119), recovery="reset"), "fail", "Xid 119", "nvidia-smi --gpu-reset"),
-        (node(fault(119), recovery="none"), "warn", "Xid 119", "open a case"),
-        (node(fault(79), recovery="none"), "fail", "Xid 79", "reboot"),
-        (node(log="failed", detail="needs root"), "unknown", "kernel log failed: needs root", ""),
-        (node(log="timed out", detail=""), "unknown", "kernel log timed out", ""),
+        (gpus(), "ok", "none", ""),
+        (gpus(fault(31, count=4)), "ok", "only of applications: Xid 31 GPU memory page fault", ""),
+        (gpus(fault(63)), "warn", "Xid 63 GPU memory remapping event: gpu 3", "open a case"),
+        (gpus(fault(400)), "warn", "unknown Xid 400: gpu 3 (0000:5e:00.0)", "open a case"),
+        (gpus(fault(54)), "fail", "Xid 54 auxiliary power is not connected", "open a case"),
+        (gpus(fault(63), fault(119, count=2), fault(79, "0000:9b:00.0")), "fail",
+         "Xid 79 GPU has fallen off the bus: 0000:9b:00.0, "
+         "Xid 119 GSP RPC timeout: gpu 3 (0000:5e:00.0), 2 times", "drain and reboot"),
+        (gpus(fault(119)), "fail", "Xid 119", "nvidia-smi --gpu-reset -i 0000:5e:00.0"),
+        (gpus(fault(119), recovery="reset"), "fail", "Xid 119", "nvidia-smi --gpu-reset"),
+        (gpus(fault(119), recovery="none"), "warn", "Xid 119", "open a case"),
+        (gpus(fault(79), recovery="none"), "fail", "Xid 79", "reboot"),
+        (gpus(log="failed", detail="needs root"), "unknown", "kernel log failed: needs root", ""),
+        (gpus(log="timed out", detail=""), "unknown", "kernel log timed out", ""),
         (Gpus(kernel_log=Tool("kernel log", "failed")), "na", "no GPU on the PCI bus", ""),
     ],
-)
-def test_the_worst_fault_decides(seen: Gpus, status: str, actual: str, fix: str) -> None:
-    result = kernel_faults(seen, POLICY)
+)  # fmt: skip
+def test_the_worst_fault_decides(observed: Gpus, status: str, actual: str, fix: str) -> None:
+    result = kernel_faults(observed, POLICY)
     assert result.status == status
     assert result.actual.startswith(actual)
     assert fix in result.fix
 
 
 def test_a_code_that_the_policy_ignores_is_not_reported() -> None:
-    seen = node(fault(119), fault(63))
-    assert kernel_faults(seen, Policy(xid_ignore=(119,))).status == "warn"
-    assert kernel_faults(seen, Policy(xid_ignore=(63, 119))).status == "ok"
+    observed = gpus(fault(119), fault(63))
+    assert kernel_faults(observed, Policy(xid_ignore=(119,))).status == "warn"
+    assert kernel_faults(observed, Policy(xid_ignore=(63, 119))).status == "ok"
 
 
 FORGED = "0000:3b:00): 79, pid=1, GPU has fallen off the bus."
@@ -260,14 +454,14 @@ FAULT = "segfault at 0 ip 000055d0 sp 00007ffd error 4 in"
         f"process '/x\n[   99.000001] NVRM: Xid (PCI:{FORGED}' started with executable stack",
     ],
 )
-def test_a_process_whose_name_is_a_message_is_no_fault(scan, line: str) -> None:
+def test_a_process_whose_name_is_a_message_is_no_fault(scan: Scan, line: str) -> None:
     assert actions(scan(f"{BOOT}[   99.000001] {line}\n")) == {}
     journal = f"[   99.000001] gpu1 kernel: {line}\n"
     journal = journal.replace("\n[   99.000001] ", "\n" + " " * 28).rstrip(" ")
     assert actions(scan("", 1, f"{BOOT}{journal}")) == {}
 
 
-def test_a_fault_beside_such_a_process_counts(scan) -> None:
+def test_a_fault_beside_such_a_process_counts(scan: Scan) -> None:
     real = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=x[1]: segfault at , GPU has fallen off"
     log = f"[   99.000001] x[1]: {FAULT} x\n[   99.000002] {real}\n"
     assert actions(scan(BOOT + log)) == {("xid", 79, "0000:3b:00.0"): "REBOOT"}
@@ -282,6 +476,6 @@ def test_a_fault_beside_such_a_process_counts(scan) -> None:
         "{1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0",
     ],
 )
-def test_a_fault_in_the_same_moment_as_a_devices_line_counts(scan, first: str) -> None:
+def test_a_fault_in_the_same_moment_as_a_devices_line_counts(scan: Scan, first: str) -> None:
     log = f"[   99.000001] {first}\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n"
     assert actions(scan(BOOT + log))[("xid", 79, "0000:3b:00.0")] == "REBOOT"

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.gpus import facts as pci_gpus
 from nodeready.subjects.gpus.gpu import DeviceFile, PciGpu
 from tests.builders.gpus import ADDRESSES, BUS, SERVER, SWITCHES, h100, pci, switch
+from tests.builders.sections import run_on
 
 
 def test_what_the_bus_shows() -> None:
-    seen = h100().seen()
-    assert seen.pci[0] == PciGpu(
+    observed = h100().observed()
+    assert observed.pci[0] == PciGpu(
         "0000:1b:00.0", "nvidia", "2330", "nvidia", 0, 16, 16, "32.0 GT/s PCIe", "030200"
     )
-    assert (len(seen.pci), seen.nvswitches, seen.driver) == (8, 4, "535.129.03")
-    assert (seen.cuda, seen.fabric_manager) == ("12.2", "running")
-    assert seen.device_files[-1] == DeviceFile("/dev/nvidiactl", "crw-rw-rw-", 0, 0)
-    assert len(seen.gpus[7].links) == 18
+    assert (len(observed.pci), observed.nvswitches, observed.driver) == (8, 4, "535.129.03")
+    assert (observed.cuda, observed.fabric_manager) == ("12.2", "running")
+    assert observed.device_files[-1] == DeviceFile("/dev/nvidiactl", "crw-rw-rw-", 0, 0)
+    assert len(observed.gpus[7].links) == 18
 
 
 @pytest.mark.parametrize(
@@ -56,20 +55,19 @@ def test_a_device_that_no_longer_answers() -> None:
     assert (gpu.pcie_width, gpu.numa_node) == (None, None)
 
 
-@pytest.mark.parametrize("shell_name", ["dash", "busybox ash", "bash --posix"])
-def test_the_script_reads_only_gpus(shell_name: str, tmp_path: Path) -> None:
+# tests/lab/test_units_busybox.py asks the same of busybox.
+@pytest.mark.parametrize("shell", [["sh"], ["bash", "--posix"]], ids=" ".join)
+def test_the_script_reads_only_gpus(shell: list[str], tmp_path: Path) -> None:
     root = tmp_path / "sys/bus/pci/devices"
     text = BUS + "".join(map(switch, SWITCHES)) + SERVER
     text += pci("0000:1b:00.1", device="0x10fa", kind="0x040300", driver="snd_hda_intel")
     text += pci("0000:1b:00.4")  # a virtual function
-    files: dict[Path, list[str]] = {}
+    files: dict[str, str] = {}
     for line in text.splitlines():
-        path, _, rest = line.removeprefix("/sys/bus/pci/devices").rpartition("/")
+        path, _, rest = line.rpartition("/")
         name, _, value = rest.partition(":")
-        files.setdefault(Path(f"{root}{path}") / name, []).append(value)
-    for path, lines in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n")
+        files[f"{path}/{name}"[1:]] = files.get(f"{path}/{name}"[1:], "") + f"{value}\n"
+    run_on(tmp_path, "", shell, files)
     (root / "0000:1b:00.4" / "physfn").symlink_to("../0000:1b:00.0")
     # In sysfs the entry is a link: above it is the port that leads to the GPU.
     port = tmp_path / "sys/devices/pci0000:1a/0000:1a:01.0"
@@ -80,18 +78,13 @@ def test_the_script_reads_only_gpus(shell_name: str, tmp_path: Path) -> None:
     (port / "aer_dev_fatal").write_text(counts)
     (port / "0000:1b:00.0/aer_dev_fatal").write_text(counts.replace("2\n", "0\n"))
     (port / "0000:1b:00.0/aer_dev_nonfatal").write_text("CmpltTO 3\nTOTAL_ERR_NONFATAL 3\n")
-    script = pci_gpus.SECTION.script(Policy()).replace("/sys/", f"{tmp_path}/sys/")
-    script = f"{shell.library('probe')}\n{shell.minify(script)}"
-    done = subprocess.run(
-        [*shell_name.split(), "-c", script], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    found = pci_gpus.parse_pci(Output(done.stdout.replace(str(tmp_path), ""), 0))
-    assert tuple(gpu.address for gpu in found.gpus) == ADDRESSES
-    assert found.nvswitches == 4
-    assert found.gpus[0].driver == "nvidia"
-    assert found.gpus[0].aer == (("nonfatal", "CmpltTO", 3), ("fatal", "SDES", 2))
+    done = run_on(tmp_path, pci_gpus.SECTION.script(Policy()), shell)
+    assert done.returncode == 0
+    bus = pci_gpus.parse_pci(Output(done.stdout, 0))
+    assert tuple(gpu.address for gpu in bus.gpus) == ADDRESSES
+    assert (bus.nvswitches, bus.gpus[0].driver) == (4, "nvidia")
+    assert bus.gpus[0].aer == (("nonfatal", "CmpltTO", 3), ("fatal", "SDES", 2))
     # What is 0 is not sent.
     assert "DLP" not in done.stdout
-    assert {gpu.aer for gpu in found.gpus[1:]} == {()}
+    assert {gpu.aer for gpu in bus.gpus[1:]} == {()}
     assert "0000:03:00.0" not in done.stdout

@@ -1,51 +1,48 @@
-"""Who keeps the clock, which processes no signal ends, and what is installed."""
+"""Who keeps the clock, and which processes no signal ends.
+
+Sources of the rows: chronyc(1), tracking; ntpd's event and status words, refclock_local; munge(7);
+systemd-timesyncd.service(8); timedatectl for the kernel's flag (phc2sys, ptp4l, openntpd).
+"""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.subjects.debug_tools import facts as packages
-from nodeready.subjects.host import processes
+from nodeready.subjects.host import mounts, processes
 from tests.builders.host import TRACKING, clock, judged, node, wrong
+from tests.builders.sections import run_on
+from tests.cases import cases
 
-NONE = clock("none", "")
-NTPQ = 'associd=0 status={} {},\nversion="ntpd 4.2.8", leap=00, stratum=3, offset=-0.250'
+NTPQ = 'associd=0 status=0615 {},\nversion="ntpd 4.2.8", leap=00, stratum={}, refid={}, offset={}'
 
 
-@pytest.mark.parametrize(
-    ("said", "status", "source", "offset_ms"),
-    [
-        (clock("timesyncd", "synchronized"), "ok", "systemd-timesyncd", None),
-        (clock("timesyncd", "waiting") + NONE, "fail", "systemd-timesyncd", None),
-        (clock("timesyncd", "waiting") + clock("timedatectl", "NTP=yes\nNTPSynchronized=yes")
-         + NONE, "ok", "systemd-timesyncd", None),
-        (clock("chronyc", TRACKING), "ok", "chrony", -0.123),
-        (clock("chronyc", TRACKING.replace("0.000123456 seconds slow", "1.5 seconds fast")),
-         "warn", "chrony", 1500.0),
-        (clock("chronyc", TRACKING.replace("Normal", "Not synchronised")), "fail", "chrony",
-         -0.123),
-        (clock("chronyc", "506 Cannot talk to daemon", 1), "fail", "chrony", None),
-        (clock("chronyc", "", 124), "unknown", "chrony", None),
-        (clock("chronyc", "Kein Zugriff", 1), "unknown", "chrony", None),
-        ("clock=chronyc\n", "unknown", "none", None),
-        (clock("ntpq", NTPQ.format("0615", "leap_none, sync_ntp")), "ok", "ntpd", -0.25),
-        (clock("ntpq", NTPQ.format("c016", "leap_alarm, sync_unspec")), "fail", "ntpd", -0.25),
-        (clock("ntpq", "ntpq: read: Connection refused", 1), "fail", "ntpd", None),
-        (NONE, "warn", "none", None),
-        (clock("timedatectl", "NTP=no\nNTPSynchronized=yes") + NONE, "ok", "kernel", None),
-        (clock("timedatectl", "NTP=no\nNTPSynchronized=no") + NONE, "warn", "none", None),
-        (clock("timedatectl", "", 124) + NONE, "unknown", "none", None),
-        ("", "unknown", "none", None),
-        ("clock=x\n" * 20000, "unknown", "none", None),
-        (clock("chronyc", "Leap status :" + " " * 90000 + "\x1b[2J"), "unknown", "chrony", None),
-    ],
-)  # fmt: skip
-def test_the_clock(said: str, status: str, source: str, offset_ms: float | None) -> None:
-    seen = node(clock_said=said)
-    assert judged(seen)["clock"].status == status
-    assert (seen.clock.source, seen.clock.offset_ms) == (source, offset_ms)
-    assert wrong(seen, Policy(clock="any")) == {}
+def tracking(changes: dict[str, str]) -> str:
+    """chronyc's answer with other values of these names."""
+    text = TRACKING
+    for name, value in changes.items():
+        text = re.sub(rf"(?m)^({name} *:).*", rf"\1 {value}", text)
+    return clock("chronyc", text)
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/host/clocks.json"))
+def test_the_clock(case: dict[str, Any]) -> None:
+    text = case.get("text", "".join(clock(*printed) for printed in case.get("printed", ())))
+    if "tracking" in case:
+        text = tracking(case["tracking"])
+    if "ntpq" in case:
+        text = clock("ntpq", NTPQ.format(*case["ntpq"]))
+    observed, status = node(clock_text=text), case["status"]
+    assert wrong(observed) == ({} if status == "ok" else {"clock": status})
+    assert wrong(observed, Policy(clock="any")) == {}
+    assert observed.clock.source == case.get("source", observed.clock.source)
+    assert observed.clock.offset_ms == case.get("offset_ms", observed.clock.offset_ms)
+    actual = judged(observed)["clock"].actual
+    assert actual == case.get("actual", actual)
 
 
 def line(pid: int, name: str, state: str, parent: int = 1, cpu: int = 5) -> str:
@@ -75,12 +72,11 @@ STUCK = line(42, "python3 (D) x", "D")
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "actual"),
+    ("printed", "status", "actual"),
     [
         (looked(""), "ok", "none"),
         (looked(STUCK, STUCK, "/proc/42/wchan:rpc_wait_bit_killable\n" + sched(75)), "fail",
          "python3 (D) x (pid 42) in rpc_wait_bit_killable for 75 s"),
-        (looked(STUCK, STUCK, sched(5)), "warn", "python3 (D) x (pid 42) for 5 s"),
         (looked(STUCK, STUCK, sched(2)), "warn", "python3 (D) x (pid 42) for 2 s"),
         # A busy machine's own wait, for memory or a disk.
         (looked(STUCK, STUCK, sched(1)), "ok", "none"),
@@ -96,8 +92,8 @@ STUCK = line(42, "python3 (D) x", "D")
         (looked("1 (x\n2 (x) D\n3 (x) D 1 2 3\n", "(" * 90000 + "\n"), "ok", "none"),
     ],
 )  # fmt: skip
-def test_processes_that_no_signal_ends(said: str, status: str, actual: str | None) -> None:
-    result = judged(node(processes=said))["stuck"]
+def test_processes_that_no_signal_ends(printed: str, status: str, actual: str | None) -> None:
+    result = judged(node(processes=printed))["stuck"]
     assert result.status == status
     assert actual in (None, result.actual)
 
@@ -151,35 +147,30 @@ def test_what_is_too_much_to_look_at_is_counted() -> None:
 
 
 def test_many_zombies_name_their_parent() -> None:
-    said = "zombies={}\nunseen=0\nreaps_7=40\nreaps_9=10\nparent_7=launcher\n"
-    result = judged(node(processes=looked(said.format(50))))["zombies"]
+    printed = "zombies={}\nunseen=0\nreaps_7=40\nreaps_9=10\nparent_7=launcher\n"
+    result = judged(node(processes=looked(printed.format(50))))["zombies"]
     assert result.status == "warn"
     assert result.actual == "50: 40 of launcher (pid 7); 10 of ? (pid 9)"
-    assert judged(node(processes=looked(said.format(49))))["zombies"].status == "ok"
+    assert judged(node(processes=looked(printed.format(49))))["zombies"].status == "ok"
 
 
 def test_the_marks_of_both_scripts_agree() -> None:
     """An earlier look is recognised by the format that it gave to stat."""
-    from nodeready.subjects.host import mounts
-
     assert f"'{processes.MARK}%S" in mounts.script(Policy())
     assert f"*'{processes.MARK}'*' %n '*" in processes.SCRIPT
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
-    [
-        ("", {}),
-        ("packages=end\n", {}),
-        ("packages=rpm\nglibc 2.34-83.el9\npackage gdb is not installed\n"
-         "slurm-slurmd 23.11.4-1.el9\npackages=end", {"glibc": "2.34-83.el9",
-                                                       "slurm": "23.11.4-1.el9"}),
-        ("packages=apk\nP:musl\nV:1.2.5-r0\n--\nP:python3\nV:3.12.3-r1\n",
-         {"glibc": "1.2.5-r0", "python3": "3.12.3-r1"}),
-        ("packages=dpkg\nPackage: python3\nStatus: install ok installed\nVersion: 3.10.6-1\n"
-         "\nPackage: python3-foo\nVersion: 9\n", {"python3": "3.10.6-1"}),
-        ("packages=dpkg\nPackage: python3\nVersion:", {}),
-    ],
-)  # fmt: skip
-def test_versions_of_packages(said: str, found: dict[str, str]) -> None:
-    assert packages.parse_versions(said) == found
+    "counts", ["zombies=x\nunseen=0\n", "zombies=0\nunseen=\n", "zombies=-1\n"]
+)
+def test_counts_that_make_no_sense_are_no_look(counts: str) -> None:
+    results = wrong(node(processes=f"processes=1\n{counts}processes=end\n"))
+    assert results == {"stuck": "unknown", "zombies": "unknown"}
+
+
+@pytest.mark.parametrize("shell", [["sh"], ["bash"]], ids=" ".join)
+def test_without_awk_the_processes_are_not_looked_at(shell: list[str], tmp_path: Path) -> None:
+    """A killed awk, or more processes than the kernel takes arguments for, finds none."""
+    files = {"bin/awk": "#!/bin/sh\nexit 126\n", "proc/self/status": "Uid:\t0\t0\t0\t0\n"}
+    done = run_on(tmp_path, processes.SCRIPT, shell, files)
+    assert not processes.parse(done.stdout).looked

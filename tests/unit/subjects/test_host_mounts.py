@@ -1,22 +1,34 @@
-"""Which mounts are looked at, what they answer, and what is made of that."""
+"""Which mounts are looked at, what they answer, and what is wrong with them.
+
+Sources of the rows: proc_pid_mounts(5); fstab(5), systemd.mount(5); errno(3), "Cannot send after
+transport endpoint shutdown" is Lustre's eviction; ostree and composefs: an image is the root;
+statfs(2).
+"""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nodeready import shell
 from nodeready.policy import Policy
+from nodeready.subjects.base import Output
+from nodeready.subjects.host import facts as host
 from nodeready.subjects.host import mounts
-from tests.builders.host import FILES, MOUNTS, judged, node, wrong
+from tests.builders.host import FILES, MOUNTS, judged, lines, node, wrong
+from tests.cases import cases
 
 TABLE = FILES["/proc/self/mounts"]
+ROOT_LINE = "/dev/sda1 / ext4 rw,relatime 0 0"
+ROOT = "nr_fs=4096 1000000 600000 550000 65536 60000 /\n"
+SHM = "nr_fs=4096 262144 262144 262144 262144 262143 /dev/shm\n"
 HOME = "nr_fs=1048576 1000000 200 200 0 0 /home\n"
 
 
-def asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[str]:
+def mounts_asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[str]:
     """The mounts that the script would ask, alone or (+) together, without asking any."""
     path = tmp_path / "mounts"
     path.write_text(table)
@@ -28,7 +40,7 @@ def asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith(("/", "+/"))]
 
 
-@pytest.mark.parametrize("sh", ["dash", "bash"])
+@pytest.mark.parametrize("sh", ["sh", "bash"])
 @pytest.mark.parametrize(
     ("table", "chosen"),
     [
@@ -57,7 +69,7 @@ def asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[str]:
 )  # fmt: skip
 def test_which_mounts_are_asked(tmp_path: Path, table: str, chosen: list[str], sh: str) -> None:
     policy = Policy(mounts=("/opt/img", "/data x"))
-    assert asked(tmp_path, table + "\n", policy, sh) == chosen
+    assert mounts_asked(tmp_path, table + "\n", policy, sh) == chosen
 
 
 def test_free_space_is_as_df_counts_it() -> None:
@@ -66,96 +78,95 @@ def test_free_space_is_as_df_counts_it() -> None:
     assert (shm.size_mb, home.inodes_free_percent, home.network) == (1024, None, True)
 
 
-@pytest.mark.parametrize(
-    ("said", "rc", "check", "status", "words"),
-    [
-        (MOUNTS.replace(HOME, ""), 0, "dead_mounts", "fail", "/home (nas:/home, nfs4): hung"),
-        (
-            MOUNTS.replace(
-                HOME,
-                "stat: cannot read file system information for '/home': Stale file handle\n",
-            ),
-            0, "dead_mounts", "fail", "stale, Stale file handle",
-        ),
-        (
-            MOUNTS.replace(HOME, "stat: can't read file system information for '/home': "
-                           "Permission denied\n"),
-            0, "dead_mounts", "unknown", "Permission denied",
-        ),
-        (MOUNTS.replace(HOME + "mounts=end\n", ""), None, "dead_mounts", "unknown", "cut off"),
-        (MOUNTS.replace("nr_fs=4096 1000000 600000 550000", "nr_fs=4096 1000000 52000 2000"), 0,
-         "space", "fail", "/: 0.2 % free"),
-        (MOUNTS.replace("65536 60000 /", "65536 3000 /"), 0, "inodes", "fail", "/: 4.6 % free"),
-        # A full network file system is not this node's trouble.
-        (MOUNTS.replace("1000000 200 200", "1000000 0 0"), 0, "space", "ok", "57.9 % on /"),
-        (MOUNTS.replace("asked=/home\n" + HOME, "over=/home\n"), 0, "dead_mounts", "unknown",
-         "more than"),
-    ],
-)  # fmt: skip
-def test_what_a_mount_answers(
-    said: str, rc: int | None, check: str, status: str, words: str
-) -> None:
-    seen = node(mounts=said, slow_rc=rc)
-    result = judged(seen)[check]
-    assert result.status == status
-    assert words in result.actual
-    assert wrong(seen) == ({check: status} if status != "ok" else {})
+@pytest.mark.parametrize("case", cases(__file__, "data/host/mounts.json"))
+def test_a_system(case: dict[str, Any]) -> None:
+    """The kernel's table (root: the line of /, more: other lines), fstab, and the answers.
+
+    stat: a network mount and its error; local: one more mount, that answers as / does.
+    """
+    policy = Policy(**{
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in case.get("policy", {}).items()
+    })  # fmt: skip
+    table = TABLE.replace(ROOT_LINE, case.get("root", ROOT_LINE))
+    table += "".join(f"\n{line}" for line in case.get("more", "").splitlines())
+    answers = MOUNTS
+    if "stat" in case:
+        path, error = case["stat"]
+        answer = f"stat: cannot read file system information for '{path}': {error}\n"
+        answers = answers.replace(f"asked=/home\n{HOME}", f"asked={path}\n{answer}")
+    if "local" in case:
+        path = case["local"]
+        answers = answers.replace(ROOT, f"{ROOT}asked={path}\n{ROOT.replace(' /', f' {path}')}")
+    for old, new in case.get("replace", ()):
+        assert old in answers
+        answers = answers.replace(old, new)
+    files = {"/proc/self/mounts": table, "/etc/fstab": case.get("fstab", FILES["/etc/fstab"])}
+    observed = node(files, mounts=answers, slow_rc=case.get("rc", 0), policy=policy)
+    expected = {name: verdict.partition(": ") for name, verdict in case["wrong"].items()}
+    assert wrong(observed, policy) == {name: status for name, (status, _, _) in expected.items()}
+    for name, (_, _, words) in expected.items():
+        assert words in judged(observed, policy)[name].actual
 
 
-def test_a_local_file_system_that_hangs_leaves_no_room_for_a_pass() -> None:
-    seen = node(mounts="mounts=begin\nasked=/\nasked=/dev/shm\n", slow_rc=None)
-    found = wrong(seen)
-    assert found == {"dead_mounts": "fail", "space": "unknown", "inodes": "unknown",
-                     "shm": "unknown"}  # fmt: skip
-
-
-@pytest.mark.parametrize("said", ["", "mounts", "\x1b[2J" * 99, "Segmentation fault\n"])
-def test_a_look_that_never_came_to_the_mounts_is_unknown(said: str) -> None:
-    found = wrong(node(mounts=said, slow_rc=None))
-    assert found == dict.fromkeys(("dead_mounts", "space", "inodes", "shm"), "unknown")
+@pytest.mark.parametrize("answers", ["", "mounts", "\x1b[2J" * 99, "Segmentation fault\n"])
+def test_a_look_that_never_came_to_the_mounts_is_unknown(answers: str) -> None:
+    results = wrong(node(mounts=answers, slow_rc=None))
+    assert results == dict.fromkeys(("dead_mounts", "space", "inodes", "shm"), "unknown")
 
 
 @pytest.mark.parametrize(
-    ("table", "fstab", "expected"),
+    "line",
     [
-        (TABLE.replace("ext4 rw", "ext4 ro"), FILES["/etc/fstab"], {"read_only": "fail"}),
-        (TABLE.replace("ext4 rw", "ext4 ro"), "UUID=1 / ext4 defaults,ro 0 1", {}),
-        (TABLE.replace("ext4 rw", "ext4 ro"), "", {}),
-        (TABLE.replace("ext4 rw", "ext4 rw,emergency_ro"), "", {"read_only": "fail"}),
-        (TABLE.replace("nfs4 rw", "nfs4 ro"), FILES["/etc/fstab"], {}),
-        (TABLE, "nas:/x /x nfs nofail 0 0", {"mounts": "warn"}),
-        (TABLE, "/dev/sdx /mnt ext4 nofail 0 0\n/dev/cdrom /media udf noauto 0 0", {}),
-        (TABLE, "/dev/sdx /mnt ext4 defaults 0 0", {"mounts": "warn"}),
+        "nas:/x /n nfs rw,vers=3 0 0",
+        "10.0.0.1@o2ib:/fs /n lustre rw,flock,lazystatfs 0 0",
+        "fs1 /n gpfs rw,relatime 0 0",
+        "beegfs_nodev /n beegfs rw,relatime,cfgFile=/etc/beegfs/client.conf 0 0",
+        "10.0.0.1:6789:/ /n ceph rw,noatime 0 0",
+        "//nas/x /n cifs rw,relatime 0 0",
+        "backend/fs /n wekafs rw 0 0",
+        "hostshare /n 9p rw,trans=virtio 0 0",
+        "share /n virtiofs rw 0 0",
+        "s3fs /n fuse.s3fs rw,user_id=0 0 0",
+        "cvmfs2 /n fuse ro,user_id=0 0 0",
+        "stornext /n cvfs rw 0 0",
     ],
+    ids=lambda line: line.split()[2],
 )
-def test_what_fstab_tells_of_a_mount(table: str, fstab: str, expected: dict[str, str]) -> None:
-    assert wrong(node({"/proc/self/mounts": table, "/etc/fstab": fstab})) == expected
+def test_a_network_file_system_that_hangs(line: str) -> None:
+    for answer, expected in (
+        ("nr_fs=4096 100 1 1 0 0 /n\n", {}),
+        ("", {"dead_mounts": "fail"}),
+    ):
+        answers = MOUNTS.replace("mounts=end", f"asked=/n\n{answer}mounts=end")
+        assert wrong(node({"/proc/self/mounts": f"{TABLE}\n{line}"}, mounts=answers)) == expected
 
 
-@pytest.mark.parametrize(
-    ("policy", "table", "expected"),
-    [
-        (Policy(mounts=("/home",)), TABLE, {}),
-        (Policy(mounts=("/scratch", "/home")), TABLE, {"mounts": "fail"}),
-        (Policy(mounts=("/h",)), TABLE + "\nmap /h autofs rw 0 0", {}),
-        (Policy(mounts=("/a b",)), TABLE + "\n/dev/sdb /a\\040b ext3 rw 0 0",
-         {"dead_mounts": "unknown", "space": "unknown", "inodes": "unknown"}),
-        (Policy(shm_min_mb=1024), TABLE, {}),
-        (Policy(shm_min_mb=1025), TABLE, {"shm": "fail"}),
-        (Policy(), TABLE.replace("/dev/shm", "/run/shm"), {"shm": "fail"}),
-        (Policy(disk_free_percent=58), TABLE, {"space": "fail"}),
-        (Policy(disk_free_percent=0), TABLE, {}),
-    ],
-)  # fmt: skip
-def test_what_the_policy_asks_of_mounts(
-    policy: Policy, table: str, expected: dict[str, str]
-) -> None:
-    assert wrong(node({"/proc/self/mounts": table}, policy=policy), policy) == expected
+def test_shared_memory_that_is_read_only_or_elsewhere() -> None:
+    table = TABLE.replace("tmpfs rw,nosuid", "tmpfs ro,nosuid")
+    answers = MOUNTS.replace(SHM, "").replace("asked=/dev/shm\n", "")
+    observed = node({"/proc/self/mounts": table}, mounts=answers)
+    assert wrong(observed) == {"shm": "fail"}
+    assert judged(observed)["shm"].actual == "read-only"
+    elsewhere = TABLE.replace("/dev/shm", "/run/shm")
+    assert wrong(node({"/proc/self/mounts": elsewhere})) == {"shm": "fail"}
+
+
+def test_a_table_that_cannot_be_read_leaves_no_room_for_a_pass() -> None:
+    files = {name: text for name, text in FILES.items() if name != "/proc/self/mounts"}
+    outputs = {
+        "host": Output(f"localtime=Etc/UTC\n{lines(files)}", 0),
+        "host_slow": Output("mounts=begin\nmounts=local\nmounts=end\n", 0),
+        "sysctl": Output("", 0),
+    }
+    results = wrong(host.parse(outputs, Policy()))
+    names = ("mounts", "dead_mounts", "read_only", "space", "inodes", "shm")
+    assert {name: results.get(name) for name in names} == dict.fromkeys(names, "unknown")
 
 
 def test_hostile_answers_stay_data() -> None:
     evil = MOUNTS.replace(HOME, f"nr_fs={'9' * 20} {'9' * 20} 1 1 1 1 /home\n")
     evil += "asked=/$(reboot)\nnr_fs=1 2 3\nnr_fs=0 0 0 0 0 0 /\x1b[2J\n" + "stat: '/'': " * 9999
-    seen = node(mounts=evil)
-    assert {mount.path for mount in seen.mounts} == {"/", "/dev/shm", "/home"}
-    assert wrong(seen) == {}
+    observed = node(mounts=evil)
+    assert {mount.path for mount in observed.mounts} == {"/", "/dev/shm", "/home"}
+    assert wrong(observed) == {}

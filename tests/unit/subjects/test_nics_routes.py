@@ -19,22 +19,13 @@ from tests.builders.nics import (
     gpu_node,
     node,
     proc,
+    route,
     text,
-    v4,
-    v6,
     wrong,
 )
 
-PEERS = (
-    "10.1.0.7",
-    "10.1.0.8",
-    "10.1.0.9",
-    "10.9.0.8",
-    "172.30.0.1",
-    "gpu01",
-    "127.0.0.1",
-    "fe80::1",
-)
+PEERS = ("10.1.0.7", "10.1.0.8", "10.1.0.9", "10.9.0.8", "172.30.0.1", "gpu01", "127.0.0.1",
+         "fe80::1")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -50,60 +41,47 @@ PEERS = (
         (("10.1.0.0/16 zz",), PEERS, ()),
         (("fd00::/64 a", "::/0 b"), ("fd00::5", "fd00::6", "2001:db8::1"), ("a", "b")),
     ],
-)  # fmt: skip
+)
 def test_the_narrowest_route_reaches_a_peer(
     routes: tuple[str, ...], addresses: tuple[str, ...], via: tuple[str, ...]
 ) -> None:
-    lines = []
-    for route in routes:
-        network, interface, *metric = route.split()
-        make = v6 if ":" in network else v4
-        lines.append(make(interface, network, metric=int(metric[0]) if metric else 0))
-    seen = node(dict.fromkeys("abc", PORT), routes=tuple(lines))
-    assert nics.reaching(seen, addresses) == via
+    observed = node(dict.fromkeys("abc", PORT), routes=routes)
+    assert nics.reaching(observed, addresses) == via
     if via:
-        assert nics.with_peers(seen, addresses).nccl_socket_ifname == via[0]
+        assert nics.with_peers(observed, addresses).nccl_socket_ifname == via[0]
 
 
 def test_a_nodes_own_networks_are_no_way_to_the_others() -> None:
-    interfaces = {"eth0": PORT, "usb1": BMC, "br1": CNI, "flannel.1": UP}
-    seen = node(
-        {name: dict(one) for name, one in interfaces.items()},
-        routes=(
-            v4("eth0", "10.1.0.0/16"),
-            v4("usb1", "192.168.31.0/24"),
-            v4("br1", "10.244.7.0/24"),
-            v4("flannel.1", "10.244.0.0/16"),
-        ),
+    observed = node(
+        {"eth0": PORT, "usb1": BMC, "br1": CNI, "flannel.1": UP},
+        routes=("10.1.0.0/16 eth0", "192.168.31.0/24 usb1", "10.244.7.0/24 br1",
+                "10.244.0.0/16 flannel.1"),
         own=("10.1.0.7", "192.168.31.7", "10.244.7.1"),
-    )
+    )  # fmt: skip
     everyones = ("10.1.0.7", "192.168.31.7", "10.244.7.1", "10.1.0.8", "10.244.8.1", "10.244.9.1")
-    assert nics.reaching(seen, everyones) == ("eth0",)
-    assert wrong(nics.with_peers(seen, everyones)) == {}
+    assert nics.reaching(observed, everyones) == ("eth0",)
+    assert wrong(nics.with_peers(observed, everyones)) == {}
 
 
 def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
-    networks = ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "10.1.2.0/30",
-                "10.1.2.128/25", "10.2.0.0/16", "10.1.2.3/32", "192.168.0.0/24"]  # fmt: skip
-    names = [f"n{at % 4}" for at in range(len(networks))]
-    seen = node(
-        {name: dict(PORT) for name in names},
-        routes=tuple(v4(name, network) for name, network in zip(names, networks, strict=True)),
-    )
+    networks = ("0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "10.1.2.0/30",
+                "10.1.2.128/25", "10.2.0.0/16", "10.1.2.3/32", "192.168.0.0/24")  # fmt: skip
+    names = {network: f"n{index % 4}" for index, network in enumerate(networks)}
+    routes = tuple(f"{network} {name}" for network, name in names.items())
+    observed = node(dict.fromkeys(names.values(), PORT), routes=routes)
     addresses = tuple(
         f"{a}.{b}.2.{c}" for a in (10, 11) for b in range(4) for c in range(0, 250, 3)
     )
     expected: dict[str, int] = {}
     for address in addresses:
-        hits = [
-            (ipaddress.ip_network(network).prefixlen, name)
-            for name, network in zip(names, networks, strict=True)
-            if ipaddress.ip_address(address) in ipaddress.ip_network(network)
-        ]
-        name = max(hits)[1]
+        narrowest = max(
+            (network for network in map(ipaddress.ip_network, networks)
+             if ipaddress.ip_address(address) in network),
+            key=lambda network: network.prefixlen,
+        )  # fmt: skip
+        name = names[str(narrowest)]
         expected[name] = expected.get(name, 0) + 1
-    found = nic.reached(seen.routes, addresses)
-    assert found == expected
+    assert nic.reached(observed.routes, addresses) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,52 +98,58 @@ def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
 def test_the_interface_for_nccl(
     changed: dict[str, dict[str, object]], peers: tuple[str, ...], name: str | None
 ) -> None:
-    seen = nics.with_peers(gpu_node(changed), peers)
-    found, reason = socket_ifname(seen)
-    assert found == seen.nccl_socket_ifname == name
+    observed = nics.with_peers(gpu_node(changed), peers)
+    chosen, reason = socket_ifname(observed)
+    assert chosen == observed.nccl_socket_ifname == name
     assert reason
 
 
 def test_interfaces_in_one_subnet_cannot_be_told_apart() -> None:
     rails = {f"eth{at}": dict(PORT) for at in range(4)}
-    seen = node(rails, routes=tuple(v4(name, "10.1.0.0/16") for name in rails), own=("10.1.0.7",))
-    assert {seen.interfaces[name].addresses for name in rails} == {None}
-    assert seen.configured().keys() == rails.keys()
-    assert socket_ifname(seen)[0] is None
+    observed = node(
+        rails, routes=tuple(f"10.1.0.0/16 {name}" for name in rails), own=("10.1.0.7",)
+    )
+    assert {observed.interfaces[name].addresses for name in rails} == {None}
+    assert observed.configured().keys() == rails.keys()
+    assert socket_ifname(observed)[0] is None
+
+
+NARROW = route("10.0.0.0/8 eth0")
 
 
 @pytest.mark.parametrize(
     "line",
     [
         "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT",
-        v4("*", "10.0.0.0/8", flags=0x201),
-        v4("eth0", "10.0.0.0/8", flags=0),
-        v4("lo", "10.0.0.0/8"),
-        v4("eth0", "10.0.0.0/8").replace("000000FF", "000000F1"),
-        v4("eth0", "10.0.0.0/8").replace("000000FF", "00FF00FF"),
-        v4("eth0", "10.0.0.0/8")[:20],
-        v4("eth0", "10.0.0.0/8", metric=10**12),
-        v6("eth0", "fd00::/64", flags=0x80200001),
-        v6("eth0", "::/0", flags=0x200 | 1),
-        v6("eth0", "fd00::/64")[:70],
+        route("10.0.0.0/8 * 0 0x201"),
+        route("10.0.0.0/8 eth0 0 0"),
+        route("10.0.0.0/8 lo"),
+        NARROW.replace("000000FF", "000000F1"),
+        NARROW.replace("000000FF", "00FF00FF"),
+        NARROW[:20],
+        route("10.0.0.0/8 eth0 1000000000000"),
+        route("fd00::/64 eth0 256 0x80200001"),
+        route("::/0 eth0 256 0x201"),
+        route("fd00::/64 eth0")[:70],
         "\x1b[2J \udcff eth0",
         "",
     ],
 )
 def test_what_is_no_route_of_this_node(line: str) -> None:
-    assert node({"eth0": dict(PORT)}, routes=(line,)).routes == ()
+    outputs = {
+        "nics": Output(text({"eth0": dict(PORT)}), 0),
+        "nic_routes": Output(proc((line,)), 0),
+    }
+    assert nics.parse(outputs, POLICY).routes == ()
 
 
 def test_thousands_of_routes_of_containers_are_cut() -> None:
-    lines = tuple(
-        v4("eth0", f"10.{a}.{b}.0/26", "10.0.0.9") for a in range(20) for b in range(200)
-    )
-    seen = node({"eth0": dict(PORT)}, routes=(v4("eth0", "0.0.0.0/0", "10.0.0.1"), *lines))
-    assert len(seen.routes) == 256
-    assert seen.default_interface == "eth0"
+    lines = tuple(f"10.{a}.{b}.0/26 eth0" for a in range(20) for b in range(200))
+    observed = node({"eth0": dict(PORT)}, routes=("0.0.0.0/0 eth0", *lines))
+    assert (len(observed.routes), observed.default_interface) == (256, "eth0")
     outputs = {
         "nics": Output(text({"eth0": dict(PORT)}), 0),
-        "nic_routes": Output(proc((v4("eth0", "0.0.0.0/0", "10.0.0.1"),)), None, truncated=True),
+        "nic_routes": Output(proc((route("0.0.0.0/0 eth0"),)), None, truncated=True),
     }
     cut = nics.parse(outputs, POLICY)
     assert (cut.routes_cut, cut.default_interface) == (True, "eth0")

@@ -13,12 +13,12 @@ IDS = ["ptrace.scope", "ptrace.selinux", "limits.core"]
 
 
 def test_a_known_finding_is_waived_and_keeps_what_was_seen():
-    for found in (
+    for finding in (
         fail("ptrace.scope", "0", "1", "/etc/x:1", "edit it"),
         fixable("ptrace.scope", "0", "1", "/etc/x:1"),
         warn("ptrace.scope", "0", "1", "/etc/x:1", "edit it"),
     ):
-        (result,) = waive([found], WANT)
+        (result,) = waive([finding], WANT)
         assert (result.status, result.expected, result.actual) == ("waived", "0", "1")
         assert (result.source, result.fix) == ("/etc/x:1", "waived: ticket 4711")
         assert reason(result) == "ticket 4711"
@@ -27,13 +27,13 @@ def test_a_known_finding_is_waived_and_keeps_what_was_seen():
 
 
 def test_nothing_else_is_waived():
-    others = [
+    findings = [
         ok("ptrace.scope", "0"),
         unknown("ptrace.scope", "timed out"),
         fail("ptrace.selinux", "off", "on"),
     ]
-    assert waive(others, WANT) == others
-    assert waive(others, Policy()) == others
+    assert waive(findings, WANT) == findings
+    assert waive(findings, Policy()) == findings
 
 
 def test_a_waiver_of_no_check_is_a_problem_that_says_what_was_meant():

@@ -1,0 +1,256 @@
+"""AMD's parts as their tools of several versions show them.
+
+Composed in the form of amd-smi 23 (ROCm 5.7), 24 (ROCm 6.0) and 25 (ROCm 6.4), and of rocm-smi of
+ROCm 5 and 6: ROCm/amdsmi, amdsmi_commands.py; rocm_smi_lib, rocm_smi.py; telegraf's recordings.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from nodeready.lab import amd
+from nodeready.subjects.base import Output
+from nodeready.subjects.result import Result
+from tests.builders.gpus import Node, pci
+
+BUSES = ("05", "29", "49", "65")
+DRIVER = "/sys/bus/pci/drivers/amdgpu"
+FILES = "\n".join(
+    f"crw-rw-rw- 1 0 0 226, {n} Jan  6 09:00 /dev/{name}"
+    for n, name in enumerate(("kfd", "dri/renderD128"))
+)
+LOG = Output("scan=dmesg\nstatus=0\nlines=9\nbegins=0\nend=dmesg\n", 0)
+
+BEFORE = "have=amd-smi\nhave=rocm-smi\nversion=6.12.12\n"
+
+Json = dict[str, Any]
+
+
+class Part:
+    """One kind of GPU: PCI device id, name, class, generation of PCIe, RAS, memory in GB."""
+
+    def __init__(self, device: str, name: str, **more: Any) -> None:
+        self.device, self.name = device, name
+        self.kind: str = more.get("kind", "0x120000")
+        self.speed: int = more.get("speed", 32)
+        self.width: int = more.get("width", 16)
+        self.ras: bool = more.get("ras", True)
+        self.gigabytes: int = more.get("gigabytes", 64)
+        self.edge: bool = more.get("edge", False)
+        self.links: bool = more.get("links", True)
+
+
+#: A board with a display, a chip of its memory beside it, and no RAS.
+RADEON: Json = {"kind": "0x030000", "speed": 16, "ras": False, "edge": True, "links": False}
+OLDER: Json = {"speed": 16, "edge": True}
+VEGA: Json = {**OLDER, "kind": "0x038000", "gigabytes": 32}
+PARTS = {
+    "MI50": Part("0x66a1", "AMD Instinct MI50", **VEGA),
+    "MI100": Part("0x738c", "AMD Instinct MI100", **VEGA),
+    "MI210": Part("0x740f", "AMD Instinct MI210", **OLDER),
+    "MI250": Part("0x740c", "AMD Instinct MI250", **OLDER),
+    "MI300A": Part("0x74a0", "AMD Instinct MI300A", width=0, gigabytes=128),
+    "MI300X": Part("0x74a1", "AMD Instinct MI300X", gigabytes=192),
+    "MI325X": Part("0x74a5", "AMD Instinct MI325X", gigabytes=256),
+    "MI355X": Part("0x75a3", "AMD Instinct MI355X", gigabytes=288),
+    "MI300X VF": Part("0x74b5", "AMD Instinct MI300X VF", gigabytes=192),
+    "RX 6700": Part("0x73df", "AMD Radeon RX 6700 XT", **RADEON, width=1, gigabytes=12),
+    "RX 7600": Part("0x7480", "AMD Radeon RX 7600", **RADEON, width=8, gigabytes=8),
+    "RX 7900": Part("0x744c", "AMD Radeon RX 7900 XTX", **RADEON, gigabytes=24),
+    "W7900": Part("0x7448", "AMD Radeon PRO W7900", **RADEON, gigabytes=48),
+}
+UNSUPPORTED = "AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported"
+BLOCKS = ("UMC", "SDMA", "GFX", "MMHUB", "PCIE_BIF", "HDP", "XGMI_WAFL")
+
+
+def unit(value: float | str, word: str) -> Any:
+    return {"value": value, "unit": word} if not isinstance(value, str) else value
+
+
+def documents_25(part: Part) -> dict[str, list[Json]]:
+    """amd-smi 25 as the lab's stand-in prints it, with what this part has of it."""
+    na = "N/A"
+    static: Json = {
+        "asic": {"market_name": part.name, "device_id": part.device},
+        "bus": {"max_pcie_width": max(part.width, 16) if part.width else 0,
+                "max_pcie_speed": unit(part.speed, "GT/s")},
+        "limit": {"slowdown_edge_temperature": unit(100, "C") if part.edge else na},
+        "vram": {"size": unit(part.gigabytes * 1024, "MB")},
+    }  # fmt: skip
+    metric: Json = {
+        "temperature": {"edge": unit(44, "C") if part.edge else na},
+        "pcie": {"width": part.width, "speed": unit(part.speed if part.ras else 2.5, "GT/s")},
+        "mem_usage": {"total_vram": unit(part.gigabytes * 1024, "MB")},
+    }
+    if not part.ras:
+        static["ras"] = {"ecc_block_state": na}
+        totals = (f"total_{kind}_count" for kind in ("correctable", "uncorrectable", "deferred"))
+        metric |= {"ecc": dict.fromkeys(totals, na), "ecc_blocks": na}
+    if part.speed < 32:
+        static["partition"] = {"accelerator_partition": na, "memory_partition": na}
+        metric["throttle"] = na
+    changes = {index: {"static": static, "metric": metric} for index in range(len(BUSES))}
+    printed = amd.outputs(changes, buses=BUSES)
+    return {call: json.loads(printed[call])["gpu_data"] for call in ("static", "metric")}
+
+
+def static_23(part: Part, index: int) -> Json:
+    """amd-smi 23.1: plain numbers, errors in the place of whole sections."""
+    return {
+        "gpu": index,
+        "asic": {"market_name": part.name, "device_id": part.device,
+                 "asic_serial": f"0x5F1CC6AB32BB1B8{index}"},
+        "bus": {
+            "bdf": f"0000:{BUSES[index]}:00.0",
+            "pcie_lanes": 16 if part.width else 0,
+            "pcie_speed": part.speed * 1000,
+        },
+        "vbios": {"name": "NAVI", "part_number": "113-D67301-059", "version": "020.001"},
+        "board": {"serial_number": "0x0", "product_serial": "0x", "product_name": part.name},
+        "limit": {
+            "power": 300,
+            "temperature_edge": 100 if part.edge else UNSUPPORTED,
+            "temperature_junction": 105,
+            "temperature_vram": 105,
+        },
+        "driver": {"driver_version": "6.2.4"},
+        "ras": [{"block": name, "status": "ENABLED"} for name in BLOCKS] if part.ras else "N/A",
+    }  # fmt: skip
+
+
+def metric_23(part: Part, index: int) -> Json:
+    return {
+        "gpu": index,
+        "fb_usage": {"vram_total": part.gigabytes * 1024, "vram_used": 10},
+        "power": {"average_socket_power": 40},
+        "temperature": {"edge": 35 if part.edge else 0, "hotspot": 36, "mem": 38},
+        "ecc": {"correctable": 0, "uncorrectable": 0}
+        if part.ras
+        else {"correctable": "N/A", "uncorrectable": "N/A"},
+        "ecc_block": {
+            name: {"correctable": 0, "uncorrectable": 0} for name in BLOCKS
+        } if part.ras else {"correctable_per_block": "N/A", "uncorrectable_per_block": "N/A"},
+        "pcie": {"pcie_lanes": part.width, "pcie_speed": part.speed * 1000},
+        "perf_level": "AMDSMI_DEV_PERF_LEVEL_AUTO",
+        "xgmi_err": "N/A",
+        "mem_usage": {"vram": part.gigabytes * 1024, "used_vram": 10},
+    }  # fmt: skip
+
+
+def card(part: Part, index: int, rocm: int) -> Json:
+    names = {5: ("GPU ID", "Card series"), 6: ("Device ID", "Card Series")}[rocm]
+    return {
+        names[0]: part.device,
+        **({"GUID": "55069"} if rocm == 6 else {}),
+        "Unique ID": f"0x79ccd55167a2124{index}",
+        "VBIOS version": "113-D3430400-037",
+        "Temperature (Sensor edge) (C)": "31.0" if part.edge else "N/A",
+        "Temperature (Sensor junction) (C)": "34.0",
+        "Temperature (Sensor memory) (C)": "30.0",
+        "pcie clock level": f"0 ({part.speed:.1f}GT/s x{part.width})" if part.width else "N/A",
+        "Performance Level": "auto",
+        "Serial Number": "N/A",
+        "PCI Bus": f"0000:{BUSES[index].upper()}:00.0",
+        "VRAM Total Memory (B)": str(part.gigabytes << 30),
+        "VRAM Total Used Memory (B)": "6782976",
+        names[1]: part.name,
+        "Compute Partition": "SPX" if part.speed == 32 else "N/A",
+        "Memory Partition": "NPS1" if part.speed == 32 else "N/A",
+    }
+
+
+def link_status(count: int) -> str:
+    """`amd-smi xgmi --link-status`: X is the GPU itself, U a link that is up."""
+    return json.dumps([
+        {"gpu": gpu, "bdf": f"0000:{BUSES[gpu]}:00.0",
+         "link_status": ["X" if peer == gpu else "U" for peer in range(count)]}
+        for gpu in range(count)
+    ])  # fmt: skip
+
+
+class Answer:
+    """What the tool of one version prints of four GPUs.
+
+    before: what the section prints before the tool runs; documents: of each call, the GPUs.
+    """
+
+    def __init__(self, part: str, version: str) -> None:
+        self.part, self.version = PARTS[part], version
+        self.before = "version=6.12.12\n"
+        self.status = {"static": 0, "metric": 0, "xgmi": 0, "rocm": 0}
+        self.xgmi = link_status(len(BUSES))
+        if not self.part.links:
+            self.xgmi, self.status["xgmi"] = "Error: Feature not supported", 2
+        calls: dict[str, Any] = {"static": static_23, "metric": metric_23}
+        if version.startswith("rocm"):
+            calls = {"rocm": lambda part, index: card(part, index, int(version[-1]))}
+        self.documents: dict[str, list[Json]] = {
+            name: [make(self.part, index) for index in range(len(BUSES))]
+            for name, make in calls.items()
+        }
+        if version in ("24", "25"):
+            self.documents = documents_25(self.part)
+        if version == "24":
+            for gpu in self.documents["static"]:
+                gpu["partition"]["compute_partition"] = gpu["partition"].pop(
+                    "accelerator_partition"
+                )
+
+    def place(self, path: str, gpu: int = 0) -> tuple[Json, str]:
+        """The object, and its key, of ``metric/ecc/correctable`` or ``rocm/NAME``."""
+        document, _, rest = path.partition("/")
+        value: Any = self.documents[document][gpu]
+        *names, last = rest.split("/") if document != "rocm" else [rest]
+        for name in names:
+            value = value[name]
+        assert last in value, path
+        return value, last
+
+    def set(self, path: str, value: Any, gpu: int = 0) -> Answer:
+        """Set this value; a number gets the unit of the value that was there."""
+        place, last = self.place(path, gpu)
+        old = place[last]
+        if isinstance(old, dict) and "unit" in old and isinstance(value, int):
+            value = {**old, "value": value}
+        place[last] = value
+        return self
+
+    def output(self) -> Output:
+        texts = {}
+        for name, gpus in self.documents.items():
+            shown: Any = {"gpu_data": gpus} if self.version == "25" else gpus
+            texts[name] = json.dumps(shown)
+            if name == "rocm":
+                cards = {f"card{index}": gpu for index, gpu in enumerate(gpus)}
+                texts[name] = "WARNING: One or more commands failed\n" + json.dumps(cards)
+        have = "have=rocm-smi\n"
+        if "rocm" not in texts:
+            texts["xgmi"] = self.xgmi
+            have = "have=amd-smi\nhave=rocm-smi\n"
+        return ran(texts, have + self.before, self.status)
+
+    def judged(self, lanes: tuple[int, ...] = (), **policy: Any) -> dict[str, Result]:
+        widths = lanes or (max(self.part.width, 16),) * len(BUSES)
+        bus = "".join(
+            pci(f"0000:{bus}:00.0", "0x1002", self.part.device, self.part.kind, driver="amdgpu",
+                width=width)
+            for bus, width in zip(BUSES, widths, strict=True)
+        )  # fmt: skip
+        return node_of(self.output(), bus).judged(**policy)
+
+
+def ran(texts: dict[str, str], before: str = BEFORE, status: dict[str, int] | int = 0) -> Output:
+    """The section's output when the tool printed this for each of its calls."""
+    runs = [
+        f"\n@a1 run {name}\n{text}\n@a1 ran "
+        f"{status[name] if isinstance(status, dict) else status}\n"
+        for name, text in texts.items()
+    ]
+    return Output(before + "".join(runs), 0, nonce="a1")
+
+
+def node_of(answer: Output, bus: str, kernel_log: Output = LOG) -> Node:
+    """A node with AMD's GPUs alone."""
+    none = Output("", 0)
+    return Node(bus=bus + FILES, smi=none, links=none, amd=answer, kernel_log=kernel_log)
