@@ -17,6 +17,7 @@ from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.judging import by_id, judge_all
 from tests.builders.printed import grep_lines
+from tests.builders.verdicts import assert_verdict, policy_of
 from tests.cases import cases
 
 CONF = "/etc/security/limits.conf"
@@ -94,16 +95,13 @@ def test_verdict(case: dict[str, Any]) -> None:
     """limits.conf(5), pam_limits(8), pam.conf(5), sshd_config(5), systemd-system.conf(5);
     Linux-PAM's pam_limits.c (parse_uid_range, parse_config_file, process_limit, setup_limits);
     the PAM stacks of Debian 12, RHEL 9 and SLES 15."""
-    policy = Policy(
-        **{k: tuple(v) if isinstance(v, list) else v for k, v in case.get("policy", {}).items()}
-    )
+    policy = policy_of(case)
     files = texts(case)
     printed = [*case.get("printed", ()), *([f"unit=slurmd {UNIT}"] if UNIT in files else [])]
     values = {key: case[key] for key in ("nr_open", "sysctl") if key in case}
     observed = node(files, *printed, policy=policy, **values)
     result = judged(observed, policy)[f"limits.{case['check']}"]
-    assert result.status == case["status"]
-    assert case.get("actual", "") in result.actual
+    assert_verdict(result, case)
     if not result.bad:
         return
     by_deploy = case["check"] not in ("pam", "exceptions") and "fix" not in case

@@ -31,6 +31,7 @@ from nodeready.subjects.proof.facts import (
 )
 from tests.builders.judging import by_name
 from tests.builders.proof import AS_ROOT, GOOD, LIMITS, NO_GUARDS, SPY, WELL, judged
+from tests.builders.verdicts import assert_verdict, policy_of
 from tests.cases import cases
 
 TOOLS = ("attach", "attach_nonblocking", "attach_native", "gdb", "strace")
@@ -165,13 +166,10 @@ def attached(case: dict[str, Any]) -> Proved:
 def test_verdict(case: dict[str, Any]) -> None:
     """limits.conf(5), pam_limits(8), sshd_config(5) UsePAM, slurm.conf(5) PropagateResourceLimits,
     pam_nologin(8), sshd(8) FILES, pam_access(8), pam_listfile(8), shadow(5), ptrace(2)."""
-    policy = Policy(
-        **{k: tuple(v) if isinstance(v, list) else v for k, v in case.get("policy", {}).items()}
-    )
+    policy = policy_of(case)
     observed = attached(case) if case["check"] == "attach" else proved(case)
     result = by_name(proof, observed, policy)[case["check"]]
-    assert result.status == case["status"]
-    assert case.get("actual", "") in result.actual
+    assert_verdict(result, case)
     if deploy := case.get("deploy"):
         assert result.fix == f"nodeready deploy INVENTORY --only {deploy}"
     else:
@@ -181,7 +179,7 @@ def test_verdict(case: dict[str, Any]) -> None:
         # A refusal concerns all tools; what else goes wrong is told in each tool's own words.
         tools = TOOLS if result.status in ("ok", "na") or "refused" in result.actual else TOOLS[:3]
         statuses = judged(observed, policy)
-        assert {statuses[tool][0] for tool in tools} == {case["status"]}
+        assert {statuses[tool][0] for tool in tools} == {result.status}
         if result.bad:
             assert {statuses[tool][1] for tool in tools} == {result.actual}
 
