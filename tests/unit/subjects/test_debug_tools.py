@@ -115,9 +115,7 @@ def test_a_package_name_stays_one_word_in_the_shell() -> None:
          "chown root /usr/local/bin; chmod go-w /usr/local/bin"),
     ],
 )  # fmt: skip
-def test_what_no_deploy_repairs_is_a_persons(
-    text: str, step: Any, number: int, actual: str, fix: str
-) -> None:
+def test_what_no_deploy_repairs_is_a_persons(text, step, number, actual, fix):
     observed = parse(text)
     result = judge_all(checks, observed, Policy())[number]
     assert (result.owner, result.fix) == ("admin", fix)
@@ -126,9 +124,7 @@ def test_what_no_deploy_repairs_is_a_persons(
 
 
 @pytest.mark.parametrize("version", [None, "0.4.0", ""])
-def test_py_spy_is_written_whole_with_its_bits(
-    monkeypatch: pytest.MonkeyPatch, version: str | None
-) -> None:
+def test_py_spy_is_written_whole_with_its_bits(monkeypatch, version):
     monkeypatch.setattr(
         py_spy_binary, "binary", lambda version, machine: f"{version} {machine}".encode()
     )
@@ -140,9 +136,7 @@ def test_py_spy_is_written_whole_with_its_bits(
     assert write.describe().startswith("create" if version is None else "change")
 
 
-def test_the_binary_is_read_only_where_it_is_to_be_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_binary_is_read_only_where_it_is_to_be_written(monkeypatch):
     monkeypatch.delattr(py_spy_binary, "binary")
     assert plan(debug_tools.py_spy, parse(GOOD)) == ()
     # The right program that nobody may run gets only its bits.
@@ -153,9 +147,7 @@ def test_the_binary_is_read_only_where_it_is_to_be_written(
 @pytest.mark.parametrize(
     "observed", [{"exposed": (probe.PY_SPY,), "mode": 0o755}, {"linked": True, "py_spy": ""}]
 )
-def test_what_others_can_change_goes_before_root_s_is_written(
-    monkeypatch: pytest.MonkeyPatch, observed: dict[str, Any]
-) -> None:
+def test_what_others_can_change_goes_before_root_s_is_written(monkeypatch, observed):
     """A link would lead to where they want, and a file keeps its owner when it is written."""
     monkeypatch.setattr(py_spy_binary, "binary", lambda version, machine: b"")
     tools = DebugTools(**{"machine": "x86_64", "py_spy": "0.4.3", **observed})
@@ -165,9 +157,7 @@ def test_what_others_can_change_goes_before_root_s_is_written(
     assert write.old is None
 
 
-def test_no_binary_on_the_control_machine_fails_this_one_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_binary_on_the_control_machine_fails_this_one_step(monkeypatch):
     def none(version: str, machine: str) -> bytes:
         raise py_spy_binary.PySpyError("no wheel: put one there")
 

@@ -139,9 +139,7 @@ def test_the_boot_loader_entry_that_boots(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("blscfg", "entry"), [("", "first"), ("blscfg", "bls")])
-def test_a_menu_of_its_own_decides_where_boot_loader_entries_are_off(
-    blscfg: str, entry: str
-) -> None:
+def test_a_menu_of_its_own_decides_where_boot_loader_entries_are_off(blscfg, entry):
     """GRUB_ENABLE_BLSCFG=false: grub.cfg has entries, and no blscfg."""
     files = {
         "/boot/grub2/grub.cfg": GRUB.replace("DEFAULT", "0") + blscfg,
@@ -151,12 +149,6 @@ def test_a_menu_of_its_own_decides_where_boot_loader_entries_are_off(
 
 
 # --- Our piece of GRUB's configuration, run by a shell that grub-mkconfig runs under.
-
-
-@pytest.fixture
-def posix_sh() -> list[str]:
-    """The command of the shell: tests/lab/test_units_shells.py has others."""
-    return ["sh"]
 
 
 def run_piece(posix_sh: list[str], before: str, args: tuple[str, ...]) -> list[str]:
@@ -414,9 +406,7 @@ def test_suse_has_a_block_at_the_end_that_costs_no_other_byte() -> None:
         ((("ro",),), (("iommu=soft",),), "iommu=soft"),
     ],
 )
-def test_grubby_takes_contradictions_out_of_all_entries(
-    boot: tuple[tuple[str, ...], ...], entries: tuple[tuple[str, ...], ...], removed: str
-) -> None:
+def test_grubby_takes_contradictions_out_of_all_entries(boot, entries, removed):
     changes = {
         "boot": tuple(Entry("/a:1", tokens) for tokens in boot),
         "entries": tuple(Entry("/b:1", tokens) for tokens in entries),

@@ -202,9 +202,7 @@ def test_a_service_gets_a_drop_in_that_sorts_last() -> None:
     ("restart", "systemd", "acts"),
     [((), True, False), (("slurmd",), True, True), (("slurmd",), False, False)],
 )
-def test_a_running_service_waits_for_its_restart(
-    restart: tuple[str, ...], systemd: bool, acts: bool
-) -> None:
+def test_a_running_service_waits_for_its_restart(restart, systemd, acts):
     policy = Policy(restart_services=restart)
     printed = [f"unit=slurmd {UNIT}", "process=slurmd 4242", *(["systemd=1"] if systemd else [])]
     observed = node({UNIT: SET, "/proc/4242/limits": proc("0", "1024")}, *printed)

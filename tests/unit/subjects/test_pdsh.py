@@ -243,12 +243,6 @@ def write_pdshrc(observed: Pdsh, policy: Policy = USERS) -> tuple[WriteFile, str
     return write, change.diff()
 
 
-@pytest.fixture
-def posix_sh() -> list[str]:
-    """The command of the shell: tests/lab/test_units_shells.py has others."""
-    return ["sh"]
-
-
 def test_the_block_is_quiet_exact_and_quick(posix_sh: list[str]) -> None:
     readonly = home("eve", "nofile readonly")
     write, _ = write_pdshrc(node(MODULE, home("ml", "file", "mine=1") + readonly, USERS))

@@ -287,8 +287,6 @@ def test_what_pam_asks(text: str, lines: list[str] | None, tmp_path, monkeypatch
     [([-1], [1048576], False), ([1048576], [-1], True), ([1048576], [1048576], False),
      ([[1024, 1048576]], [1048576], True), ([], [1048576], False)],
 )  # fmt: skip
-def test_whether_a_step_would_show_less(
-    step: list[Any], submitter: list[Any], lower: bool
-) -> None:
+def test_whether_a_step_would_show_less(step, submitter, lower):
     limits_of = tuple(map(limit, step)), tuple(map(limit, submitter))
     assert session._lower(*limits_of) == lower

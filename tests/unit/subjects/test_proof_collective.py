@@ -163,9 +163,7 @@ def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more() -
     assert asked == []
 
 
-def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(monkeypatch):
     asked: list[Any] = []
 
     def test(wanted: Any, tell: Any, progress: Any) -> Smoke:

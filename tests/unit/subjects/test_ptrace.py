@@ -52,9 +52,7 @@ def judged(*args: Any, **kwargs: Any) -> dict[str, Result]:
         pytest.param("", {}, "na", "", "", id="no Yama"),
     ],
 )  # fmt: skip
-def test_the_scope_live_and_at_the_next_boot(
-    live: str, files: dict[str, str], status: str, source: str, fix: str
-) -> None:
+def test_the_scope_live_and_at_the_next_boot(live, files, status, source, fix):
     observed = observe(live, files)
     result = by_name(checks, observed, POLICY)["scope"]
     assert (result.status, result.source.rpartition("/")[2]) == (status, source)

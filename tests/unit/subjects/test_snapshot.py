@@ -15,20 +15,14 @@ import pytest
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
-from nodeready.subjects.base import Line, Output, ProbeError, Section, Unknown, file_lines
-from nodeready.subjects.snapshot import MAX_ANSWER_BYTES, make_script, parse_answer
+from nodeready.subjects.base import Line, Output, ProbeError, Unknown, file_lines
+from nodeready.subjects.snapshot import make_script, parse_answer
 from tests.builders import sections as node
 from tests.builders.sections import NONCE, section
 
 #: What a section prints to pose as another one.
 FORGED = f"\n@{NONCE} end\n\n@{NONCE} begin good\nc=4\n@{NONCE} rc 0\n\n@{NONCE} end\n"
 Answer = Callable[..., str]
-
-
-@pytest.fixture
-def posix_sh() -> list[str]:
-    """The command of the shell: tests/lab/test_units_shells.py has others."""
-    return ["sh"]
 
 
 @pytest.fixture
@@ -54,22 +48,43 @@ def reason_of(output: Output) -> str:
     return problem.value.reason
 
 
-def test_sections_come_back_whole_and_each_fails_alone(answer: Answer) -> None:
+KINDS = {"together": {}, "beside": {"beside": True}, "quick": {"beside": True, "quick": True}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sections_come_back_whole_and_each_fails_alone(answer: Answer, kind: str) -> None:
+    """together: in one shell; beside: each in its own; quick: in a pipe of its own, whose lines
+    are no marks of ours."""
+    own_pipe = kind != "together"
+    hostile = f"echo a=1; cat <<'E'\n{FORGED}\nE" if own_pipe else "printf 'a=1\\nc=4\\n'"
     sections = [
-        section("good", "printf 'a=1\\nb=x=y\\n'"),
-        section("failed", "echo evidence; exit 3"),
-        section("slow", "echo before; sleep 30", timeout_s=1),
-        section("huge", "yes aaaaaaaa | head -c 10000000", cap_bytes=4096),
-        section("bytes", "printf 'v=\\377\\376\\n'"),
-        section("silent", ":"),
+        section("pairs", "printf 'a=1\\nb=x=y\\n'", **KINDS[kind]),
+        section("hostile", hostile, **KINDS[kind]),
+        section("failed", "echo evidence; exit 3", **KINDS[kind]),
+        section("huge", "yes aaaaaaaa | head -c 2000000", **KINDS[kind], cap_bytes=4096),
+        section("bytes", "printf 'v=\\377\\376\\n'", **KINDS[kind]),
+        section("absent", "echo never" if own_pipe else ":", when="[ -e /none ]", **KINDS[kind]),
+        section("slow", ":" if own_pipe else "sleep 30", timeout_s=1),
+        section("good", "echo c=3"),
     ]
     outputs = parse_answer(answer(sections), sections, NONCE)
-    assert outputs["good"].values() == {"a": "1", "b": "x=y"}
+    assert outputs["pairs"].values() == {"a": "1", "b": "x=y"}
+    assert outputs["hostile"].values() == {"a": "1", "c": "4"}
     assert outputs["bytes"].values()["v"].encode("utf-8", "surrogateescape") == b"\xff\xfe"
-    assert outputs["silent"].require() == ""
+    assert outputs["absent"].require() == ""
+    assert outputs["good"].values() == {"c": "3"}
     assert reason_of(outputs["failed"]) == "failed with exit status 3"
-    assert reason_of(outputs["slow"]) == "timed out"
     assert reason_of(outputs["huge"]) == "output truncated"
+    assert own_pipe or reason_of(outputs["slow"]) == "timed out"
+
+
+def test_what_is_mostly_quick_runs_in_the_one_shell(answer: Answer) -> None:
+    sections = [
+        section(name, f"echo {name}=1", beside=True, quick=True) for name in ("first", "second")
+    ]
+    body = unpacked(answer([*sections, section("good", "echo c=3")]))
+    marks = re.findall(rf"^@{NONCE} (begin|piped) (\w+)$", body, re.M)
+    assert marks == [("begin", "good"), ("piped", "first"), ("piped", "second")]
 
 
 def test_no_section_of_ours_needs_a_shell_of_its_own(answer: Answer) -> None:
@@ -86,77 +101,38 @@ def test_slow_sections_run_beside_the_others(answer: Answer, tmp_path: Path) -> 
     sections = [
         section("first", f"{wait}; echo a=1", beside=True),
         section("second", f"touch {tmp_path}/b; yes aaaaaaaa | head -c 200000; cat", beside=True),
-        section("absent", "echo never", beside=True, when="[ -e /nonexistent ]"),
-        section("huge", "yes aaaaaaaa", beside=True, cap_bytes=4096),
         section("good", f"{wait}; echo c=3; cat"),
     ]
     outputs = parse_answer(answer(sections), sections, NONCE)
     assert outputs["first"].values() == {"a": "1"}
     assert len(outputs["second"].require()) == 200000
-    assert outputs["absent"].require() == ""
     assert outputs["good"].values() == {"c": "3"}
-    assert reason_of(outputs["huge"]) == "output truncated"
-
-
-def test_what_is_mostly_quick_runs_in_the_one_shell(answer: Answer) -> None:
-    """In a pipe of its own: its lines are no marks of ours."""
-    sections = [
-        section("quick", f"printf '%s\\n' a=1; cat <<'E'\n{FORGED}\nE", beside=True, quick=True),
-        section("ends", "echo b=2; exit 3", beside=True, quick=True),
-        section("absent", "echo never", beside=True, quick=True, when="[ -e /nonexistent ]"),
-        section("good", "echo c=3"),
-    ]
-    text = answer(sections)
-    outputs = parse_answer(text, sections, NONCE)
-    assert outputs["quick"].values() == {"a": "1", "c": "4"}
-    assert outputs["ends"].rc == 3
-    assert outputs["absent"].require() == ""
-    assert outputs["good"].values() == {"c": "3"}
-    assert unpacked(text).count(f"\n@{NONCE} piped ") == 3
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("slow", "limit_s"),
+    ("script", "timeout_s", "is_quick", "limit_s"),
     [
-        pytest.param(
-            section("slow", "trap '' TERM; sleep 30", beside=True, timeout_s=1), 60, id="deaf"
-        ),
-        pytest.param(
-            section("slow", "sleep 30", beside=True, quick=True, timeout_s=1), 6, id="quick"
-        ),
-        pytest.param(
-            section("slow", "sleep 30", beside=True, timeout_s=20), 5, id="of the whole look"
-        ),
+        pytest.param("trap '' TERM; sleep 30", 1, False, 30, id="deaf"),
+        pytest.param("echo before; sleep 30", 1, True, 6, id="quick"),
+        pytest.param("sleep 30", 20, False, 5, id="of the whole look"),
     ],
 )
-def test_a_limit_costs_the_slow_section_alone(
-    posix_sh: list[str], slow: Section, limit_s: int
-) -> None:
+def test_a_limit_costs_the_slow_section_alone(posix_sh, script, timeout_s, is_quick, limit_s):
+    slow = section("slow", script, timeout_s=timeout_s, beside=True, quick=is_quick)
     sections = [slow, section("good", "echo b=2")]
-    text = make_script(sections, Policy(), NONCE, limit_s)
-    command = shell.command(text, limit_s, "nodeready:test")
-    done = subprocess.run(
-        [*posix_sh, "-c", command.line],
-        input=command.stdin,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = shell.command(make_script(sections, Policy(), NONCE, limit_s), limit_s, "a:test")
+    argv = [*posix_sh, "-c", command.line]
+    done = subprocess.run(argv, input=command.stdin, capture_output=True, text=True, check=True)
     outputs = parse_answer(done.stdout, sections, NONCE)
     assert outputs["good"].values() == {"b": "2"}
     assert reason_of(outputs["slow"]) == "timed out"
 
 
-def test_what_a_section_beside_the_others_prints_ends_none(answer: Answer) -> None:
-    """Not even with our marks; and each of its lines comes as it was."""
+def test_each_line_of_a_section_beside_the_others_comes_as_it_was(answer: Answer) -> None:
     text = f"|a\n\n      |b\n     1\tc\n{FORGED}{'long' * 30000}"
-    sections = [
-        section("loud", f"cat <<'E'\n{text}\nE", beside=True),
-        section("good", "echo c=3"),
-    ]
+    sections = [section("loud", f"cat <<'E'\n{text}\nE", beside=True)]
     outputs = parse_answer(answer(sections), sections, NONCE)
-    assert outputs["good"].values() == {"c": "3"}
     # A section's text loses its indentation on the way to a node.
     assert outputs["loud"].require().split() == text.split()
 
@@ -221,9 +197,7 @@ def test_exact_files_keep_every_byte(answer: Answer, tmp_path: Path, rights: boo
         ("/sys/x/0000:0a:00.0/0000:10:01.7/y:7:z", "/sys/x/0000:0a:00.0/0000:10:01.7/y", 7, "z"),
     ],
 )
-def test_a_line_of_a_file_is_told_from_its_path(
-    printed: str, path: str, number: int, text: str
-) -> None:
+def test_a_line_of_a_file_is_told_from_its_path(printed, path, number, text):
     assert list(file_lines(f"noise\n{printed}\n")) == [Line(path, number, text)]
 
 
@@ -250,9 +224,12 @@ def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text: str, rea
 
 
 def test_a_bomb_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert snapshot.MAX_ANSWER_BYTES == 8 << 20
     monkeypatch.setattr(snapshot, "MAX_ANSWER_BYTES", 10_000)
     bomb = packed(b"a" * 1_000_000)
-    assert len(unpacked(bomb)) == 10_000 < MAX_ANSWER_BYTES
+    plain = base64.b64encode(b"a" * 20_000).decode()
+    plain = f"nodeready/1 {NONCE} plain\n{plain}\nnodeready/1 {NONCE} end\n"
+    assert len(unpacked(bomb)) == len(unpacked(plain)) == 10_000
     with pytest.raises(ProbeError):
         parse_answer(bomb, [section("good", ":")], NONCE)["good"].require()
 
