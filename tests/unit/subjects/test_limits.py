@@ -58,7 +58,7 @@ def node(
 
 def plan(step: Any, observed: Limits, policy: Policy = POLICY, **files: bytes) -> Change:
     """What the step changes, where our file has this content."""
-    ours = {OURS: files["ours"]} if files else {}
+    ours = {OURS: files["ours"]} if files.get("ours") else {}
     change: Change | None = step.plan(Snapshot({"limits": observed}, ours), policy)
     assert change is not None
     return change
@@ -117,6 +117,21 @@ def assert_case(case: dict[str, Any]) -> None:
     if case["check"] in ("pam", "exceptions"):
         assert result.source.partition(":")[0] in result.fix
     assert case.get("fix", "").replace("DROPINS", DROPINS) in result.fix
+    if by_deploy:
+        step = steps.services if case["check"] == "services" else steps.logins
+        after = changed(files, plan(step, observed, policy, ours=files.get(OURS, "").encode()))
+        assert judged(node(after, *printed, policy=policy), policy)[result.check].status == "ok"
+
+
+def changed(files: dict[str, str], change: Change) -> dict[str, str]:
+    """The files after the change: whatever stood there, ours is the last one that is read."""
+    after = dict(files)
+    for action in change.actions:
+        if isinstance(action, WriteFile):
+            after[action.path] = action.content.decode()
+        elif isinstance(action, RemoveFile):
+            del after[action.path]
+    return after
 
 
 def test_a_good_node_has_nothing_to_do() -> None:
@@ -144,35 +159,19 @@ def test_a_file_behind_every_name_of_ours_needs_a_person(name: str) -> None:
     assert fixes == ("limits.core", "limits.memlock", "limits.nofile")
 
 
-def test_our_file_wins_over_every_other() -> None:
-    last = "/etc/security/limits.d/zzz-site.conf"
-    write, remove = plan(
-        steps.logins, node({OURS: GOOD, last: "* hard core 0"}), ours=b"old"
-    ).actions
-    assert remove == RemoveFile(OURS, b"old")
-    assert isinstance(write, WriteFile)
-    assert write.path > last
-    assert write.old is None
-    after = node({last: "* hard core 0", write.path: write.content.decode()})
-    assert judged(after)["limits.core"].status == "ok"
-
-
 def test_more_files_than_the_kernel_allows_are_never_written() -> None:
-    change = plan(steps.logins, node({}, nr_open="65536"))
-    assert change.fixes == ("limits.core", "limits.memlock")
-    write = change.actions[0]
-    assert isinstance(write, WriteFile)
-    assert b"core" in write.content
-    assert b"nofile" not in write.content
-
-
-def test_our_own_line_that_breaks_logins_is_taken_back() -> None:
-    observed = node({OURS: GOOD}, nr_open="65536")
-    assert judged(observed)["limits.nofile"].fixable
-    write = plan(steps.logins, observed, ours=GOOD.encode()).actions[0]
-    assert isinstance(write, WriteFile)
-    after = node({OURS: write.content.decode()}, nr_open="65536")
-    assert not any(result.fixable for result in judge_all(checks, after, POLICY))
+    for files, ours in (({}, b""), ({OURS: GOOD}, GOOD.encode())):
+        observed = node(files, nr_open="65536")
+        # Our own line that breaks logins is taken back.
+        assert judged(observed)["limits.nofile"].fixable is bool(ours)
+        change = plan(steps.logins, observed, ours=ours)
+        fixes = ("limits.core", "limits.memlock")
+        assert change.fixes == (("limits.nofile",) if ours else fixes)
+        write = change.actions[0]
+        assert isinstance(write, WriteFile)
+        assert (b"core" in write.content, b"nofile" in write.content) == (True, False)
+        after = node({OURS: write.content.decode()}, nr_open="65536")
+        assert not any(result.fixable for result in judge_all(checks, after, POLICY))
 
 
 def test_a_container_that_cannot_raise_limits_is_not_locked_out() -> None:
@@ -185,17 +184,12 @@ def test_a_container_that_cannot_raise_limits_is_not_locked_out() -> None:
     assert checks.wanted(observed, POLICY).keys() == {"core", "memlock", "nofile"}
 
 
-def test_a_service_gets_a_drop_in_that_sorts_last() -> None:
-    files = {UNIT: "[Service]\n", f"{DROPINS}/zzz.conf": "[Service]\nLimitCORE=0"}
-    policy = Policy(limit_memlock="2048")
-    observed = node(files, f"unit=slurmd {UNIT}", "systemd=1")
-    write, reload = plan(steps.services, observed, policy).actions
+def test_a_service_gets_a_drop_in_in_units_of_systemd() -> None:
+    observed = node({UNIT: "[Service]\n"}, f"unit=slurmd {UNIT}", "systemd=1")
+    write, reload = plan(steps.services, observed, Policy(limit_memlock="2048")).actions
     assert isinstance(write, WriteFile)
-    assert write.path > f"{DROPINS}/zzz.conf"
     assert b"LimitMEMLOCK=2048K\n" in write.content
     assert reload == Run(("systemctl", "daemon-reload"))
-    after = node({**files, write.path: write.content.decode()}, f"unit=slurmd {UNIT}")
-    assert judged(after, policy)["limits.services"].status == "ok"
 
 
 @pytest.mark.parametrize(

@@ -16,36 +16,9 @@ from nodeready.subjects.context import expectations
 from nodeready.subjects.snapshot import Snapshot, nothing
 from nodeready.subjects.ssh_client import checks
 from nodeready.subjects.ssh_client import facts as ssh_client
-from nodeready.subjects.ssh_client.checks import (
-    expected,
-    host_key,
-    known_hosts,
-    leftover,
-    options,
-)
-from nodeready.subjects.ssh_client.facts import (
-    MAIN,
-    Identity,
-    KnownHosts,
-    SshClient,
-    clean_address,
-    clean_key,
-    clean_name,
-    fingerprint,
-    parse_known_hosts,
-    samples,
-)
-from nodeready.subjects.ssh_client.known_hosts import (
-    FURTHER,
-    MAX_KEPT,
-    Endpoint,
-    Fleet,
-    fleet_lines,
-    lines_of_nodes,
-    parse_line,
-    read_block,
-    unsent,
-)
+from nodeready.subjects.ssh_client import known_hosts as fleet
+from nodeready.subjects.ssh_client.facts import MAIN, Identity, KnownHosts, SshClient
+from nodeready.subjects.ssh_client.known_hosts import Endpoint, Fleet, fleet_lines, lines_of_nodes
 from tests.builders.judging import judge_all
 from tests.builders.nics import proc, v4
 from tests.builders.sections import exact
@@ -110,7 +83,7 @@ def test_a_recorded_node() -> None:
     assert identity.keys == (A,)
     assert observed.known_hosts.content == b"login ssh-rsa AAAA\n"
     assert observed.known_hosts.lines is None
-    result = options(observed, POLICY)
+    result = checks.options(observed, POLICY)
     assert result.fixable
     assert result.source == "/etc/ssh/ssh_config.d/50-site.conf:2"
     assert statuses(observed, POLICY) == ["ok", "fail", "na", "fail", "na"]
@@ -164,8 +137,10 @@ def test_an_answer_that_did_not_end_well_is_none(rc: int | None, truncated: bool
 
 def test_each_pattern_is_tried_by_a_host_that_it_means() -> None:
     policy = Policy(ssh_client_hosts=("!login", "gpu*", "10.1.?.*", "n?", "never"))
-    assert samples(policy) == ("gpux", "10.1.0.x", "n0")
-    for host, pattern in zip(samples(policy), policy.ssh_client_hosts[1:], strict=False):
+    assert ssh_client.samples(policy) == ("gpux", "10.1.0.x", "n0")
+    for host, pattern in zip(
+        ssh_client.samples(policy), policy.ssh_client_hosts[1:], strict=False
+    ):
         assert ssh_client.matches([pattern], host)
 
 
@@ -178,7 +153,7 @@ def test_each_pattern_is_tried_by_a_host_that_it_means() -> None:
     ],
 )  # fmt: skip
 def test_options_that_no_deploy_sets(policy: Policy, printed: str, actual: str) -> None:
-    result = options(parse(RECORDED.replace("\nsize=", f"\n{printed}size=", 1)), policy)
+    result = checks.options(parse(RECORDED.replace("\nsize=", f"\n{printed}size=", 1)), policy)
     assert (result.status, result.fixable) == ("fail", False)
     assert actual in result.actual
 
@@ -204,7 +179,7 @@ def node(
     known = KnownHosts()
     if block is not None:
         inner = "".join(f"{line}\n" for line in block).encode()
-        known = parse_known_hosts(managed_block.put(b"", inner, "end"))
+        known = ssh_client.parse_known_hosts(managed_block.put(b"", inner, "end"))
     return Snapshot({"ssh_client": SshClient(True, None, identity, known, {}, {}, (), ())})
 
 
@@ -227,7 +202,7 @@ def with_keys(lines: Iterable[str]) -> list[str]:
     return [re.sub(r" (A|B|C|D|NEW)$", lambda m: f" {KEYS[m[1]]}", line) for line in lines]
 
 
-OLD = (f"gpu1,10.0.0.1 {A}", f"gpu2,gpu2.example,10.0.0.2 {B}", FURTHER, f"old-login {C}")
+OLD = (f"gpu1,10.0.0.1 {A}", f"gpu2,gpu2.example,10.0.0.2 {B}", fleet.FURTHER, f"old-login {C}")
 FLEET = {"gpu1": Endpoint("10.0.0.1"), "gpu2": Endpoint()}
 
 
@@ -256,7 +231,7 @@ def test_nobody_takes_a_name_of_the_policys_lines() -> None:
     extra = (f"gpu1.login {C}", "@cert-authority *.example ssh-rsa AAAA")
     nodes = {"gpu1": node("gpu1 gpu1.login", [A])}
     lines = fleet_lines(nodes, extra)
-    assert lines == (f"gpu1 {A}", FURTHER, extra[1], extra[0])
+    assert lines == (f"gpu1 {A}", fleet.FURTHER, extra[1], extra[0])
     # Completing what is complete already changes nothing.
     assert fleet_lines(nodes, lines) == lines
 
@@ -265,7 +240,7 @@ def test_nodes_that_keep_the_same_share_one_object_and_odd_blocks_are_bounded() 
     nodes = {f"gpu{n}": node("", [key(n)], "", OLD) for n in range(10, 40)}
     nodes |= {f"gpu{n}": node("", [key(n)], "", [f"gpu2 {key(n)}"]) for n in range(40, 70)}
     lines = lines_of_nodes(Fleet(nodes, (), FLEET | dict.fromkeys(nodes, Endpoint())), nodes, {})
-    assert 2 < len({id(of_node) for of_node in lines.values()}) <= MAX_KEPT + 1
+    assert 2 < len({id(of_node) for of_node in lines.values()}) <= fleet.MAX_KEPT + 1
     assert all(OLD[1] in lines[f"gpu{n}"] for n in range(10, 40))
 
 
@@ -285,14 +260,14 @@ def test_blocks_that_were_fetched_count_like_those_that_came_along() -> None:
     lines = fleet_lines({"gpu1": node("gpu1", [A])}, (), FLEET, OLD)
     large = large_block()
     nodes = dict.fromkeys(("gpu1", "gpu4"), with_block("gpu1", [A], large))
-    fleet = Fleet({"gpu1": nodes["gpu1"]}, (), FLEET)
-    assert fleet.lines() == (f"gpu1,10.0.0.1 {A}",)
-    assert unsent(nodes, fleet.lines()) == {large.digest: ("gpu1", "gpu4")}
-    assert unsent(nodes, OLD) == {}
-    fetched = {large.digest: read_block(f"Welcome!\n{FETCHED}", large.digest)}
-    assert lines_of_nodes(fleet, nodes, fetched)["gpu1"] == lines
+    known = Fleet({"gpu1": nodes["gpu1"]}, (), FLEET)
+    assert known.lines() == (f"gpu1,10.0.0.1 {A}",)
+    assert fleet.unsent(nodes, known.lines()) == {large.digest: ("gpu1", "gpu4")}
+    assert fleet.unsent(nodes, OLD) == {}
+    fetched = {large.digest: fleet.read_block(f"Welcome!\n{FETCHED}", large.digest)}
+    assert lines_of_nodes(known, nodes, fetched)["gpu1"] == lines
     with pytest.raises(ValueError, match="changed"):
-        read_block(FETCHED.replace("gpu2", "evil"), large.digest)
+        fleet.read_block(FETCHED.replace("gpu2", "evil"), large.digest)
 
 
 def test_a_digest_that_a_node_tells_takes_nothing_from_the_node_that_has_the_block() -> None:
@@ -341,12 +316,14 @@ NO_KEYS += [f"ssh-rsa {A.split()[1]}", f"{A}\nevil {B}", A.replace("ed25519 ", "
 
 
 def test_what_is_no_name_no_address_for_others_and_no_key_is_dropped() -> None:
-    assert [text for text in NO_NAMES if clean_name(text)] == []
+    assert [text for text in NO_NAMES if ssh_client.clean_name(text)] == []
     no_addresses = ["127.0.0.1", "::1", "fe80::1", "0.0.0.0", "1.2.3", "x", ""]
-    assert [text for text in no_addresses if clean_address(text)] == []
-    assert [text for text in NO_KEYS if clean_key(text) or parse_line(f"gpu1 {text}")] == []
-    assert clean_name("x" * 63) == "x" * 63
-    assert clean_key(f"{A} root@gpu1") == A
+    assert [text for text in no_addresses if ssh_client.clean_address(text)] == []
+    assert [
+        text for text in NO_KEYS if ssh_client.clean_key(text) or fleet.parse_line(f"gpu1 {text}")
+    ] == []
+    assert ssh_client.clean_name("x" * 63) == "x" * 63
+    assert ssh_client.clean_key(f"{A} root@gpu1") == A
 
 
 # --- Verdicts.
@@ -356,19 +333,19 @@ def test_what_is_no_name_no_address_for_others_and_no_key_is_dropped() -> None:
 def test_a_block_is_judged_by_what_it_knows(case: Case) -> None:
     policy = Policy(ssh_known_hosts=tuple(with_keys(["gpu1 A", "gpu2 B"])))
     block = None if case["block"] is None else with_keys(case["block"])
-    result = known_hosts(node("x", [A], "", block)["ssh_client"], policy)
+    result = checks.known_hosts(node("x", [A], "", block)["ssh_client"], policy)
     assert result.status == case["status"]
 
 
 def test_nothing_gathered_and_other_modes_do_not_apply() -> None:
     observed = node("x", [A])["ssh_client"]
-    assert known_hosts(observed, Policy()).status == "na"
+    assert checks.known_hosts(observed, Policy()).status == "na"
     lines = (f"gpu1 {A}",)
     other = Policy(ssh_known_hosts=lines, ssh_client_mode="accept-new")
-    assert known_hosts(observed, other).status == "na"
+    assert checks.known_hosts(observed, other).status == "na"
     # A block that nothing keeps right any more goes.
-    assert leftover(node("x", [A], "", lines)["ssh_client"], other).fixable
-    assert expected(lines) is expected(lines)
+    assert checks.leftover(node("x", [A], "", lines)["ssh_client"], other).fixable
+    assert checks.expected(lines) is checks.expected(lines)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +361,7 @@ def test_nothing_gathered_and_other_modes_do_not_apply() -> None:
 def test_another_key_than_the_connections_is_a_finding_that_no_deploy_repairs(
     keys: list[str], policy: Policy, status: str
 ) -> None:
-    result = host_key(node("gpu1", keys)["ssh_client"], policy)
+    result = checks.host_key(node("gpu1", keys)["ssh_client"], policy)
     assert (result.status, result.fixable) == (status, False)
     if status == "fail":
-        assert result.actual == f"ssh-ed25519 {fingerprint(A)}"
+        assert result.actual == f"ssh-ed25519 {ssh_client.fingerprint(A)}"
