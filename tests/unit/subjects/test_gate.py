@@ -69,40 +69,35 @@ def described(observed: Gate, **files: bytes) -> list[str]:
     return [action.describe() for action in planned(observed, **files)]
 
 
+def paths(names: list[str]) -> tuple[str, ...]:
+    return tuple(getattr(probe, name) for name in names)
+
+
 def observe(case: dict[str, Any]) -> Gate:
-    """The node of a case.
+    """The node of a case; files by their names in nodeready.subjects.gate.facts.
 
     node:    what it has in place of all that a good one has; cron: a good one without systemd
-    without: files that are not there, by their names in nodeready.subjects.gate.facts
-    conf:    what slurm.conf says instead of `CONF`
+    without: files that are not there; conf: what slurm.conf says instead of `CONF`
     """
-    if "node" in case:
-        observed = Gate(**case["node"])
-    else:
-        observed = BY_CRON if case.get("cron") else GOOD
-    gone = {getattr(probe, name) for name in case.get("without", ())}
+    good = Gate(**case["node"]) if "node" in case else BY_CRON if case.get("cron") else GOOD
     digests = {getattr(probe, name): text * 64 for name, text in case.get("digests", {}).items()}
-    changes = dict(case.get("change", {}))
-    for key in ("there", "runs", "exposed"):
-        if key in changes:
-            changes[key] = tuple(getattr(probe, name) for name in changes[key])
+    gone = paths(case.get("without", []))
+    changes = {
+        key: paths(value) if isinstance(value, list) else value
+        for key, value in case.get("change", {}).items()
+    }
+    there = (*changes.pop("there", good.there), *paths(case.get("also", [])))
     if "conf" in case:
-        conf = case["conf"]
-        if conf and isinstance(conf.get("prolog"), str):
-            program = conf["prolog"].replace("DIRECTORY", probe.DIRECTORY)
-            conf = {**conf, "prolog": ((program, "x:1"),)}
-        changes["slurm_conf"] = None if conf is None else replace(CONF, **conf)
-    if changes.get("note"):
-        changes["note"] = (B, A, "a70d0d0a")
-    changed = replace(observed, **changes)
+        conf = dict(case["conf"] or {})
+        if program := conf.get("prolog"):
+            conf["prolog"] = ((program.replace("DIRECTORY", probe.DIRECTORY), "x:1"),)
+        changes["slurm_conf"] = None if case["conf"] is None else replace(CONF, **conf)
+    known = {**(good.digests or {}), **digests}
     return replace(
-        changed,
-        there=tuple(path for path in changed.there if path not in gone),
-        digests={
-            path: sha256
-            for path, sha256 in {**(changed.digests or {}), **digests}.items()
-            if path not in gone
-        },
+        good,
+        there=tuple(path for path in there if path not in gone),
+        digests={path: sha256 for path, sha256 in known.items() if path not in gone},
+        **({**changes, "note": (B, A, "a70d0d0a")} if changes.get("note") else changes),
     )
 
 
