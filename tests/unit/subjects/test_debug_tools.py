@@ -123,11 +123,15 @@ def test_what_no_deploy_repairs_is_a_persons(text, step, number, actual, fix):
     assert plan(step, observed) == ()
 
 
+@pytest.fixture
+def binary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control machine's py-spy, in a few bytes."""
+    monkeypatch.setattr(py_spy_binary, "binary", lambda *names: " ".join(names).encode())
+
+
 @pytest.mark.parametrize("version", [None, "0.4.0", ""])
-def test_py_spy_is_written_whole_with_its_bits(monkeypatch, version):
-    monkeypatch.setattr(
-        py_spy_binary, "binary", lambda version, machine: f"{version} {machine}".encode()
-    )
+@pytest.mark.usefixtures("binary")
+def test_py_spy_is_written_whole_with_its_bits(version: str | None) -> None:
     observed = DebugTools(machine="aarch64", py_spy=version, mode=0o755)
     write, note = plan(debug_tools.py_spy, observed)
     assert note == NOTE
@@ -136,31 +140,27 @@ def test_py_spy_is_written_whole_with_its_bits(monkeypatch, version):
     assert write.describe().startswith("create" if version is None else "change")
 
 
-def test_the_binary_is_read_only_where_it_is_to_be_written(monkeypatch):
-    monkeypatch.delattr(py_spy_binary, "binary")
-    assert plan(debug_tools.py_spy, parse(GOOD)) == ()
-    # The right program that nobody may run gets only its bits.
-    observed = DebugTools(machine="x86_64", py_spy="0.4.3", mode=0o600, sha256=KNOWN)
-    assert plan(debug_tools.py_spy, observed) == (Run(("chmod", "0755", probe.PY_SPY)), NOTE)
-
-
 @pytest.mark.parametrize(
-    "observed", [{"exposed": (probe.PY_SPY,), "mode": 0o755}, {"linked": True, "py_spy": ""}]
+    "changes", [{"exposed": (probe.PY_SPY,), "mode": 0o755}, {"linked": True, "py_spy": ""}]
 )
-def test_what_others_can_change_goes_before_root_s_is_written(monkeypatch, observed):
+@pytest.mark.usefixtures("binary")
+def test_what_others_can_change_goes_before_root_s_is_written(changes: dict[str, Any]) -> None:
     """A link would lead to where they want, and a file keeps its owner when it is written."""
-    monkeypatch.setattr(py_spy_binary, "binary", lambda version, machine: b"")
-    tools = DebugTools(**{"machine": "x86_64", "py_spy": "0.4.3", **observed})
+    tools = DebugTools(**{"machine": "x86_64", "py_spy": "0.4.3", **changes})
     remove, write, _ = plan(debug_tools.py_spy, tools)
     assert remove == RemoveFile(probe.PY_SPY)
     assert isinstance(write, WriteFile)
     assert write.old is None
 
 
-def test_no_binary_on_the_control_machine_fails_this_one_step(monkeypatch):
-    def none(version: str, machine: str) -> bytes:
+def test_the_binary_is_read_only_where_it_is_to_be_written(monkeypatch) -> None:
+    def none(*names: str) -> bytes:
         raise py_spy_binary.PySpyError("no wheel: put one there")
 
     monkeypatch.setattr(py_spy_binary, "binary", none)
+    assert plan(debug_tools.py_spy, parse(GOOD)) == ()
+    # The right program that nobody may run gets only its bits.
+    observed = DebugTools(machine="x86_64", py_spy="0.4.3", mode=0o600, sha256=KNOWN)
+    assert plan(debug_tools.py_spy, observed) == (Run(("chmod", "0755", probe.PY_SPY)), NOTE)
     with pytest.raises(PlanError, match="no wheel: put one there"):
         plan(debug_tools.py_spy, DebugTools(machine="x86_64"))

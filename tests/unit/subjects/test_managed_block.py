@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from nodeready.subjects import managed_block
@@ -9,27 +11,26 @@ from nodeready.subjects.managed_block import BEGIN, END
 
 INNER = b"export A=1\n"
 BLOCK = BEGIN + b"\n" + INNER + END + b"\n"
-#: Files of other people.
-FILES = {
-    "empty": b"",
-    "plain": b"one\ntwo\n",
-    "crlf": b"one\r\ntwo\r\n",
-    "no final newline": b"one\ntwo",
-    "no UTF-8": b"caf\xe9 \xff\xfe\n",
-    "control bytes": b"a\x00b\x1b[31m\x0bc\x85\nd\re\n",
-    "mentions the marks": b"echo '" + BEGIN + b"'\n  " + END + b" x\n",
-}
+#: What stands in files of other people.
+LINES = [
+    b"one\n",
+    b"two\r\n",
+    b"caf\xe9 \xff\xfe\n",
+    b"a\x00b\x1b[31m\x0bc\x85\nd\re\n",
+    b"no end",
+]
+LINES += [b"echo '" + BEGIN + b"'\n", b"  " + END + b" x\n"]
 
 
-@pytest.mark.parametrize("rest", FILES.values(), ids=FILES.keys())
 @pytest.mark.parametrize("place", managed_block.PLACES)
-def test_put_keeps_every_byte_of_the_rest_and_is_idempotent(rest: bytes, place: str) -> None:
-    put = managed_block.put(rest, INNER, place)
-    newline = b"" if place == "top" or not rest or rest.endswith(b"\n") else b"\n"
-    assert put == (BLOCK + rest if place == "top" else rest + newline + BLOCK)
-    assert managed_block.find(put) == INNER
-    assert managed_block.put(put, INNER, place) == put
-    assert managed_block.remove(put) == rest + newline
+def test_put_keeps_every_byte_of_the_rest_and_is_idempotent(place: str) -> None:
+    for rest in (b"", *LINES, *map(b"".join, product(LINES, LINES))):
+        put = managed_block.put(rest, INNER, place)
+        newline = b"" if place == "top" or not rest or rest.endswith(b"\n") else b"\n"
+        assert put == (BLOCK + rest if place == "top" else rest + newline + BLOCK)
+        assert managed_block.find(put) == INNER
+        assert managed_block.put(put, INNER, place) == put
+        assert managed_block.remove(put) == rest + newline
 
 
 @pytest.mark.parametrize(

@@ -72,38 +72,32 @@ def test_pdsh_that_is_missing(printed, packages, installed, rcmd):
     assert steps.rcmd.fixes == ("pdsh.rcmd",)
 
 
-@pytest.mark.parametrize(
-    ("content", "value"),
-    [
-        ("", None),
-        ("PATH=/bin\nPDSH_RCMD_TYPE=ssh", "ssh"),
-        ("  export PDSH_RCMD_TYPE='ssh' # why", "ssh' "),
-        ('PDSH_RCMD_TYPE="ssh"\n', "ssh"),
-        ("PDSH_RCMD_TYPE=ssh#x\n", "ssh"),
-        ("PDSH_RCMD_TYPE=ssh\r\n", "ssh\r"),
-        ("#PDSH_RCMD_TYPE=ssh\nXPDSH_RCMD_TYPE=ssh\n", None),
-        ("PDSH_RCMD_TYPE=ssh\nPDSH_RCMD_TYPE=rsh\n", "rsh"),
-    ],
-)
-def test_what_pam_env_takes_from_etc_environment(content: str, value: str | None) -> None:
-    assert pdsh.in_environment(content.encode())[0] == value
+def test_what_pam_env_takes_from_etc_environment() -> None:
+    values = {
+        "": None,
+        "PATH=/bin\nPDSH_RCMD_TYPE=ssh": "ssh",
+        "  export PDSH_RCMD_TYPE='ssh' # why": "ssh' ",
+        'PDSH_RCMD_TYPE="ssh"\n': "ssh",
+        "PDSH_RCMD_TYPE=ssh#x\n": "ssh",
+        "PDSH_RCMD_TYPE=ssh\r\n": "ssh\r",
+        "#PDSH_RCMD_TYPE=ssh\nXPDSH_RCMD_TYPE=ssh\n": None,
+        "PDSH_RCMD_TYPE=ssh\nPDSH_RCMD_TYPE=rsh\n": "rsh",
+    }
+    assert {text: pdsh.in_environment(text.encode())[0] for text in values} == values
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("export PDSH_RCMD_TYPE=ssh", "ssh"),
-        ("PDSH_RCMD_TYPE='rsh'; export PDSH_RCMD_TYPE", "rsh"),
-        ('[ -x /a ] && export PDSH_RCMD_TYPE="exec"', "exec"),
-        ("setenv PDSH_RCMD_TYPE mrsh", "mrsh"),
-        ("unset PDSH_RCMD_TYPE", ""),
-        ("export PDSH_RCMD_TYPE=ssh; unset -v PDSH_RCMD_TYPE", ""),
-        ("export PDSH_RCMD_TYPE", None),
-        ('echo "$PDSH_RCMD_TYPE" MY_PDSH_RCMD_TYPE=rsh', None),
-    ],
-)
-def test_what_a_shell_line_assigns(text: str, value: str | None) -> None:
-    assert checks.assigned(Line("/etc/profile", 1, text)) == value
+def test_what_a_shell_line_assigns() -> None:
+    values = {
+        "export PDSH_RCMD_TYPE=ssh": "ssh",
+        "PDSH_RCMD_TYPE='rsh'; export PDSH_RCMD_TYPE": "rsh",
+        '[ -x /a ] && export PDSH_RCMD_TYPE="exec"': "exec",
+        "setenv PDSH_RCMD_TYPE mrsh": "mrsh",
+        "unset PDSH_RCMD_TYPE": "",
+        "export PDSH_RCMD_TYPE=ssh; unset -v PDSH_RCMD_TYPE": "",
+        "export PDSH_RCMD_TYPE": None,
+        'echo "$PDSH_RCMD_TYPE" MY_PDSH_RCMD_TYPE=rsh': None,
+    }
+    assert {text: checks.assigned(Line("/x", 1, text)) for text in values} == values
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,14 @@ from nodeready.node.proofs import session
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks as proof
+from nodeready.subjects.proof import facts
 from nodeready.subjects.proof.facts import (
-    NO_START,
     Attach,
     Attempt,
-    Control,
-    Core,
-    Directory,
-    Guards,
     Limit,
-    LimitsLine,
     Logins,
-    PamLine,
     Proved,
     Service,
-    SessionLimits,
     User,
     Way,
 )
@@ -43,7 +36,7 @@ def limit(value: int | list[int]) -> Limit:
     return Limit(soft, hard)
 
 
-def limits(good: SessionLimits, changes: dict[str, Any]) -> SessionLimits:
+def limits(good: facts.SessionLimits, changes: dict[str, Any]) -> facts.SessionLimits:
     """The limits of a session; `before`, "same": PAM gave what the session has."""
     values = {
         name: limit(changes[name]) for name in changes if name in ("core", "nofile", "memlock")
@@ -63,7 +56,9 @@ def service(good: Service, lines: list[str] | None) -> Service:
         return replace(good, whole=False, lines=())
     path = good.path or f"/etc/pam.d/{good.name}"
     parts = [f"{line} ".split(" ", 2) for line in lines]
-    pam_lines = [PamLine(name, words.strip(), f"{path}:{number}") for number, name, words in parts]
+    pam_lines = [
+        facts.PamLine(name, words.strip(), f"{path}:{number}") for number, name, words in parts
+    ]
     return replace(good, path=path, lines=tuple(pam_lines))
 
 
@@ -95,7 +90,7 @@ WAYS = {
 }
 
 
-def way(value: str | dict[str, Any], good: SessionLimits) -> Way | Unknown:
+def way(value: str | dict[str, Any], good: facts.SessionLimits) -> Way | Unknown:
     """A session with these limits, or why there is none."""
     if isinstance(value, str):
         return WAYS.get(value) or Way(value)
@@ -108,7 +103,7 @@ def logins(case: dict[str, Any]) -> Logins | None:
         return None
     rows = {key: tuple(map(limit, changes[key])) for key in ("sshd", "slurmd") if key in changes}
     text = case.get("own", case.get("line"))
-    lines = (LimitsLine("/etc/security/limits.d/x.conf", 3, text),) if text else ()
+    lines = (facts.LimitsLine("/etc/security/limits.d/x.conf", 3, text),) if text else ()
     pam = case.get("pam", {})
     services = tuple(service(s, pam[s.name]) if s.name in pam else s for s in SERVICES)
     return replace(LOGINS, **{**changes, **rows}, lines=lines, services=services)
@@ -142,7 +137,9 @@ def proved(case: dict[str, Any]) -> Proved:
 def attempt(value: Any) -> Attempt | None:
     """What a debugger's attempt gave."""
     if isinstance(value, dict):
-        return Attempt(SPY, **value) if value.get("rc") == NO_START else replace(GOOD, **value)
+        return (
+            Attempt(SPY, **value) if value.get("rc") == facts.NO_START else replace(GOOD, **value)
+        )
     refused = replace(GOOD, good=False, rc=1, said="Error: Permission Denied", refused=True)
     return {"good": GOOD, "refused": refused, "missing": Attempt("")}.get(value)
 
@@ -158,7 +155,7 @@ def attached(case: dict[str, Any]) -> Proved:
         user=User("ml", case.get("uid", 2000), True, ""),
         attach=Attach(guards, "", tried, tried, tried),
         tracers=replace(WELL.tracers, guards=guards, gdb=tried, strace=tried),
-        control=Control(root_guards, "", root) if root else None,
+        control=facts.Control(root_guards, "", root) if root else None,
     )
 
 
@@ -206,7 +203,7 @@ def test_without_a_session_or_a_canary_no_tool_is_judged() -> None:
 
 def test_a_waived_core_does_not_hide_its_limit() -> None:
     zero = replace(SU, core=Limit(0, -1), before=(Limit(0, -1), *PLAIN[1:]))
-    core = Core("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
+    core = facts.Core("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
     by_ssh = Way("", limits=replace(zero, way="ssh"))
     observed = replace(SESSIONS, limits=zero, ssh=by_ssh, core=core)
     assert proof.core(observed, Policy()).status == "fail"
@@ -220,7 +217,7 @@ def test_a_waived_core_does_not_hide_its_limit() -> None:
 
 def test_what_ssh_alone_refuses_is_told_of_ssh() -> None:
     refused = Attempt(SPY, rc=1, said="Permission denied", refused=True)
-    by_ssh = Way("", attach=Attach(Guards(None, None, False, True), "", refused, None, None))
+    by_ssh = Way("", attach=Attach(facts.Guards(None, None, False, True), "", refused, None, None))
     result = proof.attach(replace(SESSIONS, ssh=by_ssh), Policy())
     assert result.status == "fail"
     assert result.actual.startswith("by ssh: refused")
@@ -229,12 +226,14 @@ def test_what_ssh_alone_refuses_is_told_of_ssh() -> None:
 
 
 def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh() -> None:
-    whole = Core(
+    whole = facts.Core(
         "/var/crash/core.%e.%p.%h.%t", dumped=True, path="/var/crash/c", size_bytes=9,
         whole_bytes=9, gdb="/usr/bin/gdb", frames=3,
     )  # fmt: skip
     policy = Policy(core_pattern=whole.pattern)
-    lost = replace(whole, dumped=False, path="", directory=Directory("/var/crash", "No such"))
+    lost = replace(
+        whole, dumped=False, path="", directory=facts.Directory("/var/crash", "No such")
+    )
     assert proof.core(replace(SESSIONS, core=whole), policy).status == "ok"
     result = proof.core(replace(SESSIONS, core=whole, ssh=Way("", core=lost)), policy)
     assert (result.status, result.actual) == ("fail", "by ssh: none: /var/crash: No such")
@@ -282,11 +281,13 @@ def test_what_pam_asks(text: str, lines: list[str] | None, tmp_path, monkeypatch
     assert session._service("su", "none") == Service("su", "", True, ())
 
 
-@pytest.mark.parametrize(
-    ("step", "submitter", "lower"),
-    [([-1], [1048576], False), ([1048576], [-1], True), ([1048576], [1048576], False),
-     ([[1024, 1048576]], [1048576], True), ([], [1048576], False)],
-)  # fmt: skip
-def test_whether_a_step_would_show_less(step, submitter, lower):
-    limits_of = tuple(map(limit, step)), tuple(map(limit, submitter))
-    assert session._lower(*limits_of) == lower
+def test_whether_a_step_would_show_less() -> None:
+    good, unlimited, soft = limit(1048576), limit(-1), limit([1024, 1048576])
+    for step, submitter, lower in (
+        ((unlimited,), (good,), False),
+        ((good,), (unlimited,), True),
+        ((good,), (good,), False),
+        ((soft,), (good,), True),
+        ((), (good,), False),
+    ):
+        assert session._lower(step, submitter) == lower

@@ -11,23 +11,13 @@ import pytest
 from nodeready.cli import ready as command
 from nodeready.policy import Policy
 from nodeready.ready import run as ready
-from nodeready.smoke import judge, run
-from nodeready.smoke.document import (
-    PASSED,
-    SUSPECT,
-    UNREACHABLE,
-    UNTESTED,
-    WARNED,
-    Node,
-    Smoke,
-    Suspect,
-)
+from nodeready.smoke import document, judge, run
+from nodeready.smoke.document import Node, Smoke, Suspect
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks, facts
 from nodeready.subjects.proof.facts import Collective, Proved, User
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.base import UNREACHABLE as UNREACHED
-from nodeready.transport.base import Failure, Key
+from nodeready.transport.base import UNREACHABLE, Failure, Key
 from nodeready.transport.look import Look
 from tests.builders.judging import by_name
 
@@ -76,9 +66,12 @@ def test_the_test_as_a_proof_of_each_node() -> None:
         Suspect("pair", ("c", "d"), (), ("no way [7]",)),
         Suspect("scale", ("e", "f"), (), ("fails above 4 nodes [8]",)),
     )
-    nodes = [Node(name, SUSPECT) for name in "abcdef"]
-    nodes += [Node("g", WARNED, warnings=("hot",)), Node("h", UNTESTED, "GPU 0 is busy")]
-    nodes += [Node("i", UNREACHABLE, "lost: connection"), Node("j", PASSED)]
+    nodes = [Node(name, document.SUSPECT) for name in "abcdef"]
+    nodes += [
+        Node("g", document.WARNED, warnings=("hot",)),
+        Node("h", document.UNTESTED, "GPU 0 is busy"),
+    ]
+    nodes += [Node("i", document.UNREACHABLE, "lost: connection"), Node("j", document.PASSED)]
     proofs = judge.proved(smoke(*nodes, suspects=suspects))
     assert {name: proofs[name].against for name in "abcdefg"} == {
         "a": ("fails beside all others [3]; its ranks die [2]",),
@@ -101,17 +94,17 @@ TORCH = "no PyTorch over gloo: No module named 'torch'"
 @pytest.mark.parametrize(
     ("node", "more", "untested", "lacking"),
     [
-        (Node("a", PASSED), {"stopped": "the budget"}, "the budget", False),
-        (Node("a", UNTESTED, TORCH), {"engine": ""}, TORCH, True),
+        (Node("a", document.PASSED), {"stopped": "the budget"}, "the budget", False),
+        (Node("a", document.UNTESTED, TORCH), {"engine": ""}, TORCH, True),
         # Others have one: this node cannot take part in the job.
-        (Node("a", UNTESTED, TORCH), {}, TORCH, False),
-        (Node("a", UNTESTED, "no GPU"), {"engine": ""}, "no GPU", False),
+        (Node("a", document.UNTESTED, TORCH), {}, TORCH, False),
+        (Node("a", document.UNTESTED, "no GPU"), {"engine": ""}, "no GPU", False),
     ],
 )
 def test_a_test_that_ended_early_is_no_proof_and_one_without_an_engine_does_not_apply(
     node: Node, more: dict[str, str], untested: str, lacking: bool
 ) -> None:
-    proof = judge.proved(smoke(node, Node("b", PASSED), **more))["a"]
+    proof = judge.proved(smoke(node, Node("b", document.PASSED), **more))["a"]
     assert (proof.untested, proof.lacking) == (untested, lacking)
 
 
@@ -145,7 +138,7 @@ def proofs_of(of: ready.Task, observed: dict[Key, Any]) -> dict[str, Any]:
 
 def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted() -> None:
     asked: list[tuple[str, ...]] = []
-    observed = {**looks("ab"), ("c", "look"): Failure(kind=UNREACHED, error="refused")}
+    observed = {**looks("ab"), ("c", "look"): Failure(kind=UNREACHABLE, error="refused")}
     assert proofs_of(task(asked), observed) == {"a": GOOD, "b": GOOD}
     assert proofs_of(task(asked, ready.Wanted()), observed) == {"a": None, "b": None}
     assert asked == [("a", "b")]
@@ -168,7 +161,7 @@ def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(monkeypat
 
     def test(wanted: Any, tell: Any, progress: Any) -> Smoke:
         asked.extend([wanted, tell, progress])
-        return smoke(*(Node(name, PASSED) for name in wanted.policies))
+        return smoke(*(Node(name, document.PASSED) for name in wanted.policies))
 
     names = ("carrier", "policies", "deadline", "budget_s")
     monkeypatch.setattr(
