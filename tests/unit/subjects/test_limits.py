@@ -185,10 +185,13 @@ def test_a_container_that_cannot_raise_limits_is_not_locked_out() -> None:
 
 
 def test_a_service_gets_a_drop_in_in_units_of_systemd() -> None:
-    observed = node({UNIT: "[Service]\n"}, f"unit=slurmd {UNIT}", "systemd=1")
+    files = {UNIT: "[Service]\n", f"{DROPINS}/zzz.conf": "[Service]\nRestart=no"}
+    observed = node(files, f"unit=slurmd {UNIT}", "systemd=1")
     write, reload = plan(steps.services, observed, Policy(limit_memlock="2048")).actions
     assert isinstance(write, WriteFile)
     assert b"LimitMEMLOCK=2048K\n" in write.content
+    # A drop-in that sets no limit may come later.
+    assert write.path == f"{DROPINS}/zz-nodeready.conf"
     assert reload == Run(("systemctl", "daemon-reload"))
 
 
@@ -214,6 +217,12 @@ def test_a_running_service_waits_for_its_restart(restart, systemd, acts):
 def test_a_value_that_makes_no_sense_is_refused(nr_open: str) -> None:
     with pytest.raises(ProbeError, match="no number"):
         node({}, nr_open=nr_open)
+
+
+@pytest.mark.parametrize("unit", ["evil /x.service", "slurmd x.service"])
+def test_a_unit_that_was_not_asked_for_is_refused(unit: str) -> None:
+    with pytest.raises(ProbeError, match="not asked for"):
+        node({}, f"unit={unit}")
 
 
 def test_hostile_lines_stay_data() -> None:
