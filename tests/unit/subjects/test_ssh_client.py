@@ -158,6 +158,14 @@ def test_options_that_no_deploy_sets(policy: Policy, printed: str, actual: str) 
     assert actual in result.actual
 
 
+def test_an_ssh_that_lacks_a_library_is_installed_again() -> None:
+    error = "|/usr/bin/ssh: error while loading shared libraries: libx.so"
+    printed = RECORDED.replace("|user root", error).replace("rc=0", "rc=127")
+    result = checks.installed(parse(printed), POLICY)
+    assert (result.fixable, result.source) == (True, "/usr/bin/ssh")
+    assert result.actual == "/usr/bin/ssh does not start: libx.so"
+
+
 @pytest.mark.parametrize("case", cases(__file__, DATA, "options"))
 def test_the_first_value_wins(case: Case) -> None:
     """where: the line that wins for gpu1; first: whether a drop-in of ours would win."""
